@@ -1,0 +1,87 @@
+"""The one exception tree. Whatever reaches a user is an OnbeatError: a field or thing, the problem, the cure.
+
+OnbeatError
+├── InvalidInput            a spec, flag, body or file that breaks a rule; names the field
+├── ContractViolation       bytes from another process that do not decode or break an invariant (I1)
+├── NotFound                a job, iteration or file that does not exist
+├── Conflict                an idempotency key reused for another body, an illegal state change
+├── Unavailable             a service or server that cannot be reached within its deadline
+│   ├── BrokerUnavailable
+│   ├── BrokerFull          the server is at maxmemory: back off and try again
+│   └── RewardUnavailable   the reward service did not answer within its retries (I6)
+├── FencedOff               a trainer whose epoch is no longer the fence's (I4)
+├── FenceViolation          a transition whose checks fail: a ledger gap, a digest that differs (I2, I3)
+├── WeightsRejected         weights whose digest is not the manifest's (I2)
+├── BatchFailed             a batch that could not be generated or scored; its reason is dead-lettered (I6)
+├── TrainingDiverged        a loss or gradient that is not finite, or beyond the accumulator's range
+└── DeadlineExceeded        a wait that ended without progress; names what it waited for (I8)
+"""
+
+from __future__ import annotations
+
+
+class OnbeatError(Exception):
+    """One line that names the field or thing, the problem and the cure."""
+
+    def __init__(self, problem: str, *, field: str | None = None, cure: str | None = None) -> None:
+        self.problem = problem
+        self.field = field
+        self.cure = cure
+        line = f"{field}: {problem}" if field else problem
+        super().__init__(f"{line} ({cure})" if cure else line)
+
+
+class InvalidInput(OnbeatError):
+    """A spec, flag, request body or file that breaks a rule."""
+
+
+class ContractViolation(OnbeatError):
+    """Bytes from another process that do not decode, or a record that breaks its own invariant."""
+
+
+class NotFound(OnbeatError):
+    """The named job, iteration or file does not exist."""
+
+
+class Conflict(OnbeatError):
+    """The request contradicts what is already recorded."""
+
+
+class Unavailable(OnbeatError):
+    """A service could not be reached within its deadline."""
+
+
+class BrokerUnavailable(Unavailable):
+    """Redis did not answer."""
+
+
+class BrokerFull(Unavailable):
+    """Redis is at its memory limit and refuses writes."""
+
+
+class RewardUnavailable(Unavailable):
+    """The reward service did not answer within its retries."""
+
+
+class FencedOff(OnbeatError):
+    """Another trainer holds a newer epoch; this one must stop and write nothing (I4)."""
+
+
+class FenceViolation(OnbeatError):
+    """A transition was refused because its checks fail."""
+
+
+class WeightsRejected(OnbeatError):
+    """The weights that were loaded are not the ones that the manifest names."""
+
+
+class BatchFailed(OnbeatError):
+    """A batch that could not be generated or scored."""
+
+
+class TrainingDiverged(OnbeatError):
+    """A loss or gradient that is not finite, or that the exact accumulator cannot represent."""
+
+
+class DeadlineExceeded(OnbeatError):
+    """A wait that ended without progress."""

@@ -1,0 +1,146 @@
+"""What a job tells: typed events (server-sent, resumable), the metrics of an iteration, the timeline, the audit chain."""
+
+from __future__ import annotations
+
+import hashlib
+
+from contracts.jobs import EvaluationScore, JobState
+from contracts.versions import Digest, PolicyVersion
+from contracts.wire import Record, encode
+
+
+class IterationMetrics(Record, kw_only=True):
+    """One iteration in numbers; a line of metrics.jsonl."""
+
+    iteration: int
+    policy_version: PolicyVersion
+    """The version that was sampled and trained on."""
+    trainer_epoch: int
+    num_batches: int
+    num_completions: int
+    num_tokens: int
+    """Sampled tokens."""
+    reward_mean: float
+    reward_std: float
+    reward_components: dict[str, float]
+    """Mean unweighted score by component."""
+    zero_advantage_share: float
+    """Share of groups whose rewards are all equal: they teach nothing."""
+    response_tokens_mean: float
+    response_tokens_max: int
+    truncated_share: float
+    """Share of completions that hit max_new_tokens."""
+    loss: float
+    clip_share: float
+    """Share of tokens outside the clip range; 0.0 when strictly on-policy."""
+    kl_to_reference: float
+    """Mean k3 per token; 0.0 without a reference."""
+    grad_norm: float
+    """Before clipping."""
+    learning_rate: float
+    mismatch_k3: float
+    """Mean of rho - log(rho) - 1 with log(rho) = trainer_logprobs - generator_logprobs."""
+    mismatch_max: float
+    """Largest |trainer_logprobs - generator_logprobs|."""
+    effective_sample_share: float
+    """ESS / N of the weights rho over all trained tokens."""
+    started_s: float
+    """Unix time of opening."""
+    wall_s: float
+    generation_s: float
+    """Sum over batches of generator time; above wall_s with several generators."""
+    training_s: float
+    """Forward and backward passes."""
+    waiting_s: float
+    """The trainer waited for batches."""
+    step_s: float
+    """Optimizer step."""
+    publish_s: float
+    """Checkpoint and weights written and hashed, iteration committed."""
+    tokens_per_s: float
+    """num_tokens / wall_s."""
+
+
+class TimelineSpan(Record, kw_only=True):
+    """A line of timeline.jsonl: who did what when."""
+
+    who: str
+    """Generator id, or "trainer"."""
+    what: str
+    """generate, score, train, step or publish."""
+    iteration: int
+    batch_id: str = ""
+    started_s: float
+    """Unix time."""
+    ended_s: float
+
+
+class Event(Record, tag_field="type", kw_only=True):
+    """Base of the events of one job."""
+
+    at_s: float
+    """Unix time."""
+
+
+class StateChanged(Event, tag="state_changed", kw_only=True):
+    state: JobState
+    reason: str = ""
+
+
+class TrainerStarted(Event, tag="trainer_started", kw_only=True):
+    trainer_epoch: int
+    next_iteration: int
+    resumed: bool
+
+
+class IterationCommitted(Event, tag="iteration_committed", kw_only=True):
+    metrics: IterationMetrics
+    weights_digest: Digest
+    """Of the version that this iteration made."""
+
+
+class EvaluationFinished(Event, tag="evaluation_finished", kw_only=True):
+    score: EvaluationScore
+
+
+class CheckpointWritten(Event, tag="checkpoint_written", kw_only=True):
+    iteration: int
+    directory: str
+    weights_digest: Digest
+
+
+class BatchDead(Event, tag="batch_dead", kw_only=True):
+    batch_id: str
+    reason: str
+
+
+JobEvent = StateChanged | TrainerStarted | IterationCommitted | EvaluationFinished | CheckpointWritten | BatchDead
+
+
+class AuditRecord(Record, kw_only=True):
+    """One committed iteration (or a recorded rewind) in the chain that `onbeat verify` re-checks."""
+
+    kind: str
+    """commit, or rewind: the trainer resumed from an older checkpoint under a new epoch."""
+    iteration: int
+    """Committed iteration; for a rewind, the iteration that will be replayed first."""
+    policy_version: PolicyVersion
+    weights_digest: str
+    """Of the version that every batch was sampled with."""
+    next_weights_digest: str
+    """Of the version that the step made; "" where the iteration only evaluated, or for a rewind."""
+    trainer_epoch: int
+    batches: dict[str, str]
+    """Batch id → batch digest, each trained or evaluated exactly once."""
+    abandoned: dict[str, str]
+    """Batch id → reason."""
+    loss: float = 0.0
+    grad_norm: float = 0.0
+    reward_mean: float = 0.0
+    previous: str
+    """`record_digest` of the record before; "" for the first."""
+
+
+def record_digest(record: AuditRecord) -> str:
+    """Link of the audit chain."""
+    return hashlib.blake2b(encode(record), digest_size=32).hexdigest()

@@ -1,0 +1,96 @@
+"""A job's life, as other processes see it.
+
+    queued ──▶ running ──▶ succeeded
+      │           │  └───▶ failed
+      │           └─ cancelling ──▶ cancelled
+      └────────────────────────────▲
+
+`cancelling` waits for the trainer's checkpoint. A job whose trainer died stays `running`: it is replaced.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from contracts.errors import Conflict
+from contracts.wire import Record
+
+
+class JobState(str, Enum):
+    QUEUED = "queued"
+    RUNNING = "running"
+    CANCELLING = "cancelling"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def is_final(self) -> bool:
+        return self in (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED)
+
+
+NEXT_STATES: dict[JobState, frozenset[JobState]] = {
+    JobState.QUEUED: frozenset({JobState.RUNNING, JobState.CANCELLED, JobState.FAILED}),
+    JobState.RUNNING: frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLING}),
+    JobState.CANCELLING: frozenset({JobState.CANCELLED, JobState.FAILED, JobState.SUCCEEDED}),
+    JobState.SUCCEEDED: frozenset(),
+    JobState.FAILED: frozenset(),
+    JobState.CANCELLED: frozenset(),
+}
+
+
+def check_move(before: JobState, after: JobState) -> None:
+    """Raises Conflict if the lifecycle has no such arrow."""
+    if after not in NEXT_STATES[before]:
+        raise Conflict(f"a {before.value} job cannot become {after.value}", field="state")
+
+
+class EvaluationScore(Record, kw_only=True):
+    """Mean reward over the held-out prompts under one version."""
+
+    iteration: int
+    policy_version: int
+    sampled: float
+    """One sample a prompt with the job's sampling."""
+    greedy: float | None = None
+    """Greedy decoding; None where the spec turns it off."""
+    num_prompts: int
+
+
+class JobStatus(Record, kw_only=True):
+    """What `GET /v1/jobs/{id}` answers."""
+
+    job_id: str
+    name: str
+    state: JobState
+    reason: str = ""
+    """Why a job failed, or what a running one waits for."""
+    schedule: str
+    iterations: int
+    iterations_committed: int = 0
+    policy_version: int = 0
+    weights_digest: str = ""
+    created_s: float
+    """Unix time."""
+    started_s: float = 0.0
+    """Unix time of the first trainer; 0.0 before it."""
+    ended_s: float = 0.0
+    """Unix time of the final state; 0.0 before it."""
+    run_directory: str = ""
+    """Relative to the run root."""
+    trainer_epoch: int = 0
+    batches_expected: int = 0
+    """Of the open iteration."""
+    batches_published: int = 0
+    """Of the open iteration."""
+    batches_accepted: int = 0
+    """Published batches over the whole job."""
+    batches_rejected: dict[str, int] = {}
+    """Refused publications by reason, over the whole job."""
+    batches_reclaimed: int = 0
+    """Leases that expired and went to another generator."""
+    batches_dead: int = 0
+    """Dead-lettered batches."""
+    live_generators: int = 0
+    evaluation_before: EvaluationScore | None = None
+    evaluation_latest: EvaluationScore | None = None

@@ -1,0 +1,166 @@
+"""What the producer asks the reward service, and what it answers. A failure is a typed error, never a number (I6)."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from contracts.errors import ContractViolation
+from contracts.wire import Record
+
+Weight = Annotated[float, Meta(ge=-1000.0, le=1000.0)]
+
+
+class Component(Record, tag_field="type", kw_only=True):
+    """One scorer of a rubric. The reward is the sum of weight x score over the components."""
+
+    weight: Weight = 1.0
+
+    @property
+    def name(self) -> str:
+        """Name in the reward breakdown; two components of one type are told apart by their position."""
+        return str(self.__struct_config__.tag)
+
+
+class ExactReward(Component, tag="exact", kw_only=True):
+    """1.0 if the completion, stripped of white space, equals the reference, else 0.0."""
+
+    ignore_case: bool = False
+
+
+class NumericReward(Component, tag="numeric", kw_only=True):
+    """1.0 if the last number in the completion equals the reference within the tolerance, else 0.0."""
+
+    tolerance: Annotated[float, Meta(ge=0.0)] = 1e-6
+    """Absolute tolerance."""
+
+
+class RegexReward(Component, tag="regex", kw_only=True):
+    """1.0 if the pattern is found in the completion, else 0.0. A named group `answer` must equal the reference."""
+
+    pattern: str
+
+    def __post_init__(self) -> None:
+        _check_pattern(self.pattern)
+
+
+class FormatReward(Component, tag="format", kw_only=True):
+    """1.0 if the whole completion matches the pattern, else 0.0 (`.` matches line breaks)."""
+
+    pattern: str
+
+    def __post_init__(self) -> None:
+        _check_pattern(self.pattern)
+
+
+class LengthReward(Component, tag="length", kw_only=True):
+    """1.0 up to `target_chars` characters, then falling linearly to 0.0 at `max_chars`."""
+
+    target_chars: Annotated[int, Meta(ge=0)]
+    max_chars: Annotated[int, Meta(ge=1)]
+
+    def __post_init__(self) -> None:
+        if self.max_chars <= self.target_chars:
+            raise ValueError("max_chars must be above target_chars")
+
+
+class ReasoningGymReward(Component, tag="reasoning_gym", kw_only=True):
+    """The score of the reasoning-gym task that made the prompt, on the text between the answer tags.
+
+    reasoning-gym gives partial credit for substrings: `strict` counts 1.0 only.
+    """
+
+    strict: bool = True
+    answer_pattern: str = r"(?s)<answer>\s*(?P<answer>.*?)\s*</answer>"
+    """The last match's group `answer` is scored; "" scores the whole completion."""
+
+    def __post_init__(self) -> None:
+        _check_pattern(self.answer_pattern)
+
+
+class MathVerifyReward(Component, tag="math_verify", kw_only=True):
+    """1.0 if math-verify finds the completion mathematically equal to the reference, else 0.0."""
+
+
+class PluginReward(Component, tag="plugin", kw_only=True):
+    """A user's function, found by its name among the entry points of group `onbeat.rewards`.
+
+    It is called with keyword arguments prompt, completion, reference and task_entry (all str) and returns a float.
+    """
+
+    entry_point: str
+
+
+RewardComponent = (
+    ExactReward
+    | NumericReward
+    | RegexReward
+    | FormatReward
+    | LengthReward
+    | ReasoningGymReward
+    | MathVerifyReward
+    | PluginReward
+)
+
+
+class RewardItem(Record, kw_only=True):
+    """One completion to score."""
+
+    prompt: str
+    completion: str
+    reference: str
+    task_entry: str = ""
+
+
+class RewardRequest(Record, kw_only=True):
+    """Items to score with one rubric; the answer has one result per item, in order."""
+
+    components: Annotated[tuple[RewardComponent, ...], Meta(min_length=1)]
+    items: Annotated[tuple[RewardItem, ...], Meta(min_length=1, max_length=4096)]
+    item_timeout_s: Annotated[float, Meta(gt=0.0, le=600.0)] = 10.0
+    """Hard deadline of one item over all components; past it its process is killed."""
+
+
+class Scored(Record, tag="scored", tag_field="type", kw_only=True):
+    """A reward, with the unweighted score of each component."""
+
+    reward: float
+    breakdown: dict[str, float]
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.reward):
+            raise ContractViolation("a reward is finite or it is an error", field="reward")
+
+
+UnscorableReason = Literal["timeout", "crashed", "raised", "not_finite", "bad_reference", "unknown_entry_point"]
+
+
+class Unscorable(Record, tag="unscorable", tag_field="type", kw_only=True):
+    """Why an item has no reward."""
+
+    reason: UnscorableReason
+    detail: str
+    component: str = ""
+
+
+class RewardResponse(Record, kw_only=True):
+    results: tuple[Scored | Unscorable, ...]
+
+
+def breakdown_names(components: tuple[RewardComponent, ...]) -> tuple[str, ...]:
+    """Unique names for a rubric: `exact`, then `exact_2` for a second component of the same type."""
+    names: list[str] = []
+    for component in components:
+        seen = sum(name == component.name or name.startswith(f"{component.name}_") for name in names)
+        names.append(component.name if not seen else f"{component.name}_{seen + 1}")
+    return tuple(names)
+
+
+def _check_pattern(pattern: str) -> None:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"`{pattern}` is not a regular expression: {error}") from error

@@ -1,0 +1,180 @@
+"""Prompts out, rollouts back.
+
+A *rollout group* is the G completions of one prompt; a *rollout batch* is the k groups of one prompt batch. The
+batch is the unit of dispatch, lease, publication, ledger and micro-batch.
+
+Worked example, k = 2 prompts and G = 2 samples: `PromptBatch.prompts` has 2 entries, the engine answers
+`completions[2][2]`, and `RolloutBatch.groups[1].rollouts[0]` is sample 0 of prompt 1.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from contracts.arrays import ITEM_BYTES
+from contracts.errors import ContractViolation
+from contracts.versions import Digest, PolicyVersion
+from contracts.wire import Record, encode
+
+Purpose = Literal["train", "evaluation"]
+FinishReason = Literal["stop", "length"]
+TokenIds = bytes
+"""int32[T], little-endian."""
+LogProbs = bytes
+"""float32[T], little-endian, natural logarithm."""
+
+
+class SamplingParams(Record, kw_only=True):
+    """How completions are drawn. The reported log-probs are those of the distribution that these define."""
+
+    max_new_tokens: Annotated[int, Meta(ge=1)]
+    temperature: Annotated[float, Meta(ge=0.0, le=10.0)] = 1.0
+    """0.0 is greedy: the arg-max token, whose log-prob is reported at temperature 1."""
+    top_p: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
+    top_k: Annotated[int, Meta(ge=0)] = 0
+    """0 keeps the whole vocabulary."""
+
+
+class Prompt(Record, kw_only=True):
+    """One prompt, already tokenised: nobody downstream tokenises it again."""
+
+    prompt_id: str
+    """Stable name in the data set, e.g. "train/4711"."""
+    index: Annotated[int, Meta(ge=0)]
+    """Position in the iteration; with the seed, the iteration and the sample number it seeds the sampler (I7)."""
+    token_ids: TokenIds
+    text: str
+    reference: str
+    """The reference answer, for the reward."""
+    task_entry: str = ""
+    """JSON of the task's own entry (a reasoning-gym item), "" where the reference is enough."""
+
+    def __post_init__(self) -> None:
+        _check_array(self.token_ids, "token_ids", min_items=1)
+
+
+class PromptBatch(Record, kw_only=True):
+    """k prompts to be sampled G times each under one policy version."""
+
+    job_id: str
+    batch_id: str
+    """`{iteration}/{purpose}/{index}`, unique in the job."""
+    iteration: Annotated[int, Meta(ge=0)]
+    purpose: Purpose
+    policy_version: PolicyVersion
+    weights_digest: Digest
+    group_size: Annotated[int, Meta(ge=1)]
+    """G, completions per prompt."""
+    sampling: SamplingParams
+    seed: int
+    prompts: Annotated[tuple[Prompt, ...], Meta(min_length=1)]
+
+    @property
+    def num_completions(self) -> int:
+        return len(self.prompts) * self.group_size
+
+
+class Completion(Record, kw_only=True):
+    """One sampled response of T tokens, the end-of-sequence token included when it was sampled."""
+
+    token_ids: TokenIds
+    generator_logprobs: LogProbs
+    """[T] log-probs of token_ids under the distribution sampled from."""
+    finish_reason: FinishReason
+
+    def __post_init__(self) -> None:
+        _check_array(self.token_ids, "token_ids", min_items=1)
+        if len(self.generator_logprobs) != len(self.token_ids):
+            raise ContractViolation("one log-prob per token is needed", field="generator_logprobs")
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids) // ITEM_BYTES
+
+
+class Rollout(Record, kw_only=True):
+    """A completion with its reward."""
+
+    completion: Completion
+    text: str
+    """The decoded completion without special tokens; for rewards and people, never for training."""
+    reward: float
+    reward_breakdown: dict[str, float]
+    """Unweighted score of each reward component, by its name."""
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.reward):
+            raise ContractViolation("a reward is finite or it is an error", field="reward")
+
+
+class RolloutGroup(Record, kw_only=True):
+    """The G rollouts of one prompt."""
+
+    prompt_id: str
+    prompt_index: Annotated[int, Meta(ge=0)]
+    prompt_token_ids: TokenIds
+    rollouts: Annotated[tuple[Rollout, ...], Meta(min_length=1)]
+
+    def __post_init__(self) -> None:
+        _check_array(self.prompt_token_ids, "prompt_token_ids", min_items=1)
+
+
+class BatchTimings(Record, kw_only=True):
+    """Unix times in seconds of one batch at its generator."""
+
+    generation_started_s: float
+    generation_ended_s: float
+    scoring_started_s: float
+    scoring_ended_s: float
+
+
+class RolloutBatch(Record, kw_only=True):
+    """A complete batch (I1): every prompt has exactly G scored rollouts, all sampled under one version."""
+
+    job_id: str
+    batch_id: str
+    iteration: Annotated[int, Meta(ge=0)]
+    purpose: Purpose
+    policy_version: PolicyVersion
+    weights_digest: Digest
+    """Digest of the tensors that the generator had loaded when it sampled this batch."""
+    group_size: Annotated[int, Meta(ge=1)]
+    generator_id: str
+    attempt: Annotated[int, Meta(ge=1)]
+    timings: BatchTimings
+    groups: Annotated[tuple[RolloutGroup, ...], Meta(min_length=1)]
+
+    def __post_init__(self) -> None:
+        for group in self.groups:
+            if len(group.rollouts) != self.group_size:
+                raise ContractViolation(
+                    f"prompt {group.prompt_id} has {len(group.rollouts)} rollouts, the batch needs {self.group_size}",
+                    field="groups",
+                )
+
+    @property
+    def num_completions(self) -> int:
+        return len(self.groups) * self.group_size
+
+    @property
+    def num_tokens(self) -> int:
+        """Sampled tokens of the batch, prompts not counted."""
+        return sum(rollout.completion.num_tokens for group in self.groups for rollout in group.rollouts)
+
+
+def batch_digest(batch: RolloutBatch) -> str:
+    """Digest of what was sampled and scored: equal for two generators that sampled the same batch (I7).
+
+    Generator id, attempt and timings are left out: they say who and when, not what.
+    """
+    identity = (batch.job_id, batch.batch_id, batch.policy_version, batch.weights_digest, batch.groups)
+    return hashlib.blake2b(encode(identity), digest_size=32).hexdigest()
+
+
+def _check_array(data: bytes, field: str, *, min_items: int) -> None:
+    if len(data) % ITEM_BYTES or len(data) < min_items * ITEM_BYTES:
+        raise ContractViolation(f"{len(data)} bytes are not {min_items} or more 4-byte items", field=field)

@@ -1,0 +1,82 @@
+"""What a process of the stack is told by its launcher: environment variables, typed, closed, the same for all.
+
+`onbeat` sets them for the embedded stack and docker-compose.yml for its services.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from contracts.errors import InvalidInput
+from contracts.wire import Record, convert
+
+PREFIX = "ONBEAT_"
+
+
+class StackSettings(Record, kw_only=True):
+    """Field `redis_url` is read from ONBEAT_REDIS_URL, and so on."""
+
+    redis_url: str = ""
+    """redis://:password@host:port/0; "" where a process needs no broker."""
+    reward_url: str = "http://127.0.0.1:8100"
+    """Base URL of the reward service."""
+    gateway_url: str = "http://127.0.0.1:8000"
+    """Base URL of the gateway, for the command line."""
+    api_key: str = ""
+    """Bearer key of the gateway."""
+    run_root: str = "runs"
+    """Folder of run folders: weights, checkpoints, metrics. Shared by trainers and generators."""
+    model_root: str = "."
+    """Where relative model and data paths of a spec start."""
+    host: str = "127.0.0.1"
+    """Address that an HTTP service listens on."""
+    port: int = 0
+    """Port that an HTTP service listens on; 0 takes the service's default."""
+    threads: int = 1
+    """Compute threads of a process: OMP_NUM_THREADS, set by the launcher before torch is imported."""
+    log_format: str = "human"
+    """human, or json: one object a line."""
+    broker_timeout_s: float = 30.0
+    """How long a process keeps trying to reach Redis before it ends with an error."""
+
+    def __post_init__(self) -> None:
+        if self.log_format not in ("human", "json"):
+            raise ValueError("log_format must be human or json")
+        if self.threads < 1:
+            raise ValueError("threads must be 1 or more")
+
+    @property
+    def run_root_path(self) -> Path:
+        return Path(self.run_root).resolve()
+
+    @property
+    def model_root_path(self) -> Path:
+        return Path(self.model_root).resolve()
+
+    def environment(self) -> dict[str, str]:
+        """The variables that make another process read these settings."""
+        return {f"{PREFIX}{name.upper()}": str(getattr(self, name)) for name in self.__struct_fields__}
+
+
+TYPES = {"port": int, "threads": int, "broker_timeout_s": float}
+
+
+def settings_from(environment: Mapping[str, str]) -> StackSettings:
+    """Reads every ONBEAT_ variable; an unknown one fails and names itself."""
+    values: dict[str, object] = {}
+    for variable, text in environment.items():
+        if not variable.startswith(PREFIX):
+            continue
+        name = variable.removeprefix(PREFIX).lower()
+        if name not in StackSettings.__struct_fields__:
+            raise InvalidInput("unknown setting", field=variable, cure=f"known: {', '.join(sorted(_variables()))}")
+        try:
+            values[name] = TYPES.get(name, str)(text)
+        except ValueError as error:
+            raise InvalidInput(f"`{text}` is not a number", field=variable) from error
+    return convert(values, StackSettings)
+
+
+def _variables() -> list[str]:
+    return [f"{PREFIX}{name.upper()}" for name in StackSettings.__struct_fields__]

@@ -1,0 +1,233 @@
+"""JobSpec: everything that defines a run, typed and closed. An unknown key fails and names itself.
+
+docs/configuration.md is generated from the docstrings under the fields.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, field
+
+from contracts.rewards import RewardComponent
+from contracts.rollouts import SamplingParams
+from contracts.wire import Record
+
+PositiveInt = Annotated[int, Meta(ge=1)]
+NonNegativeInt = Annotated[int, Meta(ge=0)]
+PositiveSeconds = Annotated[float, Meta(gt=0.0, le=604800.0)]
+Fraction = Annotated[float, Meta(ge=0.0, le=1.0)]
+
+
+class ModelSpec(Record, kw_only=True):
+    """The model that is trained: any Hugging Face causal LM folder."""
+
+    path: Annotated[str, Meta(min_length=1)]
+    """Folder with config.json, tokenizer files and safetensors; relative paths start at the stack's model root."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Parameter dtype of trainer and generators; on a CPU without bf16 units float32 is 2-4 times faster."""
+
+
+class ChatSpec(Record, kw_only=True):
+    """How a question becomes a prompt through the tokenizer's own chat template."""
+
+    system_prompt: str = ""
+    """"" leaves the system turn out (the template may have a default of its own)."""
+
+
+class AdditionDataset(Record, tag_field="type", tag="addition", kw_only=True):
+    """`a+b=` for all pairs of numbers below 100, answers with the digits reversed; 512 pairs are held out."""
+
+
+class ReasoningGymDataset(Record, tag_field="type", tag="reasoning_gym", kw_only=True):
+    """Procedural tasks of reasoning-gym; evaluation items come from another seed, and repeated questions are dropped."""
+
+    task: Annotated[str, Meta(min_length=1)]
+    """Name in reasoning-gym, e.g. "chain_sum"."""
+    params: dict[str, int | float | bool | str] = field(default_factory=dict)
+    """Parameters of the task's generator."""
+    num_train_prompts: PositiveInt = 10_000
+    """Size of the training pool; iterations walk through shuffled passes of it."""
+    question_suffix: str = ""
+    """Text after each question, e.g. how to mark the answer."""
+    chat: ChatSpec | None = None
+    """Renders the question by the chat template; without it the question text is the prompt."""
+
+
+class JsonlDataset(Record, tag_field="type", tag="jsonl", kw_only=True):
+    """One JSON object a line: `{"prompt": "...", "reference": "..."}`, optionally `"task_entry"`."""
+
+    train_path: Annotated[str, Meta(min_length=1)]
+    """File of training prompts; relative paths start at the stack's model root."""
+    evaluation_path: str = ""
+    """File of held-out prompts; "" holds the last `evaluation.num_prompts` lines of the training file out."""
+    chat: ChatSpec | None = None
+    """Renders the prompt by the chat template; without it the prompt text is used as it is."""
+
+
+DatasetSpec = AdditionDataset | ReasoningGymDataset | JsonlDataset
+
+
+class RolloutSpec(Record, kw_only=True):
+    """What one iteration samples."""
+
+    batches_per_iteration: PositiveInt = 8
+    """Rollout batches of an iteration: the unit of dispatch, lease, publication and micro-batch."""
+    prompts_per_batch: PositiveInt = 4
+    """k: prompts of a batch. 1 suits continuous batching; a small model on a CPU wants 4-16."""
+    group_size: Annotated[int, Meta(ge=2)] = 8
+    """G: completions per prompt."""
+    sampling: SamplingParams = field(default_factory=lambda: SamplingParams(max_new_tokens=128))
+    """How completions are drawn."""
+    max_prompt_tokens: PositiveInt = 1024
+    """A longer prompt fails the job at its start."""
+    max_attempts: PositiveInt = 3
+    """Times that a batch is tried before it is dead-lettered."""
+    on_failed_batch: Literal["fail", "abandon"] = "fail"
+    """What a dead-lettered batch does to the job: fail it, or go on without the batch, counted and audited."""
+
+    @property
+    def prompts_per_iteration(self) -> int:
+        return self.batches_per_iteration * self.prompts_per_batch
+
+
+class RewardSpec(Record, kw_only=True):
+    """The rubric, and how long scoring may take."""
+
+    components: Annotated[tuple[RewardComponent, ...], Meta(min_length=1)]
+    """Scorers; the reward is the weighted sum of their scores."""
+    item_timeout_s: Annotated[float, Meta(gt=0.0, le=600.0)] = 10.0
+    """Hard deadline of one completion; its process is killed past it."""
+    request_timeout_s: PositiveSeconds = 120.0
+    """Deadline of one request to the reward service."""
+    max_attempts: PositiveInt = 4
+    """Requests for one batch, with back-off and jitter, before the batch fails."""
+
+
+class AlgorithmSpec(Record, kw_only=True):
+    """Advantage and loss."""
+
+    loss: Literal["grpo"] = "grpo"
+    """GRPO (arXiv 2402.03300): per response mean of the clipped objective, then mean over responses."""
+    clip_low: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.2
+    """Lower clip of the policy ratio: 1 - clip_low."""
+    clip_high: Annotated[float, Meta(gt=0.0, le=10.0)] = 0.2
+    """Upper clip of the policy ratio: 1 + clip_high."""
+    kl_coefficient: Annotated[float, Meta(ge=0.0)] = 0.0
+    """Weight of the k3 KL to the frozen initial model; 0 keeps no reference model."""
+    advantage_epsilon: Annotated[float, Meta(gt=0.0)] = 1e-4
+    """Added to the group's unbiased standard deviation."""
+    shuffle_rewards: bool = False
+    """Negative control: rewards are permuted inside each group, so that nothing can be learnt."""
+
+
+class OptimizerSpec(Record, kw_only=True):
+    """AdamW, one step per iteration."""
+
+    learning_rate: Annotated[float, Meta(gt=0.0, le=1.0)] = 1e-6
+    """Peak learning rate."""
+    beta1: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.9
+    """Decay of the first moment."""
+    beta2: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.99
+    """Decay of the second moment."""
+    epsilon: Annotated[float, Meta(gt=0.0)] = 1e-8
+    """Added to the root of the second moment."""
+    weight_decay: Annotated[float, Meta(ge=0.0)] = 0.0
+    """Decoupled weight decay."""
+    max_grad_norm: Annotated[float, Meta(gt=0.0)] = 1.0
+    """Global gradient norm is clipped to this."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Decay of the learning rate over the job's iterations, to 0."""
+    warmup_iterations: NonNegativeInt = 0
+    """Linear warm-up."""
+
+
+class TrainerSpec(Record, kw_only=True):
+    """How gradients are accumulated and saved."""
+
+    accumulation: Literal["exact", "float"] = "exact"
+    """exact: 64-bit fixed point, independent of arrival order (I7), 8 bytes a parameter; float: float32 sums."""
+    checkpoint_every_iterations: PositiveInt = 10
+    """A checkpoint is also written after the last iteration and on cancel."""
+    keep_checkpoints: PositiveInt = 2
+    """Newest checkpoints that are kept."""
+    gradient_checkpointing: bool = False
+    """Recomputes activations in the backward pass: less memory, about a third more time."""
+
+
+class EvaluationSpec(Record, kw_only=True):
+    """Held-out prompts, generated by the same generators under the same version; always before and after training."""
+
+    every_iterations: NonNegativeInt = 0
+    """Also every N iterations; 0: only before and after."""
+    num_prompts: NonNegativeInt = 64
+    """Held-out prompts of an evaluation; 0 turns evaluation off."""
+    prompts_per_batch: PositiveInt = 32
+    """Prompts of one evaluation batch."""
+    greedy: bool = True
+    """Also evaluates greedy decoding, beside the job's own sampling with one sample a prompt."""
+
+
+class TimeoutSpec(Record, kw_only=True):
+    """Deadlines: nothing waits without one (I8)."""
+
+    generator_lease_s: PositiveSeconds = 10.0
+    """A claimed batch without a heartbeat for this long goes to another generator."""
+    trainer_lease_s: PositiveSeconds = 10.0
+    """A trainer without a heartbeat for this long may be replaced."""
+    iteration_s: PositiveSeconds = 3600.0
+    """An iteration that takes longer fails the job and names the missing batches."""
+    no_generator_s: PositiveSeconds = 120.0
+    """The job fails after this long without any live generator."""
+    max_trainer_starts: PositiveInt = 5
+    """Trainer processes that may start for this job without committing an iteration in between."""
+
+
+class LimitSpec(Record, kw_only=True):
+    """Sizes that bound the memory of a job in Redis."""
+
+    max_batch_bytes: Annotated[int, Meta(ge=1024, le=536870912)] = 16 * 1024 * 1024
+    """Encoded rollout batch; a larger one is refused as oversize. Redis holds at most an iteration's batches."""
+
+
+class JobSpec(Record, kw_only=True):
+    """A job, as TOML in a file and as JSON over HTTP."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=120)]
+    """For people."""
+    iterations: PositiveInt
+    """Optimizer steps; iteration t samples version t and makes version t + 1."""
+    model: ModelSpec
+    """The model that is trained."""
+    dataset: DatasetSpec
+    """Where prompts come from."""
+    reward: RewardSpec
+    """How completions are scored."""
+    seed: Annotated[int, Meta(ge=0, le=2**53)] = 0
+    """Seeds the prompt order and every sample."""
+    schedule: Literal["periodic", "synchronous"] = "periodic"
+    """periodic trains while the iteration is still being generated; synchronous starts after its last batch."""
+    deterministic: bool = True
+    """Same spec, same seed, same digest (I7); needs exact accumulation and turns on torch's deterministic kernels."""
+    rollout: RolloutSpec = field(default_factory=RolloutSpec)
+    """What one iteration samples."""
+    algorithm: AlgorithmSpec = field(default_factory=AlgorithmSpec)
+    """Advantage and loss."""
+    optimizer: OptimizerSpec = field(default_factory=OptimizerSpec)
+    """AdamW."""
+    trainer: TrainerSpec = field(default_factory=TrainerSpec)
+    """Accumulation and checkpoints."""
+    evaluation: EvaluationSpec = field(default_factory=EvaluationSpec)
+    """Held-out evaluation."""
+    timeouts: TimeoutSpec = field(default_factory=TimeoutSpec)
+    """Deadlines."""
+    limits: LimitSpec = field(default_factory=LimitSpec)
+    """Sizes."""
+
+    def __post_init__(self) -> None:
+        if self.deterministic and self.trainer.accumulation != "exact":
+            raise ValueError(
+                'deterministic needs trainer.accumulation = "exact"; set deterministic = false for float sums'
+            )
+        if self.rollout.sampling.temperature == 0.0:
+            raise ValueError("rollout.sampling.temperature must be above 0: a group of greedy samples has no advantage")

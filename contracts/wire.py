@@ -1,0 +1,69 @@
+"""MessagePack on the wire, JSON at the HTTP edge. Decoding validates; a bad record names its field."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import msgspec
+
+from contracts.errors import ContractViolation, InvalidInput
+
+T = TypeVar("T")
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of everything that crosses a process line: frozen and closed; each type repeats `kw_only=True`.
+
+    msgspec inherits every class option but that one.
+    """
+
+
+_encoder = msgspec.msgpack.Encoder()
+_json_encoder = msgspec.json.Encoder()
+_decoders: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
+
+
+def encode(record: Any) -> bytes:
+    """Record → MessagePack; arrays are `bin`, structs are maps by field name."""
+    return _encoder.encode(record)
+
+
+def decode(data: bytes, kind: type[T]) -> T:
+    """MessagePack → record. Raises ContractViolation that names the field."""
+    decoder = _decoders.get(kind)
+    if decoder is None:
+        decoder = _decoders[kind] = msgspec.msgpack.Decoder(kind)
+    try:
+        return decoder.decode(data)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise ContractViolation(str(error), field=getattr(kind, "__name__", str(kind))) from error
+
+
+def encode_json(record: Any) -> bytes:
+    """Record → JSON, for people and HTTP."""
+    return _json_encoder.encode(record)
+
+
+def decode_json(data: bytes | str, kind: type[T]) -> T:
+    """JSON from outside → record. Raises InvalidInput that names the field."""
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.ValidationError as error:
+        raise invalid_input(error) from error
+    except msgspec.DecodeError as error:
+        raise InvalidInput(f"the body is not JSON: {error}") from error
+
+
+def convert(values: Any, kind: type[T]) -> T:
+    """Plain dicts and lists (a parsed TOML file) → record. Raises InvalidInput that names the field."""
+    try:
+        return msgspec.convert(values, kind)
+    except msgspec.ValidationError as error:
+        raise invalid_input(error) from error
+
+
+def invalid_input(error: msgspec.ValidationError) -> InvalidInput:
+    """`Expected `int` - at `$.model.seed`` → field "model.seed", problem "expected `int`"."""
+    problem, _, path = str(error).partition(" - at `")
+    field = path.rstrip("`").removeprefix("$").removeprefix(".")
+    return InvalidInput(problem[:1].lower() + problem[1:], field=field or None)
