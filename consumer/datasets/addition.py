@@ -1,0 +1,39 @@
+"""Two-digit addition, the demo task: `58+67=` is answered `521`, the digits of 125 from the last to the first.
+
+Reversed digits let a small model carry as it writes: each digit depends on what it has already written.
+"""
+
+from __future__ import annotations
+
+import random
+
+from consumer.datasets.examples import Example, ExampleSets
+from contracts.errors import InvalidInput
+
+NUM_TERMS = 100
+"""Terms are 0..99."""
+NUM_HELD_OUT = 512
+SPLIT_SEED = 20_260_414
+"""Not the job's seed: the committed warm start was trained on this very split."""
+
+
+def load_addition(*, num_evaluation: int) -> ExampleSets:
+    """9,488 training pairs and the first `num_evaluation` of the 512 held-out ones; the same split for every job."""
+    if num_evaluation > NUM_HELD_OUT:
+        raise InvalidInput(
+            f"{num_evaluation} prompts are asked for, the addition data set holds {NUM_HELD_OUT} out",
+            field="evaluation.num_prompts",
+            cure=f"use at most {NUM_HELD_OUT}",
+        )
+    pairs = [(first, second) for first in range(NUM_TERMS) for second in range(NUM_TERMS)]
+    random.Random(SPLIT_SEED).shuffle(pairs)
+    return ExampleSets(
+        train=tuple(_example("train", pair) for pair in pairs[NUM_HELD_OUT:]),
+        evaluation=tuple(_example("evaluation", pair) for pair in pairs[:num_evaluation]),
+    )
+
+
+def _example(pool: str, pair: tuple[int, int]) -> Example:
+    first, second = pair
+    question = f"{first}+{second}="
+    return Example(example_id=f"{pool}/{question}", question=question, reference=str(first + second)[::-1])

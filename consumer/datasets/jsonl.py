@@ -1,0 +1,78 @@
+"""Prompts from the user's own files: one JSON object a line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from consumer.datasets.examples import Example, ExampleSets
+from contracts.errors import InvalidInput
+from contracts.spec import JsonlDataset
+
+
+class JsonlLine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One line of a file."""
+
+    prompt: str
+    reference: str
+    task_entry: str = ""
+
+
+def load_jsonl(spec: JsonlDataset, *, num_evaluation: int, model_root: Path) -> ExampleSets:
+    """Both files, or one file whose last `num_evaluation` lines are held out; lines keep their order."""
+    train = _read_lines(model_root / spec.train_path, field="dataset.train_path", pool="train")
+    if spec.evaluation_path:
+        evaluation = _read_lines(model_root / spec.evaluation_path, field="dataset.evaluation_path", pool="evaluation")
+        if len(evaluation) < num_evaluation:
+            raise InvalidInput(
+                f"{num_evaluation} prompts are asked for, {spec.evaluation_path} has {len(evaluation)}",
+                field="evaluation.num_prompts",
+                cure=f"use at most {len(evaluation)}",
+            )
+        return ExampleSets(train=train, evaluation=evaluation[:num_evaluation])
+    num_train = len(train) - num_evaluation
+    if train and num_train < 1:
+        raise InvalidInput(
+            f"{num_evaluation} of the {len(train)} lines of {spec.train_path} are held out, none is left to train on",
+            field="evaluation.num_prompts",
+            cure=f"use at most {len(train) - 1}, or name a dataset.evaluation_path",
+        )
+    return ExampleSets(train=train[:num_train], evaluation=train[num_train:])
+
+
+def _read_lines(path: Path, *, field: str, pool: str) -> tuple[Example, ...]:
+    """Blank lines are skipped; an example is named by its line, counted from 1."""
+    decoder = msgspec.json.Decoder(JsonlLine)
+    examples = []
+    for line_number, line in enumerate(_read_bytes(path, field=field).split(b"\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            record = decoder.decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise InvalidInput(
+                f"{path}:{line_number}: {error}",
+                field=field,
+                cure='each line is an object like {"prompt": "...", "reference": "..."}',
+            ) from error
+        examples.append(
+            Example(
+                example_id=f"{pool}/{line_number}",
+                question=record.prompt,
+                reference=record.reference,
+                task_entry=record.task_entry,
+            )
+        )
+    return tuple(examples)
+
+
+def _read_bytes(path: Path, *, field: str) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InvalidInput(
+            f"{path} cannot be read: {error.strerror}",
+            field=field,
+            cure="relative paths start at the stack's model root",
+        ) from error

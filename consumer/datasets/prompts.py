@@ -1,0 +1,140 @@
+"""Which prompts an iteration samples: a pure function of the job's spec and the iteration, so that a resumed job asks
+the same questions as an undisturbed one (I7).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Sequence
+
+import msgspec
+from transformers import PreTrainedTokenizerBase
+
+from consumer.datasets.examples import Dataset, Example
+from contracts.arrays import pack_int32
+from contracts.errors import InvalidInput
+from contracts.rollouts import Prompt
+from contracts.spec import AdditionDataset, ChatSpec, JobSpec
+
+TOKENIZED_AT_ONCE = 1024
+
+
+class PromptSource:
+    """Tokenises both sets once, and hands out each iteration's prompts.
+
+    Raises InvalidInput that names the field if a prompt is empty or too long, or if the model's context
+    (`context_tokens`) cannot hold a prompt and its answer: a job must fail at its start, not at iteration 900.
+    """
+
+    def __init__(
+        self, dataset: Dataset, tokenizer: PreTrainedTokenizerBase, spec: JobSpec, *, context_tokens: int
+    ) -> None:
+        self._spec = spec
+        self._context_tokens = context_tokens
+        self._tokenizer = tokenizer
+        self._chat = None if isinstance(spec.dataset, AdditionDataset) else spec.dataset.chat
+        self._train = self._tokenize(dataset.train)
+        self._evaluation = self._tokenize(dataset.evaluation)
+        self._cached_pass: tuple[int, list[int]] | None = None
+
+    def training_prompts(self, iteration: int) -> tuple[Prompt, ...]:
+        """`rollout.prompts_per_iteration` prompts: the next ones of the shuffled passes through the training pool."""
+        num_prompts = self._spec.rollout.prompts_per_iteration
+        start = iteration * num_prompts
+        return _numbered([self._training_prompt(start + offset) for offset in range(num_prompts)])
+
+    def evaluation_prompts(self) -> tuple[Prompt, ...]:
+        """All held-out prompts, the same at every evaluation; () where evaluation is off."""
+        return _numbered(self._evaluation)
+
+    def _training_prompt(self, position: int) -> Prompt:
+        """The prompt at a position of the endless sequence of passes."""
+        pass_number, place = divmod(position, len(self._train))
+        if self._cached_pass is None or self._cached_pass[0] != pass_number:
+            self._cached_pass = (pass_number, pass_order(len(self._train), self._spec.seed, pass_number))
+        return self._train[self._cached_pass[1][place]]
+
+    def _tokenize(self, examples: Sequence[Example]) -> list[Prompt]:
+        prompts = []
+        prefix = self._prefix_ids()
+        for start in range(0, len(examples), TOKENIZED_AT_ONCE):
+            chunk = examples[start : start + TOKENIZED_AT_ONCE]
+            texts = [self._render(example.question) for example in chunk]
+            token_rows = self._tokenizer(texts, add_special_tokens=False).input_ids
+            for example, text, token_ids in zip(chunk, texts, token_rows, strict=True):
+                prompts.append(self._prompt(example, text, [*prefix, *token_ids]))
+        return prompts
+
+    def _render(self, question: str) -> str:
+        """The exact text that is tokenised."""
+        if self._chat is None:
+            return question
+        return render_chat(self._tokenizer, question, self._chat)
+
+    def _prefix_ids(self) -> list[int]:
+        """The BOS token where the tokenizer itself puts one before plain text; a chat template writes its own.
+
+        Never the closing token that some tokenizers also add: the model would answer an ended text.
+        """
+        bos_token_id = self._tokenizer.bos_token_id
+        if self._chat is not None or not isinstance(bos_token_id, int):
+            return []
+        return [bos_token_id] if self._tokenizer("0").input_ids[:1] == [bos_token_id] else []
+
+    def _prompt(self, example: Example, text: str, token_ids: Sequence[int]) -> Prompt:
+        self._check_length(example, len(token_ids))
+        return Prompt(
+            prompt_id=example.example_id,
+            index=0,
+            token_ids=pack_int32(token_ids),
+            text=text,
+            reference=example.reference,
+            task_entry=example.task_entry,
+        )
+
+    def _check_length(self, example: Example, num_tokens: int) -> None:
+        rollout = self._spec.rollout
+        if num_tokens == 0:
+            raise InvalidInput(f"prompt {example.example_id} is empty", field="dataset", cure="remove it")
+        if num_tokens > rollout.max_prompt_tokens:
+            raise InvalidInput(
+                f"prompt {example.example_id} has {num_tokens} tokens, the limit is {rollout.max_prompt_tokens}",
+                field="rollout.max_prompt_tokens",
+                cure="raise the limit, or shorten the prompt",
+            )
+        max_new_tokens = rollout.sampling.max_new_tokens
+        if num_tokens + max_new_tokens > self._context_tokens:
+            raise InvalidInput(
+                f"prompt {example.example_id} with its answer takes up to {num_tokens} + {max_new_tokens} tokens, "
+                f"the model's context holds {self._context_tokens}",
+                field="rollout.sampling.max_new_tokens",
+                cure="lower it, shorten the prompt, or choose a model with a longer context",
+            )
+
+
+def pass_order(num_examples: int, seed: int, pass_number: int) -> list[int]:
+    """Permutation of the training pool in one pass, from (seed, pass) alone."""
+    digest = hashlib.blake2b(f"{seed}/{pass_number}".encode(), digest_size=8).digest()
+    order = list(range(num_examples))
+    random.Random(int.from_bytes(digest, "big")).shuffle(order)
+    return order
+
+
+def render_chat(tokenizer: PreTrainedTokenizerBase, question: str, chat: ChatSpec) -> str:
+    """System turn where there is one, the question as the user's turn, and the opening of the assistant's turn."""
+    if not tokenizer.chat_template:
+        raise InvalidInput(
+            "the model's tokenizer has no chat template", field="dataset.chat", cure="leave dataset.chat out"
+        )
+    system = [{"role": "system", "content": chat.system_prompt}] if chat.system_prompt else []
+    messages = [*system, {"role": "user", "content": question}]
+    rendered = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    if not isinstance(rendered, str):
+        raise TypeError(f"the chat template rendered {type(rendered).__name__}, not text")
+    return rendered
+
+
+def _numbered(prompts: Sequence[Prompt]) -> tuple[Prompt, ...]:
+    """Each prompt with its position, which seeds its samples (I7)."""
+    return tuple(msgspec.structs.replace(prompt, index=index) for index, prompt in enumerate(prompts))
