@@ -1,0 +1,50 @@
+"""The seam between the worker and an inference engine: four members, the worker's minimum."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from contracts.rollouts import Completion, PromptBatch
+from contracts.versions import WeightManifest
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifiedWeights:
+    """What an engine holds: a version whose digest it computed itself, over the tensors it loaded (I2)."""
+
+    policy_version: int
+    weights_digest: str
+
+
+class GenerationEngine(Protocol):
+    """One model in memory, which samples one batch at a time. Every implementation passes tests/contract/test_engines.py.
+
+    Engine-specific options stay in the engine's constructor.
+    """
+
+    @property
+    def policy_version(self) -> VerifiedWeights | None:
+        """None before the first verified load, and after a load that failed."""
+        ...
+
+    async def generate(self, batch: PromptBatch) -> list[list[Completion]]:
+        """Completions [k][G], in the order of the prompts and of the sample numbers.
+
+        The same batch under the same weights gives the same bytes, whatever ran before (I7).
+        Raises BatchFailed: no verified weights or others than the batch asks for, a prompt that does not fit
+        the model's context, logits that are not finite.
+        """
+        ...
+
+    async def load_weights(self, manifest: WeightManifest) -> None:
+        """Replaces the weights, and sets `policy_version` once their digest is the manifest's.
+
+        Raises WeightsRejected: a missing or shortened file, missing or unexpected tensors, another shape or
+        dtype, another digest. Then `policy_version` is None, and nothing can be generated.
+        """
+        ...
+
+    async def aclose(self) -> None:
+        """Stops a running generation at its next token and frees the model. Called once, last."""
+        ...

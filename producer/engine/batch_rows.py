@@ -1,0 +1,75 @@
+"""Rows of an engine call: what is shared by every engine that decodes a whole batch token by token.
+
+Row p·G + g is sample g of prompt p.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from contracts.errors import BatchFailed
+from contracts.rollouts import Completion, PromptBatch
+from producer.engine.base import VerifiedWeights
+from producer.sampling import Floats, choose, completion_uniforms, log_distribution
+
+
+def check_version(held: VerifiedWeights | None, batch: PromptBatch) -> None:
+    """Raises BatchFailed unless the engine holds exactly the weights that the batch asks for (I2)."""
+    asked = VerifiedWeights(policy_version=batch.policy_version, weights_digest=batch.weights_digest)
+    if held != asked:
+        has = "no verified weights" if held is None else f"version {held.policy_version} ({held.weights_digest})"
+        raise BatchFailed(
+            f"batch {batch.batch_id} asks for version {asked.policy_version} ({asked.weights_digest}), the engine has {has}"
+        )
+
+
+class BatchRows:
+    """The completions of one batch while they grow: N = k·G rows of at most T = max_new_tokens tokens."""
+
+    def __init__(self, batch: PromptBatch, eos_ids: frozenset[int]) -> None:
+        self._batch = batch
+        self._eos_ids = np.array(sorted(eos_ids), dtype=np.int64)
+        self._uniforms = completion_uniforms(batch)
+        num_rows, max_new_tokens = self._uniforms.shape
+        self._row_numbers = np.arange(num_rows)
+        self._tokens = np.zeros((num_rows, max_new_tokens), dtype="<i4")
+        self._logprobs = np.zeros((num_rows, max_new_tokens), dtype="<f4")
+        self._num_tokens = np.zeros(num_rows, dtype=np.int64)
+        self._stopped = np.zeros(num_rows, dtype=bool)
+        self._step = 0
+
+    @property
+    def finished(self) -> bool:
+        """Every row has its end-of-sequence token, or max_new_tokens tokens."""
+        return self._step == self._tokens.shape[1] or bool(self._stopped.all())
+
+    def append(self, logits: NDArray[np.floating]) -> NDArray[np.int64]:
+        """[N, V] logits → [N] next input tokens.
+
+        A stopped row keeps its place in the engine's call, so that the others' numbers do not move, and records nothing.
+        """
+        logprobs: Floats = log_distribution(logits, self._batch.sampling)
+        tokens = choose(logprobs, self._batch.sampling, self._uniforms[:, self._step])
+        self._tokens[:, self._step] = tokens
+        self._logprobs[:, self._step] = logprobs[self._row_numbers, tokens]
+        self._num_tokens += ~self._stopped
+        self._stopped |= np.isin(tokens, self._eos_ids)
+        self._step += 1
+        return tokens
+
+    def completions(self) -> list[list[Completion]]:
+        """Completions [k][G] of the finished rows."""
+        group_size = self._batch.group_size
+        return [
+            [self._completion(prompt * group_size + sample) for sample in range(group_size)]
+            for prompt in range(len(self._batch.prompts))
+        ]
+
+    def _completion(self, row: int) -> Completion:
+        num_tokens = int(self._num_tokens[row])
+        return Completion(
+            token_ids=self._tokens[row, :num_tokens].tobytes(),
+            generator_logprobs=self._logprobs[row, :num_tokens].tobytes(),
+            finish_reason="stop" if self._stopped[row] else "length",
+        )

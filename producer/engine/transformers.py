@@ -1,0 +1,164 @@
+"""The embedded engine: any Hugging Face causal LM folder, decoded on the CPU by a loop of our own.
+
+    prompts [k, P] ─ prefill ─▶ cache [k] ─ repeat G ─▶ cache [k·G] ─▶ logits [k·G, V] ─▶ token ─┐
+                                                            ▲                                    │
+                                                            └──────────── one column a step ─────┘
+
+One call samples one batch of fixed composition, so that nothing else that runs can change its numbers (I7).
+Left out: continuous batching, paged attention and GPUs, which are the vLLM engine's trade.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from transformers import DynamicCache
+
+from contracts.errors import BatchFailed, WeightsRejected
+from contracts.rollouts import Completion, PromptBatch
+from contracts.spec import ModelSpec
+from contracts.versions import WeightManifest, weights_digest
+from producer.engine.base import VerifiedWeights
+from producer.engine.batch_rows import BatchRows, check_version
+from producer.engine.model_folder import empty_model, end_of_sequence_ids, weight_tensors
+from producer.model_path import model_folder
+from producer.weight_files import check_digest, check_names, weight_files
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class TransformersEngine:
+    """A GenerationEngine; torch runs on one thread of its own, so the event loop stays free for heartbeats."""
+
+    def __init__(self, model: ModelSpec, *, model_root: Path, run_root: Path, deterministic: bool) -> None:
+        """Builds the model from its config alone; weights come by `load_weights`. Blocks for a second or more.
+
+        Raises InvalidInput that names model.path: no such folder, not a causal LM, no end-of-sequence token.
+        """
+        self._run_root = run_root
+        self._held: VerifiedWeights | None = None
+        self._closing = threading.Event()
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
+        if deterministic:
+            torch.use_deterministic_algorithms(True)
+        folder = model_folder(model, model_root)
+        self._model = empty_model(folder, dtype=getattr(torch, model.dtype))
+        self._eos_ids = end_of_sequence_ids(folder, self._model)
+        self._context_tokens: int | None = getattr(self._model.config, "max_position_embeddings", None)
+
+    @property
+    def policy_version(self) -> VerifiedWeights | None:
+        return self._held
+
+    async def generate(self, batch: PromptBatch) -> list[list[Completion]]:
+        check_version(self._held, batch)
+        return await self._on_thread(partial(self._generate, batch))
+
+    async def load_weights(self, manifest: WeightManifest) -> None:
+        self._held = None
+        self._held = await self._on_thread(partial(self._load, manifest))
+
+    async def aclose(self) -> None:
+        self._closing.set()
+        self._held = None
+        await asyncio.to_thread(self._thread.shutdown, wait=True, cancel_futures=True)
+        del self._model
+
+    async def _on_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    def _load(self, manifest: WeightManifest) -> VerifiedWeights:
+        """Strict copy of the files into the model, then the digest of what the model now holds."""
+        loaded: dict[str, torch.Tensor] = {}
+        for path in weight_files(self._run_root, manifest):
+            try:
+                loaded.update(load_file(path))
+            except SafetensorError as error:
+                raise WeightsRejected(f"{path} is not a safetensors file: {error}") from error
+        tensors = dict(weight_tensors(self._model))
+        check_names(manifest.policy_version, expected=set(tensors), found=set(loaded))
+        for name, tensor in tensors.items():
+            source = loaded[name]
+            if source.shape != tensor.shape or source.dtype != tensor.dtype:
+                raise WeightsRejected(
+                    f"{name} of version {manifest.policy_version} is {_shown(source)}, the model needs {_shown(tensor)}"
+                )
+            tensor.copy_(source)
+        found = weights_digest(_hashable(name, tensor) for name, tensor in tensors.items())
+        check_digest(manifest, found)
+        return VerifiedWeights(policy_version=manifest.policy_version, weights_digest=found)
+
+    @torch.inference_mode()
+    def _generate(self, batch: PromptBatch) -> list[list[Completion]]:
+        token_ids, mask = self._left_padded(batch)
+        rows = BatchRows(batch, self._eos_ids)
+        cache = DynamicCache(config=self._model.config)
+        logits = self._forward(token_ids, mask, cache).repeat(batch.group_size, axis=0)
+        cache.batch_repeat_interleave(batch.group_size)
+        mask = mask.repeat_interleave(batch.group_size, dim=0)
+        one = torch.ones(len(mask), 1, dtype=mask.dtype)
+        while True:
+            next_tokens = rows.append(logits)
+            if rows.finished:
+                return rows.completions()
+            if self._closing.is_set():
+                raise BatchFailed(f"batch {batch.batch_id} was given up: the engine is closing")
+            mask = torch.cat([mask, one], dim=1)
+            logits = self._forward(torch.from_numpy(next_tokens)[:, None], mask, cache)
+
+    def _forward(self, token_ids: torch.Tensor, mask: torch.Tensor, cache: DynamicCache) -> np.ndarray:
+        """[N, S] new tokens, [N, L] mask of all tokens so far → [N, V] float32 logits after the last one."""
+        positions = (mask.cumsum(dim=1) - 1).clamp_(min=0)[:, -token_ids.shape[1] :]
+        output = self._model(
+            input_ids=token_ids,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        return output.logits[:, -1].float().numpy()
+
+    def _left_padded(self, batch: PromptBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Token ids [k, P] and mask [k, P], prompts at the right edge."""
+        prompts = [np.frombuffer(prompt.token_ids, dtype="<i4") for prompt in batch.prompts]
+        width = max(map(len, prompts))
+        needed = width + batch.sampling.max_new_tokens
+        if self._context_tokens is not None and needed > self._context_tokens:
+            raise BatchFailed(
+                f"batch {batch.batch_id} needs {needed} tokens of context, the model has {self._context_tokens}",
+                cure="lower rollout.max_prompt_tokens or rollout.sampling.max_new_tokens",
+            )
+        token_ids = np.zeros((len(prompts), width), dtype=np.int64)
+        mask = np.zeros_like(token_ids)
+        for row, prompt in enumerate(prompts):
+            token_ids[row, width - len(prompt) :] = prompt
+            mask[row, width - len(prompt) :] = 1
+        return torch.from_numpy(token_ids), torch.from_numpy(mask)
+
+
+def _shown(tensor: torch.Tensor) -> str:
+    return f"{_dtype_name(tensor)}{list(tensor.shape)}"
+
+
+def _dtype_name(tensor: torch.Tensor) -> str:
+    """"float32", as a manifest says it."""
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _hashable(name: str, tensor: torch.Tensor) -> tuple[str, str, tuple[int, ...], memoryview]:
+    """What `weights_digest` takes: name, dtype, shape and the raw bytes, without a copy."""
+    data = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return name, _dtype_name(tensor), tuple(tensor.shape), data.data

@@ -1,0 +1,91 @@
+"""From logits to tokens: the distribution that SamplingParams define, and exact, reproducible draws from it.
+
+Random state is a function of (job seed, iteration, purpose, prompt index, sample index) alone, so that neither the
+generator that samples a batch, nor what it sampled before, nor a retry can change a completion (I7).
+Arithmetic is float64: a 151,936-token cumulative sum in float32 would lose the small probabilities.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+from numpy.typing import NDArray
+
+from contracts.errors import BatchFailed
+from contracts.rollouts import PromptBatch, SamplingParams
+
+Floats = NDArray[np.float64]
+
+
+def log_distribution(logits: NDArray[np.floating], sampling: SamplingParams) -> Floats:
+    """[N, V] logits → [N, V] log-probs of the distribution that tokens are drawn from; -inf where filtered out.
+
+    Temperature first, then top-k, then top-p over what is left. At temperature 0 (greedy) the log-probs are those of
+    temperature 1. Raises BatchFailed for logits that are not finite.
+    """
+    values = logits.astype(np.float64)
+    top = values.max(axis=-1, keepdims=True)
+    if not np.isfinite(top).all():
+        raise BatchFailed("the model's logits are not finite", cure="the weights of this version have diverged")
+    values -= top
+    if sampling.temperature not in (0.0, 1.0):
+        values /= sampling.temperature
+    if 0 < sampling.top_k < values.shape[-1]:
+        _keep_top_k(values, sampling.top_k)
+    if sampling.top_p < 1.0:
+        _keep_top_p(values, sampling.top_p)
+    values -= np.log(np.exp(values).sum(axis=-1, keepdims=True))
+    return values
+
+
+def draw(logprobs: Floats, uniforms: Floats) -> NDArray[np.int64]:
+    """Inverse CDF: [N, V] log-probs and [N] uniforms in [0, 1) → [N] token ids.
+
+    The first token whose cumulative probability exceeds the uniform, so a token of probability 0 is never drawn. The
+    uniform is scaled by the rounded total, so a total just below 1.0 leaves no gap at the end.
+    """
+    cumulative = np.exp(logprobs).cumsum(axis=-1)
+    targets = uniforms[:, None] * cumulative[:, -1:]
+    return (cumulative <= targets).sum(axis=-1)
+
+
+def choose(logprobs: Floats, sampling: SamplingParams, uniforms: Floats) -> NDArray[np.int64]:
+    """[N] tokens: the arg-max (lowest id on a tie) at temperature 0, else one draw a row."""
+    if sampling.temperature == 0.0:
+        return logprobs.argmax(axis=-1)
+    return draw(logprobs, uniforms)
+
+
+def completion_uniforms(batch: PromptBatch) -> Floats:
+    """[k·G, max_new_tokens] uniforms in [0, 1); row p·G + g belongs to sample g of prompt p, column t to its token t."""
+    return np.stack(
+        [
+            _generator(batch, prompt.index, sample).random(batch.sampling.max_new_tokens)
+            for prompt in batch.prompts
+            for sample in range(batch.group_size)
+        ]
+    )
+
+
+def _generator(batch: PromptBatch, prompt_index: int, sample: int) -> np.random.Generator:
+    """Philox, a counter-based generator whose 128-bit key is the hash of what the completion is."""
+    name = f"{batch.seed}/{batch.iteration}/{batch.purpose}/{prompt_index}/{sample}"
+    key = np.frombuffer(hashlib.blake2b(name.encode(), digest_size=16).digest(), dtype="<u8")
+    return np.random.Generator(np.random.Philox(key=key))
+
+
+def _keep_top_k(values: Floats, top_k: int) -> None:
+    """Exactly k tokens a row stay; the lower id wins a tie, so that the choice does not depend on the sort."""
+    order = np.argsort(-values, axis=-1, kind="stable")
+    np.put_along_axis(values, order[:, top_k:], -np.inf, axis=-1)
+
+
+def _keep_top_p(values: Floats, top_p: float) -> None:
+    """The fewest most likely tokens with a mass of at least top_p stay: at least one."""
+    order = np.argsort(-values, axis=-1, kind="stable")
+    probabilities = np.exp(np.take_along_axis(values, order, axis=-1))
+    probabilities /= probabilities.sum(axis=-1, keepdims=True)
+    mass_before = probabilities.cumsum(axis=-1) - probabilities
+    kept = np.where(mass_before < top_p, np.take_along_axis(values, order, axis=-1), -np.inf)
+    np.put_along_axis(values, order, kept, axis=-1)

@@ -1,0 +1,48 @@
+"""The receiving side of the weight store: the files that a manifest names, checked before they are read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from contracts.errors import WeightsRejected
+from contracts.versions import WeightManifest
+
+
+def weight_files(run_root: Path, manifest: WeightManifest) -> list[Path]:
+    """Paths of the manifest's files below the run root. Raises WeightsRejected for a missing or shortened file."""
+    folder = run_root / manifest.directory
+    paths = []
+    for file in manifest.files:
+        path = folder / file.name
+        try:
+            num_bytes = path.stat().st_size
+        except FileNotFoundError as error:
+            raise WeightsRejected(
+                f"version {manifest.policy_version} is not at {path}",
+                cure="is the run root the folder that the trainer writes to?",
+            ) from error
+        if num_bytes != file.num_bytes:
+            raise WeightsRejected(
+                f"{path} of version {manifest.policy_version} has {num_bytes} bytes, its manifest {file.num_bytes}"
+            )
+        paths.append(path)
+    return paths
+
+
+def check_names(policy_version: int, *, expected: set[str], found: set[str]) -> None:
+    """Raises WeightsRejected unless the files hold exactly the model's tensors."""
+    if missing := sorted(expected - found):
+        raise WeightsRejected(f"version {policy_version} lacks {len(missing)} tensors, the first: {missing[0]}")
+    if unexpected := sorted(found - expected):
+        raise WeightsRejected(
+            f"version {policy_version} has {len(unexpected)} tensors that the model lacks, the first: {unexpected[0]}"
+        )
+
+
+def check_digest(manifest: WeightManifest, found: str) -> None:
+    """Raises WeightsRejected unless what was loaded has the manifest's digest (I2)."""
+    if found != manifest.weights_digest:
+        raise WeightsRejected(
+            f"version {manifest.policy_version} was loaded with digest {found}, its manifest says "
+            f"{manifest.weights_digest}"
+        )
