@@ -1,0 +1,40 @@
+"""Ports on loopback that nobody listens on.
+
+They lie below the range from which kernels draw the local port of a connection (32768 on Linux, 49152 on macOS): a
+client that keeps trying to reach a server that is down could otherwise be given the server's own port, and either
+connect to itself or keep the server from coming back.
+"""
+
+from __future__ import annotations
+
+import random
+import socket
+
+from contracts.errors import InvalidInput, Unavailable
+
+FIRST, LAST = 20_000, 32_000
+ATTEMPTS = 200
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port that could be bound a moment ago; the caller's bind may still lose a race."""
+    for port in random.SystemRandom().sample(range(FIRST, LAST), ATTEMPTS):
+        if is_free(port, host):
+            return port
+    raise Unavailable(f"{ATTEMPTS} ports between {FIRST} and {LAST} are all in use", field="port")
+
+
+def is_free(port: int, host: str = "127.0.0.1") -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True
+
+
+def require_free(port: int, *, field: str, host: str = "127.0.0.1") -> None:
+    """Raises InvalidInput that names the flag."""
+    if not is_free(port, host):
+        raise InvalidInput(f"port {port} is in use", field=field, cure="choose another, or 0 for any free port")

@@ -1,0 +1,80 @@
+"""Which processes a process has started, so that none outlives the stack. Linux /proc, `ps` elsewhere."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+PR_SET_CHILD_SUBREAPER = 36
+Identity = tuple[int, str]
+"""Process number and start time: a number alone may be reused."""
+
+
+def adopt_orphans() -> None:
+    """Grandchildren whose parent dies become children of this process (Linux), where `descendants` finds them."""
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def descendants(pid: int) -> set[Identity]:
+    """Living children of `pid`, their children and so on; zombies are not living."""
+    table = _processes()
+    found: set[Identity] = set()
+    parents = [pid]
+    while parents:
+        parent = parents.pop()
+        children = [child for child, (of, _) in table.items() if of == parent]
+        found.update((child, table[child][1]) for child in children)
+        parents.extend(children)
+    return found
+
+
+def living(identities: set[Identity]) -> set[Identity]:
+    """Those that still run."""
+    table = _processes()
+    return {(pid, started) for pid, started in identities if pid in table and table[pid][1] == started}
+
+
+def kill(identities: set[Identity]) -> None:
+    """SIGKILL to those that still run."""
+    for pid, _ in living(identities):
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+
+
+def _processes() -> dict[int, tuple[int, str]]:
+    """Process number → (parent, start time), without zombies."""
+    return _from_proc() if Path("/proc/self/stat").exists() else _from_ps()
+
+
+def _from_proc() -> dict[int, tuple[int, str]]:
+    table: dict[int, tuple[int, str]] = {}
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        try:
+            text = Path("/proc", entry, "stat").read_text()
+        except OSError:
+            # It ended while we looked.
+            continue
+        # The command stands in parentheses and may hold blanks: proc(5) counts the fields after it.
+        state, parent, *rest = text.rpartition(")")[2].split()
+        if state != "Z":
+            table[int(entry)] = (int(parent), rest[17])
+    return table
+
+
+def _from_ps() -> dict[int, tuple[int, str]]:
+    text = subprocess.run(["ps", "-axo", "pid=,ppid=,stat=,lstart="], capture_output=True, text=True, check=True).stdout
+    table: dict[int, tuple[int, str]] = {}
+    for line in text.splitlines():
+        pid, parent, state, *started = line.split()
+        if not state.startswith("Z"):
+            table[int(pid)] = (int(parent), " ".join(started))
+    return table

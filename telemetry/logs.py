@@ -1,0 +1,68 @@
+"""Log lines of a process: human one-liners or one JSON object a line, on stderr. Payloads are never logged.
+
+    12:03:44 trainer    info   iteration 7 committed: reward 0.61, 1.9 s
+    {"at_s": 1763.2, "service": "trainer", "level": "info", "logger": "consumer.loop", "message": "..."}
+
+Structured facts ride along as `extra={"facts": {...}}`; the JSON form shows them as fields.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from typing import TextIO
+
+from contracts.settings import StackSettings
+
+QUIET_LOGGERS = ("httpx", "httpcore", "urllib3", "matplotlib", "filelock", "asyncio")
+"""Libraries whose info lines repeat every request: they would bury ours."""
+
+
+def configure(settings: StackSettings, *, service: str, stream: TextIO | None = None) -> None:
+    """Makes the root logger write in `settings.log_format`; called once, first thing in a process.
+
+    A second call replaces the first, so that a test or a forked worker may call it again.
+    """
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(JsonLines(service) if settings.log_format == "json" else HumanLines(service))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(logging.INFO)
+    for name in QUIET_LOGGERS:
+        logging.getLogger(name).setLevel(logging.WARNING)
+
+
+class HumanLines(logging.Formatter):
+    """`12:03:44 service    info   message`; an exception follows on its own lines."""
+
+    def __init__(self, service: str) -> None:
+        super().__init__()
+        self.service = service
+
+    def format(self, record: logging.LogRecord) -> str:
+        clock = time.strftime("%H:%M:%S", time.localtime(record.created))
+        line = f"{clock} {self.service:<10} {record.levelname.lower():<7} {record.getMessage()}"
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+class JsonLines(logging.Formatter):
+    """One object a line; the exception text is a field, so that a line stays a line."""
+
+    def __init__(self, service: str) -> None:
+        super().__init__()
+        self.service = service
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields: dict[str, object] = dict(getattr(record, "facts", {}))
+        fields.update(
+            at_s=round(record.created, 3),
+            service=self.service,
+            level=record.levelname.lower(),
+            logger=record.name,
+            message=record.getMessage(),
+        )
+        if record.exc_info:
+            fields["exception"] = self.formatException(record.exc_info)
+        return json.dumps(fields, default=str, ensure_ascii=False)

@@ -1,0 +1,81 @@
+"""A wait with a deadline that says what it waits for (I8).
+
+    waiting = Waiting("6 of 8 batches of iteration 3", deadline_s=3600.0)
+    while not ready():
+        waiting.poke()
+        ...block for a moment...
+
+The loop stays the caller's: a poke only reads the clock, logs once, or raises.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from types import TracebackType
+
+from contracts.errors import DeadlineExceeded
+
+LOG_AFTER_S = 10.0
+"""A wait shorter than this is normal and stays unlogged."""
+
+log = logging.getLogger(__name__)
+
+
+class Waiting:
+    """Poked by a loop; logs once after `log_after_s`, raises DeadlineExceeded after `deadline_s`.
+
+    `with Waiting(...) as waiting:` also logs the end of a wait that was logged as long.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        deadline_s: float,
+        cure: str | None = None,
+        log_after_s: float = LOG_AFTER_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.what = what
+        self.deadline_s = deadline_s
+        self._cure = cure
+        self._log_after_s = log_after_s
+        self._clock = clock
+        self._started_s = clock()
+        self._logged = False
+
+    @property
+    def waited_s(self) -> float:
+        return self._clock() - self._started_s
+
+    @property
+    def left_s(self) -> float:
+        """Seconds to the deadline, never below 0.0: the longest that the caller should block."""
+        return max(0.0, self.deadline_s - self.waited_s)
+
+    def poke(self, what: str | None = None) -> None:
+        """Call it on every turn of the loop; `what` tells what is still missing now."""
+        if what is not None:
+            self.what = what
+        waited_s = self.waited_s
+        if waited_s >= self.deadline_s:
+            raise DeadlineExceeded(f"waited {waited_s:.0f} s for {self.what}", cure=self._cure)
+        if waited_s >= self._log_after_s and not self._logged:
+            self._logged = True
+            log.info("waiting for %s, %.0f s so far, giving up after %.0f s", self.what, waited_s, self.deadline_s)
+
+    def progress(self) -> None:
+        """Something moved: the deadline and the log line start again."""
+        self._started_s = self._clock()
+        self._logged = False
+
+    def __enter__(self) -> Waiting:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._logged and error is None:
+            log.info("no longer waiting for %s, after %.0f s", self.what, self.waited_s)

@@ -1,0 +1,38 @@
+"""Shared fixtures: one private Redis per test session, fresh names per test. Nothing is ever flushed."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from contracts.settings import StackSettings
+from onbeat.embedded_redis import EmbeddedRedis
+
+
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedRedis]:
+    """A real server with AOF and a password; tests that kill a server start their own."""
+    server = EmbeddedRedis(tmp_path_factory.mktemp("redis"))
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def redis_url(redis_server: EmbeddedRedis) -> str:
+    return redis_server.url
+
+
+@pytest.fixture
+def job_id() -> str:
+    """Fresh per test: its keys are its own on the shared server."""
+    return f"job-{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture
+def settings(redis_url: str, tmp_path: Path) -> StackSettings:
+    """Settings of a process over the shared server, with a run root of its own."""
+    return StackSettings(redis_url=redis_url, run_root=str(tmp_path), api_key="test-key")

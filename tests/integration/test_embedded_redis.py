@@ -1,0 +1,116 @@
+"""The private server of the embedded stack, against the real program."""
+
+from __future__ import annotations
+
+import socket
+import stat
+from pathlib import Path
+
+import pytest
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from contracts.errors import BrokerUnavailable, InvalidInput, Unavailable
+from onbeat import process_tree
+from onbeat.embedded_redis import EmbeddedRedis
+from onbeat.redis_probe import probe
+
+
+def command_line(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_bytes().decode()
+
+
+@pytest.fixture
+def server(tmp_path: Path):
+    own = EmbeddedRedis(tmp_path / "redis")
+    own.start()
+    yield own
+    own.stop()
+
+
+def test_a_started_server_answers_and_names_its_version(server: EmbeddedRedis) -> None:
+    assert server.server is not None
+    assert server.server.name in ("redis", "valkey")
+    assert server.server.version >= (7, 0)
+    assert redis.Redis.from_url(server.url).ping()
+
+
+def test_the_server_appends_to_disk_every_second_and_never_evicts(server: EmbeddedRedis) -> None:
+    client = redis.Redis.from_url(server.url, decode_responses=True)
+    assert client.config_get("append*")["appendonly"] == "yes"
+    assert client.config_get("appendfsync") == {"appendfsync": "everysec"}
+    assert client.config_get("maxmemory-policy") == {"maxmemory-policy": "noeviction"}
+
+
+def test_a_client_without_the_password_is_refused(server: EmbeddedRedis) -> None:
+    with pytest.raises(redis.AuthenticationError):
+        redis.Redis(port=server.port, retry=Retry(NoBackoff(), 0)).ping()
+    with pytest.raises(InvalidInput, match="password"):
+        probe(f"redis://:wrong@127.0.0.1:{server.port}/0")
+
+
+def test_the_password_is_on_no_command_line_and_in_no_file_that_others_can_read(server: EmbeddedRedis) -> None:
+    password = server.url.split(":")[2].split("@")[0]
+    assert server.pid is not None
+    assert password not in command_line(server.pid)
+    for path in server.folder.iterdir():
+        if path.is_file() and password in path.read_text(errors="replace"):
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_restart_after_a_stop_keeps_data_pending_entries_and_address(server: EmbeddedRedis) -> None:
+    client = redis.Redis.from_url(server.url, decode_responses=True)
+    client.xgroup_create("stream", "group", id="0", mkstream=True)
+    entry = client.xadd("stream", {"field": "value"})
+    client.xreadgroup("group", "reader", {"stream": ">"})
+    url = server.url
+
+    server.restart()
+
+    assert server.url == url
+    assert client.xrange("stream") == [(entry, {"field": "value"})]
+    assert client.xpending("stream", "group")["pending"] == 1
+
+
+def test_a_killed_server_comes_back_with_what_was_on_disk(server: EmbeddedRedis) -> None:
+    client = redis.Redis.from_url(server.url, decode_responses=True)
+    client.set("name", "kept")
+    client.execute_command("WAITAOF", 1, 0, 0)
+    first = server.pid
+
+    server.kill()
+    assert not server.is_running
+    with pytest.raises(BrokerUnavailable):
+        probe(server.url)
+    server.restart()
+
+    assert server.pid != first
+    assert client.get("name") == "kept"
+
+
+def test_stop_leaves_no_process(tmp_path: Path) -> None:
+    server = EmbeddedRedis(tmp_path / "redis")
+    server.start()
+    assert server.pid is not None
+    before = {identity for identity in process_tree.descendants(1) if identity[0] == server.pid}
+    server.stop()
+    assert not process_tree.living(before)
+    server.stop()
+
+
+def test_a_port_that_another_server_holds_is_an_error_with_the_reason(tmp_path: Path) -> None:
+    with socket.socket() as occupant:
+        occupant.bind(("127.0.0.1", 0))
+        occupant.listen()
+        server = EmbeddedRedis(tmp_path / "redis", port=occupant.getsockname()[1])
+        with pytest.raises(Unavailable, match=r"(?s)redis: the server ended at its start.*in use"):
+            server.start()
+    assert not server.is_running
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    server = EmbeddedRedis(tmp_path / "file" / "redis")
+    with pytest.raises(InvalidInput, match="run_dir"):
+        server.start()
