@@ -58,7 +58,7 @@ def choose(logprobs: Floats, sampling: SamplingParams, uniforms: Floats) -> NDAr
 
 
 def completion_uniforms(batch: PromptBatch) -> Floats:
-    """[k·G, max_new_tokens] uniforms in [0, 1); row p·G + g belongs to sample g of prompt p, column t to its token t."""
+    """[k·G, max_new_tokens] uniforms in [0, 1): row p·G + g is sample g of prompt p, column t draws its token t."""
     return np.stack(
         [
             _generator(batch, prompt.index, sample).random(batch.sampling.max_new_tokens)

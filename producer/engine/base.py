@@ -18,9 +18,9 @@ class VerifiedWeights:
 
 
 class GenerationEngine(Protocol):
-    """One model in memory, which samples one batch at a time. Every implementation passes tests/contract/test_engines.py.
+    """One model in memory, which samples one batch at a time.
 
-    Engine-specific options stay in the engine's constructor.
+    Every implementation passes tests/contract/test_engines.py; its own options stay in its constructor.
     """
 
     @property

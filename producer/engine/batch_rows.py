@@ -20,7 +20,8 @@ def check_version(held: VerifiedWeights | None, batch: PromptBatch) -> None:
     if held != asked:
         has = "no verified weights" if held is None else f"version {held.policy_version} ({held.weights_digest})"
         raise BatchFailed(
-            f"batch {batch.batch_id} asks for version {asked.policy_version} ({asked.weights_digest}), the engine has {has}"
+            f"batch {batch.batch_id} asks for version {asked.policy_version} ({asked.weights_digest}), "
+            f"the engine has {has}"
         )
 
 
@@ -47,7 +48,7 @@ class BatchRows:
     def append(self, logits: NDArray[np.floating]) -> NDArray[np.int64]:
         """[N, V] logits → [N] next input tokens.
 
-        A stopped row keeps its place in the engine's call, so that the others' numbers do not move, and records nothing.
+        A stopped row keeps its place in the engine's call, so that the others' numbers stay, and records nothing.
         """
         logprobs: Floats = log_distribution(logits, self._batch.sampling)
         tokens = choose(logprobs, self._batch.sampling, self._uniforms[:, self._step])

@@ -50,12 +50,11 @@ def end_of_sequence_ids(folder: Path, model: PreTrainedModel) -> frozenset[int]:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise InvalidInput(f"{folder} has no tokenizer: {error}", field=FIELD) from error
-    found.add(tokenizer.eos_token_id)
-    found.discard(None)
-    if not found:
+    ids = frozenset(token for token in (*found, tokenizer.eos_token_id) if token is not None)
+    if not ids:
         raise InvalidInput(
             f"{folder} has no end-of-sequence token",
             field=FIELD,
             cure="set eos_token_id in generation_config.json, or eos_token in tokenizer_config.json",
         )
-    return frozenset(found)
+    return ids

@@ -85,8 +85,8 @@ class TransformersEngine:
         for path in weight_files(self._run_root, manifest):
             try:
                 loaded.update(load_file(path))
-            except SafetensorError as error:
-                raise WeightsRejected(f"{path} is not a safetensors file: {error}") from error
+            except (SafetensorError, OSError) as error:
+                raise WeightsRejected(f"{path} cannot be read: {error}") from error
         tensors = dict(weight_tensors(self._model))
         check_names(manifest.policy_version, expected=set(tensors), found=set(loaded))
         for name, tensor in tensors.items():
@@ -154,7 +154,7 @@ def _shown(tensor: torch.Tensor) -> str:
 
 
 def _dtype_name(tensor: torch.Tensor) -> str:
-    """"float32", as a manifest says it."""
+    """ "float32", as a manifest says it."""
     return str(tensor.dtype).removeprefix("torch.")
 
 

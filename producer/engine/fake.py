@@ -1,0 +1,78 @@
+"""The engine's tested twin, without torch: a language model made of hashes, for tests of everything around an engine.
+
+Its logits are a function of (weights digest, tokens so far), so they differ between versions and prompts, and the
+contract suite can check its log-probs as it checks a real model's. Files, digests and refusals are the real ones.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, deserialize
+
+from contracts.errors import WeightsRejected
+from contracts.rollouts import Completion, PromptBatch
+from contracts.versions import WeightManifest, weights_digest
+from producer.engine.base import VerifiedWeights
+from producer.engine.batch_rows import BatchRows, check_version
+from producer.weight_files import check_digest, check_names, weight_files
+
+DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "I64": "int64"}
+"""safetensors' names → torch's."""
+
+
+class FakeEngine:
+    """A GenerationEngine over a vocabulary of `vocab_size` tokens; token `eos_id` ends a completion."""
+
+    def __init__(self, *, run_root: Path, tensor_names: frozenset[str], vocab_size: int = 16, eos_id: int = 0) -> None:
+        self._run_root = run_root
+        self._tensor_names = tensor_names
+        self._vocab_size = vocab_size
+        self._eos_ids = frozenset({eos_id})
+        self._held: VerifiedWeights | None = None
+
+    @property
+    def policy_version(self) -> VerifiedWeights | None:
+        return self._held
+
+    async def generate(self, batch: PromptBatch) -> list[list[Completion]]:
+        check_version(self._held, batch)
+        rows = BatchRows(batch, self._eos_ids)
+        prefixes = [
+            np.frombuffer(prompt.token_ids, dtype="<i4").tolist()
+            for prompt in batch.prompts
+            for _ in range(batch.group_size)
+        ]
+        while not rows.finished:
+            next_tokens = rows.append(np.stack([self.logits(prefix) for prefix in prefixes]))
+            for prefix, token in zip(prefixes, next_tokens.tolist(), strict=True):
+                prefix.append(token)
+        return rows.completions()
+
+    async def load_weights(self, manifest: WeightManifest) -> None:
+        self._held = None
+        tensors: list[tuple[str, str, tuple[int, ...], bytes]] = []
+        for path in weight_files(self._run_root, manifest):
+            try:
+                entries = deserialize(path.read_bytes())
+            except (SafetensorError, OSError) as error:
+                raise WeightsRejected(f"{path} cannot be read: {error}") from error
+            for name, entry in entries:
+                tensors.append((name, DTYPES[entry["dtype"]], tuple(entry["shape"]), bytes(entry["data"])))
+        check_names(manifest.policy_version, expected=set(self._tensor_names), found={tensor[0] for tensor in tensors})
+        found = weights_digest(tensors)
+        check_digest(manifest, found)
+        self._held = VerifiedWeights(policy_version=manifest.policy_version, weights_digest=found)
+
+    async def aclose(self) -> None:
+        self._held = None
+
+    def logits(self, prefix: list[int]) -> NDArray[np.float32]:
+        """[V] logits in [-2, 2) after the tokens of `prefix`, under the loaded weights."""
+        digest = self._held.weights_digest if self._held else ""
+        name = f"{digest}/{','.join(map(str, prefix))}"
+        noise = hashlib.shake_128(name.encode()).digest(2 * self._vocab_size)
+        return np.frombuffer(noise, dtype="<u2").astype(np.float32) / np.float32(16384.0) - np.float32(2.0)
