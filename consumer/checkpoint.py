@@ -1,0 +1,206 @@
+"""Checkpoints: everything that the next iteration needs to give the same bits. No pickle.
+
+    checkpoints/i000010/          state after iteration 10: it resumes at 11
+        model.safetensors         `Policy.weight_tensors`, in the trained dtype
+        optimizer.safetensors     `PolicyOptimizer.state_tensors`
+        state.json                CheckpointState, with a digest of each file above
+
+The learning rate is a function of the iteration, so there is no scheduler to save.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import torch
+from msgspec import Meta
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from consumer.optimizer import PolicyOptimizer
+from consumer.policy import Policy
+from consumer.tensor_folder import HIDDEN_PREFIX, remove_folders, save_tensors, tensors_digest, write_folder
+from contracts.errors import ContractViolation, InvalidInput, NotFound, OnbeatError, WeightsRejected
+from contracts.versions import Digest, PolicyVersion
+from contracts.wire import Record, decode_json, encode_json
+
+logger = logging.getLogger(__name__)
+
+FORMAT_VERSION = 1
+MODEL_FILE = "model.safetensors"
+OPTIMIZER_FILE = "optimizer.safetensors"
+STATE_FILE = "state.json"
+FOLDER_NAME = re.compile(r"i(\d{6,})")
+SCRATCH_NAME = re.compile(r"\.i(\d{6,})\.[0-9a-f]+")
+
+
+class CheckpointState(Record, frozen=True, kw_only=True):
+    """state.json."""
+
+    format_version: int
+    job_id: str
+    iteration: Annotated[int, Meta(ge=0)]
+    """The last iteration that was trained."""
+    policy_version: PolicyVersion
+    """The version that it made: iteration + 1."""
+    weights_digest: Digest
+    """Of that version."""
+    torch_random_state: str
+    """Hex of torch's CPU generator. No pass draws from it (dropout is off); a model's own code might."""
+    files: dict[str, Digest]
+    """BLAKE2b-256 of each other file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """A checkpoint whose digests were verified."""
+
+    folder: Path
+    state: CheckpointState
+    model_tensors: dict[str, Tensor]
+    optimizer_tensors: dict[str, Tensor]
+
+    def restore(self, policy: Policy, optimizer: PolicyOptimizer) -> None:
+        """Puts weights, optimizer state and random state back in place.
+
+        Raises InvalidInput or ContractViolation where the tensors are not this model's.
+        """
+        policy.load_weight_tensors(self.model_tensors)
+        optimizer.load_state_tensors(self.optimizer_tensors)
+        random_state = bytearray.fromhex(self.state.torch_random_state)
+        torch.set_rng_state(torch.frombuffer(random_state, dtype=torch.uint8))
+
+
+def write_checkpoint(
+    folder: Path, *, job_id: str, iteration: int, policy: Policy, optimizer: PolicyOptimizer, weights_digest: str
+) -> CheckpointState:
+    """Writes the state after `iteration` to `folder` (`RunFolder.checkpoint_after`), on disk when it returns.
+
+    weights_digest: of the version that the iteration made, as its manifest has it. Raises OnbeatError naming the
+    folder when it cannot be written; earlier checkpoints stay good and nothing is left behind.
+    """
+    states: list[CheckpointState] = []
+
+    def fill(scratch: Path) -> None:
+        save_tensors(policy.weight_tensors(), scratch / MODEL_FILE)
+        save_tensors(optimizer.state_tensors(), scratch / OPTIMIZER_FILE)
+        state = CheckpointState(
+            format_version=FORMAT_VERSION,
+            job_id=job_id,
+            iteration=iteration,
+            policy_version=iteration + 1,
+            weights_digest=weights_digest,
+            torch_random_state=torch.get_rng_state().numpy().tobytes().hex(),
+            files={name: _file_digest(scratch / name) for name in (MODEL_FILE, OPTIMIZER_FILE)},
+        )
+        (scratch / STATE_FILE).write_bytes(encode_json(state))
+        states.append(state)
+
+    write_folder(folder, fill, durable=True)
+    return states[0]
+
+
+def read_checkpoint(folder: Path) -> Checkpoint:
+    """Reads and verifies a checkpoint.
+
+    Raises NotFound for a missing file, ContractViolation for a damaged one, WeightsRejected for weights whose digest is
+    not the recorded version's; each names the file.
+    """
+    state = _read_state(folder / STATE_FILE)
+    for name in (MODEL_FILE, OPTIMIZER_FILE):
+        _verify_file(folder / name, state.files.get(name, ""))
+    model_tensors = _read_tensors(folder / MODEL_FILE)
+    if tensors_digest(model_tensors) != state.weights_digest:
+        raise WeightsRejected(
+            f"the weights are not version {state.policy_version} as recorded", field=str(folder / MODEL_FILE)
+        )
+    return Checkpoint(
+        folder=folder,
+        state=state,
+        model_tensors=model_tensors,
+        optimizer_tensors=_read_tensors(folder / OPTIMIZER_FILE),
+    )
+
+
+def latest_checkpoint(checkpoints: Path, *, job_id: str) -> Checkpoint | None:
+    """The newest good checkpoint below `checkpoints`; None where there is none.
+
+    A damaged or foreign one is skipped with a logged reason: the run replays the iterations since the one before.
+    """
+    for folder in reversed(checkpoint_folders(checkpoints)):
+        try:
+            checkpoint = read_checkpoint(folder)
+        except OnbeatError as error:
+            logger.warning("checkpoint %s is skipped: %s", folder.name, error)
+            continue
+        if checkpoint.state.job_id == job_id:
+            return checkpoint
+        logger.warning("checkpoint %s is skipped: it belongs to job %s", folder.name, checkpoint.state.job_id)
+    return None
+
+
+def keep_newest(checkpoints: Path, count: int) -> None:
+    """Removes all but the newest `count` checkpoints, and what a killed writer left behind before them."""
+    folders = checkpoint_folders(checkpoints)
+    if not folders:
+        return
+    remove_folders(folders[:-count])
+    newest = _iteration_of(folders[-1])
+    for path in checkpoints.glob(f"{HIDDEN_PREFIX}*"):
+        # A newer scratch folder may be a live trainer's; an older one cannot be.
+        if (match := SCRATCH_NAME.fullmatch(path.name)) and int(match[1]) <= newest:
+            remove_folders([path])
+
+
+def checkpoint_folders(checkpoints: Path) -> list[Path]:
+    """Named checkpoints, oldest first, not verified."""
+    if not checkpoints.is_dir():
+        return []
+    return sorted((path for path in checkpoints.iterdir() if FOLDER_NAME.fullmatch(path.name)), key=_iteration_of)
+
+
+def _iteration_of(folder: Path) -> int:
+    return int(folder.name[1:])
+
+
+def _read_state(path: Path) -> CheckpointState:
+    try:
+        state = decode_json(path.read_bytes(), CheckpointState)
+    except OSError as error:
+        raise NotFound(f"cannot read: {error.strerror}", field=str(path)) from error
+    except InvalidInput as error:
+        raise ContractViolation(f"is damaged: {error}", field=str(path)) from error
+    if state.format_version != FORMAT_VERSION:
+        raise ContractViolation(
+            f"has format {state.format_version}, this release reads {FORMAT_VERSION}",
+            field=str(path),
+            cure="resume it with the release that wrote it",
+        )
+    return state
+
+
+def _verify_file(path: Path, expected: str) -> None:
+    try:
+        actual = _file_digest(path)
+    except OSError as error:
+        raise NotFound(f"cannot read: {error.strerror}", field=str(path)) from error
+    if actual != expected:
+        raise ContractViolation("is damaged: its digest is not the recorded one", field=str(path))
+
+
+def _read_tensors(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise ContractViolation(f"is damaged: {error}", field=str(path)) from error
+
+
+def _file_digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=32)).hexdigest()

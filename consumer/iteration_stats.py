@@ -1,0 +1,171 @@
+"""Numbers of an iteration from those of its micro-batches, independent of arrival order (I7).
+
+`math.fsum` rounds once, so its result does not depend on the order of its addends.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from consumer.advantages import equal_groups
+from contracts.errors import ContractViolation
+from contracts.rollouts import RolloutBatch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mismatch:
+    """Trainer against generator log-probs over the tokens of one micro-batch; rho = trainer / generator probability."""
+
+    num_tokens: int = 0
+    k3_sum: float = 0.0
+    """Sum of rho - log(rho) - 1."""
+    largest: float = 0.0
+    """Largest |trainer_logprobs - generator_logprobs|."""
+    rho_sum: float = 0.0
+    rho_square_sum: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class MicroBatchStats:
+    """What one trained rollout batch adds to the iteration's numbers."""
+
+    batch_id: str
+    rewards: tuple[float, ...]
+    """Of every completion, before any shuffling."""
+    component_sums: dict[str, float]
+    """Sum over completions of each unweighted score."""
+    num_groups: int
+    num_equal_groups: int
+    """Groups of zero advantage."""
+    num_tokens: int
+    """Sampled tokens."""
+    longest_response_tokens: int
+    num_truncated: int
+    """Completions that hit max_new_tokens."""
+    loss_sum: float = 0.0
+    num_clipped: int = 0
+    k3_sum: float = 0.0
+    """Sum over tokens of k3 to the reference."""
+    mismatch: Mismatch = field(default_factory=Mismatch)
+    """Over the rows that went through the model: those of zero advantage do not, unless there is a KL term."""
+
+    @property
+    def num_completions(self) -> int:
+        return len(self.rewards)
+
+
+@dataclass(frozen=True, kw_only=True)
+class IterationNumbers:
+    """The fields of IterationMetrics that are numerics, under the same names: `**dataclasses.asdict(numbers)`."""
+
+    num_batches: int
+    num_completions: int
+    num_tokens: int
+    reward_mean: float
+    reward_std: float
+    reward_components: dict[str, float]
+    zero_advantage_share: float
+    response_tokens_mean: float
+    response_tokens_max: int
+    truncated_share: float
+    loss: float
+    clip_share: float
+    kl_to_reference: float
+    mismatch_k3: float
+    mismatch_max: float
+    effective_sample_share: float
+
+
+def measure_batch(batch: RolloutBatch, rewards: NDArray[np.float64]) -> MicroBatchStats:
+    """What is known of a batch before any forward pass. rewards: [k, G], as sampled."""
+    rollouts = [rollout for group in batch.groups for rollout in group.rollouts]
+    lengths = [rollout.completion.num_tokens for rollout in rollouts]
+    names = sorted({name for rollout in rollouts for name in rollout.reward_breakdown})
+    return MicroBatchStats(
+        batch_id=batch.batch_id,
+        rewards=tuple(rewards.reshape(-1).tolist()),
+        component_sums={
+            name: math.fsum(rollout.reward_breakdown.get(name, 0.0) for rollout in rollouts) for name in names
+        },
+        num_groups=len(batch.groups),
+        num_equal_groups=int(equal_groups(rewards).sum()),
+        num_tokens=sum(lengths),
+        longest_response_tokens=max(lengths),
+        num_truncated=sum(rollout.completion.finish_reason == "length" for rollout in rollouts),
+    )
+
+
+def measure_mismatch(trainer_logprobs: Tensor, generator_logprobs: Tensor, loss_mask: Tensor) -> Mismatch:
+    """[R, T] each; in float64. Raises ContractViolation where the generator's log-probs are not finite."""
+    log_ratio = (trainer_logprobs.detach().double() - generator_logprobs.double())[loss_mask]
+    ratio = log_ratio.exp()
+    k3_sum, rho_sum, rho_square_sum, largest = torch.stack(
+        ((ratio - log_ratio - 1.0).sum(), ratio.sum(), ratio.square().sum(), log_ratio.abs().max())
+    ).tolist()
+    if not math.isfinite(rho_square_sum) and not bool(generator_logprobs.isfinite().all()):
+        raise ContractViolation("log-probs must be finite", field="generator_logprobs")
+    return Mismatch(
+        num_tokens=log_ratio.numel(),
+        k3_sum=k3_sum,
+        largest=largest,
+        rho_sum=rho_sum,
+        rho_square_sum=rho_square_sum,
+    )
+
+
+def iteration_numbers(batches: Iterable[MicroBatchStats]) -> IterationNumbers:
+    """Numbers of the whole iteration; at least one batch, in any order."""
+    ordered = sorted(batches, key=lambda stats: stats.batch_id)
+    mismatches = [stats.mismatch for stats in ordered]
+    rewards = [reward for stats in ordered for reward in stats.rewards]
+    num_completions = len(rewards)
+    num_tokens = sum(stats.num_tokens for stats in ordered)
+    seen_tokens = sum(mismatch.num_tokens for mismatch in mismatches)
+    names = sorted({name for stats in ordered for name in stats.component_sums})
+    reward_mean = math.fsum(rewards) / num_completions
+    return IterationNumbers(
+        num_batches=len(ordered),
+        num_completions=num_completions,
+        num_tokens=num_tokens,
+        reward_mean=reward_mean,
+        reward_std=_unbiased_std(rewards, reward_mean),
+        reward_components={
+            name: math.fsum(stats.component_sums.get(name, 0.0) for stats in ordered) / num_completions
+            for name in names
+        },
+        zero_advantage_share=sum(s.num_equal_groups for s in ordered) / sum(s.num_groups for s in ordered),
+        response_tokens_mean=num_tokens / num_completions,
+        response_tokens_max=max(stats.longest_response_tokens for stats in ordered),
+        truncated_share=sum(stats.num_truncated for stats in ordered) / num_completions,
+        loss=math.fsum(stats.loss_sum for stats in ordered) / num_completions,
+        clip_share=_share(sum(stats.num_clipped for stats in ordered), seen_tokens),
+        kl_to_reference=_share(math.fsum(stats.k3_sum for stats in ordered), seen_tokens),
+        mismatch_k3=_share(math.fsum(mismatch.k3_sum for mismatch in mismatches), seen_tokens),
+        mismatch_max=max(mismatch.largest for mismatch in mismatches),
+        effective_sample_share=_effective_sample_share(mismatches, seen_tokens),
+    )
+
+
+def _effective_sample_share(mismatches: Sequence[Mismatch], num_tokens: int) -> float:
+    """(sum rho)^2 / (N sum rho^2); 1.0 where no token was trained."""
+    squares = math.fsum(mismatch.rho_square_sum for mismatch in mismatches)
+    if not num_tokens:
+        return 1.0
+    return math.fsum(mismatch.rho_sum for mismatch in mismatches) ** 2 / (num_tokens * squares)
+
+
+def _unbiased_std(values: Sequence[float], mean: float) -> float:
+    if len(values) < 2:
+        return 0.0
+    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
+
+
+def _share(part: float, whole: int) -> float:
+    return part / whole if whole else 0.0

@@ -1,0 +1,223 @@
+"""The policy: a local Hugging Face causal LM, and the log-probs that it gives to sampled tokens."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_utils import PreTrainedModel
+from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+
+from consumer.micro_batch import MicroBatch
+from contracts.errors import InvalidInput
+from contracts.spec import ModelSpec
+
+FIELD = "model.path"
+UNLIMITED_CONTEXT_TOKENS = 2**31 - 1
+"""Context of an architecture without a position limit (ALiBi, state-space models)."""
+LOADING_ERRORS = (
+    OSError,
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    RuntimeError,
+    ImportError,
+    SafetensorError,
+    StrictDataclassError,
+)
+"""What transformers raises for a folder that it cannot read; it has no exception of its own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """The trained model with its tokenizer. Dropout is off: a pass is a function of weights and tokens alone."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    context_tokens: int
+    """Prompt and response together may not be longer."""
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Token ids are below this: rows of the input embedding."""
+        embedding = self.model.get_input_embeddings()
+        return cast(nn.Embedding, embedding).num_embeddings
+
+    def trained_parameters(self) -> dict[str, nn.Parameter]:
+        """Each parameter once, by name: a tied head is its embedding."""
+        return dict(self.model.named_parameters(remove_duplicate=True))
+
+    def weight_tensors(self) -> dict[str, Tensor]:
+        """All that a generator must load to be this policy: parameters and persistent buffers, each once."""
+        tensors: dict[str, Tensor] = {name: parameter.detach() for name, parameter in self.trained_parameters().items()}
+        persistent = self.model.state_dict(keep_vars=True).keys()
+        for name, buffer in self.model.named_buffers(remove_duplicate=True):
+            if name in persistent:
+                tensors[name] = buffer.detach()
+        return tensors
+
+    def load_weight_tensors(self, tensors: dict[str, Tensor]) -> None:
+        """Copies a full set of `weight_tensors` in place. Raises InvalidInput where names or shapes differ."""
+        own = self.weight_tensors()
+        if differing := sorted(own.keys() ^ tensors.keys()):
+            raise InvalidInput(f"the saved tensors are not this model's: {', '.join(differing[:3])}", field=FIELD)
+        for name, target in own.items():
+            if target.shape != tensors[name].shape:
+                problem = f"{name} has shape {tuple(tensors[name].shape)}, the model {tuple(target.shape)}"
+                raise InvalidInput(problem, field=FIELD, cure="resume a run with the model that it was started with")
+        with torch.no_grad():
+            for name, target in own.items():
+                target.copy_(tensors[name])
+
+    def reference_copy(self) -> PreTrainedModel:
+        """The model as it is now, frozen: the reference of the KL term."""
+        reference = copy.deepcopy(self.model)
+        reference.requires_grad_(False)
+        return reference.eval()
+
+
+def load_policy(model: ModelSpec, *, model_root: Path, gradient_checkpointing: bool) -> Policy:
+    """Loads a folder with config, tokenizer and safetensors; no network, no remote code, no pickle.
+
+    Raises InvalidInput naming `model.path` where the folder is missing, is not a causal LM, lacks weights, or has no
+    usable tokenizer.
+    """
+    folder = model_root / model.path
+    if not (folder / "config.json").is_file():
+        problem = f"`{folder}` has no config.json" if folder.is_dir() else f"no folder `{folder}`"
+        raise InvalidInput(problem, field=FIELD, cure="name a Hugging Face causal LM folder below the model root")
+    tokenizer = _load_tokenizer(folder)
+    network = _load_model(folder, dtype=getattr(torch, model.dtype), gradient_checkpointing=gradient_checkpointing)
+    policy = Policy(model=network, tokenizer=tokenizer, context_tokens=_context_tokens(network))
+    if max(tokenizer.get_vocab().values()) >= policy.vocabulary_size:
+        raise InvalidInput(
+            f"the tokenizer of `{folder}` has ids above the model's {policy.vocabulary_size} embeddings",
+            field=FIELD,
+            cure="use the tokenizer that belongs to the model",
+        )
+    return policy
+
+
+def response_logprobs(model: PreTrainedModel, micro_batch: MicroBatch, temperature: float) -> Tensor:
+    """[rows, T_max] log-probs of the response tokens under logits / temperature; padding holds a finite filler.
+
+    float32 (float64 for a float64 model). Only the logits of response positions are computed, where the
+    architecture allows it.
+    """
+    num_positions = micro_batch.response_ids.shape[1]
+    keep = {"logits_to_keep": num_positions} if _takes_logits_to_keep(type(model)) else {}
+    padding: dict[str, Any] = {}
+    if micro_batch.prompts_are_padded:
+        # Without left padding causal attention never looks at a padded token, and the maskless kernel is faster.
+        padding = {
+            "attention_mask": micro_batch.attention_mask.to(model.device),
+            "position_ids": micro_batch.position_ids.to(model.device),
+        }
+    output = model(input_ids=micro_batch.input_ids.to(model.device), use_cache=False, **padding, **keep)
+    logits = output.logits[:, -num_positions:]
+    if logits.dtype != torch.float64:
+        logits = logits.float()
+    if temperature != 1.0:
+        logits = logits / temperature
+    chosen = micro_batch.response_ids.to(model.device).unsqueeze(-1)
+    return logits.log_softmax(dim=-1).gather(-1, chosen).squeeze(-1)
+
+
+@functools.cache
+def _takes_logits_to_keep(architecture: type[PreTrainedModel]) -> bool:
+    return "logits_to_keep" in inspect.signature(architecture.forward).parameters
+
+
+def _load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")):
+        raise InvalidInput(
+            f"`{folder}` has no tokenizer files",
+            field=FIELD,
+            cure="save the tokenizer into the folder with tokenizer.save_pretrained",
+        )
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except LOADING_ERRORS as error:
+        raise InvalidInput(f"the tokenizer of `{folder}` does not load: {_first_line(error)}", field=FIELD) from error
+    if tokenizer.eos_token_id is None:
+        raise InvalidInput(
+            f"the tokenizer of `{folder}` has no end-of-sequence token",
+            field=FIELD,
+            cure="set eos_token in tokenizer_config.json",
+        )
+    return tokenizer
+
+
+def _load_model(folder: Path, *, dtype: torch.dtype, gradient_checkpointing: bool) -> PreTrainedModel:
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        if gradient_checkpointing:
+            _turn_dropout_off(config)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            folder,
+            config=config,
+            dtype=dtype,
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+            output_loading_info=True,
+        )
+        model, loading = loaded
+    except LOADING_ERRORS as error:
+        raise InvalidInput(
+            f"`{folder}` does not load as a causal LM: {_first_line(error)}",
+            field=FIELD,
+            cure="it needs config.json of a causal LM and safetensors",
+        ) from error
+    # transformers fills what is missing with random numbers and only logs it.
+    if absent := sorted([*loading["missing_keys"], *(entry[0] for entry in loading["mismatched_keys"])]):
+        raise InvalidInput(
+            f"the safetensors of `{folder}` lack {len(absent)} tensors of the model, e.g. {absent[0]}",
+            field=FIELD,
+            cure="save the whole model with save_pretrained",
+        )
+    model.eval()
+    if gradient_checkpointing:
+        _checkpoint_activations(model)
+    return model
+
+
+def _checkpoint_activations(model: PreTrainedModel) -> None:
+    """transformers recomputes activations only in layers in training mode; their children stay in eval mode."""
+    if not model.supports_gradient_checkpointing:
+        raise InvalidInput(
+            f"{type(model).__name__} cannot recompute activations",
+            field="trainer.gradient_checkpointing",
+            cure="turn it off",
+        )
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    for module in model.modules():
+        if isinstance(module, GradientCheckpointingLayer):
+            module.training = True
+
+
+def _turn_dropout_off(config: Any) -> None:
+    """Some layers apply dropout themselves, and a layer in training mode would: see `_checkpoint_activations`."""
+    for name, value in config.to_dict().items():
+        if "drop" in name and isinstance(value, float):
+            setattr(config, name, 0.0)
+
+
+def _context_tokens(model: PreTrainedModel) -> int:
+    return getattr(model.config.get_text_config(), "max_position_embeddings", None) or UNLIMITED_CONTEXT_TOKENS
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

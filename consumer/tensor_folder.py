@@ -1,0 +1,100 @@
+"""Folders of safetensors that are complete or absent: written under another name, then renamed."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from contracts.errors import OnbeatError
+from contracts.versions import weights_digest
+
+logger = logging.getLogger(__name__)
+
+HIDDEN_PREFIX = "."
+"""Folders that start with it are being written or removed; no reader looks at them."""
+
+
+def write_folder(target: Path, fill: Callable[[Path], None], *, durable: bool) -> None:
+    """Calls `fill` with a new folder beside `target`, then puts it in `target`'s place.
+
+    durable: the bytes are on disk before the name is, so that a power cut cannot leave a named, empty file.
+    Raises OnbeatError naming the folder when it cannot be written (no space, no permission); then `target` is as it
+    was, and nothing is left behind.
+    """
+    scratch = target.with_name(f"{HIDDEN_PREFIX}{target.name}.{uuid.uuid4().hex[:12]}")
+    try:
+        scratch.mkdir(parents=True)
+        fill(scratch)
+        if durable:
+            for path in [*sorted(scratch.iterdir()), scratch]:
+                _sync(path)
+        _replace(target, scratch)
+        if durable:
+            _sync(target.parent)
+    except (OSError, SafetensorError) as error:
+        raise OnbeatError(
+            f"cannot write: {error}", field=str(target), cure="free space there, or make the folder writable"
+        ) from error
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """One safetensors file; the tensors must not share memory."""
+    save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, path)
+
+
+def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
+    """`contracts.versions.weights_digest` of the values, without a copy of a contiguous CPU tensor."""
+    return weights_digest(
+        (name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), _bytes_of(tensor))
+        for name, tensor in tensors.items()
+    )
+
+
+def remove_folders(folders: Iterable[Path]) -> None:
+    """Removes each under a hidden name, so that no reader sees half of one; what cannot be removed is logged."""
+    for folder in folders:
+        hidden = folder.with_name(f"{HIDDEN_PREFIX}{folder.name.removeprefix(HIDDEN_PREFIX)}.{uuid.uuid4().hex[:12]}")
+        try:
+            folder.rename(hidden)
+            shutil.rmtree(hidden)
+        except OSError as error:
+            logger.warning("could not remove %s: %s", folder, error)
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().data
+
+
+def _replace(target: Path, scratch: Path) -> None:
+    """A rename cannot replace a folder that has entries: the old one steps aside and returns if the rename fails."""
+    if not target.exists():
+        scratch.rename(target)
+        return
+    aside = target.with_name(f"{HIDDEN_PREFIX}{target.name}.{uuid.uuid4().hex[:12]}")
+    target.rename(aside)
+    try:
+        scratch.rename(target)
+    except OSError:
+        aside.rename(target)
+        raise
+    shutil.rmtree(aside)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

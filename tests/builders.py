@@ -1,0 +1,174 @@
+"""Builders that tests share: small, valid, real things."""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from contracts.arrays import pack_float32, pack_int32
+from contracts.rollouts import BatchTimings, Completion, Rollout, RolloutBatch, RolloutGroup
+from contracts.spec import JobSpec
+from contracts.wire import convert
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+DIGEST = "ab" * 32
+"""A well-formed digest where the test does not look at its value."""
+CHARACTERS = " 0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ+-*/=<>.,?!:\n"
+VOCABULARY = {token: index for index, token in enumerate(["<pad>", "<eos>", "<unk>", *CHARACTERS])}
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+
+
+def char_tokenizer() -> PreTrainedTokenizerFast:
+    """One token a character, `<eos>` = 1, `<pad>` = 0, with a plain chat template."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    backend = Tokenizer(models.WordLevel(VOCABULARY, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    backend.decoder = decoders.Fuse()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>"
+    )
+    tokenizer.chat_template = CHAT_TEMPLATE
+    return tokenizer
+
+
+def tiny_model_folder(
+    folder: Path,
+    architecture: Literal["qwen3", "llama"] = "qwen3",
+    *,
+    hidden_size: int = 32,
+    num_layers: int = 2,
+    tied: bool = True,
+    context_tokens: int = 128,
+    seed: int = 0,
+) -> Path:
+    """Saves a random model of the character vocabulary with its tokenizer to folder/architecture, and answers that."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+    shape: dict[str, Any] = {
+        "vocab_size": len(VOCABULARY),
+        "hidden_size": hidden_size,
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": hidden_size // 4,
+        "intermediate_size": 3 * hidden_size,
+        "max_position_embeddings": context_tokens,
+        "tie_word_embeddings": tied,
+        "pad_token_id": 0,
+        "bos_token_id": None,
+        "eos_token_id": 1,
+        "initializer_range": 0.2,
+    }
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = (
+            LlamaForCausalLM(LlamaConfig(**shape))
+            if architecture == "llama"
+            else Qwen3ForCausalLM(Qwen3Config(**shape))
+        )
+    path = folder / architecture
+    model.save_pretrained(path)
+    char_tokenizer().save_pretrained(path)
+    return path
+
+
+def completion(token_ids: Sequence[int], logprobs: Sequence[float] | None = None) -> Completion:
+    """A completion that stopped by itself; log-probs default to -1.0 a token."""
+    return Completion(
+        token_ids=pack_int32(token_ids),
+        generator_logprobs=pack_float32(logprobs if logprobs is not None else [-1.0] * len(token_ids)),
+        finish_reason="stop",
+    )
+
+
+def rollout(token_ids: Sequence[int], reward: float, *, logprobs: Sequence[float] | None = None) -> Rollout:
+    return Rollout(
+        completion=completion(token_ids, logprobs), text="", reward=reward, reward_breakdown={"exact": reward}
+    )
+
+
+def batch_of(groups: Sequence[tuple[Sequence[int], Sequence[Rollout]]], **changes: Any) -> RolloutBatch:
+    """A rollout batch of (prompt token ids, rollouts) pairs."""
+    fields: dict[str, Any] = {
+        "job_id": "job",
+        "batch_id": "0/train/0",
+        "iteration": 0,
+        "purpose": "train",
+        "policy_version": 0,
+        "weights_digest": DIGEST,
+        "group_size": len(groups[0][1]),
+        "generator_id": "generator-a",
+        "attempt": 1,
+        "timings": BatchTimings(
+            generation_started_s=1.0, generation_ended_s=2.0, scoring_started_s=2.0, scoring_ended_s=2.5
+        ),
+        "groups": tuple(
+            RolloutGroup(
+                prompt_id=f"train/{index}",
+                prompt_index=index,
+                prompt_token_ids=pack_int32(prompt),
+                rollouts=tuple(rollouts),
+            )
+            for index, (prompt, rollouts) in enumerate(groups)
+        ),
+    }
+    return RolloutBatch(**(fields | changes))
+
+
+def rollout_batch(
+    *,
+    seed: int = 0,
+    num_groups: int = 2,
+    group_size: int = 4,
+    prompt_tokens: tuple[int, int] = (3, 6),
+    response_tokens: tuple[int, int] = (1, 5),
+    rewards: Sequence[float] = (0.0, 1.0),
+    vocabulary_size: int = len(VOCABULARY),
+    **changes: Any,
+) -> RolloutBatch:
+    """A random valid batch: lengths are drawn from the inclusive ranges, rewards from `rewards`."""
+    draw = random.Random(seed)
+
+    def tokens(bounds: tuple[int, int]) -> list[int]:
+        return [draw.randrange(3, vocabulary_size) for _ in range(draw.randint(*bounds))]
+
+    def one_rollout() -> Rollout:
+        token_ids = tokens(response_tokens)
+        return rollout(token_ids, draw.choice(rewards), logprobs=[draw.uniform(-5.0, -0.1) for _ in token_ids])
+
+    groups = [(tokens(prompt_tokens), [one_rollout() for _ in range(group_size)]) for _ in range(num_groups)]
+    return batch_of(groups, **changes)
+
+
+def job_spec(**overrides: Any) -> JobSpec:
+    """A small valid spec; overrides are keyed by dotted path with `__`: job_spec(algorithm__kl_coefficient=0.1)."""
+    values: dict[str, Any] = {
+        "name": "test",
+        "iterations": 4,
+        "model": {"path": "qwen3"},
+        "dataset": {"type": "addition"},
+        "reward": {"components": [{"type": "exact"}]},
+        "rollout": {
+            "batches_per_iteration": 4,
+            "prompts_per_batch": 2,
+            "group_size": 4,
+            "sampling": {"max_new_tokens": 5},
+        },
+        "evaluation": {"num_prompts": 8, "prompts_per_batch": 4},
+    }
+    for path, value in overrides.items():
+        *parents, leaf = path.split("__")
+        section = functools.reduce(lambda table, key: table.setdefault(key, {}), parents, values)
+        section[leaf] = value
+    return convert(values, JobSpec)
