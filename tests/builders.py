@@ -9,7 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from contracts.arrays import pack_float32, pack_int32
-from contracts.rollouts import BatchTimings, Completion, Rollout, RolloutBatch, RolloutGroup
+from contracts.rollouts import (
+    BatchTimings,
+    Completion,
+    Prompt,
+    PromptBatch,
+    Rollout,
+    RolloutBatch,
+    RolloutGroup,
+    SamplingParams,
+)
 from contracts.spec import JobSpec
 from contracts.wire import convert
 
@@ -149,6 +158,32 @@ def rollout_batch(
 
     groups = [(tokens(prompt_tokens), [one_rollout() for _ in range(group_size)]) for _ in range(num_groups)]
     return batch_of(groups, **changes)
+
+
+def prompt_batch(prompts: Sequence[Sequence[int]], **changes: Any) -> PromptBatch:
+    """Prompts given by their token ids, to be sampled under version 0; changes replace fields."""
+    fields: dict[str, Any] = {
+        "job_id": "job",
+        "batch_id": "0/train/0",
+        "iteration": 0,
+        "purpose": "train",
+        "policy_version": 0,
+        "weights_digest": DIGEST,
+        "group_size": 2,
+        "sampling": SamplingParams(max_new_tokens=5),
+        "seed": 0,
+        "prompts": tuple(
+            Prompt(
+                prompt_id=f"train/{index}",
+                index=index,
+                token_ids=pack_int32(token_ids),
+                text=f"prompt {index}",
+                reference=str(index),
+            )
+            for index, token_ids in enumerate(prompts)
+        ),
+    }
+    return PromptBatch(**(fields | changes))
 
 
 def job_spec(**overrides: Any) -> JobSpec:

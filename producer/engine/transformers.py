@@ -51,8 +51,7 @@ class TransformersEngine:
         self._held: VerifiedWeights | None = None
         self._closing = threading.Event()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
-        if deterministic:
-            torch.use_deterministic_algorithms(True)
+        torch.use_deterministic_algorithms(deterministic)
         folder = model_folder(model, model_root)
         self._model = empty_model(folder, dtype=getattr(torch, model.dtype))
         self._eos_ids = end_of_sequence_ids(folder, self._model)
@@ -64,7 +63,11 @@ class TransformersEngine:
 
     async def generate(self, batch: PromptBatch) -> list[list[Completion]]:
         check_version(self._held, batch)
-        return await self._on_thread(partial(self._generate, batch))
+        try:
+            return await self._on_thread(partial(self._generate, batch))
+        except (RuntimeError, IndexError) as error:
+            # torch's own errors: out of memory, a token id beyond the vocabulary.
+            raise BatchFailed(f"batch {batch.batch_id}: the engine failed: {error}") from error
 
     async def load_weights(self, manifest: WeightManifest) -> None:
         self._held = None

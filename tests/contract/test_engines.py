@@ -1,0 +1,423 @@
+"""What every engine promises its worker: honest log-probs, complete batches, verified weights, equal bytes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file as load_numpy
+from safetensors.numpy import save_file as save_numpy
+from transformers import (
+    AutoModelForCausalLM,
+    PreTrainedModel,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from contracts.arrays import unpack_float32, unpack_int32
+from contracts.errors import BatchFailed, InvalidInput, WeightsRejected
+from contracts.rollouts import Completion, PromptBatch, SamplingParams
+from contracts.spec import ModelSpec
+from contracts.versions import WeightFile, WeightManifest, weights_digest
+from contracts.wire import encode
+from producer.engine.base import GenerationEngine, VerifiedWeights
+from producer.engine.fake import FakeEngine
+from producer.engine.transformers import TransformersEngine
+from tests.builders import prompt_batch, tiny_model_folder
+
+KINDS = ("fake", "qwen3", "llama")
+EOS = {"fake": 0, "qwen3": 1, "llama": 1}
+PROMPTS = ([5, 6, 7], [8], [4, 9, 10, 11, 12, 3, 2], [13, 5])
+"""Different lengths, so that padding is exercised."""
+SAMPLINGS = {
+    "plain": SamplingParams(max_new_tokens=6),
+    "cool": SamplingParams(max_new_tokens=6, temperature=0.7),
+    "nucleus": SamplingParams(max_new_tokens=6, top_p=0.9),
+    "top 5": SamplingParams(max_new_tokens=6, top_k=5),
+    "all": SamplingParams(max_new_tokens=6, temperature=0.7, top_p=0.9, top_k=5),
+    "greedy": SamplingParams(max_new_tokens=6, temperature=0.0),
+}
+
+Tensors = dict[str, np.ndarray]
+
+
+@dataclass
+class Rig:
+    """An engine, the weights that it may be given, and a full forward pass to check it against."""
+
+    kind: str
+    engine: GenerationEngine
+    run_root: Path
+    tensors: Tensors
+    full_logits: Callable[[list[int]], torch.Tensor]
+    """Tokens so far [S] → float32 logits [V] of the next one, under the tensors of version 0."""
+
+    def publish(self, version: int, tensors: Tensors | None = None) -> WeightManifest:
+        return publish(self.run_root, version, self.tensors if tensors is None else tensors)
+
+    def load(self, version: int = 0, tensors: Tensors | None = None) -> WeightManifest:
+        manifest = self.publish(version, tensors)
+        asyncio.run(self.engine.load_weights(manifest))
+        return manifest
+
+    def generate(self, manifest: WeightManifest, prompts: Sequence[Sequence[int]], **changes: Any) -> list:
+        return asyncio.run(self.engine.generate(under(manifest, prompts, **changes)))
+
+
+def under(manifest: WeightManifest, prompts: Sequence[Sequence[int]], **changes: Any) -> PromptBatch:
+    version, digest = manifest.policy_version, manifest.weights_digest
+    return prompt_batch(prompts, policy_version=version, weights_digest=digest, **changes)
+
+
+def publish(run_root: Path, version: int, tensors: Tensors) -> WeightManifest:
+    """Two shards, and a manifest as the trainer writes it."""
+    directory = f"job/weights/v{version:06d}"
+    (run_root / directory).mkdir(parents=True, exist_ok=True)
+    names = sorted(tensors)
+    files = []
+    for number, shard in enumerate((names[::2], names[1::2])):
+        path = run_root / directory / f"weights-{number}.safetensors"
+        save_numpy({name: tensors[name] for name in shard}, path)
+        files.append(WeightFile(name=path.name, num_bytes=path.stat().st_size))
+    return WeightManifest(
+        policy_version=version,
+        weights_digest=weights_digest(
+            (name, str(tensor.dtype), tensor.shape, tensor.tobytes()) for name, tensor in tensors.items()
+        ),
+        dtype="float32",
+        directory=directory,
+        files=tuple(files),
+    )
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("models")
+    tiny_model_folder(root, "qwen3", tied=True)
+    tiny_model_folder(root, "llama", tied=False)
+    return root
+
+
+@pytest.fixture(params=KINDS)
+def rig(request: pytest.FixtureRequest, folders: Path, tmp_path: Path) -> Iterator[Rig]:
+    built = fake_rig(tmp_path) if request.param == "fake" else transformers_rig(request.param, folders, tmp_path)
+    yield built
+    asyncio.run(built.engine.aclose())
+
+
+def fake_rig(run_root: Path) -> Rig:
+    tensors = {"scale": np.ones(3, dtype=np.float32), "bias": np.zeros((2, 2), dtype=np.float32)}
+    engine = FakeEngine(run_root=run_root, tensor_names=frozenset(tensors))
+    return Rig("fake", engine, run_root, tensors, lambda tokens: torch.from_numpy(engine.logits(tokens).copy()))
+
+
+def transformers_rig(architecture: str, folders: Path, run_root: Path) -> Rig:
+    engine = TransformersEngine(
+        ModelSpec(path=architecture), model_root=folders, run_root=run_root, deterministic=False
+    )
+    model = reference_model(folders / architecture)
+
+    def full_logits(tokens: list[int]) -> torch.Tensor:
+        with torch.inference_mode():
+            return model(input_ids=torch.tensor([tokens])).logits[0, -1]
+
+    return Rig(architecture, engine, run_root, load_numpy(folders / architecture / "model.safetensors"), full_logits)
+
+
+def reference_model(folder: Path) -> PreTrainedModel:
+    return cast(PreTrainedModel, AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)).eval()
+
+
+def filtered(logits: torch.Tensor, sampling: SamplingParams) -> torch.Tensor:
+    """transformers' own warpers, as the independent account of what the parameters mean."""
+    scores, ids = logits[None], torch.zeros(1, 1, dtype=torch.long)
+    if sampling.temperature > 0.0:
+        scores = TemperatureLogitsWarper(sampling.temperature)(ids, scores)
+    if sampling.top_k:
+        scores = TopKLogitsWarper(sampling.top_k)(ids, scores)
+    if sampling.top_p < 1.0:
+        scores = TopPLogitsWarper(sampling.top_p)(ids, scores)
+    return scores[0].log_softmax(dim=-1)
+
+
+def tokens_of(completion: Completion) -> list[int]:
+    return unpack_int32(completion.token_ids)
+
+
+@pytest.mark.parametrize("name", SAMPLINGS)
+def test_reported_logprobs_are_those_of_a_full_forward_pass(rig: Rig, name: str) -> None:
+    sampling = SAMPLINGS[name]
+    groups = rig.generate(rig.load(), PROMPTS, sampling=sampling)
+    for prompt, group in zip(PROMPTS, groups, strict=True):
+        for completion in group:
+            tokens = tokens_of(completion)
+            expected = [
+                filtered(rig.full_logits([*prompt, *tokens[:at]]), sampling)[token].item()
+                for at, token in enumerate(tokens)
+            ]
+            assert unpack_float32(completion.generator_logprobs) == pytest.approx(expected, abs=1e-4)
+
+
+def test_a_batch_is_complete_and_ends_where_it_must(rig: Rig) -> None:
+    eos, max_new_tokens = EOS[rig.kind], 12
+    groups = rig.generate(
+        rig.load(), PROMPTS, group_size=24, sampling=SamplingParams(max_new_tokens=max_new_tokens, temperature=4.0)
+    )
+    assert [len(group) for group in groups] == [24] * len(PROMPTS)
+    completions = [completion for group in groups for completion in group]
+    for completion in completions:
+        tokens = tokens_of(completion)
+        assert eos not in tokens[:-1]
+        assert completion.finish_reason == ("stop" if tokens[-1] == eos else "length")
+        assert completion.finish_reason == "stop" or len(tokens) == max_new_tokens
+    assert {completion.finish_reason for completion in completions} == {"stop", "length"}
+
+
+def test_sampled_tokens_have_the_frequencies_of_the_softmax(rig: Rig) -> None:
+    sampling, draws = SamplingParams(max_new_tokens=1), 2000
+    groups = rig.generate(rig.load(), [PROMPTS[0]], group_size=draws, sampling=sampling, seed=7)
+    expected = filtered(rig.full_logits(list(PROMPTS[0])), sampling).exp().numpy() * draws
+    observed = np.bincount([tokens_of(completion)[0] for completion in groups[0]], minlength=len(expected))
+    common = expected >= 5.0
+    pairs = [*zip(observed[common], expected[common], strict=True)]
+    if not common.all():
+        pairs.append((observed[~common].sum(), expected[~common].sum()))
+    chi_square = sum((seen - mean) ** 2 / mean for seen, mean in pairs)
+    freedom = len(pairs) - 1
+    assert freedom >= 5
+    assert chi_square < freedom + 4.0 * np.sqrt(2.0 * freedom)
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "llama"])
+def test_greedy_equals_the_generate_of_transformers(kind: str, folders: Path, tmp_path: Path) -> None:
+    rig = transformers_rig(kind, folders, tmp_path)
+    groups = rig.generate(
+        rig.load(), PROMPTS, group_size=1, sampling=SamplingParams(max_new_tokens=20, temperature=0.0)
+    )
+    model = reference_model(folders / kind)
+    for prompt, group in zip(PROMPTS, groups, strict=True):
+        answer = model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=20)
+        assert tokens_of(group[0]) == answer[0, len(prompt) :].tolist()
+    asyncio.run(rig.engine.aclose())
+
+
+def test_the_same_batch_gives_the_same_bytes_whatever_ran_before(rig: Rig) -> None:
+    manifest = rig.load()
+    first = encode(rig.generate(manifest, PROMPTS))
+    assert encode(rig.generate(manifest, PROMPTS)) == first
+    other = rig.generate(manifest, [[7, 7, 7, 7], [3]], group_size=5, iteration=1)
+    rig.load(1, scaled(rig.tensors, 0.5))
+    rig.load(0)
+    assert encode(rig.generate(manifest, PROMPTS)) == first
+    assert encode(other) != first
+
+
+def test_a_finished_row_changes_nothing_for_the_others(rig: Rig) -> None:
+    manifest = rig.load()
+    short, long = (
+        rig.generate(
+            manifest, PROMPTS, group_size=24, sampling=SamplingParams(max_new_tokens=max_new_tokens, temperature=4.0)
+        )
+        for max_new_tokens in (3, 9)
+    )
+    lengths = {len(tokens_of(completion)) for group in long for completion in group}
+    assert {1, 2} & lengths, "some row must finish before the short batch ends"
+    assert 9 in lengths
+    for before, after in zip(chain(*short), chain(*long), strict=True):
+        assert after.token_ids.startswith(before.token_ids)
+        assert after.generator_logprobs.startswith(before.generator_logprobs)
+
+
+def test_seed_iteration_purpose_prompt_and_sample_each_change_the_draw(rig: Rig) -> None:
+    manifest, sampling = rig.load(), SamplingParams(max_new_tokens=8)
+    same_prompts = [PROMPTS[0], PROMPTS[0]]
+    groups = rig.generate(manifest, same_prompts, sampling=sampling)
+    drawn = {completion.token_ids for group in groups for completion in group}
+    for change in ({"seed": 1}, {"iteration": 1}, {"purpose": "evaluation"}):
+        drawn.add(rig.generate(manifest, same_prompts, sampling=sampling, **change)[0][0].token_ids)
+    assert len(drawn) == 7
+
+
+def test_only_a_verified_load_sets_the_version(rig: Rig) -> None:
+    assert rig.engine.policy_version is None
+    manifest = rig.publish(3)
+    with pytest.raises(BatchFailed, match="no verified weights"):
+        rig.generate(manifest, PROMPTS)
+    asyncio.run(rig.engine.load_weights(manifest))
+    assert rig.engine.policy_version == VerifiedWeights(policy_version=3, weights_digest=manifest.weights_digest)
+
+
+def test_a_batch_of_another_version_is_refused(rig: Rig) -> None:
+    rig.load(0)
+    other = rig.publish(1, scaled(rig.tensors, 0.5))
+    with pytest.raises(BatchFailed, match="asks for version 1"):
+        rig.generate(other, PROMPTS)
+
+
+def test_new_weights_are_the_ones_that_sample(rig: Rig) -> None:
+    before = rig.generate(rig.load(0), PROMPTS, group_size=8)
+    after = rig.generate(rig.load(1, scaled(rig.tensors, 0.5)), PROMPTS, group_size=8)
+    assert encode(before) != encode(after)
+
+
+def flip_a_byte(folder: Path, tensors: Tensors) -> None:
+    path = folder / "weights-1.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+def shorten(folder: Path, tensors: Tensors) -> None:
+    path = folder / "weights-0.safetensors"
+    path.write_bytes(path.read_bytes()[:-4])
+
+
+def remove_a_file(folder: Path, tensors: Tensors) -> None:
+    (folder / "weights-0.safetensors").unlink()
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"), [(flip_a_byte, "digest"), (shorten, "bytes"), (remove_a_file, "is not at")]
+)
+def test_damaged_files_are_refused_and_leave_no_version(rig: Rig, damage: Callable[..., None], reason: str) -> None:
+    rig.load(0)
+    manifest = rig.publish(1, scaled(rig.tensors, 0.5))
+    damage(rig.run_root / manifest.directory, rig.tensors)
+    with pytest.raises(WeightsRejected, match=reason):
+        asyncio.run(rig.engine.load_weights(manifest))
+    assert rig.engine.policy_version is None
+    with pytest.raises(BatchFailed):
+        rig.generate(manifest, PROMPTS)
+
+
+def test_another_set_of_tensors_is_refused(rig: Rig) -> None:
+    first = sorted(rig.tensors)[0]
+    fewer = {name: tensor for name, tensor in rig.tensors.items() if name != first}
+    more = {**rig.tensors, "model.extra": np.zeros(1, dtype=np.float32)}
+    with pytest.raises(WeightsRejected, match=f"lacks 1 tensors, the first: {first}"):
+        rig.load(1, fewer)
+    with pytest.raises(WeightsRejected, match=r"the first: model\.extra"):
+        rig.load(2, more)
+    assert rig.engine.policy_version is None
+
+
+def test_a_manifest_of_other_contents_is_refused(rig: Rig) -> None:
+    honest, other = rig.publish(1, scaled(rig.tensors, 0.5)), rig.publish(0)
+    stale = WeightManifest(
+        policy_version=1,
+        weights_digest=other.weights_digest,
+        dtype="float32",
+        directory=honest.directory,
+        files=honest.files,
+    )
+    with pytest.raises(WeightsRejected, match=honest.weights_digest):
+        asyncio.run(rig.engine.load_weights(stale))
+
+
+def test_a_closed_engine_holds_and_generates_nothing(folders: Path, tmp_path: Path) -> None:
+    rig = transformers_rig("qwen3", folders, tmp_path)
+    manifest = rig.load()
+    asyncio.run(rig.engine.aclose())
+    assert rig.engine.policy_version is None
+    with pytest.raises(BatchFailed):
+        rig.generate(manifest, PROMPTS)
+
+
+def test_a_tensor_of_another_dtype_is_refused(folders: Path, tmp_path: Path) -> None:
+    rig = transformers_rig("llama", folders, tmp_path)
+    halves = {name: tensor.astype(np.float16) for name, tensor in rig.tensors.items()}
+    with pytest.raises(WeightsRejected, match="float16"):
+        rig.load(0, halves)
+
+
+def test_a_prompt_beyond_the_models_context_fails_its_batch(folders: Path, tmp_path: Path) -> None:
+    rig = transformers_rig("qwen3", folders, tmp_path)
+    with pytest.raises(BatchFailed, match="needs 130 tokens of context, the model has 128"):
+        rig.generate(rig.load(), [[5] * 120], sampling=SamplingParams(max_new_tokens=10))
+
+
+def test_a_diverged_model_fails_its_batch(folders: Path, tmp_path: Path) -> None:
+    rig = transformers_rig("llama", folders, tmp_path)
+    with pytest.raises(BatchFailed, match="not finite"):
+        rig.generate(rig.load(0, scaled(rig.tensors, float("nan"))), PROMPTS)
+
+
+def test_a_bfloat16_model_loads_and_samples(folders: Path, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    model = ModelSpec(path="qwen3", dtype="bfloat16")
+    engine = TransformersEngine(model, model_root=folders, run_root=tmp_path, deterministic=False)
+    tensors = {name: tensor.bfloat16() for name, tensor in load_file(folders / "qwen3" / "model.safetensors").items()}
+    save_file(tensors, tmp_path / "weights.safetensors")
+    manifest = WeightManifest(
+        policy_version=0,
+        weights_digest=weights_digest(
+            (name, "bfloat16", tuple(tensor.shape), tensor.view(torch.int16).numpy().tobytes())
+            for name, tensor in tensors.items()
+        ),
+        dtype="bfloat16",
+        directory=".",
+        files=(WeightFile(name="weights.safetensors", num_bytes=(tmp_path / "weights.safetensors").stat().st_size),),
+    )
+
+    async def run() -> list[list[Completion]]:
+        await engine.load_weights(manifest)
+        groups = await engine.generate(under(manifest, PROMPTS))
+        await engine.aclose()
+        return groups
+
+    assert [len(group) for group in asyncio.run(run())] == [2] * len(PROMPTS)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "problem"),
+    [
+        (lambda folder: (folder / "config.json").unlink(), "has no config.json"),
+        (
+            lambda folder: (folder / "config.json").write_text('{"model_type": "no-such-model"}'),
+            "not a causal language",
+        ),
+        (lambda folder: (folder / "tokenizer.json").unlink(), "has no tokenizer"),
+    ],
+)
+def test_a_bad_model_folder_is_named(tmp_path: Path, spoil: Callable[[Path], None], problem: str) -> None:
+    spoil(tiny_model_folder(tmp_path, "qwen3"))
+    with pytest.raises(InvalidInput, match=problem) as caught:
+        TransformersEngine(ModelSpec(path="qwen3"), model_root=tmp_path, run_root=tmp_path, deterministic=False)
+    assert caught.value.field == "model.path"
+
+
+def test_a_model_without_end_of_sequence_is_refused(tmp_path: Path) -> None:
+    folder = tiny_model_folder(tmp_path, "qwen3")
+    for name, wanted in (
+        ("config.json", '"eos_token_id": 1'),
+        ("generation_config.json", '"eos_token_id": 1'),
+        ("tokenizer_config.json", '"eos_token": "<eos>"'),
+    ):
+        path = folder / name
+        text = path.read_text()
+        assert wanted in text
+        path.write_text(text.replace(wanted, wanted.split(":")[0] + ": null"))
+    with pytest.raises(InvalidInput, match="no end-of-sequence token") as caught:
+        TransformersEngine(ModelSpec(path="qwen3"), model_root=tmp_path, run_root=tmp_path, deterministic=False)
+    assert caught.value.field == "model.path"
+
+
+def scaled(tensors: Tensors, factor: float) -> Tensors:
+    return {name: (tensor * factor).astype(np.float32) for name, tensor in tensors.items()}
+
+
+def test_a_token_beyond_the_vocabulary_fails_its_batch_and_not_the_engine(folders: Path, tmp_path: Path) -> None:
+    rig = transformers_rig("llama", folders, tmp_path)
+    manifest = rig.load()
+    with pytest.raises(BatchFailed, match="the engine failed"):
+        rig.generate(manifest, [[5, 10_000]])
+    assert len(rig.generate(manifest, PROMPTS)) == len(PROMPTS)
