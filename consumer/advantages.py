@@ -8,15 +8,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-def grpo_advantages(rewards: NDArray[np.float64], *, epsilon: float) -> NDArray[np.float32]:
+def grpo_advantages(rewards: NDArray[np.float64], *, epsilon: float) -> NDArray[np.float64]:
     """A = (r - mean) / (std + epsilon) inside each group, with the unbiased std (arXiv 2402.03300, section 4.1.2).
 
-    rewards: [k, G], G >= 2. Computed in float64, answered as float32 [k, G]. A group of equal rewards gives exactly
-    0.0, where a rounded mean would leave a residue that epsilon magnifies.
+    rewards: [k, G], G >= 2; answers [k, G], in float64: the loss rounds once to its own dtype. A group of equal rewards
+    gives exactly 0.0, where a rounded mean would leave a residue that epsilon magnifies.
     """
     centred = rewards - rewards.mean(axis=1, keepdims=True)
     advantages = centred / (rewards.std(axis=1, ddof=1, keepdims=True) + epsilon)
-    return np.where(equal_groups(rewards)[:, None], 0.0, advantages).astype(np.float32)
+    return np.where(equal_groups(rewards)[:, None], 0.0, advantages)
 
 
 def equal_groups(rewards: NDArray[np.float64]) -> NDArray[np.bool_]:

@@ -176,6 +176,11 @@ def _read_state(path: Path) -> CheckpointState:
         raise NotFound(f"cannot read: {error.strerror}", field=str(path)) from error
     except InvalidInput as error:
         raise ContractViolation(f"is damaged: {error}", field=str(path)) from error
+    if path.parent.name != f"i{state.iteration:06d}" or state.policy_version != state.iteration + 1:
+        raise ContractViolation(
+            f"says iteration {state.iteration}, version {state.policy_version}, against its folder's name",
+            field=str(path),
+        )
     if state.format_version != FORMAT_VERSION:
         raise ContractViolation(
             f"has format {state.format_version}, this release reads {FORMAT_VERSION}",

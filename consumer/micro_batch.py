@@ -42,7 +42,7 @@ class MicroBatch:
     generator_logprobs: Tensor
     """float32 [R, T_max]; 0.0 where loss_mask is False."""
     advantages: Tensor
-    """float32 [R]."""
+    """float64 [R]; the loss rounds them to the dtype of the log-probs."""
     group_index: Tensor
     """int64 [R]; the row's group in the rollout batch."""
 
@@ -52,7 +52,7 @@ def batch_rewards(batch: RolloutBatch) -> NDArray[np.float64]:
     return np.array([[rollout.reward for rollout in group.rollouts] for group in batch.groups], dtype=np.float64)
 
 
-def rows_that_teach(advantages: NDArray[np.float32], *, kl_coefficient: float) -> NDArray[np.int64]:
+def rows_that_teach(advantages: NDArray[np.float64], *, kl_coefficient: float) -> NDArray[np.int64]:
     """Rows whose gradient can differ from zero: those of nonzero advantage, or all of them under a KL term.
 
     advantages: [k, G]; answers flat row numbers, ascending. Left-out rows contribute exactly 0 to the summed loss.
@@ -62,7 +62,7 @@ def rows_that_teach(advantages: NDArray[np.float32], *, kl_coefficient: float) -
 
 
 def make_micro_batch(
-    batch: RolloutBatch, *, advantages: NDArray[np.float32], rows: NDArray[np.int64] | None = None
+    batch: RolloutBatch, *, advantages: NDArray[np.float64], rows: NDArray[np.int64] | None = None
 ) -> MicroBatch:
     """Decodes the chosen rows (default: all); P and T_max are the longest prompt and response among them.
 

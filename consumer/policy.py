@@ -17,6 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
 
 from consumer.micro_batch import MicroBatch
 from contracts.errors import InvalidInput
@@ -93,6 +94,7 @@ def load_policy(model: ModelSpec, *, model_root: Path, gradient_checkpointing: b
     Raises InvalidInput naming `model.path` where the folder is missing, is not a causal LM, lacks weights, or has no
     usable tokenizer.
     """
+    transformers_logging.disable_progress_bar()
     folder = model_root / model.path
     if not (folder / "config.json").is_file():
         problem = f"`{folder}` has no config.json" if folder.is_dir() else f"no folder `{folder}`"

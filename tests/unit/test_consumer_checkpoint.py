@@ -1,0 +1,233 @@
+"""Checkpoints: bit-exact resume, verified reading, nothing half-written."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import consumer.tensor_folder as tensor_folder
+from consumer.accumulation import ExactAccumulator
+from consumer.checkpoint import (
+    Checkpoint,
+    checkpoint_folders,
+    keep_newest,
+    latest_checkpoint,
+    read_checkpoint,
+    write_checkpoint,
+)
+from consumer.micro_step import train_micro_batch
+from consumer.optimizer import PolicyOptimizer, learning_rate_at
+from consumer.policy import Policy, load_policy
+from consumer.tensor_folder import tensors_digest
+from contracts.errors import ContractViolation, InvalidInput, NotFound, OnbeatError, WeightsRejected
+from contracts.run_folder import RunFolder
+from contracts.wire import decode_json, encode_json
+from tests.builders import job_spec, rollout_batch, tiny_model_folder
+
+SPEC = job_spec(optimizer__learning_rate=1e-2, optimizer__schedule="cosine", optimizer__warmup_iterations=1)
+
+
+class Run:
+    """The numeric core of a trainer: a policy, its optimizer, and iterations of two batches."""
+
+    def __init__(self, model_root: Path) -> None:
+        self.policy: Policy = load_policy(SPEC.model, model_root=model_root, gradient_checkpointing=False)
+        parameters = self.policy.trained_parameters()
+        self.optimizer = PolicyOptimizer(parameters, SPEC.optimizer)
+        self.accumulator = ExactAccumulator(parameters, max_micro_batches=2)
+
+    def train(self, iteration: int) -> None:
+        self.accumulator.zero()
+        for index in range(2):
+            batch = rollout_batch(seed=10 * iteration + index, batch_id=f"{iteration}/train/{index}")
+            train_micro_batch(self.policy, None, batch, SPEC, self.accumulator)
+        self.accumulator.total(16)
+        self.optimizer.step(learning_rate_at(iteration, SPEC.optimizer, SPEC.iterations))
+
+    def digest(self) -> str:
+        return tensors_digest(self.policy.weight_tensors())
+
+    def save(self, checkpoints: Path, iteration: int) -> Path:
+        folder = checkpoints / f"i{iteration:06d}"
+        write_checkpoint(
+            folder,
+            job_id="job",
+            iteration=iteration,
+            policy=self.policy,
+            optimizer=self.optimizer,
+            weights_digest=self.digest(),
+        )
+        return folder
+
+
+@pytest.fixture
+def model_root(tmp_path: Path) -> Path:
+    tiny_model_folder(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def checkpoints(tmp_path: Path) -> Path:
+    return RunFolder(tmp_path / "runs", "job").checkpoints
+
+
+def test_four_steps_are_two_steps_a_checkpoint_and_two_more_bit_for_bit(model_root: Path, checkpoints: Path) -> None:
+    straight = Run(model_root)
+    for iteration in range(4):
+        straight.train(iteration)
+
+    first = Run(model_root)
+    for iteration in range(2):
+        first.train(iteration)
+    first.save(checkpoints, 1)
+    random_after = torch.rand(3)
+
+    resumed = Run(model_root)
+    checkpoint = latest_checkpoint(checkpoints, job_id="job")
+    assert checkpoint is not None
+    checkpoint.restore(resumed.policy, resumed.optimizer)
+    assert torch.equal(torch.rand(3), random_after)
+    assert (checkpoint.state.iteration, checkpoint.state.policy_version) == (1, 2)
+    for iteration in range(2, 4):
+        resumed.train(iteration)
+
+    assert resumed.digest() == straight.digest()
+    expected = straight.optimizer.state_tensors()
+    assert resumed.optimizer.state_tensors().keys() == expected.keys()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in resumed.optimizer.state_tensors().items())
+
+
+def saved(model_root: Path, checkpoints: Path, iterations: int = 1) -> Path:
+    run = Run(model_root)
+    folder = checkpoints
+    for iteration in range(iterations):
+        run.train(iteration)
+        folder = run.save(checkpoints, iteration)
+    return folder
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "state.json"])
+def test_one_flipped_byte_is_found_and_its_file_named(model_root: Path, checkpoints: Path, name: str) -> None:
+    folder = saved(model_root, checkpoints)
+    content = bytearray((folder / name).read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    (folder / name).write_bytes(content)
+    with pytest.raises(ContractViolation, match=name):
+        read_checkpoint(folder)
+
+
+def test_weights_of_another_version_are_rejected(model_root: Path, checkpoints: Path) -> None:
+    folder = saved(model_root, checkpoints)
+    state = read_checkpoint(folder).state
+    (folder / "state.json").write_bytes(encode_json(msgspec.structs.replace(state, weights_digest="0" * 64)))
+    with pytest.raises(WeightsRejected, match="not version 1 as recorded"):
+        read_checkpoint(folder)
+
+
+def test_a_missing_file_is_named(model_root: Path, checkpoints: Path) -> None:
+    folder = saved(model_root, checkpoints)
+    (folder / "optimizer.safetensors").unlink()
+    with pytest.raises(NotFound, match=r"optimizer\.safetensors"):
+        read_checkpoint(folder)
+
+
+def test_a_checkpoint_under_another_iterations_name_is_refused(model_root: Path, checkpoints: Path) -> None:
+    renamed = saved(model_root, checkpoints).rename(checkpoints / "i000005")
+    with pytest.raises(ContractViolation, match="says iteration 0, version 1"):
+        read_checkpoint(renamed)
+
+
+def test_a_format_of_the_future_is_refused(model_root: Path, checkpoints: Path) -> None:
+    folder = saved(model_root, checkpoints)
+    values = decode_json((folder / "state.json").read_bytes(), dict) | {"format_version": 2}
+    (folder / "state.json").write_bytes(encode_json(values))
+    with pytest.raises(ContractViolation, match="format 2"):
+        read_checkpoint(folder)
+
+
+def test_the_latest_skips_damaged_and_unfinished_ones_and_says_why(
+    model_root: Path, checkpoints: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    saved(model_root, checkpoints, iterations=3)
+    (checkpoints / "i000002" / "model.safetensors").write_bytes(b"cut off")
+    shutil.copytree(checkpoints / "i000000", checkpoints / ".i000009.abc")
+    with caplog.at_level(logging.WARNING):
+        checkpoint = latest_checkpoint(checkpoints, job_id="job")
+    assert isinstance(checkpoint, Checkpoint)
+    assert checkpoint.folder.name == "i000001"
+    assert "checkpoint i000002 is skipped" in caplog.text
+    assert "model.safetensors" in caplog.text
+
+
+def test_a_foreign_jobs_checkpoint_is_not_resumed(model_root: Path, checkpoints: Path) -> None:
+    saved(model_root, checkpoints)
+    assert latest_checkpoint(checkpoints, job_id="another") is None
+    assert latest_checkpoint(checkpoints / "nowhere", job_id="job") is None
+
+
+def test_a_checkpoint_of_another_model_is_refused(model_root: Path, checkpoints: Path, tmp_path: Path) -> None:
+    folder = saved(model_root, checkpoints)
+    tiny_model_folder(tmp_path / "wide", hidden_size=64)
+    other = Run(tmp_path / "wide")
+    with pytest.raises(InvalidInput, match="has shape"):
+        read_checkpoint(folder).restore(other.policy, other.optimizer)
+
+
+def test_only_the_newest_are_kept_and_a_dead_writers_rest_goes(model_root: Path, checkpoints: Path) -> None:
+    saved(model_root, checkpoints, iterations=4)
+    (checkpoints / ".i000002.0123456789ab").mkdir()
+    (checkpoints / ".i000007.0123456789ab").mkdir()
+    keep_newest(checkpoints, 2)
+    assert [folder.name for folder in checkpoint_folders(checkpoints)] == ["i000002", "i000003"]
+    assert sorted(path.name for path in checkpoints.iterdir()) == [".i000007.0123456789ab", "i000002", "i000003"]
+
+
+def test_writing_an_iteration_again_replaces_it(model_root: Path, checkpoints: Path) -> None:
+    run = Run(model_root)
+    run.train(0)
+    run.save(checkpoints, 0)
+    run.train(1)
+    folder = run.save(checkpoints, 0)
+    assert read_checkpoint(folder).state.weights_digest == run.digest()
+    assert [path.name for path in checkpoints.iterdir()] == ["i000000"]
+
+
+def test_a_full_disk_names_the_folder_and_leaves_the_previous_checkpoint_alone(
+    model_root: Path, checkpoints: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(model_root)
+    run.train(0)
+    run.save(checkpoints, 0)
+    run.train(1)
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, os.strerror(28))
+
+    monkeypatch.setattr(tensor_folder.os, "fsync", full)
+    for iteration in (0, 1):
+        with pytest.raises(OnbeatError, match=rf"i00000{iteration}: cannot write: .*No space left"):
+            run.save(checkpoints, iteration)
+    assert [path.name for path in checkpoints.iterdir()] == ["i000000"]
+    assert read_checkpoint(checkpoints / "i000000").state.iteration == 0
+
+
+def test_a_folder_that_cannot_be_made_is_named(model_root: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    run = Run(model_root)
+    run.train(0)
+    with pytest.raises(OnbeatError, match="cannot write"):
+        run.save(tmp_path / "file", 0)
+
+
+def test_model_file_loads_with_plain_safetensors(model_root: Path, checkpoints: Path, tmp_path: Path) -> None:
+    folder = saved(model_root, checkpoints)
+    tensors = load_file(folder / "model.safetensors")
+    save_file(tensors, tmp_path / "copy.safetensors")
+    assert tensors["model.norm.weight"].dtype == torch.float32

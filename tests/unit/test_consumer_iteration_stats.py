@@ -1,0 +1,109 @@
+"""Numbers of an iteration."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+
+import pytest
+import torch
+
+from consumer.iteration_stats import MicroBatchStats, Mismatch, iteration_numbers, measure_batch, measure_mismatch
+from consumer.micro_batch import batch_rewards
+from contracts.errors import ContractViolation
+from contracts.events import IterationMetrics
+from tests.builders import batch_of, rollout, rollout_batch
+
+
+def stats(index: int, **changes: object) -> MicroBatchStats:
+    batch = rollout_batch(seed=index, batch_id=f"0/train/{index}", rewards=(0.0, 0.1, 0.7))
+    return dataclasses.replace(measure_batch(batch, batch_rewards(batch)), **changes)  # type: ignore[arg-type]
+
+
+def test_a_batch_is_measured_by_its_rewards_lengths_and_groups() -> None:
+    batch = batch_of(
+        [([5], [rollout([1, 2, 3], 1.0), rollout([1], 0.0)]), ([6], [rollout([1, 2], 0.5), rollout([4, 4], 0.5)])]
+    )
+    measured = measure_batch(batch, batch_rewards(batch))
+    assert measured.rewards == (1.0, 0.0, 0.5, 0.5)
+    assert measured.component_sums == {"exact": 2.0}
+    assert (measured.num_groups, measured.num_equal_groups) == (2, 1)
+    assert (measured.num_tokens, measured.longest_response_tokens, measured.num_truncated) == (8, 3, 0)
+
+
+def test_mismatch_is_measured_over_unmasked_tokens() -> None:
+    trainer = torch.tensor([[-1.0, -2.0], [-3.0, 100.0]])
+    generator = torch.tensor([[-1.0, -1.5], [-3.0, 0.0]])
+    mismatch = measure_mismatch(trainer, generator, torch.tensor([[True, True], [True, False]]))
+    rho = math.exp(-0.5)
+    assert (mismatch.num_tokens, mismatch.largest) == (3, 0.5)
+    assert mismatch.k3_sum == pytest.approx(rho + 0.5 - 1.0)
+    assert mismatch.rho_sum == pytest.approx(2.0 + rho)
+    assert mismatch.rho_square_sum == pytest.approx(2.0 + rho**2)
+
+
+def test_generator_logprobs_that_are_not_finite_are_refused() -> None:
+    with pytest.raises(ContractViolation, match="generator_logprobs"):
+        measure_mismatch(torch.zeros(1, 1), torch.tensor([[math.nan]]), torch.tensor([[True]]))
+
+
+def test_numbers_of_an_iteration_by_hand() -> None:
+    first = MicroBatchStats(
+        batch_id="0/train/0",
+        rewards=(1.0, 0.0),
+        component_sums={"exact": 1.0},
+        num_groups=1,
+        num_equal_groups=0,
+        num_tokens=6,
+        longest_response_tokens=4,
+        num_truncated=1,
+        loss_sum=-0.4,
+        num_clipped=3,
+        k3_sum=0.6,
+        mismatch=Mismatch(num_tokens=6, k3_sum=0.3, largest=0.2, rho_sum=6.0, rho_square_sum=12.0),
+    )
+    second = dataclasses.replace(
+        first,
+        batch_id="0/train/1",
+        rewards=(0.0, 0.0),
+        component_sums={},
+        num_equal_groups=1,
+        num_tokens=2,
+        longest_response_tokens=1,
+        num_truncated=0,
+        loss_sum=0.0,
+        num_clipped=0,
+        k3_sum=0.0,
+        mismatch=Mismatch(),
+    )
+    numbers = iteration_numbers([second, first])
+    assert numbers.num_batches == 2
+    assert (numbers.num_completions, numbers.num_tokens) == (4, 8)
+    assert (numbers.reward_mean, numbers.reward_std) == (0.25, 0.5)
+    assert numbers.reward_components == {"exact": 0.25}
+    assert numbers.zero_advantage_share == 0.5
+    assert (numbers.response_tokens_mean, numbers.response_tokens_max) == (2.0, 4)
+    assert numbers.truncated_share == 0.25
+    assert numbers.loss == pytest.approx(-0.1)
+    assert (numbers.clip_share, numbers.kl_to_reference) == (0.5, pytest.approx(0.1))
+    assert (numbers.mismatch_k3, numbers.mismatch_max) == (pytest.approx(0.05), 0.2)
+    assert numbers.effective_sample_share == 36.0 / (6 * 12.0)
+
+
+def test_numbers_do_not_depend_on_the_order_of_arrival() -> None:
+    batches = [stats(index, loss_sum=0.1 * index, k3_sum=0.7**index) for index in range(6)]
+    expected = iteration_numbers(batches)
+    for seed in range(5):
+        random.Random(seed).shuffle(batches)
+        assert iteration_numbers(batches) == expected
+
+
+def test_an_iteration_that_teaches_nothing_has_numbers_too() -> None:
+    numbers = iteration_numbers([stats(0)])
+    assert (numbers.loss, numbers.mismatch_k3, numbers.effective_sample_share) == (0.0, 0.0, 1.0)
+
+
+def test_every_number_is_a_field_of_the_iterations_metrics() -> None:
+    names = {field.name for field in dataclasses.fields(type(iteration_numbers([stats(0)])))}
+    assert names <= set(IterationMetrics.__struct_fields__)
