@@ -1,0 +1,86 @@
+"""Where a stack says how to reach it: `<run_dir>/stack.json`, readable by its owner alone, gone when the stack is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from contracts.errors import Conflict, InvalidInput
+from contracts.settings import PREFIX
+from contracts.wire import Record, decode_json, encode_json
+from onbeat.embedded_redis import write_private
+
+FILE_NAME = "stack.json"
+DEFAULT_RUN_DIR = "runs"
+
+
+class StackFile(Record, kw_only=True):
+    """How a client reaches the gateway."""
+
+    gateway_url: str
+    api_key: str
+    pid: int
+    """Process that runs the stack."""
+
+
+class GatewayAccess(Record, kw_only=True):
+    """Where the gateway is, the key, and the folder of its runs."""
+
+    url: str
+    key: str
+    run_root: str
+
+
+def write_stack_file(run_root: Path, stack: StackFile) -> Path:
+    """Raises Conflict while the stack of an earlier file lives: two stacks must not share a run folder."""
+    path = run_root / FILE_NAME
+    refuse_second_stack(run_root)
+    write_private(path, encode_json(stack).decode())
+    return path
+
+
+def refuse_second_stack(run_root: Path) -> None:
+    existing = read_stack_file(run_root)
+    if existing is not None and existing.pid != os.getpid() and _is_alive(existing.pid):
+        raise Conflict(
+            f"process {existing.pid} runs a stack there", field="run_dir", cure="stop it, or choose another --run-dir"
+        )
+
+
+def read_stack_file(run_root: Path) -> StackFile | None:
+    try:
+        return decode_json((run_root / FILE_NAME).read_bytes(), StackFile)
+    except FileNotFoundError:
+        return None
+    except NotADirectoryError as error:
+        raise InvalidInput(f"{run_root} is not a folder", field="run_dir") from error
+    except PermissionError as error:
+        raise InvalidInput(f"{run_root / FILE_NAME} belongs to another user", field="run_dir") from error
+
+
+def gateway_access(
+    environment: Mapping[str, str], *, gateway: str | None, api_key: str | None, run_dir: Path | None
+) -> GatewayAccess:
+    """Flags first, then ONBEAT_GATEWAY_URL and ONBEAT_API_KEY, then the stack file of the run folder."""
+    run_root = run_dir or Path(environment.get(f"{PREFIX}RUN_ROOT") or DEFAULT_RUN_DIR)
+    stack = read_stack_file(run_root)
+    url = gateway or environment.get(f"{PREFIX}GATEWAY_URL") or (stack.gateway_url if stack else "")
+    key = api_key or environment.get(f"{PREFIX}API_KEY") or (stack.api_key if stack else "")
+    if not url:
+        raise InvalidInput(
+            f"no stack is running in {run_root}",
+            field="gateway",
+            cure="start one with `onbeat up`, or give --gateway URL or --run-dir DIR",
+        )
+    return GatewayAccess(url=url, key=key, run_root=str(run_root.resolve()))
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

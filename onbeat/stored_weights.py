@@ -1,0 +1,115 @@
+"""Digests of the weights that a run folder still holds, recomputed from the bytes: no torch, no copy.
+
+A safetensors file is an 8-byte little-endian header length, a JSON header (name → dtype, shape, data_offsets), and
+the tensors' little-endian bytes (https://github.com/huggingface/safetensors#format).
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import re
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from contracts.errors import ContractViolation
+from contracts.run_folder import RunFolder
+from contracts.versions import weights_digest
+
+TORCH_NAMES = {
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "I64": "int64",
+    "I32": "int32",
+    "I16": "int16",
+    "I8": "int8",
+    "U8": "uint8",
+    "BOOL": "bool",
+}
+MAX_HEADER_BYTES = 100_000_000
+VERSION_FOLDER = re.compile(r"v(\d{6,})")
+CHECKPOINT_FOLDER = re.compile(r"i(\d{6,})")
+Tensor = tuple[str, str, tuple[int, ...], memoryview]
+
+
+def digests_on_disk(folder: RunFolder) -> dict[str, tuple[int, str]]:
+    """Folder below the run root → (policy version, digest of its tensors).
+
+    A checkpoint after iteration t holds version t + 1. Folders that a writer has not finished have other names.
+    Raises ContractViolation that names a damaged file.
+    """
+    found: dict[str, tuple[int, str]] = {}
+    for path, version, files in _versions(folder):
+        try:
+            found[folder.relative(path)] = (version, digest_of(files))
+        except ContractViolation:
+            if path.exists():
+                raise
+            # A running trainer has just removed this old version.
+    return found
+
+
+def _versions(folder: RunFolder) -> Iterator[tuple[Path, int, list[Path]]]:
+    for path in _folders(folder.weights):
+        if match := VERSION_FOLDER.fullmatch(path.name):
+            yield path, int(match[1]), sorted(path.glob("*.safetensors"))
+    for path in _folders(folder.checkpoints):
+        if match := CHECKPOINT_FOLDER.fullmatch(path.name):
+            yield path, int(match[1]) + 1, [path / "model.safetensors"]
+
+
+def digest_of(paths: list[Path]) -> str:
+    """`contracts.versions.weights_digest` over the tensors of all files."""
+    return weights_digest(tensor for path in paths for tensor in read_tensors(path))
+
+
+def read_tensors(path: Path) -> Iterator[Tensor]:
+    """(name, torch dtype name, shape, bytes) of each tensor; the bytes are a view that ends with the iteration."""
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+            yield from _tensors(path, memoryview(mapped))
+    except (OSError, ValueError) as error:
+        raise ContractViolation(f"cannot be read: {error}", field=str(path)) from error
+
+
+def _tensors(path: Path, data: memoryview) -> Iterator[Tensor]:
+    with data:
+        header, start = _header(path, data)
+        for name, entry in header.items():
+            if name == "__metadata__":
+                continue
+            try:
+                dtype, shape = TORCH_NAMES[entry["dtype"]], tuple(entry["shape"])
+                first, last = entry["data_offsets"]
+            except (KeyError, TypeError, ValueError) as error:
+                raise ContractViolation(f"tensor {name} has a damaged header", field=str(path)) from error
+            if not start <= start + first <= start + last <= len(data):
+                raise ContractViolation(f"tensor {name} lies outside the file", field=str(path))
+            with data[start + first : start + last] as view:
+                yield name, dtype, shape, view
+
+
+def _header(path: Path, data: memoryview) -> tuple[dict[str, Any], int]:
+    """Header, and where the tensors' bytes start."""
+    if len(data) < 8:
+        raise ContractViolation("is too short to be safetensors", field=str(path))
+    (num_bytes,) = struct.unpack("<Q", data[:8])
+    if num_bytes > min(MAX_HEADER_BYTES, len(data) - 8):
+        raise ContractViolation("has a damaged header", field=str(path))
+    try:
+        header = json.loads(bytes(data[8 : 8 + num_bytes]))
+    except ValueError as error:
+        raise ContractViolation("has a damaged header", field=str(path)) from error
+    if not isinstance(header, dict):
+        raise ContractViolation("has a damaged header", field=str(path))
+    return header, 8 + num_bytes
+
+
+def _folders(parent: Path) -> list[Path]:
+    return sorted(path for path in parent.iterdir() if path.is_dir()) if parent.is_dir() else []

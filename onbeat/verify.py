@@ -1,0 +1,212 @@
+"""Re-checks a job's audit chain and the weights that are still on disk: a function of values, and no trust.
+
+What it proves of a run whose records it is given, oldest first:
+
+- the chain: each record holds the digest of the one before (`previous`), and its own digest is the one recorded;
+- the ledger: each iteration was committed once, in order, with exactly its expected batches (I3);
+- the versions: iteration t used version t and one digest, and what it made is what t + 1 used (I2, I4);
+- the trainers: epochs never decrease; a step back is a recorded rewind under a newer epoch, and a deterministic job
+  that replays an iteration makes the same weights again (I7);
+- the files: weights and checkpoints on disk have the digests that the chain says.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from contracts.events import AuditRecord, record_digest
+from contracts.spec import JobSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditEntry:
+    """A record with the digest that the broker stored for it."""
+
+    record: AuditRecord
+    digest: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """`gaps` is empty for a run that holds."""
+
+    num_records: int
+    num_iterations: int
+    num_batches: int
+    num_rewinds: int
+    num_versions_on_disk: int = 0
+    gaps: tuple[str, ...] = ()
+
+    @property
+    def verified(self) -> bool:
+        return not self.gaps
+
+
+@dataclass
+class _Walk:
+    """What the records so far say."""
+
+    gaps: list[str] = field(default_factory=list)
+    next_iteration: int = 0
+    epoch: int = 0
+    previous: str = ""
+    digests: dict[int, str] = field(default_factory=dict)
+    """Version → weights digest."""
+    made_by: dict[int, str] = field(default_factory=dict)
+    """Iteration → digest of the version that it made when it was first committed."""
+    rewinds: int = 0
+
+
+def verify_run(
+    entries: Sequence[AuditEntry], spec: JobSpec, *, complete: bool, digests_on_disk: Mapping[str, tuple[int, str]]
+) -> Verdict:
+    """complete: the job succeeded, so that nothing may be missing at the end.
+
+    digests_on_disk: folder → (policy version, recomputed digest), from `stored_weights.digests_on_disk`.
+    """
+    walk = _Walk()
+    for position, entry in enumerate(entries):
+        _check_link(walk, entry, position)
+        if entry.record.kind == "commit":
+            _check_commit(walk, entry.record, spec)
+        elif entry.record.kind == "rewind":
+            _check_rewind(walk, entry.record)
+        else:
+            walk.gaps.append(f"record {position}: unknown kind `{entry.record.kind}`")
+    if complete:
+        _check_end(walk, spec)
+    _check_files(walk, digests_on_disk)
+    final = {entry.record.iteration: entry.record for entry in entries if entry.record.kind == "commit"}
+    return Verdict(
+        num_records=len(entries),
+        num_iterations=sum(1 for iteration in final if iteration < spec.iterations),
+        num_batches=sum(len(record.batches) for record in final.values()),
+        num_rewinds=walk.rewinds,
+        num_versions_on_disk=len(digests_on_disk),
+        gaps=tuple(walk.gaps),
+    )
+
+
+def expected_batches(spec: JobSpec, iteration: int) -> frozenset[str]:
+    """Training batches of an iteration; none after the last one, which only evaluates."""
+    if iteration >= spec.iterations:
+        return frozenset()
+    return frozenset(f"{iteration}/train/{index}" for index in range(spec.rollout.batches_per_iteration))
+
+
+def evaluates(spec: JobSpec, iteration: int) -> bool:
+    """Whether the held-out prompts are sampled under version `iteration`: before, after, and every N iterations."""
+    every = spec.evaluation.every_iterations
+    if spec.evaluation.num_prompts == 0:
+        return False
+    return iteration in (0, spec.iterations) or (every > 0 and iteration % every == 0)
+
+
+def num_evaluation_batches(spec: JobSpec) -> int:
+    """Batches of one evaluation: the held-out prompts under the job's sampling, and again greedily."""
+    passes = 2 if spec.evaluation.greedy else 1
+    return passes * math.ceil(spec.evaluation.num_prompts / spec.evaluation.prompts_per_batch)
+
+
+def _check_link(walk: _Walk, entry: AuditEntry, position: int) -> None:
+    actual = record_digest(entry.record)
+    name = f"record {position} ({entry.record.kind} of iteration {entry.record.iteration})"
+    if entry.digest != actual:
+        walk.gaps.append(f"{name}: its digest is {actual[:12]}, recorded is {entry.digest[:12]}: it was changed")
+    if entry.record.previous != walk.previous:
+        walk.gaps.append(
+            f"{name}: it follows {entry.record.previous[:12] or 'nothing'}, "
+            f"the record before is {walk.previous[:12] or 'none'}: one is missing or out of order"
+        )
+    walk.previous = actual
+
+
+def _check_commit(walk: _Walk, record: AuditRecord, spec: JobSpec) -> None:
+    name = f"iteration {record.iteration}"
+    if record.iteration != walk.next_iteration:
+        walk.gaps.append(f"{name} was committed where iteration {walk.next_iteration} was due")
+    if record.policy_version != record.iteration:
+        walk.gaps.append(f"{name} used version {record.policy_version}")
+    _check_epoch(walk, record, name)
+    _check_version(walk, record.policy_version, record.weights_digest, name)
+    _check_batches(walk, record, spec, name)
+    if record.next_weights_digest:
+        _check_made(walk, record, spec, name)
+    elif record.iteration < spec.iterations:
+        walk.gaps.append(f"{name} made no version")
+    walk.next_iteration = record.iteration + 1
+
+
+def _check_rewind(walk: _Walk, record: AuditRecord) -> None:
+    name = f"rewind to iteration {record.iteration}"
+    walk.rewinds += 1
+    if record.iteration > walk.next_iteration:
+        walk.gaps.append(f"{name}: only {walk.next_iteration} iterations were committed before it")
+    if record.trainer_epoch <= walk.epoch:
+        walk.gaps.append(f"{name}: epoch {record.trainer_epoch} is not above {walk.epoch}, of the trainer before")
+    _check_epoch(walk, record, name)
+    _check_version(walk, record.iteration, record.weights_digest, name)
+    # What the abandoned future made is no longer a version of this run.
+    walk.digests = {version: digest for version, digest in walk.digests.items() if version <= record.iteration}
+    walk.next_iteration = record.iteration
+
+
+def _check_epoch(walk: _Walk, record: AuditRecord, name: str) -> None:
+    if record.trainer_epoch < walk.epoch:
+        walk.gaps.append(f"{name}: trainer epoch fell from {walk.epoch} to {record.trainer_epoch}")
+    walk.epoch = max(walk.epoch, record.trainer_epoch)
+
+
+def _check_version(walk: _Walk, version: int, digest: str, name: str) -> None:
+    known = walk.digests.setdefault(version, digest)
+    if known != digest:
+        walk.gaps.append(f"{name}: version {version} has digest {digest[:12]}, the step that made it says {known[:12]}")
+
+
+def _check_made(walk: _Walk, record: AuditRecord, spec: JobSpec, name: str) -> None:
+    first = walk.made_by.setdefault(record.iteration, record.next_weights_digest)
+    if spec.deterministic and first != record.next_weights_digest:
+        made = f"{record.next_weights_digest[:12]} when it was replayed, {first[:12]} before"
+        walk.gaps.append(f"{name}: it made {made}, although the job is deterministic")
+    walk.digests[record.policy_version + 1] = record.next_weights_digest
+
+
+def _check_batches(walk: _Walk, record: AuditRecord, spec: JobSpec, name: str) -> None:
+    accounted = set(record.batches) | set(record.abandoned)
+    if both := sorted(set(record.batches) & set(record.abandoned)):
+        walk.gaps.append(f"{name}: {_some(both)} are counted both as used and as abandoned")
+    if record.abandoned and spec.rollout.on_failed_batch == "fail":
+        walk.gaps.append(f"{name}: {_some(sorted(record.abandoned))} were abandoned, which this job does not allow")
+    if undigested := sorted(batch for batch, digest in record.batches.items() if not digest):
+        walk.gaps.append(f"{name}: {_some(undigested)} have no digest")
+    expected = set(expected_batches(spec, record.iteration))
+    if evaluates(spec, record.iteration):
+        expected |= {f"{record.iteration}/evaluation/{index}" for index in range(num_evaluation_batches(spec))}
+    if missing := sorted(expected - accounted):
+        walk.gaps.append(f"{name}: {_some(missing)} are missing")
+    if extra := sorted(accounted - expected):
+        walk.gaps.append(f"{name}: {_some(extra)} were not expected")
+
+
+def _check_end(walk: _Walk, spec: JobSpec) -> None:
+    last = spec.iterations if evaluates(spec, spec.iterations) else spec.iterations - 1
+    if walk.next_iteration <= last:
+        walk.gaps.append(f"the job succeeded, but iteration {walk.next_iteration} of 0 to {last} was never committed")
+
+
+def _check_files(walk: _Walk, digests_on_disk: Mapping[str, tuple[int, str]]) -> None:
+    for folder, (version, digest) in sorted(digests_on_disk.items()):
+        known = walk.digests.get(version)
+        if known is None:
+            # The version that a running trainer has just made, or one that a rewind took back, is in no record.
+            if version <= max(walk.digests, default=-1):
+                walk.gaps.append(f"{folder}: version {version} is in no record")
+        elif known != digest:
+            walk.gaps.append(f"{folder}: the files have digest {digest[:12]}, version {version} is {known[:12]}")
+
+
+def _some(names: Sequence[str], limit: int = 3) -> str:
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more
