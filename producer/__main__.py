@@ -1,0 +1,92 @@
+"""`python -m producer`: one generator, until SIGTERM or SIGINT.
+
+Exit 0 after a clean stop; 1 with one line when Redis stays away or a task dies; 2 for a bad setting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+import uuid
+from functools import partial
+
+import httpx
+
+from broker.client import connect
+from broker.generator_side import GeneratorSide
+from broker.job_store import JobStore
+from broker.presence import Presence
+from contracts.errors import InvalidInput, OnbeatError
+from contracts.settings import StackSettings, settings_from
+from producer.broker_seam import BrokerCalls
+from producer.detokenizer import FolderDetokenizer
+from producer.engine.factory import make_engine
+from producer.reward_client import RewardClient
+from producer.served_model import ServedModel
+from producer.worker import Worker
+from telemetry.logs import configure
+
+log = logging.getLogger(__name__)
+
+
+async def serve(settings: StackSettings, *, generator_id: str) -> None:
+    """Wires the worker to its broker, reward service and model, and runs it until a signal."""
+    broker = await asyncio.to_thread(connect, settings)
+    async with httpx.AsyncClient(base_url=settings.reward_url) as http:
+        worker = Worker(
+            generator_id=generator_id,
+            jobs=JobStore(broker),
+            make_side=lambda job_id: GeneratorSide(broker, job_id, generator_id),
+            presence=Presence(broker),
+            calls=BrokerCalls(timeout_s=settings.broker_timeout_s),
+            model=ServedModel(partial(make_engine, settings=settings), partial(FolderDetokenizer, settings=settings)),
+            rewards=RewardClient(http),
+        )
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, worker.stop)
+        log.info("generator %s serves the active jobs", generator_id)
+        await worker.run()
+    log.info("generator %s left", generator_id)
+
+
+def new_generator_id() -> str:
+    """Host and process for people, random characters because a container's process is always number 1."""
+    return f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:4]}"
+
+
+def main() -> int:
+    configure(StackSettings(), service="producer")
+    try:
+        settings = settings_from(os.environ)
+    except InvalidInput as error:
+        log.error("%s", error)
+        return 2
+    configure(settings, service="producer")
+    try:
+        asyncio.run(serve(settings, generator_id=new_generator_id()))
+    except OnbeatError as error:
+        log.error("%s", error)
+        return 1
+    except BaseExceptionGroup as group:
+        ours, others = group.split(OnbeatError)
+        if others is not None:
+            raise
+        log.error("%s", first_error(ours))
+        return 1
+    return 0
+
+
+def first_error(group: BaseExceptionGroup | None) -> BaseException | None:
+    """The first leaf of nested groups."""
+    error: BaseException | None = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,101 @@
+"""What the worker needs of the broker, and no more: `broker.generator_side` and its siblings fit these Protocols.
+
+The broker's API is synchronous; `BrokerCalls` runs it on threads of its own, and outlasts a server that restarts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, ParamSpec, Protocol, TypeVar
+
+from contracts.errors import BrokerFull, BrokerUnavailable
+from contracts.rollouts import RolloutBatch
+from contracts.spec import JobSpec
+
+if TYPE_CHECKING:
+    from broker.generator_side import Claim, FailOutcome, PublishOutcome
+    from broker.presence import GeneratorInfo
+
+log = logging.getLogger(__name__)
+P = ParamSpec("P")
+T = TypeVar("T")
+
+FIRST_PAUSE_S = 0.1
+LONGEST_PAUSE_S = 2.0
+NUM_THREADS = 8
+"""Calls at once: the serve loop's, the heartbeat's, and one for each batch that is being published."""
+
+
+class JobSide(Protocol):
+    """The generator's side of one job."""
+
+    def claim(self, lease_s: float) -> Claim | None: ...
+
+    def wait_for_prompts(self, timeout_s: float) -> object: ...
+
+    def renew(self, claims: Sequence[Claim]) -> list[Claim]: ...
+
+    def publish(self, claim: Claim, batch: RolloutBatch) -> PublishOutcome: ...
+
+    def fail(self, claim: Claim, reason: str) -> FailOutcome: ...
+
+
+class Jobs(Protocol):
+    """The jobs that want generators."""
+
+    def active_jobs(self) -> list[str]: ...
+
+    def spec(self, job_id: str) -> JobSpec: ...
+
+
+class PresenceBoard(Protocol):
+    """Who is alive."""
+
+    def beat(self, generator_id: str, info: GeneratorInfo) -> object: ...
+
+    def leave(self, generator_id: str) -> object: ...
+
+
+class BrokerCalls:
+    """Awaitable calls of the broker. One deadline for each: how long the server may be away."""
+
+    def __init__(
+        self,
+        *,
+        timeout_s: float,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._sleep = sleep
+        self._threads = ThreadPoolExecutor(max_workers=NUM_THREADS, thread_name_prefix="broker")
+
+    async def __call__(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """The function's result. Every transition is safe to repeat, so a call whose answer was lost is made again.
+
+        Raises BrokerUnavailable or BrokerFull after timeout_s without an answer.
+        """
+        work = partial(function, *args, **kwargs)
+        first_failure_s: float | None = None
+        pause_s = FIRST_PAUSE_S
+        while True:
+            try:
+                return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+            except (BrokerUnavailable, BrokerFull) as error:
+                now_s = self._clock()
+                if first_failure_s is None:
+                    first_failure_s = now_s
+                    log.warning("%s; trying again for %.0f s", error, self._timeout_s)
+                if now_s - first_failure_s >= self._timeout_s:
+                    raise
+            await self._sleep(pause_s)
+            pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,72 @@
+"""Pure steps between an engine's completions and a RolloutBatch: reward items, then the record (I1)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from contracts.rewards import RewardItem, Scored
+from contracts.rollouts import BatchTimings, Completion, Prompt, PromptBatch, Rollout, RolloutBatch, RolloutGroup
+from producer.engine.base import VerifiedWeights
+
+T = TypeVar("T")
+
+
+def reward_items(batch: PromptBatch, texts: Sequence[str]) -> list[RewardItem]:
+    """k·G completion texts, prompt by prompt → k·G items."""
+    return [
+        RewardItem(prompt=prompt.text, completion=text, reference=prompt.reference, task_entry=prompt.task_entry)
+        for prompt, group in zip(batch.prompts, _by_prompt(texts, batch), strict=True)
+        for text in group
+    ]
+
+
+def rollout_batch(
+    batch: PromptBatch,
+    *,
+    completions: Sequence[Completion],
+    texts: Sequence[str],
+    scored: Sequence[Scored],
+    weights: VerifiedWeights,
+    generator_id: str,
+    attempt: int,
+    timings: BatchTimings,
+) -> RolloutBatch:
+    """k·G completions, texts and scores, prompt by prompt → the batch that the fence checks.
+
+    `weights` are those that the engine verified, not those that were asked for (I2).
+    """
+    rollouts = [
+        Rollout(completion=completion, text=text, reward=score.reward, reward_breakdown=score.breakdown)
+        for completion, text, score in zip(completions, texts, scored, strict=True)
+    ]
+    return RolloutBatch(
+        job_id=batch.job_id,
+        batch_id=batch.batch_id,
+        iteration=batch.iteration,
+        purpose=batch.purpose,
+        policy_version=weights.policy_version,
+        weights_digest=weights.weights_digest,
+        group_size=batch.group_size,
+        generator_id=generator_id,
+        attempt=attempt,
+        timings=timings,
+        groups=tuple(
+            _group(prompt, group) for prompt, group in zip(batch.prompts, _by_prompt(rollouts, batch), strict=True)
+        ),
+    )
+
+
+def _group(prompt: Prompt, rollouts: Sequence[Rollout]) -> RolloutGroup:
+    return RolloutGroup(
+        prompt_id=prompt.prompt_id,
+        prompt_index=prompt.index,
+        prompt_token_ids=prompt.token_ids,
+        rollouts=tuple(rollouts),
+    )
+
+
+def _by_prompt(flat: Sequence[T], batch: PromptBatch) -> list[Sequence[T]]:
+    """[k·G] → [k][G]."""
+    size = batch.group_size
+    return [flat[start : start + size] for start in range(0, len(flat), size)]

@@ -1,0 +1,69 @@
+"""The one model that a generator has in memory: an engine and the tokenizer that reads its answers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from contracts.spec import JobSpec, ModelSpec
+from contracts.versions import WeightManifest
+from producer.detokenizer import Detokenizer
+from producer.engine.base import GenerationEngine, VerifiedWeights
+
+log = logging.getLogger(__name__)
+
+
+class MakeEngine(Protocol):
+    """Blocks while it loads; raises InvalidInput that names model.path."""
+
+    def __call__(self, model: ModelSpec, *, deterministic: bool) -> GenerationEngine: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedModel:
+    model: ModelSpec
+    deterministic: bool
+    engine: GenerationEngine
+    detokenizer: Detokenizer
+
+
+class ServedModel:
+    """Used by the serve loop alone, so nothing here is locked."""
+
+    def __init__(self, make_engine: MakeEngine, make_detokenizer: Callable[[ModelSpec], Detokenizer]) -> None:
+        self._make_engine = make_engine
+        self._make_detokenizer = make_detokenizer
+        self._loaded: LoadedModel | None = None
+
+    async def ready_for(self, spec: JobSpec, manifest: WeightManifest) -> LoadedModel:
+        """The job's model with the manifest's weights in it; replaces the model or the weights if they are others.
+
+        Raises InvalidInput for a bad model folder and WeightsRejected for bad weights.
+        """
+        loaded = self._loaded
+        if loaded is None or (loaded.model, loaded.deterministic) != (spec.model, spec.deterministic):
+            loaded = await self._replace(spec)
+        asked = VerifiedWeights(policy_version=manifest.policy_version, weights_digest=manifest.weights_digest)
+        if loaded.engine.policy_version != asked:
+            await loaded.engine.load_weights(manifest)
+            log.info("holds version %d (%s)", asked.policy_version, asked.weights_digest[:12])
+        return loaded
+
+    async def aclose(self) -> None:
+        loaded, self._loaded = self._loaded, None
+        if loaded is not None:
+            await loaded.engine.aclose()
+
+    async def _replace(self, spec: JobSpec) -> LoadedModel:
+        # Freed before the next is built: two models may not fit.
+        await self.aclose()
+        log.info("loading model %s", spec.model.path)
+        detokenizer = await asyncio.to_thread(self._make_detokenizer, spec.model)
+        engine = await asyncio.to_thread(self._make_engine, spec.model, deterministic=spec.deterministic)
+        self._loaded = LoadedModel(
+            model=spec.model, deterministic=spec.deterministic, engine=engine, detokenizer=detokenizer
+        )
+        return self._loaded
