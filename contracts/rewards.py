@@ -162,5 +162,5 @@ def breakdown_names(components: tuple[RewardComponent, ...]) -> tuple[str, ...]:
 def _check_pattern(pattern: str) -> None:
     try:
         re.compile(pattern)
-    except re.error as error:
+    except (re.error, OverflowError, RecursionError) as error:  # `a{9999999999}`, and thousands of nested groups
         raise ValueError(f"`{pattern}` is not a regular expression: {error}") from error

@@ -1,0 +1,48 @@
+"""`python -m reward_service`: serves until SIGTERM or SIGINT. Exit code 2: a bad setting, or a port in use.
+
+Imports stand inside `main`, because every scorer process imports this file again and needs none of them.
+"""
+
+from __future__ import annotations
+
+import sys
+
+DEFAULT_PORT = 8100
+GRACE_S = 5.0
+"""Requests in flight may finish for this long after a signal."""
+
+
+def main() -> int:
+    import logging
+    import os
+
+    import uvicorn
+
+    from contracts.errors import InvalidInput
+    from contracts.settings import settings_from
+    from reward_service.app import create_app
+    from reward_service.listening import exit_cleanly_on_signals, listen
+    from telemetry import logs
+
+    try:
+        settings = settings_from(os.environ)
+        listener = listen(settings.host, settings.port or DEFAULT_PORT)
+    except InvalidInput as error:
+        sys.stderr.write(f"reward_service: {error}\n")
+        return 2
+    logs.configure(settings, service="reward_service")
+    exit_cleanly_on_signals()
+    config = uvicorn.Config(
+        create_app(),
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=int(GRACE_S),
+    )
+    logging.getLogger("reward_service").info("listening on http://%s:%d", *listener.getsockname()[:2])
+    uvicorn.Server(config).run(sockets=[listener])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

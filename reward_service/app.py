@@ -1,0 +1,40 @@
+"""The wiring of the reward service.
+
+POST /v1/score ─ bodies.py ─▶ RewardRequest ─ scoring.py ─┬─ linear-time rubric ─▶ scorers/ in a thread
+                                                          └─ anything else ─▶ scorer_pool.py ═ scorer_worker.py
+RewardResponse ◀─ one Scored or Unscorable per item, in order ◀───────────────────┘
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+from starlette.concurrency import run_in_threadpool
+
+from reward_service.metrics import RewardMetrics
+from reward_service.problems import answer_with_problems
+from reward_service.routes import router
+from reward_service.scorer_pool import ScorerPool
+
+MAX_BODY_BYTES = 64 * 1024 * 1024
+
+
+def create_app(*, num_workers: int | None = None, max_body_bytes: int = MAX_BODY_BYTES) -> FastAPI:
+    """An app with its own pool and metrics. `num_workers` None: one scorer process per usable core."""
+    metrics = RewardMetrics()
+    pool = ScorerPool(num_workers=num_workers, on_restart=metrics.worker_restarts.inc)
+    app = FastAPI(title="Onbeat reward service", docs_url=None, redoc_url=None, lifespan=_close_pool_at_the_end)
+    app.state.metrics = metrics
+    app.state.pool = pool
+    app.state.max_body_bytes = max_body_bytes
+    app.include_router(router)
+    answer_with_problems(app)
+    return app
+
+
+@asynccontextmanager
+async def _close_pool_at_the_end(app: FastAPI) -> AsyncIterator[None]:
+    yield
+    await run_in_threadpool(app.state.pool.close)

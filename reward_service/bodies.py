@@ -1,0 +1,68 @@
+"""Request and response bodies: raw bytes ↔ contracts/rewards.py, in JSON or MessagePack, answered as asked."""
+
+from __future__ import annotations
+
+from enum import Enum
+from http import HTTPStatus
+
+import msgspec
+from fastapi import Request
+
+from contracts.errors import ContractViolation, InvalidInput
+from contracts.rewards import RewardRequest, RewardResponse
+from contracts.wire import decode, decode_json, encode, encode_json, invalid_input
+from reward_service.problems import Problem
+
+
+class BodyFormat(Enum):
+    JSON = "application/json"
+    MSGPACK = "application/msgpack"
+
+
+FORMATS = {
+    "application/json": BodyFormat.JSON,
+    "application/msgpack": BodyFormat.MSGPACK,
+    "application/x-msgpack": BodyFormat.MSGPACK,
+}
+
+
+def format_of(request: Request) -> BodyFormat:
+    """By Content-Type, whose parameters (charset) say nothing. Raises Problem 415."""
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    body_format = FORMATS.get(media_type)
+    if body_format is None:
+        raise Problem(
+            HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+            f"`{media_type}` is not understood; send one of {', '.join(FORMATS)}",
+            field="Content-Type",
+        )
+    return body_format
+
+
+async def read_body(request: Request, *, max_bytes: int) -> bytes:
+    """The whole body, refused as soon as it is known to be too long. Raises Problem 413."""
+    too_long = Problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the body is over {max_bytes} bytes; send fewer items")
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > max_bytes:
+        raise too_long
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > max_bytes:
+            raise too_long
+    return bytes(body)
+
+
+def decode_request(body: bytes, body_format: BodyFormat) -> RewardRequest:
+    """Raises Problem 400 where the bytes are no document at all, 422 where a field breaks the contract."""
+    try:
+        return decode_json(body, RewardRequest) if body_format is BodyFormat.JSON else decode(body, RewardRequest)
+    except (InvalidInput, ContractViolation) as error:
+        if not isinstance(error.__cause__, msgspec.ValidationError):
+            raise Problem(HTTPStatus.BAD_REQUEST, f"not {body_format.value}: {error.__cause__}") from error
+        refusal = invalid_input(error.__cause__)
+        raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, refusal.problem, field=refusal.field) from error
+
+
+def encode_response(response: RewardResponse, body_format: BodyFormat) -> bytes:
+    return encode_json(response) if body_format is BodyFormat.JSON else encode(response)

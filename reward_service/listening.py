@@ -1,0 +1,42 @@
+"""Taking the port before anything is started, and leaving on a signal."""
+
+from __future__ import annotations
+
+import errno
+import signal
+import socket
+from types import FrameType
+
+from contracts.errors import InvalidInput
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A bound socket. Raises InvalidInput that names the setting."""
+    if not 0 < port < 65536:
+        raise InvalidInput(f"{port} is not a port", field="ONBEAT_PORT", cure="1 to 65535")
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        raise InvalidInput(f"`{host}` is not an address: {error.strerror}", field="ONBEAT_HOST") from error
+    listener = socket.socket(family, kind, protocol)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(address)
+        listener.listen(2048)  # now, since two servers may both bind a port that neither listens on yet
+    except OSError as error:
+        listener.close()
+        field = "ONBEAT_PORT" if error.errno != errno.EADDRNOTAVAIL else "ONBEAT_HOST"
+        raise InvalidInput(
+            f"cannot listen on {host}:{port}: {error.strerror}", field=field, cure="choose another"
+        ) from error
+    return listener
+
+
+def exit_cleanly_on_signals() -> None:
+    """uvicorn repeats the signal that stopped it, after its shutdown: that, too, is exit code 0."""
+    signal.signal(signal.SIGTERM, _leave)
+    signal.signal(signal.SIGINT, _leave)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(0)

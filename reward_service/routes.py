@@ -1,0 +1,106 @@
+"""The HTTP side of a reward: what the producer's reward_client.py talks to."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from http import HTTPStatus
+
+from fastapi import APIRouter, Request, Response
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import ClientDisconnect
+
+from contracts.errors import OnbeatError, Unavailable
+from contracts.rewards import RewardRequest, RewardResponse
+from contracts.wire import encode_json
+from reward_service import bodies, scoring
+from reward_service.metrics import RewardMetrics
+from reward_service.problems import Problem
+from reward_service.scorer_pool import ScorerPool
+
+CLIENT_GONE = 499
+"""nginx's status for a client that closed the connection; only the metrics see it."""
+
+router = APIRouter()
+
+
+@router.post("/v1/score")
+async def score(request: Request) -> Response:
+    """RewardRequest → RewardResponse, in the encoding of the request."""
+    metrics: RewardMetrics = request.app.state.metrics
+    started_s = time.monotonic()
+    status = int(HTTPStatus.INTERNAL_SERVER_ERROR)
+    try:
+        response = await _answer(request)
+        status = response.status_code
+        return response
+    except Problem as problem:
+        status = int(problem.status)
+        raise
+    finally:
+        metrics.requests.labels(str(status)).inc()
+        metrics.request_seconds.observe(time.monotonic() - started_s)
+
+
+@router.get("/healthz")
+async def healthz() -> Response:
+    """The process answers."""
+    return _json({"status": "ok"})
+
+
+@router.get("/readyz")
+async def readyz(request: Request) -> Response:
+    """The pool scores an item now; 503 says why not."""
+    try:
+        await scoring.self_test(request.app.state.pool)
+    except OnbeatError as error:
+        raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, str(error)) from error
+    return _json({"status": "ready"})
+
+
+@router.get("/metrics")
+async def prometheus(request: Request) -> Response:
+    metrics: RewardMetrics = request.app.state.metrics
+    pool: ScorerPool = request.app.state.pool
+    metrics.waiting_items.set(pool.num_waiting_items())
+    return Response(metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
+
+
+async def _answer(request: Request) -> Response:
+    body_format = bodies.format_of(request)
+    try:
+        body = await bodies.read_body(request, max_bytes=request.app.state.max_body_bytes)
+    except ClientDisconnect:
+        return Response(status_code=CLIENT_GONE)
+    reward_request = await run_in_threadpool(bodies.decode_request, body, body_format)
+    reward_response = await _score_while_connected(request, reward_request)
+    if reward_response is None:
+        return Response(status_code=CLIENT_GONE)
+    metrics: RewardMetrics = request.app.state.metrics
+    metrics.count_results(reward_response.results)
+    encoded = await run_in_threadpool(bodies.encode_response, reward_response, body_format)
+    return Response(encoded, media_type=body_format.value)
+
+
+async def _score_while_connected(request: Request, reward_request: RewardRequest) -> RewardResponse | None:
+    """None once the client has gone: its retry must not queue behind work that nobody will read."""
+    work = asyncio.create_task(scoring.score(reward_request, request.app.state.pool))
+    gone = asyncio.create_task(_disconnected(request))
+    try:
+        await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+        return work.result() if work.done() else None
+    except Unavailable as error:
+        raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, str(error)) from error
+    finally:
+        work.cancel()
+        gone.cancel()
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _json(values: dict[str, str]) -> Response:
+    return Response(encode_json(values), media_type="application/json")

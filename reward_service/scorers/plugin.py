@@ -1,0 +1,42 @@
+"""Plugin: the user's own function, from an installed package. It may do anything: runs in the pool.
+
+A package offers it in its pyproject.toml:  [project.entry-points."onbeat.rewards"]  brevity = "my_rewards:brevity"
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from importlib.metadata import entry_points
+from typing import Any, SupportsFloat
+
+from contracts.rewards import PluginReward, RewardItem
+from reward_service.scorers.refusals import UnknownEntryPoint
+
+GROUP = "onbeat.rewards"
+
+
+def warm_up(component: PluginReward) -> None:
+    """Imports the user's module: however long that takes is not the item's to pay. Raises UnknownEntryPoint."""
+    _load(component.entry_point)
+
+
+def score(component: PluginReward, item: RewardItem) -> float:
+    """What the function returns, as a float. Raises UnknownEntryPoint, TypeError, and whatever the function raises."""
+    value = _load(component.entry_point)(
+        prompt=item.prompt, completion=item.completion, reference=item.reference, task_entry=item.task_entry
+    )
+    if not isinstance(value, SupportsFloat):
+        raise TypeError(f"returned {type(value).__name__}, not a number")
+    return float(value)
+
+
+@functools.cache
+def _load(name: str) -> Callable[..., Any]:
+    found = entry_points(group=GROUP, name=name)
+    if not found:
+        known = ", ".join(sorted(entry_points(group=GROUP).names)) or "none"
+        raise UnknownEntryPoint(
+            f"no entry point `{name}` in group {GROUP}", field="entry_point", cure=f"installed: {known}"
+        )
+    return next(iter(found)).load()
