@@ -87,15 +87,19 @@ class ChildProcess:
             return False
         return True
 
+    def terminate(self) -> None:
+        """SIGTERM, without waiting."""
+        if self._process is not None and self.is_running:
+            self._process.terminate()
+
     def stop(self, *, grace_s: float = 10.0) -> None:
         """SIGTERM, then SIGKILL after the grace; whatever it started and left behind is killed too."""
         if self._process is None:
             return
         offspring = process_tree.descendants(self._process.pid)
-        if self.is_running:
-            self._process.terminate()
-            if not self.wait(grace_s):
-                offspring |= process_tree.descendants(self._process.pid)
+        self.terminate()
+        if not self.wait(grace_s):
+            offspring |= process_tree.descendants(self._process.pid)
         self._end_group()
         process_tree.kill(offspring)
 

@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
-PR_SET_CHILD_SUBREAPER = 36
 Identity = tuple[int, str]
 """Process number and start time: a number alone may be reused."""
-
-
-def adopt_orphans() -> None:
-    """Grandchildren whose parent dies become children of this process (Linux), where `descendants` finds them."""
-    if sys.platform.startswith("linux"):
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def descendants(pid: int) -> set[Identity]:
@@ -30,6 +21,24 @@ def descendants(pid: int) -> set[Identity]:
         children = [child for child, (of, _) in table.items() if of == parent]
         found.update((child, table[child][1]) for child in children)
         parents.extend(children)
+    return found
+
+
+def marked(name: str, value: str) -> set[Identity]:
+    """Living processes of this user whose environment at their start held `name=value`, whoever their parent is now.
+
+    Linux only; empty elsewhere.
+    """
+    entry = f"{name}={value}".encode()
+    found = set()
+    for pid, (_, started) in _processes().items():
+        try:
+            variables = Path("/proc", str(pid), "environ").read_bytes().split(b"\0")
+        except OSError:
+            # Another user's process, or one that ended.
+            continue
+        if entry in variables:
+            found.add((pid, started))
     return found
 
 

@@ -15,7 +15,7 @@ FILE_NAME = "stack.json"
 DEFAULT_RUN_DIR = "runs"
 
 
-class StackFile(Record, kw_only=True):
+class StackFile(Record, frozen=True, kw_only=True):
     """How a client reaches the gateway."""
 
     gateway_url: str
@@ -24,7 +24,7 @@ class StackFile(Record, kw_only=True):
     """Process that runs the stack."""
 
 
-class GatewayAccess(Record, kw_only=True):
+class GatewayAccess(Record, frozen=True, kw_only=True):
     """Where the gateway is, the key, and the folder of its runs."""
 
     url: str

@@ -1,0 +1,264 @@
+"""The embedded stack: every service as its own process on loopback, on free ports, under one supervisor.
+
+    onbeat submit ──HTTP──▶ gateway ──job──▶ Redis ──job──▶ Celery worker ──starts──▶ trainer
+                                              │ ▲                                      │   ▲
+                                      prompts │ │ weights t+1, fence, audit            │   │ rollouts
+                                              ▼ └──────────────────────────────────────┘   │
+                                         generators ──completions──▶ reward service      │
+                                              └──────────fenced publication────────────────┘
+
+Started in the order redis → reward_service, gateway → worker, generators; stopped in the reverse order, so that nobody
+loses a server that it still needs. A service that dies is started again; what it held is in Redis.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import shutil
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from contracts.errors import InvalidInput, OnbeatError, Unavailable
+from contracts.settings import PREFIX, StackSettings
+from onbeat import process_tree
+from onbeat.child_process import ChildProcess
+from onbeat.embedded_redis import EmbeddedRedis
+from onbeat.free_ports import free_port, require_free
+from onbeat.redis_probe import probe
+from onbeat.stack_file import StackFile, refuse_second_stack, write_stack_file
+from onbeat.supervision import Supervised, describe_exit
+from telemetry.waiting import Waiting
+
+log = logging.getLogger(__name__)
+
+HOST = "127.0.0.1"
+READY_DEADLINE_S = 120.0
+POLL_S = 0.1
+GENERATOR_GRACE_S = 8.0
+WORKER_GRACE_S = 20.0
+"""A trainer writes a checkpoint before it ends."""
+SERVICE_GRACE_S = 8.0
+STACK_MARK = "EMBEDDED_STACK_MARK"
+"""Environment variable by which every process of a stack is found again, however deep it was started."""
+NUMERIC_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StackPlan:
+    """What the operator may choose."""
+
+    run_root: Path
+    model_root: Path
+    generators: int = 1
+    threads: int | None = None
+    """Compute threads of each generator and of the trainer; None shares the cores among them."""
+    gateway_port: int = 0
+    """0: any free port."""
+    redis_url: str = ""
+    """A server that somebody else runs; "" starts a private one."""
+    api_key: str = ""
+    """"" makes a random one."""
+    log_format: str = "human"
+    fresh: bool = False
+    """Forgets the private server's data of an earlier stack, and removes it at the end."""
+
+    def __post_init__(self) -> None:
+        if self.generators < 1:
+            raise InvalidInput("must be 1 or more", field="--generators", cure="a job without a generator cannot move")
+        if self.threads is not None and self.threads < 1:
+            raise InvalidInput("must be 1 or more", field="--threads")
+
+    @property
+    def threads_each(self) -> int:
+        """Two busy processes with as many threads each as there are cores run many times slower than with one each."""
+        return self.threads or max(1, (os.cpu_count() or 1) // (self.generators + 1))
+
+
+class EmbeddedStack:
+    """A context manager; `tick` must be called a few times a second while it runs."""
+
+    def __init__(self, plan: StackPlan) -> None:
+        self.plan = plan
+        self.gateway_url = f"http://{HOST}:{plan.gateway_port or free_port()}"
+        self.reward_url = f"http://{HOST}:{free_port()}"
+        self.api_key = plan.api_key or secrets.token_urlsafe(32)
+        self.logs = plan.run_root / "logs"
+        self.redis: EmbeddedRedis | None = None
+        self.children: dict[str, ChildProcess] = {}
+        self._mark = secrets.token_hex(16)
+        self._supervised: list[Supervised] = []
+        self._stack_file: Path | None = None
+
+    def __enter__(self) -> EmbeddedStack:
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Process number of every service by its name, for status and tests."""
+        children = dict(self.children)
+        if self.redis is not None:
+            children["redis"] = self.redis.child
+        return {name: child.pid for name, child in children.items() if child.pid is not None}
+
+    def start(self, *, deadline_s: float = READY_DEADLINE_S) -> None:
+        """Returns when every service is ready; raises an OnbeatError that names the one that is not."""
+        self._prepare_folders()
+        if self.plan.gateway_port:
+            require_free(self.plan.gateway_port, field="--port")
+        settings = self._settings(self._start_redis())
+        for child in self._plan_children(settings):
+            self.children[child.name] = child
+            child.start()
+            self._supervised.append(Supervised(child))
+        self._wait_until_ready({"reward_service": self.reward_url, "gateway": self.gateway_url}, deadline_s)
+        stack = StackFile(gateway_url=self.gateway_url, api_key=self.api_key, pid=os.getpid())
+        self._stack_file = write_stack_file(self.plan.run_root, stack)
+
+    def tick(self) -> None:
+        """Starts what died again. Raises Unavailable when something dies too often."""
+        for supervised in self._supervised:
+            supervised.tick()
+
+    def stop(self) -> None:
+        """Ends every process in order, whatever their state, and what they left behind. May be called twice."""
+        self._supervised.clear()
+        if self._stack_file is not None:
+            self._stack_file.unlink(missing_ok=True)
+        generators = [child for name, child in self.children.items() if name.startswith("generator")]
+        self._stop_together(generators, GENERATOR_GRACE_S)
+        for name, grace_s in (
+            ("worker", WORKER_GRACE_S),
+            ("gateway", SERVICE_GRACE_S),
+            ("reward_service", SERVICE_GRACE_S),
+        ):
+            if name in self.children:
+                self.children[name].stop(grace_s=grace_s)
+        # A trainer whose worker was killed has another parent by now; the mark that it inherited is still there.
+        process_tree.kill(process_tree.marked(STACK_MARK, self._mark))
+        if self.redis is not None:
+            self.redis.stop()
+            if self.plan.fresh:
+                shutil.rmtree(self.redis.folder, ignore_errors=True)
+
+    def _prepare_folders(self) -> None:
+        try:
+            self.logs.mkdir(parents=True, exist_ok=True)
+            refuse_second_stack(self.plan.run_root)
+            if self.plan.fresh:
+                shutil.rmtree(self.plan.run_root / "redis", ignore_errors=True)
+        except OSError as error:
+            raise InvalidInput(
+                f"{error.filename or self.plan.run_root} cannot be written: {error.strerror}",
+                field="--run-dir",
+                cure="choose a folder that you can write to",
+            ) from error
+
+    def _start_redis(self) -> str:
+        """URL of the server that the stack uses."""
+        if self.plan.redis_url:
+            server = probe(self.plan.redis_url, timeout_s=5.0)
+            log.info("using the configured %s", server.label)
+            return self.plan.redis_url
+        self.redis = EmbeddedRedis(self.plan.run_root / "redis", log_path=self.logs / "redis.log")
+        self.redis.start()
+        self._supervised.append(Supervised(self.redis.child, start_again=self.redis.restart))
+        return self.redis.url
+
+    def _settings(self, redis_url: str) -> StackSettings:
+        return StackSettings(
+            redis_url=redis_url,
+            reward_url=self.reward_url,
+            gateway_url=self.gateway_url,
+            api_key=self.api_key,
+            run_root=str(self.plan.run_root.resolve()),
+            model_root=str(self.plan.model_root.resolve()),
+            host=HOST,
+            threads=self.plan.threads_each,
+            log_format=self.plan.log_format,
+        )
+
+    def _plan_children(self, settings: StackSettings) -> list[ChildProcess]:
+        generators = {f"generator-{number}": ("producer", 0) for number in range(1, self.plan.generators + 1)}
+        modules: dict[str, tuple[str, int]] = {
+            "reward_service": ("reward_service", _port_of(self.reward_url)),
+            "gateway": ("gateway", _port_of(self.gateway_url)),
+            "worker": ("consumer.celery_worker", 0),
+            **generators,
+        }
+        return [
+            ChildProcess(
+                name,
+                command=(sys.executable, "-m", module),
+                environment=child_environment(os.environ, settings, port=port) | {STACK_MARK: self._mark},
+                log_path=self.logs / f"{name}.log",
+            )
+            for name, (module, port) in modules.items()
+        ]
+
+    def _wait_until_ready(self, urls: Mapping[str, str], deadline_s: float) -> None:
+        pending = dict(urls)
+        waiting = Waiting(f"{', '.join(pending)} to be ready", deadline_s=deadline_s, cure=f"see {self.logs}")
+        with httpx.Client(timeout=2.0, trust_env=False) as http:
+            while pending:
+                for child in self.children.values():
+                    if child.exit_code is not None:
+                        raise _ended_at_start(child)
+                pending = {name: url for name, url in pending.items() if not _is_ready(http, url)}
+                if pending:
+                    self._poke(waiting, pending)
+                    time.sleep(POLL_S)
+
+    def _poke(self, waiting: Waiting, pending: Mapping[str, str]) -> None:
+        try:
+            waiting.poke(f"{', '.join(pending)} to be ready")
+        except OnbeatError as error:
+            late = self.children[next(iter(pending))]
+            raise Unavailable(f"{error}; the end of its log:\n{late.tail()}", field=late.name) from error
+
+    def _stop_together(self, children: list[ChildProcess], grace_s: float) -> None:
+        """Asks all first, so that the graces run side by side."""
+        for child in children:
+            child.terminate()
+        deadline_s = time.monotonic() + grace_s
+        for child in children:
+            child.stop(grace_s=max(0.0, deadline_s - time.monotonic()))
+
+
+def child_environment(inherited: Mapping[str, str], settings: StackSettings, *, port: int) -> dict[str, str]:
+    """The launcher's environment with the stack's settings in place of whatever ONBEAT_ variables it had."""
+    environment = {name: value for name, value in inherited.items() if not name.startswith(PREFIX)}
+    environment |= dict.fromkeys(NUMERIC_THREADS, str(settings.threads))
+    environment |= {"PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    return environment | settings.environment() | {f"{PREFIX}PORT": str(port)}
+
+
+def _is_ready(http: httpx.Client, url: str) -> bool:
+    with contextlib.suppress(httpx.TransportError):
+        return http.get(f"{url}/readyz").is_success
+    return False
+
+
+def _ended_at_start(child: ChildProcess) -> Unavailable:
+    return Unavailable(
+        f"{describe_exit(child.exit_code)} at its start; the end of its log:\n{child.tail()}", field=child.name
+    )
+
+
+def _port_of(url: str) -> int:
+    return int(url.rpartition(":")[2])

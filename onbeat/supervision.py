@@ -1,0 +1,87 @@
+"""Keeps a child process running: a dead one is started again after a growing pause, up to a cap."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from contracts.errors import Unavailable
+
+log = logging.getLogger(__name__)
+
+FIRST_PAUSE_S = 0.5
+LONGEST_PAUSE_S = 10.0
+MAX_RESTARTS = 6
+"""In a row: a process that then lived for `GOOD_LIFE_S` starts with a clean slate."""
+GOOD_LIFE_S = 60.0
+
+
+class Startable(Protocol):
+    """What supervision needs of a child process."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def exit_code(self) -> int | None: ...
+
+    def start(self) -> None: ...
+
+    def tail(self) -> str: ...
+
+
+class Supervised:
+    """`tick` is called a few times a second; it never blocks longer than a start does."""
+
+    def __init__(
+        self,
+        child: Startable,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        start_again: Callable[[], None] | None = None,
+    ) -> None:
+        self.child = child
+        self.num_restarts = 0
+        self._clock = clock
+        self._start_again = start_again or child.start
+        self._started_s = clock()
+        self._in_a_row = 0
+        self._due_s: float | None = None
+
+    def tick(self) -> None:
+        """Raises Unavailable with the end of the log when the process died too often."""
+        if self.child.exit_code is None:
+            return
+        now_s = self._clock()
+        if self._due_s is None:
+            self._due_s = now_s + self._pause_s(now_s)
+        if now_s >= self._due_s:
+            self._due_s = None
+            self.num_restarts += 1
+            self._start_again()
+            self._started_s = self._clock()
+
+    def _pause_s(self, now_s: float) -> float:
+        """Counts the death; the pause before the next start."""
+        if now_s - self._started_s >= GOOD_LIFE_S:
+            self._in_a_row = 0
+        self._in_a_row += 1
+        ending = describe_exit(self.child.exit_code)
+        if self._in_a_row > MAX_RESTARTS:
+            raise Unavailable(
+                f"{ending} {self._in_a_row} times in a row; the end of its log:\n{self.child.tail()}",
+                field=self.child.name,
+            )
+        pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (self._in_a_row - 1))
+        attempt = f"start {self._in_a_row} of {MAX_RESTARTS}"
+        log.warning("%s %s, starting it again in %.1f s (%s)", self.child.name, ending, pause_s, attempt)
+        return pause_s
+
+
+def describe_exit(exit_code: int | None) -> str:
+    """`ended with exit code 1`, `was killed by signal 9`."""
+    if exit_code is not None and exit_code < 0:
+        return f"was killed by signal {-exit_code}"
+    return f"ended with exit code {exit_code}"
