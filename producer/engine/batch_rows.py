@@ -55,7 +55,7 @@ class BatchRows:
         self._tokens[:, self._step] = tokens
         self._logprobs[:, self._step] = logprobs[self._row_numbers, tokens]
         self._num_tokens += ~self._stopped
-        self._stopped |= np.isin(tokens, self._eos_ids)
+        self._stopped |= (tokens[:, None] == self._eos_ids).any(axis=1)
         self._step += 1
         return tokens
 

@@ -1,0 +1,33 @@
+"""What the reward sees of a completion: its text, without special tokens, otherwise untouched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from contracts.errors import InvalidInput
+from contracts.settings import StackSettings
+from contracts.spec import ModelSpec
+from producer.detokenizer import FolderDetokenizer
+from tests.builders import VOCABULARY, char_tokenizer, completion
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> StackSettings:
+    return StackSettings(model_root=str(tmp_path))
+
+
+def test_special_tokens_are_left_out_and_spaces_kept(tmp_path: Path, settings: StackSettings) -> None:
+    char_tokenizer().save_pretrained(tmp_path / "model")
+    (tmp_path / "model" / "config.json").write_text('{"model_type": "qwen3"}')
+    detokenize = FolderDetokenizer(ModelSpec(path="model"), settings=settings)
+    spelled = [completion([VOCABULARY[character] for character in text] + [1]) for text in ("is it 12 ?", " ")]
+    assert detokenize(spelled) == ["is it 12 ?", " "]
+    assert detokenize([completion([1])]) == [""]
+
+
+def test_a_missing_folder_names_model_path(settings: StackSettings) -> None:
+    with pytest.raises(InvalidInput, match="there is no folder") as caught:
+        FolderDetokenizer(ModelSpec(path="nowhere"), settings=settings)
+    assert caught.value.field == "model.path"
