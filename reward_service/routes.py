@@ -95,6 +95,7 @@ async def _score_while_connected(request: Request, reward_request: RewardRequest
     finally:
         work.cancel()
         gone.cancel()
+        await asyncio.wait({work, gone})  # so that its items are withdrawn before anybody hears of the end
 
 
 async def _disconnected(request: Request) -> None:

@@ -17,6 +17,9 @@ DELIMITER = re.compile(r"\$|\\boxed|\\\(|\\\[")
 WORD = re.compile(r"(?<![\\A-Za-z])(?!sqrt(?![A-Za-z]))[A-Za-z]{3,}")
 """Letters that would be read as a product of symbols, c·a·t; `\\frac` is a command and sqrt is understood."""
 
+TAG = re.compile(r"</?[A-Za-z][\w-]*>")
+"""Set apart from what it encloses: math-verify finds no number in `<answer>42</answer>`."""
+
 
 def warm_up(component: MathVerifyReward) -> None:
     """Imports sympy and builds the LaTeX grammar: seconds, which are not the item's to pay."""
@@ -32,7 +35,8 @@ def score(component: MathVerifyReward, item: RewardItem) -> float:
     import math_verify
 
     gold = _parse_reference(item.reference)
-    return float(math_verify.verify(list(gold), _parse(item.completion), timeout_seconds=None))
+    answers = _parse(TAG.sub(r" \g<0> ", item.completion))
+    return float(math_verify.verify(list(gold), answers, timeout_seconds=None))
 
 
 @functools.lru_cache(maxsize=1024)

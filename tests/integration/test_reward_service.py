@@ -1,0 +1,529 @@
+"""The reward service with real worker processes, a real uvicorn server on loopback, and hostile scorers."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgpack
+import pytest
+import reasoning_gym
+import uvicorn
+from fastapi import FastAPI
+
+from contracts.errors import Unavailable
+from contracts.rewards import (
+    ExactReward,
+    FormatReward,
+    MathVerifyReward,
+    PluginReward,
+    ReasoningGymReward,
+    RegexReward,
+    RewardComponent,
+    RewardItem,
+    RewardRequest,
+    RewardResponse,
+    Scored,
+    Unscorable,
+)
+from contracts.wire import decode, decode_json, encode, encode_json
+from reward_service.app import create_app
+from reward_service.scorer_pool import ScorerPool
+
+MSGPACK = {"Content-Type": "application/msgpack"}
+PLUGIN_SOURCE = '''
+import os, signal, subprocess, sys
+
+def hostile(*, prompt, completion, reference, task_entry):
+    """The completion says what to do."""
+    if completion == "hang":
+        while True:
+            pass
+    if completion == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if completion == "exit":
+        os._exit(3)
+    if completion == "raise":
+        raise ValueError("no")
+    return len(completion)
+
+def pid(**texts):
+    return os.getpid()
+
+def gated(*, prompt, completion, reference, task_entry):
+    """Appends the completion to the file `prompt`; with FIFOs `entered` and `release`, opens them in turn."""
+    with open(prompt, "a") as order:
+        order.write(completion + "\\n")
+    if reference:
+        open(reference, "w").close()
+        open(task_entry).close()
+    return 1.0
+
+def hang_with_a_child(*, prompt, completion, reference, task_entry):
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    with open(prompt, "w") as entered:
+        entered.write(f"{os.getpid()} {child.pid}")
+    while True:
+        pass
+'''
+ENTRY_POINTS = """[onbeat.rewards]
+hostile = hostile_rewards:hostile
+pid = hostile_rewards:pid
+gated = hostile_rewards:gated
+hang_with_a_child = hostile_rewards:hang_with_a_child
+dies_at_import = dies_at_import:reward
+"""
+
+
+@pytest.fixture(scope="module")
+def plugin_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What installing a package with entry points leaves on the path."""
+    folder = tmp_path_factory.mktemp("site")
+    (folder / "hostile_rewards.py").write_text(PLUGIN_SOURCE)
+    (folder / "dies_at_import.py").write_text("import os\nos._exit(7)\n")
+    info = folder / "hostile_rewards-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: hostile-rewards\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(ENTRY_POINTS)
+    return folder
+
+
+@pytest.fixture
+def plugins(plugin_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Worker processes inherit the path of the process that starts them."""
+    monkeypatch.syspath_prepend(str(plugin_folder))
+    return plugin_folder
+
+
+@contextmanager
+def open_pool(num_workers: int = 1) -> Iterator[ScorerPool]:
+    pool = ScorerPool(num_workers=num_workers)
+    try:
+        yield pool
+    finally:
+        pool.close()
+
+
+@contextmanager
+def serve(app: FastAPI) -> Iterator[httpx.Client]:
+    """A real server in a thread, on a port of the kernel's choice."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=5))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{listener.getsockname()[1]}", timeout=60.0) as client:
+            yield client
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+def items_of(*completions: str, reference: str = "") -> tuple[RewardItem, ...]:
+    return tuple(RewardItem(prompt="", completion=completion, reference=reference) for completion in completions)
+
+
+def post(client: httpx.Client, *components: RewardComponent, items: tuple[RewardItem, ...]) -> RewardResponse:
+    request = RewardRequest(components=components, items=items, item_timeout_s=1.0)
+    response = client.post("/v1/score", content=encode(request), headers=MSGPACK)
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"] == "application/msgpack"
+    return decode(response.content, RewardResponse)
+
+
+def reasons(results: tuple[Scored | Unscorable, ...]) -> list[str]:
+    return [result.reason if isinstance(result, Unscorable) else "scored" for result in results]
+
+
+def metric(client: httpx.Client, name: str) -> float:
+    """Value of one line of the exposition; 0.0 if it is not there yet."""
+    lines = client.get("/metrics").text.splitlines()
+    return next((float(line.split()[-1]) for line in lines if line.startswith(f"{name} ")), 0.0)
+
+
+def wait_until_gone(pid: int) -> None:
+    """Returns when the process has ended; fails after 20 s."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        assert select.select([handle], [], [], 20.0)[0], f"process {pid} is still there"
+    finally:
+        os.close(handle)
+
+
+@pytest.mark.parametrize(("num_workers"), [1, 2])
+def test_hanging_and_dying_scorers_cost_only_their_own_items(plugins: Path, num_workers: int) -> None:
+    with open_pool(num_workers) as pool:
+        completions = ("a", "hang", "bb", "die", "ccc", "exit", "raise", "dddd")
+        work = pool.submit((PluginReward(entry_point="hostile"),), items_of(*completions), item_timeout_s=1.0)
+        results = work.result()
+        assert pool.is_alive
+    assert reasons(results) == ["scored", "timeout", "scored", "crashed", "scored", "crashed", "raised", "scored"]
+    assert [result.reward for result in results if isinstance(result, Scored)] == [1.0, 2.0, 3.0, 4.0]
+    lost = {index: result for index, result in enumerate(results) if isinstance(result, Unscorable)}
+    assert {result.component for result in lost.values()} == {"plugin"}
+    assert "1 s" in lost[1].detail
+    assert "SIGKILL" in lost[3].detail
+    assert "exit code 3" in lost[5].detail
+
+
+def test_plugin_that_dies_at_import_fails_its_request_and_not_the_next(plugins: Path) -> None:
+    with open_pool() as pool:
+        broken = pool.submit((PluginReward(entry_point="dies_at_import"),), items_of("a", "b"), item_timeout_s=1.0)
+        assert reasons(broken.result()) == ["crashed", "crashed"]
+        sound = pool.submit((FormatReward(pattern="a"),), items_of("a"), item_timeout_s=10.0)
+        assert reasons(sound.result()) == ["scored"]
+
+
+def test_unknown_plugin_is_told_without_losing_a_process(plugins: Path) -> None:
+    restarts: list[int] = []
+    pool = ScorerPool(num_workers=1, on_restart=lambda: restarts.append(1))
+    try:
+        work = pool.submit((PluginReward(entry_point="absent"),), items_of("a", "b"), item_timeout_s=1.0)
+        assert reasons(work.result()) == ["unknown_entry_point", "unknown_entry_point"]
+        assert "hostile" in str(work.result()[0])
+    finally:
+        pool.close()
+    assert restarts == []
+
+
+class Gate:
+    """One item that waits inside the worker until the test lets it go; every item notes its turn."""
+
+    def __init__(self, folder: Path) -> None:
+        self.order = folder / "order"
+        self.entered = folder / "entered"
+        self.release = folder / "release"
+        os.mkfifo(self.entered)
+        os.mkfifo(self.release)
+
+    def closed_item(self, name: str) -> RewardItem:
+        return RewardItem(
+            prompt=str(self.order), completion=name, reference=str(self.entered), task_entry=str(self.release)
+        )
+
+    def open_item(self, name: str) -> RewardItem:
+        return RewardItem(prompt=str(self.order), completion=name, reference="")
+
+    def wait_for_entry(self) -> None:
+        self.entered.open().close()
+
+    def let_go(self) -> None:
+        self.release.open("w").close()
+
+    def turns(self) -> list[str]:
+        return self.order.read_text().split()
+
+
+def submit_gated(pool: ScorerPool, *items: RewardItem) -> Future[Any]:
+    return pool.submit((PluginReward(entry_point="gated"),), items, item_timeout_s=60.0)
+
+
+def test_requests_take_turns_item_by_item(plugins: Path, tmp_path: Path) -> None:
+    gate = Gate(tmp_path)
+    with open_pool() as pool:
+        long = submit_gated(pool, gate.closed_item("a0"), gate.open_item("a1"), gate.open_item("a2"))
+        gate.wait_for_entry()
+        short = submit_gated(pool, gate.open_item("b0"))
+        gate.let_go()
+        assert reasons(long.result() + short.result()) == ["scored"] * 4
+    assert gate.turns() == ["a0", "a1", "b0", "a2"]
+
+
+def test_cancelled_request_leaves_its_remaining_items_unscored(plugins: Path, tmp_path: Path) -> None:
+    gate = Gate(tmp_path)
+    with open_pool() as pool:
+        given_up = submit_gated(pool, gate.closed_item("a0"), gate.open_item("a1"))
+        gate.wait_for_entry()
+        assert given_up.cancel()
+        gate.let_go()
+        assert reasons(submit_gated(pool, gate.open_item("b0")).result()) == ["scored"]
+    assert gate.turns() == ["a0", "b0"]
+
+
+def test_closing_the_pool_ends_running_work_and_every_process(plugins: Path, tmp_path: Path) -> None:
+    gate = Gate(tmp_path)
+    pool = ScorerPool(num_workers=1)
+    running = submit_gated(pool, gate.closed_item("a0"), gate.open_item("a1"))
+    gate.wait_for_entry()
+    pids = pool.worker_pids()
+    pool.close()
+    assert len(pids) == 1
+    wait_until_gone(pids[0])
+    with pytest.raises(Unavailable, match="closed"):
+        running.result()
+    with pytest.raises(Unavailable, match="closed"):
+        pool.submit((FormatReward(pattern="a"),), items_of("a"), item_timeout_s=1.0)
+    assert not pool.is_alive
+
+
+def test_processes_that_a_scorer_started_are_killed_with_it(plugins: Path, tmp_path: Path) -> None:
+    notes = tmp_path / "pids"
+    child = RewardItem(prompt=str(notes), completion="", reference="")
+    with open_pool() as pool:
+        work = pool.submit((PluginReward(entry_point="hang_with_a_child"),), (child,), item_timeout_s=1.0)
+        assert reasons(work.result()) == ["timeout"]
+        for pid in notes.read_text().split():
+            wait_until_gone(int(pid))
+
+
+def test_catastrophic_regex_is_stopped_over_http_and_its_neighbours_are_scored() -> None:
+    with serve(create_app(num_workers=1)) as client:
+        response = post(client, RegexReward(pattern=r"(a+)+$"), items=items_of("aa", "a" * 50 + "b", "b"))
+        assert reasons(response.results) == ["scored", "timeout", "scored"]
+        assert [result.reward for result in response.results if isinstance(result, Scored)] == [1.0, 0.0]
+        assert metric(client, "onbeat_reward_worker_restarts_total") == 1.0
+        assert metric(client, 'onbeat_reward_items_total{outcome="timeout"}') == 1.0
+        assert metric(client, 'onbeat_reward_items_total{outcome="scored"}') == 2.0
+        assert metric(client, 'onbeat_reward_requests_total{status="200"}') == 1.0
+        assert metric(client, "onbeat_reward_request_seconds_count") == 1.0
+        assert client.get("/readyz").json() == {"status": "ready"}
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[httpx.Client]:
+    with serve(create_app(num_workers=1, max_body_bytes=100_000)) as client:
+        yield client
+
+
+def test_json_and_messagepack_give_the_same_answer(client: httpx.Client) -> None:
+    request = RewardRequest(components=(ExactReward(),), items=items_of("5", "6", reference="5"))
+    expected = RewardResponse(
+        results=(Scored(reward=1.0, breakdown={"exact": 1.0}), Scored(reward=0.0, breakdown={"exact": 0.0}))
+    )
+    as_json = client.post(
+        "/v1/score", content=encode_json(request), headers={"Content-Type": "application/json; charset=utf-8"}
+    )
+    assert as_json.headers["content-type"] == "application/json"
+    assert decode_json(as_json.content, RewardResponse) == expected
+    for media_type in ("application/msgpack", "application/x-msgpack"):
+        packed = client.post("/v1/score", content=encode(request), headers={"Content-Type": media_type})
+        assert packed.headers["content-type"] == "application/msgpack"
+        assert decode(packed.content, RewardResponse) == expected
+
+
+def test_any_messagepack_client_can_ask_and_read(client: httpx.Client) -> None:
+    body = {
+        "components": [{"type": "exact"}, {"type": "numeric", "weight": 0.5}],
+        "items": [
+            {"prompt": "2+3=", "completion": "5", "reference": "5"},
+            {"prompt": "2+3=", "completion": "5", "reference": "five"},
+        ],
+    }
+    response = client.post("/v1/score", content=msgpack.packb(body), headers=MSGPACK)
+    first, second = msgpack.unpackb(response.content)["results"]
+    assert first == {"type": "scored", "reward": 1.5, "breakdown": {"exact": 1.0, "numeric": 1.0}}
+    assert (second["type"], second["reason"], second["component"]) == ("unscorable", "bad_reference", "numeric")
+
+
+def test_rubric_of_heavy_scorers_is_scored_in_the_worker_processes(client: httpx.Client) -> None:
+    entry = reasoning_gym.create_dataset("chain_sum", size=1, seed=5)[0]
+    answer = entry["answer"]
+    item = RewardItem(
+        prompt=entry["question"],
+        completion=f"<answer>{answer}</answer>",
+        reference=answer,
+        task_entry=json.dumps({"task": "chain_sum", "entry": entry}),
+    )
+    response = post(client, ReasoningGymReward(), MathVerifyReward(weight=0.5), items=(item,))
+    assert response.results == (Scored(reward=1.5, breakdown={"reasoning_gym": 1.0, "math_verify": 1.0}),)
+
+
+VALID_ITEM = {"prompt": "", "completion": "", "reference": ""}
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "field"),
+    [
+        ({"components": [{"type": "exact"}], "items": []}, 422, "items"),
+        ({"components": [], "items": [VALID_ITEM]}, 422, "components"),
+        ({"components": [{"type": "nope"}], "items": [VALID_ITEM]}, 422, "components[0].type"),
+        ({"components": [{"type": "regex", "pattern": "("}], "items": [VALID_ITEM]}, 422, "components[0]"),
+        ({"components": [{"type": "regex", "pattern": "a{99999999999}"}], "items": [VALID_ITEM]}, 422, "components[0]"),
+        ({"components": [{"type": "exact", "weight": 1e9}], "items": [VALID_ITEM]}, 422, "components[0].weight"),
+        (
+            {"components": [{"type": "exact"}], "items": [VALID_ITEM | {"reference": 5}]},
+            422,
+            "items[0].reference",
+        ),
+        ({"components": [{"type": "exact"}], "items": [VALID_ITEM], "item_timeout_s": 0}, 422, "item_timeout_s"),
+        ([1, 2], 422, None),
+    ],
+)
+def test_bad_field_is_named_in_both_encodings(client: httpx.Client, body: Any, status: int, field: str | None) -> None:
+    for content, media_type in (
+        (json.dumps(body).encode(), "application/json"),
+        (msgpack.packb(body), "application/msgpack"),
+    ):
+        response = client.post("/v1/score", content=content, headers={"Content-Type": media_type})
+        assert response.headers["content-type"] == "application/problem+json"
+        problem = response.json()
+        assert (response.status_code, problem["status"], problem["field"]) == (status, status, field)
+        assert problem["detail"]
+
+
+@pytest.mark.parametrize(
+    ("media_type", "content", "status"),
+    [
+        ("application/json", b"{", 400),
+        ("application/json", b'{"components": [{"type": "\xff"}]}', 400),
+        ("application/msgpack", b"\xc1", 400),
+        ("application/msgpack", b"", 400),
+        ("text/plain", b"5", 415),
+        ("application/json", b" " * 100_001, 413),
+    ],
+)
+def test_body_that_cannot_be_read_is_a_problem(
+    client: httpx.Client, media_type: str, content: bytes, status: int
+) -> None:
+    response = client.post("/v1/score", content=content, headers={"Content-Type": media_type})
+    assert response.status_code == response.json()["status"] == status
+    assert response.headers["content-type"] == "application/problem+json"
+
+
+def test_body_of_undeclared_length_is_refused_at_the_limit(client: httpx.Client) -> None:
+    chunks = (b" " * 10_000 for _ in range(11))
+    response = client.post("/v1/score", content=chunks, headers={"Content-Type": "application/json"})
+    assert response.status_code == 413
+    assert "100000" in response.json()["detail"]
+
+
+def test_unknown_path_and_method_are_problems_too(client: httpx.Client) -> None:
+    assert client.get("/v1/scores").json()["status"] == 404
+    response = client.get("/v1/score")
+    assert (response.status_code, response.headers["allow"]) == (405, "POST")
+    assert response.headers["content-type"] == "application/problem+json"
+
+
+def test_health_answers_while_a_scorer_hangs(plugins: Path, tmp_path: Path) -> None:
+    gate = Gate(tmp_path)
+    with serve(create_app(num_workers=1)) as client, ThreadPoolExecutor(1) as threads:
+        request = RewardRequest(components=(PluginReward(entry_point="gated"),), items=(gate.closed_item("a"),))
+        waiting = threads.submit(client.post, "/v1/score", content=encode(request), headers=MSGPACK)
+        gate.wait_for_entry()
+        assert client.get("/healthz").json() == {"status": "ok"}
+        assert not waiting.done()
+        gate.let_go()
+        assert reasons(decode(waiting.result().content, RewardResponse).results) == ["scored"]
+
+
+def test_client_that_goes_away_frees_its_place(plugins: Path, tmp_path: Path) -> None:
+    gate = Gate(tmp_path)
+    with serve(create_app(num_workers=1)) as client:
+        items = (gate.closed_item("a0"), gate.open_item("a1"))
+        body = encode(RewardRequest(components=(PluginReward(entry_point="gated"),), items=items))
+        head = f"POST /v1/score HTTP/1.1\r\nHost: x\r\nContent-Type: application/msgpack\r\nContent-Length: {len(body)}"
+        with socket.create_connection((client.base_url.host, client.base_url.port or 0)) as impatient:
+            impatient.sendall(head.encode() + b"\r\n\r\n" + body)
+            gate.wait_for_entry()
+        while metric(client, 'onbeat_reward_requests_total{status="499"}') == 0.0:
+            assert client.get("/healthz").status_code == 200
+        gate.let_go()
+        assert reasons(post(client, PluginReward(entry_point="gated"), items=(gate.open_item("b0"),)).results) == [
+            "scored"
+        ]
+    assert gate.turns() == ["a0", "b0"]
+
+
+class Service:
+    """`python -m reward_service` as its own process."""
+
+    def __init__(self, plugin_folder: Path) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port = free.getsockname()[1]
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("ONBEAT_")}
+        self.environment = environment | {"ONBEAT_PORT": str(self.port), "PYTHONPATH": str(plugin_folder)}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "reward_service"], env=self.environment, stderr=subprocess.PIPE, text=True
+        )
+        assert self.process.stderr is not None
+        line = self.process.stderr.readline()
+        assert f"listening on http://127.0.0.1:{self.port}" in line, line
+        self.client = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=60.0)
+
+    def worker_pid(self) -> int:
+        result = post(self.client, PluginReward(entry_point="pid"), items=items_of("")).results[0]
+        assert isinstance(result, Scored)
+        return int(result.reward)
+
+    def end(self) -> None:
+        self.client.close()
+        self.process.kill()
+        self.process.communicate()
+
+
+@pytest.fixture
+def service(plugin_folder: Path) -> Iterator[Service]:
+    service = Service(plugin_folder)
+    try:
+        yield service
+    finally:
+        service.end()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_service_ends_cleanly_on_a_signal(service: Service, number: signal.Signals) -> None:
+    worker = service.worker_pid()
+    service.process.send_signal(number)
+    _, errors = service.process.communicate(timeout=30)
+    assert service.process.returncode == 0
+    assert "Traceback" not in errors
+    wait_until_gone(worker)
+
+
+def test_killed_service_leaves_no_process_even_if_a_scorer_hangs(service: Service, tmp_path: Path) -> None:
+    gate = Gate(tmp_path)
+    request = RewardRequest(
+        components=(PluginReward(entry_point="pid"), PluginReward(entry_point="gated")),
+        items=(gate.closed_item("a"),),
+        item_timeout_s=600.0,
+    )
+    worker = service.worker_pid()
+    with ThreadPoolExecutor(1) as threads:
+        hanging = threads.submit(service.client.post, "/v1/score", content=encode(request), headers=MSGPACK)
+        gate.wait_for_entry()
+        service.process.kill()
+        assert isinstance(hanging.exception(), httpx.TransportError)
+    wait_until_gone(worker)
+    with pytest.raises(OSError, match=r"No such device or address"):  # nobody has the reading end open any more
+        os.open(gate.release, os.O_WRONLY | os.O_NONBLOCK)
+
+
+def test_port_in_use_is_one_line_and_exit_code_2(service: Service) -> None:
+    second = subprocess.run(
+        [sys.executable, "-m", "reward_service"], env=service.environment, capture_output=True, text=True, timeout=60
+    )
+    assert second.returncode == 2
+    assert second.stderr.count("\n") == 1
+    assert "ONBEAT_PORT" in second.stderr
+    assert str(service.port) in second.stderr
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"), [("ONBEAT_PORT", "eighty"), ("ONBEAT_PORT", "70000"), ("ONBEAT_PROT", "80")]
+)
+def test_bad_setting_is_one_line_that_names_it(variable: str, value: str) -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "reward_service"],
+        env={**os.environ, variable: value},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert result.returncode == 2
+    assert result.stderr.count("\n") == 1
+    assert variable in result.stderr

@@ -1,0 +1,260 @@
+"""What each scorer says about a completion, and what makes an item unscorable instead of worth 0 (I6)."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import reasoning_gym
+
+from contracts.rewards import (
+    ExactReward,
+    FormatReward,
+    LengthReward,
+    MathVerifyReward,
+    NumericReward,
+    PluginReward,
+    ReasoningGymReward,
+    RegexReward,
+    RewardComponent,
+    RewardItem,
+    Scored,
+    Unscorable,
+)
+from reward_service.scorers import plugin, rubric
+
+
+def item(completion: str, reference: str = "", *, task_entry: str = "", prompt: str = "2+3=") -> RewardItem:
+    return RewardItem(prompt=prompt, completion=completion, reference=reference, task_entry=task_entry)
+
+
+def score(component: RewardComponent, scored_item: RewardItem) -> float:
+    result = rubric.score_item((component,), scored_item)
+    assert isinstance(result, Scored), result
+    assert result.breakdown == {component.name: result.reward}
+    return result.reward
+
+
+def refusal(component: RewardComponent, scored_item: RewardItem) -> Unscorable:
+    result = rubric.score_item((component,), scored_item)
+    assert isinstance(result, Unscorable), result
+    assert result.component == component.name
+    return result
+
+
+@pytest.mark.parametrize(
+    ("completion", "reference", "ignore_case", "expected"),
+    [
+        (" 42\n", "42", False, 1.0),
+        ("42", " 42 ", False, 1.0),
+        ("421", "42", False, 0.0),
+        ("Paris", "paris", False, 0.0),
+        ("STRASSE", "straße", True, 1.0),
+        ("", "", False, 1.0),
+    ],
+)
+def test_exact_compares_without_the_white_space_around(
+    completion: str, reference: str, ignore_case: bool, expected: float
+) -> None:
+    assert score(ExactReward(ignore_case=ignore_case), item(completion, reference)) == expected
+
+
+@pytest.mark.parametrize(
+    ("completion", "reference", "expected"),
+    [
+        ("first 7, then 42.", "42", 1.0),
+        ("42, then 7", "42", 0.0),
+        ("10-5", "5", 1.0),
+        ("x = -5", "-5", 1.0),
+        ("x = \N{MINUS SIGN}5", "-5", 1.0),
+        ("about 1,234.50 euros", "1234.5", 1.0),
+        ("2.5e-3", "0.0025", 1.0),
+        (".5", "0.5", 1.0),
+        ("9007199254740993", "9007199254740992", 0.0),
+        ("1e999999", "5", 0.0),
+        ("no number here", "5", 0.0),
+        ("", "5", 0.0),
+    ],
+)
+def test_numeric_takes_the_last_number(completion: str, reference: str, expected: float) -> None:
+    assert score(NumericReward(), item(completion, reference)) == expected
+
+
+@pytest.mark.parametrize(("completion", "expected"), [("3.1", 1.0), ("3.2", 0.0)])
+def test_numeric_tolerance_is_absolute(completion: str, expected: float) -> None:
+    assert score(NumericReward(tolerance=0.05), item(completion, "3.14")) == expected
+
+
+@pytest.mark.parametrize("reference", ["", "five", "42 apples", "1 2", "inf", "nan"])
+def test_numeric_reference_that_is_no_number_is_a_bad_reference(reference: str) -> None:
+    assert refusal(NumericReward(), item("42", reference)).reason == "bad_reference"
+
+
+def test_regex_is_found_anywhere() -> None:
+    component = RegexReward(pattern=r"\bfive\b")
+    assert score(component, item("it is five.")) == 1.0
+    assert score(component, item("it is fiveish")) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("completion", "expected"),
+    [("answer: 4 answer: 5", 1.0), ("answer: 5 answer: 4", 0.0), ("answer: none", 0.0), ("5", 0.0)],
+)
+def test_regex_answer_group_of_the_last_match_must_equal_the_reference(completion: str, expected: float) -> None:
+    assert score(RegexReward(pattern=r"answer: (?:(?P<answer>\d)|none)"), item(completion, "5")) == expected
+
+
+def test_format_must_match_the_whole_completion_across_lines() -> None:
+    component = FormatReward(pattern=r"<think>.*</think>\d+")
+    assert score(component, item("<think>one\ntwo</think>5")) == 1.0
+    assert score(component, item("<think>one</think>5 ")) == 0.0
+
+
+@pytest.mark.parametrize(("num_chars", "expected"), [(0, 1.0), (10, 1.0), (15, 0.5), (20, 0.0), (99, 0.0)])
+def test_length_falls_linearly_between_target_and_maximum(num_chars: int, expected: float) -> None:
+    assert score(LengthReward(target_chars=10, max_chars=20), item("é" * num_chars)) == expected
+
+
+def chain_sum_entry() -> tuple[str, str]:
+    """(task entry, right answer)"""
+    entry: dict[str, Any] = reasoning_gym.create_dataset("chain_sum", size=1, seed=3)[0]
+    return json.dumps({"task": "chain_sum", "entry": entry}), entry["answer"]
+
+
+def test_reasoning_gym_scores_the_text_between_the_last_answer_tags() -> None:
+    task_entry, answer = chain_sum_entry()
+    component = ReasoningGymReward()
+    assert score(component, item(f"so <answer>\n{answer}\n</answer>", task_entry=task_entry)) == 1.0
+    assert score(component, item(f"<answer>0</answer> no, <answer>{answer}</answer>", task_entry=task_entry)) == 1.0
+    assert score(component, item(f"<answer>{answer}</answer> <answer>x</answer>", task_entry=task_entry)) == 0.0
+    assert score(component, item(answer, task_entry=task_entry)) == 0.0
+
+
+def test_reasoning_gym_partial_credit_counts_only_when_not_strict() -> None:
+    task_entry, answer = chain_sum_entry()
+    rambling = item(f"{answer} or something else", task_entry=task_entry)
+    assert score(ReasoningGymReward(answer_pattern=""), rambling) == 0.0
+    assert 0.0 < score(ReasoningGymReward(answer_pattern="", strict=False), rambling) < 1.0
+    assert score(ReasoningGymReward(answer_pattern=""), item(answer, task_entry=task_entry)) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("task_entry", "named"),
+    [
+        ("", "JSON"),
+        ("[1]", "expected"),
+        ('{"task": "chain_sum", "entry": {"question": "1+1"}}', "answer, metadata"),
+        ('{"task": "no_such_task", "entry": {"question": "", "answer": "", "metadata": {}}}', "no_such_task"),
+    ],
+)
+def test_task_entry_that_cannot_be_scored_is_a_bad_reference(task_entry: str, named: str) -> None:
+    unscorable = refusal(ReasoningGymReward(), item("no answer tags at all", task_entry=task_entry))
+    assert unscorable.reason == "bad_reference"
+    assert named in unscorable.detail
+
+
+@pytest.mark.parametrize(
+    ("completion", "reference", "expected"),
+    [
+        (r"The answer is $\frac{2}{4}$.", "1/2", 1.0),
+        (r"\boxed{0.5}", r"\frac{1}{2}", 1.0),
+        (r"$1+2x$", "2x+1", 1.0),
+        ("2", "2x+1", 0.0),
+        (r"$\{2, 1\}$", r"\{1, 2\}", 1.0),
+        ("<think>6·7</think><answer>42</answer>", "42", 1.0),
+        ("it is 3", "4", 0.0),
+        ("no idea", "4", 0.0),
+        (r"$\frac{$", "4", 0.0),
+    ],
+)
+def test_math_verify_compares_values_not_texts(completion: str, reference: str, expected: float) -> None:
+    assert score(MathVerifyReward(), item(completion, reference)) == expected
+
+
+@pytest.mark.parametrize("reference", ["", "cat", "not math at all", r"\frac{"])
+def test_reference_that_is_no_mathematics_is_a_bad_reference(reference: str) -> None:
+    assert refusal(MathVerifyReward(), item("4", reference)).reason == "bad_reference"
+
+
+@pytest.fixture
+def user_function(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Stands in for an installed function: `returns` is what it returns or raises, `called_with` what it was told."""
+    told: dict[str, Any] = {}
+
+    def function(**arguments: str) -> object:
+        told["called_with"] = arguments
+        if isinstance(told["returns"], Exception):
+            raise told["returns"]
+        return told["returns"]
+
+    monkeypatch.setattr(plugin, "_load", lambda name: function)
+    return told
+
+
+def test_plugin_is_called_with_the_items_texts(user_function: dict[str, Any]) -> None:
+    user_function["returns"] = 1
+    assert score(PluginReward(entry_point="mine"), item("c", "r", task_entry="t", prompt="p")) == 1.0
+    assert user_function["called_with"] == {"prompt": "p", "completion": "c", "reference": "r", "task_entry": "t"}
+
+
+@pytest.mark.parametrize(
+    ("returns", "reason", "detail"),
+    [
+        ("1.0", "raised", "TypeError: returned str, not a number"),
+        (None, "raised", "TypeError: returned NoneType, not a number"),
+        (ValueError("too \udc80 odd"), "raised", "ValueError: too \\udc80 odd"),
+        (float("nan"), "not_finite", "the score is nan"),
+        (float("inf"), "not_finite", "the score is inf"),
+    ],
+)
+def test_plugin_without_a_finite_number_leaves_the_item_unscorable(
+    user_function: dict[str, Any], returns: object, reason: str, detail: str
+) -> None:
+    user_function["returns"] = returns
+    unscorable = refusal(PluginReward(entry_point="mine"), item("c"))
+    assert (unscorable.reason, unscorable.detail) == (reason, detail)
+
+
+def test_unknown_entry_point_is_named_with_the_ones_that_exist() -> None:
+    unscorable = refusal(PluginReward(entry_point="no_such_reward"), item("c"))
+    assert unscorable.reason == "unknown_entry_point"
+    assert "no_such_reward" in unscorable.detail
+
+
+def test_rubric_adds_weighted_scores_and_tells_equal_types_apart() -> None:
+    components = (
+        ExactReward(weight=2.0),
+        LengthReward(weight=-0.5, target_chars=1, max_chars=3),
+        RegexReward(weight=0.25, pattern="5"),
+        RegexReward(weight=8.0, pattern="6"),
+    )
+    result = rubric.score_item(components, item("55", "55"))
+    assert result == Scored(reward=2.0, breakdown={"exact": 1.0, "length": 0.5, "regex": 1.0, "regex_2": 0.0})
+
+
+def test_one_failing_component_makes_the_item_unscorable_and_is_named() -> None:
+    components = (ExactReward(), NumericReward(), NumericReward(tolerance=1.0))
+    result = rubric.score_item(components, item("5", "five"))
+    assert isinstance(result, Unscorable)
+    assert (result.reason, result.component) == ("bad_reference", "numeric")
+
+
+def test_rubric_sum_that_overflows_is_not_finite(user_function: dict[str, Any]) -> None:
+    user_function["returns"] = 1.7e308
+    result = rubric.score_item((PluginReward(entry_point="mine", weight=1000.0),), item("c"))
+    assert isinstance(result, Unscorable)
+    assert result.reason == "not_finite"
+
+
+def test_only_linear_time_scorers_run_outside_the_pool() -> None:
+    safe = (ExactReward(), NumericReward(), LengthReward(target_chars=1, max_chars=2))
+    assert not rubric.needs_isolation(safe)
+    for hostile in (
+        RegexReward(pattern="a"),
+        FormatReward(pattern="a"),
+        ReasoningGymReward(),
+        MathVerifyReward(),
+        PluginReward(entry_point="mine"),
+    ):
+        assert rubric.needs_isolation((*safe, hostile))
