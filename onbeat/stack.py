@@ -4,8 +4,8 @@
                                               │ ▲                                      │   ▲
                                       prompts │ │ weights t+1, fence, audit            │   │ rollouts
                                               ▼ └──────────────────────────────────────┘   │
-                                         generators ──completions──▶ reward service      │
-                                              └──────────fenced publication────────────────┘
+                                           generators ──completions──▶ reward service      │
+                                              └─────────── fenced publication ─────────────┘
 
 Started in the order redis → reward_service, gateway → worker, generators; stopped in the reverse order, so that nobody
 loses a server that it still needs. A service that dies is started again; what it held is in Redis.
@@ -33,6 +33,7 @@ from onbeat.child_process import ChildProcess
 from onbeat.embedded_redis import EmbeddedRedis
 from onbeat.free_ports import free_port, require_free
 from onbeat.redis_probe import probe
+from onbeat.signals import uninterrupted
 from onbeat.stack_file import StackFile, refuse_second_stack, write_stack_file
 from onbeat.supervision import Supervised, describe_exit
 from telemetry.waiting import Waiting
@@ -48,6 +49,13 @@ WORKER_GRACE_S = 20.0
 SERVICE_GRACE_S = 8.0
 STACK_MARK = "EMBEDDED_STACK_MARK"
 """Environment variable by which every process of a stack is found again, however deep it was started."""
+MODULES = {
+    "reward_service": "reward_service",
+    "gateway": "gateway",
+    "worker": "consumer.celery_worker",
+    "generator": "producer",
+}
+"""Service → module that `python -m` runs."""
 NUMERIC_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 
 
@@ -85,8 +93,9 @@ class StackPlan:
 class EmbeddedStack:
     """A context manager; `tick` must be called a few times a second while it runs."""
 
-    def __init__(self, plan: StackPlan) -> None:
+    def __init__(self, plan: StackPlan, *, modules: Mapping[str, str] = MODULES) -> None:
         self.plan = plan
+        self._modules = modules
         self.gateway_url = f"http://{HOST}:{plan.gateway_port or free_port()}"
         self.reward_url = f"http://{HOST}:{free_port()}"
         self.api_key = plan.api_key or secrets.token_urlsafe(32)
@@ -98,11 +107,7 @@ class EmbeddedStack:
         self._stack_file: Path | None = None
 
     def __enter__(self) -> EmbeddedStack:
-        try:
-            self.start()
-        except BaseException:
-            self.stop()
-            raise
+        self.start_or_stop()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -130,6 +135,14 @@ class EmbeddedStack:
         stack = StackFile(gateway_url=self.gateway_url, api_key=self.api_key, pid=os.getpid())
         self._stack_file = write_stack_file(self.plan.run_root, stack)
 
+    def start_or_stop(self, *, deadline_s: float = READY_DEADLINE_S) -> None:
+        """`start`; what was started is stopped again when it fails or is interrupted."""
+        try:
+            self.start(deadline_s=deadline_s)
+        except BaseException:
+            self.stop()
+            raise
+
     def tick(self) -> None:
         """Starts what died again. Raises Unavailable when something dies too often."""
         for supervised in self._supervised:
@@ -137,6 +150,10 @@ class EmbeddedStack:
 
     def stop(self) -> None:
         """Ends every process in order, whatever their state, and what they left behind. May be called twice."""
+        with uninterrupted():
+            self._stop()
+
+    def _stop(self) -> None:
         self._supervised.clear()
         if self._stack_file is not None:
             self._stack_file.unlink(missing_ok=True)
@@ -194,22 +211,17 @@ class EmbeddedStack:
         )
 
     def _plan_children(self, settings: StackSettings) -> list[ChildProcess]:
-        generators = {f"generator-{number}": ("producer", 0) for number in range(1, self.plan.generators + 1)}
-        modules: dict[str, tuple[str, int]] = {
-            "reward_service": ("reward_service", _port_of(self.reward_url)),
-            "gateway": ("gateway", _port_of(self.gateway_url)),
-            "worker": ("consumer.celery_worker", 0),
-            **generators,
-        }
-        return [
-            ChildProcess(
-                name,
-                command=(sys.executable, "-m", module),
-                environment=child_environment(os.environ, settings, port=port) | {STACK_MARK: self._mark},
-                log_path=self.logs / f"{name}.log",
-            )
-            for name, (module, port) in modules.items()
-        ]
+        ports = {"reward_service": _port_of(self.reward_url), "gateway": _port_of(self.gateway_url), "worker": 0}
+        generators = [f"generator-{number}" for number in range(1, self.plan.generators + 1)]
+        return [self._plan_child(name, settings, ports.get(name, 0)) for name in (*ports, *generators)]
+
+    def _plan_child(self, name: str, settings: StackSettings, port: int) -> ChildProcess:
+        return ChildProcess(
+            name,
+            command=(sys.executable, "-m", self._modules[name.partition("-")[0]]),
+            environment=child_environment(os.environ, settings, port=port) | {STACK_MARK: self._mark},
+            log_path=self.logs / f"{name}.log",
+        )
 
     def _wait_until_ready(self, urls: Mapping[str, str], deadline_s: float) -> None:
         pending = dict(urls)

@@ -34,7 +34,8 @@ class Verdict:
 
     num_records: int
     num_iterations: int
-    num_batches: int
+    num_trained_batches: int
+    num_evaluation_batches: int
     num_rewinds: int
     num_versions_on_disk: int = 0
     gaps: tuple[str, ...] = ()
@@ -82,7 +83,8 @@ def verify_run(
     return Verdict(
         num_records=len(entries),
         num_iterations=sum(1 for iteration in final if iteration < spec.iterations),
-        num_batches=sum(len(record.batches) for record in final.values()),
+        num_trained_batches=sum("/train/" in batch for record in final.values() for batch in record.batches),
+        num_evaluation_batches=sum("/evaluation/" in batch for record in final.values() for batch in record.batches),
         num_rewinds=walk.rewinds,
         num_versions_on_disk=len(digests_on_disk),
         gaps=tuple(walk.gaps),

@@ -25,13 +25,24 @@ def configure(settings: StackSettings, *, service: str, stream: TextIO | None = 
 
     A second call replaces the first, so that a test or a forked worker may call it again.
     """
-    handler = logging.StreamHandler(stream or sys.stderr)
+    handler = logging.StreamHandler(stream) if stream else StderrHandler()
     handler.setFormatter(JsonLines(service) if settings.log_format == "json" else HumanLines(service))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.INFO)
     for name in QUIET_LOGGERS:
         logging.getLogger(name).setLevel(logging.WARNING)
+
+
+class StderrHandler(logging.StreamHandler[TextIO]):
+    """Writes to whatever `sys.stderr` is at the moment: a live display puts itself there to keep its panel whole."""
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+
+    @property
+    def stream(self) -> TextIO:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return sys.stderr
 
 
 class HumanLines(logging.Formatter):

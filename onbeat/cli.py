@@ -1,0 +1,77 @@
+"""The entry point `onbeat`: which commands there are, and how an error leaves the process.
+
+exit 0    done (`demo`: succeeded and verified)
+exit 1    the job failed, was cancelled, or did not verify
+exit 2    bad input, a refused request, or a service that cannot be reached: one line that names field and cure
+exit 130  Ctrl-C or SIGTERM, after a clean stop
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+import typer
+from typer.exceptions import TyperException
+
+from contracts.errors import InvalidInput, OnbeatError
+from contracts.settings import PREFIX, StackSettings
+from onbeat.commands import bench, jobs, stack
+from onbeat.output import BAD_INPUT, INTERRUPTED, emit_error
+from onbeat.signals import end_on_signals
+from telemetry import logs
+
+app = typer.Typer(
+    name="onbeat",
+    help="On-policy reinforcement learning of language models while generation and training overlap.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(stack.demo)
+app.command()(stack.up)
+app.command()(jobs.submit)
+app.command()(jobs.jobs)
+app.command()(jobs.watch)
+app.command()(jobs.cancel)
+app.command()(jobs.streams)
+app.command()(jobs.verify)
+app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})(
+    bench.bench
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs a command and ends the process."""
+    sys.exit(run(list(sys.argv[1:] if arguments is None else arguments)))
+
+
+def run(arguments: list[str]) -> int:
+    """Runs a command and answers its exit code; whatever goes wrong is one line, never a traceback."""
+    json_output = "--json" in arguments
+    try:
+        end_on_signals()
+        logs.configure(_log_settings(), service="onbeat")
+        return app(arguments, standalone_mode=False) or 0
+    except TyperException as error:
+        if message := error.format_message():
+            emit_error(InvalidInput(message, cure="onbeat --help"), json_output=json_output)
+        return BAD_INPUT
+    except OnbeatError as error:
+        emit_error(error, json_output=json_output)
+        return BAD_INPUT
+    except (KeyboardInterrupt, typer.Abort):
+        sys.stderr.write("onbeat: interrupted\n")
+        return INTERRUPTED
+
+
+def _log_settings() -> StackSettings:
+    """Only the log format: a wrong variable is reported by the command that reads them all."""
+    json_lines = os.environ.get(f"{PREFIX}LOG_FORMAT") == "json"
+    return StackSettings(log_format="json" if json_lines else "human")
+
+
+if __name__ == "__main__":
+    main()

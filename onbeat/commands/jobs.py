@@ -1,0 +1,203 @@
+"""Commands that talk to a gateway about jobs."""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from contracts.jobs import JobState, JobStatus
+from contracts.run_folder import RunFolder
+from onbeat.audit_file import FILE_NAME as AUDIT_FILE
+from onbeat.audit_file import read_audit, verify_folder
+from onbeat.commands import options
+from onbeat.follow import follow
+from onbeat.gateway_client import GatewayClient
+from onbeat.job_view import STATE_STYLES, view_for
+from onbeat.output import FAILED, console_for, emit
+from onbeat.spec_file import flag_settings, load_spec
+from onbeat.stack_file import DEFAULT_RUN_DIR
+from onbeat.stream_report import report_tables
+from onbeat.verify import Verdict
+from onbeat.words import plural, score, short
+
+Job = Annotated[str, typer.Argument(metavar="JOB", help="Job id; `onbeat jobs` lists them.")]
+
+
+def submit(
+    spec: Annotated[Path, typer.Argument(metavar="SPEC", help="Job spec, a TOML file.")],
+    wait: Annotated[bool, typer.Option("--wait", help="Follow the job to its end.")] = False,
+    schedule: options.Schedule = None,
+    iterations: options.Iterations = None,
+    seed: options.Seed = None,
+    settings: options.Settings = None,
+    idempotency_key: Annotated[
+        str | None, typer.Option("--idempotency-key", help="The same key submits the same job once. [random]")
+    ] = None,
+    json_output: options.Json = False,
+    gateway: options.Gateway = None,
+    api_key: options.ApiKey = None,
+    run_dir: options.RunDir = None,
+) -> None:
+    """Submit a job."""
+    flags = flag_settings(schedule=schedule, iterations=iterations, seed=seed)
+    job_spec = load_spec(spec, [*flags, *(settings or [])])
+    console = console_for(json_output=json_output)
+    with options.client_for(options.access_from(gateway, api_key, run_dir)) as client:
+        status = client.submit(job_spec, idempotency_key=idempotency_key or uuid.uuid4().hex)
+        if wait:
+            _follow_to_end(client, status.job_id, console, json_output=json_output)
+        elif json_output:
+            emit(status)
+        else:
+            console.print(f"{status.job_id}  {status.state.value}   follow it: onbeat watch {status.job_id}")
+
+
+def jobs(
+    json_output: options.Json = False,
+    gateway: options.Gateway = None,
+    api_key: options.ApiKey = None,
+    run_dir: options.RunDir = None,
+) -> None:
+    """List the jobs."""
+    with options.client_for(options.access_from(gateway, api_key, run_dir)) as client:
+        found = client.jobs()
+    if json_output:
+        emit({"jobs": found})
+    else:
+        console_for(json_output=False).print(_job_table(found) if found else "no jobs yet: onbeat submit SPEC")
+
+
+def watch(
+    job: Job,
+    json_output: options.Json = False,
+    gateway: options.Gateway = None,
+    api_key: options.ApiKey = None,
+    run_dir: options.RunDir = None,
+) -> None:
+    """Follow a job to its end; exit code 1 unless it succeeds. Ctrl-C leaves the job running."""
+    with options.client_for(options.access_from(gateway, api_key, run_dir)) as client:
+        _follow_to_end(client, job, console_for(json_output=json_output), json_output=json_output)
+
+
+def cancel(
+    job: Job,
+    json_output: options.Json = False,
+    gateway: options.Gateway = None,
+    api_key: options.ApiKey = None,
+    run_dir: options.RunDir = None,
+) -> None:
+    """Cancel a job: its trainer writes a checkpoint and ends."""
+    with options.client_for(options.access_from(gateway, api_key, run_dir)) as client:
+        status = client.cancel(job)
+    if json_output:
+        emit(status)
+    else:
+        console_for(json_output=False).print(f"{status.job_id}  {status.state.value}")
+
+
+def streams(
+    job: Job,
+    json_output: options.Json = False,
+    gateway: options.Gateway = None,
+    api_key: options.ApiKey = None,
+    run_dir: options.RunDir = None,
+) -> None:
+    """Show a job's Redis streams: length, pending, age, leases, rejections, bytes."""
+    with options.client_for(options.access_from(gateway, api_key, run_dir)) as client:
+        report = client.streams(job)
+    if json_output:
+        emit(report)
+        return
+    console = console_for(json_output=False)
+    for table in report_tables(report):
+        console.print(table)
+
+
+def verify(
+    job: Job,
+    json_output: options.Json = False,
+    gateway: options.Gateway = None,
+    api_key: options.ApiKey = None,
+    run_dir: options.RunDir = None,
+) -> None:
+    """Re-check a job's audit chain and the weights on disk; exit code 1 on any gap.
+
+    A run whose stack is gone is verified from the audit file of its folder: give the folder with --run-dir.
+    """
+    offline = RunFolder((run_dir or Path(DEFAULT_RUN_DIR)).resolve(), job)
+    if gateway is None and (offline.path / AUDIT_FILE).exists():
+        folder, (status, entries) = offline, read_audit(offline)
+    else:
+        access = options.access_from(gateway, api_key, run_dir)
+        with options.client_for(access) as client:
+            status, entries = client.job(job), client.audit(job)
+        folder = RunFolder(Path(access.run_root), job)
+    verdict = verify_folder(folder, status, entries)
+    if json_output:
+        emit(_verdict_object(job, verdict))
+    else:
+        _show_verdict(console_for(json_output=False), job, verdict)
+    if not verdict.verified:
+        raise typer.Exit(FAILED)
+
+
+def _follow_to_end(client: GatewayClient, job_id: str, console: Console, *, json_output: bool) -> None:
+    with view_for(console) as view:
+        progress = follow(client, job_id, view=view)
+    status = progress.status
+    if json_output:
+        emit(status)
+    elif not console.is_terminal:
+        console.print(f"{status.job_id}  {status.state.value}   {status.reason}".rstrip())
+    if status.state is not JobState.SUCCEEDED:
+        raise typer.Exit(FAILED)
+
+
+def _job_table(found: list[JobStatus]) -> Table:
+    table = Table(box=None, header_style="dim", padding=(0, 3, 0, 0))
+    for column in ("job", "name", "state", "iterations", "version", "digest", "held-out", "generators"):
+        table.add_column(column, no_wrap=column == "job")
+    for status in sorted(found, key=lambda status: status.created_s):
+        latest = status.evaluation_latest
+        state = f"[{STATE_STYLES[status.state]}]{status.state.value}[/]"
+        progress = f"{status.iterations_committed} of {status.iterations}"
+        held_out = score(latest.sampled if latest else None)
+        digest = short(status.weights_digest)
+        generators = str(status.live_generators)
+        table.add_row(
+            status.job_id, status.name, state, progress, str(status.policy_version), digest, held_out, generators
+        )
+    return table
+
+
+def _verdict_object(job: str, verdict: Verdict) -> dict[str, Any]:
+    return {
+        "job_id": job,
+        "verified": verdict.verified,
+        "records": verdict.num_records,
+        "iterations": verdict.num_iterations,
+        "batches_trained": verdict.num_trained_batches,
+        "batches_evaluated": verdict.num_evaluation_batches,
+        "rewinds": verdict.num_rewinds,
+        "digests_recomputed": verdict.num_versions_on_disk,
+        "gaps": list(verdict.gaps),
+    }
+
+
+def _show_verdict(console: Console, job: str, verdict: Verdict) -> None:
+    facts = (
+        f"{plural(verdict.num_iterations, 'iteration')}, {verdict.num_trained_batches} training and "
+        f"{verdict.num_evaluation_batches} evaluation batches, {plural(verdict.num_rewinds, 'rewind')}, "
+        f"{plural(verdict.num_versions_on_disk, 'weight folder')} hashed again"
+    )
+    if verdict.verified:
+        console.print(f"[green]verified[/green]  {job}: {facts}")
+        return
+    console.print(f"[red]not verified[/red]  {job}: {facts}")
+    for gap in verdict.gaps:
+        console.print(f"  {gap}", markup=False)

@@ -1,0 +1,55 @@
+"""Flags that several commands share."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from contracts.settings import settings_from
+from onbeat.gateway_client import GatewayClient
+from onbeat.stack_file import GatewayAccess, gateway_access
+
+Json = Annotated[bool, typer.Option("--json", help="Print exactly one JSON object on stdout.")]
+Gateway = Annotated[str | None, typer.Option("--gateway", metavar="URL", help="Address of the gateway.")]
+ApiKey = Annotated[str | None, typer.Option("--api-key", metavar="KEY", help="Bearer key of the gateway.")]
+RunDir = Annotated[
+    Path | None, typer.Option("--run-dir", metavar="DIR", help="Run folder of the stack; holds stack.json. [runs]")
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY.PATH=VALUE", help="Change one key of the spec; may be repeated."),
+]
+Schedule = Annotated[str | None, typer.Option("--schedule", help="periodic or synchronous.")]
+Iterations = Annotated[int | None, typer.Option("--iterations", help="Optimizer steps.")]
+Seed = Annotated[int | None, typer.Option("--seed", help="Seed of prompts and samples.")]
+Generators = Annotated[int, typer.Option("--generators", help="Generator processes.")]
+Threads = Annotated[
+    int | None, typer.Option("--threads", help="Compute threads of each process. [cores shared among them]")
+]
+ModelRoot = Annotated[
+    Path | None, typer.Option("--model-root", metavar="DIR", help="Where relative model paths of a spec start.")
+]
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def model_root_or_default(chosen: Path | None) -> Path:
+    """The flag, ONBEAT_MODEL_ROOT, the working directory if it has configs/, or the repository's root."""
+    if chosen is not None:
+        return chosen
+    if from_environment := os.environ.get("ONBEAT_MODEL_ROOT"):
+        return Path(from_environment)
+    here = Path.cwd()
+    return here if (here / "configs").is_dir() or not (REPOSITORY / "configs").is_dir() else REPOSITORY
+
+
+def access_from(gateway: str | None, api_key: str | None, run_dir: Path | None) -> GatewayAccess:
+    settings_from(os.environ)
+    return gateway_access(os.environ, gateway=gateway, api_key=api_key, run_dir=run_dir)
+
+
+def client_for(access: GatewayAccess) -> GatewayClient:
+    return GatewayClient(access.url, access.key)

@@ -1,0 +1,150 @@
+"""`onbeat demo` and `onbeat up`: commands that run the embedded stack."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.panel import Panel
+from rich.table import Table
+
+from contracts.settings import settings_from
+from onbeat.commands import options
+from onbeat.demo import DemoSummary, run_demo
+from onbeat.output import FAILED, console_for, emit
+from onbeat.spec_file import flag_settings, load_spec
+from onbeat.stack import EmbeddedStack, StackPlan
+from onbeat.stack_file import DEFAULT_RUN_DIR, FILE_NAME
+from onbeat.words import by_reason, count, duration, plural, score
+
+TICK_S = 0.25
+DEMO_SPEC = Path("configs/demo.toml")
+
+
+def demo(
+    spec: Annotated[Path | None, typer.Option("--spec", metavar="FILE", help="Job spec. [configs/demo.toml]")] = None,
+    schedule: options.Schedule = None,
+    generators: options.Generators = 1,
+    iterations: options.Iterations = None,
+    seed: options.Seed = None,
+    settings: options.Settings = None,
+    json_output: options.Json = False,
+    run_dir: Annotated[
+        Path | None, typer.Option("--run-dir", metavar="DIR", help="Folder of this run. [runs/demo-<time>]")
+    ] = None,
+    threads: options.Threads = None,
+    model_root: options.ModelRoot = None,
+) -> None:
+    """Start a private stack, train a job on it, and show it live."""
+    flags = flag_settings(schedule=schedule, iterations=iterations, seed=seed)
+    job_spec = load_spec(spec or _shipped(DEMO_SPEC), [*flags, *(settings or [])])
+    from_environment = settings_from(os.environ)
+    plan = StackPlan(
+        run_root=run_dir or Path(DEFAULT_RUN_DIR) / time.strftime("demo-%Y%m%d-%H%M%S"),
+        model_root=options.model_root_or_default(model_root),
+        generators=generators,
+        threads=threads,
+        redis_url=from_environment.redis_url,
+        log_format=from_environment.log_format,
+        fresh=True,
+    )
+    console = console_for(json_output=json_output)
+    summary = run_demo(job_spec, plan, console)
+    if json_output:
+        emit(summary)
+    else:
+        show_summary(console, summary)
+    if not summary.succeeded:
+        raise typer.Exit(FAILED)
+
+
+def up(
+    generators: options.Generators = 1,
+    run_dir: options.RunDir = None,
+    port: Annotated[int, typer.Option("--port", help="Port of the gateway; 0 takes a free one.")] = 0,
+    threads: options.Threads = None,
+    model_root: options.ModelRoot = None,
+    json_output: options.Json = False,
+) -> None:
+    """Run the embedded stack in the foreground until Ctrl-C; its jobs go on at the next start."""
+    from_environment = settings_from(os.environ)
+    plan = StackPlan(
+        run_root=run_dir or Path(from_environment.run_root),
+        model_root=options.model_root_or_default(model_root),
+        generators=generators,
+        threads=threads,
+        gateway_port=port,
+        redis_url=from_environment.redis_url,
+        api_key=from_environment.api_key,
+        log_format=from_environment.log_format,
+    )
+    console = console_for(json_output=json_output)
+    with console.status("starting redis, reward service, gateway, worker and generators"):
+        stack = EmbeddedStack(plan)
+        stack.start_or_stop()
+    try:
+        if json_output:
+            emit({"gateway_url": stack.gateway_url, "stack_file": str(_stack_file(plan)), "pids": stack.pids})
+        else:
+            _show_stack(console, stack)
+        while True:
+            stack.tick()
+            time.sleep(TICK_S)
+    except KeyboardInterrupt:
+        console.print("stopping every process")
+    finally:
+        stack.stop()
+
+
+def show_summary(console: Console, summary: DemoSummary) -> None:
+    good = summary.succeeded
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_row("job", f"{summary.job_id}   [bold]{summary.status}[/bold]   {summary.reason}".rstrip())
+    if summary.eval_after is not None:
+        sampled = f"sampled {score(summary.eval_before)} → [bold]{score(summary.eval_after)}[/bold]"
+        greedy = f"greedy {score(summary.eval_before_greedy)} → {score(summary.eval_after_greedy)}"
+        table.add_row("held-out accuracy", f"{sampled}   {greedy}   on {plural(summary.eval_prompts, 'prompt')}")
+    table.add_row("reward", f"{score(summary.reward_first)} → {score(summary.reward_last)}")
+    table.add_row("policy", f"version {summary.final_policy_version}   {summary.final_weights_digest}")
+    batches = f"{summary.batches_trained} trained   {by_reason(summary.batches_rejected)} rejected"
+    table.add_row("batches", f"{batches}   {summary.batches_reclaimed} reclaimed")
+    pace = f"{plural(summary.iterations, 'iteration')} in {duration(summary.wall_s)}"
+    table.add_row("speed", f"{pace}   {count(summary.tokens_per_s)} tokens/s   {summary.schedule}")
+    table.add_row("verify", "[green]passed[/green]" if summary.verified else f"[red]{len(summary.gaps)} gaps[/red]")
+    for gap in summary.gaps:
+        table.add_row("", f"[red]{gap}[/red]")
+    table.add_row("run folder", summary.run_dir)
+    for figure in summary.figures:
+        table.add_row("figure", figure)
+    title = "succeeded and verified" if good else "not succeeded"
+    console.print(
+        Panel(table, title=title, title_align="left", border_style="green" if good else "red", padding=(1, 2))
+    )
+
+
+def _show_stack(console: Console, stack: EmbeddedStack) -> None:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_row("gateway", stack.gateway_url)
+    table.add_row("key", f"in {_stack_file(stack.plan)}, for the commands of this folder")
+    table.add_row("processes", "   ".join(f"{name} {pid}" for name, pid in sorted(stack.pids.items())))
+    table.add_row("logs", str(stack.logs))
+    table.add_row("try", f"onbeat submit {DEMO_SPEC} --wait")
+    table.add_row("stop", "Ctrl-C")
+    console.print(Panel(table, title="onbeat is up", title_align="left", border_style="green", padding=(1, 2)))
+
+
+def _stack_file(plan: StackPlan) -> Path:
+    return plan.run_root / FILE_NAME
+
+
+def _shipped(path: Path) -> Path:
+    """A file of the working directory, or the repository's."""
+    return path if path.exists() or not (options.REPOSITORY / path).exists() else options.REPOSITORY / path

@@ -1,0 +1,76 @@
+"""What a follower knows of a job: a fold of its events and of the last status. Pure, so that a test can replay one."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass, field
+
+from contracts.events import (
+    BatchDead,
+    EvaluationFinished,
+    IterationCommitted,
+    IterationMetrics,
+    JobEvent,
+    TrainerStarted,
+)
+from contracts.jobs import EvaluationScore, JobStatus
+
+RECENT = 10
+"""Iterations whose median time tells how long the rest will take."""
+
+
+@dataclass
+class JobProgress:
+    """Mutable on purpose: one follower owns it."""
+
+    status: JobStatus
+    iterations: dict[int, IterationMetrics] = field(default_factory=dict)
+    """By iteration; a replayed one replaces its first metrics."""
+    evaluations: dict[int, EvaluationScore] = field(default_factory=dict)
+    num_trainer_starts: int = 0
+    dead_batches: list[str] = field(default_factory=list)
+
+    def apply(self, event: JobEvent) -> None:
+        if isinstance(event, IterationCommitted):
+            self.iterations[event.metrics.iteration] = event.metrics
+        elif isinstance(event, EvaluationFinished):
+            self.evaluations[event.score.iteration] = event.score
+        elif isinstance(event, TrainerStarted):
+            self.num_trainer_starts += 1
+        elif isinstance(event, BatchDead):
+            self.dead_batches.append(event.batch_id)
+
+    @property
+    def in_order(self) -> list[IterationMetrics]:
+        return [self.iterations[iteration] for iteration in sorted(self.iterations)]
+
+    @property
+    def latest(self) -> IterationMetrics | None:
+        return self.in_order[-1] if self.iterations else None
+
+    @property
+    def num_committed(self) -> int:
+        return max(len(self.iterations), self.status.iterations_committed)
+
+    @property
+    def rewards(self) -> list[float]:
+        return [metrics.reward_mean for metrics in self.in_order]
+
+    @property
+    def evaluation_before(self) -> EvaluationScore | None:
+        """Under version 0."""
+        return self.evaluations.get(0) or self.status.evaluation_before
+
+    @property
+    def evaluation_latest(self) -> EvaluationScore | None:
+        if self.evaluations:
+            return self.evaluations[max(self.evaluations)]
+        return self.status.evaluation_latest
+
+    @property
+    def left_s(self) -> float | None:
+        """None before the first iteration."""
+        if not self.iterations or self.status.state.is_final:
+            return None
+        typical_s = statistics.median(metrics.wall_s for metrics in self.in_order[-RECENT:])
+        return typical_s * max(0, self.status.iterations - self.num_committed)

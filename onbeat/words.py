@@ -1,0 +1,81 @@
+"""Numbers and series as people read them. Pure."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+BLOCKS = "▁▂▃▄▅▆▇█"
+UNKNOWN = "\N{EN DASH}"
+
+
+def sparkline(values: Sequence[float], *, width: int = 40) -> str:
+    """One block a bucket of neighbouring values, between the smallest and the largest bucket."""
+    if not values:
+        return ""
+    buckets = _buckets(values, min(width, len(values)))
+    low, high = min(buckets), max(buckets)
+    if high == low:
+        return BLOCKS[len(BLOCKS) // 2] * len(buckets)
+    return "".join(BLOCKS[round((value - low) / (high - low) * (len(BLOCKS) - 1))] for value in buckets)
+
+
+def duration(seconds: float | None) -> str:
+    """`4.2 s`, `1 min 05 s`, `2 h 03 min`."""
+    if seconds is None:
+        return UNKNOWN
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def size(num_bytes: float) -> str:
+    """`812 B`, `45.2 KB`, `1.5 MB`: powers of 1024."""
+    for unit in ("B", "KB", "MB"):
+        if num_bytes < 1024:
+            return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
+        num_bytes /= 1024
+    return f"{num_bytes:.1f} GB"
+
+
+def count(number: float) -> str:
+    """`4 812`: thin groups of three."""
+    return f"{number:,.0f}".replace(",", "\N{NARROW NO-BREAK SPACE}")
+
+
+def plural(number: int, noun: str) -> str:
+    """`1 generator`, `2 generators`, `3 batches`."""
+    if number == 1:
+        return f"1 {noun}"
+    return f"{number} {noun}{'es' if noun.endswith(('s', 'ch')) else 's'}"
+
+
+def share(part: float) -> str:
+    return f"{part:.1%}"
+
+
+def score(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:.3f}"
+
+
+def by_reason(counts: dict[str, int]) -> str:
+    """`0`, or `3 (stale 2, duplicate 1)`."""
+    total = sum(counts.values())
+    if not total:
+        return "0"
+    reasons = sorted(((number, reason) for reason, number in counts.items() if number), reverse=True)
+    return f"{total} ({', '.join(f'{reason} {number}' for number, reason in reasons)})"
+
+
+def short(digest: str) -> str:
+    return f"{digest[:12]}…" if digest else UNKNOWN
+
+
+def _buckets(values: Sequence[float], number: int) -> list[float]:
+    edges = [index * len(values) // number for index in range(number + 1)]
+    return [sum(values[start:end]) / (end - start) for start, end in itertools.pairwise(edges)]
