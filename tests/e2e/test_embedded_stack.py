@@ -1,0 +1,200 @@
+"""The embedded stack starts, restarts and ends real processes; small stand-ins take the services' places."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+
+from contracts.errors import Conflict, InvalidInput, Unavailable
+from onbeat import process_tree
+from onbeat.redis_probe import probe
+from onbeat.stack import STACK_MARK, EmbeddedStack, StackPlan
+from onbeat.stack_file import StackFile, gateway_access, read_stack_file, write_stack_file
+from telemetry.waiting import Waiting
+
+STAND_INS = Path(__file__).parent / "stand_ins"
+MODULES = {
+    "reward_service": "stand_in_http",
+    "gateway": "stand_in_http",
+    "worker": "stand_in_worker",
+    "generator": "stand_in_generator",
+}
+linux_only = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc and PR_SET_PDEATHSIG")
+
+
+@pytest.fixture(autouse=True)
+def find_stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(STAND_INS))
+
+
+def plan(folder: Path, **changes: object) -> StackPlan:
+    fields: dict[str, object] = {"run_root": folder / "runs", "model_root": folder, "threads": 1}
+    return StackPlan(**(fields | changes))  # pyright: ignore[reportArgumentType]
+
+
+def until(condition: Callable[[], bool], what: str, tick: Callable[[], None] = lambda: None) -> None:
+    waiting = Waiting(what, deadline_s=60.0)
+    while not condition():
+        waiting.poke()
+        tick()
+        time.sleep(0.02)
+
+
+def identities(pids: dict[str, int]) -> set[process_tree.Identity]:
+    table = process_tree.descendants(1) | process_tree.descendants(os.getpid())
+    return {identity for identity in table if identity[0] in pids.values()}
+
+
+@linux_only
+def test_every_service_is_its_own_process_and_none_outlives_the_stack(tmp_path: Path) -> None:
+    stack = EmbeddedStack(plan(tmp_path, generators=2), modules=MODULES)
+    with stack:
+        assert set(stack.pids) == {"redis", "reward_service", "gateway", "worker", "generator-1", "generator-2"}
+        assert len(set(stack.pids.values())) == 6
+        worker = stack.pids["worker"]
+        until(lambda: len(process_tree.descendants(worker)) == 1, "the worker's trainer")
+        everything = identities(stack.pids) | process_tree.descendants(worker)
+        assert len(everything) == 7
+        assert httpx.get(f"{stack.gateway_url}/readyz").is_success
+        assert stack.redis is not None
+        assert probe(stack.redis.url).version
+    assert not process_tree.living(everything)
+    stack.stop()
+
+
+@linux_only
+def test_a_trainer_whose_worker_was_killed_still_ends_with_the_stack(tmp_path: Path) -> None:
+    with EmbeddedStack(plan(tmp_path), modules=MODULES) as stack:
+        worker = stack.pids["worker"]
+        until(lambda: len(process_tree.descendants(worker)) == 1, "the worker's trainer")
+        trainer = process_tree.descendants(worker)
+        os.kill(worker, signal.SIGKILL)
+        until(lambda: stack.pids["worker"] != worker, "another worker", stack.tick)
+        assert process_tree.living(trainer) == trainer
+    assert not process_tree.living(trainer)
+
+
+def test_a_killed_service_and_a_killed_redis_come_back_at_their_addresses(tmp_path: Path) -> None:
+    with EmbeddedStack(plan(tmp_path), modules=MODULES) as stack:
+        assert stack.redis is not None
+        url = stack.redis.url
+        before = stack.pids
+        for name in ("generator-1", "gateway", "redis"):
+            os.kill(before[name], signal.SIGKILL)
+        until(
+            lambda: all(stack.pids[name] != before[name] for name in ("generator-1", "gateway", "redis")),
+            "all",
+            stack.tick,
+        )
+        until(lambda: gateway_answers(stack.gateway_url), "the gateway", stack.tick)
+        assert stack.redis.url == url
+        assert probe(url).version
+        assert stack.pids["worker"] == before["worker"]
+
+
+def gateway_answers(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/readyz").is_success
+    except httpx.TransportError:
+        return False
+
+
+def test_a_service_that_ends_at_its_start_is_named_with_its_last_words_and_nothing_is_left(tmp_path: Path) -> None:
+    stack = EmbeddedStack(plan(tmp_path), modules=MODULES | {"generator": "stand_in_broken"})
+    with pytest.raises(
+        Unavailable, match=r"(?s)generator-1: ended with exit code 1 at its start.*cannot import the model"
+    ):
+        stack.start_or_stop()
+    assert all(child.exit_code is not None for child in stack.children.values())
+    assert stack.redis is not None
+    assert not stack.redis.is_running
+    assert read_stack_file(stack.plan.run_root) is None
+
+
+def test_a_service_that_is_never_ready_is_named_after_the_deadline(tmp_path: Path) -> None:
+    stack = EmbeddedStack(plan(tmp_path), modules=MODULES | {"gateway": "stand_in_generator"})
+    with pytest.raises(Unavailable, match=r"gateway: waited .* s for gateway to be ready"):
+        stack.start_or_stop(deadline_s=3.0)
+
+
+def test_the_stack_file_is_private_and_gone_with_the_stack(tmp_path: Path) -> None:
+    with EmbeddedStack(plan(tmp_path), modules=MODULES) as stack:
+        path = stack.plan.run_root / "stack.json"
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        access = gateway_access({}, gateway=None, api_key=None, run_dir=stack.plan.run_root)
+        assert (access.url, access.key) == (stack.gateway_url, stack.api_key)
+        logs = "".join(log.read_text() for log in stack.logs.iterdir())
+        assert stack.api_key not in logs
+    assert not path.exists()
+    with pytest.raises(InvalidInput, match="no stack is running"):
+        gateway_access({}, gateway=None, api_key=None, run_dir=stack.plan.run_root)
+
+
+def test_flags_win_over_the_environment_and_that_over_the_stack_file(tmp_path: Path) -> None:
+    write_stack_file(tmp_path, StackFile(gateway_url="http://file", api_key="file", pid=os.getpid()))
+    environment = {"ONBEAT_GATEWAY_URL": "http://environment"}
+    access = gateway_access(environment, gateway=None, api_key="flag", run_dir=tmp_path)
+    assert (access.url, access.key) == ("http://environment", "flag")
+
+
+def test_a_second_stack_in_the_same_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    write_stack_file(tmp_path / "runs", StackFile(gateway_url="http://x", api_key="", pid=os.getppid()))
+    with pytest.raises(Conflict, match=r"run_dir: process \d+ runs a stack there"):
+        EmbeddedStack(plan(tmp_path), modules=MODULES).start_or_stop()
+
+
+def test_a_fresh_stack_forgets_and_removes_the_servers_data(tmp_path: Path) -> None:
+    redis_folder = tmp_path / "runs" / "redis"
+    redis_folder.mkdir(parents=True)
+    (redis_folder / "old").write_text("of an earlier demo")
+    with EmbeddedStack(plan(tmp_path, fresh=True), modules=MODULES):
+        assert not (redis_folder / "old").exists()
+        assert redis_folder.exists()
+    assert not redis_folder.exists()
+
+
+def test_a_gateway_port_in_use_is_an_error_that_names_the_flag(tmp_path: Path) -> None:
+    with EmbeddedStack(plan(tmp_path), modules=MODULES) as stack:
+        port = int(stack.gateway_url.rpartition(":")[2])
+        with pytest.raises(InvalidInput, match=f"--port: port {port} is in use"):
+            EmbeddedStack(plan(tmp_path / "other", gateway_port=port), modules=MODULES).start_or_stop()
+
+
+@linux_only
+def test_the_children_of_a_killed_launcher_end_too(tmp_path: Path) -> None:
+    pid_file = tmp_path / "pids.json"
+    launcher = subprocess.Popen(
+        [sys.executable, str(STAND_INS / "hold_stack.py"), str(pid_file), str(tmp_path / "runs")]
+    )
+    try:
+        until(pid_file.exists, "the stack to be up")
+        children = process_tree.descendants(launcher.pid)
+        assert {pid for pid, _ in children} == set(json.loads(pid_file.read_text()).values())
+    finally:
+        launcher.kill()
+        launcher.wait()
+    until(lambda: not process_tree.living(children), "the children to end")
+
+
+@linux_only
+def test_a_process_is_found_by_its_mark_whoever_its_parent_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(STACK_MARK, "mine")
+    process = subprocess.Popen([sys.executable, "-m", "stand_in_generator"], start_new_session=True)
+    monkeypatch.delenv(STACK_MARK)
+    try:
+        until(lambda: process.pid in {pid for pid, _ in process_tree.marked(STACK_MARK, "mine")}, "the process")
+        assert not process_tree.marked(STACK_MARK, "other")
+    finally:
+        process.kill()
+        process.wait()
