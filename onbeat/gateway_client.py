@@ -12,7 +12,7 @@ import httpx
 import msgspec
 
 from contracts.errors import Conflict, ContractViolation, InvalidInput, NotFound, OnbeatError, Unavailable
-from contracts.events import AuditRecord, IterationMetrics, JobEvent
+from contracts.events import AuditRecord, IterationMetrics, JobEvent, StateChanged
 from contracts.jobs import JobStatus
 from contracts.spec import JobSpec
 from contracts.wire import convert, encode_json
@@ -77,7 +77,7 @@ class GatewayClient:
         return audit_entries(self._ask("GET", f"/v1/jobs/{_segment(job_id)}/audit"))
 
     def events(self, job_id: str, *, after: str = "") -> Iterator[tuple[str, JobEvent]]:
-        """(event id, event) from the one after `after`; reconnects where it left off until the gateway ends the stream.
+        """(event id, event) from the one after `after` to the job's final state, over as many connections as it takes.
 
         Raises Unavailable when the gateway stays away.
         """
@@ -87,12 +87,14 @@ class GatewayClient:
                 for event_id, event in self._one_stream(job_id, after):
                     after, last_heard_s = event_id, time.monotonic()
                     yield event_id, event
-                return
+                    if isinstance(event, StateChanged) and event.state.is_final:
+                        return
+                log.info("the event stream ended, coming back after event %s", after or "0")
             except httpx.TransportError as error:
                 if time.monotonic() - last_heard_s > UNREACHABLE_S:
                     raise self._unreachable(error) from error
                 log.info("the event stream broke off (%s), coming back after event %s", error, after or "0")
-                time.sleep(RECONNECT_S)
+            time.sleep(RECONNECT_S)
 
     def _one_stream(self, job_id: str, after: str) -> Iterator[tuple[str, JobEvent]]:
         headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": after} if after else {})

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from contracts.jobs import JobState, JobStatus
@@ -153,7 +154,7 @@ def _follow_to_end(client: GatewayClient, job_id: str, console: Console, *, json
     if json_output:
         emit(status)
     elif not console.is_terminal:
-        console.print(f"{status.job_id}  {status.state.value}   {status.reason}".rstrip())
+        console.print(f"{status.job_id}  {status.state.value}   {status.reason}".rstrip(), markup=False)
     if status.state is not JobState.SUCCEEDED:
         raise typer.Exit(FAILED)
 
@@ -170,7 +171,14 @@ def _job_table(found: list[JobStatus]) -> Table:
         digest = short(status.weights_digest)
         generators = str(status.live_generators)
         table.add_row(
-            status.job_id, status.name, state, progress, str(status.policy_version), digest, held_out, generators
+            status.job_id,
+            escape(status.name),
+            state,
+            progress,
+            str(status.policy_version),
+            digest,
+            held_out,
+            generators,
         )
     return table
 

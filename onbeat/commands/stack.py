@@ -9,8 +9,10 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.panel import Panel
 from rich.table import Table
+from rich.text import Text
 
 from contracts.settings import settings_from
 from onbeat.commands import options
@@ -105,23 +107,24 @@ def show_summary(console: Console, summary: DemoSummary) -> None:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
-    table.add_row("job", f"{summary.job_id}   [bold]{summary.status}[/bold]   {summary.reason}".rstrip())
+    table.add_row("job", f"{summary.job_id}   [bold]{summary.status}[/bold]   {escape(summary.reason)}".rstrip())
     if summary.eval_after is not None:
         sampled = f"sampled {score(summary.eval_before)} → [bold]{score(summary.eval_after)}[/bold]"
         greedy = f"greedy {score(summary.eval_before_greedy)} → {score(summary.eval_after_greedy)}"
         table.add_row("held-out accuracy", f"{sampled}   {greedy}   on {plural(summary.eval_prompts, 'prompt')}")
     table.add_row("reward", f"{score(summary.reward_first)} → {score(summary.reward_last)}")
-    table.add_row("policy", f"version {summary.final_policy_version}   {summary.final_weights_digest}")
+    table.add_row("policy", f"version {summary.final_policy_version}")
+    table.add_row("weights digest", summary.final_weights_digest)
     batches = f"{summary.batches_trained} trained   {by_reason(summary.batches_rejected)} rejected"
     table.add_row("batches", f"{batches}   {summary.batches_reclaimed} reclaimed")
     pace = f"{plural(summary.iterations, 'iteration')} in {duration(summary.wall_s)}"
     table.add_row("speed", f"{pace}   {count(summary.tokens_per_s)} tokens/s   {summary.schedule}")
     table.add_row("verify", "[green]passed[/green]" if summary.verified else f"[red]{len(summary.gaps)} gaps[/red]")
     for gap in summary.gaps:
-        table.add_row("", f"[red]{gap}[/red]")
-    table.add_row("run folder", summary.run_dir)
+        table.add_row("", Text(gap, "red"))
+    table.add_row("run folder", Text(summary.run_dir))
     for figure in summary.figures:
-        table.add_row("figure", figure)
+        table.add_row("figure", Text(figure))
     title = "succeeded and verified" if good else "not succeeded"
     console.print(
         Panel(table, title=title, title_align="left", border_style="green" if good else "red", padding=(1, 2))
@@ -133,9 +136,9 @@ def _show_stack(console: Console, stack: EmbeddedStack) -> None:
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
     table.add_row("gateway", stack.gateway_url)
-    table.add_row("key", f"in {_stack_file(stack.plan)}, for the commands of this folder")
+    table.add_row("key", Text(f"in {_stack_file(stack.plan)}, for the commands of this folder"))
     table.add_row("processes", "   ".join(f"{name} {pid}" for name, pid in sorted(stack.pids.items())))
-    table.add_row("logs", str(stack.logs))
+    table.add_row("logs", Text(str(stack.logs)))
     table.add_row("try", f"onbeat submit {DEMO_SPEC} --wait")
     table.add_row("stop", "Ctrl-C")
     console.print(Panel(table, title="onbeat is up", title_align="left", border_style="green", padding=(1, 2)))
