@@ -6,6 +6,7 @@ spec file + flags ──▶ EmbeddedStack ──▶ submit ──▶ follow ─�
 from __future__ import annotations
 
 import logging
+import shutil
 import time
 import uuid
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from contracts.errors import DeadlineExceeded, OnbeatError
+from contracts.errors import DeadlineExceeded, InvalidInput, OnbeatError
 from contracts.events import IterationMetrics
 from contracts.jobs import EvaluationScore, JobState, JobStatus
 from contracts.run_folder import RunFolder
@@ -93,15 +94,7 @@ def run_demo(spec: JobSpec, plan: StackPlan, console: Console) -> DemoSummary:
 
     Raises OnbeatError where a service, the gateway or the run folder fails; KeyboardInterrupt after a clean stop.
     """
-    with console.status("starting redis, reward service, gateway, worker and generators"):
-        stack = EmbeddedStack(plan)
-        stack.start_or_stop()
-    try:
-        with GatewayClient(stack.gateway_url, stack.api_key) as client:
-            finished = _run_job(stack, client, spec, console)
-    finally:
-        with console.status("stopping every process"):
-            stack.stop()
+    finished = _run_on_stack(spec, plan, console)
     folder = RunFolder(plan.run_root.resolve(), finished.status.job_id)
     write_audit(folder, finished.status, finished.audit)
     verdict = verify_run(
@@ -115,6 +108,26 @@ def run_demo(spec: JobSpec, plan: StackPlan, console: Console) -> DemoSummary:
     summary = summarise(spec, plan, finished, verdict, folder=folder, figures=figures)
     (folder.path / SUMMARY).write_bytes(encode_json(summary) + b"\n")
     return summary
+
+
+def _run_on_stack(spec: JobSpec, plan: StackPlan, console: Console) -> FinishedJob:
+    is_new = not plan.run_root.exists()
+    stack = EmbeddedStack(plan)
+    try:
+        with console.status("starting redis, reward service, gateway, worker and generators"):
+            stack.start()
+        with GatewayClient(stack.gateway_url, stack.api_key) as client:
+            return _run_job(stack, client, spec, console)
+    except InvalidInput:
+        # A refused spec leaves nothing behind; the logs of a service that broke are kept.
+        with console.status("stopping every process"):
+            stack.stop()
+        if is_new:
+            shutil.rmtree(plan.run_root, ignore_errors=True)
+        raise
+    finally:
+        with console.status("stopping every process"):
+            stack.stop()
 
 
 def summarise(

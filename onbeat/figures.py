@@ -122,7 +122,7 @@ def _draw_timeline(path: Path, spans: Sequence[TimelineSpan], title: str) -> Pat
             f" iteration {iteration}", (start_s, 1.0), xycoords=("data", "axes fraction"), va="bottom", fontsize=8
         )
     axes.set_yticks(list(rows.values()), list(rows))
-    axes.set_title(f"{title}: generation and training overlap inside an iteration", pad=18)
+    axes.set_title(f"{title}: who generated and who trained when", pad=18)
     axes.set_xlabel("seconds")
     used = [what for what in COLORS if any(span.what == what for span in spans)]
     figure.legend(handles=[Patch(color=COLORS[what], label=what) for what in used], loc="outside lower center", ncols=5)

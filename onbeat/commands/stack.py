@@ -85,10 +85,10 @@ def up(
         log_format=from_environment.log_format,
     )
     console = console_for(json_output=json_output)
-    with console.status("starting redis, reward service, gateway, worker and generators"):
-        stack = EmbeddedStack(plan)
-        stack.start_or_stop()
+    stack = EmbeddedStack(plan)
     try:
+        with console.status("starting redis, reward service, gateway, worker and generators"):
+            stack.start()
         if json_output:
             emit({"gateway_url": stack.gateway_url, "stack_file": str(_stack_file(plan)), "pids": stack.pids})
         else:
