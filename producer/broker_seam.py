@@ -19,7 +19,6 @@ from contracts.spec import JobSpec
 
 if TYPE_CHECKING:
     from broker.generator_side import Claim, FailOutcome, PublishOutcome
-    from broker.presence import GeneratorInfo
 
 log = logging.getLogger(__name__)
 P = ParamSpec("P")
@@ -56,7 +55,7 @@ class Jobs(Protocol):
 class PresenceBoard(Protocol):
     """Who is alive."""
 
-    def beat(self, generator_id: str, info: GeneratorInfo) -> object: ...
+    def beat(self, generator_id: str, info: dict[str, str]) -> object: ...
 
     def leave(self, generator_id: str) -> object: ...
 

@@ -38,6 +38,10 @@ class ServedModel:
         self._make_detokenizer = make_detokenizer
         self._loaded: LoadedModel | None = None
 
+    @property
+    def loaded(self) -> LoadedModel | None:
+        return self._loaded
+
     async def ready_for(self, spec: JobSpec, manifest: WeightManifest) -> LoadedModel:
         """The job's model with the manifest's weights in it; replaces the model or the weights if they are others.
 

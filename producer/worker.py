@@ -158,7 +158,7 @@ class Worker:
     async def _serve(self, tasks: asyncio.TaskGroup) -> None:
         while not self._stopping.is_set():
             await self._free_place()
-            found = None if self._stopping.is_set() else await self._claim_next()
+            found = await self._claim_next()
             if found is None:
                 self._places.release()
                 await self._wait_for_work()
@@ -186,6 +186,8 @@ class Worker:
         await self._refresh_active_jobs()
         models = {job_id: job.spec.model for job_id, job in self._active.items()}
         for job_id in self._turns.order(models, self._clock()):
+            if self._stopping.is_set():
+                return None
             job = self._active[job_id]
             claim = await self._calls(job.side.claim, job.spec.timeouts.generator_lease_s)
             if claim is not None:
@@ -303,10 +305,21 @@ class Worker:
     async def _heartbeat(self) -> None:
         while True:
             self._claimed.clear()
-            await self._calls(self._presence.beat, self._generator_id, {})
+            await self._calls(self._presence.beat, self._generator_id, self._info())
             leases_s = [job.spec.timeouts.generator_lease_s for job, _ in self._leases.values()]
             await self._renew()
             await _wait(self._claimed, min([PRESENCE_INTERVAL_S, *(lease_s / 3 for lease_s in leases_s)]))
+
+    def _info(self) -> dict[str, str]:
+        """What an operator sees of this generator; the version is the one whose digest was verified."""
+        loaded = self._model.loaded
+        weights = loaded.engine.policy_version if loaded else None
+        return {
+            "model": loaded.model.path if loaded else "",
+            "policy_version": str(weights.policy_version) if weights else "",
+            "weights_digest": weights.weights_digest if weights else "",
+            "batches": ", ".join(sorted(self._leases)),
+        }
 
     async def _renew(self) -> None:
         """Renews every lease; a lost one is let go. Its batch may still win, if it is published first (I3)."""

@@ -1,0 +1,192 @@
+"""Hand-written twins of the services, driven by gates and awaited changes instead of sleeps."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from broker.generator_side import Claim, FailOutcome, PublishOutcome
+from contracts.errors import BrokerUnavailable, NotFound
+from contracts.rewards import RewardItem, Scored
+from contracts.rollouts import Completion, PromptBatch, RolloutBatch
+from contracts.run_folder import RunFolder
+from contracts.spec import JobSpec, ModelSpec, RewardSpec
+from contracts.versions import WeightFile, WeightManifest, weights_digest
+from producer.engine.fake import FakeEngine
+
+FAKE_TENSORS = frozenset({"scale"})
+"""What `FakeEngine` is told to expect of the versions that `fake_version` writes."""
+
+
+def fake_version(run_root: Path, job_id: str, version: int) -> WeightManifest:
+    """A published version for a FakeEngine; its tensor, so its digest, is the version's own."""
+    folder = RunFolder(run_root, job_id)
+    directory = folder.weights_of(version)
+    directory.mkdir(parents=True, exist_ok=True)
+    tensor = np.full(3, version, dtype=np.float32)
+    path = directory / "weights.safetensors"
+    save_file({"scale": tensor}, path)
+    return WeightManifest(
+        policy_version=version,
+        weights_digest=weights_digest([("scale", "float32", tensor.shape, tensor.tobytes())]),
+        dtype="float32",
+        directory=folder.relative(directory),
+        files=(WeightFile(name=path.name, num_bytes=path.stat().st_size),),
+    )
+
+
+class Changes:
+    """Lets a test await what fakes record, also from other threads."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._changed = asyncio.Event()
+
+    def notify(self) -> None:
+        self._loop.call_soon_threadsafe(self._changed.set)
+
+    async def until(self, reached: Callable[[], bool], *, deadline_s: float = 20.0) -> None:
+        """Returns once `reached()` is true; it is asked after every change."""
+        async with asyncio.timeout(deadline_s):
+            while not reached():
+                self._changed.clear()
+                if not reached():
+                    await self._changed.wait()
+
+
+class FakeSide:
+    """The generator's side of one job, in memory."""
+
+    def __init__(self, changes: Changes, work: Iterable[tuple[PromptBatch, WeightManifest]] = ()) -> None:
+        self._changes = changes
+        self._work = list(work)
+        self.claimed: list[Claim] = []
+        self.published: list[RolloutBatch] = []
+        self.failed: list[tuple[str, str]] = []
+        self.renewed: list[list[str]] = []
+        self.lost: set[str] = set()
+        self.outcomes: dict[str, PublishOutcome] = {}
+        self._more = threading.Event()
+
+    def add(self, batch: PromptBatch, manifest: WeightManifest) -> None:
+        self._work.append((batch, manifest))
+        self._more.set()
+
+    def claim(self, lease_s: float) -> Claim | None:
+        if not self._work:
+            return None
+        batch, manifest = self._work.pop(0)
+        claim = Claim(prompt_batch=batch, entry_id=f"{len(self.claimed)}-0", attempt=1, manifest=manifest)
+        self.claimed.append(claim)
+        self._changes.notify()
+        return claim
+
+    def wait_for_prompts(self, timeout_s: float) -> None:
+        self._more.wait(min(timeout_s, 0.02))
+        self._more.clear()
+
+    def renew(self, claims: Sequence[Claim]) -> list[Claim]:
+        self.renewed.append([claim.prompt_batch.batch_id for claim in claims])
+        self._changes.notify()
+        return [claim for claim in claims if claim.prompt_batch.batch_id in self.lost]
+
+    def publish(self, claim: Claim, batch: RolloutBatch) -> PublishOutcome:
+        outcome = self.outcomes.get(batch.batch_id, PublishOutcome.ACCEPTED)
+        if outcome is PublishOutcome.ACCEPTED:
+            self.published.append(batch)
+        self._changes.notify()
+        return outcome
+
+    def fail(self, claim: Claim, reason: str) -> FailOutcome:
+        self.failed.append((claim.prompt_batch.batch_id, reason))
+        self._changes.notify()
+        return FailOutcome.RETRIED
+
+
+class FakeJobs:
+    """The job store and the presence board of a stack."""
+
+    def __init__(self) -> None:
+        self.specs: dict[str, JobSpec] = {}
+        self.active: list[str] = []
+        self.infos: list[dict[str, str]] = []
+        self.left: list[str] = []
+        self.away = False
+        """Redis does not answer."""
+
+    def active_jobs(self) -> list[str]:
+        if self.away:
+            raise BrokerUnavailable("connection refused")
+        return list(self.active)
+
+    def spec(self, job_id: str) -> JobSpec:
+        if job_id not in self.specs:
+            raise NotFound(f"no job {job_id}")
+        return self.specs[job_id]
+
+    def beat(self, generator_id: str, info: dict[str, str]) -> None:
+        self.infos.append(info)
+
+    def leave(self, generator_id: str) -> None:
+        self.left.append(generator_id)
+
+
+class FakeRewards:
+    """Scores each completion by its length, once its gate is open."""
+
+    def __init__(self, changes: Changes) -> None:
+        self._changes = changes
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.requests: list[list[RewardItem]] = []
+        self.errors: list[Exception] = []
+        """Raised by the next requests, in order."""
+
+    async def score(self, reward: RewardSpec, items: list[RewardItem]) -> list[Scored]:
+        self.requests.append(items)
+        self._changes.notify()
+        await self.gate.wait()
+        if self.errors:
+            raise self.errors.pop(0)
+        return [Scored(reward=float(len(item.completion)), breakdown={"exact": 1.0}) for item in items]
+
+
+def spell(completions: Sequence[Completion]) -> list[str]:
+    """A detokenizer: one letter a token."""
+    return ["x" * completion.num_tokens for completion in completions]
+
+
+class EngineShop:
+    """Makes FakeEngines, and remembers in which order models came and went."""
+
+    def __init__(self, run_root: Path) -> None:
+        self._run_root = run_root
+        self.log: list[str] = []
+
+    def make(self, model: ModelSpec, *, deterministic: bool) -> FakeEngine:
+        self.log.append(f"open {model.path}")
+        return LoggedEngine(model.path, self.log, run_root=self._run_root)
+
+
+class LoggedEngine(FakeEngine):
+    def __init__(self, name: str, events: list[str], *, run_root: Path) -> None:
+        super().__init__(run_root=run_root, tensor_names=FAKE_TENSORS)
+        self._name = name
+        self._events = events
+
+    async def load_weights(self, manifest: WeightManifest) -> None:
+        self._events.append(f"load {manifest.policy_version}")
+        await super().load_weights(manifest)
+
+    async def generate(self, batch: PromptBatch) -> list[list[Completion]]:
+        self._events.append(f"generate {batch.job_id} {batch.batch_id}")
+        return await super().generate(batch)
+
+    async def aclose(self) -> None:
+        self._events.append(f"close {self._name}")
+        await super().aclose()
