@@ -1,0 +1,38 @@
+# `make demo` and `make test` work from nothing: they make .venv and install the pinned set first.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+TORCH := $(shell grep '^torch==' constraints.txt)
+export HF_HUB_OFFLINE := 1
+
+.PHONY: setup demo up test lint bench
+
+setup: $(STAMP)
+
+# torch comes first, so that no other package's range can pull another build of it.
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit("Onbeat needs Python 3.11 or newer: make PYTHON=python3.12 ..." if sys.version_info < (3, 11) else 0)'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q $(TORCH)
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
+	touch $(STAMP)
+
+demo: $(STAMP)
+	$(BIN)/onbeat demo
+
+up: $(STAMP)
+	$(BIN)/onbeat up
+
+test: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+	$(BIN)/pyright
+
+bench: $(STAMP)
+	$(BIN)/onbeat bench broker
+	$(BIN)/onbeat bench overlap
