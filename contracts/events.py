@@ -1,4 +1,4 @@
-"""What a job tells: typed events (server-sent, resumable), the metrics of an iteration, the timeline, the audit chain."""
+"""What a job tells: typed events (server-sent, resumable), iteration metrics, the timeline, the audit chain."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contracts.versions import Digest, PolicyVersion
 from contracts.wire import Record, encode
 
 
-class IterationMetrics(Record, kw_only=True):
+class IterationMetrics(Record, frozen=True, kw_only=True):
     """One iteration in numbers; a line of metrics.jsonl."""
 
     iteration: int
@@ -61,7 +61,7 @@ class IterationMetrics(Record, kw_only=True):
     """num_tokens / wall_s."""
 
 
-class TimelineSpan(Record, kw_only=True):
+class TimelineSpan(Record, frozen=True, kw_only=True):
     """A line of timeline.jsonl: who did what when."""
 
     who: str
@@ -75,41 +75,41 @@ class TimelineSpan(Record, kw_only=True):
     ended_s: float
 
 
-class Event(Record, tag_field="type", kw_only=True):
+class Event(Record, tag_field="type", frozen=True, kw_only=True):
     """Base of the events of one job."""
 
     at_s: float
     """Unix time."""
 
 
-class StateChanged(Event, tag="state_changed", kw_only=True):
+class StateChanged(Event, tag="state_changed", frozen=True, kw_only=True):
     state: JobState
     reason: str = ""
 
 
-class TrainerStarted(Event, tag="trainer_started", kw_only=True):
+class TrainerStarted(Event, tag="trainer_started", frozen=True, kw_only=True):
     trainer_epoch: int
     next_iteration: int
     resumed: bool
 
 
-class IterationCommitted(Event, tag="iteration_committed", kw_only=True):
+class IterationCommitted(Event, tag="iteration_committed", frozen=True, kw_only=True):
     metrics: IterationMetrics
     weights_digest: Digest
     """Of the version that this iteration made."""
 
 
-class EvaluationFinished(Event, tag="evaluation_finished", kw_only=True):
+class EvaluationFinished(Event, tag="evaluation_finished", frozen=True, kw_only=True):
     score: EvaluationScore
 
 
-class CheckpointWritten(Event, tag="checkpoint_written", kw_only=True):
+class CheckpointWritten(Event, tag="checkpoint_written", frozen=True, kw_only=True):
     iteration: int
     directory: str
     weights_digest: Digest
 
 
-class BatchDead(Event, tag="batch_dead", kw_only=True):
+class BatchDead(Event, tag="batch_dead", frozen=True, kw_only=True):
     batch_id: str
     reason: str
 
@@ -117,7 +117,7 @@ class BatchDead(Event, tag="batch_dead", kw_only=True):
 JobEvent = StateChanged | TrainerStarted | IterationCommitted | EvaluationFinished | CheckpointWritten | BatchDead
 
 
-class AuditRecord(Record, kw_only=True):
+class AuditRecord(Record, frozen=True, kw_only=True):
     """One committed iteration (or a recorded rewind) in the chain that `onbeat verify` re-checks."""
 
     kind: str

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from enum import Enum
 
+from msgspec import field
+
 from contracts.errors import Conflict
 from contracts.wire import Record
 
@@ -45,7 +47,7 @@ def check_move(before: JobState, after: JobState) -> None:
         raise Conflict(f"a {before.value} job cannot become {after.value}", field="state")
 
 
-class EvaluationScore(Record, kw_only=True):
+class EvaluationScore(Record, frozen=True, kw_only=True):
     """Mean reward over the held-out prompts under one version."""
 
     iteration: int
@@ -57,7 +59,7 @@ class EvaluationScore(Record, kw_only=True):
     num_prompts: int
 
 
-class JobStatus(Record, kw_only=True):
+class JobStatus(Record, frozen=True, kw_only=True):
     """What `GET /v1/jobs/{id}` answers."""
 
     job_id: str
@@ -85,7 +87,7 @@ class JobStatus(Record, kw_only=True):
     """Of the open iteration."""
     batches_accepted: int = 0
     """Published batches over the whole job."""
-    batches_rejected: dict[str, int] = {}
+    batches_rejected: dict[str, int] = field(default_factory=dict)
     """Refused publications by reason, over the whole job."""
     batches_reclaimed: int = 0
     """Leases that expired and went to another generator."""

@@ -14,7 +14,7 @@ from contracts.wire import Record
 Weight = Annotated[float, Meta(ge=-1000.0, le=1000.0)]
 
 
-class Component(Record, tag_field="type", kw_only=True):
+class Component(Record, tag_field="type", frozen=True, kw_only=True):
     """One scorer of a rubric. The reward is the sum of weight x score over the components."""
 
     weight: Weight = 1.0
@@ -25,20 +25,20 @@ class Component(Record, tag_field="type", kw_only=True):
         return str(self.__struct_config__.tag)
 
 
-class ExactReward(Component, tag="exact", kw_only=True):
+class ExactReward(Component, tag="exact", frozen=True, kw_only=True):
     """1.0 if the completion, stripped of white space, equals the reference, else 0.0."""
 
     ignore_case: bool = False
 
 
-class NumericReward(Component, tag="numeric", kw_only=True):
+class NumericReward(Component, tag="numeric", frozen=True, kw_only=True):
     """1.0 if the last number in the completion equals the reference within the tolerance, else 0.0."""
 
     tolerance: Annotated[float, Meta(ge=0.0)] = 1e-6
     """Absolute tolerance."""
 
 
-class RegexReward(Component, tag="regex", kw_only=True):
+class RegexReward(Component, tag="regex", frozen=True, kw_only=True):
     """1.0 if the pattern is found in the completion, else 0.0. A named group `answer` must equal the reference."""
 
     pattern: str
@@ -47,7 +47,7 @@ class RegexReward(Component, tag="regex", kw_only=True):
         _check_pattern(self.pattern)
 
 
-class FormatReward(Component, tag="format", kw_only=True):
+class FormatReward(Component, tag="format", frozen=True, kw_only=True):
     """1.0 if the whole completion matches the pattern, else 0.0 (`.` matches line breaks)."""
 
     pattern: str
@@ -56,7 +56,7 @@ class FormatReward(Component, tag="format", kw_only=True):
         _check_pattern(self.pattern)
 
 
-class LengthReward(Component, tag="length", kw_only=True):
+class LengthReward(Component, tag="length", frozen=True, kw_only=True):
     """1.0 up to `target_chars` characters, then falling linearly to 0.0 at `max_chars`."""
 
     target_chars: Annotated[int, Meta(ge=0)]
@@ -67,7 +67,7 @@ class LengthReward(Component, tag="length", kw_only=True):
             raise ValueError("max_chars must be above target_chars")
 
 
-class ReasoningGymReward(Component, tag="reasoning_gym", kw_only=True):
+class ReasoningGymReward(Component, tag="reasoning_gym", frozen=True, kw_only=True):
     """The score of the reasoning-gym task that made the prompt, on the text between the answer tags.
 
     reasoning-gym gives partial credit for substrings: `strict` counts 1.0 only.
@@ -81,11 +81,11 @@ class ReasoningGymReward(Component, tag="reasoning_gym", kw_only=True):
         _check_pattern(self.answer_pattern)
 
 
-class MathVerifyReward(Component, tag="math_verify", kw_only=True):
+class MathVerifyReward(Component, tag="math_verify", frozen=True, kw_only=True):
     """1.0 if math-verify finds the completion mathematically equal to the reference, else 0.0."""
 
 
-class PluginReward(Component, tag="plugin", kw_only=True):
+class PluginReward(Component, tag="plugin", frozen=True, kw_only=True):
     """A user's function, found by its name among the entry points of group `onbeat.rewards`.
 
     It is called with keyword arguments prompt, completion, reference and task_entry (all str) and returns a float.
@@ -106,7 +106,7 @@ RewardComponent = (
 )
 
 
-class RewardItem(Record, kw_only=True):
+class RewardItem(Record, frozen=True, kw_only=True):
     """One completion to score."""
 
     prompt: str
@@ -115,7 +115,7 @@ class RewardItem(Record, kw_only=True):
     task_entry: str = ""
 
 
-class RewardRequest(Record, kw_only=True):
+class RewardRequest(Record, frozen=True, kw_only=True):
     """Items to score with one rubric; the answer has one result per item, in order."""
 
     components: Annotated[tuple[RewardComponent, ...], Meta(min_length=1)]
@@ -124,7 +124,7 @@ class RewardRequest(Record, kw_only=True):
     """Hard deadline of one item over all components; past it its process is killed."""
 
 
-class Scored(Record, tag="scored", tag_field="type", kw_only=True):
+class Scored(Record, tag="scored", tag_field="type", frozen=True, kw_only=True):
     """A reward, with the unweighted score of each component."""
 
     reward: float
@@ -138,7 +138,7 @@ class Scored(Record, tag="scored", tag_field="type", kw_only=True):
 UnscorableReason = Literal["timeout", "crashed", "raised", "not_finite", "bad_reference", "unknown_entry_point"]
 
 
-class Unscorable(Record, tag="unscorable", tag_field="type", kw_only=True):
+class Unscorable(Record, tag="unscorable", tag_field="type", frozen=True, kw_only=True):
     """Why an item has no reward."""
 
     reason: UnscorableReason
@@ -146,7 +146,7 @@ class Unscorable(Record, tag="unscorable", tag_field="type", kw_only=True):
     component: str = ""
 
 
-class RewardResponse(Record, kw_only=True):
+class RewardResponse(Record, frozen=True, kw_only=True):
     results: tuple[Scored | Unscorable, ...]
 
 

@@ -28,7 +28,7 @@ LogProbs = bytes
 """float32[T], little-endian, natural logarithm."""
 
 
-class SamplingParams(Record, kw_only=True):
+class SamplingParams(Record, frozen=True, kw_only=True):
     """How completions are drawn. The reported log-probs are those of the distribution that these define."""
 
     max_new_tokens: Annotated[int, Meta(ge=1)]
@@ -39,7 +39,7 @@ class SamplingParams(Record, kw_only=True):
     """0 keeps the whole vocabulary."""
 
 
-class Prompt(Record, kw_only=True):
+class Prompt(Record, frozen=True, kw_only=True):
     """One prompt, already tokenised: nobody downstream tokenises it again."""
 
     prompt_id: str
@@ -57,7 +57,7 @@ class Prompt(Record, kw_only=True):
         _check_array(self.token_ids, "token_ids", min_items=1)
 
 
-class PromptBatch(Record, kw_only=True):
+class PromptBatch(Record, frozen=True, kw_only=True):
     """k prompts to be sampled G times each under one policy version."""
 
     job_id: str
@@ -78,7 +78,7 @@ class PromptBatch(Record, kw_only=True):
         return len(self.prompts) * self.group_size
 
 
-class Completion(Record, kw_only=True):
+class Completion(Record, frozen=True, kw_only=True):
     """One sampled response of T tokens, the end-of-sequence token included when it was sampled."""
 
     token_ids: TokenIds
@@ -96,7 +96,7 @@ class Completion(Record, kw_only=True):
         return len(self.token_ids) // ITEM_BYTES
 
 
-class Rollout(Record, kw_only=True):
+class Rollout(Record, frozen=True, kw_only=True):
     """A completion with its reward."""
 
     completion: Completion
@@ -111,7 +111,7 @@ class Rollout(Record, kw_only=True):
             raise ContractViolation("a reward is finite or it is an error", field="reward")
 
 
-class RolloutGroup(Record, kw_only=True):
+class RolloutGroup(Record, frozen=True, kw_only=True):
     """The G rollouts of one prompt."""
 
     prompt_id: str
@@ -123,7 +123,7 @@ class RolloutGroup(Record, kw_only=True):
         _check_array(self.prompt_token_ids, "prompt_token_ids", min_items=1)
 
 
-class BatchTimings(Record, kw_only=True):
+class BatchTimings(Record, frozen=True, kw_only=True):
     """Unix times in seconds of one batch at its generator."""
 
     generation_started_s: float
@@ -132,7 +132,7 @@ class BatchTimings(Record, kw_only=True):
     scoring_ended_s: float
 
 
-class RolloutBatch(Record, kw_only=True):
+class RolloutBatch(Record, frozen=True, kw_only=True):
     """A complete batch (I1): every prompt has exactly G scored rollouts, all sampled under one version."""
 
     job_id: str

@@ -1,13 +1,13 @@
 """Where the files of a job are, below the run root that trainers, generators and the gateway share.
 
-    {run_root}/{job_id}/
-        spec.json                  the JobSpec as submitted
-        metrics.jsonl              IterationMetrics, a line an iteration
-        timeline.jsonl             TimelineSpan
-        evaluations.jsonl          EvaluationScore
-        weights/v000003/           safetensors of version 3
-        checkpoints/i000010/       state after iteration 10 was trained: it resumes at 11
-        reward_curve.png timeline.png summary.json     made by `onbeat demo`
+{run_root}/{job_id}/
+    spec.json                  the JobSpec as submitted
+    metrics.jsonl              IterationMetrics, a line an iteration
+    timeline.jsonl             TimelineSpan
+    evaluations.jsonl          EvaluationScore
+    weights/v000003/           safetensors of version 3
+    checkpoints/i000010/       state after iteration 10 was trained: it resumes at 11
+    reward_curve.png timeline.png summary.json     made by `onbeat demo`
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from contracts.wire import Record, convert
 PREFIX = "ONBEAT_"
 
 
-class StackSettings(Record, kw_only=True):
+class StackSettings(Record, frozen=True, kw_only=True):
     """Field `redis_url` is read from ONBEAT_REDIS_URL, and so on."""
 
     redis_url: str = ""

@@ -18,14 +18,14 @@ PolicyVersion = Annotated[int, Meta(ge=0)]
 """0 is the model as loaded; iteration t samples version t and produces version t + 1."""
 
 
-class WeightFile(Record, kw_only=True):
+class WeightFile(Record, frozen=True, kw_only=True):
     """One safetensors file of a version."""
 
     name: str
     num_bytes: int
 
 
-class WeightManifest(Record, kw_only=True):
+class WeightManifest(Record, frozen=True, kw_only=True):
     """What a version is: its files, and the digest of its tensors (`weights_digest`)."""
 
     policy_version: PolicyVersion

@@ -1,0 +1,7 @@
+"""The way in: jobs over HTTP.
+
+Consumes:     HTTP requests with a bearer key.
+Waits for:    the broker, with a deadline.
+Unblocked by: events that trainers append.
+Produces:     job records, Celery messages that ensure a trainer, status, events and reports.
+"""

@@ -1,0 +1,67 @@
+"""Every key of the project. The keys of one job share a hash tag, so each script touches one cluster slot.
+
+| key | type | writer | reader | lifetime |
+| --- | --- | --- | --- | --- |
+| onbeat:{J}:spec | string, JobSpec | job store | all | job |
+| onbeat:{J}:job | hash | job store | gateway, trainer | job |
+| onbeat:{J}:fence | hash | trainer scripts | all scripts | job |
+| onbeat:{J}:prompts | stream, group `generators` | open, reconcile, fail | claim | entry: until published or dead |
+| onbeat:{J}:rollouts | stream, group `trainers` | publish | claim_rollouts | entry: until its commit |
+| onbeat:{J}:ledger | hash, batch id → state | open, publish, fail | all scripts | iteration |
+| onbeat:{J}:weights | hash, version → WeightManifest | trainer | generators | newest versions |
+| onbeat:{J}:counters | hash | scripts | status | job |
+| onbeat:{J}:dead | stream | fail, claim | status | job |
+| onbeat:{J}:audit | stream, AuditRecord | commit, rewind | verify | job |
+| onbeat:{J}:events | stream, JobEvent | trainer, job store | gateway | newest 10,000 |
+| onbeat:jobs | sorted set, job id → creation time | job store | gateway | for ever |
+| onbeat:active | set of job ids | job store | generators | while not final |
+| onbeat:idempotency:K | string, job id and body digest | gateway | gateway | 24 h |
+| onbeat:generators | hash, generator id → GeneratorInfo | generators | status | heartbeat |
+
+A ledger entry is `expected:ENTRY:COMPLETIONS`, `published:ENTRY:DIGEST:GENERATOR:ATTEMPT` or `dead:REASON`.
+"""
+
+from __future__ import annotations
+
+JOBS = "onbeat:jobs"
+ACTIVE = "onbeat:active"
+GENERATORS = "onbeat:generators"
+GENERATOR_GROUP = "generators"
+TRAINER_GROUP = "trainers"
+
+
+def idempotency(key: str) -> str:
+    return f"onbeat:idempotency:{key}"
+
+
+class JobKeys:
+    """The keys of one job."""
+
+    def __init__(self, job_id: str) -> None:
+        tag = f"onbeat:{{{job_id}}}"
+        self.spec = f"{tag}:spec"
+        self.job = f"{tag}:job"
+        self.fence = f"{tag}:fence"
+        self.prompts = f"{tag}:prompts"
+        self.rollouts = f"{tag}:rollouts"
+        self.ledger = f"{tag}:ledger"
+        self.weights = f"{tag}:weights"
+        self.counters = f"{tag}:counters"
+        self.dead = f"{tag}:dead"
+        self.audit = f"{tag}:audit"
+        self.events = f"{tag}:events"
+
+    @property
+    def script_keys(self) -> list[str]:
+        """KEYS of every script, in the order that scripts/prelude.lua names them."""
+        return [
+            self.fence,
+            self.prompts,
+            self.rollouts,
+            self.ledger,
+            self.weights,
+            self.counters,
+            self.dead,
+            self.audit,
+            self.job,
+        ]
