@@ -11,7 +11,6 @@ import pytest
 from contracts.settings import StackSettings
 from onbeat.embedded_redis import EmbeddedRedis
 
-
 collect_ignore_glob = [
     "unit/test_producer_worker.py",
     "unit/test_producer_process.py",

@@ -1,0 +1,93 @@
+"""The connection, the scripts, and the edge where Redis errors become ours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import redis
+from redis.commands.core import Script
+
+from contracts.errors import BrokerFull, BrokerUnavailable, FenceViolation, InvalidInput, OnbeatError
+from contracts.settings import StackSettings
+
+SCRIPTS = Path(__file__).parent / "scripts"
+PRELUDE = (SCRIPTS / "prelude.lua").read_text()
+NUM_KEYS = 9
+CALL_TIMEOUT_S = 15.0
+"""Longest time that one command may take, blocking waits not counted: they are shorter."""
+
+
+class Broker:
+    """A connection pool and the loaded scripts; safe to share between threads."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        self.redis = client
+        self._scripts: dict[str, Script] = {}
+
+    def run(self, name: str, keys: Sequence[str], args: Sequence[str | int | bytes]) -> list[Any]:
+        """Runs scripts/{name}.lua; a server that lost its script cache is sent the script again."""
+        script = self._scripts.get(name)
+        if script is None:
+            text = PRELUDE + (SCRIPTS / f"{name}.lua").read_text()
+            script = self._scripts[name] = self.redis.register_script(text)
+        with translated():
+            return script(keys=keys, args=args)  # type: ignore[no-any-return]
+
+    def ping(self) -> None:
+        """Raises BrokerUnavailable."""
+        with translated():
+            self.redis.ping()
+
+    def persisted(self, timeout_s: float = 2.0) -> bool:
+        """True once all writes before this call are in the server's append-only file (WAITAOF, where it is known)."""
+        try:
+            with translated():
+                local, _ = self.redis.execute_command("WAITAOF", 1, 0, int(timeout_s * 1000))
+        except FenceViolation:
+            return False
+        return bool(local)
+
+    def close(self) -> None:
+        self.redis.close()
+
+
+def connect(settings: StackSettings) -> Broker:
+    """A broker for settings.redis_url. Raises InvalidInput for a bad URL, BrokerUnavailable if nothing answers."""
+    if not settings.redis_url:
+        raise InvalidInput("is not set", field="ONBEAT_REDIS_URL", cure="redis://:PASSWORD@HOST:PORT/0")
+    try:
+        client = redis.Redis.from_url(
+            settings.redis_url, socket_timeout=CALL_TIMEOUT_S, socket_connect_timeout=5.0, health_check_interval=30
+        )
+    except ValueError as error:
+        raise InvalidInput(str(error), field="ONBEAT_REDIS_URL") from error
+    broker = Broker(client)
+    broker.ping()
+    return broker
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Redis errors become ours, with what to do about them."""
+    try:
+        yield
+    except redis.exceptions.AuthenticationError as error:
+        raise InvalidInput("Redis refuses the password", field="ONBEAT_REDIS_URL") from error
+    except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError) as error:
+        raise BrokerUnavailable(f"Redis does not answer: {error}", cure="is it running, is the URL right?") from error
+    except redis.exceptions.OutOfMemoryError as error:
+        raise BrokerFull("Redis is at maxmemory and refuses writes", cure="raise maxmemory or end jobs") from error
+    except redis.exceptions.ResponseError as error:
+        raise _of_response(error) from error
+
+
+def _of_response(error: redis.exceptions.ResponseError) -> OnbeatError:
+    text = str(error)
+    if "OOM" in text:
+        return BrokerFull("Redis is at maxmemory and refuses writes", cure="raise maxmemory or end jobs")
+    if text.startswith(("LOADING", "MASTERDOWN", "READONLY")):
+        return BrokerUnavailable(f"Redis is not ready: {text}")
+    return FenceViolation(f"Redis refused a command: {text}")

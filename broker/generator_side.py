@@ -1,0 +1,133 @@
+"""The generator's side of one job: claim, renew, publish, fail. Every refusal is a typed outcome."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+
+from broker.client import Broker, translated
+from broker.keys import JobKeys
+from contracts.errors import ContractViolation
+from contracts.rollouts import PromptBatch, RolloutBatch, batch_digest
+from contracts.spec import JobSpec
+from contracts.versions import WeightManifest
+from contracts.wire import Record, decode, encode
+
+
+class PublishOutcome(str, Enum):
+    """What the fence said; all but `accepted` are counted by reason."""
+
+    ACCEPTED = "accepted"
+    STALE = "stale"
+    FUTURE = "future"
+    WRONG_WEIGHTS = "wrong_weights"
+    UNEXPECTED = "unexpected"
+    DUPLICATE = "duplicate"
+    INCOMPLETE = "incomplete"
+    OVERSIZE = "oversize"
+    CLOSED = "closed"
+
+
+class FailOutcome(str, Enum):
+    RETRIED = "retried"
+    DEAD = "dead"
+    SETTLED = "settled"
+    """Somebody else published it, or the iteration is over."""
+
+
+class Claim(Record, frozen=True, kw_only=True):
+    """A leased prompt batch and the weights that it must be sampled with."""
+
+    prompt_batch: PromptBatch
+    entry_id: str
+    attempt: int
+    manifest: WeightManifest
+
+
+class GeneratorSide:
+    """One generator, one job. Thread-safe."""
+
+    def __init__(self, broker: Broker, job_id: str, generator_id: str) -> None:
+        self._broker = broker
+        self._keys = JobKeys(job_id)
+        self._generator_id = generator_id
+        self._last_entry = "0-0"
+        self._spec: JobSpec | None = None
+
+    def claim(self, lease_s: float) -> Claim | None:
+        """The oldest batch whose lease expired, else the next new one; None when the job has nothing to claim."""
+        outcome, *rest = self._run(
+            "claim_prompt", self._generator_id, int(lease_s * 1000), self._job_spec().rollout.max_attempts
+        )
+        if outcome == b"none":
+            self._last_entry = rest[0].decode()
+            return None
+        entry_id, attempt, payload, manifest = rest
+        return Claim(
+            prompt_batch=decode(payload, PromptBatch),
+            entry_id=entry_id.decode(),
+            attempt=attempt,
+            manifest=decode(manifest, WeightManifest),
+        )
+
+    def wait_for_prompts(self, timeout_s: float) -> None:
+        """Blocks until a prompt is added after the last empty claim, or for timeout_s."""
+        with translated():
+            self._broker.redis.xread(
+                {self._keys.prompts: self._last_entry}, count=1, block=max(1, int(timeout_s * 1000))
+            )
+
+    def renew(self, claims: Sequence[Claim]) -> list[Claim]:
+        """Resets the leases; answers those that are no longer this generator's (I5)."""
+        if not claims:
+            return []
+        lost = {entry.decode() for entry in self._run("renew_prompts", self._generator_id, *_entries(claims))[1:]}
+        return [claim for claim in claims if claim.entry_id in lost]
+
+    def publish(self, claim: Claim, batch: RolloutBatch) -> PublishOutcome:
+        """Publishes through the fence (I1, I2, I3). Raises ContractViolation for a batch that is not the claim's."""
+        if batch.batch_id != claim.prompt_batch.batch_id:
+            raise ContractViolation(f"claimed {claim.prompt_batch.batch_id}, got {batch.batch_id}", field="batch_id")
+        answer = self._run(
+            "publish_batch",
+            batch.batch_id,
+            batch.iteration,
+            batch.policy_version,
+            batch.weights_digest,
+            batch.num_completions,
+            batch_digest(batch),
+            batch.generator_id,
+            batch.attempt,
+            self._job_spec().limits.max_batch_bytes,
+            encode(batch),
+        )
+        return PublishOutcome(answer[0].decode())
+
+    def fail(self, claim: Claim, reason: str) -> FailOutcome:
+        """Gives the batch back: tried again at once, or dead-lettered with its reason after the cap (I6)."""
+        answer = self._run(
+            "fail_batch",
+            claim.prompt_batch.batch_id,
+            claim.entry_id,
+            self._generator_id,
+            claim.attempt,
+            self._job_spec().rollout.max_attempts,
+            reason.replace(":", ";"),
+        )
+        return FailOutcome(answer[0].decode())
+
+    def _run(self, script: str, *args: str | int | bytes) -> list:
+        return self._broker.run(script, self._keys.script_keys, args)
+
+    def _job_spec(self) -> JobSpec:
+        if self._spec is None:
+            with translated():
+                data = self._broker.redis.get(self._keys.spec)
+            if data is None:
+                raise ContractViolation("the job has no spec", field=self._keys.spec)
+            self._spec = decode(data, JobSpec)  # type: ignore[arg-type]
+        return self._spec
+
+
+def _entries(claims: Sequence[Claim]) -> list[str]:
+    return [claim.entry_id for claim in claims]

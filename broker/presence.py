@@ -1,0 +1,48 @@
+"""Which generators are alive: a heartbeat each, read with the server's clock."""
+
+from __future__ import annotations
+
+from broker.client import Broker, translated
+from broker.keys import GENERATORS
+from contracts.wire import Record, decode, encode
+
+LIVE_S = 10.0
+"""A generator without a sign of life for this long is not counted."""
+
+
+class GeneratorInfo(Record, frozen=True, kw_only=True):
+    """A generator's last sign of life."""
+
+    generator_id: str
+    seen_s: float
+    """Unix time by the server's clock."""
+    info: dict[str, str]
+
+
+class Presence:
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    def beat(self, generator_id: str, info: dict[str, str]) -> None:
+        record = GeneratorInfo(generator_id=generator_id, seen_s=self._now_s(), info=info)
+        with translated():
+            self._broker.redis.hset(GENERATORS, generator_id, encode(record))  # type: ignore[arg-type]
+
+    def leave(self, generator_id: str) -> None:
+        with translated():
+            self._broker.redis.hdel(GENERATORS, generator_id)
+
+    def live(self) -> list[GeneratorInfo]:
+        """Generators seen within LIVE_S, by id; those not seen for ten times as long are forgotten."""
+        now_s = self._now_s()
+        with translated():
+            values: list[bytes] = self._broker.redis.hvals(GENERATORS)  # type: ignore[assignment]
+        infos = [decode(value, GeneratorInfo) for value in values]
+        for gone in (info for info in infos if now_s - info.seen_s > 10 * LIVE_S):
+            self.leave(gone.generator_id)
+        return sorted((i for i in infos if now_s - i.seen_s <= LIVE_S), key=lambda info: info.generator_id)
+
+    def _now_s(self) -> float:
+        with translated():
+            seconds, micros = self._broker.redis.time()  # type: ignore[misc]
+        return seconds + micros / 1e6

@@ -1,0 +1,32 @@
+-- commit_iteration: ARGV epoch, iteration, audit record, n trained, n x (batch id, digest), then '' or what open() takes
+--   -> {committed} | {already_committed} | {fenced} | {wrong_iteration, iteration} | {missing, batch id}
+--    | {divergent, batch id} | {no_manifest}
+if not is_trainer(ARGV[1]) then return { 'fenced' } end
+local iteration = tonumber(ARGV[2])
+if (tonumber(fence('committed')) or -1) >= iteration then return { 'already_committed' } end
+if fence('state') ~= 'open' or fence('iteration') ~= ARGV[2] then return { 'wrong_iteration', fence('iteration') } end
+local n = tonumber(ARGV[4])
+local trained = {}
+for i = 0, n - 1 do trained[ARGV[5 + 2 * i]] = ARGV[6 + 2 * i] end
+local ledger = redis.call('HGETALL', LEDGER)
+local entries = {}
+for i = 1, #ledger, 2 do
+  local id, parts = ledger[i], split(ledger[i + 1])
+  if parts[1] ~= 'dead' then
+    if not trained[id] then return { 'missing', id } end
+    if parts[1] == 'published' and parts[3] ~= trained[id] then return { 'divergent', id } end
+  elseif trained[id] then
+    return { 'divergent', id }
+  end
+  trained[id] = nil
+end
+local extra = next(trained)
+if extra then return { 'divergent', extra } end
+local at = 5 + 2 * n
+local opens = ARGV[at] and ARGV[at] ~= ''
+if opens and redis.call('HEXISTS', WEIGHTS, ARGV[at + 1]) == 0 then return { 'no_manifest' } end
+clear_iteration()
+redis.call('XADD', AUDIT, '*', 'record', ARGV[3])
+redis.call('HSET', FENCE, 'committed', iteration, 'state', 'closed')
+if opens then open(at) end
+return { 'committed' }

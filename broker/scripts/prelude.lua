@@ -1,0 +1,98 @@
+-- Shared head of every script. KEYS, the same for all:
+--   1 fence     hash     epoch owner lease_ms iteration version digest state committed expected published
+--   2 prompts   stream   field batch (PromptBatch), attempt
+--   3 rollouts  stream   field batch (RolloutBatch), batch_id, digest
+--   4 ledger    hash     batch id -> expected:ENTRY:COMPLETIONS | published:ENTRY:DIGEST:GENERATOR:ATTEMPT | dead:REASON
+--   5 weights   hash     version -> WeightManifest
+--   6 counters  hash
+--   7 dead      stream
+--   8 audit     stream
+--   9 job       hash     state ...
+-- A script checks everything before it writes: scripts do not roll back. Each answers a list whose first item is its outcome.
+local FENCE, PROMPTS, ROLLOUTS, LEDGER, WEIGHTS, COUNTERS, DEAD, AUDIT, JOB =
+  KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9]
+
+local function now_ms()
+  local t = redis.call('TIME')
+  return t[1] * 1000 + math.floor(t[2] / 1000)
+end
+
+local function fence(field)
+  return redis.call('HGET', FENCE, field) or ''
+end
+
+local function group(stream, name)
+  local made = redis.pcall('XGROUP', 'CREATE', stream, name, '0', 'MKSTREAM')
+  if type(made) == 'table' and made.err and not string.find(made.err, 'BUSYGROUP', 1, true) then
+    return error(made.err)
+  end
+end
+
+-- Only the holder of the newest epoch may move the fence (I4).
+local function is_trainer(epoch)
+  return fence('epoch') == epoch
+end
+
+local function split(text)
+  local parts = {}
+  for part in string.gmatch(text, '[^:]+') do parts[#parts + 1] = part end
+  return parts
+end
+
+local function count(name, by)
+  redis.call('HINCRBY', COUNTERS, name, by or 1)
+end
+
+local function drop_prompt(entry)
+  redis.call('XACK', PROMPTS, 'generators', entry)
+  redis.call('XDEL', PROMPTS, entry)
+end
+
+local function drop_rollout(entry)
+  redis.call('XACK', ROLLOUTS, 'trainers', entry)
+  redis.call('XDEL', ROLLOUTS, entry)
+end
+
+-- Where a blocking XREAD starts so that no later entry is missed.
+local function last_id(stream)
+  if redis.call('EXISTS', stream) == 0 then return '0-0' end
+  local info = redis.call('XINFO', 'STREAM', stream)
+  for i = 1, #info, 2 do
+    if info[i] == 'last-generated-id' then return info[i + 1] end
+  end
+end
+
+-- Empties the iteration: ledger, its prompts and its rollouts.
+local function clear_iteration()
+  for _, stream in ipairs({ PROMPTS, ROLLOUTS }) do
+    for _, entry in ipairs(redis.call('XRANGE', stream, '-', '+')) do
+      if stream == PROMPTS then drop_prompt(entry[1]) else drop_rollout(entry[1]) end
+    end
+  end
+  redis.call('DEL', LEDGER)
+end
+
+-- Opens an iteration; arguments from `at`: iteration, version, digest, n, then n times (batch id, completions, payload).
+local function open(at)
+  local iteration, version, digest, n = ARGV[at], ARGV[at + 1], ARGV[at + 2], tonumber(ARGV[at + 3])
+  group(PROMPTS, 'generators')
+  group(ROLLOUTS, 'trainers')
+  for i = 0, n - 1 do
+    local at_batch = at + 4 + i * 3
+    local id, completions, payload = ARGV[at_batch], ARGV[at_batch + 1], ARGV[at_batch + 2]
+    local entry = redis.call('XADD', PROMPTS, '*', 'batch', payload, 'attempt', '1')
+    redis.call('HSET', LEDGER, id, 'expected:' .. entry .. ':' .. completions)
+  end
+  redis.call('HSET', FENCE, 'state', 'open', 'iteration', iteration, 'version', version, 'digest', digest,
+    'expected', n, 'published', 0, 'dead', 0, 'opened_ms', now_ms())
+end
+
+-- Takes a batch out for good; the trainer sees it in the ledger and decides by its policy.
+local function bury(id, entry, reason, payload)
+  drop_prompt(entry)
+  redis.call('HSET', LEDGER, id, 'dead:' .. reason)
+  redis.call('HINCRBY', FENCE, 'dead', 1)
+  redis.call('XADD', DEAD, '*', 'batch_id', id, 'reason', reason, 'batch', payload)
+  count('dead')
+end
+

@@ -1,0 +1,32 @@
+-- publish_batch: ARGV batch id, iteration, version, digest, completions, batch digest, generator, attempt, max bytes, payload
+--   -> {accepted} | {stale|future|wrong_weights|unexpected|duplicate|incomplete|oversize|closed}
+-- A repeat by the publisher whose answer was lost is accepted again, and writes nothing.
+local id, iteration, version = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+local function refuse(reason)
+  count('rejected:' .. reason)
+  return { reason }
+end
+local current = tonumber(fence('iteration')) or -1
+if iteration < current then return refuse('stale') end
+if iteration > current then return refuse('future') end
+if fence('state') ~= 'open' then return refuse('closed') end
+if version < tonumber(fence('version')) then return refuse('stale') end
+if version > tonumber(fence('version')) then return refuse('future') end
+if ARGV[4] ~= fence('digest') then return refuse('wrong_weights') end
+local state = redis.call('HGET', LEDGER, id)
+if not state then return refuse('unexpected') end
+local parts = split(state)
+if parts[1] == 'published' then
+  if parts[4] == ARGV[7] and parts[5] == ARGV[8] then return { 'accepted' } end
+  return refuse('duplicate')
+end
+if parts[1] == 'dead' then return refuse('unexpected') end
+if parts[3] ~= ARGV[5] then return refuse('incomplete') end
+if #ARGV[10] > tonumber(ARGV[9]) then return refuse('oversize') end
+local entry = redis.call('XADD', ROLLOUTS, '*', 'batch', ARGV[10], 'batch_id', id, 'digest', ARGV[6])
+redis.call('HSET', LEDGER, id, table.concat({ 'published', entry, ARGV[6], ARGV[7], ARGV[8] }, ':'))
+drop_prompt(parts[2])
+redis.call('HINCRBY', FENCE, 'published', 1)
+count('accepted')
+count('accepted_bytes', #ARGV[10])
+return { 'accepted' }

@@ -1,0 +1,17 @@
+-- reconcile: ARGV epoch, n x (batch id, completions, payload) -> {dispatched, how many} | {fenced}
+-- After a restart that lost the last writes: an expected batch that is nowhere is put on the stream again.
+if not is_trainer(ARGV[1]) then return { 'fenced' } end
+group(PROMPTS, 'generators')
+local again = 0
+for i = 2, #ARGV, 3 do
+  local state = redis.call('HGET', LEDGER, ARGV[i])
+  local parts = state and split(state) or {}
+  local lost = not state or (parts[1] == 'expected' and #redis.call('XRANGE', PROMPTS, parts[2], parts[2]) == 0)
+  if lost then
+    local entry = redis.call('XADD', PROMPTS, '*', 'batch', ARGV[i + 2], 'attempt', '1')
+    redis.call('HSET', LEDGER, ARGV[i], 'expected:' .. entry .. ':' .. ARGV[i + 1])
+    again = again + 1
+  end
+end
+if again > 0 then count('redispatched', again) end
+return { 'dispatched', again }
