@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import redis
+from redis import exceptions
 from redis.commands.core import Script
 
 from contracts.errors import BrokerFull, BrokerUnavailable, FenceViolation, InvalidInput, OnbeatError
@@ -15,7 +16,6 @@ from contracts.settings import StackSettings
 
 SCRIPTS = Path(__file__).parent / "scripts"
 PRELUDE = (SCRIPTS / "prelude.lua").read_text()
-NUM_KEYS = 9
 CALL_TIMEOUT_S = 15.0
 """Longest time that one command may take, blocking waits not counted: they are shorter."""
 
@@ -45,10 +45,10 @@ class Broker:
         """True once all writes before this call are in the server's append-only file (WAITAOF, where it is known)."""
         try:
             with translated():
-                local, _ = self.redis.execute_command("WAITAOF", 1, 0, int(timeout_s * 1000))
+                answer: Any = self.redis.execute_command("WAITAOF", 1, 0, int(timeout_s * 1000))
         except FenceViolation:
             return False
-        return bool(local)
+        return bool(answer[0])
 
     def close(self) -> None:
         self.redis.close()
@@ -74,17 +74,17 @@ def translated() -> Iterator[None]:
     """Redis errors become ours, with what to do about them."""
     try:
         yield
-    except redis.exceptions.AuthenticationError as error:
+    except exceptions.AuthenticationError as error:
         raise InvalidInput("Redis refuses the password", field="ONBEAT_REDIS_URL") from error
-    except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError) as error:
+    except (exceptions.ConnectionError, exceptions.TimeoutError) as error:
         raise BrokerUnavailable(f"Redis does not answer: {error}", cure="is it running, is the URL right?") from error
-    except redis.exceptions.OutOfMemoryError as error:
+    except exceptions.OutOfMemoryError as error:
         raise BrokerFull("Redis is at maxmemory and refuses writes", cure="raise maxmemory or end jobs") from error
-    except redis.exceptions.ResponseError as error:
+    except exceptions.ResponseError as error:
         raise _of_response(error) from error
 
 
-def _of_response(error: redis.exceptions.ResponseError) -> OnbeatError:
+def _of_response(error: exceptions.ResponseError) -> OnbeatError:
     text = str(error)
     if "OOM" in text:
         return BrokerFull("Redis is at maxmemory and refuses writes", cure="raise maxmemory or end jobs")

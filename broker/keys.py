@@ -64,4 +64,5 @@ class JobKeys:
             self.dead,
             self.audit,
             self.job,
+            self.events,
         ]

@@ -1,13 +1,13 @@
--- commit_iteration: ARGV epoch, iteration, audit record, n trained, n x (batch id, digest), then '' or what open() takes
+-- commit_iteration: ARGV epoch, iteration, audit record, event or '', n trained, n x (batch id, digest), then '' or what open() takes
 --   -> {committed} | {already_committed} | {fenced} | {wrong_iteration, iteration} | {missing, batch id}
 --    | {divergent, batch id} | {no_manifest}
 if not is_trainer(ARGV[1]) then return { 'fenced' } end
 local iteration = tonumber(ARGV[2])
 if (tonumber(fence('committed')) or -1) >= iteration then return { 'already_committed' } end
 if fence('state') ~= 'open' or fence('iteration') ~= ARGV[2] then return { 'wrong_iteration', fence('iteration') } end
-local n = tonumber(ARGV[4])
+local n = tonumber(ARGV[5])
 local trained = {}
-for i = 0, n - 1 do trained[ARGV[5 + 2 * i]] = ARGV[6 + 2 * i] end
+for i = 0, n - 1 do trained[ARGV[6 + 2 * i]] = ARGV[7 + 2 * i] end
 local ledger = redis.call('HGETALL', LEDGER)
 local entries = {}
 for i = 1, #ledger, 2 do
@@ -22,11 +22,12 @@ for i = 1, #ledger, 2 do
 end
 local extra = next(trained)
 if extra then return { 'divergent', extra } end
-local at = 5 + 2 * n
+local at = 6 + 2 * n
 local opens = ARGV[at] and ARGV[at] ~= ''
 if opens and redis.call('HEXISTS', WEIGHTS, ARGV[at + 1]) == 0 then return { 'no_manifest' } end
 clear_iteration()
 redis.call('XADD', AUDIT, '*', 'record', ARGV[3])
 redis.call('HSET', FENCE, 'committed', iteration, 'state', 'closed')
+if ARGV[4] ~= '' then tell(ARGV[4]) end
 if opens then open(at) end
 return { 'committed' }

@@ -7,10 +7,11 @@
 --   6 counters  hash
 --   7 dead      stream
 --   8 audit     stream
---   9 job       hash     state ...
+--   9 job       hash     state reason created_s started_s ended_s ...
+--  10 events    stream   field event (JobEvent), newest 10,000
 -- A script checks everything before it writes: scripts do not roll back. Each answers a list whose first item is its outcome.
-local FENCE, PROMPTS, ROLLOUTS, LEDGER, WEIGHTS, COUNTERS, DEAD, AUDIT, JOB =
-  KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9]
+local FENCE, PROMPTS, ROLLOUTS, LEDGER, WEIGHTS, COUNTERS, DEAD, AUDIT, JOB, EVENTS =
+  KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
 
 local function now_ms()
   local t = redis.call('TIME')
@@ -41,6 +42,11 @@ end
 
 local function count(name, by)
   redis.call('HINCRBY', COUNTERS, name, by or 1)
+end
+
+-- Events are for watching, not data: old ones may go.
+local function tell(event)
+  redis.call('XADD', EVENTS, 'MAXLEN', '~', '10000', '*', 'event', event)
 end
 
 local function drop_prompt(entry)

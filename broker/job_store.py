@@ -1,0 +1,153 @@
+"""Jobs: created once per idempotency key, moved along their lifecycle, listed, told about."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+import uuid
+from typing import Any
+
+from broker import keys
+from broker.client import Broker, translated
+from broker.keys import JobKeys
+from contracts.errors import Conflict, NotFound
+from contracts.events import AuditRecord, JobEvent, StateChanged
+from contracts.jobs import NEXT_STATES, EvaluationScore, JobState
+from contracts.spec import JobSpec
+from contracts.wire import decode, encode
+
+IDEMPOTENCY_S = 24 * 3600
+
+
+class JobStore:
+    """Every job of the stack."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._redis: Any = broker.redis
+
+    def create(self, spec: JobSpec, *, idempotency_key: str = "") -> tuple[str, bool]:
+        """(job id, whether it is new). Answers only after the write is on disk, where the server can tell.
+
+        Raises Conflict if the key was used for another spec.
+        """
+        job_id = f"job-{uuid.uuid4().hex[:12]}"
+        body = encode(spec)
+        if idempotency_key:
+            job_id = self._reserve(idempotency_key, job_id, hashlib.blake2b(body, digest_size=16).hexdigest())
+        now_s = time.time()
+        fields: list[str] = ["state", JobState.QUEUED.value, "reason", "", "created_s", repr(now_s)]
+        event = encode(StateChanged(at_s=now_s, state=JobState.QUEUED))
+        job_keys = JobKeys(job_id)
+        created = self._broker.run("create_job", [*job_keys.script_keys, job_keys.spec], [body, event, *fields])
+        with translated():
+            self._redis.zadd(keys.JOBS, {job_id: now_s}, nx=True)
+            if created[0] == b"created":
+                self._redis.sadd(keys.ACTIVE, job_id)
+        self._broker.persisted()
+        return job_id, created[0] == b"created"
+
+    def _reserve(self, key: str, job_id: str, body_digest: str) -> str:
+        with translated():
+            before = self._redis.set(
+                keys.idempotency(key), f"{job_id} {body_digest}", nx=True, get=True, ex=IDEMPOTENCY_S
+            )
+        if before is None:
+            return job_id
+        earlier_id, earlier_digest = before.decode().split()
+        if earlier_digest != body_digest:
+            raise Conflict(f"was used for job {earlier_id} with another spec", field="Idempotency-Key")
+        return earlier_id
+
+    def job_ids(self) -> list[str]:
+        """Newest first."""
+        with translated():
+            return [job_id.decode() for job_id in self._redis.zrevrange(keys.JOBS, 0, -1)]
+
+    def active_jobs(self) -> list[str]:
+        """Jobs that are not final, in a stable order."""
+        with translated():
+            return sorted(job_id.decode() for job_id in self._redis.smembers(keys.ACTIVE))
+
+    def spec(self, job_id: str) -> JobSpec:
+        """Raises NotFound."""
+        with translated():
+            data = self._redis.get(JobKeys(job_id).spec)
+        if data is None:
+            raise NotFound(f"there is no job {job_id}", field="job_id", cure="`onbeat jobs` lists them")
+        return decode(data, JobSpec)
+
+    def state(self, job_id: str) -> JobState:
+        """Raises NotFound."""
+        return JobState(self.fields(job_id)["state"].decode())
+
+    def fields(self, job_id: str) -> dict[str, bytes]:
+        """The job hash. Raises NotFound."""
+        with translated():
+            values: dict[bytes, bytes] = self._redis.hgetall(JobKeys(job_id).job)
+        if not values:
+            raise NotFound(f"there is no job {job_id}", field="job_id", cure="`onbeat jobs` lists them")
+        return {name.decode(): value for name, value in values.items()}
+
+    def move(self, job_id: str, state: JobState, *, reason: str = "") -> bool:
+        """Moves the job, tells its watchers; False if it is there already. Raises Conflict for an illegal move."""
+        now_s = time.time()
+        before = [old.value for old, nexts in NEXT_STATES.items() if state in nexts]
+        event = encode(StateChanged(at_s=now_s, state=state, reason=reason))
+        outcome, current = self._broker.run(
+            "set_state", JobKeys(job_id).script_keys, [state.value, reason, event, repr(now_s), *before]
+        )
+        if outcome == b"refused":
+            if current == b"unknown":
+                raise NotFound(f"there is no job {job_id}", field="job_id", cure="`onbeat jobs` lists them")
+            raise Conflict(f"a {current.decode()} job cannot become {state.value}", field="state")
+        if state.is_final:
+            with translated():
+                self._redis.srem(keys.ACTIVE, job_id)
+        return outcome == b"set"
+
+    def request_cancel(self, job_id: str) -> JobState:
+        """A queued job is cancelled at once, a running one when its trainer has saved; final states stay."""
+        for target in (JobState.CANCELLED, JobState.CANCELLING):
+            if self.state(job_id) is JobState.CANCELLING:
+                break
+            try:
+                self.move(job_id, target)
+            except Conflict:
+                continue
+            break
+        self._broker.persisted()
+        return self.state(job_id)
+
+    def count_trainer_start(self, job_id: str) -> int:
+        """Starts since the last committed iteration, this one included."""
+        with translated():
+            return self._redis.hincrby(JobKeys(job_id).job, "trainer_starts", 1)
+
+    def reset_trainer_starts(self, job_id: str) -> None:
+        with translated():
+            self._redis.hset(JobKeys(job_id).job, "trainer_starts", 0)
+
+    def record_evaluation(self, job_id: str, score: EvaluationScore) -> None:
+        """The first one stays as `evaluation_before`."""
+        job = JobKeys(job_id).job
+        with translated():
+            self._redis.hsetnx(job, "evaluation_before", encode(score))
+            self._redis.hset(job, "evaluation_latest", encode(score))
+
+    def tell(self, job_id: str, event: JobEvent) -> None:
+        """Appends an event."""
+        with translated():
+            self._redis.xadd(JobKeys(job_id).events, {"event": encode(event)}, maxlen=10_000, approximate=True)
+
+    def events_after(self, job_id: str, entry_id: str, *, count: int = 100) -> list[tuple[str, JobEvent]]:
+        """(entry id, event) after entry_id, oldest first; "0-0" starts at the beginning. Doesn't block."""
+        with translated():
+            rows = self._redis.xrange(JobKeys(job_id).events, min=f"({entry_id}", count=count)
+        return [(entry.decode(), decode(fields[b"event"], JobEvent)) for entry, fields in rows]  # type: ignore[arg-type]
+
+    def audit(self, job_id: str) -> list[AuditRecord]:
+        """The whole chain, oldest first."""
+        with translated():
+            rows = self._redis.xrange(JobKeys(job_id).audit)
+        return [decode(fields[b"record"], AuditRecord) for _, fields in rows]

@@ -1,0 +1,205 @@
+"""The trainer's side of one job: epoch, weights, open, claim, commit. Every call but `acquire` needs the epoch (I4)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from broker.client import Broker, translated
+from broker.keys import JobKeys
+from contracts.errors import Conflict, FencedOff, FenceViolation
+from contracts.events import AuditRecord, JobEvent
+from contracts.jobs import JobState
+from contracts.rollouts import PromptBatch, RolloutBatch, batch_digest
+from contracts.versions import WeightManifest
+from contracts.wire import Record, decode, encode
+
+
+class FenceState(Record, frozen=True, kw_only=True):
+    """The fence as it stands."""
+
+    state: str
+    """open, closed, or "" before the first iteration."""
+    iteration: int
+    """The open or last iteration; -1 before the first."""
+    policy_version: int
+    weights_digest: str
+    committed: int
+    """Last committed iteration; -1 before the first."""
+    expected: int
+    published: int
+    trainer_epoch: int
+    lease_until_s: float
+    """Unix time by the server's clock; 0.0 when no trainer holds the job."""
+
+
+class Opening(Record, frozen=True, kw_only=True):
+    """An iteration to open: its number, its version, every batch that it expects."""
+
+    iteration: int
+    policy_version: int
+    weights_digest: str
+    batches: tuple[PromptBatch, ...]
+
+    def script_args(self) -> list[str | int | bytes]:
+        args: list[str | int | bytes] = [self.iteration, self.policy_version, self.weights_digest, len(self.batches)]
+        return args + _dispatch_args(self.batches)
+
+
+class Arrived(Record, frozen=True, kw_only=True):
+    """A published batch and the digest that the ledger holds for it."""
+
+    batch: RolloutBatch
+    digest: str
+    num_bytes: int
+
+
+class TrainerSide:
+    """One trainer, one job."""
+
+    def __init__(self, broker: Broker, job_id: str, *, owner: str, lease_s: float) -> None:
+        self._broker = broker
+        self._keys = JobKeys(job_id)
+        self._owner = owner
+        self._lease_ms = int(lease_s * 1000)
+        self._epoch = ""
+        self._took_over = False
+        self._last_entry = "0-0"
+
+    @property
+    def trainer_epoch(self) -> int:
+        return int(self._epoch)
+
+    def acquire(self) -> int:
+        """The new trainer epoch, a fencing token. Raises Conflict while another trainer's lease lives."""
+        outcome, value = self._run("acquire_trainer", self._owner, self._lease_ms)
+        if outcome == b"held":
+            raise Conflict(f"another trainer holds the job for {value / 1000:.1f} s more", field="trainer lease")
+        self._epoch = value.decode()
+        self._took_over = False
+        return int(self._epoch)
+
+    def renew(self) -> JobState:
+        """Extends the lease and answers the job's state, so that a cancel is noticed. Raises FencedOff."""
+        _, state = self._fenced("renew_trainer", self._lease_ms)
+        return JobState(state.decode())
+
+    def release(self) -> None:
+        """Gives the lease back, so that a successor need not wait. Raises FencedOff."""
+        self._fenced("renew_trainer", 0)
+
+    def fence(self) -> FenceState:
+        return read_fence(self._broker, self._keys)
+
+    def publish_weights(self, manifest: WeightManifest, *, oldest_kept: int) -> None:
+        """Announces a version; manifests older than oldest_kept go. Raises FencedOff."""
+        self._fenced("publish_weights", manifest.policy_version, encode(manifest), oldest_kept)
+
+    def open_iteration(self, opening: Opening) -> bool:
+        """True if it was opened now, False if it stood open already: its batches go on.
+
+        Raises FencedOff, or FenceViolation for an iteration that is not the next one.
+        """
+        outcome, *rest = self._fenced("open_iteration", *opening.script_args())
+        if outcome not in (b"opened", b"already_open"):
+            raise FenceViolation(f"iteration {opening.iteration} cannot open: {_said(outcome, rest)}")
+        return outcome == b"opened"
+
+    def rewind(self, record: AuditRecord) -> None:
+        """Makes record.iteration the next to open, and writes the rewind into the audit chain. Raises FencedOff."""
+        self._fenced("rewind", record.iteration, encode(record))
+        self._took_over = False
+
+    def claim_rollouts(self, *, max_batches: int) -> tuple[list[Arrived], int]:
+        """(published batches in arrival order, number of dead batches of the iteration). Doesn't block.
+
+        The first call also answers what an earlier epoch claimed and did not commit. Raises FencedOff.
+        """
+        answer = self._fenced("claim_rollouts", self._epoch, max_batches, "0" if self._took_over else "1")
+        self._took_over = True
+        _, num_dead, last_entry, *rows = answer
+        self._last_entry = last_entry.decode()
+        arrived = []
+        for payload, digest in zip(rows[1::3], rows[2::3], strict=True):
+            batch = decode(payload, RolloutBatch)
+            if batch_digest(batch) != digest.decode():
+                raise FenceViolation(f"batch {batch.batch_id} is not what the ledger recorded", field="digest")
+            arrived.append(Arrived(batch=batch, digest=digest.decode(), num_bytes=len(payload)))
+        return arrived, num_dead
+
+    def wait_for_rollouts(self, timeout_s: float) -> None:
+        """Blocks until a batch is published after the last claim, or for timeout_s."""
+        with translated():
+            self._broker.redis.xread(
+                {self._keys.rollouts: self._last_entry}, count=1, block=max(1, int(timeout_s * 1000))
+            )
+
+    def num_published(self) -> int:
+        """Published batches of the open iteration."""
+        return self.fence().published
+
+    def dead_batches(self) -> dict[str, str]:
+        """Batch id → reason, of the open iteration."""
+        return {batch_id: parts[1] for batch_id, parts in self._ledger().items() if parts[0] == "dead"}
+
+    def reconcile(self, batches: Sequence[PromptBatch]) -> int:
+        """Dispatches again what is neither published nor on the prompts stream; how many. Raises FencedOff."""
+        return self._fenced("reconcile", *_dispatch_args(batches))[1]
+
+    def commit(
+        self, record: AuditRecord, trained: Mapping[str, str], *, event: JobEvent | None, opening: Opening | None
+    ) -> None:
+        """Commits the iteration and opens the next in one script; safe to repeat.
+
+        `trained` maps batch id to digest. Raises FencedOff, or FenceViolation for a ledger that is not complete.
+        """
+        args: list[str | int | bytes] = [record.iteration, encode(record), encode(event) if event else "", len(trained)]
+        for batch_id, digest in trained.items():
+            args += [batch_id, digest]
+        args += opening.script_args() if opening else [""]
+        outcome, *rest = self._fenced("commit_iteration", *args)
+        if outcome not in (b"committed", b"already_committed"):
+            raise FenceViolation(f"iteration {record.iteration} cannot be committed: {_said(outcome, rest)}")
+
+    def _ledger(self) -> dict[str, list[str]]:
+        with translated():
+            rows: dict[bytes, bytes] = self._broker.redis.hgetall(self._keys.ledger)  # type: ignore[assignment]
+        return {batch_id.decode(): state.decode().split(":") for batch_id, state in rows.items()}
+
+    def _fenced(self, script: str, *args: str | int | bytes) -> list:
+        answer = self._run(script, self._epoch, *args)
+        if answer[0] == b"fenced":
+            raise FencedOff(f"epoch {self._epoch} is over: another trainer holds the job", field="trainer_epoch")
+        return answer
+
+    def _run(self, script: str, *args: str | int | bytes) -> list:
+        return self._broker.run(script, self._keys.script_keys, args)
+
+
+def read_fence(broker: Broker, job_keys: JobKeys) -> FenceState:
+    """The fence of a job; a job whose trainer never came has none, and reads as zeros."""
+    with translated():
+        rows: dict[bytes, bytes] = broker.redis.hgetall(job_keys.fence)  # type: ignore[assignment]
+    values = {name.decode(): value.decode() for name, value in rows.items()}
+    return FenceState(
+        state=values.get("state", ""),
+        iteration=int(values.get("iteration", -1)),
+        policy_version=int(values.get("version", 0)),
+        weights_digest=values.get("digest", ""),
+        committed=int(values.get("committed", -1)),
+        expected=int(values.get("expected", 0)),
+        published=int(values.get("published", 0)),
+        trainer_epoch=int(values.get("epoch", 0)),
+        lease_until_s=float(values.get("lease_until", 0)) / 1000,
+    )
+
+
+def _dispatch_args(batches: Sequence[PromptBatch]) -> list[str | int | bytes]:
+    args: list[str | int | bytes] = []
+    for batch in batches:
+        args += [batch.batch_id, batch.num_completions, encode(batch)]
+    return args
+
+
+def _said(outcome: bytes, rest: Sequence[bytes | int]) -> str:
+    words = [item.decode() if isinstance(item, bytes) else str(item) for item in (outcome, *rest)]
+    return " ".join(words)
