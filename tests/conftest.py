@@ -12,11 +12,9 @@ from contracts.settings import StackSettings
 from onbeat.embedded_redis import EmbeddedRedis
 
 collect_ignore_glob = [
-    "unit/test_producer_worker.py",
-    "unit/test_producer_process.py",
     "e2e/test_demo.py",
 ]
-"""They need the broker, the trainer and the gateway, which are not written yet."""
+"""It needs the trainer and the gateway, which are not written yet."""
 
 
 @pytest.fixture(scope="session")

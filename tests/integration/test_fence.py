@@ -1,0 +1,219 @@
+"""The fence against a real server: who may publish, who may commit, and what survives a death."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import pytest
+
+from broker.client import Broker, connect
+from broker.generator_side import FailOutcome, GeneratorSide, PublishOutcome
+from broker.job_store import JobStore
+from broker.trainer_side import Opening, TrainerSide
+from contracts.errors import Conflict, FencedOff, FenceViolation
+from contracts.events import AuditRecord
+from contracts.rollouts import PromptBatch, RolloutBatch
+from contracts.settings import StackSettings
+from contracts.versions import WeightFile, WeightManifest
+from tests.builders import job_spec, prompt_batch, rollout_batch
+
+DIGEST = "a" * 64
+
+
+@dataclass
+class Job:
+    broker: Broker
+    job_id: str
+    trainer: TrainerSide
+
+    def generator(self, name: str = "g1") -> GeneratorSide:
+        return GeneratorSide(self.broker, self.job_id, name)
+
+    def batches(self, iteration: int, count: int = 2) -> tuple[PromptBatch, ...]:
+        return tuple(
+            prompt_batch(
+                [[1, 2], [3]],
+                job_id=self.job_id,
+                batch_id=f"{iteration}/train/{index}",
+                iteration=iteration,
+                policy_version=iteration,
+                weights_digest=DIGEST,
+            )
+            for index in range(count)
+        )
+
+    def opening(self, iteration: int, count: int = 2) -> Opening:
+        return Opening(
+            iteration=iteration,
+            policy_version=iteration,
+            weights_digest=DIGEST,
+            batches=self.batches(iteration, count),
+        )
+
+    def announce(self, version: int) -> None:
+        self.trainer.publish_weights(manifest(version), oldest_kept=0)
+
+
+def manifest(version: int) -> WeightManifest:
+    return WeightManifest(
+        policy_version=version,
+        weights_digest=DIGEST,
+        dtype="float32",
+        directory=f"j/weights/v{version:06d}",
+        files=(WeightFile(name="m.safetensors", num_bytes=1),),
+    )
+
+
+def record(iteration: int, batches: dict[str, str]) -> AuditRecord:
+    return AuditRecord(
+        kind="commit",
+        iteration=iteration,
+        policy_version=iteration,
+        weights_digest=DIGEST,
+        next_weights_digest=DIGEST,
+        trainer_epoch=1,
+        batches=batches,
+        abandoned={},
+        previous="",
+    )
+
+
+def answer_to(batch: PromptBatch, generator_id: str, **changes: object) -> RolloutBatch:
+    values: dict[str, object] = {
+        "job_id": batch.job_id,
+        "batch_id": batch.batch_id,
+        "iteration": batch.iteration,
+        "policy_version": batch.policy_version,
+        "weights_digest": batch.weights_digest,
+        "num_groups": len(batch.prompts),
+        "group_size": batch.group_size,
+        "generator_id": generator_id,
+    }
+    return rollout_batch(**(values | changes))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def job(settings: StackSettings) -> Job:
+    broker = connect(settings)
+    job_id, _ = JobStore(broker).create(job_spec(rollout__max_attempts=2))
+    trainer = TrainerSide(broker, job_id, owner="t1", lease_s=30)
+    trainer.acquire()
+    job = Job(broker, job_id, trainer)
+    job.announce(0)
+    return job
+
+
+def test_an_iteration_flows_from_open_to_commit_and_opens_the_next(job: Job) -> None:
+    job.trainer.open_iteration(job.opening(0))
+    generator = job.generator()
+    for _ in range(2):
+        claim = generator.claim(10)
+        assert claim is not None
+        assert claim.manifest == manifest(0)
+        assert generator.publish(claim, answer_to(claim.prompt_batch, "g1")) is PublishOutcome.ACCEPTED
+    assert generator.claim(10) is None
+    arrived, dead = job.trainer.claim_rollouts(max_batches=8)
+    trained = {one.batch.batch_id: one.digest for one in arrived}
+    assert sorted(trained) == ["0/train/0", "0/train/1"]
+    assert dead == 0
+    job.announce(1)
+    job.trainer.commit(record(0, trained), trained, event=None, opening=job.opening(1))
+    fence = job.trainer.fence()
+    assert (fence.committed, fence.iteration, fence.state, fence.policy_version) == (0, 1, "open", 1)
+    job.trainer.commit(record(0, trained), trained, event=None, opening=job.opening(1))
+    assert len(JobStore(job.broker).audit(job.job_id)) == 1
+
+
+def test_a_late_generator_cannot_publish_into_a_closed_iteration(job: Job) -> None:
+    job.trainer.open_iteration(job.opening(0, 1))
+    late, quick = job.generator("late"), job.generator("quick")
+    stuck = late.claim(0.001)
+    assert stuck is not None
+    time.sleep(0.01)
+    again = quick.claim(0.001)
+    assert again is not None
+    assert again.attempt == 2
+    assert late.renew([stuck]) == [stuck]
+    assert quick.publish(again, answer_to(again.prompt_batch, "quick", attempt=2)) is PublishOutcome.ACCEPTED
+    assert late.publish(stuck, answer_to(stuck.prompt_batch, "late")) is PublishOutcome.DUPLICATE
+    trained = {one.batch.batch_id: one.digest for one in job.trainer.claim_rollouts(max_batches=8)[0]}
+    job.trainer.commit(record(0, trained), trained, event=None, opening=None)
+    assert late.publish(stuck, answer_to(stuck.prompt_batch, "late")) is PublishOutcome.CLOSED
+
+
+def test_what_breaks_a_check_is_refused_by_its_reason(job: Job) -> None:
+    job.trainer.open_iteration(job.opening(0, 1))
+    generator = job.generator()
+    claim = generator.claim(10)
+    assert claim is not None
+    batch = claim.prompt_batch
+    assert generator.publish(claim, answer_to(batch, "g1", weights_digest="b" * 64)) is PublishOutcome.WRONG_WEIGHTS
+    assert generator.publish(claim, answer_to(batch, "g1", policy_version=1)) is PublishOutcome.FUTURE
+    assert generator.publish(claim, answer_to(batch, "g1", iteration=1)) is PublishOutcome.FUTURE
+    assert generator.publish(claim, answer_to(batch, "g1", num_groups=3)) is PublishOutcome.INCOMPLETE
+    assert generator.publish(claim, answer_to(batch, "g1")) is PublishOutcome.ACCEPTED
+    assert generator.publish(claim, answer_to(batch, "g1")) is PublishOutcome.ACCEPTED
+    assert job.trainer.num_published() == 1
+
+
+def test_a_trainer_whose_lease_was_taken_is_fenced_off(job: Job) -> None:
+    with pytest.raises(Conflict):
+        TrainerSide(job.broker, job.job_id, owner="t2", lease_s=30).acquire()
+    job.trainer.release()
+    second = TrainerSide(job.broker, job.job_id, owner="t2", lease_s=30)
+    assert second.acquire() > job.trainer.trainer_epoch
+    with pytest.raises(FencedOff):
+        job.trainer.open_iteration(job.opening(0))
+    with pytest.raises(FencedOff):
+        job.trainer.claim_rollouts(max_batches=1)
+
+
+def test_a_new_trainer_gets_what_the_dead_one_had_claimed(job: Job) -> None:
+    job.trainer.open_iteration(job.opening(0, 1))
+    generator = job.generator()
+    claim = generator.claim(10)
+    assert claim is not None
+    generator.publish(claim, answer_to(claim.prompt_batch, "g1"))
+    assert len(job.trainer.claim_rollouts(max_batches=8)[0]) == 1
+    job.trainer.release()
+    second = TrainerSide(job.broker, job.job_id, owner="t2", lease_s=30)
+    second.acquire()
+    assert second.open_iteration(job.opening(0, 1)) is False
+    assert len(second.claim_rollouts(max_batches=8)[0]) == 1
+
+
+def test_a_commit_with_a_gap_is_refused(job: Job) -> None:
+    job.trainer.open_iteration(job.opening(0))
+    with pytest.raises(FenceViolation, match="missing"):
+        job.trainer.commit(record(0, {}), {}, event=None, opening=None)
+
+
+def test_a_batch_that_keeps_failing_is_dead_lettered_with_its_reason(job: Job) -> None:
+    job.trainer.open_iteration(job.opening(0, 1))
+    generator = job.generator()
+    first = generator.claim(10)
+    assert first is not None
+    assert generator.fail(first, "no reward") is FailOutcome.RETRIED
+    assert generator.fail(first, "no reward") is FailOutcome.SETTLED
+    second = generator.claim(10)
+    assert second is not None
+    assert second.attempt == 2
+    assert generator.fail(second, "no reward") is FailOutcome.DEAD
+    assert job.trainer.claim_rollouts(max_batches=1)[1] == 1
+    assert job.trainer.dead_batches() == {"0/train/0": "no reward"}
+
+
+def test_a_lost_prompt_is_dispatched_again(job: Job) -> None:
+    job.trainer.open_iteration(job.opening(0, 1))
+    claim = job.generator().claim(10)
+    assert claim is not None
+    job.broker.redis.xdel(f"onbeat:{{{job.job_id}}}:prompts", claim.entry_id)
+    assert job.trainer.reconcile(job.batches(0, 1)) == 1
+    assert job.trainer.reconcile(job.batches(0, 1)) == 0
+    assert job.generator("g2").claim(10) is not None
+
+
+def test_a_server_that_forgot_its_scripts_is_sent_them_again(job: Job) -> None:
+    job.broker.redis.script_flush()
+    assert job.trainer.open_iteration(job.opening(0, 1)) is True
