@@ -5,6 +5,7 @@ docs/configuration.md is generated from the docstrings under the fields.
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal
 
 from msgspec import Meta, field
@@ -167,6 +168,12 @@ class EvaluationSpec(Record, frozen=True, kw_only=True):
     greedy: bool = True
     """Also evaluates greedy decoding, beside the job's own sampling with one sample a prompt."""
 
+    @property
+    def num_batches(self) -> int:
+        """Batches of one evaluation: the held-out prompts under the job's sampling, then again greedily."""
+        passes = 2 if self.greedy else 1
+        return passes * math.ceil(self.num_prompts / self.prompts_per_batch)
+
 
 class TimeoutSpec(Record, frozen=True, kw_only=True):
     """Deadlines: nothing waits without one (I8)."""
@@ -231,3 +238,15 @@ class JobSpec(Record, frozen=True, kw_only=True):
             )
         if self.rollout.sampling.temperature == 0.0:
             raise ValueError("rollout.sampling.temperature must be above 0: a group of greedy samples has no advantage")
+
+    def evaluates(self, iteration: int) -> bool:
+        """Whether the held-out prompts are sampled under version `iteration`: before, after, and every N iterations."""
+        every = self.evaluation.every_iterations
+        if self.evaluation.num_prompts == 0:
+            return False
+        return iteration in (0, self.iterations) or (every > 0 and iteration % every == 0)
+
+    @property
+    def last_iteration(self) -> int:
+        """The last one that the fence opens: it only evaluates the last version, where there is an evaluation."""
+        return self.iterations if self.evaluates(self.iterations) else self.iterations - 1

@@ -12,7 +12,6 @@ What it proves of a run whose records it is given, oldest first:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -98,20 +97,6 @@ def expected_batches(spec: JobSpec, iteration: int) -> frozenset[str]:
     return frozenset(f"{iteration}/train/{index}" for index in range(spec.rollout.batches_per_iteration))
 
 
-def evaluates(spec: JobSpec, iteration: int) -> bool:
-    """Whether the held-out prompts are sampled under version `iteration`: before, after, and every N iterations."""
-    every = spec.evaluation.every_iterations
-    if spec.evaluation.num_prompts == 0:
-        return False
-    return iteration in (0, spec.iterations) or (every > 0 and iteration % every == 0)
-
-
-def num_evaluation_batches(spec: JobSpec) -> int:
-    """Batches of one evaluation: the held-out prompts under the job's sampling, and again greedily."""
-    passes = 2 if spec.evaluation.greedy else 1
-    return passes * math.ceil(spec.evaluation.num_prompts / spec.evaluation.prompts_per_batch)
-
-
 def _check_link(walk: _Walk, entry: AuditEntry, position: int) -> None:
     actual = record_digest(entry.record)
     name = f"record {position} ({entry.record.kind} of iteration {entry.record.iteration})"
@@ -184,8 +169,8 @@ def _check_batches(walk: _Walk, record: AuditRecord, spec: JobSpec, name: str) -
     if undigested := sorted(batch for batch, digest in record.batches.items() if not digest):
         walk.gaps.append(f"{name}: {_some(undigested)} have no digest")
     expected = set(expected_batches(spec, record.iteration))
-    if evaluates(spec, record.iteration):
-        expected |= {f"{record.iteration}/evaluation/{index}" for index in range(num_evaluation_batches(spec))}
+    if spec.evaluates(record.iteration):
+        expected |= {f"{record.iteration}/evaluation/{index}" for index in range(spec.evaluation.num_batches)}
     if missing := sorted(expected - accounted):
         walk.gaps.append(f"{name}: {_some(missing)} are missing")
     if extra := sorted(accounted - expected):
@@ -193,7 +178,7 @@ def _check_batches(walk: _Walk, record: AuditRecord, spec: JobSpec, name: str) -
 
 
 def _check_end(walk: _Walk, spec: JobSpec) -> None:
-    last = spec.iterations if evaluates(spec, spec.iterations) else spec.iterations - 1
+    last = spec.last_iteration
     if walk.next_iteration <= last:
         walk.gaps.append(f"the job succeeded, but iteration {walk.next_iteration} of 0 to {last} was never committed")
 

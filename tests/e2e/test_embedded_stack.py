@@ -110,7 +110,9 @@ def gateway_answers(url: str) -> bool:
 
 
 def test_a_service_that_ends_at_its_start_is_named_with_its_last_words_and_nothing_is_left(tmp_path: Path) -> None:
-    stack = EmbeddedStack(plan(tmp_path), modules=MODULES | {"generator": "stand_in_broken"})
+    # A gateway that is never ready holds the start open until the broken one has ended, however slow the machine is.
+    modules = MODULES | {"generator": "stand_in_broken", "gateway": "stand_in_generator"}
+    stack = EmbeddedStack(plan(tmp_path), modules=modules)
     with pytest.raises(
         Unavailable, match=r"(?s)generator-1: ended with exit code 1 at its start.*cannot import the model"
     ):

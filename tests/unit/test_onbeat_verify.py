@@ -9,7 +9,7 @@ import pytest
 
 from contracts.events import AuditRecord, record_digest
 from contracts.spec import JobSpec
-from onbeat.verify import AuditEntry, Verdict, expected_batches, num_evaluation_batches, verify_run
+from onbeat.verify import AuditEntry, Verdict, expected_batches, verify_run
 from tests.builders import job_spec
 
 ITERATIONS = 3
@@ -182,8 +182,8 @@ def test_weights_on_disk_must_have_the_digest_of_their_version() -> None:
 
 
 def test_greedy_evaluation_doubles_the_evaluation_batches() -> None:
-    assert num_evaluation_batches(spec()) == 2
-    assert num_evaluation_batches(spec(evaluation__greedy=True)) == 4
+    assert spec().evaluation.num_batches == 2
+    assert spec(evaluation__greedy=True).evaluation.num_batches == 4
 
 
 def test_nothing_is_trained_after_the_last_iteration() -> None:
