@@ -9,7 +9,9 @@ from typing import Any
 
 import redis
 from redis import exceptions
+from redis.backoff import ExponentialWithJitterBackoff
 from redis.commands.core import Script
+from redis.retry import Retry
 
 from contracts.errors import BrokerFull, BrokerUnavailable, FenceViolation, InvalidInput, OnbeatError
 from contracts.settings import StackSettings
@@ -54,13 +56,20 @@ class Broker:
         self.redis.close()
 
 
-def connect(settings: StackSettings) -> Broker:
-    """A broker for settings.redis_url. Raises InvalidInput for a bad URL, BrokerUnavailable if nothing answers."""
+def connect(settings: StackSettings, *, patience_s: float = 1.0) -> Broker:
+    """A broker for settings.redis_url. Raises InvalidInput for a bad URL, BrokerUnavailable if nothing answers.
+
+    patience_s: how long a command is tried again while the server is away; every transition is safe to repeat.
+    """
     if not settings.redis_url:
         raise InvalidInput("is not set", field="ONBEAT_REDIS_URL", cure="redis://:PASSWORD@HOST:PORT/0")
     try:
         client = redis.Redis.from_url(
-            settings.redis_url, socket_timeout=CALL_TIMEOUT_S, socket_connect_timeout=5.0, health_check_interval=30
+            settings.redis_url,
+            socket_timeout=CALL_TIMEOUT_S,
+            socket_connect_timeout=5.0,
+            health_check_interval=30,
+            retry=Retry(ExponentialWithJitterBackoff(base=0.05, cap=1.0), retries=max(1, round(2 * patience_s))),
         )
     except ValueError as error:
         raise InvalidInput(str(error), field="ONBEAT_REDIS_URL") from error
