@@ -128,12 +128,16 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     )
 
 
-def latest_checkpoint(checkpoints: Path, *, job_id: str) -> Checkpoint | None:
+def latest_checkpoint(checkpoints: Path, *, job_id: str, not_after: int | None = None) -> Checkpoint | None:
     """The newest good checkpoint below `checkpoints`; None where there is none.
+
+    not_after: an iteration; a later checkpoint is passed over, because the fence does not know of its commit.
 
     A damaged or foreign one is skipped with a logged reason: the run replays the iterations since the one before.
     """
     for folder in reversed(checkpoint_folders(checkpoints)):
+        if not_after is not None and _iteration_of(folder) > not_after:
+            continue
         try:
             checkpoint = read_checkpoint(folder)
         except OnbeatError as error:

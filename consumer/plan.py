@@ -1,0 +1,101 @@
+"""Which batches an iteration expects: a pure function of the job's spec, the iteration and its version (I7)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from broker.trainer_side import Opening
+from consumer.datasets.prompts import PromptSource
+from contracts.rollouts import Prompt, PromptBatch, Purpose, SamplingParams
+from contracts.spec import JobSpec
+from contracts.versions import WeightManifest
+
+
+class IterationPlan:
+    """Training batches first, so that the trainer has work while the held-out prompts are sampled."""
+
+    def __init__(self, job_id: str, spec: JobSpec, source: PromptSource) -> None:
+        self._job_id = job_id
+        self._spec = spec
+        self._source = source
+
+    def opening(self, iteration: int, manifest: WeightManifest) -> Opening:
+        """`manifest` is that of version `iteration`."""
+        batches: list[PromptBatch] = []
+        if iteration < self._spec.iterations:
+            batches += self._training(iteration, manifest)
+        if self._spec.evaluates(iteration):
+            batches += self._evaluation(iteration, manifest)
+        return Opening(
+            iteration=iteration,
+            policy_version=manifest.policy_version,
+            weights_digest=manifest.weights_digest,
+            batches=tuple(batches),
+        )
+
+    def _training(self, iteration: int, manifest: WeightManifest) -> list[PromptBatch]:
+        rollout = self._spec.rollout
+        chunks = _chunks(self._source.training_prompts(iteration), rollout.prompts_per_batch)
+        return [
+            self._batch(
+                iteration=iteration,
+                purpose="train",
+                index=index,
+                manifest=manifest,
+                group_size=rollout.group_size,
+                sampling=rollout.sampling,
+                prompts=chunk,
+            )
+            for index, chunk in enumerate(chunks)
+        ]
+
+    def _evaluation(self, iteration: int, manifest: WeightManifest) -> list[PromptBatch]:
+        """The held-out prompts with the job's sampling, then greedily: `evaluation.num_batches` in all."""
+        evaluation = self._spec.evaluation
+        samplings = [self._spec.rollout.sampling]
+        if evaluation.greedy:
+            samplings.append(msgspec.structs.replace(samplings[0], temperature=0.0, top_p=1.0, top_k=0))
+        chunks = _chunks(self._source.evaluation_prompts(), evaluation.prompts_per_batch)
+        work = [(sampling, chunk) for sampling in samplings for chunk in chunks]
+        return [
+            self._batch(
+                iteration=iteration,
+                purpose="evaluation",
+                index=index,
+                manifest=manifest,
+                group_size=1,
+                sampling=sampling,
+                prompts=chunk,
+            )
+            for index, (sampling, chunk) in enumerate(work)
+        ]
+
+    def _batch(
+        self,
+        *,
+        iteration: int,
+        purpose: Purpose,
+        index: int,
+        manifest: WeightManifest,
+        group_size: int,
+        sampling: SamplingParams,
+        prompts: tuple[Prompt, ...],
+    ) -> PromptBatch:
+        return PromptBatch(
+            job_id=self._job_id,
+            batch_id=f"{iteration}/{purpose}/{index}",
+            iteration=iteration,
+            purpose=purpose,
+            policy_version=manifest.policy_version,
+            weights_digest=manifest.weights_digest,
+            group_size=group_size,
+            sampling=sampling,
+            seed=self._spec.seed,
+            prompts=prompts,
+        )
+
+
+def _chunks(prompts: Sequence[Prompt], size: int) -> list[tuple[Prompt, ...]]:
+    return [tuple(prompts[start : start + size]) for start in range(0, len(prompts), size)]
