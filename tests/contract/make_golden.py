@@ -1,0 +1,332 @@
+"""One value of every type that crosses a process line, and the committed bytes of each.
+
+`python -m tests.contract.make_golden` writes golden/*.msgpack again. A file that changes is a change of the wire:
+older jobs, streams and clients no longer understand it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from contracts.arrays import pack_float32, pack_int32
+from contracts.events import (
+    AuditRecord,
+    BatchDead,
+    CheckpointWritten,
+    EvaluationFinished,
+    IterationCommitted,
+    IterationMetrics,
+    StateChanged,
+    TimelineSpan,
+    TrainerStarted,
+)
+from contracts.jobs import EvaluationScore, JobState, JobStatus
+from contracts.rewards import (
+    ExactReward,
+    FormatReward,
+    LengthReward,
+    MathVerifyReward,
+    NumericReward,
+    PluginReward,
+    ReasoningGymReward,
+    RegexReward,
+    RewardItem,
+    RewardRequest,
+    RewardResponse,
+    Scored,
+    Unscorable,
+)
+from contracts.rollouts import (
+    BatchTimings,
+    Completion,
+    FinishReason,
+    Prompt,
+    PromptBatch,
+    Rollout,
+    RolloutBatch,
+    RolloutGroup,
+    SamplingParams,
+)
+from contracts.spec import (
+    AdditionDataset,
+    ChatSpec,
+    EvaluationSpec,
+    JobSpec,
+    JsonlDataset,
+    LimitSpec,
+    ModelSpec,
+    OptimizerSpec,
+    ReasoningGymDataset,
+    RewardSpec,
+    RolloutSpec,
+    TimeoutSpec,
+    TrainerSpec,
+)
+from contracts.versions import WeightFile, WeightManifest
+from contracts.wire import Record, encode
+
+FOLDER = Path(__file__).parent / "golden"
+DIGEST = "0123456789abcdef" * 4
+NEXT_DIGEST = "fedcba9876543210" * 4
+PROMPT_TOKENS = [5, 70_000, 2_147_483_647]
+RESPONSE_TOKENS = [17, 1]
+RESPONSE_LOGPROBS = [-0.25, -1.5]
+"""Exact in float32."""
+SCORE = EvaluationScore(iteration=2, policy_version=2, sampled=0.4375, greedy=0.75, num_prompts=64)
+
+
+def prompt_batch() -> PromptBatch:
+    """k = 1, G = 2."""
+    return PromptBatch(
+        job_id="job-0123456789ab",
+        batch_id="3/train/0",
+        iteration=3,
+        purpose="train",
+        policy_version=3,
+        weights_digest=DIGEST,
+        group_size=2,
+        sampling=SamplingParams(max_new_tokens=32, temperature=0.5, top_p=0.875, top_k=50),
+        seed=2**53,
+        prompts=(
+            Prompt(
+                prompt_id="train/4711",
+                index=0,
+                token_ids=pack_int32(PROMPT_TOKENS),
+                text="12+34=é",
+                reference="64",
+                task_entry='{"answer": "46"}',
+            ),
+        ),
+    )
+
+
+def rollout_batch() -> RolloutBatch:
+    """The answer to `prompt_batch`."""
+    rewards: tuple[tuple[float, FinishReason], ...] = ((1.0, "stop"), (-0.5, "length"))
+    rollouts = tuple(
+        Rollout(
+            completion=Completion(
+                token_ids=pack_int32(RESPONSE_TOKENS),
+                generator_logprobs=pack_float32(RESPONSE_LOGPROBS),
+                finish_reason=reason,
+            ),
+            text="64",
+            reward=reward,
+            reward_breakdown={"exact": reward, "length": 0.0},
+        )
+        for reward, reason in rewards
+    )
+    return RolloutBatch(
+        job_id="job-0123456789ab",
+        batch_id="3/train/0",
+        iteration=3,
+        purpose="train",
+        policy_version=3,
+        weights_digest=DIGEST,
+        group_size=2,
+        generator_id="generator-a",
+        attempt=2,
+        timings=BatchTimings(
+            generation_started_s=1700000000.5,
+            generation_ended_s=1700000001.25,
+            scoring_started_s=1700000001.25,
+            scoring_ended_s=1700000001.5,
+        ),
+        groups=(
+            RolloutGroup(
+                prompt_id="train/4711",
+                prompt_index=0,
+                prompt_token_ids=pack_int32(PROMPT_TOKENS),
+                rollouts=rollouts,
+            ),
+        ),
+    )
+
+
+def weight_manifest() -> WeightManifest:
+    return WeightManifest(
+        policy_version=3,
+        weights_digest=DIGEST,
+        dtype="float32",
+        directory="job-0123456789ab/weights/v000003",
+        files=(WeightFile(name="model.safetensors", num_bytes=5_000_000_000),),
+    )
+
+
+def reward_request() -> RewardRequest:
+    """A rubric of every component."""
+    return RewardRequest(
+        components=(
+            ExactReward(weight=1.0, ignore_case=True),
+            NumericReward(weight=0.5, tolerance=0.001),
+            RegexReward(weight=0.25, pattern=r"answer: (?P<answer>\d+)"),
+            FormatReward(weight=0.25, pattern=r"<think>.*</think>.*"),
+            LengthReward(weight=-0.5, target_chars=100, max_chars=200),
+            ReasoningGymReward(weight=1.0, strict=False, answer_pattern=""),
+            MathVerifyReward(weight=2.0),
+            PluginReward(weight=1.0, entry_point="shortest"),
+        ),
+        items=(RewardItem(prompt="12+34=", completion="64", reference="64", task_entry="{}"),),
+        item_timeout_s=2.5,
+    )
+
+
+def reward_response() -> RewardResponse:
+    return RewardResponse(
+        results=(
+            Scored(reward=1.5, breakdown={"exact": 1.0, "numeric": 1.0}),
+            Unscorable(reason="timeout", detail="no answer within 2.5 s", component="math_verify"),
+        )
+    )
+
+
+def job_spec(dataset: AdditionDataset | ReasoningGymDataset | JsonlDataset) -> JobSpec:
+    """Each section differs from its defaults where that is legal."""
+    return JobSpec(
+        name="golden",
+        iterations=40,
+        model=ModelSpec(path="two-digit-addition", dtype="bfloat16"),
+        dataset=dataset,
+        reward=RewardSpec(components=(ExactReward(),), item_timeout_s=5.0, request_timeout_s=60.0, max_attempts=2),
+        seed=7,
+        schedule="synchronous",
+        rollout=RolloutSpec(
+            batches_per_iteration=4,
+            prompts_per_batch=2,
+            group_size=8,
+            sampling=SamplingParams(max_new_tokens=6),
+            on_failed_batch="abandon",
+        ),
+        optimizer=OptimizerSpec(learning_rate=0.0002, schedule="cosine", warmup_iterations=3),
+        trainer=TrainerSpec(checkpoint_every_iterations=5),
+        evaluation=EvaluationSpec(every_iterations=10, num_prompts=128),
+        timeouts=TimeoutSpec(generator_lease_s=5.0),
+        limits=LimitSpec(max_batch_bytes=1_048_576),
+    )
+
+
+def job_status() -> JobStatus:
+    return JobStatus(
+        job_id="job-0123456789ab",
+        name="golden",
+        state=JobState.RUNNING,
+        reason="waits for batch 3/train/0",
+        schedule="periodic",
+        iterations=40,
+        iterations_committed=3,
+        policy_version=3,
+        weights_digest=DIGEST,
+        created_s=1700000000.0,
+        started_s=1700000001.0,
+        run_directory="job-0123456789ab",
+        trainer_epoch=1_700_000_000_123,
+        batches_expected=4,
+        batches_published=1,
+        batches_accepted=13,
+        batches_rejected={"stale": 1, "duplicate": 2},
+        batches_reclaimed=1,
+        live_generators=2,
+        evaluation_before=SCORE,
+    )
+
+
+def iteration_metrics() -> IterationMetrics:
+    return IterationMetrics(
+        iteration=3,
+        policy_version=3,
+        trainer_epoch=1_700_000_000_123,
+        num_batches=4,
+        num_completions=64,
+        num_tokens=256,
+        reward_mean=0.5,
+        reward_std=0.25,
+        reward_components={"exact": 0.5},
+        zero_advantage_share=0.125,
+        response_tokens_mean=4.0,
+        response_tokens_max=6,
+        truncated_share=0.0625,
+        loss=-0.015625,
+        clip_share=0.0,
+        kl_to_reference=0.0,
+        grad_norm=1.5,
+        learning_rate=0.0002,
+        mismatch_k3=0.0,
+        mismatch_max=0.000001,
+        effective_sample_share=1.0,
+        started_s=1700000000.0,
+        wall_s=2.0,
+        generation_s=1.5,
+        training_s=1.0,
+        waiting_s=0.5,
+        step_s=0.0625,
+        publish_s=0.125,
+        tokens_per_s=128.0,
+    )
+
+
+def audit_record(kind: str) -> AuditRecord:
+    committed = kind == "commit"
+    return AuditRecord(
+        kind=kind,
+        iteration=3,
+        policy_version=3,
+        weights_digest=DIGEST,
+        next_weights_digest=NEXT_DIGEST if committed else "",
+        trainer_epoch=1_700_000_000_123,
+        batches={"3/train/0": NEXT_DIGEST} if committed else {},
+        abandoned={"3/train/1": "no reward"} if committed else {},
+        loss=-0.015625,
+        grad_norm=1.5,
+        reward_mean=0.5,
+        previous=DIGEST,
+    )
+
+
+GOLDEN: dict[str, Record] = {
+    "prompt_batch": prompt_batch(),
+    "rollout_batch": rollout_batch(),
+    "weight_manifest": weight_manifest(),
+    "reward_request": reward_request(),
+    "reward_response": reward_response(),
+    "job_spec_addition": job_spec(AdditionDataset()),
+    "job_spec_reasoning_gym": job_spec(
+        ReasoningGymDataset(
+            task="chain_sum",
+            params={"min_terms": 2, "scale": 0.5, "signed": True, "unit": "m"},
+            question_suffix=" Answer:",
+            chat=ChatSpec(system_prompt="Be brief."),
+        )
+    ),
+    "job_spec_jsonl": job_spec(JsonlDataset(train_path="train.jsonl", evaluation_path="test.jsonl")),
+    "job_status": job_status(),
+    "evaluation_score": SCORE,
+    "event_state_changed": StateChanged(at_s=1700000000.5, state=JobState.FAILED, reason="the loss is not finite"),
+    "event_trainer_started": TrainerStarted(
+        at_s=1700000000.5, trainer_epoch=1_700_000_000_123, next_iteration=3, resumed=True
+    ),
+    "event_iteration_committed": IterationCommitted(
+        at_s=1700000000.5, metrics=iteration_metrics(), weights_digest=NEXT_DIGEST
+    ),
+    "event_evaluation_finished": EvaluationFinished(at_s=1700000000.5, score=SCORE),
+    "event_checkpoint_written": CheckpointWritten(
+        at_s=1700000000.5, iteration=3, directory="job-0123456789ab/checkpoints/000003", weights_digest=NEXT_DIGEST
+    ),
+    "event_batch_dead": BatchDead(at_s=1700000000.5, batch_id="3/train/1", reason="no reward"),
+    "timeline_span": TimelineSpan(
+        who="generator-a", what="generate", iteration=3, batch_id="3/train/0", started_s=1.5, ended_s=2.5
+    ),
+    "audit_record_commit": audit_record("commit"),
+    "audit_record_rewind": audit_record("rewind"),
+}
+"""File name without its ending → the value that it holds."""
+
+
+def main() -> None:
+    """Writes every file."""
+    FOLDER.mkdir(exist_ok=True)
+    for name, value in GOLDEN.items():
+        (FOLDER / f"{name}.msgpack").write_bytes(encode(value))
+
+
+if __name__ == "__main__":
+    main()
