@@ -13,6 +13,7 @@ from redis.backoff import ExponentialWithJitterBackoff
 from redis.commands.core import Script
 from redis.retry import Retry
 
+from broker import keys
 from contracts.errors import BrokerFull, BrokerUnavailable, FenceViolation, InvalidInput, OnbeatError
 from contracts.settings import StackSettings
 
@@ -45,12 +46,16 @@ class Broker:
 
     def persisted(self, timeout_s: float = 2.0) -> bool:
         """True once all writes before this call are in the server's append-only file (WAITAOF, where it is known)."""
+        # The server waits for the writes of the asking connection only: with one of its own, all before it are covered.
+        pipeline = self.redis.pipeline(transaction=False)
+        pipeline.set(keys.PERSISTED, 1)
+        pipeline.execute_command("WAITAOF", 1, 0, int(timeout_s * 1000))
         try:
             with translated():
-                answer: Any = self.redis.execute_command("WAITAOF", 1, 0, int(timeout_s * 1000))
+                answer: Any = pipeline.execute()
         except FenceViolation:
             return False
-        return bool(answer[0])
+        return bool(answer[1][0])
 
     def close(self) -> None:
         self.redis.close()

@@ -16,6 +16,7 @@
 | onbeat:jobs | sorted set, job id → creation time | job store | gateway | for ever |
 | onbeat:active | set of job ids | job store | generators | while not final |
 | onbeat:idempotency:K | string, job id and body digest | gateway | gateway | 24 h |
+| onbeat:persisted | string | job store, trainer | WAITAOF | for ever |
 | onbeat:generators | hash, generator id → GeneratorInfo | generators | status | heartbeat |
 
 A ledger entry is `expected:ENTRY:COMPLETIONS`, `published:ENTRY:DIGEST:GENERATOR:ATTEMPT` or `dead:REASON`.
@@ -26,6 +27,7 @@ from __future__ import annotations
 JOBS = "onbeat:jobs"
 ACTIVE = "onbeat:active"
 GENERATORS = "onbeat:generators"
+PERSISTED = "onbeat:persisted"
 GENERATOR_GROUP = "generators"
 TRAINER_GROUP = "trainers"
 

@@ -26,7 +26,9 @@ class FenceState(Record, frozen=True, kw_only=True):
     committed: int
     """Last committed iteration; -1 before the first."""
     expected: int
+    """Batches of the open iteration; published and dead ones are among them."""
     published: int
+    dead: int
     trainer_epoch: int
     lease_until_s: float
     """Unix time by the server's clock; 0.0 when no trainer holds the job."""
@@ -133,17 +135,19 @@ class TrainerSide:
                 {self._keys.rollouts: self._last_entry}, count=1, block=max(1, int(timeout_s * 1000))
             )
 
-    def num_published(self) -> int:
-        """Published batches of the open iteration."""
-        return self.fence().published
-
     def dead_batches(self) -> dict[str, str]:
         """Batch id → reason, of the open iteration."""
         return {batch_id: parts[1] for batch_id, parts in self._ledger().items() if parts[0] == "dead"}
 
-    def reconcile(self, batches: Sequence[PromptBatch]) -> int:
-        """Dispatches again what is neither published nor on the prompts stream; how many. Raises FencedOff."""
-        return self._fenced("reconcile", *_dispatch_args(batches))[1]
+    def reconcile(self, iteration: int, batches: Sequence[PromptBatch]) -> int:
+        """Dispatches again what is neither published nor on the prompts stream; how many.
+
+        Raises FencedOff, or FenceViolation where a restarted server has lost the opening of this iteration.
+        """
+        outcome, value = self._fenced("reconcile", iteration, *_dispatch_args(batches))
+        if outcome != b"dispatched":
+            raise FenceViolation(f"the fence is not open at iteration {iteration}: {_said(outcome, [value])}")
+        return value
 
     def commit(
         self, record: AuditRecord, trained: Mapping[str, str], *, event: JobEvent | None, opening: Opening | None
@@ -188,6 +192,7 @@ def read_fence(broker: Broker, job_keys: JobKeys) -> FenceState:
         committed=int(values.get("committed", -1)),
         expected=int(values.get("expected", 0)),
         published=int(values.get("published", 0)),
+        dead=int(values.get("dead", 0)),
         trainer_epoch=int(values.get("epoch", 0)),
         lease_until_s=float(values.get("lease_until", 0)) / 1000,
     )

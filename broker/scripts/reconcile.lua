@@ -1,9 +1,11 @@
--- reconcile: ARGV epoch, n x (batch id, completions, payload) -> {dispatched, how many} | {fenced}
+-- reconcile: ARGV epoch, iteration, n x (batch id, completions, payload)
+--   -> {dispatched, how many} | {fenced} | {wrong_iteration, iteration}
 -- After a restart that lost the last writes: an expected batch that is nowhere is put on the stream again.
 if not is_trainer(ARGV[1]) then return { 'fenced' } end
+if fence('state') ~= 'open' or fence('iteration') ~= ARGV[2] then return { 'wrong_iteration', fence('iteration') } end
 group(PROMPTS, 'generators')
 local again = 0
-for i = 2, #ARGV, 3 do
+for i = 3, #ARGV, 3 do
   local state = redis.call('HGET', LEDGER, ARGV[i])
   local parts = state and split(state) or {}
   local lost = not state or (parts[1] == 'expected' and #redis.call('XRANGE', PROMPTS, parts[2], parts[2]) == 0)

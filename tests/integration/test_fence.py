@@ -154,7 +154,7 @@ def test_what_breaks_a_check_is_refused_by_its_reason(job: Job) -> None:
     assert generator.publish(claim, answer_to(batch, "g1", num_groups=3)) is PublishOutcome.INCOMPLETE
     assert generator.publish(claim, answer_to(batch, "g1")) is PublishOutcome.ACCEPTED
     assert generator.publish(claim, answer_to(batch, "g1")) is PublishOutcome.ACCEPTED
-    assert job.trainer.num_published() == 1
+    assert job.trainer.fence().published == 1
 
 
 def test_a_trainer_whose_lease_was_taken_is_fenced_off(job: Job) -> None:
@@ -209,8 +209,8 @@ def test_a_lost_prompt_is_dispatched_again(job: Job) -> None:
     claim = job.generator().claim(10)
     assert claim is not None
     job.broker.redis.xdel(f"onbeat:{{{job.job_id}}}:prompts", claim.entry_id)
-    assert job.trainer.reconcile(job.batches(0, 1)) == 1
-    assert job.trainer.reconcile(job.batches(0, 1)) == 0
+    assert job.trainer.reconcile(0, job.batches(0, 1)) == 1
+    assert job.trainer.reconcile(0, job.batches(0, 1)) == 0
     assert job.generator("g2").claim(10) is not None
 
 

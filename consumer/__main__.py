@@ -1,0 +1,171 @@
+"""`python -m consumer JOB_ID`: one trainer for one job, until the job ends or SIGTERM.
+
+Exit 0: the job is final, or this process was stopped and gave its lease back. 1: it died and may be started again
+(Redis stayed away, or the fence moved under it). 2: the job failed, and says why. 3: another trainer holds the job.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import sys
+import uuid
+
+import torch
+
+from broker.client import Broker, connect
+from broker.job_store import JobStore
+from broker.trainer_side import TrainerSide
+from consumer.accumulation import ExactAccumulator, FloatAccumulator
+from consumer.datasets.base import load_dataset
+from consumer.datasets.prompts import PromptSource
+from consumer.lease_keeper import Cancelled, LeaseKeeper, Stopped
+from consumer.optimizer import PolicyOptimizer
+from consumer.plan import IterationPlan
+from consumer.policy import load_policy
+from consumer.trainer import Learner, Trainer
+from contracts.errors import Conflict, FencedOff, FenceViolation, OnbeatError, Unavailable
+from contracts.jobs import JobState
+from contracts.run_folder import RunFolder
+from contracts.settings import StackSettings, settings_from
+from contracts.spec import JobSpec
+from telemetry.logs import configure
+
+log = logging.getLogger(__name__)
+
+DONE, DIED, FAILED, HELD = 0, 1, 2, 3
+
+
+def train(settings: StackSettings, job_id: str) -> int:
+    """Takes the job's lease and trains; the exit code. Raises OnbeatError before the lease is held."""
+    broker = connect(settings, patience_s=settings.broker_timeout_s)
+    jobs = JobStore(broker)
+    spec = jobs.spec(job_id)
+    side = TrainerSide(broker, job_id, owner=_owner(), lease_s=spec.timeouts.trainer_lease_s)
+    try:
+        epoch = side.acquire()
+    except Conflict as error:
+        log.info("job %s: %s", job_id, error)
+        return HELD
+    log.info("trainer epoch %d holds job %s", epoch, job_id)
+    keeper = LeaseKeeper(side, lease_s=spec.timeouts.trainer_lease_s)
+    signal.signal(signal.SIGTERM, lambda _number, _frame: keeper.request_stop())
+    signal.signal(signal.SIGINT, lambda _number, _frame: keeper.request_stop())
+    keeper.start()
+    try:
+        code = _train_held(settings, broker, spec, side=side, keeper=keeper, job_id=job_id)
+        side.release()
+        return code
+    except FencedOff as error:
+        log.error("%s", error)
+        return HELD
+    except (Unavailable, FenceViolation) as error:
+        log.error("this trainer ends, the job goes on in another: %s", error)
+        return DIED
+    finally:
+        keeper.close()
+
+
+def _train_held(
+    settings: StackSettings, broker: Broker, spec: JobSpec, *, side: TrainerSide, keeper: LeaseKeeper, job_id: str
+) -> int:
+    jobs = JobStore(broker)
+    state = jobs.state(job_id)
+    if state.is_final:
+        return DONE
+    trainer: Trainer | None = None
+    try:
+        if state is JobState.CANCELLING:
+            raise Cancelled
+        jobs.move(job_id, JobState.RUNNING)
+        trainer = make_trainer(settings, broker, spec, side=side, keeper=keeper, job_id=job_id)
+        trainer.run()
+    except Cancelled:
+        if trainer is not None:
+            trainer.save()
+        jobs.move(job_id, JobState.CANCELLED)
+    except Stopped:
+        if trainer is not None:
+            trainer.save()
+        log.info("stopped; another trainer may go on with job %s", job_id)
+    except (FencedOff, FenceViolation, Unavailable):
+        raise
+    except OnbeatError as error:
+        log.error("job %s failed: %s", job_id, error)
+        jobs.move(job_id, JobState.FAILED, reason=str(error))
+        return FAILED
+    else:
+        jobs.move(job_id, JobState.SUCCEEDED)
+        log.info("job %s succeeded", job_id)
+    return DONE
+
+
+def make_trainer(
+    settings: StackSettings, broker: Broker, spec: JobSpec, *, side: TrainerSide, keeper: LeaseKeeper, job_id: str
+) -> Trainer:
+    """Loads model and data. Raises InvalidInput that names the spec's field."""
+    torch.set_num_threads(settings.threads)
+    if spec.deterministic:
+        torch.use_deterministic_algorithms(True)
+        # Filling uninitialised memory only guards code that reads what it never wrote; it costs a pass over it.
+        torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
+    torch.manual_seed(spec.seed)
+    policy = load_policy(
+        spec.model,
+        model_root=settings.model_root_path,
+        gradient_checkpointing=spec.trainer.gradient_checkpointing,
+    )
+    dataset = load_dataset(
+        spec.dataset,
+        num_evaluation=spec.evaluation.num_prompts,
+        seed=spec.seed,
+        model_root=settings.model_root_path,
+    )
+    source = PromptSource(dataset, policy.tokenizer, spec, context_tokens=policy.context_tokens)
+    parameters = policy.trained_parameters()
+    exact = spec.trainer.accumulation == "exact"
+    learner = Learner(
+        policy=policy,
+        optimizer=PolicyOptimizer(parameters, spec.optimizer),
+        accumulator=ExactAccumulator(parameters, max_micro_batches=spec.rollout.batches_per_iteration)
+        if exact
+        else FloatAccumulator(parameters),
+        # Before any checkpoint is restored: the reference is the model as the job found it.
+        reference=policy.reference_copy() if spec.algorithm.kl_coefficient > 0.0 else None,
+    )
+    return Trainer(
+        spec,
+        broker=broker,
+        side=side,
+        keeper=keeper,
+        learner=learner,
+        plan=IterationPlan(job_id, spec, source),
+        folder=RunFolder(settings.run_root_path, job_id),
+    )
+
+
+def _owner() -> str:
+    return f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+
+
+def main(arguments: list[str]) -> int:
+    configure(StackSettings(), service="trainer")
+    if len(arguments) != 1:
+        log.error("one argument is needed: the job id")
+        return FAILED
+    try:
+        settings = settings_from(os.environ)
+        configure(settings, service="trainer")
+        return train(settings, arguments[0])
+    except Unavailable as error:
+        log.error("%s", error)
+        return DIED
+    except OnbeatError as error:
+        log.error("%s", error)
+        return FAILED
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

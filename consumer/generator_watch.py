@@ -1,0 +1,39 @@
+"""Notices a job that nobody generates for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from broker.presence import Presence
+from telemetry.waiting import Waiting
+
+LOOK_EVERY_S = 2.0
+
+
+class GeneratorWatch:
+    """`check` is called while the trainer waits."""
+
+    def __init__(self, presence: Presence, *, deadline_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._presence = presence
+        self._deadline_s = deadline_s
+        self._clock = clock
+        self._looked_s = float("-inf")
+        self._waiting: Waiting | None = None
+
+    def check(self) -> None:
+        """Looks every 2 s. Raises DeadlineExceeded after deadline_s without any live generator."""
+        if self._clock() - self._looked_s < LOOK_EVERY_S:
+            return
+        self._looked_s = self._clock()
+        if self._presence.live():
+            self._waiting = None
+            return
+        if self._waiting is None:
+            self._waiting = Waiting(
+                "a live generator",
+                deadline_s=self._deadline_s,
+                cure="start one with `python -m producer`, or raise timeouts.no_generator_s",
+                clock=self._clock,
+            )
+        self._waiting.poke()

@@ -1,0 +1,142 @@
+"""One open iteration as its trainer sees it: what was expected, what has come, what it measured."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Iterator, Mapping
+
+from broker.trainer_side import Arrived, Opening
+from consumer.iteration_stats import MicroBatchStats, iteration_numbers
+from contracts.errors import BatchFailed, FenceViolation
+from contracts.events import IterationMetrics, TimelineSpan
+from contracts.rollouts import PromptBatch, RolloutBatch
+
+TRAINER = "trainer"
+"""`who` of the trainer's own spans."""
+
+
+class Iteration:
+    """Takes each expected batch once, in whatever order; the rest of the iteration is read off it."""
+
+    def __init__(self, opening: Opening, *, trainer_epoch: int) -> None:
+        self.number = opening.iteration
+        self.policy_version = opening.policy_version
+        self.weights_digest = opening.weights_digest
+        self.expected: dict[str, PromptBatch] = {batch.batch_id: batch for batch in opening.batches}
+        self.digests: dict[str, str] = {}
+        """Batch id → digest of every batch that was taken."""
+        self.abandoned: dict[str, str] = {}
+        """Batch id → reason."""
+        self.evaluation: dict[str, RolloutBatch] = {}
+        self.stats: list[MicroBatchStats] = []
+        self.spans: list[TimelineSpan] = []
+        self.waiting_s = 0.0
+        """The trainer had nothing to train."""
+        self._trainer_epoch = trainer_epoch
+        self._generation_s = 0.0
+        self._started_s = time.time()
+
+    @property
+    def missing(self) -> list[PromptBatch]:
+        """Neither taken nor abandoned, in the order of dispatch."""
+        return [
+            batch
+            for batch_id, batch in self.expected.items()
+            if batch_id not in self.digests and batch_id not in self.abandoned
+        ]
+
+    @property
+    def evaluation_batches(self) -> list[PromptBatch]:
+        return [batch for batch in self.expected.values() if batch.purpose == "evaluation"]
+
+    def take(self, arrived: Arrived) -> bool:
+        """Whether it is the first copy of this batch. Raises FenceViolation for one that this iteration can't use.
+
+        The fence checked the same at publication; a gradient trusts nobody (I2, I3).
+        """
+        batch = arrived.batch
+        self._check(batch)
+        known = self.digests.get(batch.batch_id)
+        if known is not None and known != arrived.digest:
+            raise FenceViolation(f"batch {batch.batch_id} came twice, with different content", field="digest")
+        if known is not None or batch.batch_id in self.abandoned:
+            return False
+        self.digests[batch.batch_id] = arrived.digest
+        self._record_generation(batch)
+        if batch.purpose == "evaluation":
+            self.evaluation[batch.batch_id] = batch
+        return True
+
+    def abandon(self, dead: Mapping[str, str]) -> dict[str, str]:
+        """Gives up dead batches; answers those that are new."""
+        new = {batch_id: reason for batch_id, reason in dead.items() if batch_id not in self.abandoned}
+        self.abandoned |= new
+        return new
+
+    @contextlib.contextmanager
+    def span(self, what: str, *, batch_id: str = "") -> Iterator[None]:
+        """Times a piece of the trainer's own work."""
+        started_s = time.time()
+        yield
+        self._add_span(TRAINER, what, batch_id=batch_id, started_s=started_s, ended_s=time.time())
+
+    def seconds(self, what: str) -> float:
+        """Sum of the trainer's spans of one kind."""
+        return sum(span.ended_s - span.started_s for span in self.spans if (span.who, span.what) == (TRAINER, what))
+
+    def metrics(self, *, grad_norm: float, learning_rate: float) -> IterationMetrics:
+        """Of a training iteration whose batches are all in. Raises BatchFailed if every one of them was abandoned."""
+        if not self.stats:
+            raise BatchFailed(f"every training batch of iteration {self.number} is dead", field="rollout")
+        numbers = iteration_numbers(self.stats)
+        wall_s = time.time() - self._started_s
+        return IterationMetrics(
+            iteration=self.number,
+            policy_version=self.policy_version,
+            trainer_epoch=self._trainer_epoch,
+            grad_norm=grad_norm,
+            learning_rate=learning_rate,
+            started_s=self._started_s,
+            wall_s=wall_s,
+            generation_s=self._generation_s,
+            training_s=self.seconds("train"),
+            waiting_s=self.waiting_s,
+            step_s=self.seconds("step"),
+            publish_s=self.seconds("publish"),
+            tokens_per_s=numbers.num_tokens / wall_s,
+            **dataclasses.asdict(numbers),
+        )
+
+    def _check(self, batch: RolloutBatch) -> None:
+        expected = self.expected.get(batch.batch_id)
+        if expected is None:
+            raise FenceViolation(f"batch {batch.batch_id} is not of iteration {self.number}", field="batch_id")
+        if (batch.policy_version, batch.weights_digest) != (self.policy_version, self.weights_digest):
+            raise FenceViolation(
+                f"batch {batch.batch_id} was sampled with version {batch.policy_version} "
+                f"({batch.weights_digest[:12]}), this iteration trains version {self.policy_version} "
+                f"({self.weights_digest[:12]})",
+                field="policy_version",
+            )
+        asked = [prompt.token_ids for prompt in expected.prompts]
+        if batch.group_size != expected.group_size or [g.prompt_token_ids for g in batch.groups] != asked:
+            raise FenceViolation(f"batch {batch.batch_id} answers other prompts than it was asked", field="groups")
+
+    def _record_generation(self, batch: RolloutBatch) -> None:
+        timings = batch.timings
+        self._generation_s += timings.generation_ended_s - timings.generation_started_s
+        spans = (
+            ("generate", timings.generation_started_s, timings.generation_ended_s),
+            ("score", timings.scoring_started_s, timings.scoring_ended_s),
+        )
+        for what, started_s, ended_s in spans:
+            self._add_span(batch.generator_id, what, batch_id=batch.batch_id, started_s=started_s, ended_s=ended_s)
+
+    def _add_span(self, who: str, what: str, *, batch_id: str, started_s: float, ended_s: float) -> None:
+        self.spans.append(
+            TimelineSpan(
+                who=who, what=what, iteration=self.number, batch_id=batch_id, started_s=started_s, ended_s=ended_s
+            )
+        )

@@ -1,0 +1,315 @@
+"""The trainer's loop: claim, train, step, publish, commit; once around is one iteration (DESIGN §1).
+
+    open t ─▶ claim batches in arrival order ─▶ step ─▶ weights t+1 ─▶ commit t, open t+1 ─▶ checkpoint t
+                 └─ forward, backward, accumulate ─┘                    (one script)
+
+A checkpoint is written after its commit is on the server's disk: it costs the generators no waiting, and it is never
+ahead of the fence. A trainer that dies in between leaves an older checkpoint, and its successor replays from there.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+
+from transformers.modeling_utils import PreTrainedModel
+
+from broker.client import Broker
+from broker.job_store import JobStore
+from broker.presence import Presence
+from broker.trainer_side import Opening, TrainerSide
+from consumer.accumulation import GradientAccumulator
+from consumer.checkpoint import keep_newest, latest_checkpoint, write_checkpoint
+from consumer.evaluation import evaluation_score
+from consumer.generator_watch import GeneratorWatch
+from consumer.iteration import Iteration
+from consumer.lease_keeper import LeaseKeeper
+from consumer.micro_step import train_micro_batch
+from consumer.optimizer import PolicyOptimizer, learning_rate_at
+from consumer.plan import IterationPlan
+from consumer.policy import Policy
+from consumer.resume import check_same_run, is_finished, needs_rewind, next_iteration, rewind_record
+from consumer.run_log import RunLog
+from consumer.weight_publisher import publish_weights, remove_versions_before
+from contracts.errors import BatchFailed
+from contracts.events import (
+    AuditRecord,
+    BatchDead,
+    CheckpointWritten,
+    EvaluationFinished,
+    IterationCommitted,
+    IterationMetrics,
+    JobEvent,
+    TrainerStarted,
+    record_digest,
+)
+from contracts.run_folder import RunFolder
+from contracts.spec import JobSpec
+from contracts.versions import WeightManifest
+from telemetry.waiting import Waiting
+
+log = logging.getLogger(__name__)
+
+CLAIMED_AT_ONCE = 4
+"""Few enough that a cancel is noticed soon, many enough that a small model does not wait for round trips."""
+WAIT_S = 1.0
+RECONCILE_EVERY_S = 2.0
+
+
+@dataclass(kw_only=True)
+class Learner:
+    """The numerics of one job: everything that a checkpoint holds, and what a micro-batch needs."""
+
+    policy: Policy
+    optimizer: PolicyOptimizer
+    accumulator: GradientAccumulator
+    reference: PreTrainedModel | None
+
+
+class Trainer:
+    """Runs one job under one trainer epoch, from its newest checkpoint to its last iteration."""
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        *,
+        broker: Broker,
+        side: TrainerSide,
+        keeper: LeaseKeeper,
+        learner: Learner,
+        plan: IterationPlan,
+        folder: RunFolder,
+    ) -> None:
+        self._spec = spec
+        self._side = side
+        self._keeper = keeper
+        self._learner = learner
+        self._plan = plan
+        self._folder = folder
+        self._broker = broker
+        self._jobs = JobStore(broker)
+        self._generators = GeneratorWatch(Presence(broker), deadline_s=spec.timeouts.no_generator_s)
+        self._run_log = RunLog(folder, spec)
+        self._last_link = ""
+        self._settled: WeightManifest | None = None
+        """The version that the policy holds and a commit has made; None while the two may differ."""
+
+    def run(self) -> None:
+        """Returns when the last iteration is committed; every other end is an exception.
+
+        Raises Cancelled, Stopped, FencedOff, BrokerUnavailable, or the OnbeatError that fails the job.
+        """
+        opening = self._start()
+        while opening is not None:
+            opening = self._run_iteration(opening)
+
+    def save(self) -> None:
+        """A checkpoint of the last committed iteration, unless there is one already or nothing was trained."""
+        if self._settled is None or self._settled.policy_version == 0:
+            return
+        if not self._folder.checkpoint_after(self._settled.policy_version - 1).exists():
+            self._write_checkpoint(self._settled)
+
+    def _start(self) -> Opening | None:
+        """Restores, rewinds where the fence is ahead, and opens the first iteration; None when all is done."""
+        fence = self._side.fence()
+        chain = self._jobs.audit(self._folder.job_id)
+        checkpoint = latest_checkpoint(
+            self._folder.checkpoints, job_id=self._folder.job_id, not_after=min(fence.committed, self._spec.iterations)
+        )
+        if checkpoint is not None:
+            checkpoint.restore(self._learner.policy, self._learner.optimizer)
+        start = next_iteration(checkpoint)
+        manifest = self._publish_weights(start)
+        check_same_run(chain, manifest, self._spec)
+        self._settled = manifest
+        epoch = self._side.trainer_epoch
+        self._tell(TrainerStarted(at_s=time.time(), trainer_epoch=epoch, next_iteration=start, resumed=bool(chain)))
+        if is_finished(fence, checkpoint, self._spec):
+            return None
+        if needs_rewind(fence, manifest):
+            log.warning("the fence is at iteration %d, the newest checkpoint resumes at %d", fence.iteration, start)
+            record = rewind_record(chain, manifest, trainer_epoch=epoch)
+            self._side.rewind(record)
+            chain = [*chain, record]
+        self._last_link = record_digest(chain[-1]) if chain else ""
+        self._side.publish_weights(manifest, oldest_kept=start)
+        opening = self._plan.opening(start, manifest)
+        self._side.open_iteration(opening)
+        return opening
+
+    def _run_iteration(self, opening: Opening) -> Opening | None:
+        """From an open iteration to the next one."""
+        iteration = Iteration(opening, trainer_epoch=self._side.trainer_epoch)
+        self._gather(iteration)
+        # A trainer that was paused past its lease ends here, before it moves a weight or writes a file.
+        self._side.renew()
+        made: WeightManifest | None = None
+        metrics: IterationMetrics | None = None
+        if iteration.number < self._spec.iterations:
+            made, metrics = self._step(iteration)
+        self._report(iteration, metrics)
+        following = None
+        if made is not None and iteration.number < self._spec.last_iteration:
+            following = self._plan.opening(made.policy_version, made)
+        self._commit(iteration, metrics, made, following)
+        if made is not None:
+            self._settle(made)
+        return following
+
+    def _gather(self, iteration: Iteration) -> None:
+        """Trains what arrives until nothing is missing; `synchronous` starts when the last batch is published."""
+        timeouts = self._spec.timeouts
+        waiting = Waiting(_missing(iteration), deadline_s=timeouts.iteration_s, cure="raise timeouts.iteration_s")
+        reconciled_s = time.monotonic()
+        self._learner.accumulator.zero()
+        holds_back = self._spec.schedule == "synchronous"
+        while iteration.missing:
+            self._keeper.check()
+            if holds_back and (fence := self._side.fence()).published + fence.dead < fence.expected:
+                num_batches = 0
+            else:
+                holds_back = False
+                num_batches = self._claim(iteration)
+            if num_batches:
+                continue
+            now_s = time.monotonic()
+            self._generators.check()
+            waiting.poke(_missing(iteration))
+            if now_s - reconciled_s >= RECONCILE_EVERY_S:
+                reconciled_s = now_s
+                if again := self._side.reconcile(iteration.number, iteration.missing):
+                    log.warning("%d batches of iteration %d were lost and go out again", again, iteration.number)
+            if iteration.missing:
+                self._side.wait_for_rollouts(WAIT_S)
+                iteration.waiting_s += time.monotonic() - now_s
+
+    def _claim(self, iteration: Iteration) -> int:
+        """Takes what is published, trains it, settles what is dead; how many batches came."""
+        arrived, num_dead = self._side.claim_rollouts(max_batches=CLAIMED_AT_ONCE)
+        if num_dead > len(iteration.abandoned):
+            self._settle_dead(iteration)
+        for item in arrived:
+            if not iteration.take(item):
+                log.info("a second copy of batch %s is ignored", item.batch.batch_id)
+            elif item.batch.purpose == "train":
+                self._keeper.check()
+                learner = self._learner
+                with iteration.span("train", batch_id=item.batch.batch_id):
+                    stats = train_micro_batch(
+                        learner.policy, learner.reference, item.batch, self._spec, learner.accumulator
+                    )
+                iteration.stats.append(stats)
+        return len(arrived)
+
+    def _settle_dead(self, iteration: Iteration) -> None:
+        """Raises BatchFailed where the job's policy is to fail."""
+        for batch_id, reason in iteration.abandon(self._side.dead_batches()).items():
+            self._tell(BatchDead(at_s=time.time(), batch_id=batch_id, reason=reason))
+            if self._spec.rollout.on_failed_batch == "fail":
+                raise BatchFailed(
+                    f"is dead after {self._spec.rollout.max_attempts} attempts: {reason}", field=f"batch {batch_id}"
+                )
+            log.warning("batch %s is abandoned: %s", batch_id, reason)
+
+    def _step(self, iteration: Iteration) -> tuple[WeightManifest, IterationMetrics]:
+        """One optimizer step, and the version that it made, written for the generators."""
+        learner = self._learner
+        rate = learning_rate_at(iteration.number, self._spec.optimizer, self._spec.iterations)
+        num_completions = sum(stats.num_completions for stats in iteration.stats)
+        if not num_completions:
+            raise BatchFailed(f"every training batch of iteration {iteration.number} is dead", field="rollout")
+        self._settled = None
+        with iteration.span("step"):
+            learner.accumulator.total(num_completions)
+            grad_norm = learner.optimizer.step(rate)
+        with iteration.span("publish"):
+            made = self._publish_weights(iteration.number + 1)
+            self._side.publish_weights(made, oldest_kept=iteration.number)
+        return made, iteration.metrics(grad_norm=grad_norm, learning_rate=rate)
+
+    def _report(self, iteration: Iteration, metrics: IterationMetrics | None) -> None:
+        """Before the commit: whoever sees an iteration committed finds its numbers. A replay reports them again."""
+        if metrics is not None:
+            self._run_log.metrics(metrics)
+        self._run_log.timeline(iteration.spans)
+        score = evaluation_score(iteration.evaluation_batches, iteration.evaluation)
+        if score is not None:
+            self._run_log.evaluation(score)
+            self._jobs.record_evaluation(self._folder.job_id, score)
+            self._tell(EvaluationFinished(at_s=time.time(), score=score))
+
+    def _commit(
+        self,
+        iteration: Iteration,
+        metrics: IterationMetrics | None,
+        made: WeightManifest | None,
+        following: Opening | None,
+    ) -> None:
+        record = AuditRecord(
+            kind="commit",
+            iteration=iteration.number,
+            policy_version=iteration.policy_version,
+            weights_digest=iteration.weights_digest,
+            next_weights_digest=made.weights_digest if made else "",
+            trainer_epoch=self._side.trainer_epoch,
+            batches=iteration.digests,
+            abandoned=iteration.abandoned,
+            loss=metrics.loss if metrics else 0.0,
+            grad_norm=metrics.grad_norm if metrics else 0.0,
+            reward_mean=metrics.reward_mean if metrics else 0.0,
+            previous=self._last_link,
+        )
+        event = None
+        if metrics is not None and made is not None:
+            event = IterationCommitted(at_s=time.time(), metrics=metrics, weights_digest=made.weights_digest)
+        self._side.commit(record, iteration.digests, event=event, opening=following)
+        self._last_link = record_digest(record)
+
+    def _settle(self, made: WeightManifest) -> None:
+        """After a commit, while the generators are at work again: checkpoint, old files, the count of starts."""
+        self._settled = made
+        done = made.policy_version
+        if done % self._spec.trainer.checkpoint_every_iterations == 0 or done == self._spec.iterations:
+            self._write_checkpoint(made)
+        # A hedged copy of the iteration before may still be loading its weights.
+        remove_versions_before(self._folder, done - 1)
+        self._jobs.reset_trainer_starts(self._folder.job_id)
+
+    def _write_checkpoint(self, manifest: WeightManifest) -> None:
+        self._broker.persisted()
+        iteration = manifest.policy_version - 1
+        target = self._folder.checkpoint_after(iteration)
+        write_checkpoint(
+            target,
+            job_id=self._folder.job_id,
+            iteration=iteration,
+            policy=self._learner.policy,
+            optimizer=self._learner.optimizer,
+            weights_digest=manifest.weights_digest,
+        )
+        keep_newest(self._folder.checkpoints, self._spec.trainer.keep_checkpoints)
+        self._tell(
+            CheckpointWritten(
+                at_s=time.time(),
+                iteration=iteration,
+                directory=self._folder.relative(target),
+                weights_digest=manifest.weights_digest,
+            )
+        )
+
+    def _publish_weights(self, policy_version: int) -> WeightManifest:
+        return publish_weights(
+            self._learner.policy.weight_tensors(), folder=self._folder, policy_version=policy_version
+        )
+
+    def _tell(self, event: JobEvent) -> None:
+        self._jobs.tell(self._folder.job_id, event)
+
+
+def _missing(iteration: Iteration) -> str:
+    """`3 of 9 batches of iteration 4 (4/train/1, 4/train/2, …)`"""
+    names = [batch.batch_id for batch in iteration.missing]
+    some = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
+    return f"{len(names)} of {len(iteration.expected)} batches of iteration {iteration.number} ({some})"

@@ -1,0 +1,119 @@
+"""The pipeline without gateway and Celery: real Redis, reward service, generators and trainer, each its own process."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+
+import httpx
+
+from broker.client import Broker, connect
+from broker.job_store import JobStore
+from contracts.settings import StackSettings
+from contracts.spec import JobSpec
+from onbeat.child_process import ChildProcess
+from onbeat.embedded_redis import EmbeddedRedis
+from onbeat.free_ports import free_port
+from onbeat.stack import child_environment
+from telemetry.waiting import Waiting
+
+REPOSITORY = Path(__file__).parents[1]
+
+
+class Pipeline:
+    """A context manager; processes are started by name and may be killed by the test."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.redis = EmbeddedRedis(folder / "redis")
+        self.reward_port = free_port()
+        self.children: dict[str, ChildProcess] = {}
+
+    def __enter__(self) -> Pipeline:
+        self.redis.start()
+        try:
+            self.start("reward_service", port=self.reward_port)
+            self.broker: Broker = connect(self.settings)
+            self.jobs = JobStore(self.broker)
+            until_ready(f"http://127.0.0.1:{self.reward_port}/readyz", self.children["reward_service"])
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def settings(self) -> StackSettings:
+        return StackSettings(
+            redis_url=self.redis.url,
+            reward_url=f"http://127.0.0.1:{self.reward_port}",
+            run_root=str(self.folder / "runs"),
+            model_root=str(REPOSITORY),
+            api_key="test-key",
+        )
+
+    def start(self, name: str, *arguments: str, module: str = "", port: int = 0) -> ChildProcess:
+        """`python -m MODULE ARGUMENTS` with this stack's settings; the module is the name before the first dash."""
+        command = (sys.executable, "-m", module or name.partition("-")[0], *arguments)
+        child = ChildProcess(
+            name,
+            command=command,
+            environment=child_environment(os.environ, self.settings, port=port),
+            log_path=self.folder / "logs" / f"{name}.log",
+        )
+        child.start()
+        self.children[name] = child
+        return child
+
+    def start_generators(self, count: int) -> None:
+        for number in range(1, count + 1):
+            self.start(f"producer-{number}")
+
+    def train(self, spec: JobSpec, *, deadline_s: float = 240.0) -> str:
+        """Submits the job, runs one trainer to its end, and answers the job id."""
+        job_id, _ = self.jobs.create(spec)
+        trainer = self.start(f"consumer-{job_id}", job_id)
+        wait_for_exit(trainer, deadline_s)
+        if trainer.exit_code != 0:
+            raise AssertionError(f"the trainer ended with {trainer.exit_code}:\n{trainer.tail()}")
+        return job_id
+
+    def final_digest(self, job_id: str) -> str:
+        """Digest of the last version that a commit made."""
+        return [record.next_weights_digest for record in self.jobs.audit(job_id) if record.next_weights_digest][-1]
+
+    def close(self) -> None:
+        for child in reversed(self.children.values()):
+            child.terminate()
+        for child in reversed(self.children.values()):
+            child.stop(grace_s=10.0)
+        self.redis.stop()
+
+
+def wait_for_exit(child: ChildProcess, deadline_s: float) -> None:
+    """Raises DeadlineExceeded with the process's last words."""
+    waiting = Waiting(f"{child.name} to end", deadline_s=deadline_s)
+    while child.exit_code is None:
+        waiting.poke(f"{child.name} to end:\n{child.tail()}")
+        time.sleep(0.05)
+
+
+def until_ready(url: str, child: ChildProcess) -> None:
+    waiting = Waiting(f"{child.name} to be ready", deadline_s=60.0)
+    while True:
+        if child.exit_code is not None:
+            raise AssertionError(f"{child.name} ended with {child.exit_code}:\n{child.tail()}")
+        try:
+            if httpx.get(url, trust_env=False).is_success:
+                return
+        except httpx.TransportError:
+            pass
+        waiting.poke()
+        time.sleep(0.05)
