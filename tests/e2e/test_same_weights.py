@@ -1,0 +1,148 @@
+"""On-policy is proven: schedules, generators, kills and stops leave the final weights bit for bit the same."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from consumer.checkpoint import latest_checkpoint
+from contracts.events import record_digest
+from contracts.jobs import JobState
+from contracts.run_folder import RunFolder
+from contracts.spec import JobSpec
+from onbeat.stored_weights import digests_on_disk
+from onbeat.verify import AuditEntry, Verdict, verify_run
+from telemetry.waiting import Waiting
+from tests.builders import job_spec
+from tests.pipeline import Pipeline, wait_for_exit
+
+HELD = 3
+"""Exit code of a trainer whose predecessor's lease still lives."""
+
+
+@pytest.fixture(scope="module")
+def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
+    with Pipeline(tmp_path_factory.mktemp("pipeline")) as pipeline:
+        pipeline.start_generators(1)
+        yield pipeline
+
+
+@pytest.fixture(scope="module")
+def oracle(pipeline: Pipeline) -> str:
+    """Final digest of the undisturbed synchronous run with one generator."""
+    job_id = pipeline.train(spec(schedule="synchronous"))
+    assert verdict(pipeline, job_id).gaps == ()
+    return pipeline.final_digest(job_id)
+
+
+def spec(**changes: object) -> JobSpec:
+    fields: dict[str, object] = {
+        "iterations": 6,
+        "model__path": "configs/models/two-digit-addition",
+        "rollout__prompts_per_batch": 8,
+        "optimizer__learning_rate": 1e-3,
+        "trainer__checkpoint_every_iterations": 2,
+        "evaluation__num_prompts": 32,
+        "evaluation__prompts_per_batch": 16,
+        "evaluation__every_iterations": 3,
+        "timeouts__trainer_lease_s": 2.0,
+    }
+    return job_spec(**(fields | changes))
+
+
+def verdict(pipeline: Pipeline, job_id: str) -> Verdict:
+    entries = [AuditEntry(record=record, digest=record_digest(record)) for record in pipeline.jobs.audit(job_id)]
+    folder = RunFolder(pipeline.settings.run_root_path, job_id)
+    return verify_run(entries, pipeline.jobs.spec(job_id), complete=True, digests_on_disk=digests_on_disk(folder))
+
+
+def until_committed(pipeline: Pipeline, job_id: str, count: int) -> None:
+    waiting = Waiting(f"{count} commits", deadline_s=120.0)
+    while len(pipeline.jobs.audit(job_id)) < count:
+        waiting.poke()
+        time.sleep(0.01)
+
+
+def test_periodic_gives_the_weights_of_synchronous_with_one_generator_and_with_two(
+    pipeline: Pipeline, oracle: str
+) -> None:
+    with_one = pipeline.train(spec(schedule="periodic"))
+    pipeline.start_generators(2)
+    with_two = pipeline.train(spec(schedule="periodic"))
+    for job_id in (with_one, with_two):
+        assert pipeline.final_digest(job_id) == oracle
+        assert verdict(pipeline, job_id).gaps == ()
+
+
+def test_another_seed_gives_other_weights(pipeline: Pipeline, oracle: str) -> None:
+    assert pipeline.final_digest(pipeline.train(spec(seed=1))) != oracle
+
+
+def test_a_killed_trainer_is_replaced_and_the_replay_gives_the_same_weights(pipeline: Pipeline, oracle: str) -> None:
+    job_id, _ = pipeline.jobs.create(spec())
+    first = pipeline.start(f"consumer-{job_id}-first", job_id)
+    until_committed(pipeline, job_id, 3)
+    assert first.pid is not None
+    first.kill()
+    attempts = 0
+    while True:
+        attempts += 1
+        second = pipeline.start(f"consumer-{job_id}-{attempts}", job_id)
+        wait_for_exit(second, 120.0)
+        if second.exit_code != HELD:
+            break
+    assert second.exit_code == 0, second.tail()
+    assert pipeline.jobs.state(job_id) is JobState.SUCCEEDED
+    assert pipeline.final_digest(job_id) == oracle
+    assert verdict(pipeline, job_id).gaps == ()
+
+
+def test_a_stopped_trainer_saves_and_its_successor_goes_on_without_a_replay(pipeline: Pipeline, oracle: str) -> None:
+    job_id, _ = pipeline.jobs.create(spec(trainer__checkpoint_every_iterations=100))
+    first = pipeline.start(f"consumer-{job_id}-first", job_id)
+    until_committed(pipeline, job_id, 2)
+    first.terminate()
+    wait_for_exit(first, 60.0)
+    assert first.exit_code == 0, first.tail()
+    assert pipeline.jobs.state(job_id) is JobState.RUNNING
+    second = pipeline.start(f"consumer-{job_id}-second", job_id)
+    wait_for_exit(second, 120.0)
+    assert second.exit_code == 0, second.tail()
+    assert pipeline.final_digest(job_id) == oracle
+    assert verdict(pipeline, job_id).num_rewinds == 0
+
+
+def test_a_cancelled_job_ends_with_a_checkpoint_of_what_was_committed(pipeline: Pipeline) -> None:
+    job_id, _ = pipeline.jobs.create(spec(iterations=1000, evaluation__every_iterations=0))
+    trainer = pipeline.start(f"consumer-{job_id}", job_id)
+    until_committed(pipeline, job_id, 3)
+    assert pipeline.jobs.request_cancel(job_id) is JobState.CANCELLING
+    wait_for_exit(trainer, 60.0)
+    assert pipeline.jobs.state(job_id) is JobState.CANCELLED
+    folder = RunFolder(pipeline.settings.run_root_path, job_id)
+    checkpoint = latest_checkpoint(folder.checkpoints, job_id=job_id)
+    assert checkpoint is not None
+    last = pipeline.jobs.audit(job_id)[-1]
+    assert (checkpoint.state.iteration, checkpoint.state.weights_digest) == (last.iteration, last.next_weights_digest)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"model__path": "no/such/model"}, "model.path: no folder"),
+        ({"reward__components": [{"type": "reasoning_gym"}]}, "is dead after"),
+        ({"rollout__sampling": {"max_new_tokens": 5000}}, "rollout.sampling.max_new_tokens"),
+    ],
+)
+def test_a_job_that_cannot_run_fails_with_a_reason_that_names_the_field(
+    pipeline: Pipeline, changes: dict[str, object], reason: str
+) -> None:
+    job_id, _ = pipeline.jobs.create(spec(**changes))
+    trainer = pipeline.start(f"consumer-{job_id}", job_id)
+    wait_for_exit(trainer, 120.0)
+    assert trainer.exit_code == 2
+    assert "Traceback" not in trainer.tail()
+    assert pipeline.jobs.state(job_id) is JobState.FAILED
+    assert reason in pipeline.jobs.fields(job_id)["reason"].decode()
