@@ -18,6 +18,7 @@ class Component(Record, tag_field="type", frozen=True, kw_only=True):
     """One scorer of a rubric. The reward is the sum of weight x score over the components."""
 
     weight: Weight = 1.0
+    """Factor of this score in the reward; negative for a penalty."""
 
     @property
     def name(self) -> str:
@@ -29,6 +30,7 @@ class ExactReward(Component, tag="exact", frozen=True, kw_only=True):
     """1.0 if the completion, stripped of white space, equals the reference, else 0.0."""
 
     ignore_case: bool = False
+    """Capitals and small letters count as equal."""
 
 
 class NumericReward(Component, tag="numeric", frozen=True, kw_only=True):
@@ -42,6 +44,7 @@ class RegexReward(Component, tag="regex", frozen=True, kw_only=True):
     """1.0 if the pattern is found in the completion, else 0.0. A named group `answer` must equal the reference."""
 
     pattern: str
+    """Python regular expression, searched anywhere in the completion."""
 
     def __post_init__(self) -> None:
         _check_pattern(self.pattern)
@@ -51,6 +54,7 @@ class FormatReward(Component, tag="format", frozen=True, kw_only=True):
     """1.0 if the whole completion matches the pattern, else 0.0 (`.` matches line breaks)."""
 
     pattern: str
+    """Python regular expression that the whole completion must match."""
 
     def __post_init__(self) -> None:
         _check_pattern(self.pattern)
@@ -60,7 +64,9 @@ class LengthReward(Component, tag="length", frozen=True, kw_only=True):
     """1.0 up to `target_chars` characters, then falling linearly to 0.0 at `max_chars`."""
 
     target_chars: Annotated[int, Meta(ge=0)]
+    """Longest completion with the full score."""
     max_chars: Annotated[int, Meta(ge=1)]
+    """Shortest completion with a score of 0.0; above target_chars."""
 
     def __post_init__(self) -> None:
         if self.max_chars <= self.target_chars:
@@ -74,6 +80,7 @@ class ReasoningGymReward(Component, tag="reasoning_gym", frozen=True, kw_only=Tr
     """
 
     strict: bool = True
+    """Anything below 1.0 counts as 0.0."""
     answer_pattern: str = r"(?s)<answer>\s*(?P<answer>.*?)\s*</answer>"
     """The last match's group `answer` is scored; "" scores the whole completion."""
 
@@ -92,6 +99,7 @@ class PluginReward(Component, tag="plugin", frozen=True, kw_only=True):
     """
 
     entry_point: str
+    """Name of the function in group `onbeat.rewards`."""
 
 
 RewardComponent = (

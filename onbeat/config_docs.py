@@ -1,0 +1,204 @@
+"""docs/configuration.md, made from the config types: `python -m onbeat.config_docs > docs/configuration.md`.
+
+contracts/spec.py, rewards.py, rollouts.py, settings.py ─▶ fields with types, ranges, defaults ─┐
+                                      their source text ─▶ docstrings under the fields ─────────┴▶ one page
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+from msgspec import inspect as types
+
+from contracts.settings import PREFIX, StackSettings
+from contracts.spec import JobSpec
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "configuration.md"
+TAG_FIELD = "type"
+UNIONS = {
+    "dataset": ("`[dataset]`", "Where prompts come from; `type` is one of:"),
+    "components": ("`reward.components`", "A list of scorers, each a table `{ type = ..., ... }`; `type` is one of:"),
+}
+"""Field that chooses between types → its heading and the sentence under it."""
+
+RULE = "| --- | --- | --- | --- |"
+BAR = "\\|"
+"""A bar inside a cell."""
+
+INTRO = """\
+# Configuration
+
+This page is generated from the types in `contracts/`: `python -m onbeat.config_docs > docs/configuration.md`.
+
+A job is a *job spec*: a TOML file for the command line, the same keys as JSON for `POST /v1/jobs`. The types are
+closed: an unknown key, a wrong type or a value out of range is refused, and the message names the key. `configs/` holds
+specs to start from, and `--set rollout.group_size=16` changes one key for one run.
+"""
+SETTINGS_HEAD = """\
+## Environment
+
+A process of the stack reads its settings from these variables; an unknown `ONBEAT_` variable is refused. `onbeat demo`
+and `onbeat up` set them for the processes that they start, and docker-compose.yml for its services.
+"""
+
+
+def configuration_page() -> str:
+    """The whole page, ending in one line break."""
+    parts = [INTRO, *_spec_sections("Top level", _struct(JobSpec), path=""), SETTINGS_HEAD, _settings_table()]
+    return "\n".join(parts)
+
+
+def undocumented_fields() -> list[str]:
+    """`Type.field` of every config field without a docstring under it."""
+    documented = {cls: field_docstrings(cls) for cls in {JobSpec, StackSettings, *_reachable(JobSpec)}}
+    missing = [
+        f"{cls.__name__}.{name}"
+        for cls, docstrings in documented.items()
+        for name in cls.__struct_fields__
+        if not docstrings.get(name)
+    ]
+    return sorted(missing)
+
+
+def field_docstrings(cls: type) -> dict[str, str]:
+    """Field → the string literal under it, of the class and those that it inherits from, on one line."""
+    docstrings: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        if base in (object, msgspec.Struct) or not issubclass(base, msgspec.Struct):
+            continue
+        body = ast.parse(inspect.getsource(base)).body[0]
+        assert isinstance(body, ast.ClassDef)
+        for statement, below in zip(body.body, body.body[1:], strict=False):
+            if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+                match below:
+                    case ast.Expr(value=ast.Constant(value=str(text))):
+                        docstrings[statement.target.id] = " ".join(text.split())
+    return docstrings
+
+
+def _spec_sections(heading: str, struct: types.StructType, *, path: str) -> Iterator[str]:
+    """A section for the struct, then one for each struct below it, in the order of the fields."""
+    yield f"## {heading}\n\n{_summary(struct.cls)}\n\n{_table(struct)}"
+    for field in struct.fields:
+        yield from _below(field, f"{path}.{field.name}".lstrip("."))
+
+
+def _below(field: types.Field, path: str) -> Iterator[str]:
+    choices = _structs_in(field.type)
+    if field.name in UNIONS:
+        heading, sentence = UNIONS[field.name]
+        yield f"## {heading}\n\n{sentence}\n"
+        for choice in choices:
+            yield f"### `{TAG_FIELD} = {json.dumps(choice.tag)}`\n\n{_summary(choice.cls)}\n\n{_table(choice)}"
+        inner = {below.name: below for choice in choices for below in choice.fields if _structs_in(below.type)}
+        for name, below in inner.items():
+            yield from _below(below, f"{path}.{name}")
+    else:
+        for choice in choices:
+            yield from _spec_sections(f"`[{path}]`", choice, path=path)
+
+
+def _table(struct: types.StructType) -> str:
+    if not struct.fields:
+        return "No other keys.\n"
+    docstrings = field_docstrings(struct.cls)
+    rows = [_row(field, name=field.name, docstring=docstrings[field.name]) for field in struct.fields]
+    return "\n".join(["| key | type | default | effect |", RULE, *rows]) + "\n"
+
+
+def _settings_table() -> str:
+    docstrings = field_docstrings(StackSettings)
+    rows = [
+        _row(field, name=f"{PREFIX}{field.name.upper()}", docstring=docstrings[field.name])
+        for field in _struct(StackSettings).fields
+    ]
+    return "\n".join(["| variable | type | default | effect |", RULE, *rows]) + "\n"
+
+
+def _row(field: types.Field, *, name: str, docstring: str) -> str:
+    cells = (f"`{name}`", _type_words(field.type), _default(field), docstring)
+    return f"| {' | '.join(cell.replace('|', BAR) for cell in cells)} |"
+
+
+def _default(field: types.Field) -> str:
+    if field.required:
+        return "required"
+    value = field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
+    if value is None:
+        return "none"
+    if isinstance(value, msgspec.Struct):
+        given = [below.name for below in _struct(type(value)).fields if below.required]
+        pairs = ", ".join(f"{name} = {json.dumps(getattr(value, name))}" for name in given)
+        return f"`{{ {pairs} }}`" if pairs else "all defaults"
+    return f"`{json.dumps(value)}`"
+
+
+def _type_words(kind: types.Type) -> str:
+    """`integer ≥ 1`, `"periodic" or "synchronous"`, `list of tables`."""
+    match kind:
+        case types.BoolType():
+            return "boolean"
+        case types.IntType():
+            return f"integer{_range_words(kind)}"
+        case types.FloatType():
+            return f"number{_range_words(kind)}"
+        case types.StrType():
+            return "string" if not kind.min_length else "string, not empty"
+        case types.LiteralType():
+            return " or ".join(f"`{json.dumps(value)}`" for value in kind.values)
+        case types.DictType():
+            return "table"
+        case types.VarTupleType():
+            return "list of tables"
+    if _structs_in(kind):
+        return "table"
+    raise TypeError(f"no words for a config field of type {kind}")
+
+
+def _range_words(kind: types.IntType | types.FloatType) -> str:
+    bounds = (("> ", kind.gt), ("≥ ", kind.ge), ("< ", kind.lt), ("≤ ", kind.le))
+    words = [f"{sign}{_number(limit)}" for sign, limit in bounds if limit is not None]
+    return f" {', '.join(words)}" if words else ""
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if float(value).is_integer() else str(value)
+
+
+def _structs_in(kind: types.Type) -> list[types.StructType]:
+    """The struct, those of a union, or those of a list; [] for plain values."""
+    match kind:
+        case types.StructType():
+            return [kind]
+        case types.UnionType():
+            return [member for member in kind.types if isinstance(member, types.StructType)]
+        case types.VarTupleType():
+            return _structs_in(kind.item_type)
+    return []
+
+
+def _struct(cls: type) -> types.StructType:
+    kind = types.type_info(cls)
+    assert isinstance(kind, types.StructType)
+    return kind
+
+
+def _reachable(cls: type) -> Iterator[type]:
+    for field in _struct(cls).fields:
+        for below in _structs_in(field.type):
+            yield below.cls
+            yield from _reachable(below.cls)
+
+
+def _summary(cls: type) -> str:
+    return inspect.cleandoc(cls.__doc__ or "")
+
+
+if __name__ == "__main__":
+    sys.stdout.write(configuration_page())

@@ -1,0 +1,52 @@
+"""docs/configuration.md says what the config types say, and says it of every key."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from contracts.rewards import ExactReward, LengthReward
+from contracts.spec import JobSpec, RolloutSpec
+from onbeat.config_docs import PAGE, configuration_page, field_docstrings, undocumented_fields
+
+
+def test_the_committed_page_is_the_generated_one() -> None:
+    assert PAGE.read_text() == configuration_page(), "python -m onbeat.config_docs > docs/configuration.md"
+
+
+def test_every_config_field_has_a_docstring_under_it() -> None:
+    assert undocumented_fields() == []
+
+
+def test_a_docstring_belongs_to_the_field_above_it_and_is_inherited() -> None:
+    assert field_docstrings(RolloutSpec)["group_size"] == "G: completions per prompt."
+    assert field_docstrings(ExactReward).keys() == {"weight", "ignore_case"}
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        "| `iterations` | integer ≥ 1 | required |",
+        '| `schedule` | `"periodic"` or `"synchronous"` | `"periodic"` |',
+        "| `sampling` | table | `{ max_new_tokens = 128 }` |",
+        "| `beta1` | number ≥ 0, < 1 | `0.9` |",
+        "| `ONBEAT_THREADS` | integer | `1` |",
+    ],
+)
+def test_a_row_tells_type_range_and_default(row: str) -> None:
+    assert row in configuration_page()
+
+
+def test_each_member_of_a_union_has_its_own_table() -> None:
+    page = configuration_page()
+    for tag in ("addition", "jsonl", "exact", "plugin"):
+        assert f'### `type = "{tag}"`' in page
+    length = page.partition('### `type = "length"`')[2].partition("###")[0]
+    assert all(f"`{name}`" in length for name in LengthReward.__struct_fields__)
+
+
+def test_every_section_of_a_job_has_a_heading() -> None:
+    page = configuration_page()
+    tables = [field.name for field in msgspec.structs.fields(JobSpec) if f"| `{field.name}` | table |" in page]
+    assert {"model", "rollout", "optimizer", "limits"} <= set(tables)
+    assert all(f"## `[{name}]`" in page for name in tables)
