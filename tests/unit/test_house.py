@@ -1,0 +1,129 @@
+"""House rules that a reviewer should not have to remember: cheap, over every tracked file."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from broker import keys
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("broker", "consumer", "contracts", "gateway", "onbeat", "producer", "reward_service", "telemetry")
+DOCSTRING_LINES = ("Consumes:", "Waits for:", "Unblocked by:", "Produces:")
+MACHINE_PATH = re.compile(r"(?<![\w.}])/(?:work|root|home/\w+|Users/\w+)/")
+REGISTRY_HOST = re.compile(
+    r"(?:pypi\.org|pythonhosted\.org|registry\.npmjs|deb\.debian|huggingface\.co)", re.IGNORECASE
+)
+MARKDOWN_LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#\s]+)")
+KEY_ROW = re.compile(r"^\| (onbeat:\S+) \|", re.MULTILINE)
+MAX_FILE_LINES = 400
+MAX_FUNCTION_LINES = 100
+"""Of a loop; a plain function stays below 60 in review."""
+
+
+def tracked(*patterns: str) -> list[Path]:
+    """Files that a clone has. Skips where the tests run outside a clone."""
+    command = ["git", "-C", str(ROOT), "ls-files", "-z", "--", *patterns]
+    listed = subprocess.run(command, capture_output=True, text=True, check=False)
+    if listed.returncode:
+        pytest.skip("not a git clone")
+    return [path for name in listed.stdout.split("\0") if name and (path := ROOT / name).is_file()]
+
+
+def package_files() -> list[Path]:
+    return tracked(*(f"{package}/*.py" for package in PACKAGES))
+
+
+def nodes(paths: list[Path]) -> Iterator[tuple[str, ast.AST]]:
+    """(`file:line`, node) of every node that has a line."""
+    for path in paths:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.expr | ast.stmt | ast.ExceptHandler):
+                yield f"{path.relative_to(ROOT)}:{node.lineno}", node
+
+
+def text_lines() -> Iterator[tuple[str, str]]:
+    for path in tracked():
+        try:
+            text = path.read_text()
+        except UnicodeDecodeError:
+            continue
+        if path != Path(__file__):
+            for number, line in enumerate(text.splitlines(), start=1):
+                yield f"{path.relative_to(ROOT)}:{number}", line
+
+
+def test_a_package_init_is_only_its_docstring() -> None:
+    for path in package_files():
+        if path.name == "__init__.py":
+            tree = ast.parse(path.read_text())
+            assert not tree.body or (len(tree.body) == 1 and ast.get_docstring(tree)), path
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_each_top_level_package_says_what_it_consumes_awaits_and_produces(package: str) -> None:
+    docstring = ast.get_docstring(ast.parse((ROOT / package / "__init__.py").read_text())) or ""
+    found = [word for line in docstring.splitlines() for word in DOCSTRING_LINES if line.startswith(word)]
+    assert found == list(DOCSTRING_LINES)
+
+
+def test_nothing_is_pickled() -> None:
+    banned = {"pickle", "dill", "cloudpickle", "shelve", "marshal"}
+    for place, node in nodes(package_files()):
+        if isinstance(node, ast.Import):
+            assert not banned & {name.name.partition(".")[0] for name in node.names}, place
+        if isinstance(node, ast.ImportFrom):
+            assert (node.module or "").partition(".")[0] not in banned, place
+        if isinstance(node, ast.Call):
+            assert ast.unparse(node.func) not in ("torch.load", "torch.save"), place
+
+
+def test_packages_write_through_loggers_and_not_by_print() -> None:
+    for place, node in nodes(package_files()):
+        assert not (isinstance(node, ast.Call) and ast.unparse(node.func) == "print"), place
+
+
+def test_no_bare_except() -> None:
+    for place, node in nodes(package_files()):
+        assert not (isinstance(node, ast.ExceptHandler) and node.type is None), place
+
+
+def test_files_and_functions_stay_small() -> None:
+    for path in package_files():
+        assert path.read_text().count("\n") <= MAX_FILE_LINES, path
+    for place, node in nodes(package_files()):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            assert (node.end_lineno or node.lineno) - node.lineno < MAX_FUNCTION_LINES, f"{place}: {node.name}"
+
+
+def test_nothing_is_left_to_be_done_in_a_comment() -> None:
+    for place, line in text_lines():
+        assert not re.search(r"\b(TODO|FIXME|XXX)\b", line), place
+
+
+def test_no_tracked_file_names_a_registry_host_or_a_path_of_one_machine() -> None:
+    for place, line in text_lines():
+        assert not REGISTRY_HOST.search(line), place
+        assert not MACHINE_PATH.search(line), place
+
+
+def test_every_link_of_the_documents_leads_to_a_file() -> None:
+    for path in tracked("*.md"):
+        for target in MARKDOWN_LINK.findall(path.read_text()):
+            assert (path.parent / target).exists(), f"{path.relative_to(ROOT)} links to {target}"
+
+
+def test_the_key_table_names_each_key_once_and_every_key_of_a_job() -> None:
+    table = KEY_ROW.findall(keys.__doc__ or "")
+    assert len(table) == len(set(table))
+    job = keys.JobKeys("J")
+    of_a_job = {value.replace("{J}", "J") for value in vars(job).values()}
+    assert of_a_job == {name.replace("{J}", "J") for name in table if name.startswith("onbeat:{J}")}
+    shared = {value for name, value in vars(keys).items() if name.isupper() and str(value).startswith("onbeat:")}
+    assert shared <= set(table)
+    assert len(job.script_keys) == len(set(job.script_keys))
