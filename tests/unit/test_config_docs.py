@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
+import tomllib
+
 import msgspec
 import pytest
 
 from contracts.rewards import ExactReward, LengthReward
 from contracts.spec import JobSpec, RolloutSpec
+from contracts.wire import convert
+from onbeat.cli import app
 from onbeat.config_docs import PAGE, configuration_page, field_docstrings, undocumented_fields
 
 
@@ -50,3 +55,20 @@ def test_every_section_of_a_job_has_a_heading() -> None:
     tables = [field.name for field in msgspec.structs.fields(JobSpec) if f"| `{field.name}` | table |" in page]
     assert {"model", "rollout", "optimizer", "limits"} <= set(tables)
     assert all(f"## `[{name}]`" in page for name in tables)
+
+
+def test_the_job_in_the_readme_is_a_valid_spec() -> None:
+    block = re.search(r"```toml\n(name = .*?)```", (PAGE.parents[1] / "README.md").read_text(), re.DOTALL)
+    assert block is not None
+    assert convert(tomllib.loads(block[1]), JobSpec).rollout.prompts_per_iteration == 64
+
+
+def test_every_command_in_the_readme_and_the_operators_page_exists() -> None:
+    text = (PAGE.parents[1] / "README.md").read_text() + (PAGE.parent / "operations.md").read_text()
+    commands = {callback.__name__ for command in app.registered_commands if (callback := command.callback)}
+    assert set(re.findall(r"\bonbeat (\w+)(?= |$|`)", "\n".join(console_lines(text)))) <= commands
+
+
+def console_lines(text: str) -> list[str]:
+    """Lines that a reader types."""
+    return [line for line in text.splitlines() if line.startswith("$ ")]
