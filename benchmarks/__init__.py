@@ -1,0 +1,1 @@
+"""One script for each number in the README: `onbeat bench NAME`. Results lie in benchmarks/results/."""

@@ -1,0 +1,74 @@
+"""Runs of `onbeat demo --json`: a fresh stack, real processes, one job; and what its run folder says."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks._results import REPOSITORY
+from contracts.events import IterationMetrics, TimelineSpan
+from contracts.run_folder import RunFolder
+from contracts.wire import decode_json
+
+RUN_DEADLINE_S = 3600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoRun:
+    summary: dict[str, Any]
+    metrics: list[IterationMetrics]
+    spans: list[TimelineSpan]
+
+
+def run_demo(spec: Path, folder: Path, *flags: str) -> DemoRun:
+    """Raises RuntimeError with the command's last words if the job did not succeed and verify."""
+    command = [
+        sys.executable,
+        "-m",
+        "onbeat.cli",
+        "demo",
+        "--json",
+        "--spec",
+        str(spec),
+        "--run-dir",
+        str(folder),
+        *flags,
+    ]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=RUN_DEADLINE_S)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}\n{done.stderr[-4000:]}")
+    summary = json.loads(done.stdout)
+    files = RunFolder(folder, summary["job_id"])
+    return DemoRun(
+        summary=summary,
+        metrics=[decode_json(line, IterationMetrics) for line in files.metrics.read_bytes().splitlines()],
+        spans=[decode_json(line, TimelineSpan) for line in files.timeline.read_bytes().splitlines()],
+    )
+
+
+def idle_share(run: DemoRun, iterations: Sequence[int]) -> float:
+    """Share of these iterations' wall time in which neither a generator generates nor the trainer trains or steps."""
+    idle_s = wall_s = 0.0
+    for metrics in (run.metrics[number] for number in iterations):
+        started_s, ended_s = metrics.started_s, metrics.started_s + metrics.wall_s
+        busy = [
+            (max(span.started_s, started_s), min(span.ended_s, ended_s))
+            for span in run.spans
+            if span.what in ("generate", "train", "step") and span.ended_s > started_s and span.started_s < ended_s
+        ]
+        idle_s += ended_s - started_s - _covered_s(busy)
+        wall_s += ended_s - started_s
+    return idle_s / wall_s
+
+
+def _covered_s(intervals: Sequence[tuple[float, float]]) -> float:
+    covered_s, reached_s = 0.0, float("-inf")
+    for started_s, ended_s in sorted(intervals):
+        covered_s += max(0.0, ended_s - max(started_s, reached_s))
+        reached_s = max(reached_s, ended_s)
+    return covered_s
