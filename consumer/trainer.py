@@ -167,23 +167,23 @@ class Trainer:
         holds_back = self._spec.schedule == "synchronous"
         while iteration.missing:
             self._keeper.check()
-            if holds_back and (fence := self._side.fence()).published + fence.dead < fence.expected:
-                num_batches = 0
-            else:
-                holds_back = False
-                num_batches = self._claim(iteration)
-            if num_batches:
+            holds_back = holds_back and not self._all_published()
+            if not holds_back and self._claim(iteration):
                 continue
-            now_s = time.monotonic()
+            idle_since_s = time.monotonic()
             self._generators.check()
             waiting.poke(_missing(iteration))
-            if now_s - reconciled_s >= RECONCILE_EVERY_S:
-                reconciled_s = now_s
+            if idle_since_s - reconciled_s >= RECONCILE_EVERY_S:
+                reconciled_s = idle_since_s
                 if again := self._side.reconcile(iteration.number, iteration.missing):
                     log.warning("%d batches of iteration %d were lost and go out again", again, iteration.number)
             if iteration.missing:
                 self._side.wait_for_rollouts(WAIT_S)
-                iteration.waiting_s += time.monotonic() - now_s
+                iteration.waiting_s += time.monotonic() - idle_since_s
+
+    def _all_published(self) -> bool:
+        fence = self._side.fence()
+        return fence.published + fence.dead >= fence.expected
 
     def _claim(self, iteration: Iteration) -> int:
         """Takes what is published, trains it, settles what is dead; how many batches came."""
