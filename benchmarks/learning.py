@@ -1,4 +1,4 @@
-"""Does the demo learn, and only from its rewards? The shipped job, and the same job with rewards shuffled inside groups.
+"""Does the demo learn, and only from its rewards? The shipped job, and the same with rewards shuffled inside groups.
 
 onbeat bench learning
 """
