@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from enum import Enum
 
 from broker.client import Broker, translated
-from broker.keys import JobKeys
+from broker.keys import JobKeys, batch_shape
 from contracts.errors import ContractViolation
 from contracts.rollouts import PromptBatch, RolloutBatch, batch_digest
 from contracts.spec import JobSpec
@@ -94,7 +94,7 @@ class GeneratorSide:
             batch.iteration,
             batch.policy_version,
             batch.weights_digest,
-            batch.num_completions,
+            batch_shape(len(batch.groups), batch.group_size),
             batch_digest(batch),
             batch.generator_id,
             batch.attempt,

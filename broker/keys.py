@@ -19,7 +19,7 @@
 | onbeat:persisted | string | job store, trainer | WAITAOF | for ever |
 | onbeat:generators | hash, generator id → GeneratorInfo | generators | status | heartbeat |
 
-A ledger entry is `expected:ENTRY:COMPLETIONS`, `published:ENTRY:DIGEST:GENERATOR:ATTEMPT` or `dead:REASON`.
+A ledger entry is `expected:ENTRY:PROMPTSxGROUP`, `published:ENTRY:DIGEST:GENERATOR:ATTEMPT` or `dead:REASON`.
 """
 
 from __future__ import annotations
@@ -34,6 +34,11 @@ TRAINER_GROUP = "trainers"
 
 def idempotency(key: str) -> str:
     return f"onbeat:idempotency:{key}"
+
+
+def batch_shape(num_prompts: int, group_size: int) -> str:
+    """What the ledger holds of an expected batch, and what a published one must equal (I1)."""
+    return f"{num_prompts}x{group_size}"
 
 
 class JobKeys:

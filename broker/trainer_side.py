@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from broker.client import Broker, translated
-from broker.keys import JobKeys
+from broker.keys import JobKeys, batch_shape
 from contracts.errors import Conflict, FencedOff, FenceViolation
 from contracts.events import AuditRecord, JobEvent
 from contracts.jobs import JobState
 from contracts.rollouts import PromptBatch, RolloutBatch, batch_digest
 from contracts.versions import WeightManifest
 from contracts.wire import Record, decode, encode
+
+NO_ENTRY = "0-0"
+"""Before every stream entry."""
 
 
 class FenceState(Record, frozen=True, kw_only=True):
@@ -64,8 +68,9 @@ class TrainerSide:
         self._owner = owner
         self._lease_ms = int(lease_s * 1000)
         self._epoch = ""
-        self._took_over = False
-        self._last_entry = "0-0"
+        self._last_entry = NO_ENTRY
+        """The newest published batch that this trainer holds."""
+        self._awaited_entry = NO_ENTRY
 
     @property
     def trainer_epoch(self) -> int:
@@ -77,7 +82,7 @@ class TrainerSide:
         if outcome == b"held":
             raise Conflict(f"another trainer holds the job for {value / 1000:.1f} s more", field="trainer lease")
         self._epoch = value.decode()
-        self._took_over = False
+        self._last_entry = self._awaited_entry = NO_ENTRY
         return int(self._epoch)
 
     def renew(self) -> JobState:
@@ -107,33 +112,38 @@ class TrainerSide:
         return outcome == b"opened"
 
     def rewind(self, record: AuditRecord) -> None:
-        """Makes record.iteration the next to open, and writes the rewind into the audit chain. Raises FencedOff."""
-        self._fenced("rewind", record.iteration, encode(record))
-        self._took_over = False
+        """Makes record.iteration the next to open, and writes the rewind into the audit chain; safe to repeat.
+
+        Raises FencedOff, or FenceViolation for an iteration that would leave a gap after the last committed one.
+        """
+        outcome, *rest = self._fenced("rewind", record.iteration, encode(record))
+        if outcome not in (b"rewound", b"already_rewound"):
+            raise FenceViolation(f"iteration {record.iteration} cannot be next: {_said(outcome, rest)}")
 
     def claim_rollouts(self, *, max_batches: int) -> tuple[list[Arrived], int]:
         """(published batches in arrival order, number of dead batches of the iteration). Doesn't block.
 
-        The first call also answers what an earlier epoch claimed and did not commit. Raises FencedOff.
+        The first calls also answer what an earlier epoch claimed and did not commit. Raises FencedOff.
         """
-        answer = self._fenced("claim_rollouts", self._epoch, max_batches, "0" if self._took_over else "1")
-        self._took_over = True
-        _, num_dead, last_entry, *rows = answer
-        self._last_entry = last_entry.decode()
+        _, num_dead, *rows = self._fenced("claim_rollouts", self._epoch, max_batches, self._last_entry)
         arrived = []
-        for payload, digest in zip(rows[1::3], rows[2::3], strict=True):
+        for entry, payload, digest in zip(rows[0::3], rows[1::3], rows[2::3], strict=True):
             batch = decode(payload, RolloutBatch)
             if batch_digest(batch) != digest.decode():
                 raise FenceViolation(f"batch {batch.batch_id} is not what the ledger recorded", field="digest")
             arrived.append(Arrived(batch=batch, digest=digest.decode(), num_bytes=len(payload)))
+            self._last_entry = entry.decode()
+        self._awaited_entry = self._last_entry
         return arrived, num_dead
 
     def wait_for_rollouts(self, timeout_s: float) -> None:
-        """Blocks until a batch is published after the last claim, or for timeout_s."""
+        """Blocks until there is a batch after the last one claimed or waited for, or for timeout_s."""
         with translated():
-            self._broker.redis.xread(
-                {self._keys.rollouts: self._last_entry}, count=1, block=max(1, int(timeout_s * 1000))
+            rows: Any = self._broker.redis.xread(
+                {self._keys.rollouts: self._awaited_entry}, count=1, block=max(1, int(timeout_s * 1000))
             )
+        if rows:
+            self._awaited_entry = rows[0][1][-1][0].decode()
 
     def dead_batches(self) -> dict[str, str]:
         """Batch id → reason, of the open iteration."""
@@ -201,7 +211,7 @@ def read_fence(broker: Broker, job_keys: JobKeys) -> FenceState:
 def _dispatch_args(batches: Sequence[PromptBatch]) -> list[str | int | bytes]:
     args: list[str | int | bytes] = []
     for batch in batches:
-        args += [batch.batch_id, batch.num_completions, encode(batch)]
+        args += [batch.batch_id, batch_shape(len(batch.prompts), batch.group_size), encode(batch)]
     return args
 
 

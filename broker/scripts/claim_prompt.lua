@@ -3,10 +3,14 @@
 -- An expired lease comes first: the oldest work holds the iteration up (I5).
 if fence('state') ~= 'open' then return { 'none', last_id(PROMPTS) } end
 local function take()
-  local reclaimed = redis.call('XAUTOCLAIM', PROMPTS, 'generators', ARGV[1], ARGV[2], '0', 'COUNT', '1')[2]
-  if reclaimed[1] and reclaimed[1][2] then
-    count('reclaimed')
-    return reclaimed[1]
+  -- Not XAUTOCLAIM: it looks at ten pending entries only, and live leases would hide an expired one behind them.
+  local expired = redis.call('XPENDING', PROMPTS, 'generators', 'IDLE', ARGV[2], '-', '+', '1')[1]
+  if expired then
+    local reclaimed = redis.call('XCLAIM', PROMPTS, 'generators', ARGV[1], ARGV[2], expired[1])
+    if reclaimed[1] then
+      count('reclaimed')
+      return reclaimed[1]
+    end
   end
   local fresh = redis.call('XREADGROUP', 'GROUP', 'generators', ARGV[1], 'COUNT', '1', 'STREAMS', PROMPTS, '>')
   return fresh and fresh[1][2][1]

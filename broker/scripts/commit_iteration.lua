@@ -1,6 +1,6 @@
 -- commit_iteration: ARGV epoch, iteration, audit record, event or '', n trained, n x (batch id, digest), then '' or what open() takes
 --   -> {committed} | {already_committed} | {fenced} | {wrong_iteration, iteration} | {missing, batch id}
---    | {divergent, batch id} | {no_manifest}
+--    | {divergent, batch id} | {out_of_order, iteration} | {no_manifest}
 if not is_trainer(ARGV[1]) then return { 'fenced' } end
 local iteration = tonumber(ARGV[2])
 if (tonumber(fence('committed')) or -1) >= iteration then return { 'already_committed' } end
@@ -24,6 +24,7 @@ local extra = next(trained)
 if extra then return { 'divergent', extra } end
 local at = 6 + 2 * n
 local opens = ARGV[at] and ARGV[at] ~= ''
+if opens and not follows(at, iteration) then return { 'out_of_order', ARGV[at] } end
 if opens and redis.call('HEXISTS', WEIGHTS, ARGV[at + 1]) == 0 then return { 'no_manifest' } end
 clear_iteration()
 redis.call('XADD', AUDIT, '*', 'record', ARGV[3])

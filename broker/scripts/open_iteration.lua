@@ -1,11 +1,11 @@
--- open_iteration: ARGV epoch, iteration, version, digest, n, n x (batch id, completions, payload)
+-- open_iteration: ARGV epoch, iteration, version, digest, n, n x (batch id, shape, payload)
 --   -> {opened} | {already_open} | {fenced} | {out_of_order, committed} | {no_manifest}
 if not is_trainer(ARGV[1]) then return { 'fenced' } end
 if fence('state') == 'open' and fence('iteration') == ARGV[2] and fence('digest') == ARGV[4] then
   return { 'already_open' }
 end
 local committed = tonumber(fence('committed')) or -1
-if fence('state') == 'open' or tonumber(ARGV[2]) ~= committed + 1 then return { 'out_of_order', committed } end
+if fence('state') == 'open' or not follows(2, committed) then return { 'out_of_order', committed } end
 if redis.call('HEXISTS', WEIGHTS, ARGV[3]) == 0 then return { 'no_manifest' } end
 open(2)
 return { 'opened' }

@@ -2,7 +2,7 @@
 --   1 fence     hash     epoch owner lease_ms iteration version digest state committed expected published
 --   2 prompts   stream   field batch (PromptBatch), attempt
 --   3 rollouts  stream   field batch (RolloutBatch), batch_id, digest
---   4 ledger    hash     batch id -> expected:ENTRY:COMPLETIONS | published:ENTRY:DIGEST:GENERATOR:ATTEMPT | dead:REASON
+--   4 ledger    hash     batch id -> expected:ENTRY:PROMPTSxGROUP | published:ENTRY:DIGEST:GENERATOR:ATTEMPT | dead:REASON
 --   5 weights   hash     version -> WeightManifest
 --   6 counters  hash
 --   7 dead      stream
@@ -29,9 +29,9 @@ local function group(stream, name)
   end
 end
 
--- Only the holder of the newest epoch may move the fence (I4).
+-- Only the holder of the newest epoch may move the fence (I4); who never acquired has none.
 local function is_trainer(epoch)
-  return fence('epoch') == epoch
+  return epoch ~= '' and fence('epoch') == epoch
 end
 
 local function split(text)
@@ -54,11 +54,6 @@ local function drop_prompt(entry)
   redis.call('XDEL', PROMPTS, entry)
 end
 
-local function drop_rollout(entry)
-  redis.call('XACK', ROLLOUTS, 'trainers', entry)
-  redis.call('XDEL', ROLLOUTS, entry)
-end
-
 -- Where a blocking XREAD starts so that no later entry is missed.
 local function last_id(stream)
   if redis.call('EXISTS', stream) == 0 then return '0-0' end
@@ -68,26 +63,33 @@ local function last_id(stream)
   end
 end
 
--- Empties the iteration: ledger, its prompts and its rollouts.
+-- Empties the iteration: ledger, its prompts and its rollouts. Reads ids only: payloads are megabytes.
 local function clear_iteration()
-  for _, stream in ipairs({ PROMPTS, ROLLOUTS }) do
-    for _, entry in ipairs(redis.call('XRANGE', stream, '-', '+')) do
-      if stream == PROMPTS then drop_prompt(entry[1]) else drop_rollout(entry[1]) end
+  for stream, name in pairs({ [PROMPTS] = 'generators', [ROLLOUTS] = 'trainers' }) do
+    group(stream, name)
+    for _, pending in ipairs(redis.call('XPENDING', stream, name, '-', '+', '1000000')) do
+      redis.call('XACK', stream, name, pending[1])
     end
+    redis.call('XTRIM', stream, 'MAXLEN', '0')
   end
   redis.call('DEL', LEDGER)
 end
 
--- Opens an iteration; arguments from `at`: iteration, version, digest, n, then n times (batch id, completions, payload).
+-- Iteration t samples version t, and follows the committed one (I4); arguments as open() takes them.
+local function follows(at, committed)
+  return tonumber(ARGV[at]) == committed + 1 and tonumber(ARGV[at + 1]) == committed + 1
+end
+
+-- Opens an iteration; arguments from `at`: iteration, version, digest, n, then n times (batch id, shape, payload).
 local function open(at)
   local iteration, version, digest, n = ARGV[at], ARGV[at + 1], ARGV[at + 2], tonumber(ARGV[at + 3])
   group(PROMPTS, 'generators')
   group(ROLLOUTS, 'trainers')
   for i = 0, n - 1 do
     local at_batch = at + 4 + i * 3
-    local id, completions, payload = ARGV[at_batch], ARGV[at_batch + 1], ARGV[at_batch + 2]
+    local id, shape, payload = ARGV[at_batch], ARGV[at_batch + 1], ARGV[at_batch + 2]
     local entry = redis.call('XADD', PROMPTS, '*', 'batch', payload, 'attempt', '1')
-    redis.call('HSET', LEDGER, id, 'expected:' .. entry .. ':' .. completions)
+    redis.call('HSET', LEDGER, id, 'expected:' .. entry .. ':' .. shape)
   end
   redis.call('HSET', FENCE, 'state', 'open', 'iteration', iteration, 'version', version, 'digest', digest,
     'expected', n, 'published', 0, 'dead', 0, 'opened_ms', now_ms())

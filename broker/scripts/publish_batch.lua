@@ -1,4 +1,4 @@
--- publish_batch: ARGV batch id, iteration, version, digest, completions, batch digest, generator, attempt, max bytes, payload
+-- publish_batch: ARGV batch id, iteration, version, digest, shape, batch digest, generator, attempt, max bytes, payload
 --   -> {accepted} | {stale|future|wrong_weights|unexpected|duplicate|incomplete|oversize|closed}
 -- A repeat by the publisher whose answer was lost is accepted again, and writes nothing.
 local id, iteration, version = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
@@ -17,7 +17,7 @@ local state = redis.call('HGET', LEDGER, id)
 if not state then return refuse('unexpected') end
 local parts = split(state)
 if parts[1] == 'published' then
-  if parts[4] == ARGV[7] and parts[5] == ARGV[8] then return { 'accepted' } end
+  if parts[3] == ARGV[6] and parts[4] == ARGV[7] and parts[5] == ARGV[8] then return { 'accepted' } end
   return refuse('duplicate')
 end
 if parts[1] == 'dead' then return refuse('unexpected') end

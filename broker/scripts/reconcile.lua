@@ -1,4 +1,4 @@
--- reconcile: ARGV epoch, iteration, n x (batch id, completions, payload)
+-- reconcile: ARGV epoch, iteration, n x (batch id, shape, payload)
 --   -> {dispatched, how many} | {fenced} | {wrong_iteration, iteration}
 -- After a restart that lost the last writes: an expected batch that is nowhere is put on the stream again.
 if not is_trainer(ARGV[1]) then return { 'fenced' } end

@@ -1,8 +1,15 @@
--- rewind: ARGV epoch, next iteration, audit record -> {rewound} | {fenced}
+-- rewind: ARGV epoch, next iteration, audit record
+--   -> {rewound} | {already_rewound} | {fenced} | {out_of_order, committed}
 -- The trainer resumes from a checkpoint that is older than the fence: what came after is done again under this epoch.
 if not is_trainer(ARGV[1]) then return { 'fenced' } end
+local committed, before = tonumber(fence('committed')) or -1, tonumber(ARGV[2]) - 1
+local last = redis.call('XREVRANGE', AUDIT, '+', '-', 'COUNT', '1')[1]
+if last and last[2][2] == ARGV[3] and fence('state') == 'closed' and committed == before then
+  return { 'already_rewound' }
+end
+if before > committed then return { 'out_of_order', committed } end
 clear_iteration()
-redis.call('HSET', FENCE, 'committed', tonumber(ARGV[2]) - 1, 'iteration', tonumber(ARGV[2]) - 1, 'state', 'closed')
+redis.call('HSET', FENCE, 'committed', before, 'iteration', before, 'state', 'closed')
 redis.call('XADD', AUDIT, '*', 'record', ARGV[3])
 count('rewinds')
 return { 'rewound' }
