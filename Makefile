@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 TORCH := $(shell grep '^torch==' constraints.txt)
 export HF_HUB_OFFLINE := 1
 
-.PHONY: setup demo up test lint bench
+.PHONY: setup demo up test soak lint bench
 
 setup: $(STAMP)
 
@@ -26,6 +26,10 @@ up: $(STAMP)
 
 test: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+# The fence under random interleavings for some minutes, instead of the fixed ones of `make test`.
+soak: $(STAMP)
+	ONBEAT_SOAK=2000 $(BIN)/python -m pytest --timeout 0 tests/integration/test_fence_properties.py
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

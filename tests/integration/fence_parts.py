@@ -1,0 +1,73 @@
+"""What the fence's trainers and generators send, right and wrong, and a broker that loses answers."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from broker.client import Broker
+from broker.generator_side import Claim
+from contracts.rollouts import PromptBatch, RolloutBatch
+from contracts.versions import WeightFile, WeightManifest
+from tests.builders import rollout_batch
+
+MAX_BATCH_BYTES = 4096
+
+FAULTS: dict[str, Callable[[PromptBatch], dict[str, Any]]] = {
+    "resampled": lambda batch: {"seed": 1},
+    "stale version": lambda batch: {"policy_version": max(0, batch.policy_version - 1)},
+    "future version": lambda batch: {"policy_version": batch.policy_version + 1},
+    "past iteration": lambda batch: {"iteration": max(0, batch.iteration - 1)},
+    "future iteration": lambda batch: {"iteration": batch.iteration + 1},
+    "other weights": lambda batch: {"weights_digest": "0" * 64},
+    "incomplete": lambda batch: {"num_groups": len(batch.prompts) - 1},
+    "misshapen": lambda batch: {"num_groups": batch.group_size, "group_size": len(batch.prompts)},
+    "unexpected": lambda batch: {"batch_id": f"{batch.iteration}/train/9"},
+    "oversize": lambda batch: {"response_tokens": (MAX_BATCH_BYTES // 8, MAX_BATCH_BYTES // 8)},
+}
+"""What can be wrong with a publication → the fields that make it so."""
+
+
+def weights_digest(version: int, variant: int) -> str:
+    """A replay after a rewind may make other weights."""
+    return hashlib.blake2b(f"{version} {variant}".encode(), digest_size=32).hexdigest()
+
+
+def manifest(version: int, digest: str) -> WeightManifest:
+    return WeightManifest(
+        policy_version=version,
+        weights_digest=digest,
+        dtype="float32",
+        directory=f"j/weights/v{version:06d}",
+        files=(WeightFile(name="m.safetensors", num_bytes=1),),
+    )
+
+
+def answer_to(claim: Claim, generator_id: str, fault: str) -> RolloutBatch:
+    """What a generator would publish for its claim, with one of FAULTS or ""."""
+    batch = claim.prompt_batch
+    fields: dict[str, Any] = {
+        "job_id": batch.job_id,
+        "batch_id": batch.batch_id,
+        "iteration": batch.iteration,
+        "policy_version": batch.policy_version,
+        "weights_digest": batch.weights_digest,
+        "num_groups": len(batch.prompts),
+        "group_size": batch.group_size,
+        "generator_id": generator_id,
+        "attempt": claim.attempt,
+    }
+    return rollout_batch(**(fields | (FAULTS[fault](batch) if fault else {})))
+
+
+class StutteringBroker(Broker):
+    """Loses answers on demand: the command runs, its answer is lost, and the client tries again."""
+
+    loses_next_answer = False
+
+    def run(self, name: str, keys: Sequence[str], args: Sequence[str | int | bytes]) -> list[Any]:
+        if self.loses_next_answer:
+            self.loses_next_answer = False
+            super().run(name, keys, args)
+        return super().run(name, keys, args)
