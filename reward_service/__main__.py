@@ -21,8 +21,8 @@ def main() -> int:
     from contracts.errors import InvalidInput
     from contracts.settings import settings_from
     from reward_service.app import create_app
-    from reward_service.listening import exit_cleanly_on_signals, listen
     from telemetry import logs
+    from telemetry.listening import exit_cleanly_on_signals, listen
 
     try:
         settings = settings_from(os.environ)

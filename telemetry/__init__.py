@@ -1,4 +1,6 @@
-"""How a process tells what it does: log lines on stderr, and waits that never stay silent (I8). No framework.
+"""How a process behaves towards who runs it: log lines, waits that never stay silent (I8), its port and its end.
+
+No framework.
 
 Consumes:     log records of every package, and the pokes of their waiting loops.
 Waits for:    nothing; `Waiting` measures the waits of others.

@@ -21,6 +21,7 @@ from contracts.events import (
     TrainerStarted,
 )
 from contracts.jobs import EvaluationScore, JobState, JobStatus
+from contracts.monitor import GeneratorSeen, PromptLease, StreamReport, StreamState
 from contracts.rewards import (
     ExactReward,
     FormatReward,
@@ -205,6 +206,32 @@ def job_spec(dataset: AdditionDataset | ReasoningGymDataset | JsonlDataset) -> J
     )
 
 
+def stream_report() -> StreamReport:
+    return StreamReport(
+        job_id="job-0123456789ab",
+        fence_state="open",
+        iteration=3,
+        policy_version=3,
+        weights_digest=DIGEST,
+        trainer_epoch=1700000000000,
+        trainer_lease_s=7.5,
+        batches_expected=8,
+        batches_published=5,
+        batches_accepted=29,
+        accepted_bytes=1_310_720,
+        batches_rejected={"duplicate": 1},
+        batches_reclaimed=2,
+        batches_failed=1,
+        streams=(
+            StreamState(
+                name="prompts", num_entries=3, num_pending=1, num_waiting=2, oldest_age_s=1.25, num_bytes=16_384
+            ),
+        ),
+        leases=(PromptLease(batch_id="3/train/0", generator_id="generator-a", idle_s=0.5, deliveries=1),),
+        generators=(GeneratorSeen(generator_id="generator-a", seen_s=0.75, info={"job": "job-0123456789ab"}),),
+    )
+
+
 def job_status() -> JobStatus:
     return JobStatus(
         job_id="job-0123456789ab",
@@ -299,6 +326,7 @@ GOLDEN: dict[str, Record] = {
     ),
     "job_spec_jsonl": job_spec(JsonlDataset(train_path="train.jsonl", evaluation_path="test.jsonl")),
     "job_status": job_status(),
+    "stream_report": stream_report(),
     "evaluation_score": SCORE,
     "event_state_changed": StateChanged(at_s=1700000000.5, state=JobState.FAILED, reason="the loss is not finite"),
     "event_trainer_started": TrainerStarted(

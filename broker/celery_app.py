@@ -1,0 +1,85 @@
+"""Celery over the same Redis: small messages that ask a consumer to see to a job's trainer. MessagePack, no pickle.
+
+A message only says "look": what is true stands in the job store and the fence. So it may be lost (the beat repeats
+it), delivered twice, or late (it expires), and no harm is done. It is acknowledged before it runs.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from celery import Celery
+from kombu.exceptions import OperationalError
+
+from contracts.errors import BrokerUnavailable
+from contracts.settings import StackSettings
+
+ENSURE_TRAINER = "onbeat.ensure_trainer"
+"""Argument: the job id."""
+RECONCILE = "onbeat.reconcile"
+RECONCILE_EVERY_S = 2.0
+MESSAGE_LIFE_S = 30.0
+"""An older message is dropped unread: the beat has sent others since."""
+KEY_PREFIX = "onbeat:celery:"
+CONNECT_TIMEOUT_S = 2.0
+
+log = logging.getLogger(__name__)
+
+
+def make_celery_app(settings: StackSettings) -> Celery:
+    """The app of gateways (which only send) and consumers (which also beat and work)."""
+    app = Celery("onbeat", broker=settings.redis_url, set_as_current=False)
+    app.conf.update(
+        accept_content=["msgpack"],
+        task_serializer="msgpack",
+        result_serializer="msgpack",
+        event_serializer="msgpack",
+        task_ignore_result=True,
+        task_acks_late=False,
+        task_default_queue="onbeat",
+        task_create_missing_queues=False,
+        worker_prefetch_multiplier=1,
+        worker_hijack_root_logger=False,
+        worker_redirect_stdouts=False,
+        worker_enable_remote_control=False,
+        broker_connection_timeout=CONNECT_TIMEOUT_S,
+        broker_connection_retry_on_startup=True,
+        broker_connection_max_retries=None,
+        broker_transport_options={
+            "global_keyprefix": KEY_PREFIX,
+            "socket_connect_timeout": CONNECT_TIMEOUT_S,
+            "socket_keepalive": True,
+            # Of one publication: a gateway must not wait for a server that is away, the beat comes again anyway.
+            "max_retries": 1,
+            "interval_start": 0,
+            "interval_step": 0.2,
+            "interval_max": 0.2,
+        },
+        beat_schedule={
+            "reconcile": {
+                "task": RECONCILE,
+                "schedule": RECONCILE_EVERY_S,
+                "options": {"expires": 2 * RECONCILE_EVERY_S, "retry": False},
+            }
+        },
+        # In memory: there is one entry, and it is due at once after a start.
+        beat_scheduler="celery.beat:Scheduler",
+    )
+    return app
+
+
+class TrainerRequests:
+    """The gateway's side: asks any consumer to see to a job. Thread-safe."""
+
+    def __init__(self, settings: StackSettings) -> None:
+        self._app = make_celery_app(settings)
+
+    def ensure_trainer(self, job_id: str) -> None:
+        """Raises BrokerUnavailable; the consumers' beat finds the job without the message, a little later."""
+        try:
+            self._app.send_task(ENSURE_TRAINER, args=[job_id], expires=MESSAGE_LIFE_S, retry=False, ignore_result=True)
+        except OperationalError as error:
+            raise BrokerUnavailable(f"the message for {job_id} could not be sent: {error}") from error
+
+    def close(self) -> None:
+        self._app.close()

@@ -1,0 +1,278 @@
+"""What a job looks like from outside: its status, and one moment of its streams. Nothing here writes to a job."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from redis import exceptions
+
+from broker.client import Broker, translated
+from broker.keys import GENERATOR_GROUP, TRAINER_GROUP, JobKeys
+from broker.presence import Presence
+from broker.trainer_side import FenceState, read_fence
+from contracts.errors import NotFound
+from contracts.events import AuditRecord
+from contracts.jobs import EvaluationScore, JobState, JobStatus
+from contracts.monitor import GeneratorSeen, PromptLease, StreamReport, StreamState
+from contracts.spec import JobSpec
+from contracts.wire import decode
+
+REJECTED = "rejected:"
+MAX_LEASES = 1000
+CLAIMED_STREAMS = {"prompts": GENERATOR_GROUP, "rollouts": TRAINER_GROUP}
+STREAMS = ("prompts", "rollouts", "dead", "audit", "events")
+
+
+def job_status(broker: Broker, job_id: str, *, live_generators: int | None = None) -> JobStatus:
+    """Raises NotFound.
+
+    live_generators: their number where the caller knows it already, as one who asks for many jobs does.
+    """
+    keys = JobKeys(job_id)
+    with translated():
+        pipe: Any = broker.redis.pipeline(transaction=True)
+        pipe.hgetall(keys.job).get(keys.spec).hgetall(keys.counters)
+        pipe.xrevrange(keys.audit, count=1).time()
+        job, spec, counters, last_audit, clock = pipe.execute()
+    if not job or spec is None:
+        raise NotFound(f"there is no job {job_id}", field="job_id", cure="`onbeat jobs` lists them")
+    if live_generators is None:
+        live_generators = len(Presence(broker).live())
+    return _status(
+        job_id,
+        decode(spec, JobSpec),
+        _text_keys(job),
+        fence=read_fence(broker, keys),
+        counters=_counts(counters),
+        last_record=decode(last_audit[0][1][b"record"], AuditRecord) if last_audit else None,
+        live_generators=live_generators,
+        now_s=_seconds(clock),
+    )
+
+
+def stream_report(broker: Broker, job_id: str) -> StreamReport:
+    """The job's streams at one moment. Raises NotFound."""
+    keys = JobKeys(job_id)
+    with translated():
+        pipe: Any = broker.redis.pipeline(transaction=True)
+        pipe.exists(keys.job).hgetall(keys.counters).hgetall(keys.ledger).time()
+        pipe.xpending_range(keys.prompts, GENERATOR_GROUP, "-", "+", MAX_LEASES)
+        for name in STREAMS:
+            pipe.xlen(getattr(keys, name)).memory_usage(getattr(keys, name))
+        for name, group in CLAIMED_STREAMS.items():
+            pipe.xpending(getattr(keys, name), group)
+        exists, counters, ledger, clock, pending, *rest = pipe.execute(raise_on_error=False)
+        for answer in (exists, counters, ledger, clock, pending, *rest):
+            _raise_unless_no_group(answer)
+    if not exists:
+        raise NotFound(f"there is no job {job_id}", field="job_id", cure="`onbeat jobs` lists them")
+    entries = _ledger_entries(ledger)
+    sizes, summaries = rest[: 2 * len(STREAMS)], rest[2 * len(STREAMS) :]
+    num_pending = {
+        name: 0 if isinstance(summary, Exception) else summary["pending"]
+        for name, summary in zip(CLAIMED_STREAMS, summaries, strict=True)
+    }
+    now_s = _seconds(clock)
+    streams = tuple(
+        _stream_state(
+            name,
+            num_entries=sizes[2 * index],
+            num_pending=num_pending.get(name, 0),
+            num_bytes=sizes[2 * index + 1] or 0,
+            entry_ids=[entry.entry_id for entry in entries if entry.stream == name],
+            now_s=now_s,
+        )
+        for index, name in enumerate(STREAMS)
+    )
+    return _report(
+        job_id,
+        read_fence(broker, keys),
+        _counts(counters),
+        streams=streams,
+        leases=() if isinstance(pending, Exception) else _leases(pending, entries),
+        generators=_generators(broker, now_s),
+        now_s=now_s,
+    )
+
+
+@dataclass(frozen=True)
+class LedgerEntry:
+    """Where a batch of the open iteration lies."""
+
+    batch_id: str
+    stream: str
+    entry_id: str
+
+
+def _status(
+    job_id: str,
+    spec: JobSpec,
+    job: Mapping[str, bytes],
+    *,
+    fence: FenceState,
+    counters: Mapping[str, int],
+    last_record: AuditRecord | None,
+    live_generators: int,
+    now_s: float,
+) -> JobStatus:
+    is_open = fence.state == "open"
+    state = JobState(job["state"].decode())
+    version, digest = _newest_version(fence, last_record)
+    return JobStatus(
+        job_id=job_id,
+        name=spec.name,
+        state=state,
+        reason=job["reason"].decode() or _waits_for(state, fence, live_generators, now_s),
+        schedule=spec.schedule,
+        iterations=spec.iterations,
+        # The last opened iteration may only evaluate: it trains nothing.
+        iterations_committed=min(fence.committed + 1, spec.iterations),
+        policy_version=version,
+        weights_digest=digest,
+        created_s=float(job["created_s"]),
+        started_s=float(job.get("started_s", 0.0)),
+        ended_s=float(job.get("ended_s", 0.0)),
+        run_directory=job_id,
+        trainer_epoch=fence.trainer_epoch,
+        batches_expected=fence.expected if is_open else 0,
+        batches_published=fence.published if is_open else 0,
+        batches_accepted=counters.get("accepted", 0),
+        batches_rejected=_rejected(counters),
+        batches_reclaimed=counters.get("reclaimed", 0),
+        batches_dead=counters.get("dead", 0),
+        live_generators=live_generators,
+        evaluation_before=_score(job.get("evaluation_before")),
+        evaluation_latest=_score(job.get("evaluation_latest")),
+    )
+
+
+def _newest_version(fence: FenceState, last_record: AuditRecord | None) -> tuple[int, str]:
+    """The newest version that a commit made: the open iteration samples it; after the last one, nothing does."""
+    if fence.state != "open" and last_record is not None and last_record.next_weights_digest:
+        return last_record.policy_version + 1, last_record.next_weights_digest
+    return fence.policy_version, fence.weights_digest
+
+
+def _waits_for(state: JobState, fence: FenceState, live_generators: int, now_s: float) -> str:
+    if state is JobState.QUEUED:
+        return "waits for a trainer"
+    if state is JobState.RUNNING and fence.lease_until_s <= now_s:
+        return "waits for a trainer to take over"
+    if state is JobState.RUNNING and fence.state == "open" and not live_generators:
+        return "waits for a generator"
+    return ""
+
+
+def _report(
+    job_id: str,
+    fence: FenceState,
+    counters: Mapping[str, int],
+    *,
+    streams: tuple[StreamState, ...],
+    leases: tuple[PromptLease, ...],
+    generators: tuple[GeneratorSeen, ...],
+    now_s: float,
+) -> StreamReport:
+    lease_s = fence.lease_until_s - now_s
+    return StreamReport(
+        job_id=job_id,
+        fence_state=fence.state,
+        iteration=fence.iteration,
+        policy_version=fence.policy_version,
+        weights_digest=fence.weights_digest,
+        trainer_epoch=fence.trainer_epoch,
+        trainer_lease_s=round(lease_s, 3) if lease_s > 0 else None,
+        batches_expected=fence.expected,
+        batches_published=fence.published,
+        batches_accepted=counters.get("accepted", 0),
+        accepted_bytes=counters.get("accepted_bytes", 0),
+        batches_rejected=_rejected(counters),
+        batches_reclaimed=counters.get("reclaimed", 0),
+        batches_failed=counters.get("failed", 0),
+        batches_dead=counters.get("dead", 0),
+        batches_redispatched=counters.get("redispatched", 0),
+        rewinds=counters.get("rewinds", 0),
+        streams=streams,
+        leases=leases,
+        generators=generators,
+    )
+
+
+def _stream_state(
+    name: str, *, num_entries: int, num_pending: int, num_bytes: int, entry_ids: list[str], now_s: float
+) -> StreamState:
+    oldest_ms = min((int(entry_id.partition("-")[0]) for entry_id in entry_ids), default=None)
+    return StreamState(
+        name=name,
+        num_entries=num_entries,
+        num_pending=num_pending,
+        # An entry is deleted in the script that acknowledges it, so what is not pending was never delivered.
+        num_waiting=num_entries - num_pending if name in CLAIMED_STREAMS else 0,
+        oldest_age_s=None if oldest_ms is None else round(max(0.0, now_s - oldest_ms / 1000), 3),
+        num_bytes=num_bytes,
+    )
+
+
+def _ledger_entries(ledger: Mapping[bytes, bytes]) -> list[LedgerEntry]:
+    """Entry ids without reading the entries, whose payloads are large."""
+    streams = {"expected": "prompts", "published": "rollouts"}
+    entries = []
+    for batch_id, value in ledger.items():
+        state, _, rest = value.decode().partition(":")
+        if state in streams:
+            entries.append(LedgerEntry(batch_id.decode(), streams[state], rest.partition(":")[0]))
+    return entries
+
+
+def _leases(pending: list[dict[str, Any]], entries: list[LedgerEntry]) -> tuple[PromptLease, ...]:
+    batch_ids = {entry.entry_id: entry.batch_id for entry in entries if entry.stream == "prompts"}
+    return tuple(
+        PromptLease(
+            batch_id=batch_ids.get(row["message_id"].decode(), ""),
+            generator_id=row["consumer"].decode(),
+            idle_s=row["time_since_delivered"] / 1000,
+            deliveries=row["times_delivered"],
+        )
+        for row in pending
+    )
+
+
+def _generators(broker: Broker, now_s: float) -> tuple[GeneratorSeen, ...]:
+    return tuple(
+        GeneratorSeen(
+            generator_id=live.generator_id, seen_s=round(max(0.0, now_s - live.seen_s), 3), info=dict(live.info)
+        )
+        for live in Presence(broker).live()
+    )
+
+
+def _raise_unless_no_group(answer: object) -> None:
+    """A stream that nobody opened yet has no group: that is a count of 0, not an error."""
+    if isinstance(answer, exceptions.ResponseError) and str(answer).startswith("NOGROUP"):
+        return
+    if isinstance(answer, Exception):
+        raise answer
+
+
+def _rejected(counters: Mapping[str, int]) -> dict[str, int]:
+    return {
+        name.removeprefix(REJECTED): number for name, number in sorted(counters.items()) if name.startswith(REJECTED)
+    }
+
+
+def _counts(rows: Mapping[bytes, bytes]) -> dict[str, int]:
+    return {name.decode(): int(number) for name, number in rows.items()}
+
+
+def _text_keys(rows: Mapping[bytes, bytes]) -> dict[str, bytes]:
+    return {name.decode(): value for name, value in rows.items()}
+
+
+def _score(data: bytes | None) -> EvaluationScore | None:
+    return decode(data, EvaluationScore) if data else None
+
+
+def _seconds(clock: tuple[int, int]) -> float:
+    return clock[0] + clock[1] / 1e6

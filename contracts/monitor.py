@@ -1,0 +1,84 @@
+"""What `GET /v1/jobs/{id}/streams` answers and `onbeat streams` shows: one moment of a job's Redis streams."""
+
+from __future__ import annotations
+
+from msgspec import field
+
+from contracts.wire import Record
+
+
+class StreamState(Record, frozen=True, kw_only=True):
+    """One stream."""
+
+    name: str
+    """prompts, rollouts, dead, audit or events."""
+    num_entries: int
+    num_pending: int
+    """Delivered to a consumer and not yet acknowledged; 0 for a stream that nobody claims from."""
+    num_waiting: int
+    """Not delivered to anybody yet. Counted by us: the server's own lag is unknown after deletes."""
+    oldest_age_s: float | None = None
+    """Age of the oldest batch of the open iteration that lies on the stream; None where there is none."""
+    num_bytes: int
+    """Memory of the whole key on the server."""
+
+
+class PromptLease(Record, frozen=True, kw_only=True):
+    """A prompt batch that a generator works on."""
+
+    batch_id: str
+    """"" where the entry is no longer expected: it is dropped with its iteration."""
+    generator_id: str
+    idle_s: float
+    """Since its last heartbeat."""
+    deliveries: int
+    """Times that this entry was handed out; 1 unless a lease expired."""
+
+
+class GeneratorSeen(Record, frozen=True, kw_only=True):
+    """A live generator, of any job."""
+
+    generator_id: str
+    seen_s: float
+    """Seconds since its last sign of life."""
+    info: dict[str, str]
+
+
+class StreamReport(Record, frozen=True, kw_only=True):
+    """One moment of a job: its fence, its streams, who holds what, and what was counted over the whole job."""
+
+    job_id: str
+    fence_state: str
+    """open, closed, or "" before the first iteration."""
+    iteration: int
+    """The open or last iteration; -1 before the first."""
+    policy_version: int
+    weights_digest: str
+    trainer_epoch: int
+    """0 before the first trainer."""
+    trainer_lease_s: float | None = None
+    """Until the trainer's lease ends; None while no trainer holds the job."""
+    batches_expected: int
+    """Of the open or last iteration."""
+    batches_published: int
+    """Of the open or last iteration."""
+    batches_accepted: int
+    """Publications that the fence accepted, over the whole job."""
+    accepted_bytes: int
+    """Their encoded size, over the whole job."""
+    batches_rejected: dict[str, int] = field(default_factory=dict)
+    """Refused publications by reason, over the whole job."""
+    batches_reclaimed: int = 0
+    """Leases that expired and went to another generator."""
+    batches_failed: int = 0
+    """Attempts that a generator gave back with a reason."""
+    batches_dead: int = 0
+    """Batches that were given up."""
+    batches_redispatched: int = 0
+    """Batches that a restarted server had lost."""
+    rewinds: int = 0
+    """Times that a trainer resumed from before the fence."""
+    streams: tuple[StreamState, ...] = ()
+    leases: tuple[PromptLease, ...] = ()
+    """Oldest entry first, the first thousand."""
+    generators: tuple[GeneratorSeen, ...] = ()

@@ -1,0 +1,82 @@
+"""`python -m gateway`: serves until SIGTERM or SIGINT. Exit code 2: a bad setting, a port in use, no Redis."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from types import FrameType
+
+import uvicorn
+
+from broker.celery_app import TrainerRequests
+from broker.client import Broker, connect
+from contracts.errors import BrokerUnavailable, OnbeatError
+from contracts.settings import StackSettings, settings_from
+from gateway.access import require_configured_key
+from gateway.app import create_app
+from gateway.services import Services
+from telemetry import logs
+from telemetry.listening import exit_cleanly_on_signals, listen
+from telemetry.waiting import Waiting
+
+DEFAULT_PORT = 8000
+GRACE_S = 5.0
+"""Requests in flight may finish for this long after a signal."""
+REQUEST_PATIENCE_S = 3.0
+"""How long a request tries to reach a Redis that is being restarted."""
+RETRY_S = 0.5
+
+log = logging.getLogger("gateway")
+
+
+class Server(uvicorn.Server):
+    """Ends the event streams with the first signal: they would hold the shutdown for all of its grace."""
+
+    def __init__(self, config: uvicorn.Config, services: Services) -> None:
+        super().__init__(config)
+        self._services = services
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._services.closing.set()
+        super().handle_exit(sig, frame)
+
+
+def main() -> int:
+    try:
+        settings = settings_from(os.environ)
+        logs.configure(settings, service="gateway")
+        require_configured_key(settings)
+        listener = listen(settings.host, settings.port or DEFAULT_PORT)
+        broker = connect_within(settings)
+    except OnbeatError as error:
+        sys.stderr.write(f"gateway: {error}\n")
+        return 2
+    services = Services(settings=settings, broker=broker, requests=TrainerRequests(settings))
+    exit_cleanly_on_signals()
+    config = uvicorn.Config(
+        create_app(services),
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=int(GRACE_S),
+    )
+    log.info("listening on http://%s:%d", *listener.getsockname()[:2])
+    Server(config, services).run(sockets=[listener])
+    return 0
+
+
+def connect_within(settings: StackSettings) -> Broker:
+    """Waits for a Redis that starts together with the gateway. Raises InvalidInput or DeadlineExceeded."""
+    with Waiting("Redis to answer", deadline_s=settings.broker_timeout_s, cure="is ONBEAT_REDIS_URL right?") as waiting:
+        while True:
+            try:
+                return connect(settings, patience_s=REQUEST_PATIENCE_S)
+            except BrokerUnavailable as error:
+                waiting.poke(f"Redis to answer ({error.problem})")
+                time.sleep(RETRY_S)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

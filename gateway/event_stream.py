@@ -1,0 +1,110 @@
+"""A job's events as server-sent events (https://html.spec.whatwg.org/multipage/server-sent-events.html).
+
+Consumes:     the job's event stream in the broker, read in a thread so that the event loop never blocks.
+Waits for:    the next event, by looking every POLL_S; a comment goes out when nothing else did for KEEP_ALIVE_S.
+Unblocked by: the job's final state, a client that left, a gateway that ends, a broker that stays away.
+Produces:     `id`, `event` and `data` fields; an id is the entry's, so that Last-Event-ID resumes after it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+from collections.abc import AsyncIterator
+from http import HTTPStatus
+
+from starlette.concurrency import run_in_threadpool
+
+from broker.job_store import JobStore
+from contracts.errors import DeadlineExceeded, Unavailable
+from contracts.events import JobEvent, StateChanged
+from contracts.wire import encode_json
+from gateway.problems import Problem
+from telemetry.waiting import Waiting
+
+POLL_S = 0.25
+KEEP_ALIVE_S = 15.0
+BROKER_AWAY_S = 60.0
+"""How long a stream stays open while the broker does not answer."""
+MAX_EVENTS = 100
+EVENT_ID = re.compile(r"\d{1,20}(-\d{1,20})?")
+FIRST = "0-0"
+
+log = logging.getLogger(__name__)
+
+
+def resume_point(last_event_id: str | None) -> str:
+    """The entry id to go on after. Raises Problem 422."""
+    if not last_event_id:
+        return FIRST
+    if not EVENT_ID.fullmatch(last_event_id):
+        raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, "is not an event id of this stream", field="Last-Event-ID")
+    return last_event_id
+
+
+class EventStream:
+    """One client's stream. `closing` is set when the gateway ends."""
+
+    def __init__(
+        self, jobs: JobStore, job_id: str, *, after: str, closing: asyncio.Event, keep_alive_s: float = KEEP_ALIVE_S
+    ) -> None:
+        self._jobs = jobs
+        self._job_id = job_id
+        self._after = after
+        self._closing = closing
+        self._keep_alive_s = keep_alive_s
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        """Ends after the event of the job's final state."""
+        broker_away = Waiting(f"the broker, for the events of {self._job_id}", deadline_s=BROKER_AWAY_S)
+        said_s = time.monotonic()
+        while not self._closing.is_set():
+            try:
+                was_final, rows = await run_in_threadpool(self._look)
+            except Unavailable as error:
+                if not _may_wait(broker_away, error):
+                    return
+                was_final, rows = False, []
+            else:
+                broker_away.progress()
+            for event_id, event in rows:
+                self._after = event_id
+                yield encode_event(event_id, event)
+                if isinstance(event, StateChanged) and event.state.is_final:
+                    return
+            if rows:
+                said_s = time.monotonic()
+                continue
+            if was_final:
+                return  # resumed after the last event
+            if time.monotonic() - said_s >= self._keep_alive_s:
+                said_s = time.monotonic()
+                yield b": keep-alive\n\n"
+            await self._pause()
+
+    def _look(self) -> tuple[bool, list[tuple[str, JobEvent]]]:
+        """The state first: a job that was final before the look has no event after it."""
+        is_final = self._jobs.state(self._job_id).is_final
+        return is_final, self._jobs.events_after(self._job_id, self._after, count=MAX_EVENTS)
+
+    async def _pause(self) -> None:
+        try:
+            await asyncio.wait_for(self._closing.wait(), timeout=POLL_S)
+        except TimeoutError:
+            return
+
+
+def encode_event(event_id: str, event: JobEvent) -> bytes:
+    kind = event.__struct_config__.tag
+    return b"id: %s\nevent: %s\ndata: %s\n\n" % (event_id.encode(), str(kind).encode(), encode_json(event))
+
+
+def _may_wait(broker_away: Waiting, error: Unavailable) -> bool:
+    try:
+        broker_away.poke()
+    except DeadlineExceeded as late:
+        log.warning("%s: %s; the client may come back", late, error)
+        return False
+    return True

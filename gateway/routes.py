@@ -1,0 +1,174 @@
+"""The job API, version 1. Plain functions run in the thread pool: the broker's calls block."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import AsyncIterator
+from http import HTTPStatus
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Header, Query, Request, Response
+from fastapi.responses import StreamingResponse
+from msgspec import to_builtins
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.concurrency import run_in_threadpool
+
+from broker.monitor import job_status, stream_report
+from broker.presence import Presence
+from contracts.errors import NotFound
+from contracts.events import record_digest
+from contracts.jobs import JobStatus
+from contracts.run_folder import RunFolder
+from contracts.spec import JobSpec
+from contracts.wire import encode_json
+from gateway import openapi, submission
+from gateway.access import require_key
+from gateway.event_stream import EventStream, resume_point
+from gateway.run_files import iteration_metrics
+from gateway.services import Services
+
+JOB_ID = re.compile(r"[A-Za-z0-9-]{1,64}")
+MAX_LISTED = 1000
+
+log = logging.getLogger(__name__)
+jobs_api = APIRouter(prefix="/v1/jobs", dependencies=[Depends(require_key)], tags=["jobs"])
+process_api = APIRouter(tags=["process"])
+
+
+def services_of(request: Request) -> Services:
+    return request.app.state.services
+
+
+def known_job(job_id: str, services: Annotated[Services, Depends(services_of)]) -> str:
+    """Raises NotFound; an id of another form is looked up nowhere, since it becomes keys and paths."""
+    if not JOB_ID.fullmatch(job_id):
+        raise NotFound("there is no such job", field="job_id", cure="`onbeat jobs` lists them")
+    services.jobs.state(job_id)
+    return job_id
+
+
+HasServices = Annotated[Services, Depends(services_of)]
+KnownJob = Annotated[str, Depends(known_job)]
+
+
+@jobs_api.post("", status_code=HTTPStatus.CREATED, **openapi.SUBMIT)
+async def submit(request: Request, services: HasServices) -> Response:
+    """Create a job from a JobSpec. The same `Idempotency-Key` and spec answer the same job, with status 200."""
+    key = submission.idempotency_key(request)
+    spec = await submission.read_spec(request, max_bytes=services.max_body_bytes)
+    status, is_new = await run_in_threadpool(_create, services, spec, key)
+    return _json(
+        status,
+        HTTPStatus.CREATED if is_new else HTTPStatus.OK,
+        headers={"Location": f"/v1/jobs/{status.job_id}"},
+    )
+
+
+@jobs_api.get("", **openapi.answers("JobList"))
+def list_jobs(services: HasServices, limit: Annotated[int, Query(ge=1, le=MAX_LISTED)] = 100) -> Response:
+    """The newest jobs, newest first."""
+    live_generators = len(Presence(services.broker).live())
+    found = [
+        job_status(services.broker, job_id, live_generators=live_generators)
+        for job_id in services.jobs.job_ids()[:limit]
+    ]
+    return _json({"jobs": found})
+
+
+@jobs_api.get("/{job_id}", **openapi.answers("JobStatus"))
+def get_job(job_id: KnownJob, services: HasServices) -> Response:
+    """A job's status."""
+    return _json(job_status(services.broker, job_id))
+
+
+@jobs_api.post("/{job_id}/cancel", **openapi.answers("JobStatus"))
+def cancel(job_id: KnownJob, services: HasServices) -> Response:
+    """Cancel a job: a queued one at once, a running one after its trainer's micro-batch and a checkpoint.
+
+    A job that is final stays as it is.
+    """
+    services.jobs.request_cancel(job_id)
+    services.ensure_trainer(job_id)
+    return _json(job_status(services.broker, job_id))
+
+
+@jobs_api.get("/{job_id}/events", response_class=StreamingResponse, **openapi.EVENTS)
+async def events(
+    request: Request,
+    job_id: KnownJob,
+    services: HasServices,
+    last_event_id: Annotated[str | None, Header()] = None,
+) -> Response:
+    """Server-sent events from the first, or after `Last-Event-ID`, to the job's final state."""
+    stream = EventStream(
+        services.jobs,
+        job_id,
+        after=resume_point(last_event_id),
+        closing=services.closing,
+        keep_alive_s=services.keep_alive_s,
+    )
+    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+    return StreamingResponse(_counted(stream, services), media_type="text/event-stream", headers=headers)
+
+
+@jobs_api.get("/{job_id}/metrics", **openapi.answers("IterationList"))
+def job_metrics(job_id: KnownJob, services: HasServices) -> Response:
+    """Every trained iteration in numbers, oldest first."""
+    return _json({"iterations": iteration_metrics(RunFolder(services.settings.run_root_path, job_id))})
+
+
+@jobs_api.get("/{job_id}/streams", **openapi.answers("StreamReport"))
+def streams(job_id: KnownJob, services: HasServices) -> Response:
+    """The job's Redis streams: lengths, pending, ages, leases, rejections by reason, bytes."""
+    return _json(stream_report(services.broker, job_id))
+
+
+@jobs_api.get("/{job_id}/audit", **openapi.answers("AuditChain"))
+def audit(job_id: KnownJob, services: HasServices) -> Response:
+    """The audit chain, oldest first; each record with the digest that the next one names as `previous`."""
+    records = services.jobs.audit(job_id)
+    return _json({"records": [{**to_builtins(record), "digest": record_digest(record)} for record in records]})
+
+
+@process_api.get("/healthz")
+async def healthz() -> Response:
+    """The process answers."""
+    return _json({"status": "ok"})
+
+
+@process_api.get("/readyz")
+def readyz(services: HasServices) -> Response:
+    """The broker answers; 503 says why not."""
+    services.broker.ping()
+    return _json({"status": "ready"})
+
+
+@process_api.get("/metrics")
+def prometheus(services: HasServices) -> Response:
+    """Prometheus text format. Counts only: no key is needed, and no job is named."""
+    metrics = services.metrics
+    metrics.active_jobs.set(len(services.jobs.active_jobs()))
+    metrics.live_generators.set(len(Presence(services.broker).live()))
+    return Response(metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
+
+
+def _create(services: Services, spec: JobSpec, key: str) -> tuple[JobStatus, bool]:
+    """The job's status, and whether it is new. Raises Problem, Conflict or Unavailable."""
+    submission.check_paths(spec, services.settings)
+    job_id, is_new = services.jobs.create(spec, idempotency_key=key)
+    if is_new:
+        services.metrics.jobs_created.inc()
+        log.info("job %s (%s) is queued", job_id, spec.name)
+    services.ensure_trainer(job_id)
+    return job_status(services.broker, job_id), is_new
+
+
+async def _counted(stream: EventStream, services: Services) -> AsyncIterator[bytes]:
+    with services.metrics.event_streams.track_inprogress():
+        async for chunk in stream:
+            yield chunk
+
+
+def _json(value: object, status: HTTPStatus = HTTPStatus.OK, *, headers: dict[str, str] | None = None) -> Response:
+    return Response(encode_json(value), status_code=status, media_type="application/json", headers=headers)

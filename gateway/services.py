@@ -1,0 +1,44 @@
+"""What the routes work with."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+
+from broker.celery_app import TrainerRequests
+from broker.client import Broker
+from broker.job_store import JobStore
+from contracts.errors import BrokerUnavailable
+from contracts.settings import StackSettings
+from gateway.event_stream import KEEP_ALIVE_S
+from gateway.metrics import GatewayMetrics
+
+MAX_BODY_BYTES = 1024 * 1024
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(kw_only=True)
+class Services:
+    """One gateway's collaborators; safe to share between threads."""
+
+    settings: StackSettings
+    broker: Broker
+    requests: TrainerRequests
+    metrics: GatewayMetrics = field(default_factory=GatewayMetrics)
+    closing: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the process was asked to end: event streams end, so that nobody waits for them."""
+    max_body_bytes: int = MAX_BODY_BYTES
+    keep_alive_s: float = KEEP_ALIVE_S
+
+    @property
+    def jobs(self) -> JobStore:
+        return JobStore(self.broker)
+
+    def ensure_trainer(self, job_id: str) -> None:
+        """Asks the consumers to look at the job; without the message they find it a little later."""
+        try:
+            self.requests.ensure_trainer(job_id)
+        except BrokerUnavailable as error:
+            log.warning("%s", error)

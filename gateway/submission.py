@@ -1,0 +1,103 @@
+"""A submitted job: bytes → JobSpec, and what can be checked before a trainer is started for it.
+
+The rest (tokenizer, context length, an empty data set, a task's name) needs the model or the data: the trainer checks
+it first thing, and fails the job with the field's name.
+"""
+
+from __future__ import annotations
+
+import re
+from http import HTTPStatus
+from pathlib import Path
+
+import msgspec
+from fastapi import Request
+
+from contracts.errors import InvalidInput
+from contracts.settings import StackSettings
+from contracts.spec import JobSpec, JsonlDataset
+from contracts.wire import decode_json
+from gateway.problems import Problem
+
+JSON = "application/json"
+KEY_IN_PROBLEM = re.compile(r"object (?:contains unknown|missing required) field `(?P<key>[^`]+)`")
+IDEMPOTENCY_KEY = re.compile(r"[\x21-\x7e]{1,200}")
+
+
+async def read_spec(request: Request, *, max_bytes: int) -> JobSpec:
+    """Raises Problem 415, 413, 400 where the bytes are no JSON, 422 where a field breaks the spec."""
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != JSON:
+        raise Problem(
+            HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"`{media_type}` is not understood", field="Content-Type", cure=JSON
+        )
+    body = await _read_body(request, max_bytes=max_bytes)
+    try:
+        return decode_json(body, JobSpec)
+    except InvalidInput as error:
+        is_json = isinstance(error.__cause__, msgspec.ValidationError)
+        status = HTTPStatus.UNPROCESSABLE_ENTITY if is_json else HTTPStatus.BAD_REQUEST
+        raise Problem(status, error.problem, field=_field_of(error), cure=error.cure) from error
+
+
+def idempotency_key(request: Request) -> str:
+    """ "" without the header: every request is a new job. Raises Problem 422."""
+    key = request.headers.get("idempotency-key", "")
+    if key and not IDEMPOTENCY_KEY.fullmatch(key):
+        raise Problem(
+            HTTPStatus.UNPROCESSABLE_ENTITY,
+            "must be 1 to 200 visible ASCII characters",
+            field="Idempotency-Key",
+            cure="send a UUID",
+        )
+    return key
+
+
+def check_paths(spec: JobSpec, settings: StackSettings) -> None:
+    """Raises Problem 422 for a model folder or data file that is not there."""
+    root = settings.model_root_path
+    folder = _inside(root, spec.model.path)
+    if not folder.is_dir():
+        raise _missing(f"there is no folder {spec.model.path} under the model root", "model.path")
+    if not (folder / "config.json").is_file():
+        raise _missing(f"{spec.model.path} has no config.json", "model.path")
+    if isinstance(spec.dataset, JsonlDataset):
+        for field in ("train_path", "evaluation_path"):
+            path = getattr(spec.dataset, field)
+            if path and not _inside(root, path).is_file():
+                raise _missing(f"there is no file {path} under the model root", f"dataset.{field}")
+
+
+def _field_of(error: InvalidInput) -> str | None:
+    """A key that is unknown or missing is itself the field: `model` and `pth` make `model.pth`."""
+    found = KEY_IN_PROBLEM.fullmatch(error.problem)
+    return ".".join(part for part in (error.field, found["key"] if found else None) if part) or None
+
+
+def _inside(root: Path, path: str) -> Path:
+    """Absolute paths stay as they are: the operator of a stack may keep models anywhere."""
+    return root / path
+
+
+def _missing(detail: str, field: str) -> Problem:
+    cure = "a Hugging Face model folder" if field == "model.path" else "a file of JSON lines"
+    return Problem(HTTPStatus.UNPROCESSABLE_ENTITY, detail, field=field, cure=f"name {cure} that the stack can read")
+
+
+async def _read_body(request: Request, *, max_bytes: int) -> bytes:
+    """The whole body, refused as soon as it is known to be too long."""
+    too_long = Problem(
+        HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+        f"the body is over {max_bytes} bytes",
+        field="body",
+        cure="a job spec names models and data by path",
+    )
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > max_bytes:
+        raise too_long
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > max_bytes:
+            raise too_long
+    return bytes(body)

@@ -1,0 +1,430 @@
+"""The gateway over a real server: a real uvicorn for what streams, the app itself for the rest."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+import uvicorn
+
+from broker.celery_app import ENSURE_TRAINER, KEY_PREFIX, TrainerRequests
+from broker.client import connect
+from broker.generator_side import GeneratorSide, PublishOutcome
+from broker.presence import Presence
+from broker.trainer_side import Opening, TrainerSide
+from contracts.errors import InvalidInput
+from contracts.events import AuditRecord, IterationMetrics, TrainerStarted, record_digest
+from contracts.jobs import EvaluationScore, JobState, JobStatus
+from contracts.monitor import StreamReport
+from contracts.rollouts import PromptBatch
+from contracts.run_folder import RunFolder
+from contracts.settings import StackSettings
+from contracts.versions import WeightFile, WeightManifest
+from contracts.wire import convert, encode_json
+from gateway.app import create_app
+from gateway.services import Services
+from onbeat.embedded_redis import EmbeddedRedis
+from tests.builders import job_spec, prompt_batch, rollout_batch
+
+KEY = "test-key"
+JSON = {"Content-Type": "application/json"}
+
+
+@pytest.fixture
+def services(settings: StackSettings, tmp_path: Path) -> Iterator[Services]:
+    """Over a model root that holds the model of `job_spec`."""
+    model = tmp_path / "models" / "qwen3"
+    model.mkdir(parents=True)
+    (model / "config.json").write_text("{}")
+    settings = msgspec.structs.replace(settings, model_root=str(model.parent))
+    made = Services(
+        settings=settings,
+        broker=connect(settings),
+        requests=TrainerRequests(settings),
+        max_body_bytes=20_000,
+        keep_alive_s=0.0,
+    )
+    yield made
+    made.requests.close()
+    made.broker.close()
+
+
+@pytest.fixture
+def ask(services: Services) -> Callable[..., httpx.Response]:
+    """One request to the app, with the right key unless `headers` says otherwise."""
+    app = create_app(services)
+
+    def send(method: str, path: str, **request: Any) -> httpx.Response:
+        async def exchange() -> httpx.Response:
+            transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+            async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+                headers = {"Authorization": f"Bearer {KEY}"} | request.pop("headers", {})
+                return await client.request(method, path, headers=headers, **request)
+
+        return asyncio.run(exchange())
+
+    return send
+
+
+@contextmanager
+def serving(services: Services) -> Iterator[str]:
+    """A real uvicorn on a port of its own; its URL."""
+    server = uvicorn.Server(uvicorn.Config(create_app(services), port=0, log_config=None))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        while not server.started:
+            assert thread.is_alive()
+            time.sleep(0.01)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        services.closing.set()
+        server.should_exit = True
+        thread.join()
+
+
+def submit(ask: Callable[..., httpx.Response], **changes: object) -> str:
+    answer = ask("POST", "/v1/jobs", content=encode_json(job_spec(**changes)), headers=JSON)
+    assert answer.status_code == 201, answer.text
+    return answer.json()["job_id"]
+
+
+def test_a_submitted_job_is_queued_and_a_message_for_the_consumers_is_sent(
+    ask: Callable[..., httpx.Response], services: Services
+) -> None:
+    answer = ask("POST", "/v1/jobs", content=encode_json(job_spec(name="first")), headers=JSON)
+    status = convert(answer.json(), JobStatus)
+    assert answer.headers["Location"] == f"/v1/jobs/{status.job_id}"
+    assert (status.name, status.state, status.reason) == ("first", JobState.QUEUED, "waits for a trainer")
+    assert ask("GET", f"/v1/jobs/{status.job_id}").json() == answer.json()
+    listed = convert(ask("GET", "/v1/jobs").json()["jobs"], list[JobStatus])
+    assert listed[0] == status
+    messages = [json.loads(item) for item in services.broker.redis.lrange(f"{KEY_PREFIX}onbeat", 0, -1)]  # type: ignore[union-attr]
+    mine = [message for message in messages if repr(status.job_id) in message["headers"]["argsrepr"]]
+    assert [message["headers"]["task"] for message in mine] == [ENSURE_TRAINER]
+    assert mine[0]["content-type"] == "application/x-msgpack"
+
+
+def test_the_same_idempotency_key_answers_the_same_job_once_and_refuses_another_spec(
+    ask: Callable[..., httpx.Response],
+) -> None:
+    headers = JSON | {"Idempotency-Key": uuid.uuid4().hex}
+    first = ask("POST", "/v1/jobs", content=encode_json(job_spec()), headers=headers)
+    again = ask("POST", "/v1/jobs", content=encode_json(job_spec()), headers=headers)
+    other = ask("POST", "/v1/jobs", content=encode_json(job_spec(seed=1)), headers=headers)
+    assert (first.status_code, again.status_code, other.status_code) == (201, 200, 409)
+    assert again.json()["job_id"] == first.json()["job_id"]
+    assert other.json()["field"] == "Idempotency-Key"
+
+
+def changed(path: str, value: object) -> bytes:
+    spec = msgspec.to_builtins(job_spec())
+    *parents, leaf = path.split(".")
+    section = spec
+    for parent in parents:
+        section = section[parent]
+    section[leaf] = value
+    return json.dumps(spec).encode()
+
+
+BAD_BODIES = {
+    "unknown key": (changed("model.pth", "x"), 422, "model.pth"),
+    "unknown key at the top": (changed("bogus", 1), 422, "bogus"),
+    "missing key": (b'{"name": "x"}', 422, "iterations"),
+    "wrong type": (changed("seed", "one"), 422, "seed"),
+    "out of range": (changed("rollout.group_size", 1), 422, "rollout.group_size"),
+    "unknown reward": (changed("reward.components", [{"type": "bogus"}]), 422, "reward.components[0].type"),
+    "no model folder": (changed("model.path", "nowhere"), 422, "model.path"),
+    "no data file": (changed("dataset", {"type": "jsonl", "train_path": "x.jsonl"}), 422, "dataset.train_path"),
+    "no JSON": (b"{", 400, None),
+    "not UTF-8": (b"\xff\xfe", 400, None),
+    "too long": (b" " * 20_001, 413, "body"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_BODIES)
+def test_a_bad_body_is_refused_by_a_problem_that_names_the_field(
+    name: str, ask: Callable[..., httpx.Response], services: Services
+) -> None:
+    body, status, field = BAD_BODIES[name]
+    before = services.jobs.job_ids()
+    answer = ask("POST", "/v1/jobs", content=body, headers=JSON)
+    problem = answer.json()
+    assert answer.headers["Content-Type"] == "application/problem+json"
+    assert (answer.status_code, problem["status"], problem["field"]) == (status, status, field)
+    assert problem["detail"]
+    assert services.jobs.job_ids() == before
+
+
+def test_a_body_of_undeclared_length_is_cut_off_at_the_limit(ask: Callable[..., httpx.Response]) -> None:
+    async def endless() -> Any:
+        while True:
+            yield b" " * 1000
+
+    assert ask("POST", "/v1/jobs", content=endless(), headers=JSON).status_code == 413
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "request_", "status", "field"),
+    [
+        ("GET", "/v1/jobs", {"headers": {"Authorization": "Bearer wrong"}}, 401, "Authorization"),
+        ("GET", "/v1/jobs", {"headers": {"Authorization": ""}}, 401, "Authorization"),
+        ("GET", "/v1/jobs", {"headers": {"Authorization": "Bearer schlüssel".encode("latin-1")}}, 401, "Authorization"),
+        ("GET", "/v1/jobs/job-none", {}, 404, "job_id"),
+        ("GET", "/v1/jobs/a}:b{", {}, 404, "job_id"),
+        ("GET", "/v1/jobs/job-none/events", {}, 404, "job_id"),
+        ("GET", "/v1/jobs/job-none/streams", {}, 404, "job_id"),
+        ("POST", "/v1/jobs/job-none/cancel", {}, 404, "job_id"),
+        ("GET", "/v1/jobs?limit=0", {}, 422, "limit"),
+        ("POST", "/v1/jobs", {"content": b"x", "headers": {"Content-Type": "text/plain"}}, 415, "Content-Type"),
+        ("POST", "/v1/jobs", {"headers": JSON | {"Idempotency-Key": "a b"}}, 422, "Idempotency-Key"),
+        ("GET", "/v1/nothing", {}, 404, None),
+        ("DELETE", "/v1/jobs", {}, 405, None),
+    ],
+)
+def test_a_bad_request_is_refused_by_a_problem(
+    method: str, path: str, request_: dict[str, Any], status: int, field: str | None, ask: Callable[..., httpx.Response]
+) -> None:
+    answer = ask(method, path, **request_)
+    assert (answer.status_code, answer.json()["field"]) == (status, field)
+    assert answer.headers["Content-Type"] == "application/problem+json"
+    assert KEY not in answer.text
+
+
+def test_a_gateway_without_a_key_does_not_start(services: Services) -> None:
+    services.settings = msgspec.structs.replace(services.settings, api_key="")
+    with pytest.raises(InvalidInput, match="ONBEAT_API_KEY"):
+        create_app(services)
+
+
+def test_a_queued_job_is_cancelled_at_once_and_stays_so(ask: Callable[..., httpx.Response]) -> None:
+    job_id = submit(ask)
+    for _ in range(2):
+        answer = ask("POST", f"/v1/jobs/{job_id}/cancel")
+        assert (answer.status_code, answer.json()["state"]) == (200, "cancelled")
+
+
+def test_an_unreachable_broker_is_a_503_that_says_so(services: Services, tmp_path: Path) -> None:
+    with EmbeddedRedis(tmp_path / "gone") as server:
+        services.settings = msgspec.structs.replace(services.settings, redis_url=server.url)
+        services.broker = connect(services.settings, patience_s=0.0)
+    transport = httpx.ASGITransport(create_app(services), raise_app_exceptions=False)
+
+    async def exchange() -> list[httpx.Response]:
+        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+            headers = {"Authorization": f"Bearer {KEY}"}
+            return [await client.get(path, headers=headers) for path in ("/readyz", "/v1/jobs", "/healthz")]
+
+    ready, jobs, health = asyncio.run(exchange())
+    assert (ready.status_code, jobs.status_code, health.status_code) == (503, 503, 200)
+    assert "Redis does not answer" in jobs.json()["detail"]
+
+
+def test_a_full_broker_is_a_507_and_leaves_no_job(services: Services, tmp_path: Path) -> None:
+    with EmbeddedRedis(tmp_path / "full") as server:
+        services.settings = msgspec.structs.replace(services.settings, redis_url=server.url)
+        services.broker = connect(services.settings)
+        services.broker.redis.config_set("maxmemory", 1)
+        transport = httpx.ASGITransport(create_app(services), raise_app_exceptions=False)
+
+        async def exchange() -> httpx.Response:
+            async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+                headers = JSON | {"Authorization": f"Bearer {KEY}"}
+                return await client.post("/v1/jobs", content=encode_json(job_spec()), headers=headers)
+
+        answer = asyncio.run(exchange())
+        assert (answer.status_code, answer.json()["detail"]) == (507, "Redis is at maxmemory and refuses writes")
+        assert services.jobs.job_ids() == []
+
+
+def events_of(lines: Iterator[str]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """(id, event, data) of each event."""
+    fields: dict[str, str] = {}
+    for line in lines:
+        if line:
+            name, _, value = line.partition(": ")
+            fields[name] = value
+        elif "data" in fields:
+            yield fields["id"], fields["event"], json.loads(fields["data"])
+            fields = {}
+
+
+def test_events_stream_live_to_the_final_state_and_resume_after_the_last_one_seen(services: Services) -> None:
+    job_id, _ = services.jobs.create(job_spec())
+    with serving(services) as url, httpx.Client(headers={"Authorization": f"Bearer {KEY}"}, timeout=30.0) as http:
+        events_url = f"{url}/v1/jobs/{job_id}/events"
+        with http.stream("GET", events_url) as answer:
+            assert answer.headers["Content-Type"].startswith("text/event-stream")
+            lines = answer.iter_lines()
+            events = events_of(lines)
+            first_id, kind, data = next(events)
+            assert (kind, data["state"]) == ("state_changed", "queued")
+            while next(lines) != ": keep-alive":
+                pass
+            services.jobs.move(job_id, JobState.RUNNING)
+            services.jobs.tell(job_id, TrainerStarted(at_s=1.0, trainer_epoch=7, next_iteration=0, resumed=False))
+            assert [event[2].get("trainer_epoch") for event in (next(events), next(events))] == [None, 7]
+            services.jobs.move(job_id, JobState.SUCCEEDED)
+            last_id, _, data = next(events)
+            assert data["state"] == "succeeded"
+            assert list(events) == []
+        with http.stream("GET", events_url, headers={"Last-Event-ID": first_id}) as answer:
+            kinds = [kind for _, kind, _ in events_of(answer.iter_lines())]
+        assert kinds == ["state_changed", "trainer_started", "state_changed"]
+        with http.stream("GET", events_url, headers={"Last-Event-ID": last_id}) as answer:
+            assert list(events_of(answer.iter_lines())) == []
+        refused = http.get(events_url, headers={"Last-Event-ID": "yesterday"})
+        assert (refused.status_code, refused.json()["field"]) == (422, "Last-Event-ID")
+
+
+def test_a_gateway_that_ends_does_not_wait_for_its_event_streams(services: Services) -> None:
+    job_id, _ = services.jobs.create(job_spec())
+    headers = {"Authorization": f"Bearer {KEY}"}
+    with (
+        serving(services) as url,
+        httpx.stream("GET", f"{url}/v1/jobs/{job_id}/events", headers=headers, timeout=30.0) as answer,
+    ):
+        events = events_of(answer.iter_lines())
+        next(events)
+        services.closing.set()
+        assert list(events) == []
+
+
+def metrics_line(iteration: int, reward: float) -> bytes:
+    numbers = dict.fromkeys((field.name for field in msgspec.structs.fields(IterationMetrics)), 0)
+    return json.dumps(numbers | {"iteration": iteration, "reward_mean": reward, "reward_components": {}}).encode()
+
+
+def test_metrics_are_the_last_line_of_each_iteration_and_a_torn_line_is_left_out(
+    ask: Callable[..., httpx.Response], services: Services
+) -> None:
+    job_id = submit(ask)
+    assert ask("GET", f"/v1/jobs/{job_id}/metrics").json() == {"iterations": []}
+    folder = RunFolder(services.settings.run_root_path, job_id)
+    folder.path.mkdir()
+    lines = [metrics_line(0, 0.25), metrics_line(1, 0.5), metrics_line(1, 0.75), metrics_line(2, 1.0)[:40]]
+    folder.metrics.write_bytes(b"\n".join(lines))
+    found = ask("GET", f"/v1/jobs/{job_id}/metrics").json()["iterations"]
+    assert [(line["iteration"], line["reward_mean"]) for line in found] == [(0, 0.25), (1, 0.75)]
+
+
+DIGEST, NEXT_DIGEST = "a" * 64, "b" * 64
+
+
+def test_status_streams_and_audit_show_what_the_fence_holds(
+    ask: Callable[..., httpx.Response], services: Services
+) -> None:
+    job_id = submit(ask)
+    trainer = TrainerSide(services.broker, job_id, owner="t", lease_s=60.0)
+    generator_id = f"generator-{uuid.uuid4().hex[:6]}"
+    Presence(services.broker).beat(generator_id, {"engine": "fake"})
+    epoch = trainer.acquire()
+    services.jobs.move(job_id, JobState.RUNNING)
+    services.jobs.record_evaluation(job_id, EvaluationScore(iteration=0, policy_version=0, sampled=0.5, num_prompts=2))
+    batches = [training_batch(job_id, index) for index in range(2)]
+    for version in (0, 1):
+        trainer.publish_weights(manifest(version), oldest_kept=0)
+    trainer.open_iteration(Opening(iteration=0, policy_version=0, weights_digest=DIGEST, batches=tuple(batches)))
+    generator = GeneratorSide(services.broker, job_id, generator_id)
+    claims = [generator.claim(60.0), generator.claim(60.0)]
+    assert claims[0] is not None
+    rollouts = rollouts_of(batches[0], generator_id)
+    assert generator.publish(claims[0], rollouts) is PublishOutcome.ACCEPTED
+    stale = msgspec.structs.replace(rollouts, generator_id="somebody else")
+    assert generator.publish(claims[0], stale) is PublishOutcome.DUPLICATE
+
+    report = convert(ask("GET", f"/v1/jobs/{job_id}/streams").json(), StreamReport)
+    streams = {stream.name: stream for stream in report.streams}
+    assert (report.fence_state, report.trainer_epoch, report.batches_rejected) == ("open", epoch, {"duplicate": 1})
+    assert report.trainer_lease_s is not None
+    assert (streams["prompts"].num_entries, streams["prompts"].num_pending, streams["prompts"].num_waiting) == (1, 1, 0)
+    assert (streams["rollouts"].num_entries, streams["rollouts"].num_waiting) == (1, 1)
+    assert streams["rollouts"].num_bytes > 0
+    assert streams["rollouts"].oldest_age_s is not None
+    assert [(lease.batch_id, lease.generator_id, lease.deliveries) for lease in report.leases] == [
+        ("0/train/1", generator_id, 1)
+    ]
+    assert generator_id in [generator.generator_id for generator in report.generators]
+
+    status = convert(ask("GET", f"/v1/jobs/{job_id}").json(), JobStatus)
+    assert (status.batches_expected, status.batches_published, status.batches_accepted) == (2, 1, 1)
+    assert (status.policy_version, status.weights_digest, status.iterations_committed) == (0, DIGEST, 0)
+    assert status.evaluation_before is not None
+    assert status.live_generators >= 1
+
+    assert claims[1] is not None
+    assert generator.publish(claims[1], rollouts_of(batches[1], generator_id)) is PublishOutcome.ACCEPTED
+    arrived, _ = trainer.claim_rollouts(max_batches=2)
+    trained = {item.batch.batch_id: item.digest for item in arrived}
+    trainer.commit(audit_record(trained), trained, event=None, opening=None)
+    status = convert(ask("GET", f"/v1/jobs/{job_id}").json(), JobStatus)
+    assert (status.policy_version, status.weights_digest, status.iterations_committed) == (1, NEXT_DIGEST, 1)
+    (record,) = ask("GET", f"/v1/jobs/{job_id}/audit").json()["records"]
+    assert record.pop("digest") == record_digest(audit_record(trained))
+    assert convert(record, AuditRecord) == audit_record(trained)
+
+
+def training_batch(job_id: str, index: int) -> PromptBatch:
+    return prompt_batch([[1, 2], [3]], job_id=job_id, batch_id=f"0/train/{index}", weights_digest=DIGEST)
+
+
+def rollouts_of(batch: PromptBatch, generator_id: str) -> Any:
+    return rollout_batch(
+        job_id=batch.job_id,
+        batch_id=batch.batch_id,
+        weights_digest=DIGEST,
+        group_size=2,
+        generator_id=generator_id,
+    )
+
+
+def manifest(version: int) -> WeightManifest:
+    return WeightManifest(
+        policy_version=version,
+        weights_digest=(DIGEST, NEXT_DIGEST)[version],
+        dtype="float32",
+        directory=f"j/weights/v{version:06d}",
+        files=(WeightFile(name="m.safetensors", num_bytes=1),),
+    )
+
+
+def audit_record(batches: dict[str, str]) -> AuditRecord:
+    return AuditRecord(
+        kind="commit",
+        iteration=0,
+        policy_version=0,
+        weights_digest=DIGEST,
+        next_weights_digest=NEXT_DIGEST,
+        trainer_epoch=1,
+        batches=batches,
+        abandoned={},
+        previous="",
+    )
+
+
+def test_the_document_of_the_api_refers_only_to_schemas_that_it_holds(ask: Callable[..., httpx.Response]) -> None:
+    document = ask("GET", "/openapi.json").json()
+    held = {f"#/components/schemas/{name}" for name in document["components"]["schemas"]}
+    referred = set(json.dumps(document).split('"$ref": "')[1:])
+    assert {reference.partition('"')[0] for reference in referred} <= held
+    assert "/v1/jobs/{job_id}/events" in document["paths"]
+    assert ask("GET", "/docs").status_code == 200
+
+
+def test_prometheus_reads_requests_by_route_and_no_job_id(ask: Callable[..., httpx.Response]) -> None:
+    job_id = submit(ask)
+    ask("GET", f"/v1/jobs/{job_id}")
+    text = ask("GET", "/metrics").text
+    assert 'onbeat_gateway_requests_total{method="GET",route="/v1/jobs/{job_id}",status="200"} 1.0' in text
+    assert job_id not in text
