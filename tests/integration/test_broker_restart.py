@@ -1,0 +1,213 @@
+"""A server that is killed and started again, with every write or without its last ones, breaks no run.
+
+The tests own their server. Writes are lost for real: the append-only file is cut back to what had been synced.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from broker.client import Broker, connect
+from broker.generator_side import Claim, GeneratorSide, PublishOutcome
+from broker.job_store import JobStore
+from broker.trainer_side import TrainerSide
+from contracts.errors import BrokerUnavailable, FencedOff, FenceViolation
+from contracts.jobs import JobState
+from contracts.settings import StackSettings
+from onbeat.embedded_redis import EmbeddedRedis
+from tests.builders import job_spec
+from tests.integration.test_fence import Job, answer_to, record
+
+LEASE_S = 600.0
+
+
+@dataclasses.dataclass
+class Crash:
+    """A private server that can lose what it wrote after a moment."""
+
+    server: EmbeddedRedis
+    broker: Broker
+
+    def mark(self) -> int:
+        """Size of the append-only file now that everything before is in it."""
+        assert self.broker.persisted()
+        return self._file().stat().st_size
+
+    def kill_and_restart(self, *, keep_bytes: int | None = None) -> None:
+        """SIGKILL; with keep_bytes, what was written after that mark is gone."""
+        self.server.kill()
+        if keep_bytes is not None:
+            assert self._file().stat().st_size > keep_bytes, "nothing was written after the mark"
+            with self._file().open("r+b") as file:
+                file.truncate(keep_bytes)
+        self.server.restart()
+
+    def _file(self) -> Path:
+        (path,) = (self.server.folder / "appendonlydir").glob("*.incr.aof")
+        return path
+
+
+@pytest.fixture
+def crash(tmp_path: Path) -> Iterator[Crash]:
+    server = EmbeddedRedis(tmp_path / "redis")
+    server.start()
+    broker = connect(StackSettings(redis_url=server.url, run_root=str(tmp_path)), patience_s=10.0)
+    yield Crash(server, broker)
+    broker.close()
+    server.stop()
+
+
+@pytest.fixture
+def job(crash: Crash) -> Job:
+    """Iteration 0 is open with two batches."""
+    job_id, _ = JobStore(crash.broker).create(job_spec(rollout__max_attempts=3))
+    trainer = TrainerSide(crash.broker, job_id, owner="t1", lease_s=LEASE_S)
+    trainer.acquire()
+    job = Job(crash.broker, job_id, trainer)
+    job.announce(0)
+    job.trainer.open_iteration(job.opening(0))
+    return job
+
+
+def take(generator: GeneratorSide) -> Claim:
+    claim = generator.claim(LEASE_S)
+    assert claim is not None
+    return claim
+
+
+def publish(generator: GeneratorSide, claim: Claim, name: str) -> PublishOutcome:
+    return generator.publish(claim, answer_to(claim.prompt_batch, name, attempt=claim.attempt))
+
+
+def arrived(job: Job) -> dict[str, str]:
+    return {one.batch.batch_id: one.digest for one in job.trainer.claim_rollouts(max_batches=8)[0]}
+
+
+def commit(job: Job, trained: dict[str, str]) -> None:
+    job.announce(1)
+    job.trainer.commit(record(0, trained), trained, event=None, opening=job.opening(1))
+
+
+def test_a_killed_server_goes_on_half_way_through_an_iteration(crash: Crash, job: Job) -> None:
+    first, second = job.generator("g1"), job.generator("g2")
+    assert publish(first, take(first), "g1") is PublishOutcome.ACCEPTED
+    trained = arrived(job)
+    held = take(second)
+    crash.kill_and_restart()
+    assert job.trainer.renew() is JobState.QUEUED
+    assert second.renew([held]) == []
+    assert publish(second, held, "g2") is PublishOutcome.ACCEPTED
+    trained |= arrived(job)
+    assert sorted(trained) == ["0/train/0", "0/train/1"]
+    commit(job, trained)
+    assert (job.trainer.fence().committed, job.trainer.fence().iteration) == (0, 1)
+    assert take(first).prompt_batch.batch_id == "1/train/0"
+
+
+def test_a_server_that_is_away_is_an_error_with_a_name_and_back_again_it_serves(crash: Crash, job: Job) -> None:
+    url = crash.server.url
+    crash.server.kill()
+    with pytest.raises(BrokerUnavailable):
+        connect(StackSettings(redis_url=url), patience_s=0.0)
+    crash.server.restart()
+    assert job.trainer.fence().iteration == 0
+    assert take(job.generator()).prompt_batch.batch_id == "0/train/0"
+
+
+def test_a_batch_whose_publication_was_lost_comes_twice_and_counts_once(crash: Crash, job: Job) -> None:
+    first, second = job.generator("g1"), job.generator("g2")
+    held = [take(first), take(second)]
+    mark = crash.mark()
+    for generator, claim, name in zip((first, second), held, ("g1", "g2"), strict=True):
+        assert publish(generator, claim, name) is PublishOutcome.ACCEPTED
+    trained = arrived(job)
+    crash.kill_and_restart(keep_bytes=mark)
+    assert job.trainer.fence().published == 0
+    assert publish(first, held[0], "g1") is PublishOutcome.ACCEPTED
+    assert arrived(job) == {"0/train/0": trained["0/train/0"]}
+    commit(job, trained)
+    assert publish(second, held[1], "g2") is PublishOutcome.STALE
+    (committed,) = JobStore(crash.broker).audit(job.job_id)
+    assert committed.batches == trained
+
+
+def test_a_claim_that_was_lost_is_claimed_by_another_and_accepted_once(crash: Crash, job: Job) -> None:
+    first, second = job.generator("g1"), job.generator("g2")
+    mark = crash.mark()
+    lost = take(first)
+    crash.kill_and_restart(keep_bytes=mark)
+    assert first.renew([lost]) == [lost]
+    again = take(second)
+    assert again.prompt_batch == lost.prompt_batch
+    assert publish(first, lost, "g1") is PublishOutcome.ACCEPTED
+    assert publish(second, again, "g2") is PublishOutcome.DUPLICATE
+
+
+def test_a_prompt_that_is_nowhere_is_dispatched_again(crash: Crash, job: Job) -> None:
+    lost = take(job.generator("g1"))
+    crash.broker.redis.xdel(f"onbeat:{{{job.job_id}}}:prompts", lost.entry_id)
+    crash.kill_and_restart()
+    assert job.trainer.reconcile(0, job.batches(0)) == 1
+    assert job.trainer.reconcile(0, job.batches(0)) == 0
+    names = {take(job.generator("g2")).prompt_batch.batch_id for _ in range(2)}
+    assert names == {"0/train/0", "0/train/1"}
+
+
+def test_a_lost_commit_is_repeated_and_recorded_once(crash: Crash, job: Job) -> None:
+    generator = job.generator()
+    for _ in range(2):
+        publish(generator, take(generator), "g1")
+    trained = arrived(job)
+    mark = crash.mark()
+    commit(job, trained)
+    crash.kill_and_restart(keep_bytes=mark)
+    assert job.trainer.fence().committed == -1
+    commit(job, trained)
+    commit(job, trained)
+    assert len(JobStore(crash.broker).audit(job.job_id)) == 1
+    assert (job.trainer.fence().iteration, job.trainer.fence().state) == (1, "open")
+
+
+def test_a_lost_opening_is_noticed_and_repeated(crash: Crash) -> None:
+    job_id, _ = JobStore(crash.broker).create(job_spec())
+    job = Job(crash.broker, job_id, TrainerSide(crash.broker, job_id, owner="t1", lease_s=LEASE_S))
+    job.trainer.acquire()
+    job.announce(0)
+    mark = crash.mark()
+    job.trainer.open_iteration(job.opening(0))
+    crash.kill_and_restart(keep_bytes=mark)
+    with pytest.raises(FenceViolation, match="not open"):
+        job.trainer.reconcile(0, job.batches(0))
+    assert job.trainer.open_iteration(job.opening(0)) is True
+    assert job.trainer.open_iteration(job.opening(0)) is False
+
+
+def test_no_epoch_is_handed_out_twice_although_its_counter_went_back(crash: Crash, job: Job) -> None:
+    first = job.trainer
+    mark = crash.mark()
+    first.release()
+    second = TrainerSide(crash.broker, job.job_id, owner="t2", lease_s=LEASE_S)
+    forgotten = second.acquire()
+    crash.kill_and_restart(keep_bytes=mark)
+    assert first.fence().trainer_epoch == first.trainer_epoch < forgotten
+    with pytest.raises(FencedOff):
+        second.renew()
+    first.release()
+    third = TrainerSide(crash.broker, job.job_id, owner="t3", lease_s=LEASE_S)
+    assert third.acquire() > forgotten
+    for old in (first, second):
+        with pytest.raises(FencedOff):
+            old.renew()
+
+
+def test_a_job_that_was_accepted_is_there_after_a_crash(crash: Crash) -> None:
+    jobs = JobStore(crash.broker)
+    job_id, is_new = jobs.create(job_spec(), idempotency_key="k1")
+    crash.kill_and_restart()
+    assert is_new
+    assert jobs.create(job_spec(), idempotency_key="k1") == (job_id, False)
+    assert jobs.job_ids() == jobs.active_jobs() == [job_id]
