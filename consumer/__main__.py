@@ -31,6 +31,7 @@ from contracts.jobs import JobState
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings, settings_from
 from contracts.spec import JobSpec
+from telemetry import crash_points
 from telemetry.logs import configure
 
 log = logging.getLogger(__name__)
@@ -158,6 +159,7 @@ def main(arguments: list[str]) -> int:
     try:
         settings = settings_from(os.environ)
         configure(settings, service="trainer")
+        crash_points.arm(settings.crash_at)
         return train(settings, arguments[0])
     except Unavailable as error:
         log.error("%s", error)

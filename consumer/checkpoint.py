@@ -29,6 +29,7 @@ from consumer.tensor_folder import HIDDEN_PREFIX, remove_folders, save_tensors, 
 from contracts.errors import ContractViolation, InvalidInput, NotFound, OnbeatError, WeightsRejected
 from contracts.versions import Digest, PolicyVersion
 from contracts.wire import Record, decode_json, encode_json
+from telemetry.crash_points import reach
 
 logger = logging.getLogger(__name__)
 
@@ -89,6 +90,7 @@ def write_checkpoint(
 
     def fill(scratch: Path) -> None:
         save_tensors(policy.weight_tensors(), scratch / MODEL_FILE)
+        reach("consumer.writing_checkpoint")
         save_tensors(optimizer.state_tensors(), scratch / OPTIMIZER_FILE)
         state = CheckpointState(
             format_version=FORMAT_VERSION,

@@ -21,14 +21,14 @@ class Stopped(Exception):
 
 
 class LeaseKeeper:
-    """A thread that renews the lease every third of it.
+    """A thread that renews the lease every third of it, and every second so that a cancel is soon noticed.
 
     The trainer calls `check` between micro-batches: what the thread saw is raised there, where it can be answered.
     """
 
     def __init__(self, side: TrainerSide, *, lease_s: float) -> None:
         self._side = side
-        self._interval_s = lease_s / 3
+        self._interval_s = min(lease_s / 3, 1.0)
         self._state = JobState.RUNNING
         self._error: OnbeatError | None = None
         self._closing = threading.Event()

@@ -47,6 +47,7 @@ from contracts.events import (
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
 from contracts.versions import WeightManifest
+from telemetry.crash_points import reach
 from telemetry.waiting import Waiting
 
 log = logging.getLogger(__name__)
@@ -137,6 +138,7 @@ class Trainer:
         self._side.publish_weights(manifest, oldest_kept=start)
         opening = self._plan.opening(start, manifest)
         self._side.open_iteration(opening)
+        reach("consumer.after_opening")
         return opening
 
     def _run_iteration(self, opening: Opening) -> Opening | None:
@@ -201,6 +203,7 @@ class Trainer:
                         learner.policy, learner.reference, item.batch, self._spec, learner.accumulator
                     )
                 iteration.stats.append(stats)
+                reach("consumer.after_micro_batch")
         return len(arrived)
 
     def _settle_dead(self, iteration: Iteration) -> None:
@@ -224,9 +227,11 @@ class Trainer:
         with iteration.span("step"):
             learner.accumulator.total(num_completions)
             grad_norm = learner.optimizer.step(rate)
+        reach("consumer.after_step")
         with iteration.span("publish"):
             made = self._publish_weights(iteration.number + 1)
             self._side.publish_weights(made, oldest_kept=iteration.number)
+        reach("consumer.after_weights")
         return made, iteration.metrics(grad_norm=grad_norm, learning_rate=rate)
 
     def _report(self, iteration: Iteration, metrics: IterationMetrics | None) -> None:
@@ -266,6 +271,7 @@ class Trainer:
             event = IterationCommitted(at_s=time.time(), metrics=metrics, weights_digest=made.weights_digest)
         self._side.commit(record, iteration.digests, event=event, opening=following)
         self._last_link = record_digest(record)
+        reach("consumer.after_commit")
 
     def _settle(self, made: WeightManifest) -> None:
         """After a commit, while the generators are at work again: checkpoint, old files, the count of starts."""
@@ -289,6 +295,7 @@ class Trainer:
             optimizer=self._learner.optimizer,
             weights_digest=manifest.weights_digest,
         )
+        reach("consumer.after_checkpoint")
         keep_newest(self._folder.checkpoints, self._spec.trainer.keep_checkpoints)
         self._tell(
             CheckpointWritten(

@@ -20,6 +20,7 @@ from consumer.tensor_folder import remove_folders, save_tensors, tensors_digest,
 from contracts.errors import OnbeatError
 from contracts.run_folder import RunFolder
 from contracts.versions import WeightFile, WeightManifest
+from telemetry.crash_points import reach
 
 DEFAULT_SHARD_BYTES = 2 * 1024**3
 VERSION_NAME = re.compile(r"v(\d{6,})")
@@ -46,6 +47,7 @@ def publish_weights(
         def fill(scratch: Path) -> None:
             for number, shard in enumerate(shards, start=1):
                 save_tensors(shard, scratch / f"weights-{number:05d}-of-{len(shards):05d}.safetensors")
+                reach("consumer.writing_weights")
 
         write_folder(target, fill, durable=False)
     return WeightManifest(

@@ -39,6 +39,8 @@ class StackSettings(Record, frozen=True, kw_only=True):
     """human, or json: one object a line."""
     broker_timeout_s: float = 30.0
     """How long a process keeps trying to reach Redis before it ends with an error."""
+    crash_at: str = ""
+    """For tests: the crash point (docs/failure-modes.md) at which a trainer or generator kills itself."""
 
     def __post_init__(self) -> None:
         if self.log_format not in ("human", "json"):

@@ -28,6 +28,7 @@ from producer.engine.factory import make_engine
 from producer.reward_client import RewardClient
 from producer.served_model import ServedModel
 from producer.worker import Worker
+from telemetry import crash_points
 from telemetry.logs import configure
 
 log = logging.getLogger(__name__)
@@ -62,6 +63,7 @@ def main() -> int:
     configure(StackSettings(), service="producer")
     try:
         settings = settings_from(os.environ)
+        crash_points.arm(settings.crash_at)
     except InvalidInput as error:
         log.error("%s", error)
         return 2

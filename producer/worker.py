@@ -38,6 +38,7 @@ from producer.engine.base import VerifiedWeights
 from producer.fair_share import FairShare
 from producer.scored_batch import reward_items, rollout_batch
 from producer.served_model import LoadedModel, ServedModel
+from telemetry.crash_points import reach
 
 if TYPE_CHECKING:
     from broker.generator_side import Claim
@@ -193,6 +194,7 @@ class Worker:
             if claim is not None:
                 self._turns.served(job_id, job.spec.model, self._clock())
                 self._leases[_name(claim)] = (job, claim)
+                reach("producer.after_claim")
                 self._claimed.set()
                 self._idle_since_s = None
                 return job, claim
@@ -235,6 +237,7 @@ class Worker:
             weights = loaded.engine.policy_version
             started_s = self._wall_clock()
             groups = await loaded.engine.generate(batch)
+            reach("producer.after_generation")
         except (BatchFailed, WeightsRejected, InvalidInput) as error:
             await self._fail(job, claim, error)
             return None
@@ -257,6 +260,7 @@ class Worker:
         try:
             texts = sampled.loaded.detokenizer(sampled.completions)
             scored = await self._rewards.score(job.spec.reward, reward_items(batch, texts))
+            reach("producer.after_scoring")
         except (BatchFailed, RewardUnavailable) as error:
             await self._fail(job, claim, error)
         else:
@@ -284,6 +288,7 @@ class Worker:
             ),
         )
         outcome = await self._calls(job.side.publish, claim, record)
+        reach("producer.after_publication")
         log.log(
             logging.DEBUG if outcome.value == "accepted" else logging.INFO,
             "%s: %s, %d tokens",

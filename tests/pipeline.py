@@ -9,18 +9,25 @@ from pathlib import Path
 from types import TracebackType
 
 import httpx
+from msgspec.structs import replace
 
 from broker.client import Broker, connect
 from broker.job_store import JobStore
+from contracts.events import record_digest
+from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 from onbeat.child_process import ChildProcess
 from onbeat.embedded_redis import EmbeddedRedis
 from onbeat.free_ports import free_port
 from onbeat.stack import child_environment
+from onbeat.stored_weights import digests_on_disk
+from onbeat.verify import AuditEntry, Verdict, verify_run
 from telemetry.waiting import Waiting
 
 REPOSITORY = Path(__file__).parents[1]
+HELD = 3
+"""Exit code of a trainer whose predecessor's lease still lives."""
 
 
 class Pipeline:
@@ -59,13 +66,14 @@ class Pipeline:
             api_key="test-key",
         )
 
-    def start(self, name: str, *arguments: str, module: str = "", port: int = 0) -> ChildProcess:
+    def start(self, name: str, *arguments: str, port: int = 0, crash_at: str = "") -> ChildProcess:
         """`python -m MODULE ARGUMENTS` with this stack's settings; the module is the name before the first dash."""
-        command = (sys.executable, "-m", module or name.partition("-")[0], *arguments)
+        command = (sys.executable, "-m", name.partition("-")[0], *arguments)
+        settings = replace(self.settings, crash_at=crash_at)
         child = ChildProcess(
             name,
             command=command,
-            environment=child_environment(os.environ, self.settings, port=port),
+            environment=child_environment(os.environ, settings, port=port),
             log_path=self.folder / "logs" / f"{name}.log",
         )
         child.start()
@@ -85,6 +93,26 @@ class Pipeline:
             raise AssertionError(f"the trainer ended with {trainer.exit_code}:\n{trainer.tail()}")
         return job_id
 
+    def train_to_the_end(self, job_id: str) -> None:
+        """Starts a trainer as soon as the lease of the one before has run out, and sees it succeed."""
+        exit_code = self.train_until_death(job_id)
+        if exit_code != 0:
+            raise AssertionError(f"the trainer ended with {exit_code}:\n{list(self.children.values())[-1].tail()}")
+
+    def train_until_death(self, job_id: str, *, crash_at: str = "", deadline_s: float = 120.0) -> int:
+        """Exit code of the first trainer that gets the lease; negative: the signal that killed it."""
+        while True:
+            trainer = self.start(f"consumer-{job_id}-{len(self.children)}", job_id, crash_at=crash_at)
+            exit_code = wait_for_exit(trainer, deadline_s)
+            if exit_code != HELD:
+                return exit_code
+
+    def verdict(self, job_id: str) -> Verdict:
+        """What `onbeat verify` says of a succeeded job."""
+        entries = [AuditEntry(record=record, digest=record_digest(record)) for record in self.jobs.audit(job_id)]
+        on_disk = digests_on_disk(RunFolder(self.settings.run_root_path, job_id))
+        return verify_run(entries, self.jobs.spec(job_id), complete=True, digests_on_disk=on_disk)
+
     def final_digest(self, job_id: str) -> str:
         """Digest of the last version that a commit made."""
         return [record.next_weights_digest for record in self.jobs.audit(job_id) if record.next_weights_digest][-1]
@@ -97,12 +125,13 @@ class Pipeline:
         self.redis.stop()
 
 
-def wait_for_exit(child: ChildProcess, deadline_s: float) -> None:
-    """Raises DeadlineExceeded with the process's last words."""
+def wait_for_exit(child: ChildProcess, deadline_s: float) -> int:
+    """Its exit code. Raises DeadlineExceeded with the process's last words."""
     waiting = Waiting(f"{child.name} to end", deadline_s=deadline_s)
-    while child.exit_code is None:
+    while (exit_code := child.exit_code) is None:
         waiting.poke(f"{child.name} to end:\n{child.tail()}")
         time.sleep(0.05)
+    return exit_code
 
 
 def until_ready(url: str, child: ChildProcess) -> None:

@@ -34,6 +34,7 @@ from producer.engine.batch_rows import BatchRows, check_version
 from producer.engine.model_folder import empty_model, end_of_sequence_ids, weight_tensors
 from producer.model_path import model_folder
 from producer.weight_files import check_digest, check_names, weight_files
+from telemetry.crash_points import reach
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -99,6 +100,7 @@ class TransformersEngine:
                     f"{name} of version {manifest.policy_version} is {_shown(source)}, the model needs {_shown(tensor)}"
                 )
             tensor.copy_(source)
+        reach("producer.loading_weights")
         found = weights_digest(_hashable(name, tensor) for name, tensor in tensors.items())
         check_digest(manifest, found)
         return VerifiedWeights(policy_version=manifest.policy_version, weights_digest=found)

@@ -1,0 +1,158 @@
+"""The Celery tasks of a consumer, and what they do: see to it that each active job has a trainer that holds its lease.
+
+    ensure_trainer(job) ─┐                       ┌─ a lease lives: nothing to do
+    reconcile() ─────────┴─ for each active job ─┼─ its trainer loads here: wait, kill it if it never answers
+                                                 ├─ cancelling: cancelled, there is nobody to save anything
+                                                 ├─ another consumer's trainer loads, or this consumer is busy: later
+                                                 └─ start one, or fail the job that used up its starts
+
+Both are safe to run at any time, any number of times: the fence lets only one trainer work, whoever starts how many.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from celery import Celery
+
+from broker.celery_app import ENSURE_TRAINER, RECONCILE
+from broker.client import Broker
+from broker.job_store import JobStore
+from broker.keys import JobKeys
+from broker.trainer_side import read_fence
+from consumer.trainer_processes import Ended, TrainerProcesses
+from contracts.errors import Conflict, NotFound, OnbeatError, Unavailable
+from contracts.jobs import JobState
+
+DONE = 0
+RESERVATION_S = 20.0
+"""Renewed by each reconciliation while the trainer loads. After the death of its consumer, another one waits so long."""
+SILENCE_S = 180.0
+"""A trainer process without its job's lease for so long is stuck: loading a model's library and asking take seconds."""
+
+log = logging.getLogger(__name__)
+
+
+class Reconciler:
+    """One consumer's view of the jobs, and its hands."""
+
+    def __init__(
+        self, broker: Broker, trainers: TrainerProcesses, *, consumer_id: str, silence_s: float = SILENCE_S
+    ) -> None:
+        self._broker = broker
+        self._jobs = JobStore(broker)
+        self._trainers = trainers
+        self._consumer_id = consumer_id
+        self._silence_s = silence_s
+
+    def reconcile(self) -> None:
+        """Every active job, oldest first. Raises Unavailable."""
+        self._reap()
+        created = {job_id: float(self._jobs.fields(job_id)["created_s"]) for job_id in self._jobs.active_jobs()}
+        for job_id in sorted(created, key=lambda job_id: created[job_id]):
+            self._see_to(job_id)
+
+    def ensure_trainer(self, job_id: str) -> None:
+        """One job; a job that does not exist is logged, because a message has nobody to answer. Raises Unavailable."""
+        self._reap()
+        try:
+            self._see_to(job_id)
+        except NotFound as error:
+            log.warning("%s", error)
+
+    def close(self) -> None:
+        """Ends the trainer that runs here; its job goes on in another one."""
+        ended = self._trainers.stop()
+        if ended is not None:
+            self._book(ended)
+
+    def _see_to(self, job_id: str) -> None:
+        state = self._jobs.state(job_id)
+        if state.is_final:
+            # Takes it off the active jobs, where whoever ended it died in between.
+            self._jobs.move(job_id, state)
+            return
+        is_mine = self._trainers.job_id == job_id
+        if read_fence(self._broker, JobKeys(job_id)).lease_until_s > self._broker.now_s():
+            if is_mine:
+                self._trainers.answered()
+                self._jobs.release_start(job_id, self._consumer_id)
+        elif is_mine:
+            self._see_to_silent(job_id)
+        elif state is JobState.CANCELLING:
+            self._end(job_id, JobState.CANCELLED)
+        elif not self._trainers.job_id and self._reserve(job_id):
+            self._start(job_id)
+
+    def _see_to_silent(self, job_id: str) -> None:
+        """Its process lives here and it holds no lease: it loads, or it is stuck (I8)."""
+        if self._trainers.silent_s < self._silence_s:
+            self._reserve(job_id)
+            return
+        log.error("the trainer of %s has not answered for %.0f s, killing it", job_id, self._trainers.silent_s)
+        self._trainers.kill()
+        self._reap()
+
+    def _start(self, job_id: str) -> None:
+        limit = self._jobs.spec(job_id).timeouts.max_trainer_starts
+        if self._jobs.count_trainer_start(job_id) > limit:
+            self._give_up(
+                job_id,
+                f"{limit} trainers ended without committing an iteration (timeouts.max_trainer_starts); "
+                f"the last one's log ends: {self._trainers.tail(job_id)}",
+            )
+            return
+        try:
+            self._trainers.start(job_id)
+        except OnbeatError as error:
+            self._give_up(job_id, str(error))
+
+    def _give_up(self, job_id: str, reason: str) -> None:
+        log.error("job %s fails: %s", job_id, reason)
+        self._end(job_id, JobState.FAILED, reason=reason)
+        self._jobs.release_start(job_id, self._consumer_id)
+
+    def _end(self, job_id: str, state: JobState, *, reason: str = "") -> None:
+        try:
+            self._jobs.move(job_id, state, reason=reason)
+        except Conflict as error:
+            log.info("job %s ended meanwhile: %s", job_id, error)
+
+    def _reap(self) -> None:
+        ended = self._trainers.reap()
+        if ended is not None:
+            self._book(ended)
+
+    def _book(self, ended: Ended) -> None:
+        if ended.exit_code == DONE:
+            log.info("%s", ended)
+            # It ended as it should, so the starts before it count no more; of a final job nobody counts.
+            self._jobs.reset_trainer_starts(ended.job_id)
+        else:
+            log.warning("%s: %s", ended, self._trainers.tail(ended.job_id))
+        self._jobs.release_start(ended.job_id, self._consumer_id)
+
+    def _reserve(self, job_id: str) -> bool:
+        return self._jobs.reserve_start(job_id, self._consumer_id, life_s=RESERVATION_S)
+
+
+def register_tasks(app: Celery, reconciler: Reconciler) -> None:
+    """Makes the app able to run both tasks."""
+
+    def ensure_trainer(job_id: str) -> None:
+        _while_available(lambda: reconciler.ensure_trainer(job_id))
+
+    def reconcile() -> None:
+        _while_available(reconciler.reconcile)
+
+    app.task(name=ENSURE_TRAINER)(ensure_trainer)
+    app.task(name=RECONCILE)(reconcile)
+
+
+def _while_available(work: Callable[[], None]) -> None:
+    """A server that is away ends the attempt, not the worker: the beat brings the next one."""
+    try:
+        work()
+    except Unavailable as error:
+        log.warning("cannot look at the jobs now: %s", error)

@@ -1,0 +1,133 @@
+"""The trainer that this consumer runs as a process of its own: one at a time, its log in the run folder of its job.
+
+A trainer ends with its consumer: by SIGTERM in an orderly end, by the kernel when the consumer is killed (Linux).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from contracts.errors import OnbeatError
+from contracts.run_folder import RunFolder
+from telemetry.launcher import end_with_launcher
+
+TAIL_BYTES = 8_192
+STOP_GRACE_S = 15.0
+"""For the current micro-batch and a checkpoint. What a SIGKILL then costs is done again from the checkpoint before."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A trainer process that is over."""
+
+    job_id: str
+    exit_code: int
+    """Of `python -m consumer`: 0 done or stopped, 2 the job failed, 3 held by another; negative: a signal."""
+
+    def __str__(self) -> str:
+        how = f"was killed by signal {-self.exit_code}" if self.exit_code < 0 else f"ended with code {self.exit_code}"
+        return f"the trainer of {self.job_id} {how}"
+
+
+class TrainerProcesses:
+    """Not thread-safe: the worker's main thread starts, reaps and stops."""
+
+    def __init__(self, run_root: Path, *, module: str = "consumer") -> None:
+        self._run_root = run_root
+        self._module = module
+        self._process: subprocess.Popen[bytes] | None = None
+        self._job_id = ""
+        self._answered_s = 0.0
+
+    @property
+    def job_id(self) -> str:
+        """Of the trainer that runs here; "" when there is none."""
+        return self._job_id
+
+    @property
+    def silent_s(self) -> float:
+        """Since the trainer was started, or last held its job's lease."""
+        return time.monotonic() - self._answered_s
+
+    def answered(self) -> None:
+        """The trainer holds its job's lease."""
+        self._answered_s = time.monotonic()
+
+    def start(self, job_id: str) -> None:
+        """Raises OnbeatError where its log or the program cannot be opened."""
+        assert not self._job_id, f"a trainer for {self._job_id} runs here"
+        path = RunFolder(self._run_root, job_id).trainer_log
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("ab") as log_file:
+                self._process = subprocess.Popen(
+                    (sys.executable, "-m", self._module, job_id),
+                    stdin=subprocess.DEVNULL,
+                    stdout=log_file,
+                    stderr=subprocess.STDOUT,
+                    process_group=0,
+                    preexec_fn=end_with_launcher(),
+                )
+        except OSError as error:
+            raise OnbeatError(
+                f"cannot start a trainer: {error}", field=str(path), cure="choose another run root"
+            ) from error
+        self._job_id = job_id
+        self.answered()
+        log.info("started a trainer for %s, process %d, log %s", job_id, self._process.pid, path)
+
+    def reap(self) -> Ended | None:
+        """The trainer that ended since the last call."""
+        if self._process is None or (code := self._process.poll()) is None:
+            return None
+        ended = Ended(self._job_id, code)
+        self._end_group()
+        self._process, self._job_id = None, ""
+        return ended
+
+    def kill(self) -> None:
+        """SIGKILL to a trainer that no longer answers; it is reaped as any other."""
+        if self._process is not None:
+            self._end_group()
+            self._process.wait()
+
+    def stop(self, *, grace_s: float = STOP_GRACE_S) -> Ended | None:
+        """SIGTERM, then SIGKILL after the grace."""
+        if self._process is None:
+            return None
+        self._process.terminate()
+        try:
+            self._process.wait(grace_s)
+        except subprocess.TimeoutExpired:
+            log.warning("the trainer of %s did not end within %.0f s, killing it", self._job_id, grace_s)
+        self.kill()
+        return self.reap()
+
+    def tail(self, job_id: str, num_lines: int = 3) -> str:
+        """The last lines of the job's trainer log, in one line."""
+        path = RunFolder(self._run_root, job_id).trainer_log
+        try:
+            with path.open("rb") as file:
+                file.seek(max(0, path.stat().st_size - TAIL_BYTES))
+                text = file.read().decode(errors="replace")
+        except OSError as error:
+            return f"(no log: {error.strerror})"
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        return " / ".join(lines[-num_lines:])
+
+    def _end_group(self) -> None:
+        """What a trainer started and left behind goes with it."""
+        assert self._process is not None
+        # Members of a group keep its number taken after its leader was reaped. macOS answers EPERM for zombies.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)

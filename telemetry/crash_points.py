@@ -1,0 +1,58 @@
+"""Named places where a process can be made to die, so that the windows that random kills miss are hit every time.
+
+    ONBEAT_CRASH_AT=consumer.after_step:3 python -m consumer JOB_ID
+
+kills the process with SIGKILL the third time that it gets there. Unset, `reach` compares two strings and does nothing.
+docs/failure-modes.md says what each death leaves behind and how it heals.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from contracts.errors import InvalidInput
+
+CRASH_POINTS = {
+    "consumer.after_opening": "the iteration is open, nothing is trained",
+    "consumer.after_micro_batch": "a gradient is in memory, its batch is claimed and unacknowledged",
+    "consumer.after_step": "the weights moved in memory, nothing is written",
+    "consumer.writing_weights": "a part of the next version is on disk, under a hidden name",
+    "consumer.after_weights": "the next version is written and announced, the iteration is not committed",
+    "consumer.after_commit": "the iteration is committed and the next one open, a due checkpoint is not written",
+    "consumer.writing_checkpoint": "a part of a checkpoint is on disk, under a hidden name",
+    "consumer.after_checkpoint": "the checkpoint is complete, older ones are not yet removed",
+    "producer.after_claim": "a leased batch that nobody works on",
+    "producer.loading_weights": "a leased batch, its weights half loaded",
+    "producer.after_generation": "completions in memory, unscored",
+    "producer.after_scoring": "a complete batch in memory, unpublished",
+    "producer.after_publication": "a published batch, the generator's own books not closed",
+}
+"""Name → the state that a death there leaves."""
+
+_armed = ""
+_hits_left = 0
+
+
+def arm(crash_at: str) -> None:
+    """`NAME` or `NAME:N`, the Nth time; "" arms nothing. Raises InvalidInput for an unknown name."""
+    global _armed, _hits_left
+    name, _, count = crash_at.partition(":")
+    if not crash_at:
+        _armed = ""
+        return
+    if name not in CRASH_POINTS or (count and not count.isdigit()):
+        raise InvalidInput(
+            f"`{crash_at}` is not a crash point", field="ONBEAT_CRASH_AT", cure=f"known: {', '.join(CRASH_POINTS)}"
+        )
+    _armed, _hits_left = name, int(count or 1)
+
+
+def reach(name: str) -> None:
+    """Dies here if this point is armed and its time has come."""
+    global _hits_left
+    if name != _armed:
+        return
+    _hits_left -= 1
+    if _hits_left <= 0:
+        os.kill(os.getpid(), signal.SIGKILL)
