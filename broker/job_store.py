@@ -42,7 +42,9 @@ class JobStore:
         created = self._broker.run("create_job", [*job_keys.script_keys, job_keys.spec], [body, event, *fields])
         with translated():
             self._redis.zadd(keys.JOBS, {job_id: now_s}, nx=True)
-            if created[0] == b"created":
+        # Not only when it is new: the attempt before this one may have ended right here.
+        if not self.state(job_id).is_final:
+            with translated():
                 self._redis.sadd(keys.ACTIVE, job_id)
         self._broker.persisted()
         return job_id, created[0] == b"created"

@@ -1,0 +1,137 @@
+"""Jobs against a real server: created once, moved along their lifecycle only, told about in order."""
+
+from __future__ import annotations
+
+import uuid
+
+import pytest
+
+from broker import keys
+from broker.client import connect
+from broker.job_store import JobStore
+from contracts.errors import Conflict, NotFound
+from contracts.events import BatchDead, StateChanged
+from contracts.jobs import EvaluationScore, JobState
+from contracts.settings import StackSettings
+from contracts.wire import decode
+from tests.builders import job_spec
+
+
+@pytest.fixture
+def jobs(settings: StackSettings) -> JobStore:
+    return JobStore(connect(settings))
+
+
+@pytest.fixture
+def key() -> str:
+    """An idempotency key that no other test uses."""
+    return uuid.uuid4().hex
+
+
+def score(iteration: int) -> EvaluationScore:
+    return EvaluationScore(iteration=iteration, policy_version=iteration, sampled=0.5, num_prompts=8)
+
+
+def test_a_key_makes_one_job_however_often_it_is_sent(jobs: JobStore, key: str) -> None:
+    job_id, is_new = jobs.create(job_spec(), idempotency_key=key)
+    assert is_new
+    assert jobs.create(job_spec(), idempotency_key=key) == (job_id, False)
+    assert jobs.create(job_spec())[0] != job_id
+    assert jobs.spec(job_id) == job_spec()
+    assert jobs.state(job_id) is JobState.QUEUED
+
+
+def test_a_key_cannot_be_used_for_another_spec(jobs: JobStore, key: str) -> None:
+    job_id, _ = jobs.create(job_spec(), idempotency_key=key)
+    with pytest.raises(Conflict, match=job_id):
+        jobs.create(job_spec(seed=1), idempotency_key=key)
+
+
+def test_a_submission_that_was_cut_short_is_completed_by_its_repeat(
+    jobs: JobStore, key: str, settings: StackSettings
+) -> None:
+    """A gateway that died after the job was written and before it was listed."""
+    job_id, _ = jobs.create(job_spec(), idempotency_key=key)
+    redis = connect(settings).redis
+    redis.zrem(keys.JOBS, job_id)
+    redis.srem(keys.ACTIVE, job_id)
+    assert job_id not in jobs.active_jobs()
+    jobs.create(job_spec(), idempotency_key=key)
+    assert job_id in jobs.job_ids()
+    assert job_id in jobs.active_jobs()
+
+
+def test_a_repeated_submission_does_not_revive_a_job_that_has_ended(jobs: JobStore, key: str) -> None:
+    job_id, _ = jobs.create(job_spec(), idempotency_key=key)
+    jobs.move(job_id, JobState.CANCELLED)
+    jobs.create(job_spec(), idempotency_key=key)
+    assert job_id not in jobs.active_jobs()
+    assert jobs.state(job_id) is JobState.CANCELLED
+
+
+def test_a_job_is_active_until_its_final_state(jobs: JobStore) -> None:
+    job_id, _ = jobs.create(job_spec())
+    assert jobs.move(job_id, JobState.RUNNING) is True
+    assert jobs.move(job_id, JobState.RUNNING) is False
+    assert job_id in jobs.active_jobs()
+    assert jobs.move(job_id, JobState.FAILED, reason="the loss is not finite") is True
+    assert job_id not in jobs.active_jobs()
+    assert jobs.fields(job_id)["reason"] == b"the loss is not finite"
+    assert {"created_s", "started_s", "ended_s"} <= jobs.fields(job_id).keys()
+
+
+@pytest.mark.parametrize("after", [JobState.SUCCEEDED, JobState.CANCELLING, JobState.QUEUED])
+def test_a_move_that_the_lifecycle_does_not_have_is_refused(jobs: JobStore, after: JobState) -> None:
+    job_id, _ = jobs.create(job_spec())
+    jobs.move(job_id, JobState.CANCELLED)
+    with pytest.raises(Conflict, match="cancelled job cannot become"):
+        jobs.move(job_id, after)
+    assert jobs.state(job_id) is JobState.CANCELLED
+
+
+def test_a_cancel_ends_a_queued_job_asks_a_running_one_and_leaves_a_final_one(jobs: JobStore) -> None:
+    queued, _ = jobs.create(job_spec())
+    running, _ = jobs.create(job_spec())
+    jobs.move(running, JobState.RUNNING)
+    assert jobs.request_cancel(queued) is JobState.CANCELLED
+    assert jobs.request_cancel(running) is JobState.CANCELLING
+    assert jobs.request_cancel(running) is JobState.CANCELLING
+    jobs.move(running, JobState.SUCCEEDED)
+    assert jobs.request_cancel(running) is JobState.SUCCEEDED
+
+
+def test_an_unknown_job_is_not_found(jobs: JobStore, job_id: str) -> None:
+    for ask in (jobs.spec, jobs.state, jobs.fields, jobs.request_cancel):
+        with pytest.raises(NotFound, match=job_id):
+            ask(job_id)
+    with pytest.raises(NotFound, match=job_id):
+        jobs.move(job_id, JobState.RUNNING)
+
+
+def test_events_are_read_in_order_from_where_a_reader_stopped(jobs: JobStore) -> None:
+    job_id, _ = jobs.create(job_spec())
+    jobs.move(job_id, JobState.RUNNING)
+    dead = BatchDead(at_s=1.0, batch_id="0/train/0", reason="no reward")
+    jobs.tell(job_id, dead)
+    ((first, queued),) = jobs.events_after(job_id, "0-0", count=1)
+    assert isinstance(queued, StateChanged)
+    assert queued.state is JobState.QUEUED
+    later = [event for _, event in jobs.events_after(job_id, first)]
+    assert [type(event) for event in later] == [StateChanged, BatchDead]
+    assert later[1] == dead
+
+
+def test_the_first_evaluation_stays_beside_the_latest(jobs: JobStore) -> None:
+    job_id, _ = jobs.create(job_spec())
+    for iteration in (0, 2, 4):
+        jobs.record_evaluation(job_id, score(iteration))
+    fields = jobs.fields(job_id)
+    assert decode(fields["evaluation_before"], EvaluationScore) == score(0)
+    assert decode(fields["evaluation_latest"], EvaluationScore) == score(4)
+
+
+def test_trainer_starts_are_counted_since_the_last_progress(jobs: JobStore) -> None:
+    job_id, _ = jobs.create(job_spec())
+    assert [jobs.count_trainer_start(job_id) for _ in range(2)] == [1, 2]
+    jobs.reset_trainer_starts(job_id)
+    assert jobs.count_trainer_start(job_id) == 1
