@@ -25,7 +25,9 @@ from msgspec.structs import replace
 
 from broker.client import connect
 from broker.generator_side import FailOutcome, PublishOutcome
+from broker.job_store import JobStore
 from broker.keys import GENERATOR_GROUP
+from contracts.jobs import JobState
 from contracts.rollouts import batch_digest
 from contracts.settings import StackSettings
 from contracts.wire import encode
@@ -210,6 +212,10 @@ class FenceMachine(TrainerMoves):
             step()
             self.the_server_holds_what_the_model_says()
         self.seen[f"beat: {'committed' if self.model.committed == version else 'stuck'}"] += 1
+
+    def teardown(self) -> None:
+        JobStore(self.broker).move(self.job_id, JobState.CANCELLED)
+        self.broker.redis.delete(*self.keys.script_keys)
 
     @invariant()
     def the_server_holds_what_the_model_says(self) -> None:
