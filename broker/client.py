@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,8 +17,10 @@ from redis.retry import Retry
 from broker import keys
 from contracts.errors import BrokerFull, BrokerUnavailable, FenceViolation, InvalidInput, OnbeatError
 from contracts.settings import StackSettings
+from telemetry.waiting import Waiting
 
 SCRIPTS = Path(__file__).parent / "scripts"
+RECONNECT_S = 0.5
 PRELUDE = (SCRIPTS / "prelude.lua").read_text()
 CALL_TIMEOUT_S = 15.0
 """Longest time that one command may take, blocking waits not counted: they are shorter."""
@@ -43,6 +46,12 @@ class Broker:
         """Raises BrokerUnavailable."""
         with translated():
             self.redis.ping()
+
+    def now_s(self) -> float:
+        """Unix time by the server's clock, which leases go by."""
+        with translated():
+            seconds, micros = self.redis.time()  # type: ignore[misc]
+        return seconds + micros / 1e6
 
     def persisted(self, timeout_s: float = 2.0) -> bool:
         """True once all writes before this call are in the server's append-only file (WAITAOF, where it is known)."""
@@ -81,6 +90,20 @@ def connect(settings: StackSettings, *, patience_s: float = 1.0) -> Broker:
     broker = Broker(client)
     broker.ping()
     return broker
+
+
+def connect_within(settings: StackSettings, *, patience_s: float) -> Broker:
+    """`connect` for a process that starts together with its Redis: tries for settings.broker_timeout_s.
+
+    Raises InvalidInput, or DeadlineExceeded with the last reason.
+    """
+    with Waiting("Redis to answer", deadline_s=settings.broker_timeout_s, cure="is ONBEAT_REDIS_URL right?") as waiting:
+        while True:
+            try:
+                return connect(settings, patience_s=patience_s)
+            except BrokerUnavailable as error:
+                waiting.poke(f"Redis to answer ({error.problem})")
+                time.sleep(RECONNECT_S)
 
 
 @contextmanager

@@ -130,6 +130,25 @@ class JobStore:
         with translated():
             self._redis.hset(JobKeys(job_id).job, "trainer_starts", 0)
 
+    def reserve_start(self, job_id: str, consumer_id: str, *, life_s: float) -> bool:
+        """Whether this consumer may start the job's trainer: another one's may be loading, with no lease to show yet.
+
+        Renews the reservation that it holds already.
+        """
+        key = JobKeys(job_id).starting
+        with translated():
+            if self._redis.set(key, consumer_id, nx=True, px=int(life_s * 1000)):
+                return True
+            holds = self._redis.get(key) == consumer_id.encode()
+            return holds and bool(self._redis.pexpire(key, int(life_s * 1000)))
+
+    def release_start(self, job_id: str, consumer_id: str) -> None:
+        """Another consumer's reservation stays."""
+        key = JobKeys(job_id).starting
+        with translated():
+            if self._redis.get(key) == consumer_id.encode():
+                self._redis.delete(key)
+
     def record_evaluation(self, job_id: str, score: EvaluationScore) -> None:
         """The first one stays as `evaluation_before`."""
         job = JobKeys(job_id).job

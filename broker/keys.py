@@ -13,8 +13,10 @@
 | onbeat:{J}:dead | stream | fail, claim | status | job |
 | onbeat:{J}:audit | stream, AuditRecord | commit, rewind | verify | job |
 | onbeat:{J}:events | stream, JobEvent | trainer, job store | gateway | newest 10,000 |
+| onbeat:{J}:starting | string, consumer id | consumers | consumers | seconds: until the trainer holds its lease |
 | onbeat:jobs | sorted set, job id → creation time | job store | gateway | for ever |
 | onbeat:active | set of job ids | job store | generators | while not final |
+| onbeat:celery:* | Celery's own, see celery_app.py | gateway, consumers' beat | consumers | until delivered |
 | onbeat:idempotency:K | string, job id and body digest | gateway | gateway | 24 h |
 | onbeat:persisted | string | job store, trainer | WAITAOF | for ever |
 | onbeat:generators | hash, generator id → GeneratorInfo | generators | status | heartbeat |
@@ -57,6 +59,7 @@ class JobKeys:
         self.dead = f"{tag}:dead"
         self.audit = f"{tag}:audit"
         self.events = f"{tag}:events"
+        self.starting = f"{tag}:starting"
 
     @property
     def script_keys(self) -> list[str]:

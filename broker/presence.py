@@ -24,7 +24,7 @@ class Presence:
         self._broker = broker
 
     def beat(self, generator_id: str, info: dict[str, str]) -> None:
-        record = GeneratorInfo(generator_id=generator_id, seen_s=self._now_s(), info=info)
+        record = GeneratorInfo(generator_id=generator_id, seen_s=self._broker.now_s(), info=info)
         with translated():
             self._broker.redis.hset(GENERATORS, generator_id, encode(record))  # type: ignore[arg-type]
 
@@ -34,15 +34,10 @@ class Presence:
 
     def live(self) -> list[GeneratorInfo]:
         """Generators seen within LIVE_S, by id; those not seen for ten times as long are forgotten."""
-        now_s = self._now_s()
+        now_s = self._broker.now_s()
         with translated():
             values: list[bytes] = self._broker.redis.hvals(GENERATORS)  # type: ignore[assignment]
         infos = [decode(value, GeneratorInfo) for value in values]
         for gone in (info for info in infos if now_s - info.seen_s > 10 * LIVE_S):
             self.leave(gone.generator_id)
         return sorted((i for i in infos if now_s - i.seen_s <= LIVE_S), key=lambda info: info.generator_id)
-
-    def _now_s(self) -> float:
-        with translated():
-            seconds, micros = self._broker.redis.time()  # type: ignore[misc]
-        return seconds + micros / 1e6

@@ -19,7 +19,7 @@ import sys
 import threading
 import uuid
 
-from celery import Celery, bootsteps, signals
+from celery import Celery, signals
 from celery.apps.worker import Worker
 from celery.beat import Scheduler, Service
 
@@ -43,11 +43,13 @@ class BeatThread(threading.Thread):
 
     def __init__(self, app: Celery) -> None:
         super().__init__(name="beat", daemon=True)
+        self._app = app
         self._service = Service(app, max_interval=1, scheduler_cls=Scheduler, remote_control=False)
         self.died = False
         self._stopping = False
 
     def run(self) -> None:
+        self._app.set_current()
         try:
             self._service.start()
         finally:
@@ -62,16 +64,6 @@ class BeatThread(threading.Thread):
         self._service.stop()
 
 
-class BeatStep(bootsteps.StartStopStep):
-    """Starts and stops the beat with the worker."""
-
-    thread: BeatThread | None = None
-
-    def create(self, parent: Worker) -> BeatThread:
-        BeatStep.thread = BeatThread(parent.app)
-        return BeatStep.thread
-
-
 def run(settings: StackSettings, *, trainer_module: str = "consumer") -> int:
     """Works until a signal; the exit code. Raises OnbeatError where Redis does not answer or refuses."""
     broker = connect_within(settings, patience_s=REDIS_PATIENCE_S)
@@ -80,7 +72,7 @@ def run(settings: StackSettings, *, trainer_module: str = "consumer") -> int:
     reconciler = Reconciler(broker, trainers, consumer_id=consumer_id)
     app = make_celery_app(settings)
     register_tasks(app, reconciler)
-    app.steps["worker"].add(BeatStep)
+    beat = BeatThread(app)
     worker = Worker(
         app=app,
         hostname=f"consumer@{consumer_id}",
@@ -92,13 +84,14 @@ def run(settings: StackSettings, *, trainer_module: str = "consumer") -> int:
         without_heartbeat=True,
     )
     log.info("consumer %s is ready for jobs", consumer_id)
+    beat.start()
     try:
         worker.start()
     finally:
+        beat.stop()
         _close(reconciler, trainers)
         broker.close()
-    died = BeatStep.thread is not None and BeatStep.thread.died
-    return 1 if died else int(worker.exitcode or 0)
+    return 1 if beat.died else int(worker.exitcode or 0)
 
 
 def _close(reconciler: Reconciler, trainers: TrainerProcesses) -> None:

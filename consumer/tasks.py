@@ -27,7 +27,7 @@ from contracts.jobs import JobState
 
 DONE = 0
 RESERVATION_S = 20.0
-"""Renewed by each reconciliation while the trainer loads. After the death of its consumer, another one waits so long."""
+"""Renewed while the trainer loads; so long other consumers wait after this one's death."""
 SILENCE_S = 180.0
 """A trainer process without its job's lease for so long is stuck: loading a model's library and asking take seconds."""
 

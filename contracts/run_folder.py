@@ -5,6 +5,7 @@
     metrics.jsonl              IterationMetrics, a line an iteration
     timeline.jsonl             TimelineSpan
     evaluations.jsonl          EvaluationScore
+    trainer.log                what its trainers wrote on stderr, one after the other
     weights/v000003/           safetensors of version 3
     checkpoints/i000010/       state after iteration 10 was trained: it resumes at 11
     reward_curve.png timeline.png summary.json     made by `onbeat demo`
@@ -26,6 +27,7 @@ class RunFolder:
         self.metrics = self.path / "metrics.jsonl"
         self.timeline = self.path / "timeline.jsonl"
         self.evaluations = self.path / "evaluations.jsonl"
+        self.trainer_log = self.path / "trainer.log"
         self.weights = self.path / "weights"
         self.checkpoints = self.path / "checkpoints"
 

@@ -5,28 +5,25 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import time
 from types import FrameType
 
 import uvicorn
 
 from broker.celery_app import TrainerRequests
-from broker.client import Broker, connect
-from contracts.errors import BrokerUnavailable, OnbeatError
-from contracts.settings import StackSettings, settings_from
+from broker.client import connect_within
+from contracts.errors import OnbeatError
+from contracts.settings import settings_from
 from gateway.access import require_configured_key
 from gateway.app import create_app
 from gateway.services import Services
 from telemetry import logs
 from telemetry.listening import exit_cleanly_on_signals, listen
-from telemetry.waiting import Waiting
 
 DEFAULT_PORT = 8000
 GRACE_S = 5.0
 """Requests in flight may finish for this long after a signal."""
 REQUEST_PATIENCE_S = 3.0
 """How long a request tries to reach a Redis that is being restarted."""
-RETRY_S = 0.5
 
 log = logging.getLogger("gateway")
 
@@ -49,7 +46,7 @@ def main() -> int:
         logs.configure(settings, service="gateway")
         require_configured_key(settings)
         listener = listen(settings.host, settings.port or DEFAULT_PORT)
-        broker = connect_within(settings)
+        broker = connect_within(settings, patience_s=REQUEST_PATIENCE_S)
     except OnbeatError as error:
         sys.stderr.write(f"gateway: {error}\n")
         return 2
@@ -65,17 +62,6 @@ def main() -> int:
     log.info("listening on http://%s:%d", *listener.getsockname()[:2])
     Server(config, services).run(sockets=[listener])
     return 0
-
-
-def connect_within(settings: StackSettings) -> Broker:
-    """Waits for a Redis that starts together with the gateway. Raises InvalidInput or DeadlineExceeded."""
-    with Waiting("Redis to answer", deadline_s=settings.broker_timeout_s, cure="is ONBEAT_REDIS_URL right?") as waiting:
-        while True:
-            try:
-                return connect(settings, patience_s=REQUEST_PATIENCE_S)
-            except BrokerUnavailable as error:
-                waiting.poke(f"Redis to answer ({error.problem})")
-                time.sleep(RETRY_S)
 
 
 if __name__ == "__main__":

@@ -7,18 +7,16 @@ children from a thread that lives as long as they should. Elsewhere a child ends
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import subprocess
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from contracts.errors import InvalidInput, Unavailable
 from onbeat import process_tree
+from telemetry.launcher import end_with_launcher
 
-PR_SET_PDEATHSIG = 1
 TAIL_BYTES = 16_384
 
 
@@ -72,7 +70,7 @@ class ChildProcess:
                     env=self.environment,
                     cwd=self.cwd,
                     process_group=0,
-                    preexec_fn=_end_with_launcher(),
+                    preexec_fn=end_with_launcher(),
                 )
             except OSError as error:
                 raise Unavailable(f"cannot be started: {error}", field=self.name) from error
@@ -126,18 +124,3 @@ class ChildProcess:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
-
-
-def _end_with_launcher() -> Callable[[], None] | None:
-    """Runs in the child between fork and exec: only calls that were prepared before the fork."""
-    if not sys.platform.startswith("linux"):
-        return None
-    prctl = ctypes.CDLL(None, use_errno=True).prctl
-    launcher = os.getpid()
-
-    def ask_kernel() -> None:
-        prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-        if os.getppid() != launcher:
-            os._exit(1)
-
-    return ask_kernel
