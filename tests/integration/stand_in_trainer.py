@@ -1,0 +1,38 @@
+"""`python -m tests.integration.stand_in_trainer JOB_ID`: holds the job's lease as a trainer does, and trains nothing.
+
+A job named "crash" makes it die before it holds anything.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+
+from broker.client import connect
+from broker.job_store import JobStore
+from broker.trainer_side import TrainerSide
+from contracts.errors import Conflict
+from contracts.jobs import JobState
+from contracts.settings import settings_from
+
+broker = connect(settings_from(os.environ), patience_s=30.0)
+job_id = sys.argv[1]
+jobs = JobStore(broker)
+if jobs.spec(job_id).name == "crash":
+    sys.exit("cannot load the model")
+side = TrainerSide(broker, job_id, owner=str(os.getpid()), lease_s=1.0)
+stopping = threading.Event()
+signal.signal(signal.SIGTERM, lambda _number, _frame: stopping.set())
+try:
+    side.acquire()
+except Conflict:
+    sys.exit(3)
+if jobs.state(job_id) is not JobState.CANCELLING:
+    jobs.move(job_id, JobState.RUNNING)
+while not stopping.wait(0.1):
+    if side.renew() is JobState.CANCELLING:
+        jobs.move(job_id, JobState.CANCELLED)
+        break
+side.release()

@@ -1,0 +1,326 @@
+"""A consumer as a real process, with a stand-in for the trainer: each active job has one, whoever dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from broker.celery_app import RECONCILE, TrainerRequests, make_celery_app
+from broker.client import Broker, connect
+from broker.job_store import JobStore
+from broker.keys import JobKeys
+from broker.trainer_side import TrainerSide, read_fence
+from consumer.tasks import Reconciler
+from consumer.trainer_processes import TrainerProcesses
+from contracts.jobs import JobState
+from contracts.run_folder import RunFolder
+from contracts.settings import StackSettings
+from onbeat.embedded_redis import EmbeddedRedis
+from telemetry.waiting import Waiting
+from tests.builders import job_spec
+
+ROOT = Path(__file__).parents[2]
+TRAINER = "tests.integration.stand_in_trainer"
+WORKER = (
+    "import os, sys; from consumer.celery_worker import run; from contracts.settings import settings_from; "
+    "from telemetry import logs; settings = settings_from(os.environ); logs.configure(settings, service='consumer'); "
+    f"sys.exit(run(settings, trainer_module={TRAINER!r}))"
+)
+
+
+@pytest.fixture
+def own_redis(tmp_path: Path) -> Iterator[EmbeddedRedis]:
+    """A worker sees to every job of its server, so it gets one without the jobs of other tests."""
+    with EmbeddedRedis(tmp_path / "redis") as server:
+        yield server
+
+
+@pytest.fixture
+def own_settings(own_redis: EmbeddedRedis, tmp_path: Path) -> StackSettings:
+    return StackSettings(redis_url=own_redis.url, run_root=str(tmp_path / "runs"), api_key="never-logged-key")
+
+
+@pytest.fixture
+def broker(own_settings: StackSettings) -> Iterator[Broker]:
+    made = connect(own_settings, patience_s=30.0)
+    yield made
+    made.close()
+
+
+def until(true: Callable[[], bool], what: str) -> None:
+    """A deadline that only a broken build reaches."""
+    waiting = Waiting(what, deadline_s=90.0)
+    while not true():
+        waiting.poke()
+        time.sleep(0.02)
+
+
+@contextmanager
+def worker(settings: StackSettings, log_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A consumer; its log is shown when the test fails."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("ONBEAT_")}
+    with log_path.open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-c", WORKER],
+            env=environment | settings.environment(),
+            cwd=ROOT,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        yield process
+    except BaseException:
+        sys.stderr.write(log_path.read_text())
+        raise
+    finally:
+        process.kill()
+        process.wait()
+
+
+class Holder:
+    """Who holds a job's lease: the stand-in names itself by its process number."""
+
+    def __init__(self, broker: Broker, job_id: str) -> None:
+        self._broker = broker
+        self._keys = JobKeys(job_id)
+
+    @property
+    def epoch(self) -> int:
+        return read_fence(self._broker, self._keys).trainer_epoch
+
+    @property
+    def pid(self) -> int:
+        """0 while nobody holds the job."""
+        owner = self._broker.redis.hget(self._keys.fence, "owner")
+        return int(owner or 0)  # type: ignore[arg-type]
+
+    def appears(self, after_epoch: int = 0) -> int:
+        """The epoch of a trainer that came after `after_epoch`."""
+        until(lambda: self.epoch > after_epoch and self.pid > 0, "a trainer")
+        return self.epoch
+
+
+def is_running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def test_a_submitted_job_gets_a_trainer_a_killed_one_is_replaced_and_sigterm_ends_both(
+    own_settings: StackSettings, broker: Broker, tmp_path: Path
+) -> None:
+    jobs = JobStore(broker)
+    job_id, _ = jobs.create(job_spec())
+    requests = TrainerRequests(own_settings)
+    requests.ensure_trainer(job_id)
+    requests.close()
+    holder = Holder(broker, job_id)
+    log_path = tmp_path / "worker.log"
+    with worker(own_settings, log_path) as process:
+        first = holder.appears()
+        until(lambda: jobs.state(job_id) is JobState.RUNNING, "a running job")
+        os.kill(holder.pid, signal.SIGKILL)
+        second = holder.appears(after_epoch=first)
+        assert second > first
+        pid = holder.pid
+        process.terminate()
+        assert process.wait(timeout=90) == 0
+        assert not is_running(pid)
+    assert holder.pid == 0, "the lease is given back"
+    assert jobs.state(job_id) is JobState.RUNNING, "the job goes on in another trainer"
+    log = log_path.read_text()
+    assert own_settings.redis_url not in log
+    assert own_settings.api_key not in log
+    assert "Traceback" not in log
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="PR_SET_PDEATHSIG")
+def test_a_killed_worker_takes_its_trainer_along_and_the_next_worker_starts_another(
+    own_settings: StackSettings, broker: Broker, tmp_path: Path
+) -> None:
+    job_id, _ = JobStore(broker).create(job_spec())
+    holder = Holder(broker, job_id)
+    with worker(own_settings, tmp_path / "worker.log") as process:
+        first = holder.appears()
+        pid = holder.pid
+        process.kill()
+        until(lambda: not is_running(pid), "the trainer's end")
+    broker.redis.delete(JobKeys(job_id).starting)  # so as not to wait for it to expire
+    with worker(own_settings, tmp_path / "worker.log"):
+        assert holder.appears(after_epoch=first) > first
+
+
+def test_a_restarted_redis_harms_neither_worker_nor_trainer(
+    own_redis: EmbeddedRedis, own_settings: StackSettings, broker: Broker, tmp_path: Path
+) -> None:
+    jobs = JobStore(broker)
+    first_id, _ = jobs.create(job_spec())
+    first = Holder(broker, first_id)
+    with worker(own_settings, tmp_path / "worker.log") as process:
+        epoch = first.appears()
+        own_redis.restart()
+        assert jobs.request_cancel(first_id) in (JobState.CANCELLING, JobState.CANCELLED)
+        until(lambda: jobs.state(first_id) is JobState.CANCELLED, "the first job's end")
+        assert first.epoch == epoch, "the trainer outlived the restart"
+        second_id, _ = jobs.create(job_spec())
+        Holder(broker, second_id).appears()
+        assert process.poll() is None
+
+
+@contextmanager
+def reconciling(
+    settings: StackSettings, broker: Broker, monkeypatch: pytest.MonkeyPatch, **options: float
+) -> Iterator[tuple[Reconciler, TrainerProcesses]]:
+    """A reconciler in this process, over trainer processes of the stand-in."""
+    for name, value in settings.environment().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(ROOT)
+    trainers = TrainerProcesses(settings.run_root_path, module=TRAINER)
+    reconciler = Reconciler(broker, trainers, consumer_id="consumer-a", **options)
+    try:
+        yield reconciler, trainers
+    finally:
+        reconciler.close()
+
+
+def test_a_job_whose_trainers_die_fails_with_the_end_of_their_log(
+    own_settings: StackSettings, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = JobStore(broker)
+    job_id, _ = jobs.create(job_spec(name="crash", timeouts__max_trainer_starts=2))
+    with reconciling(own_settings, broker, monkeypatch) as (reconciler, _):
+
+        def failed() -> bool:
+            reconciler.reconcile()
+            return jobs.state(job_id) is JobState.FAILED
+
+        until(failed, "the job's failure")
+    reason = jobs.fields(job_id)["reason"].decode()
+    assert reason.startswith("2 trainers ended without committing an iteration")
+    assert reason.endswith("cannot load the model")
+    assert jobs.active_jobs() == []
+    log = RunFolder(own_settings.run_root_path, job_id).trainer_log.read_text()
+    assert log.count("cannot load the model") == 2
+
+
+def test_a_consumer_runs_one_trainer_and_the_next_job_waits_for_its_end(
+    own_settings: StackSettings, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = JobStore(broker)
+    first_id, _ = jobs.create(job_spec())
+    second_id, _ = jobs.create(job_spec())
+    with reconciling(own_settings, broker, monkeypatch) as (reconciler, trainers):
+        reconciler.reconcile()
+        assert trainers.job_id == first_id
+        Holder(broker, first_id).appears()
+        reconciler.reconcile()
+        reconciler.ensure_trainer(second_id)
+        assert (trainers.job_id, jobs.state(second_id)) == (first_id, JobState.QUEUED)
+        until(lambda: jobs.state(first_id) is JobState.RUNNING, "a running job")
+        jobs.request_cancel(first_id)
+
+        def moved_on() -> bool:
+            reconciler.reconcile()
+            return trainers.job_id == second_id
+
+        until(moved_on, "the second job's trainer")
+        assert jobs.state(first_id) is JobState.CANCELLED
+
+
+def test_only_one_consumer_starts_the_trainer_of_a_job(
+    own_settings: StackSettings, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = JobStore(broker)
+    job_id, _ = jobs.create(job_spec())
+    assert jobs.reserve_start(job_id, "consumer-b", life_s=60.0)
+    with reconciling(own_settings, broker, monkeypatch) as (reconciler, trainers):
+        reconciler.reconcile()
+        assert trainers.job_id == ""
+        jobs.release_start(job_id, "consumer-a")
+        reconciler.reconcile()
+        assert trainers.job_id == ""
+        jobs.release_start(job_id, "consumer-b")
+        reconciler.reconcile()
+        assert trainers.job_id == job_id
+        assert not jobs.reserve_start(job_id, "consumer-b", life_s=60.0)
+
+
+def test_a_trainer_that_never_answers_is_killed(
+    own_settings: StackSettings, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id, _ = JobStore(broker).create(job_spec())
+    with reconciling(own_settings, broker, monkeypatch, silence_s=0.0) as (reconciler, trainers):
+        trainers.start(job_id)
+        reconciler.ensure_trainer(job_id)
+        assert trainers.job_id == ""
+
+
+def test_a_cancelling_job_without_a_trainer_is_cancelled(
+    own_settings: StackSettings, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = JobStore(broker)
+    job_id, _ = jobs.create(job_spec())
+    jobs.move(job_id, JobState.RUNNING)
+    TrainerSide(broker, job_id, owner="dead", lease_s=0.001).acquire()
+    assert jobs.request_cancel(job_id) is JobState.CANCELLING
+
+    with reconciling(own_settings, broker, monkeypatch) as (reconciler, trainers):
+
+        def cancelled() -> bool:
+            reconciler.reconcile()
+            return jobs.state(job_id) is JobState.CANCELLED
+
+        until(cancelled, "the job's end")
+        assert trainers.job_id == ""
+
+
+def test_a_run_root_that_cannot_be_written_fails_the_job(
+    own_settings: StackSettings, broker: Broker, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    jobs = JobStore(broker)
+    job_id, _ = jobs.create(job_spec())
+    (tmp_path / "file").write_text("")
+    settings = msgspec.structs.replace(own_settings, run_root=str(tmp_path / "file" / "runs"))
+    with reconciling(settings, broker, monkeypatch) as (reconciler, _):
+        reconciler.reconcile()
+    assert jobs.state(job_id) is JobState.FAILED
+    assert "choose another run root" in jobs.fields(job_id)["reason"].decode()
+
+
+def test_an_ended_trainers_starts_no_longer_count(
+    own_settings: StackSettings, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = JobStore(broker)
+    job_id, _ = jobs.create(job_spec())
+    with reconciling(own_settings, broker, monkeypatch) as (reconciler, _):
+        reconciler.ensure_trainer(job_id)
+        Holder(broker, job_id).appears()
+        reconciler.close()
+    assert jobs.count_trainer_start(job_id) == 1
+
+
+def test_messages_that_nobody_takes_are_sent_without_pickle_and_expire(own_settings: StackSettings) -> None:
+    app = make_celery_app(own_settings)
+    (entry,) = app.conf.beat_schedule.values()
+    assert (entry["task"], entry["options"]["expires"]) == (RECONCILE, 4.0)
+    assert app.conf.accept_content == ["msgpack"]
+    app.close()
+
+
+def test_a_job_that_does_not_exist_ends_nothing(
+    own_settings: StackSettings, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with reconciling(own_settings, broker, monkeypatch) as (reconciler, trainers):
+        reconciler.ensure_trainer("job-none")
+        assert trainers.job_id == ""
