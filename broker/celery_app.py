@@ -42,6 +42,7 @@ def make_celery_app(settings: StackSettings) -> Celery:
         worker_hijack_root_logger=False,
         worker_redirect_stdouts=False,
         worker_enable_remote_control=False,
+        worker_cancel_long_running_tasks_on_connection_loss=True,
         broker_connection_timeout=CONNECT_TIMEOUT_S,
         broker_connection_retry_on_startup=True,
         broker_connection_max_retries=None,
@@ -62,8 +63,6 @@ def make_celery_app(settings: StackSettings) -> Celery:
                 "options": {"expires": 2 * RECONCILE_EVERY_S, "retry": False},
             }
         },
-        # In memory: there is one entry, and it is due at once after a start.
-        beat_scheduler="celery.beat:Scheduler",
     )
     return app
 
