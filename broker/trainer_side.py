@@ -16,6 +16,8 @@ from contracts.wire import Record, decode, encode
 
 NO_ENTRY = "0-0"
 """Before every stream entry."""
+READ_AHEAD = 4
+"""Batches that waits may bring before they are claimed: they are megabytes."""
 
 
 class FenceState(Record, frozen=True, kw_only=True):
@@ -71,6 +73,8 @@ class TrainerSide:
         self._last_entry = NO_ENTRY
         """The newest published batch that this trainer holds."""
         self._awaited_entry = NO_ENTRY
+        self._read_ahead: dict[str, bytes] = {}
+        """Entry → payload, of what a wait brought and no claim has taken yet."""
 
     @property
     def trainer_epoch(self) -> int:
@@ -83,6 +87,7 @@ class TrainerSide:
             raise Conflict(f"another trainer holds the job for {value / 1000:.1f} s more", field="trainer lease")
         self._epoch = value.decode()
         self._last_entry = self._awaited_entry = NO_ENTRY
+        self._read_ahead.clear()
         return int(self._epoch)
 
     def renew(self) -> JobState:
@@ -119,15 +124,18 @@ class TrainerSide:
         outcome, *rest = self._fenced("rewind", record.iteration, encode(record))
         if outcome not in (b"rewound", b"already_rewound"):
             raise FenceViolation(f"iteration {record.iteration} cannot be next: {_said(outcome, rest)}")
+        self._read_ahead.clear()
 
     def claim_rollouts(self, *, max_batches: int) -> tuple[list[Arrived], int]:
         """(published batches in arrival order, number of dead batches of the iteration). Doesn't block.
 
         The first calls also answer what an earlier epoch claimed and did not commit. Raises FencedOff.
         """
-        _, num_dead, *rows = self._fenced("claim_rollouts", self._epoch, max_batches, self._last_entry)
+        known = self._read_ahead
+        _, num_dead, *rows = self._fenced("claim_rollouts", self._epoch, max_batches, self._last_entry, *known)
         arrived = []
-        for entry, payload, digest in zip(rows[0::3], rows[1::3], rows[2::3], strict=True):
+        for entry, claimed, digest in zip(rows[0::3], rows[1::3], rows[2::3], strict=True):
+            payload = claimed or known.pop(entry.decode())
             batch = decode(payload, RolloutBatch)
             if batch_digest(batch) != digest.decode():
                 raise FenceViolation(f"batch {batch.batch_id} is not what the ledger recorded", field="digest")
@@ -137,13 +145,18 @@ class TrainerSide:
         return arrived, num_dead
 
     def wait_for_rollouts(self, timeout_s: float) -> None:
-        """Blocks until there is a batch after the last one claimed or waited for, or for timeout_s."""
+        """Blocks until there is a batch after the last one claimed or waited for, or for timeout_s.
+
+        The next claim takes what a wait has brought, so that a batch crosses the connection once.
+        """
         with translated():
             rows: Any = self._broker.redis.xread(
-                {self._keys.rollouts: self._awaited_entry}, count=1, block=max(1, int(timeout_s * 1000))
+                {self._keys.rollouts: self._awaited_entry}, count=READ_AHEAD, block=max(1, int(timeout_s * 1000))
             )
-        if rows:
-            self._awaited_entry = rows[0][1][-1][0].decode()
+        for entry, fields in rows[0][1] if rows else ():
+            self._awaited_entry = entry.decode()
+            if len(self._read_ahead) < READ_AHEAD:
+                self._read_ahead[self._awaited_entry] = fields[b"batch"]
 
     def dead_batches(self) -> dict[str, str]:
         """Batch id → reason, of the open iteration."""
@@ -173,6 +186,7 @@ class TrainerSide:
         outcome, *rest = self._fenced("commit_iteration", *args)
         if outcome not in (b"committed", b"already_committed"):
             raise FenceViolation(f"iteration {record.iteration} cannot be committed: {_said(outcome, rest)}")
+        self._read_ahead.clear()
 
     def _ledger(self) -> dict[str, list[str]]:
         with translated():

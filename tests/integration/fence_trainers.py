@@ -25,6 +25,8 @@ NUM_BATCHES = 2
 MAX_ATTEMPTS = 2
 LONG_S = 3600.0
 """No lease ends by itself while a test runs."""
+SHORT_S = 0.001
+"""A wait reads what is there; nothing can come, for nobody else is at work."""
 CURRENT = -1
 """Whoever holds the epoch: most calls of a trainer are legal ones."""
 TRAINER = st.sampled_from([CURRENT, CURRENT, CURRENT, CURRENT, 0, 1, 2])
@@ -172,9 +174,11 @@ class TrainerMoves(RuleBasedStateMachine):
         self.epochs = [0, 0, 0]
         self.arrived = [{}, {}, {}]
 
-    @rule(who=TRAINER, max_batches=st.integers(1, 3))
-    def claim_rollouts(self, who: int, max_batches: int) -> None:
+    @rule(who=TRAINER, max_batches=st.integers(1, 3), waits=st.booleans())
+    def claim_rollouts(self, who: int, max_batches: int, waits: bool) -> None:
         who = self._index(who)
+        if waits:
+            self.trainers[who].wait_for_rollouts(SHORT_S)
         moves, answer = self._fenced(who, lambda: self.trainers[who].claim_rollouts(max_batches=max_batches))
         if not moves:
             return

@@ -203,7 +203,7 @@ class FenceMachine(TrainerMoves):
             lambda: self.publish_weights(CURRENT, 0, variant),
             lambda: self.open(CURRENT, 1),
             *[lambda: self.work(who)] * len(self.model.entries or range(NUM_BATCHES)),
-            lambda: self.claim_rollouts(CURRENT, 2 * NUM_BATCHES),
+            lambda: self.claim_rollouts(CURRENT, 2 * NUM_BATCHES, variant == 1),
             lambda: self.publish_weights(CURRENT, 1, variant),
             lambda: self.commit(CURRENT, "right", opens, False),
             lambda: self._publish(0, "resampled") if self.claims else None,
