@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import uuid
 from functools import partial
 
@@ -24,7 +25,7 @@ from contracts.errors import InvalidInput, OnbeatError
 from contracts.settings import StackSettings, settings_from
 from producer.broker_seam import BrokerCalls
 from producer.detokenizer import FolderDetokenizer
-from producer.engine.factory import make_engine
+from producer.engine.factory import make_engine, preload
 from producer.reward_client import RewardClient
 from producer.served_model import ServedModel
 from producer.worker import Worker
@@ -37,6 +38,7 @@ log = logging.getLogger(__name__)
 async def serve(settings: StackSettings, *, generator_id: str) -> None:
     """Wires the worker to its broker, reward service and model, and runs it until a signal."""
     broker = await asyncio.to_thread(connect, settings)
+    threading.Thread(target=preload, name="preload", daemon=True).start()
     async with httpx.AsyncClient(base_url=settings.reward_url) as http:
         worker = Worker(
             generator_id=generator_id,

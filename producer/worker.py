@@ -335,7 +335,7 @@ class Worker:
             for lost in await self._calls(side.renew, claims):
                 # A batch that ended while this call ran has no lease either, and is no loss.
                 if self._leases.pop(_name(lost), None):
-                    log.warning("lost the lease of %s", _name(lost))
+                    log.info("no longer holds the lease of %s", _name(lost))
 
 
 def _name(claim: Claim) -> str:

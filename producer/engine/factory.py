@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
+
 from contracts.settings import StackSettings
 from contracts.spec import ModelSpec
 from producer.engine.base import GenerationEngine
+
+
+def preload() -> None:
+    """Imports the engine's library, which takes seconds, before the first batch asks for it."""
+    importlib.import_module("producer.engine.transformers")
 
 
 def make_engine(model: ModelSpec, *, settings: StackSettings, deterministic: bool) -> GenerationEngine:
