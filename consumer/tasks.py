@@ -26,7 +26,7 @@ from contracts.errors import Conflict, NotFound, OnbeatError, Unavailable
 from contracts.jobs import JobState
 
 DONE = 0
-RESERVATION_S = 20.0
+RESERVATION_S = 8.0
 """Renewed while the trainer loads; so long other consumers wait after this one's death."""
 SILENCE_S = 180.0
 """A trainer process without its job's lease for so long is stuck: loading a model's library and asking take seconds."""

@@ -42,6 +42,13 @@ def marked(name: str, value: str) -> set[Identity]:
     return found
 
 
+def running(module: str, argument: str) -> list[int]:
+    """Process numbers of every `python -m MODULE ... ARGUMENT` that runs now."""
+    text = subprocess.run(["ps", "-axo", "pid=,args="], capture_output=True, text=True, check=True).stdout
+    wanted = f"-m {module} {argument}"
+    return [int(line.split()[0]) for line in text.splitlines() if line.endswith(wanted)]
+
+
 def living(identities: set[Identity]) -> set[Identity]:
     """Those that still run."""
     table = _processes()

@@ -35,7 +35,7 @@ from onbeat.free_ports import free_port, require_free
 from onbeat.redis_probe import probe
 from onbeat.signals import uninterrupted
 from onbeat.stack_file import StackFile, refuse_second_stack, write_stack_file
-from onbeat.supervision import Supervised, describe_exit
+from onbeat.supervision import PATIENT, RestartPolicy, Supervised, describe_exit
 from telemetry.waiting import Waiting
 
 log = logging.getLogger(__name__)
@@ -93,8 +93,11 @@ class StackPlan:
 class EmbeddedStack:
     """A context manager; `tick` must be called a few times a second while it runs."""
 
-    def __init__(self, plan: StackPlan, *, modules: Mapping[str, str] = MODULES) -> None:
+    def __init__(
+        self, plan: StackPlan, *, modules: Mapping[str, str] = MODULES, restarts: RestartPolicy = PATIENT
+    ) -> None:
         self.plan = plan
+        self._restarts = restarts
         self._modules = modules
         self.gateway_url = f"http://{HOST}:{plan.gateway_port or free_port()}"
         self.reward_url = f"http://{HOST}:{free_port()}"
@@ -130,7 +133,7 @@ class EmbeddedStack:
         for child in self._plan_children(settings):
             self.children[child.name] = child
             child.start()
-            self._supervised.append(Supervised(child))
+            self._supervised.append(Supervised(child, policy=self._restarts))
         self._wait_until_ready({"reward_service": self.reward_url, "gateway": self.gateway_url}, deadline_s)
         stack = StackFile(gateway_url=self.gateway_url, api_key=self.api_key, pid=os.getpid())
         self._stack_file = write_stack_file(self.plan.run_root, stack)
@@ -194,7 +197,7 @@ class EmbeddedStack:
             return self.plan.redis_url
         self.redis = EmbeddedRedis(self.plan.run_root / "redis", log_path=self.logs / "redis.log")
         self.redis.start()
-        self._supervised.append(Supervised(self.redis.child, start_again=self.redis.restart))
+        self._supervised.append(Supervised(self.redis.child, start_again=self.redis.restart, policy=self._restarts))
         return self.redis.url
 
     def _settings(self, redis_url: str) -> StackSettings:

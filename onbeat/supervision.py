@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from contracts.errors import Unavailable
@@ -16,6 +17,18 @@ LONGEST_PAUSE_S = 10.0
 MAX_RESTARTS = 6
 """In a row: a process that then lived for `GOOD_LIFE_S` starts with a clean slate."""
 GOOD_LIFE_S = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RestartPolicy:
+    """How often and how soon a dead process is started again."""
+
+    first_pause_s: float = FIRST_PAUSE_S
+    longest_pause_s: float = LONGEST_PAUSE_S
+    max_in_a_row: int = MAX_RESTARTS
+
+
+PATIENT = RestartPolicy()
 
 
 class Startable(Protocol):
@@ -41,10 +54,12 @@ class Supervised:
         *,
         clock: Callable[[], float] = time.monotonic,
         start_again: Callable[[], None] | None = None,
+        policy: RestartPolicy = PATIENT,
     ) -> None:
         self.child = child
         self.num_restarts = 0
         self._clock = clock
+        self._policy = policy
         self._start_again = start_again or child.start
         self._started_s = clock()
         self._in_a_row = 0
@@ -69,13 +84,14 @@ class Supervised:
             self._in_a_row = 0
         self._in_a_row += 1
         ending = describe_exit(self.child.exit_code)
-        if self._in_a_row > MAX_RESTARTS:
+        if self._in_a_row > self._policy.max_in_a_row:
             raise Unavailable(
                 f"{ending} {self._in_a_row} times in a row; the end of its log:\n{self.child.tail()}",
                 field=self.child.name,
             )
-        pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (self._in_a_row - 1))
-        attempt = f"start {self._in_a_row} of {MAX_RESTARTS}"
+        policy = self._policy
+        pause_s = min(policy.longest_pause_s, policy.first_pause_s * 2 ** min(self._in_a_row - 1, 20))
+        attempt = f"start {self._in_a_row} of {policy.max_in_a_row}"
         log.warning("%s %s, starting it again in %.1f s (%s)", self.child.name, ending, pause_s, attempt)
         return pause_s
 

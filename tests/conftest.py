@@ -11,11 +11,6 @@ import pytest
 from contracts.settings import StackSettings
 from onbeat.embedded_redis import EmbeddedRedis
 
-collect_ignore_glob = [
-    "e2e/test_demo.py",
-]
-"""It needs the trainer and the gateway, which are not written yet."""
-
 
 @pytest.fixture(scope="session")
 def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedRedis]:
