@@ -73,8 +73,8 @@ class TrainerSide:
         self._last_entry = NO_ENTRY
         """The newest published batch that this trainer holds."""
         self._awaited_entry = NO_ENTRY
-        self._read_ahead: dict[str, bytes] = {}
-        """Entry → payload, of what a wait brought and no claim has taken yet."""
+        self._read_ahead: dict[str, tuple[bytes, bytes]] = {}
+        """Entry → (payload, digest), of what a wait brought and no claim has taken yet."""
 
     @property
     def trainer_epoch(self) -> int:
@@ -134,8 +134,9 @@ class TrainerSide:
         known = self._read_ahead
         _, num_dead, *rows = self._fenced("claim_rollouts", self._epoch, max_batches, self._last_entry, *known)
         arrived = []
-        for entry, claimed, digest in zip(rows[0::3], rows[1::3], rows[2::3], strict=True):
-            payload = claimed or known.pop(entry.decode())
+        for entry, payload, digest in zip(rows[0::3], rows[1::3], rows[2::3], strict=True):
+            if not payload:
+                payload, digest = known.pop(entry.decode())
             batch = decode(payload, RolloutBatch)
             if batch_digest(batch) != digest.decode():
                 raise FenceViolation(f"batch {batch.batch_id} is not what the ledger recorded", field="digest")
@@ -156,7 +157,7 @@ class TrainerSide:
         for entry, fields in rows[0][1] if rows else ():
             self._awaited_entry = entry.decode()
             if len(self._read_ahead) < READ_AHEAD:
-                self._read_ahead[self._awaited_entry] = fields[b"batch"]
+                self._read_ahead[self._awaited_entry] = (fields[b"batch"], fields[b"digest"])
 
     def dead_batches(self) -> dict[str, str]:
         """Batch id → reason, of the open iteration."""

@@ -6,16 +6,17 @@ local function refuse(reason)
   count('rejected:' .. reason)
   return { reason }
 end
-local current = tonumber(fence('iteration')) or -1
+local state, current, open_version, digest = unpack(redis.call('HMGET', FENCE, 'state', 'iteration', 'version', 'digest'))
+current, open_version = tonumber(current or '-1'), tonumber(open_version or '-1')
 if iteration < current then return refuse('stale') end
 if iteration > current then return refuse('future') end
-if fence('state') ~= 'open' then return refuse('closed') end
-if version < tonumber(fence('version')) then return refuse('stale') end
-if version > tonumber(fence('version')) then return refuse('future') end
-if ARGV[4] ~= fence('digest') then return refuse('wrong_weights') end
-local state = redis.call('HGET', LEDGER, id)
-if not state then return refuse('unexpected') end
-local parts = split(state)
+if state ~= 'open' then return refuse('closed') end
+if version < open_version then return refuse('stale') end
+if version > open_version then return refuse('future') end
+if ARGV[4] ~= digest then return refuse('wrong_weights') end
+local entry_state = redis.call('HGET', LEDGER, id)
+if not entry_state then return refuse('unexpected') end
+local parts = split(entry_state)
 if parts[1] == 'published' then
   if parts[3] == ARGV[6] and parts[4] == ARGV[7] and parts[5] == ARGV[8] then return { 'accepted' } end
   return refuse('duplicate')
