@@ -80,7 +80,7 @@ def stream_report(broker: Broker, job_id: str) -> StreamReport:
             name,
             num_entries=sizes[2 * index],
             num_pending=num_pending.get(name, 0),
-            num_bytes=sizes[2 * index + 1] or 0,
+            memory_bytes=sizes[2 * index + 1] or 0,
             entry_ids=[entry.entry_id for entry in entries if entry.stream == name],
             now_s=now_s,
         )
@@ -201,7 +201,7 @@ def _report(
 
 
 def _stream_state(
-    name: str, *, num_entries: int, num_pending: int, num_bytes: int, entry_ids: list[str], now_s: float
+    name: str, *, num_entries: int, num_pending: int, memory_bytes: int, entry_ids: list[str], now_s: float
 ) -> StreamState:
     oldest_ms = min((int(entry_id.partition("-")[0]) for entry_id in entry_ids), default=None)
     return StreamState(
@@ -211,7 +211,7 @@ def _stream_state(
         # An entry is deleted in the script that acknowledges it, so what is not pending was never delivered.
         num_waiting=num_entries - num_pending if name in CLAIMED_STREAMS else 0,
         oldest_age_s=None if oldest_ms is None else round(max(0.0, now_s - oldest_ms / 1000), 3),
-        num_bytes=num_bytes,
+        memory_bytes=memory_bytes,
     )
 
 

@@ -1,7 +1,7 @@
 """The Celery tasks of a consumer, and what they do: see to it that each active job has a trainer that holds its lease.
 
     ensure_trainer(job) ─┐                       ┌─ a lease lives: nothing to do
-    reconcile() ─────────┴─ for each active job ─┼─ its trainer loads here: wait, kill it if it never answers
+    reconcile() ─────────┴─ for each active job ─┼─ its trainer runs here: wait, kill it if it stays silent
                                                  ├─ cancelling: cancelled, there is nobody to save anything
                                                  ├─ another consumer's trainer loads, or this consumer is busy: later
                                                  └─ start one, or fail the job that used up its starts
@@ -48,14 +48,14 @@ class Reconciler:
 
     def reconcile(self) -> None:
         """Every active job, oldest first. Raises Unavailable."""
-        self._reap()
+        self._see_to_own()
         created = {job_id: float(self._jobs.fields(job_id)["created_s"]) for job_id in self._jobs.active_jobs()}
         for job_id in sorted(created, key=lambda job_id: created[job_id]):
             self._see_to(job_id)
 
     def ensure_trainer(self, job_id: str) -> None:
         """One job; a job that does not exist is logged, because a message has nobody to answer. Raises Unavailable."""
-        self._reap()
+        self._see_to_own()
         try:
             self._see_to(job_id)
         except NotFound as error:
@@ -72,27 +72,31 @@ class Reconciler:
         if state.is_final:
             # Takes it off the active jobs, where whoever ended it died in between.
             self._jobs.move(job_id, state)
+        elif job_id == self._trainers.job_id or self._is_held(job_id):
             return
-        is_mine = self._trainers.job_id == job_id
-        if read_fence(self._broker, JobKeys(job_id)).lease_until_s > self._broker.now_s():
-            if is_mine:
-                self._trainers.answered()
-                self._jobs.release_start(job_id, self._consumer_id)
-        elif is_mine:
-            self._see_to_silent(job_id)
         elif state is JobState.CANCELLING:
             self._end(job_id, JobState.CANCELLED)
         elif not self._trainers.job_id and self._reserve(job_id):
             self._start(job_id)
 
-    def _see_to_silent(self, job_id: str) -> None:
-        """Its process lives here and it holds no lease: it loads, or it is stuck (I8)."""
-        if self._trainers.silent_s < self._silence_s:
+    def _see_to_own(self) -> None:
+        """The trainer that runs here: it has ended, it holds its job, it loads, or it is stuck (I8)."""
+        ended = self._trainers.reap()
+        job_id = self._trainers.job_id
+        if job_id and self._is_held(job_id):
+            self._trainers.answered()
+            self._jobs.release_start(job_id, self._consumer_id)
+        elif job_id and self._trainers.silent_s < self._silence_s:
             self._reserve(job_id)
-            return
-        log.error("the trainer of %s has not answered for %.0f s, killing it", job_id, self._trainers.silent_s)
-        self._trainers.kill()
-        self._reap()
+        elif job_id:
+            log.error("the trainer of %s has not answered for %.0f s, killing it", job_id, self._trainers.silent_s)
+            self._trainers.kill()
+            ended = self._trainers.reap()
+        if ended is not None:
+            self._book(ended)
+
+    def _is_held(self, job_id: str) -> bool:
+        return read_fence(self._broker, JobKeys(job_id)).lease_until_s > self._broker.now_s()
 
     def _start(self, job_id: str) -> None:
         limit = self._jobs.spec(job_id).timeouts.max_trainer_starts
@@ -118,11 +122,6 @@ class Reconciler:
             self._jobs.move(job_id, state, reason=reason)
         except Conflict as error:
             log.info("job %s ended meanwhile: %s", job_id, error)
-
-    def _reap(self) -> None:
-        ended = self._trainers.reap()
-        if ended is not None:
-            self._book(ended)
 
     def _book(self, ended: Ended) -> None:
         if ended.exit_code == DONE:

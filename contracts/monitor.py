@@ -19,7 +19,7 @@ class StreamState(Record, frozen=True, kw_only=True):
     """Not delivered to anybody yet. Counted by us: the server's own lag is unknown after deletes."""
     oldest_age_s: float | None = None
     """Age of the oldest batch of the open iteration that lies on the stream; None where there is none."""
-    num_bytes: int
+    memory_bytes: int
     """Memory of the whole key on the server."""
 
 

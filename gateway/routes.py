@@ -16,9 +16,9 @@ from starlette.concurrency import run_in_threadpool
 
 from broker.monitor import job_status, stream_report
 from broker.presence import Presence
-from contracts.errors import NotFound
+from contracts.errors import Conflict, NotFound
 from contracts.events import record_digest
-from contracts.jobs import JobStatus
+from contracts.jobs import JobState, JobStatus
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
 from contracts.wire import encode_json
@@ -86,9 +86,11 @@ def get_job(job_id: KnownJob, services: HasServices) -> Response:
 def cancel(job_id: KnownJob, services: HasServices) -> Response:
     """Cancel a job: a queued one at once, a running one after its trainer's micro-batch and a checkpoint.
 
-    A job that is final stays as it is.
+    Repeating it changes nothing; a job that succeeded or failed answers 409.
     """
-    services.jobs.request_cancel(job_id)
+    state = services.jobs.request_cancel(job_id)
+    if state in (JobState.SUCCEEDED, JobState.FAILED):
+        raise Conflict(f"a {state.value} job cannot be cancelled", field="state")
     services.ensure_trainer(job_id)
     return _json(job_status(services.broker, job_id))
 

@@ -224,7 +224,7 @@ def stream_report() -> StreamReport:
         batches_failed=1,
         streams=(
             StreamState(
-                name="prompts", num_entries=3, num_pending=1, num_waiting=2, oldest_age_s=1.25, num_bytes=16_384
+                name="prompts", num_entries=3, num_pending=1, num_waiting=2, oldest_age_s=1.25, memory_bytes=16_384
             ),
         ),
         leases=(PromptLease(batch_id="3/train/0", generator_id="generator-a", idle_s=0.5, deliveries=1),),

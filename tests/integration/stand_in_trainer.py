@@ -1,6 +1,6 @@
 """`python -m tests.integration.stand_in_trainer JOB_ID`: holds the job's lease as a trainer does, and trains nothing.
 
-A job named "crash" makes it die before it holds anything.
+Before it holds anything, a job named "crash" makes it die, and one named "stuck" makes it wait for a signal.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ job_id = sys.argv[1]
 jobs = JobStore(broker)
 if jobs.spec(job_id).name == "crash":
     sys.exit("cannot load the model")
+if jobs.spec(job_id).name == "stuck":
+    signal.pause()
 side = TrainerSide(broker, job_id, owner=str(os.getpid()), lease_s=1.0)
 stopping = threading.Event()
 signal.signal(signal.SIGTERM, lambda _number, _frame: stopping.set())

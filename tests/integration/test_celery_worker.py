@@ -256,14 +256,29 @@ def test_only_one_consumer_starts_the_trainer_of_a_job(
         assert not jobs.reserve_start(job_id, "consumer-b", life_s=60.0)
 
 
-def test_a_trainer_that_never_answers_is_killed(
+def test_a_trainer_that_outlives_its_job_does_not_keep_the_consumer_from_others(
     own_settings: StackSettings, broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job_id, _ = JobStore(broker).create(job_spec())
+    jobs = JobStore(broker)
+    first_id, _ = jobs.create(job_spec(name="stuck"))
+    second_id, _ = jobs.create(job_spec())
+    with reconciling(own_settings, broker, monkeypatch, silence_s=0.0) as (reconciler, trainers):
+        trainers.start(first_id)
+        jobs.move(first_id, JobState.CANCELLED)
+        reconciler.reconcile()
+        assert trainers.job_id == second_id
+
+
+def test_a_trainer_that_never_answers_is_killed_and_replaced(
+    own_settings: StackSettings, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = JobStore(broker)
+    job_id, _ = jobs.create(job_spec(name="stuck"))
     with reconciling(own_settings, broker, monkeypatch, silence_s=0.0) as (reconciler, trainers):
         trainers.start(job_id)
         reconciler.ensure_trainer(job_id)
-        assert trainers.job_id == ""
+        assert trainers.job_id == job_id
+        assert jobs.count_trainer_start(job_id) == 2, "the reconciler's start, and this one"
 
 
 def test_a_cancelling_job_without_a_trainer_is_cancelled(

@@ -215,6 +215,18 @@ def test_a_queued_job_is_cancelled_at_once_and_stays_so(ask: Callable[..., httpx
         assert (answer.status_code, answer.json()["state"]) == (200, "cancelled")
 
 
+def test_a_running_job_is_cancelling_until_its_trainer_has_saved_and_an_ended_one_cannot_be_cancelled(
+    ask: Callable[..., httpx.Response], services: Services
+) -> None:
+    job_id = submit(ask)
+    services.jobs.move(job_id, JobState.RUNNING)
+    assert ask("POST", f"/v1/jobs/{job_id}/cancel").json()["state"] == "cancelling"
+    services.jobs.move(job_id, JobState.SUCCEEDED)
+    refused = ask("POST", f"/v1/jobs/{job_id}/cancel")
+    assert (refused.status_code, refused.json()["detail"]) == (409, "a succeeded job cannot be cancelled")
+    assert ask("GET", f"/v1/jobs/{job_id}").json()["state"] == "succeeded"
+
+
 def test_an_unreachable_broker_is_a_503_that_says_so(services: Services, tmp_path: Path) -> None:
     with EmbeddedRedis(tmp_path / "gone") as server:
         services.settings = msgspec.structs.replace(services.settings, redis_url=server.url)
@@ -350,7 +362,7 @@ def test_status_streams_and_audit_show_what_the_fence_holds(
     assert report.trainer_lease_s is not None
     assert (streams["prompts"].num_entries, streams["prompts"].num_pending, streams["prompts"].num_waiting) == (1, 1, 0)
     assert (streams["rollouts"].num_entries, streams["rollouts"].num_waiting) == (1, 1)
-    assert streams["rollouts"].num_bytes > 0
+    assert streams["rollouts"].memory_bytes > 0
     assert streams["rollouts"].oldest_age_s is not None
     assert [(lease.batch_id, lease.generator_id, lease.deliveries) for lease in report.leases] == [
         ("0/train/1", generator_id, 1)
