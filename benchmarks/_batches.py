@@ -1,0 +1,82 @@
+"""Prompt and rollout batches of a given size, for the broker's benchmark."""
+
+from __future__ import annotations
+
+import os
+
+from contracts.arrays import pack_int32
+from contracts.rollouts import (
+    BatchTimings,
+    Completion,
+    Prompt,
+    PromptBatch,
+    Rollout,
+    RolloutBatch,
+    RolloutGroup,
+    SamplingParams,
+)
+from contracts.versions import WeightFile, WeightManifest
+
+DIGEST = "ab" * 32
+GROUP_SIZE = 8
+RESPONSE_TOKENS = 512
+RESPONSE_CHARS = 1400
+
+
+def rollout_batch(num_groups: int) -> RolloutBatch:
+    """k groups of 8 responses of 512 tokens: about 45 KB a group."""
+    tokens = pack_int32(range(RESPONSE_TOKENS))
+    completion = Completion(token_ids=tokens, generator_logprobs=os.urandom(len(tokens)), finish_reason="length")
+    rollout = Rollout(completion=completion, text="x" * RESPONSE_CHARS, reward=1.0, reward_breakdown={"exact": 1.0})
+    groups = tuple(
+        RolloutGroup(
+            prompt_id=f"train/{index}",
+            prompt_index=index,
+            prompt_token_ids=pack_int32(range(64)),
+            rollouts=(rollout,) * GROUP_SIZE,
+        )
+        for index in range(num_groups)
+    )
+    return RolloutBatch(
+        job_id="bench",
+        batch_id="0/train/0",
+        iteration=0,
+        purpose="train",
+        policy_version=0,
+        weights_digest=DIGEST,
+        group_size=GROUP_SIZE,
+        generator_id="g",
+        attempt=1,
+        timings=BatchTimings(
+            generation_started_s=0.0, generation_ended_s=1.0, scoring_started_s=1.0, scoring_ended_s=2.0
+        ),
+        groups=groups,
+    )
+
+
+def prompt_batch(job_id: str, iteration: int, index: int, num_groups: int) -> PromptBatch:
+    return PromptBatch(
+        job_id=job_id,
+        batch_id=f"{iteration}/train/{index}",
+        iteration=iteration,
+        purpose="train",
+        policy_version=iteration,
+        weights_digest=DIGEST,
+        group_size=GROUP_SIZE,
+        sampling=SamplingParams(max_new_tokens=RESPONSE_TOKENS),
+        seed=0,
+        prompts=tuple(
+            Prompt(prompt_id=f"train/{at}", index=at, token_ids=pack_int32(range(64)), text="x" * 200, reference="1")
+            for at in range(num_groups)
+        ),
+    )
+
+
+def manifest(version: int) -> WeightManifest:
+    return WeightManifest(
+        policy_version=version,
+        weights_digest=DIGEST,
+        dtype="float32",
+        directory=f"bench/v{version}",
+        files=(WeightFile(name="model.safetensors", num_bytes=1),),
+    )

@@ -1,0 +1,345 @@
+"""What the fence costs: publish, claim and commit of rollout batches, against raw XADD and XREADGROUP of their bytes.
+
+    onbeat bench broker
+
+One server, the same processes, the same bytes; the two ways alternate round by round. A fenced round is an iteration
+whose prompts are already claimed: the producers encode, hash and publish their answers; the trainer claims, decodes,
+verifies the digests, commits, and opens the next one. A raw round: XADD by the producers, XREADGROUP by one reader that
+looks at nothing, and at its end XACK and XDEL of everything, as a commit does. The target is a ratio of at most 2.
+Beside the ratio of the times stands that of the CPU seconds of all processes, the server's included: on a machine that
+does other work as well, it is the steadier one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from msgspec.structs import replace
+
+from benchmarks._batches import DIGEST, manifest, prompt_batch, rollout_batch
+from benchmarks._results import write_result
+from broker.client import Broker, connect
+from broker.generator_side import Claim, GeneratorSide, PublishOutcome
+from broker.job_store import JobStore
+from broker.trainer_side import Opening, TrainerSide
+from contracts.events import AuditRecord
+from contracts.rewards import ExactReward
+from contracts.rollouts import (
+    RolloutBatch,
+    batch_digest,
+)
+from contracts.settings import StackSettings
+from contracts.spec import AdditionDataset, JobSpec, ModelSpec, RewardSpec
+from contracts.wire import decode, encode
+from onbeat.embedded_redis import EmbeddedRedis
+
+EXPECTED = (
+    "Before the first run: 2.0-2.5x at 45 KB, where a fenced batch is scripts instead of commands and Python's "
+    "share is largest; 1.5-1.8x at 1 MB; 1.6-2.0x at 8 MB, where two BLAKE2b passes at about 0.9 GB/s and the copies "
+    "through Lua count. More producers change little: the server is one thread, the machine has two cores."
+)
+TARGET_RATIO = 2.0
+NUM_GROUPS = {"45 KB": 1, "1 MB": 22, "8 MB": 178}
+NUM_BATCHES = {"45 KB": 128, "1 MB": 32, "8 MB": 16}
+"""Of a round: a multiple of every number of producers."""
+PRODUCERS = (1, 4, 16)
+READ_AT_ONCE = 4
+LEASE_S = 600.0
+
+
+@dataclass
+class Order:
+    """What a producer does next."""
+
+    way: str
+    size: str
+    source: str
+    """Stream of a raw round, job id of a fenced one."""
+    count: int
+
+
+@dataclass
+class Done:
+    """What a producer answers: seconds of each publication, and of its processor."""
+
+    publish_s: list[float]
+    cpu_s: float
+
+
+def produce(url: str, name: str, orders: Connection) -> None:
+    """A producer process. It gets ready for each order and says so; then it answers with its publications' seconds."""
+    broker = connect(StackSettings(redis_url=url))
+    batches = {size: rollout_batch(num_groups) for size, num_groups in NUM_GROUPS.items()}
+    while (order := orders.recv()) is not None:
+        ready = raw_work if order.way == "raw" else fenced_work
+        work = ready(broker, order, replace(batches[order.size], generator_id=name))
+        orders.send("ready")
+        orders.recv()
+        before_s = time.process_time()
+        took = [publish() for publish in work]
+        orders.send(Done(took, time.process_time() - before_s))
+
+
+def raw_work(broker: Broker, order: Order, batch: RolloutBatch) -> list[Callable[[], float]]:
+    payload = encode(batch)
+    return [lambda: timed(lambda: broker.redis.xadd(order.source, {"batch": payload}))] * order.count
+
+
+def fenced_work(broker: Broker, order: Order, batch: RolloutBatch) -> list[Callable[[], float]]:
+    side = GeneratorSide(broker, order.source, batch.generator_id)
+    claims = [side.claim(LEASE_S) for _ in range(order.count)]
+    return [partial(publish, side, claim, batch) for claim in claims if claim]
+
+
+def publish(side: GeneratorSide, claim: Claim, batch: RolloutBatch) -> float:
+    """Seconds, from the answer as records to the fence's word."""
+    asked = claim.prompt_batch
+    answer = replace(
+        batch,
+        job_id=asked.job_id,
+        batch_id=asked.batch_id,
+        iteration=asked.iteration,
+        policy_version=asked.policy_version,
+        attempt=claim.attempt,
+    )
+    outcomes = []
+    took_s = timed(lambda: outcomes.append(side.publish(claim, answer)))
+    if outcomes != [PublishOutcome.ACCEPTED]:
+        raise RuntimeError(f"batch {asked.batch_id} was refused: {outcomes[0].value}")
+    return took_s
+
+
+def timed(work: Callable[[], object]) -> float:
+    started_s = time.perf_counter()
+    work()
+    return time.perf_counter() - started_s
+
+
+class RawReader:
+    """XREADGROUP, then XACK and XDEL."""
+
+    def __init__(self, broker: Broker, size: str) -> None:
+        self._redis: Any = broker.redis
+        self.source = f"onbeat:bench:{size.replace(' ', '')}"
+        self._redis.xgroup_create(self.source, "readers", id="0", mkstream=True)
+
+    def prepare(self) -> None:
+        """There is nothing to get ready."""
+
+    def take(self, count: int) -> None:
+        """All entries of the round, then their end."""
+        entries: list[bytes] = []
+        while len(entries) < count:
+            answer = self._redis.xreadgroup("readers", "r", {self.source: ">"}, count=READ_AT_ONCE, block=1000)
+            entries += [entry for entry, _ in answer[0][1]] if answer else []
+        with self._redis.pipeline(transaction=False) as pipe:
+            pipe.xack(self.source, "readers", *entries)
+            pipe.xdel(self.source, *entries)
+            pipe.execute()
+
+
+class FencedTrainer:
+    """The trainer's side of one job whose iterations are the rounds."""
+
+    def __init__(self, broker: Broker, size: str) -> None:
+        spec = JobSpec(
+            name=f"bench {size}",
+            iterations=1000,
+            model=ModelSpec(path="none"),
+            dataset=AdditionDataset(),
+            reward=RewardSpec(components=(ExactReward(),)),
+        )
+        self.source, _ = JobStore(broker).create(spec)
+        self._size = size
+        self._side = TrainerSide(broker, self.source, owner="bench", lease_s=LEASE_S)
+        self._side.acquire()
+        self._iteration = 0
+        self._side.publish_weights(manifest(0), oldest_kept=0)
+        self._side.open_iteration(self._opening(0))
+        self._following = self._opening(1)
+
+    def prepare(self) -> None:
+        """The next iteration's prompts are the plan's work, not the broker's."""
+        self._following = self._opening(self._iteration + 1)
+
+    def take(self, count: int) -> None:
+        """All batches of the iteration, then its commit, which opens the next one."""
+        trained: dict[str, str] = {}
+        while len(trained) < count:
+            self._side.wait_for_rollouts(1.0)
+            arrived, _ = self._side.claim_rollouts(max_batches=READ_AT_ONCE)
+            trained |= {one.batch.batch_id: one.digest for one in arrived}
+        done, self._iteration = self._iteration, self._iteration + 1
+        self._side.publish_weights(manifest(self._iteration), oldest_kept=done)
+        self._side.commit(self._record(done, trained), trained, event=None, opening=self._following)
+
+    def _opening(self, iteration: int) -> Opening:
+        batches = tuple(
+            prompt_batch(self.source, iteration, index, NUM_GROUPS[self._size])
+            for index in range(NUM_BATCHES[self._size])
+        )
+        return Opening(iteration=iteration, policy_version=iteration, weights_digest=DIGEST, batches=batches)
+
+    def _record(self, iteration: int, trained: dict[str, str]) -> AuditRecord:
+        return AuditRecord(
+            kind="commit",
+            iteration=iteration,
+            policy_version=iteration,
+            weights_digest=DIGEST,
+            next_weights_digest=DIGEST,
+            trainer_epoch=self._side.trainer_epoch,
+            batches=trained,
+            abandoned={},
+            previous="",
+        )
+
+
+@dataclass
+class Way:
+    """The rounds of one way for one size and number of producers."""
+
+    rounds_s: list[float] = field(default_factory=list)
+    publish_s: list[float] = field(default_factory=list)
+    cpu_s: dict[str, list[float]] = field(default_factory=lambda: {"producers": [], "reader": [], "server": []})
+
+    def cpu_ms(self, num_batches: int) -> dict[str, float]:
+        """Median milliseconds of a batch, by who spent them."""
+        return {who: round(1000 * statistics.median(rounds) / num_batches, 3) for who, rounds in self.cpu_s.items()}
+
+    def numbers(self, num_batches: int, num_bytes: int) -> dict[str, Any]:
+        round_s = statistics.median(self.rounds_s)
+        cuts = statistics.quantiles(self.publish_s, n=100, method="inclusive")
+        return {
+            "batches_per_s": round(num_batches / round_s, 1),
+            "mb_per_s": round(num_batches * num_bytes / round_s / 1e6, 1),
+            "cpu_ms_per_batch": self.cpu_ms(num_batches),
+            "publish_p50_ms": round(1000 * cuts[49], 3),
+            "publish_p99_ms": round(1000 * cuts[98], 3),
+        }
+
+
+class Round:
+    """Times one round of one way, processors included."""
+
+    def __init__(self, broker: Broker, pipes: list[Connection]) -> None:
+        self._broker = broker
+        self._pipes = pipes
+
+    def run(self, order: Order, reader: RawReader | FencedTrainer, way: Way) -> None:
+        """Adds the round's numbers to `way`."""
+        reader.prepare()
+        for pipe in self._pipes:
+            pipe.send(order)
+        for pipe in self._pipes:
+            pipe.recv()
+        reader_s, server_s = time.process_time(), self._server_cpu_s()
+        for pipe in self._pipes:
+            pipe.send("go")
+        way.rounds_s.append(timed(lambda: reader.take(order.count * len(self._pipes))))
+        done: list[Done] = [pipe.recv() for pipe in self._pipes]
+        way.publish_s += [seconds for one in done for seconds in one.publish_s]
+        way.cpu_s["producers"].append(sum(one.cpu_s for one in done))
+        way.cpu_s["reader"].append(time.process_time() - reader_s)
+        way.cpu_s["server"].append(self._server_cpu_s() - server_s)
+
+    def _server_cpu_s(self) -> float:
+        info: Any = self._broker.redis.info("cpu")
+        return info["used_cpu_sys"] + info["used_cpu_user"]
+
+
+def measure(
+    size: str, round_: Round, *, readers: dict[str, RawReader | FencedTrainer], num: int, rounds: int
+) -> dict[str, Any]:
+    """One row of the table for `num` producers; the first pair of rounds warms up and does not count."""
+    num_batches = NUM_BATCHES[size]
+    ways = {name: Way() for name in readers}
+    for number in range(rounds + 1):
+        for name, way in ways.items():
+            order = Order(name, size, readers[name].source, num_batches // num)
+            round_.run(order, readers[name], way if number else Way())
+    num_bytes = len(encode(rollout_batch(NUM_GROUPS[size])))
+    raw, fenced = ways["raw"], ways["fenced"]
+    pairs = [f / r for f, r in zip(fenced.rounds_s, raw.rounds_s, strict=True)]
+    return {
+        "size": size,
+        "bytes": num_bytes,
+        "producers": num,
+        "ratio": round(statistics.median(pairs), 2),
+        "ratio_range": [round(min(pairs), 2), round(max(pairs), 2)],
+        "cpu_ratio": round(sum(fenced.cpu_ms(num_batches).values()) / sum(raw.cpu_ms(num_batches).values()), 2),
+        "raw": raw.numbers(num_batches, num_bytes),
+        "fenced": fenced.numbers(num_batches, num_bytes),
+    }
+
+
+def client_work(size: str) -> dict[str, float]:
+    """Milliseconds of Python that a fenced batch costs and a raw one does not; the digest is made on both sides."""
+    batch = rollout_batch(NUM_GROUPS[size])
+    payload = encode(batch)
+    parts: dict[str, Callable[[], object]] = {
+        "encode_ms": lambda: encode(batch),
+        "digest_ms": lambda: batch_digest(batch),
+        "decode_ms": lambda: decode(payload, RolloutBatch),
+    }
+    return {name: round(1000 * statistics.median(timed(part) for _ in range(15)), 3) for name, part in parts.items()}
+
+
+def run(url: str, sizes: list[str], num_rounds: int) -> list[dict[str, Any]]:
+    broker = connect(StackSettings(redis_url=url))
+    context = multiprocessing.get_context("spawn")
+    pipes, processes = [], []
+    for index in range(max(PRODUCERS)):
+        ours, theirs = context.Pipe()
+        process = context.Process(target=produce, args=(url, f"g{index}", theirs), daemon=True)
+        process.start()
+        pipes.append(ours)
+        processes.append(process)
+    rows = []
+    for size in sizes:
+        readers = {"raw": RawReader(broker, size), "fenced": FencedTrainer(broker, size)}
+        for num in PRODUCERS:
+            row = measure(size, Round(broker, pipes[:num]), readers=readers, num=num, rounds=num_rounds)
+            sys.stderr.write(f"{size} x {num} producers: {row['ratio']}x, CPU {row['cpu_ratio']}x\n")
+            rows.append(row)
+    for pipe in pipes:
+        pipe.send(None)
+    for process in processes:
+        process.join()
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="onbeat bench broker", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=7, help="pairs of rounds for each row")
+    parser.add_argument("--sizes", nargs="+", choices=NUM_GROUPS, default=list(NUM_GROUPS))
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder, EmbeddedRedis(Path(folder) / "redis") as server:
+        rows = run(server.url, arguments.sizes, arguments.rounds)
+        name = f"{server.server.name} {'.'.join(map(str, server.server.version))}" if server.server else ""
+    worst = max(row["ratio"] for row in rows)
+    result = {
+        "expected": EXPECTED,
+        "target_ratio": TARGET_RATIO,
+        "server": name,
+        "rounds": arguments.rounds,
+        "client_work": {size: client_work(size) for size in arguments.sizes},
+        "rows": rows,
+        "worst_ratio": worst,
+    }
+    path = write_result("broker", result)
+    sys.stdout.write(f"worst ratio {worst}x, target {TARGET_RATIO}x; {path}\n")
+
+
+if __name__ == "__main__":
+    main()
