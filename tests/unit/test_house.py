@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from broker import keys
+from telemetry.crash_points import CRASH_POINTS
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("broker", "consumer", "contracts", "gateway", "onbeat", "producer", "reward_service", "telemetry")
@@ -128,3 +129,8 @@ def test_the_key_table_names_each_key_once_and_every_key_of_a_job() -> None:
     shared = {value for name, value in vars(keys).items() if name.isupper() and str(value).startswith("onbeat:")}
     assert shared <= set(table)
     assert len(job.script_keys) == len(set(job.script_keys))
+
+
+def test_every_crash_point_is_explained() -> None:
+    page = (ROOT / "docs" / "failure-modes.md").read_text()
+    assert set(re.findall(r"^\| `((?:consumer|producer)\.\w+)` \|", page, re.MULTILINE)) == set(CRASH_POINTS)
