@@ -35,10 +35,7 @@ from broker.job_store import JobStore
 from broker.trainer_side import Opening, TrainerSide
 from contracts.events import AuditRecord
 from contracts.rewards import ExactReward
-from contracts.rollouts import (
-    RolloutBatch,
-    batch_digest,
-)
+from contracts.rollouts import RolloutBatch, batch_digest
 from contracts.settings import StackSettings
 from contracts.spec import AdditionDataset, JobSpec, ModelSpec, RewardSpec
 from contracts.wire import decode, encode
