@@ -21,6 +21,7 @@ REGISTRY_HOST = re.compile(
     r"(?:pypi\.org|pythonhosted\.org|registry\.npmjs|deb\.debian|huggingface\.co)", re.IGNORECASE
 )
 MARKDOWN_LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#\s]+)")
+NAMED_PATH = re.compile(r"`((?:[\w-]+/)+[\w.-]+\.(?:py|lua|md|toml|yml))`")
 KEY_ROW = re.compile(r"^\| (onbeat:\S+) \|", re.MULTILINE)
 OPEN_ENDS = re.compile(r"\b(?:TO" r"DO|FIX" r"ME|X" r"XX)\b")
 MAX_FILE_LINES = 400
@@ -118,6 +119,12 @@ def test_every_link_of_the_documents_leads_to_a_file() -> None:
     for path in tracked("*.md"):
         for target in MARKDOWN_LINK.findall(path.read_text()):
             assert (path.parent / target).exists(), f"{path.relative_to(ROOT)} links to {target}"
+
+
+def test_every_file_that_the_documents_name_exists() -> None:
+    for path in tracked("*.md"):
+        for name in NAMED_PATH.findall(path.read_text()):
+            assert (ROOT / name).exists(), f"{path.relative_to(ROOT)} names {name}"
 
 
 def test_the_key_table_names_each_key_once_and_every_key_of_a_job() -> None:
