@@ -174,11 +174,12 @@ class TrainerMoves(RuleBasedStateMachine):
         self.epochs = [0, 0, 0]
         self.arrived = [{}, {}, {}]
 
-    @rule(who=TRAINER, max_batches=st.integers(1, 3), waits=st.booleans())
-    def claim_rollouts(self, who: int, max_batches: int, waits: bool) -> None:
+    @rule(who=TRAINER, max_batches=st.integers(1, 3), waits=st.booleans(), is_lost=st.booleans())
+    def claim_rollouts(self, who: int, max_batches: int, waits: bool = False, is_lost: bool = False) -> None:
         who = self._index(who)
         if waits:
             self.trainers[who].wait_for_rollouts(SHORT_S)
+        self.broker.loses_next_answer |= is_lost
         moves, answer = self._fenced(who, lambda: self.trainers[who].claim_rollouts(max_batches=max_batches))
         if not moves:
             return
