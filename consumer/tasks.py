@@ -49,23 +49,28 @@ class Reconciler:
     def reconcile(self) -> None:
         """Every active job, oldest first. Raises Unavailable."""
         self._see_to_own()
-        created = {job_id: float(self._jobs.fields(job_id)["created_s"]) for job_id in self._jobs.active_jobs()}
-        for job_id in sorted(created, key=lambda job_id: created[job_id]):
-            self._see_to(job_id)
+        active = set(self._jobs.active_jobs())
+        for job_id in reversed(self._jobs.job_ids()):
+            if job_id in active:
+                self._see_to_known(job_id)
 
     def ensure_trainer(self, job_id: str) -> None:
-        """One job; a job that does not exist is logged, because a message has nobody to answer. Raises Unavailable."""
+        """One job. Raises Unavailable."""
         self._see_to_own()
-        try:
-            self._see_to(job_id)
-        except NotFound as error:
-            log.warning("%s", error)
+        self._see_to_known(job_id)
 
     def close(self) -> None:
         """Ends the trainer that runs here; its job goes on in another one."""
         ended = self._trainers.stop()
         if ended is not None:
             self._book(ended)
+
+    def _see_to_known(self, job_id: str) -> None:
+        """A job whose record is lost is logged: it must not keep the others from a trainer."""
+        try:
+            self._see_to(job_id)
+        except NotFound as error:
+            log.warning("%s", error)
 
     def _see_to(self, job_id: str) -> None:
         state = self._jobs.state(job_id)

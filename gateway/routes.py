@@ -69,10 +69,12 @@ async def submit(request: Request, services: HasServices) -> Response:
 def list_jobs(services: HasServices, limit: Annotated[int, Query(ge=1, le=MAX_LISTED)] = 100) -> Response:
     """The newest jobs, newest first."""
     live_generators = len(Presence(services.broker).live())
-    found = [
-        job_status(services.broker, job_id, live_generators=live_generators)
-        for job_id in services.jobs.job_ids()[:limit]
-    ]
+    found = []
+    for job_id in services.jobs.job_ids()[:limit]:
+        try:
+            found.append(job_status(services.broker, job_id, live_generators=live_generators))
+        except NotFound:
+            log.warning("%s is listed and has no record: the server lost it", job_id)
     return _json({"jobs": found})
 
 

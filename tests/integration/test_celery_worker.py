@@ -333,9 +333,15 @@ def test_messages_that_nobody_takes_are_sent_without_pickle_and_expire(own_setti
     app.close()
 
 
-def test_a_job_that_does_not_exist_ends_nothing(
+def test_a_job_whose_record_is_lost_does_not_keep_others_from_a_trainer(
     own_settings: StackSettings, broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    jobs = JobStore(broker)
+    lost_id, _ = jobs.create(job_spec())
+    job_id, _ = jobs.create(job_spec())
+    broker.redis.delete(JobKeys(lost_id).job)
     with reconciling(own_settings, broker, monkeypatch) as (reconciler, trainers):
-        reconciler.ensure_trainer("job-none")
+        reconciler.ensure_trainer(lost_id)
         assert trainers.job_id == ""
+        reconciler.reconcile()
+        assert trainers.job_id == job_id

@@ -17,9 +17,11 @@ import msgspec
 import pytest
 import uvicorn
 
+from broker import keys
 from broker.celery_app import ENSURE_TRAINER, KEY_PREFIX, TrainerRequests
 from broker.client import connect
 from broker.generator_side import GeneratorSide, PublishOutcome
+from broker.keys import JobKeys
 from broker.presence import Presence
 from broker.trainer_side import Opening, TrainerSide
 from contracts.errors import InvalidInput
@@ -114,6 +116,18 @@ def test_a_submitted_job_is_queued_and_a_message_for_the_consumers_is_sent(
     mine = [message for message in messages if repr(status.job_id) in message["headers"]["argsrepr"]]
     assert [message["headers"]["task"] for message in mine] == [ENSURE_TRAINER]
     assert mine[0]["content-type"] == "application/x-msgpack"
+
+
+def test_a_job_whose_record_a_server_lost_does_not_hide_the_others(
+    ask: Callable[..., httpx.Response], services: Services
+) -> None:
+    job_id, lost_id = submit(ask), submit(ask)
+    services.broker.redis.delete(JobKeys(lost_id).job)
+    services.broker.redis.srem(keys.ACTIVE, lost_id)
+    listed = [job["job_id"] for job in ask("GET", "/v1/jobs").json()["jobs"]]
+    assert job_id in listed
+    assert lost_id not in listed
+    assert ask("GET", f"/v1/jobs/{lost_id}").status_code == 404
 
 
 def test_the_same_idempotency_key_answers_the_same_job_once_and_refuses_another_spec(
