@@ -66,8 +66,8 @@ def measure(run: DemoRun) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="onbeat bench overlap", description=__doc__)
-    parser.add_argument("--repeats", type=int, default=3, help="runs of each arrangement")
-    parser.add_argument("--hidden-size", type=int, default=256)
+    parser.add_argument("--repeats", type=int, default=2, help="runs of each arrangement")
+    parser.add_argument("--hidden-size", type=int, default=128)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as in onbeat demo")
     arguments = parser.parse_args()
