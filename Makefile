@@ -29,7 +29,7 @@ test: $(STAMP)
 
 # The fence under random interleavings for some minutes, instead of the fixed ones of `make test`.
 soak: $(STAMP)
-	ONBEAT_SOAK=2000 $(BIN)/python -m pytest --timeout 0 tests/integration/test_fence_properties.py
+	SOAK_EXAMPLES=2000 $(BIN)/python -m pytest --timeout 0 tests/integration/test_fence_properties.py
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

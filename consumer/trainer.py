@@ -1,4 +1,4 @@
-"""The trainer's loop: claim, train, step, publish, commit; once around is one iteration (DESIGN §1).
+"""The trainer's loop: claim, train, step, publish, commit; once around is one iteration.
 
     open t ─▶ claim batches in arrival order ─▶ step ─▶ weights t+1 ─▶ commit t, open t+1 ─▶ checkpoint t
                  └─ forward, backward, accumulate ─┘                    (one script)
@@ -279,7 +279,7 @@ class Trainer:
         done = made.policy_version
         if done % self._spec.trainer.checkpoint_every_iterations == 0 or done == self._spec.iterations:
             self._write_checkpoint(made)
-        # A hedged copy of the iteration before may still be loading its weights.
+        # A generator that lost its lease may still be loading the weights of the iteration before.
         remove_versions_before(self._folder, done - 1)
         self._jobs.reset_trainer_starts(self._folder.job_id)
 

@@ -49,7 +49,7 @@ def decode_json(data: bytes | str, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(data, type=kind)
     except msgspec.ValidationError as error:
-        raise invalid_input(error) from error
+        raise invalid_input(error, kind) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidInput(f"the body is not JSON: {error}") from error
 
@@ -59,11 +59,23 @@ def convert(values: Any, kind: type[T]) -> T:
     try:
         return msgspec.convert(values, kind)
     except msgspec.ValidationError as error:
-        raise invalid_input(error) from error
+        raise invalid_input(error, kind) from error
 
 
-def invalid_input(error: msgspec.ValidationError) -> InvalidInput:
+def invalid_input(error: msgspec.ValidationError, kind: type) -> InvalidInput:
     """`Expected `int` - at `$.model.seed`` → field "model.seed", problem "expected `int`"."""
     problem, _, path = str(error).partition(" - at `")
     field = path.rstrip("`").removeprefix("$").removeprefix(".")
-    return InvalidInput(problem[:1].lower() + problem[1:], field=field or None)
+    values = _choices(kind, field) if problem.startswith("Invalid enum value") else []
+    cure = f"one of {', '.join(map(str, values))}" if values else None
+    return InvalidInput(problem[:1].lower() + problem[1:], field=field or None, cure=cure)
+
+
+def _choices(kind: type, field: str) -> list[Any]:
+    """What a literal or enum at a dotted path of plain records may hold; [] below lists and tagged unions."""
+    found: Any = msgspec.inspect.type_info(kind)
+    for name in field.split("."):
+        found = next((one.type for one in getattr(found, "fields", ()) if one.name == name), None)
+    if isinstance(found, msgspec.inspect.EnumType):
+        return [member.value for member in found.cls]
+    return list(found.values) if isinstance(found, msgspec.inspect.LiteralType) else []

@@ -17,7 +17,7 @@ from functools import partial
 
 import httpx
 
-from broker.client import connect
+from broker.client import connect_within
 from broker.generator_side import GeneratorSide
 from broker.job_store import JobStore
 from broker.presence import Presence
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 async def serve(settings: StackSettings, *, generator_id: str) -> None:
     """Wires the worker to its broker, reward service and model, and runs it until a signal."""
-    broker = await asyncio.to_thread(connect, settings)
+    broker = await asyncio.to_thread(connect_within, settings, patience_s=1.0)
     threading.Thread(target=preload, name="preload", daemon=True).start()
     async with httpx.AsyncClient(base_url=settings.reward_url) as http:
         worker = Worker(

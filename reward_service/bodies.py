@@ -60,7 +60,7 @@ def decode_request(body: bytes, body_format: BodyFormat) -> RewardRequest:
     except (InvalidInput, ContractViolation) as error:
         if not isinstance(error.__cause__, msgspec.ValidationError):
             raise Problem(HTTPStatus.BAD_REQUEST, f"not {body_format.value}: {error.__cause__}") from error
-        refusal = invalid_input(error.__cause__)
+        refusal = invalid_input(error.__cause__, RewardRequest)
         raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, refusal.problem, field=refusal.field) from error
 
 

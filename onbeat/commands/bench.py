@@ -20,6 +20,9 @@ def bench(
 ) -> None:
     """Run a benchmark; further flags go to its script (try --help after the name)."""
     scripts = sorted(path.stem for path in FOLDER.glob("*.py") if not path.stem.startswith("_"))
+    if name in ("-h", "--help"):
+        sys.stdout.write(f"onbeat bench NAME [FLAGS]: {', '.join(scripts)}\n")
+        return
     if name not in scripts:
         known = f"known: {', '.join(scripts)}" if scripts else "benchmarks/ comes with a clone of the repository"
         raise InvalidInput(f"there is no benchmark `{name}`", field="NAME", cure=known)

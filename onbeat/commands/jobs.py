@@ -160,26 +160,15 @@ def _follow_to_end(client: GatewayClient, job_id: str, console: Console, *, json
 
 
 def _job_table(found: list[JobStatus]) -> Table:
-    table = Table(box=None, header_style="dim", padding=(0, 3, 0, 0))
-    for column in ("job", "name", "state", "iterations", "version", "digest", "held-out", "generators"):
-        table.add_column(column, no_wrap=column == "job")
+    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
+    for column in ("job", "name", "state", "iterations", "digest", "held-out"):
+        table.add_column(column, no_wrap=column != "name")
     for status in sorted(found, key=lambda status: status.created_s):
         latest = status.evaluation_latest
         state = f"[{STATE_STYLES[status.state]}]{status.state.value}[/]"
         progress = f"{status.iterations_committed} of {status.iterations}"
         held_out = score(latest.sampled if latest else None)
-        digest = short(status.weights_digest)
-        generators = str(status.live_generators)
-        table.add_row(
-            status.job_id,
-            escape(status.name),
-            state,
-            progress,
-            str(status.policy_version),
-            digest,
-            held_out,
-            generators,
-        )
+        table.add_row(status.job_id, escape(status.name), state, progress, short(status.weights_digest), held_out)
     return table
 
 

@@ -1,7 +1,7 @@
 """Arbitrary interleavings of trainers and generators against a real server: I1-I5 hold after every step.
 
 `fence_model.py` says what each call must answer, and what the server must hold afterwards. Time is not slept: leases
-are made to expire in the server. `ONBEAT_SOAK=2000` (`make soak`) explores that many examples at random.
+are made to expire in the server. `SOAK_EXAMPLES=2000` (`make soak`) explores that many examples at random.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tests.integration.fence_model import Entry
 from tests.integration.fence_parts import FAULTS, StutteringBroker, answer_to
 from tests.integration.fence_trainers import CURRENT, LONG_S, MAX_ATTEMPTS, NUM_BATCHES, TrainerMoves
 
-SOAK = int(os.environ.get("ONBEAT_SOAK", "0"))
+SOAK = int(os.environ.get("SOAK_EXAMPLES", "0"))
 """Random examples to explore instead of the fixed few."""
 PROFILE = hypothesis_settings(
     max_examples=SOAK or 60,
