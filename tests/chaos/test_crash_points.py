@@ -67,10 +67,10 @@ def test_every_place_where_a_generator_can_die_is_healed_by_another(pipeline: Pi
     trainer = pipeline.start(f"consumer-{job_id}", job_id)
     for point in GENERATOR_POINTS:
         generator = pipeline.start(f"producer-{point}", crash_at=f"{point}:2")
-        wait_for_exit(generator, 60.0)
+        wait_for_exit(generator)
         assert generator.exit_code == -signal.SIGKILL, f"{point} was never reached:\n{generator.tail()}"
     generator = pipeline.start("producer-survivor")
-    wait_for_exit(trainer, 120.0)
+    wait_for_exit(trainer)
     generator.stop(grace_s=10.0)
     assert trainer.exit_code == 0, trainer.tail()
     assert pipeline.final_digest(job_id) == oracle

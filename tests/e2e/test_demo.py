@@ -20,7 +20,7 @@ from onbeat.stored_weights import digests_on_disk
 from telemetry.waiting import Waiting
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-DEADLINE_S = 150.0
+DEADLINE_S = 600.0
 SMALL = (
     *("--set", "rollout.batches_per_iteration=4"),
     *("--set", "rollout.prompts_per_batch=4"),
@@ -55,7 +55,7 @@ def finish(demo: subprocess.Popen[str]) -> tuple[int, str, str]:
     finally:
         if demo.poll() is None:
             demo.send_signal(signal.SIGTERM)
-            demo.communicate(timeout=60.0)
+            demo.communicate(timeout=DEADLINE_S)
     return demo.returncode, out, err
 
 

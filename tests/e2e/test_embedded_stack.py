@@ -43,7 +43,7 @@ def plan(folder: Path, **changes: object) -> StackPlan:
 
 
 def until(condition: Callable[[], bool], what: str, tick: Callable[[], None] = lambda: None) -> None:
-    waiting = Waiting(what, deadline_s=60.0)
+    waiting = Waiting(what, deadline_s=300.0)
     while not condition():
         waiting.poke()
         tick()

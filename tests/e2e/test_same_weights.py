@@ -13,7 +13,7 @@ from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
 from telemetry.waiting import Waiting
 from tests.builders import job_spec
-from tests.pipeline import Pipeline, wait_for_exit
+from tests.pipeline import DEADLINE_S, Pipeline, wait_for_exit
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def spec(**changes: object) -> JobSpec:
 
 
 def until_committed(pipeline: Pipeline, job_id: str, count: int) -> None:
-    waiting = Waiting(f"{count} commits", deadline_s=120.0)
+    waiting = Waiting(f"{count} commits", deadline_s=DEADLINE_S)
     while len(pipeline.jobs.audit(job_id)) < count:
         waiting.poke()
         time.sleep(0.01)
@@ -85,11 +85,11 @@ def test_a_stopped_trainer_saves_and_its_successor_goes_on_without_a_replay(pipe
     first = pipeline.start(f"consumer-{job_id}-first", job_id)
     until_committed(pipeline, job_id, 2)
     first.terminate()
-    wait_for_exit(first, 60.0)
+    wait_for_exit(first)
     assert first.exit_code == 0, first.tail()
     assert pipeline.jobs.state(job_id) is JobState.RUNNING
     second = pipeline.start(f"consumer-{job_id}-second", job_id)
-    wait_for_exit(second, 120.0)
+    wait_for_exit(second)
     assert second.exit_code == 0, second.tail()
     assert pipeline.final_digest(job_id) == oracle
     assert pipeline.verdict(job_id).num_rewinds == 0
@@ -100,7 +100,7 @@ def test_a_cancelled_job_ends_with_a_checkpoint_of_what_was_committed(pipeline: 
     trainer = pipeline.start(f"consumer-{job_id}", job_id)
     until_committed(pipeline, job_id, 3)
     assert pipeline.jobs.request_cancel(job_id) is JobState.CANCELLING
-    wait_for_exit(trainer, 60.0)
+    wait_for_exit(trainer)
     assert pipeline.jobs.state(job_id) is JobState.CANCELLED
     folder = RunFolder(pipeline.settings.run_root_path, job_id)
     checkpoint = latest_checkpoint(folder.checkpoints, job_id=job_id)
@@ -122,7 +122,7 @@ def test_a_job_that_cannot_run_fails_with_a_reason_that_names_the_field(
 ) -> None:
     job_id, _ = pipeline.jobs.create(spec(**changes))
     trainer = pipeline.start(f"consumer-{job_id}", job_id)
-    wait_for_exit(trainer, 120.0)
+    wait_for_exit(trainer)
     assert trainer.exit_code == 2
     assert "Traceback" not in trainer.tail()
     assert pipeline.jobs.state(job_id) is JobState.FAILED

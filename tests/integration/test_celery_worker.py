@@ -58,7 +58,7 @@ def broker(own_settings: StackSettings) -> Iterator[Broker]:
 
 def until(true: Callable[[], bool], what: str) -> None:
     """A deadline that only a broken build reaches."""
-    waiting = Waiting(what, deadline_s=90.0)
+    waiting = Waiting(what, deadline_s=300.0)
     while not true():
         waiting.poke()
         time.sleep(0.02)

@@ -18,7 +18,7 @@ def run_producer(**environment: str) -> subprocess.CompletedProcess[str]:
         env={**inherited, **environment},
         capture_output=True,
         text=True,
-        timeout=60.0,
+        timeout=300.0,
         check=False,
     )
 
