@@ -22,6 +22,9 @@ from telemetry.waiting import Waiting
 SCRIPTS = Path(__file__).parent / "scripts"
 RECONNECT_S = 0.5
 PRELUDE = (SCRIPTS / "prelude.lua").read_text()
+REFUSED_WHEN_FULL = frozenset({"create_job", "publish_batch"})
+"""Scripts that bring payloads: at maxmemory they are refused. What keeps a run alive and what frees memory goes on."""
+GOES_ON_WHEN_FULL = "#!lua flags=allow-oom\n"
 CALL_TIMEOUT_S = 15.0
 """Longest time that one command may take, blocking waits not counted: they are shorter."""
 
@@ -37,10 +40,13 @@ class Broker:
         """Runs scripts/{name}.lua; a server that lost its script cache is sent the script again."""
         script = self._scripts.get(name)
         if script is None:
-            text = PRELUDE + (SCRIPTS / f"{name}.lua").read_text()
-            script = self._scripts[name] = self.redis.register_script(text)
+            script = self._scripts[name] = self.redis.register_script(script_text(name))
         with translated():
             return script(keys=keys, args=args)  # type: ignore[no-any-return]
+
+    def write(self, command: str, key: str, *args: str | int | bytes) -> Any:
+        """The answer of one small write that goes on at maxmemory: a heartbeat, an event, a count."""
+        return self.run("write", [key], [command, *args])
 
     def ping(self) -> None:
         """Raises BrokerUnavailable."""
@@ -57,7 +63,7 @@ class Broker:
         """True once all writes before this call are in the server's append-only file (WAITAOF, where it is known)."""
         # The server waits for the writes of the asking connection only: with one of its own, all before it are covered.
         pipeline = self.redis.pipeline(transaction=False)
-        pipeline.set(keys.PERSISTED, 1)
+        pipeline.eval(GOES_ON_WHEN_FULL + "return redis.call('SET', KEYS[1], 1)", 1, keys.PERSISTED)
         pipeline.execute_command("WAITAOF", 1, 0, int(timeout_s * 1000))
         try:
             with translated():
@@ -104,6 +110,12 @@ def connect_within(settings: StackSettings, *, patience_s: float) -> Broker:
             except BrokerUnavailable as error:
                 waiting.poke(f"Redis to answer ({error.problem})")
                 time.sleep(RECONNECT_S)
+
+
+def script_text(name: str) -> str:
+    """scripts/{name}.lua as the server gets it."""
+    head = "" if name in REFUSED_WHEN_FULL else GOES_ON_WHEN_FULL
+    return head + PRELUDE + (SCRIPTS / f"{name}.lua").read_text()
 
 
 @contextmanager

@@ -123,12 +123,10 @@ class JobStore:
 
     def count_trainer_start(self, job_id: str) -> int:
         """Starts since the last committed iteration, this one included."""
-        with translated():
-            return self._redis.hincrby(JobKeys(job_id).job, "trainer_starts", 1)
+        return self._broker.write("HINCRBY", JobKeys(job_id).job, "trainer_starts", 1)
 
     def reset_trainer_starts(self, job_id: str) -> None:
-        with translated():
-            self._redis.hset(JobKeys(job_id).job, "trainer_starts", 0)
+        self._broker.write("HSET", JobKeys(job_id).job, "trainer_starts", 0)
 
     def reserve_start(self, job_id: str, consumer_id: str, *, life_s: float) -> bool:
         """Whether this consumer may start the job's trainer: another one's may be loading, with no lease to show yet.
@@ -136,9 +134,9 @@ class JobStore:
         Renews the reservation that it holds already.
         """
         key = JobKeys(job_id).starting
+        if self._broker.write("SET", key, consumer_id, "NX", "PX", int(life_s * 1000)):
+            return True
         with translated():
-            if self._redis.set(key, consumer_id, nx=True, px=int(life_s * 1000)):
-                return True
             holds = self._redis.get(key) == consumer_id.encode()
             return holds and bool(self._redis.pexpire(key, int(life_s * 1000)))
 
@@ -152,14 +150,12 @@ class JobStore:
     def record_evaluation(self, job_id: str, score: EvaluationScore) -> None:
         """The first one stays as `evaluation_before`."""
         job = JobKeys(job_id).job
-        with translated():
-            self._redis.hsetnx(job, "evaluation_before", encode(score))
-            self._redis.hset(job, "evaluation_latest", encode(score))
+        self._broker.write("HSETNX", job, "evaluation_before", encode(score))
+        self._broker.write("HSET", job, "evaluation_latest", encode(score))
 
     def tell(self, job_id: str, event: JobEvent) -> None:
         """Appends an event."""
-        with translated():
-            self._redis.xadd(JobKeys(job_id).events, {"event": encode(event)}, maxlen=10_000, approximate=True)
+        self._broker.write("XADD", JobKeys(job_id).events, "MAXLEN", "~", 10_000, "*", "event", encode(event))
 
     def events_after(self, job_id: str, entry_id: str, *, count: int = 100) -> list[tuple[str, JobEvent]]:
         """(entry id, event) after entry_id, oldest first; "0-0" starts at the beginning. Doesn't block."""

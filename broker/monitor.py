@@ -34,8 +34,8 @@ def job_status(broker: Broker, job_id: str, *, live_generators: int | None = Non
     with translated():
         pipe: Any = broker.redis.pipeline(transaction=True)
         pipe.hgetall(keys.job).get(keys.spec).hgetall(keys.counters)
-        pipe.xrevrange(keys.audit, count=1).time()
-        job, spec, counters, last_audit, clock = pipe.execute()
+        pipe.xrevrange(keys.audit, count=1).time().info("memory")
+        job, spec, counters, last_audit, clock, memory = pipe.execute()
     if not job or spec is None:
         raise NotFound(f"there is no job {job_id}", field="job_id", cure="`onbeat jobs` lists them")
     if live_generators is None:
@@ -49,6 +49,7 @@ def job_status(broker: Broker, job_id: str, *, live_generators: int | None = Non
         last_record=decode(last_audit[0][1][b"record"], AuditRecord) if last_audit else None,
         live_generators=live_generators,
         now_s=_seconds(clock),
+        is_full=_is_full(memory),
     )
 
 
@@ -116,6 +117,7 @@ def _status(
     last_record: AuditRecord | None,
     live_generators: int,
     now_s: float,
+    is_full: bool,
 ) -> JobStatus:
     is_open = fence.state == "open"
     state = JobState(job["state"].decode())
@@ -124,7 +126,8 @@ def _status(
         job_id=job_id,
         name=spec.name,
         state=state,
-        reason=job["reason"].decode() or _waits_for(state, fence, live_generators, now_s),
+        reason=job["reason"].decode()
+        or _waits_for(state, fence, live_generators=live_generators, now_s=now_s, is_full=is_full),
         schedule=spec.schedule,
         iterations=spec.iterations,
         # The last opened iteration may only evaluate: it trains nothing.
@@ -155,7 +158,9 @@ def _newest_version(fence: FenceState, last_record: AuditRecord | None) -> tuple
     return fence.policy_version, fence.weights_digest
 
 
-def _waits_for(state: JobState, fence: FenceState, live_generators: int, now_s: float) -> str:
+def _waits_for(state: JobState, fence: FenceState, *, live_generators: int, now_s: float, is_full: bool) -> str:
+    if state is JobState.RUNNING and is_full:
+        return "waits for room in Redis, which is at maxmemory: raise it, or end jobs"
     if state is JobState.QUEUED:
         return "waits for a trainer"
     if state is JobState.RUNNING and fence.lease_until_s <= now_s:
@@ -246,6 +251,12 @@ def _generators(broker: Broker, now_s: float) -> tuple[GeneratorSeen, ...]:
         )
         for live in Presence(broker).live()
     )
+
+
+def _is_full(memory: Mapping[str, int]) -> bool:
+    """Whether the server refuses writes that need memory; buffers of replicas and of the file don't count."""
+    used = memory["used_memory"] - memory.get("mem_not_counted_for_evict", 0)
+    return 0 < memory["maxmemory"] <= used
 
 
 def _raise_unless_no_group(answer: object) -> None:

@@ -25,8 +25,7 @@ class Presence:
 
     def beat(self, generator_id: str, info: dict[str, str]) -> None:
         record = GeneratorInfo(generator_id=generator_id, seen_s=self._broker.now_s(), info=info)
-        with translated():
-            self._broker.redis.hset(GENERATORS, generator_id, encode(record))  # type: ignore[arg-type]
+        self._broker.write("HSET", GENERATORS, generator_id, encode(record))
 
     def leave(self, generator_id: str) -> None:
         with translated():

@@ -6,7 +6,7 @@ import logging
 import threading
 
 from broker.trainer_side import TrainerSide
-from contracts.errors import BrokerUnavailable, FencedOff, OnbeatError
+from contracts.errors import OnbeatError
 from contracts.jobs import JobState
 
 log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class LeaseKeeper:
         self._stop_requested.set()
 
     def check(self) -> None:
-        """Raises FencedOff or BrokerUnavailable of the last renewal, Stopped, or Cancelled."""
+        """Raises what ended the renewals (FencedOff, BrokerUnavailable), Stopped, or Cancelled."""
         if self._error is not None:
             raise self._error
         if self._stop_requested.is_set():
@@ -59,7 +59,7 @@ class LeaseKeeper:
         while not self._closing.wait(self._interval_s):
             try:
                 self._state = self._side.renew()
-            except (FencedOff, BrokerUnavailable) as error:
+            except OnbeatError as error:
                 log.warning("the trainer's lease: %s", error)
                 self._error = error
                 return

@@ -39,6 +39,8 @@ class StackSettings(Record, frozen=True, kw_only=True):
     """human, or json: one object a line."""
     broker_timeout_s: float = 30.0
     """How long a process keeps trying to reach Redis before it ends with an error."""
+    broker_full_timeout_s: float = 3600.0
+    """How long a generator holds a finished batch while Redis is at maxmemory, before it ends with an error."""
     crash_at: str = ""
     """For tests: the crash point (docs/failure-modes.md) at which a trainer or generator kills itself."""
 
@@ -61,7 +63,7 @@ class StackSettings(Record, frozen=True, kw_only=True):
         return {f"{PREFIX}{name.upper()}": str(getattr(self, name)) for name in self.__struct_fields__}
 
 
-TYPES = {"port": int, "threads": int, "broker_timeout_s": float}
+TYPES = {"port": int, "threads": int, "broker_timeout_s": float, "broker_full_timeout_s": float}
 
 
 def settings_from(environment: Mapping[str, str]) -> StackSettings:

@@ -45,7 +45,7 @@ async def serve(settings: StackSettings, *, generator_id: str) -> None:
             jobs=JobStore(broker),
             make_side=lambda job_id: GeneratorSide(broker, job_id, generator_id),
             presence=Presence(broker),
-            calls=BrokerCalls(timeout_s=settings.broker_timeout_s),
+            calls=BrokerCalls(timeout_s=settings.broker_timeout_s, full_timeout_s=settings.broker_full_timeout_s),
             model=ServedModel(partial(make_engine, settings=settings), partial(FolderDetokenizer, settings=settings)),
             rewards=RewardClient(http),
         )

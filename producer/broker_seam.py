@@ -61,16 +61,21 @@ class PresenceBoard(Protocol):
 
 
 class BrokerCalls:
-    """Awaitable calls of the broker. One deadline for each: how long the server may be away."""
+    """Awaitable calls of the broker, with two deadlines: how long the server may be away, and how long it may be full.
+
+    A full server is no outage: the work that it refuses is done, and is kept until there is room (back-pressure).
+    """
 
     def __init__(
         self,
         *,
         timeout_s: float,
+        full_timeout_s: float,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._timeout_s = timeout_s
+        self._full_timeout_s = full_timeout_s
         self._clock = clock
         self._sleep = sleep
         self._threads = ThreadPoolExecutor(max_workers=NUM_THREADS, thread_name_prefix="broker")
@@ -78,7 +83,7 @@ class BrokerCalls:
     async def __call__(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """The function's result. Every transition is safe to repeat, so a call whose answer was lost is made again.
 
-        Raises BrokerUnavailable or BrokerFull after timeout_s without an answer.
+        Raises BrokerUnavailable after timeout_s without an answer, BrokerFull after full_timeout_s without room.
         """
         work = partial(function, *args, **kwargs)
         first_failure_s: float | None = None
@@ -88,10 +93,11 @@ class BrokerCalls:
                 return await asyncio.get_running_loop().run_in_executor(self._threads, work)
             except (BrokerUnavailable, BrokerFull) as error:
                 now_s = self._clock()
+                timeout_s = self._full_timeout_s if isinstance(error, BrokerFull) else self._timeout_s
                 if first_failure_s is None:
                     first_failure_s = now_s
-                    log.warning("%s; trying again for %.0f s", error, self._timeout_s)
-                if now_s - first_failure_s >= self._timeout_s:
+                    log.warning("%s; trying again for %.0f s", error, timeout_s)
+                if now_s - first_failure_s >= timeout_s:
                     raise
             await self._sleep(pause_s)
             pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)

@@ -32,7 +32,7 @@ class Server:
 
     def ask(self) -> int:
         async def run() -> int:
-            calls = BrokerCalls(timeout_s=30.0, clock=lambda: self.now_s, sleep=self.sleep)
+            calls = BrokerCalls(timeout_s=30.0, full_timeout_s=300.0, clock=lambda: self.now_s, sleep=self.sleep)
             try:
                 return await calls(self.answer, 42)
             finally:
@@ -53,6 +53,13 @@ def test_an_outage_beyond_the_deadline_is_an_error() -> None:
     with pytest.raises(BrokerUnavailable):
         server.ask()
     assert 30.0 <= server.now_s <= 32.0
+
+
+def test_a_full_server_is_waited_for_longer_than_one_that_is_away() -> None:
+    server = Server(BrokerFull("maxmemory"), failures=10_000)
+    with pytest.raises(BrokerFull):
+        server.ask()
+    assert 300.0 <= server.now_s <= 302.0
 
 
 A, B = ModelSpec(path="a"), ModelSpec(path="b")

@@ -36,7 +36,7 @@ class Stack:
             jobs=self.jobs,
             make_side=self.sides.__getitem__,
             presence=self.jobs,
-            calls=BrokerCalls(timeout_s=0.05),
+            calls=BrokerCalls(timeout_s=0.05, full_timeout_s=0.05),
             model=ServedModel(self.shop.make, lambda model: spell),
             rewards=self.rewards,
             stop_grace_s=stop_grace_s,

@@ -1,0 +1,110 @@
+"""A server at maxmemory refuses payloads, and nothing else: what keeps a run alive, and what frees memory, goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from broker.client import Broker, connect
+from broker.generator_side import PublishOutcome
+from broker.job_store import JobStore
+from broker.monitor import job_status
+from broker.presence import Presence
+from broker.trainer_side import TrainerSide
+from contracts.errors import BrokerFull
+from contracts.events import IterationCommitted, TrainerStarted
+from contracts.jobs import EvaluationScore, JobState
+from contracts.settings import StackSettings
+from onbeat.embedded_redis import EmbeddedRedis
+from tests.builders import job_spec
+from tests.integration.test_fence import Job, answer_to, record
+
+LEASE_S = 600.0
+STARTED = TrainerStarted(at_s=0.0, trainer_epoch=1, next_iteration=0, resumed=False)
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[Broker]:
+    with EmbeddedRedis(tmp_path / "redis") as server:
+        broker = connect(StackSettings(redis_url=server.url))
+        yield broker
+        broker.close()
+
+
+@pytest.fixture
+def job(broker: Broker) -> Job:
+    """A running job whose iteration 0 is open with two batches."""
+    jobs = JobStore(broker)
+    job_id, _ = jobs.create(job_spec())
+    jobs.move(job_id, JobState.RUNNING)
+    trainer = TrainerSide(broker, job_id, owner="t1", lease_s=LEASE_S)
+    trainer.acquire()
+    job = Job(broker, job_id, trainer)
+    job.announce(0)
+    job.trainer.open_iteration(job.opening(0))
+    return job
+
+
+def limit(broker: Broker, num_bytes: int) -> None:
+    """0: no limit."""
+    broker.redis.config_set("maxmemory", num_bytes)
+
+
+def test_a_full_server_refuses_rollouts_and_new_jobs_until_there_is_room(broker: Broker, job: Job) -> None:
+    generator = job.generator()
+    claim = generator.claim(LEASE_S)
+    assert claim is not None
+    batch = answer_to(claim.prompt_batch, "g1", attempt=claim.attempt)
+    limit(broker, 1)
+    with pytest.raises(BrokerFull, match="maxmemory"):
+        generator.publish(claim, batch)
+    with pytest.raises(BrokerFull):
+        JobStore(broker).create(job_spec())
+    assert (
+        job_status(broker, job.job_id).reason == "waits for room in Redis, which is at maxmemory: raise it, or end jobs"
+    )
+    generator.renew([claim])
+    assert job.trainer.fence().published == 0
+    limit(broker, 0)
+    assert generator.publish(claim, batch) is PublishOutcome.ACCEPTED
+    assert "room" not in job_status(broker, job.job_id).reason
+
+
+def test_a_full_server_takes_heartbeats_commits_failures_and_state_changes(broker: Broker, job: Job) -> None:
+    generator, jobs = job.generator(), JobStore(broker)
+    for _ in range(2):
+        claim = generator.claim(LEASE_S)
+        assert claim is not None
+        assert generator.publish(claim, answer_to(claim.prompt_batch, "g1", attempt=claim.attempt)) is (
+            PublishOutcome.ACCEPTED
+        )
+    limit(broker, 1)
+    Presence(broker).beat("g1", {})
+    assert [info.generator_id for info in Presence(broker).live()] == ["g1"]
+    assert job.trainer.renew() is JobState.RUNNING
+    trained = {one.batch.batch_id: one.digest for one in job.trainer.claim_rollouts(max_batches=8)[0]}
+    job.announce(1)
+    job.trainer.commit(record(0, trained), trained, event=None, opening=job.opening(1))
+    assert (job.trainer.fence().committed, job.trainer.fence().iteration) == (0, 1)
+    claim = generator.claim(LEASE_S)
+    assert claim is not None
+    generator.fail(claim, "the engine failed")
+    assert job.trainer.reconcile(1, job.batches(1)) == 0
+    jobs.tell(job.job_id, STARTED)
+    jobs.record_evaluation(
+        job.job_id, EvaluationScore(iteration=0, policy_version=0, sampled=0.5, greedy=None, num_prompts=8)
+    )
+    assert jobs.count_trainer_start(job.job_id) == 1
+    jobs.reset_trainer_starts(job.job_id)
+    assert jobs.reserve_start(job.job_id, "c1", life_s=60.0)
+    assert broker.persisted()
+    assert jobs.request_cancel(job.job_id) is JobState.CANCELLING
+    told = [event for _, event in jobs.events_after(job.job_id, "0-0")]
+    assert STARTED in told
+    assert not any(isinstance(event, IterationCommitted) for event in told)
+    successor = TrainerSide(broker, job.job_id, owner="t2", lease_s=LEASE_S)
+    job.trainer.release()
+    assert successor.acquire() > job.trainer.trainer_epoch
+    assert jobs.move(job.job_id, JobState.CANCELLED)
