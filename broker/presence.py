@@ -6,6 +6,8 @@ from broker.client import Broker, translated
 from broker.keys import GENERATORS
 from contracts.wire import Record, decode, encode
 
+REJECTED_WEIGHTS = "rejected_weights"
+"""In a generator's info: the folder of the version that it cannot load, "" while there is none."""
 LIVE_S = 10.0
 """A generator without a sign of life for this long is not counted."""
 

@@ -1,11 +1,11 @@
-"""Notices a job that nobody generates for."""
+"""Notices a job that nobody generates for, and weights that somebody cannot load."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 
-from broker.presence import Presence
+from broker.presence import REJECTED_WEIGHTS, Presence
 from telemetry.waiting import Waiting
 
 LOOK_EVERY_S = 2.0
@@ -21,14 +21,17 @@ class GeneratorWatch:
         self._looked_s = float("-inf")
         self._waiting: Waiting | None = None
 
-    def check(self) -> None:
-        """Looks every 2 s. Raises DeadlineExceeded after deadline_s without any live generator."""
+    def check(self) -> frozenset[str]:
+        """Looks every 2 s; folders of the weights that generators refuse now, as their manifests name them.
+
+        Raises DeadlineExceeded after deadline_s without any live generator.
+        """
         if self._clock() - self._looked_s < LOOK_EVERY_S:
-            return
+            return frozenset()
         self._looked_s = self._clock()
-        if self._presence.live():
+        if live := self._presence.live():
             self._waiting = None
-            return
+            return frozenset(generator.info.get(REJECTED_WEIGHTS, "") for generator in live) - {""}
         if self._waiting is None:
             self._waiting = Waiting(
                 "a live generator",
@@ -37,3 +40,4 @@ class GeneratorWatch:
                 clock=self._clock,
             )
         self._waiting.poke()
+        return frozenset()

@@ -173,7 +173,7 @@ class Trainer:
             if not holds_back and self._claim(iteration):
                 continue
             idle_since_s = time.monotonic()
-            self._generators.check()
+            self._mend_weights(iteration, self._generators.check())
             waiting.poke(_missing(iteration))
             if idle_since_s - reconciled_s >= RECONCILE_EVERY_S:
                 reconciled_s = idle_since_s
@@ -182,6 +182,17 @@ class Trainer:
             if iteration.missing:
                 self._side.wait_for_rollouts(WAIT_S)
                 iteration.waiting_s += time.monotonic() - idle_since_s
+
+    def _mend_weights(self, iteration: Iteration, rejected: frozenset[str]) -> None:
+        """Writes the open version again if a generator refuses it and its files are not what was published.
+
+        Parameters do not move inside an iteration: the policy holds this very version.
+        """
+        version = iteration.policy_version
+        directory = self._folder.relative(self._folder.weights_of(version))
+        if directory in rejected:
+            log.warning("a generator refuses %s: it is checked, and written again if it is damaged", directory)
+            self._publish_weights(version)
 
     def _all_published(self) -> bool:
         fence = self._side.fence()
@@ -276,6 +287,8 @@ class Trainer:
     def _settle(self, made: WeightManifest) -> None:
         """After a commit, while the generators are at work again: checkpoint, old files, the count of starts."""
         self._settled = made
+        # One that was paused since its commit would take away files that its successor's generators load.
+        self._side.renew()
         done = made.policy_version
         if done % self._spec.trainer.checkpoint_every_iterations == 0 or done == self._spec.iterations:
             self._write_checkpoint(made)
@@ -307,6 +320,7 @@ class Trainer:
         )
 
     def _publish_weights(self, policy_version: int) -> WeightManifest:
+        self._side.renew()
         return publish_weights(
             self._learner.policy.weight_tensors(), folder=self._folder, policy_version=policy_version
         )

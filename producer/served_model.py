@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from contracts.errors import WeightsRejected
 from contracts.spec import JobSpec, ModelSpec
 from contracts.versions import WeightManifest
 from producer.detokenizer import Detokenizer
 from producer.engine.base import GenerationEngine, VerifiedWeights
 
 log = logging.getLogger(__name__)
+
+RELOAD_PAUSES_S = (1.0, 2.0, 4.0)
+"""Between loads of a refused version: time for its trainer to see that in our presence, and to write it again."""
 
 
 class MakeEngine(Protocol):
@@ -33,26 +37,43 @@ class LoadedModel:
 class ServedModel:
     """Used by the serve loop alone, so nothing here is locked."""
 
-    def __init__(self, make_engine: MakeEngine, make_detokenizer: Callable[[ModelSpec], Detokenizer]) -> None:
+    def __init__(
+        self,
+        make_engine: MakeEngine,
+        make_detokenizer: Callable[[ModelSpec], Detokenizer],
+        *,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
         self._make_engine = make_engine
         self._make_detokenizer = make_detokenizer
+        self._sleep = sleep
         self._loaded: LoadedModel | None = None
+        self._rejected_weights = ""
 
     @property
     def loaded(self) -> LoadedModel | None:
         return self._loaded
 
-    async def ready_for(self, spec: JobSpec, manifest: WeightManifest) -> LoadedModel:
+    @property
+    def rejected_weights(self) -> str:
+        """Folder of the version that was refused last, until a version loads; "" while there is none."""
+        return self._rejected_weights
+
+    async def ready_for(
+        self, spec: JobSpec, manifest: WeightManifest, *, still_needed: Callable[[], bool] = lambda: True
+    ) -> LoadedModel:
         """The job's model with the manifest's weights in it; replaces the model or the weights if they are others.
 
-        Raises InvalidInput for a bad model folder and WeightsRejected for bad weights.
+        still_needed: whether it is worth to try again to load a version that is refused.
+
+        Raises InvalidInput for a bad model folder, and WeightsRejected for weights that stay bad for a while.
         """
         loaded = self._loaded
         if loaded is None or (loaded.model, loaded.deterministic) != (spec.model, spec.deterministic):
             loaded = await self._replace(spec)
         asked = VerifiedWeights(policy_version=manifest.policy_version, weights_digest=manifest.weights_digest)
         if loaded.engine.policy_version != asked:
-            await loaded.engine.load_weights(manifest)
+            await self._load(loaded.engine, manifest, still_needed)
             log.info("holds version %d (%s)", asked.policy_version, asked.weights_digest[:12])
         return loaded
 
@@ -60,6 +81,21 @@ class ServedModel:
         loaded, self._loaded = self._loaded, None
         if loaded is not None:
             await loaded.engine.aclose()
+
+    async def _load(self, engine: GenerationEngine, manifest: WeightManifest, still_needed: Callable[[], bool]) -> None:
+        for pause_s in RELOAD_PAUSES_S:
+            try:
+                await engine.load_weights(manifest)
+                break
+            except WeightsRejected as error:
+                if not still_needed():
+                    raise
+                self._rejected_weights = manifest.directory
+                log.warning("%s; loading it again in %.0f s", error, pause_s)
+                await self._sleep(pause_s)
+        else:
+            await engine.load_weights(manifest)
+        self._rejected_weights = ""
 
     async def _replace(self, spec: JobSpec) -> LoadedModel:
         # Freed before the next is built: two models may not fit.

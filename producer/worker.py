@@ -233,7 +233,9 @@ class Worker:
         """The batch's completions, or None after its failure was reported."""
         batch = claim.prompt_batch
         try:
-            loaded = await self._model.ready_for(job.spec, claim.manifest)
+            loaded = await self._model.ready_for(
+                job.spec, claim.manifest, still_needed=lambda: _name(claim) in self._leases
+            )
             weights = loaded.engine.policy_version
             started_s = self._wall_clock()
             groups = await loaded.engine.generate(batch)
@@ -323,6 +325,7 @@ class Worker:
             "model": loaded.model.path if loaded else "",
             "policy_version": str(weights.policy_version) if weights else "",
             "weights_digest": weights.weights_digest if weights else "",
+            "rejected_weights": self._model.rejected_weights,
             "batches": ", ".join(sorted(self._leases)),
         }
 

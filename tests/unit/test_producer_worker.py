@@ -15,10 +15,14 @@ from contracts.errors import BatchFailed, BrokerUnavailable, RewardUnavailable
 from contracts.rollouts import PromptBatch
 from contracts.versions import WeightManifest
 from producer.broker_seam import BrokerCalls
-from producer.served_model import ServedModel
+from producer.served_model import RELOAD_PAUSES_S, ServedModel
 from producer.worker import MAX_FINISHING, Worker
 from tests.builders import job_spec, prompt_batch
 from tests.fakes import Changes, EngineShop, FakeJobs, FakeRewards, FakeSide, fake_version, spell
+
+
+async def at_once(_seconds: float) -> None:
+    """A pause that is over."""
 
 
 class Stack:
@@ -37,7 +41,7 @@ class Stack:
             make_side=self.sides.__getitem__,
             presence=self.jobs,
             calls=BrokerCalls(timeout_s=0.05, full_timeout_s=0.05),
-            model=ServedModel(self.shop.make, lambda model: spell),
+            model=ServedModel(self.shop.make, lambda model: spell, sleep=at_once),
             rewards=self.rewards,
             stop_grace_s=stop_grace_s,
         )
@@ -176,7 +180,7 @@ def test_weights_are_loaded_before_the_first_batch_of_a_version_and_bad_ones_fai
             "load 0",
             "generate job 0/train/0",
             "generate job 0/train/1",
-            "load 1",
+            *["load 1"] * (1 + len(RELOAD_PAUSES_S)),
             "load 2",
             "generate job 2/train/0",
             "close qwen3",

@@ -1,0 +1,61 @@
+"""Weights that are refused: they are read again, and the generator says so meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from contracts.errors import WeightsRejected
+from producer.served_model import RELOAD_PAUSES_S, ServedModel
+from tests.builders import job_spec
+from tests.fakes import EngineShop, fake_version, spell
+
+
+def load(run_root: Path, on_pause: Callable[[int, ServedModel], None]) -> ServedModel:
+    """Loads version 3 from a cut file; on_pause sees each pause before the next load."""
+    manifest = fake_version(run_root, "job", 3)
+    path = run_root / manifest.directory / manifest.files[0].name
+    path.write_bytes(path.read_bytes()[:-1])
+    pauses: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        on_pause(len(pauses), model)
+
+    model = ServedModel(EngineShop(run_root).make, lambda _model: spell, sleep=sleep)
+
+    async def run() -> None:
+        try:
+            await model.ready_for(job_spec(), manifest)
+        finally:
+            assert tuple(pauses) == RELOAD_PAUSES_S[: len(pauses)]
+
+    asyncio.run(run())
+    return model
+
+
+def test_a_version_that_is_mended_meanwhile_is_loaded(tmp_path: Path) -> None:
+    said: list[str] = []
+
+    def mend_at_the_second(pause: int, model: ServedModel) -> None:
+        said.append(model.rejected_weights)
+        if pause == 2:
+            fake_version(tmp_path, "job", 3)
+
+    model = load(tmp_path, mend_at_the_second)
+    assert said == ["job/weights/v000003"] * 2
+    assert model.rejected_weights == ""
+    assert model.loaded is not None
+    version = model.loaded.engine.policy_version
+    assert version is not None
+    assert version.policy_version == 3
+
+
+def test_a_version_that_stays_damaged_is_refused_with_its_reason(tmp_path: Path) -> None:
+    said: list[str] = []
+    with pytest.raises(WeightsRejected, match=r"v000003.* has \d+ bytes, its manifest \d+"):
+        load(tmp_path, lambda _pause, model: said.append(model.rejected_weights))
+    assert said == ["job/weights/v000003"] * len(RELOAD_PAUSES_S)
