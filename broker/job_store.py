@@ -7,16 +7,19 @@ import time
 import uuid
 from typing import Any
 
+import msgspec
+
 from broker import keys
 from broker.client import Broker, translated
 from broker.keys import JobKeys
-from contracts.errors import Conflict, NotFound
+from contracts.errors import Conflict, InvalidInput, NotFound
 from contracts.events import AuditRecord, JobEvent, StateChanged
 from contracts.jobs import NEXT_STATES, EvaluationScore, JobState
 from contracts.spec import JobSpec
 from contracts.wire import decode, encode
 
 IDEMPOTENCY_S = 24 * 3600
+RESUMABLE = frozenset(state for state, nexts in NEXT_STATES.items() if JobState.QUEUED in nexts)
 
 
 class JobStore:
@@ -73,11 +76,14 @@ class JobStore:
 
     def spec(self, job_id: str) -> JobSpec:
         """Raises NotFound."""
+        return decode(self._spec_bytes(job_id), JobSpec)
+
+    def _spec_bytes(self, job_id: str) -> bytes:
         with translated():
             data = self._redis.get(JobKeys(job_id).spec)
         if data is None:
             raise NotFound(f"there is no job {job_id}", field="job_id", cure="`onbeat jobs` lists them")
-        return decode(data, JobSpec)
+        return data
 
     def state(self, job_id: str) -> JobState:
         """Raises NotFound."""
@@ -92,9 +98,12 @@ class JobStore:
         return {name.decode(): value for name, value in values.items()}
 
     def move(self, job_id: str, state: JobState, *, reason: str = "") -> bool:
-        """Moves the job, tells its watchers; False if it is there already. Raises Conflict for an illegal move."""
+        """Moves the job, tells its watchers; False if it is there already. Raises Conflict for an illegal move.
+
+        Back to `queued` goes only `resume`, which does more than to move.
+        """
         now_s = time.time()
-        before = [old.value for old, nexts in NEXT_STATES.items() if state in nexts]
+        before = [old.value for old, nexts in NEXT_STATES.items() if state in nexts and state is not JobState.QUEUED]
         event = encode(StateChanged(at_s=now_s, state=state, reason=reason))
         outcome, current = self._broker.run(
             "set_state", JobKeys(job_id).script_keys, [state.value, reason, event, repr(now_s), *before]
@@ -104,9 +113,63 @@ class JobStore:
                 raise NotFound(f"there is no job {job_id}", field="job_id", cure="`onbeat jobs` lists them")
             raise Conflict(f"a {current.decode()} job cannot become {state.value}", field="state")
         if state.is_final:
-            with translated():
-                self._redis.srem(keys.ACTIVE, job_id)
+            self.leave_active(job_id)
         return outcome == b"set"
+
+    def leave_active(self, job_id: str) -> None:
+        """Takes a job that has ended off the active ones; one that was resumed meanwhile stays."""
+        with translated():
+            self._redis.srem(keys.ACTIVE, job_id)
+            if not self.state(job_id).is_final:
+                self._redis.sadd(keys.ACTIVE, job_id)
+
+    def resume(self, job_id: str, *, iterations: int | None = None) -> JobState:
+        """Queues an ended job again: a trainer goes on from its newest checkpoint; the open iteration is sampled anew.
+
+        iterations: the job's new number; None keeps it. Safe to repeat. Answers only after the write is on disk.
+        Raises NotFound, Conflict for a job that has not ended, or has nothing left to do, and InvalidInput for fewer
+        iterations than were trained.
+        """
+        outcome, *rest = self._resume_as_seen(job_id, iterations)
+        while outcome == b"changed":
+            outcome, *rest = self._resume_as_seen(job_id, iterations)
+        if outcome == b"refused":
+            raise Conflict(f"a {rest[0].decode()} job cannot be resumed", field="state", cure="it has not ended")
+        with translated():
+            self._redis.sadd(keys.ACTIVE, job_id)
+        self._broker.persisted()
+        return self.state(job_id)
+
+    def _resume_as_seen(self, job_id: str, iterations: int | None) -> list[Any]:
+        state, chain = self.state(job_id), self.audit(job_id)
+        body = self._spec_bytes(job_id)
+        before = decode(body, JobSpec)
+        after = before if iterations is None else msgspec.structs.replace(before, iterations=iterations)
+        num_trained = 1 + max((record.iteration for record in chain if record.next_weights_digest), default=-1)
+        if after.iterations < num_trained:
+            raise InvalidInput(f"{num_trained} are trained already", field="iterations", cure="give as many or more")
+        if state is JobState.SUCCEEDED and after.iterations <= before.iterations:
+            raise Conflict(
+                f"a succeeded job of {before.iterations} iterations has nothing left to do",
+                field="state",
+                cure="give more with --iterations",
+            )
+        horizons = b""
+        if after != before:
+            horizons = encode({0: before.iterations, **self.horizons(job_id), num_trained: after.iterations})
+        job_keys = JobKeys(job_id)
+        event = encode(StateChanged(at_s=time.time(), state=JobState.QUEUED))
+        new_body = encode(after) if after != before else body
+        args = [body, new_body, horizons, len(chain), event, *(state.value for state in RESUMABLE)]
+        return self._broker.run("resume_job", [*job_keys.script_keys, job_keys.spec], args)
+
+    def horizons(self, job_id: str) -> dict[int, int]:
+        """First iteration → the `iterations` that its learning rate and the later ones' are scheduled by.
+
+        Empty unless a resume changed them: what was trained before keeps its rate, also when it is replayed.
+        """
+        value = self.fields(job_id).get("horizons")
+        return decode(value, dict[int, int]) if value else {}
 
     def request_cancel(self, job_id: str) -> JobState:
         """A queued job is cancelled at once, a running one when its trainer has saved; final states stay."""

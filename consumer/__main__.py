@@ -26,7 +26,15 @@ from consumer.optimizer import PolicyOptimizer
 from consumer.plan import IterationPlan
 from consumer.policy import load_policy
 from consumer.trainer import Learner, Trainer
-from contracts.errors import Conflict, FencedOff, FenceViolation, OnbeatError, Unavailable
+from contracts.errors import (
+    BatchFailed,
+    Conflict,
+    DeadlineExceeded,
+    FencedOff,
+    FenceViolation,
+    OnbeatError,
+    Unavailable,
+)
 from contracts.jobs import JobState
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings, settings_from
@@ -95,12 +103,26 @@ def _train_held(
         raise
     except OnbeatError as error:
         log.error("job %s failed: %s", job_id, error)
+        # Who slept past its lease fails nobody else's job.
+        side.renew()
+        if trainer is not None and isinstance(error, (BatchFailed, DeadlineExceeded)):
+            _save_for_resume(trainer)
         jobs.move(job_id, JobState.FAILED, reason=str(error))
         return FAILED
     else:
         jobs.move(job_id, JobState.SUCCEEDED)
         log.info("job %s succeeded", job_id)
     return DONE
+
+
+def _save_for_resume(trainer: Trainer) -> None:
+    """What was committed is kept; a disk that is full must not hide why the job failed."""
+    try:
+        trainer.save()
+    except Unavailable:
+        raise
+    except OnbeatError as error:
+        log.error("no checkpoint of the failed job: %s", error)
 
 
 def make_trainer(

@@ -14,6 +14,12 @@ from contracts.spec import OptimizerSpec
 STATE_NAMES = ("exp_avg", "exp_avg_sq", "step")
 
 
+def horizon_at(iteration: int, horizons: Mapping[int, int], iterations: int) -> int:
+    """What `learning_rate_at` takes as `iterations` there: a resume that changed them left `JobStore.horizons`."""
+    firsts = [first for first in horizons if first <= iteration]
+    return horizons[max(firsts)] if firsts else iterations
+
+
 def learning_rate_at(iteration: int, spec: OptimizerSpec, iterations: int) -> float:
     """Learning rate of one iteration: linear warm-up, then constant, or decay that reaches 0 at `iterations`.
 

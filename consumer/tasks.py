@@ -76,7 +76,7 @@ class Reconciler:
         state = self._jobs.state(job_id)
         if state.is_final:
             # Takes it off the active jobs, where whoever ended it died in between.
-            self._jobs.move(job_id, state)
+            self._jobs.leave_active(job_id)
         elif job_id == self._trainers.job_id or self._is_held(job_id):
             return
         elif state is JobState.CANCELLING:

@@ -26,7 +26,7 @@ from consumer.generator_watch import GeneratorWatch
 from consumer.iteration import Iteration
 from consumer.lease_keeper import LeaseKeeper
 from consumer.micro_step import train_micro_batch
-from consumer.optimizer import PolicyOptimizer, learning_rate_at
+from consumer.optimizer import PolicyOptimizer, horizon_at, learning_rate_at
 from consumer.plan import IterationPlan
 from consumer.policy import Policy
 from consumer.resume import check_same_run, is_finished, needs_rewind, next_iteration, rewind_record
@@ -92,6 +92,7 @@ class Trainer:
         self._jobs = JobStore(broker)
         self._generators = GeneratorWatch(Presence(broker), deadline_s=spec.timeouts.no_generator_s)
         self._run_log = RunLog(folder, spec)
+        self._horizons = self._jobs.horizons(folder.job_id)
         self._last_link = ""
         self._settled: WeightManifest | None = None
         """The version that the policy holds and a commit has made; None while the two may differ."""
@@ -230,7 +231,8 @@ class Trainer:
     def _step(self, iteration: Iteration) -> tuple[WeightManifest, IterationMetrics]:
         """One optimizer step, and the version that it made, written for the generators."""
         learner = self._learner
-        rate = learning_rate_at(iteration.number, self._spec.optimizer, self._spec.iterations)
+        horizon = horizon_at(iteration.number, self._horizons, self._spec.iterations)
+        rate = learning_rate_at(iteration.number, self._spec.optimizer, horizon)
         num_completions = sum(stats.num_completions for stats in iteration.stats)
         if not num_completions:
             raise BatchFailed(f"every training batch of iteration {iteration.number} is dead", field="rollout")

@@ -1,18 +1,21 @@
 """A job's life, as other processes see it.
 
-    queued ──▶ running ──▶ succeeded
-      │           │  └───▶ failed
-      │           └─ cancelling ──▶ cancelled
-      └────────────────────────────▲
+    queued ──▶ running ──▶ succeeded ──┐
+    ▲ │           │  └───▶ failed ─────┤
+    │ │           └─ cancelling ──▶ cancelled
+    │ └────────────────────────────▲   │
+    └──────────── resume ──────────────┘
 
-`cancelling` waits for the trainer's checkpoint. A job whose trainer died stays `running`: it is replaced.
+`cancelling` waits for the trainer's checkpoint. A job whose trainer died stays `running`: it is replaced. A final state
+is left by a resume only, and `succeeded` only for more iterations.
 """
 
 from __future__ import annotations
 
 from enum import Enum
+from typing import Annotated
 
-from msgspec import field
+from msgspec import Meta, field
 
 from contracts.errors import Conflict
 from contracts.wire import Record
@@ -35,9 +38,9 @@ NEXT_STATES: dict[JobState, frozenset[JobState]] = {
     JobState.QUEUED: frozenset({JobState.RUNNING, JobState.CANCELLED, JobState.FAILED}),
     JobState.RUNNING: frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLING}),
     JobState.CANCELLING: frozenset({JobState.CANCELLED, JobState.FAILED, JobState.SUCCEEDED}),
-    JobState.SUCCEEDED: frozenset(),
-    JobState.FAILED: frozenset(),
-    JobState.CANCELLED: frozenset(),
+    JobState.SUCCEEDED: frozenset({JobState.QUEUED}),
+    JobState.FAILED: frozenset({JobState.QUEUED}),
+    JobState.CANCELLED: frozenset({JobState.QUEUED}),
 }
 
 
@@ -45,6 +48,13 @@ def check_move(before: JobState, after: JobState) -> None:
     """Raises Conflict if the lifecycle has no such arrow."""
     if after not in NEXT_STATES[before]:
         raise Conflict(f"a {before.value} job cannot become {after.value}", field="state")
+
+
+class ResumeRequest(Record, frozen=True, kw_only=True):
+    """Body of `POST /v1/jobs/{id}/resume`; it may be left out."""
+
+    iterations: Annotated[int, Meta(ge=1)] | None = None
+    """The job's new number of iterations; None keeps it."""
 
 
 class EvaluationScore(Record, frozen=True, kw_only=True):

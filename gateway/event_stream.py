@@ -19,7 +19,7 @@ from starlette.concurrency import run_in_threadpool
 
 from broker.job_store import JobStore
 from contracts.errors import DeadlineExceeded, Unavailable
-from contracts.events import JobEvent, StateChanged
+from contracts.events import JobEvent
 from contracts.wire import encode_json
 from gateway.problems import Problem
 from telemetry.waiting import Waiting
@@ -57,7 +57,7 @@ class EventStream:
         self._keep_alive_s = keep_alive_s
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        """Ends after the event of the job's final state."""
+        """Ends after the event of the job's final state, unless it was resumed since."""
         broker_away = Waiting(f"the broker, for the events of {self._job_id}", deadline_s=BROKER_AWAY_S)
         said_s = time.monotonic()
         while not self._closing.is_set():
@@ -72,13 +72,11 @@ class EventStream:
             for event_id, event in rows:
                 self._after = event_id
                 yield encode_event(event_id, event)
-                if isinstance(event, StateChanged) and event.state.is_final:
-                    return
             if rows:
                 said_s = time.monotonic()
                 continue
             if was_final:
-                return  # resumed after the last event
+                return
             if time.monotonic() - said_s >= self._keep_alive_s:
                 said_s = time.monotonic()
                 yield b": keep-alive\n\n"

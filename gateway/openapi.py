@@ -9,13 +9,13 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from contracts.events import AuditRecord, IterationMetrics
-from contracts.jobs import JobStatus
+from contracts.jobs import JobStatus, ResumeRequest
 from contracts.monitor import StreamReport
 from contracts.spec import JobSpec
 from gateway.problems import MEDIA_TYPE, ProblemDetails
 
 REFERENCE = "#/components/schemas/{name}"
-CONTRACTS = (JobSpec, JobStatus, IterationMetrics, StreamReport, AuditRecord, ProblemDetails)
+CONTRACTS = (JobSpec, JobStatus, ResumeRequest, IterationMetrics, StreamReport, AuditRecord, ProblemDetails)
 
 
 def _reference(name: str) -> dict[str, str]:
@@ -58,6 +58,12 @@ SUBMIT: dict[str, Any] = {
     "openapi_extra": {
         "requestBody": {"required": True, "content": {"application/json": {"schema": _reference("JobSpec")}}},
         "parameters": [{"name": "Idempotency-Key", "in": "header", "required": False, "schema": {"type": "string"}}],
+    },
+}
+RESUME: dict[str, Any] = {
+    **answers("JobStatus"),
+    "openapi_extra": {
+        "requestBody": {"required": False, "content": {"application/json": {"schema": _reference("ResumeRequest")}}}
     },
 }
 EVENTS: dict[str, Any] = {

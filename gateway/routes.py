@@ -18,7 +18,7 @@ from broker.monitor import job_status, stream_report
 from broker.presence import Presence
 from contracts.errors import Conflict, NotFound
 from contracts.events import record_digest
-from contracts.jobs import JobState, JobStatus
+from contracts.jobs import JobState, JobStatus, ResumeRequest
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
 from contracts.wire import encode_json
@@ -97,6 +97,17 @@ def cancel(job_id: KnownJob, services: HasServices) -> Response:
     return _json(job_status(services.broker, job_id))
 
 
+@jobs_api.post("/{job_id}/resume", **openapi.RESUME)
+async def resume(request: Request, job_id: KnownJob, services: HasServices) -> Response:
+    """Queue a job that failed or was cancelled again: a trainer goes on from its newest checkpoint.
+
+    With `iterations`, the job is given another number of them; one that succeeded can be given more. A job that is
+    queued already answers its status; one that runs answers 409.
+    """
+    asked = await submission.read_resume(request, max_bytes=services.max_body_bytes)
+    return _json(await run_in_threadpool(_resume, services, job_id, asked))
+
+
 @jobs_api.get("/{job_id}/events", response_class=StreamingResponse, **openapi.EVENTS)
 async def events(
     request: Request,
@@ -166,6 +177,14 @@ def _create(services: Services, spec: JobSpec, key: str) -> tuple[JobStatus, boo
         log.info("job %s (%s) is queued", job_id, spec.name)
     services.ensure_trainer(job_id)
     return job_status(services.broker, job_id), is_new
+
+
+def _resume(services: Services, job_id: str, asked: ResumeRequest) -> JobStatus:
+    """Raises NotFound, Conflict, InvalidInput or Unavailable."""
+    services.jobs.resume(job_id, iterations=asked.iterations)
+    log.info("job %s is queued again", job_id)
+    services.ensure_trainer(job_id)
+    return job_status(services.broker, job_id)
 
 
 async def _counted(stream: EventStream, services: Services) -> AsyncIterator[bytes]:

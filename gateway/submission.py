@@ -9,16 +9,19 @@ from __future__ import annotations
 import re
 from http import HTTPStatus
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 from fastapi import Request
 
 from contracts.errors import InvalidInput
+from contracts.jobs import ResumeRequest
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec, JsonlDataset
 from contracts.wire import decode_json
 from gateway.problems import Problem
 
+T = TypeVar("T")
 JSON = "application/json"
 KEY_IN_PROBLEM = re.compile(r"object (?:contains unknown|missing required) field `(?P<key>[^`]+)`")
 IDEMPOTENCY_KEY = re.compile(r"[\x21-\x7e]{1,200}")
@@ -26,14 +29,30 @@ IDEMPOTENCY_KEY = re.compile(r"[\x21-\x7e]{1,200}")
 
 async def read_spec(request: Request, *, max_bytes: int) -> JobSpec:
     """Raises Problem 415, 413, 400 where the bytes are no JSON, 422 where a field breaks the spec."""
+    _require_json(request)
+    return _decoded(await _read_body(request, max_bytes=max_bytes), JobSpec)
+
+
+async def read_resume(request: Request, *, max_bytes: int) -> ResumeRequest:
+    """No body asks for nothing but to go on. Raises Problem as `read_spec` does."""
+    body = await _read_body(request, max_bytes=max_bytes)
+    if not body:
+        return ResumeRequest()
+    _require_json(request)
+    return _decoded(body, ResumeRequest)
+
+
+def _require_json(request: Request) -> None:
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != JSON:
         raise Problem(
             HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"`{media_type}` is not understood", field="Content-Type", cure=JSON
         )
-    body = await _read_body(request, max_bytes=max_bytes)
+
+
+def _decoded(body: bytes, kind: type[T]) -> T:
     try:
-        return decode_json(body, JobSpec)
+        return decode_json(body, kind)
     except InvalidInput as error:
         is_json = isinstance(error.__cause__, msgspec.ValidationError)
         status = HTTPStatus.UNPROCESSABLE_ENTITY if is_json else HTTPStatus.BAD_REQUEST

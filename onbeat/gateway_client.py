@@ -13,7 +13,7 @@ import msgspec
 
 from contracts.errors import Conflict, ContractViolation, InvalidInput, NotFound, OnbeatError, Unavailable
 from contracts.events import AuditRecord, IterationMetrics, JobEvent, StateChanged
-from contracts.jobs import JobStatus
+from contracts.jobs import JobStatus, ResumeRequest
 from contracts.spec import JobSpec
 from contracts.wire import convert, encode_json
 from onbeat.verify import AuditEntry
@@ -63,6 +63,14 @@ class GatewayClient:
     def cancel(self, job_id: str) -> JobStatus:
         return convert(self._ask("POST", f"/v1/jobs/{_segment(job_id)}/cancel"), JobStatus)
 
+    def resume(self, job_id: str, *, iterations: int | None = None) -> JobStatus:
+        """Safe to repeat while the job is queued."""
+        headers = {"Content-Type": "application/json"}
+        body = encode_json(ResumeRequest(iterations=iterations))
+        return convert(
+            self._ask("POST", f"/v1/jobs/{_segment(job_id)}/resume", content=body, headers=headers), JobStatus
+        )
+
     def metrics(self, job_id: str) -> list[IterationMetrics]:
         """Committed iterations, oldest first."""
         body = self._ask("GET", f"/v1/jobs/{_segment(job_id)}/metrics")
@@ -82,13 +90,16 @@ class GatewayClient:
         Raises Unavailable when the gateway stays away.
         """
         last_heard_s = time.monotonic()
+        is_over = False
         while True:
             try:
                 for event_id, event in self._one_stream(job_id, after):
                     after, last_heard_s = event_id, time.monotonic()
                     yield event_id, event
-                    if isinstance(event, StateChanged) and event.state.is_final:
-                        return
+                    # A job that was resumed has earlier ends: the gateway closes the stream after the last one.
+                    is_over = isinstance(event, StateChanged) and event.state.is_final
+                if is_over:
+                    return
                 log.info("the event stream ended, coming back after event %s", after or "0")
             except httpx.TransportError as error:
                 if time.monotonic() - last_heard_s > UNREACHABLE_S:

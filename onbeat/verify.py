@@ -3,7 +3,8 @@
 What it proves of a run whose records it is given, oldest first:
 
 - the chain: each record holds the digest of the one before (`previous`), and its own digest is the one recorded;
-- the ledger: each iteration was committed once, in order, with exactly its expected batches (I3);
+- the ledger: each iteration was committed once, in order, with exactly its expected batches (I3); one that only
+  evaluated is the last, unless a job that was resumed with more iterations goes back to it and trains it;
 - the versions: iteration t used version t and one digest, and what it made is what t + 1 used (I2, I4);
 - the trainers: epochs never decrease; a step back is a recorded rewind under a newer epoch, and a deterministic job
   that replays an iteration makes the same weights again (I7);
@@ -57,6 +58,8 @@ class _Walk:
     made_by: dict[int, str] = field(default_factory=dict)
     """Iteration → digest of the version that it made when it was first committed."""
     rewinds: int = 0
+    only_evaluated: int | None = None
+    """The iteration of the last record, where it made no version: nothing but a rewind may follow."""
 
 
 def verify_run(
@@ -69,6 +72,7 @@ def verify_run(
     walk = _Walk()
     for position, entry in enumerate(entries):
         _check_link(walk, entry, position)
+        _check_after_evaluation(walk, entry.record)
         if entry.record.kind == "commit":
             _check_commit(walk, entry.record, spec)
         elif entry.record.kind == "rewind":
@@ -121,9 +125,15 @@ def _check_commit(walk: _Walk, record: AuditRecord, spec: JobSpec) -> None:
     _check_batches(walk, record, spec, name)
     if record.next_weights_digest:
         _check_made(walk, record, spec, name)
-    elif record.iteration < spec.iterations:
-        walk.gaps.append(f"{name} made no version")
+    else:
+        walk.only_evaluated = record.iteration
     walk.next_iteration = record.iteration + 1
+
+
+def _check_after_evaluation(walk: _Walk, record: AuditRecord) -> None:
+    if walk.only_evaluated is not None and (record.kind != "rewind" or record.iteration > walk.only_evaluated):
+        walk.gaps.append(f"iteration {walk.only_evaluated} made no version")
+    walk.only_evaluated = None
 
 
 def _check_rewind(walk: _Walk, record: AuditRecord) -> None:
@@ -168,8 +178,10 @@ def _check_batches(walk: _Walk, record: AuditRecord, spec: JobSpec, name: str) -
         walk.gaps.append(f"{name}: {_some(sorted(record.abandoned))} were abandoned, which this job does not allow")
     if undigested := sorted(batch for batch, digest in record.batches.items() if not digest):
         walk.gaps.append(f"{name}: {_some(undigested)} have no digest")
-    expected = set(expected_batches(spec, record.iteration))
-    if spec.evaluates(record.iteration):
+    # The last iteration of a job that was resumed with more: it evaluated, and trained nothing.
+    trained = expected_batches(spec, record.iteration) if record.next_weights_digest else frozenset()
+    expected = set(trained)
+    if not record.next_weights_digest or spec.evaluates(record.iteration):
         expected |= {f"{record.iteration}/evaluation/{index}" for index in range(spec.evaluation.num_batches)}
     if missing := sorted(expected - accounted):
         walk.gaps.append(f"{name}: {_some(missing)} are missing")
@@ -179,6 +191,8 @@ def _check_batches(walk: _Walk, record: AuditRecord, spec: JobSpec, name: str) -
 
 def _check_end(walk: _Walk, spec: JobSpec) -> None:
     last = spec.last_iteration
+    if walk.only_evaluated is not None and walk.only_evaluated < spec.iterations:
+        walk.gaps.append(f"iteration {walk.only_evaluated} made no version")
     if walk.next_iteration <= last:
         walk.gaps.append(f"the job succeeded, but iteration {walk.next_iteration} of 0 to {last} was never committed")
 

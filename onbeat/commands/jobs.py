@@ -101,6 +101,27 @@ def cancel(
         console_for(json_output=False).print(f"{status.job_id}  {status.state.value}")
 
 
+def resume(
+    job: Job,
+    iterations: options.Iterations = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Follow the job to its end.")] = False,
+    json_output: options.Json = False,
+    gateway: options.Gateway = None,
+    api_key: options.ApiKey = None,
+    run_dir: options.RunDir = None,
+) -> None:
+    """Queue a failed or cancelled job again, or give a job more iterations: it goes on from its newest checkpoint."""
+    console = console_for(json_output=json_output)
+    with options.client_for(options.access_from(gateway, api_key, run_dir)) as client:
+        status = client.resume(job, iterations=iterations)
+        if wait:
+            _follow_to_end(client, status.job_id, console, json_output=json_output)
+        elif json_output:
+            emit(status)
+        else:
+            console.print(f"{status.job_id}  {status.state.value}   follow it: onbeat watch {status.job_id}")
+
+
 def streams(
     job: Job,
     json_output: options.Json = False,

@@ -20,7 +20,7 @@ from contracts.events import (
     TimelineSpan,
     TrainerStarted,
 )
-from contracts.jobs import EvaluationScore, JobState, JobStatus
+from contracts.jobs import EvaluationScore, JobState, JobStatus, ResumeRequest
 from contracts.monitor import GeneratorSeen, PromptLease, StreamReport, StreamState
 from contracts.rewards import (
     ExactReward,
@@ -326,6 +326,7 @@ GOLDEN: dict[str, Record] = {
     ),
     "job_spec_jsonl": job_spec(JsonlDataset(train_path="train.jsonl", evaluation_path="test.jsonl")),
     "job_status": job_status(),
+    "resume_request": ResumeRequest(iterations=20),
     "stream_report": stream_report(),
     "evaluation_score": SCORE,
     "event_state_changed": StateChanged(at_s=1700000000.5, state=JobState.FAILED, reason="the loss is not finite"),

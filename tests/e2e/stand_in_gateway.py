@@ -21,7 +21,7 @@ from contracts.events import (
     TrainerStarted,
     record_digest,
 )
-from contracts.jobs import EvaluationScore, JobState, JobStatus
+from contracts.jobs import EvaluationScore, JobState, JobStatus, ResumeRequest
 from contracts.spec import JobSpec
 from tests.builders import job_spec
 
@@ -112,6 +112,9 @@ class FakeGateway(ThreadingHTTPServer):
         self.spec = small_spec()
         self.final = JobState.SUCCEEDED
         self.submitted: list[tuple[str, JobSpec]] = []
+        self.resumed: list[ResumeRequest] = []
+        self.earlier: list[JobEvent] = []
+        """Before those of the last run."""
         self.break_after: int | None = None
         """The first event stream breaks off after so many events."""
         self.last_event_ids: list[str | None] = []
@@ -169,6 +172,9 @@ class Routes(BaseHTTPRequestHandler):
         if self.path == "/v1/jobs":
             self.server.submitted.append((self.headers["Idempotency-Key"], msgspec.json.decode(body, type=JobSpec)))
             self._answer(201, self.server.status())
+        elif self.path == f"/v1/jobs/{JOB}/resume":
+            self.server.resumed.append(msgspec.json.decode(body, type=ResumeRequest))
+            self._answer(200, self.server.status())
         elif self.path == f"/v1/jobs/{JOB}/cancel":
             self._problem(409, detail="a succeeded job cannot become cancelling", field="state")
         else:
@@ -190,7 +196,8 @@ class Routes(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "text/event-stream")
         self.end_headers()
         start = int(after) if after else 0
-        for number, event in enumerate(events_of(self.server.final)[start:], start=start + 1):
+        events = [*self.server.earlier, *events_of(self.server.final)]
+        for number, event in enumerate(events[start:], start=start + 1):
             text = f": keep-alive\n\nid: {number}\nevent: news\ndata: {msgspec.json.encode(event).decode()}\n\n"
             self.wfile.write(text.encode())
             if after is None and self.server.break_after == number:

@@ -200,6 +200,7 @@ def test_a_body_of_undeclared_length_is_cut_off_at_the_limit(ask: Callable[..., 
         ("GET", "/v1/jobs/job-none/events", {}, 404, "job_id"),
         ("GET", "/v1/jobs/job-none/streams", {}, 404, "job_id"),
         ("POST", "/v1/jobs/job-none/cancel", {}, 404, "job_id"),
+        ("POST", "/v1/jobs/job-none/resume", {}, 404, "job_id"),
         ("GET", "/v1/jobs?limit=0", {}, 422, "limit"),
         ("POST", "/v1/jobs", {"content": b"x", "headers": {"Content-Type": "text/plain"}}, 415, "Content-Type"),
         ("POST", "/v1/jobs", {"headers": JSON | {"Idempotency-Key": "a b"}}, 422, "Idempotency-Key"),
@@ -239,6 +240,43 @@ def test_a_running_job_is_cancelling_until_its_trainer_has_saved_and_an_ended_on
     refused = ask("POST", f"/v1/jobs/{job_id}/cancel")
     assert (refused.status_code, refused.json()["detail"]) == (409, "a succeeded job cannot be cancelled")
     assert ask("GET", f"/v1/jobs/{job_id}").json()["state"] == "succeeded"
+
+
+def test_a_cancelled_job_is_queued_again_by_a_resume_which_may_change_its_iterations(
+    ask: Callable[..., httpx.Response],
+) -> None:
+    job_id = submit(ask)
+    assert ask("POST", f"/v1/jobs/{job_id}/cancel").json()["state"] == "cancelled"
+    assert ask("POST", f"/v1/jobs/{job_id}/resume").json()["state"] == "queued"
+    ask("POST", f"/v1/jobs/{job_id}/cancel")
+    answer = ask("POST", f"/v1/jobs/{job_id}/resume", content=b'{"iterations": 7}', headers=JSON)
+    status = convert(answer.json(), JobStatus)
+    assert (status.state, status.iterations, status.ended_s) == (JobState.QUEUED, 7, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "status", "field"),
+    [
+        (b'{"iterations": 0}', JSON, 422, "iterations"),
+        (b'{"iteration": 5}', JSON, 422, "iteration"),
+        (b"{", JSON, 400, None),
+        (b"{}", {"Content-Type": "text/plain"}, 415, "Content-Type"),
+        (b"", {}, 409, "state"),
+    ],
+)
+def test_a_bad_resume_is_refused_and_so_is_that_of_a_running_job(
+    body: bytes,
+    headers: dict[str, str],
+    status: int,
+    field: str | None,
+    ask: Callable[..., httpx.Response],
+    services: Services,
+) -> None:
+    job_id = submit(ask)
+    services.jobs.move(job_id, JobState.RUNNING)
+    answer = ask("POST", f"/v1/jobs/{job_id}/resume", content=body, headers=headers)
+    assert (answer.status_code, answer.json()["field"]) == (status, field)
+    assert services.jobs.state(job_id) is JobState.RUNNING
 
 
 def test_an_unreachable_broker_is_a_503_that_says_so(services: Services, tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def test_a_job_is_active_until_its_final_state(jobs: JobStore) -> None:
     assert {"created_s", "started_s", "ended_s"} <= jobs.fields(job_id).keys()
 
 
-@pytest.mark.parametrize("after", [JobState.SUCCEEDED, JobState.CANCELLING, JobState.QUEUED])
+@pytest.mark.parametrize("after", [JobState.SUCCEEDED, JobState.CANCELLING, JobState.QUEUED])  # queued: by a resume
 def test_a_move_that_the_lifecycle_does_not_have_is_refused(jobs: JobStore, after: JobState) -> None:
     job_id, _ = jobs.create(job_spec())
     jobs.move(job_id, JobState.CANCELLED)
@@ -100,8 +100,59 @@ def test_a_cancel_ends_a_queued_job_asks_a_running_one_and_leaves_a_final_one(jo
     assert jobs.request_cancel(running) is JobState.SUCCEEDED
 
 
+def ended(jobs: JobStore, state: JobState) -> str:
+    """A job that came to this end after two trainer starts."""
+    job_id, _ = jobs.create(job_spec())
+    jobs.move(job_id, JobState.RUNNING)
+    for _ in range(2):
+        jobs.count_trainer_start(job_id)
+    if state is JobState.CANCELLED:
+        jobs.move(job_id, JobState.CANCELLING)
+    jobs.move(job_id, state, reason="a reason")
+    return job_id
+
+
+@pytest.mark.parametrize("state", [JobState.FAILED, JobState.CANCELLED])
+def test_a_resumed_job_is_queued_and_active_and_its_end_is_forgotten(jobs: JobStore, state: JobState) -> None:
+    job_id = ended(jobs, state)
+    assert jobs.resume(job_id) is JobState.QUEUED
+    assert jobs.resume(job_id) is JobState.QUEUED, "a repeat after a lost answer"
+    assert job_id in jobs.active_jobs()
+    fields = jobs.fields(job_id)
+    assert (fields["reason"], "ended_s" in fields, "horizons" in fields) == (b"", False, False)
+    assert jobs.count_trainer_start(job_id) == 1
+    events = [event for _, event in jobs.events_after(job_id, "0-0")]
+    assert [event.state for event in events if isinstance(event, StateChanged)][-2:] == [state, JobState.QUEUED]
+
+
+def test_a_resume_may_change_the_iterations_and_what_was_trained_keeps_its_learning_rate(jobs: JobStore) -> None:
+    job_id = ended(jobs, JobState.SUCCEEDED)
+    with pytest.raises(Conflict, match="succeeded job of 4 iterations has nothing left to do"):
+        jobs.resume(job_id)
+    jobs.resume(job_id, iterations=6)
+    assert jobs.spec(job_id) == job_spec(iterations=6)
+    assert jobs.horizons(job_id) == {0: 6}, "nothing was trained in this test"
+
+
+@pytest.mark.parametrize("state", [JobState.RUNNING, JobState.CANCELLING])
+def test_a_job_that_has_not_ended_cannot_be_resumed(jobs: JobStore, state: JobState) -> None:
+    job_id, _ = jobs.create(job_spec())
+    for step in (JobState.RUNNING, state):
+        jobs.move(job_id, step)
+    with pytest.raises(Conflict, match=f"a {state.value} job cannot be resumed"):
+        jobs.resume(job_id, iterations=6)
+    assert jobs.spec(job_id) == job_spec()
+
+
+def test_a_job_that_was_resumed_while_its_end_was_being_booked_stays_active(jobs: JobStore) -> None:
+    job_id = ended(jobs, JobState.FAILED)
+    jobs.resume(job_id)
+    jobs.leave_active(job_id)
+    assert job_id in jobs.active_jobs()
+
+
 def test_an_unknown_job_is_not_found(jobs: JobStore, job_id: str) -> None:
-    for ask in (jobs.spec, jobs.state, jobs.fields, jobs.request_cancel):
+    for ask in (jobs.spec, jobs.state, jobs.fields, jobs.request_cancel, jobs.resume):
         with pytest.raises(NotFound, match=job_id):
             ask(job_id)
     with pytest.raises(NotFound, match=job_id):

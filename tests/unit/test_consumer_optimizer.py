@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from consumer.optimizer import PolicyOptimizer, learning_rate_at
+from consumer.optimizer import PolicyOptimizer, horizon_at, learning_rate_at
 from contracts.errors import ContractViolation, TrainingDiverged
 from contracts.spec import OptimizerSpec
 
@@ -26,6 +26,12 @@ def test_the_learning_rate_warms_up_and_then_decays_to_zero_at_the_end() -> None
     constant = OptimizerSpec(learning_rate=0.3, warmup_iterations=3)
     assert [learning_rate_at(i, constant, 2) for i in range(2)] == pytest.approx([0.1, 0.2])
     assert learning_rate_at(100, constant, 2) == 0.3
+
+
+def test_what_was_trained_before_a_resume_changed_the_iterations_keeps_its_learning_rate() -> None:
+    horizons = {0: 4, 3: 6}
+    assert [horizon_at(iteration, horizons, 6) for iteration in range(6)] == [4, 4, 4, 6, 6, 6]
+    assert horizon_at(2, {}, 5) == 5
 
 
 def test_a_step_is_adamw_on_the_clipped_gradient() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from contracts.events import IterationCommitted
+from contracts.events import IterationCommitted, StateChanged
 from contracts.jobs import JobState
 from contracts.run_folder import RunFolder
 from contracts.wire import encode_json
@@ -119,6 +119,28 @@ def test_submit_and_wait_fails_when_the_job_fails(
     gateway.final = JobState.FAILED
     assert run(["submit", str(spec_file), "--wait", "--json"]) == 1
     assert only_object(capsys)["state"] == "failed"
+
+
+def test_resume_asks_for_the_iterations_and_follows_the_job(
+    gateway: FakeGateway, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["resume", JOB, "--iterations", "9", "--wait", "--json"]) == 0
+    assert only_object(capsys)["state"] == "succeeded"
+    assert run(["resume", JOB]) == 0
+    assert f"{JOB}  succeeded   follow it: onbeat watch {JOB}" in capsys.readouterr().out
+    assert [asked.iterations for asked in gateway.resumed] == [9, None]
+
+
+def test_the_events_of_a_resumed_job_go_on_after_its_first_end(gateway: FakeGateway) -> None:
+    gateway.earlier = events_of(JobState.FAILED)
+    with GatewayClient(gateway.url, KEY) as client:
+        found = [event for _, event in client.events(JOB)]
+    assert [event.state for event in found if isinstance(event, StateChanged)] == [
+        JobState.RUNNING,
+        JobState.FAILED,
+        JobState.RUNNING,
+        JobState.SUCCEEDED,
+    ]
 
 
 def test_an_event_stream_that_breaks_off_is_taken_up_after_its_last_event(gateway: FakeGateway) -> None:

@@ -154,6 +154,31 @@ def test_a_recorded_rewind_under_a_newer_epoch_may_replay_iterations() -> None:
     assert (verdict.num_iterations, verdict.num_trained_batches, verdict.num_rewinds) == (3, 6, 1)
 
 
+def evaluated(iteration: int) -> AuditRecord:
+    """The last iteration of a job that had no more."""
+    batches = {f"{iteration}/evaluation/{index}": "digest" for index in range(2)}
+    return commit(iteration, next_weights_digest="", batches=batches)
+
+
+def test_a_job_that_was_given_more_iterations_goes_back_to_the_one_that_only_evaluated() -> None:
+    grown = [commit(0), commit(1), evaluated(2), rewind(2, epoch=2), commit(2, epoch=2), commit(3, epoch=2)]
+    assert verdict_of(grown).gaps == ()
+    assert verdict_of(grown[:3], complete=False).verified, "resumed, and not started yet"
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        [commit(0), commit(1), evaluated(2), commit(3)],
+        [commit(0), commit(1), evaluated(2), rewind(3, epoch=2), commit(3, epoch=2)],
+        [commit(0), commit(1), evaluated(2)],
+    ],
+    ids=["gone on", "rewound to the next", "the end"],
+)
+def test_an_iteration_that_only_evaluated_and_is_not_the_last_is_a_gap(records: list[AuditRecord]) -> None:
+    assert "iteration 2 made no version" in verdict_of(records).gaps
+
+
 def test_a_rewind_needs_a_newer_epoch() -> None:
     gaps = verdict_of([commit(0), commit(1), rewind(1, epoch=1)], complete=False).gaps
     assert gaps == ("rewind to iteration 1: epoch 1 is not above 1, of the trainer before",)

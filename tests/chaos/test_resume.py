@@ -1,0 +1,118 @@
+"""A job that ended before its time, or was given more iterations, ends with the weights of the undisturbed run."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from contracts.jobs import JobState
+from contracts.run_folder import RunFolder
+from contracts.spec import JobSpec
+from telemetry.waiting import Waiting
+from tests.builders import job_spec
+from tests.pipeline import Pipeline, until_ready, wait_for_exit
+
+FAILED = 2
+"""Exit code of a trainer whose job failed."""
+
+
+def spec(iterations: int = 6, **changes: object) -> JobSpec:
+    """4 training batches an iteration, and 4 evaluation batches before and after."""
+    return job_spec(
+        iterations=iterations,
+        model__path="configs/models/two-digit-addition",
+        optimizer__learning_rate=1e-3,
+        # Only what a trainer saves at its end, so that a test sees it.
+        trainer__checkpoint_every_iterations=100,
+        timeouts__trainer_lease_s=1.0,
+        timeouts__generator_lease_s=1.0,
+        **changes,
+    )
+
+
+@pytest.fixture(scope="module")
+def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
+    with Pipeline(tmp_path_factory.mktemp("resume")) as pipeline:
+        yield pipeline
+
+
+@pytest.fixture(scope="module")
+def oracle(pipeline: Pipeline) -> str:
+    generator = pipeline.start("producer-oracle")
+    digest = pipeline.final_digest(pipeline.train(spec()))
+    generator.stop(grace_s=10.0)
+    return digest
+
+
+def train_into_iteration_2(pipeline: Pipeline, spec: JobSpec) -> str:
+    """The only generator dies before iteration 2 is complete; the trainer waits."""
+    job_id, _ = pipeline.jobs.create(spec)
+    pipeline.start(f"consumer-{job_id}", job_id)
+    publications = spec.evaluation.num_batches + 2 * spec.rollout.batches_per_iteration + 2
+    generator = pipeline.start(f"producer-{job_id}", crash_at=f"producer.after_publication:{publications}")
+    assert wait_for_exit(generator, 60.0) == -signal.SIGKILL, generator.tail()
+    waiting = Waiting("iteration 1 to be committed", deadline_s=60.0)
+    while len(pipeline.jobs.audit(job_id)) < 2:
+        waiting.poke()
+        time.sleep(0.02)
+    return job_id
+
+
+def finish(pipeline: Pipeline, job_id: str) -> None:
+    generator = pipeline.start(f"producer-{job_id}-again")
+    pipeline.train_to_the_end(job_id)
+    generator.stop(grace_s=10.0)
+    assert pipeline.jobs.state(job_id) is JobState.SUCCEEDED
+    assert pipeline.verdict(job_id).gaps == ()
+
+
+def checkpoints(pipeline: Pipeline, job_id: str) -> list[str]:
+    return sorted(path.name for path in RunFolder(pipeline.settings.run_root_path, job_id).checkpoints.iterdir())
+
+
+def test_a_job_that_was_cancelled_in_the_middle_is_resumed_to_the_weights_of_the_undisturbed_run(
+    pipeline: Pipeline, oracle: str
+) -> None:
+    job_id = train_into_iteration_2(pipeline, spec())
+    pipeline.jobs.request_cancel(job_id)
+    assert wait_for_exit(pipeline.children[f"consumer-{job_id}"], 60.0) == 0
+    assert pipeline.jobs.state(job_id) is JobState.CANCELLED
+    assert checkpoints(pipeline, job_id) == ["i000001"]
+    pipeline.jobs.resume(job_id)
+    finish(pipeline, job_id)
+    assert pipeline.final_digest(job_id) == oracle
+    assert pipeline.verdict(job_id).num_rewinds == 0
+
+
+def test_a_job_that_failed_while_the_reward_service_was_away_tries_its_dead_batches_again_when_it_is_resumed(
+    pipeline: Pipeline, oracle: str
+) -> None:
+    job_id = train_into_iteration_2(pipeline, spec(rollout__max_attempts=1, reward__max_attempts=1))
+    pipeline.children["reward_service"].stop(grace_s=10.0)
+    generator = pipeline.start("producer-unrewarded")
+    assert wait_for_exit(pipeline.children[f"consumer-{job_id}"], 60.0) == FAILED
+    generator.stop(grace_s=10.0)
+    assert b"is dead after 1 attempts" in pipeline.jobs.fields(job_id)["reason"]
+    assert checkpoints(pipeline, job_id) == ["i000001"]
+    reward_service = pipeline.start("reward_service", port=pipeline.reward_port)
+    until_ready(f"{pipeline.settings.reward_url}/readyz", reward_service)
+    pipeline.jobs.resume(job_id)
+    finish(pipeline, job_id)
+    assert pipeline.final_digest(job_id) == oracle
+    assert pipeline.verdict(job_id).num_rewinds == 0
+
+
+def test_a_job_that_succeeded_and_is_given_more_iterations_ends_as_if_it_had_had_them_from_the_start(
+    pipeline: Pipeline, oracle: str
+) -> None:
+    generator = pipeline.start("producer-first-four")
+    job_id = pipeline.train(spec(iterations=4))
+    generator.stop(grace_s=10.0)
+    pipeline.jobs.resume(job_id, iterations=6)
+    finish(pipeline, job_id)
+    assert pipeline.final_digest(job_id) == oracle
+    # Iteration 4 only evaluated, and is committed a second time with its training.
+    assert pipeline.verdict(job_id).num_rewinds == 1
