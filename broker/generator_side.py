@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
+from itertools import chain
 
 from broker.client import Broker, translated
 from broker.keys import JobKeys, batch_shape
@@ -32,7 +33,7 @@ class FailOutcome(str, Enum):
     RETRIED = "retried"
     DEAD = "dead"
     SETTLED = "settled"
-    """Somebody else published it, or the iteration is over."""
+    """Somebody else published it or holds its lease, or the iteration is over."""
 
 
 class Claim(Record, frozen=True, kw_only=True):
@@ -42,6 +43,17 @@ class Claim(Record, frozen=True, kw_only=True):
     entry_id: str
     attempt: int
     manifest: WeightManifest
+    hedged: bool = False
+    """A copy of a batch that another generator holds and is late with: no lease, and no failure counts."""
+
+
+class Renewal(Record, frozen=True, kw_only=True):
+    """What a heartbeat learnt; the other claims are still held."""
+
+    lost: tuple[Claim, ...] = ()
+    """Somebody else holds them now; whoever publishes first wins (I3)."""
+    settled: tuple[Claim, ...] = ()
+    """Published by somebody, given up, or of an iteration that is over: nobody needs them."""
 
 
 class GeneratorSide:
@@ -52,15 +64,22 @@ class GeneratorSide:
         self._keys = JobKeys(job_id)
         self._generator_id = generator_id
         self._last_entry = "0-0"
+        self._hedge_due_s: float | None = None
         self._spec: JobSpec | None = None
 
-    def claim(self, lease_s: float) -> Claim | None:
-        """The oldest batch whose lease expired, else the next new one; None when the job has nothing to claim."""
+    def claim(self, lease_s: float, *, hedge: bool = False) -> Claim | None:
+        """The oldest batch whose lease expired, else the next new one; None when the job has nothing to claim.
+
+        hedge: else a copy of another generator's batch that is late, where the spec hedges; for who is idle otherwise.
+        """
+        spec = self._job_spec()
+        may_hedge = int(hedge and spec.hedges)
         outcome, *rest = self._run(
-            "claim_prompt", self._generator_id, int(lease_s * 1000), self._job_spec().rollout.max_attempts
+            "claim_prompt", self._generator_id, int(lease_s * 1000), spec.rollout.max_attempts, may_hedge
         )
         if outcome == b"none":
             self._last_entry = rest[0].decode()
+            self._hedge_due_s = rest[1] / 1000 if rest[1] > 0 else None
             return None
         entry_id, attempt, payload, manifest = rest
         return Claim(
@@ -68,21 +87,28 @@ class GeneratorSide:
             entry_id=entry_id.decode(),
             attempt=attempt,
             manifest=decode(manifest, WeightManifest),
+            hedged=outcome == b"hedged",
         )
 
     def wait_for_prompts(self, timeout_s: float) -> None:
-        """Blocks until a prompt is added after the last empty claim, or for timeout_s."""
+        """Blocks until a prompt is added after the last empty claim, a batch is late by then, or for timeout_s."""
+        if self._hedge_due_s is not None:
+            timeout_s = min(timeout_s, self._hedge_due_s)
         with translated():
             self._broker.redis.xread(
                 {self._keys.prompts: self._last_entry}, count=1, block=max(1, int(timeout_s * 1000))
             )
 
-    def renew(self, claims: Sequence[Claim]) -> list[Claim]:
+    def renew(self, claims: Sequence[Claim]) -> Renewal:
         """Resets the leases; answers those that are no longer this generator's (I5)."""
         if not claims:
-            return []
-        lost = {entry.decode() for entry in self._run("renew_prompts", self._generator_id, *_entries(claims))[1:]}
-        return [claim for claim in claims if claim.entry_id in lost]
+            return Renewal()
+        batches = chain.from_iterable((claim.prompt_batch.batch_id, claim.entry_id) for claim in claims)
+        states = self._run("renew_prompts", self._generator_id, *batches)[1:]
+        return Renewal(
+            lost=tuple(claim for claim, state in zip(claims, states, strict=True) if state == b"lost"),
+            settled=tuple(claim for claim, state in zip(claims, states, strict=True) if state == b"settled"),
+        )
 
     def publish(self, claim: Claim, batch: RolloutBatch) -> PublishOutcome:
         """Publishes through the fence (I1, I2, I3). Raises ContractViolation for a batch that is not the claim's."""
@@ -127,7 +153,3 @@ class GeneratorSide:
                 raise ContractViolation("the job has no spec", field=self._keys.spec)
             self._spec = decode(data, JobSpec)  # type: ignore[arg-type]
         return self._spec
-
-
-def _entries(claims: Sequence[Claim]) -> list[str]:
-    return [claim.entry_id for claim in claims]

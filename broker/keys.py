@@ -4,10 +4,10 @@
 | --- | --- | --- | --- | --- |
 | onbeat:{J}:spec | string, JobSpec | job store | all | job |
 | onbeat:{J}:job | hash | job store | gateway, trainer | job |
-| onbeat:{J}:fence | hash | trainer scripts | all scripts | job |
+| onbeat:{J}:fence | hash | trainer scripts, publish | all scripts | job |
 | onbeat:{J}:prompts | stream, group `generators` | open, reconcile, fail | claim | entry: until published or dead |
 | onbeat:{J}:rollouts | stream, group `trainers` | publish | claim_rollouts | entry: until its commit |
-| onbeat:{J}:ledger | hash, batch id → state | open, publish, fail | all scripts | iteration |
+| onbeat:{J}:ledger | hash, batch id → state | open, claim, renew, publish, fail | all scripts | iteration |
 | onbeat:{J}:weights | hash, version → WeightManifest | trainer | generators | newest versions |
 | onbeat:{J}:counters | hash | scripts | status | job |
 | onbeat:{J}:dead | stream | fail, claim | status | job |
@@ -21,7 +21,9 @@
 | onbeat:persisted | string | job store, trainer | WAITAOF | for ever |
 | onbeat:generators | hash, generator id → GeneratorInfo | generators | status | heartbeat |
 
-A ledger entry is `expected:ENTRY:PROMPTSxGROUP`, `published:ENTRY:DIGEST:GENERATOR:ATTEMPT` or `dead:REASON`.
+A ledger entry is `expected:ENTRY:PROMPTSxGROUP`, `published:ENTRY:DIGEST:GENERATOR:ATTEMPT` or `dead:REASON`. The
+first is followed by `:CLAIMED_MS` once it is claimed, and by `:HEDGER:HEDGED_MS:BEAT_MS` once another generator works
+on a copy: since when, and its last heartbeat. Times are the server's, in milliseconds.
 """
 
 from __future__ import annotations

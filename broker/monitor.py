@@ -195,6 +195,8 @@ def _report(
         accepted_bytes=counters.get("accepted_bytes", 0),
         batches_rejected=_rejected(counters),
         batches_reclaimed=counters.get("reclaimed", 0),
+        batches_hedged=counters.get("hedged", 0),
+        hedges_won=counters.get("hedges_won", 0),
         batches_failed=counters.get("failed", 0),
         batches_dead=counters.get("dead", 0),
         batches_redispatched=counters.get("redispatched", 0),

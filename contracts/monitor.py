@@ -70,6 +70,10 @@ class StreamReport(Record, frozen=True, kw_only=True):
     """Refused publications by reason, over the whole job."""
     batches_reclaimed: int = 0
     """Leases that expired and went to another generator."""
+    batches_hedged: int = 0
+    """Copies of late batches that idle generators took."""
+    hedges_won: int = 0
+    """Such copies that were published before their originals."""
     batches_failed: int = 0
     """Attempts that a generator gave back with a reason."""
     batches_dead: int = 0

@@ -86,6 +86,9 @@ class RolloutSpec(Record, frozen=True, kw_only=True):
     """Times that a batch is tried before it is dead-lettered."""
     on_failed_batch: Literal["fail", "abandon"] = "fail"
     """What a dead-lettered batch does to the job: fail it, or go on without the batch, counted and audited."""
+    hedge: bool = True
+    """Whether an idle generator samples a copy of a batch that another is late with; the first one counts. Jobs that
+    aren't deterministic never do it: of two different samples the first is the shorter one."""
 
     @property
     def prompts_per_iteration(self) -> int:
@@ -238,6 +241,11 @@ class JobSpec(Record, frozen=True, kw_only=True):
             )
         if self.rollout.sampling.temperature == 0.0:
             raise ValueError("rollout.sampling.temperature must be above 0: a group of greedy samples has no advantage")
+
+    @property
+    def hedges(self) -> bool:
+        """Whether a batch may be sampled twice at once: two copies must be identical (I7), or the first is a bias."""
+        return self.rollout.hedge and self.deterministic
 
     def evaluates(self, iteration: int) -> bool:
         """Whether the held-out prompts are sampled under version `iteration`: before, after, and every N iterations."""

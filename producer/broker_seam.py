@@ -18,7 +18,7 @@ from contracts.rollouts import RolloutBatch
 from contracts.spec import JobSpec
 
 if TYPE_CHECKING:
-    from broker.generator_side import Claim, FailOutcome, PublishOutcome
+    from broker.generator_side import Claim, FailOutcome, PublishOutcome, Renewal
 
 log = logging.getLogger(__name__)
 P = ParamSpec("P")
@@ -33,11 +33,11 @@ NUM_THREADS = 8
 class JobSide(Protocol):
     """The generator's side of one job."""
 
-    def claim(self, lease_s: float) -> Claim | None: ...
+    def claim(self, lease_s: float, *, hedge: bool) -> Claim | None: ...
 
     def wait_for_prompts(self, timeout_s: float) -> object: ...
 
-    def renew(self, claims: Sequence[Claim]) -> list[Claim]: ...
+    def renew(self, claims: Sequence[Claim]) -> Renewal: ...
 
     def publish(self, claim: Claim, batch: RolloutBatch) -> PublishOutcome: ...
 

@@ -15,8 +15,9 @@ serve      consumes active jobs and prompt batches; waits for prompts, or for a 
 finish     consumes completions; waits for the reward service and the broker; produces a rollout batch or a failure.
 heartbeat  waits for its next beat or a new claim; produces renewed leases and presence.
 
-A batch is claimed only when the engine is free for it: there is no prefetch, so work goes to whoever is idle. Any of
-these tasks that dies ends the process.
+A batch is claimed only when the engine is free for it: there is no prefetch, so work goes to whoever is idle. Who finds
+no work in any job hedges: it samples a copy of a batch that another generator is late with. A generation whose batch
+was published by somebody else is dropped at the next heartbeat. Any of these tasks that dies ends the process.
 """
 
 from __future__ import annotations
@@ -119,6 +120,7 @@ class Worker:
         self._turns = FairShare()
         self._active: dict[str, ActiveJob] = {}
         self._leases: dict[str, tuple[ActiveJob, Claim]] = {}
+        self._generation: tuple[str, asyncio.Future[list[list[Completion]]]] | None = None
         self._claimed = asyncio.Event()
         self._stopping = asyncio.Event()
         self._places = asyncio.Semaphore(MAX_FINISHING)
@@ -186,12 +188,16 @@ class Worker:
         """A batch of the job whose turn it is, under a lease that the heartbeat keeps; None if there is no work."""
         await self._refresh_active_jobs()
         models = {job_id: job.spec.model for job_id, job in self._active.items()}
-        for job_id in self._turns.order(models, self._clock()):
+        order = self._turns.order(models, self._clock())
+        # A copy for one job must not come before the work of another.
+        for job_id, hedge in [(job_id, False) for job_id in order if len(order) > 1] + [(one, True) for one in order]:
             if self._stopping.is_set():
                 return None
             job = self._active[job_id]
-            claim = await self._calls(job.side.claim, job.spec.timeouts.generator_lease_s)
+            claim = await self._calls(job.side.claim, job.spec.timeouts.generator_lease_s, hedge=hedge)
             if claim is not None:
+                if claim.hedged:
+                    log.info("hedges %s", _name(claim))
                 self._turns.served(job_id, job.spec.model, self._clock())
                 self._leases[_name(claim)] = (job, claim)
                 reach("producer.after_claim")
@@ -230,15 +236,16 @@ class Worker:
         await self._calls(self._active[first].side.wait_for_prompts, timeout_s)
 
     async def _sample(self, job: ActiveJob, claim: Claim) -> Sampled | None:
-        """The batch's completions, or None after its failure was reported."""
-        batch = claim.prompt_batch
+        """The batch's completions, or None after its failure was reported, or once nobody needs them."""
         try:
             loaded = await self._model.ready_for(
                 job.spec, claim.manifest, still_needed=lambda: _name(claim) in self._leases
             )
             weights = loaded.engine.policy_version
             started_s = self._wall_clock()
-            groups = await loaded.engine.generate(batch)
+            groups = await self._generate(loaded, claim)
+            if groups is None:
+                return None
             reach("producer.after_generation")
         except (BatchFailed, WeightsRejected, InvalidInput) as error:
             await self._fail(job, claim, error)
@@ -253,6 +260,17 @@ class Worker:
             started_s=started_s,
             ended_s=self._wall_clock(),
         )
+
+    async def _generate(self, loaded: LoadedModel, claim: Claim) -> list[list[Completion]] | None:
+        """None if the heartbeat cancelled it, since the batch is settled."""
+        generation = asyncio.ensure_future(loaded.engine.generate(claim.prompt_batch))
+        self._generation = _name(claim), generation
+        try:
+            await asyncio.wait({generation})
+            return None if generation.cancelled() else generation.result()
+        finally:
+            generation.cancel()
+            self._generation = None
 
     async def _finish(self, job: ActiveJob, sampled: Sampled) -> None:
         """Scores and publishes; a batch without all its scores is failed, never published (I1, I6)."""
@@ -330,20 +348,26 @@ class Worker:
         }
 
     async def _renew(self) -> None:
-        """Renews every lease; a lost one is let go. Its batch may still win, if it is published first (I3)."""
+        """Renews every lease; a lost one is let go. Its batch may still win, if it is published first (I3).
+
+        What is settled needs no more tokens: an engine that was late, or hedged in vain, is free for the next batch.
+        """
         held: dict[str, tuple[JobSide, list[Claim]]] = {}
         for job, claim in self._leases.values():
             held.setdefault(job.job_id, (job.side, []))[1].append(claim)
         for side, claims in held.values():
-            for lost in await self._calls(side.renew, claims):
+            renewal = await self._calls(side.renew, claims)
+            for claim in (*renewal.lost, *renewal.settled):
                 # A batch that ended while this call ran has no lease either, and is no loss.
-                if self._leases.pop(_name(lost), None):
-                    log.info("no longer holds the lease of %s", _name(lost))
+                if self._leases.pop(_name(claim), None):
+                    log.info("no longer holds %s", _name(claim))
+            if self._generation and self._generation[0] in map(_name, renewal.settled):
+                self._generation[1].cancel()
 
 
 def _name(claim: Claim) -> str:
     batch = claim.prompt_batch
-    return f"{batch.job_id} {batch.batch_id} (attempt {claim.attempt})"
+    return f"{batch.job_id} {batch.batch_id} (attempt {claim.attempt}{', a hedge' if claim.hedged else ''})"
 
 
 async def _wait(event: asyncio.Event, timeout_s: float) -> None:

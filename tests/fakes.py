@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
-from broker.generator_side import Claim, FailOutcome, PublishOutcome
+from broker.generator_side import Claim, FailOutcome, PublishOutcome, Renewal
 from contracts.errors import BrokerUnavailable, NotFound
 from contracts.rewards import RewardItem, Scored
 from contracts.rollouts import Completion, PromptBatch, RolloutBatch
@@ -67,9 +67,13 @@ class FakeSide:
         self._work = list(work)
         self.claimed: list[Claim] = []
         self.published: list[RolloutBatch] = []
+        self.refused: list[str] = []
         self.failed: list[tuple[str, str]] = []
         self.renewed: list[list[str]] = []
+        self.late: list[tuple[PromptBatch, WeightManifest]] = []
+        """Batches that another generator is late with: for hedges."""
         self.lost: set[str] = set()
+        self.settled: set[str] = set()
         self.outcomes: dict[str, PublishOutcome] = {}
         self._more = threading.Event()
 
@@ -77,11 +81,15 @@ class FakeSide:
         self._work.append((batch, manifest))
         self._more.set()
 
-    def claim(self, lease_s: float) -> Claim | None:
-        if not self._work:
+    def claim(self, lease_s: float, *, hedge: bool) -> Claim | None:
+        work = self._work or (self.late if hedge else [])
+        if not work:
             return None
-        batch, manifest = self._work.pop(0)
-        claim = Claim(prompt_batch=batch, entry_id=f"{len(self.claimed)}-0", attempt=1, manifest=manifest)
+        batch, manifest = work.pop(0)
+        hedged = work is self.late
+        claim = Claim(
+            prompt_batch=batch, entry_id=f"{len(self.claimed)}-0", attempt=1, manifest=manifest, hedged=hedged
+        )
         self.claimed.append(claim)
         self._changes.notify()
         return claim
@@ -90,15 +98,20 @@ class FakeSide:
         self._more.wait(min(timeout_s, 0.02))
         self._more.clear()
 
-    def renew(self, claims: Sequence[Claim]) -> list[Claim]:
+    def renew(self, claims: Sequence[Claim]) -> Renewal:
         self.renewed.append([claim.prompt_batch.batch_id for claim in claims])
         self._changes.notify()
-        return [claim for claim in claims if claim.prompt_batch.batch_id in self.lost]
+        return Renewal(
+            lost=tuple(claim for claim in claims if claim.prompt_batch.batch_id in self.lost),
+            settled=tuple(claim for claim in claims if claim.prompt_batch.batch_id in self.settled),
+        )
 
     def publish(self, claim: Claim, batch: RolloutBatch) -> PublishOutcome:
         outcome = self.outcomes.get(batch.batch_id, PublishOutcome.ACCEPTED)
         if outcome is PublishOutcome.ACCEPTED:
             self.published.append(batch)
+        else:
+            self.refused.append(batch.batch_id)
         self._changes.notify()
         return outcome
 
@@ -167,17 +180,20 @@ class EngineShop:
     def __init__(self, run_root: Path) -> None:
         self._run_root = run_root
         self.log: list[str] = []
+        self.gates: dict[str, asyncio.Event] = {}
+        """Batches that are not generated before their gate opens."""
 
     def make(self, model: ModelSpec, *, deterministic: bool) -> FakeEngine:
         self.log.append(f"open {model.path}")
-        return LoggedEngine(model.path, self.log, run_root=self._run_root)
+        return LoggedEngine(model.path, self.log, self.gates, run_root=self._run_root)
 
 
 class LoggedEngine(FakeEngine):
-    def __init__(self, name: str, events: list[str], *, run_root: Path) -> None:
+    def __init__(self, name: str, events: list[str], gates: dict[str, asyncio.Event], *, run_root: Path) -> None:
         super().__init__(run_root=run_root, tensor_names=FAKE_TENSORS)
         self._name = name
         self._events = events
+        self._gates = gates
 
     async def load_weights(self, manifest: WeightManifest) -> None:
         self._events.append(f"load {manifest.policy_version}")
@@ -185,6 +201,12 @@ class LoggedEngine(FakeEngine):
 
     async def generate(self, batch: PromptBatch) -> list[list[Completion]]:
         self._events.append(f"generate {batch.job_id} {batch.batch_id}")
+        if batch.batch_id in self._gates:
+            try:
+                await self._gates[batch.batch_id].wait()
+            except asyncio.CancelledError:
+                self._events.append(f"drop {batch.job_id} {batch.batch_id}")
+                raise
         return await super().generate(batch)
 
     async def aclose(self) -> None:

@@ -1,8 +1,9 @@
 -- Shared head of every script. KEYS, the same for all:
---   1 fence     hash     epoch owner lease_ms iteration version digest state committed expected published
---   2 prompts   stream   field batch (PromptBatch), attempt
+--   1 fence     hash     epoch owner lease_ms iteration version digest state committed expected published recent_ms
+--   2 prompts   stream   field batch (PromptBatch), attempt, batch_id
 --   3 rollouts  stream   field batch (RolloutBatch), batch_id, digest
---   4 ledger    hash     batch id -> expected:ENTRY:PROMPTSxGROUP | published:ENTRY:DIGEST:GENERATOR:ATTEMPT | dead:REASON
+--   4 ledger    hash     batch id -> expected:ENTRY:PROMPTSxGROUP[:CLAIMED_MS[:HEDGER:HEDGED_MS:BEAT_MS]]
+--                                  | published:ENTRY:DIGEST:GENERATOR:ATTEMPT | dead:REASON
 --   5 weights   hash     version -> WeightManifest
 --   6 counters  hash
 --   7 dead      stream
@@ -49,6 +50,19 @@ local function tell(event)
   redis.call('XADD', EVENTS, 'MAXLEN', '~', '10000', '*', 'event', event)
 end
 
+-- The pending row {entry, owner, idle_ms, deliveries} of a prompt, or nil.
+local function lease(entry)
+  return redis.call('EXISTS', PROMPTS) == 1 and redis.call('XPENDING', PROMPTS, 'generators', entry, entry, '1')[1]
+end
+
+-- How long the latest publications took from their claim; more than a median needs would only make it slow to follow.
+local RECENT = 31
+local function recent_ms()
+  local recent = {}
+  for ms in string.gmatch(fence('recent_ms'), '[^,]+') do recent[#recent + 1] = tonumber(ms) end
+  return recent
+end
+
 local function drop_prompt(entry)
   redis.call('XACK', PROMPTS, 'generators', entry)
   redis.call('XDEL', PROMPTS, entry)
@@ -88,7 +102,7 @@ local function open(at)
   for i = 0, n - 1 do
     local at_batch = at + 4 + i * 3
     local id, shape, payload = ARGV[at_batch], ARGV[at_batch + 1], ARGV[at_batch + 2]
-    local entry = redis.call('XADD', PROMPTS, '*', 'batch', payload, 'attempt', '1')
+    local entry = redis.call('XADD', PROMPTS, '*', 'batch', payload, 'attempt', '1', 'batch_id', id)
     redis.call('HSET', LEDGER, id, 'expected:' .. entry .. ':' .. shape)
   end
   redis.call('HSET', FENCE, 'state', 'open', 'iteration', iteration, 'version', version, 'digest', digest,

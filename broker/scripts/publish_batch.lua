@@ -24,10 +24,19 @@ end
 if parts[1] == 'dead' then return refuse('unexpected') end
 if parts[3] ~= ARGV[5] then return refuse('incomplete') end
 if #ARGV[10] > tonumber(ARGV[9]) then return refuse('oversize') end
+local held = lease(parts[2])
+local is_hedge = parts[5] == ARGV[7]
+local claimed_ms = is_hedge and parts[6] or (held and held[2] == ARGV[7] and parts[4])
 local entry = redis.call('XADD', ROLLOUTS, '*', 'batch', ARGV[10], 'batch_id', id, 'digest', ARGV[6])
 redis.call('HSET', LEDGER, id, table.concat({ 'published', entry, ARGV[6], ARGV[7], ARGV[8] }, ':'))
 drop_prompt(parts[2])
 redis.call('HINCRBY', FENCE, 'published', 1)
+if claimed_ms then
+  local recent = recent_ms()
+  table.insert(recent, 1, math.max(0, now_ms() - claimed_ms))
+  redis.call('HSET', FENCE, 'recent_ms', table.concat(recent, ',', 1, math.min(#recent, RECENT)))
+end
+if is_hedge then count('hedges_won') end
 count('accepted')
 count('accepted_bytes', #ARGV[10])
 return { 'accepted' }

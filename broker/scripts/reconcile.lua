@@ -10,7 +10,7 @@ for i = 3, #ARGV, 3 do
   local parts = state and split(state) or {}
   local lost = not state or (parts[1] == 'expected' and #redis.call('XRANGE', PROMPTS, parts[2], parts[2]) == 0)
   if lost then
-    local entry = redis.call('XADD', PROMPTS, '*', 'batch', ARGV[i + 2], 'attempt', '1')
+    local entry = redis.call('XADD', PROMPTS, '*', 'batch', ARGV[i + 2], 'attempt', '1', 'batch_id', ARGV[i])
     redis.call('HSET', LEDGER, ARGV[i], 'expected:' .. entry .. ':' .. ARGV[i + 1])
     again = again + 1
   end

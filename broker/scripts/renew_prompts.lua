@@ -1,11 +1,18 @@
--- renew_prompts: ARGV generator, n entry ids -> {renewed, lost entry ids ...}
-local lost = {}
-for i = 2, #ARGV do
-  local pending = redis.call('EXISTS', PROMPTS) == 1 and redis.call('XPENDING', PROMPTS, 'generators', ARGV[i], ARGV[i], '1') or {}
-  if pending[1] and pending[1][2] == ARGV[1] then
-    redis.call('XCLAIM', PROMPTS, 'generators', ARGV[1], '0', ARGV[i], 'JUSTID')
-  else
-    lost[#lost + 1] = ARGV[i]
+-- renew_prompts: ARGV generator, n x (batch id, entry) -> {renewed, n x (held | lost | settled)}
+-- A hedge keeps its own mark alive, never the lease of the original. settled: published, given up, or its iteration is over.
+local function renew(id, entry)
+  local held = lease(entry)
+  if held and held[2] == ARGV[1] then
+    redis.call('XCLAIM', PROMPTS, 'generators', ARGV[1], '0', entry, 'JUSTID')
+    return 'held'
   end
+  local parts = split(redis.call('HGET', LEDGER, id) or 'gone')
+  if parts[1] ~= 'expected' then return 'settled' end
+  if parts[2] ~= entry or parts[5] ~= ARGV[1] then return 'lost' end
+  parts[7] = string.format('%.0f', now_ms())
+  redis.call('HSET', LEDGER, id, table.concat(parts, ':'))
+  return 'held'
 end
-return { 'renewed', unpack(lost) }
+local out = { 'renewed' }
+for i = 2, #ARGV, 2 do out[#out + 1] = renew(ARGV[i], ARGV[i + 1]) end
+return out

@@ -32,6 +32,7 @@ class GenerationEngine(Protocol):
         """Completions [k][G], in the order of the prompts and of the sample numbers.
 
         The same batch under the same weights gives the same bytes, whatever ran before (I7).
+        A call that is cancelled ends at its next token, and the next one is as good as ever.
         Raises BatchFailed: no verified weights or others than the batch asks for, a prompt that does not fit
         the model's context, logits that are not finite.
         """

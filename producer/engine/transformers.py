@@ -64,8 +64,12 @@ class TransformersEngine:
 
     async def generate(self, batch: PromptBatch) -> list[list[Completion]]:
         check_version(self._held, batch)
+        given_up = threading.Event()
         try:
-            return await self._on_thread(partial(self._generate, batch))
+            return await self._on_thread(partial(self._generate, batch, given_up))
+        except asyncio.CancelledError:
+            given_up.set()
+            raise
         except (RuntimeError, IndexError) as error:
             # torch's own errors: out of memory, a token id beyond the vocabulary.
             raise BatchFailed(f"batch {batch.batch_id}: the engine failed: {error}") from error
@@ -106,7 +110,7 @@ class TransformersEngine:
         return VerifiedWeights(policy_version=manifest.policy_version, weights_digest=found)
 
     @torch.inference_mode()
-    def _generate(self, batch: PromptBatch) -> list[list[Completion]]:
+    def _generate(self, batch: PromptBatch, given_up: threading.Event) -> list[list[Completion]]:
         token_ids, mask = self._left_padded(batch)
         rows = BatchRows(batch, self._eos_ids)
         cache = DynamicCache(config=self._model.config)
@@ -118,8 +122,8 @@ class TransformersEngine:
             next_tokens = rows.append(logits)
             if rows.finished:
                 return rows.completions()
-            if self._closing.is_set():
-                raise BatchFailed(f"batch {batch.batch_id} was given up: the engine is closing")
+            if self._closing.is_set() or given_up.is_set():
+                raise BatchFailed(f"batch {batch.batch_id} was given up")
             mask = torch.cat([mask, one], dim=1)
             logits = self._forward(torch.from_numpy(next_tokens)[:, None], mask, cache)
 

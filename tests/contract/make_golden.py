@@ -221,6 +221,8 @@ def stream_report() -> StreamReport:
         accepted_bytes=1_310_720,
         batches_rejected={"duplicate": 1},
         batches_reclaimed=2,
+        batches_hedged=3,
+        hedges_won=2,
         batches_failed=1,
         streams=(
             StreamState(

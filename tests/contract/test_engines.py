@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -218,6 +219,50 @@ def test_the_same_batch_gives_the_same_bytes_whatever_ran_before(rig: Rig) -> No
     rig.load(0)
     assert encode(rig.generate(manifest, PROMPTS)) == first
     assert encode(other) != first
+
+
+def test_a_generation_that_was_cancelled_changes_nothing_for_the_next(rig: Rig) -> None:
+    manifest = rig.load()
+    expected = encode(rig.generate(manifest, PROMPTS))
+
+    async def drop_one() -> list[list[Completion]]:
+        dropped = asyncio.ensure_future(rig.engine.generate(under(manifest, PROMPTS, iteration=1)))
+        await asyncio.sleep(0)
+        dropped.cancel()
+        await asyncio.wait({dropped})
+        return await rig.engine.generate(under(manifest, PROMPTS))
+
+    assert encode(asyncio.run(drop_one())) == expected
+
+
+def test_a_cancelled_generation_stops_at_its_next_token(
+    folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = transformers_rig("qwen3", folders, tmp_path)
+    manifest = rig.load()
+    forwards: list[int] = []
+    reached, go_on = threading.Event(), threading.Event()
+    honest = TransformersEngine._forward
+
+    def gated(engine: TransformersEngine, *inputs: Any) -> np.ndarray:
+        forwards.append(1)
+        reached.set()
+        go_on.wait(20.0)
+        return honest(engine, *inputs)
+
+    async def drop() -> None:
+        batch = under(manifest, PROMPTS, sampling=SamplingParams(max_new_tokens=20))
+        dropped = asyncio.ensure_future(rig.engine.generate(batch))
+        await asyncio.to_thread(reached.wait, 20.0)
+        dropped.cancel()
+        await asyncio.wait({dropped})
+        go_on.set()
+        await rig.engine.aclose()
+        assert dropped.cancelled()
+
+    monkeypatch.setattr(TransformersEngine, "_forward", gated)
+    asyncio.run(drop())
+    assert len(forwards) == 1
 
 
 def test_a_finished_row_changes_nothing_for_the_others(rig: Rig) -> None:

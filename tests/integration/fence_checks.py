@@ -95,6 +95,8 @@ def check_ledger(held: Held, model: ServerModel) -> None:
     for key, slot in model.ledger.items():
         if slot.status == "published":
             assert held.ledger[key][2:] == [slot.digest, slot.generator, str(slot.attempt)]
+        elif slot.status == "expected":
+            assert held.ledger[key][4:5] == ([slot.entry.hedger] if slot.entry.hedger else [])
 
 
 def check_prompts(held: Held, model: ServerModel) -> None:

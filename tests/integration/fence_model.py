@@ -25,6 +25,11 @@ class Entry:
     is_expired: bool = False
     entry_id: str = ""
     """Learnt from the server when the entry is first seen."""
+    late_since: int = 0
+    """The older, the smaller; 0: not late."""
+    hedger: str = ""
+    """Who works on a copy, or did."""
+    hedge_is_live: bool = False
 
     @property
     def attempt(self) -> int:
@@ -36,6 +41,7 @@ class Slot:
     """A batch in the ledger: expected, published or dead."""
 
     prompt_batch: PromptBatch
+    entry: Entry
     status: str = "expected"
     digest: str = ""
     generator: str = ""
@@ -66,6 +72,7 @@ class ServerModel:
     audit: list[tuple[str, int, int]] = field(default_factory=list)
     """(kind, iteration, trainer epoch)."""
     counters: Counter[str] = field(default_factory=Counter)
+    knows_typical_time: bool = False
 
     # Generators
 
@@ -82,9 +89,40 @@ class ServerModel:
             entry.deliveries += 1
             entry.generator, entry.is_expired = generator, False
             if entry.attempt <= self.max_attempts:
+                entry.late_since = 0
+                if entry.hedger == generator:
+                    entry.hedger, entry.hedge_is_live = "", False
                 return entry
             self._bury(entry)
         return None
+
+    def hedge(self, generator: str) -> Entry | None:
+        """For who finds nothing to claim: the oldest late batch of somebody else that nobody hedges."""
+        late = [
+            entry
+            for entry in self.entries
+            if entry.late_since and entry.generator != generator and not entry.hedge_is_live
+        ]
+        if self.state != "open" or not self.knows_typical_time or not late:
+            return None
+        entry = min(late, key=lambda entry: entry.late_since)
+        entry.hedger, entry.hedge_is_live = generator, True
+        self.counters["hedged"] += 1
+        return entry
+
+    def renew(self, batch_id: str, entry_id: str, generator: str) -> str:
+        """held, lost or settled: a hedger keeps its mark alive, and nothing else."""
+        held = self.holder_of(entry_id)
+        if held and held.generator == generator:
+            held.is_expired = False
+            return "held"
+        slot = self.ledger.get(batch_id)
+        if slot is None or slot.status != "expected":
+            return "settled"
+        if (slot.entry.entry_id, slot.entry.hedger) != (entry_id, generator):
+            return "lost"
+        slot.entry.hedge_is_live = True
+        return "held"
 
     def holder_of(self, entry_id: str) -> Entry | None:
         return next((entry for entry in self.entries if entry.entry_id == entry_id and entry.generator), None)
@@ -98,6 +136,10 @@ class ServerModel:
         if slot.status == "expected":
             slot.status, slot.digest = "published", digest
             slot.generator, slot.attempt = batch.generator_id, batch.attempt
+            holders = {entry.generator for entry in self.entries if entry is slot.entry}
+            self.knows_typical_time |= batch.generator_id in holders | {slot.entry.hedger}
+            if slot.entry.hedger == batch.generator_id:
+                self.counters["hedges_won"] += 1
             self.entries = [entry for entry in self.entries if entry.batch_id != batch.batch_id]
             self.published.append(batch.batch_id)
             self.counters["accepted"] += 1
@@ -134,8 +176,12 @@ class ServerModel:
             self._bury(entry)
             return FailOutcome.DEAD
         self.entries.remove(entry)
-        self.entries.append(Entry(entry.batch_id, attempt + 1))
+        self._dispatch(entry.batch_id, attempt + 1)
         return FailOutcome.RETRIED
+
+    def _dispatch(self, batch_id: str, attempt: int) -> None:
+        entry = self.ledger[batch_id].entry = Entry(batch_id, attempt)
+        self.entries.append(entry)
 
     def _bury(self, entry: Entry) -> None:
         self.entries.remove(entry)
@@ -156,8 +202,8 @@ class ServerModel:
 
     def _open(self, iteration: int, digest: str, batches: tuple[PromptBatch, ...]) -> None:
         self.state, self.iteration, self.version, self.digest = "open", iteration, iteration, digest
-        self.ledger = {batch.batch_id: Slot(batch) for batch in batches}
         self.entries = [Entry(batch.batch_id, 1) for batch in batches]
+        self.ledger = {batch.batch_id: Slot(batch, entry) for batch, entry in zip(batches, self.entries, strict=True)}
 
     def commit(
         self, iteration: int, trained: Mapping[str, str], opening: tuple[int, str, tuple[PromptBatch, ...]] | None
@@ -197,7 +243,8 @@ class ServerModel:
             return None
         there = {entry.batch_id for entry in self.entries}
         lost = [key for key, slot in self.ledger.items() if slot.status == "expected" and key not in there]
-        self.entries += [Entry(batch_id, 1) for batch_id in lost]
+        for batch_id in lost:
+            self._dispatch(batch_id, 1)
         if lost:
             self.counters["redispatched"] += len(lost)
         return len(lost)

@@ -8,6 +8,7 @@ from typing import Any
 
 from broker.client import Broker
 from broker.generator_side import Claim
+from broker.keys import JobKeys
 from contracts.rollouts import PromptBatch, RolloutBatch
 from contracts.versions import WeightFile, WeightManifest
 from tests.builders import rollout_batch
@@ -59,6 +60,24 @@ def answer_to(claim: Claim, generator_id: str, fault: str) -> RolloutBatch:
         "attempt": claim.attempt,
     }
     return rollout_batch(**(fields | (FAULTS[fault](batch) if fault else {})))
+
+
+LEDGER_TIMES = {"claimed_ms": 3, "hedged_ms": 5, "beat_ms": 6}
+"""Where they stand in the ledger's entry of a claimed, or hedged, batch."""
+
+
+def set_ledger_times(broker: Broker, keys: JobKeys, batch_id: str, **times_ms: int) -> None:
+    """As if the batch had been claimed, or hedged, or its hedger last heard of, at these server times."""
+    entry: Any = broker.redis.hget(keys.ledger, batch_id)
+    parts = entry.decode().split(":")
+    for name, value in times_ms.items():
+        parts[LEDGER_TIMES[name]] = str(value)
+    broker.redis.hset(keys.ledger, batch_id, ":".join(parts))
+
+
+def set_typical_time(broker: Broker, keys: JobKeys, typical_s: float) -> None:
+    """As if the latest publications had all taken this long."""
+    broker.redis.hset(keys.fence, "recent_ms", str(int(typical_s * 1000)))
 
 
 class StutteringBroker(Broker):

@@ -59,6 +59,8 @@ class TrainerMoves(RuleBasedStateMachine):
         self.generators = [GeneratorSide(self.broker, self.job_id, f"g{i}") for i in range(3)]
         self.claims: list[tuple[int, Claim]] = []
         """Every claim that was ever answered: the late come back at any time."""
+        self.num_late = 0
+        """Claims that were made to look old, each one younger than the last."""
         self.disk: tuple[dict[str, bytes], ServerModel, int] | None = None
 
     # Trainers

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from broker.client import Broker, connect
-from broker.generator_side import Claim, GeneratorSide, PublishOutcome
+from broker.generator_side import Claim, GeneratorSide, PublishOutcome, Renewal
 from broker.job_store import JobStore
 from broker.trainer_side import TrainerSide
 from contracts.errors import BrokerUnavailable, FencedOff, FenceViolation
@@ -99,7 +99,7 @@ def test_a_killed_server_goes_on_half_way_through_an_iteration(crash: Crash, job
     held = take(second)
     crash.kill_and_restart()
     assert job.trainer.renew() is JobState.QUEUED
-    assert second.renew([held]) == []
+    assert second.renew([held]) == Renewal()
     assert publish(second, held, "g2") is PublishOutcome.ACCEPTED
     trained |= arrived(job)
     assert sorted(trained) == ["0/train/0", "0/train/1"]
@@ -140,7 +140,7 @@ def test_a_claim_that_was_lost_is_claimed_by_another_and_accepted_once(crash: Cr
     mark = crash.mark()
     lost = take(first)
     crash.kill_and_restart(keep_bytes=mark)
-    assert first.renew([lost]) == [lost]
+    assert first.renew([lost]).lost == (lost,)
     again = take(second)
     assert again.prompt_batch == lost.prompt_batch
     assert publish(first, lost, "g1") is PublishOutcome.ACCEPTED

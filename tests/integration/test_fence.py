@@ -134,7 +134,7 @@ def test_a_late_generator_cannot_publish_into_a_closed_iteration(job: Job) -> No
     again = quick.claim(0.001)
     assert again is not None
     assert again.attempt == 2
-    assert late.renew([stuck]) == [stuck]
+    assert late.renew([stuck]).lost == (stuck,)
     assert quick.publish(again, answer_to(again.prompt_batch, "quick", attempt=2)) is PublishOutcome.ACCEPTED
     assert late.publish(stuck, answer_to(stuck.prompt_batch, "late")) is PublishOutcome.DUPLICATE
     trained = {one.batch.batch_id: one.digest for one in job.trainer.claim_rollouts(max_batches=8)[0]}

@@ -33,13 +33,13 @@ from contracts.settings import StackSettings
 from contracts.wire import encode
 from tests.integration.fence_checks import CHECKS, read
 from tests.integration.fence_model import Entry
-from tests.integration.fence_parts import FAULTS, StutteringBroker, answer_to
+from tests.integration.fence_parts import FAULTS, StutteringBroker, answer_to, set_ledger_times, set_typical_time
 from tests.integration.fence_trainers import CURRENT, LONG_S, MAX_ATTEMPTS, NUM_BATCHES, TrainerMoves
 
 SOAK = int(os.environ.get("SOAK_EXAMPLES", "0"))
 """Random examples to explore instead of the fixed few."""
 PROFILE = hypothesis_settings(
-    max_examples=SOAK or 60,
+    max_examples=SOAK or 80,
     stateful_step_count=100 if SOAK else 50,
     derandomize=not SOAK,
     phases=[Phase.generate, Phase.shrink] if SOAK else [Phase.generate],
@@ -48,11 +48,18 @@ PROFILE = hypothesis_settings(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
 )
 GENERATOR = st.integers(0, 2)
+HEDGE_ENDS = ("wins", "loses", "dies", "goes on")
 REACHED = {"fenced off", "commit: committed", "commit: refused", "rewind: rewound", "rewind: refused"} | {
     "fail: retried",
     "fail: dead",
     "reconcile: 1",
     "reclaimed",
+    "hedged",
+    "hedge: accepted",
+    "hedge: duplicate",
+    "renew: held",
+    "renew: lost",
+    "renew: settled",
 }
 """Each must have happened in a run, beside every outcome of a publication."""
 
@@ -62,12 +69,18 @@ class FenceMachine(TrainerMoves):
 
     # Generators
 
-    @rule(who=GENERATOR)
-    def claim(self, who: int) -> None:
+    @rule(who=GENERATOR, hedge=st.booleans())
+    def claim(self, who: int, hedge: bool = False) -> None:
         self.broker.loses_next_answer = False  # a claim whose answer is lost is a generator that died
-        claim, expected = self.generators[who].claim(LONG_S), self.model.claim(f"g{who}")
+        claim, expected = self.generators[who].claim(LONG_S, hedge=hedge), self.model.claim(f"g{who}")
+        is_hedge = hedge and expected is None
+        if is_hedge:
+            expected = self.model.hedge(f"g{who}")
         assert (claim is None) == (expected is None)
         if claim and expected:
+            assert claim.hedged == is_hedge
+            if is_hedge:
+                self.seen["hedged"] += 1
             assert (claim.prompt_batch.batch_id, claim.attempt) == (expected.batch_id, expected.attempt)
             assert claim.entry_id == expected.entry_id
             assert claim.manifest.weights_digest == self.model.weights[self.model.version]
@@ -110,6 +123,10 @@ class FenceMachine(TrainerMoves):
         expected = [self.model.publish(batch, digest=digest, num_bytes=num_bytes) for _ in range(times)][-1]
         assert outcome is expected
         self.seen[f"publish: {expected.value}"] += 1
+        if claim.hedged:
+            self.seen[f"hedge: {expected.value}"] += 1
+        if self.model.knows_typical_time:
+            set_typical_time(self.broker, self.keys, LONG_S)
 
     @precondition(lambda self: self.claims)
     @rule(pick=st.integers(0, 3))
@@ -124,13 +141,50 @@ class FenceMachine(TrainerMoves):
     @rule(who=GENERATOR)
     def renew(self, who: int) -> None:
         held = [claim for owner, claim in self.claims if owner == who]
-        lost = self.generators[who].renew(held)
+        renewal = self.generators[who].renew(held)
         for claim in held:
-            entry = self.model.holder_of(claim.entry_id)
-            is_mine = entry is not None and entry.generator == f"g{who}"
-            assert (claim in lost) == (not is_mine)
-            if entry and is_mine:
-                entry.is_expired = False
+            state = self.model.renew(claim.prompt_batch.batch_id, claim.entry_id, f"g{who}")
+            assert (claim in renewal.lost, claim in renewal.settled) == (state == "lost", state == "settled")
+            self.seen[f"renew: {state}"] += 1
+
+    @rule(pick=st.integers(0, 3), hedger=st.sampled_from([None, 0, 1, 2]), end=st.sampled_from(HEDGE_ENDS))
+    def a_generator_is_late(self, pick: int, hedger: int | None, end: str) -> None:
+        leased = [entry for entry in self.model.entries if entry.generator]
+        if leased:
+            entry = leased[pick % len(leased)]
+            self.num_late += 1
+            entry.late_since = self.num_late
+            set_ledger_times(self.broker, self.keys, entry.batch_id, claimed_ms=self.num_late)
+        if hedger is None:
+            return
+        self.model.knows_typical_time = True
+        set_typical_time(self.broker, self.keys, LONG_S)
+        before = self.model.counters["hedged"]
+        self.claim(hedger, hedge=True)
+        if self.model.counters["hedged"] > before:
+            self._end_hedge(hedger, self.claims[-1][1].entry_id, end)
+
+    @rule(who=GENERATOR, hedger=GENERATOR, end=st.sampled_from(HEDGE_ENDS))
+    def a_race(self, who: int, hedger: int, end: str) -> None:
+        """Everything is claimed, one batch is late, and somebody is idle."""
+        for _ in range(NUM_BATCHES + 1):
+            self.claim(who)
+            self.the_server_holds_what_the_model_says()
+        self.a_generator_is_late(0, hedger, end)
+
+    def _end_hedge(self, hedger: int, entry_id: str, end: str) -> None:
+        entry = next(entry for entry in self.model.entries if entry.entry_id == entry_id)
+        self.renew(hedger)
+        if end == "dies":
+            set_ledger_times(self.broker, self.keys, entry.batch_id, beat_ms=1)
+            entry.hedge_is_live = False
+        if end == "loses":
+            holders = [(claim.entry_id, f"g{who}", claim.attempt) for who, claim in reversed(self.claims)]
+            if (entry_id, entry.generator, entry.attempt) in holders:
+                self._publish(holders.index((entry_id, entry.generator, entry.attempt)), "")
+        if end in ("loses", "wins"):
+            self._publish(0, "")
+            self.renew(hedger)
 
     @rule(pick=st.integers(0, 3), successor=st.sampled_from([None, 0, 1, 2]))
     def prompt_lease_expires(self, pick: int, successor: int | None) -> None:

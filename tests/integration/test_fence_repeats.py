@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from broker.client import connect
-from broker.generator_side import FailOutcome, PublishOutcome
+from broker.generator_side import FailOutcome, PublishOutcome, Renewal
 from broker.job_store import JobStore
 from broker.keys import GENERATOR_GROUP, JobKeys
 from broker.trainer_side import TrainerSide
@@ -57,7 +57,7 @@ def test_who_lost_its_lease_cannot_fail_its_successor_s_work(fence: Job) -> None
     held = quick.claim(LEASE_S)
     assert held is not None
     assert late.fail(lost, "no reward") is FailOutcome.SETTLED
-    assert quick.renew([held]) == []
+    assert quick.renew([held]) == Renewal()
     assert quick.fail(held, "no reward") is FailOutcome.RETRIED
 
 

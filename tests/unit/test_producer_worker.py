@@ -297,3 +297,68 @@ def test_a_refusal_fails_the_batch_only_if_it_would_be_refused_again(
         assert side.failed == (reasons if fails else [])
 
     drive(tmp_path, scenario)
+
+
+def test_an_idle_generator_hedges_and_losing_the_race_is_no_failure(tmp_path: Path) -> None:
+    async def scenario(stack: Stack) -> None:
+        side = stack.add_job(num_batches=1)
+        side.late.append(stack.work("job", 7))
+        side.outcomes["0/train/7"] = PublishOutcome.DUPLICATE
+        async with stack.running():
+            await stack.changes.until(lambda: len(side.published) == 1 and len(side.refused) == 1)
+        assert [(claim.prompt_batch.batch_id, claim.hedged) for claim in side.claimed] == [
+            ("0/train/0", False),
+            ("0/train/7", True),
+        ]
+        assert (side.refused, side.failed) == (["0/train/7"], [])
+
+    drive(tmp_path, scenario)
+
+
+def test_the_work_of_one_job_comes_before_a_copy_for_another(tmp_path: Path) -> None:
+    async def scenario(stack: Stack) -> None:
+        first, second = stack.add_job("a"), stack.add_job("b", num_batches=3)
+        first.late.append(stack.work("a", 7))
+        async with stack.running():
+            await stack.changes.until(lambda: len(first.published) == 1)
+        assert [event for event in stack.shop.log if event.startswith("generate")] == [
+            *[f"generate b 0/train/{number}" for number in range(3)],
+            "generate a 0/train/7",
+        ]
+        assert len(second.published) == 3
+
+    drive(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("hedged", [False, True], ids=["a straggler", "a hedger"])
+def test_a_generation_that_nobody_needs_is_dropped_and_the_next_batch_is_claimed(tmp_path: Path, hedged: bool) -> None:
+    async def scenario(stack: Stack) -> None:
+        side = stack.add_job(timeouts__generator_lease_s=0.03)
+        (side.late.append if hedged else lambda work: side.add(*work))(stack.work("job", 0))
+        stack.shop.gates["0/train/0"] = asyncio.Event()
+        async with stack.running():
+            await stack.changes.until(lambda: len(side.renewed) >= 2)
+            side.settled.add("0/train/0")
+            side.add(*stack.work("job", 1))
+            await stack.changes.until(lambda: len(side.published) == 1)
+        assert [batch.batch_id for batch in side.published] == ["0/train/1"]
+        assert stack.shop.log[2:5] == ["generate job 0/train/0", "drop job 0/train/0", "generate job 0/train/1"]
+        assert (side.failed, side.refused) == ([], [])
+
+    drive(tmp_path, scenario)
+
+
+def test_a_generation_whose_lease_went_to_another_is_finished(tmp_path: Path) -> None:
+    async def scenario(stack: Stack) -> None:
+        side = stack.add_job(num_batches=2, timeouts__generator_lease_s=0.03)
+        stack.rewards.gate.clear()
+        generation = stack.shop.gates["0/train/1"] = asyncio.Event()
+        async with stack.running():
+            await stack.changes.until(lambda: ["0/train/0", "0/train/1"] in side.renewed)
+            side.lost.add("0/train/1")
+            await stack.changes.until(lambda: side.renewed[-2:] == [["0/train/0"]] * 2)
+            generation.set()
+            stack.rewards.gate.set()
+            await stack.changes.until(lambda: len(side.published) == 2)
+
+    drive(tmp_path, scenario)

@@ -1,0 +1,256 @@
+"""A straggler against a real server: who may take a copy of its batch, when, how often, and which copy counts.
+
+Time is not slept: how long a batch is held, and how long others took, is written into the server's state.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from broker.client import Broker, connect
+from broker.generator_side import Claim, FailOutcome, GeneratorSide, PublishOutcome, Renewal
+from broker.job_store import JobStore
+from broker.keys import JobKeys
+from broker.monitor import stream_report
+from broker.trainer_side import TrainerSide
+from contracts.settings import StackSettings
+from tests.builders import job_spec
+from tests.integration.fence_parts import set_ledger_times, set_typical_time
+from tests.integration.test_fence import Job, answer_to, record
+from tests.integration.test_fence_repeats import expire
+
+LEASE_S = 600.0
+TYPICAL_S = 100.0
+STRAGGLER_BATCH = "0/train/1"
+POLL_S = 60.0
+"""Longer than the connection waits for an answer: a wait that is not cut short is an error."""
+
+
+@dataclass
+class Straggling:
+    """Batch 0 is published, batch 1 is held by `slow`, and `quick` is idle."""
+
+    job: Job
+    keys: JobKeys
+    slow: GeneratorSide
+    quick: GeneratorSide
+    held: Claim
+
+    @property
+    def broker(self) -> Broker:
+        return self.job.broker
+
+    def held_for(self, seconds: float) -> None:
+        """The straggler has worked for so long."""
+        claimed_ms = int((self.broker.now_s() - seconds) * 1000)
+        set_ledger_times(self.broker, self.keys, STRAGGLER_BATCH, claimed_ms=claimed_ms)
+
+    def hedge(self, generator: GeneratorSide | None = None) -> Claim | None:
+        return (generator or self.quick).claim(LEASE_S, hedge=True)
+
+    def hedged(self, generator: GeneratorSide | None = None) -> Claim:
+        self.held_for(10 * TYPICAL_S)
+        claim = self.hedge(generator)
+        assert claim is not None
+        return claim
+
+    def publish(self, name: str, claim: Claim) -> PublishOutcome:
+        batch = answer_to(claim.prompt_batch, name, attempt=claim.attempt)
+        return self.job.generator(name).publish(claim, batch)
+
+    def counted(self) -> tuple[int, int, dict[str, int]]:
+        """Hedges, those that won, refusals by reason."""
+        report = stream_report(self.broker, self.job.job_id)
+        return report.batches_hedged, report.hedges_won, report.batches_rejected
+
+
+def straggling(settings: StackSettings, **spec: object) -> Straggling:
+    broker = connect(settings)
+    job_id, _ = JobStore(broker).create(job_spec(rollout__max_attempts=2, **spec))
+    trainer = TrainerSide(broker, job_id, owner="t1", lease_s=LEASE_S)
+    trainer.acquire()
+    job = Job(broker, job_id, trainer)
+    job.announce(0)
+    trainer.open_iteration(job.opening(0, 2))
+    slow, quick = job.generator("slow"), job.generator("quick")
+    first, held = quick.claim(LEASE_S), slow.claim(LEASE_S)
+    assert first is not None
+    assert held is not None
+    quick.publish(first, answer_to(first.prompt_batch, "quick"))
+    set_typical_time(broker, JobKeys(job_id), TYPICAL_S)
+    return Straggling(job=job, keys=JobKeys(job_id), slow=slow, quick=quick, held=held)
+
+
+@pytest.fixture
+def stack(settings: StackSettings) -> Straggling:
+    return straggling(settings)
+
+
+def test_an_idle_generator_takes_a_copy_once_the_batch_is_late_and_not_before(stack: Straggling) -> None:
+    stack.held_for(1.4 * TYPICAL_S)
+    assert stack.hedge() is None
+    stack.held_for(1.6 * TYPICAL_S)
+    copy = stack.hedge()
+    assert copy is not None
+    assert copy.hedged
+    assert not stack.held.hedged
+    assert (copy.prompt_batch, copy.entry_id) == (stack.held.prompt_batch, stack.held.entry_id)
+    assert (copy.attempt, copy.manifest) == (stack.held.attempt, stack.held.manifest)
+    assert stack.counted() == (1, 0, {})
+
+
+def test_who_does_not_ask_for_a_copy_gets_none(stack: Straggling) -> None:
+    stack.held_for(10 * TYPICAL_S)
+    assert stack.quick.claim(LEASE_S) is None
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [{"rollout__hedge": False}, {"deterministic": False}],
+    ids=["switched off", "copies would differ"],
+)
+def test_a_job_that_does_not_hedge_gives_no_copy(settings: StackSettings, spec: dict[str, object]) -> None:
+    stack = straggling(settings, **spec)
+    stack.held_for(10 * TYPICAL_S)
+    assert stack.hedge() is None
+
+
+def test_before_any_publication_nothing_is_late(stack: Straggling) -> None:
+    stack.broker.redis.hdel(stack.keys.fence, "recent_ms")
+    stack.held_for(10 * TYPICAL_S)
+    assert stack.hedge() is None
+
+
+def test_one_slow_publication_does_not_move_what_is_typical(stack: Straggling) -> None:
+    stack.broker.redis.hset(stack.keys.fence, "recent_ms", "100000,90000,9000000")
+    stack.held_for(1.6 * TYPICAL_S)
+    assert stack.hedge() is not None
+
+
+def test_a_publication_is_timed_from_the_claim_of_who_published(stack: Straggling) -> None:
+    copy = stack.hedged()
+    set_ledger_times(stack.broker, stack.keys, STRAGGLER_BATCH, hedged_ms=int((stack.broker.now_s() - 70) * 1000))
+    stack.publish("quick", copy)
+    recent: Any = stack.broker.redis.hget(stack.keys.fence, "recent_ms")
+    newest_ms, before_ms = map(int, recent.split(b","))
+    assert (newest_ms // 10_000, before_ms) == (7, TYPICAL_S * 1000)
+
+
+def test_new_work_and_expired_leases_come_before_copies(stack: Straggling) -> None:
+    stack.held_for(10 * TYPICAL_S)
+    expire(stack.job, "slow", stack.held.entry_id)
+    claim = stack.hedge()
+    assert claim is not None
+    assert (claim.hedged, claim.attempt) == (False, 2)
+
+
+def test_nobody_hedges_its_own_batch(stack: Straggling) -> None:
+    stack.held_for(10 * TYPICAL_S)
+    assert stack.hedge(stack.slow) is None
+
+
+def test_a_batch_is_hedged_by_one_generator_only(stack: Straggling) -> None:
+    stack.hedged()
+    assert stack.hedge(stack.job.generator("third")) is None
+    assert stack.hedge() is None
+
+
+@pytest.mark.parametrize("quick_wins", [True, False])
+def test_of_two_copies_one_is_accepted_and_one_is_a_duplicate(stack: Straggling, quick_wins: bool) -> None:
+    copy = stack.hedged()
+    copies = [("quick", copy), ("slow", stack.held)]
+    first, second = copies if quick_wins else copies[::-1]
+    assert stack.publish(*first) is PublishOutcome.ACCEPTED
+    assert stack.publish(*second) is PublishOutcome.DUPLICATE
+    assert stack.counted() == (1, int(quick_wins), {"duplicate": 1})
+    assert stack.job.trainer.fence().published == 2
+    assert stack.slow.renew([stack.held]) == Renewal(settled=(stack.held,))
+    assert stack.quick.renew([copy]) == Renewal(settled=(copy,))
+
+
+def test_the_heartbeat_of_a_hedge_leaves_the_lease_of_the_original_alone(stack: Straggling) -> None:
+    copy = stack.hedged()
+    expire(stack.job, "slow", stack.held.entry_id)
+    assert stack.quick.renew([copy]) == Renewal()
+    lease = stream_report(stack.broker, stack.job.job_id).leases[0]
+    assert lease.generator_id == "slow"
+    assert lease.idle_s > LEASE_S
+
+
+def test_a_failed_hedge_takes_no_attempt_away_and_is_not_repeated_at_once(stack: Straggling) -> None:
+    copy = stack.hedged()
+    assert stack.quick.fail(copy, "no reward") is FailOutcome.SETTLED
+    assert stack.hedge() is None, "a hedger that fails must not spin"
+    assert stack.slow.renew([stack.held]) == Renewal()
+    assert stack.slow.fail(stack.held, "no reward") is FailOutcome.RETRIED
+    again = stack.hedge()
+    assert again is not None
+    assert (again.attempt, again.hedged) == (2, False)
+
+
+def test_a_dead_hedger_blocks_the_next_one_for_a_lease_only(stack: Straggling) -> None:
+    stack.hedged()
+    seen_ms = int((stack.broker.now_s() - LEASE_S - 1) * 1000)
+    set_ledger_times(stack.broker, stack.keys, STRAGGLER_BATCH, beat_ms=seen_ms)
+    copy = stack.hedge(stack.job.generator("third"))
+    assert copy is not None
+    assert copy.hedged
+    assert stack.publish("third", copy) is PublishOutcome.ACCEPTED
+
+
+def test_a_hedger_that_beats_keeps_its_mark(stack: Straggling) -> None:
+    copy = stack.hedged()
+    seen_ms = int((stack.broker.now_s() - LEASE_S - 1) * 1000)
+    set_ledger_times(stack.broker, stack.keys, STRAGGLER_BATCH, beat_ms=seen_ms)
+    assert stack.quick.renew([copy]) == Renewal()
+    assert stack.hedge(stack.job.generator("third")) is None
+
+
+def test_the_copy_of_a_batch_whose_holder_died_is_accepted(stack: Straggling) -> None:
+    copy = stack.hedged()
+    expire(stack.job, "slow", stack.held.entry_id)
+    successor = stack.job.generator("third")
+    again = successor.claim(LEASE_S)
+    assert again is not None
+    assert (again.attempt, again.hedged) == (2, False)
+    assert stack.quick.renew([copy]) == Renewal(), "the hedge goes on beside the successor"
+    assert stack.publish("quick", copy) is PublishOutcome.ACCEPTED
+    assert stack.publish("third", again) is PublishOutcome.DUPLICATE
+    assert stack.counted() == (1, 1, {"duplicate": 1})
+
+
+def test_a_hedger_that_takes_the_lease_over_holds_it_like_anybody(stack: Straggling) -> None:
+    copy = stack.hedged()
+    expire(stack.job, "slow", stack.held.entry_id)
+    taken = stack.quick.claim(LEASE_S)
+    assert taken is not None
+    assert (taken.attempt, taken.hedged) == (2, False)
+    assert stack.quick.fail(copy, "no reward") is FailOutcome.SETTLED, "the copy's failure is not the lease's"
+    stack.held_for(10 * TYPICAL_S)
+    assert stack.hedge(stack.job.generator("third")) is not None
+    assert stack.publish("quick", taken) is PublishOutcome.ACCEPTED
+    assert stack.counted() == (2, 0, {})
+
+
+def test_a_hedge_that_outlives_its_iteration_is_refused_and_does_no_harm(stack: Straggling) -> None:
+    copy = stack.hedged()
+    assert stack.publish("slow", stack.held) is PublishOutcome.ACCEPTED
+    trained = {one.batch.batch_id: one.digest for one in stack.job.trainer.claim_rollouts(max_batches=8)[0]}
+    stack.job.announce(1)
+    stack.job.trainer.commit(record(0, trained), trained, event=None, opening=stack.job.opening(1, 2))
+    assert stack.quick.renew([copy]) == Renewal(settled=(copy,))
+    assert stack.publish("quick", copy) is PublishOutcome.STALE
+    assert stack.quick.fail(copy, "no reward") is FailOutcome.SETTLED
+    fresh = stack.hedge()
+    assert fresh is not None
+    assert (fresh.prompt_batch.batch_id, fresh.hedged) == ("1/train/0", False)
+
+
+def test_an_idle_generator_waits_no_longer_than_until_the_batch_is_late(stack: Straggling) -> None:
+    stack.held_for(1.5 * TYPICAL_S - 0.05)
+    while (copy := stack.hedge()) is None:
+        stack.quick.wait_for_prompts(POLL_S)
+    assert copy.hedged
