@@ -1,0 +1,94 @@
+"""A TCP proxy before Redis that lets scripts run and cuts the connection instead of passing their answer on."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import socket
+import threading
+from collections import Counter
+from collections.abc import Iterator
+
+SCRIPT_CALL = re.compile(rb"^\*\d+\r\n\$7\r\nEVALSHA\r\n\$40\r\n([0-9a-f]{40})\r\n")
+CHUNK_BYTES = 1 << 16
+
+
+class CuttingProxy:
+    """Of the answers of each script, the first is lost, and each `every`-th after it. A context manager."""
+
+    def __init__(self, server_port: int, *, every: int) -> None:
+        self._server_port = server_port
+        self._every = every
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._lock = threading.Lock()
+        self._executed: Counter[str] = Counter()
+        self.lost: Counter[str] = Counter()
+        """Script's SHA-1 → how many of its answers were lost."""
+
+    @property
+    def port(self) -> int:
+        return self._listener.getsockname()[1]
+
+    def __enter__(self) -> CuttingProxy:
+        threading.Thread(target=self._accept, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # A blocked accept doesn't notice a close.
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            server = socket.create_connection(("127.0.0.1", self._server_port))
+            called: list[str] = []
+            threading.Thread(target=self._forward, args=(client, server, called), daemon=True).start()
+            threading.Thread(target=self._answer, args=(client, server, called), daemon=True).start()
+
+    def _forward(self, client: socket.socket, server: socket.socket, called: list[str]) -> None:
+        """A client sends its next command after the answer to the one before, so a call starts a chunk."""
+        for chunk in _chunks(client):
+            if call := SCRIPT_CALL.match(chunk):
+                called[:] = [call[1].decode()]
+            server.sendall(chunk)
+        _close(client, server)
+
+    def _answer(self, client: socket.socket, server: socket.socket, called: list[str]) -> None:
+        for chunk in _chunks(server):
+            if called and not chunk.startswith(b"-NOSCRIPT") and self._loses(called.pop()):
+                break
+            called.clear()
+            try:
+                client.sendall(chunk)
+            except OSError:
+                break
+        _close(client, server)
+
+    def _loses(self, script: str) -> bool:
+        with self._lock:
+            self._executed[script] += 1
+            lost = self._executed[script] % self._every == 1
+            self.lost[script] += lost
+            return lost
+
+
+def _chunks(sender: socket.socket) -> Iterator[bytes]:
+    while True:
+        try:
+            chunk = sender.recv(CHUNK_BYTES)
+        except OSError:
+            return
+        if not chunk:
+            return
+        yield chunk
+
+
+def _close(*sockets: socket.socket) -> None:
+    for one in sockets:
+        with contextlib.suppress(OSError):
+            one.shutdown(socket.SHUT_RDWR)
+        one.close()

@@ -1,0 +1,75 @@
+"""The job of the fault tests, and what each of them asks of its end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from contracts.errors import Unavailable
+from contracts.jobs import JobState
+from contracts.spec import JobSpec
+from onbeat.child_process import ChildProcess
+from telemetry.waiting import Waiting
+from tests.builders import job_spec
+from tests.pipeline import Pipeline, wait_for_exit
+
+DEADLINE_S = 120.0
+"""Of what a hung process alone can reach."""
+ITERATIONS = 8
+
+
+def short_job(**changes: Any) -> JobSpec:
+    """Eight iterations, with leases so short that what is dead is replaced in a second."""
+    fields: dict[str, Any] = {
+        "iterations": ITERATIONS,
+        "model__path": "configs/models/two-digit-addition",
+        "optimizer__learning_rate": 1e-3,
+        "trainer__checkpoint_every_iterations": 2,
+        "timeouts__trainer_lease_s": 1.0,
+        "timeouts__generator_lease_s": 1.0,
+        "rollout__max_attempts": 100,
+    }
+    return job_spec(**(fields | changes))
+
+
+def assert_undisturbed(pipeline: Pipeline, job_id: str, digest: str) -> None:
+    """Succeeded, with the undisturbed run's digest and a chain without a gap."""
+    assert pipeline.jobs.state(job_id) is JobState.SUCCEEDED
+    assert pipeline.final_digest(job_id) == digest
+    assert pipeline.verdict(job_id).gaps == ()
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    """Asks until it is so; a Redis that is away answers no."""
+    waiting = Waiting(what, deadline_s=DEADLINE_S)
+    while True:
+        try:
+            if condition():
+                return
+        except Unavailable:
+            pass
+        waiting.poke()
+        time.sleep(0.01)
+
+
+def committed(pipeline: Pipeline, job_id: str, count: int) -> Callable[[], bool]:
+    """Whether so many iterations are in the audit chain."""
+    return lambda: len(pipeline.jobs.audit(job_id)) >= count
+
+
+@contextmanager
+def running(pipeline: Pipeline, name: str, *arguments: str) -> Iterator[ChildProcess]:
+    """A process that is stopped at the end of the block, if it still lives."""
+    child = pipeline.start(name, *arguments)
+    try:
+        yield child
+    finally:
+        child.stop(grace_s=10.0)
+
+
+def succeed(trainer: ChildProcess) -> None:
+    """Waits for its end, which must be a good one."""
+    wait_for_exit(trainer, DEADLINE_S)
+    assert trainer.exit_code == 0, trainer.tail()

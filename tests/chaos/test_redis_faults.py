@@ -1,0 +1,138 @@
+"""Redis away, killed, full, or cut off in the middle of an answer: the run waits, goes on, and ends the same."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from msgspec.structs import replace
+
+from broker.client import script_text
+from broker.monitor import job_status
+from contracts.errors import BrokerFull
+from contracts.jobs import JobState
+from contracts.settings import StackSettings
+from tests.chaos.cutting_proxy import CuttingProxy
+from tests.chaos.short_job import DEADLINE_S, assert_undisturbed, committed, running, short_job, succeed, until
+from tests.pipeline import Pipeline, wait_for_exit
+
+OUTAGE_S = float(os.environ.get("CHAOS_OUTAGE_S", "3"))
+"""Beyond the leases; `make chaos` waits for 20 s."""
+TRANSITIONS = (
+    "acquire_trainer",
+    "renew_trainer",
+    "publish_weights",
+    "open_iteration",
+    "claim_prompt",
+    "renew_prompts",
+    "publish_batch",
+    "claim_rollouts",
+    "commit_iteration",
+    "set_state",
+)
+
+
+@pytest.fixture(scope="module")
+def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
+    with Pipeline(tmp_path_factory.mktemp("redis-faults")) as pipeline:
+        pipeline.start_generators(1)
+        yield pipeline
+
+
+class CutPipeline(Pipeline):
+    """All of its processes reach Redis through the proxy."""
+
+    proxy: CuttingProxy | None = None
+
+    @property
+    def settings(self) -> StackSettings:
+        settings = super().settings
+        if self.proxy is None:
+            self.proxy = CuttingProxy(self.redis.port, every=10)
+            self.proxy.__enter__()
+        url = settings.redis_url.replace(f":{urlsplit(settings.redis_url).port}/", f":{self.proxy.port}/")
+        return replace(settings, redis_url=url)
+
+    def close(self) -> None:
+        super().close()
+        if self.proxy is not None:
+            self.proxy.__exit__()
+
+
+def test_processes_outlast_a_redis_that_refuses_connections(pipeline: Pipeline, undisturbed: str) -> None:
+    job_id, _ = pipeline.jobs.create(short_job())
+    generator = pipeline.children["producer-1"].pid
+    with running(pipeline, f"consumer-{job_id}", job_id) as trainer:
+        until(committed(pipeline, job_id, 2), "two iterations")
+        pipeline.redis.stop()
+        time.sleep(OUTAGE_S)
+        pipeline.redis.restart()
+        succeed(trainer)
+    assert pipeline.children["producer-1"].pid == generator
+    assert pipeline.children["producer-1"].is_running
+    assert_undisturbed(pipeline, job_id, undisturbed)
+
+
+def test_a_killed_redis_that_comes_back_with_its_file_loses_no_run(pipeline: Pipeline, undisturbed: str) -> None:
+    job_id, _ = pipeline.jobs.create(short_job())
+    with running(pipeline, f"consumer-{job_id}", job_id) as trainer:
+        for appendfsync, count in (("everysec", 1), ("always", 3), ("everysec", 5)):
+            pipeline.broker.redis.config_set("appendfsync", appendfsync)
+            until(committed(pipeline, job_id, count), f"{count} iterations")
+            pipeline.redis.kill()
+            pipeline.redis.restart()
+        succeed(trainer)
+    assert_undisturbed(pipeline, job_id, undisturbed)
+
+
+def test_a_redis_that_lost_its_last_writes_loses_no_run(pipeline: Pipeline, undisturbed: str) -> None:
+    job_id, _ = pipeline.jobs.create(short_job())
+    with running(pipeline, f"consumer-{job_id}", job_id) as trainer:
+        until(committed(pipeline, job_id, 3), "three iterations")
+        assert pipeline.broker.persisted()
+        (file,) = (pipeline.redis.folder / "appendonlydir").glob("*.incr.aof")
+        mark = file.stat().st_size
+        until(committed(pipeline, job_id, 4), "writes to lose")
+        pipeline.redis.kill()
+        os.truncate(file, mark)
+        pipeline.redis.restart()
+        # One that finds its opening lost ends: its successor, whom a consumer would start, does it again.
+        if wait_for_exit(trainer, DEADLINE_S) != 0:
+            pipeline.train_to_the_end(job_id)
+    assert_undisturbed(pipeline, job_id, undisturbed)
+
+
+def test_a_redis_at_maxmemory_makes_the_run_wait_and_says_so(pipeline: Pipeline, undisturbed: str) -> None:
+    job_id, _ = pipeline.jobs.create(short_job())
+    generator = pipeline.children["producer-1"].pid
+    with running(pipeline, f"consumer-{job_id}", job_id) as trainer:
+        until(committed(pipeline, job_id, 2), "two iterations")
+        pipeline.broker.redis.config_set("maxmemory", 1)
+        until(lambda: "waits for room in Redis" in job_status(pipeline.broker, job_id).reason, "the job to say so")
+        until(lambda: "maxmemory" in pipeline.children["producer-1"].tail(), "the generator to hold its batch")
+        with pytest.raises(BrokerFull):
+            pipeline.jobs.create(short_job())
+        epoch = job_status(pipeline.broker, job_id).trainer_epoch
+        pipeline.broker.redis.config_set("maxmemory", 0)
+        succeed(trainer)
+    assert job_status(pipeline.broker, job_id).trainer_epoch == epoch
+    assert pipeline.children["producer-1"].pid == generator
+    assert pipeline.jobs.state(job_id) is JobState.SUCCEEDED
+    assert_undisturbed(pipeline, job_id, undisturbed)
+
+
+def test_a_lost_answer_of_every_transition_changes_nothing(tmp_path: Path, undisturbed: str) -> None:
+    pipeline = CutPipeline(tmp_path)
+    with pipeline:
+        pipeline.start_generators(2)
+        job_id = pipeline.train(short_job())
+        assert_undisturbed(pipeline, job_id, undisturbed)
+        assert pipeline.proxy is not None
+        lost = pipeline.proxy.lost
+    shas = {name: hashlib.sha1(script_text(name).encode()).hexdigest() for name in TRANSITIONS}
+    assert [name for name, sha in shas.items() if not lost[sha]] == []

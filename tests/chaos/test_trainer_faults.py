@@ -1,0 +1,64 @@
+"""Two trainers for one job: the second waits outside, and one that slept past its lease comes back to nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from contracts.jobs import JobState
+from contracts.run_folder import RunFolder
+from tests.chaos.short_job import DEADLINE_S, assert_undisturbed, committed, running, short_job, succeed, until
+from tests.pipeline import HELD, Pipeline, wait_for_exit
+
+
+@pytest.fixture(scope="module")
+def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
+    with Pipeline(tmp_path_factory.mktemp("trainers")) as pipeline:
+        pipeline.start_generators(1)
+        yield pipeline
+
+
+def files_below(folder: Path) -> dict[str, tuple[int, int]]:
+    """Name → (inode, time of the last change) of whatever is there."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        stat = path.stat()
+        found[str(path.relative_to(folder))] = (stat.st_ino, stat.st_mtime_ns)
+    return found
+
+
+def test_a_second_trainer_ends_at_once_and_the_first_goes_on(pipeline: Pipeline, undisturbed: str) -> None:
+    # No lease runs out, however slow the machine is.
+    job_id, _ = pipeline.jobs.create(short_job(timeouts__trainer_lease_s=60.0))
+    with running(pipeline, f"consumer-{job_id}", job_id) as first:
+        until(lambda: pipeline.jobs.state(job_id) is JobState.RUNNING, "the first trainer")
+        os.kill(first.pid or 0, signal.SIGSTOP)
+        before = files_below(RunFolder(pipeline.settings.run_root_path, job_id).path)
+        with running(pipeline, f"consumer-{job_id}-2", job_id) as second:
+            assert wait_for_exit(second, DEADLINE_S) == HELD
+            assert "another trainer holds the job" in second.tail()
+        assert files_below(RunFolder(pipeline.settings.run_root_path, job_id).path) == before
+        os.kill(first.pid or 0, signal.SIGCONT)
+        succeed(first)
+    assert_undisturbed(pipeline, job_id, undisturbed)
+
+
+def test_a_trainer_that_slept_past_its_lease_is_fenced_off_and_writes_nothing(
+    pipeline: Pipeline, undisturbed: str
+) -> None:
+    job_id, _ = pipeline.jobs.create(short_job())
+    folder = RunFolder(pipeline.settings.run_root_path, job_id)
+    with running(pipeline, f"consumer-{job_id}", job_id) as first:
+        until(committed(pipeline, job_id, 3), "three iterations")
+        os.kill(first.pid or 0, signal.SIGSTOP)
+        pipeline.train_to_the_end(job_id)
+        finished = files_below(folder.path)
+        os.kill(first.pid or 0, signal.SIGCONT)
+        assert wait_for_exit(first, DEADLINE_S) == HELD
+        assert "another trainer holds the job" in first.tail()
+    assert files_below(folder.path) == finished
+    assert_undisturbed(pipeline, job_id, undisturbed)
