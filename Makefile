@@ -31,6 +31,10 @@ test: $(STAMP)
 soak: $(STAMP)
 	SOAK_EXAMPLES=2000 $(BIN)/python -m pytest --timeout 0 tests/integration/test_fence_properties.py
 
+# Random kills and pauses on a real stack: about an hour. `onbeat chaos --spec FILE` does it with a job of your own.
+chaos: $(STAMP)
+	$(BIN)/onbeat chaos --rounds 200
+
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
