@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 TORCH := $(shell grep '^torch==' constraints.txt)
 export HF_HUB_OFFLINE := 1
 
-.PHONY: setup demo up test soak lint bench
+.PHONY: setup demo up test soak chaos lint bench
 
 setup: $(STAMP)
 
