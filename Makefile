@@ -31,8 +31,10 @@ test: $(STAMP)
 soak: $(STAMP)
 	SOAK_EXAMPLES=2000 $(BIN)/python -m pytest --timeout 0 tests/integration/test_fence_properties.py
 
-# Random kills and pauses on a real stack: about an hour. `onbeat chaos --spec FILE` does it with a job of your own.
+# Every fault test with its long variants, then random kills and pauses on a real stack: about an hour.
+# `onbeat chaos --spec FILE` does the second with a job of your own.
 chaos: $(STAMP)
+	OMP_NUM_THREADS=1 CHAOS_LONG=1 $(BIN)/python -m pytest tests/chaos
 	$(BIN)/onbeat chaos --rounds 200
 
 lint: $(STAMP)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+
+import pytest
 
 from contracts.errors import Unavailable
 from contracts.jobs import JobState
@@ -18,6 +21,9 @@ from tests.pipeline import Pipeline, wait_for_exit
 DEADLINE_S = 120.0
 """Of what a hung process alone can reach."""
 ITERATIONS = 8
+IS_LONG = bool(os.environ.get("CHAOS_LONG"))
+"""`make chaos` sets it."""
+long_variant = pytest.mark.skipif(not IS_LONG, reason="a variant of another test: `make chaos` runs it")
 
 
 def short_job(**changes: Any) -> JobSpec:

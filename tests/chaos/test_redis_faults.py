@@ -18,11 +18,11 @@ from contracts.errors import BrokerFull
 from contracts.jobs import JobState
 from contracts.settings import StackSettings
 from tests.chaos.cutting_proxy import CuttingProxy
-from tests.chaos.short_job import DEADLINE_S, assert_undisturbed, committed, running, short_job, succeed, until
+from tests.chaos.short_job import DEADLINE_S, IS_LONG, assert_undisturbed, committed, running, short_job, succeed, until
 from tests.pipeline import Pipeline, wait_for_exit
 
-OUTAGE_S = float(os.environ.get("CHAOS_OUTAGE_S", "3"))
-"""Beyond the leases; `make chaos` waits for 20 s."""
+OUTAGE_S = 20.0 if IS_LONG else 3.0
+"""Beyond the leases."""
 TRANSITIONS = (
     "acquire_trainer",
     "renew_trainer",

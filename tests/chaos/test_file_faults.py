@@ -1,0 +1,85 @@
+"""Files that go bad: weights that were damaged on their way, and a disk without room for a checkpoint."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from broker.monitor import job_status
+from consumer.checkpoint import MODEL_FILE, OPTIMIZER_FILE, latest_checkpoint, read_checkpoint
+from contracts.jobs import JobState
+from contracts.run_folder import RunFolder
+from tests.chaos.short_job import DEADLINE_S, assert_undisturbed, long_variant, running, short_job, succeed, until
+from tests.pipeline import Pipeline, wait_for_exit
+
+linux_only = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs prlimit")
+
+
+@pytest.fixture(scope="module")
+def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
+    with Pipeline(tmp_path_factory.mktemp("file-faults")) as pipeline:
+        pipeline.start_generators(1)
+        yield pipeline
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def flip_a_bit(path: Path) -> None:
+    """In the last tensor: the file has its size, its header and every name."""
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("damage", [flip_a_bit, pytest.param(cut, marks=long_variant)])
+def test_damaged_weights_are_refused_and_written_again(
+    pipeline: Pipeline, undisturbed: str, damage: Callable[[Path], None]
+) -> None:
+    generator = pipeline.children["producer-1"].pid or 0
+    job_id, _ = pipeline.jobs.create(short_job(rollout__max_attempts=3))
+    os.kill(generator, signal.SIGSTOP)
+    with running(pipeline, f"consumer-{job_id}", job_id) as trainer:
+        until(lambda: job_status(pipeline.broker, job_id).batches_expected > 0, "the first iteration")
+        (path,) = RunFolder(pipeline.settings.run_root_path, job_id).weights_of(0).iterdir()
+        damage(path)
+        os.kill(generator, signal.SIGCONT)
+        succeed(trainer)
+        assert "a generator refuses" in trainer.tail(num_lines=100)
+    assert "loading it again" in pipeline.children["producer-1"].tail(num_lines=100)
+    assert_undisturbed(pipeline, job_id, undisturbed)
+
+
+@linux_only
+def test_a_disk_without_room_fails_the_job_by_name_and_with_room_it_goes_on_from_the_checkpoint_before(
+    pipeline: Pipeline, undisturbed: str
+) -> None:
+    job_id, _ = pipeline.jobs.create(short_job(timeouts__trainer_lease_s=60.0))
+    folder = RunFolder(pipeline.settings.run_root_path, job_id)
+    first = folder.checkpoint_after(1)
+    with running(pipeline, f"consumer-{job_id}", job_id) as trainer:
+        until(first.exists, "the first checkpoint")
+        # Room for a version of the weights, not for the optimizer's state: writes beyond it fail, as on a full disk.
+        room = (first / OPTIMIZER_FILE).stat().st_size - 1
+        assert (first / MODEL_FILE).stat().st_size < room
+        resource.prlimit(trainer.pid or 0, resource.RLIMIT_FSIZE, (room, room))
+        assert wait_for_exit(trainer, DEADLINE_S) == 2
+    status = job_status(pipeline.broker, job_id)
+    assert status.state is JobState.FAILED
+    found = latest_checkpoint(folder.checkpoints, job_id=job_id)
+    assert found is not None
+    failed = folder.checkpoint_after(found.state.iteration + 2)
+    assert status.reason.startswith(f"{failed}: cannot write: ")
+    assert "free space there" in status.reason
+    assert [path for path in folder.checkpoints.iterdir() if path.name.startswith(".")] == []
+    assert read_checkpoint(found.folder).state == found.state
+    pipeline.jobs.resume(job_id)
+    pipeline.train_to_the_end(job_id)
+    assert_undisturbed(pipeline, job_id, undisturbed)
