@@ -1,0 +1,167 @@
+"""How long a run stands still after a death: from SIGKILL to the next publication, or to the next commit.
+
+    onbeat bench healing
+
+generator   killed while it holds a batch, beside an idle one, until that batch is published: the rest of its lease and
+            one generation; with hedging, the idle one may have taken a copy before that
+trainer     killed inside a job, until its successor commits: the rest of its lease, a look of the consumer, the start
+            of a process that loads the model, and one iteration
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import statistics
+import tempfile
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from benchmarks._results import REPOSITORY, write_result
+from broker.client import Broker, connect
+from broker.job_store import JobStore
+from broker.keys import JobKeys
+from broker.monitor import stream_report
+from broker.presence import Presence
+from contracts.settings import StackSettings
+from contracts.spec import JobSpec
+from onbeat import process_tree
+from onbeat.gateway_client import GatewayClient
+from onbeat.spec_file import load_spec
+from onbeat.stack import EmbeddedStack, StackPlan
+from telemetry.waiting import Waiting
+
+SPEC = REPOSITORY / "configs/demo.toml"
+DEADLINE_S = 120.0
+WARM_UP = 2
+"""Iterations before the kill: every process has loaded."""
+
+
+class Healing:
+    """Kills on a started stack of two generators, and waits."""
+
+    def __init__(self, stack: EmbeddedStack, client: GatewayClient, broker: Broker) -> None:
+        self._stack = stack
+        self._client = client
+        self._broker = broker
+        self._jobs = JobStore(broker)
+
+    def of_a_generator(self, spec: JobSpec) -> float:
+        """Seconds until the batch that it held is published."""
+        job_id = self._submit(spec)
+        held: list[tuple[int, str]] = []
+
+        def holds_a_batch() -> bool:
+            report = stream_report(self._broker, job_id)
+            held[:] = [
+                (pid, lease.batch_id)
+                for lease in report.leases
+                for mark, pid in self._generators().items()
+                if mark in lease.generator_id
+            ]
+            return bool(held)
+
+        self._until(holds_a_batch, "a lease")
+        pid, batch_id = held[0]
+        os.kill(pid, signal.SIGKILL)
+        started_s = time.monotonic()
+        ledger = JobKeys(job_id).ledger
+        iteration = int(batch_id.partition("/")[0])
+        self._until(
+            lambda: (
+                (self._broker.redis.hget(ledger, batch_id) or b"").startswith(b"published")  # type: ignore[union-attr]
+                or len(self._jobs.audit(job_id)) > iteration
+            ),
+            f"{batch_id} to be published",
+        )
+        healed_s = time.monotonic() - started_s
+        self._end(job_id)
+        return healed_s
+
+    def of_a_trainer(self, spec: JobSpec) -> float:
+        """Seconds until its successor has committed an iteration."""
+        job_id = self._submit(spec)
+        epoch = self._jobs.audit(job_id)[-1].trainer_epoch
+        os.kill(process_tree.running("consumer", job_id)[0], signal.SIGKILL)
+        started_s = time.monotonic()
+        self._until(
+            lambda: any(one.kind == "commit" and one.trainer_epoch > epoch for one in self._jobs.audit(job_id)),
+            "the successor's first commit",
+        )
+        healed_s = time.monotonic() - started_s
+        self._end(job_id)
+        return healed_s
+
+    def _submit(self, spec: JobSpec) -> str:
+        job_id = self._client.submit(spec, idempotency_key=uuid.uuid4().hex).job_id
+        self._until(lambda: len(self._jobs.audit(job_id)) >= WARM_UP, f"{WARM_UP} iterations")
+        self._until(lambda: all(self._has_loaded(mark) for mark in self._generators()), "every generator to load")
+        return job_id
+
+    def _generators(self) -> dict[str, int]:
+        """A part of a generator's id → its process."""
+        return {f"-{pid}-": pid for name, pid in self._stack.pids.items() if name.startswith("generator")}
+
+    def _has_loaded(self, mark: str) -> bool:
+        live = Presence(self._broker).live()
+        return any(mark in one.generator_id and one.info.get("policy_version") for one in live)
+
+    def _end(self, job_id: str) -> None:
+        self._client.cancel(job_id)
+        self._until(lambda: self._client.job(job_id).state.is_final, "the cancel")
+
+    def _until(self, condition: Callable[[], bool], what: str) -> None:
+        waiting = Waiting(what, deadline_s=DEADLINE_S)
+        while not condition():
+            waiting.poke()
+            self._stack.tick()
+            time.sleep(0.002)
+
+
+def measure(healing: Healing, spec: JobSpec, *, lease_s: float, repeats: int) -> dict[str, list[float]]:
+    """Seconds of each repeat, by what died."""
+    timeouts = replace(spec.timeouts, generator_lease_s=lease_s, trainer_lease_s=lease_s)
+    leased = replace(spec, timeouts=timeouts, iterations=1000)
+    unhedged = replace(leased, rollout=replace(leased.rollout, hedge=False))
+    cases: dict[str, Callable[[], float]] = {
+        "generator, no hedging": lambda: healing.of_a_generator(unhedged),
+        "generator, hedging": lambda: healing.of_a_generator(leased),
+        "trainer": lambda: healing.of_a_trainer(leased),
+    }
+    found: dict[str, list[float]] = {name: [] for name in cases}
+    for _ in range(repeats):
+        for name, case in cases.items():
+            found[name].append(round(case(), 2))
+            print(f"lease {lease_s:g} s, {name}: {found[name][-1]:.2f} s", flush=True)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="onbeat bench healing", description=__doc__)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--leases", type=float, nargs="+", default=[10.0, 2.0], help="seconds; the default is 10")
+    arguments = parser.parse_args()
+    runs = {}
+    with tempfile.TemporaryDirectory(prefix="healing-") as scratch:
+        plan = StackPlan(run_root=Path(scratch), model_root=REPOSITORY, generators=2, threads=1)
+        with EmbeddedStack(plan) as stack, GatewayClient(stack.gateway_url, stack.api_key) as client:
+            assert stack.redis is not None
+            broker = connect(StackSettings(redis_url=stack.redis.url))
+            healing = Healing(stack, client, broker)
+            for lease_s in arguments.leases:
+                runs[f"{lease_s:g} s"] = measure(healing, load_spec(SPEC), lease_s=lease_s, repeats=arguments.repeats)
+    medians = {
+        lease: {name: statistics.median(seconds) for name, seconds in cases.items()} for lease, cases in runs.items()
+    }
+    expected = "a generator within its lease and one generation, a trainer within its lease and a start-up"
+    path = write_result("healing", {"expected": expected, "median_s": medians, "runs_s": runs})
+    print(f"written to {path.relative_to(REPOSITORY)}")
+
+
+if __name__ == "__main__":
+    main()
