@@ -41,78 +41,63 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
 
 @pytest.fixture(scope="module")
 def oracle(pipeline: Pipeline) -> str:
-    generator = pipeline.start("producer-oracle")
-    digest = pipeline.final_digest(pipeline.train(spec()))
-    generator.stop(grace_s=10.0)
-    return digest
+    pipeline.start("producer-steady")
+    return pipeline.final_digest(pipeline.train(spec()))
 
 
-def train_into_iteration_2(pipeline: Pipeline, spec: JobSpec) -> str:
-    """The only generator dies before iteration 2 is complete; the trainer waits."""
-    job_id, _ = pipeline.jobs.create(spec)
-    pipeline.start(f"consumer-{job_id}", job_id)
-    publications = spec.evaluation.num_batches + 2 * spec.rollout.batches_per_iteration + 2
-    generator = pipeline.start(f"producer-{job_id}", crash_at=f"producer.after_publication:{publications}")
-    assert wait_for_exit(generator, 60.0) == -signal.SIGKILL, generator.tail()
-    waiting = Waiting("iteration 1 to be committed", deadline_s=60.0)
-    while len(pipeline.jobs.audit(job_id)) < 2:
-        waiting.poke()
-        time.sleep(0.02)
-    return job_id
-
-
-def finish(pipeline: Pipeline, job_id: str) -> None:
-    generator = pipeline.start(f"producer-{job_id}-again")
-    pipeline.train_to_the_end(job_id)
-    generator.stop(grace_s=10.0)
-    assert pipeline.jobs.state(job_id) is JobState.SUCCEEDED
-    assert pipeline.verdict(job_id).gaps == ()
+def has_ended(pipeline: Pipeline, job_id: str) -> bool:
+    """It succeeded, and its audit chain has no gap."""
+    return pipeline.jobs.state(job_id) is JobState.SUCCEEDED and pipeline.verdict(job_id).gaps == ()
 
 
 def checkpoints(pipeline: Pipeline, job_id: str) -> list[str]:
     return sorted(path.name for path in RunFolder(pipeline.settings.run_root_path, job_id).checkpoints.iterdir())
 
 
-def test_a_job_that_was_cancelled_in_the_middle_is_resumed_to_the_weights_of_the_undisturbed_run(
-    pipeline: Pipeline, oracle: str
-) -> None:
-    job_id = train_into_iteration_2(pipeline, spec())
-    pipeline.jobs.request_cancel(job_id)
-    assert wait_for_exit(pipeline.children[f"consumer-{job_id}"], 60.0) == 0
-    assert pipeline.jobs.state(job_id) is JobState.CANCELLED
-    assert checkpoints(pipeline, job_id) == ["i000001"]
-    pipeline.jobs.resume(job_id)
-    finish(pipeline, job_id)
-    assert pipeline.final_digest(job_id) == oracle
-    assert pipeline.verdict(job_id).num_rewinds == 0
-
-
-def test_a_job_that_failed_while_the_reward_service_was_away_tries_its_dead_batches_again_when_it_is_resumed(
-    pipeline: Pipeline, oracle: str
-) -> None:
-    job_id = train_into_iteration_2(pipeline, spec(rollout__max_attempts=1, reward__max_attempts=1))
-    pipeline.children["reward_service"].stop(grace_s=10.0)
-    generator = pipeline.start("producer-unrewarded")
-    assert wait_for_exit(pipeline.children[f"consumer-{job_id}"], 60.0) == FAILED
-    generator.stop(grace_s=10.0)
-    assert b"is dead after 1 attempts" in pipeline.jobs.fields(job_id)["reason"]
-    assert checkpoints(pipeline, job_id) == ["i000001"]
-    reward_service = pipeline.start("reward_service", port=pipeline.reward_port)
-    until_ready(f"{pipeline.settings.reward_url}/readyz", reward_service)
-    pipeline.jobs.resume(job_id)
-    finish(pipeline, job_id)
-    assert pipeline.final_digest(job_id) == oracle
-    assert pipeline.verdict(job_id).num_rewinds == 0
-
-
 def test_a_job_that_succeeded_and_is_given_more_iterations_ends_as_if_it_had_had_them_from_the_start(
     pipeline: Pipeline, oracle: str
 ) -> None:
-    generator = pipeline.start("producer-first-four")
     job_id = pipeline.train(spec(iterations=4))
-    generator.stop(grace_s=10.0)
     pipeline.jobs.resume(job_id, iterations=6)
-    finish(pipeline, job_id)
+    pipeline.train_to_the_end(job_id)
+    assert has_ended(pipeline, job_id)
     assert pipeline.final_digest(job_id) == oracle
     # Iteration 4 only evaluated, and is committed a second time with its training.
     assert pipeline.verdict(job_id).num_rewinds == 1
+
+
+def test_a_job_that_was_cancelled_and_one_whose_batches_died_lose_nothing_when_they_are_resumed(
+    pipeline: Pipeline, oracle: str
+) -> None:
+    pipeline.children["producer-steady"].stop(grace_s=10.0)
+    job_id = cancelled_in_iteration_2(pipeline, spec(rollout__max_attempts=1, reward__max_attempts=1))
+    pipeline.jobs.resume(job_id)
+    pipeline.children["reward_service"].stop(grace_s=10.0)
+    pipeline.start("producer-second")
+    assert pipeline.train_until_death(job_id) == FAILED
+    assert b"is dead after 1 attempts" in pipeline.jobs.fields(job_id)["reason"]
+    reward_service = pipeline.start("reward_service", port=pipeline.reward_port)
+    until_ready(f"{pipeline.settings.reward_url}/readyz", reward_service)
+    pipeline.jobs.resume(job_id)
+    pipeline.train_to_the_end(job_id)
+    assert has_ended(pipeline, job_id)
+    assert pipeline.final_digest(job_id) == oracle
+    assert pipeline.verdict(job_id).num_rewinds == 0
+
+
+def cancelled_in_iteration_2(pipeline: Pipeline, spec: JobSpec) -> str:
+    """The only generator dies in that iteration, so that its trainer waits when the cancel comes."""
+    job_id, _ = pipeline.jobs.create(spec)
+    trainer = pipeline.start(f"consumer-{job_id}", job_id)
+    publications = spec.evaluation.num_batches + 2 * spec.rollout.batches_per_iteration + 2
+    generator = pipeline.start("producer-first", crash_at=f"producer.after_publication:{publications}")
+    assert wait_for_exit(generator, 60.0) == -signal.SIGKILL, generator.tail()
+    waiting = Waiting("iteration 1 to be committed", deadline_s=60.0)
+    while len(pipeline.jobs.audit(job_id)) < 2:
+        waiting.poke()
+        time.sleep(0.02)
+    pipeline.jobs.request_cancel(job_id)
+    assert wait_for_exit(trainer, 60.0) == 0
+    assert pipeline.jobs.state(job_id) is JobState.CANCELLED
+    assert checkpoints(pipeline, job_id) == ["i000001"]
+    return job_id
