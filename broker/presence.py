@@ -8,6 +8,8 @@ from contracts.wire import Record, decode, encode
 
 REJECTED_WEIGHTS = "rejected_weights"
 """In a generator's info: the folder of the version that it cannot load, "" while there is none."""
+LOADING_WEIGHTS = "loading_weights"
+"""In a generator's info: the folder of the version that it loads, from its claim until it holds it; "" otherwise."""
 LIVE_S = 10.0
 """A generator without a sign of life for this long is not counted."""
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -151,12 +152,18 @@ def latest_checkpoint(checkpoints: Path, *, job_id: str, not_after: int | None =
     return None
 
 
-def keep_newest(checkpoints: Path, count: int) -> None:
-    """Removes all but the newest `count` checkpoints, and what a killed writer left behind before them."""
+def keep_newest_and_best(checkpoints: Path, count: int, *, scores: Mapping[int, float]) -> None:
+    """Removes all but the newest `count` checkpoints and the best, and what a killed writer left behind before them.
+
+    scores: policy version → score; the best is the one whose version has the highest, the oldest of equals. A version
+    is evaluated after its checkpoint is written, so a checkpoint is judged when newer ones push it out.
+    """
     folders = checkpoint_folders(checkpoints)
     if not folders:
         return
-    remove_folders(folders[:-count])
+    scored = [folder for folder in folders if _iteration_of(folder) + 1 in scores]
+    best = max(scored, key=lambda folder: scores[_iteration_of(folder) + 1], default=None)
+    remove_folders([folder for folder in folders[:-count] if folder != best])
     newest = _iteration_of(folders[-1])
     for path in checkpoints.glob(f"{HIDDEN_PREFIX}*"):
         # A newer scratch folder may be a live trainer's; an older one cannot be.

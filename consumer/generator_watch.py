@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from broker.presence import REJECTED_WEIGHTS, Presence
+from broker.presence import LOADING_WEIGHTS, REJECTED_WEIGHTS, Presence
 from telemetry.waiting import Waiting
 
 LOOK_EVERY_S = 2.0
@@ -20,6 +20,10 @@ class GeneratorWatch:
         self._clock = clock
         self._looked_s = float("-inf")
         self._waiting: Waiting | None = None
+
+    def loading(self) -> frozenset[str]:
+        """Folders of the weights that live generators load now, as their manifests name them."""
+        return frozenset(generator.info.get(LOADING_WEIGHTS, "") for generator in self._presence.live()) - {""}
 
     def check(self) -> frozenset[str]:
         """Looks every 2 s; folders of the weights that generators refuse now, as their manifests name them.

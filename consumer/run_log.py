@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from contracts.errors import OnbeatError
+from contracts.errors import InvalidInput, OnbeatError
 from contracts.events import IterationMetrics, TimelineSpan
 from contracts.jobs import EvaluationScore
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
-from contracts.wire import Record, encode_json
+from contracts.wire import Record, decode_json, encode_json
 
 
 class RunLog:
@@ -35,6 +35,25 @@ class RunLog:
 
     def evaluation(self, score: EvaluationScore) -> None:
         _append(self._folder.evaluations, [score])
+
+
+def sampled_scores(folder: RunFolder) -> dict[int, float]:
+    """Policy version → its held-out score under the job's sampling; the last evaluation of a version counts.
+
+    A line that a killed writer cut off is passed over. Raises OnbeatError naming the file when it cannot be read.
+    """
+    scores: dict[int, float] = {}
+    try:
+        lines = folder.evaluations.read_bytes().splitlines() if folder.evaluations.exists() else []
+    except OSError as error:
+        raise OnbeatError(f"cannot be read: {error.strerror}", field=str(folder.evaluations)) from error
+    for line in lines:
+        try:
+            score = decode_json(line, EvaluationScore)
+        except InvalidInput:
+            continue
+        scores[score.policy_version] = score.sampled
+    return scores
 
 
 def _append(path: Path, records: Iterable[Record]) -> None:

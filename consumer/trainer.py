@@ -20,7 +20,7 @@ from broker.job_store import JobStore
 from broker.presence import Presence
 from broker.trainer_side import Opening, TrainerSide
 from consumer.accumulation import GradientAccumulator
-from consumer.checkpoint import keep_newest, latest_checkpoint, write_checkpoint
+from consumer.checkpoint import keep_newest_and_best, latest_checkpoint, write_checkpoint
 from consumer.evaluation import evaluation_score
 from consumer.generator_watch import GeneratorWatch
 from consumer.iteration import Iteration
@@ -30,7 +30,7 @@ from consumer.optimizer import PolicyOptimizer, horizon_at, learning_rate_at
 from consumer.plan import IterationPlan
 from consumer.policy import Policy
 from consumer.resume import check_same_run, is_finished, needs_rewind, next_iteration, rewind_record
-from consumer.run_log import RunLog
+from consumer.run_log import RunLog, sampled_scores
 from consumer.weight_publisher import publish_weights, remove_versions_before
 from contracts.errors import BatchFailed
 from contracts.events import (
@@ -294,8 +294,9 @@ class Trainer:
         done = made.policy_version
         if done % self._spec.trainer.checkpoint_every_iterations == 0 or done == self._spec.iterations:
             self._write_checkpoint(made)
-        # A generator that lost its lease may still be loading the weights of the iteration before.
-        remove_versions_before(self._folder, done - 1)
+        # Of the two newest one is asked for, the other was until this commit. An older one is read by a generator that
+        # lost its lease while it loads; it says so, and without it would report a damaged store.
+        remove_versions_before(self._folder, done - 1, in_use=self._generators.loading())
         self._jobs.reset_trainer_starts(self._folder.job_id)
 
     def _write_checkpoint(self, manifest: WeightManifest) -> None:
@@ -311,7 +312,9 @@ class Trainer:
             weights_digest=manifest.weights_digest,
         )
         reach("consumer.after_checkpoint")
-        keep_newest(self._folder.checkpoints, self._spec.trainer.keep_checkpoints)
+        keep_newest_and_best(
+            self._folder.checkpoints, self._spec.trainer.keep_checkpoints, scores=sampled_scores(self._folder)
+        )
         self._tell(
             CheckpointWritten(
                 at_s=time.time(),

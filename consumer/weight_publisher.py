@@ -9,7 +9,7 @@ bytes that a power cut lost are refused, and published again from the checkpoint
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -59,16 +59,16 @@ def publish_weights(
     )
 
 
-def remove_versions_before(folder: RunFolder, policy_version: int) -> None:
+def remove_versions_before(folder: RunFolder, policy_version: int, *, in_use: Collection[str] = ()) -> None:
     """Removes the published versions below `policy_version`, and what a killed writer left of them.
 
-    The caller knows the oldest version that a live generator can still ask for.
+    in_use: folders, as manifests name them, that generators are reading; they stay.
     """
     if not folder.weights.is_dir():
         return
     for path in folder.weights.iterdir():
         match = VERSION_NAME.fullmatch(path.name) or SCRATCH_NAME.fullmatch(path.name)
-        if match and int(match[1]) < policy_version:
+        if match and int(match[1]) < policy_version and folder.relative(path) not in in_use:
             remove_folders([path])
 
 

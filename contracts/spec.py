@@ -154,7 +154,7 @@ class TrainerSpec(Record, frozen=True, kw_only=True):
     checkpoint_every_iterations: PositiveInt = 10
     """A checkpoint is also written after the last iteration and on cancel."""
     keep_checkpoints: PositiveInt = 2
-    """Newest checkpoints that are kept."""
+    """Newest checkpoints that are kept, and beside them the best of those whose version was evaluated."""
     gradient_checkpointing: bool = False
     """Recomputes activations in the backward pass: less memory, about a third more time."""
 

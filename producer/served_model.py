@@ -49,6 +49,7 @@ class ServedModel:
         self._sleep = sleep
         self._loaded: LoadedModel | None = None
         self._rejected_weights = ""
+        self._loading_weights = ""
 
     @property
     def loaded(self) -> LoadedModel | None:
@@ -59,6 +60,11 @@ class ServedModel:
         """Folder of the version that was refused last, until a version loads; "" while there is none."""
         return self._rejected_weights
 
+    @property
+    def loading_weights(self) -> str:
+        """Folder of the version that is being loaded, or will be when its model is; "" while there is none."""
+        return self._loading_weights
+
     async def ready_for(
         self, spec: JobSpec, manifest: WeightManifest, *, still_needed: Callable[[], bool] = lambda: True
     ) -> LoadedModel:
@@ -68,6 +74,15 @@ class ServedModel:
 
         Raises InvalidInput for a bad model folder, and WeightsRejected for weights that stay bad for a while.
         """
+        self._loading_weights = manifest.directory
+        try:
+            return await self._with_weights(spec, manifest, still_needed)
+        finally:
+            self._loading_weights = ""
+
+    async def _with_weights(
+        self, spec: JobSpec, manifest: WeightManifest, still_needed: Callable[[], bool]
+    ) -> LoadedModel:
         loaded = self._loaded
         if loaded is None or (loaded.model, loaded.deterministic) != (spec.model, spec.deterministic):
             loaded = await self._replace(spec)

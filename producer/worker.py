@@ -343,6 +343,7 @@ class Worker:
             "model": loaded.model.path if loaded else "",
             "policy_version": str(weights.policy_version) if weights else "",
             "weights_digest": weights.weights_digest if weights else "",
+            "loading_weights": self._model.loading_weights,
             "rejected_weights": self._model.rejected_weights,
             "batches": ", ".join(sorted(self._leases)),
         }

@@ -17,7 +17,7 @@ from consumer.accumulation import ExactAccumulator
 from consumer.checkpoint import (
     Checkpoint,
     checkpoint_folders,
-    keep_newest,
+    keep_newest_and_best,
     latest_checkpoint,
     read_checkpoint,
     write_checkpoint,
@@ -184,9 +184,28 @@ def test_only_the_newest_are_kept_and_a_dead_writers_rest_goes(model_root: Path,
     saved(model_root, checkpoints, iterations=4)
     (checkpoints / ".i000002.0123456789ab").mkdir()
     (checkpoints / ".i000007.0123456789ab").mkdir()
-    keep_newest(checkpoints, 2)
+    keep_newest_and_best(checkpoints, 2, scores={})
     assert [folder.name for folder in checkpoint_folders(checkpoints)] == ["i000002", "i000003"]
     assert sorted(path.name for path in checkpoints.iterdir()) == [".i000007.0123456789ab", "i000002", "i000003"]
+
+
+@pytest.mark.parametrize(
+    ("scores", "kept"),
+    [
+        ({2: 0.9, 3: 0.5}, ["i000001", "i000004"]),
+        ({2: 0.7, 3: 0.7, 4: 0.6}, ["i000001", "i000004"]),
+        ({1: 0.1, 5: 0.8}, ["i000004"]),
+        ({0: 0.9, 9: 0.9}, ["i000004"]),
+    ],
+    ids=["best", "oldest of equals", "the newest is the best", "no checkpoint's version was evaluated"],
+)
+def test_the_best_by_the_score_of_its_version_is_kept_beside_the_newest(
+    checkpoints: Path, scores: dict[int, float], kept: list[str]
+) -> None:
+    for iteration in range(5):
+        (checkpoints / f"i{iteration:06d}").mkdir(parents=True)
+    keep_newest_and_best(checkpoints, 1, scores=scores)
+    assert [folder.name for folder in checkpoint_folders(checkpoints)] == kept
 
 
 def test_writing_an_iteration_again_replaces_it(model_root: Path, checkpoints: Path) -> None:

@@ -96,6 +96,14 @@ def test_old_versions_are_removed_and_newer_ones_stay(folder: RunFolder) -> None
     assert sorted(path.name for path in folder.weights.iterdir()) == [".v000004.0123456789ab", "v000002", "v000003"]
 
 
+def test_a_version_that_a_generator_reads_stays_until_it_is_loaded(folder: RunFolder) -> None:
+    manifests = [publish_weights(tensors(version), folder=folder, policy_version=version) for version in range(4)]
+    remove_versions_before(folder, 3, in_use={manifests[1].directory})
+    assert sorted(path.name for path in folder.weights.iterdir()) == ["v000001", "v000003"]
+    remove_versions_before(folder, 3)
+    assert sorted(path.name for path in folder.weights.iterdir()) == ["v000003"]
+
+
 def test_a_folder_that_cannot_be_written_is_named(folder: RunFolder) -> None:
     folder.path.mkdir()
     folder.weights.write_text("in the way")

@@ -59,3 +59,16 @@ def test_a_version_that_stays_damaged_is_refused_with_its_reason(tmp_path: Path)
     with pytest.raises(WeightsRejected, match=r"v000003.* has \d+ bytes, its manifest \d+"):
         load(tmp_path, lambda _pause, model: said.append(model.rejected_weights))
     assert said == ["job/weights/v000003"] * len(RELOAD_PAUSES_S)
+
+
+def test_the_version_that_it_loads_is_named_until_it_is_loaded(tmp_path: Path) -> None:
+    """The trainer leaves its files alone meanwhile."""
+    said: list[str] = []
+
+    def mend(_pause: int, model: ServedModel) -> None:
+        said.append(model.loading_weights)
+        fake_version(tmp_path, "job", 3)
+
+    model = load(tmp_path, mend)
+    assert said == ["job/weights/v000003"]
+    assert model.loading_weights == ""
