@@ -147,6 +147,19 @@ def test_new_work_and_expired_leases_come_before_copies(stack: Straggling) -> No
     assert (claim.hedged, claim.attempt) == (False, 2)
 
 
+@pytest.mark.parametrize("oldest", [0, 1])
+def test_of_several_late_batches_the_oldest_is_copied_first(stack: Straggling, oldest: int) -> None:
+    assert stack.publish("slow", stack.held) is PublishOutcome.ACCEPTED
+    trained = {one.batch.batch_id: one.digest for one in stack.job.trainer.claim_rollouts(max_batches=8)[0]}
+    stack.job.announce(1)
+    stack.job.trainer.commit(record(0, trained), trained, event=None, opening=stack.job.opening(1, 2))
+    for index in range(2):
+        assert stack.slow.claim(LEASE_S)
+        set_ledger_times(stack.broker, stack.keys, f"1/train/{index}", claimed_ms=1 if index == oldest else 2)
+    copies = [stack.hedge(), stack.hedge()]
+    assert [copy and copy.prompt_batch.batch_id for copy in copies] == [f"1/train/{oldest}", f"1/train/{1 - oldest}"]
+
+
 def test_nobody_hedges_its_own_batch(stack: Straggling) -> None:
     stack.held_for(10 * TYPICAL_S)
     assert stack.hedge(stack.slow) is None
@@ -192,12 +205,13 @@ def test_a_failed_hedge_takes_no_attempt_away_and_is_not_repeated_at_once(stack:
 
 
 def test_a_dead_hedger_blocks_the_next_one_for_a_lease_only(stack: Straggling) -> None:
-    stack.hedged()
+    dead = stack.hedged()
     seen_ms = int((stack.broker.now_s() - LEASE_S - 1) * 1000)
     set_ledger_times(stack.broker, stack.keys, STRAGGLER_BATCH, beat_ms=seen_ms)
     copy = stack.hedge(stack.job.generator("third"))
     assert copy is not None
     assert copy.hedged
+    assert stack.quick.renew([dead]) == Renewal(lost=(dead,)), "it may wake up, but the mark is another's"
     assert stack.publish("third", copy) is PublishOutcome.ACCEPTED
 
 
