@@ -29,7 +29,7 @@ class GradientAccumulator(Protocol):
         """
         ...
 
-    def total(self, divisor: int) -> None:
+    def total(self, divisor: float) -> None:
         """Writes sum / divisor into `.grad` of every parameter, zeros where nothing was added."""
         ...
 
@@ -67,7 +67,7 @@ class ExactAccumulator:
                 sums.add_(values.mul_(self._scale).round_().to(torch.int64))
         self._num_added += 1
 
-    def total(self, divisor: int) -> None:
+    def total(self, divisor: float) -> None:
         for name, parameter in self._parameters.items():
             gradient = torch.empty(parameter.numel(), dtype=parameter.dtype, device=parameter.device)
             for target, sums in zip(gradient.split(CHUNK_ITEMS), self._sums[name].split(CHUNK_ITEMS), strict=True):
@@ -96,7 +96,7 @@ class FloatAccumulator:
         for name, gradient in gradients.items():
             self._sums[name].add_(gradient)
 
-    def total(self, divisor: int) -> None:
+    def total(self, divisor: float) -> None:
         for name, parameter in self._parameters.items():
             parameter.grad = (self._sums[name] / divisor).to(parameter.dtype).view(parameter.shape)
 

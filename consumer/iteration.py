@@ -86,11 +86,11 @@ class Iteration:
         """Sum of the trainer's spans of one kind."""
         return sum(span.ended_s - span.started_s for span in self.spans if (span.who, span.what) == (TRAINER, what))
 
-    def metrics(self, *, grad_norm: float, learning_rate: float) -> IterationMetrics:
+    def metrics(self, *, grad_norm: float, learning_rate: float, divisor: float) -> IterationMetrics:
         """Of a training iteration whose batches are all in. Raises BatchFailed if every one of them was abandoned."""
         if not self.stats:
             raise BatchFailed(f"every training batch of iteration {self.number} is dead", field="rollout")
-        numbers = iteration_numbers(self.stats)
+        numbers = iteration_numbers(self.stats, divisor=divisor)
         wall_s = time.time() - self._started_s
         return IterationMetrics(
             iteration=self.number,

@@ -14,9 +14,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from consumer.advantages import equal_groups
+from consumer.advantages.groups import equal_groups
+from consumer.advantages.reinforce_plus_plus import iteration_scale
+from consumer.losses.family import LOSSES
 from contracts.errors import ContractViolation
 from contracts.rollouts import RolloutBatch
+from contracts.spec import AlgorithmSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +53,12 @@ class MicroBatchStats:
     num_truncated: int
     """Completions that hit max_new_tokens."""
     loss_sum: float = 0.0
+    advantage_square_sum: float = 0.0
+    """Over completions."""
     num_clipped: int = 0
+    num_corrected: int = 0
+    entropy_sum: float = 0.0
+    """Over tokens, in nats; 0.0 without an entropy bonus."""
     k3_sum: float = 0.0
     """Sum over tokens of k3 to the reference."""
     mismatch: Mismatch = field(default_factory=Mismatch)
@@ -78,6 +86,8 @@ class IterationNumbers:
     loss: float
     clip_share: float
     kl_to_reference: float
+    entropy: float
+    corrected_share: float
     mismatch_k3: float
     mismatch_max: float
     effective_sample_share: float
@@ -120,8 +130,23 @@ def measure_mismatch(trainer_logprobs: Tensor, generator_logprobs: Tensor, loss_
     )
 
 
-def iteration_numbers(batches: Iterable[MicroBatchStats]) -> IterationNumbers:
-    """Numbers of the whole iteration; at least one batch, in any order."""
+def gradient_divisor(batches: Sequence[MicroBatchStats], algorithm: AlgorithmSpec) -> float:
+    """What the iteration's summed loss and gradient are divided by, once; at least one batch, in any order."""
+    num_completions = sum(stats.num_completions for stats in batches)
+    counts = {
+        "completions": num_completions,
+        "tokens": sum(stats.num_tokens for stats in batches),
+        "batches": len(batches),
+    }
+    count = counts[LOSSES[algorithm.loss].normaliser.counts]
+    if algorithm.advantage != "reinforce++_baseline":
+        return count
+    square_sums = (stats.advantage_square_sum for stats in batches)
+    return count * iteration_scale(square_sums, num_completions=num_completions, epsilon=algorithm.advantage_epsilon)
+
+
+def iteration_numbers(batches: Iterable[MicroBatchStats], *, divisor: float) -> IterationNumbers:
+    """Numbers of the whole iteration; at least one batch, in any order. divisor: of `gradient_divisor`."""
     ordered = sorted(batches, key=lambda stats: stats.batch_id)
     mismatches = [stats.mismatch for stats in ordered]
     rewards = [reward for stats in ordered for reward in stats.rewards]
@@ -144,9 +169,11 @@ def iteration_numbers(batches: Iterable[MicroBatchStats]) -> IterationNumbers:
         response_tokens_mean=num_tokens / num_completions,
         response_tokens_max=max(stats.longest_response_tokens for stats in ordered),
         truncated_share=sum(stats.num_truncated for stats in ordered) / num_completions,
-        loss=math.fsum(stats.loss_sum for stats in ordered) / num_completions,
+        loss=math.fsum(stats.loss_sum for stats in ordered) / divisor,
         clip_share=_share(sum(stats.num_clipped for stats in ordered), seen_tokens),
         kl_to_reference=_share(math.fsum(stats.k3_sum for stats in ordered), seen_tokens),
+        entropy=_share(math.fsum(stats.entropy_sum for stats in ordered), seen_tokens),
+        corrected_share=_share(sum(stats.num_corrected for stats in ordered), seen_tokens),
         mismatch_k3=_share(math.fsum(mismatch.k3_sum for mismatch in mismatches), seen_tokens),
         mismatch_max=max(mismatch.largest for mismatch in mismatches),
         effective_sample_share=_effective_sample_share(mismatches, seen_tokens),

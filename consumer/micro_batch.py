@@ -52,13 +52,13 @@ def batch_rewards(batch: RolloutBatch) -> NDArray[np.float64]:
     return np.array([[rollout.reward for rollout in group.rollouts] for group in batch.groups], dtype=np.float64)
 
 
-def rows_that_teach(advantages: NDArray[np.float64], *, kl_coefficient: float) -> NDArray[np.int64]:
-    """Rows whose gradient can differ from zero: those of nonzero advantage, or all of them under a KL term.
+def rows_that_teach(advantages: NDArray[np.float64], *, every_row: bool) -> NDArray[np.int64]:
+    """Rows whose gradient can differ from zero: those of nonzero advantage, or all of them under a KL or entropy term.
 
     advantages: [k, G]; answers flat row numbers, ascending. Left-out rows contribute exactly 0 to the summed loss.
     """
     flat = advantages.reshape(-1)
-    return np.arange(flat.size) if kl_coefficient > 0.0 else np.flatnonzero(flat)
+    return np.arange(flat.size) if every_row else np.flatnonzero(flat)
 
 
 def make_micro_batch(

@@ -13,11 +13,13 @@ import torch
 from transformers.modeling_utils import PreTrainedModel
 
 from consumer.accumulation import GradientAccumulator
-from consumer.advantages import grpo_advantages, shuffled_rewards
+from consumer.advantages.family import group_advantages
+from consumer.advantages.groups import shuffled_rewards
 from consumer.iteration_stats import MicroBatchStats, measure_batch, measure_mismatch
-from consumer.losses.grpo import grpo_loss
+from consumer.losses.family import TokenLogprobs, family_loss, response_divergences
+from consumer.losses.normalisers import BatchSizes
 from consumer.micro_batch import MicroBatch, batch_rewards, make_micro_batch, rows_that_teach
-from consumer.policy import Policy, response_logprobs
+from consumer.policy import Policy, response_logprobs, response_logprobs_and_entropy
 from contracts.errors import ContractViolation, TrainingDiverged
 from contracts.rollouts import RolloutBatch
 from contracts.spec import JobSpec
@@ -41,37 +43,63 @@ def train_micro_batch(
     stats = measure_batch(batch, rewards)
     if algorithm.shuffle_rewards:
         rewards = shuffled_rewards(rewards, seed=spec.seed, batch_id=batch.batch_id)
-    advantages = grpo_advantages(rewards, epsilon=algorithm.advantage_epsilon)
-    rows = rows_that_teach(advantages, kl_coefficient=algorithm.kl_coefficient)
+    advantages = group_advantages(rewards, algorithm)
+    rows = rows_that_teach(advantages, every_row=algorithm.needs_every_row)
     if not rows.size:
         return stats
     micro_batch = make_micro_batch(batch, advantages=advantages, rows=rows)
     _check_fits(micro_batch, policy, batch_id=batch.batch_id)
 
-    temperature = spec.rollout.sampling.temperature
-    reference_logprobs = None
-    if reference is not None:
-        with torch.no_grad():
-            reference_logprobs = response_logprobs(reference, micro_batch, temperature)
-    logprobs = response_logprobs(policy.model, micro_batch, temperature)
-    loss_mask = micro_batch.loss_mask.to(logprobs.device)
-    loss = grpo_loss(
+    logprobs = _token_logprobs(policy, reference, micro_batch, spec)
+    loss_mask = micro_batch.loss_mask.to(logprobs.policy.device)
+    if logprobs.reference is not None and algorithm.kl_placement == "reward":
+        divergences = response_divergences(logprobs, loss_mask=loss_mask, estimator=algorithm.kl_estimator)
+        rewards = rewards - algorithm.kl_coefficient * divergences.reshape(rewards.shape)
+        advantages = group_advantages(rewards, algorithm)
+        micro_batch = dataclasses.replace(micro_batch, advantages=torch.from_numpy(advantages.reshape(-1)))
+    mismatch = measure_mismatch(logprobs.policy, logprobs.generator, loss_mask)
+    loss = family_loss(
         logprobs,
-        advantages=micro_batch.advantages.to(logprobs),
+        advantages=micro_batch.advantages.to(logprobs.policy),
         loss_mask=loss_mask,
-        clip_low=algorithm.clip_low,
-        clip_high=algorithm.clip_high,
-        reference_logprobs=reference_logprobs,
-        kl_coefficient=algorithm.kl_coefficient,
+        algorithm=algorithm,
+        sizes=BatchSizes(num_tokens=stats.num_tokens, max_new_tokens=spec.rollout.sampling.max_new_tokens),
     )
     loss_sum = loss.loss_sum.item()
     if not math.isfinite(loss_sum):
         raise TrainingDiverged(f"the loss of batch {batch.batch_id} is {loss_sum}", field="loss")
-    mismatch = measure_mismatch(logprobs, micro_batch.generator_logprobs.to(logprobs.device), loss_mask)
     loss.loss_sum.backward()
     accumulator.add()
     return dataclasses.replace(
-        stats, loss_sum=loss_sum, num_clipped=loss.num_clipped, k3_sum=loss.k3_sum, mismatch=mismatch
+        stats,
+        loss_sum=loss_sum,
+        advantage_square_sum=math.fsum(np.square(advantages).reshape(-1)),
+        num_clipped=loss.num_clipped,
+        num_corrected=loss.num_corrected,
+        k3_sum=loss.k3_sum,
+        entropy_sum=loss.entropy_sum,
+        mismatch=mismatch,
+    )
+
+
+def _token_logprobs(
+    policy: Policy, reference: PreTrainedModel | None, micro_batch: MicroBatch, spec: JobSpec
+) -> TokenLogprobs:
+    """One pass of each model that the loss needs."""
+    temperature = spec.rollout.sampling.temperature
+    reference_logprobs = entropy = None
+    if reference is not None:
+        with torch.no_grad():
+            reference_logprobs = response_logprobs(reference, micro_batch, temperature)
+    if spec.algorithm.entropy_coefficient > 0.0:
+        logprobs, entropy = response_logprobs_and_entropy(policy.model, micro_batch, temperature)
+    else:
+        logprobs = response_logprobs(policy.model, micro_batch, temperature)
+    return TokenLogprobs(
+        policy=logprobs,
+        generator=micro_batch.generator_logprobs.to(logprobs.device),
+        reference=reference_logprobs,
+        entropy=entropy,
     )
 
 

@@ -112,10 +112,26 @@ def load_policy(model: ModelSpec, *, model_root: Path, gradient_checkpointing: b
 
 
 def response_logprobs(model: PreTrainedModel, micro_batch: MicroBatch, temperature: float) -> Tensor:
-    """[rows, T_max] log-probs of the response tokens under logits / temperature; padding holds a finite filler.
+    """[rows, T_max] log-probs of the response tokens under logits / temperature; padding holds a finite filler."""
+    return _chosen(_response_log_softmax(model, micro_batch, temperature), micro_batch)
 
-    float32 (float64 for a float64 model). Only the logits of response positions are computed, where the
-    architecture allows it.
+
+def response_logprobs_and_entropy(
+    model: PreTrainedModel, micro_batch: MicroBatch, temperature: float
+) -> tuple[Tensor, Tensor]:
+    """`response_logprobs`, and [rows, T_max] the entropy in nats of the distribution that each token was drawn from."""
+    distribution = _response_log_softmax(model, micro_batch, temperature)
+    return _chosen(distribution, micro_batch), -(distribution.exp() * distribution).sum(dim=-1)
+
+
+def _chosen(distribution: Tensor, micro_batch: MicroBatch) -> Tensor:
+    return distribution.gather(-1, micro_batch.response_ids.to(distribution.device).unsqueeze(-1)).squeeze(-1)
+
+
+def _response_log_softmax(model: PreTrainedModel, micro_batch: MicroBatch, temperature: float) -> Tensor:
+    """[rows, T_max, V], float32 (float64 for a float64 model).
+
+    Only the logits of response positions are computed, where the architecture allows it.
     """
     num_positions = micro_batch.response_ids.shape[1]
     keep = {"logits_to_keep": num_positions} if _takes_logits_to_keep(type(model)) else {}
@@ -132,8 +148,7 @@ def response_logprobs(model: PreTrainedModel, micro_batch: MicroBatch, temperatu
         logits = logits.float()
     if temperature != 1.0:
         logits = logits / temperature
-    chosen = micro_batch.response_ids.to(model.device).unsqueeze(-1)
-    return logits.log_softmax(dim=-1).gather(-1, chosen).squeeze(-1)
+    return logits.log_softmax(dim=-1)
 
 
 @functools.cache

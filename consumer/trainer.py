@@ -24,6 +24,7 @@ from consumer.checkpoint import keep_newest_and_best, latest_checkpoint, write_c
 from consumer.evaluation import evaluation_score
 from consumer.generator_watch import GeneratorWatch
 from consumer.iteration import Iteration
+from consumer.iteration_stats import gradient_divisor
 from consumer.lease_keeper import LeaseKeeper
 from consumer.micro_step import train_micro_batch
 from consumer.optimizer import PolicyOptimizer, horizon_at, learning_rate_at
@@ -233,19 +234,19 @@ class Trainer:
         learner = self._learner
         horizon = horizon_at(iteration.number, self._horizons, self._spec.iterations)
         rate = learning_rate_at(iteration.number, self._spec.optimizer, horizon)
-        num_completions = sum(stats.num_completions for stats in iteration.stats)
-        if not num_completions:
+        if not iteration.stats:
             raise BatchFailed(f"every training batch of iteration {iteration.number} is dead", field="rollout")
         self._settled = None
+        divisor = gradient_divisor(iteration.stats, self._spec.algorithm)
         with iteration.span("step"):
-            learner.accumulator.total(num_completions)
+            learner.accumulator.total(divisor)
             grad_norm = learner.optimizer.step(rate)
         reach("consumer.after_step")
         with iteration.span("publish"):
             made = self._publish_weights(iteration.number + 1)
             self._side.publish_weights(made, oldest_kept=iteration.number)
         reach("consumer.after_weights")
-        return made, iteration.metrics(grad_norm=grad_norm, learning_rate=rate)
+        return made, iteration.metrics(grad_norm=grad_norm, learning_rate=rate, divisor=divisor)
 
     def _report(self, iteration: Iteration, metrics: IterationMetrics | None) -> None:
         """Before the commit: whoever sees an iteration committed finds its numbers. A replay reports them again."""

@@ -35,6 +35,10 @@ class IterationMetrics(Record, frozen=True, kw_only=True):
     """Share of tokens outside the clip range; 0.0 when strictly on-policy."""
     kl_to_reference: float
     """Mean k3 per token; 0.0 without a reference."""
+    entropy: float = 0.0
+    """Mean over tokens of the policy's entropy, in nats; 0.0 without an entropy bonus."""
+    corrected_share: float = 0.0
+    """Share of tokens whose weight against the generator was truncated or set to 0; 0.0 without a correction."""
     grad_norm: float
     """Before clipping."""
     learning_rate: float

@@ -158,6 +158,9 @@ def _type_words(kind: types.Type) -> str:
             return "list of tables"
     if _structs_in(kind):
         return "table"
+    if isinstance(kind, types.UnionType):
+        # What may be left out is written like what it is when given: TOML has no null.
+        return " or ".join(_type_words(member) for member in kind.types if not isinstance(member, types.NoneType))
     raise TypeError(f"no words for a config field of type {kind}")
 
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from consumer.accumulation import ExactAccumulator, FloatAccumulator, GradientAccumulator
+from consumer.iteration_stats import gradient_divisor
 from consumer.micro_step import train_micro_batch
 from consumer.policy import Policy, load_policy
 from contracts.arrays import unpack_int32
@@ -72,13 +73,14 @@ def streamed_gradient(
     accumulator: GradientAccumulator | None = None,
     reference: Policy | None = None,
 ) -> dict[str, Tensor]:
-    """Gradient of the mean over the iteration's responses, as the trainer computes it."""
+    """Gradient of the iteration's loss, as the trainer computes it."""
     parameters = policy.trained_parameters()
     accumulator = accumulator or ExactAccumulator(parameters, max_micro_batches=len(batches))
+    stats = []
     for batch in batches:
-        train_micro_batch(policy, reference.model if reference else None, batch, spec, accumulator)
+        stats.append(train_micro_batch(policy, reference.model if reference else None, batch, spec, accumulator))
         assert all(parameter.grad is None for parameter in parameters.values())
-    accumulator.total(NUM_COMPLETIONS)
+    accumulator.total(gradient_divisor(stats, spec.algorithm))
     gradients = {name: p.grad for name, p in parameters.items() if p.grad is not None}
     policy.model.zero_grad(set_to_none=True)
     assert gradients.keys() == parameters.keys()

@@ -7,7 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from consumer.advantages import equal_groups, grpo_advantages, shuffled_rewards
+from consumer.advantages.dr_grpo import dr_grpo_advantages
+from consumer.advantages.family import group_advantages
+from consumer.advantages.groups import equal_groups, shuffled_rewards
+from consumer.advantages.grpo import grpo_advantages
+from consumer.advantages.reinforce_plus_plus import iteration_scale, undivided_advantages
+from consumer.advantages.rloo import rloo_advantages
+from contracts.spec import AlgorithmSpec
 
 
 def test_advantages_are_the_rewards_in_units_of_the_unbiased_deviation() -> None:
@@ -20,7 +26,35 @@ def test_advantages_are_the_rewards_in_units_of_the_unbiased_deviation() -> None
 def test_a_group_of_equal_rewards_has_exactly_no_advantage(reward: float, size: int) -> None:
     rewards = np.full((1, size), reward)
     assert grpo_advantages(rewards, epsilon=1e-12).tolist() == [[0.0] * size]
+    for advantages in (dr_grpo_advantages, rloo_advantages, undivided_advantages):
+        assert advantages(rewards).tolist() == [[0.0] * size]
     assert equal_groups(rewards).tolist() == [True]
+
+
+def test_dr_grpo_takes_the_mean_off_and_rloo_the_mean_of_the_others() -> None:
+    rewards = np.array([[1.0, 0.0, 0.5], [3.0, 3.0, 0.0]])
+    assert dr_grpo_advantages(rewards).tolist() == [[0.5, -0.5, 0.0], [1.0, 1.0, -2.0]]
+    assert rloo_advantages(rewards).tolist() == [[0.75, -0.75, 0.0], [1.5, 1.5, -3.0]]
+
+
+def test_reinforce_divides_by_the_deviation_of_the_whole_iteration() -> None:
+    batches = [np.array([[1.0, 0.0], [0.5, 0.5]]), np.array([[4.0, 0.0], [0.0, 1.0]])]
+    centred = np.concatenate([undivided_advantages(rewards) for rewards in batches])
+    assert centred.tolist() == [[0.5, -0.5], [0.0, 0.0], [2.0, -2.0], [-0.5, 0.5]]
+    square_sums = [np.square(undivided_advantages(rewards)).sum() for rewards in batches]
+    scale = iteration_scale(square_sums, num_completions=8, epsilon=1e-4)
+    assert scale == pytest.approx(centred.std(ddof=1) + 1e-4, rel=1e-15)
+
+
+def test_the_spec_chooses_the_advantage() -> None:
+    rewards = np.array([[1.0, 0.0, 0.0, 0.0]])
+    chosen = {
+        name: group_advantages(rewards, AlgorithmSpec(advantage=name))[0, 0]
+        for name in ("grpo", "dr_grpo", "rloo", "reinforce++_baseline")
+    }
+    expected = {"grpo": 0.75 / 0.5001, "dr_grpo": 0.75, "rloo": 1.0, "reinforce++_baseline": 0.75}
+    assert chosen == pytest.approx(expected)
+    assert group_advantages(rewards, AlgorithmSpec(advantage_epsilon=0.5))[0, 0] == 0.75
 
 
 def test_shuffling_keeps_each_groups_rewards_and_depends_on_seed_and_batch_alone() -> None:

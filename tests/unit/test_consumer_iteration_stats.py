@@ -5,14 +5,23 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
+from typing import Any
 
 import pytest
 import torch
 
-from consumer.iteration_stats import MicroBatchStats, Mismatch, iteration_numbers, measure_batch, measure_mismatch
+from consumer.iteration_stats import (
+    MicroBatchStats,
+    Mismatch,
+    gradient_divisor,
+    iteration_numbers,
+    measure_batch,
+    measure_mismatch,
+)
 from consumer.micro_batch import batch_rewards
 from contracts.errors import ContractViolation
 from contracts.events import IterationMetrics
+from contracts.spec import AlgorithmSpec
 from tests.builders import batch_of, rollout, rollout_batch
 
 
@@ -60,6 +69,8 @@ def test_numbers_of_an_iteration_by_hand() -> None:
         num_truncated=1,
         loss_sum=-0.4,
         num_clipped=3,
+        num_corrected=2,
+        entropy_sum=1.5,
         k3_sum=0.6,
         mismatch=Mismatch(num_tokens=6, k3_sum=0.3, largest=0.2, rho_sum=6.0, rho_square_sum=12.0),
     )
@@ -74,10 +85,12 @@ def test_numbers_of_an_iteration_by_hand() -> None:
         num_truncated=0,
         loss_sum=0.0,
         num_clipped=0,
+        num_corrected=0,
+        entropy_sum=0.0,
         k3_sum=0.0,
         mismatch=Mismatch(),
     )
-    numbers = iteration_numbers([second, first])
+    numbers = iteration_numbers([second, first], divisor=4)
     assert numbers.num_batches == 2
     assert (numbers.num_completions, numbers.num_tokens) == (4, 8)
     assert (numbers.reward_mean, numbers.reward_std) == (0.25, 0.5)
@@ -87,23 +100,46 @@ def test_numbers_of_an_iteration_by_hand() -> None:
     assert numbers.truncated_share == 0.25
     assert numbers.loss == pytest.approx(-0.1)
     assert (numbers.clip_share, numbers.kl_to_reference) == (0.5, pytest.approx(0.1))
+    assert (numbers.corrected_share, numbers.entropy) == (2 / 6, 0.25)
     assert (numbers.mismatch_k3, numbers.mismatch_max) == (pytest.approx(0.05), 0.2)
     assert numbers.effective_sample_share == 36.0 / (6 * 12.0)
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "divisor"),
+    [
+        ({}, 16),
+        ({"loss": "gspo"}, 16),
+        ({"loss": "dr_grpo"}, 16),
+        ({"loss": "dapo"}, 30),
+        ({"loss": "cispo"}, 30),
+        ({"loss": "bnpo"}, 2),
+        ({"advantage": "reinforce++_baseline"}, 16 * (math.sqrt(6.0 / 15) + 1e-4)),
+        ({"advantage": "reinforce++_baseline", "advantage_epsilon": 0.5, "loss": "dapo"}, 30 * (math.sqrt(0.4) + 0.5)),
+    ],
+)
+def test_the_divisor_counts_what_the_loss_says(algorithm: dict[str, Any], divisor: float) -> None:
+    batches = [stats(index, num_tokens=10 * (index + 1), advantage_square_sum=2.0 * (index + 1)) for index in range(2)]
+    assert sum(batch.num_completions for batch in batches) == 16
+    assert gradient_divisor(batches, AlgorithmSpec(**algorithm)) == pytest.approx(divisor, rel=1e-15)
+    assert gradient_divisor(batches[::-1], AlgorithmSpec(**algorithm)) == gradient_divisor(
+        batches, AlgorithmSpec(**algorithm)
+    )
+
+
 def test_numbers_do_not_depend_on_the_order_of_arrival() -> None:
     batches = [stats(index, loss_sum=0.1 * index, k3_sum=0.7**index) for index in range(6)]
-    expected = iteration_numbers(batches)
+    expected = iteration_numbers(batches, divisor=48)
     for seed in range(5):
         random.Random(seed).shuffle(batches)
-        assert iteration_numbers(batches) == expected
+        assert iteration_numbers(batches, divisor=48) == expected
 
 
 def test_an_iteration_that_teaches_nothing_has_numbers_too() -> None:
-    numbers = iteration_numbers([stats(0)])
+    numbers = iteration_numbers([stats(0)], divisor=8)
     assert (numbers.loss, numbers.mismatch_k3, numbers.effective_sample_share) == (0.0, 0.0, 1.0)
 
 
 def test_every_number_is_a_field_of_the_iterations_metrics() -> None:
-    names = {field.name for field in dataclasses.fields(type(iteration_numbers([stats(0)])))}
+    names = {field.name for field in dataclasses.fields(type(iteration_numbers([stats(0)], divisor=8)))}
     assert names <= set(IterationMetrics.__struct_fields__)

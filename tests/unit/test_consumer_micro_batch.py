@@ -47,5 +47,5 @@ def test_a_micro_batch_without_rows_is_refused() -> None:
 
 def test_rows_of_zero_advantage_teach_only_under_a_kl_term() -> None:
     advantages = np.array([[0.0, 0.0], [-0.7, 0.7]])
-    assert rows_that_teach(advantages, kl_coefficient=0.0).tolist() == [2, 3]
-    assert rows_that_teach(advantages, kl_coefficient=0.1).tolist() == [0, 1, 2, 3]
+    assert rows_that_teach(advantages, every_row=False).tolist() == [2, 3]
+    assert rows_that_teach(advantages, every_row=True).tolist() == [0, 1, 2, 3]

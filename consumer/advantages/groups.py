@@ -1,4 +1,4 @@
-"""Advantages of a rollout batch: each completion against the other samples of its prompt."""
+"""Rewards of a rollout batch, a row for each group."""
 
 from __future__ import annotations
 
@@ -8,15 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-def grpo_advantages(rewards: NDArray[np.float64], *, epsilon: float) -> NDArray[np.float64]:
-    """A = (r - mean) / (std + epsilon) inside each group, with the unbiased std (arXiv 2402.03300, section 4.1.2).
+def centred_rewards(rewards: NDArray[np.float64]) -> NDArray[np.float64]:
+    """r - mean of its group. rewards: [k, G], G >= 2; answers [k, G].
 
-    rewards: [k, G], G >= 2; answers [k, G], in float64: the loss rounds once to its own dtype. A group of equal rewards
-    gives exactly 0.0, where a rounded mean would leave a residue that epsilon magnifies.
+    A group of equal rewards gives exactly 0.0, where a rounded mean would leave a residue that a division magnifies.
     """
-    centred = rewards - rewards.mean(axis=1, keepdims=True)
-    advantages = centred / (rewards.std(axis=1, ddof=1, keepdims=True) + epsilon)
-    return np.where(equal_groups(rewards)[:, None], 0.0, advantages)
+    return np.where(equal_groups(rewards)[:, None], 0.0, rewards - rewards.mean(axis=1, keepdims=True))
 
 
 def equal_groups(rewards: NDArray[np.float64]) -> NDArray[np.bool_]:

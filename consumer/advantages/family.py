@@ -1,0 +1,25 @@
+"""The advantage that a spec chooses."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from consumer.advantages.dr_grpo import dr_grpo_advantages
+from consumer.advantages.grpo import grpo_advantages
+from consumer.advantages.reinforce_plus_plus import undivided_advantages
+from consumer.advantages.rloo import rloo_advantages
+from contracts.spec import AlgorithmSpec
+
+
+def group_advantages(rewards: NDArray[np.float64], algorithm: AlgorithmSpec) -> NDArray[np.float64]:
+    """rewards: [k, G], G >= 2; answers [k, G], without what only the whole iteration knows."""
+    match algorithm.advantage:
+        case "grpo":
+            return grpo_advantages(rewards, epsilon=algorithm.advantage_epsilon)
+        case "dr_grpo":
+            return dr_grpo_advantages(rewards)
+        case "rloo":
+            return rloo_advantages(rewards)
+        case "reinforce++_baseline":
+            return undivided_advantages(rewards)

@@ -1,0 +1,140 @@
+"""The whole loss of a micro-batch: the chosen member of the family, with what the spec adds to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from consumer.losses.base import LossInputs, PolicyLoss
+from consumer.losses.bnpo import BNPO
+from consumer.losses.cispo import CISPO
+from consumer.losses.correction import correction_weights
+from consumer.losses.dapo import DAPO
+from consumer.losses.dr_grpo import DR_GRPO
+from consumer.losses.grpo import GRPO
+from consumer.losses.gspo import GSPO
+from consumer.losses.kl import ESTIMATORS, k3
+from consumer.losses.normalisers import BatchSizes
+from contracts.spec import AlgorithmSpec
+
+LossName = Literal["grpo", "dr_grpo", "dapo", "bnpo", "gspo", "cispo"]
+LOSSES: dict[LossName, PolicyLoss] = {
+    "grpo": GRPO,
+    "dr_grpo": DR_GRPO,
+    "dapo": DAPO,
+    "bnpo": BNPO,
+    "gspo": GSPO,
+    "cispo": CISPO,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenLogprobs:
+    """What the models give to the sampled tokens of a micro-batch; padding may hold any finite value."""
+
+    policy: Tensor
+    """[R, T] with gradient."""
+    generator: Tensor
+    """[R, T] as sampled."""
+    reference: Tensor | None = None
+    """[R, T] of the frozen initial model; None without a KL term."""
+    entropy: Tensor | None = None
+    """[R, T] with gradient, in nats, of the whole distribution at each token; None without an entropy bonus."""
+
+    def masked(self, loss_mask: Tensor) -> TokenLogprobs:
+        """0.0 where loss_mask is False: an exponential of padding could overflow, and its gradient be NaN."""
+
+        def mask(values: Tensor | None) -> Tensor | None:
+            return None if values is None else values.masked_fill(~loss_mask, 0.0)
+
+        return TokenLogprobs(
+            policy=self.policy.masked_fill(~loss_mask, 0.0),
+            generator=self.generator.to(self.policy).masked_fill(~loss_mask, 0.0),
+            reference=mask(self.reference),
+            entropy=mask(self.entropy),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossTerms:
+    """Loss of one micro-batch, and what is logged of it."""
+
+    loss_sum: Tensor
+    """Scalar with gradient, undivided: see `Normaliser`."""
+    num_clipped: int
+    """Tokens whose ratio is outside [1 - clip_low, 1 + clip_high]."""
+    num_corrected: int
+    """Tokens whose weight against the generator was truncated or set to zero."""
+    k3_sum: float
+    """Sum of k3 over tokens; 0.0 without a reference."""
+    entropy_sum: float
+    """Sum of entropies over tokens, in nats; 0.0 without an entropy bonus."""
+
+
+def family_loss(
+    logprobs: TokenLogprobs, *, advantages: Tensor, loss_mask: Tensor, algorithm: AlgorithmSpec, sizes: BatchSizes
+) -> LossTerms:
+    """advantages: [R]; loss_mask: bool [R, T], at least one True in each row."""
+    tokens = logprobs.masked(loss_mask)
+    clip_low, clip_high = algorithm.clip_range
+    inputs = LossInputs(
+        logprobs=tokens.policy,
+        old_logprobs=tokens.generator if algorithm.old_policy == "generator" else None,
+        advantages=advantages,
+        loss_mask=loss_mask,
+        clip_low=clip_low,
+        clip_high=clip_high,
+    )
+    member = LOSSES[algorithm.loss]
+    term = member.surrogate(inputs)
+    token_loss, num_corrected = _corrected(term.token_loss, tokens, loss_mask, algorithm)
+    k3_sum = entropy_sum = 0.0
+    if tokens.reference is not None:
+        if algorithm.kl_placement == "loss":
+            divergence = ESTIMATORS[algorithm.kl_estimator](tokens.policy, tokens.reference)
+            token_loss = token_loss + algorithm.kl_coefficient * divergence
+        k3_sum = float(k3(tokens.policy.detach(), tokens.reference)[loss_mask].double().sum())
+    if tokens.entropy is not None:
+        token_loss = token_loss - algorithm.entropy_coefficient * tokens.entropy
+        entropy_sum = float(tokens.entropy.detach().double().sum())
+    return LossTerms(
+        loss_sum=member.normaliser.reduce(token_loss, loss_mask, sizes),
+        num_clipped=int((term.outside & loss_mask).sum()),
+        num_corrected=num_corrected,
+        k3_sum=k3_sum,
+        entropy_sum=entropy_sum,
+    )
+
+
+def response_divergences(
+    logprobs: TokenLogprobs, *, loss_mask: Tensor, estimator: Literal["k1", "k2", "k3"]
+) -> NDArray[np.float64]:
+    """float64 [R]: the estimate summed over each response, for a KL in the reward. Needs a reference."""
+    tokens = logprobs.masked(loss_mask)
+    if tokens.reference is None:
+        raise ValueError("a divergence needs the reference's log-probs")
+    divergence = ESTIMATORS[estimator](tokens.policy.detach().double(), tokens.reference.double())
+    return divergence.sum(dim=1).cpu().numpy()
+
+
+def _corrected(
+    token_loss: Tensor, tokens: TokenLogprobs, loss_mask: Tensor, algorithm: AlgorithmSpec
+) -> tuple[Tensor, int]:
+    """The weighted surrogate, and how many tokens the bounds acted on."""
+    if algorithm.correction == "none":
+        return token_loss, 0
+    low, high = algorithm.correction_range
+    weights, bounded = correction_weights(
+        tokens.policy,
+        tokens.generator,
+        loss_mask=loss_mask,
+        kind=algorithm.correction,
+        level=algorithm.correction_level,
+        low=low,
+        high=high,
+    )
+    return token_loss * weights, int((bounded & loss_mask).sum())

@@ -1,0 +1,144 @@
+"""The loss family, written out from the papers over whole iterations, token by token: nothing of consumer/ is used.
+
+Every normaliser, baseline and deviation is taken where the paper takes it, over all responses at once; the trainer
+must come to the same number from one batch at a time.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Response:
+    """One response o_i of the iteration; [T] tensors in float64."""
+
+    logprobs: Tensor
+    """log pi(o_t), with gradient."""
+    generator_logprobs: Tensor
+    reference_logprobs: Tensor
+    entropy: Tensor
+    """Of pi at each token, with gradient."""
+    reward: float
+    group: int
+    batch: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Equation:
+    """The choices of a spec, by the papers' names."""
+
+    loss: str = "grpo"
+    advantage: str = "grpo"
+    delta: float = 1e-4
+    eps_low: float = 0.2
+    eps_high: float = 0.2
+    old_is_generator: bool = False
+    beta: float = 0.0
+    kl: str = "k3"
+    kl_in_reward: bool = False
+    alpha: float = 0.0
+    """Weight of the entropy."""
+    correction: str = "none"
+    of_sequence: bool = False
+    w_low: float = 0.0
+    w_high: float = math.inf
+    budget: int = 5
+
+
+def iteration_loss(responses: Sequence[Response], eq: Equation) -> Tensor:
+    """The number that is minimised."""
+    losses = [
+        token_losses(response, advantage, eq)
+        for response, advantage in zip(responses, advantages(responses, eq), strict=True)
+    ]
+    num_tokens = sum(len(row) for row in losses)
+    match eq.loss:
+        case "grpo" | "gspo":
+            return sum_of([sum_of(row) / len(row) for row in losses]) / len(losses)
+        case "dr_grpo":
+            return sum_of([sum_of(row) / eq.budget for row in losses]) / len(losses)
+        case "dapo" | "cispo":
+            return sum_of([sum_of(row) for row in losses]) / num_tokens
+    batches = sorted({response.batch for response in responses})
+    means = []
+    for batch in batches:
+        tokens = [loss for r, row in zip(responses, losses, strict=True) if r.batch == batch for loss in row]
+        means.append(sum_of(tokens) / len(tokens))
+    return sum_of(means) / len(batches)
+
+
+def advantages(responses: Sequence[Response], eq: Equation) -> list[float]:
+    """`given`: the rewards are the advantages."""
+    rewards = [r.reward - (eq.beta * penalty(r, eq) if eq.kl_in_reward else 0.0) for r in responses]
+
+    def of_group(response: Response) -> list[float]:
+        return [rewards[i] for i, other in enumerate(responses) if other.group == response.group]
+
+    centred = [reward - statistics.fmean(of_group(r)) for r, reward in zip(responses, rewards, strict=True)]
+    match eq.advantage:
+        case "given":
+            return rewards
+        case "grpo":
+            return [a / (statistics.stdev(of_group(r)) + eq.delta) for r, a in zip(responses, centred, strict=True)]
+        case "dr_grpo":
+            return centred
+        case "rloo":
+            others = [(sum(of_group(r)) - reward) for r, reward in zip(responses, rewards, strict=True)]
+            sizes = [len(of_group(r)) for r in responses]
+            return [reward - other / (size - 1) for reward, other, size in zip(rewards, others, sizes, strict=True)]
+    mean, deviation = statistics.fmean(centred), statistics.stdev(centred)
+    return [(a - mean) / (deviation + eq.delta) for a in centred]
+
+
+def penalty(response: Response, eq: Equation) -> float:
+    p, q = response.logprobs.detach(), response.reference_logprobs
+    return sum(ESTIMATORS[eq.kl](p[t], q[t]).item() for t in range(len(p)))
+
+
+def token_losses(response: Response, advantage: float, eq: Equation) -> list[Tensor]:
+    p, mu = response.logprobs, response.generator_logprobs
+    old = mu if eq.old_is_generator else p.detach()
+    length = len(p)
+    sequence_ratio = torch.exp(sum_of([p[t] - old[t] for t in range(length)]) / length)
+    losses = []
+    for t in range(length):
+        ratio = sequence_ratio if eq.loss == "gspo" else torch.exp(p[t] - old[t])
+        clipped = torch.clip(ratio, 1 - eq.eps_low, 1 + eq.eps_high)
+        if eq.loss == "cispo":
+            loss = -clipped.detach() * advantage * p[t]
+        else:
+            loss = -torch.min(ratio * advantage, clipped * advantage)
+        loss = loss * weight(response, t, eq)
+        if not eq.kl_in_reward:
+            loss = loss + eq.beta * ESTIMATORS[eq.kl](p[t], response.reference_logprobs[t])
+        losses.append(loss - eq.alpha * response.entropy[t])
+    return losses
+
+
+def weight(response: Response, t: int, eq: Equation) -> float:
+    gaps = (response.logprobs.detach() - response.generator_logprobs).tolist()
+    k = math.exp(sum(gaps) if eq.of_sequence else gaps[t])
+    match eq.correction:
+        case "tis":
+            return min(k, eq.w_high)
+        case "icepop":
+            return k if eq.w_low <= k <= eq.w_high else 0.0
+    return 1.0
+
+
+def sum_of(values: Sequence[Tensor]) -> Tensor:
+    return torch.stack(list(values)).sum()
+
+
+ESTIMATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "k1": lambda p, q: p - q,
+    "k2": lambda p, q: 0.5 * (p - q) ** 2,
+    "k3": lambda p, q: torch.exp(q) / torch.exp(p) - 1 - (q - p),
+}
