@@ -25,7 +25,7 @@ if extra then return { 'divergent', extra } end
 local at = 6 + 2 * n
 local opens = ARGV[at] and ARGV[at] ~= ''
 if opens and not follows(at, iteration) then return { 'out_of_order', ARGV[at] } end
-if opens and redis.call('HEXISTS', WEIGHTS, ARGV[at + 1]) == 0 then return { 'no_manifest' } end
+if opens and not is_announced(at) then return { 'no_manifest' } end
 clear_iteration()
 redis.call('XADD', AUDIT, '*', 'record', ARGV[3])
 redis.call('HSET', FENCE, 'committed', iteration, 'state', 'closed')

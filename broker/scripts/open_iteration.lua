@@ -6,6 +6,6 @@ if fence('state') == 'open' and fence('iteration') == ARGV[2] and fence('digest'
 end
 local committed = tonumber(fence('committed')) or -1
 if fence('state') == 'open' or not follows(2, committed) then return { 'out_of_order', committed } end
-if redis.call('HEXISTS', WEIGHTS, ARGV[3]) == 0 then return { 'no_manifest' } end
+if not is_announced(2) then return { 'no_manifest' } end
 open(2)
 return { 'opened' }

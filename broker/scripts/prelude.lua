@@ -94,6 +94,13 @@ local function follows(at, committed)
   return tonumber(ARGV[at]) == committed + 1 and tonumber(ARGV[at + 1]) == committed + 1
 end
 
+-- Whether the version's manifest is of these very weights: a restart may have lost the newer one, and generators would
+-- load what the fence then refuses.
+local function is_announced(at)
+  local manifest = redis.call('HGET', WEIGHTS, ARGV[at + 1])
+  return manifest and string.find(manifest, ARGV[at + 2], 1, true) ~= nil
+end
+
 -- Opens an iteration; arguments from `at`: iteration, version, digest, n, then n times (batch id, shape, payload).
 local function open(at)
   local iteration, version, digest, n = ARGV[at], ARGV[at + 1], ARGV[at + 2], tonumber(ARGV[at + 3])

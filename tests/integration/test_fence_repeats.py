@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from broker.client import connect
 from broker.generator_side import FailOutcome, PublishOutcome, Renewal
@@ -120,3 +121,26 @@ def test_a_trainer_that_never_acquired_is_fenced_off(settings: StackSettings) ->
     job = Job(broker, job_id, TrainerSide(broker, job_id, owner="t1", lease_s=LEASE_S))
     with pytest.raises(FencedOff):
         job.announce(0)
+
+
+def test_an_iteration_opens_only_with_the_weights_that_are_announced(settings: StackSettings) -> None:
+    """A restart may have lost the announcement of a successor's weights: the dead trainer's stand in its place."""
+    broker = connect(settings)
+    job_id, _ = JobStore(broker).create(job_spec())
+    trainer = TrainerSide(broker, job_id, owner="t1", lease_s=LEASE_S)
+    trainer.acquire()
+    job = Job(broker, job_id, trainer)
+    job.announce(0)
+    other = replace(job.opening(0), weights_digest="b" * 64)
+    with pytest.raises(FenceViolation, match="no_manifest"):
+        trainer.open_iteration(other)
+    trainer.open_iteration(job.opening(0, 1))
+    job.announce(1)
+    claim = job.generator().claim(LEASE_S)
+    assert claim is not None
+    job.generator().publish(claim, answer_to(claim.prompt_batch, "g1"))
+    trained = {one.batch.batch_id: one.digest for one in trainer.claim_rollouts(max_batches=1)[0]}
+    following = replace(job.opening(1), weights_digest="b" * 64)
+    with pytest.raises(FenceViolation, match="no_manifest"):
+        trainer.commit(record(0, trained), trained, event=None, opening=following)
+    assert trainer.fence().committed == -1
