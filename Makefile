@@ -46,3 +46,4 @@ lint: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/onbeat bench broker
 	$(BIN)/onbeat bench overlap
+	$(BIN)/onbeat bench straggler
