@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 TORCH := $(shell grep '^torch==' constraints.txt)
 export HF_HUB_OFFLINE := 1
 
-.PHONY: setup demo up test soak chaos lint bench
+.PHONY: setup demo up test soak model chaos lint bench
 
 setup: $(STAMP)
 
@@ -30,6 +30,10 @@ test: $(STAMP)
 # The fence under random interleavings for some minutes, instead of the fixed ones of `make test`.
 soak: $(STAMP)
 	SOAK_EXAMPLES=2000 $(BIN)/python -m pytest --timeout 0 tests/integration/test_fence_properties.py
+
+# The fence's protocol to the last reachable state, then without each of its checks: some minutes (docs/model.md).
+model: $(STAMP)
+	$(BIN)/python -m tests.model
 
 # Every fault test with its long variants, then random kills and pauses on a real stack: about an hour.
 # `onbeat chaos --spec FILE` does the second with a job of your own.

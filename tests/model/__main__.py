@@ -1,0 +1,65 @@
+"""`python -m tests.model [--faults N]`: explores the instances, then every mutation; exit 1 if one is not as listed."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from tests.model.explorer import Result, explore
+from tests.model.mutations import NEEDED, ONE, REDUNDANT, RESAMPLED, RESAMPLED_TWICE, TWO_BATCHES, mutated
+from tests.model.state import Bounds
+
+FULL = Bounds()
+"""2 trainers, 2 generators, 2 batches, 2 iterations."""
+INSTANCES = (
+    FULL,
+    FULL._replace(is_deterministic=False),
+    FULL._replace(iterations=1, faults=2),
+    ONE._replace(faults=2),
+    RESAMPLED_TWICE,
+)
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def _report(result: Result) -> None:
+    _say(
+        f"  {result.num_states:,} states, {result.num_transitions:,} transitions, depth {result.depth}, "
+        f"{result.seconds:.0f} s: {result.breaks or 'I1-I5 hold, no state is stuck'}"
+    )
+    for line in result.trace:
+        _say(f"    {line}")
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="tests.model")
+    parser.add_argument("--faults", type=int, help="explore the full instance with so many, and nothing else")
+    faults = parser.parse_args(arguments).faults
+    is_right = True
+    for bounds in INSTANCES if faults is None else (FULL._replace(faults=faults),):
+        _say(str(bounds))
+        result = explore(bounds)
+        is_right = is_right and not result.breaks
+        _report(result)
+    if faults is not None:
+        return 0 if is_right else 1
+    for mutation in NEEDED:
+        _say(f"without {' and '.join(mutation.off)}: {mutation.means}")
+        result = mutated(mutation.bounds, mutation.off)
+        is_right = is_right and result.breaks.startswith(mutation.breaks)
+        _report(result)
+    for one in REDUNDANT:
+        _say(f"without {' and '.join(one.off)}: {one.means}; kept because: {one.kept_for}")
+        broken = [
+            found.breaks for bounds in (ONE, TWO_BATCHES, RESAMPLED) if (found := mutated(bounds, one.off)).breaks
+        ]
+        is_right = is_right and not broken
+        _say(f"  {', '.join(broken) or 'breaks nothing'}")
+    return 0 if is_right else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

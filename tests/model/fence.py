@@ -1,0 +1,248 @@
+"""The scripts of broker/scripts as pure functions: what the server knows and a call → (outcome, what it knows then).
+
+Everything is a tuple, so that states can be hashed and compared. `off` names the checks that a mutation leaves out;
+each is named once, as `script.check`, where it is made.
+
+    digest of weights     16 · version + variant; another variant is another content of the same version
+    entry                 (id, first attempt, deliveries, owner) of a batch on the prompts stream; () if it isn't
+    ledger                () | (EXPECTED, entry id) | (PUBLISHED, content, generator, attempt) | (DEAD,)
+    rollout               (id, batch, iteration, digest, content, is complete, whom it was delivered to: an epoch or 0)
+    claim                 (iteration, batch, digest, entry id, attempt)
+    record                (COMMIT or REWIND, iteration, epoch), as the audit stream holds it
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+EXPECTED, PUBLISHED, DEAD = 1, 2, 3
+COMMIT, REWIND = 1, 2
+VARIANTS = 16
+NOBODY = -1
+
+Off = frozenset[str]
+Entry = tuple[int, ...]
+Ledger = tuple[int, ...]
+Rollout = tuple[int, ...]
+Claim = tuple[int, ...]
+Record = tuple[int, ...]
+Batch = tuple[Ledger, Entry]
+ABSENT: Batch = ((), ())
+
+
+class Server(NamedTuple):
+    """All that the server holds of a job and that a script asks about."""
+
+    epoch: int
+    is_open: bool
+    iteration: int
+    digest: int
+    committed: int
+    weights: tuple[int, ...]
+    """[versions] The digest that was announced, -1 for none."""
+    batches: tuple[Batch, ...]
+    rollouts: tuple[Rollout, ...]
+    last: Record
+    """The newest audit record."""
+
+    def with_batch(self, index: int, batch: Batch) -> Server:
+        return self._replace(batches=(*self.batches[:index], batch, *self.batches[index + 1 :]))
+
+
+def nothing(num_batches: int, num_versions: int) -> Server:
+    return Server(0, False, -1, 0, -1, (-1,) * num_versions, (ABSENT,) * num_batches, (), ())
+
+
+def _is_fenced(server: Server, epoch: int, check: str, off: Off) -> bool:
+    return server.epoch != epoch and check not in off
+
+
+# Trainers
+
+
+def acquire(server: Server, *, clock: int, off: Off) -> Server:
+    """Of a lease that is over or free. clock: beyond every epoch that was handed out, as the server's is."""
+    epoch = server.epoch + 1
+    if "acquire.clock" not in off:
+        epoch = max(epoch, clock)
+    return server._replace(epoch=epoch)
+
+
+def publish_weights(server: Server, epoch: int, digest: int, *, oldest_kept: int, off: Off) -> tuple[str, Server]:
+    if _is_fenced(server, epoch, "publish_weights.epoch", off):
+        return "fenced", server
+    announced = list(server.weights)
+    announced[digest // VARIANTS] = digest
+    kept = tuple(one if version >= oldest_kept else -1 for version, one in enumerate(announced))
+    return "published", server._replace(weights=kept)
+
+
+def _opened(server: Server, epoch: int, iteration: int, digest: int) -> Server:
+    entry_id = 8 * epoch + 1
+    fresh: Batch = ((EXPECTED, entry_id), (entry_id, 1, 0, NOBODY))
+    return server._replace(
+        is_open=True, iteration=iteration, digest=digest, batches=(fresh,) * len(server.batches), rollouts=()
+    )
+
+
+def _cleared(server: Server) -> Server:
+    return server._replace(is_open=False, batches=(ABSENT,) * len(server.batches), rollouts=())
+
+
+def open_iteration(server: Server, epoch: int, iteration: int, digest: int, off: Off) -> tuple[str, Server]:
+    if _is_fenced(server, epoch, "open.epoch", off):
+        return "fenced", server
+    if "open.repeat" not in off and server.is_open and (server.iteration, server.digest) == (iteration, digest):
+        return "already_open", server
+    if server.is_open and "open.closed" not in off:
+        return "out_of_order", server
+    if iteration != server.committed + 1 and "open.follows" not in off:
+        return "out_of_order", server
+    if server.weights[iteration] != digest and "open.manifest" not in off:
+        return "no_manifest", server
+    return "opened", _opened(server, epoch, iteration, digest)
+
+
+def claim_rollouts(server: Server, epoch: int, last: int, off: Off) -> tuple[str, Server, tuple[Rollout, ...]]:
+    """last: id of the newest rollout that this trainer holds; 0: none, it takes over what others were given."""
+    if _is_fenced(server, epoch, "claim_rollouts.epoch", off):
+        return "fenced", server, ()
+    takes_over = last == 0 and "claim_rollouts.takeover" not in off
+    answered, after = [], []
+    for one in server.rollouts:
+        given = one[6]
+        if given == 0 or takes_over or (given == epoch and one[0] > last):
+            one = (*one[:6], epoch)
+            answered.append(one)
+            if "trainer.acknowledges_at_commit" in off:
+                continue
+        after.append(one)
+    return "claimed", server._replace(rollouts=tuple(after)), tuple(answered)
+
+
+def reconcile(server: Server, epoch: int, iteration: int, off: Off) -> tuple[str, Server]:
+    """Every expected batch of an open iteration goes out again if it is nowhere."""
+    if _is_fenced(server, epoch, "reconcile.epoch", off):
+        return "fenced", server
+    if (not server.is_open or server.iteration != iteration) and "reconcile.iteration" not in off:
+        return "wrong_iteration", server
+    for index, (ledger, entry) in enumerate(server.batches):
+        if not ledger or (ledger[0] == EXPECTED and not entry):
+            entry_id = 8 * epoch + 1
+            server = server.with_batch(index, ((EXPECTED, entry_id), (entry_id, 1, 0, NOBODY)))
+    return "dispatched", server
+
+
+def commit(
+    server: Server, epoch: int, iteration: int, trained: tuple[int, ...], opening: int, off: Off
+) -> tuple[str, Server]:
+    """trained: [batches] the content of each, -1 for none. opening: digest of the next version, -1 for no next."""
+    if _is_fenced(server, epoch, "commit.epoch", off):
+        return "fenced", server
+    record = (COMMIT, iteration, epoch)
+    if server.committed >= iteration and "commit.repeat" not in off:
+        return "already_committed", server
+    if (not server.is_open or server.iteration != iteration) and "commit.iteration" not in off:
+        return "wrong_iteration", server
+    for (ledger, _), content in zip(server.batches, trained, strict=True):
+        if ledger and ledger[0] == DEAD:
+            if content != -1:
+                return "divergent", server
+        elif content == -1 and "commit.complete" not in off:
+            return "missing", server
+        elif ledger and ledger[0] == PUBLISHED and content not in (-1, ledger[1]) and "commit.digest" not in off:
+            return "divergent", server
+    if opening != -1 and server.weights[opening // VARIANTS] != opening and "commit.manifest" not in off:
+        return "no_manifest", server
+    server = _cleared(server)._replace(committed=iteration, last=record)
+    return "committed", server if opening == -1 else _opened(server, epoch, iteration + 1, opening)
+
+
+def rewind(server: Server, epoch: int, iteration: int, off: Off) -> tuple[str, Server]:
+    if _is_fenced(server, epoch, "rewind.epoch", off):
+        return "fenced", server
+    record = (REWIND, iteration, epoch)
+    if (
+        server.last == record
+        and not server.is_open
+        and server.committed == iteration - 1
+        and "rewind.repeat" not in off
+    ):
+        return "already_rewound", server
+    if iteration - 1 > server.committed and "rewind.gap" not in off:
+        return "out_of_order", server
+    return "rewound", _cleared(server)._replace(committed=iteration - 1, iteration=iteration - 1, last=record)
+
+
+# Generators
+
+
+def claim_prompt(server: Server, batch: int, generator: int, max_attempts: int) -> tuple[str, Server, Claim]:
+    """Of a batch that is new, or whose lease is over: which of them is left open."""
+    ledger, (entry_id, first, deliveries, _) = server.batches[batch]
+    attempt = first + deliveries
+    if attempt > max_attempts:
+        return "buried", server.with_batch(batch, ((DEAD,), ())), ()
+    leased = server.with_batch(batch, (ledger, (entry_id, first, deliveries + 1, generator)))
+    return "claimed", leased, (server.iteration, batch, server.weights[server.iteration], entry_id, attempt)
+
+
+def publish(
+    server: Server, claim: Claim, generator: int, content: int, *, is_complete: bool, rollout_id: int, off: Off
+) -> tuple[str, Server]:
+    iteration, batch, digest, _, attempt = claim
+    refusal = _refusal(server, claim, off)
+    if refusal:
+        return refusal, server
+    ledger = server.batches[batch][0]
+    if ledger and ledger[0] == PUBLISHED:
+        if ledger[1:] == (content, generator, attempt) and "publish.repeat" not in off:
+            return "accepted", server
+        if "publish.duplicate" not in off:
+            return "duplicate", server
+    if not is_complete and "publish.complete" not in off:
+        return "incomplete", server
+    rollout = (rollout_id, batch, iteration, digest, content, int(is_complete), 0)
+    server = server.with_batch(batch, ((PUBLISHED, content, generator, attempt), ()))
+    return "accepted", server._replace(rollouts=(*server.rollouts, rollout))
+
+
+def _refusal(server: Server, claim: Claim, off: Off) -> str:
+    iteration, batch, digest, _, _ = claim
+    if iteration != server.iteration and "publish.iteration" not in off:
+        return "stale" if iteration < server.iteration else "future"
+    if not server.is_open and "publish.open" not in off:
+        return "closed"
+    if digest // VARIANTS != server.digest // VARIANTS and "publish.version" not in off:
+        return "stale" if digest < server.digest else "future"
+    if digest != server.digest and "publish.digest" not in off:
+        return "wrong_weights"
+    ledger = server.batches[batch][0]
+    is_expected = ledger and ledger[0] != DEAD and iteration == server.iteration  # the id says its iteration
+    return "" if is_expected or "publish.expected" in off else "unexpected"
+
+
+def fail(server: Server, claim: Claim, generator: int, max_attempts: int, off: Off) -> tuple[str, Server]:
+    iteration, batch, _, entry_id, attempt = claim
+    ledger, entry = server.batches[batch]
+    if not entry or iteration != server.iteration:
+        return "settled", server
+    if entry[0] != entry_id and "fail.entry" not in off:
+        return "settled", server
+    if entry[3] != generator and "fail.owner" not in off:
+        return "settled", server
+    if entry[1] + entry[2] - 1 != attempt and "fail.attempt" not in off:
+        return "settled", server
+    if attempt >= max_attempts:
+        return "dead", server.with_batch(batch, ((DEAD,), ()))
+    again = entry[0] // 8 * 8 + attempt + 1
+    return "retried", server.with_batch(batch, ((ledger[0], again), (again, attempt + 1, 0, NOBODY)))
+
+
+def renew_prompt(server: Server, claim: Claim, generator: int, off: Off) -> Server:
+    """Changes nothing that is asked about here, unless it gives the lease to who has lost it."""
+    iteration, batch, _, entry_id, _ = claim
+    ledger, entry = server.batches[batch]
+    if not entry or iteration != server.iteration or entry[0] != entry_id or "renew.owner" not in off:
+        return server
+    return server.with_batch(batch, (ledger, (*entry[:3], generator)))

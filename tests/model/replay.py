@@ -1,0 +1,260 @@
+"""One walk through the model, move by move on a real server: both must answer the same and hold the same."""
+
+from __future__ import annotations
+
+import random
+import uuid
+from collections import Counter
+
+from broker.client import Broker
+from broker.generator_side import Claim, GeneratorSide
+from broker.job_store import JobStore
+from broker.keys import GENERATOR_GROUP, JobKeys
+from broker.trainer_side import Opening, TrainerSide
+from contracts.errors import FencedOff, FenceViolation
+from contracts.events import AuditRecord
+from contracts.rollouts import PromptBatch, RolloutBatch, batch_digest
+from tests.builders import job_spec, prompt_batch, rollout_batch
+from tests.integration.fence_checks import read
+from tests.integration.fence_parts import manifest, weights_digest
+from tests.model import fence
+from tests.model.fence import VARIANTS
+from tests.model.moves import Move, moves
+from tests.model.state import Bounds, State, Trainer
+
+LONG_S = 3600.0
+BOUNDS = Bounds(faults=8, is_deterministic=False, max_attempts=30, max_epochs=14)
+LEDGER_WORDS = {fence.EXPECTED: "expected", fence.PUBLISHED: "published", fence.DEAD: "dead"}
+KINDS = {"commit": fence.COMMIT, "rewind": fence.REWIND}
+WRITES_OF_A_TRAINER = ("rewind", "announces", "opens", "claims rollouts", "reconciles", "renews", "commits")
+
+
+def digest_text(digest: int) -> str:
+    return weights_digest(*divmod(digest, VARIANTS))
+
+
+class Walk:
+    """Draws moves by a seed, and does each of them twice."""
+
+    def __init__(self, broker: Broker, seed: int, seen: Counter[str]) -> None:
+        self._broker, self._random = broker, random.Random(seed)
+        self._job_id, _ = JobStore(broker).create(job_spec(rollout__max_attempts=30, name=uuid.uuid4().hex))
+        self._keys = JobKeys(self._job_id)
+        self._state = BOUNDS.first_state()
+        self._sides: list[TrainerSide | None] = [None] * BOUNDS.trainers
+        self._generators = [GeneratorSide(broker, self._job_id, f"g{i}") for i in range(BOUNDS.generators)]
+        self._claims: list[Claim | None] = [None] * BOUNDS.generators
+        self._epochs = {0: 0}
+        self._disk: dict[str, bytes] = {}
+        self._seen = seen
+
+    def run(self, num_moves: int) -> None:
+        for _ in range(num_moves):
+            # An answer of claim_rollouts that was lost: test_fence_properties.py.
+            every = moves(self._state, BOUNDS, frozenset())
+            options = [one for one in every if one.name != "claims rollouts, answer lost"]
+            if not options:
+                return
+            # What the walks before have done seldom is done sooner.
+            weights = [(0.1 if one.is_fault or one.who < 0 else 1.0) / (5 + self._seen[one.name]) for one in options]
+            move = self._random.choices(options, weights)[0]
+            self._state = self._does(move, options)
+            self._seen[move.name] += 1
+            self._check(move.name)
+
+    def _does(self, move: Move, options: list[Move]) -> State:
+        """The state after it. Which of its batches a claim gets is the server's choice."""
+        if move.who < 0:
+            self._server_does(move)
+        elif move.name.startswith("acquires"):
+            self._broker.redis.hset(self._keys.fence, "lease_until", "1")
+            side = TrainerSide(self._broker, self._job_id, owner=uuid.uuid4().hex, lease_s=LONG_S)
+            self._epochs[move.state.server.epoch] = side.acquire()
+            self._sides[move.who] = side
+        elif move.name.startswith(WRITES_OF_A_TRAINER):
+            if not move.name.startswith("renews its lease") or move.batch == -1:
+                self._trainer_calls(move)
+        elif move.name.startswith("claims"):
+            batch = self._claim(move)
+            same = [one for one in options if (one.name, one.who, one.batch) == (move.name, move.who, batch)]
+            assert len(same) == 1, f"the model knows no {move.name} of batch {batch}"
+            return same[0].state
+        else:
+            self._generator_does(move)
+        return move.state
+
+    def _trainer_calls(self, move: Move) -> None:
+        trainer, side = self._state.trainers[move.who], self._sides[move.who]
+        assert isinstance(trainer, Trainer)
+        assert side is not None
+        name, _, outcome = move.name.partition(": ")
+        name = name.removesuffix(", answer lost")
+        refusal = ""
+        try:
+            self._call(side, trainer, name)
+        except FencedOff:
+            refusal = "fenced"
+        except FenceViolation as error:
+            refusal = str(error)
+        is_alive = bool(move.state.trainers[move.who])
+        if refusal:
+            assert outcome in refusal, move
+            assert not is_alive, move
+        else:
+            # A trainer that was given what it can't use has got it from the server all the same.
+            assert is_alive or name == "claims rollouts", move
+
+    def _call(self, side: TrainerSide, trainer: Trainer, name: str) -> None:
+        iteration, made = trainer.iteration, VARIANTS * (trainer.iteration + 1) + trainer.epoch
+        if name == "rewind":
+            side.rewind(self._record("rewind", trainer, {}))
+        elif name in ("announces", "announces the next"):
+            digest = trainer.digest if name == "announces" else made
+            side.publish_weights(manifest(digest // VARIANTS, digest_text(digest)), oldest_kept=iteration)
+        elif name == "opens":
+            side.open_iteration(self._opening(iteration, trainer.digest))
+        elif name == "claims rollouts":
+            side.claim_rollouts(max_batches=8)
+        elif name == "reconciles":
+            side.reconcile(iteration, self._batches(iteration, trainer.digest))
+        elif name.startswith("renews"):
+            side.renew()
+        else:
+            trained = {}
+            for batch, mine in enumerate(trainer.trained):
+                if mine:
+                    trained[f"{iteration}/train/{batch}"] = self._digest_of(iteration, batch, mine[1], trainer.digest)
+            opening = self._opening(iteration + 1, made) if iteration < BOUNDS.iterations - 1 else None
+            side.commit(self._record("commit", trainer, trained), trained, event=None, opening=opening)
+
+    def _batches(self, iteration: int, digest: int) -> tuple[PromptBatch, ...]:
+        return tuple(
+            prompt_batch(
+                [[1, 2], [3]],
+                job_id=self._job_id,
+                batch_id=f"{iteration}/train/{index}",
+                iteration=iteration,
+                policy_version=iteration,
+                weights_digest=digest_text(digest),
+            )
+            for index in range(BOUNDS.batches)
+        )
+
+    def _opening(self, iteration: int, digest: int) -> Opening:
+        return Opening(
+            iteration=iteration,
+            policy_version=iteration,
+            weights_digest=digest_text(digest),
+            batches=self._batches(iteration, digest),
+        )
+
+    def _record(self, kind: str, trainer: Trainer, trained: dict[str, str]) -> AuditRecord:
+        return AuditRecord(
+            kind=kind,
+            iteration=trainer.iteration,
+            policy_version=trainer.iteration,
+            weights_digest=digest_text(trainer.digest),
+            next_weights_digest="",
+            trainer_epoch=self._epochs[trainer.epoch],
+            batches=trained,
+            abandoned={},
+            previous="",
+        )
+
+    # Generators
+
+    def _claim(self, move: Move) -> int:
+        if not move.name.startswith("claims: "):
+            entry = self._state.server.batches[move.batch][1]
+            batch_id = f"{self._state.server.iteration}/train/{move.batch}"
+            entry_id = next(one[0] for one in read(self._broker, self._keys).prompts if one[1] == batch_id)
+            self._broker.redis.xclaim(
+                self._keys.prompts, GENERATOR_GROUP, f"g{entry[3]}", 0, [entry_id], idle=int(2000 * LONG_S), justid=True
+            )
+        claim = self._generators[move.who].claim(LONG_S)
+        assert claim is not None, move
+        self._claims[move.who] = claim
+        return int(claim.prompt_batch.batch_id.rpartition("/")[2])
+
+    def _generator_does(self, move: Move) -> None:
+        claim, mine = self._claims[move.who], self._state.generators[move.who]
+        if move.name == "takes a copy":
+            owner = self._state.server.batches[move.batch][1][3]
+            self._claims[move.who] = self._claims[owner]
+        elif move.name.startswith("publishes"):
+            assert claim is not None
+            content = 4 * mine[4] + move.who
+            batch = self._rollouts(mine[0], mine[1], content, mine[2])
+            outcome = self._generators[move.who].publish(claim, batch).value
+            assert move.name in (f"publishes: {outcome}", "publishes, answer lost"), outcome
+        elif move.name.startswith("fails"):
+            assert claim is not None
+            assert move.name == f"fails its batch: {self._generators[move.who].fail(claim, 'no reward').value}"
+
+    def _rollouts(self, iteration: int, batch: int, content: int, digest: int) -> RolloutBatch:
+        return rollout_batch(
+            job_id=self._job_id,
+            batch_id=f"{iteration}/train/{batch}",
+            iteration=iteration,
+            policy_version=iteration,
+            weights_digest=digest_text(digest),
+            num_groups=2,
+            group_size=2,
+            generator_id=f"g{content % 4}",
+            attempt=content // 4,
+            seed=content,
+        )
+
+    def _digest_of(self, iteration: int, batch: int, content: int, digest: int) -> str:
+        return batch_digest(self._rollouts(iteration, batch, content, digest))
+
+    # The server
+
+    def _server_does(self, move: Move) -> None:
+        redis = self._broker.redis
+        if move.name == "writes reach the disk":
+            rows = {key: redis.dump(key) for key in self._keys.script_keys}
+            self._disk = {key: value for key, value in rows.items() if value}  # type: ignore[misc]
+            return
+        while int(self._broker.now_s() * 1000) <= max(self._epochs.values()):
+            pass  # a restart takes longer than the milliseconds that epochs ran ahead
+        with redis.pipeline(transaction=True) as pipe:
+            for key in self._keys.script_keys:
+                pipe.delete(key)
+                if key in self._disk:
+                    pipe.restore(key, 0, self._disk[key])
+            pipe.execute()
+
+    def _check(self, name: str) -> None:
+        if self._state.is_done:
+            return
+        server, held = self._state.server, read(self._broker, self._keys)
+        stands = held.fence
+        assert int(stands.get("epoch", 0)) == self._epochs[server.epoch], name
+        assert (stands.get("state", "") == "open", int(stands.get("committed", -1))) == (
+            server.is_open,
+            server.committed,
+        )
+        announced = {digest // VARIANTS: digest_text(digest) for digest in server.weights if digest != -1}
+        assert held.weights == announced, name
+        if held.audit or server.last:
+            last = held.audit[-1]
+            assert (KINDS[last.kind], last.iteration) == server.last[:2], name
+            assert last.trainer_epoch == self._epochs[server.last[2]], name
+        if not server.is_open:
+            assert (held.ledger, held.prompts, held.rollouts) == ({}, [], []), name
+            return
+        assert (int(stands["iteration"]), stands["digest"]) == (server.iteration, digest_text(server.digest)), name
+        prefix = f"{server.iteration}/train/"
+        words = {f"{prefix}{i}": LEDGER_WORDS[ledger[0]] for i, (ledger, _) in enumerate(server.batches)}
+        assert {key: parts[0] for key, parts in held.ledger.items()} == words, name
+        attempts = {f"{prefix}{i}": entry[1] for i, (_, entry) in enumerate(server.batches) if entry}
+        assert {batch_id: first for _, batch_id, first in held.prompts} == attempts, name
+        owners = {
+            f"{prefix}{i}": (f"g{entry[3]}", entry[2])
+            for i, (_, entry) in enumerate(server.batches)
+            if entry and entry[3] >= 0
+        }
+        batch_of = {entry_id: batch_id for entry_id, batch_id, _ in held.prompts}
+        assert {batch_of[entry_id]: (owner, times) for entry_id, owner, times in held.leases} == owners, name
+        assert [one.batch_id for one in held.rollouts] == [f"{prefix}{one[1]}" for one in server.rollouts], name
