@@ -1,4 +1,4 @@
-"""RLOO (Ahmadian et al., arXiv 2402.14740, equation 8): against the mean of the group's other samples.
+"""RLOO (Ahmadian et al., arXiv 2402.14740): against the mean of the group's other samples.
 
 A_i = r_i - 1/(G - 1) sum_{j != i} r_j = G/(G - 1) (r_i - mean)
 """

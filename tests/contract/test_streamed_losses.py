@@ -1,0 +1,226 @@
+"""Every choice of `[algorithm]`, batch by batch: the gradient of its equation over the whole iteration (I7)."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from msgspec.structs import replace
+from torch import Tensor
+
+from consumer.policy import Policy, load_policy
+from contracts.arrays import unpack_float32, unpack_int32
+from contracts.rollouts import RolloutBatch, RolloutGroup
+from tests.builders import job_spec, tiny_model_folder
+from tests.contract.test_streamed_gradient import iteration_of, relative_error, streamed_gradient, to_float64
+from tests.loss_equations import Equation, Response, iteration_loss
+
+OFF = {"old_policy": "generator", "clip_low": 0.3, "clip_high": 0.4}
+OFF_EQUATION = {"old_is_generator": True, "eps_low": 0.3, "eps_high": 0.4}
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "grpo": ({}, {}),
+    "grpo, off-policy": (OFF, OFF_EQUATION),
+    "dr_grpo": ({"loss": "dr_grpo", "advantage": "dr_grpo"}, {"loss": "dr_grpo", "advantage": "dr_grpo"}),
+    "dapo": ({"loss": "dapo"}, {"loss": "dapo", "eps_high": 0.28}),
+    "bnpo": ({"loss": "bnpo", "advantage": "rloo"}, {"loss": "bnpo", "advantage": "rloo"}),
+    "gspo": ({"loss": "gspo"} | OFF, {"loss": "gspo"} | OFF_EQUATION),
+    "cispo": ({"loss": "cispo"} | OFF, {"loss": "cispo"} | OFF_EQUATION),
+    "reinforce++_baseline, off-policy": (
+        {"advantage": "reinforce++_baseline", "loss": "dapo"} | OFF,
+        {"advantage": "reinforce++_baseline", "loss": "dapo"} | OFF_EQUATION,
+    ),
+    "reinforce++_baseline, KL in the reward": (
+        {"advantage": "reinforce++_baseline", "kl_coefficient": 0.1, "kl_estimator": "k1", "kl_placement": "reward"},
+        {"advantage": "reinforce++_baseline", "beta": 0.1, "kl": "k1", "kl_in_reward": True},
+    ),
+    "KL in the loss and entropy": (
+        {"loss": "dapo", "kl_coefficient": 0.1, "kl_estimator": "k2", "entropy_coefficient": 0.02},
+        {"loss": "dapo", "beta": 0.1, "kl": "k2", "alpha": 0.02, "eps_high": 0.28},
+    ),
+    "tis by token": ({"correction": "tis"}, {"correction": "tis", "w_high": 2.0}),
+    "icepop by sequence": (
+        {"correction": "icepop", "correction_level": "sequence", "correction_low": 0.01, "correction_high": 100.0},
+        {"correction": "icepop", "of_sequence": True, "w_low": 0.01, "w_high": 100.0},
+    ),
+}
+KL = {"kl_coefficient": 0.1}
+ICEPOP = {"correction": "icepop"}
+GLOBAL = {"advantage": "reinforce++_baseline"}
+
+
+def load(folder: Path, *, seed: int = 0) -> Policy:
+    path = tiny_model_folder(folder / str(seed), hidden_size=16, num_layers=1, seed=seed)
+    return load_policy(job_spec(model__path=path.name).model, model_root=path.parent, gradient_checkpointing=False)
+
+
+def models(folder: Path, *, float64: bool) -> tuple[Policy, Policy]:
+    """Policy and reference."""
+    pair = load(folder), load(folder, seed=1)
+    for policy in pair if float64 else ():
+        to_float64(policy)
+    return pair
+
+
+def gradient_of(
+    pair: tuple[Policy, Policy], batches: list[RolloutBatch], algorithm: dict[str, Any]
+) -> dict[str, Tensor]:
+    spec = job_spec(algorithm=algorithm)
+    return streamed_gradient(pair[0], batches, spec, reference=pair[1] if spec.algorithm.kl_coefficient else None)
+
+
+def equation_gradient(pair: tuple[Policy, Policy], batches: list[RolloutBatch], eq: Equation) -> dict[str, Tensor]:
+    """Backward once through the equation of all responses, each of which went through the models by itself."""
+    policy, reference = pair
+    responses = [
+        response_of(pair, group, index, group_number=1000 * batch_number + group_number, batch_number=batch_number)
+        for batch_number, batch in enumerate(batches)
+        for group_number, group in enumerate(batch.groups)
+        for index in range(len(group.rollouts))
+    ]
+    iteration_loss(responses, eq).backward()
+    gradients = {name: p.grad for name, p in policy.trained_parameters().items() if p.grad is not None}
+    for model in (policy.model, reference.model):
+        model.zero_grad(set_to_none=True)
+    return gradients
+
+
+def response_of(
+    pair: tuple[Policy, Policy], group: RolloutGroup, index: int, *, group_number: int, batch_number: int
+) -> Response:
+    prompt, completion = unpack_int32(group.prompt_token_ids), group.rollouts[index].completion
+    response = unpack_int32(completion.token_ids)
+    tokens = torch.tensor([prompt + response])
+
+    def distribution(policy: Policy) -> Tensor:
+        return torch.log_softmax(policy.model(input_ids=tokens).logits[0, len(prompt) - 1 : -1], dim=-1)
+
+    of_policy = distribution(pair[0])
+    with torch.no_grad():
+        of_reference = distribution(pair[1])
+    chosen = (range(len(response)), response)
+    return Response(
+        logprobs=of_policy[chosen],
+        generator_logprobs=torch.tensor(unpack_float32(completion.generator_logprobs), dtype=torch.float64),
+        reference_logprobs=of_reference[chosen],
+        entropy=torch.distributions.Categorical(logits=of_policy).entropy(),
+        reward=group.rollouts[index].reward,
+        group=group_number,
+        batch=batch_number,
+    )
+
+
+def one_group_each(batches: list[RolloutBatch]) -> list[RolloutBatch]:
+    """The same groups, each a rollout batch of its own."""
+    return [
+        replace(batch, batch_id=f"{batch.batch_id}{number}", groups=(group,))
+        for batch in batches
+        for number, group in enumerate(batch.groups)
+    ]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_streamed_gradient_is_that_of_the_equation(tmp_path: Path, case: str) -> None:
+    algorithm, equation = CASES[case]
+    pair, batches = models(tmp_path, float64=True), iteration_of()
+    expected = equation_gradient(pair, batches, Equation(**equation))
+    assert relative_error(gradient_of(pair, batches, algorithm), expected) < 1e-8
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_twenty_arrival_orders_give_the_same_bits(tmp_path: Path, case: str) -> None:
+    algorithm, _ = CASES[case]
+    pair, batches = models(tmp_path, float64=False), iteration_of()
+    expected = gradient_of(pair, batches, algorithm)
+    assert any(gradient.abs().max() > 0 for gradient in expected.values())
+    for seed in range(20):
+        random.Random(seed).shuffle(batches)
+        gradients = gradient_of(pair, batches, algorithm)
+        assert all(torch.equal(gradients[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case != "bnpo"])
+def test_how_groups_are_cut_into_batches_does_not_matter(tmp_path: Path, case: str) -> None:
+    """`bnpo` is left out: a rollout batch is what it normalises by."""
+    algorithm, _ = CASES[case]
+    pair, batches = models(tmp_path, float64=True), iteration_of()
+    whole = gradient_of(pair, batches, algorithm)
+    assert relative_error(gradient_of(pair, one_group_each(batches), algorithm), whole) < 1e-8
+
+
+def test_bnpo_depends_on_the_cut_and_on_nothing_else(tmp_path: Path) -> None:
+    pair, batches = models(tmp_path, float64=True), iteration_of()
+    whole = gradient_of(pair, batches, {"loss": "bnpo"})
+    single = one_group_each(batches)
+    cut = gradient_of(pair, single, {"loss": "bnpo"})
+    assert relative_error(cut, whole) > 1e-3
+    assert relative_error(cut, equation_gradient(pair, single, Equation(loss="bnpo"))) < 1e-8
+
+
+@pytest.mark.parametrize(
+    ("base", "change"),
+    [
+        ({}, {"loss": "dr_grpo"}),
+        ({}, {"loss": "dapo"}),
+        ({}, {"loss": "bnpo"}),
+        ({"loss": "dapo"}, {"loss": "bnpo"}),
+        (OFF, {"loss": "gspo"}),
+        (OFF | {"loss": "dapo"}, {"loss": "cispo"}),
+        ({}, {"advantage": "dr_grpo"}),
+        ({}, {"advantage": "rloo"}),
+        ({"advantage": "dr_grpo"}, {"advantage": "rloo"}),
+        ({}, GLOBAL),
+        ({}, {"advantage_epsilon": 0.1}),
+        (GLOBAL, {"advantage_epsilon": 0.1}),
+        ({}, {"old_policy": "generator"}),
+        (OFF, {"clip_low": 0.1}),
+        (OFF, {"clip_high": 9.0}),
+        ({}, KL),
+        (KL, {"kl_estimator": "k2"}),
+        (KL, {"kl_placement": "reward"}),
+        (KL | {"kl_placement": "reward"}, {"kl_estimator": "k1"}),
+        ({}, {"entropy_coefficient": 0.01}),
+        ({}, {"correction": "tis"}),
+        ({"correction": "tis"}, {"correction": "icepop"}),
+        ({"correction": "tis"}, {"correction_level": "sequence"}),
+        ({"correction": "tis"}, {"correction_high": 4.0}),
+        (ICEPOP, {"correction_low": 0.9}),
+        (ICEPOP, {"correction_high": 1.1}),
+    ],
+)
+def test_every_option_changes_the_gradient(tmp_path: Path, base: dict[str, Any], change: dict[str, Any]) -> None:
+    pair, batches = models(tmp_path, float64=False), iteration_of()
+    assert relative_error(gradient_of(pair, batches, base | change), gradient_of(pair, batches, base)) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({}, {"clip_low": 0.01, "clip_high": 0.01}),
+        ({}, {"loss": "gspo"}),
+        ({"loss": "dapo"}, {"loss": "cispo"}),
+    ],
+)
+def test_against_the_trainers_own_log_probs_no_clip_acts_and_only_normalisers_differ(
+    tmp_path: Path, one: dict[str, Any], other: dict[str, Any]
+) -> None:
+    pair, batches = models(tmp_path, float64=True), iteration_of()
+    assert relative_error(gradient_of(pair, batches, one), gradient_of(pair, batches, other)) < 1e-8
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_row_of_zero_advantage_costs_a_pass_only_where_a_term_needs_it(tmp_path: Path, case: str) -> None:
+    algorithm, _ = CASES[case]
+    pair, batches = models(tmp_path, float64=False), iteration_of()
+    rows: list[int] = []
+    pair[0].model.register_forward_pre_hook(
+        lambda _module, _args, inputs: rows.append(inputs["input_ids"].shape[0]), with_kwargs=True
+    )
+    gradient_of(pair, batches, algorithm)
+    groups = [[r.reward for r in group.rollouts] for batch in batches for group in batch.groups]
+    teaching = sum(reward != sum(group) / len(group) for group in groups for reward in group)
+    everything = sum(len(group) for group in groups)
+    assert 0 < teaching < everything
+    assert sum(rows) == (everything if job_spec(algorithm=algorithm).algorithm.needs_every_row else teaching)
