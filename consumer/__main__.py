@@ -103,13 +103,14 @@ def _train_held(
         raise
     except OnbeatError as error:
         log.error("job %s failed: %s", job_id, error)
-        # Who slept past its lease fails nobody else's job.
+        # Who slept past its lease ends nobody else's job: here, and where it succeeded.
         side.renew()
         if trainer is not None and isinstance(error, (BatchFailed, DeadlineExceeded)):
             _save_for_resume(trainer)
         jobs.move(job_id, JobState.FAILED, reason=str(error))
         return FAILED
     else:
+        side.renew()
         jobs.move(job_id, JobState.SUCCEEDED)
         log.info("job %s succeeded", job_id)
     return DONE
