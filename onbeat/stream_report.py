@@ -26,7 +26,7 @@ def report_tables(report: Mapping[str, Any]) -> Iterator[Table]:
 
 
 def cell(key: str, value: Any) -> str:
-    """A value as its key's unit asks: `_bytes`, `_s`, counts by reason."""
+    """A value as its key's unit asks: `_bytes`, `_s`, counts by reason; an epoch is a name, not an amount."""
     if value is None:
         return UNKNOWN
     if isinstance(value, Mapping):
@@ -41,6 +41,8 @@ def cell(key: str, value: Any) -> str:
 
 
 def _number(key: str, value: float) -> str:
+    if key.endswith("epoch"):
+        return str(value)
     if key.endswith("bytes"):
         return size(value)
     if key.endswith("_ms"):
