@@ -20,6 +20,7 @@ from contracts.settings import StackSettings
 from contracts.spec import JobSpec, JsonlDataset
 from contracts.wire import decode_json
 from gateway.problems import Problem
+from telemetry.http_body import read_within
 
 T = TypeVar("T")
 JSON = "application/json"
@@ -105,18 +106,13 @@ def _missing(detail: str, field: str) -> Problem:
 
 async def _read_body(request: Request, *, max_bytes: int) -> bytes:
     """The whole body, refused as soon as it is known to be too long."""
-    too_long = Problem(
-        HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-        f"the body is over {max_bytes} bytes",
-        field="body",
-        cure="a job spec names models and data by path",
-    )
     declared = request.headers.get("content-length", "")
-    if declared.isdecimal() and int(declared) > max_bytes:
-        raise too_long
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > max_bytes:
-            raise too_long
-    return bytes(body)
+    body = await read_within(request.stream(), declared=declared, max_bytes=max_bytes)
+    if body is None:
+        raise Problem(
+            HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+            f"the body is over {max_bytes} bytes",
+            field="body",
+            cure="a job spec names models and data by path",
+        )
+    return body

@@ -12,6 +12,7 @@ from contracts.errors import ContractViolation, InvalidInput
 from contracts.rewards import RewardRequest, RewardResponse
 from contracts.wire import decode, decode_json, encode, encode_json, invalid_input
 from reward_service.problems import Problem
+from telemetry.http_body import read_within
 
 
 class BodyFormat(Enum):
@@ -41,16 +42,11 @@ def format_of(request: Request) -> BodyFormat:
 
 async def read_body(request: Request, *, max_bytes: int) -> bytes:
     """The whole body, refused as soon as it is known to be too long. Raises Problem 413."""
-    too_long = Problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the body is over {max_bytes} bytes; send fewer items")
     declared = request.headers.get("content-length", "")
-    if declared.isdecimal() and int(declared) > max_bytes:
-        raise too_long
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > max_bytes:
-            raise too_long
-    return bytes(body)
+    body = await read_within(request.stream(), declared=declared, max_bytes=max_bytes)
+    if body is None:
+        raise Problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the body is over {max_bytes} bytes; send fewer items")
+    return body
 
 
 def decode_request(body: bytes, body_format: BodyFormat) -> RewardRequest:
