@@ -33,11 +33,12 @@ from broker.client import Broker, connect
 from broker.generator_side import Claim, GeneratorSide, PublishOutcome
 from broker.job_store import JobStore
 from broker.trainer_side import Opening, TrainerSide
+from contracts.datasets import AdditionDataset
 from contracts.events import AuditRecord
 from contracts.rewards import ExactReward
 from contracts.rollouts import RolloutBatch, batch_digest
 from contracts.settings import StackSettings
-from contracts.spec import AdditionDataset, JobSpec, ModelSpec, RewardSpec
+from contracts.spec import JobSpec, ModelSpec, RewardSpec
 from contracts.wire import decode, encode
 from onbeat.embedded_redis import EmbeddedRedis
 

@@ -17,9 +17,9 @@ from torch import Tensor
 from consumer.advantages.groups import equal_groups
 from consumer.advantages.reinforce_plus_plus import iteration_scale
 from consumer.losses.family import LOSSES
+from contracts.algorithm import AlgorithmSpec
 from contracts.errors import ContractViolation
 from contracts.rollouts import RolloutBatch
-from contracts.spec import AlgorithmSpec
 
 
 @dataclass(frozen=True, kw_only=True)

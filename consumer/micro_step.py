@@ -19,7 +19,8 @@ from consumer.iteration_stats import MicroBatchStats, measure_batch, measure_mis
 from consumer.losses.family import TokenLogprobs, family_loss, response_divergences
 from consumer.losses.normalisers import BatchSizes
 from consumer.micro_batch import MicroBatch, batch_rewards, make_micro_batch, rows_that_teach
-from consumer.policy import Policy, response_logprobs, response_logprobs_and_entropy
+from consumer.policy import Policy
+from consumer.token_logprobs import response_logprobs, response_logprobs_and_entropy
 from contracts.errors import ContractViolation, TrainingDiverged
 from contracts.rollouts import RolloutBatch
 from contracts.spec import JobSpec

@@ -14,10 +14,11 @@ from typing import TypeVar
 import msgspec
 from fastapi import Request
 
+from contracts.datasets import JsonlDataset
 from contracts.errors import InvalidInput
 from contracts.jobs import ResumeRequest
 from contracts.settings import StackSettings
-from contracts.spec import JobSpec, JsonlDataset
+from contracts.spec import JobSpec
 from contracts.wire import decode_json
 from gateway.problems import Problem
 from telemetry.http_body import read_within

@@ -1,6 +1,6 @@
 """docs/configuration.md, made from the config types: `python -m onbeat.config_docs > docs/configuration.md`.
 
-contracts/spec.py, rewards.py, rollouts.py, settings.py ─▶ fields with types, ranges, defaults ─┐
+contracts/{spec,datasets,algorithm,rewards,rollouts,settings}.py ─▶ fields, types, ranges, defaults ─┐
                                       their source text ─▶ docstrings under the fields ─────────┴▶ one page
 """
 

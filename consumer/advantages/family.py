@@ -9,7 +9,7 @@ from consumer.advantages.dr_grpo import dr_grpo_advantages
 from consumer.advantages.grpo import grpo_advantages
 from consumer.advantages.reinforce_plus_plus import undivided_advantages
 from consumer.advantages.rloo import rloo_advantages
-from contracts.spec import AlgorithmSpec
+from contracts.algorithm import AlgorithmSpec
 
 
 def group_advantages(rewards: NDArray[np.float64], algorithm: AlgorithmSpec) -> NDArray[np.float64]:

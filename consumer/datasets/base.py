@@ -7,8 +7,8 @@ from pathlib import Path
 from consumer.datasets.addition import load_addition
 from consumer.datasets.examples import Dataset, Example
 from consumer.datasets.jsonl import load_jsonl
+from contracts.datasets import AdditionDataset, DatasetSpec, JsonlDataset
 from contracts.errors import InvalidInput
-from contracts.spec import AdditionDataset, DatasetSpec, JsonlDataset
 
 __all__ = ["Dataset", "Example", "load_dataset"]
 

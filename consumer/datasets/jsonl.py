@@ -7,8 +7,8 @@ from pathlib import Path
 import msgspec
 
 from consumer.datasets.examples import Example, ExampleSets
+from contracts.datasets import JsonlDataset
 from contracts.errors import InvalidInput
-from contracts.spec import JsonlDataset
 
 
 class JsonlLine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -13,9 +13,10 @@ from transformers import PreTrainedTokenizerBase
 
 from consumer.datasets.examples import Dataset, Example
 from contracts.arrays import pack_int32
+from contracts.datasets import AdditionDataset, ChatSpec
 from contracts.errors import InvalidInput
 from contracts.rollouts import Prompt
-from contracts.spec import AdditionDataset, ChatSpec, JobSpec
+from contracts.spec import JobSpec
 
 TOKENIZED_AT_ONCE = 1024
 

@@ -11,8 +11,8 @@ import reasoning_gym
 from reasoning_gym.factory import DATASETS
 
 from consumer.datasets.examples import Example, ExampleSets
+from contracts.datasets import ReasoningGymDataset
 from contracts.errors import InvalidInput
-from contracts.spec import ReasoningGymDataset
 
 Entry = Mapping[str, Any]
 """What reasoning-gym generates: question, answer, metadata."""

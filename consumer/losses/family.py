@@ -19,7 +19,7 @@ from consumer.losses.grpo import GRPO
 from consumer.losses.gspo import GSPO
 from consumer.losses.kl import ESTIMATORS, k3
 from consumer.losses.normalisers import BatchSizes
-from contracts.spec import AlgorithmSpec
+from contracts.algorithm import AlgorithmSpec
 
 LossName = Literal["grpo", "dr_grpo", "dapo", "bnpo", "gspo", "cispo"]
 LOSSES: dict[LossName, PolicyLoss] = {

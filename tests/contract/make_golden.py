@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from contracts.arrays import pack_float32, pack_int32
+from contracts.datasets import AdditionDataset, ChatSpec, JsonlDataset, ReasoningGymDataset
 from contracts.events import (
     AuditRecord,
     BatchDead,
@@ -49,15 +50,11 @@ from contracts.rollouts import (
     SamplingParams,
 )
 from contracts.spec import (
-    AdditionDataset,
-    ChatSpec,
     EvaluationSpec,
     JobSpec,
-    JsonlDataset,
     LimitSpec,
     ModelSpec,
     OptimizerSpec,
-    ReasoningGymDataset,
     RewardSpec,
     RolloutSpec,
     TimeoutSpec,

@@ -13,7 +13,7 @@ from consumer.advantages.groups import equal_groups, shuffled_rewards
 from consumer.advantages.grpo import grpo_advantages
 from consumer.advantages.reinforce_plus_plus import iteration_scale, undivided_advantages
 from consumer.advantages.rloo import rloo_advantages
-from contracts.spec import AlgorithmSpec
+from contracts.algorithm import AlgorithmSpec
 
 
 def test_advantages_are_the_rewards_in_units_of_the_unbiased_deviation() -> None:

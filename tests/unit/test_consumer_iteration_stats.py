@@ -19,9 +19,9 @@ from consumer.iteration_stats import (
     measure_mismatch,
 )
 from consumer.micro_batch import batch_rewards
+from contracts.algorithm import AlgorithmSpec
 from contracts.errors import ContractViolation
 from contracts.events import IterationMetrics
-from contracts.spec import AlgorithmSpec
 from tests.builders import batch_of, rollout, rollout_batch
 
 

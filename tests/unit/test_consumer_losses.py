@@ -12,7 +12,7 @@ from torch import Tensor
 from consumer.losses.family import LOSSES, LossTerms, TokenLogprobs, family_loss, response_divergences
 from consumer.losses.kl import k1, k2, k3
 from consumer.losses.normalisers import BatchSizes
-from contracts.spec import AlgorithmSpec
+from contracts.algorithm import AlgorithmSpec
 from tests.loss_equations import Equation, Response, iteration_loss
 
 MASK = torch.tensor([[True, True], [True, False]])

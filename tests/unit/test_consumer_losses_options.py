@@ -7,8 +7,8 @@ from typing import Any, get_args, get_type_hints
 import pytest
 
 from consumer.losses.family import LOSSES
+from contracts.algorithm import CLIP_RANGES, AlgorithmSpec
 from contracts.errors import InvalidInput
-from contracts.spec import CLIP_RANGES, AlgorithmSpec
 from contracts.wire import convert
 from tests.builders import job_spec
 

@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from consumer.micro_batch import make_micro_batch
-from consumer.policy import Policy, load_policy, response_logprobs
+from consumer.policy import Policy, load_policy
+from consumer.token_logprobs import response_logprobs
 from contracts.errors import InvalidInput
 from contracts.spec import ModelSpec
 from tests.builders import batch_of, rollout, rollout_batch, tiny_model_folder

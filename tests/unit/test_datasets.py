@@ -12,8 +12,9 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from consumer.datasets.base import Dataset, load_dataset
 from consumer.datasets.prompts import PromptSource
 from contracts.arrays import unpack_int32
+from contracts.datasets import AdditionDataset, DatasetSpec, JsonlDataset, ReasoningGymDataset
 from contracts.errors import InvalidInput
-from contracts.spec import AdditionDataset, DatasetSpec, JobSpec, JsonlDataset, ReasoningGymDataset
+from contracts.spec import JobSpec
 from contracts.wire import convert
 
 DEMO_MODEL = Path(__file__).parents[2] / "configs" / "models" / "two-digit-addition"
