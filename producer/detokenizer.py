@@ -10,6 +10,7 @@ from contracts.errors import InvalidInput
 from contracts.rollouts import Completion
 from contracts.settings import StackSettings
 from contracts.spec import ModelSpec
+from producer.engine.factory import preload
 from producer.model_path import FIELD, model_folder
 
 
@@ -24,6 +25,7 @@ class FolderDetokenizer:
 
     def __init__(self, model: ModelSpec, *, settings: StackSettings) -> None:
         """Blocks for seconds (it imports transformers). Raises InvalidInput that names model.path."""
+        preload()
         from transformers import AutoTokenizer
 
         folder = model_folder(model, settings.model_root_path)

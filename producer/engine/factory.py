@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-import importlib
+import threading
+from importlib import import_module
 
 from contracts.settings import StackSettings
 from contracts.spec import ModelSpec
 from producer.engine.base import GenerationEngine
 
+_importing = threading.Lock()
+
 
 def preload() -> None:
-    """Imports the engine's library, which takes seconds, before the first batch asks for it."""
-    importlib.import_module("producer.engine.transformers")
+    """Imports the engine's library, which takes seconds; a second caller waits until the first one is done.
+
+    transformers fills its namespace while it is imported: another thread that imports from it then finds names missing.
+    """
+    with _importing:
+        import_module("producer.engine.transformers")
 
 
 def make_engine(model: ModelSpec, *, settings: StackSettings, deterministic: bool) -> GenerationEngine:
@@ -19,6 +26,7 @@ def make_engine(model: ModelSpec, *, settings: StackSettings, deterministic: boo
 
     Raises InvalidInput that names model.path.
     """
+    preload()
     from producer.engine.transformers import TransformersEngine
 
     return TransformersEngine(
