@@ -10,7 +10,6 @@ The learning rate is a function of the iteration, so there is no scheduler to sa
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import re
 from collections.abc import Mapping
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Annotated
 
 import torch
+from blake3 import blake3
 from msgspec import Meta
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -27,14 +27,15 @@ from torch import Tensor
 from consumer.optimizer import PolicyOptimizer
 from consumer.policy import Policy
 from consumer.tensor_folder import HIDDEN_PREFIX, remove_folders, save_tensors, tensors_digest, write_folder
+from contracts.digests import Digest
 from contracts.errors import ContractViolation, InvalidInput, NotFound, OnbeatError, WeightsRejected
-from contracts.versions import Digest, PolicyVersion
+from contracts.versions import PolicyVersion
 from contracts.wire import Record, decode_json, encode_json
 from telemetry.crash_points import reach
 
 logger = logging.getLogger(__name__)
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MODEL_FILE = "model.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"
 STATE_FILE = "state.json"
@@ -56,7 +57,7 @@ class CheckpointState(Record, frozen=True, kw_only=True):
     torch_random_state: str
     """Hex of torch's CPU generator. No pass draws from it (dropout is off); a model's own code might."""
     files: dict[str, Digest]
-    """BLAKE2b-256 of each other file."""
+    """BLAKE3-256 of each other file."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,5 +221,4 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def _file_digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=32)).hexdigest()
+    return blake3(max_threads=blake3.AUTO).update_mmap(path).hexdigest()

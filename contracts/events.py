@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
-
+from contracts.digests import Digest, content_digest
 from contracts.jobs import EvaluationScore, JobState
-from contracts.versions import Digest, PolicyVersion
+from contracts.versions import PolicyVersion
 from contracts.wire import Record, encode
 
 
@@ -147,4 +146,4 @@ class AuditRecord(Record, frozen=True, kw_only=True):
 
 def record_digest(record: AuditRecord) -> str:
     """Link of the audit chain."""
-    return hashlib.blake2b(encode(record), digest_size=32).hexdigest()
+    return content_digest(encode(record))

@@ -9,15 +9,15 @@ Worked example, k = 2 prompts and G = 2 samples: `PromptBatch.prompts` has 2 ent
 
 from __future__ import annotations
 
-import hashlib
 import math
 from typing import Annotated, Literal
 
 from msgspec import Meta
 
 from contracts.arrays import ITEM_BYTES
+from contracts.digests import Digest, content_digest
 from contracts.errors import ContractViolation
-from contracts.versions import Digest, PolicyVersion
+from contracts.versions import PolicyVersion
 from contracts.wire import Record, encode
 
 Purpose = Literal["train", "evaluation"]
@@ -174,7 +174,7 @@ def batch_digest(batch: RolloutBatch) -> str:
     Generator id, attempt and timings are left out: they say who and when, not what.
     """
     identity = (batch.job_id, batch.batch_id, batch.policy_version, batch.weights_digest, batch.groups)
-    return hashlib.blake2b(encode(identity), digest_size=32).hexdigest()
+    return content_digest(encode(identity))
 
 
 def _check_array(data: bytes, field: str, *, min_items: int) -> None:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable
 from typing import Annotated
 
 from msgspec import Meta
 
+from contracts.digests import Digest, DigestAlgorithm, content_digest
 from contracts.errors import ContractViolation
 from contracts.wire import Record
-
-Digest = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
-"""BLAKE2b-256 in lower-case hex."""
 
 PolicyVersion = Annotated[int, Meta(ge=0)]
 """0 is the model as loaded; iteration t samples version t and produces version t + 1."""
@@ -30,6 +27,8 @@ class WeightManifest(Record, frozen=True, kw_only=True):
 
     policy_version: PolicyVersion
     weights_digest: Digest
+    digest_algorithm: DigestAlgorithm = "blake3-256"
+    """Of `weights_digest`."""
     dtype: str
     """torch name of the published dtype, e.g. "float32"."""
     directory: str
@@ -48,8 +47,14 @@ def weights_digest(tensors: Iterable[tuple[str, str, tuple[int, ...], bytes | me
 
     Each tensor is hashed alone and the sorted list of those is hashed, so that shards may be read in any order.
     """
-    lines = []
-    for name, dtype, shape, data in tensors:
-        content = hashlib.blake2b(data, digest_size=32).hexdigest()
-        lines.append(f"{name} {dtype} {'x'.join(map(str, shape))} {content}")
-    return hashlib.blake2b("\n".join(sorted(lines)).encode(), digest_size=32).hexdigest()
+    return digest_of_lines(tensor_line(*tensor) for tensor in tensors)
+
+
+def tensor_line(name: str, dtype: str, shape: tuple[int, ...], data: bytes | memoryview) -> str:
+    """What `weights_digest` keeps of one tensor: `layer.weight float32 2x3 DIGEST`."""
+    return f"{name} {dtype} {'x'.join(map(str, shape))} {content_digest(data)}"
+
+
+def digest_of_lines(lines: Iterable[str]) -> str:
+    """`weights_digest` of tensors that were hashed one by one, by `tensor_line`."""
+    return content_digest("\n".join(sorted(lines)).encode())

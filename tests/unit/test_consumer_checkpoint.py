@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 import consumer.tensor_folder as tensor_folder
 from consumer.accumulation import ExactAccumulator
 from consumer.checkpoint import (
+    FORMAT_VERSION,
     Checkpoint,
     checkpoint_folders,
     keep_newest_and_best,
@@ -146,9 +147,9 @@ def test_a_checkpoint_under_another_iterations_name_is_refused(model_root: Path,
 
 def test_a_format_of_the_future_is_refused(model_root: Path, checkpoints: Path) -> None:
     folder = saved(model_root, checkpoints)
-    values = decode_json((folder / "state.json").read_bytes(), dict) | {"format_version": 2}
+    values = decode_json((folder / "state.json").read_bytes(), dict) | {"format_version": FORMAT_VERSION + 1}
     (folder / "state.json").write_bytes(encode_json(values))
-    with pytest.raises(ContractViolation, match="format 2"):
+    with pytest.raises(ContractViolation, match=f"format {FORMAT_VERSION + 1}"):
         read_checkpoint(folder)
 
 
