@@ -1,4 +1,4 @@
-"""What the transformers engine reads from a model folder: config and end-of-sequence tokens, never weights or code."""
+"""What engines read from a model folder: config and end-of-sequence tokens, never weights or code."""
 
 from __future__ import annotations
 
@@ -6,21 +6,29 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 from transformers.initialization import no_init_weights
 
 from contracts.errors import InvalidInput
 from producer.model_path import FIELD
 
 
-def empty_model(folder: Path, *, dtype: torch.dtype) -> PreTrainedModel:
+def empty_model(folder: Path, *, dtype: torch.dtype, device: str = "cpu") -> PreTrainedModel:
     """The architecture of config.json with uninitialised weights: a strict load fills every one of them.
 
+    On the device "meta" it takes no memory, and says which tensors a version of this model has.
     Raises InvalidInput that names model.path where the folder is not a causal LM that transformers itself implements.
     """
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        with no_init_weights():
+        with torch.device(device), no_init_weights():
             model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise InvalidInput(f"{folder} is not a causal language model: {error}", field=FIELD) from error
@@ -35,7 +43,7 @@ def weight_tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]
     yield from ((name, buffer) for name, buffer in model.named_buffers() if name in persistent)
 
 
-def end_of_sequence_ids(folder: Path, model: PreTrainedModel) -> frozenset[int]:
+def end_of_sequence_ids(folder: Path, config: PreTrainedConfig) -> frozenset[int]:
     """Ids that end a completion: those of generation_config.json (else config.json), and the tokenizer's own.
 
     Chat models end a turn with the tokenizer's token, which their generation_config may leave out.
@@ -44,7 +52,7 @@ def end_of_sequence_ids(folder: Path, model: PreTrainedModel) -> frozenset[int]:
     if (folder / "generation_config.json").is_file():
         declared = GenerationConfig.from_pretrained(folder, local_files_only=True).eos_token_id
     else:
-        declared = getattr(model.config, "eos_token_id", None)
+        declared = getattr(config, "eos_token_id", None)
     found = set(declared) if isinstance(declared, list) else {declared}
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)

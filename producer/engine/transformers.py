@@ -21,19 +21,18 @@ from typing import TypeVar
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from transformers import DynamicCache
 
-from contracts.errors import BatchFailed, WeightsRejected
+from contracts.errors import BatchFailed
 from contracts.rollouts import Completion, PromptBatch
 from contracts.spec import ModelSpec
-from contracts.versions import WeightManifest, weights_digest
+from contracts.versions import WeightManifest
 from producer.engine.base import VerifiedWeights
 from producer.engine.batch_rows import BatchRows, check_version
 from producer.engine.model_folder import empty_model, end_of_sequence_ids, weight_tensors
+from producer.engine.strict_load import read_strictly, tensors_digest
 from producer.model_path import model_folder
-from producer.weight_files import check_digest, check_names, weight_files
+from producer.weight_files import check_digest
 from telemetry.crash_points import reach
 
 log = logging.getLogger(__name__)
@@ -55,7 +54,7 @@ class TransformersEngine:
         torch.use_deterministic_algorithms(deterministic)
         folder = model_folder(model, model_root)
         self._model = empty_model(folder, dtype=getattr(torch, model.dtype))
-        self._eos_ids = end_of_sequence_ids(folder, self._model)
+        self._eos_ids = end_of_sequence_ids(folder, self._model.config)
         self._context_tokens: int | None = getattr(self._model.config, "max_position_embeddings", None)
 
     @property
@@ -89,23 +88,12 @@ class TransformersEngine:
 
     def _load(self, manifest: WeightManifest) -> VerifiedWeights:
         """Strict copy of the files into the model, then the digest of what the model now holds."""
-        loaded: dict[str, torch.Tensor] = {}
-        for path in weight_files(self._run_root, manifest):
-            try:
-                loaded.update(load_file(path))
-            except (SafetensorError, OSError) as error:
-                raise WeightsRejected(f"{path} cannot be read: {error}") from error
         tensors = dict(weight_tensors(self._model))
-        check_names(manifest.policy_version, expected=set(tensors), found=set(loaded))
+        loaded = read_strictly(manifest, run_root=self._run_root, expected=tensors)
         for name, tensor in tensors.items():
-            source = loaded[name]
-            if source.shape != tensor.shape or source.dtype != tensor.dtype:
-                raise WeightsRejected(
-                    f"{name} of version {manifest.policy_version} is {_shown(source)}, the model needs {_shown(tensor)}"
-                )
-            tensor.copy_(source)
+            tensor.copy_(loaded[name])
         reach("producer.loading_weights")
-        found = weights_digest(_hashable(name, tensor) for name, tensor in tensors.items())
+        found = tensors_digest(tensors.items())
         check_digest(manifest, found)
         return VerifiedWeights(policy_version=manifest.policy_version, weights_digest=found)
 
@@ -156,18 +144,3 @@ class TransformersEngine:
             token_ids[row, width - len(prompt) :] = prompt
             mask[row, width - len(prompt) :] = 1
         return torch.from_numpy(token_ids), torch.from_numpy(mask)
-
-
-def _shown(tensor: torch.Tensor) -> str:
-    return f"{_dtype_name(tensor)}{list(tensor.shape)}"
-
-
-def _dtype_name(tensor: torch.Tensor) -> str:
-    """ "float32", as a manifest says it."""
-    return str(tensor.dtype).removeprefix("torch.")
-
-
-def _hashable(name: str, tensor: torch.Tensor) -> tuple[str, str, tuple[int, ...], memoryview]:
-    """What `weights_digest` takes: name, dtype, shape and the raw bytes, without a copy."""
-    data = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
-    return name, _dtype_name(tensor), tuple(tensor.shape), data.data
