@@ -13,19 +13,12 @@ import socket
 import sys
 import uuid
 
-import torch
-
 from broker.client import Broker, connect
 from broker.job_store import JobStore
 from broker.trainer_side import TrainerSide
-from consumer.accumulation import ExactAccumulator, FloatAccumulator
-from consumer.datasets.base import load_dataset
-from consumer.datasets.prompts import PromptSource
+from consumer.assembly import make_trainer
 from consumer.lease_keeper import Cancelled, LeaseKeeper, Stopped
-from consumer.optimizer import PolicyOptimizer
-from consumer.plan import IterationPlan
-from consumer.policy import load_policy
-from consumer.trainer import Learner, Trainer
+from consumer.trainer import Trainer
 from contracts.errors import (
     BatchFailed,
     Conflict,
@@ -36,7 +29,6 @@ from contracts.errors import (
     Unavailable,
 )
 from contracts.jobs import JobState
-from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings, settings_from
 from contracts.spec import JobSpec
 from telemetry import crash_points
@@ -124,50 +116,6 @@ def _save_for_resume(trainer: Trainer) -> None:
         raise
     except OnbeatError as error:
         log.error("no checkpoint of the failed job: %s", error)
-
-
-def make_trainer(
-    settings: StackSettings, broker: Broker, spec: JobSpec, *, side: TrainerSide, keeper: LeaseKeeper, job_id: str
-) -> Trainer:
-    """Loads model and data. Raises InvalidInput that names the spec's field."""
-    torch.set_num_threads(settings.threads)
-    if spec.deterministic:
-        torch.use_deterministic_algorithms(True)
-        # Filling uninitialised memory only guards code that reads what it never wrote; it costs a pass over it.
-        torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
-    torch.manual_seed(spec.seed)
-    policy = load_policy(
-        spec.model,
-        model_root=settings.model_root_path,
-        gradient_checkpointing=spec.trainer.gradient_checkpointing,
-    )
-    dataset = load_dataset(
-        spec.dataset,
-        num_evaluation=spec.evaluation.num_prompts,
-        seed=spec.seed,
-        model_root=settings.model_root_path,
-    )
-    source = PromptSource(dataset, policy.tokenizer, spec, context_tokens=policy.context_tokens)
-    parameters = policy.trained_parameters()
-    exact = spec.trainer.accumulation == "exact"
-    learner = Learner(
-        policy=policy,
-        optimizer=PolicyOptimizer(parameters, spec.optimizer),
-        accumulator=ExactAccumulator(parameters, max_micro_batches=spec.rollout.batches_per_iteration)
-        if exact
-        else FloatAccumulator(parameters),
-        # Before any checkpoint is restored: the reference is the model as the job found it.
-        reference=policy.reference_copy() if spec.algorithm.kl_coefficient > 0.0 else None,
-    )
-    return Trainer(
-        spec,
-        broker=broker,
-        side=side,
-        keeper=keeper,
-        learner=learner,
-        plan=IterationPlan(job_id, spec, source),
-        folder=RunFolder(settings.run_root_path, job_id),
-    )
 
 
 def _owner() -> str:

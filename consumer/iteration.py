@@ -9,12 +9,13 @@ from collections.abc import Iterator, Mapping
 
 from broker.trainer_side import Arrived, Opening
 from consumer.iteration_stats import MicroBatchStats, iteration_numbers
+from consumer.learner import Trained
 from contracts.errors import BatchFailed, FenceViolation
 from contracts.events import IterationMetrics, TimelineSpan
 from contracts.rollouts import PromptBatch, RolloutBatch
 
 TRAINER = "trainer"
-"""`who` of the trainer's own spans."""
+"""`who` of the spans of the trainer's rank 0; those of rank 1 are of `trainer 1`."""
 
 
 class Iteration:
@@ -69,6 +70,14 @@ class Iteration:
             self.evaluation[batch.batch_id] = batch
         return True
 
+    def record(self, trained: Trained) -> None:
+        """Books a batch that went into the gradient."""
+        self.stats.append(trained.stats)
+        who = f"{TRAINER} {trained.rank}" if trained.rank else TRAINER
+        self._add_span(
+            who, "train", batch_id=trained.stats.batch_id, started_s=trained.started_s, ended_s=trained.ended_s
+        )
+
     def abandon(self, dead: Mapping[str, str]) -> dict[str, str]:
         """Gives up dead batches; answers those that are new."""
         new = {batch_id: reason for batch_id, reason in dead.items() if batch_id not in self.abandoned}
@@ -83,8 +92,8 @@ class Iteration:
         self._add_span(TRAINER, what, batch_id=batch_id, started_s=started_s, ended_s=time.time())
 
     def seconds(self, what: str) -> float:
-        """Sum of the trainer's spans of one kind."""
-        return sum(span.ended_s - span.started_s for span in self.spans if (span.who, span.what) == (TRAINER, what))
+        """Sum of the trainer's spans of one kind, over its ranks."""
+        return sum(s.ended_s - s.started_s for s in self.spans if s.who.startswith(TRAINER) and s.what == what)
 
     def metrics(self, *, grad_norm: float, learning_rate: float, divisor: float) -> IterationMetrics:
         """Of a training iteration whose batches are all in. Raises BatchFailed if every one of them was abandoned."""

@@ -11,25 +11,20 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass
-
-from transformers.modeling_utils import PreTrainedModel
 
 from broker.client import Broker
 from broker.job_store import JobStore
 from broker.presence import Presence
 from broker.trainer_side import Opening, TrainerSide
-from consumer.accumulation import GradientAccumulator
 from consumer.checkpoint import keep_newest_and_best, latest_checkpoint, write_checkpoint
 from consumer.evaluation import evaluation_score
 from consumer.generator_watch import GeneratorWatch
 from consumer.iteration import Iteration
 from consumer.iteration_stats import gradient_divisor
 from consumer.lease_keeper import LeaseKeeper
-from consumer.micro_step import train_micro_batch
-from consumer.optimizer import PolicyOptimizer, horizon_at, learning_rate_at
+from consumer.optimizer import horizon_at, learning_rate_at
 from consumer.plan import IterationPlan
-from consumer.policy import Policy
+from consumer.ranks import Ranks
 from consumer.resume import check_same_run, is_finished, needs_rewind, next_iteration, rewind_record
 from consumer.run_log import RunLog, sampled_scores
 from consumer.weight_publisher import publish_weights, remove_versions_before
@@ -59,16 +54,6 @@ WAIT_S = 1.0
 RECONCILE_EVERY_S = 2.0
 
 
-@dataclass(kw_only=True)
-class Learner:
-    """The numerics of one job: everything that a checkpoint holds, and what a micro-batch needs."""
-
-    policy: Policy
-    optimizer: PolicyOptimizer
-    accumulator: GradientAccumulator
-    reference: PreTrainedModel | None
-
-
 class Trainer:
     """Runs one job under one trainer epoch, from its newest checkpoint to its last iteration."""
 
@@ -79,14 +64,15 @@ class Trainer:
         broker: Broker,
         side: TrainerSide,
         keeper: LeaseKeeper,
-        learner: Learner,
+        ranks: Ranks,
         plan: IterationPlan,
         folder: RunFolder,
     ) -> None:
         self._spec = spec
         self._side = side
         self._keeper = keeper
-        self._learner = learner
+        self._ranks = ranks
+        self._learner = ranks.learner
         self._plan = plan
         self._folder = folder
         self._broker = broker
@@ -167,12 +153,11 @@ class Trainer:
         timeouts = self._spec.timeouts
         waiting = Waiting(_missing(iteration), deadline_s=timeouts.iteration_s, cure="raise timeouts.iteration_s")
         reconciled_s = time.monotonic()
-        self._learner.accumulator.zero()
         holds_back = self._spec.schedule == "synchronous"
-        while iteration.missing:
+        while iteration.missing or self._ranks.num_training:
             self._keeper.check()
             holds_back = holds_back and not self._all_published()
-            if not holds_back and self._claim(iteration):
+            if iteration.missing and self._ranks.has_room and not holds_back and self._claim(iteration):
                 continue
             idle_since_s = time.monotonic()
             self._mend_weights(iteration, self._generators.check())
@@ -181,9 +166,13 @@ class Trainer:
                 reconciled_s = idle_since_s
                 if again := self._side.reconcile(iteration.number, iteration.missing):
                     log.warning("%d batches of iteration %d were lost and go out again", again, iteration.number)
-            if iteration.missing:
+            if iteration.missing and self._ranks.has_room:
                 self._side.wait_for_rollouts(WAIT_S)
+            elif self._ranks.num_training:
+                self._ranks.wait(WAIT_S)
+            if not self._ranks.num_training:
                 iteration.waiting_s += time.monotonic() - idle_since_s
+            self._record(iteration)
 
     def _mend_weights(self, iteration: Iteration, rejected: frozenset[str]) -> None:
         """Writes the open version again if a generator refuses it and its files are not what was published.
@@ -210,14 +199,13 @@ class Trainer:
                 log.info("a second copy of batch %s is ignored", item.batch.batch_id)
             elif item.batch.purpose == "train":
                 self._keeper.check()
-                learner = self._learner
-                with iteration.span("train", batch_id=item.batch.batch_id):
-                    stats = train_micro_batch(
-                        learner.policy, learner.reference, item.batch, self._spec, learner.accumulator
-                    )
-                iteration.stats.append(stats)
-                reach("consumer.after_micro_batch")
+                self._ranks.train(item.batch)
+        self._record(iteration)
         return len(arrived)
+
+    def _record(self, iteration: Iteration) -> None:
+        for trained in self._ranks.trained():
+            iteration.record(trained)
 
     def _settle_dead(self, iteration: Iteration) -> None:
         """Raises BatchFailed where the job's policy is to fail."""
@@ -231,7 +219,6 @@ class Trainer:
 
     def _step(self, iteration: Iteration) -> tuple[WeightManifest, IterationMetrics]:
         """One optimizer step, and the version that it made, written for the generators."""
-        learner = self._learner
         horizon = horizon_at(iteration.number, self._horizons, self._spec.iterations)
         rate = learning_rate_at(iteration.number, self._spec.optimizer, horizon)
         if not iteration.stats:
@@ -239,8 +226,7 @@ class Trainer:
         self._settled = None
         divisor = gradient_divisor(iteration.stats, self._spec.algorithm)
         with iteration.span("step"):
-            learner.accumulator.total(divisor)
-            grad_norm = learner.optimizer.step(rate)
+            grad_norm = self._ranks.step(divisor=divisor, learning_rate=rate)
         reach("consumer.after_step")
         with iteration.span("publish"):
             made = self._publish_weights(iteration.number + 1)

@@ -35,6 +35,8 @@ class StackSettings(Record, frozen=True, kw_only=True):
     """Port that an HTTP service listens on; 0 takes the service's default."""
     threads: int = 1
     """Compute threads of a process: OMP_NUM_THREADS, set by the launcher before torch is imported."""
+    device: str = "cpu"
+    """Where the trainer computes: cpu, or cuda."""
     log_format: str = "human"
     """human, or json: one object a line."""
     broker_timeout_s: float = 30.0
@@ -47,6 +49,8 @@ class StackSettings(Record, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.log_format not in ("human", "json"):
             raise ValueError("log_format must be human or json")
+        if self.device not in ("cpu", "cuda"):
+            raise ValueError("device must be cpu or cuda")
         if self.threads < 1:
             raise ValueError("threads must be 1 or more")
 

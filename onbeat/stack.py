@@ -75,6 +75,7 @@ class StackPlan:
     api_key: str = ""
     """"" makes a random one."""
     log_format: str = "human"
+    device: str = "cpu"
     fresh: bool = False
     """Forgets the private server's data of an earlier stack, and removes it at the end."""
 
@@ -211,6 +212,7 @@ class EmbeddedStack:
             host=HOST,
             threads=self.plan.threads_each,
             log_format=self.plan.log_format,
+            device=self.plan.device,
         )
 
     def _plan_children(self, settings: StackSettings) -> list[ChildProcess]:

@@ -52,6 +52,7 @@ def demo(
         threads=threads,
         redis_url=from_environment.redis_url,
         log_format=from_environment.log_format,
+        device=from_environment.device,
         fresh=True,
     )
     console = console_for(json_output=json_output)
@@ -83,6 +84,7 @@ def up(
         redis_url=from_environment.redis_url,
         api_key=from_environment.api_key,
         log_format=from_environment.log_format,
+        device=from_environment.device,
     )
     console = console_for(json_output=json_output)
     stack = EmbeddedStack(plan)

@@ -1,0 +1,94 @@
+"""Puts a trainer together from its job's spec: model and data, the numerics of each rank, the loop of rank 0."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import cast
+
+import torch
+from torch import nn
+
+from broker.client import Broker
+from broker.trainer_side import TrainerSide
+from consumer.accumulation import ExactAccumulator, FloatAccumulator, GradientAccumulator
+from consumer.datasets.base import load_dataset
+from consumer.datasets.prompts import PromptSource
+from consumer.learner import Learner
+from consumer.lease_keeper import LeaseKeeper
+from consumer.optimizer import PolicyOptimizer
+from consumer.plan import IterationPlan
+from consumer.policy import load_policy
+from consumer.ranks import OneRank, Ranks
+from consumer.trainer import Trainer
+from contracts.errors import InvalidInput
+from contracts.run_folder import RunFolder
+from contracts.settings import StackSettings
+from contracts.spec import JobSpec
+
+
+def make_trainer(
+    settings: StackSettings, broker: Broker, spec: JobSpec, *, side: TrainerSide, keeper: LeaseKeeper, job_id: str
+) -> Trainer:
+    """Loads model and data. Raises InvalidInput that names the spec's field, or the setting."""
+    ranks: Ranks = OneRank(make_learner(settings, spec))
+    policy = ranks.learner.policy
+    dataset = load_dataset(
+        spec.dataset,
+        num_evaluation=spec.evaluation.num_prompts,
+        seed=spec.seed,
+        model_root=settings.model_root_path,
+    )
+    source = PromptSource(dataset, policy.tokenizer, spec, context_tokens=policy.context_tokens)
+    return Trainer(
+        spec,
+        broker=broker,
+        side=side,
+        keeper=keeper,
+        ranks=ranks,
+        plan=IterationPlan(job_id, spec, source),
+        folder=RunFolder(settings.run_root_path, job_id),
+    )
+
+
+def make_learner(settings: StackSettings, spec: JobSpec) -> Learner:
+    """Loads the model onto the setting's device, and sets torch up for this process. Raises InvalidInput."""
+    _set_up_torch(settings, spec)
+    policy = load_policy(
+        spec.model,
+        model_root=settings.model_root_path,
+        gradient_checkpointing=spec.trainer.gradient_checkpointing,
+    )
+    cast(nn.Module, policy.model).to(_device(settings))
+    parameters = policy.trained_parameters()
+    return Learner(
+        spec=spec,
+        policy=policy,
+        optimizer=PolicyOptimizer(parameters, spec.optimizer),
+        accumulator=_accumulator(spec, parameters),
+        # Before any checkpoint is restored: the reference is the model as the job found it.
+        reference=policy.reference_copy() if spec.algorithm.kl_coefficient > 0.0 else None,
+    )
+
+
+def _set_up_torch(settings: StackSettings, spec: JobSpec) -> None:
+    torch.set_num_threads(settings.threads)
+    if spec.deterministic:
+        torch.use_deterministic_algorithms(True)
+        # Filling uninitialised memory only guards code that reads what it never wrote; it costs a pass over it.
+        torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
+        # cuBLAS reads it when it starts, and refuses deterministic work without it.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.manual_seed(spec.seed)
+
+
+def _device(settings: StackSettings) -> torch.device:
+    if settings.device == "cuda" and not torch.cuda.is_available():
+        raise InvalidInput("torch sees no CUDA device here", field="ONBEAT_DEVICE", cure="set it to cpu")
+    return torch.device(settings.device)
+
+
+def _accumulator(spec: JobSpec, parameters: Mapping[str, nn.Parameter]) -> GradientAccumulator:
+    if spec.trainer.accumulation == "exact":
+        return ExactAccumulator(parameters, max_micro_batches=spec.rollout.batches_per_iteration)
+    return FloatAccumulator(parameters)

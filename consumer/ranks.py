@@ -1,0 +1,72 @@
+"""Where the batches of an iteration are trained: here, or on several ranks that take them as they are free."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from consumer.learner import Learner, Trained
+from contracts.rollouts import RolloutBatch
+
+
+class Ranks(Protocol):
+    """What the trainer's loop asks of them. Rank 0 alone holds the lease and speaks to the fence."""
+
+    @property
+    def learner(self) -> Learner:
+        """Of rank 0."""
+        ...
+
+    @property
+    def num_training(self) -> int:
+        """Batches that were handed over and are not among the answers of `trained` yet."""
+        ...
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more batch would soon be taken up."""
+        ...
+
+    def train(self, batch: RolloutBatch) -> None:
+        """Each batch once. Raises what ended the training of any batch."""
+        ...
+
+    def trained(self) -> list[Trained]:
+        """What was trained since the last call, in any order. Raises what ended the training of any batch."""
+        ...
+
+    def wait(self, timeout_s: float) -> None:
+        """Blocks until `trained` has an answer, or for timeout_s."""
+        ...
+
+    def step(self, *, divisor: float, learning_rate: float) -> float:
+        """One optimizer step on the sum over all ranks; the gradient's norm before clipping."""
+        ...
+
+
+class OneRank:
+    """A trainer that is one process: it trains a batch where it gets it."""
+
+    def __init__(self, learner: Learner) -> None:
+        self.learner = learner
+        self._trained: list[Trained] = []
+
+    @property
+    def num_training(self) -> int:
+        return len(self._trained)
+
+    @property
+    def has_room(self) -> bool:
+        return True
+
+    def train(self, batch: RolloutBatch) -> None:
+        self._trained.append(self.learner.train(batch))
+
+    def trained(self) -> list[Trained]:
+        trained, self._trained = self._trained, []
+        return trained
+
+    def wait(self, timeout_s: float) -> None:
+        """There is an answer as soon as `train` returns."""
+
+    def step(self, *, divisor: float, learning_rate: float) -> float:
+        return self.learner.step(divisor=divisor, learning_rate=learning_rate)
