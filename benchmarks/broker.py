@@ -34,7 +34,7 @@ from broker.generator_side import Claim, GeneratorSide, PublishOutcome
 from broker.job_store import JobStore
 from broker.trainer_side import Opening, TrainerSide
 from contracts.datasets import AdditionDataset
-from contracts.events import AuditRecord
+from contracts.events import AuditRecord, record_digest
 from contracts.rewards import ExactReward
 from contracts.rollouts import RolloutBatch, batch_digest
 from contracts.settings import StackSettings
@@ -163,6 +163,7 @@ class FencedTrainer:
         self._side = TrainerSide(broker, self.source, owner="bench", lease_s=LEASE_S)
         self._side.acquire()
         self._iteration = 0
+        self._last_link = ""
         self._side.publish_weights(manifest(0), oldest_kept=0)
         self._side.open_iteration(self._opening(0))
         self._following = self._opening(1)
@@ -180,7 +181,9 @@ class FencedTrainer:
             trained |= {one.batch.batch_id: one.digest for one in arrived}
         done, self._iteration = self._iteration, self._iteration + 1
         self._side.publish_weights(manifest(self._iteration), oldest_kept=done)
-        self._side.commit(self._record(done, trained), trained, event=None, opening=self._following)
+        record = self._record(done, trained)
+        self._side.commit(record, trained, event=None, opening=self._following)
+        self._last_link = record_digest(record)
 
     def _opening(self, iteration: int) -> Opening:
         batches = tuple(
@@ -199,7 +202,7 @@ class FencedTrainer:
             trainer_epoch=self._side.trainer_epoch,
             batches=trained,
             abandoned={},
-            previous="",
+            previous=self._last_link,
         )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from broker.client import Broker, translated
 from broker.keys import JobKeys, batch_shape
 from contracts.errors import Conflict, FencedOff, FenceViolation
-from contracts.events import AuditRecord, JobEvent
+from contracts.events import AuditRecord, JobEvent, record_digest
 from contracts.jobs import JobState
 from contracts.rollouts import PromptBatch, RolloutBatch, batch_digest
 from contracts.versions import WeightManifest
@@ -119,9 +119,10 @@ class TrainerSide:
     def rewind(self, record: AuditRecord) -> None:
         """Makes record.iteration the next to open, and writes the rewind into the audit chain; safe to repeat.
 
-        Raises FencedOff, or FenceViolation for an iteration that would leave a gap after the last committed one.
+        Raises FencedOff, or FenceViolation for an iteration that would leave a gap after the last committed one, and
+        for a record that doesn't follow the newest.
         """
-        outcome, *rest = self._fenced("rewind", record.iteration, encode(record))
+        outcome, *rest = self._fenced("rewind", record.iteration, *_link_args(record))
         if outcome not in (b"rewound", b"already_rewound"):
             raise FenceViolation(f"iteration {record.iteration} cannot be next: {_said(outcome, rest)}")
         self._read_ahead.clear()
@@ -178,9 +179,11 @@ class TrainerSide:
     ) -> None:
         """Commits the iteration and opens the next in one script; safe to repeat.
 
-        `trained` maps batch id to digest. Raises FencedOff, or FenceViolation for a ledger that is not complete.
+        `trained` maps batch id to digest. Raises FencedOff, or FenceViolation for a ledger that is not complete,
+        and for a record that doesn't follow the newest: a restart has lost what this trainer had committed.
         """
-        args: list[str | int | bytes] = [record.iteration, encode(record), encode(event) if event else "", len(trained)]
+        args: list[str | int | bytes] = [record.iteration, *_link_args(record), encode(event) if event else ""]
+        args.append(len(trained))
         for batch_id, digest in trained.items():
             args += [batch_id, digest]
         args += opening.script_args() if opening else [""]
@@ -228,6 +231,10 @@ def _dispatch_args(batches: Sequence[PromptBatch]) -> list[str | int | bytes]:
     for batch in batches:
         args += [batch.batch_id, batch_shape(len(batch.prompts), batch.group_size), encode(batch)]
     return args
+
+
+def _link_args(record: AuditRecord) -> tuple[bytes, str, str]:
+    return encode(record), record_digest(record), record.previous
 
 
 def _said(outcome: bytes, rest: Sequence[bytes | int]) -> str:

@@ -1,13 +1,15 @@
--- commit_iteration: ARGV epoch, iteration, audit record, event or '', n trained, n x (batch id, digest), then '' or what open() takes
---   -> {committed} | {already_committed} | {fenced} | {wrong_iteration, iteration} | {missing, batch id}
+-- commit_iteration: ARGV epoch, iteration, audit record, its digest, the digest that it follows, event or '', n trained,
+--   n x (batch id, digest), then '' or what open() takes
+--   -> {committed} | {already_committed} | {fenced} | {wrong_iteration, iteration} | {broken_link} | {missing, batch id}
 --    | {divergent, batch id} | {out_of_order, iteration} | {no_manifest}
 if not is_trainer(ARGV[1]) then return { 'fenced' } end
 local iteration = tonumber(ARGV[2])
 if (tonumber(fence('committed')) or -1) >= iteration then return { 'already_committed' } end
 if fence('state') ~= 'open' or fence('iteration') ~= ARGV[2] then return { 'wrong_iteration', fence('iteration') } end
-local n = tonumber(ARGV[5])
+if not is_linked(ARGV[5]) then return { 'broken_link' } end
+local n = tonumber(ARGV[7])
 local trained = {}
-for i = 0, n - 1 do trained[ARGV[6 + 2 * i]] = ARGV[7 + 2 * i] end
+for i = 0, n - 1 do trained[ARGV[8 + 2 * i]] = ARGV[9 + 2 * i] end
 local ledger = redis.call('HGETALL', LEDGER)
 local entries = {}
 for i = 1, #ledger, 2 do
@@ -22,13 +24,13 @@ for i = 1, #ledger, 2 do
 end
 local extra = next(trained)
 if extra then return { 'divergent', extra } end
-local at = 6 + 2 * n
+local at = 8 + 2 * n
 local opens = ARGV[at] and ARGV[at] ~= ''
 if opens and not follows(at, iteration) then return { 'out_of_order', ARGV[at] } end
 if opens and not is_announced(at) then return { 'no_manifest' } end
 clear_iteration()
-redis.call('XADD', AUDIT, '*', 'record', ARGV[3])
+redis.call('XADD', AUDIT, '*', 'record', ARGV[3], 'digest', ARGV[4])
 redis.call('HSET', FENCE, 'committed', iteration, 'state', 'closed')
-if ARGV[4] ~= '' then tell(ARGV[4]) end
+if ARGV[6] ~= '' then tell(ARGV[6]) end
 if opens then open(at) end
 return { 'committed' }

@@ -7,7 +7,7 @@
 --   5 weights   hash     version -> WeightManifest
 --   6 counters  hash
 --   7 dead      stream
---   8 audit     stream
+--   8 audit     stream   field record (AuditRecord), digest (the next record's `previous`)
 --   9 job       hash     state reason created_s started_s ended_s ...
 --  10 events    stream   field event (JobEvent), newest 10,000
 -- A script checks everything before it writes: scripts do not roll back. Each answers a list whose first item is its outcome.
@@ -114,6 +114,12 @@ local function open(at)
   end
   redis.call('HSET', FENCE, 'state', 'open', 'iteration', iteration, 'version', version, 'digest', digest,
     'expected', n, 'published', 0, 'dead', 0, 'opened_ms', now_ms())
+end
+
+-- Whether a record follows the newest one: a restart may have lost the one that its writer holds for the last (I4).
+local function is_linked(previous)
+  local last = redis.call('XREVRANGE', AUDIT, '+', '-', 'COUNT', '1')[1]
+  return previous == (last and last[2][4] or '')
 end
 
 -- Takes a batch out for good; the trainer sees it in the ledger and decides by its policy.

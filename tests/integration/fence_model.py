@@ -71,6 +71,8 @@ class ServerModel:
     dead: list[str] = field(default_factory=list)
     audit: list[tuple[str, int, int]] = field(default_factory=list)
     """(kind, iteration, trainer epoch)."""
+    last_link: str = ""
+    """Digest of the newest audit record."""
     counters: Counter[str] = field(default_factory=Counter)
     knows_typical_time: bool = False
 
@@ -206,17 +208,26 @@ class ServerModel:
         self.ledger = {batch.batch_id: Slot(batch, entry) for batch, entry in zip(batches, self.entries, strict=True)}
 
     def commit(
-        self, iteration: int, trained: Mapping[str, str], opening: tuple[int, str, tuple[PromptBatch, ...]] | None
+        self,
+        iteration: int,
+        trained: Mapping[str, str],
+        opening: tuple[int, str, tuple[PromptBatch, ...]] | None,
+        *,
+        previous: str,
+        link: str,
     ) -> str:
         """committed, already_committed or refused (I3, I4)."""
         if self.committed >= iteration:
             return "already_committed"
         if self.state != "open" or self.iteration != iteration or not self._is_complete(trained):
             return "refused"
+        if previous != self.last_link:
+            return "refused"
         if opening and (opening[0] != iteration + 1 or opening[0] not in self.weights):
             return "refused"
         self._clear()
         self.audit.append(("commit", iteration, self.epoch))
+        self.last_link = link
         self.committed = iteration
         if opening:
             self._open(*opening)
@@ -227,13 +238,14 @@ class ServerModel:
         digests = {batch_id: slot.digest for batch_id, slot in living.items() if slot.status == "published"}
         return living.keys() == trained.keys() and all(trained[key] == digest for key, digest in digests.items())
 
-    def rewind(self, iteration: int) -> str:
-        """rewound, or refused where it would leave a gap."""
-        if iteration > self.committed + 1:
+    def rewind(self, iteration: int, *, previous: str, link: str) -> str:
+        """rewound, or refused where it would leave a gap, in the iterations or in the chain."""
+        if iteration > self.committed + 1 or previous != self.last_link:
             return "refused"
         self._clear()
         self.committed = self.iteration = iteration - 1
         self.audit.append(("rewind", iteration, self.epoch))
+        self.last_link = link
         self.counters["rewinds"] += 1
         return "rewound"
 

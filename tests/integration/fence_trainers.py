@@ -15,7 +15,7 @@ from broker.job_store import JobStore
 from broker.keys import JobKeys
 from broker.trainer_side import Opening, TrainerSide
 from contracts.errors import Conflict, FencedOff, FenceViolation
-from contracts.events import AuditRecord
+from contracts.events import AuditRecord, record_digest
 from contracts.rollouts import PromptBatch
 from tests.builders import job_spec, prompt_batch
 from tests.integration.fence_model import ServerModel
@@ -30,7 +30,7 @@ SHORT_S = 0.001
 CURRENT = -1
 """Whoever holds the epoch: most calls of a trainer are legal ones."""
 TRAINER = st.sampled_from([CURRENT, CURRENT, CURRENT, CURRENT, 0, 1, 2])
-COMMITS = st.sampled_from(["right", "right", "right", "missing", "divergent", "extra"])
+COMMITS = st.sampled_from(["right", "right", "right", "missing", "divergent", "extra", "unlinked"])
 
 
 class TrainerMoves(RuleBasedStateMachine):
@@ -201,12 +201,13 @@ class TrainerMoves(RuleBasedStateMachine):
         iteration = self.model.iteration - (1 if late and self.model.iteration > 0 else 0)
         trained = self._trained(kind)
         opening = self.opening(iteration + opens) if opens else None
-        record = self._record("commit", iteration, trained)
+        record = self._record("commit", iteration, trained, is_linked=kind != "unlinked")
         side = self.trainers[who]
         moves, answer = self._fenced(who, lambda: side.commit(record, trained, event=None, opening=opening))
         if moves:
             opened = (opening.iteration, opening.weights_digest, opening.batches) if opening else None
-            expected = self.model.commit(iteration, trained, opened)
+            links = {"previous": record.previous, "link": record_digest(record)}
+            expected = self.model.commit(iteration, trained, opened, **links)
             assert (answer == "refused") == (expected == "refused")
             self._forget_arrived(expected == "committed")
             self.seen[f"commit: {expected}"] += 1
@@ -225,7 +226,7 @@ class TrainerMoves(RuleBasedStateMachine):
             trained["9/train/9"] = "0" * 64
         return trained
 
-    def _record(self, kind: str, iteration: int, trained: dict[str, str]) -> AuditRecord:
+    def _record(self, kind: str, iteration: int, trained: dict[str, str], *, is_linked: bool = True) -> AuditRecord:
         return AuditRecord(
             kind=kind,
             iteration=iteration,
@@ -236,17 +237,17 @@ class TrainerMoves(RuleBasedStateMachine):
             batches=trained,
             abandoned={},
             loss=float(len(self.model.audit)),
-            previous="",
+            previous=self.model.last_link if is_linked else "f" * 64,
         )
 
-    @rule(who=TRAINER, back=st.integers(-1, 2))
-    def rewind(self, who: int, back: int) -> None:
+    @rule(who=TRAINER, back=st.integers(-1, 2), is_linked=st.sampled_from([True, True, True, False]))
+    def rewind(self, who: int, back: int, is_linked: bool) -> None:
         who = self._index(who)
         iteration = max(0, self.model.committed + 1 - back)
-        record = self._record("rewind", iteration, {})
+        record = self._record("rewind", iteration, {}, is_linked=is_linked)
         moves, answer = self._fenced(who, lambda: self.trainers[who].rewind(record))
         if moves:
-            expected = self.model.rewind(iteration)
+            expected = self.model.rewind(iteration, previous=record.previous, link=record_digest(record))
             assert (answer == "refused") == (expected == "refused")
             self._forget_arrived(expected == "rewound")
             self.seen[f"rewind: {expected}"] += 1

@@ -6,21 +6,26 @@ The tests own their server. Writes are lost for real: the append-only file is cu
 from __future__ import annotations
 
 import dataclasses
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from broker.client import Broker, connect
 from broker.generator_side import Claim, GeneratorSide, PublishOutcome, Renewal
 from broker.job_store import JobStore
 from broker.trainer_side import TrainerSide
+from consumer.resume import rewind_record
 from contracts.errors import BrokerUnavailable, FencedOff, FenceViolation
+from contracts.events import record_digest
 from contracts.jobs import JobState
 from contracts.settings import StackSettings
 from onbeat.embedded_redis import EmbeddedRedis
+from onbeat.verify import AuditEntry, verify_run
 from tests.builders import job_spec
-from tests.integration.test_fence import Job, answer_to, record
+from tests.integration.test_fence import Job, answer_to, manifest, record
 
 LEASE_S = 600.0
 
@@ -64,7 +69,9 @@ def crash(tmp_path: Path) -> Iterator[Crash]:
 @pytest.fixture
 def job(crash: Crash) -> Job:
     """Iteration 0 is open with two batches."""
-    job_id, _ = JobStore(crash.broker).create(job_spec(rollout__max_attempts=3))
+    job_id, _ = JobStore(crash.broker).create(
+        job_spec(rollout__max_attempts=3, rollout__batches_per_iteration=2, evaluation__num_prompts=0)
+    )
     trainer = TrainerSide(crash.broker, job_id, owner="t1", lease_s=LEASE_S)
     trainer.acquire()
     job = Job(crash.broker, job_id, trainer)
@@ -211,3 +218,76 @@ def test_a_job_that_was_accepted_is_there_after_a_crash(crash: Crash) -> None:
     assert is_new
     assert jobs.create(job_spec(), idempotency_key="k1") == (job_id, False)
     assert jobs.job_ids() == jobs.active_jobs() == [job_id]
+
+
+def test_a_rewind_that_follows_a_lost_record_is_refused_and_the_chain_stays_whole(crash: Crash, job: Job) -> None:
+    """Who lives through a restart may have read a chain that is no more."""
+    generator = job.generator()
+    for _ in range(2):
+        publish(generator, take(generator), "g1")
+    mark = crash.mark()
+    slow = job.trainer
+    slow.release()
+    job.trainer = successor(crash, job)
+    commit(job, arrived(job))
+    chain = JobStore(crash.broker).audit(job.job_id)
+    crash.kill_and_restart(keep_bytes=mark)
+    with pytest.raises(FenceViolation, match="broken_link"):
+        slow.rewind(rewind_record(chain, manifest(0), trainer_epoch=slow.trainer_epoch))
+    assert JobStore(crash.broker).audit(job.job_id) == []
+    slow.release()
+    job.trainer = successor(crash, job)
+    commit(job, arrived(job))
+    assert gaps(crash, job) == ((), 1)
+
+
+def test_a_commit_that_follows_a_lost_record_is_refused_and_the_chain_stays_whole(crash: Crash, job: Job) -> None:
+    """A restart that takes a whole replayed iteration leaves its trainer at the number that it stood at before."""
+    generator = job.generator()
+    for _ in range(2):
+        publish(generator, take(generator), "g1")
+    commit(job, arrived(job))
+    for _ in range(2):
+        publish(generator, take(generator), "g1")
+    job.trainer.release()
+    job.trainer = replaying = successor(crash, job)
+    mark = crash.mark()
+    job.trainer.rewind(rewind_record(JobStore(crash.broker).audit(job.job_id), manifest(0), trainer_epoch=epoch(job)))
+    job.trainer.open_iteration(job.opening(0))
+    for _ in range(2):
+        publish(generator, take(generator), "g1")
+    link = JobStore(crash.broker).audit(job.job_id)[-1]
+    replayed = replace(record(0, arrived(job)), trainer_epoch=epoch(job), previous=record_digest(link))
+    replaying.commit(replayed, replayed.batches, event=None, opening=job.opening(1))
+    crash.kill_and_restart(keep_bytes=mark)
+    trained = arrived(job)
+    assert sorted(trained) == ["1/train/0", "1/train/1"]
+    following = replace(record(1, trained), trainer_epoch=epoch(job), previous=record_digest(replayed))
+    with pytest.raises(FenceViolation, match="broken_link"):
+        replaying.commit(following, trained, event=None, opening=None)
+    replaying.release()
+    job.trainer = successor(crash, job)
+    trained = arrived(job)
+    last = record_digest(JobStore(crash.broker).audit(job.job_id)[-1])
+    following = replace(following, trainer_epoch=epoch(job), previous=last)
+    for _ in range(2):  # safe to repeat
+        job.trainer.commit(following, trained, event=None, opening=None)
+    assert gaps(crash, job) == ((), 2)
+
+
+def successor(crash: Crash, job: Job) -> TrainerSide:
+    trainer = TrainerSide(crash.broker, job.job_id, owner=uuid.uuid4().hex, lease_s=LEASE_S)
+    trainer.acquire()
+    return trainer
+
+
+def epoch(job: Job) -> int:
+    return job.trainer.trainer_epoch
+
+
+def gaps(crash: Crash, job: Job) -> tuple[tuple[str, ...], int]:
+    """(what `onbeat verify` finds missing, iterations that it sees)."""
+    jobs = JobStore(crash.broker)
+    entries = [AuditEntry(record=one, digest=record_digest(one)) for one in jobs.audit(job.job_id)]
+    verdict = verify_run(entries, jobs.spec(job.job_id), complete=False, digests_on_disk={})
+    return verdict.gaps, verdict.num_iterations

@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from tests.model.explorer import Result, explore
-from tests.model.mutations import NEEDED, ONE, REDUNDANT, RESAMPLED, RESAMPLED_TWICE, TWO_BATCHES, mutated
+from tests.model.mutations import FORGETFUL, NEEDED, ONE, REDUNDANT, RESAMPLED, RESAMPLED_TWICE, TWO_BATCHES, mutated
 from tests.model.state import Bounds
 
 FULL = Bounds()
@@ -17,6 +17,8 @@ INSTANCES = (
     FULL._replace(iterations=1, faults=2),
     ONE._replace(faults=2),
     RESAMPLED_TWICE,
+    FORGETFUL,
+    ONE._replace(faults=3, max_epochs=8),
 )
 
 
@@ -53,9 +55,8 @@ def main(arguments: list[str]) -> int:
         _report(result)
     for one in REDUNDANT:
         _say(f"without {' and '.join(one.off)}: {one.means}; kept because: {one.kept_for}")
-        broken = [
-            found.breaks for bounds in (ONE, TWO_BATCHES, RESAMPLED) if (found := mutated(bounds, one.off)).breaks
-        ]
+        instances = (ONE, TWO_BATCHES, RESAMPLED, RESAMPLED_TWICE)
+        broken = [found.breaks for bounds in instances if (found := mutated(bounds, one.off)).breaks]
         is_right = is_right and not broken
         _say(f"  {', '.join(broken) or 'breaks nothing'}")
     return 0 if is_right else 1

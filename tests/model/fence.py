@@ -134,9 +134,12 @@ def reconcile(server: Server, epoch: int, iteration: int, off: Off) -> tuple[str
 
 
 def commit(
-    server: Server, epoch: int, iteration: int, trained: tuple[int, ...], opening: int, off: Off
+    server: Server, epoch: int, iteration: int, trained: tuple[int, ...], opening: int, *, follows: Record, off: Off
 ) -> tuple[str, Server]:
-    """trained: [batches] the content of each, -1 for none. opening: digest of the next version, -1 for no next."""
+    """trained: [batches] the content of each, -1 for none. opening: digest of the next version, -1 for no next.
+
+    follows: the record that this trainer holds for the newest.
+    """
     if _is_fenced(server, epoch, "commit.epoch", off):
         return "fenced", server
     record = (COMMIT, iteration, epoch)
@@ -144,6 +147,8 @@ def commit(
         return "already_committed", server
     if (not server.is_open or server.iteration != iteration) and "commit.iteration" not in off:
         return "wrong_iteration", server
+    if server.last != follows and "commit.link" not in off:
+        return "broken_link", server
     for (ledger, _), content in zip(server.batches, trained, strict=True):
         if ledger and ledger[0] == DEAD:
             if content != -1:
@@ -158,7 +163,7 @@ def commit(
     return "committed", server if opening == -1 else _opened(server, epoch, iteration + 1, opening)
 
 
-def rewind(server: Server, epoch: int, iteration: int, off: Off) -> tuple[str, Server]:
+def rewind(server: Server, epoch: int, iteration: int, *, follows: Record, off: Off) -> tuple[str, Server]:
     if _is_fenced(server, epoch, "rewind.epoch", off):
         return "fenced", server
     record = (REWIND, iteration, epoch)
@@ -171,6 +176,8 @@ def rewind(server: Server, epoch: int, iteration: int, off: Off) -> tuple[str, S
         return "already_rewound", server
     if iteration - 1 > server.committed and "rewind.gap" not in off:
         return "out_of_order", server
+    if server.last != follows and "rewind.link" not in off:
+        return "broken_link", server
     return "rewound", _cleared(server)._replace(committed=iteration - 1, iteration=iteration - 1, last=record)
 
 

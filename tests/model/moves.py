@@ -168,7 +168,7 @@ def _calls(state: State, bounds: Bounds, off: Off, trainer: Trainer) -> Iterator
     """(script, outcome, server, trainer) of what this trainer calls next; () is one that ends."""
     server, epoch, iteration = state.server, trainer.epoch, trainer.iteration
     if trainer.phase == REWINDS:
-        outcome, server = fence.rewind(server, epoch, iteration, off)
+        outcome, server = fence.rewind(server, epoch, iteration, follows=trainer.link, off=off)
         went = trainer._replace(phase=ANNOUNCE, link=(REWIND, iteration, epoch))
         yield "rewind", outcome, server, went if outcome in ("rewound", "already_rewound") else ()
     elif trainer.phase == ANNOUNCE:
@@ -230,7 +230,9 @@ def _commits(server: Server, bounds: Bounds, off: Off, trainer: Trainer) -> Call
     contents = tuple(mine[1] if mine else -1 for mine in trainer.trained)
     made = _made(trainer, bounds)
     opening = made if trainer.iteration < bounds.iterations - 1 else -1
-    outcome, server = fence.commit(server, trainer.epoch, trainer.iteration, contents, opening, off)
+    outcome, server = fence.commit(
+        server, trainer.epoch, trainer.iteration, contents, opening, follows=trainer.link, off=off
+    )
     link = (COMMIT, trainer.iteration, trainer.epoch)
     is_through = outcome in ("committed", "already_committed")
     return "commits", outcome, server, trainer._replace(phase=SETTLE, link=link) if is_through else ()

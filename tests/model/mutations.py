@@ -16,6 +16,8 @@ TWO_BATCHES = Bounds(generators=1, iterations=1)
 RESAMPLED = TWO_GENERATORS._replace(is_deterministic=False)
 """A job whose replays and second attempts differ."""
 RESAMPLED_TWICE = ONE._replace(is_deterministic=False, faults=2)
+FORGETFUL = ONE._replace(lost_writes=10, faults=2)
+"""A restart can lose a whole iteration."""
 
 
 class Mutation(NamedTuple):
@@ -36,7 +38,9 @@ class Redundant(NamedTuple):
 
 NEEDED = (
     Mutation(("acquire.clock",), ONE, "I4", "the epoch comes from the counter alone, not from the clock as well"),
-    Mutation(("acquire.lease",), ONE, "I4", "acquire_trainer of a living trainer's job, any number of times"),
+    Mutation(
+        ("acquire.lease", "rewind.link"), ONE, "I4", "acquire_trainer of a living trainer's job, any number of times"
+    ),
     Mutation(("publish_weights.epoch",), ONE, "I4", "publish_weights without the epoch"),
     Mutation(("open.epoch",), ONE, "I4", "open_iteration without the epoch"),
     Mutation(("open.repeat",), ONE, "stuck", "an iteration that stands open is refused, not gone on with"),
@@ -50,9 +54,13 @@ NEEDED = (
     Mutation(("commit.complete",), ONE, "I3", "commit_iteration of a ledger with a gap"),
     Mutation(("commit.digest",), RESAMPLED, "I3", "commit_iteration of another copy than the ledger's"),
     Mutation(("commit.manifest",), ONE, "I4", "the next iteration opens without its announced weights"),
-    Mutation(("commit.iteration", "commit.repeat"), ONE, "I4", "commit_iteration of any number, and twice"),
+    Mutation(
+        ("commit.iteration", "commit.repeat", "commit.link"), ONE, "I4", "commit_iteration of any number, and twice"
+    ),
+    Mutation(("commit.link",), FORGETFUL, "I4", "commit_iteration of a record that follows a lost one"),
     Mutation(("rewind.epoch",), ONE, "I4", "rewind without the epoch"),
-    Mutation(("rewind.repeat",), RESAMPLED_TWICE, "I4", "a repeated rewind is recorded again"),
+    Mutation(("rewind.link",), FORGETFUL, "I4", "rewind by a record that follows a lost one"),
+    Mutation(("rewind.repeat", "rewind.link"), RESAMPLED_TWICE, "I4", "a repeated rewind is recorded again"),
     Mutation(("publish.digest",), RESAMPLED, "I2", "publish_batch without the digest"),
     Mutation(
         ("publish.iteration", "publish.version", "publish.digest", "publish.expected"),
@@ -68,7 +76,12 @@ NEEDED = (
     Mutation(
         ("trainer.acknowledges_at_commit",), ONE, "I5", "the trainer acknowledges what it claims, before the commit"
     ),
-    Mutation(("trainer.weights",), RESAMPLED_TWICE, "I4", "the trainer doesn't check the weights of what it is given"),
+    Mutation(
+        ("trainer.weights", "commit.link"),
+        RESAMPLED_TWICE,
+        "I4",
+        "the trainer doesn't check the weights of what it is given",
+    ),
     Mutation(("resume.rewinds",), ONE, "stuck", "a successor with an older checkpoint doesn't rewind"),
     Mutation(("resume.not_after_the_fence",), ONE, "stuck", "a checkpoint that the fence doesn't know of is resumed"),
 )
@@ -79,6 +92,7 @@ REDUNDANT = (
         ("commit.iteration",), "commit_iteration of any number", "`already_committed` catches it; see the pair above"
     ),
     Redundant(("commit.repeat",), "a repeated commit is refused", "its trainer would end and be replaced for nothing"),
+    Redundant(("rewind.repeat",), "a repeated rewind is refused", "its trainer would end and be replaced for nothing"),
     Redundant(("rewind.gap",), "rewind to beyond the fence", "trainers pick a checkpoint that the fence knows of"),
     Redundant(
         ("reconcile.epoch",), "reconcile without the epoch", "scripts are atomic, so it has nothing to write here"
@@ -104,6 +118,11 @@ REDUNDANT = (
     ),
     Redundant(("settle.persisted",), "a checkpoint before its commit is on disk", "without it more is replayed"),
     Redundant(("step.renews",), "a step without the lease", "it keeps a fenced-off trainer from writing files"),
+    Redundant(
+        ("trainer.weights",),
+        "the trainer doesn't check the weights of what it is given",
+        "the commit refuses what the check would; it ends sooner",
+    ),
     Redundant(
         ("trainer.content",),
         "the trainer takes either of two copies",

@@ -12,7 +12,7 @@ from broker.job_store import JobStore
 from broker.keys import GENERATOR_GROUP, JobKeys
 from broker.trainer_side import Opening, TrainerSide
 from contracts.errors import FencedOff, FenceViolation
-from contracts.events import AuditRecord
+from contracts.events import AuditRecord, record_digest
 from contracts.rollouts import PromptBatch, RolloutBatch, batch_digest
 from tests.builders import job_spec, prompt_batch, rollout_batch
 from tests.integration.fence_checks import read
@@ -45,6 +45,8 @@ class Walk:
         self._generators = [GeneratorSide(broker, self._job_id, f"g{i}") for i in range(BOUNDS.generators)]
         self._claims: list[Claim | None] = [None] * BOUNDS.generators
         self._epochs = {0: 0}
+        self._links: dict[tuple[int, ...], str] = {(): ""}
+        """The model's audit record → the digest of the real one."""
         self._disk: dict[str, bytes] = {}
         self._seen = seen
 
@@ -149,7 +151,7 @@ class Walk:
         )
 
     def _record(self, kind: str, trainer: Trainer, trained: dict[str, str]) -> AuditRecord:
-        return AuditRecord(
+        record = AuditRecord(
             kind=kind,
             iteration=trainer.iteration,
             policy_version=trainer.iteration,
@@ -158,8 +160,10 @@ class Walk:
             trainer_epoch=self._epochs[trainer.epoch],
             batches=trained,
             abandoned={},
-            previous="",
+            previous=self._links[trainer.link],
         )
+        self._links[KINDS[kind], trainer.iteration, trainer.epoch] = record_digest(record)
+        return record
 
     # Generators
 
