@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from broker.trainer_side import Arrived, Opening
-from consumer.iteration_stats import MicroBatchStats, iteration_numbers
+from consumer.iteration_stats import IterationNumbers, MicroBatchStats, Update, iteration_numbers, mean_over_updates
 from consumer.learner import Trained
-from contracts.errors import BatchFailed, FenceViolation
-from contracts.events import IterationMetrics, TimelineSpan
+from contracts.errors import FenceViolation
+from contracts.events import IterationMetrics, TimelineSpan, UpdateMetrics
 from contracts.rollouts import PromptBatch, RolloutBatch
 
 TRAINER = "trainer"
@@ -73,6 +74,10 @@ class Iteration:
     def record(self, trained: Trained) -> None:
         """Books a batch that went into the gradient."""
         self.stats.append(trained.stats)
+        self.record_span(trained)
+
+    def record_span(self, trained: Trained) -> None:
+        """Books when a batch was trained; each update of the iteration trains it once."""
         who = f"{TRAINER} {trained.rank}" if trained.rank else TRAINER
         self._add_span(
             who, "train", batch_id=trained.stats.batch_id, started_s=trained.started_s, ended_s=trained.ended_s
@@ -95,17 +100,16 @@ class Iteration:
         """Sum of the trainer's spans of one kind, over its ranks."""
         return sum(s.ended_s - s.started_s for s in self.spans if s.who.startswith(TRAINER) and s.what == what)
 
-    def metrics(self, *, grad_norm: float, learning_rate: float, divisor: float) -> IterationMetrics:
-        """Of a training iteration whose batches are all in. Raises BatchFailed if every one of them was abandoned."""
-        if not self.stats:
-            raise BatchFailed(f"every training batch of iteration {self.number} is dead", field="rollout")
-        numbers = iteration_numbers(self.stats, divisor=divisor)
+    def metrics(self, updates: Sequence[Update], *, learning_rate: float, divisor: float) -> IterationMetrics:
+        """Of a training iteration whose batches are all in; updates: at least one, in order."""
+        of_each = [iteration_numbers(update.stats, divisor=divisor) for update in updates]
+        numbers = mean_over_updates(of_each)
         wall_s = time.time() - self._started_s
         return IterationMetrics(
             iteration=self.number,
             policy_version=self.policy_version,
             trainer_epoch=self._trainer_epoch,
-            grad_norm=grad_norm,
+            grad_norm=math.fsum(update.grad_norm for update in updates) / len(updates),
             learning_rate=learning_rate,
             started_s=self._started_s,
             wall_s=wall_s,
@@ -115,6 +119,7 @@ class Iteration:
             step_s=self.seconds("step"),
             publish_s=self.seconds("publish"),
             tokens_per_s=numbers.num_tokens / wall_s,
+            updates=_each_update(of_each, updates) if len(updates) > 1 else (),
             **dataclasses.asdict(numbers),
         )
 
@@ -149,3 +154,15 @@ class Iteration:
                 who=who, what=what, iteration=self.number, batch_id=batch_id, started_s=started_s, ended_s=ended_s
             )
         )
+
+
+def _each_update(numbers: Sequence[IterationNumbers], updates: Sequence[Update]) -> tuple[UpdateMetrics, ...]:
+    return tuple(
+        UpdateMetrics(
+            loss=of_one.loss,
+            clip_share=of_one.clip_share,
+            kl_to_reference=of_one.kl_to_reference,
+            grad_norm=update.grad_norm,
+        )
+        for of_one, update in zip(numbers, updates, strict=True)
+    )

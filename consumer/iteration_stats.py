@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -91,6 +91,20 @@ class IterationNumbers:
     mismatch_k3: float
     mismatch_max: float
     effective_sample_share: float
+
+
+OF_ONE_UPDATE = ("loss", "clip_share", "kl_to_reference", "entropy", "corrected_share")
+"""Numbers that each update of an iteration has for itself; the others are of the rollouts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Update:
+    """One optimizer step."""
+
+    stats: Sequence[MicroBatchStats]
+    """Of every training batch, with the loss that this step went down."""
+    grad_norm: float
+    """Before clipping."""
 
 
 def measure_batch(batch: RolloutBatch, rewards: NDArray[np.float64]) -> MicroBatchStats:
@@ -178,6 +192,12 @@ def iteration_numbers(batches: Iterable[MicroBatchStats], *, divisor: float) -> 
         mismatch_max=max(mismatch.largest for mismatch in mismatches),
         effective_sample_share=_effective_sample_share(mismatches, seen_tokens),
     )
+
+
+def mean_over_updates(numbers: Sequence[IterationNumbers]) -> IterationNumbers:
+    """Numbers of the iteration from those under the loss of each update, the first first; at least one."""
+    means = {name: math.fsum(getattr(of_one, name) for of_one in numbers) / len(numbers) for name in OF_ONE_UPDATE}
+    return replace(numbers[0], **means)
 
 
 def _effective_sample_share(mismatches: Sequence[Mismatch], num_tokens: int) -> float:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 
 from transformers.modeling_utils import PreTrainedModel
 
 from consumer.accumulation import GradientAccumulator
 from consumer.iteration_stats import MicroBatchStats
-from consumer.micro_step import train_micro_batch
+from consumer.micro_step import KeptBatch, train_kept_batch, train_micro_batch
 from consumer.optimizer import PolicyOptimizer
 from consumer.policy import Policy
 from contracts.rollouts import RolloutBatch
 from contracts.spec import JobSpec
 from telemetry.crash_points import reach
+
+Kept = tuple[MicroBatchStats, KeptBatch]
+"""A batch as the first update left it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,17 +42,40 @@ class Learner:
     accumulator: GradientAccumulator
     reference: PreTrainedModel | None
     rank: int = 0
+    kept: list[Kept] = field(default_factory=list)
+    """What the further updates of the open iteration train; empty where each iteration has one update."""
 
     def train(self, batch: RolloutBatch) -> Trained:
         """Forward, backward, accumulate. Raises what `train_micro_batch` raises."""
         started_s = time.time()
-        stats = train_micro_batch(self.policy, self.reference, batch, self.spec, self.accumulator)
-        reach("consumer.after_micro_batch")
-        return Trained(stats=stats, rank=self.rank, started_s=started_s, ended_s=time.time())
+        stats, kept = train_micro_batch(self.policy, self.reference, batch, self.spec, self.accumulator)
+        if kept is not None and self.spec.algorithm.updates_per_iteration > 1:
+            self.kept.append((stats, kept))
+        return self._trained(stats, started_s)
 
-    def step(self, *, divisor: float, learning_rate: float) -> float:
-        """One optimizer step on the accumulated sum, and a new sum; the gradient's norm before clipping."""
+    def train_again(self, check: Callable[[], None]) -> Iterator[Trained]:
+        """The kept batches, under the weights of the last step; `check` is called before each.
+
+        Raises what `check` or `train_kept_batch` raises.
+        """
+        for stats, kept in self.kept:
+            check()
+            started_s = time.time()
+            again = train_kept_batch(self.policy, kept, stats, self.spec, self.accumulator)
+            yield self._trained(again, started_s)
+
+    def step(self, *, divisor: float, learning_rate: float, is_last: bool) -> float:
+        """One optimizer step on the accumulated sum, and a new sum; the gradient's norm before clipping.
+
+        is_last: of the iteration: its batches are let go.
+        """
         self.accumulator.total(divisor)
         grad_norm = self.optimizer.step(learning_rate)
         self.accumulator.zero()
+        if is_last:
+            self.kept.clear()
         return grad_norm
+
+    def _trained(self, stats: MicroBatchStats, started_s: float) -> Trained:
+        reach("consumer.after_micro_batch")
+        return Trained(stats=stats, rank=self.rank, started_s=started_s, ended_s=time.time())

@@ -44,12 +44,16 @@ class LeaseKeeper:
 
     def check(self) -> None:
         """Raises what ended the renewals (FencedOff, BrokerUnavailable), Stopped, or Cancelled."""
-        if self._error is not None:
-            raise self._error
+        self.check_lease()
         if self._stop_requested.is_set():
             raise Stopped
         if self._state is JobState.CANCELLING:
             raise Cancelled
+
+    def check_lease(self) -> None:
+        """Raises only what ended the renewals."""
+        if self._error is not None:
+            raise self._error
 
     def close(self) -> None:
         self._closing.set()

@@ -1,22 +1,26 @@
 """One rollout batch → its gradient, added to the iteration's.
 
-Parameters do not move inside an iteration, and the loss is a sum over responses, so batches may come in any order.
+Parameters do not move between two optimizer steps, and the loss is a sum over responses, so batches may come in any
+order. Where an iteration has several steps, those after the first train its batches again: `train_kept_batch`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 from transformers.modeling_utils import PreTrainedModel
 
 from consumer.accumulation import GradientAccumulator
 from consumer.advantages.family import group_advantages
 from consumer.advantages.groups import shuffled_rewards
 from consumer.iteration_stats import MicroBatchStats, measure_batch, measure_mismatch
-from consumer.losses.family import TokenLogprobs, family_loss, response_divergences
+from consumer.losses.family import LossTerms, TokenLogprobs, family_loss, response_divergences
 from consumer.losses.normalisers import BatchSizes
 from consumer.micro_batch import MicroBatch, batch_rewards, make_micro_batch, rows_that_teach
 from consumer.policy import Policy
@@ -26,18 +30,33 @@ from contracts.rollouts import RolloutBatch
 from contracts.spec import JobSpec
 
 
+@dataclass(frozen=True, kw_only=True)
+class KeptBatch:
+    """What the later updates of an iteration need of a batch: all that does not move with the weights."""
+
+    batch: RolloutBatch
+    rows: NDArray[np.int64]
+    """Of the batch, those that went through the model."""
+    advantages: NDArray[np.float64]
+    """[k, G] with the KL in the reward, if there is one: it belongs to the rollout, not to the update."""
+    old_logprobs: Tensor
+    """[R, T] of the policy that sampled; detached."""
+    reference_logprobs: Tensor | None
+    """[R, T]."""
+
+
 def train_micro_batch(
     policy: Policy,
     reference: PreTrainedModel | None,
     batch: RolloutBatch,
     spec: JobSpec,
     accumulator: GradientAccumulator,
-) -> MicroBatchStats:
+) -> tuple[MicroBatchStats, KeptBatch | None]:
     """Decode, advantages, forward, loss, backward, accumulate; `.grad` is None before and after.
 
     reference: the frozen initial model where spec.algorithm.kl_coefficient > 0, else None. A batch in which nothing
-    teaches costs no forward pass. Raises ContractViolation for tokens that the model cannot take, TrainingDiverged for
-    a loss or gradient that is not finite.
+    teaches costs no forward pass, and there is nothing to keep of it. Raises ContractViolation for tokens that the
+    model cannot take, TrainingDiverged for a loss or gradient that is not finite.
     """
     algorithm = spec.algorithm
     rewards = batch_rewards(batch)
@@ -47,7 +66,7 @@ def train_micro_batch(
     advantages = group_advantages(rewards, algorithm)
     rows = rows_that_teach(advantages, every_row=algorithm.needs_every_row)
     if not rows.size:
-        return stats
+        return stats, None
     micro_batch = make_micro_batch(batch, advantages=advantages, rows=rows)
     _check_fits(micro_batch, policy, batch_id=batch.batch_id)
 
@@ -59,27 +78,59 @@ def train_micro_batch(
         advantages = group_advantages(rewards, algorithm)
         micro_batch = dataclasses.replace(micro_batch, advantages=torch.from_numpy(advantages.reshape(-1)))
     mismatch = measure_mismatch(logprobs.policy, logprobs.generator, loss_mask)
-    loss = family_loss(
+    kept = KeptBatch(
+        batch=batch,
+        rows=rows,
+        advantages=advantages,
+        old_logprobs=logprobs.policy.detach(),
+        reference_logprobs=logprobs.reference,
+    )
+    terms = _backward(logprobs, micro_batch, spec, stats)
+    accumulator.add()
+    square_sum = math.fsum(np.square(advantages).reshape(-1))
+    return dataclasses.replace(_with(stats, terms), advantage_square_sum=square_sum, mismatch=mismatch), kept
+
+
+def train_kept_batch(
+    policy: Policy, kept: KeptBatch, stats: MicroBatchStats, spec: JobSpec, accumulator: GradientAccumulator
+) -> MicroBatchStats:
+    """One batch of a later update: forward under the weights of now, loss against the kept log-probs, backward.
+
+    stats: the batch's of the first update; answers them with the loss, the clips and the KL of this one. Raises
+    TrainingDiverged like `train_micro_batch`.
+    """
+    micro_batch = make_micro_batch(kept.batch, advantages=kept.advantages, rows=kept.rows)
+    logprobs = dataclasses.replace(
+        _token_logprobs(policy, None, micro_batch, spec), old=kept.old_logprobs, reference=kept.reference_logprobs
+    )
+    terms = _backward(logprobs, micro_batch, spec, stats)
+    accumulator.add()
+    return _with(stats, terms)
+
+
+def _backward(logprobs: TokenLogprobs, micro_batch: MicroBatch, spec: JobSpec, stats: MicroBatchStats) -> LossTerms:
+    """The micro-batch's loss, its gradient left in `.grad`."""
+    terms = family_loss(
         logprobs,
         advantages=micro_batch.advantages.to(logprobs.policy),
-        loss_mask=loss_mask,
-        algorithm=algorithm,
+        loss_mask=micro_batch.loss_mask.to(logprobs.policy.device),
+        algorithm=spec.algorithm,
         sizes=BatchSizes(num_tokens=stats.num_tokens, max_new_tokens=spec.rollout.sampling.max_new_tokens),
     )
-    loss_sum = loss.loss_sum.item()
-    if not math.isfinite(loss_sum):
-        raise TrainingDiverged(f"the loss of batch {batch.batch_id} is {loss_sum}", field="loss")
-    loss.loss_sum.backward()
-    accumulator.add()
+    if not math.isfinite(terms.loss_sum.item()):
+        raise TrainingDiverged(f"the loss of batch {stats.batch_id} is {terms.loss_sum.item()}", field="loss")
+    terms.loss_sum.backward()
+    return terms
+
+
+def _with(stats: MicroBatchStats, terms: LossTerms) -> MicroBatchStats:
     return dataclasses.replace(
         stats,
-        loss_sum=loss_sum,
-        advantage_square_sum=math.fsum(np.square(advantages).reshape(-1)),
-        num_clipped=loss.num_clipped,
-        num_corrected=loss.num_corrected,
-        k3_sum=loss.k3_sum,
-        entropy_sum=loss.entropy_sum,
-        mismatch=mismatch,
+        loss_sum=terms.loss_sum.item(),
+        num_clipped=terms.num_clipped,
+        num_corrected=terms.num_corrected,
+        k3_sum=terms.k3_sum,
+        entropy_sum=terms.entropy_sum,
     )
 
 

@@ -1,4 +1,4 @@
-"""AdamW with one step per iteration: global-norm clipping, and a learning rate that is a function of the iteration."""
+"""AdamW: global-norm clipping, and a learning rate that is a function of the iteration."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from consumer.learner import Learner, Trained
@@ -38,8 +39,18 @@ class Ranks(Protocol):
         """Blocks until `trained` has an answer, or for timeout_s."""
         ...
 
-    def step(self, *, divisor: float, learning_rate: float) -> float:
-        """One optimizer step on the sum over all ranks; the gradient's norm before clipping."""
+    def train_again(self, check: Callable[[], None]) -> list[Trained]:
+        """Each batch of the iteration that teaches, for a further update; each rank trains those that it has kept.
+
+        check: called now and then; what it raises ends the training. Raises what ended the training of any batch.
+        """
+        ...
+
+    def step(self, *, divisor: float, learning_rate: float, is_last: bool) -> float:
+        """One optimizer step on the sum over all ranks; the gradient's norm before clipping.
+
+        is_last: it is the iteration's last update, and its batches are let go.
+        """
         ...
 
 
@@ -68,5 +79,8 @@ class OneRank:
     def wait(self, timeout_s: float) -> None:
         """There is an answer as soon as `train` returns."""
 
-    def step(self, *, divisor: float, learning_rate: float) -> float:
-        return self.learner.step(divisor=divisor, learning_rate=learning_rate)
+    def train_again(self, check: Callable[[], None]) -> list[Trained]:
+        return list(self.learner.train_again(check))
+
+    def step(self, *, divisor: float, learning_rate: float, is_last: bool) -> float:
+        return self.learner.step(divisor=divisor, learning_rate=learning_rate, is_last=is_last)

@@ -2,6 +2,7 @@
 
     open t ─▶ claim batches in arrival order ─▶ step ─▶ weights t+1 ─▶ commit t, open t+1 ─▶ checkpoint t
                  └─ forward, backward, accumulate ─┘                    (one script)
+                            └── the same batches again for each further update ──┘
 
 A checkpoint is written after its commit is on the server's disk: it costs the generators no waiting, and it is never
 ahead of the fence. A trainer that dies in between leaves an older checkpoint, and its successor replays from there.
@@ -20,7 +21,7 @@ from consumer.checkpoint import keep_newest_and_best, latest_checkpoint, write_c
 from consumer.evaluation import evaluation_score
 from consumer.generator_watch import GeneratorWatch
 from consumer.iteration import Iteration
-from consumer.iteration_stats import gradient_divisor
+from consumer.iteration_stats import MicroBatchStats, Update, gradient_divisor
 from consumer.lease_keeper import LeaseKeeper
 from consumer.optimizer import horizon_at, learning_rate_at
 from consumer.plan import IterationPlan
@@ -218,21 +219,36 @@ class Trainer:
             log.warning("batch %s is abandoned: %s", batch_id, reason)
 
     def _step(self, iteration: Iteration) -> tuple[WeightManifest, IterationMetrics]:
-        """One optimizer step, and the version that it made, written for the generators."""
+        """The iteration's optimizer steps, and the version that they made, written for the generators."""
         horizon = horizon_at(iteration.number, self._horizons, self._spec.iterations)
         rate = learning_rate_at(iteration.number, self._spec.optimizer, horizon)
         if not iteration.stats:
             raise BatchFailed(f"every training batch of iteration {iteration.number} is dead", field="rollout")
         self._settled = None
         divisor = gradient_divisor(iteration.stats, self._spec.algorithm)
-        with iteration.span("step"):
-            grad_norm = self._ranks.step(divisor=divisor, learning_rate=rate)
-        reach("consumer.after_step")
+        updates: list[Update] = []
+        for left in reversed(range(self._spec.algorithm.updates_per_iteration)):
+            stats = self._train_again(iteration) if updates else iteration.stats
+            with iteration.span("step"):
+                grad_norm = self._ranks.step(divisor=divisor, learning_rate=rate, is_last=left == 0)
+            updates.append(Update(stats=stats, grad_norm=grad_norm))
+            reach("consumer.after_step")
         with iteration.span("publish"):
             made = self._publish_weights(iteration.number + 1)
             self._side.publish_weights(made, oldest_kept=iteration.number)
         reach("consumer.after_weights")
-        return made, iteration.metrics(grad_norm=grad_norm, learning_rate=rate, divisor=divisor)
+        return made, iteration.metrics(updates, learning_rate=rate, divisor=divisor)
+
+    def _train_again(self, iteration: Iteration) -> list[MicroBatchStats]:
+        """Numbers of every batch under the weights of the last step.
+
+        A cancel waits for the end of the iteration: weights between two updates are no version that could be saved.
+        """
+        again = {stats.batch_id: stats for stats in iteration.stats}
+        for trained in self._ranks.train_again(self._keeper.check_lease):
+            iteration.record_span(trained)
+            again[trained.stats.batch_id] = trained.stats
+        return list(again.values())
 
     def _report(self, iteration: Iteration, metrics: IterationMetrics | None) -> None:
         """Before the commit: whoever sees an iteration committed finds its numbers. A replay reports them again."""

@@ -33,9 +33,13 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
     samples (rloo), over the mean and then the deviation of the whole iteration (reinforce++_baseline)."""
     advantage_epsilon: Annotated[float, Meta(gt=0.0)] = 1e-4
     """Added to the unbiased standard deviation of grpo and reinforce++_baseline."""
+    updates_per_iteration: Annotated[int, Meta(ge=1, le=64)] = 1
+    """Optimizer steps on the same rollouts (GRPO's μ). The first trains while they arrive; each further one trains all
+    of them again, and its ratio is against the log-probs of the first, so the clips act."""
     old_policy: Literal["trainer", "generator"] = "trainer"
-    """Whose log-probs the policy ratio is taken against. trainer: its own before the step, so the ratio is exactly 1
-    and no clip acts; generator: those of sampling, so the clips act on the gap between the two engines."""
+    """Whose log-probs the policy ratio is taken against. trainer: its own before the iteration's first step, so in that
+    step the ratio is exactly 1 and no clip acts; generator: those of sampling, so the clips act on the gap between the
+    two engines."""
     clip_low: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
     """Lower clip of the policy ratio: 1 - clip_low; none: 0.2, gspo 0.0003, cispo 1.0 (no bound)."""
     clip_high: Annotated[float, Meta(gt=0.0, le=10.0)] | None = None

@@ -8,6 +8,17 @@ from contracts.versions import PolicyVersion
 from contracts.wire import Record, encode
 
 
+class UpdateMetrics(Record, frozen=True, kw_only=True):
+    """One optimizer step of an iteration that takes several."""
+
+    loss: float
+    clip_share: float
+    """Share of tokens outside the clip range; 0.0 in the first update against the trainer's own log-probs."""
+    kl_to_reference: float
+    grad_norm: float
+    """Before clipping."""
+
+
 class IterationMetrics(Record, frozen=True, kw_only=True):
     """One iteration in numbers; a line of metrics.jsonl."""
 
@@ -30,6 +41,7 @@ class IterationMetrics(Record, frozen=True, kw_only=True):
     truncated_share: float
     """Share of completions that hit max_new_tokens."""
     loss: float
+    """The mean over the iteration's updates, like clip_share, kl_to_reference, entropy, corrected_share, grad_norm."""
     clip_share: float
     """Share of tokens outside the clip range; 0.0 when strictly on-policy."""
     kl_to_reference: float
@@ -62,6 +74,8 @@ class IterationMetrics(Record, frozen=True, kw_only=True):
     """Checkpoint and weights written and hashed, iteration committed."""
     tokens_per_s: float
     """num_tokens / wall_s."""
+    updates: tuple[UpdateMetrics, ...] = ()
+    """Each optimizer step by itself, where an iteration takes several."""
 
 
 class TimelineSpan(Record, frozen=True, kw_only=True):

@@ -67,7 +67,7 @@ class RewardSpec(Record, frozen=True, kw_only=True):
 
 
 class OptimizerSpec(Record, frozen=True, kw_only=True):
-    """AdamW, one step per iteration."""
+    """AdamW; the learning rate is a function of the iteration, the same for all of its updates."""
 
     learning_rate: Annotated[float, Meta(gt=0.0, le=1.0)] = 1e-6
     """Peak learning rate."""
@@ -147,7 +147,7 @@ class JobSpec(Record, frozen=True, kw_only=True):
     name: Annotated[str, Meta(min_length=1, max_length=120)]
     """For people."""
     iterations: PositiveInt
-    """Optimizer steps; iteration t samples version t and makes version t + 1."""
+    """Iteration t samples version t and makes version t + 1, in algorithm.updates_per_iteration optimizer steps."""
     model: ModelSpec
     """The model that is trained."""
     dataset: DatasetSpec

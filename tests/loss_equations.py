@@ -28,6 +28,8 @@ class Response:
     reward: float
     group: int
     batch: int
+    old_logprobs: Tensor | None = None
+    """log pi_old, detached; None: pi itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,13 +100,13 @@ def advantages(responses: Sequence[Response], eq: Equation) -> list[float]:
 
 
 def penalty(response: Response, eq: Equation) -> float:
-    p, q = response.logprobs.detach(), response.reference_logprobs
+    p, q = proximal(response), response.reference_logprobs
     return sum(ESTIMATORS[eq.kl](p[t], q[t]).item() for t in range(len(p)))
 
 
 def token_losses(response: Response, advantage: float, eq: Equation) -> list[Tensor]:
     p, mu = response.logprobs, response.generator_logprobs
-    old = mu if eq.old_is_generator else p.detach()
+    old = mu if eq.old_is_generator else proximal(response)
     length = len(p)
     sequence_ratio = torch.exp(sum_of([p[t] - old[t] for t in range(length)]) / length)
     losses = []
@@ -122,8 +124,12 @@ def token_losses(response: Response, advantage: float, eq: Equation) -> list[Ten
     return losses
 
 
+def proximal(response: Response) -> Tensor:
+    return response.logprobs.detach() if response.old_logprobs is None else response.old_logprobs
+
+
 def weight(response: Response, t: int, eq: Equation) -> float:
-    gaps = (response.logprobs.detach() - response.generator_logprobs).tolist()
+    gaps = (proximal(response) - response.generator_logprobs).tolist()
     k = math.exp(sum(gaps) if eq.of_sequence else gaps[t])
     match eq.correction:
         case "tis":

@@ -1,6 +1,7 @@
 """Weights against the gap between the trainer's and the generator's arithmetic, detached.
 
-With k = pi(o_t) / mu(o_t), where pi is the trainer's probability under the sampled version and mu the generator's:
+With k = pi(o_t) / mu(o_t), where pi is the trainer's probability under the sampled version (pi_old, where an iteration
+has several updates) and mu the generator's:
 
     tis      min(k, high)                      Yao et al. 2025, "Your Efficient RL Framework Secretly Brings You
                                                Off-Policy RL Training"; truncation as in arXiv 1802.01561

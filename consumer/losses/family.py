@@ -40,6 +40,8 @@ class TokenLogprobs:
     """[R, T] with gradient."""
     generator: Tensor
     """[R, T] as sampled."""
+    old: Tensor | None = None
+    """[R, T] of the policy before the iteration's first step; None in that step: it is the policy itself."""
     reference: Tensor | None = None
     """[R, T] of the frozen initial model; None without a KL term."""
     entropy: Tensor | None = None
@@ -54,6 +56,7 @@ class TokenLogprobs:
         return TokenLogprobs(
             policy=self.policy.masked_fill(~loss_mask, 0.0),
             generator=self.generator.to(self.policy).masked_fill(~loss_mask, 0.0),
+            old=mask(self.old),
             reference=mask(self.reference),
             entropy=mask(self.entropy),
         )
@@ -83,7 +86,7 @@ def family_loss(
     clip_low, clip_high = algorithm.clip_range
     inputs = LossInputs(
         logprobs=tokens.policy,
-        old_logprobs=tokens.generator if algorithm.old_policy == "generator" else None,
+        old_logprobs=tokens.generator if algorithm.old_policy == "generator" else tokens.old,
         advantages=advantages,
         loss_mask=loss_mask,
         clip_low=clip_low,
@@ -129,7 +132,7 @@ def _corrected(
         return token_loss, 0
     low, high = algorithm.correction_range
     weights, bounded = correction_weights(
-        tokens.policy,
+        tokens.policy if tokens.old is None else tokens.old,
         tokens.generator,
         loss_mask=loss_mask,
         kind=algorithm.correction,

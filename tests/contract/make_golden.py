@@ -20,6 +20,7 @@ from contracts.events import (
     StateChanged,
     TimelineSpan,
     TrainerStarted,
+    UpdateMetrics,
 )
 from contracts.jobs import EvaluationScore, JobState, JobStatus, ResumeRequest
 from contracts.monitor import GeneratorSeen, PromptLease, StreamReport, StreamState
@@ -287,6 +288,10 @@ def iteration_metrics() -> IterationMetrics:
         step_s=0.0625,
         publish_s=0.125,
         tokens_per_s=128.0,
+        updates=(
+            UpdateMetrics(loss=0.0, clip_share=0.0, kl_to_reference=0.0, grad_norm=1.0),
+            UpdateMetrics(loss=-0.03125, clip_share=0.0, kl_to_reference=0.0, grad_norm=2.0),
+        ),
     )
 
 

@@ -78,7 +78,7 @@ def streamed_gradient(
     accumulator = accumulator or ExactAccumulator(parameters, max_micro_batches=len(batches))
     stats = []
     for batch in batches:
-        stats.append(train_micro_batch(policy, reference.model if reference else None, batch, spec, accumulator))
+        stats.append(train_micro_batch(policy, reference.model if reference else None, batch, spec, accumulator)[0])
         assert all(parameter.grad is None for parameter in parameters.values())
     accumulator.total(gradient_divisor(stats, spec.algorithm))
     gradients = {name: p.grad for name, p in parameters.items() if p.grad is not None}
@@ -197,7 +197,7 @@ def test_a_batch_in_which_nothing_teaches_needs_no_forward_pass(tmp_path: Path) 
     passes: list[int] = []
     policy.model.register_forward_pre_hook(lambda *_: passes.append(1))
     accumulator = ExactAccumulator(policy.trained_parameters(), max_micro_batches=1)
-    stats = train_micro_batch(policy, None, batch, job_spec(), accumulator)
+    stats, _ = train_micro_batch(policy, None, batch, job_spec(), accumulator)
     assert passes == []
     assert (stats.loss_sum, stats.num_equal_groups, stats.mismatch.num_tokens) == (0.0, 2, 0)
 
@@ -213,7 +213,7 @@ def test_statistics_compare_the_trainer_with_the_generator(tmp_path: Path) -> No
         chosen = torch.log_softmax(logits, dim=-1)[range(len(response)), response]
         rollouts.append(rollout(response, float(reward), logprobs=(chosen - 0.1).tolist()))
     accumulator = ExactAccumulator(policy.trained_parameters(), max_micro_batches=1)
-    stats = train_micro_batch(policy, None, batch_of([(prompt, rollouts)]), spec, accumulator)
+    stats, _ = train_micro_batch(policy, None, batch_of([(prompt, rollouts)]), spec, accumulator)
     assert stats.mismatch.num_tokens == 5
     assert stats.mismatch.largest == pytest.approx(0.1, abs=1e-5)
     assert stats.mismatch.rho_sum == pytest.approx(5 * 2.718281828**0.1, rel=1e-5)

@@ -15,6 +15,7 @@ from consumer.iteration_stats import (
     Mismatch,
     gradient_divisor,
     iteration_numbers,
+    mean_over_updates,
     measure_batch,
     measure_mismatch,
 )
@@ -133,6 +134,21 @@ def test_numbers_do_not_depend_on_the_order_of_arrival() -> None:
     for seed in range(5):
         random.Random(seed).shuffle(batches)
         assert iteration_numbers(batches, divisor=48) == expected
+
+
+def test_numbers_that_each_update_has_are_means_and_the_others_are_those_of_the_rollouts() -> None:
+    of_rollouts = Mismatch(num_tokens=4, k3_sum=0.4, largest=0.2, rho_sum=4.0, rho_square_sum=4.0)
+    first, second = (
+        iteration_numbers(
+            [stats(0, loss_sum=8.0 * number, num_clipped=number, k3_sum=0.4 * number, mismatch=of_rollouts)], divisor=8
+        )
+        for number in (0, 3)
+    )
+    numbers = mean_over_updates([first, second])
+    assert (numbers.loss, numbers.clip_share) == (1.5, 0.375)
+    assert numbers.kl_to_reference == pytest.approx(0.15)
+    assert dataclasses.replace(numbers, loss=0.0, clip_share=0.0, kl_to_reference=0.0) == first
+    assert mean_over_updates([second]) == second
 
 
 def test_an_iteration_that_teaches_nothing_has_numbers_too() -> None:

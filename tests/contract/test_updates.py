@@ -1,0 +1,164 @@
+"""Several updates of one iteration: the first is what one update is, the others are their equations (I7)."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from consumer.accumulation import ExactAccumulator
+from consumer.iteration_stats import MicroBatchStats, gradient_divisor
+from consumer.micro_batch import make_micro_batch
+from consumer.micro_step import KeptBatch, train_kept_batch, train_micro_batch
+from consumer.policy import Policy
+from consumer.token_logprobs import response_logprobs
+from contracts.rollouts import RolloutBatch
+from contracts.spec import JobSpec
+from tests.builders import job_spec
+from tests.contract.test_streamed_gradient import iteration_of, relative_error
+from tests.contract.test_streamed_losses import models, response_of
+from tests.loss_equations import Equation, Response, iteration_loss
+
+NARROW: dict[str, Any] = {"clip_low": 0.02, "clip_high": 0.03}
+NARROW_EQUATION: dict[str, Any] = {"eps_low": 0.02, "eps_high": 0.03}
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "grpo": (NARROW, NARROW_EQUATION),
+    "dapo": ({"loss": "dapo"} | NARROW, {"loss": "dapo"} | NARROW_EQUATION),
+    "gspo": (
+        {"loss": "gspo", "clip_low": 0.005, "clip_high": 0.006},
+        {"loss": "gspo", "eps_low": 0.005, "eps_high": 0.006},
+    ),
+    "cispo": ({"loss": "cispo"} | NARROW, {"loss": "cispo"} | NARROW_EQUATION),
+    "bnpo, old policy is the generator": (
+        {"loss": "bnpo", "old_policy": "generator", "clip_low": 0.3, "clip_high": 0.4},
+        {"loss": "bnpo", "old_is_generator": True, "eps_low": 0.3, "eps_high": 0.4},
+    ),
+    "reinforce++_baseline, KL in the reward": (
+        {"advantage": "reinforce++_baseline", "kl_coefficient": 0.1, "kl_estimator": "k1", "kl_placement": "reward"}
+        | NARROW,
+        {"advantage": "reinforce++_baseline", "beta": 0.1, "kl": "k1", "kl_in_reward": True} | NARROW_EQUATION,
+    ),
+    "KL in the loss and entropy": (
+        {"kl_coefficient": 0.1, "kl_estimator": "k2", "entropy_coefficient": 0.02} | NARROW,
+        {"beta": 0.1, "kl": "k2", "alpha": 0.02} | NARROW_EQUATION,
+    ),
+    "tis by token": ({"correction": "tis"} | NARROW, {"correction": "tis", "w_high": 2.0} | NARROW_EQUATION),
+}
+Gradients = dict[str, Tensor]
+Trained = tuple[list[MicroBatchStats], list[KeptBatch | None]]
+
+
+def first_update(
+    pair: tuple[Policy, Policy], batches: list[RolloutBatch], spec: JobSpec, accumulator: ExactAccumulator
+) -> Trained:
+    policy, reference = pair
+    frozen = reference.model if spec.algorithm.kl_coefficient else None
+    trained = [train_micro_batch(policy, frozen, batch, spec, accumulator) for batch in batches]
+    return [stats for stats, _ in trained], [kept for _, kept in trained]
+
+
+def later_update(policy: Policy, trained: Trained, spec: JobSpec, accumulator: ExactAccumulator) -> list:
+    accumulator.zero()
+    return [
+        train_kept_batch(policy, kept, stats, spec, accumulator) if kept else stats
+        for stats, kept in zip(*trained, strict=True)
+    ]
+
+
+def total(policy: Policy, stats: list[MicroBatchStats], spec: JobSpec, accumulator: ExactAccumulator) -> Gradients:
+    accumulator.total(gradient_divisor(stats, spec.algorithm))
+    gradients = {name: p.grad for name, p in policy.trained_parameters().items() if p.grad is not None}
+    policy.model.zero_grad(set_to_none=True)
+    return gradients
+
+
+def step_down(policy: Policy, gradients: Gradients) -> None:
+    """A plain step, so large that ratios leave the clip range."""
+    with torch.no_grad():
+        for name, parameter in policy.trained_parameters().items():
+            parameter.sub_(0.02 * gradients[name].sign())
+
+
+def two_updates(
+    pair: tuple[Policy, Policy], batches: list[RolloutBatch], algorithm: dict[str, Any]
+) -> tuple[Gradients, Gradients, list[MicroBatchStats]]:
+    """Gradients of both updates, and the second's numbers; the policy is left where the second was computed."""
+    policy, spec = pair[0], job_spec(algorithm=algorithm | {"updates_per_iteration": 2})
+    accumulator = ExactAccumulator(policy.trained_parameters(), max_micro_batches=len(batches))
+    trained = first_update(pair, batches, spec, accumulator)
+    first = total(policy, trained[0], spec, accumulator)
+    step_down(policy, first)
+    again = later_update(policy, trained, spec, accumulator)
+    return first, total(policy, again, spec, accumulator), again
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_an_update_against_kept_log_probs_of_the_same_weights_is_the_streamed_one(tmp_path: Path, case: str) -> None:
+    """What one update an iteration saves by not computing pi_old: nothing but the pass; every bit is the same."""
+    pair, batches = models(tmp_path, float64=False), iteration_of()
+    policy, spec = pair[0], job_spec(algorithm=CASES[case][0])
+    accumulator = ExactAccumulator(policy.trained_parameters(), max_micro_batches=len(batches))
+    stats, kept = first_update(pair, batches, spec, accumulator)
+    streamed = total(policy, stats, spec, accumulator)
+    explicit = [with_explicit_pass(policy, of_batch) for of_batch in kept]
+    again = later_update(policy, (stats, explicit), spec, accumulator)
+    assert again == stats
+    gradients = total(policy, again, spec, accumulator)
+    assert any(gradient.abs().max() > 0 for gradient in gradients.values())
+    assert all(torch.equal(gradients[name], streamed[name]) for name in streamed)
+
+
+def with_explicit_pass(policy: Policy, kept: KeptBatch | None) -> KeptBatch | None:
+    """pi_old by a pass of its own, without gradient, in place of the one that was kept."""
+    if kept is None:
+        return None
+    micro_batch = make_micro_batch(kept.batch, advantages=kept.advantages, rows=kept.rows)
+    with torch.no_grad():
+        old_logprobs = response_logprobs(policy.model, micro_batch, 1.0)
+    assert torch.equal(old_logprobs, kept.old_logprobs)
+    return replace(kept, old_logprobs=old_logprobs)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_second_update_is_its_equation_at_the_moved_weights(tmp_path: Path, case: str) -> None:
+    algorithm, equation = CASES[case]
+    pair, batches = models(tmp_path, float64=True), iteration_of()
+    before = [response.logprobs.detach() for response in responses_of(pair, batches)]
+    _, gradients, stats = two_updates(pair, batches, algorithm)
+    moved = [replace(r, old_logprobs=old) for r, old in zip(responses_of(pair, batches), before, strict=True)]
+    iteration_loss(moved, Equation(**equation)).backward()
+    expected = {name: p.grad for name, p in pair[0].trained_parameters().items() if p.grad is not None}
+    assert relative_error(gradients, expected) < 1e-8
+    clipped = sum(of_batch.num_clipped for of_batch in stats)
+    assert 0 < clipped < sum(of_batch.num_tokens for of_batch in stats)
+
+
+def responses_of(pair: tuple[Policy, Policy], batches: list[RolloutBatch]) -> list[Response]:
+    return [
+        response_of(pair, group, index, group_number=1000 * batch_number + group_number, batch_number=batch_number)
+        for batch_number, batch in enumerate(batches)
+        for group_number, group in enumerate(batch.groups)
+        for index in range(len(group.rollouts))
+    ]
+
+
+def test_arrival_orders_give_the_same_bits_in_every_update(tmp_path: Path) -> None:
+    algorithm, batches = CASES["reinforce++_baseline, KL in the reward"][0], iteration_of()
+    expected = two_updates(models(tmp_path, float64=False), batches, algorithm)[:2]
+    for seed in range(4):
+        random.Random(seed).shuffle(batches)
+        updates = two_updates(models(tmp_path, float64=False), batches, algorithm)[:2]
+        for gradients, of_first_order in zip(updates, expected, strict=True):
+            assert all(torch.equal(gradients[name], of_first_order[name]) for name in of_first_order)
+
+
+def test_a_batch_in_which_nothing_teaches_is_not_kept(tmp_path: Path) -> None:
+    pair, batches = models(tmp_path, float64=False), iteration_of()
+    accumulator = ExactAccumulator(pair[0].trained_parameters(), max_micro_batches=len(batches))
+    _, kept = first_update(pair, batches, job_spec(), accumulator)
+    assert [of_batch is None for of_batch in kept] == [True, False, False, False, False]

@@ -1,0 +1,77 @@
+"""What a job may do beside one plain step an iteration keeps the promise of test_same_weights.py (I7)."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from contracts.events import IterationMetrics
+from contracts.jobs import JobState
+from contracts.run_folder import RunFolder
+from contracts.spec import JobSpec
+from contracts.wire import decode_json
+from tests.builders import job_spec
+from tests.pipeline import Pipeline
+
+ITERATIONS = 4
+VARIANTS: dict[str, dict[str, object]] = {
+    "three updates": {"algorithm__updates_per_iteration": 3, "algorithm__clip_low": 0.01, "algorithm__clip_high": 0.01},
+}
+STEPS_BEFORE_DEATH = {"three updates": 3 * (ITERATIONS - 1) + 2}
+
+
+@pytest.fixture(scope="module")
+def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
+    with Pipeline(tmp_path_factory.mktemp("variants")) as pipeline:
+        pipeline.start_generators(1)
+        yield pipeline
+
+
+@pytest.fixture(scope="module")
+def oracles(pipeline: Pipeline) -> dict[str, str]:
+    """Variant → job of the undisturbed synchronous run with one generator."""
+    oracles = {name: pipeline.train(spec(name, schedule="synchronous")) for name in VARIANTS}
+    pipeline.start("producer-2")
+    return oracles
+
+
+def spec(variant: str, **changes: object) -> JobSpec:
+    fields: dict[str, object] = {
+        "iterations": ITERATIONS,
+        "model__path": "configs/models/two-digit-addition",
+        "rollout__prompts_per_batch": 8,
+        "optimizer__learning_rate": 2e-4,
+        "trainer__checkpoint_every_iterations": 2,
+        "evaluation__num_prompts": 0,
+        "timeouts__trainer_lease_s": 1.0,
+    }
+    return job_spec(**(fields | VARIANTS[variant] | changes))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_killed_trainer_and_two_generators_leave_the_weights_of_the_undisturbed_run(
+    pipeline: Pipeline, oracles: dict[str, str], variant: str
+) -> None:
+    """It dies between two updates of its last iteration, where there are several."""
+    job_id, _ = pipeline.jobs.create(spec(variant))
+    crash_at = f"consumer.after_step:{STEPS_BEFORE_DEATH[variant]}"
+    assert pipeline.train_until_death(job_id, crash_at=crash_at) == -signal.SIGKILL
+    pipeline.train_to_the_end(job_id)
+    assert pipeline.jobs.state(job_id) is JobState.SUCCEEDED
+    assert pipeline.final_digest(job_id) == pipeline.final_digest(oracles[variant])
+    assert pipeline.verdict(job_id).gaps == ()
+
+
+def test_only_the_updates_after_the_first_are_clipped(pipeline: Pipeline, oracles: dict[str, str]) -> None:
+    for metrics in metrics_of(pipeline, oracles["three updates"]):
+        first, *others = metrics.updates
+        assert first.clip_share == 0.0
+        assert [update.clip_share > 0.0 for update in others] == [True, True]
+        assert metrics.clip_share == pytest.approx(sum(update.clip_share for update in others) / 3)
+
+
+def metrics_of(pipeline: Pipeline, job_id: str) -> list[IterationMetrics]:
+    lines = RunFolder(pipeline.settings.run_root_path, job_id).metrics.read_bytes().splitlines()
+    return [decode_json(line, IterationMetrics) for line in lines]
