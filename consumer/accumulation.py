@@ -20,17 +20,17 @@ CHUNK_ITEMS = 1 << 18
 
 
 class GradientAccumulator(Protocol):
-    """The sum of the gradients of one iteration."""
+    """The sum of the gradients of one iteration, and apart from it that of their baseline, where there is one."""
 
-    def add(self) -> None:
+    def add(self, *, to_baseline: bool = False) -> None:
         """Takes the gradients that backward left in `.grad` and clears them. All or nothing: an error adds nothing.
 
         Raises TrainingDiverged, naming the parameter, for a gradient that is not finite or out of range.
         """
         ...
 
-    def total(self, divisor: float) -> None:
-        """Writes sum / divisor into `.grad` of every parameter, zeros where nothing was added."""
+    def total(self, divisor: float, *, baseline: float = 0.0) -> None:
+        """Writes (sum - baseline * baseline's sum) / divisor into `.grad`, zeros where nothing was added."""
         ...
 
     def zero(self) -> None:
@@ -42,67 +42,84 @@ class ExactAccumulator:
     """int64 fixed point: a gradient g is kept as round(g * 2**scale_bits), and integers are summed.
 
     With at most `max_micro_batches` addends below 2**62 / max_micro_batches each, the sum cannot wrap. Resolution is
-    2**-40 = 9e-13 by default, range 2**22 / max_micro_batches. Memory: 8 bytes a parameter.
+    2**-40 = 9e-13 by default, range 2**22 / max_micro_batches. Memory: 8 bytes a parameter, 16 with a baseline.
     """
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], *, max_micro_batches: int, scale_bits: int = 40) -> None:
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        *,
+        max_micro_batches: int,
+        scale_bits: int = 40,
+        with_baseline: bool = False,
+    ) -> None:
         self._parameters = dict(parameters)
         self._max_micro_batches = max_micro_batches
         self._scale = 2.0**scale_bits
         self._limit = 2.0 ** (62 - scale_bits) / max_micro_batches
-        self._num_added = 0
-        self._sums = {
-            name: torch.zeros(parameter.numel(), dtype=torch.int64, device=parameter.device)
-            for name, parameter in self._parameters.items()
-        }
+        self._num_added = [0] * (1 + with_baseline)
+        self._sums = _zeros(self._parameters, len(self._num_added), torch.int64)
 
-    def add(self) -> None:
-        if self._num_added == self._max_micro_batches:
+    def add(self, *, to_baseline: bool = False) -> None:
+        if self._num_added[to_baseline] == self._max_micro_batches:
             raise ContractViolation(f"more than {self._max_micro_batches} micro-batches in one iteration")
         gradients = take_gradients(self._parameters)
         check_range(gradients, limit=self._limit)
         for name, gradient in gradients.items():
-            for values, sums in zip(gradient.split(CHUNK_ITEMS), self._sums[name].split(CHUNK_ITEMS), strict=True):
+            chunks = self._sums[name][int(to_baseline)].split(CHUNK_ITEMS)
+            for values, sums in zip(gradient.split(CHUNK_ITEMS), chunks, strict=True):
                 # A power of two only moves the exponent, and a rounded float is representable: both steps are exact.
                 sums.add_(values.mul_(self._scale).round_().to(torch.int64))
-        self._num_added += 1
+        self._num_added[to_baseline] += 1
 
-    def total(self, divisor: float) -> None:
+    def total(self, divisor: float, *, baseline: float = 0.0) -> None:
         for name, parameter in self._parameters.items():
             gradient = torch.empty(parameter.numel(), dtype=parameter.dtype, device=parameter.device)
-            for target, sums in zip(gradient.split(CHUNK_ITEMS), self._sums[name].split(CHUNK_ITEMS), strict=True):
-                target.copy_(sums.double().div_(self._scale * divisor))
+            chunks = self._sums[name].split(CHUNK_ITEMS, dim=1)
+            for target, sums in zip(gradient.split(CHUNK_ITEMS), chunks, strict=True):
+                target.copy_(_less_baseline(sums.double(), baseline).div_(self._scale * divisor))
             parameter.grad = gradient.view(parameter.shape)
 
     def zero(self) -> None:
-        self._num_added = 0
+        self._num_added = [0] * len(self._num_added)
         for sums in self._sums.values():
             sums.zero_()
 
 
 class FloatAccumulator:
-    """float32 sums: 4 bytes a parameter, and the last bits depend on arrival order."""
+    """float32 sums: 4 bytes a parameter, 8 with a baseline, and the last bits depend on arrival order."""
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
+    def __init__(self, parameters: Mapping[str, nn.Parameter], *, with_baseline: bool = False) -> None:
         self._parameters = dict(parameters)
-        self._sums = {
-            name: torch.zeros(parameter.numel(), dtype=torch.float32, device=parameter.device)
-            for name, parameter in self._parameters.items()
-        }
+        self._sums = _zeros(self._parameters, 1 + with_baseline, torch.float32)
 
-    def add(self) -> None:
+    def add(self, *, to_baseline: bool = False) -> None:
         gradients = take_gradients(self._parameters)
         check_range(gradients, limit=math.inf)
         for name, gradient in gradients.items():
-            self._sums[name].add_(gradient)
+            self._sums[name][int(to_baseline)].add_(gradient)
 
-    def total(self, divisor: float) -> None:
+    def total(self, divisor: float, *, baseline: float = 0.0) -> None:
         for name, parameter in self._parameters.items():
-            parameter.grad = (self._sums[name] / divisor).to(parameter.dtype).view(parameter.shape)
+            total = _less_baseline(self._sums[name], baseline) / divisor
+            parameter.grad = total.to(parameter.dtype).view(parameter.shape)
 
     def zero(self) -> None:
         for sums in self._sums.values():
             sums.zero_()
+
+
+def _zeros(parameters: Mapping[str, nn.Parameter], num_sums: int, dtype: torch.dtype) -> dict[str, Tensor]:
+    """[num_sums, items] of each parameter: row 0 is the sum, row 1 that of the baseline."""
+    return {
+        name: torch.zeros((num_sums, parameter.numel()), dtype=dtype, device=parameter.device)
+        for name, parameter in parameters.items()
+    }
+
+
+def _less_baseline(sums: Tensor, baseline: float) -> Tensor:
+    """[1 or 2, items] → [items]; a sum without a baseline is left as it is, bit for bit."""
+    return sums[0] if len(sums) == 1 else sums[0] - baseline * sums[1]
 
 
 def take_gradients(parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:

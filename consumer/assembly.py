@@ -89,6 +89,9 @@ def _device(settings: StackSettings) -> torch.device:
 
 
 def _accumulator(spec: JobSpec, parameters: Mapping[str, nn.Parameter]) -> GradientAccumulator:
+    with_baseline = spec.algorithm.has_late_baseline
     if spec.trainer.accumulation == "exact":
-        return ExactAccumulator(parameters, max_micro_batches=spec.rollout.batches_per_iteration)
-    return FloatAccumulator(parameters)
+        return ExactAccumulator(
+            parameters, max_micro_batches=spec.rollout.batches_per_iteration, with_baseline=with_baseline
+        )
+    return FloatAccumulator(parameters, with_baseline=with_baseline)

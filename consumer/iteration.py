@@ -9,7 +9,14 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 
 from broker.trainer_side import Arrived, Opening
-from consumer.iteration_stats import IterationNumbers, MicroBatchStats, Update, iteration_numbers, mean_over_updates
+from consumer.iteration_stats import (
+    IterationNumbers,
+    MicroBatchStats,
+    Scaling,
+    Update,
+    iteration_numbers,
+    mean_over_updates,
+)
 from consumer.learner import Trained
 from contracts.errors import FenceViolation
 from contracts.events import IterationMetrics, TimelineSpan, UpdateMetrics
@@ -100,9 +107,9 @@ class Iteration:
         """Sum of the trainer's spans of one kind, over its ranks."""
         return sum(s.ended_s - s.started_s for s in self.spans if s.who.startswith(TRAINER) and s.what == what)
 
-    def metrics(self, updates: Sequence[Update], *, learning_rate: float, divisor: float) -> IterationMetrics:
+    def metrics(self, updates: Sequence[Update], *, learning_rate: float, scaling: Scaling) -> IterationMetrics:
         """Of a training iteration whose batches are all in; updates: at least one, in order."""
-        of_each = [iteration_numbers(update.stats, divisor=divisor) for update in updates]
+        of_each = [iteration_numbers(update.stats, scaling=scaling) for update in updates]
         numbers = mean_over_updates(of_each)
         wall_s = time.time() - self._started_s
         return IterationMetrics(

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from consumer.advantages.groups import equal_groups
-from consumer.advantages.reinforce_plus_plus import iteration_scale
+from consumer.advantages.reinforce_plus_plus import centred_scale, mean_and_scale
 from consumer.losses.family import LOSSES
 from contracts.algorithm import AlgorithmSpec
 from contracts.errors import ContractViolation
@@ -52,9 +52,11 @@ class MicroBatchStats:
     longest_response_tokens: int
     num_truncated: int
     """Completions that hit max_new_tokens."""
+    advantages: tuple[float, ...] = ()
+    """Of every completion, before what only the whole iteration knows (`Scaling`)."""
     loss_sum: float = 0.0
-    advantage_square_sum: float = 0.0
-    """Over completions."""
+    baseline_loss_sum: float = 0.0
+    """The loss sum of advantages of 1.0; 0.0 without a late baseline."""
     num_clipped: int = 0
     num_corrected: int = 0
     entropy_sum: float = 0.0
@@ -67,6 +69,22 @@ class MicroBatchStats:
     @property
     def num_completions(self) -> int:
         return len(self.rewards)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scaling:
+    """What makes the loss and the gradient of the iteration's sums, once: (sum - baseline * its sum) / divisor."""
+
+    count: int
+    """Completions, tokens or batches, by the loss."""
+    baseline: float = 0.0
+    """Taken off the advantages."""
+    deviation: float = 1.0
+    """Divides the advantages."""
+
+    @property
+    def divisor(self) -> float:
+        return self.count * self.deviation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,8 +162,8 @@ def measure_mismatch(trainer_logprobs: Tensor, generator_logprobs: Tensor, loss_
     )
 
 
-def gradient_divisor(batches: Sequence[MicroBatchStats], algorithm: AlgorithmSpec) -> float:
-    """What the iteration's summed loss and gradient are divided by, once; at least one batch, in any order."""
+def iteration_scaling(batches: Sequence[MicroBatchStats], algorithm: AlgorithmSpec) -> Scaling:
+    """What only the whole iteration knows; at least one batch, in any order."""
     num_completions = sum(stats.num_completions for stats in batches)
     counts = {
         "completions": num_completions,
@@ -153,14 +171,19 @@ def gradient_divisor(batches: Sequence[MicroBatchStats], algorithm: AlgorithmSpe
         "batches": len(batches),
     }
     count = counts[LOSSES[algorithm.loss].normaliser.counts]
-    if algorithm.advantage != "reinforce++_baseline":
-        return count
-    square_sums = (stats.advantage_square_sum for stats in batches)
-    return count * iteration_scale(square_sums, num_completions=num_completions, epsilon=algorithm.advantage_epsilon)
+    advantages = [advantage for stats in batches for advantage in stats.advantages]
+    epsilon = algorithm.advantage_epsilon
+    if algorithm.advantage == "reinforce++":
+        baseline, deviation = mean_and_scale(advantages, epsilon=epsilon)
+        return Scaling(count=count, baseline=baseline, deviation=deviation)
+    if algorithm.advantage == "reinforce++_baseline":
+        deviation = centred_scale(advantages, num_completions=num_completions, epsilon=epsilon)
+        return Scaling(count=count, deviation=deviation)
+    return Scaling(count=count)
 
 
-def iteration_numbers(batches: Iterable[MicroBatchStats], *, divisor: float) -> IterationNumbers:
-    """Numbers of the whole iteration; at least one batch, in any order. divisor: of `gradient_divisor`."""
+def iteration_numbers(batches: Iterable[MicroBatchStats], *, scaling: Scaling) -> IterationNumbers:
+    """Numbers of the whole iteration; at least one batch, in any order. scaling: of `iteration_scaling`."""
     ordered = sorted(batches, key=lambda stats: stats.batch_id)
     mismatches = [stats.mismatch for stats in ordered]
     rewards = [reward for stats in ordered for reward in stats.rewards]
@@ -183,7 +206,8 @@ def iteration_numbers(batches: Iterable[MicroBatchStats], *, divisor: float) -> 
         response_tokens_mean=num_tokens / num_completions,
         response_tokens_max=max(stats.longest_response_tokens for stats in ordered),
         truncated_share=sum(stats.num_truncated for stats in ordered) / num_completions,
-        loss=math.fsum(stats.loss_sum for stats in ordered) / divisor,
+        loss=math.fsum(stats.loss_sum - scaling.baseline * stats.baseline_loss_sum for stats in ordered)
+        / scaling.divisor,
         clip_share=_share(sum(stats.num_clipped for stats in ordered), seen_tokens),
         kl_to_reference=_share(math.fsum(stats.k3_sum for stats in ordered), seen_tokens),
         entropy=_share(math.fsum(stats.entropy_sum for stats in ordered), seen_tokens),

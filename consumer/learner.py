@@ -64,12 +64,12 @@ class Learner:
             again = train_kept_batch(self.policy, kept, stats, self.spec, self.accumulator)
             yield self._trained(again, started_s)
 
-    def step(self, *, divisor: float, learning_rate: float, is_last: bool) -> float:
-        """One optimizer step on the accumulated sum, and a new sum; the gradient's norm before clipping.
+    def step(self, *, divisor: float, baseline: float, learning_rate: float, is_last: bool) -> float:
+        """One optimizer step on the accumulated sums (`Scaling`), and new sums; the gradient's norm before clipping.
 
         is_last: of the iteration: its batches are let go.
         """
-        self.accumulator.total(divisor)
+        self.accumulator.total(divisor, baseline=baseline)
         grad_norm = self.optimizer.step(learning_rate)
         self.accumulator.zero()
         if is_last:

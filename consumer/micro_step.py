@@ -64,6 +64,7 @@ def train_micro_batch(
     if algorithm.shuffle_rewards:
         rewards = shuffled_rewards(rewards, seed=spec.seed, batch_id=batch.batch_id)
     advantages = group_advantages(rewards, algorithm)
+    stats = dataclasses.replace(stats, advantages=tuple(advantages.reshape(-1).tolist()))
     rows = rows_that_teach(advantages, every_row=algorithm.needs_every_row)
     if not rows.size:
         return stats, None
@@ -85,10 +86,15 @@ def train_micro_batch(
         old_logprobs=logprobs.policy.detach(),
         reference_logprobs=logprobs.reference,
     )
+    stats = dataclasses.replace(stats, advantages=tuple(advantages.reshape(-1).tolist()), mismatch=mismatch)
+    if algorithm.has_late_baseline:
+        ones = dataclasses.replace(micro_batch, advantages=torch.ones_like(micro_batch.advantages))
+        baseline = _backward(logprobs, ones, spec, stats, keep_graph=True)
+        accumulator.add(to_baseline=True)
+        stats = dataclasses.replace(stats, baseline_loss_sum=baseline.loss_sum.item())
     terms = _backward(logprobs, micro_batch, spec, stats)
     accumulator.add()
-    square_sum = math.fsum(np.square(advantages).reshape(-1))
-    return dataclasses.replace(_with(stats, terms), advantage_square_sum=square_sum, mismatch=mismatch), kept
+    return _with(stats, terms), kept
 
 
 def train_kept_batch(
@@ -108,7 +114,9 @@ def train_kept_batch(
     return _with(stats, terms)
 
 
-def _backward(logprobs: TokenLogprobs, micro_batch: MicroBatch, spec: JobSpec, stats: MicroBatchStats) -> LossTerms:
+def _backward(
+    logprobs: TokenLogprobs, micro_batch: MicroBatch, spec: JobSpec, stats: MicroBatchStats, *, keep_graph: bool = False
+) -> LossTerms:
     """The micro-batch's loss, its gradient left in `.grad`."""
     terms = family_loss(
         logprobs,
@@ -119,7 +127,7 @@ def _backward(logprobs: TokenLogprobs, micro_batch: MicroBatch, spec: JobSpec, s
     )
     if not math.isfinite(terms.loss_sum.item()):
         raise TrainingDiverged(f"the loss of batch {stats.batch_id} is {terms.loss_sum.item()}", field="loss")
-    terms.loss_sum.backward()
+    terms.loss_sum.backward(retain_graph=keep_graph)
     return terms
 
 

@@ -46,8 +46,8 @@ class Ranks(Protocol):
         """
         ...
 
-    def step(self, *, divisor: float, learning_rate: float, is_last: bool) -> float:
-        """One optimizer step on the sum over all ranks; the gradient's norm before clipping.
+    def step(self, *, divisor: float, baseline: float, learning_rate: float, is_last: bool) -> float:
+        """One optimizer step on the sums over all ranks (`Scaling`); the gradient's norm before clipping.
 
         is_last: it is the iteration's last update, and its batches are let go.
         """
@@ -82,5 +82,5 @@ class OneRank:
     def train_again(self, check: Callable[[], None]) -> list[Trained]:
         return list(self.learner.train_again(check))
 
-    def step(self, *, divisor: float, learning_rate: float, is_last: bool) -> float:
-        return self.learner.step(divisor=divisor, learning_rate=learning_rate, is_last=is_last)
+    def step(self, *, divisor: float, baseline: float, learning_rate: float, is_last: bool) -> float:
+        return self.learner.step(divisor=divisor, baseline=baseline, learning_rate=learning_rate, is_last=is_last)

@@ -21,7 +21,7 @@ from consumer.checkpoint import keep_newest_and_best, latest_checkpoint, write_c
 from consumer.evaluation import evaluation_score
 from consumer.generator_watch import GeneratorWatch
 from consumer.iteration import Iteration
-from consumer.iteration_stats import MicroBatchStats, Update, gradient_divisor
+from consumer.iteration_stats import MicroBatchStats, Update, iteration_scaling
 from consumer.lease_keeper import LeaseKeeper
 from consumer.optimizer import horizon_at, learning_rate_at
 from consumer.plan import IterationPlan
@@ -225,19 +225,21 @@ class Trainer:
         if not iteration.stats:
             raise BatchFailed(f"every training batch of iteration {iteration.number} is dead", field="rollout")
         self._settled = None
-        divisor = gradient_divisor(iteration.stats, self._spec.algorithm)
+        scaling = iteration_scaling(iteration.stats, self._spec.algorithm)
         updates: list[Update] = []
         for left in reversed(range(self._spec.algorithm.updates_per_iteration)):
             stats = self._train_again(iteration) if updates else iteration.stats
             with iteration.span("step"):
-                grad_norm = self._ranks.step(divisor=divisor, learning_rate=rate, is_last=left == 0)
+                grad_norm = self._ranks.step(
+                    divisor=scaling.divisor, baseline=scaling.baseline, learning_rate=rate, is_last=left == 0
+                )
             updates.append(Update(stats=stats, grad_norm=grad_norm))
             reach("consumer.after_step")
         with iteration.span("publish"):
             made = self._publish_weights(iteration.number + 1)
             self._side.publish_weights(made, oldest_kept=iteration.number)
         reach("consumer.after_weights")
-        return made, iteration.metrics(updates, learning_rate=rate, divisor=divisor)
+        return made, iteration.metrics(updates, learning_rate=rate, scaling=scaling)
 
     def _train_again(self, iteration: Iteration) -> list[MicroBatchStats]:
         """Numbers of every batch under the weights of the last step.

@@ -18,7 +18,7 @@ CLIP_RANGES = {
     "cispo": (1.0, 4.0),
 }
 """Loss → (clip_low, clip_high) where a spec leaves them out; sources in docs/algorithms.md."""
-CORRECTION_RANGES = {"none": (0.0, 0.0), "tis": (0.0, 2.0), "icepop": (0.5, 5.0)}
+CORRECTION_RANGES = {"none": (0.0, 0.0), "tis": (0.0, 2.0), "icepop": (0.5, 5.0), "decoupled": (0.0, 5.0)}
 """Correction → (low, high) where a spec leaves them out."""
 
 
@@ -28,11 +28,12 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
     loss: Literal["grpo", "dr_grpo", "dapo", "bnpo", "gspo", "cispo"] = "grpo"
     """The objective and how it is normalised: the mean of response means (grpo, gspo), a constant budget (dr_grpo), the
     mean over the iteration's tokens (dapo, cispo), the mean of the batches' token means (bnpo)."""
-    advantage: Literal["grpo", "dr_grpo", "rloo", "reinforce++_baseline"] = "grpo"
+    advantage: Literal["grpo", "dr_grpo", "rloo", "reinforce++_baseline", "reinforce++"] = "grpo"
     """From the rewards of a group: over mean and deviation (grpo), over the mean (dr_grpo), over the mean of the other
-    samples (rloo), over the mean and then the deviation of the whole iteration (reinforce++_baseline)."""
+    samples (rloo), over the mean and then the deviation of the whole iteration (reinforce++_baseline). Without groups:
+    over mean and deviation of the whole iteration (reinforce++), for a second backward pass and a second sum."""
     advantage_epsilon: Annotated[float, Meta(gt=0.0)] = 1e-4
-    """Added to the unbiased standard deviation of grpo and reinforce++_baseline."""
+    """Added to the unbiased standard deviation of grpo, reinforce++_baseline and reinforce++."""
     updates_per_iteration: Annotated[int, Meta(ge=1, le=64)] = 1
     """Optimizer steps on the same rollouts (GRPO's μ). The first trains while they arrive; each further one trains all
     of them again, and its ratio is against the log-probs of the first, so the clips act."""
@@ -52,14 +53,15 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
     """loss: added to each token's loss; reward: its sum over a response is taken off the reward before advantages."""
     entropy_coefficient: Annotated[float, Meta(ge=0.0)] = 0.0
     """Weight of the entropy bonus: the entropy of the distribution at each sampled token, normalised like the loss."""
-    correction: Literal["none", "tis", "icepop"] = "none"
-    """Weighs the surrogate by trainer over generator probability: truncated (tis) or dropped out of range (icepop)."""
+    correction: Literal["none", "tis", "icepop", "decoupled"] = "none"
+    """Weighs the surrogate by trainer over generator probability: truncated (tis), dropped out of range (icepop), or
+    dropped above a cap (decoupled, the behaviour weight of decoupled PPO)."""
     correction_level: Literal["token", "sequence"] = "token"
     """Whether each token has its weight, or a response one: the product over its tokens."""
     correction_low: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
     """Lower bound of icepop's weight; none: 0.5."""
     correction_high: Annotated[float, Meta(ge=1.0)] | None = None
-    """Upper bound of the weight; none: tis 2.0, icepop 5.0."""
+    """Upper bound of the weight; none: tis 2.0, icepop 5.0, decoupled 5.0."""
     shuffle_rewards: bool = False
     """Negative control: rewards are permuted inside each group, so that nothing can be learnt."""
 
@@ -76,7 +78,7 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
 
     @property
     def correction_range(self) -> tuple[float, float]:
-        """(low, high) as set, else as in the correction's paper; tis has no lower bound."""
+        """(low, high) as set, else as in the correction's source; tis and decoupled have no lower bound."""
         low, high = CORRECTION_RANGES[self.correction]
         return (
             low if self.correction_low is None else self.correction_low,
@@ -85,12 +87,17 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
 
     @property
     def needs_every_row(self) -> bool:
-        """Whether a completion of zero advantage has a gradient all the same, or gets its advantage from the model."""
-        return self.kl_coefficient > 0.0 or self.entropy_coefficient > 0.0
+        """Whether a completion of zero advantage has a gradient all the same, or gets its advantage after its pass."""
+        return self.kl_coefficient > 0.0 or self.entropy_coefficient > 0.0 or self.has_late_baseline
+
+    @property
+    def has_late_baseline(self) -> bool:
+        """Whether what is taken off the rewards is known only when the whole iteration is in."""
+        return self.advantage == "reinforce++"
 
     def _refusals(self) -> Iterator[tuple[bool, str]]:
         """(whether it holds, field, reason and cure), of each combination that has no meaning or no effect."""
-        scaled = self.advantage == "reinforce++_baseline"
+        scaled = self.advantage in ("reinforce++_baseline", "reinforce++")
         kl_in_loss = self.kl_coefficient > 0.0 and self.kl_placement == "loss"
         yield (
             self.advantage in ("dr_grpo", "rloo") and self.advantage_epsilon != 1e-4,
@@ -108,12 +115,22 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
         yield (
             kl_in_loss and scaled,
             'kl_placement = "loss" would be divided by the deviation of the advantages under '
-            'advantage = "reinforce++_baseline"; set kl_placement = "reward"',
+            f'advantage = "{self.advantage}"; set kl_placement = "reward"',
         )
         yield (
             self.entropy_coefficient > 0.0 and scaled,
             "entropy_coefficient would be divided by the deviation of the advantages under "
-            'advantage = "reinforce++_baseline"; set it to 0',
+            f'advantage = "{self.advantage}"; set it to 0',
+        )
+        yield (
+            self.has_late_baseline and self.updates_per_iteration > 1,
+            "updates_per_iteration above 1 makes clips act by the sign of the advantage, which under advantage = "
+            '"reinforce++" is known too late; set it to 1, or advantage = "reinforce++_baseline"',
+        )
+        yield (
+            self.has_late_baseline and self.old_policy == "generator" and self.loss != "cispo",
+            f'old_policy = "generator" lets loss = "{self.loss}" clip by the sign of the advantage, which under '
+            'advantage = "reinforce++" is known too late; set loss = "cispo", or old_policy = "trainer"',
         )
         yield from self._correction_refusals()
 
@@ -122,11 +139,13 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
         low, high = self.correction_range
         yield (
             self.correction == "none" and (self.correction_level != "token" or bounds != (None, None)),
-            'correction is "none", so its level and bounds have no effect; choose "tis" or "icepop", or leave them out',
+            'correction is "none", so its level and bounds have no effect; choose "tis", "icepop" or '
+            '"decoupled", or leave them out',
         )
         yield (
-            self.correction == "tis" and self.correction_low is not None,
-            'correction_low has no effect with correction = "tis", which has no lower bound; leave it out',
+            self.correction in ("tis", "decoupled") and self.correction_low is not None,
+            f'correction_low has no effect with correction = "{self.correction}", which has no lower bound; '
+            "leave it out",
         )
         yield (
             self.correction != "none" and self.old_policy == "generator",

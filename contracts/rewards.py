@@ -73,6 +73,25 @@ class LengthReward(Component, tag="length", frozen=True, kw_only=True):
             raise ValueError("max_chars must be above target_chars")
 
 
+class OverlongReward(Component, tag="overlong", frozen=True, kw_only=True):
+    """DAPO's soft overlong punishment (arXiv 2503.14476, equation 13): 0.0 up to max_tokens - buffer_tokens sampled
+    tokens, then falling linearly to -1.0 at `max_tokens`, and -1.0 beyond."""
+
+    max_tokens: Annotated[int, Meta(ge=1)]
+    """L_max: shortest completion with the full punishment, the end-of-sequence token included."""
+    buffer_tokens: Annotated[int, Meta(ge=1)]
+    """L_cache: how many tokens before it the punishment begins; at most max_tokens."""
+
+    def __post_init__(self) -> None:
+        if self.buffer_tokens > self.max_tokens:
+            raise ValueError("buffer_tokens must be max_tokens or less")
+
+    @property
+    def free_tokens(self) -> int:
+        """Longest completion without punishment."""
+        return self.max_tokens - self.buffer_tokens
+
+
 class ReasoningGymReward(Component, tag="reasoning_gym", frozen=True, kw_only=True):
     """The score of the reasoning-gym task that made the prompt, on the text between the answer tags.
 
@@ -108,6 +127,7 @@ RewardComponent = (
     | RegexReward
     | FormatReward
     | LengthReward
+    | OverlongReward
     | ReasoningGymReward
     | MathVerifyReward
     | PluginReward
@@ -121,6 +141,8 @@ class RewardItem(Record, frozen=True, kw_only=True):
     completion: str
     reference: str
     task_entry: str = ""
+    num_tokens: Annotated[int, Meta(ge=0)] = 0
+    """Sampled tokens of the completion, the end-of-sequence token included; 0: unknown, which `overlong` refuses."""
 
 
 class RewardRequest(Record, frozen=True, kw_only=True):

@@ -13,7 +13,7 @@ from msgspec import Meta, field
 from contracts.algorithm import AlgorithmSpec
 from contracts.datasets import DatasetSpec
 from contracts.ranges import NonNegativeInt, PositiveInt, PositiveSeconds
-from contracts.rewards import RewardComponent
+from contracts.rewards import OverlongReward, RewardComponent
 from contracts.rollouts import SamplingParams
 from contracts.wire import Record
 
@@ -34,7 +34,7 @@ class RolloutSpec(Record, frozen=True, kw_only=True):
     """Rollout batches of an iteration: the unit of dispatch, lease, publication and micro-batch."""
     prompts_per_batch: PositiveInt = 4
     """k: prompts of a batch. 1 suits continuous batching; a small model on a CPU wants 4-16."""
-    group_size: Annotated[int, Meta(ge=2)] = 8
+    group_size: PositiveInt = 8
     """G: completions per prompt."""
     sampling: SamplingParams = field(default_factory=lambda: SamplingParams(max_new_tokens=128))
     """How completions are drawn."""
@@ -182,6 +182,29 @@ class JobSpec(Record, frozen=True, kw_only=True):
             )
         if self.rollout.sampling.temperature == 0.0:
             raise ValueError("rollout.sampling.temperature must be above 0: a group of greedy samples has no advantage")
+        self._check_group_size()
+        self._check_overlong()
+
+    def _check_group_size(self) -> None:
+        if self.rollout.group_size > 1:
+            return
+        if self.algorithm.advantage != "reinforce++":
+            raise ValueError(
+                f'rollout.group_size = 1 leaves algorithm.advantage = "{self.algorithm.advantage}" nothing to compare '
+                'with; sample 2 or more, or set algorithm.advantage = "reinforce++"'
+            )
+        if self.algorithm.shuffle_rewards:
+            raise ValueError("algorithm.shuffle_rewards has no effect with rollout.group_size = 1; sample 2 or more")
+
+    def _check_overlong(self) -> None:
+        longest = self.rollout.sampling.max_new_tokens
+        for component in self.reward.components:
+            if isinstance(component, OverlongReward) and component.free_tokens >= longest:
+                raise ValueError(
+                    f"reward.components: overlong begins above {component.free_tokens} tokens, "
+                    f"rollout.sampling.max_new_tokens is {longest}, so it has no effect; lower max_tokens or raise "
+                    "buffer_tokens"
+                )
 
     @property
     def hedges(self) -> bool:

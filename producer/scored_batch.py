@@ -12,12 +12,19 @@ from producer.engine.base import VerifiedWeights
 T = TypeVar("T")
 
 
-def reward_items(batch: PromptBatch, texts: Sequence[str]) -> list[RewardItem]:
-    """k·G completion texts, prompt by prompt → k·G items."""
+def reward_items(batch: PromptBatch, completions: Sequence[Completion], texts: Sequence[str]) -> list[RewardItem]:
+    """k·G completions and their texts, prompt by prompt → k·G items."""
+    sampled = list(zip(completions, texts, strict=True))
     return [
-        RewardItem(prompt=prompt.text, completion=text, reference=prompt.reference, task_entry=prompt.task_entry)
-        for prompt, group in zip(batch.prompts, _by_prompt(texts, batch), strict=True)
-        for text in group
+        RewardItem(
+            prompt=prompt.text,
+            completion=text,
+            reference=prompt.reference,
+            task_entry=prompt.task_entry,
+            num_tokens=completion.num_tokens,
+        )
+        for prompt, group in zip(batch.prompts, _by_prompt(sampled, batch), strict=True)
+        for completion, text in group
     ]
 
 

@@ -279,7 +279,7 @@ class Worker:
         scoring_started_s = self._wall_clock()
         try:
             texts = sampled.loaded.detokenizer(sampled.completions)
-            scored = await self._rewards.score(job.spec.reward, reward_items(batch, texts))
+            scored = await self._rewards.score(job.spec.reward, reward_items(batch, sampled.completions, texts))
             reach("producer.after_scoring")
         except (BatchFailed, RewardUnavailable) as error:
             await self._fail(job, claim, error)

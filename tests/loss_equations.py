@@ -95,8 +95,9 @@ def advantages(responses: Sequence[Response], eq: Equation) -> list[float]:
             others = [(sum(of_group(r)) - reward) for r, reward in zip(responses, rewards, strict=True)]
             sizes = [len(of_group(r)) for r in responses]
             return [reward - other / (size - 1) for reward, other, size in zip(rewards, others, sizes, strict=True)]
-    mean, deviation = statistics.fmean(centred), statistics.stdev(centred)
-    return [(a - mean) / (deviation + eq.delta) for a in centred]
+    pool = rewards if eq.advantage == "reinforce++" else centred
+    mean, deviation = statistics.fmean(pool), statistics.stdev(pool)
+    return [(a - mean) / (deviation + eq.delta) for a in pool]
 
 
 def penalty(response: Response, eq: Equation) -> float:
@@ -136,6 +137,8 @@ def weight(response: Response, t: int, eq: Equation) -> float:
             return min(k, eq.w_high)
         case "icepop":
             return k if eq.w_low <= k <= eq.w_high else 0.0
+        case "decoupled":
+            return 0.0 if k > eq.w_high else k
     return 1.0
 
 

@@ -23,3 +23,5 @@ def group_advantages(rewards: NDArray[np.float64], algorithm: AlgorithmSpec) -> 
             return rloo_advantages(rewards)
         case "reinforce++_baseline":
             return undivided_advantages(rewards)
+        case "reinforce++":
+            return rewards

@@ -3,9 +3,11 @@
 With k = pi(o_t) / mu(o_t), where pi is the trainer's probability under the sampled version (pi_old, where an iteration
 has several updates) and mu the generator's:
 
-    tis      min(k, high)                      Yao et al. 2025, "Your Efficient RL Framework Secretly Brings You
-                                               Off-Policy RL Training"; truncation as in arXiv 1802.01561
-    icepop   k where low <= k <= high, else 0  Ling Team, arXiv 2510.18855, section 2.3
+    tis        min(k, high)                      Yao et al. 2025, "Your Efficient RL Framework Secretly Brings You
+                                                 Off-Policy RL Training"; truncation as in arXiv 1802.01561
+    icepop     k where low <= k <= high, else 0  Ling Team, arXiv 2510.18855, section 2.3
+    decoupled  k where k <= high, else 0         AReaL (Fu et al., arXiv 2505.24298, equation 5): pi_prox / mu, where
+                                                 pi_prox is the policy before the step; the cap is of its code
 
 At the level of a sequence k is the product over the response's tokens, one weight for all of them.
 """
@@ -23,14 +25,14 @@ def correction_weights(
     generator_logprobs: Tensor,
     *,
     loss_mask: Tensor,
-    kind: Literal["tis", "icepop"],
+    kind: Literal["tis", "icepop", "decoupled"],
     level: Literal["token", "sequence"],
     low: float,
     high: float,
 ) -> tuple[Tensor, Tensor]:
     """(weights [R, T] in the dtype of logprobs, without gradient; bool [R, T], True where a bound acted).
 
-    Log-probs are [R, T]; padding weighs 1.0. low is IcePop's alone.
+    Log-probs are [R, T]; padding weighs 1.0. low is IcePop's alone, and 0.0 for the others.
     """
     log_ratio = (logprobs.detach().double() - generator_logprobs.double()).masked_fill(~loss_mask, 0.0)
     if level == "sequence":

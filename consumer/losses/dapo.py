@@ -3,7 +3,7 @@
     L = 1/(sum_i |o_i|) sum_i sum_t -min(rho A_i, clip(rho, 1 - clip_low, 1 + clip_high) A_i),   clip_low < clip_high
 
 The token count is that of the whole iteration, not of a micro-batch. Dynamic sampling and overlong shaping, the
-paper's two other parts, belong to sampling and rewards and are not here.
+paper's two other parts, belong to sampling and to rewards (`overlong`).
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from contracts.rewards import (
     LengthReward,
     MathVerifyReward,
     NumericReward,
+    OverlongReward,
     PluginReward,
     ReasoningGymReward,
     RegexReward,
@@ -23,7 +24,7 @@ from contracts.rewards import (
     UnscorableReason,
     breakdown_names,
 )
-from reward_service.scorers import exact, length, math_verify, numeric, plugin, reasoning_gym, regex
+from reward_service.scorers import exact, length, math_verify, numeric, overlong, plugin, reasoning_gym, regex
 from reward_service.scorers import format as whole_format
 from reward_service.scorers.refusals import BadReference, UnknownEntryPoint
 
@@ -33,6 +34,7 @@ SCORERS: dict[type[Component], Callable[[Any, RewardItem], float]] = {
     RegexReward: regex.score,
     FormatReward: whole_format.score,
     LengthReward: length.score,
+    OverlongReward: overlong.score,
     ReasoningGymReward: reasoning_gym.score,
     MathVerifyReward: math_verify.score,
     PluginReward: plugin.score,
@@ -44,7 +46,7 @@ WARM_UPS: dict[type[Component], Callable[[Any], None]] = {
     PluginReward: plugin.warm_up,
 }
 
-LINEAR_TIME = (ExactReward, NumericReward, LengthReward)
+LINEAR_TIME = (ExactReward, NumericReward, LengthReward, OverlongReward)
 """Linear in the completion's length and free of foreign code: safe without a deadline, in the service's process."""
 
 MAX_DETAIL_CHARS = 500

@@ -30,6 +30,7 @@ from contracts.rewards import (
     LengthReward,
     MathVerifyReward,
     NumericReward,
+    OverlongReward,
     PluginReward,
     ReasoningGymReward,
     RegexReward,
@@ -161,11 +162,12 @@ def reward_request() -> RewardRequest:
             RegexReward(weight=0.25, pattern=r"answer: (?P<answer>\d+)"),
             FormatReward(weight=0.25, pattern=r"<think>.*</think>.*"),
             LengthReward(weight=-0.5, target_chars=100, max_chars=200),
+            OverlongReward(weight=0.5, max_tokens=4096, buffer_tokens=512),
             ReasoningGymReward(weight=1.0, strict=False, answer_pattern=""),
             MathVerifyReward(weight=2.0),
             PluginReward(weight=1.0, entry_point="shortest"),
         ),
-        items=(RewardItem(prompt="12+34=", completion="64", reference="64", task_entry="{}"),),
+        items=(RewardItem(prompt="12+34=", completion="64", reference="64", task_entry="{}", num_tokens=3),),
         item_timeout_s=2.5,
     )
 

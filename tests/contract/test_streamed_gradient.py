@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from consumer.accumulation import ExactAccumulator, FloatAccumulator, GradientAccumulator
-from consumer.iteration_stats import gradient_divisor
+from consumer.iteration_stats import iteration_scaling
 from consumer.micro_step import train_micro_batch
 from consumer.policy import Policy, load_policy
 from contracts.arrays import unpack_int32
@@ -75,12 +75,15 @@ def streamed_gradient(
 ) -> dict[str, Tensor]:
     """Gradient of the iteration's loss, as the trainer computes it."""
     parameters = policy.trained_parameters()
-    accumulator = accumulator or ExactAccumulator(parameters, max_micro_batches=len(batches))
+    accumulator = accumulator or ExactAccumulator(
+        parameters, max_micro_batches=len(batches), with_baseline=spec.algorithm.has_late_baseline
+    )
     stats = []
     for batch in batches:
         stats.append(train_micro_batch(policy, reference.model if reference else None, batch, spec, accumulator)[0])
         assert all(parameter.grad is None for parameter in parameters.values())
-    accumulator.total(gradient_divisor(stats, spec.algorithm))
+    scaling = iteration_scaling(stats, spec.algorithm)
+    accumulator.total(scaling.divisor, baseline=scaling.baseline)
     gradients = {name: p.grad for name, p in parameters.items() if p.grad is not None}
     policy.model.zero_grad(set_to_none=True)
     assert gradients.keys() == parameters.keys()

@@ -20,6 +20,7 @@ from tests.loss_equations import Equation, Response, iteration_loss
 
 OFF = {"old_policy": "generator", "clip_low": 0.3, "clip_high": 0.4}
 OFF_EQUATION = {"old_is_generator": True, "eps_low": 0.3, "eps_high": 0.4}
+KL_IN_REWARD = {"kl_coefficient": 0.1, "kl_estimator": "k1", "kl_placement": "reward"}
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "grpo": ({}, {}),
     "grpo, off-policy": (OFF, OFF_EQUATION),
@@ -33,8 +34,17 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"advantage": "reinforce++_baseline", "loss": "dapo"} | OFF_EQUATION,
     ),
     "reinforce++_baseline, KL in the reward": (
-        {"advantage": "reinforce++_baseline", "kl_coefficient": 0.1, "kl_estimator": "k1", "kl_placement": "reward"},
+        {"advantage": "reinforce++_baseline"} | KL_IN_REWARD,
         {"advantage": "reinforce++_baseline", "beta": 0.1, "kl": "k1", "kl_in_reward": True},
+    ),
+    "reinforce++": ({"advantage": "reinforce++", "loss": "dapo"}, {"advantage": "reinforce++", "loss": "dapo"}),
+    "reinforce++, off-policy": (
+        {"advantage": "reinforce++", "loss": "cispo"} | OFF,
+        {"advantage": "reinforce++", "loss": "cispo"} | OFF_EQUATION,
+    ),
+    "reinforce++, KL in the reward and tis": (
+        {"advantage": "reinforce++", "correction": "tis"} | KL_IN_REWARD,
+        {"advantage": "reinforce++", "correction": "tis", "w_high": 2.0, "beta": 0.1, "kl": "k1", "kl_in_reward": True},
     ),
     "KL in the loss and entropy": (
         {"loss": "dapo", "kl_coefficient": 0.1, "kl_estimator": "k2", "entropy_coefficient": 0.02},
@@ -44,6 +54,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "icepop by sequence": (
         {"correction": "icepop", "correction_level": "sequence", "correction_low": 0.01, "correction_high": 100.0},
         {"correction": "icepop", "of_sequence": True, "w_low": 0.01, "w_high": 100.0},
+    ),
+    "decoupled": (
+        {"correction": "decoupled", "correction_high": 3.0},
+        {"correction": "decoupled", "w_high": 3.0},
     ),
 }
 KL = {"kl_coefficient": 0.1}
@@ -184,6 +198,10 @@ def test_bnpo_depends_on_the_cut_and_on_nothing_else(tmp_path: Path) -> None:
         ({}, {"entropy_coefficient": 0.01}),
         ({}, {"correction": "tis"}),
         ({"correction": "tis"}, {"correction": "icepop"}),
+        ({"correction": "tis"}, {"correction": "decoupled", "correction_high": 2.0}),
+        ({"correction": "icepop"}, {"correction": "decoupled"}),
+        (GLOBAL, {"advantage": "reinforce++"}),
+        ({"advantage": "reinforce++"}, {"advantage_epsilon": 0.1}),
         ({"correction": "tis"}, {"correction_level": "sequence"}),
         ({"correction": "tis"}, {"correction_high": 4.0}),
         (ICEPOP, {"correction_low": 0.9}),

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from consumer.accumulation import ExactAccumulator
-from consumer.iteration_stats import MicroBatchStats, gradient_divisor
+from consumer.iteration_stats import MicroBatchStats, iteration_scaling
 from consumer.micro_batch import make_micro_batch
 from consumer.micro_step import KeptBatch, train_kept_batch, train_micro_batch
 from consumer.policy import Policy
@@ -71,7 +71,7 @@ def later_update(policy: Policy, trained: Trained, spec: JobSpec, accumulator: E
 
 
 def total(policy: Policy, stats: list[MicroBatchStats], spec: JobSpec, accumulator: ExactAccumulator) -> Gradients:
-    accumulator.total(gradient_divisor(stats, spec.algorithm))
+    accumulator.total(iteration_scaling(stats, spec.algorithm).divisor)
     gradients = {name: p.grad for name, p in policy.trained_parameters().items() if p.grad is not None}
     policy.model.zero_grad(set_to_none=True)
     return gradients

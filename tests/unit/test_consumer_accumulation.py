@@ -134,6 +134,26 @@ def test_more_micro_batches_than_promised_are_refused() -> None:
         accumulator.add()
 
 
+@pytest.mark.parametrize("kind", ["exact", "float"])
+def test_a_baseline_is_summed_apart_and_taken_off_at_the_end(kind: str) -> None:
+    weight = parameter(2)
+    accumulator = (
+        ExactAccumulator({"weight": weight}, max_micro_batches=2, with_baseline=True)
+        if kind == "exact"
+        else FloatAccumulator({"weight": weight}, with_baseline=True)
+    )
+    for values, baseline in (([1.0, 2.0], [0.5, 0.0]), ([3.0, -6.0], [0.0, 0.25])):
+        weight.grad = torch.tensor(baseline)
+        accumulator.add(to_baseline=True)
+        weight.grad = torch.tensor(values)
+        accumulator.add()
+    accumulator.total(8, baseline=4.0)
+    assert weight.grad is not None
+    assert weight.grad.tolist() == [(4.0 - 2.0) / 8, (-4.0 - 1.0) / 8]
+    accumulator.total(math.inf, baseline=4.0)
+    assert weight.grad.abs().tolist() == [0.0, 0.0]
+
+
 def test_float_sums_divide_once() -> None:
     weight = parameter(2)
     accumulator = FloatAccumulator({"weight": weight})

@@ -11,7 +11,7 @@ from consumer.advantages.dr_grpo import dr_grpo_advantages
 from consumer.advantages.family import group_advantages
 from consumer.advantages.groups import equal_groups, shuffled_rewards
 from consumer.advantages.grpo import grpo_advantages
-from consumer.advantages.reinforce_plus_plus import iteration_scale, undivided_advantages
+from consumer.advantages.reinforce_plus_plus import centred_scale, mean_and_scale, undivided_advantages
 from consumer.advantages.rloo import rloo_advantages
 from contracts.algorithm import AlgorithmSpec
 
@@ -41,18 +41,24 @@ def test_reinforce_divides_by_the_deviation_of_the_whole_iteration() -> None:
     batches = [np.array([[1.0, 0.0], [0.5, 0.5]]), np.array([[4.0, 0.0], [0.0, 1.0]])]
     centred = np.concatenate([undivided_advantages(rewards) for rewards in batches])
     assert centred.tolist() == [[0.5, -0.5], [0.0, 0.0], [2.0, -2.0], [-0.5, 0.5]]
-    square_sums = [np.square(undivided_advantages(rewards)).sum() for rewards in batches]
-    scale = iteration_scale(square_sums, num_completions=8, epsilon=1e-4)
+    scale = centred_scale(centred.reshape(-1).tolist(), num_completions=8, epsilon=1e-4)
     assert scale == pytest.approx(centred.std(ddof=1) + 1e-4, rel=1e-15)
+
+
+def test_without_groups_the_mean_and_the_deviation_are_those_of_the_iteration() -> None:
+    rewards = [1.0, 0.0, 0.5, 0.5, 4.0, 0.0, 0.0, 1.0]
+    mean, scale = mean_and_scale(rewards, epsilon=1e-4)
+    assert (mean, scale) == (0.875, pytest.approx(np.std(rewards, ddof=1) + 1e-4, rel=1e-15))
+    assert mean_and_scale([0.1, 0.1, 0.1], epsilon=1e-4)[1] == float("inf")
 
 
 def test_the_spec_chooses_the_advantage() -> None:
     rewards = np.array([[1.0, 0.0, 0.0, 0.0]])
     chosen = {
         name: group_advantages(rewards, AlgorithmSpec(advantage=name))[0, 0]
-        for name in ("grpo", "dr_grpo", "rloo", "reinforce++_baseline")
+        for name in ("grpo", "dr_grpo", "rloo", "reinforce++_baseline", "reinforce++")
     }
-    expected = {"grpo": 0.75 / 0.5001, "dr_grpo": 0.75, "rloo": 1.0, "reinforce++_baseline": 0.75}
+    expected = {"grpo": 0.75 / 0.5001, "dr_grpo": 0.75, "rloo": 1.0, "reinforce++_baseline": 0.75, "reinforce++": 1.0}
     assert chosen == pytest.approx(expected)
     assert group_advantages(rewards, AlgorithmSpec(advantage_epsilon=0.5))[0, 0] == 0.75
 

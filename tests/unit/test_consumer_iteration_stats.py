@@ -13,8 +13,9 @@ import torch
 from consumer.iteration_stats import (
     MicroBatchStats,
     Mismatch,
-    gradient_divisor,
+    Scaling,
     iteration_numbers,
+    iteration_scaling,
     mean_over_updates,
     measure_batch,
     measure_mismatch,
@@ -91,7 +92,7 @@ def test_numbers_of_an_iteration_by_hand() -> None:
         k3_sum=0.0,
         mismatch=Mismatch(),
     )
-    numbers = iteration_numbers([second, first], divisor=4)
+    numbers = iteration_numbers([second, first], scaling=Scaling(count=4))
     assert numbers.num_batches == 2
     assert (numbers.num_completions, numbers.num_tokens) == (4, 8)
     assert (numbers.reward_mean, numbers.reward_std) == (0.25, 0.5)
@@ -120,27 +121,45 @@ def test_numbers_of_an_iteration_by_hand() -> None:
     ],
 )
 def test_the_divisor_counts_what_the_loss_says(algorithm: dict[str, Any], divisor: float) -> None:
-    batches = [stats(index, num_tokens=10 * (index + 1), advantage_square_sum=2.0 * (index + 1)) for index in range(2)]
+    advantages = [(1.0, -1.0) + (0.0,) * 6, (1.0, -1.0, 1.0, -1.0) + (0.0,) * 4]
+    batches = [stats(index, num_tokens=10 * (index + 1), advantages=advantages[index]) for index in range(2)]
     assert sum(batch.num_completions for batch in batches) == 16
-    assert gradient_divisor(batches, AlgorithmSpec(**algorithm)) == pytest.approx(divisor, rel=1e-15)
-    assert gradient_divisor(batches[::-1], AlgorithmSpec(**algorithm)) == gradient_divisor(
-        batches, AlgorithmSpec(**algorithm)
-    )
+    scaling = iteration_scaling(batches, AlgorithmSpec(**algorithm))
+    assert scaling.divisor == pytest.approx(divisor, rel=1e-15)
+    assert scaling.baseline == 0.0
+    assert iteration_scaling(batches[::-1], AlgorithmSpec(**algorithm)) == scaling
+
+
+def test_the_baseline_of_the_iteration_is_the_mean_of_its_rewards() -> None:
+    batches = [stats(index, advantages=(2.0 * index,) * 8, loss_sum=3.0, baseline_loss_sum=2.0) for index in range(2)]
+    algorithm = AlgorithmSpec(advantage="reinforce++", advantage_epsilon=1.0)
+    scaling = iteration_scaling(batches, algorithm)
+    assert (scaling.count, scaling.baseline, scaling.deviation) == (16, 1.0, math.sqrt(16 / 15) + 1.0)
+    assert iteration_scaling(batches[::-1], algorithm) == scaling
+    assert iteration_numbers(batches, scaling=scaling).loss == 2 * (3.0 - 1.0 * 2.0) / scaling.divisor
+
+
+def test_an_iteration_of_equal_rewards_moves_nothing_though_its_mean_is_rounded() -> None:
+    same = stats(0, advantages=(0.1,) * 3, loss_sum=0.3, baseline_loss_sum=3.0)
+    scaling = iteration_scaling([same], AlgorithmSpec(advantage="reinforce++"))
+    assert iteration_numbers([same], scaling=scaling).loss == 0.0
+    assert scaling.divisor == math.inf
 
 
 def test_numbers_do_not_depend_on_the_order_of_arrival() -> None:
     batches = [stats(index, loss_sum=0.1 * index, k3_sum=0.7**index) for index in range(6)]
-    expected = iteration_numbers(batches, divisor=48)
+    expected = iteration_numbers(batches, scaling=Scaling(count=48))
     for seed in range(5):
         random.Random(seed).shuffle(batches)
-        assert iteration_numbers(batches, divisor=48) == expected
+        assert iteration_numbers(batches, scaling=Scaling(count=48)) == expected
 
 
 def test_numbers_that_each_update_has_are_means_and_the_others_are_those_of_the_rollouts() -> None:
     of_rollouts = Mismatch(num_tokens=4, k3_sum=0.4, largest=0.2, rho_sum=4.0, rho_square_sum=4.0)
     first, second = (
         iteration_numbers(
-            [stats(0, loss_sum=8.0 * number, num_clipped=number, k3_sum=0.4 * number, mismatch=of_rollouts)], divisor=8
+            [stats(0, loss_sum=8.0 * number, num_clipped=number, k3_sum=0.4 * number, mismatch=of_rollouts)],
+            scaling=Scaling(count=8),
         )
         for number in (0, 3)
     )
@@ -152,10 +171,10 @@ def test_numbers_that_each_update_has_are_means_and_the_others_are_those_of_the_
 
 
 def test_an_iteration_that_teaches_nothing_has_numbers_too() -> None:
-    numbers = iteration_numbers([stats(0)], divisor=8)
+    numbers = iteration_numbers([stats(0)], scaling=Scaling(count=8))
     assert (numbers.loss, numbers.mismatch_k3, numbers.effective_sample_share) == (0.0, 0.0, 1.0)
 
 
 def test_every_number_is_a_field_of_the_iterations_metrics() -> None:
-    names = {field.name for field in dataclasses.fields(type(iteration_numbers([stats(0)], divisor=8)))}
+    names = {field.name for field in dataclasses.fields(type(iteration_numbers([stats(0)], scaling=Scaling(count=8))))}
     assert names <= set(IterationMetrics.__struct_fields__)

@@ -14,6 +14,7 @@ from contracts.rewards import (
     LengthReward,
     MathVerifyReward,
     NumericReward,
+    OverlongReward,
     PluginReward,
     ReasoningGymReward,
     RegexReward,
@@ -114,6 +115,19 @@ def test_format_must_match_the_whole_completion_across_lines() -> None:
 @pytest.mark.parametrize(("num_chars", "expected"), [(0, 1.0), (10, 1.0), (15, 0.5), (20, 0.0), (99, 0.0)])
 def test_length_falls_linearly_between_target_and_maximum(num_chars: int, expected: float) -> None:
     assert score(LengthReward(target_chars=10, max_chars=20), item("é" * num_chars)) == expected
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "expected"), [(1, 0.0), (12, 0.0), (13, -0.25), (15, -0.75), (16, -1.0), (99, -1.0)]
+)
+def test_the_overlong_punishment_falls_linearly_over_the_buffer(num_tokens: int, expected: float) -> None:
+    long = RewardItem(prompt="", completion="x", reference="", num_tokens=num_tokens)
+    assert score(OverlongReward(max_tokens=16, buffer_tokens=4), long) == expected
+
+
+def test_a_punishment_by_tokens_needs_their_number() -> None:
+    refused = refusal(OverlongReward(max_tokens=16, buffer_tokens=4), item("x"))
+    assert (refused.reason, "num_tokens" in refused.detail) == ("bad_reference", True)
 
 
 def chain_sum_entry() -> tuple[str, str]:
