@@ -144,6 +144,8 @@ def _status(
         batches_accepted=counters.get("accepted", 0),
         batches_rejected=_rejected(counters),
         batches_reclaimed=counters.get("reclaimed", 0),
+        batches_hedged=counters.get("hedged", 0),
+        hedges_won=counters.get("hedges_won", 0),
         batches_dead=counters.get("dead", 0),
         live_generators=live_generators,
         evaluation_before=_score(job.get("evaluation_before")),

@@ -101,6 +101,10 @@ class JobStatus(Record, frozen=True, kw_only=True):
     """Refused publications by reason, over the whole job."""
     batches_reclaimed: int = 0
     """Leases that expired and went to another generator."""
+    batches_hedged: int = 0
+    """Copies of late batches that idle generators took."""
+    hedges_won: int = 0
+    """Copies that were published before the original."""
     batches_dead: int = 0
     """Dead-lettered batches."""
     live_generators: int = 0

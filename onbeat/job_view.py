@@ -132,6 +132,8 @@ def _facts(progress: JobProgress) -> Table:
     rejected = by_reason(status.batches_rejected)
     reclaimed = f"{status.batches_reclaimed} reclaimed   {status.batches_dead} dead"
     table.add_row("batches", f"{backlog}   {status.batches_accepted} accepted   {rejected} rejected   {reclaimed}")
+    if status.batches_hedged:
+        table.add_row("hedges", f"{plural(status.batches_hedged, 'copy')} of late batches   {status.hedges_won} won")
     table.add_row("speed", _speed_row(latest))
     starts = f"   trainer started {plural(progress.num_trainer_starts, 'time')}" if progress.num_trainer_starts else ""
     table.add_row("processes", f"{plural(status.live_generators, 'generator')}{starts}")

@@ -49,9 +49,11 @@ def count(number: float) -> str:
 
 
 def plural(number: int, noun: str) -> str:
-    """`1 generator`, `2 generators`, `3 batches`."""
+    """`1 generator`, `2 generators`, `3 batches`, `2 copies`."""
     if number == 1:
         return f"1 {noun}"
+    if noun.endswith("y"):
+        return f"{number} {noun[:-1]}ies"
     return f"{number} {noun}{'es' if noun.endswith(('s', 'ch')) else 's'}"
 
 

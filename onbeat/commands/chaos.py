@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import sys
 import time
 from pathlib import Path
 from typing import Annotated
@@ -10,8 +11,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from contracts.wire import encode_json
-from onbeat.chaos import Campaign, CampaignResult, RoundResult
+from onbeat.chaos import Campaign
+from onbeat.chaos_result import CampaignResult, ResultFile, RoundResult
+from onbeat.circumstances import circumstances
 from onbeat.commands import options
 from onbeat.gateway_client import GatewayClient
 from onbeat.output import FAILED, console_for, emit
@@ -31,7 +33,10 @@ def chaos(
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="Disturbed runs.")] = 5,
     seed: Annotated[int | None, typer.Option("--seed", help="Of the faults and their times. [random, printed]")] = None,
     max_faults: Annotated[int, typer.Option("--max-faults", min=1, help="Faults of a round, at most.")] = 10,
-    window_s: Annotated[float, typer.Option("--window", min=0.1, help="Seconds in which a round's faults fall.")] = 8.0,
+    window_s: Annotated[
+        float | None,
+        typer.Option("--window", min=0.1, help="Seconds in which a round's faults fall. [by the undisturbed run]"),
+    ] = None,
     generators: options.Generators = 2,
     settings: options.Settings = None,
     json_output: options.Json = False,
@@ -39,6 +44,10 @@ def chaos(
         Path | None, typer.Option("--run-dir", metavar="DIR", help="Folder of the campaign. [runs/chaos-<time>]")
     ] = None,
     model_root: options.ModelRoot = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FILE", help="JSON of the campaign, written after each round."),
+    ] = None,
 ) -> None:
     """Kill and pause processes at random; every run must end with the weights of the undisturbed one."""
     root = options.model_root_or_default(model_root)
@@ -53,16 +62,19 @@ def chaos(
     )
     console = console_for(json_output=json_output)
     console.print(f"seed {seed}: {plural(rounds, 'round')} of up to {plural(max_faults, 'fault')}")
+    result_file = ResultFile(out, circumstances(" ".join(["onbeat", *sys.argv[1:]]))) if out else None
     with EmbeddedStack(plan, restarts=IMPATIENT) as stack, GatewayClient(stack.gateway_url, stack.api_key) as client:
         campaign = Campaign(stack, client, job_spec, seed=seed, max_faults=max_faults, window_s=window_s)
-        with (plan.run_root / "rounds.jsonl").open("ab") as log_file:
 
-            def on_round(result: RoundResult) -> None:
-                log_file.write(encode_json(result) + b"\n")
-                log_file.flush()
-                show_round(console, result)
+        def on_round(so_far: CampaignResult) -> None:
+            if result_file:
+                result_file.write(so_far)
+            if so_far.results:
+                show_round(console, so_far.results[-1])
+            else:
+                console.print(f"undisturbed: {duration(so_far.undisturbed_s)}, faults within {so_far.window_s:.1f} s")
 
-            result = campaign.run(rounds, on_round)
+        result = campaign.run(rounds, on_round)
     if json_output:
         emit(result)
     else:
@@ -85,6 +97,10 @@ def show_round(console: Console, result: RoundResult) -> None:
 def show_result(console: Console, result: CampaignResult) -> None:
     kinds = by_reason(result.faults_by_kind)
     console.print(f"{plural(result.faults, 'fault')} in {duration(result.wall_s)}: {kinds}")
+    console.print(
+        f"trainers hit at work {result.trainers_hit_at_work} of {result.trainers_hit}; "
+        f"rewinds {result.rewinds}; refused publications {by_reason(result.rejected)}"
+    )
     if result.passed:
         console.print(f"[green]every run ended with {result.digest}[/green]")
     else:

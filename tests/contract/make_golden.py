@@ -254,6 +254,8 @@ def job_status() -> JobStatus:
         batches_accepted=13,
         batches_rejected={"stale": 1, "duplicate": 2},
         batches_reclaimed=1,
+        batches_hedged=2,
+        hedges_won=1,
         live_generators=2,
         evaluation_before=SCORE,
     )

@@ -137,6 +137,8 @@ class FakeGateway(ThreadingHTTPServer):
             created_s=100.0,
             ended_s=104.5,
             batches_rejected={"stale": 1},
+            batches_hedged=3,
+            hedges_won=2,
             live_generators=1,
         )
 

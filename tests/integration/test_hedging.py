@@ -14,7 +14,7 @@ from broker.client import Broker, connect
 from broker.generator_side import Claim, FailOutcome, GeneratorSide, PublishOutcome, Renewal
 from broker.job_store import JobStore
 from broker.keys import JobKeys
-from broker.monitor import stream_report
+from broker.monitor import job_status, stream_report
 from broker.trainer_side import TrainerSide
 from contracts.settings import StackSettings
 from tests.builders import job_spec
@@ -63,7 +63,8 @@ class Straggling:
 
     def counted(self) -> tuple[int, int, dict[str, int]]:
         """Hedges, those that won, refusals by reason."""
-        report = stream_report(self.broker, self.job.job_id)
+        report, status = stream_report(self.broker, self.job.job_id), job_status(self.broker, self.job.job_id)
+        assert (status.batches_hedged, status.hedges_won) == (report.batches_hedged, report.hedges_won)
         return report.batches_hedged, report.hedges_won, report.batches_rejected
 
 

@@ -252,6 +252,7 @@ def test_the_live_panel_shows_what_an_onlooker_asks_for(gateway: FakeGateway) ->
         "sampled 0.400 → 0.700",
         "version 2",
         "1 (stale 1) rejected",
+        "3 copies of late batches   2 won",
         "2 of 2 iterations",
         "20 tokens/s",
     ):

@@ -39,6 +39,7 @@ def test_sizes_counts_plurals_and_digests() -> None:
     assert [size(n) for n in (812, 46285, 1572864, 3 * 1024**3)] == ["812 B", "45.2 KB", "1.5 MB", "3.0 GB"]
     assert count(4812.4) == "4\u202f812"
     assert [plural(1, "batch"), plural(3, "batch"), plural(2, "generator")] == ["1 batch", "3 batches", "2 generators"]
+    assert [plural(1, "copy"), plural(2, "copy")] == ["1 copy", "2 copies"]
     assert short("0123456789abcdef") == "0123456789ab…"
 
 
