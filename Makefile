@@ -4,9 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 TORCH := $(shell grep '^torch==' constraints.txt)
+TRL := $(shell grep '^trl==' constraints.txt)
 export HF_HUB_OFFLINE := 1
 
-.PHONY: setup demo up test soak model chaos lint bench
+.PHONY: setup demo up test test-trl soak model chaos lint bench
 
 setup: $(STAMP)
 
@@ -26,6 +27,14 @@ up: $(STAMP)
 
 test: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+# The losses against TRL's, in an environment of its own that sees the packages of the first: TRL is no dependency.
+test-trl: $(STAMP)
+	test -x .venv-trl/bin/python || $(BIN)/python -m venv .venv-trl
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+		> "$$(.venv-trl/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/onbeat.pth"
+	.venv-trl/bin/python -m pip install -q -c constraints.txt '$(TRL)'
+	OMP_NUM_THREADS=1 PYTHONPATH=. .venv-trl/bin/python -m pytest tests/contract/test_trl.py
 
 # The fence under random interleavings for some minutes, instead of the fixed ones of `make test`.
 soak: $(STAMP)

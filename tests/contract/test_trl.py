@@ -1,0 +1,148 @@
+"""The loss family against TRL's GRPOTrainer, an implementation that is not ours: same tensors, same loss and gradient.
+
+TRL is no dependency of the project: `make test-trl` installs it beside it, and runs this file.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from consumer.losses.family import LOSSES, TokenLogprobs, family_loss
+from consumer.losses.normalisers import BatchSizes
+from tests.builders import char_tokenizer, job_spec, tiny_model_folder
+
+pytest.importorskip("trl", reason="TRL is not installed: `make test-trl` runs this in an environment that has it")
+
+LENGTHS = (5, 1, 3, 4, 2, 5, 5, 3)
+ADVANTAGES = (1.3, -0.7, 0.4, 0.0, -1.6, 0.9, -0.2, 0.6)
+CUTS = (slice(0, 3), slice(3, 4), slice(4, 8))
+"""The rollout batches that we train one by one; TRL sees all rows at once."""
+BUDGET = 5
+ON_POLICY: dict[str, Any] = {}
+OFF_POLICY = {"old_policy": "generator", "clip_low": 0.3, "clip_high": 0.4}
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "grpo": ({"loss": "grpo"}, {"loss_type": "grpo"}),
+    "dr_grpo": ({"loss": "dr_grpo"}, {"loss_type": "dr_grpo"}),
+    "bnpo": ({"loss": "bnpo"}, {"loss_type": "bnpo"}),
+    "dapo": ({"loss": "dapo"}, {"loss_type": "dapo"}),
+    "cispo": ({"loss": "cispo", "clip_low": 1.0}, {"loss_type": "cispo"}),
+    "gspo": ({"loss": "gspo"}, {"loss_type": "grpo", "importance_sampling_level": "sequence"}),
+}
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model_folder(tmp_path_factory.mktemp("trl"), hidden_size=16, num_layers=1)
+
+
+def trl_trainer(model_folder: Path, **options: Any) -> Any:
+    """A GRPOTrainer that only computes losses."""
+    from datasets import Dataset
+    from trl import GRPOConfig, GRPOTrainer
+
+    config = GRPOConfig(
+        output_dir=str(model_folder / "trl"),
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        report_to=[],
+        per_device_train_batch_size=4,
+        num_generations=4,
+        max_completion_length=BUDGET,
+        # Its default weighs the KL by the policy ratio, which is another estimator than k3.
+        use_bias_correction_kl=False,
+        **options,
+    )
+    trainer = GRPOTrainer(
+        model=str(model_folder),
+        reward_funcs=lambda completions, **_: [0.0] * len(completions),
+        args=config,
+        train_dataset=Dataset.from_dict({"prompt": ["1+1="] * 4}),
+        processing_class=char_tokenizer(),
+    )
+    trainer.current_gradient_accumulation_steps = 1
+    trainer.model.train()
+    return trainer
+
+
+def drawn() -> tuple[TokenLogprobs, Tensor]:
+    """Float64 log-probs of one iteration and its mask; policy, generator and reference are some 0.5 apart."""
+    draw = torch.Generator().manual_seed(5)
+    shape = (len(LENGTHS), max(LENGTHS))
+    mask = torch.arange(shape[1]).unsqueeze(0) < torch.tensor(LENGTHS).unsqueeze(1)
+
+    def around(centre: Tensor | float, spread: float) -> Tensor:
+        return (centre + spread * (2.0 * torch.rand(shape, generator=draw, dtype=torch.float64) - 1.0)).detach()
+
+    generator = around(-2.0, 1.0)
+    policy = around(generator, 0.6).requires_grad_()
+    return TokenLogprobs(policy=policy, generator=generator, reference=around(generator, 0.5)), mask
+
+
+def our_loss(tokens: TokenLogprobs, mask: Tensor, algorithm: dict[str, Any], cuts: tuple[slice, ...]) -> Tensor:
+    """Batch by batch, divided once."""
+    spec = job_spec(algorithm=algorithm).algorithm
+    sums = []
+    for rows in cuts:
+        part = TokenLogprobs(
+            policy=tokens.policy[rows],
+            generator=tokens.generator[rows],
+            reference=tokens.reference[rows] if tokens.reference is not None and spec.kl_coefficient else None,
+        )
+        sizes = BatchSizes(num_tokens=int(mask[rows].sum()), max_new_tokens=BUDGET)
+        advantages = torch.tensor(ADVANTAGES[rows], dtype=torch.float64)
+        terms = family_loss(part, advantages=advantages, loss_mask=mask[rows], algorithm=spec, sizes=sizes)
+        sums.append(terms.loss_sum)
+    counts = {"completions": len(LENGTHS), "tokens": sum(LENGTHS), "batches": len(cuts)}
+    return torch.stack(sums).sum() / counts[LOSSES[spec.loss].normaliser.counts]
+
+
+def their_loss(trainer: Any, tokens: TokenLogprobs, mask: Tensor, *, is_off_policy: bool) -> Tensor:
+    """`GRPOTrainer._compute_loss` over all rows; what its model would answer is given."""
+    trainer._get_per_token_logps_and_entropies = lambda *_, **__: (tokens.policy, torch.zeros_like(tokens.policy), None)
+    inputs = {
+        "prompt_ids": torch.ones((len(LENGTHS), 1), dtype=torch.long),
+        "prompt_mask": torch.ones((len(LENGTHS), 1), dtype=torch.long),
+        "completion_ids": torch.ones(mask.shape, dtype=torch.long),
+        "completion_mask": mask.long(),
+        "advantages": torch.tensor(ADVANTAGES, dtype=torch.float64),
+        "num_items_in_batch": mask.sum(),
+        "ref_per_token_logps": tokens.reference,
+    }
+    if is_off_policy:
+        inputs["old_per_token_logps"] = tokens.generator
+    return trainer._compute_loss(trainer.model, inputs)
+
+
+@pytest.mark.parametrize("policy", [ON_POLICY, OFF_POLICY], ids=["on-policy", "off-policy"])
+@pytest.mark.parametrize("kl", [{}, {"kl_coefficient": 0.1}], ids=["no KL", "KL"])
+@pytest.mark.parametrize("case", CASES)
+def test_loss_and_gradient_are_trls(
+    model_folder: Path, record_property: Any, case: str, kl: dict[str, Any], policy: dict[str, Any]
+) -> None:
+    """bnpo normalises each batch by itself, so it is given one; the others an iteration in three batches."""
+    ours, theirs = CASES[case]
+    algorithm = policy | kl | ours
+    spec = job_spec(algorithm=algorithm).algorithm
+    low, high = spec.clip_range
+    trainer = trl_trainer(
+        model_folder, epsilon=low, epsilon_high=1.0 + high if case == "cispo" else high, beta=0.0, **theirs
+    )
+    # Set afterwards: a beta in the config makes it load a reference model, whose log-probs are given here.
+    trainer.beta = spec.kl_coefficient
+
+    tokens, mask = drawn()
+    loss = our_loss(tokens, mask, algorithm, (slice(0, 8),) if case == "bnpo" else CUTS)
+    (gradient,) = torch.autograd.grad(loss, tokens.policy)
+    expected = their_loss(trainer, tokens, mask, is_off_policy=bool(policy))
+    (expected_gradient,) = torch.autograd.grad(expected, tokens.policy)
+    record_property("loss_error", abs((loss - expected).item()))
+    record_property("gradient_error", ((gradient - expected_gradient).norm() / expected_gradient.norm()).item())
+    assert expected_gradient.abs().max() > 0.01
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-12, abs=1e-14)
+    torch.testing.assert_close(gradient, expected_gradient, rtol=1e-12, atol=1e-15)
