@@ -59,6 +59,8 @@ def make_learner(settings: StackSettings, spec: JobSpec) -> Learner:
         model_root=settings.model_root_path,
         gradient_checkpointing=spec.trainer.gradient_checkpointing,
     )
+    if spec.trainer.lora is not None:
+        policy = policy.with_adapters(spec.trainer.lora, seed=spec.seed)
     cast(nn.Module, policy.model).to(_device(settings))
     parameters = policy.trained_parameters()
     return Learner(
@@ -67,7 +69,7 @@ def make_learner(settings: StackSettings, spec: JobSpec) -> Learner:
         optimizer=PolicyOptimizer(parameters, spec.optimizer),
         accumulator=_accumulator(spec, parameters),
         # Before any checkpoint is restored: the reference is the model as the job found it.
-        reference=policy.reference_copy() if spec.algorithm.kl_coefficient > 0.0 else None,
+        reference=policy.reference() if spec.algorithm.kl_coefficient > 0.0 else None,
     )
 
 

@@ -1,7 +1,7 @@
 """Checkpoints: everything that the next iteration needs to give the same bits. No pickle.
 
     checkpoints/i000010/          state after iteration 10: it resumes at 11
-        model.safetensors         `Policy.weight_tensors`, in the trained dtype
+        model.safetensors         `Policy.state_tensors`: the weights in the trained dtype, or the adapters alone
         optimizer.safetensors     `PolicyOptimizer.state_tensors`
         state.json                CheckpointState, with a digest of each file above
 
@@ -43,6 +43,14 @@ FOLDER_NAME = re.compile(r"i(\d{6,})")
 SCRATCH_NAME = re.compile(r"\.i(\d{6,})\.[0-9a-f]+")
 
 
+class AdapterState(Record, frozen=True, kw_only=True):
+    """A version as adapters on weights that are not in the checkpoint."""
+
+    base_digest: Digest
+    """Of the model without them."""
+    adapters_digest: Digest
+
+
 class CheckpointState(Record, frozen=True, kw_only=True):
     """state.json."""
 
@@ -54,6 +62,8 @@ class CheckpointState(Record, frozen=True, kw_only=True):
     """The version that it made: iteration + 1."""
     weights_digest: Digest
     """Of that version."""
+    adapters: AdapterState | None = None
+    """Where model.safetensors holds adapters alone."""
     torch_random_state: str
     """Hex of torch's CPU generator. No pass draws from it (dropout is off); a model's own code might."""
     files: dict[str, Digest]
@@ -74,10 +84,20 @@ class Checkpoint:
 
         Raises InvalidInput or ContractViolation where the tensors are not this model's.
         """
-        policy.load_weight_tensors(self.model_tensors)
+        self._check_base(policy)
+        policy.load_state_tensors(self.model_tensors)
         optimizer.load_state_tensors(self.optimizer_tensors)
         random_state = bytearray.fromhex(self.state.torch_random_state)
         torch.set_rng_state(torch.frombuffer(random_state, dtype=torch.uint8))
+
+    def _check_base(self, policy: Policy) -> None:
+        adapters = self.state.adapters
+        if adapters is not None and adapters.base_digest != policy.base_digest:
+            raise InvalidInput(
+                f"the model is not the one that the adapters of {self.folder.name} were trained on",
+                field="model.path",
+                cure="put the folder back that the job was started with",
+            )
 
 
 def write_checkpoint(
@@ -91,7 +111,7 @@ def write_checkpoint(
     states: list[CheckpointState] = []
 
     def fill(scratch: Path) -> None:
-        save_tensors(policy.weight_tensors(), scratch / MODEL_FILE)
+        save_tensors(policy.state_tensors(), scratch / MODEL_FILE)
         reach("consumer.writing_checkpoint")
         save_tensors(optimizer.state_tensors(), scratch / OPTIMIZER_FILE)
         state = CheckpointState(
@@ -100,6 +120,7 @@ def write_checkpoint(
             iteration=iteration,
             policy_version=iteration + 1,
             weights_digest=weights_digest,
+            adapters=_adapter_state(policy),
             torch_random_state=torch.get_rng_state().numpy().tobytes().hex(),
             files={name: _file_digest(scratch / name) for name in (MODEL_FILE, OPTIMIZER_FILE)},
         )
@@ -120,7 +141,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     for name in (MODEL_FILE, OPTIMIZER_FILE):
         _verify_file(folder / name, state.files.get(name, ""))
     model_tensors = _read_tensors(folder / MODEL_FILE)
-    if tensors_digest(model_tensors) != state.weights_digest:
+    if tensors_digest(model_tensors) != (state.adapters.adapters_digest if state.adapters else state.weights_digest):
         raise WeightsRejected(
             f"the weights are not version {state.policy_version} as recorded", field=str(folder / MODEL_FILE)
         )
@@ -202,6 +223,12 @@ def _read_state(path: Path) -> CheckpointState:
             cure="resume it with the release that wrote it",
         )
     return state
+
+
+def _adapter_state(policy: Policy) -> AdapterState | None:
+    if policy.adapters is None:
+        return None
+    return AdapterState(base_digest=policy.base_digest, adapters_digest=tensors_digest(policy.state_tensors()))
 
 
 def _verify_file(path: Path, expected: str) -> None:

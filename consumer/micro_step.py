@@ -54,7 +54,7 @@ def train_micro_batch(
 ) -> tuple[MicroBatchStats, KeptBatch | None]:
     """Decode, advantages, forward, loss, backward, accumulate; `.grad` is None before and after.
 
-    reference: the frozen initial model where spec.algorithm.kl_coefficient > 0, else None. A batch in which nothing
+    reference: `Policy.reference` where spec.algorithm.kl_coefficient > 0, else None. A batch in which nothing
     teaches costs no forward pass, and there is nothing to keep of it. Raises ContractViolation for tokens that the
     model cannot take, TrainingDiverged for a loss or gradient that is not finite.
     """
@@ -149,7 +149,7 @@ def _token_logprobs(
     temperature = spec.rollout.sampling.temperature
     reference_logprobs = entropy = None
     if reference is not None:
-        with torch.no_grad():
+        with torch.no_grad(), policy.without_adapters():
             reference_logprobs = response_logprobs(reference, micro_batch, temperature)
     if spec.algorithm.entropy_coefficient > 0.0:
         logprobs, entropy = response_logprobs_and_entropy(policy.model, micro_batch, temperature)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from dataclasses import dataclass
+import functools
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,7 +19,10 @@ from transformers.modeling_utils import PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
+from consumer.adapters import Adapters, attach_adapters, base_name, is_adapter_name
+from consumer.tensor_folder import tensors_digest
 from contracts.errors import InvalidInput
+from contracts.lora import LoraSpec
 from contracts.spec import ModelSpec
 
 FIELD = "model.path"
@@ -45,6 +50,8 @@ class Policy:
     tokenizer: PreTrainedTokenizerBase
     context_tokens: int
     """Prompt and response together may not be longer."""
+    adapters: Adapters | None = None
+    """Where only adapters are trained: those in `model`."""
 
     @property
     def vocabulary_size(self) -> int:
@@ -52,22 +59,51 @@ class Policy:
         embedding = self.model.get_input_embeddings()
         return cast(nn.Embedding, embedding).num_embeddings
 
+    def with_adapters(self, spec: LoraSpec, *, seed: int) -> Policy:
+        """The same model with adapters in it, which alone are trained. Raises what `attach_adapters` raises."""
+        return replace(self, adapters=attach_adapters(self.model, spec, seed=seed))
+
     def trained_parameters(self) -> dict[str, nn.Parameter]:
-        """Each parameter once, by name: a tied head is its embedding."""
+        """Each trained parameter once, by name: a tied head is its embedding."""
+        if self.adapters is not None:
+            return self.adapters.parameters()
         return dict(self.model.named_parameters(remove_duplicate=True))
 
     def weight_tensors(self) -> dict[str, Tensor]:
-        """All that a generator must load to be this policy: parameters and persistent buffers, each once."""
-        tensors: dict[str, Tensor] = {name: parameter.detach() for name, parameter in self.trained_parameters().items()}
+        """All that a generator must load to be this policy: parameters and persistent buffers, each once.
+
+        With adapters, those of the merged model: the layers that have one are new tensors, made by this call.
+        """
+        tensors = self.base_tensors()
+        return tensors if self.adapters is None else self.adapters.merged(tensors)
+
+    def base_tensors(self) -> dict[str, Tensor]:
+        """`weight_tensors` without the adapters, under the names of the model as it was."""
+        tensors: dict[str, Tensor] = {
+            base_name(name): parameter.detach()
+            for name, parameter in self.model.named_parameters(remove_duplicate=True)
+            if not is_adapter_name(name)
+        }
         persistent = self.model.state_dict(keep_vars=True).keys()
         for name, buffer in self.model.named_buffers(remove_duplicate=True):
             if name in persistent:
-                tensors[name] = buffer.detach()
+                tensors[base_name(name)] = buffer.detach()
         return tensors
 
-    def load_weight_tensors(self, tensors: dict[str, Tensor]) -> None:
-        """Copies a full set of `weight_tensors` in place. Raises InvalidInput where names or shapes differ."""
-        own = self.weight_tensors()
+    @functools.cached_property
+    def base_digest(self) -> str:
+        """Of `base_tensors`, which never move where there are adapters."""
+        return tensors_digest(self.base_tensors())
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """What training moves: `weight_tensors`, or the adapters alone."""
+        if self.adapters is None:
+            return self.weight_tensors()
+        return {name: parameter.detach() for name, parameter in self.adapters.parameters().items()}
+
+    def load_state_tensors(self, tensors: dict[str, Tensor]) -> None:
+        """Copies a full set of `state_tensors` in place. Raises InvalidInput where names or shapes differ."""
+        own = self.state_tensors()
         if differing := sorted(own.keys() ^ tensors.keys()):
             raise InvalidInput(f"the saved tensors are not this model's: {', '.join(differing[:3])}", field=FIELD)
         for name, target in own.items():
@@ -78,11 +114,20 @@ class Policy:
             for name, target in own.items():
                 target.copy_(tensors[name])
 
-    def reference_copy(self) -> PreTrainedModel:
-        """The model as it is now, frozen: the reference of the KL term."""
+    def reference(self) -> PreTrainedModel:
+        """The reference of the KL term, to be asked inside `without_adapters`.
+
+        A frozen copy of the model as it is now; with adapters the model itself: without them it is what it was.
+        """
+        if self.adapters is not None:
+            return self.model
         reference = copy.deepcopy(self.model)
         reference.requires_grad_(False)
         return reference.eval()
+
+    def without_adapters(self) -> contextlib.AbstractContextManager[None]:
+        """Inside, the model's passes are those of the base; nothing changes where there are no adapters."""
+        return contextlib.nullcontext() if self.adapters is None else self.adapters.disabled()
 
 
 def load_policy(model: ModelSpec, *, model_root: Path, gradient_checkpointing: bool) -> Policy:

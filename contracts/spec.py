@@ -12,6 +12,7 @@ from msgspec import Meta, field
 
 from contracts.algorithm import AlgorithmSpec
 from contracts.datasets import DatasetSpec
+from contracts.lora import LoraSpec
 from contracts.ranges import NonNegativeInt, PositiveInt, PositiveSeconds
 from contracts.rewards import OverlongReward, RewardComponent
 from contracts.rollouts import SamplingParams
@@ -98,6 +99,8 @@ class TrainerSpec(Record, frozen=True, kw_only=True):
     """Newest checkpoints that are kept, and beside them the best of those whose version was evaluated."""
     gradient_checkpointing: bool = False
     """Recomputes activations in the backward pass: less memory, about a third more time."""
+    lora: LoraSpec | None = None
+    """Trains adapters instead of the model; none: every parameter."""
 
 
 class EvaluationSpec(Record, frozen=True, kw_only=True):

@@ -155,7 +155,7 @@ def _type_words(kind: types.Type) -> str:
         case types.DictType():
             return "table"
         case types.VarTupleType():
-            return "list of tables"
+            return "list of tables" if _structs_in(kind) else f"list of {_type_words(kind.item_type).split(',')[0]}s"
     if _structs_in(kind):
         return "table"
     if isinstance(kind, types.UnionType):

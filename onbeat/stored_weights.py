@@ -41,13 +41,14 @@ Tensor = tuple[str, str, tuple[int, ...], memoryview]
 def digests_on_disk(folder: RunFolder) -> dict[str, tuple[int, str]]:
     """Folder below the run root → (policy version, digest of its tensors).
 
-    A checkpoint after iteration t holds version t + 1. Folders that a writer has not finished have other names.
+    A checkpoint after iteration t holds version t + 1; one of adapters says which version they make of the base, and
+    only they are hashed. Folders that a writer has not finished have other names.
     Raises ContractViolation that names a damaged file.
     """
     found: dict[str, tuple[int, str]] = {}
     for path, version, files in _versions(folder):
         try:
-            found[folder.relative(path)] = (version, digest_of(files))
+            found[folder.relative(path)] = (version, _adapted(path, digest_of(files)))
         except ContractViolation:
             if path.exists():
                 raise
@@ -62,6 +63,22 @@ def _versions(folder: RunFolder) -> Iterator[tuple[Path, int, list[Path]]]:
     for path in _folders(folder.checkpoints):
         if match := CHECKPOINT_FOLDER.fullmatch(path.name):
             yield path, int(match[1]) + 1, [path / "model.safetensors"]
+
+
+def _adapted(folder: Path, found: str) -> str:
+    """The version's digest where the folder is a checkpoint of adapters (consumer/checkpoint.py), else `found`."""
+    try:
+        state = json.loads((folder / "state.json").read_bytes())
+        adapters = state["adapters"]
+    except FileNotFoundError:
+        return found
+    except (OSError, ValueError, KeyError) as error:
+        raise ContractViolation("is damaged", field=str(folder / "state.json")) from error
+    if adapters is None:
+        return found
+    if adapters["adapters_digest"] != found:
+        raise ContractViolation("holds other adapters than it says", field=str(folder))
+    return state["weights_digest"]
 
 
 def digest_of(paths: list[Path]) -> str:

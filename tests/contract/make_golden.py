@@ -23,6 +23,7 @@ from contracts.events import (
     UpdateMetrics,
 )
 from contracts.jobs import EvaluationScore, JobState, JobStatus, ResumeRequest
+from contracts.lora import LoraSpec
 from contracts.monitor import GeneratorSeen, PromptLease, StreamReport, StreamState
 from contracts.rewards import (
     ExactReward,
@@ -199,7 +200,9 @@ def job_spec(dataset: AdditionDataset | ReasoningGymDataset | JsonlDataset) -> J
             on_failed_batch="abandon",
         ),
         optimizer=OptimizerSpec(learning_rate=0.0002, schedule="cosine", warmup_iterations=3),
-        trainer=TrainerSpec(checkpoint_every_iterations=5),
+        trainer=TrainerSpec(
+            checkpoint_every_iterations=5, lora=LoraSpec(rank=8, alpha=16.0, target_modules=("q_proj", "v_proj"))
+        ),
         evaluation=EvaluationSpec(every_iterations=10, num_prompts=128),
         timeouts=TimeoutSpec(generator_lease_s=5.0),
         limits=LimitSpec(max_batch_bytes=1_048_576),

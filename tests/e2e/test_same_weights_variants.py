@@ -18,8 +18,9 @@ from tests.pipeline import Pipeline
 ITERATIONS = 4
 VARIANTS: dict[str, dict[str, object]] = {
     "three updates": {"algorithm__updates_per_iteration": 3, "algorithm__clip_low": 0.01, "algorithm__clip_high": 0.01},
+    "LoRA": {"trainer__lora": {"rank": 4}, "algorithm__kl_coefficient": 0.01, "optimizer__learning_rate": 2e-3},
 }
-STEPS_BEFORE_DEATH = {"three updates": 3 * (ITERATIONS - 1) + 2}
+STEPS_BEFORE_DEATH = {"three updates": 3 * (ITERATIONS - 1) + 2, "LoRA": ITERATIONS}
 
 
 @pytest.fixture(scope="module")

@@ -114,7 +114,7 @@ def test_pickled_weights_are_refused(tmp_path: Path) -> None:
 
 def test_a_reference_copy_does_not_follow_the_policy(tmp_path: Path) -> None:
     policy = load(tiny_model_folder(tmp_path))
-    reference = policy.reference_copy()
+    reference = policy.reference()
     before = {name: tensor.clone() for name, tensor in reference.named_parameters()}
     with torch.no_grad():
         for parameter in policy.trained_parameters().values():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 from pathlib import Path
 
@@ -53,6 +54,20 @@ def test_versions_and_checkpoints_are_found_and_unfinished_folders_are_not(tmp_p
         save_file(TENSORS, path / "model.safetensors")
     digest = tensors_digest(TENSORS)
     assert digests_on_disk(folder) == {"job/weights/v000003": (3, digest), "job/checkpoints/i000002": (3, digest)}
+
+
+def test_a_checkpoint_of_adapters_stands_for_the_version_that_they_make(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path, "job")
+    path = folder.checkpoint_after(2)
+    path.mkdir(parents=True)
+    save_file(TENSORS, path / "model.safetensors")
+    state = {"weights_digest": "ab" * 32, "adapters": {"adapters_digest": tensors_digest(TENSORS)}}
+    (path / "state.json").write_text(json.dumps(state))
+    assert digests_on_disk(folder) == {"job/checkpoints/i000002": (3, "ab" * 32)}
+    state["adapters"] = {"adapters_digest": "cd" * 32}
+    (path / "state.json").write_text(json.dumps(state))
+    with pytest.raises(ContractViolation, match="other adapters than it says"):
+        digests_on_disk(folder)
 
 
 def test_a_run_folder_without_weights_has_nothing_to_hash(tmp_path: Path) -> None:

@@ -1,0 +1,65 @@
+"""A generator holds what a trainer of adapters means by its version: the same digest, the same log-probs."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+import torch
+
+from consumer.policy import Policy, load_policy
+from consumer.weight_publisher import publish_weights
+from contracts.arrays import unpack_float32, unpack_int32
+from contracts.lora import LoraSpec
+from contracts.rollouts import SamplingParams
+from contracts.run_folder import RunFolder
+from contracts.spec import ModelSpec
+from producer.engine.base import VerifiedWeights
+from producer.engine.transformers import TransformersEngine
+from tests.builders import prompt_batch, tiny_model_folder
+
+PROMPTS = ([5, 6, 7], [8, 9])
+
+
+@pytest.fixture
+def policy(tmp_path: Path) -> Policy:
+    """Adapters that are far from zero."""
+    tiny_model_folder(tmp_path)
+    loaded = load_policy(ModelSpec(path="qwen3"), model_root=tmp_path, gradient_checkpointing=False)
+    policy = loaded.with_adapters(LoraSpec(rank=4), seed=0)
+    draw = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in policy.trained_parameters().values():
+            parameter.copy_(torch.randn(parameter.shape, generator=draw) * 0.2)
+    return policy
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.0])
+def test_an_engine_samples_with_the_log_probs_of_the_trainer(
+    tmp_path: Path, policy: Policy, temperature: float
+) -> None:
+    folder = RunFolder(tmp_path, "job")
+    manifest = publish_weights(policy.weight_tensors(), folder=folder, policy_version=3)
+    engine = TransformersEngine(ModelSpec(path="qwen3"), model_root=tmp_path, run_root=tmp_path, deterministic=True)
+    asyncio.run(engine.load_weights(manifest))
+    assert engine.policy_version == VerifiedWeights(policy_version=3, weights_digest=manifest.weights_digest)
+    batch = prompt_batch(
+        PROMPTS,
+        policy_version=3,
+        weights_digest=manifest.weights_digest,
+        sampling=SamplingParams(max_new_tokens=6, temperature=temperature),
+    )
+    completions = asyncio.run(engine.generate(batch))
+    asyncio.run(engine.aclose())
+    for prompt, of_prompt in zip(PROMPTS, completions, strict=True):
+        for completion in of_prompt:
+            tokens = unpack_int32(completion.token_ids)
+            with torch.no_grad():
+                logits = policy.model(input_ids=torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1]
+            if temperature == 0.0:
+                assert logits.argmax(dim=-1).tolist() == tokens
+            else:
+                ours = torch.log_softmax(logits, dim=-1)[range(len(tokens)), tokens]
+                theirs = torch.tensor(unpack_float32(completion.generator_logprobs))
+                torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)

@@ -1,0 +1,222 @@
+"""LoRA: what is trained, what is published of it, and what is left of the model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from consumer.checkpoint import read_checkpoint, write_checkpoint
+from consumer.lora_merge import CHUNK_ITEMS, merge_into
+from consumer.micro_batch import make_micro_batch
+from consumer.optimizer import PolicyOptimizer
+from consumer.policy import Policy, load_policy
+from consumer.tensor_folder import tensors_digest
+from consumer.token_logprobs import response_logprobs
+from contracts.errors import InvalidInput
+from contracts.lora import LoraSpec
+from contracts.spec import ModelSpec, OptimizerSpec
+from contracts.wire import convert
+from tests.builders import rollout_batch, tiny_model_folder
+
+ATTENTION = LoraSpec(rank=4, alpha=8.0, target_modules=("q_proj", "self_attn.v_proj"))
+
+
+def load(folder: Path, **options: Any) -> Policy:
+    return load_policy(
+        ModelSpec(path=folder.name, dtype=options.pop("dtype", "float32")),
+        model_root=folder.parent,
+        gradient_checkpointing=options.pop("gradient_checkpointing", False),
+    )
+
+
+def moved(policy: Policy, *, seed: int = 0) -> Policy:
+    """As if trained: adapters far from zero."""
+    draw = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in policy.trained_parameters().values():
+            parameter.copy_(torch.randn(parameter.shape, generator=draw) * 0.1)
+    return policy
+
+
+def logprobs(policy: Policy) -> Tensor:
+    micro_batch = make_micro_batch(rollout_batch(), advantages=np.zeros((2, 4)))
+    return response_logprobs(policy.model, micro_batch, 1.0)
+
+
+def copies(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in tensors.items()}
+
+
+def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def refused(policy: Policy, *target_modules: str) -> str:
+    with pytest.raises(InvalidInput) as refusal:
+        policy.with_adapters(LoraSpec(target_modules=target_modules), seed=0)
+    assert refusal.value.field == "trainer.lora.target_modules"
+    return str(refusal.value)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_policy_with_new_adapters_is_the_model_bit_for_bit(tmp_path: Path, *, tied: bool) -> None:
+    plain = load(tiny_model_folder(tmp_path, tied=tied))
+    policy = load(tmp_path / "qwen3").with_adapters(LoraSpec(), seed=0)
+    assert same(policy.weight_tensors(), plain.weight_tensors())
+    assert torch.equal(logprobs(policy), logprobs(plain))
+
+
+def test_all_linear_layers_but_the_head_get_an_adapter_and_nothing_else_is_trained(tmp_path: Path) -> None:
+    policy = load(tiny_model_folder(tmp_path, tied=False)).with_adapters(LoraSpec(rank=2), seed=0)
+    trained = policy.trained_parameters()
+    ends = {name.split(".")[-3] for name in trained}
+    assert ends == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+    assert len(trained) == 2 * 7 * 2
+    assert {id(p) for p in trained.values()} == {id(p) for p in policy.model.parameters() if p.requires_grad}
+    logprobs(policy).sum().backward()
+    assert {name for name, p in trained.items() if p.grad is not None} == trained.keys()
+    assert all(p.grad is None for p in policy.model.parameters() if not p.requires_grad)
+
+
+def test_named_layers_alone_get_an_adapter_by_the_end_of_their_names(tmp_path: Path) -> None:
+    policy = load(tiny_model_folder(tmp_path)).with_adapters(ATTENTION, seed=0)
+    shapes = {name: tuple(p.shape) for name, p in policy.trained_parameters().items() if "layers.1" in name}
+    layer = "base_model.model.model.layers.1.self_attn"
+    assert shapes == {
+        f"{layer}.q_proj.lora_A.weight": (4, 32),
+        f"{layer}.q_proj.lora_B.weight": (32, 4),
+        f"{layer}.v_proj.lora_A.weight": (4, 32),
+        f"{layer}.v_proj.lora_B.weight": (16, 4),
+    }
+
+
+def test_the_first_adapters_are_a_function_of_the_seed(tmp_path: Path) -> None:
+    folder = tiny_model_folder(tmp_path)
+    state = torch.get_rng_state()
+    one = load(folder).with_adapters(ATTENTION, seed=7).state_tensors()
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.manual_seed(1)
+    assert same(one, load(folder).with_adapters(ATTENTION, seed=7).state_tensors())
+    assert not same(one, load(folder).with_adapters(ATTENTION, seed=8).state_tensors())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_adapters_are_float32_and_published_weights_have_the_dtype_of_the_model(tmp_path: Path, dtype: str) -> None:
+    policy = load(tiny_model_folder(tmp_path), dtype=dtype).with_adapters(LoraSpec(), seed=0)
+    assert {p.dtype for p in policy.trained_parameters().values()} == {torch.float32}
+    assert {t.dtype for t in moved(policy).weight_tensors().values()} == {getattr(torch, dtype)}
+
+
+def test_the_merged_model_gives_the_log_probs_of_the_model_with_adapters(tmp_path: Path) -> None:
+    folder = tiny_model_folder(tmp_path)
+    policy, merged, base = moved(load(folder).with_adapters(LoraSpec(), seed=0)), load(folder), load(folder)
+    merged.load_state_tensors(policy.weight_tensors())
+    torch.testing.assert_close(logprobs(policy), logprobs(merged), rtol=0, atol=1e-5)
+    assert (logprobs(policy) - logprobs(base)).abs().max() > 0.1
+
+
+def test_the_reference_is_the_base_bit_for_bit_and_training_goes_on_after_it(tmp_path: Path) -> None:
+    folder = tiny_model_folder(tmp_path)
+    policy, base = moved(load(folder).with_adapters(LoraSpec(), seed=0)), load(folder)
+    before = logprobs(policy)
+    reference = policy.reference()
+    assert reference is policy.model
+    with torch.no_grad(), policy.without_adapters():
+        micro_batch = make_micro_batch(rollout_batch(), advantages=np.zeros((2, 4)))
+        assert torch.equal(response_logprobs(reference, micro_batch, 1.0), logprobs(base))
+    assert torch.equal(logprobs(policy), before)
+    assert all(parameter.requires_grad for parameter in policy.trained_parameters().values())
+
+
+def test_gradient_checkpointing_gives_the_same_gradient(tmp_path: Path) -> None:
+    folder, gradients = tiny_model_folder(tmp_path), []
+    for gradient_checkpointing in (False, True):
+        policy = load(folder, gradient_checkpointing=gradient_checkpointing).with_adapters(LoraSpec(), seed=0)
+        logprobs(moved(policy)).sum().backward()
+        gradients.append({name: p.grad for name, p in policy.trained_parameters().items()})
+    assert all(torch.equal(gradient, gradients[1][name]) for name, gradient in gradients[0].items())
+
+
+def test_a_tied_head_an_embedding_and_unknown_names_are_refused(tmp_path: Path) -> None:
+    tied = load(tiny_model_folder(tmp_path / "tied"))
+    assert "lm_head is tied to the embedding" in refused(tied, "lm_head")
+    assert "model.embed_tokens is a Embedding" in refused(tied, "embed_tokens")
+    assert "`query` is no layer of the model" in refused(tied, "q_proj", "query")
+    assert "end in down_proj, gate_proj, k_proj, lm_head, o_proj, q_proj, up_proj, v_proj" in refused(tied, "query")
+
+
+def test_a_head_of_its_own_can_have_an_adapter(tmp_path: Path) -> None:
+    folder = tiny_model_folder(tmp_path, tied=False)
+    policy = load(folder).with_adapters(LoraSpec(target_modules=("lm_head",)), seed=0)
+    base = copies(policy.weight_tensors())
+    changed = moved(policy).weight_tensors()
+    assert [name for name in base if not torch.equal(base[name], changed[name])] == ["lm_head.weight"]
+
+
+def test_all_linear_stands_alone_and_dropout_is_no_option() -> None:
+    with pytest.raises(InvalidInput, match="leave one of the two out"):
+        convert({"target_modules": ["all-linear", "lm_head"]}, LoraSpec)
+    with pytest.raises(InvalidInput, match="lora_dropout"):
+        convert({"lora_dropout": 0.1}, LoraSpec)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_merge_is_its_rule_to_the_last_bit_whatever_the_threads(dtype: torch.dtype) -> None:
+    draw = torch.Generator().manual_seed(0)
+    rows, columns, rank = 3 * CHUNK_ITEMS // 500, 500, 5
+    weight = torch.randn(rows, columns, generator=draw).to(dtype)
+    lora_a, lora_b = torch.randn(rank, columns, generator=draw), torch.randn(rows, rank, generator=draw)
+    target, threads = torch.empty_like(weight), torch.get_num_threads()
+    torch.set_num_threads(3)
+    merge_into(target, weight, lora_a=lora_a, lora_b=lora_b, scaling=0.3)
+    torch.set_num_threads(threads)
+    a, b, w = lora_a.numpy(), lora_b.numpy(), weight.float().numpy()
+    product = b[:, :1] * a[:1]
+    for index in range(1, rank):
+        product = product + b[:, index : index + 1] * a[index : index + 1]
+    assert torch.equal(target, torch.from_numpy(w + product * np.float32(0.3)).to(dtype))
+
+
+def test_a_checkpoint_holds_adapters_alone_and_restores_them(tmp_path: Path) -> None:
+    folder = tiny_model_folder(tmp_path)
+    policy = moved(load(folder).with_adapters(ATTENTION, seed=0))
+    before, optimizer = copies(policy.state_tensors()), stepped(policy)
+    assert not same(before, policy.state_tensors())
+    written = checkpoint_of(policy, optimizer, tmp_path / "i000000")
+    assert written < 0.2 * sum(tensor.nbytes for tensor in policy.weight_tensors().values())
+
+    fresh = load(folder).with_adapters(ATTENTION, seed=5)
+    fresh_optimizer = PolicyOptimizer(fresh.trained_parameters(), OptimizerSpec())
+    read_checkpoint(tmp_path / "i000000").restore(fresh, fresh_optimizer)
+    assert same(fresh.weight_tensors(), policy.weight_tensors())
+    assert same(fresh_optimizer.state_tensors(), optimizer.state_tensors())
+
+
+def test_a_checkpoint_on_another_base_is_refused(tmp_path: Path) -> None:
+    policy = load(tiny_model_folder(tmp_path)).with_adapters(ATTENTION, seed=0)
+    checkpoint_of(policy, stepped(policy), tmp_path / "i000000")
+    other = load(tiny_model_folder(tmp_path / "other", seed=1)).with_adapters(ATTENTION, seed=0)
+    with pytest.raises(InvalidInput, match="not the one that the adapters") as refusal:
+        read_checkpoint(tmp_path / "i000000").restore(
+            other, PolicyOptimizer(other.trained_parameters(), OptimizerSpec())
+        )
+    assert refusal.value.field == "model.path"
+
+
+def stepped(policy: Policy) -> PolicyOptimizer:
+    optimizer = PolicyOptimizer(policy.trained_parameters(), OptimizerSpec(learning_rate=0.1))
+    logprobs(policy).sum().backward()
+    optimizer.step(0.1)
+    return optimizer
+
+
+def checkpoint_of(policy: Policy, optimizer: PolicyOptimizer, folder: Path) -> int:
+    """Bytes of its model file."""
+    digest = tensors_digest(policy.weight_tensors())
+    write_checkpoint(folder, job_id="job", iteration=0, policy=policy, optimizer=optimizer, weights_digest=digest)
+    return (folder / "model.safetensors").stat().st_size
