@@ -1,137 +1,72 @@
 """`python -m consumer JOB_ID`: one trainer for one job, until the job ends or SIGTERM.
 
-Exit 0: the job is final, or this process was stopped and gave its lease back. 1: it died and may be started again
-(Redis stayed away, or the fence moved under it). 2: the job failed, and says why. 3: another trainer holds the job.
+    one rank     this process is the trainer
+    more ranks   this process is their launcher: torch's, as torchrun has it, which starts this program once for each
+
+Exit codes: consumer/exit_codes.py.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import signal
-import socket
 import sys
-import uuid
 
-from broker.client import Broker, connect
+from broker.client import connect
 from broker.job_store import JobStore
-from broker.trainer_side import TrainerSide
-from consumer.assembly import make_trainer
-from consumer.lease_keeper import Cancelled, LeaseKeeper, Stopped
-from consumer.trainer import Trainer
-from contracts.errors import (
-    BatchFailed,
-    Conflict,
-    DeadlineExceeded,
-    FencedOff,
-    FenceViolation,
-    OnbeatError,
-    Unavailable,
-)
-from contracts.jobs import JobState
+from consumer.exit_codes import DIED, FAILED
+from contracts.errors import InvalidInput, OnbeatError, Unavailable
 from contracts.settings import StackSettings, settings_from
-from contracts.spec import JobSpec
 from telemetry import crash_points
+from telemetry.launcher import end_with_parent
 from telemetry.logs import configure
 
 log = logging.getLogger(__name__)
 
-DONE, DIED, FAILED, HELD = 0, 1, 2, 3
 
+def run(settings: StackSettings, job_id: str) -> int:
+    """The exit code. Raises OnbeatError before the job's lease is held.
 
-def train(settings: StackSettings, job_id: str) -> int:
-    """Takes the job's lease and trains; the exit code. Raises OnbeatError before the lease is held."""
+    Each branch imports what it needs: a launcher needs no model library, a rank no launcher.
+    """
+    rank = os.environ.get("RANK")
+    if rank is not None:
+        end_with_parent()
+    if rank is not None and rank != "0":
+        from consumer.rank_follower import follow
+
+        return follow(settings)
     broker = connect(settings, patience_s=settings.broker_timeout_s)
-    jobs = JobStore(broker)
-    spec = jobs.spec(job_id)
-    side = TrainerSide(broker, job_id, owner=_owner(), lease_s=spec.timeouts.trainer_lease_s)
-    try:
-        epoch = side.acquire()
-    except Conflict as error:
-        log.info("job %s: %s", job_id, error)
-        return HELD
-    log.info("trainer epoch %d holds job %s", epoch, job_id)
-    keeper = LeaseKeeper(side, lease_s=spec.timeouts.trainer_lease_s)
-    signal.signal(signal.SIGTERM, lambda _number, _frame: keeper.request_stop())
-    signal.signal(signal.SIGINT, lambda _number, _frame: keeper.request_stop())
-    keeper.start()
-    try:
-        code = _train_held(settings, broker, spec, side=side, keeper=keeper, job_id=job_id)
-        side.release()
-        return code
-    except FencedOff as error:
-        log.error("%s", error)
-        return HELD
-    except (Unavailable, FenceViolation) as error:
-        log.error("this trainer ends, the job goes on in another: %s", error)
-        return DIED
-    finally:
-        keeper.close()
+    spec = JobStore(broker).spec(job_id)
+    world_size = spec.trainer.world_size
+    if rank is None and world_size > 1:
+        from consumer.rank_launcher import launch_ranks
 
+        broker.close()
+        return launch_ranks(job_id, world_size)
+    if rank is not None and os.environ.get("WORLD_SIZE") != str(world_size):
+        raise InvalidInput(
+            f"the job has {world_size}, the launcher started {os.environ.get('WORLD_SIZE')}",
+            field="trainer.world_size",
+            cure="start it by `python -m consumer`, which asks the job",
+        )
+    from consumer.job_run import train
 
-def _train_held(
-    settings: StackSettings, broker: Broker, spec: JobSpec, *, side: TrainerSide, keeper: LeaseKeeper, job_id: str
-) -> int:
-    jobs = JobStore(broker)
-    state = jobs.state(job_id)
-    if state.is_final:
-        return DONE
-    trainer: Trainer | None = None
-    try:
-        if state is JobState.CANCELLING:
-            raise Cancelled
-        jobs.move(job_id, JobState.RUNNING)
-        trainer = make_trainer(settings, broker, spec, side=side, keeper=keeper, job_id=job_id)
-        trainer.run()
-    except Cancelled:
-        if trainer is not None:
-            trainer.save()
-        jobs.move(job_id, JobState.CANCELLED)
-    except Stopped:
-        if trainer is not None:
-            trainer.save()
-        log.info("stopped; another trainer may go on with job %s", job_id)
-    except (FencedOff, FenceViolation, Unavailable):
-        raise
-    except OnbeatError as error:
-        log.error("job %s failed: %s", job_id, error)
-        # Who slept past its lease ends nobody else's job: here, and where it succeeded.
-        side.renew()
-        if trainer is not None and isinstance(error, (BatchFailed, DeadlineExceeded)):
-            _save_for_resume(trainer)
-        jobs.move(job_id, JobState.FAILED, reason=str(error))
-        return FAILED
-    else:
-        side.renew()
-        jobs.move(job_id, JobState.SUCCEEDED)
-        log.info("job %s succeeded", job_id)
-    return DONE
-
-
-def _save_for_resume(trainer: Trainer) -> None:
-    """What was committed is kept; a disk that is full must not hide why the job failed."""
-    try:
-        trainer.save()
-    except Unavailable:
-        raise
-    except OnbeatError as error:
-        log.error("no checkpoint of the failed job: %s", error)
-
-
-def _owner() -> str:
-    return f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+    return train(settings, broker, spec, job_id)
 
 
 def main(arguments: list[str]) -> int:
-    configure(StackSettings(), service="trainer")
+    rank = os.environ.get("RANK", "0")
+    service = "trainer" if rank == "0" else f"trainer {rank}"
+    configure(StackSettings(), service=service)
     if len(arguments) != 1:
         log.error("one argument is needed: the job id")
         return FAILED
     try:
         settings = settings_from(os.environ)
-        configure(settings, service="trainer")
+        configure(settings, service=service)
         crash_points.arm(settings.crash_at)
-        return train(settings, arguments[0])
+        return run(settings, arguments[0])
     except Unavailable as error:
         log.error("%s", error)
         return DIED

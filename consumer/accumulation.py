@@ -22,6 +22,11 @@ CHUNK_ITEMS = 1 << 18
 class GradientAccumulator(Protocol):
     """The sum of the gradients of one iteration, and apart from it that of their baseline, where there is one."""
 
+    @property
+    def sums(self) -> Tensor:
+        """[N] all that was added, for ranks to add up over each other in place."""
+        ...
+
     def add(self, *, to_baseline: bool = False) -> None:
         """Takes the gradients that backward left in `.grad` and clears them. All or nothing: an error adds nothing.
 
@@ -58,7 +63,7 @@ class ExactAccumulator:
         self._scale = 2.0**scale_bits
         self._limit = 2.0 ** (62 - scale_bits) / max_micro_batches
         self._num_added = [0] * (1 + with_baseline)
-        self._sums = _zeros(self._parameters, len(self._num_added), torch.int64)
+        self.sums, self._sums = _zeros(self._parameters, len(self._num_added), torch.int64)
 
     def add(self, *, to_baseline: bool = False) -> None:
         if self._num_added[to_baseline] == self._max_micro_batches:
@@ -82,8 +87,7 @@ class ExactAccumulator:
 
     def zero(self) -> None:
         self._num_added = [0] * len(self._num_added)
-        for sums in self._sums.values():
-            sums.zero_()
+        self.sums.zero_()
 
 
 class FloatAccumulator:
@@ -91,7 +95,7 @@ class FloatAccumulator:
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], *, with_baseline: bool = False) -> None:
         self._parameters = dict(parameters)
-        self._sums = _zeros(self._parameters, 1 + with_baseline, torch.float32)
+        self.sums, self._sums = _zeros(self._parameters, 1 + with_baseline, torch.float32)
 
     def add(self, *, to_baseline: bool = False) -> None:
         gradients = take_gradients(self._parameters)
@@ -105,16 +109,17 @@ class FloatAccumulator:
             parameter.grad = total.to(parameter.dtype).view(parameter.shape)
 
     def zero(self) -> None:
-        for sums in self._sums.values():
-            sums.zero_()
+        self.sums.zero_()
 
 
-def _zeros(parameters: Mapping[str, nn.Parameter], num_sums: int, dtype: torch.dtype) -> dict[str, Tensor]:
-    """[num_sums, items] of each parameter: row 0 is the sum, row 1 that of the baseline."""
-    return {
-        name: torch.zeros((num_sums, parameter.numel()), dtype=dtype, device=parameter.device)
-        for name, parameter in parameters.items()
-    }
+def _zeros(
+    parameters: Mapping[str, nn.Parameter], num_sums: int, dtype: torch.dtype
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """One flat tensor, and each parameter's part of it: [num_sums, items], row 0 the sum, row 1 the baseline's."""
+    sizes = [num_sums * parameter.numel() for parameter in parameters.values()]
+    flat = torch.zeros(sum(sizes), dtype=dtype, device=next(iter(parameters.values())).device)
+    parts = zip(parameters, flat.split(sizes), strict=True)
+    return flat, {name: part.view(num_sums, -1) for name, part in parts}
 
 
 def _less_baseline(sums: Tensor, baseline: float) -> Tensor:

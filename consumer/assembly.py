@@ -19,6 +19,8 @@ from consumer.lease_keeper import LeaseKeeper
 from consumer.optimizer import PolicyOptimizer
 from consumer.plan import IterationPlan
 from consumer.policy import load_policy
+from consumer.rank_group import RankGroup
+from consumer.rank_membership import lead
 from consumer.ranks import OneRank, Ranks
 from consumer.trainer import Trainer
 from contracts.errors import InvalidInput
@@ -31,7 +33,7 @@ def make_trainer(
     settings: StackSettings, broker: Broker, spec: JobSpec, *, side: TrainerSide, keeper: LeaseKeeper, job_id: str
 ) -> Trainer:
     """Loads model and data. Raises InvalidInput that names the spec's field, or the setting."""
-    ranks: Ranks = OneRank(make_learner(settings, spec))
+    ranks = _make_ranks(settings, spec)
     policy = ranks.learner.policy
     dataset = load_dataset(
         spec.dataset,
@@ -51,7 +53,7 @@ def make_trainer(
     )
 
 
-def make_learner(settings: StackSettings, spec: JobSpec) -> Learner:
+def make_learner(settings: StackSettings, spec: JobSpec, *, rank: int = 0, local_rank: int = 0) -> Learner:
     """Loads the model onto the setting's device, and sets torch up for this process. Raises InvalidInput."""
     _set_up_torch(settings, spec)
     policy = load_policy(
@@ -61,7 +63,7 @@ def make_learner(settings: StackSettings, spec: JobSpec) -> Learner:
     )
     if spec.trainer.lora is not None:
         policy = policy.with_adapters(spec.trainer.lora, seed=spec.seed)
-    cast(nn.Module, policy.model).to(_device(settings))
+    cast(nn.Module, policy.model).to(_device(settings, local_rank))
     parameters = policy.trained_parameters()
     return Learner(
         spec=spec,
@@ -70,6 +72,25 @@ def make_learner(settings: StackSettings, spec: JobSpec) -> Learner:
         accumulator=_accumulator(spec, parameters),
         # Before any checkpoint is restored: the reference is the model as the job found it.
         reference=policy.reference() if spec.algorithm.kl_coefficient > 0.0 else None,
+        rank=rank,
+    )
+
+
+def idle_patience_s(spec: JobSpec) -> float:
+    """Longest that a rank waits for an order: while an iteration is generated there may be none."""
+    return spec.timeouts.iteration_s + spec.timeouts.ranks_s
+
+
+def _make_ranks(settings: StackSettings, spec: JobSpec) -> Ranks:
+    if spec.trainer.world_size == 1:
+        return OneRank(make_learner(settings, spec))
+    member = lead(spec, device=settings.device)
+    return RankGroup(
+        member.exchange,
+        make_learner(settings, spec, local_rank=member.local_rank),
+        world_size=spec.trainer.world_size,
+        answer_s=spec.timeouts.ranks_s,
+        patience_s=idle_patience_s(spec),
     )
 
 
@@ -84,10 +105,10 @@ def _set_up_torch(settings: StackSettings, spec: JobSpec) -> None:
     torch.manual_seed(spec.seed)
 
 
-def _device(settings: StackSettings) -> torch.device:
+def _device(settings: StackSettings, local_rank: int) -> torch.device:
     if settings.device == "cuda" and not torch.cuda.is_available():
         raise InvalidInput("torch sees no CUDA device here", field="ONBEAT_DEVICE", cure="set it to cpu")
-    return torch.device(settings.device)
+    return torch.device("cuda", local_rank) if settings.device == "cuda" else torch.device("cpu")
 
 
 def _accumulator(spec: JobSpec, parameters: Mapping[str, nn.Parameter]) -> GradientAccumulator:

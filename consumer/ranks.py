@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+from consumer.checkpoint import Checkpoint
 from consumer.learner import Learner, Trained
 from contracts.rollouts import RolloutBatch
 
@@ -25,6 +26,10 @@ class Ranks(Protocol):
     @property
     def has_room(self) -> bool:
         """Whether one more batch would soon be taken up."""
+        ...
+
+    def begin(self, checkpoint: Checkpoint | None) -> None:
+        """Restores weights, optimizer and random state; None: all stay as they were loaded."""
         ...
 
     def train(self, batch: RolloutBatch) -> None:
@@ -53,6 +58,10 @@ class Ranks(Protocol):
         """
         ...
 
+    def close(self) -> None:
+        """Ends the other ranks."""
+        ...
+
 
 class OneRank:
     """A trainer that is one process: it trains a batch where it gets it."""
@@ -69,6 +78,10 @@ class OneRank:
     def has_room(self) -> bool:
         return True
 
+    def begin(self, checkpoint: Checkpoint | None) -> None:
+        if checkpoint is not None:
+            checkpoint.restore(self.learner.policy, self.learner.optimizer)
+
     def train(self, batch: RolloutBatch) -> None:
         self._trained.append(self.learner.train(batch))
 
@@ -84,3 +97,6 @@ class OneRank:
 
     def step(self, *, divisor: float, baseline: float, learning_rate: float, is_last: bool) -> float:
         return self.learner.step(divisor=divisor, baseline=baseline, learning_rate=learning_rate, is_last=is_last)
+
+    def close(self) -> None:
+        """There are no others."""

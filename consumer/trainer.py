@@ -101,6 +101,10 @@ class Trainer:
         if not self._folder.checkpoint_after(self._settled.policy_version - 1).exists():
             self._write_checkpoint(self._settled)
 
+    def close(self) -> None:
+        """Ends the ranks beside this one."""
+        self._ranks.close()
+
     def _start(self) -> Opening | None:
         """Restores, rewinds where the fence is ahead, and opens the first iteration; None when all is done."""
         fence = self._side.fence()
@@ -108,8 +112,7 @@ class Trainer:
         checkpoint = latest_checkpoint(
             self._folder.checkpoints, job_id=self._folder.job_id, not_after=min(fence.committed, self._spec.iterations)
         )
-        if checkpoint is not None:
-            checkpoint.restore(self._learner.policy, self._learner.optimizer)
+        self._ranks.begin(checkpoint)
         start = next_iteration(checkpoint)
         manifest = self._publish_weights(start)
         check_same_run(chain, manifest, self._spec)

@@ -91,6 +91,9 @@ class OptimizerSpec(Record, frozen=True, kw_only=True):
 class TrainerSpec(Record, frozen=True, kw_only=True):
     """How gradients are accumulated and saved."""
 
+    world_size: PositiveInt = 1
+    """Ranks: processes with a model each, which take an iteration's batches as they are free and step together. With
+    exact accumulation their number doesn't change the weights."""
     accumulation: Literal["exact", "float"] = "exact"
     """exact: 64-bit fixed point, independent of arrival order (I7), 8 bytes a parameter; float: float32 sums."""
     checkpoint_every_iterations: PositiveInt = 10
@@ -133,6 +136,8 @@ class TimeoutSpec(Record, frozen=True, kw_only=True):
     """An iteration that takes longer fails the job and names the missing batches."""
     no_generator_s: PositiveSeconds = 120.0
     """The job fails after this long without any live generator."""
+    ranks_s: PositiveSeconds = 600.0
+    """Longest that a rank of the trainer waits for the others in what all do together; then another trainer starts."""
     max_trainer_starts: PositiveInt = 5
     """Trainer processes that may start for this job without committing an iteration in between."""
 

@@ -28,3 +28,9 @@ def end_with_launcher() -> Callable[[], None] | None:
             os._exit(1)
 
     return ask_kernel
+
+
+def end_with_parent() -> None:
+    """What `end_with_launcher` asks for, by a process that was started without it: SIGTERM when its parent ends."""
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)

@@ -1,0 +1,114 @@
+"""Takes a job's lease, trains it, and says how it ended."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import uuid
+
+from broker.client import Broker
+from broker.job_store import JobStore
+from broker.trainer_side import TrainerSide
+from consumer.assembly import make_trainer
+from consumer.exit_codes import DIED, DONE, FAILED, HELD
+from consumer.lease_keeper import Cancelled, LeaseKeeper, Stopped
+from consumer.trainer import Trainer
+from contracts.errors import (
+    BatchFailed,
+    Conflict,
+    DeadlineExceeded,
+    FencedOff,
+    FenceViolation,
+    OnbeatError,
+    Unavailable,
+)
+from contracts.jobs import JobState
+from contracts.settings import StackSettings
+from contracts.spec import JobSpec
+
+log = logging.getLogger(__name__)
+
+
+def train(settings: StackSettings, broker: Broker, spec: JobSpec, job_id: str) -> int:
+    """In the only process of a trainer, or its rank 0; the exit code. Raises OnbeatError before the lease is held."""
+    side = TrainerSide(broker, job_id, owner=_owner(), lease_s=spec.timeouts.trainer_lease_s)
+    try:
+        epoch = side.acquire()
+    except Conflict as error:
+        log.info("job %s: %s", job_id, error)
+        return HELD
+    log.info("trainer epoch %d holds job %s", epoch, job_id)
+    keeper = LeaseKeeper(side, lease_s=spec.timeouts.trainer_lease_s)
+    signal.signal(signal.SIGTERM, lambda _number, _frame: keeper.request_stop())
+    signal.signal(signal.SIGINT, lambda _number, _frame: keeper.request_stop())
+    keeper.start()
+    try:
+        code = _train_held(settings, broker, spec, side=side, keeper=keeper, job_id=job_id)
+        side.release()
+        return code
+    except FencedOff as error:
+        log.error("%s", error)
+        return HELD
+    except (Unavailable, FenceViolation) as error:
+        log.error("this trainer ends, the job goes on in another: %s", error)
+        return DIED
+    finally:
+        keeper.close()
+
+
+def _train_held(
+    settings: StackSettings, broker: Broker, spec: JobSpec, *, side: TrainerSide, keeper: LeaseKeeper, job_id: str
+) -> int:
+    jobs = JobStore(broker)
+    state = jobs.state(job_id)
+    if state.is_final:
+        return DONE
+    trainer: Trainer | None = None
+    try:
+        if state is JobState.CANCELLING:
+            raise Cancelled
+        jobs.move(job_id, JobState.RUNNING)
+        trainer = make_trainer(settings, broker, spec, side=side, keeper=keeper, job_id=job_id)
+        trainer.run()
+    except Cancelled:
+        if trainer is not None:
+            trainer.save()
+        jobs.move(job_id, JobState.CANCELLED)
+    except Stopped:
+        if trainer is not None:
+            trainer.save()
+        log.info("stopped; another trainer may go on with job %s", job_id)
+    except (FencedOff, FenceViolation, Unavailable):
+        raise
+    except OnbeatError as error:
+        log.error("job %s failed: %s", job_id, error)
+        # Who slept past its lease ends nobody else's job: here, and where it succeeded.
+        side.renew()
+        if trainer is not None and isinstance(error, (BatchFailed, DeadlineExceeded)):
+            _save_for_resume(trainer)
+        jobs.move(job_id, JobState.FAILED, reason=str(error))
+        return FAILED
+    else:
+        side.renew()
+        jobs.move(job_id, JobState.SUCCEEDED)
+        log.info("job %s succeeded", job_id)
+    finally:
+        if trainer is not None:
+            trainer.close()
+    return DONE
+
+
+def _save_for_resume(trainer: Trainer) -> None:
+    """What was committed is kept; a disk that is full must not hide why the job failed."""
+    try:
+        trainer.save()
+    except Unavailable:
+        raise
+    except OnbeatError as error:
+        log.error("no checkpoint of the failed job: %s", error)
+
+
+def _owner() -> str:
+    return f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"

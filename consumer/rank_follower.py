@@ -1,0 +1,36 @@
+"""Every rank but 0: it knows no Redis and no lease, and does what rank 0 asks until that says it is over."""
+
+from __future__ import annotations
+
+import logging
+
+import torch.distributed as dist
+
+from consumer.assembly import idle_patience_s, make_learner
+from consumer.exit_codes import DONE
+from consumer.rank_exchange import End, Failed
+from consumer.rank_membership import follow_lead
+from consumer.rank_worker import RankWorker
+from contracts.errors import OnbeatError
+from contracts.settings import StackSettings
+
+log = logging.getLogger(__name__)
+
+
+def follow(settings: StackSettings) -> int:
+    """The exit code. Raises Unavailable where rank 0 or the launcher is gone."""
+    member = follow_lead(device=settings.device)
+    patience_s = idle_patience_s(member.spec)
+    try:
+        learner = make_learner(settings, member.spec, rank=member.rank, local_rank=member.local_rank)
+    except OnbeatError as error:
+        # Rank 0 ends the job with this reason, if not with its own: to die first would only end the group.
+        log.error("%s", error)
+        member.exchange.answer(Failed.of(member.rank, error))
+        while not isinstance(member.exchange.next_order(patience_s), End):
+            pass
+        return DONE
+    log.info("ready")
+    RankWorker(member.exchange, learner, patience_s=patience_s).run()
+    dist.destroy_process_group()
+    return DONE

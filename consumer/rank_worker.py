@@ -1,0 +1,111 @@
+"""One rank's hands: it carries out orders until the end. A thread of rank 0, all that any other rank does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from consumer.checkpoint import read_checkpoint
+from consumer.learner import Learner
+from consumer.rank_exchange import (
+    AnyAnswer,
+    AnyOrder,
+    Begin,
+    Done,
+    End,
+    Exchange,
+    Failed,
+    HasTrained,
+    OrderToAll,
+    Step,
+    TrainAgain,
+    TrainBatch,
+    store_errors,
+)
+from contracts.errors import FenceViolation, OnbeatError
+
+WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Bytes of an element → the integers that hold its bits."""
+
+
+class RankWorker:
+    """Waits for orders as long as its patience; `run` returns at the End."""
+
+    def __init__(self, exchange: Exchange, learner: Learner, *, patience_s: float) -> None:
+        self._exchange = exchange
+        self._learner = learner
+        self._patience_s = patience_s
+
+    def run(self) -> None:
+        """An error of ours is an answer: rank 0 decides what becomes of the job. Raises Unavailable past patience."""
+        while not isinstance(order := self._exchange.next_order(self._patience_s), End):
+            try:
+                answer = self._carry_out(order)
+            except OnbeatError as error:
+                answer = Failed.of(self._learner.rank, error)
+            self._exchange.answer(answer)
+
+    def _carry_out(self, order: AnyOrder) -> AnyAnswer:
+        if isinstance(order, OrderToAll):
+            # Who has met the others has left them their copies of the order.
+            with store_errors():
+                dist.all_reduce(torch.zeros(1))
+        rank, value = self._learner.rank, 0.0
+        match order:
+            case TrainBatch():
+                return HasTrained(rank=rank, trained=self._learner.train(order.batch))
+            case Begin():
+                self._begin(order)
+            case TrainAgain():
+                self._train_again()
+            case Step():
+                value = self._step(order)
+            case End():
+                raise AssertionError("run has ended")
+        return Done(rank=rank, value=value)
+
+    def _begin(self, order: Begin) -> None:
+        if order.checkpoint:
+            read_checkpoint(Path(order.checkpoint)).restore(self._learner.policy, self._learner.optimizer)
+        self._check_agreement()
+
+    def _train_again(self) -> None:
+        # Rank 0's loop looks after the lease meanwhile.
+        for trained in self._learner.train_again(lambda: None):
+            self._exchange.answer(HasTrained(rank=self._learner.rank, trained=trained))
+
+    def _step(self, order: Step) -> float:
+        with store_errors():
+            dist.all_reduce(self._learner.accumulator.sums)
+        grad_norm = self._learner.step(
+            divisor=order.divisor,
+            baseline=order.baseline,
+            learning_rate=order.learning_rate,
+            is_last=order.is_last,
+        )
+        self._check_agreement()
+        return grad_norm
+
+    def _check_agreement(self) -> None:
+        """Each rank's gradient must be of the weights that rank 0 publishes (I2); another kind of CPU may drift off."""
+        mine = checksum(self._learner.policy.state_tensors().values())
+        extremes = torch.tensor([mine, -mine])
+        with store_errors():
+            dist.all_reduce(extremes, op=dist.ReduceOp.MAX)
+        if extremes[0] != -extremes[1]:
+            raise FenceViolation(
+                "the ranks hold different weights", field="ranks", cure="run all of them on the same kind of machine"
+            )
+
+
+def checksum(tensors: Iterable[Tensor]) -> int:
+    """Of all bits: equal for equal tensors, and for different ones almost never. One pass, no copy of a CPU tensor."""
+    total = 0
+    for number, tensor in enumerate(tensors, start=1):
+        words = tensor.detach().contiguous().view(-1).view(WORDS[tensor.element_size()])
+        total += number * int(words.sum(dtype=torch.int64))
+    return total % (1 << 62)

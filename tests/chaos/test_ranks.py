@@ -1,0 +1,98 @@
+"""A trainer of several ranks ends with the weights of one rank, bit for bit, whoever of them dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from consumer.checkpoint import latest_checkpoint
+from consumer.exit_codes import DIED, DONE, FAILED
+from contracts.events import TimelineSpan
+from contracts.jobs import JobState
+from contracts.run_folder import RunFolder
+from contracts.wire import decode_json
+from tests.chaos.short_job import assert_undisturbed, committed, long_variant, short_job, until
+from tests.pipeline import Pipeline, wait_for_exit
+
+
+@pytest.fixture(scope="module")
+def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
+    with Pipeline(tmp_path_factory.mktemp("ranks")) as pipeline:
+        pipeline.start_generators(1)
+        yield pipeline
+
+
+def process_of_rank(rank: int, job_id: str) -> int:
+    """Its number; 0 while there is none."""
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (path / "cmdline").read_bytes().split(b"\0")
+            environment = (path / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if job_id.encode() in command and f"RANK={rank}".encode() in environment:
+            return int(path.name)
+    return 0
+
+
+def who_trained(pipeline: Pipeline, job_id: str) -> set[str]:
+    lines = RunFolder(pipeline.settings.run_root_path, job_id).timeline.read_bytes().splitlines()
+    spans = [decode_json(line, TimelineSpan) for line in lines]
+    return {span.who for span in spans if span.what == "train"}
+
+
+@pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=long_variant)])
+def test_ranks_share_the_batches_and_give_the_weights_of_one(
+    pipeline: Pipeline, undisturbed: str, world_size: int
+) -> None:
+    job_id = pipeline.train(short_job(trainer__world_size=world_size))
+    assert_undisturbed(pipeline, job_id, undisturbed)
+    assert who_trained(pipeline, job_id) <= {"trainer", *(f"trainer {rank}" for rank in range(1, world_size))}
+    assert len(who_trained(pipeline, job_id)) > 1
+
+
+@pytest.mark.parametrize("rank", [1, pytest.param(0, marks=long_variant)])
+def test_a_rank_that_dies_ends_its_group_and_the_job_goes_on_to_the_same_weights(
+    pipeline: Pipeline, undisturbed: str, rank: int
+) -> None:
+    job_id, _ = pipeline.jobs.create(short_job(trainer__world_size=2))
+    first = pipeline.start(f"consumer-{job_id}-first", job_id)
+    until(committed(pipeline, job_id, 1), "the first iteration")
+    os.kill(process_of_rank(rank, job_id), signal.SIGKILL)
+    assert wait_for_exit(first) == DIED, first.tail()
+    assert f"rank {rank} was killed by signal 9" in first.tail()
+    assert not process_of_rank(0, job_id)
+    assert not process_of_rank(1, job_id)
+    pipeline.train_to_the_end(job_id)
+    assert_undisturbed(pipeline, job_id, undisturbed)
+
+
+@long_variant
+def test_sigterm_to_the_launcher_leaves_a_checkpoint_and_no_process(pipeline: Pipeline) -> None:
+    job_id, _ = pipeline.jobs.create(
+        short_job(trainer__world_size=2, iterations=1000, trainer__checkpoint_every_iterations=1000)
+    )
+    first = pipeline.start(f"consumer-{job_id}", job_id)
+    until(committed(pipeline, job_id, 2), "two iterations")
+    first.terminate()
+    assert wait_for_exit(first) == DONE, first.tail()
+    folder = RunFolder(pipeline.settings.run_root_path, job_id)
+    checkpoint = latest_checkpoint(folder.checkpoints, job_id=job_id)
+    assert checkpoint is not None
+    assert checkpoint.state.weights_digest == pipeline.jobs.audit(job_id)[-1].next_weights_digest
+    assert not process_of_rank(0, job_id)
+    assert not process_of_rank(1, job_id)
+    assert pipeline.jobs.state(job_id) is JobState.RUNNING
+
+
+@long_variant
+def test_a_job_whose_ranks_cannot_load_its_model_fails_with_the_reason(pipeline: Pipeline) -> None:
+    job_id, _ = pipeline.jobs.create(short_job(trainer__world_size=2, model__path="no/such/model"))
+    trainer = pipeline.start(f"consumer-{job_id}", job_id)
+    assert wait_for_exit(trainer) == FAILED, trainer.tail()
+    assert "Traceback" not in trainer.tail()
+    assert pipeline.jobs.fields(job_id)["reason"].decode().startswith("model.path: no folder")
