@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import socket
 import sys
 import tempfile
@@ -71,9 +72,8 @@ def _store_on_loopback() -> TCPStore:
 
 def _exit_code(codes: dict[int, int]) -> int:
     """codes: rank → exit code, negative for a signal. Rank 0 decides what becomes of the job; the others only die."""
-    if codes.get(0, 0) > 0:
-        return codes[0]
     for rank, code in sorted(codes.items()):
-        how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
-        log.error("rank %d %s, and the others with it", rank, how)
-    return DIED
+        if code not in (0, -signal.SIGTERM):
+            how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+            log.log(logging.INFO if rank == 0 else logging.ERROR, "rank %d %s, and the others with it", rank, how)
+    return codes[0] if codes.get(0, 0) > 0 else DIED
