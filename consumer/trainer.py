@@ -78,7 +78,9 @@ class Trainer:
         self._folder = folder
         self._broker = broker
         self._jobs = JobStore(broker)
-        self._generators = GeneratorWatch(Presence(broker), deadline_s=spec.timeouts.no_generator_s)
+        self._generators = GeneratorWatch(
+            Presence(broker), deadline_s=spec.timeouts.no_generator_s, deterministic=spec.deterministic
+        )
         self._run_log = RunLog(folder, spec)
         self._horizons = self._jobs.horizons(folder.job_id)
         self._last_link = ""

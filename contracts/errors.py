@@ -8,7 +8,8 @@ OnbeatError
 ├── Unavailable             a service or server that cannot be reached within its deadline
 │   ├── BrokerUnavailable
 │   ├── BrokerFull          the server is at maxmemory: back off and try again
-│   └── RewardUnavailable   the reward service did not answer within its retries (I6)
+│   ├── RewardUnavailable   the reward service did not answer within its retries (I6)
+│   └── EngineUnavailable   an inference engine that died, or let a deadline pass: its generator ends (I8)
 ├── FencedOff               a trainer whose epoch is no longer the fence's (I4)
 ├── FenceViolation          a transition whose checks fail: a ledger gap, a digest that differs (I2, I3)
 ├── WeightsRejected         weights whose digest is not the manifest's (I2)
@@ -61,6 +62,10 @@ class BrokerFull(Unavailable):
 
 class RewardUnavailable(Unavailable):
     """The reward service did not answer within its retries."""
+
+
+class EngineUnavailable(Unavailable):
+    """The inference engine is gone, or does not answer; its generator ends, and its leases expire."""
 
 
 class FencedOff(OnbeatError):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 from contracts.errors import InvalidInput
 from contracts.wire import Record, convert
@@ -43,6 +44,14 @@ class StackSettings(Record, frozen=True, kw_only=True):
     """How long a process keeps trying to reach Redis before it ends with an error."""
     broker_full_timeout_s: float = 3600.0
     """How long a generator holds a finished batch while Redis is at maxmemory, before it ends with an error."""
+    engine: Literal["transformers", "vllm"] = "transformers"
+    """What a generator samples with."""
+    engine_max_sequences: int = 256
+    """vllm: batches are claimed while fewer completions than this are being sampled."""
+    engine_kv_cache_mb: int = 0
+    """vllm: memory of its key-value cache; 0 takes 1024 on a CPU, and on a GPU what the model leaves."""
+    engine_timeout_s: float = 600.0
+    """vllm: longest time for one batch, or one load of weights; the generator ends with an error past it."""
     crash_at: str = ""
     """For tests: the crash point (docs/failure-modes.md) at which a trainer or generator kills itself."""
 
@@ -53,6 +62,12 @@ class StackSettings(Record, frozen=True, kw_only=True):
             raise ValueError("device must be cpu or cuda")
         if self.threads < 1:
             raise ValueError("threads must be 1 or more")
+        self._check_engine()
+
+    @property
+    def engine_is_reproducible(self) -> bool:
+        """Whether the same batch gives the same bytes whatever ran before: deterministic jobs need that (I7)."""
+        return self.engine == "transformers"
 
     @property
     def run_root_path(self) -> Path:
@@ -66,8 +81,32 @@ class StackSettings(Record, frozen=True, kw_only=True):
         """The variables that make another process read these settings."""
         return {f"{PREFIX}{name.upper()}": str(getattr(self, name)) for name in self.__struct_fields__}
 
+    def _check_engine(self) -> None:
+        """A setting that the chosen engine would ignore is refused."""
+        engines = {
+            "engine_max_sequences": ("vllm",),
+            "engine_kv_cache_mb": ("vllm",),
+            "engine_timeout_s": ("vllm",),
+        }
+        defaults = dict(zip(self.__struct_fields__, self.__struct_defaults__, strict=True))
+        for name, users in engines.items():
+            if self.engine not in users and getattr(self, name) != defaults[name]:
+                raise ValueError(
+                    f"{name} has no effect with engine = {self.engine}; it belongs to {' and '.join(users)}"
+                )
+        if self.engine_max_sequences < 1 or self.engine_kv_cache_mb < 0 or self.engine_timeout_s <= 0.0:
+            raise ValueError("engine_max_sequences and engine_timeout_s must be positive, engine_kv_cache_mb 0 or more")
 
-TYPES = {"port": int, "threads": int, "broker_timeout_s": float, "broker_full_timeout_s": float}
+
+TYPES = {
+    "port": int,
+    "engine_max_sequences": int,
+    "engine_kv_cache_mb": int,
+    "engine_timeout_s": float,
+    "threads": int,
+    "broker_timeout_s": float,
+    "broker_full_timeout_s": float,
+}
 
 
 def settings_from(environment: Mapping[str, str]) -> StackSettings:

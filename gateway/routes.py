@@ -171,6 +171,7 @@ def prometheus(services: HasServices) -> Response:
 def _create(services: Services, spec: JobSpec, key: str) -> tuple[JobStatus, bool]:
     """The job's status, and whether it is new. Raises Problem, Conflict or Unavailable."""
     submission.check_paths(spec, services.settings)
+    submission.check_generators(spec, Presence(services.broker).live())
     job_id, is_new = services.jobs.create(spec, idempotency_key=key)
     if is_new:
         services.metrics.jobs_created.inc()

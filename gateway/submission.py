@@ -7,6 +7,7 @@ it first thing, and fails the job with the field's name.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from http import HTTPStatus
 from pathlib import Path
 from typing import TypeVar
@@ -14,6 +15,7 @@ from typing import TypeVar
 import msgspec
 from fastapi import Request
 
+from broker.presence import NOT_REPRODUCIBLE, GeneratorInfo
 from contracts.datasets import JsonlDataset
 from contracts.errors import InvalidInput
 from contracts.jobs import ResumeRequest
@@ -87,6 +89,18 @@ def check_paths(spec: JobSpec, settings: StackSettings) -> None:
             path = getattr(spec.dataset, field)
             if path and not _inside(root, path).is_file():
                 raise _missing(f"there is no file {path} under the model root", f"dataset.{field}")
+
+
+def check_generators(spec: JobSpec, live: Sequence[GeneratorInfo]) -> None:
+    """Raises Problem 422 where generators live, but none of them would serve the job."""
+    engines = {generator.info.get(NOT_REPRODUCIBLE, "") for generator in live}
+    if spec.deterministic and engines and "" not in engines:
+        raise Problem(
+            HTTPStatus.UNPROCESSABLE_ENTITY,
+            f"this stack's generators sample with {', '.join(sorted(engines))}: last bits depend on what else runs",
+            field="deterministic",
+            cure="set deterministic = false, or add a generator with ONBEAT_ENGINE=transformers",
+        )
 
 
 def _field_of(error: InvalidInput) -> str | None:

@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 async def serve(settings: StackSettings, *, generator_id: str) -> None:
     """Wires the worker to its broker, reward service and model, and runs it until a signal."""
     broker = await asyncio.to_thread(connect_within, settings, patience_s=1.0)
-    threading.Thread(target=preload, name="preload", daemon=True).start()
+    threading.Thread(target=preload, args=(settings.engine,), name="preload", daemon=True).start()
     async with httpx.AsyncClient(base_url=settings.reward_url) as http:
         worker = Worker(
             generator_id=generator_id,
@@ -48,6 +48,7 @@ async def serve(settings: StackSettings, *, generator_id: str) -> None:
             calls=BrokerCalls(timeout_s=settings.broker_timeout_s, full_timeout_s=settings.broker_full_timeout_s),
             model=ServedModel(partial(make_engine, settings=settings), partial(FolderDetokenizer, settings=settings)),
             rewards=RewardClient(http),
+            not_reproducible="" if settings.engine_is_reproducible else settings.engine,
         )
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, worker.stop)

@@ -65,6 +65,10 @@ class ServedModel:
         """Folder of the version that is being loaded, or will be when its model is; "" while there is none."""
         return self._loading_weights
 
+    def holds(self, spec: JobSpec, manifest: WeightManifest) -> bool:
+        """Whether `ready_for` has nothing to load: only then may it be called while the engine generates."""
+        return self._has_model(spec) and self._has_weights(manifest)
+
     async def ready_for(
         self, spec: JobSpec, manifest: WeightManifest, *, still_needed: Callable[[], bool] = lambda: True
     ) -> LoadedModel:
@@ -83,14 +87,21 @@ class ServedModel:
     async def _with_weights(
         self, spec: JobSpec, manifest: WeightManifest, still_needed: Callable[[], bool]
     ) -> LoadedModel:
-        loaded = self._loaded
-        if loaded is None or (loaded.model, loaded.deterministic) != (spec.model, spec.deterministic):
+        loaded = self._loaded if self._has_model(spec) else None
+        if loaded is None:
             loaded = await self._replace(spec)
-        asked = VerifiedWeights(policy_version=manifest.policy_version, weights_digest=manifest.weights_digest)
-        if loaded.engine.policy_version != asked:
+        if not self._has_weights(manifest):
             await self._load(loaded.engine, manifest, still_needed)
-            log.info("holds version %d (%s)", asked.policy_version, asked.weights_digest[:12])
+            log.info("holds version %d (%s)", manifest.policy_version, manifest.weights_digest[:12])
         return loaded
+
+    def _has_model(self, spec: JobSpec) -> bool:
+        loaded = self._loaded
+        return loaded is not None and (loaded.model, loaded.deterministic) == (spec.model, spec.deterministic)
+
+    def _has_weights(self, manifest: WeightManifest) -> bool:
+        asked = VerifiedWeights(policy_version=manifest.policy_version, weights_digest=manifest.weights_digest)
+        return self._loaded is not None and self._loaded.engine.policy_version == asked
 
     async def aclose(self) -> None:
         loaded, self._loaded = self._loaded, None

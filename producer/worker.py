@@ -1,7 +1,7 @@
 """The generator: claims prompt batches, samples them, has them scored, publishes them through the fence.
 
-    active jobs ─ FairShare ─▶ claim ─▶ ServedModel ─▶ engine.generate ─┐        serve loop, one batch at a time
-       ▲                      (lease)   (model, weights)                │
+    active jobs ─ FairShare ─▶ claim ─▶ ServedModel ─▶ engine.generate ─┐        serve loop, as many batches at a time
+       ▲                      (lease)   (model, weights)                │        as the engine takes: one, or several
        │                                     ┌──────────────────────────┘
        │                                     ▼
        │                            detokenize ─▶ reward service ─▶ fence        up to MAX_FINISHING batches at once
@@ -10,14 +10,16 @@
 
     heartbeat: presence of the generator, leases of every batch between its claim and its end
 
-serve      consumes active jobs and prompt batches; waits for prompts, or for a free place among the finishing
-           batches; unblocked by an opened iteration or an expired lease; produces completions.
-finish     consumes completions; waits for the reward service and the broker; produces a rollout batch or a failure.
+serve      consumes active jobs and prompt batches; waits for prompts, or for room in the engine and among the
+           finishing batches; unblocked by an opened iteration or an expired lease; starts a carry for each batch.
+carry      consumes a claimed batch; waits for the engine, the reward service and the broker; produces a rollout batch
+           or a failure.
 heartbeat  waits for its next beat or a new claim; produces renewed leases and presence.
 
-A batch is claimed only when the engine is free for it: there is no prefetch, so work goes to whoever is idle. Who finds
-no work in any job hedges: it samples a copy of a batch that another generator is late with. A generation whose batch
-was published by somebody else is dropped at the next heartbeat. Any of these tasks that dies ends the process.
+A batch is claimed only when the engine has room for it: there is no prefetch, so work goes to whoever is idle. Another
+version, or another model, is loaded when the batches in the engine are done. Who finds no work in any job hedges: it
+samples a copy of a batch that another generator is late with. A generation whose batch was published by somebody else
+is dropped at the next heartbeat. Any of these tasks that dies ends the process.
 """
 
 from __future__ import annotations
@@ -26,16 +28,15 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Protocol
 
 from contracts.errors import BatchFailed, InvalidInput, NotFound, OnbeatError, RewardUnavailable, WeightsRejected
 from contracts.rewards import RewardItem, Scored
 from contracts.rollouts import BatchTimings, Completion
-from contracts.spec import JobSpec, RewardSpec
+from contracts.spec import RewardSpec
 from producer.broker_seam import BrokerCalls, Jobs, JobSide, PresenceBoard
-from producer.engine.base import VerifiedWeights
+from producer.carried_batch import ActiveJob, Sampled, name_of
 from producer.fair_share import FairShare
 from producer.scored_batch import reward_items, rollout_batch
 from producer.served_model import LoadedModel, ServedModel
@@ -69,27 +70,6 @@ class Rewards(Protocol):
     async def score(self, reward: RewardSpec, items: list[RewardItem]) -> list[Scored]: ...
 
 
-@dataclass(frozen=True, kw_only=True)
-class ActiveJob:
-    job_id: str
-    spec: JobSpec
-    side: JobSide
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sampled:
-    """A batch that left the engine."""
-
-    claim: Claim
-    completions: list[Completion]
-    """[k·G], prompt by prompt."""
-    weights: VerifiedWeights
-    loaded: LoadedModel
-    started_s: float
-    """Unix time."""
-    ended_s: float
-
-
 class Worker:
     """One generator process. `run` ends after `stop`, or raises what killed one of its tasks."""
 
@@ -103,11 +83,14 @@ class Worker:
         calls: BrokerCalls,
         model: ServedModel,
         rewards: Rewards,
+        not_reproducible: str = "",
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
         stop_grace_s: float = STOP_GRACE_S,
     ) -> None:
+        """not_reproducible: name of an engine that can't serve deterministic jobs (I7), "" for one that can."""
         self._generator_id = generator_id
+        self._not_reproducible = not_reproducible
         self._jobs = jobs
         self._make_side = make_side
         self._presence = presence
@@ -120,17 +103,19 @@ class Worker:
         self._turns = FairShare()
         self._active: dict[str, ActiveJob] = {}
         self._leases: dict[str, tuple[ActiveJob, Claim]] = {}
-        self._generation: tuple[str, asyncio.Future[list[list[Completion]]]] | None = None
+        self._left_alone: set[str] = set()
+        self._generations: dict[str, tuple[int, asyncio.Future[list[list[Completion]]]]] = {}
         self._claimed = asyncio.Event()
         self._stopping = asyncio.Event()
-        self._places = asyncio.Semaphore(MAX_FINISHING)
-        self._finishing: set[asyncio.Task[None]] = set()
+        self._freed = asyncio.Event()
+        self._carried: set[asyncio.Task[None]] = set()
         self._idle_since_s: float | None = None
         self._idle_logged = False
 
     def stop(self) -> None:
         """Claims nothing more; `run` ends once the batches in flight have, or after the grace."""
         self._stopping.set()
+        self._freed.set()
 
     async def run(self) -> None:
         """Serves until `stop`. Raises BrokerUnavailable when Redis stays away, and whatever a task dies of."""
@@ -151,38 +136,47 @@ class Worker:
         try:
             async with asyncio.timeout(self._stop_grace_s):
                 await asyncio.wait({serving})
-                if self._finishing:
-                    await asyncio.wait(self._finishing)
+                if self._carried:
+                    await asyncio.wait(self._carried)
         except TimeoutError:
             log.warning("gave up %s", ", ".join(sorted(self._leases)))
-            for task in (serving, *self._finishing):
+            for task in (serving, *self._carried):
                 task.cancel()
 
     async def _serve(self, tasks: asyncio.TaskGroup) -> None:
         while not self._stopping.is_set():
-            await self._free_place()
+            await self._until_freed(self._is_full)
             found = await self._claim_next()
             if found is None:
-                self._places.release()
                 await self._wait_for_work()
                 continue
             job, claim = found
-            sampled = await self._sample(job, claim)
-            if sampled is None:
+            loaded = await self._ready(job, claim)
+            if loaded is None:
                 self._end(claim)
                 continue
-            task = tasks.create_task(self._finish(job, sampled))
-            self._finishing.add(task)
-            task.add_done_callback(self._finishing.discard)
+            generation = asyncio.ensure_future(loaded.engine.generate(claim.prompt_batch))
+            self._generations[name_of(claim)] = (claim.prompt_batch.num_completions, generation)
+            task = tasks.create_task(self._carry(job, claim, loaded, generation))
+            self._carried.add(task)
+            task.add_done_callback(self._carried.discard)
 
-    async def _free_place(self) -> None:
-        """Each finishing batch has the deadlines of its requests, so this wait ends."""
-        try:
-            async with asyncio.timeout(LOG_AFTER_S):
-                await self._places.acquire()
-        except TimeoutError:
-            log.info("waiting for the scores of %s", ", ".join(sorted(self._leases)))
-            await self._places.acquire()
+    def _is_full(self) -> bool:
+        """Whether the engine takes no other batch, or the reward service has enough to do; never after a stop."""
+        if self._stopping.is_set():
+            return False
+        loaded = self._model.loaded
+        sampling = sum(num_completions for num_completions, _ in self._generations.values())
+        is_busy = loaded is not None and sampling >= loaded.engine.max_concurrent_completions
+        return is_busy or len(self._carried) - len(self._generations) >= MAX_FINISHING
+
+    async def _until_freed(self, is_blocked: Callable[[], bool]) -> None:
+        """Generations have the engine's deadline, finishing batches those of their requests: so this wait ends."""
+        while is_blocked():
+            self._freed.clear()
+            await _wait(self._freed, LOG_AFTER_S)
+            if not self._freed.is_set():
+                log.info("waiting for %s", ", ".join(sorted(self._leases)))
 
     async def _claim_next(self) -> tuple[ActiveJob, Claim] | None:
         """A batch of the job whose turn it is, under a lease that the heartbeat keeps; None if there is no work."""
@@ -197,9 +191,9 @@ class Worker:
             claim = await self._calls(job.side.claim, job.spec.timeouts.generator_lease_s, hedge=hedge)
             if claim is not None:
                 if claim.hedged:
-                    log.info("hedges %s", _name(claim))
+                    log.info("hedges %s", name_of(claim))
                 self._turns.served(job_id, job.spec.model, self._clock())
-                self._leases[_name(claim)] = (job, claim)
+                self._leases[name_of(claim)] = (job, claim)
                 reach("producer.after_claim")
                 self._claimed.set()
                 self._idle_since_s = None
@@ -208,10 +202,15 @@ class Worker:
 
     async def _refresh_active_jobs(self) -> None:
         job_ids = await self._calls(self._jobs.active_jobs)
-        for job_id in set(job_ids) - self._active.keys():
+        self._left_alone &= set(job_ids)
+        for job_id in set(job_ids) - self._active.keys() - self._left_alone:
             try:
                 spec = await self._calls(self._jobs.spec, job_id)
             except NotFound:
+                continue
+            if self._not_reproducible and spec.deterministic:
+                log.warning("leaves %s alone: it is deterministic, %s is not", job_id, self._not_reproducible)
+                self._left_alone.add(job_id)
                 continue
             self._active[job_id] = ActiveJob(job_id=job_id, spec=spec, side=self._make_side(job_id))
         self._active = {job_id: self._active[job_id] for job_id in job_ids if job_id in self._active}
@@ -235,21 +234,49 @@ class Worker:
         timeout_s = PROMPTS_WAIT_S if len(self._active) == 1 else SHARED_PROMPTS_WAIT_S
         await self._calls(self._active[first].side.wait_for_prompts, timeout_s)
 
-    async def _sample(self, job: ActiveJob, claim: Claim) -> Sampled | None:
-        """The batch's completions, or None after its failure was reported, or once nobody needs them."""
+    async def _ready(self, job: ActiveJob, claim: Claim) -> LoadedModel | None:
+        """The model with the claim's weights in it, or None after the failure was reported."""
         try:
-            loaded = await self._model.ready_for(
-                job.spec, claim.manifest, still_needed=lambda: _name(claim) in self._leases
+            if not self._model.holds(job.spec, claim.manifest):
+                await self._until_freed(lambda: bool(self._generations))
+            return await self._model.ready_for(
+                job.spec, claim.manifest, still_needed=lambda: name_of(claim) in self._leases
             )
-            weights = loaded.engine.policy_version
-            started_s = self._wall_clock()
-            groups = await self._generate(loaded, claim)
-            if groups is None:
-                return None
-            reach("producer.after_generation")
         except (BatchFailed, WeightsRejected, InvalidInput) as error:
             await self._fail(job, claim, error)
             return None
+
+    async def _carry(
+        self, job: ActiveJob, claim: Claim, loaded: LoadedModel, generation: asyncio.Future[list[list[Completion]]]
+    ) -> None:
+        """From the engine to the fence, or to a failure with its reason."""
+        try:
+            sampled = await self._sample(job, claim, loaded, generation)
+            if sampled is not None:
+                await self._finish(job, sampled)
+        finally:
+            self._end(claim)
+
+    async def _sample(
+        self, job: ActiveJob, claim: Claim, loaded: LoadedModel, generation: asyncio.Future[list[list[Completion]]]
+    ) -> Sampled | None:
+        """The batch's completions, or None after its failure was reported, or once nobody needs them."""
+        weights = loaded.engine.policy_version
+        started_s = self._wall_clock()
+        try:
+            await asyncio.wait({generation})
+            if generation.cancelled():
+                # By the heartbeat: the batch is settled.
+                return None
+            groups = generation.result()
+            reach("producer.after_generation")
+        except BatchFailed as error:
+            await self._fail(job, claim, error)
+            return None
+        finally:
+            generation.cancel()
+            self._generations.pop(name_of(claim), None)
+            self._freed.set()
         if weights is None:
             raise AssertionError("an engine generated without verified weights")
         return Sampled(
@@ -260,17 +287,6 @@ class Worker:
             started_s=started_s,
             ended_s=self._wall_clock(),
         )
-
-    async def _generate(self, loaded: LoadedModel, claim: Claim) -> list[list[Completion]] | None:
-        """None if the heartbeat cancelled it, since the batch is settled."""
-        generation = asyncio.ensure_future(loaded.engine.generate(claim.prompt_batch))
-        self._generation = _name(claim), generation
-        try:
-            await asyncio.wait({generation})
-            return None if generation.cancelled() else generation.result()
-        finally:
-            generation.cancel()
-            self._generation = None
 
     async def _finish(self, job: ActiveJob, sampled: Sampled) -> None:
         """Scores and publishes; a batch without all its scores is failed, never published (I1, I6)."""
@@ -285,8 +301,6 @@ class Worker:
             await self._fail(job, claim, error)
         else:
             await self._publish(job, sampled, texts, scored, scoring_started_s)
-        finally:
-            self._end(claim)
 
     async def _publish(
         self, job: ActiveJob, sampled: Sampled, texts: list[str], scored: list[Scored], scoring_started_s: float
@@ -312,7 +326,7 @@ class Worker:
         log.log(
             logging.DEBUG if outcome.value == "accepted" else logging.INFO,
             "%s: %s, %d tokens",
-            _name(claim),
+            name_of(claim),
             outcome.value,
             record.num_tokens,
         )
@@ -321,11 +335,11 @@ class Worker:
 
     async def _fail(self, job: ActiveJob, claim: Claim, error: OnbeatError) -> None:
         outcome = await self._calls(job.side.fail, claim, str(error))
-        log.warning("%s failed (%s): %s", _name(claim), outcome.value, error)
+        log.warning("%s failed (%s): %s", name_of(claim), outcome.value, error)
 
     def _end(self, claim: Claim) -> None:
-        self._leases.pop(_name(claim), None)
-        self._places.release()
+        self._leases.pop(name_of(claim), None)
+        self._freed.set()
 
     async def _heartbeat(self) -> None:
         while True:
@@ -346,6 +360,7 @@ class Worker:
             "loading_weights": self._model.loading_weights,
             "rejected_weights": self._model.rejected_weights,
             "batches": ", ".join(sorted(self._leases)),
+            "not_reproducible": self._not_reproducible,
         }
 
     async def _renew(self) -> None:
@@ -360,15 +375,11 @@ class Worker:
             renewal = await self._calls(side.renew, claims)
             for claim in (*renewal.lost, *renewal.settled):
                 # A batch that ended while this call ran has no lease either, and is no loss.
-                if self._leases.pop(_name(claim), None):
-                    log.info("no longer holds %s", _name(claim))
-            if self._generation and self._generation[0] in map(_name, renewal.settled):
-                self._generation[1].cancel()
-
-
-def _name(claim: Claim) -> str:
-    batch = claim.prompt_batch
-    return f"{batch.job_id} {batch.batch_id} (attempt {claim.attempt}{', a hedge' if claim.hedged else ''})"
+                if self._leases.pop(name_of(claim), None):
+                    log.info("no longer holds %s", name_of(claim))
+            for claim in renewal.settled:
+                if running := self._generations.get(name_of(claim)):
+                    running[1].cancel()
 
 
 async def _wait(event: asyncio.Event, timeout_s: float) -> None:

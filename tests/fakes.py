@@ -179,21 +179,30 @@ class EngineShop:
 
     def __init__(self, run_root: Path) -> None:
         self._run_root = run_root
+        self.capacity = 1
+        """`max_concurrent_completions` of the engines that are made next."""
         self.log: list[str] = []
         self.gates: dict[str, asyncio.Event] = {}
         """Batches that are not generated before their gate opens."""
+        self.errors: dict[str, Exception] = {}
+        """What the engine raises instead of a batch."""
 
     def make(self, model: ModelSpec, *, deterministic: bool) -> FakeEngine:
         self.log.append(f"open {model.path}")
-        return LoggedEngine(model.path, self.log, self.gates, run_root=self._run_root)
+        return LoggedEngine(model.path, self, run_root=self._run_root)
 
 
 class LoggedEngine(FakeEngine):
-    def __init__(self, name: str, events: list[str], gates: dict[str, asyncio.Event], *, run_root: Path) -> None:
+    def __init__(self, name: str, shop: EngineShop, *, run_root: Path) -> None:
         super().__init__(run_root=run_root, tensor_names=FAKE_TENSORS)
         self._name = name
-        self._events = events
-        self._gates = gates
+        self._shop = shop
+        self._events = shop.log
+        self._capacity = shop.capacity
+
+    @property
+    def max_concurrent_completions(self) -> int:
+        return self._capacity
 
     async def load_weights(self, manifest: WeightManifest) -> None:
         self._events.append(f"load {manifest.policy_version}")
@@ -201,9 +210,11 @@ class LoggedEngine(FakeEngine):
 
     async def generate(self, batch: PromptBatch) -> list[list[Completion]]:
         self._events.append(f"generate {batch.job_id} {batch.batch_id}")
-        if batch.batch_id in self._gates:
+        if error := self._shop.errors.get(batch.batch_id):
+            raise error
+        if gate := self._shop.gates.get(batch.batch_id):
             try:
-                await self._gates[batch.batch_id].wait()
+                await gate.wait()
             except asyncio.CancelledError:
                 self._events.append(f"drop {batch.job_id} {batch.batch_id}")
                 raise

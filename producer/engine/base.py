@@ -1,4 +1,4 @@
-"""The seam between the worker and an inference engine: four members, the worker's minimum."""
+"""The seam between the worker and an inference engine: five members, the worker's minimum."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class VerifiedWeights:
 
 
 class GenerationEngine(Protocol):
-    """One model in memory, which samples one batch at a time.
+    """One model in memory, which samples one batch at a time, or several.
 
     Every implementation passes tests/contract/test_engines.py; its own options stay in its constructor.
     """
@@ -28,18 +28,24 @@ class GenerationEngine(Protocol):
         """None before the first verified load, and after a load that failed."""
         ...
 
+    @property
+    def max_concurrent_completions(self) -> int:
+        """Another batch is claimed while fewer completions than this are being sampled; 1: one batch at a time."""
+        ...
+
     async def generate(self, batch: PromptBatch) -> list[list[Completion]]:
         """Completions [k][G], in the order of the prompts and of the sample numbers.
 
-        The same batch under the same weights gives the same bytes, whatever ran before (I7).
+        The same batch under the same weights gives the same bytes, whatever ran before (I7), unless
+        `StackSettings.engine_is_reproducible` says otherwise.
         A call that is cancelled ends at its next token, and the next one is as good as ever.
         Raises BatchFailed: no verified weights or others than the batch asks for, a prompt that does not fit
-        the model's context, logits that are not finite.
+        the model's context, logits that are not finite. Raises EngineUnavailable where the engine is gone.
         """
         ...
 
     async def load_weights(self, manifest: WeightManifest) -> None:
-        """Replaces the weights, and sets `policy_version` once their digest is the manifest's.
+        """Replaces the weights, and sets `policy_version` once their digest is the manifest's. Nothing is sampled then.
 
         Raises WeightsRejected: a missing or shortened file, missing or unexpected tensors, another shape or
         dtype, another digest. Then `policy_version` is None, and nothing can be generated.

@@ -1,10 +1,11 @@
-"""Which engine serves a model: the one place that imports torch, and only when a batch asks for it."""
+"""Which engine serves a model: the one place that imports torch and vllm, and only when a batch asks for it."""
 
 from __future__ import annotations
 
 import threading
 from importlib import import_module
 
+from contracts.errors import InvalidInput
 from contracts.settings import StackSettings
 from contracts.spec import ModelSpec
 from producer.engine.base import GenerationEngine
@@ -12,21 +13,31 @@ from producer.engine.base import GenerationEngine
 _importing = threading.Lock()
 
 
-def preload() -> None:
+def preload(engine: str = "transformers") -> None:
     """Imports the engine's library, which takes seconds; a second caller waits until the first one is done.
 
     transformers fills its namespace while it is imported: another thread that imports from it then finds names missing.
     """
     with _importing:
-        import_module("producer.engine.transformers")
+        import_module(f"producer.engine.{engine}")
 
 
 def make_engine(model: ModelSpec, *, settings: StackSettings, deterministic: bool) -> GenerationEngine:
     """An engine without weights. Blocks for seconds (it imports torch), so it is called off the event loop.
 
-    Raises InvalidInput that names model.path.
+    Raises InvalidInput that names model.path, or deterministic; EngineUnavailable.
     """
-    preload()
+    if deterministic and not settings.engine_is_reproducible:
+        raise InvalidInput(
+            f"{settings.engine} samples a batch beside others, so its last bits depend on them",
+            field="deterministic",
+            cure="set deterministic = false, or use generators with ONBEAT_ENGINE=transformers",
+        )
+    preload(settings.engine)
+    if settings.engine == "vllm":
+        from producer.engine.vllm import VllmEngine
+
+        return VllmEngine(model, settings=settings)
     from producer.engine.transformers import TransformersEngine
 
     return TransformersEngine(

@@ -20,17 +20,25 @@ from contracts.errors import InvalidInput
 from producer.model_path import FIELD
 
 
+def model_config(folder: Path) -> PreTrainedConfig:
+    """config.json. Raises InvalidInput that names model.path where it isn't one that transformers itself implements."""
+    try:
+        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        raise InvalidInput(f"{folder} is not a causal language model: {error}", field=FIELD) from error
+
+
 def empty_model(folder: Path, *, dtype: torch.dtype, device: str = "cpu") -> PreTrainedModel:
     """The architecture of config.json with uninitialised weights: a strict load fills every one of them.
 
     On the device "meta" it takes no memory, and says which tensors a version of this model has.
     Raises InvalidInput that names model.path where the folder is not a causal LM that transformers itself implements.
     """
+    config = model_config(folder)
     try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         with torch.device(device), no_init_weights():
             model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
+    except (ValueError, KeyError) as error:
         raise InvalidInput(f"{folder} is not a causal language model: {error}", field=FIELD) from error
     model.tie_weights()
     return model.eval().requires_grad_(False)

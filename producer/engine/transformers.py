@@ -61,6 +61,10 @@ class TransformersEngine:
     def policy_version(self) -> VerifiedWeights | None:
         return self._held
 
+    @property
+    def max_concurrent_completions(self) -> int:
+        return 1
+
     async def generate(self, batch: PromptBatch) -> list[list[Completion]]:
         check_version(self._held, batch)
         given_up = threading.Event()

@@ -4,38 +4,41 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import load_file as load_numpy
-from safetensors.numpy import save_file as save_numpy
-from transformers import (
-    AutoModelForCausalLM,
-    PreTrainedModel,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
+from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from contracts.arrays import unpack_float32, unpack_int32
 from contracts.errors import BatchFailed, InvalidInput, WeightsRejected
-from contracts.rollouts import Completion, PromptBatch, SamplingParams
+from contracts.rollouts import Completion, SamplingParams
 from contracts.spec import ModelSpec
 from contracts.versions import WeightFile, WeightManifest, weights_digest
 from contracts.wire import encode
-from producer.engine.base import GenerationEngine, VerifiedWeights
-from producer.engine.fake import FakeEngine
+from producer.engine.base import VerifiedWeights
 from producer.engine.transformers import TransformersEngine
-from tests.builders import prompt_batch, tiny_model_folder
+from tests.builders import tiny_model_folder
+from tests.contract.engine_rigs import (
+    KINDS,
+    MODELS,
+    REPRODUCIBLE,
+    TIED,
+    VLLM,
+    Rig,
+    Tensors,
+    fake_rig,
+    reference_model,
+    scaled,
+    shared_rigs,
+    transformers_rig,
+    under,
+)
 
-KINDS = ("fake", "qwen3", "llama")
-EOS = {"fake": 0, "qwen3": 1, "llama": 1}
 PROMPTS = ([5, 6, 7], [8], [4, 9, 10, 11, 12, 3, 2], [13, 5])
 """Different lengths, so that padding is exercised."""
 SAMPLINGS = {
@@ -47,94 +50,28 @@ SAMPLINGS = {
     "greedy": SamplingParams(max_new_tokens=6, temperature=0.0),
 }
 
-Tensors = dict[str, np.ndarray]
-
-
-@dataclass
-class Rig:
-    """An engine, the weights that it may be given, and a full forward pass to check it against."""
-
-    kind: str
-    engine: GenerationEngine
-    run_root: Path
-    tensors: Tensors
-    full_logits: Callable[[list[int]], torch.Tensor]
-    """Tokens so far [S] → float32 logits [V] of the next one, under the tensors of version 0."""
-
-    def publish(self, version: int, tensors: Tensors | None = None) -> WeightManifest:
-        return publish(self.run_root, version, self.tensors if tensors is None else tensors)
-
-    def load(self, version: int = 0, tensors: Tensors | None = None) -> WeightManifest:
-        manifest = self.publish(version, tensors)
-        asyncio.run(self.engine.load_weights(manifest))
-        return manifest
-
-    def generate(self, manifest: WeightManifest, prompts: Sequence[Sequence[int]], **changes: Any) -> list:
-        return asyncio.run(self.engine.generate(under(manifest, prompts, **changes)))
-
-
-def under(manifest: WeightManifest, prompts: Sequence[Sequence[int]], **changes: Any) -> PromptBatch:
-    version, digest = manifest.policy_version, manifest.weights_digest
-    return prompt_batch(prompts, policy_version=version, weights_digest=digest, **changes)
-
-
-def publish(run_root: Path, version: int, tensors: Tensors) -> WeightManifest:
-    """Two shards, and a manifest as the trainer writes it."""
-    directory = f"job/weights/v{version:06d}"
-    (run_root / directory).mkdir(parents=True, exist_ok=True)
-    names = sorted(tensors)
-    files = []
-    for number, shard in enumerate((names[::2], names[1::2])):
-        path = run_root / directory / f"weights-{number}.safetensors"
-        save_numpy({name: tensors[name] for name in shard}, path)
-        files.append(WeightFile(name=path.name, num_bytes=path.stat().st_size))
-    return WeightManifest(
-        policy_version=version,
-        weights_digest=weights_digest(
-            (name, str(tensor.dtype), tensor.shape, tensor.tobytes()) for name, tensor in tensors.items()
-        ),
-        dtype="float32",
-        directory=directory,
-        files=tuple(files),
-    )
-
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("models")
-    tiny_model_folder(root, "qwen3", tied=True)
-    tiny_model_folder(root, "llama", tied=False)
+    for architecture, tied in TIED.items():
+        tiny_model_folder(root, architecture, tied=tied)  # type: ignore[arg-type]
     return root
 
 
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Rig]]:
+    yield from shared_rigs(tmp_path_factory.mktemp("engines"))
+
+
 @pytest.fixture(params=KINDS)
-def rig(request: pytest.FixtureRequest, folders: Path, tmp_path: Path) -> Iterator[Rig]:
+def rig(request: pytest.FixtureRequest, folders: Path, tmp_path: Path, shared: Callable[[str], Rig]) -> Iterator[Rig]:
+    if request.param in VLLM:
+        yield shared(request.param)
+        return
     built = fake_rig(tmp_path) if request.param == "fake" else transformers_rig(request.param, folders, tmp_path)
     yield built
-    asyncio.run(built.engine.aclose())
-
-
-def fake_rig(run_root: Path) -> Rig:
-    tensors = {"scale": np.ones(3, dtype=np.float32), "bias": np.zeros((2, 2), dtype=np.float32)}
-    engine = FakeEngine(run_root=run_root, tensor_names=frozenset(tensors))
-    return Rig("fake", engine, run_root, tensors, lambda tokens: torch.from_numpy(engine.logits(tokens).copy()))
-
-
-def transformers_rig(architecture: str, folders: Path, run_root: Path) -> Rig:
-    engine = TransformersEngine(
-        ModelSpec(path=architecture), model_root=folders, run_root=run_root, deterministic=False
-    )
-    model = reference_model(folders / architecture)
-
-    def full_logits(tokens: list[int]) -> torch.Tensor:
-        with torch.inference_mode():
-            return model(input_ids=torch.tensor([tokens])).logits[0, -1]
-
-    return Rig(architecture, engine, run_root, load_numpy(folders / architecture / "model.safetensors"), full_logits)
-
-
-def reference_model(folder: Path) -> PreTrainedModel:
-    return cast(PreTrainedModel, AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)).eval()
+    built.close()
 
 
 def filtered(logits: torch.Tensor, sampling: SamplingParams) -> torch.Tensor:
@@ -168,9 +105,9 @@ def test_reported_logprobs_are_those_of_a_full_forward_pass(rig: Rig, name: str)
 
 
 def test_a_batch_is_complete_and_ends_where_it_must(rig: Rig) -> None:
-    eos, max_new_tokens = EOS[rig.kind], 12
+    eos, max_new_tokens = rig.eos, 12
     groups = rig.generate(
-        rig.load(), PROMPTS, group_size=24, sampling=SamplingParams(max_new_tokens=max_new_tokens, temperature=4.0)
+        rig.load(), PROMPTS, group_size=24, sampling=SamplingParams(max_new_tokens=max_new_tokens, temperature=2.0)
     )
     assert [len(group) for group in groups] == [24] * len(PROMPTS)
     completions = [completion for group in groups for completion in group]
@@ -197,19 +134,20 @@ def test_sampled_tokens_have_the_frequencies_of_the_softmax(rig: Rig) -> None:
     assert chi_square < freedom + 4.0 * np.sqrt(2.0 * freedom)
 
 
-@pytest.mark.parametrize("kind", ["qwen3", "llama"])
-def test_greedy_equals_the_generate_of_transformers(kind: str, folders: Path, tmp_path: Path) -> None:
-    rig = transformers_rig(kind, folders, tmp_path)
-    groups = rig.generate(
-        rig.load(), PROMPTS, group_size=1, sampling=SamplingParams(max_new_tokens=20, temperature=0.0)
-    )
-    model = reference_model(folders / kind)
-    for prompt, group in zip(PROMPTS, groups, strict=True):
-        answer = model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=20)
-        assert tokens_of(group[0]) == answer[0, len(prompt) :].tolist()
-    asyncio.run(rig.engine.aclose())
+@pytest.mark.parametrize("rig", MODELS, indirect=True)
+def test_greedy_equals_the_generate_of_transformers_before_and_after_an_update(rig: Rig) -> None:
+    sampling = SamplingParams(max_new_tokens=20, temperature=0.0)
+    for version, factor in enumerate((1.0, 0.7)):
+        tensors = scaled(rig.tensors, factor)
+        groups = rig.generate(rig.load(version, tensors), PROMPTS, group_size=1, sampling=sampling)
+        assert rig.folder is not None
+        model = reference_model(rig.folder, tensors)
+        for prompt, group in zip(PROMPTS, groups, strict=True):
+            answer = model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=20)
+            assert tokens_of(group[0]) == answer[0, len(prompt) :].tolist()
 
 
+@pytest.mark.parametrize("rig", REPRODUCIBLE, indirect=True)
 def test_the_same_batch_gives_the_same_bytes_whatever_ran_before(rig: Rig) -> None:
     manifest = rig.load()
     first = encode(rig.generate(manifest, PROMPTS))
@@ -221,6 +159,7 @@ def test_the_same_batch_gives_the_same_bytes_whatever_ran_before(rig: Rig) -> No
     assert encode(other) != first
 
 
+@pytest.mark.parametrize("rig", REPRODUCIBLE, indirect=True)
 def test_a_generation_that_was_cancelled_changes_nothing_for_the_next(rig: Rig) -> None:
     manifest = rig.load()
     expected = encode(rig.generate(manifest, PROMPTS))
@@ -232,7 +171,7 @@ def test_a_generation_that_was_cancelled_changes_nothing_for_the_next(rig: Rig) 
         await asyncio.wait({dropped})
         return await rig.engine.generate(under(manifest, PROMPTS))
 
-    assert encode(asyncio.run(drop_one())) == expected
+    assert encode(rig.run(drop_one())) == expected
 
 
 def test_a_cancelled_generation_stops_at_its_next_token(
@@ -261,10 +200,11 @@ def test_a_cancelled_generation_stops_at_its_next_token(
         assert dropped.cancelled()
 
     monkeypatch.setattr(TransformersEngine, "_forward", gated)
-    asyncio.run(drop())
+    rig.run(drop())
     assert len(forwards) == 1
 
 
+@pytest.mark.parametrize("rig", REPRODUCIBLE, indirect=True)
 def test_a_finished_row_changes_nothing_for_the_others(rig: Rig) -> None:
     manifest = rig.load()
     short, long = (
@@ -296,7 +236,7 @@ def test_only_a_verified_load_sets_the_version(rig: Rig) -> None:
     manifest = rig.publish(3)
     with pytest.raises(BatchFailed, match="no verified weights"):
         rig.generate(manifest, PROMPTS)
-    asyncio.run(rig.engine.load_weights(manifest))
+    rig.run(rig.engine.load_weights(manifest))
     assert rig.engine.policy_version == VerifiedWeights(policy_version=3, weights_digest=manifest.weights_digest)
 
 
@@ -337,7 +277,7 @@ def test_damaged_files_are_refused_and_leave_no_version(rig: Rig, damage: Callab
     manifest = rig.publish(1, scaled(rig.tensors, 0.5))
     damage(rig.run_root / manifest.directory, rig.tensors)
     with pytest.raises(WeightsRejected, match=reason):
-        asyncio.run(rig.engine.load_weights(manifest))
+        rig.run(rig.engine.load_weights(manifest))
     assert rig.engine.policy_version is None
     with pytest.raises(BatchFailed):
         rig.generate(manifest, PROMPTS)
@@ -364,35 +304,36 @@ def test_a_manifest_of_other_contents_is_refused(rig: Rig) -> None:
         files=honest.files,
     )
     with pytest.raises(WeightsRejected, match=honest.weights_digest):
-        asyncio.run(rig.engine.load_weights(stale))
+        rig.run(rig.engine.load_weights(stale))
 
 
 def test_a_closed_engine_holds_and_generates_nothing(folders: Path, tmp_path: Path) -> None:
     rig = transformers_rig("qwen3", folders, tmp_path)
     manifest = rig.load()
-    asyncio.run(rig.engine.aclose())
+    rig.run(rig.engine.aclose())
     assert rig.engine.policy_version is None
     with pytest.raises(BatchFailed):
         rig.generate(manifest, PROMPTS)
 
 
-def test_a_tensor_of_another_dtype_is_refused(folders: Path, tmp_path: Path) -> None:
-    rig = transformers_rig("llama", folders, tmp_path)
+@pytest.mark.parametrize("rig", MODELS, indirect=True)
+def test_a_tensor_of_another_dtype_is_refused(rig: Rig) -> None:
     halves = {name: tensor.astype(np.float16) for name, tensor in rig.tensors.items()}
     with pytest.raises(WeightsRejected, match="float16"):
         rig.load(0, halves)
 
 
-def test_a_prompt_beyond_the_models_context_fails_its_batch(folders: Path, tmp_path: Path) -> None:
-    rig = transformers_rig("qwen3", folders, tmp_path)
+@pytest.mark.parametrize("rig", MODELS, indirect=True)
+def test_a_prompt_beyond_the_models_context_fails_its_batch(rig: Rig) -> None:
     with pytest.raises(BatchFailed, match="needs 130 tokens of context, the model has 128"):
         rig.generate(rig.load(), [[5] * 120], sampling=SamplingParams(max_new_tokens=10))
 
 
-def test_a_diverged_model_fails_its_batch(folders: Path, tmp_path: Path) -> None:
-    rig = transformers_rig("llama", folders, tmp_path)
+@pytest.mark.parametrize("rig", MODELS, indirect=True)
+def test_a_diverged_model_fails_its_batch_and_good_weights_mend_it(rig: Rig) -> None:
     with pytest.raises(BatchFailed, match="not finite"):
         rig.generate(rig.load(0, scaled(rig.tensors, float("nan"))), PROMPTS)
+    assert len(rig.generate(rig.load(1), PROMPTS)) == len(PROMPTS)
 
 
 def test_a_bfloat16_model_loads_and_samples(folders: Path, tmp_path: Path) -> None:
@@ -456,12 +397,8 @@ def test_a_model_without_end_of_sequence_is_refused(tmp_path: Path) -> None:
     assert caught.value.field == "model.path"
 
 
-def scaled(tensors: Tensors, factor: float) -> Tensors:
-    return {name: (tensor * factor).astype(np.float32) for name, tensor in tensors.items()}
-
-
-def test_a_token_beyond_the_vocabulary_fails_its_batch_and_not_the_engine(folders: Path, tmp_path: Path) -> None:
-    rig = transformers_rig("llama", folders, tmp_path)
+@pytest.mark.parametrize("rig", MODELS, indirect=True)
+def test_a_token_beyond_the_vocabulary_fails_its_batch_and_not_the_engine(rig: Rig) -> None:
     manifest = rig.load()
     with pytest.raises(BatchFailed, match="the engine failed"):
         rig.generate(manifest, [[5, 10_000]])

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from broker.generator_side import PublishOutcome
-from contracts.errors import BatchFailed, BrokerUnavailable, RewardUnavailable
+from contracts.errors import BatchFailed, BrokerUnavailable, EngineUnavailable, RewardUnavailable
 from contracts.rollouts import PromptBatch
 from contracts.versions import WeightManifest
 from producer.broker_seam import BrokerCalls
@@ -28,7 +28,7 @@ async def at_once(_seconds: float) -> None:
 class Stack:
     """A worker over fakes."""
 
-    def __init__(self, run_root: Path, *, stop_grace_s: float = 20.0) -> None:
+    def __init__(self, run_root: Path, *, stop_grace_s: float = 20.0, not_reproducible: str = "") -> None:
         self.run_root = run_root
         self.changes = Changes()
         self.jobs = FakeJobs()
@@ -44,6 +44,7 @@ class Stack:
             model=ServedModel(self.shop.make, lambda model: spell, sleep=at_once),
             rewards=self.rewards,
             stop_grace_s=stop_grace_s,
+            not_reproducible=not_reproducible,
         )
 
     def add_job(self, job_id: str = "job", *, num_batches: int = 0, **spec: Any) -> FakeSide:
@@ -189,6 +190,74 @@ def test_weights_are_loaded_before_the_first_batch_of_a_version_and_bad_ones_fai
         assert "version 1 is not at" in side.failed[0][1]
 
     drive(tmp_path, scenario)
+
+
+def test_an_engine_gets_as_many_batches_at_once_as_it_takes(tmp_path: Path) -> None:
+    async def scenario(stack: Stack) -> None:
+        stack.shop.capacity = 8
+        side = stack.add_job(num_batches=4, timeouts__generator_lease_s=0.03)
+        for number in range(4):
+            stack.shop.gates[f"0/train/{number}"] = asyncio.Event()
+        async with stack.running():
+            await stack.changes.until(lambda: len(side.claimed) == 2)
+            beats = len(side.renewed)
+            await stack.changes.until(lambda: len(side.renewed) >= beats + 3)
+            assert len(side.claimed) == 2, "a batch has 4 completions"
+            stack.shop.gates["0/train/1"].set()
+            await stack.changes.until(lambda: len(side.claimed) == 3 and len(side.published) == 1)
+            for gate in stack.shop.gates.values():
+                gate.set()
+            await stack.changes.until(lambda: len(side.published) == 4)
+        assert side.published[0].batch_id == "0/train/1"
+        assert stack.shop.log[2:5] == [f"generate job 0/train/{number}" for number in range(3)]
+
+    drive(tmp_path, scenario)
+
+
+def test_weights_are_replaced_once_every_batch_of_the_old_ones_is_sampled(tmp_path: Path) -> None:
+    async def scenario(stack: Stack) -> None:
+        stack.shop.capacity = 100
+        side = stack.add_job(num_batches=2, timeouts__generator_lease_s=0.03)
+        side.add(*stack.work("job", 0, version=1))
+        stack.shop.gates["0/train/0"] = asyncio.Event()
+        async with stack.running():
+            await stack.changes.until(lambda: len(side.claimed) == 3)
+            beats = len(side.renewed)
+            await stack.changes.until(lambda: len(side.renewed) >= beats + 3)
+            assert "load 1" not in stack.shop.log
+            stack.shop.gates["0/train/0"].set()
+            await stack.changes.until(lambda: len(side.published) == 3)
+        assert {batch.batch_id: batch.policy_version for batch in side.published} == {
+            "0/train/0": 0,
+            "0/train/1": 0,
+            "1/train/0": 1,
+        }
+
+    drive(tmp_path, scenario)
+
+
+def test_an_engine_that_is_gone_ends_the_worker_and_fails_no_batch(tmp_path: Path) -> None:
+    async def scenario(stack: Stack) -> None:
+        side = stack.add_job(num_batches=1)
+        stack.shop.errors["0/train/0"] = EngineUnavailable("its core died", field="vllm")
+        with pytest.raises(BaseExceptionGroup) as caught:
+            await stack.worker.run()
+        assert caught.group_contains(EngineUnavailable, match="its core died")
+        assert side.failed == [], "the lease expires, and another generator takes the batch"
+
+    drive(tmp_path, scenario)
+
+
+def test_an_engine_whose_bytes_depend_on_what_ran_leaves_deterministic_jobs_alone(tmp_path: Path) -> None:
+    async def scenario(stack: Stack) -> None:
+        strict = stack.add_job("strict", num_batches=1)
+        loose = stack.add_job("loose", num_batches=2, deterministic=False)
+        async with stack.running():
+            await stack.changes.until(lambda: len(loose.published) == 2)
+        assert strict.claimed == []
+        assert stack.jobs.infos[-1]["not_reproducible"] == "vllm"
+
+    drive(tmp_path, scenario, not_reproducible="vllm")
 
 
 def test_jobs_of_one_model_are_served_in_turn(tmp_path: Path) -> None:

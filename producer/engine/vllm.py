@@ -1,0 +1,226 @@
+"""The vLLM engine: continuous batching in an engine process of its own, which this process starts and ends.
+
+    PromptBatch ─ a request for each prompt, n = G ─▶ AsyncLLM ═ ZMQ ═▶ engine core ─▶ worker + VerifiedLoader
+    Completion[k][G] ◀── token ids, log-probs ───────────┘                                  ▲
+    manifest ─ pause (drain), load_version, resume ─────────────────────────────────────────┘
+
+The prompts of several batches decode together, so the last bits of a completion's numbers depend on what else ran: jobs
+with `deterministic = true` aren't served (I7). Seeds are a sample's own all the same: a batch that is sampled again is
+nearly the same. A dead core never answers its clients, so each call has a deadline; one that passes, or a core that
+died, raises EngineUnavailable, which ends this process: its launcher starts another, and its leases expire (I5).
+Left out: a model on more than one GPU (run a server, and the openai engine), quantised and multimodal models.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import AsyncIterator
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from contracts.arrays import unpack_int32
+from contracts.errors import BatchFailed, EngineUnavailable, InvalidInput, WeightsRejected
+from contracts.rollouts import Completion, Prompt, PromptBatch
+from contracts.settings import StackSettings
+from contracts.spec import ModelSpec
+from contracts.versions import WeightManifest
+from contracts.wire import encode_json
+from producer.engine import vllm_worker
+from producer.engine.base import VerifiedWeights
+from producer.engine.batch_rows import check_version
+from producer.engine.model_folder import end_of_sequence_ids, model_config
+from producer.engine.request_checks import check_prompts, checked_completion, prompt_seed
+from producer.model_path import FIELD, model_folder
+from telemetry.crash_points import reach
+
+log = logging.getLogger(__name__)
+
+ENVIRONMENT = {
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    # This process has threads of its own by now, and a fork would copy the locks that they hold.
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+}
+CPU_ENVIRONMENT = {
+    # vLLM's CPU build is used without triton, which dynamo would import.
+    "TORCHDYNAMO_DISABLE": "1",
+    # The engine core is a process of its own all the same; its worker isn't another one below it.
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+}
+CPU_KV_CACHE_MB = 1024
+"""Where none is set: on a CPU vLLM would take most of the memory, which trainer and Redis need too."""
+
+
+def library() -> Any:
+    """The vllm package, imported once its environment is set. Takes about 10 s. Raises InvalidInput where it lacks."""
+    for name, value in (ENVIRONMENT | ({} if torch.cuda.is_available() else CPU_ENVIRONMENT)).items():
+        os.environ.setdefault(name, value)
+    try:
+        return import_module("vllm")
+    except ModuleNotFoundError as error:
+        raise InvalidInput(
+            f"this Python has no vllm: {error}",
+            field="ONBEAT_ENGINE",
+            cure="run `make setup-vllm`, or pip install vllm",
+        ) from error
+
+
+class VllmEngine:
+    """A GenerationEngine; generations run side by side, a load waits for them."""
+
+    def __init__(self, model: ModelSpec, *, settings: StackSettings) -> None:
+        """Starts the engine core, with uninitialised weights; weights come by `load_weights`. Blocks for 10 s or more.
+
+        Raises InvalidInput that names model.path, EngineUnavailable where the core does not start.
+        """
+        self._vllm = library()
+        self._dead: tuple[type[Exception], ...] = (import_module("vllm.v1.engine.exceptions").EngineDeadError,)
+        self._refused: tuple[type[Exception], ...] = (import_module("vllm.exceptions").VLLMClientError, ValueError)
+        self._timeout_s = settings.engine_timeout_s
+        self._run_root = settings.run_root_path
+        self._max_sequences = settings.engine_max_sequences
+        self._held: VerifiedWeights | None = None
+        self._num_requests = 0
+        self._cache_is_clean = True
+        folder = model_folder(model, settings.model_root_path)
+        self._stop_ids = sorted(end_of_sequence_ids(folder, model_config(folder)))
+        arguments = self._vllm.AsyncEngineArgs(
+            model=str(folder),
+            dtype=model.dtype,
+            load_format="dummy",
+            skip_tokenizer_init=True,
+            generation_config="vllm",
+            logprobs_mode="processed_logprobs",
+            max_num_seqs=settings.engine_max_sequences,
+            kv_cache_memory_bytes=_kv_cache_bytes(settings.engine_kv_cache_mb),
+            enforce_eager=not torch.cuda.is_available(),
+            distributed_executor_backend="uni",
+            worker_extension_cls=vllm_worker.CLASS,
+            disable_log_stats=True,
+        )
+        try:
+            self._llm = import_module("vllm.v1.engine.async_llm").AsyncLLM.from_engine_args(arguments)
+        except ValueError as error:
+            raise InvalidInput(f"vLLM cannot serve {folder}: {error}", field=FIELD) from error
+        except RuntimeError as error:
+            raise EngineUnavailable(f"vLLM's engine core did not start: {error}") from error
+        self._context_tokens: int = self._llm.model_config.max_model_len
+        self._vocabulary_tokens: int = self._llm.model_config.get_vocab_size()
+        self._bound_to_us = False
+
+    @property
+    def policy_version(self) -> VerifiedWeights | None:
+        return self._held
+
+    @property
+    def max_concurrent_completions(self) -> int:
+        return self._max_sequences
+
+    async def generate(self, batch: PromptBatch) -> list[list[Completion]]:
+        check_version(self._held, batch)
+        check_prompts(batch, context_tokens=self._context_tokens, vocabulary_tokens=self._vocabulary_tokens)
+        async with self._within(f"batch {batch.batch_id}"):
+            requests = [asyncio.ensure_future(self._group(batch, prompt)) for prompt in batch.prompts]
+            try:
+                return await asyncio.gather(*requests)
+            except BatchFailed:
+                self._cache_is_clean = False
+                raise
+            finally:
+                # One that failed, or was cancelled, must not leave the others decoding for nobody.
+                for request in requests:
+                    request.cancel()
+                await asyncio.gather(*requests, return_exceptions=True)
+
+    async def load_weights(self, manifest: WeightManifest) -> None:
+        self._held = None
+        async with self._within(f"loading version {manifest.policy_version}"):
+            if not self._bound_to_us:
+                await self._llm.collective_rpc("end_with_generator")
+                self._bound_to_us = True
+            # An update under a running request ends the engine core; `wait` lets them end, and empties the caches.
+            await self._llm.pause_generation(mode="wait", clear_cache=True)
+            if not self._cache_is_clean:
+                await self._llm.collective_rpc("clear_kv_cache")
+                self._cache_is_clean = True
+            answers = await self._llm.collective_rpc(
+                "load_version", args=(str(self._run_root), encode_json(manifest).decode())
+            )
+            await self._llm.resume_generation()
+        (answer,) = answers
+        if "rejected" in answer:
+            raise WeightsRejected(answer["rejected"])
+        reach("producer.loading_weights")
+        self._held = VerifiedWeights(
+            policy_version=int(answer["policy_version"]), weights_digest=answer["weights_digest"]
+        )
+
+    async def aclose(self) -> None:
+        self._held = None
+        await asyncio.to_thread(self._llm.shutdown)
+        del self._llm
+
+    @contextlib.asynccontextmanager
+    async def _within(self, what: str) -> AsyncIterator[None]:
+        """A deadline and one error for whatever the engine core dies of."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                yield
+        except TimeoutError as error:
+            raise EngineUnavailable(
+                f"{what} is not done after {self._timeout_s:.0f} s", field="vllm", cure="raise ONBEAT_ENGINE_TIMEOUT_S"
+            ) from error
+        except self._dead as error:
+            raise EngineUnavailable(f"its engine core died: {what}", field="vllm", cure="see the log above") from error
+
+    async def _group(self, batch: PromptBatch, prompt: Prompt) -> list[Completion]:
+        """The prompt's G completions, by sample number."""
+        sampling = batch.sampling
+        # vLLM refuses several greedy samples of a prompt: they are all the same.
+        num_samples = 1 if sampling.temperature == 0.0 else batch.group_size
+        params = self._vllm.SamplingParams(
+            n=num_samples,
+            seed=prompt_seed(batch, prompt),
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            max_tokens=sampling.max_new_tokens,
+            stop_token_ids=self._stop_ids,
+            logprobs=0,
+            detokenize=False,
+            output_kind=import_module("vllm.sampling_params").RequestOutputKind.FINAL_ONLY,
+        )
+        self._num_requests += 1
+        tokens = {"prompt_token_ids": unpack_int32(prompt.token_ids)}
+        final = None
+        try:
+            async for output in self._llm.generate(tokens, params, request_id=str(self._num_requests)):
+                final = output
+        except self._refused as error:
+            raise BatchFailed(f"batch {batch.batch_id}: the engine failed: {error}") from error
+        outputs = [] if final is None else sorted(final.outputs, key=lambda output: output.index)
+        if len(outputs) != num_samples:
+            raise BatchFailed(f"batch {batch.batch_id}: the engine answered {len(outputs)} of {num_samples} samples")
+        return [_completion(batch, output) for output in outputs] * (batch.group_size // num_samples)
+
+
+def _completion(batch: PromptBatch, output: Any) -> Completion:
+    """A vllm.CompletionOutput, whose log-probs are a map a token: the sampled one's is in it."""
+    return checked_completion(
+        batch,
+        token_ids=output.token_ids,
+        logprobs=[entry[token].logprob for token, entry in zip(output.token_ids, output.logprobs, strict=True)],
+        finish_reason=output.finish_reason,
+    )
+
+
+def _kv_cache_bytes(megabytes: int) -> int | None:
+    """None leaves it to vLLM, which on a GPU takes what the model leaves."""
+    if not megabytes and torch.cuda.is_available():
+        return None
+    return (megabytes or CPU_KV_CACHE_MB) * 1024**2

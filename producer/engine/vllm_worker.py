@@ -1,0 +1,105 @@
+"""Verified weights inside vLLM: a worker extension, for the in-process engine and for servers that users run.
+
+    collective_rpc("load_version") ─▶ read_strictly ─▶ digest ─▶ reload_weights ─▶ {"weights_digest": …}
+                                        │ refused                (the same tensors)
+                                        └────────────────────────────────────────▶ {"rejected": …}
+
+The digest is computed here, where the model is, over the tensors that vLLM's own loader is handed next (I2). Everything
+is checked before the loader starts: a loader that ends half-way would leave layers without any weights.
+
+A server loads this module by `--worker-extension-cls producer.engine.vllm_worker.VerifiedLoader`, with `contracts`,
+`producer` and `telemetry` of this repository on its path.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from contracts.errors import OnbeatError
+from contracts.versions import WeightManifest
+from contracts.wire import decode_json
+from producer.engine.model_folder import empty_model, weight_tensors
+from producer.engine.strict_load import read_strictly, tensors_digest
+from producer.weight_files import check_digest
+from telemetry.launcher import PR_SET_PDEATHSIG
+
+CLASS = f"{__name__}.VerifiedLoader"
+
+
+class VerifiedLoader:
+    """Methods that vLLM mixes into its worker class; answers are maps of strings, as its HTTP endpoint wants them."""
+
+    held_version: int | None = None
+    held_digest: str = ""
+    """Of the tensors that the loader was handed; "" before the first load and while one runs."""
+
+    if TYPE_CHECKING:
+        get_model: Any
+        model_config: Any
+        model_runner: Any
+        reload_weights: Any
+
+    def load_version(self, run_root: str, manifest_json: str) -> dict[str, str]:
+        """Replaces the weights by a version's. Generation must be paused.
+
+        Answers what `describe_version` answers, with the reason under "rejected" if the version was refused.
+        """
+        self.held_version, self.held_digest = None, ""
+        try:
+            manifest = decode_json(manifest_json, WeightManifest)
+            tensors = read_strictly(manifest, run_root=Path(run_root), expected=self._expected())
+            found = tensors_digest(tensors.items())
+            check_digest(manifest, found)
+        except OnbeatError as error:
+            return self.describe_version() | {"rejected": str(error)}
+        self.reload_weights(weights_iterator=iter(tensors.items()))
+        self._renew_tied_head()
+        self.held_version, self.held_digest = manifest.policy_version, found
+        return self.describe_version()
+
+    def describe_version(self) -> dict[str, str]:
+        """What is loaded, and what the log-probs of the answers are."""
+        return {
+            "policy_version": "" if self.held_version is None else str(self.held_version),
+            "weights_digest": self.held_digest,
+            "logprobs_mode": str(self.model_config.logprobs_mode),
+            "context_tokens": str(self.model_config.max_model_len),
+            "vocabulary_tokens": str(self.model_config.get_vocab_size()),
+        }
+
+    def clear_kv_cache(self) -> None:
+        """After weights that gave numbers which aren't finite: masked positions of a reused block count as 0 times what
+        is in them, and 0 times NaN is NaN, whatever the weights are by then."""
+        for cache in self.model_runner.kv_caches:
+            for tensor in cache if isinstance(cache, list | tuple) else [cache]:
+                tensor.zero_()
+
+    def end_with_generator(self) -> None:
+        """This process gets SIGKILL when the generator that started it is gone: nobody else would stop it then."""
+        if sys.platform.startswith("linux"):
+            ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            if os.getppid() == 1:
+                os._exit(1)
+
+    def _renew_tied_head(self) -> None:
+        """vLLM's reload processes the layers that were handed a tensor. A head that is tied to the embedding is handed
+        none, and on a CPU it computes with a packed copy of its own: that of the version before."""
+        if not getattr(self.model_config.hf_text_config, "tie_word_embeddings", False):
+            return
+        head_class = import_module("vllm.model_executor.layers.vocab_parallel_embedding").ParallelLMHead
+        for module in self.get_model().modules():
+            if isinstance(module, head_class):
+                module.quant_method.process_weights_after_loading(module)
+
+    def _expected(self) -> dict[str, torch.Tensor]:
+        """Names, shapes and dtypes of a version, by transformers' account; vLLM's own parameters are fused."""
+        model = empty_model(Path(self.model_config.model), dtype=self.model_config.dtype, device="meta")
+        return dict(weight_tensors(model))

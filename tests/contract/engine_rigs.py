@@ -1,0 +1,182 @@
+"""Engines under test, each with the weights that it may be given and a full forward pass to check it against."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file as load_numpy
+from safetensors.numpy import save_file as save_numpy
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from contracts.errors import WeightsRejected
+from contracts.rollouts import Completion, PromptBatch
+from contracts.settings import StackSettings
+from contracts.spec import ModelSpec
+from contracts.versions import WeightFile, WeightManifest, weights_digest
+from producer.engine.base import GenerationEngine
+from producer.engine.fake import FakeEngine
+from producer.engine.transformers import TransformersEngine
+from tests.builders import prompt_batch, tiny_model_folder
+
+T = TypeVar("T")
+Tensors = dict[str, np.ndarray]
+
+REPRODUCIBLE = ("fake", "qwen3", "llama")
+VLLM = ("vllm qwen3", "vllm llama")
+"""qwen3 is tied, llama is not: vLLM reloads them by different paths."""
+MODELS = ("qwen3", "llama", *VLLM)
+"""With a Hugging Face model inside."""
+KINDS = ("fake", *MODELS)
+TIED = {"qwen3": True, "llama": False}
+
+
+@dataclass
+class Rig:
+    kind: str
+    engine: GenerationEngine
+    run_root: Path
+    tensors: Tensors
+    full_logits: Callable[[list[int]], torch.Tensor]
+    """Tokens so far [S] → float32 logits [V] of the next one, under the tensors of version 0."""
+    folder: Path | None = None
+    """Of the model, where there is one."""
+    runner: asyncio.Runner = field(default_factory=asyncio.Runner)
+    """One event loop for all calls, as in a generator."""
+
+    @property
+    def eos(self) -> int:
+        return 0 if self.kind == "fake" else 1
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return self.runner.run(work)
+
+    def publish(self, version: int, tensors: Tensors | None = None) -> WeightManifest:
+        return publish(self.run_root, version, self.tensors if tensors is None else tensors)
+
+    def load(self, version: int = 0, tensors: Tensors | None = None) -> WeightManifest:
+        manifest = self.publish(version, tensors)
+        self.run(self.engine.load_weights(manifest))
+        return manifest
+
+    def generate(
+        self, manifest: WeightManifest, prompts: Sequence[Sequence[int]], **changes: Any
+    ) -> list[list[Completion]]:
+        return self.run(self.engine.generate(under(manifest, prompts, **changes)))
+
+    def forget(self) -> None:
+        """An engine that several tests share holds nothing again, as a new one."""
+        missing = self.publish(0)
+        (self.run_root / missing.directory / missing.files[0].name).unlink()
+        with contextlib.suppress(WeightsRejected):
+            self.run(self.engine.load_weights(missing))
+
+    def close(self) -> None:
+        self.run(self.engine.aclose())
+        self.runner.close()
+
+
+def under(manifest: WeightManifest, prompts: Sequence[Sequence[int]], **changes: Any) -> PromptBatch:
+    version, digest = manifest.policy_version, manifest.weights_digest
+    return prompt_batch(prompts, policy_version=version, weights_digest=digest, **changes)
+
+
+def publish(run_root: Path, version: int, tensors: Tensors) -> WeightManifest:
+    """Two shards, and a manifest as the trainer writes it."""
+    directory = f"job/weights/v{version:06d}"
+    (run_root / directory).mkdir(parents=True, exist_ok=True)
+    names = sorted(tensors)
+    files = []
+    for number, shard in enumerate((names[::2], names[1::2])):
+        path = run_root / directory / f"weights-{number}.safetensors"
+        save_numpy({name: tensors[name] for name in shard}, path)
+        files.append(WeightFile(name=path.name, num_bytes=path.stat().st_size))
+    return WeightManifest(
+        policy_version=version,
+        weights_digest=weights_digest(
+            (name, str(tensor.dtype), tensor.shape, tensor.tobytes()) for name, tensor in tensors.items()
+        ),
+        dtype="float32",
+        directory=directory,
+        files=tuple(files),
+    )
+
+
+def scaled(tensors: Tensors, factor: float) -> Tensors:
+    return {name: (tensor * factor).astype(np.float32) for name, tensor in tensors.items()}
+
+
+def fake_rig(run_root: Path) -> Rig:
+    tensors = {"scale": np.ones(3, dtype=np.float32), "bias": np.zeros((2, 2), dtype=np.float32)}
+    engine = FakeEngine(run_root=run_root, tensor_names=frozenset(tensors))
+    return Rig("fake", engine, run_root, tensors, lambda tokens: torch.from_numpy(engine.logits(tokens).copy()))
+
+
+def transformers_rig(architecture: str, folders: Path, run_root: Path) -> Rig:
+    engine = TransformersEngine(
+        ModelSpec(path=architecture), model_root=folders, run_root=run_root, deterministic=False
+    )
+    return rig_of(architecture, engine, folders / architecture, run_root)
+
+
+def vllm_rig(kind: str, root: Path) -> Rig:
+    """An engine process of its own: started once for all tests of a module, since that takes long."""
+    if find_spec("vllm") is None:
+        pytest.skip("vllm is not installed in this environment: make test-vllm")
+    from producer.engine.vllm import VllmEngine
+
+    folder = vllm_folder(root, kind.split()[1])
+    settings = StackSettings(
+        engine="vllm",
+        engine_kv_cache_mb=64,
+        engine_timeout_s=120.0,
+        model_root=str(root),
+        run_root=str(root),
+    )
+    return rig_of(kind, VllmEngine(ModelSpec(path=folder.name), settings=settings), folder, root)
+
+
+def vllm_folder(root: Path, architecture: str) -> Path:
+    """vLLM's attention on a CPU wants heads of 32 or more."""
+    return tiny_model_folder(root, architecture, tied=TIED[architecture], hidden_size=128)  # type: ignore[arg-type]
+
+
+def rig_of(kind: str, engine: GenerationEngine, folder: Path, run_root: Path) -> Rig:
+    model = reference_model(folder)
+
+    def full_logits(tokens: list[int]) -> torch.Tensor:
+        with torch.inference_mode():
+            return model(input_ids=torch.tensor([tokens])).logits[0, -1]
+
+    return Rig(kind, engine, run_root, load_numpy(folder / "model.safetensors"), full_logits, folder)
+
+
+def reference_model(folder: Path, tensors: Tensors | None = None) -> PreTrainedModel:
+    """The folder's model, with other tensors in it where they are given."""
+    model = cast(PreTrainedModel, AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)).eval()
+    for name, tensor in (tensors or {}).items():
+        model.get_parameter(name).data.copy_(torch.from_numpy(tensor))
+    return model
+
+
+def shared_rigs(root: Path) -> Iterator[Callable[[str], Rig]]:
+    """Makes each expensive rig at its first use, and closes them all."""
+    made: dict[str, Rig] = {}
+
+    def rig(kind: str) -> Rig:
+        if kind not in made:
+            made[kind] = vllm_rig(kind, root / kind.replace(" ", "-"))
+        made[kind].forget()
+        return made[kind]
+
+    yield rig
+    for one in made.values():
+        one.close()

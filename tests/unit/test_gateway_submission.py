@@ -1,0 +1,34 @@
+"""What the gateway refuses before it starts a trainer."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker.presence import NOT_REPRODUCIBLE, GeneratorInfo
+from gateway.problems import Problem
+from gateway.submission import check_generators
+from tests.builders import job_spec
+
+
+def generators(*engines: str) -> list[GeneratorInfo]:
+    """One for each name of an engine that is not reproducible, or ""."""
+    return [
+        GeneratorInfo(generator_id=f"g{number}", seen_s=0.0, info={NOT_REPRODUCIBLE: engine})
+        for number, engine in enumerate(engines)
+    ]
+
+
+def test_a_deterministic_job_is_refused_where_no_live_generator_would_serve_it() -> None:
+    with pytest.raises(Problem) as caught:
+        check_generators(job_spec(), generators("vllm", "vllm"))
+    assert (caught.value.status, caught.value.field) == (422, "deterministic")
+    assert "deterministic = false" in (caught.value.cure or "")
+
+
+@pytest.mark.parametrize("engines", [(), ("vllm", ""), ("",)])
+def test_it_is_taken_where_one_would_or_where_none_lives_yet(engines: tuple[str, ...]) -> None:
+    check_generators(job_spec(), generators(*engines))
+
+
+def test_a_job_that_is_not_deterministic_is_taken_by_any() -> None:
+    check_generators(job_spec(deterministic=False), generators("vllm"))
