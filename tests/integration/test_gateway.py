@@ -157,7 +157,7 @@ BAD_BODIES = {
     "unknown key at the top": (changed("bogus", 1), 422, "bogus"),
     "missing key": (b'{"name": "x"}', 422, "iterations"),
     "wrong type": (changed("seed", "one"), 422, "seed"),
-    "out of range": (changed("rollout.group_size", 1), 422, "rollout.group_size"),
+    "out of range": (changed("rollout.group_size", 0), 422, "rollout.group_size"),
     "unknown reward": (changed("reward.components", [{"type": "bogus"}]), 422, "reward.components[0].type"),
     "no model folder": (changed("model.path", "nowhere"), 422, "model.path"),
     "no data file": (changed("dataset", {"type": "jsonl", "train_path": "x.jsonl"}), 422, "dataset.train_path"),
