@@ -57,8 +57,11 @@ class ExactAccumulator:
         max_micro_batches: int,
         scale_bits: int = 40,
         with_baseline: bool = False,
+        targets: Mapping[str, nn.Parameter] | None = None,
     ) -> None:
+        """targets: what `total` writes to, by the same names, where it is not the parameters."""
         self._parameters = dict(parameters)
+        self._targets = dict(targets or parameters)
         self._max_micro_batches = max_micro_batches
         self._scale = 2.0**scale_bits
         self._limit = 2.0 ** (62 - scale_bits) / max_micro_batches
@@ -78,7 +81,7 @@ class ExactAccumulator:
         self._num_added[to_baseline] += 1
 
     def total(self, divisor: float, *, baseline: float = 0.0) -> None:
-        for name, parameter in self._parameters.items():
+        for name, parameter in self._targets.items():
             gradient = torch.empty(parameter.numel(), dtype=parameter.dtype, device=parameter.device)
             chunks = self._sums[name].split(CHUNK_ITEMS, dim=1)
             for target, sums in zip(gradient.split(CHUNK_ITEMS), chunks, strict=True):
@@ -93,8 +96,16 @@ class ExactAccumulator:
 class FloatAccumulator:
     """float32 sums: 4 bytes a parameter, 8 with a baseline, and the last bits depend on arrival order."""
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], *, with_baseline: bool = False) -> None:
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        *,
+        with_baseline: bool = False,
+        targets: Mapping[str, nn.Parameter] | None = None,
+    ) -> None:
+        """targets: of `ExactAccumulator`."""
         self._parameters = dict(parameters)
+        self._targets = dict(targets or parameters)
         self.sums, self._sums = _zeros(self._parameters, 1 + with_baseline, torch.float32)
 
     def add(self, *, to_baseline: bool = False) -> None:
@@ -104,7 +115,7 @@ class FloatAccumulator:
             self._sums[name][int(to_baseline)].add_(gradient)
 
     def total(self, divisor: float, *, baseline: float = 0.0) -> None:
-        for name, parameter in self._parameters.items():
+        for name, parameter in self._targets.items():
             total = _less_baseline(self._sums[name], baseline) / divisor
             parameter.grad = total.to(parameter.dtype).view(parameter.shape)
 

@@ -65,11 +65,12 @@ def make_learner(settings: StackSettings, spec: JobSpec, *, rank: int = 0, local
         policy = policy.with_adapters(spec.trainer.lora, seed=spec.seed)
     cast(nn.Module, policy.model).to(_device(settings, local_rank))
     parameters = policy.trained_parameters()
+    optimizer = PolicyOptimizer(parameters, spec.optimizer)
     return Learner(
         spec=spec,
         policy=policy,
-        optimizer=PolicyOptimizer(parameters, spec.optimizer),
-        accumulator=_accumulator(spec, parameters),
+        optimizer=optimizer,
+        accumulator=_accumulator(spec, parameters, optimizer.stepped),
         # Before any checkpoint is restored: the reference is the model as the job found it.
         reference=policy.reference() if spec.algorithm.kl_coefficient > 0.0 else None,
         rank=rank,
@@ -111,10 +112,15 @@ def _device(settings: StackSettings, local_rank: int) -> torch.device:
     return torch.device("cuda", local_rank) if settings.device == "cuda" else torch.device("cpu")
 
 
-def _accumulator(spec: JobSpec, parameters: Mapping[str, nn.Parameter]) -> GradientAccumulator:
+def _accumulator(
+    spec: JobSpec, parameters: Mapping[str, nn.Parameter], targets: Mapping[str, nn.Parameter]
+) -> GradientAccumulator:
     with_baseline = spec.algorithm.has_late_baseline
     if spec.trainer.accumulation == "exact":
         return ExactAccumulator(
-            parameters, max_micro_batches=spec.rollout.batches_per_iteration, with_baseline=with_baseline
+            parameters,
+            max_micro_batches=spec.rollout.batches_per_iteration,
+            with_baseline=with_baseline,
+            targets=targets,
         )
-    return FloatAccumulator(parameters, with_baseline=with_baseline)
+    return FloatAccumulator(parameters, with_baseline=with_baseline, targets=targets)

@@ -36,13 +36,19 @@ def learning_rate_at(iteration: int, spec: OptimizerSpec, iterations: int) -> fl
 
 
 class PolicyOptimizer:
-    """torch's fused AdamW over named parameters: one pass over each, bitwise repeatable."""
+    """torch's fused AdamW over named parameters: one pass over each, bitwise repeatable.
+
+    Parameters below float32 have float32 masters that it steps; they are the masters' rounding. A step of 1e-6 is less
+    than half of a bfloat16's last bit for any weight above 1e-3, and would be lost without them.
+    """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], spec: OptimizerSpec) -> None:
         self._parameters = dict(parameters)
+        self.stepped = {name: _master(parameter) for name, parameter in self._parameters.items()}
+        """What takes the gradients: the masters, and the parameters that need none."""
         self._max_grad_norm = spec.max_grad_norm
         self._adamw = torch.optim.AdamW(
-            self._parameters.values(),
+            self.stepped.values(),
             lr=spec.learning_rate,
             betas=(spec.beta1, spec.beta2),
             eps=spec.epsilon,
@@ -55,34 +61,42 @@ class PolicyOptimizer:
 
         Raises TrainingDiverged, with the parameters as they were, when the norm is not finite.
         """
-        gradients = [parameter.grad for parameter in self._parameters.values() if parameter.grad is not None]
+        gradients = [parameter.grad for parameter in self.stepped.values() if parameter.grad is not None]
         norm = nn.utils.get_total_norm(gradients, foreach=False)
         grad_norm = norm.item()
         if not math.isfinite(grad_norm):
             raise TrainingDiverged(
                 f"the gradient norm is {grad_norm}", field="grad_norm", cure="lower optimizer.learning_rate"
             )
-        nn.utils.clip_grads_with_norm_(self._parameters.values(), self._max_grad_norm, norm, foreach=False)
+        nn.utils.clip_grads_with_norm_(self.stepped.values(), self._max_grad_norm, norm, foreach=False)
         self._adamw.param_groups[0]["lr"] = learning_rate
         self._adamw.step()
         self._adamw.zero_grad(set_to_none=True)
+        with torch.no_grad():
+            for name, master in self._masters().items():
+                self._parameters[name].copy_(master)
         return grad_norm
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """`exp_avg.{parameter}`, `exp_avg_sq.{parameter}` and `step.{parameter}`; empty before the first step."""
-        return {
+        """`exp_avg.{parameter}`, `exp_avg_sq.{parameter}` and `step.{parameter}`; empty before the first step.
+
+        And `master.{parameter}` where it has one.
+        """
+        tensors = {
             f"{state_name}.{name}": self._adamw.state[parameter][state_name]
-            for name, parameter in self._parameters.items()
+            for name, parameter in self.stepped.items()
             if parameter in self._adamw.state
             for state_name in STATE_NAMES
         }
+        return tensors | {f"master.{name}": master.detach() for name, master in self._masters().items() if tensors}
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """Takes a full set of `state_tensors`. Raises ContractViolation where names or shapes are not this model's."""
         expected = {f"{state_name}.{name}" for name in self._parameters for state_name in STATE_NAMES}
+        expected |= {f"master.{name}" for name in self._masters()}
         if differing := sorted(expected ^ tensors.keys()):
             raise ContractViolation(f"the optimizer state is not this model's, e.g. {differing[0]}", field="optimizer")
-        for name, parameter in self._parameters.items():
+        for name, parameter in self.stepped.items():
             state = {state_name: tensors[f"{state_name}.{name}"].clone() for state_name in STATE_NAMES}
             if state["exp_avg"].shape != parameter.shape or state["exp_avg_sq"].shape != parameter.shape:
                 raise ContractViolation("the optimizer state has another shape than its parameter", field=name)
@@ -91,3 +105,15 @@ class PolicyOptimizer:
                 "exp_avg": state["exp_avg"].to(parameter),
                 "exp_avg_sq": state["exp_avg_sq"].to(parameter),
             }
+        with torch.no_grad():
+            for name, master in self._masters().items():
+                master.copy_(tensors[f"master.{name}"])
+
+    def _masters(self) -> dict[str, nn.Parameter]:
+        return {name: stepped for name, stepped in self.stepped.items() if stepped is not self._parameters[name]}
+
+
+def _master(parameter: nn.Parameter) -> nn.Parameter:
+    if parameter.dtype in (torch.float32, torch.float64):
+        return parameter
+    return nn.Parameter(parameter.detach().float())

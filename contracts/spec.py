@@ -25,7 +25,8 @@ class ModelSpec(Record, frozen=True, kw_only=True):
     path: Annotated[str, Meta(min_length=1)]
     """Folder with config.json, tokenizer files and safetensors; relative paths start at the stack's model root."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Parameter dtype of trainer and generators; on a CPU without bf16 units float32 is 2-4 times faster."""
+    """Parameter dtype of trainer and generators. The optimizer steps float32 masters of bfloat16 parameters (4 bytes
+    each more), and they are what a checkpoint keeps. On a CPU without bf16 units float32 is 2-4 times faster."""
 
 
 class RolloutSpec(Record, frozen=True, kw_only=True):

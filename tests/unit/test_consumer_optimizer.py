@@ -72,3 +72,47 @@ def test_optimizer_state_of_another_model_is_refused() -> None:
         optimizer.load_state_tensors(state)
     with pytest.raises(ContractViolation, match="not this model's"):
         optimizer.load_state_tensors({"exp_avg.other": torch.zeros(2)})
+
+
+def half_precision(values: list[float]) -> dict[str, nn.Parameter]:
+    return {"weight": nn.Parameter(torch.tensor(values, dtype=torch.bfloat16))}
+
+
+def give(optimizer: PolicyOptimizer, gradient: list[float]) -> None:
+    optimizer.stepped["weight"].grad = torch.tensor(gradient)
+
+
+def test_steps_that_bfloat16_would_lose_add_up_in_float32_masters() -> None:
+    named, exact = half_precision([1.0, -2.0]), weights([1.0, -2.0])
+    spec = OptimizerSpec(learning_rate=1e-3)
+    optimizer, reference = PolicyOptimizer(named, spec), PolicyOptimizer(exact, spec)
+    for _ in range(8):
+        give(optimizer, [0.3, -0.3])
+        give(reference, [0.3, -0.3])
+        before = named["weight"].clone()
+        optimizer.step(1e-3)
+        reference.step(1e-3)
+        # 0.001 is less than half of the last bit of -2.0 in bfloat16, which is 0.0156.
+        assert (named["weight"] - before).abs().max() <= 0.0079
+    assert torch.equal(optimizer.stepped["weight"], exact["weight"])
+    assert torch.equal(named["weight"], exact["weight"].bfloat16())
+    assert named["weight"][0] == 0.9922
+
+
+def test_masters_are_part_of_the_state_and_go_on_from_it_bit_for_bit() -> None:
+    spec = OptimizerSpec(learning_rate=1e-3)
+    named = half_precision([1.0, -2.0])
+    optimizer = PolicyOptimizer(named, spec)
+    give(optimizer, [0.3, -0.2])
+    optimizer.step(1e-3)
+    saved = {name: tensor.clone() for name, tensor in optimizer.state_tensors().items()}
+    assert saved["master.weight"].dtype == saved["exp_avg.weight"].dtype == torch.float32
+    again = PolicyOptimizer({"weight": nn.Parameter(named["weight"].detach().clone())}, spec)
+    again.load_state_tensors(saved)
+    for one in (optimizer, again):
+        give(one, [-0.1, 0.4])
+        one.step(1e-3)
+    assert torch.equal(again.stepped["weight"], optimizer.stepped["weight"])
+    del saved["master.weight"]
+    with pytest.raises(ContractViolation, match=r"e.g. master\.weight"):
+        again.load_state_tensors(saved)
