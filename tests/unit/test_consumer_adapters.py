@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -166,20 +168,53 @@ def test_all_linear_stands_alone_and_dropout_is_no_option() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_merge_is_its_rule_to_the_last_bit_whatever_the_threads(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("rank", [1, 5, 16])
+def test_a_merge_is_its_rule_to_the_last_bit_whatever_the_threads(dtype: torch.dtype, rank: int) -> None:
+    """The rule again, in Python's integers and fractions of them: no sum is rounded."""
+    draw = torch.Generator().manual_seed(rank)
+    weight = torch.randn(40, 30, generator=draw).to(dtype)
+    lora_a, lora_b = torch.randn(rank, 30, generator=draw), 1e-3 * torch.randn(40, rank, generator=draw)
+    merged = []
+    for threads in (1, 3):
+        with_threads(threads, lambda: merged.append(merge(weight, lora_a, lora_b, scaling=0.3)))
+    bits = (53 - math.ceil(math.log2(rank))) // 2
+    exponents = [math.frexp(float(matrix.abs().max()))[1] for matrix in (lora_a, lora_b)]
+    a, b = (
+        [[round(math.ldexp(value, bits - exponent)) for value in row] for row in matrix.tolist()]
+        for matrix, exponent in zip((lora_a, lora_b), exponents, strict=True)
+    )
+    factor = math.ldexp(0.3, sum(exponents) - 2 * bits)
+    expected = [
+        [
+            sum(b[row][k] * a[k][column] for k in range(rank)) * factor + float(weight[row, column])
+            for column in range(30)
+        ]
+        for row in range(40)
+    ]
+    assert torch.equal(merged[0], torch.tensor(expected, dtype=torch.float64).to(dtype))
+    assert torch.equal(merged[1], merged[0])
+
+
+def test_a_merge_of_many_ranks_and_chunks_is_as_near_as_float32_can_be() -> None:
     draw = torch.Generator().manual_seed(0)
-    rows, columns, rank = 3 * CHUNK_ITEMS // 500, 500, 5
-    weight = torch.randn(rows, columns, generator=draw).to(dtype)
-    lora_a, lora_b = torch.randn(rank, columns, generator=draw), torch.randn(rows, rank, generator=draw)
-    target, threads = torch.empty_like(weight), torch.get_num_threads()
-    torch.set_num_threads(3)
-    merge_into(target, weight, lora_a=lora_a, lora_b=lora_b, scaling=0.3)
-    torch.set_num_threads(threads)
-    a, b, w = lora_a.numpy(), lora_b.numpy(), weight.float().numpy()
-    product = b[:, :1] * a[:1]
-    for index in range(1, rank):
-        product = product + b[:, index : index + 1] * a[index : index + 1]
-    assert torch.equal(target, torch.from_numpy(w + product * np.float32(0.3)).to(dtype))
+    weight = torch.randn(3 * CHUNK_ITEMS // 500, 500, generator=draw)
+    lora_a, lora_b = torch.randn(64, 500, generator=draw), torch.randn(len(weight), 64, generator=draw)
+    exact = weight.double() + 2.0 * (lora_b.double() @ lora_a.double())
+    merged = merge(weight, lora_a, lora_b, scaling=2.0)
+    assert (merged - exact).abs().max() < 1e-6 * exact.abs().max()
+
+
+def merge(weight: Tensor, lora_a: Tensor, lora_b: Tensor, *, scaling: float) -> Tensor:
+    target = torch.empty_like(weight)
+    merge_into(target, weight, lora_a=lora_a, lora_b=lora_b, scaling=scaling)
+    return target
+
+
+def with_threads(count: int, work: Callable[[], None]) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    work()
+    torch.set_num_threads(before)
 
 
 def test_a_checkpoint_holds_adapters_alone_and_restores_them(tmp_path: Path) -> None:
