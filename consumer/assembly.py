@@ -22,6 +22,7 @@ from consumer.policy import load_policy
 from consumer.rank_group import RankGroup
 from consumer.rank_membership import lead
 from consumer.ranks import OneRank, Ranks
+from consumer.shared_prompts import share_prompts
 from consumer.trainer import Trainer
 from contracts.errors import InvalidInput
 from contracts.run_folder import RunFolder
@@ -64,6 +65,8 @@ def make_learner(settings: StackSettings, spec: JobSpec, *, rank: int = 0, local
     if spec.trainer.lora is not None:
         policy = policy.with_adapters(spec.trainer.lora, seed=spec.seed)
     cast(nn.Module, policy.model).to(_device(settings, local_rank))
+    if spec.trainer.packing == "shared_prompt":
+        share_prompts(policy.model)
     parameters = policy.trained_parameters()
     optimizer = PolicyOptimizer(parameters, spec.optimizer)
     return Learner(

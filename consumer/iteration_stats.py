@@ -34,6 +34,16 @@ class Mismatch:
     rho_sum: float = 0.0
     rho_square_sum: float = 0.0
 
+    def joined(self, other: Mismatch) -> Mismatch:
+        """Of the tokens of both."""
+        return Mismatch(
+            num_tokens=self.num_tokens + other.num_tokens,
+            k3_sum=self.k3_sum + other.k3_sum,
+            largest=max(self.largest, other.largest),
+            rho_sum=self.rho_sum + other.rho_sum,
+            rho_square_sum=self.rho_square_sum + other.rho_square_sum,
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class MicroBatchStats:

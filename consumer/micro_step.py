@@ -7,6 +7,7 @@ order. Where an iteration has several steps, those after the first train its bat
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from dataclasses import dataclass
 
@@ -19,10 +20,10 @@ from transformers.modeling_utils import PreTrainedModel
 from consumer.accumulation import GradientAccumulator
 from consumer.advantages.family import group_advantages
 from consumer.advantages.groups import shuffled_rewards
-from consumer.iteration_stats import MicroBatchStats, measure_batch, measure_mismatch
+from consumer.iteration_stats import MicroBatchStats, Mismatch, measure_batch, measure_mismatch
 from consumer.losses.family import LossTerms, TokenLogprobs, family_loss, response_divergences
 from consumer.losses.normalisers import BatchSizes
-from consumer.micro_batch import MicroBatch, batch_rewards, make_micro_batch, rows_that_teach
+from consumer.micro_batch import MicroBatch, batch_rewards, make_micro_batch, rows_that_teach, split_rows
 from consumer.policy import Policy
 from consumer.token_logprobs import response_logprobs, response_logprobs_and_entropy
 from contracts.errors import ContractViolation, TrainingDiverged
@@ -31,18 +32,25 @@ from contracts.spec import JobSpec
 
 
 @dataclass(frozen=True, kw_only=True)
-class KeptBatch:
-    """What the later updates of an iteration need of a batch: all that does not move with the weights."""
+class KeptRows:
+    """The rows of one pass, and what the first update measured of them."""
 
-    batch: RolloutBatch
     rows: NDArray[np.int64]
-    """Of the batch, those that went through the model."""
-    advantages: NDArray[np.float64]
-    """[k, G] with the KL in the reward, if there is one: it belongs to the rollout, not to the update."""
+    """Of the batch."""
     old_logprobs: Tensor
     """[R, T] of the policy that sampled; detached."""
     reference_logprobs: Tensor | None
     """[R, T]."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeptBatch:
+    """What the later updates of an iteration need of a batch: all that does not move with the weights."""
+
+    batch: RolloutBatch
+    advantages: NDArray[np.float64]
+    """[k, G] with the KL in the reward, if there is one: it belongs to the rollout, not to the update."""
+    passes: tuple[KeptRows, ...]
 
 
 def train_micro_batch(
@@ -54,11 +62,13 @@ def train_micro_batch(
 ) -> tuple[MicroBatchStats, KeptBatch | None]:
     """Decode, advantages, forward, loss, backward, accumulate; `.grad` is None before and after.
 
-    reference: `Policy.reference` where spec.algorithm.kl_coefficient > 0, else None. A batch in which nothing
-    teaches costs no forward pass, and there is nothing to keep of it. Raises ContractViolation for tokens that the
-    model cannot take, TrainingDiverged for a loss or gradient that is not finite.
+    A batch with more tokens than a pass may have goes through in several, always the same ones, and their gradients are
+    summed before the accumulator rounds once (I7). reference: `Policy.reference` where
+    spec.algorithm.kl_coefficient > 0, else None. A batch in which nothing teaches costs no forward pass, and there is
+    nothing to keep of it. Raises ContractViolation for tokens that the model cannot take, TrainingDiverged for a loss
+    or gradient that is not finite.
     """
-    algorithm = spec.algorithm
+    algorithm, trainer = spec.algorithm, spec.trainer
     rewards = batch_rewards(batch)
     stats = measure_batch(batch, rewards)
     if algorithm.shuffle_rewards:
@@ -68,33 +78,38 @@ def train_micro_batch(
     rows = rows_that_teach(advantages, every_row=algorithm.needs_every_row)
     if not rows.size:
         return stats, None
-    micro_batch = make_micro_batch(batch, advantages=advantages, rows=rows)
-    _check_fits(micro_batch, policy, batch_id=batch.batch_id)
-
-    logprobs = _token_logprobs(policy, reference, micro_batch, spec)
-    loss_mask = micro_batch.loss_mask.to(logprobs.policy.device)
-    if logprobs.reference is not None and algorithm.kl_placement == "reward":
-        divergences = response_divergences(logprobs, loss_mask=loss_mask, estimator=algorithm.kl_estimator)
-        rewards = rewards - algorithm.kl_coefficient * divergences.reshape(rewards.shape)
-        advantages = group_advantages(rewards, algorithm)
-        micro_batch = dataclasses.replace(micro_batch, advantages=torch.from_numpy(advantages.reshape(-1)))
-    mismatch = measure_mismatch(logprobs.policy, logprobs.generator, loss_mask)
-    kept = KeptBatch(
-        batch=batch,
-        rows=rows,
-        advantages=advantages,
-        old_logprobs=logprobs.policy.detach(),
-        reference_logprobs=logprobs.reference,
-    )
-    stats = dataclasses.replace(stats, advantages=tuple(advantages.reshape(-1).tolist()), mismatch=mismatch)
+    parts = split_rows(batch, rows, packing=trainer.packing, max_tokens=trainer.max_tokens_per_micro_batch)
+    micro_batches = [_micro_batch(batch, part, advantages, spec) for part in parts]
+    for micro_batch in micro_batches:
+        _check_fits(micro_batch, policy, batch_id=batch.batch_id)
+    forward = functools.partial(_token_logprobs, policy, reference, spec=spec)
+    # The only pass of a batch serves everything that is asked of it.
+    known = [forward(micro_batch) for micro_batch in micro_batches] if len(parts) == 1 else []
+    if reference is not None and algorithm.kl_placement == "reward":
+        with torch.no_grad():
+            measured = known or [forward(micro_batch) for micro_batch in micro_batches]
+        advantages = group_advantages(_penalised(rewards, measured, micro_batches, spec), algorithm)
+        micro_batches = [_micro_batch(batch, part, advantages, spec) for part in parts]
+    stats = dataclasses.replace(stats, advantages=tuple(advantages.reshape(-1).tolist()))
     if algorithm.has_late_baseline:
-        ones = dataclasses.replace(micro_batch, advantages=torch.ones_like(micro_batch.advantages))
-        baseline = _backward(logprobs, ones, spec, stats, keep_graph=True)
+        ones = [dataclasses.replace(one, advantages=torch.ones_like(one.advantages)) for one in micro_batches]
+        logprobs = known or map(forward, ones)
+        terms = [_backward(*pair, spec, stats, keep_graph=bool(known)) for pair in zip(logprobs, ones, strict=True)]
         accumulator.add(to_baseline=True)
-        stats = dataclasses.replace(stats, baseline_loss_sum=baseline.loss_sum.item())
-    terms = _backward(logprobs, micro_batch, spec, stats)
+        stats = dataclasses.replace(stats, baseline_loss_sum=sum(one.loss_sum.item() for one in terms))
+
+    passes: list[KeptRows] = []
+    terms: list[LossTerms] = []
+    mismatch = Mismatch()
+    for part, micro_batch, logprobs in zip(parts, micro_batches, known or map(forward, micro_batches), strict=True):
+        loss_mask = micro_batch.loss_mask.to(logprobs.policy.device)
+        mismatch = mismatch.joined(measure_mismatch(logprobs.policy, logprobs.generator, loss_mask))
+        old_logprobs = logprobs.policy.detach()
+        passes.append(KeptRows(rows=part, old_logprobs=old_logprobs, reference_logprobs=logprobs.reference))
+        terms.append(_backward(logprobs, micro_batch, spec, stats))
     accumulator.add()
-    return _with(stats, terms), kept
+    stats = dataclasses.replace(_with(stats, terms), mismatch=mismatch)
+    return stats, KeptBatch(batch=batch, advantages=advantages, passes=tuple(passes))
 
 
 def train_kept_batch(
@@ -105,19 +120,43 @@ def train_kept_batch(
     stats: the batch's of the first update; answers them with the loss, the clips and the KL of this one. Raises
     TrainingDiverged like `train_micro_batch`.
     """
-    micro_batch = make_micro_batch(kept.batch, advantages=kept.advantages, rows=kept.rows)
-    logprobs = dataclasses.replace(
-        _token_logprobs(policy, None, micro_batch, spec), old=kept.old_logprobs, reference=kept.reference_logprobs
-    )
-    terms = _backward(logprobs, micro_batch, spec, stats)
+    terms: list[LossTerms] = []
+    for one in kept.passes:
+        micro_batch = _micro_batch(kept.batch, one.rows, kept.advantages, spec)
+        logprobs = dataclasses.replace(
+            _token_logprobs(policy, None, micro_batch, spec=spec),
+            old=one.old_logprobs,
+            reference=one.reference_logprobs,
+        )
+        terms.append(_backward(logprobs, micro_batch, spec, stats))
     accumulator.add()
     return _with(stats, terms)
+
+
+def _micro_batch(
+    batch: RolloutBatch, rows: NDArray[np.int64], advantages: NDArray[np.float64], spec: JobSpec
+) -> MicroBatch:
+    return make_micro_batch(batch, advantages=advantages, rows=rows, packing=spec.trainer.packing)
+
+
+def _penalised(
+    rewards: NDArray[np.float64], measured: list[TokenLogprobs], micro_batches: list[MicroBatch], spec: JobSpec
+) -> NDArray[np.float64]:
+    """[k, G] rewards less the weighted divergence of each completion; measured: pass by pass, every row."""
+    algorithm = spec.algorithm
+    divergences = [
+        response_divergences(
+            logprobs, loss_mask=micro_batch.loss_mask.to(logprobs.policy.device), estimator=algorithm.kl_estimator
+        )
+        for logprobs, micro_batch in zip(measured, micro_batches, strict=True)
+    ]
+    return rewards - algorithm.kl_coefficient * np.concatenate(divergences).reshape(rewards.shape)
 
 
 def _backward(
     logprobs: TokenLogprobs, micro_batch: MicroBatch, spec: JobSpec, stats: MicroBatchStats, *, keep_graph: bool = False
 ) -> LossTerms:
-    """The micro-batch's loss, its gradient left in `.grad`."""
+    """The loss of one pass, its gradient added to `.grad`."""
     terms = family_loss(
         logprobs,
         advantages=micro_batch.advantages.to(logprobs.policy),
@@ -128,22 +167,24 @@ def _backward(
     if not math.isfinite(terms.loss_sum.item()):
         raise TrainingDiverged(f"the loss of batch {stats.batch_id} is {terms.loss_sum.item()}", field="loss")
     terms.loss_sum.backward(retain_graph=keep_graph)
-    return terms
+    # Detached, or every pass's graph would live until the last one.
+    return dataclasses.replace(terms, loss_sum=terms.loss_sum.detach())
 
 
-def _with(stats: MicroBatchStats, terms: LossTerms) -> MicroBatchStats:
+def _with(stats: MicroBatchStats, terms: list[LossTerms]) -> MicroBatchStats:
+    """The batch's numbers, with the sums over its passes."""
     return dataclasses.replace(
         stats,
-        loss_sum=terms.loss_sum.item(),
-        num_clipped=terms.num_clipped,
-        num_corrected=terms.num_corrected,
-        k3_sum=terms.k3_sum,
-        entropy_sum=terms.entropy_sum,
+        loss_sum=sum(one.loss_sum.item() for one in terms),
+        num_clipped=sum(one.num_clipped for one in terms),
+        num_corrected=sum(one.num_corrected for one in terms),
+        k3_sum=sum(one.k3_sum for one in terms),
+        entropy_sum=sum(one.entropy_sum for one in terms),
     )
 
 
 def _token_logprobs(
-    policy: Policy, reference: PreTrainedModel | None, micro_batch: MicroBatch, spec: JobSpec
+    policy: Policy, reference: PreTrainedModel | None, micro_batch: MicroBatch, *, spec: JobSpec
 ) -> TokenLogprobs:
     """One pass of each model that the loss needs."""
     temperature = spec.rollout.sampling.temperature
@@ -164,15 +205,15 @@ def _token_logprobs(
 
 
 def _check_fits(micro_batch: MicroBatch, policy: Policy, *, batch_id: str) -> None:
-    prompt_width = micro_batch.input_ids.shape[1] + 1 - micro_batch.response_ids.shape[1]
-    row_tokens = micro_batch.attention_mask[:, :prompt_width].sum(dim=1) + micro_batch.loss_mask.sum(dim=1)
-    longest = int(row_tokens.max())
+    inputs = micro_batch.inputs
+    # Positions start at 0, and a response's last token is never an input.
+    longest = int(inputs.position_ids.max()) + 2
     if longest > policy.context_tokens:
         raise ContractViolation(
             f"batch {batch_id} has a row of {longest} tokens, the model's context is {policy.context_tokens}",
             field="token_ids",
         )
-    used = np.concatenate((micro_batch.input_ids.numpy().reshape(-1), micro_batch.response_ids.numpy().reshape(-1)))
+    used = np.concatenate((inputs.input_ids.numpy().reshape(-1), micro_batch.response_ids.numpy().reshape(-1)))
     if used.min() < 0 or used.max() >= policy.vocabulary_size:
         raise ContractViolation(
             f"batch {batch_id} has a token outside the vocabulary of {policy.vocabulary_size}", field="token_ids"

@@ -203,11 +203,11 @@ def _load_model(folder: Path, *, dtype: torch.dtype, gradient_checkpointing: boo
         )
     model.eval()
     if gradient_checkpointing:
-        _checkpoint_activations(model)
+        checkpoint_activations(model)
     return model
 
 
-def _checkpoint_activations(model: PreTrainedModel) -> None:
+def checkpoint_activations(model: PreTrainedModel) -> None:
     """transformers recomputes activations only in layers in training mode; their children stay in eval mode."""
     if not model.supports_gradient_checkpointing:
         raise InvalidInput(
@@ -222,7 +222,7 @@ def _checkpoint_activations(model: PreTrainedModel) -> None:
 
 
 def _turn_dropout_off(config: Any) -> None:
-    """Some layers apply dropout themselves, and a layer in training mode would: see `_checkpoint_activations`."""
+    """Some layers apply dropout themselves, and a layer in training mode would: see `checkpoint_activations`."""
     for name, value in config.to_dict().items():
         if "drop" in name and isinstance(value, float):
             setattr(config, name, 0.0)

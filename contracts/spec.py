@@ -33,7 +33,7 @@ class RolloutSpec(Record, frozen=True, kw_only=True):
     """What one iteration samples."""
 
     batches_per_iteration: PositiveInt = 8
-    """Rollout batches of an iteration: the unit of dispatch, lease, publication and micro-batch."""
+    """Rollout batches of an iteration: the unit of dispatch, lease and publication."""
     prompts_per_batch: PositiveInt = 4
     """k: prompts of a batch. 1 suits continuous batching; a small model on a CPU wants 4-16."""
     group_size: PositiveInt = 8
@@ -101,6 +101,12 @@ class TrainerSpec(Record, frozen=True, kw_only=True):
     """A checkpoint is also written after the last iteration and on cancel."""
     keep_checkpoints: PositiveInt = 2
     """Newest checkpoints that are kept, and beside them the best of those whose version was evaluated."""
+    packing: Literal["shared_prompt", "padded"] = "shared_prompt"
+    """shared_prompt: a prompt goes through the model once for all of its completions; padded: once for each, as every
+    architecture takes it."""
+    max_tokens_per_micro_batch: Annotated[int, Meta(ge=1)] = 8192
+    """Input tokens of one forward and backward pass, padding included: bounds the memory of activations. A rollout
+    batch with more goes through in several passes; a prompt with one completion always goes whole."""
     gradient_checkpointing: bool = False
     """Recomputes activations in the backward pass: less memory, about a third more time."""
     lora: LoraSpec | None = None

@@ -195,6 +195,39 @@ def test_shuffled_rewards_change_the_gradient_but_not_with_the_order(tmp_path: P
     assert relative_error(shuffled, streamed_gradient(policy, batches, job_spec())) > 0.1
 
 
+@pytest.mark.parametrize("packing", ["shared_prompt", "padded"])
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        {},
+        {"kl_coefficient": 0.1, "kl_placement": "reward", "kl_estimator": "k1"},
+        {"advantage": "reinforce++", "loss": "dapo"},
+    ],
+)
+def test_a_batch_of_many_passes_has_the_gradient_of_one(
+    tmp_path: Path, packing: str, algorithm: dict[str, Any]
+) -> None:
+    policy, reference, batches = load(tmp_path), load(tmp_path), iteration_of()
+    for one in (policy, reference):
+        to_float64(one)
+    with torch.no_grad():
+        for parameter in reference.trained_parameters().values():
+            parameter.mul_(1.1)
+    whole = job_spec(algorithm=algorithm, trainer={"packing": packing})
+    cut = job_spec(algorithm=algorithm, trainer={"packing": packing, "max_tokens_per_micro_batch": 12})
+    frozen = reference if whole.algorithm.kl_coefficient else None
+    passes: list[int] = []
+    hook = policy.model.register_forward_pre_hook(lambda *_: passes.append(1))
+    expected = streamed_gradient(policy, batches, whole, reference=frozen)
+    passes.clear()
+    actual = streamed_gradient(policy, batches, cut, reference=frozen)
+    hook.remove()
+    assert len(passes) > len(batches)
+    assert relative_error(actual, expected) < 1e-8
+    again = streamed_gradient(policy, batches[::-1], cut, reference=frozen)
+    assert all(torch.equal(again[name], actual[name]) for name in actual)
+
+
 def test_a_batch_in_which_nothing_teaches_needs_no_forward_pass(tmp_path: Path) -> None:
     policy, batch = load(tmp_path), iteration_of()[0]
     passes: list[int] = []

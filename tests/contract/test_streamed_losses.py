@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from consumer.policy import Policy, load_policy
+from consumer.shared_prompts import share_prompts
 from contracts.arrays import unpack_float32, unpack_int32
 from contracts.rollouts import RolloutBatch, RolloutGroup
 from tests.builders import job_spec, tiny_model_folder
@@ -232,9 +233,11 @@ def test_against_the_trainers_own_log_probs_no_clip_acts_and_only_normalisers_di
 def test_a_row_of_zero_advantage_costs_a_pass_only_where_a_term_needs_it(tmp_path: Path, case: str) -> None:
     algorithm, _ = CASES[case]
     pair, batches = models(tmp_path, float64=False), iteration_of()
+    share_prompts(pair[0].model)
     rows: list[int] = []
     pair[0].model.register_forward_pre_hook(
-        lambda _module, _args, inputs: rows.append(inputs["input_ids"].shape[0]), with_kwargs=True
+        lambda _module, _args, inputs: rows.extend(len(group.response_tokens) for group in inputs["layout"].groups),
+        with_kwargs=True,
     )
     gradient_of(pair, batches, algorithm)
     groups = [[r.reward for r in group.rollouts] for batch in batches for group in batch.groups]

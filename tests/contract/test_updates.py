@@ -117,11 +117,12 @@ def with_explicit_pass(policy: Policy, kept: KeptBatch | None) -> KeptBatch | No
     """pi_old by a pass of its own, without gradient, in place of the one that was kept."""
     if kept is None:
         return None
-    micro_batch = make_micro_batch(kept.batch, advantages=kept.advantages, rows=kept.rows)
+    (only,) = kept.passes
+    micro_batch = make_micro_batch(kept.batch, advantages=kept.advantages, rows=only.rows, packing="shared_prompt")
     with torch.no_grad():
         old_logprobs = response_logprobs(policy.model, micro_batch, 1.0)
-    assert torch.equal(old_logprobs, kept.old_logprobs)
-    return replace(kept, old_logprobs=old_logprobs)
+    assert torch.equal(old_logprobs, only.old_logprobs)
+    return replace(kept, passes=(replace(only, old_logprobs=old_logprobs),))
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from consumer.language_head import has_plain_head
 from consumer.micro_batch import make_micro_batch
 from consumer.policy import Policy, load_policy
 from consumer.token_logprobs import response_logprobs
@@ -145,6 +146,7 @@ def test_gradient_checkpointing_recomputes_and_gives_the_same_gradient(tmp_path:
     gradients, passes = [], []
     for gradient_checkpointing in (False, True):
         policy = load(folder, gradient_checkpointing=gradient_checkpointing)
+        assert has_plain_head(policy.model)
         calls: list[int] = []
         policy.model.get_submodule("model.layers.0.mlp").register_forward_pre_hook(
             lambda *_, calls=calls: calls.append(1)

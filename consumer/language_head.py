@@ -1,0 +1,137 @@
+"""From the last hidden states to log-probs, a chunk of tokens at a time: the whole vocabulary is never held at once.
+
+    last hidden states [N, h] ─▶ head ─▶ logits [chunk, V] ─▶ log-prob of the chosen token, entropy ─▶ [N]
+
+Where there is more than one chunk, the backward pass computes each chunk's logits again: memory is bounded by one
+chunk, and costs one more product with the head.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+from transformers.modeling_utils import PreTrainedModel
+
+CHUNK_LOGITS = 1 << 25
+"""Of logits that exist at a time: 128 MiB in float32, 220 tokens of a vocabulary of 152,000."""
+
+
+def base_causal_lm(model: Any) -> PreTrainedModel:
+    """The causal LM itself, where adapters are wrapped around it."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def upcast(logits: Tensor) -> Tensor:
+    return logits if logits.dtype == torch.float64 else logits.float()
+
+
+def last_states(model: PreTrainedModel, **inputs: Any) -> Tensor:
+    """Last hidden states [B, L, h], of which the head makes logits; with gradient. inputs: of the model's forward.
+
+    The whole model is called, so that what wraps it (adapters, sharding) does its part; it is asked for no logits.
+    """
+    states: list[Tensor] = []
+    causal_lm = base_causal_lm(model)
+    hook = causal_lm.base_model.register_forward_hook(lambda _module, _inputs, output: states.append(output[0]))
+    no_logits = torch.empty(0, dtype=torch.int64, device=model.device)
+    keep = {"logits_to_keep": no_logits} if takes_logits_to_keep(type(causal_lm)) else {}
+    try:
+        model(use_cache=False, **inputs, **keep)
+    finally:
+        hook.remove()
+    return states[-1]
+
+
+@functools.cache
+def takes_logits_to_keep(architecture: type[PreTrainedModel]) -> bool:
+    return "logits_to_keep" in inspect.signature(architecture.forward).parameters
+
+
+def has_plain_head(model: PreTrainedModel) -> bool:
+    """Whether `project` of `last_states` is what the model itself answers, by trial; the answer is kept for the model.
+
+    False for an architecture that does something else to its states or logits, and for one without `logits_to_keep`.
+    """
+    if model not in _PLAIN:
+        _PLAIN[model] = _is_plain(model)
+    return _PLAIN[model]
+
+
+_PLAIN: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
+
+
+@torch.no_grad()
+def _is_plain(model: PreTrainedModel) -> bool:
+    causal_lm = base_causal_lm(model)
+    if not takes_logits_to_keep(type(causal_lm)) or causal_lm.get_output_embeddings() is None:
+        return False
+    tokens = torch.tensor([[0, 1]], device=model.device)
+    expected = model(input_ids=tokens, use_cache=False).logits
+    actual = project(model, last_states(model, input_ids=tokens))
+    return expected.shape == actual.shape and torch.allclose(
+        actual, expected.to(actual), rtol=1e-3, atol=1e-3, equal_nan=True
+    )
+
+
+def output_head(model: PreTrainedModel) -> Any:
+    """The module that makes logits of hidden states; its weight is [V, h]."""
+    return base_causal_lm(model).get_output_embeddings()
+
+
+def project(model: PreTrainedModel, states: Tensor) -> Tensor:
+    """Logits [..., V] of last hidden states [..., h], float32 (float64 for a float64 model), as the model has them."""
+    logits = upcast(output_head(model)(states))
+    config = base_causal_lm(model).config.get_text_config()
+    if (scale := getattr(config, "logit_scale", None)) is not None:
+        logits = logits * scale
+    if (scaling := getattr(config, "logits_scaling", None)) is not None:
+        logits = logits / scaling
+    if (cap := getattr(config, "final_logit_softcapping", None)) is not None:
+        logits = cap * torch.tanh(logits / cap)
+    return logits
+
+
+def vocabulary_size(model: PreTrainedModel) -> int:
+    """V: rows of the head."""
+    return output_head(model).weight.shape[0]
+
+
+def chosen_values(
+    logits_of: Callable[[Tensor], Tensor],
+    states: Tensor,
+    chosen: Tensor,
+    *,
+    vocabulary_size: int,
+    temperature: float,
+    entropy: bool,
+) -> tuple[Tensor, Tensor]:
+    """Log-probs [N] of `chosen` int64 [N] under logits_of(states [N, h]) / temperature, and where asked for the entropy
+    [N] of each of these distributions, in nats (else [0])."""
+    chunk = max(1, CHUNK_LOGITS // vocabulary_size)
+    values = functools.partial(_chunk_values, logits_of, temperature=temperature, entropy=entropy)
+    if chosen.numel() <= chunk:
+        return values(states, chosen)
+    parts = [
+        checkpoint(values, *part, use_reentrant=False, preserve_rng_state=False)
+        for part in zip(states.split(chunk), chosen.split(chunk), strict=True)
+    ]
+    logprobs, entropies = zip(*parts, strict=True)
+    return torch.cat(logprobs), torch.cat(entropies)
+
+
+def _chunk_values(
+    logits_of: Callable[[Tensor], Tensor], states: Tensor, chosen: Tensor, *, temperature: float, entropy: bool
+) -> tuple[Tensor, Tensor]:
+    logits = logits_of(states)
+    if temperature != 1.0:
+        logits = logits / temperature
+    distribution = logits.log_softmax(dim=-1)
+    logprobs = distribution.gather(-1, chosen.unsqueeze(-1)).squeeze(-1)
+    return logprobs, -(distribution.exp() * distribution).sum(dim=-1) if entropy else logprobs.new_empty(0)

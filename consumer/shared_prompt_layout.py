@@ -1,0 +1,159 @@
+"""Where each token of a packed sequence stands: its group, its segment, its position.
+
+Worked example, one group with prompt [5, 6] and responses [1, 2, 3] and [4, 9]; the last token of a response is never
+an input, and the last prompt token predicts the first token of both:
+
+    input_ids  [5, 6, 1, 2, 4]                 attends to    5  6  1  2  4
+    group      [0, 0, 0, 0, 0]                            5  x
+    segment    [0, 0, 1, 1, 2]   0: the prompt            6  x  x
+    position   [0, 1, 2, 3, 2]                            1  x  x  x
+                                                          2  x  x  x  x
+                                                          4  x  x        x
+
+Token i attends to token j where j <= i, both are of one group, and j is of the prompt or of i's own response (arXiv
+2511.18871, shared-prompt attention).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupLengths:
+    """Input tokens of a group: of its prompt, and of each of its responses in the order of the sequence."""
+
+    prompt_tokens: int
+    """At least 1."""
+    response_tokens: tuple[int, ...]
+    """0 for a response of one token: that one is only predicted."""
+
+    @property
+    def num_tokens(self) -> int:
+        return self.prompt_tokens + sum(self.response_tokens)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SharedPromptLayout:
+    """Groups of one packed sequence, one after another; travels to every attention layer beside the hidden states."""
+
+    groups: tuple[GroupLengths, ...]
+    device: torch.device
+    windows_seen: list[int | None] = field(default_factory=list)
+    """What each attention layer that was called looks back, in the order of calls: a trial reads it."""
+    response_masks: dict[int | None, Tensor] = field(default_factory=dict)
+    """By window: see `response_mask`."""
+    block_masks: dict[int | None, BlockMask] = field(default_factory=dict)
+    """FlexAttention's masks by window, each made once for all layers of that window."""
+
+    @property
+    def num_tokens(self) -> int:
+        """L."""
+        return sum(group.num_tokens for group in self.groups)
+
+    @functools.cached_property
+    def group(self) -> Tensor:
+        """int64 [L]."""
+        return self._tensor([number for number, group in enumerate(self.groups) for _ in range(group.num_tokens)])
+
+    @functools.cached_property
+    def segment(self) -> Tensor:
+        """int64 [L]: 0 for a prompt, i for the i-th response of its group, counted from 1."""
+        lengths = ((group.prompt_tokens, *group.response_tokens) for group in self.groups)
+        return self._tensor([number for group in lengths for number, length in enumerate(group) for _ in range(length)])
+
+    @functools.cached_property
+    def position(self) -> Tensor:
+        """int64 [L]: as if each response stood right behind a prompt of its own."""
+        positions: list[int] = []
+        for group in self.groups:
+            positions += range(group.prompt_tokens)
+            for length in group.response_tokens:
+                positions += range(group.prompt_tokens, group.prompt_tokens + length)
+        return self._tensor(positions)
+
+    @functools.cached_property
+    def prompt_tokens(self) -> Tensor:
+        """int64 [g, P]: sequence indices of each prompt, padded on the right with 0."""
+        return self._tensor(_padded([range(start, start + group.prompt_tokens) for start, group in self._starts()]))
+
+    @functools.cached_property
+    def response_tokens(self) -> Tensor:
+        """int64 [r, R]: sequence indices of each response that has input tokens, padded on the right with 0."""
+        return self._tensor(_padded([range(start, start + length) for _, start, length in self._responses()]))
+
+    @functools.cached_property
+    def prompt_of_response(self) -> Tensor:
+        """int64 [r]: row of `prompt_tokens` for each row of `response_tokens`."""
+        return self._tensor([number for number, _, _ in self._responses()])
+
+    @functools.cached_property
+    def source(self) -> Tensor:
+        """int64 [L]: where a token stands in `prompt_tokens` flattened, followed by `response_tokens` flattened."""
+        source = np.zeros(self.num_tokens, dtype=np.int64)
+        width = max(group.prompt_tokens for group in self.groups)
+        for number, (start, group) in enumerate(self._starts()):
+            source[start : start + group.prompt_tokens] = number * width + np.arange(group.prompt_tokens)
+        responses = self._responses()
+        width, offset = max((length for _, _, length in responses), default=0), len(self.groups) * width
+        for number, (_, start, length) in enumerate(responses):
+            source[start : start + length] = offset + number * width + np.arange(length)
+        return self._tensor(source)
+
+    def prompt_mask(self, window: int) -> Tensor:
+        """bool [P, P]: causal, and no further back than `window` tokens, itself included."""
+        index = torch.arange(self.prompt_tokens.shape[1], device=self.device)
+        distance = index[:, None] - index[None, :]
+        return (distance >= 0) & (distance < window)
+
+    def response_mask(self, window: int | None) -> Tensor:
+        """bool [r, 1, R, P + R]: a response token sees its prompt, and itself and those before it in its response."""
+        if window not in self.response_masks:
+            self.response_masks[window] = self._response_mask(window)
+        return self.response_masks[window]
+
+    def _response_mask(self, window: int | None) -> Tensor:
+        width, length = self.prompt_tokens.shape[1], self.response_tokens.shape[1]
+        prompt_length = self._tensor([group.prompt_tokens for group in self.groups])[self.prompt_of_response]
+        prompt_index = torch.arange(width, device=self.device)
+        index = torch.arange(length, device=self.device)
+        mask = torch.empty(len(prompt_length), length, width + length, dtype=torch.bool, device=self.device)
+        mask[:, :, :width] = (prompt_index < prompt_length[:, None])[:, None, :]
+        mask[:, :, width:] = index[:, None] >= index[None, :]
+        if window is not None:
+            mask[:, :, :width] &= prompt_length[:, None, None] + index[:, None] - prompt_index < window
+            mask[:, :, width:] &= index[:, None] - index[None, :] < window
+        return mask[:, None]
+
+    def _starts(self) -> list[tuple[int, GroupLengths]]:
+        starts = np.cumsum([0, *(group.num_tokens for group in self.groups)]).tolist()
+        return list(zip(starts[:-1], self.groups, strict=True))
+
+    def _responses(self) -> list[tuple[int, int, int]]:
+        """(group, first token, tokens) of each response that has input tokens."""
+        responses = []
+        for number, (start, group) in enumerate(self._starts()):
+            at = start + group.prompt_tokens
+            for length in group.response_tokens:
+                if length:
+                    responses.append((number, at, length))
+                at += length
+        return responses
+
+    def _tensor(self, values: Sequence[int] | NDArray[np.int64]) -> Tensor:
+        return torch.as_tensor(np.asarray(values, dtype=np.int64), device=self.device)
+
+
+def _padded(rows: Sequence[range]) -> NDArray[np.int64]:
+    padded = np.zeros((len(rows), max((len(row) for row in rows), default=0)), dtype=np.int64)
+    for number, row in enumerate(rows):
+        padded[number, : len(row)] = row
+    return padded
