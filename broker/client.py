@@ -22,7 +22,7 @@ from telemetry.waiting import Waiting
 SCRIPTS = Path(__file__).parent / "scripts"
 RECONNECT_S = 0.5
 PRELUDE = (SCRIPTS / "prelude.lua").read_text()
-REFUSED_WHEN_FULL = frozenset({"create_job", "publish_batch"})
+REFUSED_WHEN_FULL = frozenset({"create_job", "publish_batch", "put_chunk"})
 """Scripts that bring payloads: at maxmemory they are refused. What keeps a run alive and what frees memory goes on."""
 GOES_ON_WHEN_FULL = "#!lua flags=allow-oom\n"
 CALL_TIMEOUT_S = 15.0

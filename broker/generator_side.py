@@ -12,6 +12,7 @@ from contracts.errors import ContractViolation
 from contracts.rollouts import PromptBatch, RolloutBatch, batch_digest
 from contracts.spec import JobSpec
 from contracts.versions import WeightManifest
+from contracts.weights import WeightShard
 from contracts.wire import Record, decode, encode
 
 
@@ -64,6 +65,7 @@ class GeneratorSide:
         self._keys = JobKeys(job_id)
         self._generator_id = generator_id
         self._last_entry = "0-0"
+        self._last_shard = "0-0"
         self._hedge_due_s: float | None = None
         self._spec: JobSpec | None = None
 
@@ -90,14 +92,23 @@ class GeneratorSide:
             hedged=outcome == b"hedged",
         )
 
-    def wait_for_prompts(self, timeout_s: float) -> None:
-        """Blocks until a prompt is added after the last empty claim, a batch is late by then, or for timeout_s."""
+    def wait_for_prompts(self, timeout_s: float) -> list[WeightShard]:
+        """Blocks until a prompt is added after the last empty claim, a batch is late by then, or for timeout_s.
+
+        Ends early for shards of a version that is still being written, and answers them.
+        """
         if self._hedge_due_s is not None:
             timeout_s = min(timeout_s, self._hedge_due_s)
         with translated():
-            self._broker.redis.xread(
-                {self._keys.prompts: self._last_entry}, count=1, block=max(1, int(timeout_s * 1000))
+            found: list = self._broker.redis.xread(  # type: ignore[assignment]
+                {self._keys.prompts: self._last_entry, self._keys.shards: self._last_shard},
+                count=1,
+                block=max(1, int(timeout_s * 1000)),
             )
+        shards = dict(found).get(self._keys.shards.encode(), [])
+        if shards:
+            self._last_shard = shards[-1][0].decode()
+        return [decode(fields[b"shard"], WeightShard) for _, fields in shards]
 
     def renew(self, claims: Sequence[Claim]) -> Renewal:
         """Resets the leases; answers those that are no longer this generator's (I5)."""

@@ -9,6 +9,8 @@
 | onbeat:{J}:rollouts | stream, group `trainers` | publish | claim_rollouts | entry: until its commit |
 | onbeat:{J}:ledger | hash, batch id → state | open, claim, renew, publish, fail | all scripts | iteration |
 | onbeat:{J}:weights | hash, version → WeightManifest | trainer | generators | newest versions |
+| onbeat:{J}:chunks | hash, VERSION/FILE/N → bytes | trainer | generators | newest versions, hours |
+| onbeat:{J}:shards | stream, WeightShard | trainer | generators | newest 100 |
 | onbeat:{J}:counters | hash | scripts | status | job |
 | onbeat:{J}:dead | stream | fail, claim | status | job |
 | onbeat:{J}:audit | stream, AuditRecord | commit, rewind | verify | job |
@@ -57,6 +59,8 @@ class JobKeys:
         self.rollouts = f"{tag}:rollouts"
         self.ledger = f"{tag}:ledger"
         self.weights = f"{tag}:weights"
+        self.chunks = f"{tag}:chunks"
+        self.shards = f"{tag}:shards"
         self.counters = f"{tag}:counters"
         self.dead = f"{tag}:dead"
         self.audit = f"{tag}:audit"

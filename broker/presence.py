@@ -9,7 +9,8 @@ from contracts.wire import Record, decode, encode
 REJECTED_WEIGHTS = "rejected_weights"
 """In a generator's info: the folder of the version that it cannot load, "" while there is none."""
 LOADING_WEIGHTS = "loading_weights"
-"""In a generator's info: the folder of the version that it loads, from its claim until it holds it; "" otherwise."""
+"""In a generator's info: the folders of the version that it loads, and of those that it stands on, with spaces between
+them, from its claim until it holds it; "" otherwise."""
 NOT_REPRODUCIBLE = "not_reproducible"
 """In a generator's info: the name of its engine if that can't serve deterministic jobs (I7), "" if it can."""
 LIVE_S = 10.0

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from broker.client import Broker, translated
 from broker.keys import JobKeys, batch_shape
+from broker.weight_chunks import chunk_field
 from contracts.errors import Conflict, FencedOff, FenceViolation
 from contracts.events import AuditRecord, JobEvent, record_digest
 from contracts.jobs import JobState
 from contracts.rollouts import PromptBatch, RolloutBatch, batch_digest
 from contracts.versions import WeightManifest
+from contracts.weights import WeightShard
 from contracts.wire import Record, decode, encode
 
 NO_ENTRY = "0-0"
@@ -106,6 +108,19 @@ class TrainerSide:
         """Announces a version; manifests older than oldest_kept go. Raises FencedOff."""
         self._fenced("publish_weights", manifest.policy_version, encode(manifest), oldest_kept)
 
+    def announce_shard(self, shard: WeightShard) -> None:
+        """Tells generators of a file before its version is announced. Raises FencedOff."""
+        self._fenced_on(self._keys.shards, "announce_shard", encode(shard))
+
+    def put_chunk(self, policy_version: int, name: str, number: int, data: bytes, *, keep_s: float) -> None:
+        """keep_s: after so long without another chunk all of them go. Raises FencedOff, BrokerFull."""
+        field = chunk_field(policy_version, name, number)
+        self._fenced_on(self._keys.chunks, "put_chunk", field, data, int(keep_s * 1000))
+
+    def drop_chunks_before(self, policy_version: int, kept: Collection[int] = ()) -> None:
+        """Removes the chunks of older versions but `kept`. Raises FencedOff."""
+        self._fenced_on(self._keys.chunks, "drop_chunks", policy_version, *kept)
+
     def open_iteration(self, opening: Opening) -> bool:
         """True if it was opened now, False if it stood open already: its batches go on.
 
@@ -199,9 +214,17 @@ class TrainerSide:
 
     def _fenced(self, script: str, *args: str | int | bytes) -> list:
         answer = self._run(script, self._epoch, *args)
+        self._check_epoch(answer)
+        return answer
+
+    def _fenced_on(self, key: str, script: str, *args: str | int | bytes) -> None:
+        """A script with one key of its own beside those that all have."""
+        answer = self._broker.run(script, [*self._keys.script_keys, key], [self._epoch, *args])
+        self._check_epoch(answer)
+
+    def _check_epoch(self, answer: list) -> None:
         if answer[0] == b"fenced":
             raise FencedOff(f"epoch {self._epoch} is over: another trainer holds the job", field="trainer_epoch")
-        return answer
 
     def _run(self, script: str, *args: str | int | bytes) -> list:
         return self._broker.run(script, self._keys.script_keys, args)

@@ -50,7 +50,7 @@ def make_trainer(
         keeper=keeper,
         ranks=ranks,
         plan=IterationPlan(job_id, spec, source),
-        folder=RunFolder(settings.run_root_path, job_id),
+        folder=RunFolder(settings.run_root_path, job_id, weight_root=settings.weight_root_path),
     )
 
 

@@ -26,12 +26,13 @@ from torch import Tensor
 
 from consumer.optimizer import PolicyOptimizer
 from consumer.policy import Policy
-from consumer.tensor_folder import HIDDEN_PREFIX, remove_folders, save_tensors, tensors_digest, write_folder
 from contracts.digests import Digest
 from contracts.errors import ContractViolation, InvalidInput, NotFound, OnbeatError, WeightsRejected
 from contracts.versions import PolicyVersion
 from contracts.wire import Record, decode_json, encode_json
 from telemetry.crash_points import reach
+from weight_store.hashing import tensors_digest
+from weight_store.tensor_folder import HIDDEN_PREFIX, remove_folders, save_tensors, write_folder
 
 logger = logging.getLogger(__name__)
 

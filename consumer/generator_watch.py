@@ -35,7 +35,11 @@ class GeneratorWatch:
 
     def loading(self) -> frozenset[str]:
         """Folders of the weights that live generators load now, as their manifests name them."""
-        return frozenset(generator.info.get(LOADING_WEIGHTS, "") for generator in self._presence.live()) - {""}
+        return frozenset(
+            directory
+            for generator in self._presence.live()
+            for directory in generator.info.get(LOADING_WEIGHTS, "").split()
+        )
 
     def check(self) -> frozenset[str]:
         """Looks every 2 s; folders of the weights that generators refuse now, as their manifests name them.

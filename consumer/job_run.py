@@ -76,6 +76,8 @@ def _train_held(
         if trainer is not None:
             trainer.save()
         jobs.move(job_id, JobState.CANCELLED)
+        if trainer is not None:
+            trainer.clear()
     except Stopped:
         if trainer is not None:
             trainer.save()
@@ -89,11 +91,14 @@ def _train_held(
         if trainer is not None and isinstance(error, (BatchFailed, DeadlineExceeded)):
             _save_for_resume(trainer)
         jobs.move(job_id, JobState.FAILED, reason=str(error))
+        if trainer is not None:
+            trainer.clear()
         return FAILED
     else:
         side.renew()
         jobs.move(job_id, JobState.SUCCEEDED)
         log.info("job %s succeeded", job_id)
+        trainer.clear()
     finally:
         if trainer is not None:
             trainer.close()

@@ -20,10 +20,10 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 from consumer.adapters import Adapters, attach_adapters, base_name, is_adapter_name
-from consumer.tensor_folder import tensors_digest
 from contracts.errors import InvalidInput
 from contracts.lora import LoraSpec
 from contracts.spec import ModelSpec
+from weight_store.hashing import tensors_digest
 
 FIELD = "model.path"
 UNLIMITED_CONTEXT_TOKENS = 2**31 - 1

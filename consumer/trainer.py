@@ -28,7 +28,6 @@ from consumer.plan import IterationPlan
 from consumer.ranks import Ranks
 from consumer.resume import check_same_run, is_finished, needs_rewind, next_iteration, rewind_record
 from consumer.run_log import RunLog, sampled_scores
-from consumer.weight_publisher import publish_weights, remove_versions_before
 from contracts.errors import BatchFailed
 from contracts.events import (
     AuditRecord,
@@ -46,6 +45,7 @@ from contracts.spec import JobSpec
 from contracts.versions import WeightManifest
 from telemetry.crash_points import reach
 from telemetry.waiting import Waiting
+from weight_store.publisher import make_publisher
 
 log = logging.getLogger(__name__)
 
@@ -78,6 +78,7 @@ class Trainer:
         self._folder = folder
         self._broker = broker
         self._jobs = JobStore(broker)
+        self._weights = make_publisher(spec, folder, chunks=side, announce=side.announce_shard, pause=self._pause)
         self._generators = GeneratorWatch(
             Presence(broker), deadline_s=spec.timeouts.no_generator_s, deterministic=spec.deterministic
         )
@@ -106,6 +107,10 @@ class Trainer:
     def close(self) -> None:
         """Ends the ranks beside this one."""
         self._ranks.close()
+
+    def clear(self) -> None:
+        """After the job's end: its versions go from memory that others need. A resume writes its first one again."""
+        self._weights.remove_all()
 
     def _start(self) -> Opening | None:
         """Restores, rewinds where the fence is ahead, and opens the first iteration; None when all is done."""
@@ -189,7 +194,8 @@ class Trainer:
         directory = self._folder.relative(self._folder.weights_of(version))
         if directory in rejected:
             log.warning("a generator refuses %s: it is checked, and written again if it is damaged", directory)
-            self._publish_weights(version)
+            self._side.renew()
+            self._weights.mend(self._learner.policy.weight_tensors(), policy_version=version)
 
     def _all_published(self) -> bool:
         fence = self._side.fence()
@@ -306,7 +312,7 @@ class Trainer:
             self._write_checkpoint(made)
         # Of the two newest one is asked for, the other was until this commit. An older one is read by a generator that
         # lost its lease while it loads; it says so, and without it would report a damaged store.
-        remove_versions_before(self._folder, done - 1, in_use=self._generators.loading())
+        self._weights.remove_before(done - 1, in_use=self._generators.loading())
         self._jobs.reset_trainer_starts(self._folder.job_id)
 
     def _write_checkpoint(self, manifest: WeightManifest) -> None:
@@ -336,9 +342,11 @@ class Trainer:
 
     def _publish_weights(self, policy_version: int) -> WeightManifest:
         self._side.renew()
-        return publish_weights(
-            self._learner.policy.weight_tensors(), folder=self._folder, policy_version=policy_version
-        )
+        return self._weights.publish(self._learner.policy.weight_tensors(), policy_version=policy_version)
+
+    def _pause(self, seconds: float) -> None:
+        self._keeper.check()
+        time.sleep(seconds)
 
     def _tell(self, event: JobEvent) -> None:
         self._jobs.tell(self._folder.job_id, event)

@@ -6,7 +6,7 @@
     timeline.jsonl             TimelineSpan
     evaluations.jsonl          EvaluationScore
     trainer.log                what its trainers wrote on stderr, one after the other
-    weights/v000003/           safetensors of version 3
+    weights/v000003/           safetensors of version 3, or its delta; elsewhere, if the stack has a weight root
     checkpoints/i000010/       state after iteration 10 was trained: it resumes at 11
     reward_curve.png timeline.png summary.json     made by `onbeat demo`
 """
@@ -19,8 +19,10 @@ from pathlib import Path
 class RunFolder:
     """Names only: nothing is read or made here."""
 
-    def __init__(self, run_root: Path, job_id: str) -> None:
+    def __init__(self, run_root: Path, job_id: str, *, weight_root: Path | None = None) -> None:
+        """weight_root: where the published versions are, if not below the run root."""
         self.run_root = run_root
+        self.weight_root = weight_root or run_root
         self.job_id = job_id
         self.path = run_root / job_id
         self.spec = self.path / "spec.json"
@@ -28,7 +30,7 @@ class RunFolder:
         self.timeline = self.path / "timeline.jsonl"
         self.evaluations = self.path / "evaluations.jsonl"
         self.trainer_log = self.path / "trainer.log"
-        self.weights = self.path / "weights"
+        self.weights = self.weight_root / job_id / "weights"
         self.checkpoints = self.path / "checkpoints"
 
     def weights_of(self, policy_version: int) -> Path:
@@ -38,5 +40,6 @@ class RunFolder:
         return self.checkpoints / f"i{iteration:06d}"
 
     def relative(self, path: Path) -> str:
-        """Path as it stands in a manifest: below the run root, with forward slashes."""
-        return path.relative_to(self.run_root).as_posix()
+        """Path below the run root, or a version's as it stands in its manifest: below the weight root."""
+        root = self.weight_root if path.is_relative_to(self.weights) else self.run_root
+        return path.relative_to(root).as_posix()

@@ -28,6 +28,9 @@ class StackSettings(Record, frozen=True, kw_only=True):
     """Bearer key of the gateway."""
     run_root: str = "runs"
     """Folder of run folders: weights, checkpoints, metrics. Shared by trainers and generators."""
+    weight_root: str = ""
+    """Folder of the published versions, e.g. below /dev/shm where one host runs all; shared by trainers and generators.
+    "" takes run_root. Elsewhere, a job's versions are removed when it ends."""
     model_root: str = "."
     """Where relative model and data paths of a spec start."""
     host: str = "127.0.0.1"
@@ -72,6 +75,10 @@ class StackSettings(Record, frozen=True, kw_only=True):
     @property
     def run_root_path(self) -> Path:
         return Path(self.run_root).resolve()
+
+    @property
+    def weight_root_path(self) -> Path:
+        return Path(self.weight_root).resolve() if self.weight_root else self.run_root_path
 
     @property
     def model_root_path(self) -> Path:

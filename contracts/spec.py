@@ -16,6 +16,7 @@ from contracts.lora import LoraSpec
 from contracts.ranges import NonNegativeInt, PositiveInt, PositiveSeconds
 from contracts.rewards import OverlongReward, RewardComponent
 from contracts.rollouts import SamplingParams
+from contracts.weights import FileWeights, WeightsSpec
 from contracts.wire import Record
 
 
@@ -183,6 +184,8 @@ class JobSpec(Record, frozen=True, kw_only=True):
     """AdamW."""
     trainer: TrainerSpec = field(default_factory=TrainerSpec)
     """Accumulation and checkpoints."""
+    weights: WeightsSpec = field(default_factory=FileWeights)
+    """How each version gets to the generators."""
     evaluation: EvaluationSpec = field(default_factory=EvaluationSpec)
     """Held-out evaluation."""
     timeouts: TimeoutSpec = field(default_factory=TimeoutSpec)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
@@ -15,11 +15,23 @@ PolicyVersion = Annotated[int, Meta(ge=0)]
 """0 is the model as loaded; iteration t samples version t and produces version t + 1."""
 
 
+WeightTransport = Literal["file", "delta", "redis"]
+
+
 class WeightFile(Record, frozen=True, kw_only=True):
-    """One safetensors file of a version."""
+    """One file of a version."""
 
     name: str
     num_bytes: int
+
+
+class WeightStep(Record, frozen=True, kw_only=True):
+    """A version that others stand on: a whole one, or a delta on the step before it."""
+
+    policy_version: PolicyVersion
+    weights_digest: Digest
+    directory: str
+    files: tuple[WeightFile, ...]
 
 
 class WeightManifest(Record, frozen=True, kw_only=True):
@@ -31,15 +43,39 @@ class WeightManifest(Record, frozen=True, kw_only=True):
     """Of `weights_digest`."""
     dtype: str
     """torch name of the published dtype, e.g. "float32"."""
+    transport: WeightTransport = "file"
+    """Where the files are: in folders, or in chunks in Redis. Both kinds of folders may hold a whole version."""
     directory: str
-    """Relative to the run root, which every process mounts at its own place."""
+    """Below the weight root, which every process mounts at its own place; also the version's name."""
     files: tuple[WeightFile, ...]
+    """Of the whole version, or of its delta on the last of `base`."""
+    base: tuple[WeightStep, ...] = ()
+    """What a delta stands on, a whole version first."""
 
     def __post_init__(self) -> None:
-        if not self.files:
-            raise ContractViolation("a manifest without files", field="files")
-        if self.directory.startswith("/") or ".." in self.directory.split("/"):
-            raise ContractViolation("must stay inside the run root", field="directory")
+        for step in self.steps:
+            if not step.files:
+                raise ContractViolation("a manifest without files", field="files")
+            if step.directory.startswith("/") or ".." in step.directory.split("/"):
+                raise ContractViolation("must stay inside the weight root", field="directory")
+        if self.base and self.transport != "delta":
+            raise ContractViolation("only a delta stands on other versions", field="base")
+
+    @property
+    def steps(self) -> tuple[WeightStep, ...]:
+        """From a whole version to this one."""
+        own = WeightStep(
+            policy_version=self.policy_version,
+            weights_digest=self.weights_digest,
+            directory=self.directory,
+            files=self.files,
+        )
+        return (*self.base, own)
+
+    @property
+    def job_id(self) -> str:
+        """Run folders have the names of their jobs."""
+        return self.directory.partition("/")[0]
 
 
 def weights_digest(tensors: Iterable[tuple[str, str, tuple[int, ...], bytes | memoryview]]) -> str:

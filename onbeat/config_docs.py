@@ -20,10 +20,10 @@ from contracts.settings import PREFIX, StackSettings
 from contracts.spec import JobSpec
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "configuration.md"
-TAG_FIELD = "type"
 UNIONS = {
     "dataset": ("`[dataset]`", "Where prompts come from; `type` is one of:"),
     "components": ("`reward.components`", "A list of scorers, each a table `{ type = ..., ... }`; `type` is one of:"),
+    "weights": ("`[weights]`", 'How each version gets to the generators; `transport`, "file" if unset, is one of:'),
 }
 """Field that chooses between types → its heading and the sentence under it."""
 
@@ -95,7 +95,7 @@ def _below(field: types.Field, path: str) -> Iterator[str]:
         heading, sentence = UNIONS[field.name]
         yield f"## {heading}\n\n{sentence}\n"
         for choice in choices:
-            yield f"### `{TAG_FIELD} = {json.dumps(choice.tag)}`\n\n{_summary(choice.cls)}\n\n{_table(choice)}"
+            yield f"### `{choice.tag_field} = {json.dumps(choice.tag)}`\n\n{_summary(choice.cls)}\n\n{_table(choice)}"
         inner = {below.name: below for choice in choices for below in choice.fields if _structs_in(below.type)}
         for name, below in inner.items():
             yield from _below(below, f"{path}.{name}")

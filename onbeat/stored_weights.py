@@ -1,4 +1,4 @@
-"""Digests of the weights that a run folder still holds, recomputed from the bytes: no torch, no copy.
+"""Digests of the weights that a run folder still holds, recomputed from the bytes: no torch, no copy but of deltas.
 
 A safetensors file is an 8-byte little-endian header length, a JSON header (name → dtype, shape, data_offsets), and
 the tensors' little-endian bytes (https://github.com/huggingface/safetensors#format).
@@ -14,9 +14,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from contracts.errors import ContractViolation
+import numpy as np
+
+from contracts.errors import ContractViolation, WeightsRejected
 from contracts.run_folder import RunFolder
 from contracts.versions import weights_digest
+from contracts.weights import WeightDelta
+from contracts.wire import decode
+from weight_store.delta import DELTA_NAME, apply
 
 TORCH_NAMES = {
     "F64": "float64",
@@ -31,6 +36,20 @@ TORCH_NAMES = {
     "I8": "int8",
     "U8": "uint8",
     "BOOL": "bool",
+}
+ITEM_BYTES = {
+    "float64": 8,
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+    "int64": 8,
+    "int32": 4,
+    "int16": 2,
+    "int8": 1,
+    "uint8": 1,
+    "bool": 1,
 }
 MAX_HEADER_BYTES = 100_000_000
 VERSION_FOLDER = re.compile(r"v(\d{6,})")
@@ -48,12 +67,41 @@ def digests_on_disk(folder: RunFolder) -> dict[str, tuple[int, str]]:
     found: dict[str, tuple[int, str]] = {}
     for path, version, files in _versions(folder):
         try:
-            found[folder.relative(path)] = (version, _adapted(path, digest_of(files)))
+            digest = _adapted(path, digest_of(files)) if files else _digest_of_delta(folder, path)
         except ContractViolation:
             if path.exists():
                 raise
             # A running trainer has just removed this old version.
+            continue
+        if digest:
+            found[folder.relative(path)] = (version, digest)
     return found
+
+
+def _digest_of_delta(folder: RunFolder, path: Path) -> str:
+    """Of what the delta in `path` makes of the version that it stands on; "" where that one is gone."""
+    deltas: list[WeightDelta] = []
+    while not (shards := sorted(path.glob("*.safetensors"))):
+        file = path / DELTA_NAME
+        try:
+            deltas.append(decode(file.read_bytes(), WeightDelta))
+        except OSError as error:
+            raise ContractViolation(f"cannot be read: {error}", field=str(file)) from error
+        path = folder.weights_of(deltas[-1].base_version)
+        if not path.is_dir():
+            return ""
+    tensors = {
+        name: (dtype, shape, np.array(data)) for file in shards for name, dtype, shape, data in read_tensors(file)
+    }
+    for changed in (changed for delta in reversed(deltas) for changed in delta.tensors):
+        if changed.name not in tensors:
+            raise ContractViolation(f"a delta changes {changed.name}, which is not there", field=str(path))
+        dtype, _, data = tensors[changed.name]
+        try:
+            apply(changed, data, item_bytes=ITEM_BYTES[dtype])
+        except WeightsRejected as error:
+            raise ContractViolation(str(error), field=str(path)) from error
+    return weights_digest((name, dtype, shape, data.data) for name, (dtype, shape, data) in tensors.items())
 
 
 def _versions(folder: RunFolder) -> Iterator[tuple[Path, int, list[Path]]]:

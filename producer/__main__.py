@@ -21,6 +21,7 @@ from broker.client import connect_within
 from broker.generator_side import GeneratorSide
 from broker.job_store import JobStore
 from broker.presence import Presence
+from broker.weight_chunks import WeightChunks
 from contracts.errors import InvalidInput, OnbeatError
 from contracts.settings import StackSettings, settings_from
 from producer.broker_seam import BrokerCalls
@@ -46,7 +47,10 @@ async def serve(settings: StackSettings, *, generator_id: str) -> None:
             make_side=lambda job_id: GeneratorSide(broker, job_id, generator_id),
             presence=Presence(broker),
             calls=BrokerCalls(timeout_s=settings.broker_timeout_s, full_timeout_s=settings.broker_full_timeout_s),
-            model=ServedModel(partial(make_engine, settings=settings), partial(FolderDetokenizer, settings=settings)),
+            model=ServedModel(
+                partial(make_engine, settings=settings, chunks=partial(WeightChunks, broker)),
+                partial(FolderDetokenizer, settings=settings),
+            ),
             rewards=RewardClient(http),
             not_reproducible="" if settings.engine_is_reproducible else settings.engine,
         )

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, ParamSpec, Protocol, TypeVar
 from contracts.errors import BrokerFull, BrokerUnavailable
 from contracts.rollouts import RolloutBatch
 from contracts.spec import JobSpec
+from contracts.weights import WeightShard
 
 if TYPE_CHECKING:
     from broker.generator_side import Claim, FailOutcome, PublishOutcome, Renewal
@@ -35,7 +36,7 @@ class JobSide(Protocol):
 
     def claim(self, lease_s: float, *, hedge: bool) -> Claim | None: ...
 
-    def wait_for_prompts(self, timeout_s: float) -> object: ...
+    def wait_for_prompts(self, timeout_s: float) -> list[WeightShard]: ...
 
     def renew(self, claims: Sequence[Claim]) -> Renewal: ...
 

@@ -11,6 +11,7 @@ from typing import Protocol
 from contracts.errors import WeightsRejected
 from contracts.spec import JobSpec, ModelSpec
 from contracts.versions import WeightManifest
+from contracts.weights import WeightShard
 from producer.detokenizer import Detokenizer
 from producer.engine.base import GenerationEngine, VerifiedWeights
 
@@ -50,6 +51,10 @@ class ServedModel:
         self._loaded: LoadedModel | None = None
         self._rejected_weights = ""
         self._loading_weights = ""
+        self._held_job = ""
+        """Whose version the engine holds, or held before `load_ahead`."""
+        self._awaited_version: int | None = None
+        """The version whose shards are put in place; the engine holds none meanwhile."""
 
     @property
     def loaded(self) -> LoadedModel | None:
@@ -62,7 +67,7 @@ class ServedModel:
 
     @property
     def loading_weights(self) -> str:
-        """Folder of the version that is being loaded, or will be when its model is; "" while there is none."""
+        """Folders of the version that is being loaded, or will be when its model is; "" while there is none."""
         return self._loading_weights
 
     def holds(self, spec: JobSpec, manifest: WeightManifest) -> bool:
@@ -78,7 +83,7 @@ class ServedModel:
 
         Raises InvalidInput for a bad model folder, and WeightsRejected for weights that stay bad for a while.
         """
-        self._loading_weights = manifest.directory
+        self._loading_weights = " ".join(step.directory for step in manifest.steps)
         try:
             return await self._with_weights(spec, manifest, still_needed)
         finally:
@@ -91,9 +96,22 @@ class ServedModel:
         if loaded is None:
             loaded = await self._replace(spec)
         if not self._has_weights(manifest):
+            self._awaited_version = None
             await self._load(loaded.engine, manifest, still_needed)
             log.info("holds version %d (%s)", manifest.policy_version, manifest.weights_digest[:12])
+        self._held_job = manifest.job_id
         return loaded
+
+    async def load_ahead(self, shard: WeightShard) -> None:
+        """Lets the engine read a file of the version after the one that it holds; any other is of no use here."""
+        if self._loaded is None or self._held_job != shard.job_id:
+            return
+        held = self._loaded.engine.policy_version
+        if held is not None and held.policy_version + 1 == shard.policy_version:
+            self._awaited_version = shard.policy_version
+        if held is None and self._awaited_version != shard.policy_version:
+            return
+        await self._loaded.engine.load_weights(shard)
 
     def _has_model(self, spec: JobSpec) -> bool:
         loaded = self._loaded

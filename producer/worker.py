@@ -232,7 +232,10 @@ class Worker:
         models = {job_id: job.spec.model for job_id, job in self._active.items()}
         first = self._turns.order(models, now_s)[0]
         timeout_s = PROMPTS_WAIT_S if len(self._active) == 1 else SHARED_PROMPTS_WAIT_S
-        await self._calls(self._active[first].side.wait_for_prompts, timeout_s)
+        for shard in await self._calls(self._active[first].side.wait_for_prompts, timeout_s):
+            # The iteration is over where the next version is being written; what still generates is in vain.
+            if not self._generations:
+                await self._model.load_ahead(shard)
 
     async def _ready(self, job: ActiveJob, claim: Claim) -> LoadedModel | None:
         """The model with the claim's weights in it, or None after the failure was reported."""

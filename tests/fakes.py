@@ -17,6 +17,7 @@ from contracts.rollouts import Completion, PromptBatch, RolloutBatch
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec, ModelSpec, RewardSpec
 from contracts.versions import WeightFile, WeightManifest, weights_digest
+from contracts.weights import WeightShard
 from producer.engine.fake import FakeEngine
 
 FAKE_TENSORS = frozenset({"scale"})
@@ -75,6 +76,8 @@ class FakeSide:
         self.lost: set[str] = set()
         self.settled: set[str] = set()
         self.outcomes: dict[str, PublishOutcome] = {}
+        self.shards: list[WeightShard] = []
+        """Announced, and not yet noticed by the generator."""
         self._more = threading.Event()
 
     def add(self, batch: PromptBatch, manifest: WeightManifest) -> None:
@@ -94,9 +97,12 @@ class FakeSide:
         self._changes.notify()
         return claim
 
-    def wait_for_prompts(self, timeout_s: float) -> None:
+    def wait_for_prompts(self, timeout_s: float) -> list[WeightShard]:
         self._more.wait(min(timeout_s, 0.02))
         self._more.clear()
+        shards, self.shards = self.shards, []
+        self._changes.notify()
+        return shards
 
     def renew(self, claims: Sequence[Claim]) -> Renewal:
         self.renewed.append([claim.prompt_batch.batch_id for claim in claims])
@@ -204,9 +210,10 @@ class LoggedEngine(FakeEngine):
     def max_concurrent_completions(self) -> int:
         return self._capacity
 
-    async def load_weights(self, manifest: WeightManifest) -> None:
-        self._events.append(f"load {manifest.policy_version}")
-        await super().load_weights(manifest)
+    async def load_weights(self, weights: WeightManifest | WeightShard) -> None:
+        ahead = " ahead" if isinstance(weights, WeightShard) else ""
+        self._events.append(f"load {weights.policy_version}{ahead}")
+        await super().load_weights(weights)
 
     async def generate(self, batch: PromptBatch) -> list[list[Completion]]:
         self._events.append(f"generate {batch.job_id} {batch.batch_id}")

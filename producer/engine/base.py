@@ -7,6 +7,7 @@ from typing import Protocol
 
 from contracts.rollouts import Completion, PromptBatch
 from contracts.versions import WeightManifest
+from contracts.weights import WeightShard
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +45,11 @@ class GenerationEngine(Protocol):
         """
         ...
 
-    async def load_weights(self, manifest: WeightManifest) -> None:
+    async def load_weights(self, weights: WeightManifest | WeightShard) -> None:
         """Replaces the weights, and sets `policy_version` once their digest is the manifest's. Nothing is sampled then.
+
+        A shard comes before its version is whole: an engine that can puts it in place, and holds no version until the
+        rest is there.
 
         Raises WeightsRejected: a missing or shortened file, missing or unexpected tensors, another shape or
         dtype, another digest. Then `policy_version` is None, and nothing can be generated.

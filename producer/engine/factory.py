@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from importlib import import_module
 
 from contracts.errors import InvalidInput
 from contracts.settings import StackSettings
 from contracts.spec import ModelSpec
 from producer.engine.base import GenerationEngine
+from weight_store.chunks import ChunkReader
 
 _importing = threading.Lock()
 
@@ -22,10 +24,13 @@ def preload(engine: str = "transformers") -> None:
         import_module(f"producer.engine.{engine}")
 
 
-def make_engine(model: ModelSpec, *, settings: StackSettings, deterministic: bool) -> GenerationEngine:
+def make_engine(
+    model: ModelSpec, *, settings: StackSettings, deterministic: bool, chunks: Callable[[str], ChunkReader]
+) -> GenerationEngine:
     """An engine without weights. Blocks for seconds (it imports torch), so it is called off the event loop.
 
-    Raises InvalidInput that names model.path, or deterministic; EngineUnavailable.
+    chunks: job id → its versions in Redis. Raises InvalidInput that names model.path, or deterministic;
+    EngineUnavailable.
     """
     if deterministic and not settings.engine_is_reproducible:
         raise InvalidInput(
@@ -43,6 +48,7 @@ def make_engine(model: ModelSpec, *, settings: StackSettings, deterministic: boo
     return TransformersEngine(
         model,
         model_root=settings.model_root_path,
-        run_root=settings.run_root_path,
+        weight_root=settings.weight_root_path,
         deterministic=deterministic,
+        chunks=chunks,
     )

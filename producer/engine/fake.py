@@ -16,9 +16,10 @@ from safetensors import SafetensorError, deserialize
 from contracts.errors import WeightsRejected
 from contracts.rollouts import Completion, PromptBatch
 from contracts.versions import WeightManifest, weights_digest
+from contracts.weights import WeightShard
 from producer.engine.base import VerifiedWeights
 from producer.engine.batch_rows import BatchRows, check_version
-from producer.weight_files import check_digest, check_names, weight_files
+from weight_store.version_files import check_digest, check_names, weight_files
 
 DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "I64": "int64"}
 """safetensors' names → torch's."""
@@ -56,8 +57,13 @@ class FakeEngine:
                 prefix.append(token)
         return rows.completions()
 
-    async def load_weights(self, manifest: WeightManifest) -> None:
+    async def load_weights(self, weights: WeightManifest | WeightShard) -> None:
+        """A shard is read with the rest of its version."""
         self._held = None
+        if isinstance(weights, WeightManifest):
+            self._held = self._load(weights)
+
+    def _load(self, manifest: WeightManifest) -> VerifiedWeights:
         tensors: list[tuple[str, str, tuple[int, ...], bytes]] = []
         for path in weight_files(self._run_root, manifest):
             try:
@@ -69,7 +75,7 @@ class FakeEngine:
         check_names(manifest.policy_version, expected=set(self._tensor_names), found={tensor[0] for tensor in tensors})
         found = weights_digest(tensors)
         check_digest(manifest, found)
-        self._held = VerifiedWeights(policy_version=manifest.policy_version, weights_digest=found)
+        return VerifiedWeights(policy_version=manifest.policy_version, weights_digest=found)
 
     async def aclose(self) -> None:
         self._held = None

@@ -27,13 +27,13 @@ from contracts.errors import BatchFailed
 from contracts.rollouts import Completion, PromptBatch
 from contracts.spec import ModelSpec
 from contracts.versions import WeightManifest
+from contracts.weights import WeightShard
 from producer.engine.base import VerifiedWeights
 from producer.engine.batch_rows import BatchRows, check_version
 from producer.engine.model_folder import empty_model, end_of_sequence_ids, weight_tensors
-from producer.engine.strict_load import read_strictly, tensors_digest
 from producer.model_path import model_folder
-from producer.weight_files import check_digest
-from telemetry.crash_points import reach
+from weight_store.chunks import ChunkReader
+from weight_store.receiver import WeightReceiver
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -42,18 +42,28 @@ T = TypeVar("T")
 class TransformersEngine:
     """A GenerationEngine; torch runs on one thread of its own, so the event loop stays free for heartbeats."""
 
-    def __init__(self, model: ModelSpec, *, model_root: Path, run_root: Path, deterministic: bool) -> None:
+    def __init__(
+        self,
+        model: ModelSpec,
+        *,
+        model_root: Path,
+        weight_root: Path,
+        deterministic: bool,
+        chunks: Callable[[str], ChunkReader] | None = None,
+    ) -> None:
         """Builds the model from its config alone; weights come by `load_weights`. Blocks for a second or more.
+
+        chunks: job id → its versions in Redis; None where there is no Redis.
 
         Raises InvalidInput that names model.path: no such folder, not a causal LM, no end-of-sequence token.
         """
-        self._run_root = run_root
         self._held: VerifiedWeights | None = None
         self._closing = threading.Event()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
         torch.use_deterministic_algorithms(deterministic)
         folder = model_folder(model, model_root)
         self._model = empty_model(folder, dtype=getattr(torch, model.dtype))
+        self._receiver = WeightReceiver(dict(weight_tensors(self._model)), root=weight_root, chunks=chunks)
         self._eos_ids = end_of_sequence_ids(folder, self._model.config)
         self._context_tokens: int | None = getattr(self._model.config, "max_position_embeddings", None)
 
@@ -77,29 +87,22 @@ class TransformersEngine:
             # torch's own errors: out of memory, a token id beyond the vocabulary.
             raise BatchFailed(f"batch {batch.batch_id}: the engine failed: {error}") from error
 
-    async def load_weights(self, manifest: WeightManifest) -> None:
+    async def load_weights(self, weights: WeightManifest | WeightShard) -> None:
         self._held = None
-        self._held = await self._on_thread(partial(self._load, manifest))
+        if isinstance(weights, WeightShard):
+            await self._on_thread(partial(self._receiver.load_ahead, weights))
+            return
+        digest = await self._on_thread(partial(self._receiver.load, weights))
+        self._held = VerifiedWeights(policy_version=weights.policy_version, weights_digest=digest)
 
     async def aclose(self) -> None:
         self._closing.set()
         self._held = None
         await asyncio.to_thread(self._thread.shutdown, wait=True, cancel_futures=True)
-        del self._model
+        del self._model, self._receiver
 
     async def _on_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
-
-    def _load(self, manifest: WeightManifest) -> VerifiedWeights:
-        """Strict copy of the files into the model, then the digest of what the model now holds."""
-        tensors = dict(weight_tensors(self._model))
-        loaded = read_strictly(manifest, run_root=self._run_root, expected=tensors)
-        for name, tensor in tensors.items():
-            tensor.copy_(loaded[name])
-        reach("producer.loading_weights")
-        found = tensors_digest(tensors.items())
-        check_digest(manifest, found)
-        return VerifiedWeights(policy_version=manifest.policy_version, weights_digest=found)
 
     @torch.inference_mode()
     def _generate(self, batch: PromptBatch, given_up: threading.Event) -> list[list[Completion]]:

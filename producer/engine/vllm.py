@@ -29,6 +29,7 @@ from contracts.rollouts import Completion, Prompt, PromptBatch
 from contracts.settings import StackSettings
 from contracts.spec import ModelSpec
 from contracts.versions import WeightManifest
+from contracts.weights import WeightShard
 from contracts.wire import encode_json
 from producer.engine import vllm_worker
 from producer.engine.base import VerifiedWeights
@@ -82,7 +83,7 @@ class VllmEngine:
         self._dead: tuple[type[Exception], ...] = (import_module("vllm.v1.engine.exceptions").EngineDeadError,)
         self._refused: tuple[type[Exception], ...] = (import_module("vllm.exceptions").VLLMClientError, ValueError)
         self._timeout_s = settings.engine_timeout_s
-        self._run_root = settings.run_root_path
+        self._weight_root = settings.weight_root_path
         self._max_sequences = settings.engine_max_sequences
         self._held: VerifiedWeights | None = None
         self._num_requests = 0
@@ -137,7 +138,11 @@ class VllmEngine:
                     request.cancel()
                 await asyncio.gather(*requests, return_exceptions=True)
 
-    async def load_weights(self, manifest: WeightManifest) -> None:
+    async def load_weights(self, weights: WeightManifest | WeightShard) -> None:
+        if isinstance(weights, WeightShard):
+            # vLLM's loader takes whole versions: the shard is read with the rest of its version.
+            return
+        manifest = weights
         self._held = None
         async with self._within(f"loading version {manifest.policy_version}"):
             if not self._bound_to_us:
@@ -149,7 +154,7 @@ class VllmEngine:
                 await self._llm.collective_rpc("clear_kv_cache")
                 self._cache_is_clean = True
             answers = await self._llm.collective_rpc(
-                "load_version", args=(str(self._run_root), encode_json(manifest).decode())
+                "load_version", args=(str(self._weight_root), encode_json(manifest).decode())
             )
             await self._llm.resume_generation()
         (answer,) = answers

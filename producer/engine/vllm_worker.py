@@ -1,6 +1,6 @@
 """Verified weights inside vLLM: a worker extension, for the in-process engine and for servers that users run.
 
-    collective_rpc("load_version") ─▶ read_strictly ─▶ digest ─▶ reload_weights ─▶ {"weights_digest": …}
+    collective_rpc("load_version") ─▶ WeightReceiver ─▶ digest ─▶ reload_weights ─▶ {"weights_digest": …}
                                         │ refused                (the same tensors)
                                         └────────────────────────────────────────▶ {"rejected": …}
 
@@ -8,7 +8,7 @@ The digest is computed here, where the model is, over the tensors that vLLM's ow
 is checked before the loader starts: a loader that ends half-way would leave layers without any weights.
 
 A server loads this module by `--worker-extension-cls producer.engine.vllm_worker.VerifiedLoader`, with `contracts`,
-`producer` and `telemetry` of this repository on its path.
+`producer`, `telemetry` and `weight_store` of this repository on its path.
 """
 
 from __future__ import annotations
@@ -27,9 +27,8 @@ from contracts.errors import OnbeatError
 from contracts.versions import WeightManifest
 from contracts.wire import decode_json
 from producer.engine.model_folder import empty_model, weight_tensors
-from producer.engine.strict_load import read_strictly, tensors_digest
-from producer.weight_files import check_digest
 from telemetry.launcher import PR_SET_PDEATHSIG
+from weight_store.receiver import WeightReceiver
 
 CLASS = f"{__name__}.VerifiedLoader"
 
@@ -41,13 +40,15 @@ class VerifiedLoader:
     held_digest: str = ""
     """Of the tensors that the loader was handed; "" before the first load and while one runs."""
 
+    receiver: WeightReceiver | None = None
+
     if TYPE_CHECKING:
         get_model: Any
         model_config: Any
         model_runner: Any
         reload_weights: Any
 
-    def load_version(self, run_root: str, manifest_json: str) -> dict[str, str]:
+    def load_version(self, weight_root: str, manifest_json: str) -> dict[str, str]:
         """Replaces the weights by a version's. Generation must be paused.
 
         Answers what `describe_version` answers, with the reason under "rejected" if the version was refused.
@@ -55,12 +56,13 @@ class VerifiedLoader:
         self.held_version, self.held_digest = None, ""
         try:
             manifest = decode_json(manifest_json, WeightManifest)
-            tensors = read_strictly(manifest, run_root=Path(run_root), expected=self._expected())
-            found = tensors_digest(tensors.items())
-            check_digest(manifest, found)
+            receiver = self.receiver or WeightReceiver(self._expected(), root=Path(weight_root))
+            # Deltas are applied to the version before: a copy of it stays in host memory for them alone.
+            self.receiver = receiver if manifest.transport == "delta" else None
+            found = receiver.load(manifest)
         except OnbeatError as error:
             return self.describe_version() | {"rejected": str(error)}
-        self.reload_weights(weights_iterator=iter(tensors.items()))
+        self.reload_weights(weights_iterator=iter(receiver.tensors.items()))
         self._renew_tied_head()
         self.held_version, self.held_digest = manifest.policy_version, found
         return self.describe_version()

@@ -122,7 +122,7 @@ def fake_rig(run_root: Path) -> Rig:
 
 def transformers_rig(architecture: str, folders: Path, run_root: Path) -> Rig:
     engine = TransformersEngine(
-        ModelSpec(path=architecture), model_root=folders, run_root=run_root, deterministic=False
+        ModelSpec(path=architecture), model_root=folders, weight_root=run_root, deterministic=False
     )
     return rig_of(architecture, engine, folders / architecture, run_root)
 

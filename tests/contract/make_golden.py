@@ -64,11 +64,21 @@ from contracts.spec import (
     TrainerSpec,
 )
 from contracts.versions import WeightFile, WeightManifest
+from contracts.weights import (
+    DeltaWeights,
+    FileWeights,
+    RedisWeights,
+    TensorDelta,
+    WeightDelta,
+    WeightShard,
+    WeightsSpec,
+)
 from contracts.wire import Record, encode
 
 FOLDER = Path(__file__).parent / "golden"
 DIGEST = "0123456789abcdef" * 4
 NEXT_DIGEST = "fedcba9876543210" * 4
+WHOLE_FILES = FileWeights()
 PROMPT_TOKENS = [5, 70_000, 2_147_483_647]
 RESPONSE_TOKENS = [17, 1]
 RESPONSE_LOGPROBS = [-0.25, -1.5]
@@ -154,6 +164,28 @@ def weight_manifest() -> WeightManifest:
     )
 
 
+def delta_manifest() -> WeightManifest:
+    """Version 4, on version 3."""
+    whole = weight_manifest()
+    return WeightManifest(
+        policy_version=4,
+        weights_digest=NEXT_DIGEST,
+        dtype="bfloat16",
+        transport="delta",
+        directory="job-0123456789ab/weights/v000004",
+        files=(WeightFile(name="delta.msgpack", num_bytes=70_000_000),),
+        base=whole.steps,
+    )
+
+
+def weight_delta() -> WeightDelta:
+    return WeightDelta(
+        base_version=3,
+        base_digest=DIGEST,
+        tensors=(TensorDelta(name="layer.weight", num_changed=2, gaps=b"\x01\x02", differences=b"\x03\x04"),),
+    )
+
+
 def reward_request() -> RewardRequest:
     """A rubric of every component."""
     return RewardRequest(
@@ -182,7 +214,9 @@ def reward_response() -> RewardResponse:
     )
 
 
-def job_spec(dataset: AdditionDataset | ReasoningGymDataset | JsonlDataset) -> JobSpec:
+def job_spec(
+    dataset: AdditionDataset | ReasoningGymDataset | JsonlDataset, weights: WeightsSpec = WHOLE_FILES
+) -> JobSpec:
     """Each section differs from its defaults where that is legal."""
     return JobSpec(
         name="golden",
@@ -203,6 +237,7 @@ def job_spec(dataset: AdditionDataset | ReasoningGymDataset | JsonlDataset) -> J
         trainer=TrainerSpec(
             checkpoint_every_iterations=5, lora=LoraSpec(rank=8, alpha=16.0, target_modules=("q_proj", "v_proj"))
         ),
+        weights=weights,
         evaluation=EvaluationSpec(every_iterations=10, num_prompts=128),
         timeouts=TimeoutSpec(generator_lease_s=5.0),
         limits=LimitSpec(max_batch_bytes=1_048_576),
@@ -324,6 +359,14 @@ GOLDEN: dict[str, Record] = {
     "prompt_batch": prompt_batch(),
     "rollout_batch": rollout_batch(),
     "weight_manifest": weight_manifest(),
+    "weight_manifest_delta": delta_manifest(),
+    "weight_delta": weight_delta(),
+    "weight_shard": WeightShard(
+        policy_version=4,
+        path="job-0123456789ab/weights/.v000004.0123456789ab/weights-00001-of-00002.safetensors",
+        name="weights-00001-of-00002.safetensors",
+        num_bytes=268_435_456,
+    ),
     "reward_request": reward_request(),
     "reward_response": reward_response(),
     "job_spec_addition": job_spec(AdditionDataset()),
@@ -333,9 +376,10 @@ GOLDEN: dict[str, Record] = {
             params={"min_terms": 2, "scale": 0.5, "signed": True, "unit": "m"},
             question_suffix=" Answer:",
             chat=ChatSpec(system_prompt="Be brief."),
-        )
+        ),
+        DeltaWeights(snapshot_every_versions=20),
     ),
-    "job_spec_jsonl": job_spec(JsonlDataset(train_path="train.jsonl", evaluation_path="test.jsonl")),
+    "job_spec_jsonl": job_spec(JsonlDataset(train_path="train.jsonl", evaluation_path="test.jsonl"), RedisWeights()),
     "job_status": job_status(),
     "resume_request": ResumeRequest(iterations=20),
     "stream_report": stream_report(),

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from consumer.policy import Policy, load_policy
-from consumer.weight_publisher import publish_weights
 from contracts.arrays import unpack_float32, unpack_int32
 from contracts.lora import LoraSpec
 from contracts.rollouts import SamplingParams
@@ -18,6 +17,7 @@ from contracts.spec import ModelSpec
 from producer.engine.base import VerifiedWeights
 from producer.engine.transformers import TransformersEngine
 from tests.builders import prompt_batch, tiny_model_folder
+from weight_store.file_publisher import FilePublisher
 
 PROMPTS = ([5, 6, 7], [8, 9])
 
@@ -40,8 +40,9 @@ def test_an_engine_samples_with_the_log_probs_of_the_trainer(
     tmp_path: Path, policy: Policy, temperature: float
 ) -> None:
     folder = RunFolder(tmp_path, "job")
-    manifest = publish_weights(policy.weight_tensors(), folder=folder, policy_version=3)
-    engine = TransformersEngine(ModelSpec(path="qwen3"), model_root=tmp_path, run_root=tmp_path, deterministic=True)
+    publisher = FilePublisher(folder, announce=lambda shard: None)
+    manifest = publisher.publish(policy.weight_tensors(), policy_version=3)
+    engine = TransformersEngine(ModelSpec(path="qwen3"), model_root=tmp_path, weight_root=tmp_path, deterministic=True)
     asyncio.run(engine.load_weights(manifest))
     assert engine.policy_version == VerifiedWeights(policy_version=3, weights_digest=manifest.weights_digest)
     batch = prompt_batch(

@@ -340,7 +340,7 @@ def test_a_bfloat16_model_loads_and_samples(folders: Path, tmp_path: Path) -> No
     from safetensors.torch import load_file, save_file
 
     model = ModelSpec(path="qwen3", dtype="bfloat16")
-    engine = TransformersEngine(model, model_root=folders, run_root=tmp_path, deterministic=False)
+    engine = TransformersEngine(model, model_root=folders, weight_root=tmp_path, deterministic=False)
     tensors = {name: tensor.bfloat16() for name, tensor in load_file(folders / "qwen3" / "model.safetensors").items()}
     save_file(tensors, tmp_path / "weights.safetensors")
     manifest = WeightManifest(
@@ -377,7 +377,7 @@ def test_a_bfloat16_model_loads_and_samples(folders: Path, tmp_path: Path) -> No
 def test_a_bad_model_folder_is_named(tmp_path: Path, spoil: Callable[[Path], None], problem: str) -> None:
     spoil(tiny_model_folder(tmp_path, "qwen3"))
     with pytest.raises(InvalidInput, match=problem) as caught:
-        TransformersEngine(ModelSpec(path="qwen3"), model_root=tmp_path, run_root=tmp_path, deterministic=False)
+        TransformersEngine(ModelSpec(path="qwen3"), model_root=tmp_path, weight_root=tmp_path, deterministic=False)
     assert caught.value.field == "model.path"
 
 
@@ -393,7 +393,7 @@ def test_a_model_without_end_of_sequence_is_refused(tmp_path: Path) -> None:
         assert wanted in text
         path.write_text(text.replace(wanted, wanted.split(":")[0] + ": null"))
     with pytest.raises(InvalidInput, match="no end-of-sequence token") as caught:
-        TransformersEngine(ModelSpec(path="qwen3"), model_root=tmp_path, run_root=tmp_path, deterministic=False)
+        TransformersEngine(ModelSpec(path="qwen3"), model_root=tmp_path, weight_root=tmp_path, deterministic=False)
     assert caught.value.field == "model.path"
 
 

@@ -11,6 +11,7 @@ from consumer.checkpoint import latest_checkpoint
 from contracts.jobs import JobState
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
+from contracts.weights import DeltaWeights, RedisWeights, WeightsSpec
 from telemetry.waiting import Waiting
 from tests.builders import job_spec
 from tests.pipeline import DEADLINE_S, Pipeline, wait_for_exit
@@ -76,6 +77,19 @@ def test_a_killed_trainer_is_replaced_and_the_replay_gives_the_same_weights(pipe
     first.kill()
     pipeline.train_to_the_end(job_id)
     assert pipeline.jobs.state(job_id) is JobState.SUCCEEDED
+    assert pipeline.final_digest(job_id) == oracle
+    assert pipeline.verdict(job_id).gaps == ()
+
+
+@pytest.mark.parametrize("weights", [DeltaWeights(snapshot_every_versions=3), RedisWeights()])
+def test_every_transport_gives_the_same_weights_also_when_the_trainer_is_killed(
+    pipeline: Pipeline, oracle: str, weights: WeightsSpec
+) -> None:
+    job_id, _ = pipeline.jobs.create(spec(weights=weights))
+    first = pipeline.start(f"consumer-{job_id}-first", job_id)
+    until_committed(pipeline, job_id, 3)
+    first.kill()
+    pipeline.train_to_the_end(job_id)
     assert pipeline.final_digest(job_id) == oracle
     assert pipeline.verdict(job_id).gaps == ()
 

@@ -17,13 +17,13 @@ from consumer.lora_merge import CHUNK_ITEMS, merge_into
 from consumer.micro_batch import make_micro_batch
 from consumer.optimizer import PolicyOptimizer
 from consumer.policy import Policy, load_policy
-from consumer.tensor_folder import tensors_digest
 from consumer.token_logprobs import response_logprobs
 from contracts.errors import InvalidInput
 from contracts.lora import LoraSpec
 from contracts.spec import ModelSpec, OptimizerSpec
 from contracts.wire import convert
 from tests.builders import rollout_batch, tiny_model_folder
+from weight_store.hashing import tensors_digest
 
 ATTENTION = LoraSpec(rank=4, alpha=8.0, target_modules=("q_proj", "self_attn.v_proj"))
 

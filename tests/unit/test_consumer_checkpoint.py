@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-import consumer.tensor_folder as tensor_folder
+import weight_store.tensor_folder as tensor_folder
 from consumer.accumulation import ExactAccumulator
 from consumer.checkpoint import (
     FORMAT_VERSION,
@@ -26,11 +26,11 @@ from consumer.checkpoint import (
 from consumer.micro_step import train_micro_batch
 from consumer.optimizer import PolicyOptimizer, learning_rate_at
 from consumer.policy import Policy, load_policy
-from consumer.tensor_folder import tensors_digest
 from contracts.errors import ContractViolation, InvalidInput, NotFound, OnbeatError, WeightsRejected
 from contracts.run_folder import RunFolder
 from contracts.wire import decode_json, encode_json
 from tests.builders import job_spec, rollout_batch, tiny_model_folder
+from weight_store.hashing import tensors_digest
 
 SPEC = job_spec(optimizer__learning_rate=1e-2, optimizer__schedule="cosine", optimizer__warmup_iterations=1)
 

@@ -14,7 +14,17 @@ from broker import keys
 from telemetry.crash_points import CRASH_POINTS
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("broker", "consumer", "contracts", "gateway", "onbeat", "producer", "reward_service", "telemetry")
+PACKAGES = (
+    "broker",
+    "consumer",
+    "contracts",
+    "gateway",
+    "onbeat",
+    "producer",
+    "reward_service",
+    "telemetry",
+    "weight_store",
+)
 DOCSTRING_LINES = ("Consumes:", "Waits for:", "Unblocked by:", "Produces:")
 MACHINE_PATH = re.compile(r"(?<![\w.}])/(?:work|root|home/\w+|Users/\w+)/")
 REGISTRY_HOST = re.compile(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import struct
 from pathlib import Path
 
@@ -10,10 +11,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from consumer.tensor_folder import tensors_digest
 from contracts.errors import ContractViolation
 from contracts.run_folder import RunFolder
+from contracts.weights import DeltaWeights
 from onbeat.stored_weights import digest_of, digests_on_disk
+from weight_store.delta_publisher import DeltaPublisher
+from weight_store.hashing import tensors_digest
 
 TENSORS = {
     "layer.weight": torch.arange(12, dtype=torch.float32).reshape(3, 4),
@@ -92,3 +95,21 @@ def test_a_tensor_beyond_the_file_is_refused(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(ContractViolation, match="lies outside the file"):
         digest_of([path])
+
+
+def test_a_delta_has_the_digest_of_what_it_makes_of_the_versions_before(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path, "job")
+    publisher = DeltaPublisher(DeltaWeights(), folder, announce=lambda shard: None)
+    manifests = []
+    for version in range(3):
+        changed = {**TENSORS, "embedding": (torch.arange(1000) == version).bfloat16()}
+        manifests.append(publisher.publish(changed, policy_version=version))
+    assert [len(manifest.base) for manifest in manifests] == [0, 1, 2]
+    expected = {manifest.directory: (manifest.policy_version, manifest.weights_digest) for manifest in manifests}
+    assert digests_on_disk(folder) == expected
+    delta = folder.weights_of(1) / "delta.msgpack"
+    delta.write_bytes(delta.read_bytes()[:-3])
+    with pytest.raises(ContractViolation, match="WeightDelta"):
+        digests_on_disk(folder)
+    shutil.rmtree(folder.weights_of(1))
+    assert digests_on_disk(folder) == {manifests[0].directory: expected[manifests[0].directory]}

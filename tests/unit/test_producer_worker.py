@@ -14,6 +14,7 @@ from broker.generator_side import PublishOutcome
 from contracts.errors import BatchFailed, BrokerUnavailable, EngineUnavailable, RewardUnavailable
 from contracts.rollouts import PromptBatch
 from contracts.versions import WeightManifest
+from contracts.weights import WeightShard
 from producer.broker_seam import BrokerCalls
 from producer.served_model import RELOAD_PAUSES_S, ServedModel
 from producer.worker import MAX_FINISHING, Worker
@@ -104,6 +105,26 @@ def test_every_claimed_batch_is_published_complete_under_the_verified_version(tm
         assert times.generation_started_s <= times.generation_ended_s <= times.scoring_started_s
         assert times.scoring_started_s <= times.scoring_ended_s
         assert (side.failed, stack.jobs.left) == ([], ["generator-a"])
+
+    drive(tmp_path, scenario)
+
+
+def test_an_idle_generator_reads_the_next_version_while_it_is_written(tmp_path: Path) -> None:
+    async def scenario(stack: Stack) -> None:
+        side = stack.add_job(num_batches=1)
+        async with stack.running():
+            await stack.changes.until(lambda: len(side.published) == 1)
+            side.shards = [shard("job", 1), shard("job", 2), shard("another", 1), shard("job", 1)]
+            await stack.changes.until(lambda: not side.shards)
+            side.add(*stack.work("job", 0, version=1))
+            await stack.changes.until(lambda: len(side.published) == 2)
+        loads = [event for event in stack.shop.log if event.startswith("load")]
+        assert loads == ["load 0", "load 1 ahead", "load 1 ahead", "load 1"]
+        assert side.published[1].policy_version == 1
+
+    def shard(job_id: str, version: int) -> WeightShard:
+        path = f"{job_id}/weights/.v00000{version}.0123456789ab/a.safetensors"
+        return WeightShard(policy_version=version, path=path, name="a.safetensors", num_bytes=8)
 
     drive(tmp_path, scenario)
 

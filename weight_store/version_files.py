@@ -1,39 +1,40 @@
-"""The receiving side of the weight store: the files that a manifest names, checked before they are read."""
+"""What a receiver checks of a version, before it reads it and after."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 from contracts.errors import WeightsRejected
-from contracts.versions import WeightManifest
+from contracts.versions import WeightManifest, WeightStep
 
 
-def weight_files(run_root: Path, manifest: WeightManifest) -> list[Path]:
-    """Paths of the manifest's files below the run root. Raises WeightsRejected for a missing or shortened file."""
-    folder = run_root / manifest.directory
+def weight_files(root: Path, step: WeightStep | WeightManifest) -> list[Path]:
+    """Paths of the step's files below the weight root. Raises WeightsRejected for a missing or shortened file."""
+    folder = root / step.directory
     paths = []
-    for file in manifest.files:
+    for file in step.files:
         path = folder / file.name
         try:
             num_bytes = path.stat().st_size
         except FileNotFoundError as error:
             raise WeightsRejected(
-                f"version {manifest.policy_version} is not at {path}",
-                cure="is the run root the folder that the trainer writes to?",
+                f"version {step.policy_version} is not at {path}",
+                cure="is the run root, or the weight root, the folder that the trainer writes to?",
             ) from error
         if num_bytes != file.num_bytes:
             raise WeightsRejected(
-                f"{path} of version {manifest.policy_version} has {num_bytes} bytes, its manifest {file.num_bytes}"
+                f"{path} of version {step.policy_version} has {num_bytes} bytes, its manifest {file.num_bytes}"
             )
         paths.append(path)
     return paths
 
 
-def check_names(policy_version: int, *, expected: set[str], found: set[str]) -> None:
+def check_names(policy_version: int, *, expected: Collection[str], found: Collection[str]) -> None:
     """Raises WeightsRejected unless the files hold exactly the model's tensors."""
-    if missing := sorted(expected - found):
+    if missing := sorted(set(expected) - set(found)):
         raise WeightsRejected(f"version {policy_version} lacks {len(missing)} tensors, the first: {missing[0]}")
-    if unexpected := sorted(found - expected):
+    if unexpected := sorted(set(found) - set(expected)):
         raise WeightsRejected(
             f"version {policy_version} has {len(unexpected)} tensors that the model lacks, the first: {unexpected[0]}"
         )

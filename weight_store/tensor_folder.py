@@ -9,13 +9,11 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
 from contracts.errors import OnbeatError
-from contracts.versions import weights_digest
 
 logger = logging.getLogger(__name__)
 
@@ -53,14 +51,6 @@ def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
     save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, path)
 
 
-def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
-    """`contracts.versions.weights_digest` of the values, without a copy of a contiguous CPU tensor."""
-    return weights_digest(
-        (name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), _bytes_of(tensor))
-        for name, tensor in tensors.items()
-    )
-
-
 def remove_folders(folders: Iterable[Path]) -> None:
     """Removes each under a hidden name, so that no reader sees half of one; what cannot be removed is logged."""
     for folder in folders:
@@ -70,11 +60,6 @@ def remove_folders(folders: Iterable[Path]) -> None:
             shutil.rmtree(hidden)
         except OSError as error:
             logger.warning("could not remove %s: %s", folder, error)
-
-
-def _bytes_of(tensor: Tensor) -> memoryview:
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return flat.view(torch.uint8).numpy().data
 
 
 def _replace(target: Path, scratch: Path) -> None:

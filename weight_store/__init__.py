@@ -1,0 +1,7 @@
+"""How a version of the weights gets from the trainer into the engines: publishers, receivers, three transports.
+
+Consumes:     the trainer's tensors (`publisher.py`); manifests, and shards that are announced early (`receiver.py`).
+Waits for:    room in Redis, with a deadline; for files, nothing: a version is announced when it is whole.
+Unblocked by: an operator who makes room.
+Produces:     files or chunks and their WeightManifest; tensors in an engine, with the digest of what they hold (I2).
+"""

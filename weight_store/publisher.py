@@ -1,0 +1,70 @@
+"""The trainer's side: a version becomes files or chunks, and a manifest that names them.
+
+tensors ─┬─▶ hashed by threads ─────────────────────────┐
+         └─▶ shards, a delta, or chunks in Redis ───────┴─▶ WeightManifest ─▶ announced by the trainer, and opened
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Protocol
+
+from torch import Tensor
+
+from contracts.run_folder import RunFolder
+from contracts.spec import JobSpec
+from contracts.versions import WeightManifest
+from contracts.weights import DeltaWeights, RedisWeights, WeightShard
+from weight_store.chunks import ChunkWriter
+from weight_store.delta_publisher import DeltaPublisher
+from weight_store.file_publisher import FilePublisher
+from weight_store.redis_publisher import RedisPublisher
+
+
+class WeightPublisher(Protocol):
+    """One trainer's versions. tests/unit/test_weight_store.py runs over every implementation."""
+
+    def publish(self, tensors: Mapping[str, Tensor], *, policy_version: int) -> WeightManifest:
+        """Makes the version loadable by its manifest, complete or not at all; safe to repeat.
+
+        tensors: `Policy.weight_tensors()`; they do not change during the call.
+        Raises OnbeatError naming the folder when it cannot be written.
+        """
+        ...
+
+    def mend(self, tensors: Mapping[str, Tensor], *, policy_version: int) -> None:
+        """Writes the version again if it is damaged, so that the manifest it was published under holds."""
+        ...
+
+    def remove_before(self, policy_version: int, *, in_use: Collection[str] = ()) -> None:
+        """Removes older versions, but for those that kept ones stand on.
+
+        in_use: directories of versions that generators are loading, as manifests name them; they stay.
+        """
+        ...
+
+    def remove_all(self) -> None:
+        """The job is over: nothing is left where nobody would look for it."""
+        ...
+
+
+def make_publisher(
+    spec: JobSpec,
+    folder: RunFolder,
+    *,
+    chunks: ChunkWriter,
+    announce: Callable[[WeightShard], None],
+    pause: Callable[[float], None],
+) -> WeightPublisher:
+    """The one that `spec.weights` names.
+
+    announce: tells generators of a shard before its version is whole. pause: sleeps while Redis is full; it may raise.
+    """
+    patience_s = spec.timeouts.iteration_s
+    match spec.weights:
+        case DeltaWeights() as weights:
+            return DeltaPublisher(weights, folder, announce=announce)
+        case RedisWeights():
+            return RedisPublisher(folder, chunks, wait_s=patience_s, keep_s=2 * patience_s, pause=pause)
+        case _:
+            return FilePublisher(folder, announce=announce)

@@ -1,0 +1,233 @@
+"""A generator's side: from a manifest to tensors in an engine's memory, and the digest of what that memory holds.
+
+    manifest ─┬─ held version + deltas ────────┐
+              ├─ whole version (+ deltas) ─────┼─▶ tensors in place ─▶ hashed by threads ─▶ digest = the manifest's
+              └─ chunks from Redis ────────────┘
+
+The fastest way comes first; where its result is not the version, the whole version is read once more.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, load_file
+from torch import Tensor
+
+from contracts.errors import ContractViolation, WeightsRejected
+from contracts.versions import WeightManifest, WeightStep
+from contracts.weights import WeightDelta, WeightShard
+from contracts.wire import decode
+from telemetry.crash_points import reach
+from weight_store.chunks import ChunkReader, read_chunks
+from weight_store.delta import apply
+from weight_store.hashing import HashingThreads, bytes_of, dtype_name
+from weight_store.version_files import check_digest, check_names, weight_files
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(kw_only=True)
+class ShardsAhead:
+    """Shards of a version that were put in place before its manifest came."""
+
+    policy_version: int
+    files: dict[str, int] = field(default_factory=dict)
+    """Name → bytes."""
+    names: list[str] = field(default_factory=list)
+    """Tensors that they held."""
+
+
+class WeightReceiver:
+    """Fills one engine's tensors. Used by one thread; blocks while it reads."""
+
+    def __init__(
+        self, targets: Mapping[str, Tensor], *, root: Path, chunks: Callable[[str], ChunkReader] | None = None
+    ) -> None:
+        """targets: the engine's tensors, by published name; on the meta device, only what they must be.
+
+        root: the weight root. chunks: job id → its chunks in Redis; None where there is no Redis.
+        """
+        self._targets = dict(targets)
+        self._tensors = {name: _memory_for(tensor) for name, tensor in targets.items()}
+        self._root = root
+        self._chunks = chunks
+        self._held: tuple[int, str] | None = None
+        """Version and digest of what the tensors hold; None while that is nothing whole."""
+        self._ahead: ShardsAhead | None = None
+
+    @property
+    def tensors(self) -> Mapping[str, Tensor]:
+        """On the CPU: the targets themselves, or copies where those are elsewhere."""
+        return self._tensors
+
+    def load(self, manifest: WeightManifest) -> str:
+        """Puts the version in place; answers its digest, computed over the memory that the tensors are in.
+
+        Raises WeightsRejected: a missing, shortened or damaged file or chunk, missing or unexpected tensors, another
+        shape or dtype, another digest. Then the tensors hold nothing whole.
+        """
+        held, self._held = self._held, None
+        ahead, self._ahead = self._ahead, None
+        if ahead and ahead.policy_version != manifest.policy_version:
+            ahead = None
+        if manifest.base or ahead:
+            try:
+                return self._load(manifest, held=held, ahead=ahead)
+            except WeightsRejected as error:
+                if not ahead and held not in _identities(manifest.base):
+                    raise
+                log.warning("%s; reading the whole version", error)
+        return self._load(manifest, held=None, ahead=None)
+
+    def load_ahead(self, shard: WeightShard) -> None:
+        """Puts a shard in place whose version is not whole yet; the engine holds no version until `load`.
+
+        A shard that cannot be read any more is left for `load`, which finds the whole version or says what is wrong.
+        """
+        self._held = None
+        if self._ahead is None or self._ahead.policy_version != shard.policy_version:
+            self._ahead = ShardsAhead(policy_version=shard.policy_version)
+        try:
+            tensors = _read(self._root / shard.path)
+            self._place(tensors, shard.policy_version)
+        except WeightsRejected as error:
+            log.debug("%s", error)
+            return
+        self._ahead.files[shard.name] = shard.num_bytes
+        self._ahead.names += tensors
+
+    def _load(self, manifest: WeightManifest, *, held: tuple[int, str] | None, ahead: ShardsAhead | None) -> str:
+        with HashingThreads() as hashing:
+            if manifest.base:
+                self._follow(manifest, held)
+                hashing.add(self._tensors.items())
+            else:
+                self._read_whole(manifest, ahead, hashing)
+            reach("producer.loading_weights")
+            found = hashing.digest()
+        check_digest(manifest, found)
+        for name, target in self._targets.items():
+            if target is not self._tensors[name] and not target.is_meta:
+                target.copy_(self._tensors[name])
+        self._held = manifest.policy_version, found
+        return found
+
+    def _read_whole(self, manifest: WeightManifest, ahead: ShardsAhead | None, hashing: HashingThreads) -> None:
+        """Hashes a shard while the next one is read."""
+        placed: list[str] = []
+        if ahead:
+            placed += ahead.names
+            hashing.add((name, self._tensors[name]) for name in ahead.names)
+        for tensors in self._shards(manifest, ahead.files if ahead else {}):
+            self._place(tensors, manifest.policy_version)
+            placed += tensors
+            hashing.add((name, self._tensors[name]) for name in tensors)
+        check_names(manifest.policy_version, expected=self._tensors, found=placed)
+
+    def _shards(self, manifest: WeightManifest, known: Mapping[str, int]) -> Iterator[dict[str, Tensor]]:
+        """But for those files that are `known`, by name and size."""
+        if manifest.transport == "redis":
+            if self._chunks is None:
+                raise WeightsRejected(
+                    f"version {manifest.policy_version} is in Redis, which this engine does not read",
+                    cure='set weights.transport = "file" or "delta"',
+                )
+            for file in manifest.files:
+                data = read_chunks(self._chunks(manifest.job_id), file, policy_version=manifest.policy_version)
+                yield _parsed(data, f"version {manifest.policy_version} in Redis")
+            return
+        sizes = {file.name: file.num_bytes for file in manifest.files}
+        for path in weight_files(self._root, manifest):
+            if known.get(path.name) != sizes[path.name]:
+                yield _read(path)
+
+    def _follow(self, manifest: WeightManifest, held: tuple[int, str] | None) -> None:
+        """Starts at the newest step that is at hand, in memory or whole in its folder, and applies the deltas since."""
+        steps = manifest.steps
+        at = len(steps) - 1
+        while not self._starts_at(steps[at], held, whole_is_listed=at == 0):
+            at -= 1
+        for before, step in pairwise(steps[at:]):
+            self._apply(before, step)
+
+    def _starts_at(self, step: WeightStep, held: tuple[int, str] | None, *, whole_is_listed: bool) -> bool:
+        """Whether the tensors hold the step now: they did already, or it was read whole."""
+        if (step.policy_version, step.weights_digest) == held:
+            return True
+        paths = weight_files(self._root, step) if whole_is_listed else whole_version(self._root / step.directory)
+        placed: list[str] = []
+        for path in paths:
+            tensors = _read(path)
+            self._place(tensors, step.policy_version)
+            placed += tensors
+        if paths:
+            check_names(step.policy_version, expected=self._tensors, found=placed)
+        return bool(paths)
+
+    def _apply(self, before: WeightStep, step: WeightStep) -> None:
+        for path in weight_files(self._root, step):
+            try:
+                delta = decode(path.read_bytes(), WeightDelta)
+            except (OSError, ContractViolation) as error:
+                raise WeightsRejected(f"{path} cannot be read: {error}") from error
+            if (delta.base_version, delta.base_digest) != (before.policy_version, before.weights_digest):
+                raise WeightsRejected(f"{path} stands on another version {delta.base_version}")
+            for changed in delta.tensors:
+                tensor = self._tensors.get(changed.name)
+                if tensor is None:
+                    raise WeightsRejected(f"{path} changes {changed.name}, which the model lacks")
+                raw = np.frombuffer(bytes_of(tensor), dtype=np.uint8)
+                apply(changed, raw, item_bytes=tensor.element_size())
+
+    def _place(self, tensors: Mapping[str, Tensor], policy_version: int) -> None:
+        check_names(policy_version, expected=self._tensors, found=self._tensors.keys() | tensors.keys())
+        for name, source in tensors.items():
+            target = self._tensors[name]
+            if source.shape != target.shape or source.dtype != target.dtype:
+                raise WeightsRejected(
+                    f"{name} of version {policy_version} is {_shown(source)}, the model needs {_shown(target)}"
+                )
+            target.copy_(source)
+
+
+def whole_version(directory: Path) -> list[Path]:
+    """Shards in a folder where a delta was, or [] where the delta still is."""
+    return sorted(directory.glob("*.safetensors"))
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    """Mapped, not copied."""
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise WeightsRejected(f"{path} cannot be read: {error}") from error
+
+
+def _parsed(data: bytes, what: str) -> dict[str, Tensor]:
+    try:
+        return load(data)
+    except SafetensorError as error:
+        raise WeightsRejected(f"{what} cannot be read: {error}") from error
+
+
+def _memory_for(target: Tensor) -> Tensor:
+    """Where a delta can be applied and a hash be computed: the target itself if it is contiguous on the CPU."""
+    if target.device.type == "cpu" and target.is_contiguous():
+        return target
+    return torch.empty(target.shape, dtype=target.dtype)
+
+
+def _identities(steps: tuple[WeightStep, ...]) -> set[tuple[int, str]]:
+    return {(step.policy_version, step.weights_digest) for step in steps}
+
+
+def _shown(tensor: Tensor) -> str:
+    return f"{dtype_name(tensor)}{list(tensor.shape)}"
