@@ -51,6 +51,7 @@ def make_trainer(
         ranks=ranks,
         plan=IterationPlan(job_id, spec, source),
         folder=RunFolder(settings.run_root_path, job_id, weight_root=settings.weight_root_path),
+        peak_flops=settings.peak_flops,
     )
 
 

@@ -107,11 +107,20 @@ class Iteration:
         """Sum of the trainer's spans of one kind, over its ranks."""
         return sum(s.ended_s - s.started_s for s in self.spans if s.who.startswith(TRAINER) and s.what == what)
 
-    def metrics(self, updates: Sequence[Update], *, learning_rate: float, scaling: Scaling) -> IterationMetrics:
-        """Of a training iteration whose batches are all in; updates: at least one, in order."""
+    def metrics(
+        self, updates: Sequence[Update], *, learning_rate: float, scaling: Scaling, peak_flops: float = 0.0
+    ) -> IterationMetrics:
+        """Of a training iteration whose batches are all in; updates: at least one, in order.
+
+        peak_flops: of one rank; 0.0 where it is unknown, and the mfu with it.
+        """
         of_each = [iteration_numbers(update.stats, scaling=scaling) for update in updates]
         numbers = mean_over_updates(of_each)
         wall_s = time.time() - self._started_s
+        training_s = self.seconds("train")
+        costs = [stats.cost for update in updates for stats in update.stats]
+        trained_tokens = sum(cost.num_tokens for cost in costs)
+        flops = math.fsum(cost.flops for cost in costs)
         return IterationMetrics(
             iteration=self.number,
             policy_version=self.policy_version,
@@ -121,11 +130,14 @@ class Iteration:
             started_s=self._started_s,
             wall_s=wall_s,
             generation_s=self._generation_s,
-            training_s=self.seconds("train"),
+            training_s=training_s,
             waiting_s=self.waiting_s,
             step_s=self.seconds("step"),
             publish_s=self.seconds("publish"),
             tokens_per_s=numbers.num_tokens / wall_s,
+            trained_tokens=trained_tokens,
+            trained_tokens_per_s=trained_tokens / training_s if training_s else 0.0,
+            mfu=flops / (training_s * peak_flops) if training_s and peak_flops else None,
             updates=_each_update(of_each, updates) if len(updates) > 1 else (),
             **dataclasses.asdict(numbers),
         )

@@ -17,6 +17,7 @@ from torch import Tensor
 from consumer.advantages.groups import equal_groups
 from consumer.advantages.reinforce_plus_plus import centred_scale, mean_and_scale
 from consumer.losses.family import LOSSES
+from consumer.training_cost import TrainingCost
 from contracts.algorithm import AlgorithmSpec
 from contracts.errors import ContractViolation
 from contracts.rollouts import RolloutBatch
@@ -67,14 +68,16 @@ class MicroBatchStats:
     loss_sum: float = 0.0
     baseline_loss_sum: float = 0.0
     """The loss sum of advantages of 1.0; 0.0 without a late baseline."""
-    num_clipped: int = 0
+    num_clipped_low: int = 0
+    num_clipped_high: int = 0
     num_corrected: int = 0
     entropy_sum: float = 0.0
-    """Over tokens, in nats; 0.0 without an entropy bonus."""
+    """Over tokens, in nats; 0.0 where it was not measured."""
     k3_sum: float = 0.0
     """Sum over tokens of k3 to the reference."""
     mismatch: Mismatch = field(default_factory=Mismatch)
     """Over the rows that went through the model: those of zero advantage do not, unless there is a KL term."""
+    cost: TrainingCost = field(default_factory=TrainingCost)
 
     @property
     def num_completions(self) -> int:
@@ -108,11 +111,16 @@ class IterationNumbers:
     reward_std: float
     reward_components: dict[str, float]
     zero_advantage_share: float
+    advantage_mean: float
+    advantage_std: float
+    advantage_max: float
     response_tokens_mean: float
     response_tokens_max: int
     truncated_share: float
     loss: float
     clip_share: float
+    clip_low_share: float
+    clip_high_share: float
     kl_to_reference: float
     entropy: float
     corrected_share: float
@@ -121,7 +129,15 @@ class IterationNumbers:
     effective_sample_share: float
 
 
-OF_ONE_UPDATE = ("loss", "clip_share", "kl_to_reference", "entropy", "corrected_share")
+OF_ONE_UPDATE = (
+    "loss",
+    "clip_share",
+    "clip_low_share",
+    "clip_high_share",
+    "kl_to_reference",
+    "entropy",
+    "corrected_share",
+)
 """Numbers that each update of an iteration has for itself; the others are of the rollouts."""
 
 
@@ -202,6 +218,11 @@ def iteration_numbers(batches: Iterable[MicroBatchStats], *, scaling: Scaling) -
     seen_tokens = sum(mismatch.num_tokens for mismatch in mismatches)
     names = sorted({name for stats in ordered for name in stats.component_sums})
     reward_mean = math.fsum(rewards) / num_completions
+    raw = [advantage for stats in ordered for advantage in stats.advantages]
+    advantages = [(advantage - scaling.baseline) / scaling.deviation for advantage in raw]
+    advantage_mean = math.fsum(advantages) / max(1, len(advantages))
+    num_low = sum(stats.num_clipped_low for stats in ordered)
+    num_high = sum(stats.num_clipped_high for stats in ordered)
     return IterationNumbers(
         num_batches=len(ordered),
         num_completions=num_completions,
@@ -213,19 +234,32 @@ def iteration_numbers(batches: Iterable[MicroBatchStats], *, scaling: Scaling) -
             for name in names
         },
         zero_advantage_share=sum(s.num_equal_groups for s in ordered) / sum(s.num_groups for s in ordered),
+        advantage_mean=advantage_mean,
+        advantage_std=_unbiased_std(advantages, advantage_mean),
+        advantage_max=max(map(abs, advantages), default=0.0),
         response_tokens_mean=num_tokens / num_completions,
         response_tokens_max=max(stats.longest_response_tokens for stats in ordered),
         truncated_share=sum(stats.num_truncated for stats in ordered) / num_completions,
         loss=math.fsum(stats.loss_sum - scaling.baseline * stats.baseline_loss_sum for stats in ordered)
         / scaling.divisor,
-        clip_share=_share(sum(stats.num_clipped for stats in ordered), seen_tokens),
+        clip_share=_share(num_low + num_high, seen_tokens),
+        clip_low_share=_share(num_low, seen_tokens),
+        clip_high_share=_share(num_high, seen_tokens),
         kl_to_reference=_share(math.fsum(stats.k3_sum for stats in ordered), seen_tokens),
         entropy=_share(math.fsum(stats.entropy_sum for stats in ordered), seen_tokens),
         corrected_share=_share(sum(stats.num_corrected for stats in ordered), seen_tokens),
-        mismatch_k3=_share(math.fsum(mismatch.k3_sum for mismatch in mismatches), seen_tokens),
-        mismatch_max=max(mismatch.largest for mismatch in mismatches),
-        effective_sample_share=_effective_sample_share(mismatches, seen_tokens),
+        **trainer_generator_gap(mismatches),
     )
+
+
+def trainer_generator_gap(mismatches: Sequence[Mismatch]) -> dict[str, float]:
+    """mismatch_k3, mismatch_max and effective_sample_share over micro-batches in any order; at least one."""
+    num_tokens = sum(mismatch.num_tokens for mismatch in mismatches)
+    return {
+        "mismatch_k3": _share(math.fsum(mismatch.k3_sum for mismatch in mismatches), num_tokens),
+        "mismatch_max": max(mismatch.largest for mismatch in mismatches),
+        "effective_sample_share": _effective_sample_share(mismatches, num_tokens),
+    }
 
 
 def mean_over_updates(numbers: Sequence[IterationNumbers]) -> IterationNumbers:

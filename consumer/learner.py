@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
+import numpy as np
 from transformers.modeling_utils import PreTrainedModel
 
 from consumer.accumulation import GradientAccumulator
 from consumer.iteration_stats import MicroBatchStats
+from consumer.micro_batch import rows_that_teach
 from consumer.micro_step import KeptBatch, train_kept_batch, train_micro_batch
 from consumer.optimizer import PolicyOptimizer
 from consumer.policy import Policy
+from consumer.training_cost import ModelShape, model_shape, training_cost
 from contracts.rollouts import RolloutBatch
 from contracts.spec import JobSpec
 from telemetry.crash_points import reach
@@ -51,7 +55,9 @@ class Learner:
         stats, kept = train_micro_batch(self.policy, self.reference, batch, self.spec, self.accumulator)
         if kept is not None and self.spec.algorithm.updates_per_iteration > 1:
             self.kept.append((stats, kept))
-        return self._trained(stats, started_s)
+        return self._trained(
+            self._with_cost(stats, batch, with_reference=self.spec.algorithm.kl_coefficient > 0.0), started_s
+        )
 
     def train_again(self, check: Callable[[], None]) -> Iterator[Trained]:
         """The kept batches, under the weights of the last step; `check` is called before each.
@@ -62,7 +68,7 @@ class Learner:
             check()
             started_s = time.time()
             again = train_kept_batch(self.policy, kept, stats, self.spec, self.accumulator)
-            yield self._trained(again, started_s)
+            yield self._trained(self._with_cost(again, kept.batch, with_reference=False), started_s)
 
     def step(self, *, divisor: float, baseline: float, learning_rate: float, is_last: bool) -> float:
         """One optimizer step on the accumulated sums (`Scaling`), and new sums; the gradient's norm before clipping.
@@ -75,6 +81,16 @@ class Learner:
         if is_last:
             self.kept.clear()
         return grad_norm
+
+    @cached_property
+    def _shape(self) -> ModelShape:
+        return model_shape(self.policy.model)
+
+    def _with_cost(self, stats: MicroBatchStats, batch: RolloutBatch, *, with_reference: bool) -> MicroBatchStats:
+        rows = rows_that_teach(np.array(stats.advantages), every_row=self.spec.algorithm.needs_every_row)
+        shares_prompts = self.spec.trainer.packing == "shared_prompt"
+        cost = training_cost(self._shape, batch, rows, shares_prompts=shares_prompts, with_reference=with_reference)
+        return replace(stats, cost=cost)
 
     def _trained(self, stats: MicroBatchStats, started_s: float) -> Trained:
         reach("consumer.after_micro_batch")

@@ -176,7 +176,8 @@ def _with(stats: MicroBatchStats, terms: list[LossTerms]) -> MicroBatchStats:
     return dataclasses.replace(
         stats,
         loss_sum=sum(one.loss_sum.item() for one in terms),
-        num_clipped=sum(one.num_clipped for one in terms),
+        num_clipped_low=sum(one.num_clipped_low for one in terms),
+        num_clipped_high=sum(one.num_clipped_high for one in terms),
         num_corrected=sum(one.num_corrected for one in terms),
         k3_sum=sum(one.k3_sum for one in terms),
         entropy_sum=sum(one.entropy_sum for one in terms),
@@ -192,8 +193,10 @@ def _token_logprobs(
     if reference is not None:
         with torch.no_grad(), policy.without_adapters():
             reference_logprobs = response_logprobs(reference, micro_batch, temperature)
-    if spec.algorithm.entropy_coefficient > 0.0:
+    if spec.algorithm.entropy_coefficient > 0.0 or spec.trainer.measure_entropy:
         logprobs, entropy = response_logprobs_and_entropy(policy.model, micro_batch, temperature)
+        if spec.algorithm.entropy_coefficient == 0.0:
+            entropy = entropy.detach()
     else:
         logprobs = response_logprobs(policy.model, micro_batch, temperature)
     return TokenLogprobs(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
+from consumer.trackers.family import Trackers, tracker_makers
 from contracts.errors import InvalidInput, OnbeatError
 from contracts.events import IterationMetrics, TimelineSpan
 from contracts.jobs import EvaluationScore
@@ -12,12 +14,17 @@ from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
 from contracts.wire import Record, decode_json, encode_json
 
+T = TypeVar("T", bound=Record)
+
 
 class RunLog:
-    """Appends lines; a replayed iteration appends its lines again, and readers take the last of an iteration."""
+    """Appends lines; a replayed iteration appends its lines again, and readers take the last of an iteration.
+
+    The job's trackers get the same numbers, once.
+    """
 
     def __init__(self, folder: RunFolder, spec: JobSpec) -> None:
-        """Raises OnbeatError naming the folder when it cannot be made or written."""
+        """Raises OnbeatError naming the folder when it cannot be made or written, InvalidInput for a tracker."""
         self._folder = folder
         try:
             folder.path.mkdir(parents=True, exist_ok=True)
@@ -26,15 +33,27 @@ class RunLog:
             raise OnbeatError(
                 f"cannot be written: {error.strerror}", field=str(folder.path), cure="choose another run root"
             ) from error
+        makers = tracker_makers(spec, folder)
+        self._trackers = Trackers(
+            makers,
+            last_iteration=max(_iterations(folder.metrics, IterationMetrics), default=-1) if makers else -1,
+            last_evaluation=max(_iterations(folder.evaluations, EvaluationScore), default=-1) if makers else -1,
+        )
+
+    def close(self) -> None:
+        """Waits for the trackers, each up to its deadline."""
+        self._trackers.close()
 
     def metrics(self, metrics: IterationMetrics) -> None:
         _append(self._folder.metrics, [metrics])
+        self._trackers.iteration(metrics)
 
     def timeline(self, spans: Iterable[TimelineSpan]) -> None:
         _append(self._folder.timeline, spans)
 
     def evaluation(self, score: EvaluationScore) -> None:
         _append(self._folder.evaluations, [score])
+        self._trackers.evaluation(score)
 
 
 def sampled_scores(folder: RunFolder) -> dict[int, float]:
@@ -42,18 +61,25 @@ def sampled_scores(folder: RunFolder) -> dict[int, float]:
 
     A line that a killed writer cut off is passed over. Raises OnbeatError naming the file when it cannot be read.
     """
-    scores: dict[int, float] = {}
+    return {score.policy_version: score.sampled for score in _records(folder.evaluations, EvaluationScore)}
+
+
+def _iterations(path: Path, kind: type[IterationMetrics] | type[EvaluationScore]) -> list[int]:
+    return [record.iteration for record in _records(path, kind)]
+
+
+def _records(path: Path, kind: type[T]) -> Iterator[T]:
+    """A line that a killed writer cut off is passed over."""
     try:
-        lines = folder.evaluations.read_bytes().splitlines() if folder.evaluations.exists() else []
+        lines = path.read_bytes().splitlines() if path.exists() else []
     except OSError as error:
-        raise OnbeatError(f"cannot be read: {error.strerror}", field=str(folder.evaluations)) from error
+        raise OnbeatError(f"cannot be read: {error.strerror}", field=str(path)) from error
     for line in lines:
         try:
-            score = decode_json(line, EvaluationScore)
+            record = decode_json(line, kind)
         except InvalidInput:
             continue
-        scores[score.policy_version] = score.sampled
-    return scores
+        yield record
 
 
 def _append(path: Path, records: Iterable[Record]) -> None:

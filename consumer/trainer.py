@@ -23,12 +23,13 @@ from consumer.generator_watch import GeneratorWatch
 from consumer.iteration import Iteration
 from consumer.iteration_stats import MicroBatchStats, Update, iteration_scaling
 from consumer.lease_keeper import LeaseKeeper
+from consumer.mismatch import LIKELY_CAUSES, in_words, mismatch_alarm
 from consumer.optimizer import horizon_at, learning_rate_at
 from consumer.plan import IterationPlan
 from consumer.ranks import Ranks
 from consumer.resume import check_same_run, is_finished, needs_rewind, next_iteration, rewind_record
 from consumer.run_log import RunLog, sampled_scores
-from contracts.errors import BatchFailed
+from contracts.errors import BatchFailed, TrainingDiverged
 from contracts.events import (
     AuditRecord,
     BatchDead,
@@ -68,6 +69,7 @@ class Trainer:
         ranks: Ranks,
         plan: IterationPlan,
         folder: RunFolder,
+        peak_flops: float = 0.0,
     ) -> None:
         self._spec = spec
         self._side = side
@@ -76,6 +78,7 @@ class Trainer:
         self._learner = ranks.learner
         self._plan = plan
         self._folder = folder
+        self._peak_flops = peak_flops
         self._broker = broker
         self._jobs = JobStore(broker)
         self._weights = make_publisher(spec, folder, chunks=side, announce=side.announce_shard, pause=self._pause)
@@ -93,9 +96,12 @@ class Trainer:
 
         Raises Cancelled, Stopped, FencedOff, BrokerUnavailable, or the OnbeatError that fails the job.
         """
-        opening = self._start()
-        while opening is not None:
-            opening = self._run_iteration(opening)
+        try:
+            opening = self._start()
+            while opening is not None:
+                opening = self._run_iteration(opening)
+        finally:
+            self._run_log.close()
 
     def save(self) -> None:
         """A checkpoint of the last committed iteration, unless there is one already or nothing was trained."""
@@ -235,6 +241,7 @@ class Trainer:
         rate = learning_rate_at(iteration.number, self._spec.optimizer, horizon)
         if not iteration.stats:
             raise BatchFailed(f"every training batch of iteration {iteration.number} is dead", field="rollout")
+        self._check_mismatch(iteration)
         self._settled = None
         scaling = iteration_scaling(iteration.stats, self._spec.algorithm)
         updates: list[Update] = []
@@ -250,7 +257,18 @@ class Trainer:
             made = self._publish_weights(iteration.number + 1)
             self._side.publish_weights(made, oldest_kept=iteration.number)
         reach("consumer.after_weights")
-        return made, iteration.metrics(updates, learning_rate=rate, scaling=scaling)
+        return made, iteration.metrics(updates, learning_rate=rate, scaling=scaling, peak_flops=self._peak_flops)
+
+    def _check_mismatch(self, iteration: Iteration) -> None:
+        """Raises TrainingDiverged where the job's policy is to fail; no weight was moved yet."""
+        trainer = self._spec.trainer
+        alarm = mismatch_alarm(iteration.stats, iteration=iteration.number, threshold=trainer.mismatch_alarm)
+        if alarm is None:
+            return
+        self._tell(alarm)
+        if trainer.on_mismatch == "fail":
+            raise TrainingDiverged(in_words(alarm), field="mismatch_k3", cure=LIKELY_CAUSES)
+        log.warning("%s; %s", in_words(alarm), LIKELY_CAUSES)
 
     def _train_again(self, iteration: Iteration) -> list[MicroBatchStats]:
         """Numbers of every batch under the weights of the last step.

@@ -19,6 +19,10 @@ class UpdateMetrics(Record, frozen=True, kw_only=True):
     """Before clipping."""
 
 
+NOT_DRAWN = frozenset({"iteration", "policy_version", "trainer_epoch", "started_s", "reward_components", "updates"})
+"""Fields of IterationMetrics that say which iteration it is, or hold several values."""
+
+
 class IterationMetrics(Record, frozen=True, kw_only=True):
     """One iteration in numbers; a line of metrics.jsonl."""
 
@@ -36,18 +40,28 @@ class IterationMetrics(Record, frozen=True, kw_only=True):
     """Mean unweighted score by component."""
     zero_advantage_share: float
     """Share of groups whose rewards are all equal: they teach nothing."""
+    advantage_mean: float = 0.0
+    """Over completions, like the next two."""
+    advantage_std: float = 0.0
+    """Unbiased."""
+    advantage_max: float = 0.0
+    """Largest magnitude."""
     response_tokens_mean: float
     response_tokens_max: int
     truncated_share: float
     """Share of completions that hit max_new_tokens."""
     loss: float
-    """The mean over the iteration's updates, like clip_share, kl_to_reference, entropy, corrected_share, grad_norm."""
+    """The mean over the iteration's updates, like the clips, kl_to_reference, entropy, corrected_share, grad_norm."""
     clip_share: float
     """Share of tokens outside the clip range; 0.0 when strictly on-policy."""
+    clip_low_share: float = 0.0
+    """The part of it below the range."""
+    clip_high_share: float = 0.0
+    """The part of it above the range."""
     kl_to_reference: float
     """Mean k3 per token; 0.0 without a reference."""
     entropy: float = 0.0
-    """Mean over tokens of the policy's entropy, in nats; 0.0 without an entropy bonus."""
+    """Mean over tokens of the policy's entropy, in nats; 0.0 where it is not measured."""
     corrected_share: float = 0.0
     """Share of tokens whose weight against the generator was truncated or set to 0; 0.0 without a correction."""
     grad_norm: float
@@ -74,8 +88,19 @@ class IterationMetrics(Record, frozen=True, kw_only=True):
     """Checkpoint and weights written and hashed, iteration committed."""
     tokens_per_s: float
     """num_tokens / wall_s."""
+    trained_tokens: int = 0
+    """Through the policy's layers, prompts included, over all updates."""
+    trained_tokens_per_s: float = 0.0
+    """trained_tokens / training_s: of one rank."""
+    mfu: float | None = None
+    """Floating-point operations of training (consumer/training_cost.py) over training_s and the setting peak_flops."""
     updates: tuple[UpdateMetrics, ...] = ()
     """Each optimizer step by itself, where an iteration takes several."""
+
+    def numbers(self) -> dict[str, float]:
+        """What can be drawn over the iterations, by field name; without what is unknown, and reward_components."""
+        fields = {name: getattr(self, name) for name in self.__struct_fields__ if name not in NOT_DRAWN}
+        return {name: float(value) for name, value in fields.items() if value is not None}
 
 
 class TimelineSpan(Record, frozen=True, kw_only=True):
@@ -131,7 +156,26 @@ class BatchDead(Event, tag="batch_dead", frozen=True, kw_only=True):
     reason: str
 
 
-JobEvent = StateChanged | TrainerStarted | IterationCommitted | EvaluationFinished | CheckpointWritten | BatchDead
+class MismatchAlarm(Event, tag="mismatch_alarm", frozen=True, kw_only=True):
+    """Trainer and generator disagree about what was sampled by more than `trainer.mismatch_alarm`."""
+
+    iteration: int
+    mismatch_k3: float
+    mismatch_max: float
+    effective_sample_share: float
+    threshold: float
+    """Of mismatch_k3."""
+
+
+JobEvent = (
+    StateChanged
+    | TrainerStarted
+    | IterationCommitted
+    | EvaluationFinished
+    | CheckpointWritten
+    | BatchDead
+    | MismatchAlarm
+)
 
 
 class AuditRecord(Record, frozen=True, kw_only=True):

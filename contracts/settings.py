@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
@@ -41,6 +42,8 @@ class StackSettings(Record, frozen=True, kw_only=True):
     """Compute threads of a process: OMP_NUM_THREADS, set by the launcher before torch is imported."""
     device: str = "cpu"
     """Where the trainer computes: cpu, or cuda."""
+    peak_flops: float = 0.0
+    """Floating-point operations a second that one trainer rank could do at best, for the metric mfu; 0: unknown."""
     log_format: str = "human"
     """human, or json: one object a line."""
     broker_timeout_s: float = 30.0
@@ -59,6 +62,8 @@ class StackSettings(Record, frozen=True, kw_only=True):
     """For tests: the crash point (docs/failure-modes.md) at which a trainer or generator kills itself."""
 
     def __post_init__(self) -> None:
+        if not 0.0 <= self.peak_flops < math.inf:
+            raise ValueError("peak_flops must be 0 or more")
         if self.log_format not in ("human", "json"):
             raise ValueError("log_format must be human or json")
         if self.device not in ("cpu", "cuda"):
@@ -111,6 +116,7 @@ TYPES = {
     "engine_kv_cache_mb": int,
     "engine_timeout_s": float,
     "threads": int,
+    "peak_flops": float,
     "broker_timeout_s": float,
     "broker_full_timeout_s": float,
 }

@@ -108,6 +108,12 @@ class TrainerSpec(Record, frozen=True, kw_only=True):
     max_tokens_per_micro_batch: Annotated[int, Meta(ge=1)] = 8192
     """Input tokens of one forward and backward pass, padding included: bounds the memory of activations. A rollout
     batch with more goes through in several passes; a prompt with one completion always goes whole."""
+    measure_entropy: bool = True
+    """Measures the policy's entropy in every iteration, also without an entropy bonus."""
+    mismatch_alarm: Annotated[float, Meta(gt=0.0)] = 0.01
+    """Above this mean K3 a token between trainer and generator (mismatch_k3) an iteration is a warning and an event."""
+    on_mismatch: Literal["warn", "fail"] = "warn"
+    """Whether such an iteration is trained all the same, or fails the job before its step."""
     gradient_checkpointing: bool = False
     """Recomputes activations in the backward pass: less memory, about a third more time."""
     lora: LoraSpec | None = None
@@ -180,6 +186,8 @@ class JobSpec(Record, frozen=True, kw_only=True):
     """What one iteration samples."""
     algorithm: AlgorithmSpec = field(default_factory=AlgorithmSpec)
     """Advantage and loss."""
+    trackers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ()
+    """Experiment trackers that get each iteration's numbers, beside the run folder; each is an extra of the package."""
     optimizer: OptimizerSpec = field(default_factory=OptimizerSpec)
     """AdamW."""
     trainer: TrainerSpec = field(default_factory=TrainerSpec)
@@ -200,6 +208,8 @@ class JobSpec(Record, frozen=True, kw_only=True):
             )
         if self.rollout.sampling.temperature == 0.0:
             raise ValueError("rollout.sampling.temperature must be above 0: a group of greedy samples has no advantage")
+        if len(set(self.trackers)) < len(self.trackers):
+            raise ValueError("trackers names one twice; name each once")
         self._check_group_size()
         self._check_overlong()
 

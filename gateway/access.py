@@ -23,11 +23,23 @@ def require_configured_key(settings: StackSettings) -> bytes:
     return settings.api_key.encode()
 
 
+def has_key(request: Request, credentials: HTTPAuthorizationCredentials | None) -> bool:
+    """Whether the request bears the stack's key."""
+    given = credentials.credentials.encode() if credentials else b""
+    return hmac.compare_digest(given, request.app.state.api_key)
+
+
+async def bears_key(
+    request: Request, credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)]
+) -> bool:
+    """For a route that tells more to who has the key."""
+    return has_key(request, credentials)
+
+
 async def require_key(
     request: Request, credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)]
 ) -> None:
     """Runs before the body is read. Raises Problem 401."""
-    given = credentials.credentials.encode() if credentials else b""
-    if not hmac.compare_digest(given, request.app.state.api_key):
+    if not has_key(request, credentials):
         what = "the key is wrong" if credentials else "a bearer key is needed"
         raise Problem(HTTPStatus.UNAUTHORIZED, what, field="Authorization", cure="send `Authorization: Bearer KEY`")

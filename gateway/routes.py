@@ -23,8 +23,9 @@ from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
 from contracts.wire import encode_json
 from gateway import openapi, submission
-from gateway.access import require_key
+from gateway.access import bears_key, require_key
 from gateway.event_stream import EventStream, resume_point
+from gateway.job_gauges import job_gauges
 from gateway.run_files import iteration_metrics
 from gateway.services import Services
 
@@ -160,12 +161,13 @@ def readyz(services: HasServices) -> Response:
 
 
 @process_api.get("/metrics")
-def prometheus(services: HasServices) -> Response:
-    """Prometheus text format. Counts only: no key is needed, and no job is named."""
+def prometheus(services: HasServices, is_trusted: Annotated[bool, Depends(bears_key)]) -> Response:
+    """Prometheus text format: counts, which need no key and name no job; with it, each active job's last iteration."""
     metrics = services.metrics
     metrics.active_jobs.set(len(services.jobs.active_jobs()))
     metrics.live_generators.set(len(Presence(services.broker).live()))
-    return Response(metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
+    of_jobs = job_gauges(services) if is_trusted else b""
+    return Response(metrics.exposition() + of_jobs, media_type=CONTENT_TYPE_LATEST)
 
 
 def _create(services: Services, spec: JobSpec, key: str) -> tuple[JobStatus, bool]:

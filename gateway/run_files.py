@@ -13,6 +13,28 @@ from contracts.run_folder import RunFolder
 log = logging.getLogger(__name__)
 
 
+TAIL_BYTES = 64 * 1024
+"""Far more than one line of metrics.jsonl."""
+
+
+def newest_metrics(folder: RunFolder) -> IterationMetrics | None:
+    """The last whole line, without reading the file up to it; None before the first iteration."""
+    try:
+        with folder.metrics.open("rb") as file:
+            file.seek(max(0, folder.metrics.stat().st_size - TAIL_BYTES))
+            lines = file.read().splitlines()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise Unavailable(f"cannot be read: {error.strerror}", field="metrics.jsonl") from error
+    for line in reversed(lines):
+        try:
+            return msgspec.json.decode(line, type=IterationMetrics)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            continue
+    return None
+
+
 def iteration_metrics(folder: RunFolder) -> list[IterationMetrics]:
     """By iteration; the last line of an iteration wins, since a replay writes it again.
 

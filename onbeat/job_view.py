@@ -18,6 +18,7 @@ from contracts.events import (
     IterationCommitted,
     IterationMetrics,
     JobEvent,
+    MismatchAlarm,
     StateChanged,
     TrainerStarted,
 )
@@ -188,6 +189,11 @@ def event_line(event: JobEvent, progress: JobProgress) -> str:
         return f"a trainer {how} at iteration {event.next_iteration} (epoch {event.trainer_epoch})"
     if isinstance(event, CheckpointWritten):
         return f"checkpoint after iteration {event.iteration}: {event.directory}"
+    if isinstance(event, MismatchAlarm):
+        return (
+            f"iteration {event.iteration}: trainer and generator log-probs differ by a mean K3 of "
+            f"{event.mismatch_k3:.3g} a token (alarm above {event.threshold:g}), at most by {event.mismatch_max:.3g}"
+        )
     assert isinstance(event, BatchDead)
     return f"batch {event.batch_id} was given up: {event.reason}"
 

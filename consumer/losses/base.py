@@ -43,8 +43,10 @@ class PolicyTerm:
 
     token_loss: Tensor
     """[R, T] with gradient; linear in the advantages' scale, and exactly 0.0 for an advantage of 0.0."""
-    outside: Tensor
-    """bool [R, T]: tokens whose ratio is outside the clip range."""
+    below: Tensor
+    """bool [R, T]: tokens whose ratio is below the clip range."""
+    above: Tensor
+    """bool [R, T]: tokens whose ratio is above it."""
 
 
 @dataclass(frozen=True, kw_only=True)

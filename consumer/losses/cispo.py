@@ -16,7 +16,7 @@ def weighted_log_prob(inputs: LossInputs) -> PolicyTerm:
     ratio = inputs.log_ratio().detach().exp()
     weight = inputs.clip(ratio)
     gain = inputs.advantages.unsqueeze(1)
-    return PolicyTerm(token_loss=-(weight * gain) * inputs.logprobs, outside=ratio != weight)
+    return PolicyTerm(token_loss=-(weight * gain) * inputs.logprobs, below=ratio < weight, above=ratio > weight)
 
 
 CISPO = PolicyLoss(surrogate=weighted_log_prob, normaliser=TOKEN_MEAN)

@@ -45,7 +45,7 @@ class TokenLogprobs:
     reference: Tensor | None = None
     """[R, T] of the frozen initial model; None without a KL term."""
     entropy: Tensor | None = None
-    """[R, T] with gradient, in nats, of the whole distribution at each token; None without an entropy bonus."""
+    """[R, T] with gradient, in nats, of the whole distribution at each token; None where it was not measured."""
 
     def masked(self, loss_mask: Tensor) -> TokenLogprobs:
         """0.0 where loss_mask is False: an exponential of padding could overflow, and its gradient be NaN."""
@@ -68,14 +68,20 @@ class LossTerms:
 
     loss_sum: Tensor
     """Scalar with gradient, undivided: see `Normaliser`."""
-    num_clipped: int
-    """Tokens whose ratio is outside [1 - clip_low, 1 + clip_high]."""
+    num_clipped_low: int
+    """Tokens whose ratio is below 1 - clip_low."""
+    num_clipped_high: int
+    """Tokens whose ratio is above 1 + clip_high."""
     num_corrected: int
     """Tokens whose weight against the generator was truncated or set to zero."""
     k3_sum: float
     """Sum of k3 over tokens; 0.0 without a reference."""
     entropy_sum: float
-    """Sum of entropies over tokens, in nats; 0.0 without an entropy bonus."""
+    """Sum of entropies over tokens, in nats; 0.0 where they were not measured."""
+
+    @property
+    def num_clipped(self) -> int:
+        return self.num_clipped_low + self.num_clipped_high
 
 
 def family_loss(
@@ -102,11 +108,13 @@ def family_loss(
             token_loss = token_loss + algorithm.kl_coefficient * divergence
         k3_sum = float(k3(tokens.policy.detach(), tokens.reference)[loss_mask].double().sum())
     if tokens.entropy is not None:
-        token_loss = token_loss - algorithm.entropy_coefficient * tokens.entropy
+        if algorithm.entropy_coefficient > 0.0:
+            token_loss = token_loss - algorithm.entropy_coefficient * tokens.entropy
         entropy_sum = float(tokens.entropy.detach().double().sum())
     return LossTerms(
         loss_sum=member.normaliser.reduce(token_loss, loss_mask, sizes),
-        num_clipped=int((term.outside & loss_mask).sum()),
+        num_clipped_low=int((term.below & loss_mask).sum()),
+        num_clipped_high=int((term.above & loss_mask).sum()),
         num_corrected=num_corrected,
         k3_sum=k3_sum,
         entropy_sum=entropy_sum,

@@ -17,7 +17,9 @@ def clipped_surrogate(inputs: LossInputs) -> PolicyTerm:
     ratio = inputs.log_ratio().exp()
     gain = inputs.advantages.unsqueeze(1)
     clipped = inputs.clip(ratio)
-    return PolicyTerm(token_loss=-torch.minimum(ratio * gain, clipped * gain), outside=ratio != clipped)
+    return PolicyTerm(
+        token_loss=-torch.minimum(ratio * gain, clipped * gain), below=ratio < clipped, above=ratio > clipped
+    )
 
 
 GRPO = PolicyLoss(surrogate=clipped_surrogate, normaliser=RESPONSE_MEAN)

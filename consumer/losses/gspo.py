@@ -22,7 +22,8 @@ def sequence_surrogate(inputs: LossInputs) -> PolicyTerm:
     loss = -torch.minimum(ratio * inputs.advantages, clipped * inputs.advantages)
     return PolicyTerm(
         token_loss=loss.unsqueeze(1).expand_as(log_ratio),
-        outside=(ratio != clipped).unsqueeze(1).expand_as(log_ratio),
+        below=(ratio < clipped).unsqueeze(1).expand_as(log_ratio),
+        above=(ratio > clipped).unsqueeze(1).expand_as(log_ratio),
     )
 
 

@@ -17,6 +17,7 @@ from contracts.events import (
     EvaluationFinished,
     IterationCommitted,
     IterationMetrics,
+    MismatchAlarm,
     StateChanged,
     TimelineSpan,
     TrainerStarted,
@@ -396,6 +397,14 @@ GOLDEN: dict[str, Record] = {
         at_s=1700000000.5, iteration=3, directory="job-0123456789ab/checkpoints/000003", weights_digest=NEXT_DIGEST
     ),
     "event_batch_dead": BatchDead(at_s=1700000000.5, batch_id="3/train/1", reason="no reward"),
+    "event_mismatch_alarm": MismatchAlarm(
+        at_s=1700000000.5,
+        iteration=3,
+        mismatch_k3=0.25,
+        mismatch_max=4.5,
+        effective_sample_share=0.5,
+        threshold=0.01,
+    ),
     "timeline_span": TimelineSpan(
         who="generator-a", what="generate", iteration=3, batch_id="3/train/0", started_s=1.5, ended_s=2.5
     ),

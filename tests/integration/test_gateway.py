@@ -25,7 +25,7 @@ from broker.keys import JobKeys
 from broker.presence import Presence
 from broker.trainer_side import Opening, TrainerSide
 from contracts.errors import InvalidInput
-from contracts.events import AuditRecord, IterationMetrics, TrainerStarted, record_digest
+from contracts.events import AuditRecord, TrainerStarted, record_digest
 from contracts.jobs import EvaluationScore, JobState, JobStatus
 from contracts.monitor import StreamReport
 from contracts.rollouts import PromptBatch
@@ -37,6 +37,7 @@ from gateway.app import create_app
 from gateway.services import Services
 from onbeat.embedded_redis import EmbeddedRedis
 from tests.builders import job_spec, prompt_batch, rollout_batch
+from tests.contract.make_golden import iteration_metrics
 
 KEY = "test-key"
 JSON = {"Content-Type": "application/json"}
@@ -366,8 +367,7 @@ def test_a_gateway_that_ends_does_not_wait_for_its_event_streams(services: Servi
 
 
 def metrics_line(iteration: int, reward: float) -> bytes:
-    numbers = dict.fromkeys((field.name for field in msgspec.structs.fields(IterationMetrics)), 0)
-    return json.dumps(numbers | {"iteration": iteration, "reward_mean": reward, "reward_components": {}}).encode()
+    return encode_json(msgspec.structs.replace(iteration_metrics(), iteration=iteration, reward_mean=reward))
 
 
 def test_metrics_are_the_last_line_of_each_iteration_and_a_torn_line_is_left_out(
@@ -492,3 +492,26 @@ def test_prometheus_reads_requests_by_route_and_no_job_id(ask: Callable[..., htt
     text = ask("GET", "/metrics").text
     assert 'onbeat_gateway_requests_total{method="GET",route="/v1/jobs/{job_id}",status="200"} 1.0' in text
     assert job_id not in text
+
+
+def test_prometheus_with_the_key_reads_each_active_jobs_last_iteration(
+    ask: Callable[..., httpx.Response], services: Services
+) -> None:
+    job_id, idle_id, ended_id = submit(ask), submit(ask), submit(ask)
+    ask("POST", f"/v1/jobs/{ended_id}/cancel")
+    for written_id in (job_id, ended_id):
+        folder = RunFolder(services.settings.run_root_path, written_id)
+        folder.path.mkdir()
+        last = msgspec.structs.replace(iteration_metrics(), iteration=4, reward_mean=0.75, mfu=0.25)
+        lines = [encode_json(iteration_metrics()), encode_json(last), encode_json(last)[:40]]
+        folder.metrics.write_bytes(b"\n".join(lines))
+    text = ask("GET", "/metrics").text
+    assert f'onbeat_job_reward_mean{{job="{job_id}"}} 0.75' in text
+    assert f'onbeat_job_iteration{{job="{job_id}"}} 4.0' in text
+    assert f'onbeat_job_mfu{{job="{job_id}"}} 0.25' in text
+    assert f'onbeat_job_reward_component{{component="exact",job="{job_id}"}} 0.5' in text
+    assert idle_id not in text
+    assert ended_id not in text
+    without_key = ask("GET", "/metrics", headers={"Authorization": "Bearer wrong"})
+    assert without_key.status_code == 200
+    assert "onbeat_job_" not in without_key.text

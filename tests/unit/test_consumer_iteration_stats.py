@@ -70,7 +70,9 @@ def test_numbers_of_an_iteration_by_hand() -> None:
         longest_response_tokens=4,
         num_truncated=1,
         loss_sum=-0.4,
-        num_clipped=3,
+        num_clipped_low=1,
+        num_clipped_high=2,
+        advantages=(0.5, -0.5),
         num_corrected=2,
         entropy_sum=1.5,
         k3_sum=0.6,
@@ -86,7 +88,9 @@ def test_numbers_of_an_iteration_by_hand() -> None:
         longest_response_tokens=1,
         num_truncated=0,
         loss_sum=0.0,
-        num_clipped=0,
+        num_clipped_low=0,
+        num_clipped_high=0,
+        advantages=(0.0, 0.0),
         num_corrected=0,
         entropy_sum=0.0,
         k3_sum=0.0,
@@ -102,6 +106,8 @@ def test_numbers_of_an_iteration_by_hand() -> None:
     assert numbers.truncated_share == 0.25
     assert numbers.loss == pytest.approx(-0.1)
     assert (numbers.clip_share, numbers.kl_to_reference) == (0.5, pytest.approx(0.1))
+    assert (numbers.clip_low_share, numbers.clip_high_share) == (1 / 6, 2 / 6)
+    assert (numbers.advantage_mean, numbers.advantage_std, numbers.advantage_max) == (0.0, math.sqrt(0.5 / 3), 0.5)
     assert (numbers.corrected_share, numbers.entropy) == (2 / 6, 0.25)
     assert (numbers.mismatch_k3, numbers.mismatch_max) == (pytest.approx(0.05), 0.2)
     assert numbers.effective_sample_share == 36.0 / (6 * 12.0)
@@ -158,7 +164,7 @@ def test_numbers_that_each_update_has_are_means_and_the_others_are_those_of_the_
     of_rollouts = Mismatch(num_tokens=4, k3_sum=0.4, largest=0.2, rho_sum=4.0, rho_square_sum=4.0)
     first, second = (
         iteration_numbers(
-            [stats(0, loss_sum=8.0 * number, num_clipped=number, k3_sum=0.4 * number, mismatch=of_rollouts)],
+            [stats(0, loss_sum=8.0 * number, num_clipped_low=number, k3_sum=0.4 * number, mismatch=of_rollouts)],
             scaling=Scaling(count=8),
         )
         for number in (0, 3)
@@ -166,7 +172,8 @@ def test_numbers_that_each_update_has_are_means_and_the_others_are_those_of_the_
     numbers = mean_over_updates([first, second])
     assert (numbers.loss, numbers.clip_share) == (1.5, 0.375)
     assert numbers.kl_to_reference == pytest.approx(0.15)
-    assert dataclasses.replace(numbers, loss=0.0, clip_share=0.0, kl_to_reference=0.0) == first
+    assert (numbers.clip_low_share, numbers.clip_high_share) == (0.375, 0.0)
+    assert dataclasses.replace(numbers, loss=0.0, clip_share=0.0, clip_low_share=0.0, kl_to_reference=0.0) == first
     assert mean_over_updates([second]) == second
 
 

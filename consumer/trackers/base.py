@@ -1,0 +1,71 @@
+"""A tracker, and the thread that keeps its delays and failures away from training."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from contracts.events import IterationMetrics
+from contracts.jobs import EvaluationScore
+
+log = logging.getLogger(__name__)
+
+CLOSE_TIMEOUT_S = 30.0
+"""Of each tracker at the job's end."""
+
+
+class Tracker(Protocol):
+    """What a tracker's library is asked for."""
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Steps never go back; a step may come twice, with other names."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class BackgroundTracker:
+    """Logs in a thread: neither a slow server nor an error of the library may hold up or end a job."""
+
+    def __init__(self, name: str, make: Callable[[], Tracker]) -> None:
+        self._name = name
+        self._make = make
+        self._points: queue.SimpleQueue[tuple[int, Mapping[str, float]] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=f"tracker-{name}", daemon=True)
+        self._thread.start()
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Doesn't wait; does nothing once the tracker is off."""
+        if self._thread.is_alive():
+            self._points.put((step, values))
+
+    def close(self) -> None:
+        """Waits for what was logged, up to a deadline."""
+        self._points.put(None)
+        self._thread.join(CLOSE_TIMEOUT_S)
+        if self._thread.is_alive():
+            log.warning("tracker %s did not end within %g s: its last points may be lost", self._name, CLOSE_TIMEOUT_S)
+
+    def _run(self) -> None:
+        """Any exception of foreign code has the same answer here: the tracker is off, training goes on."""
+        try:
+            tracker = self._make()
+            while (point := self._points.get()) is not None:
+                tracker.log(*point)
+            tracker.close()
+        except Exception as error:
+            log.warning("tracker %s fails and is off: %s: %s", self._name, type(error).__name__, error)
+
+
+def iteration_values(metrics: IterationMetrics) -> dict[str, float]:
+    """By field name; reward components as `reward_components/NAME`."""
+    return metrics.numbers() | {f"reward_components/{name}": value for name, value in metrics.reward_components.items()}
+
+
+def evaluation_values(score: EvaluationScore) -> dict[str, float]:
+    """`evaluation/sampled`, and `evaluation/greedy` where there is one."""
+    values = {"evaluation/sampled": score.sampled}
+    return values if score.greedy is None else values | {"evaluation/greedy": score.greedy}
