@@ -18,9 +18,10 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_utils import PreTrainedModel
 
-from consumer.lora_merge import merge_into
 from contracts.errors import InvalidInput
 from contracts.lora import ALL_LINEAR, LoraSpec
+from weight_store.adapters import matrix_names
+from weight_store.lora_merge import merge_into
 
 if TYPE_CHECKING:
     from peft.tuners.lora import Linear as LoraLinear
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
 ADAPTER = "default"
 """peft's name of the only one."""
 FIELD = "trainer.lora"
-SAVED_PREFIX = "base_model.model."
-"""Of tensor names in files that peft and vLLM read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +44,9 @@ class Adapters:
         """A and B of each layer, float32, under the names that peft saves them by."""
         named: dict[str, nn.Parameter] = {}
         for name, layer in self.layers.items():
-            named[f"{SAVED_PREFIX}{name}.lora_A.weight"] = _weight(layer.lora_A[ADAPTER])
-            named[f"{SAVED_PREFIX}{name}.lora_B.weight"] = _weight(layer.lora_B[ADAPTER])
+            name_a, name_b = matrix_names(name)
+            named[name_a] = _weight(layer.lora_A[ADAPTER])
+            named[name_b] = _weight(layer.lora_B[ADAPTER])
         return named
 
     def merged(self, base: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -23,6 +23,7 @@ from consumer.adapters import Adapters, attach_adapters, base_name, is_adapter_n
 from contracts.errors import InvalidInput
 from contracts.lora import LoraSpec
 from contracts.spec import ModelSpec
+from weight_store.adapters import AdapterSource
 from weight_store.hashing import tensors_digest
 
 FIELD = "model.path"
@@ -100,6 +101,12 @@ class Policy:
         if self.adapters is None:
             return self.weight_tensors()
         return {name: parameter.detach() for name, parameter in self.adapters.parameters().items()}
+
+    def adapter_source(self) -> AdapterSource | None:
+        """For a publisher of adapters alone; None without adapters."""
+        if self.adapters is None:
+            return None
+        return AdapterSource(scaling=self.adapters.scaling, matrices=self.state_tensors, base=self.base_tensors)
 
     def load_state_tensors(self, tensors: dict[str, Tensor]) -> None:
         """Copies a full set of `state_tensors` in place. Raises InvalidInput where names or shapes differ."""

@@ -81,7 +81,15 @@ class Trainer:
         self._peak_flops = peak_flops
         self._broker = broker
         self._jobs = JobStore(broker)
-        self._weights = make_publisher(spec, folder, chunks=side, announce=side.announce_shard, pause=self._pause)
+        lora = spec.trainer.lora
+        self._weights = make_publisher(
+            spec,
+            folder,
+            chunks=side,
+            announce=side.announce_shard,
+            pause=self._pause,
+            adapters=self._learner.policy.adapter_source() if lora and lora.publish == "adapter" else None,
+        )
         self._generators = GeneratorWatch(
             Presence(broker), deadline_s=spec.timeouts.no_generator_s, deterministic=spec.deterministic
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
@@ -21,6 +21,10 @@ class LoraSpec(Record, frozen=True, kw_only=True):
     """The product counts alpha / rank."""
     target_modules: Annotated[tuple[Annotated[str, Meta(min_length=1)], ...], Meta(min_length=1)] = (ALL_LINEAR,)
     """Ends of the names of the linear layers that get an adapter, such as "q_proj"; "all-linear": all but the head."""
+
+    publish: Literal["merged", "adapter"] = "merged"
+    """What a version brings the generators. merged: the whole weights; adapter: A and B, which they merge into the base
+    that they read once. The weights that they hold, and their digest, are the same."""
 
     def __post_init__(self) -> None:
         if ALL_LINEAR in self.target_modules and len(self.target_modules) > 1:

@@ -16,7 +16,7 @@ from contracts.lora import LoraSpec
 from contracts.ranges import NonNegativeInt, PositiveInt, PositiveSeconds
 from contracts.rewards import OverlongReward, RewardComponent
 from contracts.rollouts import SamplingParams
-from contracts.weights import FileWeights, WeightsSpec
+from contracts.weights import DeltaWeights, FileWeights, WeightsSpec
 from contracts.wire import Record
 
 
@@ -205,6 +205,12 @@ class JobSpec(Record, frozen=True, kw_only=True):
         if self.deterministic and self.trainer.accumulation != "exact":
             raise ValueError(
                 'deterministic needs trainer.accumulation = "exact"; set deterministic = false for float sums'
+            )
+        lora = self.trainer.lora
+        if lora is not None and lora.publish == "adapter" and isinstance(self.weights, DeltaWeights):
+            raise ValueError(
+                'trainer.lora.publish = "adapter" leaves weights.transport = "delta" nothing to save, since every '
+                'element of an adapter changes in a step; use "file" or "redis"'
             )
         if self.rollout.sampling.temperature == 0.0:
             raise ValueError("rollout.sampling.temperature must be above 0: a group of greedy samples has no advantage")

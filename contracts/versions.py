@@ -34,6 +34,17 @@ class WeightStep(Record, frozen=True, kw_only=True):
     files: tuple[WeightFile, ...]
 
 
+class AdapterVersion(Record, frozen=True, kw_only=True):
+    """A version as LoRA matrices: the weights are those of the base + scaling · B A (weight_store/lora_merge.py)."""
+
+    scaling: float
+    """alpha / rank."""
+    adapter_digest: Digest
+    """Of the matrices in the manifest's files."""
+    base: WeightStep
+    """The weights that the job found, in folders whatever the transport; the same for all of its versions."""
+
+
 class WeightManifest(Record, frozen=True, kw_only=True):
     """What a version is: its files, and the digest of its tensors (`weights_digest`)."""
 
@@ -51,15 +62,19 @@ class WeightManifest(Record, frozen=True, kw_only=True):
     """Of the whole version, or of its delta on the last of `base`."""
     base: tuple[WeightStep, ...] = ()
     """What a delta stands on, a whole version first."""
+    adapter: AdapterVersion | None = None
+    """Where the files hold adapters alone; weights_digest is of what they make of their base."""
 
     def __post_init__(self) -> None:
-        for step in self.steps:
+        for step in (*self.steps, *([self.adapter.base] if self.adapter else [])):
             if not step.files:
                 raise ContractViolation("a manifest without files", field="files")
             if step.directory.startswith("/") or ".." in step.directory.split("/"):
                 raise ContractViolation("must stay inside the weight root", field="directory")
         if self.base and self.transport != "delta":
             raise ContractViolation("only a delta stands on other versions", field="base")
+        if self.base and self.adapter:
+            raise ContractViolation("adapters do not travel as deltas", field="adapter")
 
     @property
     def steps(self) -> tuple[WeightStep, ...]:

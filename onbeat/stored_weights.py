@@ -51,6 +51,7 @@ ITEM_BYTES = {
     "uint8": 1,
     "bool": 1,
 }
+ADAPTER_END = ".lora_A.weight"
 MAX_HEADER_BYTES = 100_000_000
 VERSION_FOLDER = re.compile(r"v(\d{6,})")
 CHECKPOINT_FOLDER = re.compile(r"i(\d{6,})")
@@ -61,13 +62,14 @@ def digests_on_disk(folder: RunFolder) -> dict[str, tuple[int, str]]:
     """Folder below the run root → (policy version, digest of its tensors).
 
     A checkpoint after iteration t holds version t + 1; one of adapters says which version they make of the base, and
-    only they are hashed. Folders that a writer has not finished have other names.
+    only they are hashed. Published adapters say no such thing: generators check what they make. Folders that a writer
+    has not finished have other names.
     Raises ContractViolation that names a damaged file.
     """
     found: dict[str, tuple[int, str]] = {}
     for path, version, files in _versions(folder):
         try:
-            digest = _adapted(path, digest_of(files)) if files else _digest_of_delta(folder, path)
+            digest = _digest_of_files(path, files) if files else _digest_of_delta(folder, path)
         except ContractViolation:
             if path.exists():
                 raise
@@ -113,20 +115,21 @@ def _versions(folder: RunFolder) -> Iterator[tuple[Path, int, list[Path]]]:
             yield path, int(match[1]) + 1, [path / "model.safetensors"]
 
 
-def _adapted(folder: Path, found: str) -> str:
-    """The version's digest where the folder is a checkpoint of adapters (consumer/checkpoint.py), else `found`."""
+def _digest_of_files(folder: Path, files: list[Path]) -> str:
+    """The version's digest; "" where the files hold adapters, and nothing says what they make of their base."""
+    found = digest_of(files)
+    if not any(name.endswith(ADAPTER_END) for file in files for name, *_ in read_tensors(file)):
+        return found
     try:
         state = json.loads((folder / "state.json").read_bytes())
-        adapters = state["adapters"]
+        adapters_digest, version_digest = state["adapters"]["adapters_digest"], state["weights_digest"]
     except FileNotFoundError:
-        return found
-    except (OSError, ValueError, KeyError) as error:
+        return ""
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise ContractViolation("is damaged", field=str(folder / "state.json")) from error
-    if adapters is None:
-        return found
-    if adapters["adapters_digest"] != found:
+    if adapters_digest != found:
         raise ContractViolation("holds other adapters than it says", field=str(folder))
-    return state["weights_digest"]
+    return version_digest
 
 
 def digest_of(paths: list[Path]) -> str:

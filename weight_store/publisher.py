@@ -15,6 +15,8 @@ from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
 from contracts.versions import WeightManifest
 from contracts.weights import DeltaWeights, RedisWeights, WeightShard
+from weight_store.adapter_publisher import AdapterPublisher
+from weight_store.adapters import AdapterSource
 from weight_store.chunks import ChunkWriter
 from weight_store.delta_publisher import DeltaPublisher
 from weight_store.file_publisher import FilePublisher
@@ -55,11 +57,16 @@ def make_publisher(
     chunks: ChunkWriter,
     announce: Callable[[WeightShard], None],
     pause: Callable[[float], None],
+    adapters: AdapterSource | None = None,
 ) -> WeightPublisher:
     """The one that `spec.weights` names.
 
     announce: tells generators of a shard before its version is whole. pause: sleeps while Redis is full; it may raise.
+    adapters: of a job that publishes them alone.
     """
+    if adapters is not None:
+        carrier = make_publisher(spec, folder, chunks=chunks, announce=announce, pause=pause)
+        return AdapterPublisher(carrier, adapters, folder)
     patience_s = spec.timeouts.iteration_s
     match spec.weights:
         case DeltaWeights() as weights:

@@ -2,7 +2,8 @@
 
     manifest ─┬─ held version + deltas ────────┐
               ├─ whole version (+ deltas) ─────┼─▶ tensors in place ─▶ hashed by threads ─▶ digest = the manifest's
-              └─ chunks from Redis ────────────┘
+              ├─ chunks from Redis ────────────┤
+              └─ held base + merged adapters ──┘
 
 The fastest way comes first; where its result is not the version, the whole version is read once more.
 """
@@ -22,13 +23,14 @@ from safetensors.torch import load, load_file
 from torch import Tensor
 
 from contracts.errors import ContractViolation, WeightsRejected
-from contracts.versions import WeightManifest, WeightStep
+from contracts.versions import AdapterVersion, WeightManifest, WeightStep
 from contracts.weights import WeightDelta, WeightShard
 from contracts.wire import decode
 from telemetry.crash_points import reach
+from weight_store.adapters import AdaptedBase, layers_of
 from weight_store.chunks import ChunkReader, read_chunks
 from weight_store.delta import apply
-from weight_store.hashing import HashingThreads, bytes_of, dtype_name
+from weight_store.hashing import HashingThreads, bytes_of, dtype_name, tensors_digest
 from weight_store.version_files import check_digest, check_names, weight_files
 
 log = logging.getLogger(__name__)
@@ -62,6 +64,8 @@ class WeightReceiver:
         self._held: tuple[int, str] | None = None
         """Version and digest of what the tensors hold; None while that is nothing whole."""
         self._ahead: ShardsAhead | None = None
+        self._adapted: AdaptedBase | None = None
+        """The base of the adapters that are merged into the tensors; None while the tensors are anything else."""
 
     @property
     def tensors(self) -> Mapping[str, Tensor]:
@@ -76,6 +80,9 @@ class WeightReceiver:
         """
         held, self._held = self._held, None
         ahead, self._ahead = self._ahead, None
+        adapted, self._adapted = self._adapted, None
+        if manifest.adapter:
+            return self._load_adapters(manifest, manifest.adapter, adapted)
         if ahead and ahead.policy_version != manifest.policy_version:
             ahead = None
         if manifest.base or ahead:
@@ -92,7 +99,7 @@ class WeightReceiver:
 
         A shard that cannot be read any more is left for `load`, which finds the whole version or says what is wrong.
         """
-        self._held = None
+        self._held = self._adapted = None
         if self._ahead is None or self._ahead.policy_version != shard.policy_version:
             self._ahead = ShardsAhead(policy_version=shard.policy_version)
         try:
@@ -114,11 +121,40 @@ class WeightReceiver:
             reach("producer.loading_weights")
             found = hashing.digest()
         check_digest(manifest, found)
+        self._to_targets()
+        self._held = manifest.policy_version, found
+        return found
+
+    def _load_adapters(self, manifest: WeightManifest, adapter: AdapterVersion, base: AdaptedBase | None) -> str:
+        """Merges the matrices into the base, which is read where it is not at hand."""
+        matrices: dict[str, Tensor] = {}
+        for tensors in self._shards(manifest, {}):
+            matrices |= tensors
+        if (found := tensors_digest(matrices)) != adapter.adapter_digest:
+            raise WeightsRejected(
+                f"the adapters of version {manifest.policy_version} have digest {found}, their manifest says "
+                f"{adapter.adapter_digest}"
+            )
+        layers = layers_of(matrices, weights=self._tensors)
+        if base is None or not base.fits(adapter.base.weights_digest, layers):
+            self._load(_manifest_of(adapter.base, dtype=manifest.dtype), held=None, ahead=None)
+            self._held = None
+            base = AdaptedBase(adapter.base.weights_digest, {name: self._tensors[name] for name in layers})
+        with HashingThreads({name: t for name, t in self._tensors.items() if name not in layers}) as hashing:
+            for name, of_layer in layers.items():
+                base.merge(name, of_layer, scaling=adapter.scaling, target=self._tensors[name])
+                hashing.add([(name, self._tensors[name])])
+            reach("producer.loading_weights")
+            found = hashing.digest()
+        check_digest(manifest, found)
+        self._to_targets()
+        self._adapted = base
+        return found
+
+    def _to_targets(self) -> None:
         for name, target in self._targets.items():
             if target is not self._tensors[name] and not target.is_meta:
                 target.copy_(self._tensors[name])
-        self._held = manifest.policy_version, found
-        return found
 
     def _read_whole(self, manifest: WeightManifest, ahead: ShardsAhead | None, hashing: HashingThreads) -> None:
         """Hashes a shard while the next one is read."""
@@ -196,6 +232,16 @@ class WeightReceiver:
                     f"{name} of version {policy_version} is {_shown(source)}, the model needs {_shown(target)}"
                 )
             target.copy_(source)
+
+
+def _manifest_of(step: WeightStep, *, dtype: str) -> WeightManifest:
+    return WeightManifest(
+        policy_version=step.policy_version,
+        weights_digest=step.weights_digest,
+        dtype=dtype,
+        directory=step.directory,
+        files=step.files,
+    )
 
 
 def whole_version(directory: Path) -> list[Path]:

@@ -64,7 +64,7 @@ from contracts.spec import (
     TimeoutSpec,
     TrainerSpec,
 )
-from contracts.versions import WeightFile, WeightManifest
+from contracts.versions import AdapterVersion, WeightFile, WeightManifest
 from contracts.weights import (
     DeltaWeights,
     FileWeights,
@@ -176,6 +176,19 @@ def delta_manifest() -> WeightManifest:
         directory="job-0123456789ab/weights/v000004",
         files=(WeightFile(name="delta.msgpack", num_bytes=70_000_000),),
         base=whole.steps,
+    )
+
+
+def adapter_manifest() -> WeightManifest:
+    whole = weight_manifest()
+    return WeightManifest(
+        policy_version=4,
+        weights_digest=NEXT_DIGEST,
+        dtype="bfloat16",
+        transport="redis",
+        directory="job-0123456789ab/weights/v000004",
+        files=(WeightFile(name="weights.safetensors", num_bytes=20_000_000),),
+        adapter=AdapterVersion(scaling=2.0, adapter_digest=DIGEST, base=whole.steps[0]),
     )
 
 
@@ -361,6 +374,7 @@ GOLDEN: dict[str, Record] = {
     "rollout_batch": rollout_batch(),
     "weight_manifest": weight_manifest(),
     "weight_manifest_delta": delta_manifest(),
+    "weight_manifest_adapter": adapter_manifest(),
     "weight_delta": weight_delta(),
     "weight_shard": WeightShard(
         policy_version=4,

@@ -17,7 +17,9 @@ from contracts.spec import ModelSpec
 from producer.engine.base import VerifiedWeights
 from producer.engine.transformers import TransformersEngine
 from tests.builders import prompt_batch, tiny_model_folder
+from weight_store.adapter_publisher import AdapterPublisher
 from weight_store.file_publisher import FilePublisher
+from weight_store.publisher import WeightPublisher
 
 PROMPTS = ([5, 6, 7], [8, 9])
 
@@ -36,12 +38,18 @@ def policy(tmp_path: Path) -> Policy:
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.0])
+@pytest.mark.parametrize("publish", ["merged", "adapter"])
 def test_an_engine_samples_with_the_log_probs_of_the_trainer(
-    tmp_path: Path, policy: Policy, temperature: float
+    tmp_path: Path, policy: Policy, publish: str, temperature: float
 ) -> None:
     folder = RunFolder(tmp_path, "job")
-    publisher = FilePublisher(folder, announce=lambda shard: None)
+    publisher: WeightPublisher = FilePublisher(folder, announce=lambda shard: None)
+    if publish == "adapter":
+        source = policy.adapter_source()
+        assert source is not None
+        publisher = AdapterPublisher(publisher, source, folder)
     manifest = publisher.publish(policy.weight_tensors(), policy_version=3)
+    assert (manifest.adapter is None) == (publish == "merged")
     engine = TransformersEngine(ModelSpec(path="qwen3"), model_root=tmp_path, weight_root=tmp_path, deterministic=True)
     asyncio.run(engine.load_weights(manifest))
     assert engine.policy_version == VerifiedWeights(policy_version=3, weights_digest=manifest.weights_digest)

@@ -16,9 +16,10 @@ from tests.builders import job_spec
 from tests.pipeline import Pipeline
 
 ITERATIONS = 4
+LORA: dict[str, object] = {"algorithm__kl_coefficient": 0.01, "optimizer__learning_rate": 2e-3}
 VARIANTS: dict[str, dict[str, object]] = {
     "three updates": {"algorithm__updates_per_iteration": 3, "algorithm__clip_low": 0.01, "algorithm__clip_high": 0.01},
-    "LoRA": {"trainer__lora": {"rank": 4}, "algorithm__kl_coefficient": 0.01, "optimizer__learning_rate": 2e-3},
+    "LoRA": LORA | {"trainer__lora": {"rank": 4, "publish": "adapter"}},
 }
 STEPS_BEFORE_DEATH = {"three updates": 3 * (ITERATIONS - 1) + 2, "LoRA": ITERATIONS}
 
@@ -63,6 +64,16 @@ def test_a_killed_trainer_and_two_generators_leave_the_weights_of_the_undisturbe
     assert pipeline.jobs.state(job_id) is JobState.SUCCEEDED
     assert pipeline.final_digest(job_id) == pipeline.final_digest(oracles[variant])
     assert pipeline.verdict(job_id).gaps == ()
+
+
+def test_merged_weights_and_adapters_through_redis_are_the_same_versions(
+    pipeline: Pipeline, oracles: dict[str, str]
+) -> None:
+    merged = pipeline.train(spec("LoRA", trainer__lora={"rank": 4, "publish": "merged"}))
+    by_redis = pipeline.train(spec("LoRA", weights={"transport": "redis"}))
+    for job_id in (merged, by_redis):
+        assert pipeline.final_digest(job_id) == pipeline.final_digest(oracles["LoRA"])
+        assert pipeline.verdict(job_id).gaps == ()
 
 
 def test_only_the_updates_after_the_first_are_clipped(pipeline: Pipeline, oracles: dict[str, str]) -> None:

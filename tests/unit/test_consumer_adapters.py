@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from consumer.checkpoint import read_checkpoint, write_checkpoint
-from consumer.lora_merge import CHUNK_ITEMS, merge_into
 from consumer.micro_batch import make_micro_batch
 from consumer.optimizer import PolicyOptimizer
 from consumer.policy import Policy, load_policy
@@ -24,6 +23,7 @@ from contracts.spec import ModelSpec, OptimizerSpec
 from contracts.wire import convert
 from tests.builders import rollout_batch, tiny_model_folder
 from weight_store.hashing import tensors_digest
+from weight_store.lora_merge import CHUNK_ITEMS, merge_into
 
 ATTENTION = LoraSpec(rank=4, alpha=8.0, target_modules=("q_proj", "self_attn.v_proj"))
 

@@ -59,12 +59,13 @@ def test_versions_and_checkpoints_are_found_and_unfinished_folders_are_not(tmp_p
     assert digests_on_disk(folder) == {"job/weights/v000003": (3, digest), "job/checkpoints/i000002": (3, digest)}
 
 
-def test_a_checkpoint_of_adapters_stands_for_the_version_that_they_make(tmp_path: Path) -> None:
+def test_adapters_count_where_their_checkpoint_says_what_they_make(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path, "job")
-    path = folder.checkpoint_after(2)
-    path.mkdir(parents=True)
-    save_file(TENSORS, path / "model.safetensors")
-    state = {"weights_digest": "ab" * 32, "adapters": {"adapters_digest": tensors_digest(TENSORS)}}
+    matrices = {f"layer.lora_{letter}.weight": torch.ones(2, 2) for letter in "AB"}
+    for path in (folder.weights_of(3), folder.checkpoint_after(2)):
+        path.mkdir(parents=True)
+        save_file(matrices, path / "model.safetensors")
+    state = {"weights_digest": "ab" * 32, "adapters": {"adapters_digest": tensors_digest(matrices)}}
     (path / "state.json").write_text(json.dumps(state))
     assert digests_on_disk(folder) == {"job/checkpoints/i000002": (3, "ab" * 32)}
     state["adapters"] = {"adapters_digest": "cd" * 32}
