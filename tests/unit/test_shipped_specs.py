@@ -25,8 +25,9 @@ def read_spec(name: str) -> JobSpec:
     return convert(tomllib.loads((ROOT / "configs" / name).read_text()), JobSpec)
 
 
-def test_the_three_specs_are_shipped() -> None:
-    assert {"demo.toml", "reasoning-gym.toml", "smollm2-chain-sum.toml"} <= {path.name for path in SPECS}
+def test_the_specs_that_the_docs_name_are_shipped() -> None:
+    whole = {"demo.toml", "reasoning-gym.toml", "smollm2-chain-sum.toml"}
+    assert whole | {"demo-lora.toml", "smollm2-chain-sum-lora.toml"} <= {path.name for path in SPECS}
 
 
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: path.name)
