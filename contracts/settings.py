@@ -50,14 +50,21 @@ class StackSettings(Record, frozen=True, kw_only=True):
     """How long a process keeps trying to reach Redis before it ends with an error."""
     broker_full_timeout_s: float = 3600.0
     """How long a generator holds a finished batch while Redis is at maxmemory, before it ends with an error."""
-    engine: Literal["transformers", "vllm"] = "transformers"
-    """What a generator samples with."""
+    engine: Literal["transformers", "vllm", "openai"] = "transformers"
+    """What a generator samples with: transformers, vllm in this process, or openai: a server of vLLM or SGLang that
+    somebody else runs (docs/operations.md)."""
+    engine_url: str = ""
+    """openai: base URL of the server, e.g. http://127.0.0.1:8200. A server belongs to one generator."""
+    engine_server: Literal["vllm", "sglang"] = "vllm"
+    """openai: what the server is."""
+    engine_api_key: str = ""
+    """openai: bearer key of the server; "" where it wants none."""
     engine_max_sequences: int = 256
-    """vllm: batches are claimed while fewer completions than this are being sampled."""
+    """vllm, openai: batches are claimed while fewer completions than this are being sampled."""
     engine_kv_cache_mb: int = 0
     """vllm: memory of its key-value cache; 0 takes 1024 on a CPU, and on a GPU what the model leaves."""
     engine_timeout_s: float = 600.0
-    """vllm: longest time for one batch, or one load of weights; the generator ends with an error past it."""
+    """vllm, openai: longest time for one batch, or one load of weights; the generator ends with an error past it."""
     crash_at: str = ""
     """For tests: the crash point (docs/failure-modes.md) at which a trainer or generator kills itself."""
 
@@ -96,9 +103,12 @@ class StackSettings(Record, frozen=True, kw_only=True):
     def _check_engine(self) -> None:
         """A setting that the chosen engine would ignore is refused."""
         engines = {
-            "engine_max_sequences": ("vllm",),
+            "engine_url": ("openai",),
+            "engine_server": ("openai",),
+            "engine_api_key": ("openai",),
+            "engine_max_sequences": ("vllm", "openai"),
             "engine_kv_cache_mb": ("vllm",),
-            "engine_timeout_s": ("vllm",),
+            "engine_timeout_s": ("vllm", "openai"),
         }
         defaults = dict(zip(self.__struct_fields__, self.__struct_defaults__, strict=True))
         for name, users in engines.items():
@@ -106,6 +116,8 @@ class StackSettings(Record, frozen=True, kw_only=True):
                 raise ValueError(
                     f"{name} has no effect with engine = {self.engine}; it belongs to {' and '.join(users)}"
                 )
+        if self.engine == "openai" and not self.engine_url.startswith(("http://", "https://")):
+            raise ValueError("engine_url must be the http:// or https:// address of the server where engine is openai")
         if self.engine_max_sequences < 1 or self.engine_kv_cache_mb < 0 or self.engine_timeout_s <= 0.0:
             raise ValueError("engine_max_sequences and engine_timeout_s must be positive, engine_kv_cache_mb 0 or more")
 

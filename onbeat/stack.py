@@ -35,6 +35,7 @@ from onbeat.free_ports import free_port, require_free
 from onbeat.redis_probe import probe
 from onbeat.signals import uninterrupted
 from onbeat.stack_file import StackFile, refuse_second_stack, write_stack_file
+from onbeat.stack_profile import StackProfile, alike
 from onbeat.supervision import PATIENT, RestartPolicy, Supervised, describe_exit
 from telemetry.waiting import Waiting
 
@@ -66,6 +67,8 @@ class StackPlan:
     run_root: Path
     model_root: Path
     generators: int = 1
+    profile: StackProfile | None = None
+    """Where they aren't all alike; it has as many as `generators` says."""
     threads: int | None = None
     """Compute threads of each generator and of the trainer; None shares the cores among them."""
     gateway_port: int = 0
@@ -82,6 +85,8 @@ class StackPlan:
     def __post_init__(self) -> None:
         if self.generators < 1:
             raise InvalidInput("must be 1 or more", field="--generators", cure="a job without a generator cannot move")
+        if self.profile is not None and len(self.profile.each) != self.generators:
+            raise InvalidInput(f"the profile has {len(self.profile.each)} generators", field="--generators")
         if self.threads is not None and self.threads < 1:
             raise InvalidInput("must be 1 or more", field="--threads")
 
@@ -221,9 +226,15 @@ class EmbeddedStack:
         return [self._plan_child(name, settings, ports.get(name, 0)) for name in (*ports, *generators)]
 
     def _plan_child(self, name: str, settings: StackSettings, port: int) -> ChildProcess:
+        service, _, number = name.partition("-")
+        python = sys.executable
+        if service == "generator":
+            kind = (self.plan.profile or alike(self.plan.generators)).each[int(number) - 1]
+            python = kind.interpreter(self.plan.model_root)
+            settings = kind.engine.settings(settings, os.environ)
         return ChildProcess(
             name,
-            command=(sys.executable, "-m", self._modules[name.partition("-")[0]]),
+            command=(python, "-m", self._modules[service]),
             environment=child_environment(os.environ, settings, port=port) | {STACK_MARK: self._mark},
             log_path=self.logs / f"{name}.log",
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,20 @@ class ActiveJob:
     job_id: str
     spec: JobSpec
     side: JobSide
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generation:
+    """A batch in the engine."""
+
+    job: ActiveJob
+    claim: Claim
+    loaded: LoadedModel
+    weights: VerifiedWeights
+    """Under which it is sampled: what the engine held when it started."""
+    started_s: float
+    """Unix time."""
+    answer: asyncio.Future[list[list[Completion]]]
 
 
 @dataclass(frozen=True, kw_only=True)

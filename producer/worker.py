@@ -33,10 +33,10 @@ from typing import TYPE_CHECKING, Protocol
 
 from contracts.errors import BatchFailed, InvalidInput, NotFound, OnbeatError, RewardUnavailable, WeightsRejected
 from contracts.rewards import RewardItem, Scored
-from contracts.rollouts import BatchTimings, Completion
+from contracts.rollouts import BatchTimings
 from contracts.spec import RewardSpec
 from producer.broker_seam import BrokerCalls, Jobs, JobSide, PresenceBoard
-from producer.carried_batch import ActiveJob, Sampled, name_of
+from producer.carried_batch import ActiveJob, Generation, Sampled, name_of
 from producer.fair_share import FairShare
 from producer.scored_batch import reward_items, rollout_batch
 from producer.served_model import LoadedModel, ServedModel
@@ -104,7 +104,7 @@ class Worker:
         self._active: dict[str, ActiveJob] = {}
         self._leases: dict[str, tuple[ActiveJob, Claim]] = {}
         self._left_alone: set[str] = set()
-        self._generations: dict[str, tuple[int, asyncio.Future[list[list[Completion]]]]] = {}
+        self._generations: dict[str, Generation] = {}
         self._claimed = asyncio.Event()
         self._stopping = asyncio.Event()
         self._freed = asyncio.Event()
@@ -155,9 +155,9 @@ class Worker:
             if loaded is None:
                 self._end(claim)
                 continue
-            generation = asyncio.ensure_future(loaded.engine.generate(claim.prompt_batch))
-            self._generations[name_of(claim)] = (claim.prompt_batch.num_completions, generation)
-            task = tasks.create_task(self._carry(job, claim, loaded, generation))
+            generation = self._generation(job, claim, loaded)
+            self._generations[name_of(claim)] = generation
+            task = tasks.create_task(self._carry(generation))
             self._carried.add(task)
             task.add_done_callback(self._carried.discard)
 
@@ -166,7 +166,7 @@ class Worker:
         if self._stopping.is_set():
             return False
         loaded = self._model.loaded
-        sampling = sum(num_completions for num_completions, _ in self._generations.values())
+        sampling = sum(one.claim.prompt_batch.num_completions for one in self._generations.values())
         is_busy = loaded is not None and sampling >= loaded.engine.max_concurrent_completions
         return is_busy or len(self._carried) - len(self._generations) >= MAX_FINISHING
 
@@ -249,45 +249,51 @@ class Worker:
             await self._fail(job, claim, error)
             return None
 
-    async def _carry(
-        self, job: ActiveJob, claim: Claim, loaded: LoadedModel, generation: asyncio.Future[list[list[Completion]]]
-    ) -> None:
+    def _generation(self, job: ActiveJob, claim: Claim, loaded: LoadedModel) -> Generation:
+        weights = loaded.engine.policy_version
+        if weights is None:
+            raise AssertionError("an engine without verified weights is not ready")
+        return Generation(
+            job=job,
+            claim=claim,
+            loaded=loaded,
+            weights=weights,
+            started_s=self._wall_clock(),
+            answer=asyncio.ensure_future(loaded.engine.generate(claim.prompt_batch)),
+        )
+
+    async def _carry(self, generation: Generation) -> None:
         """From the engine to the fence, or to a failure with its reason."""
         try:
-            sampled = await self._sample(job, claim, loaded, generation)
+            sampled = await self._sampled(generation)
             if sampled is not None:
-                await self._finish(job, sampled)
+                await self._finish(generation.job, sampled)
         finally:
-            self._end(claim)
+            self._end(generation.claim)
 
-    async def _sample(
-        self, job: ActiveJob, claim: Claim, loaded: LoadedModel, generation: asyncio.Future[list[list[Completion]]]
-    ) -> Sampled | None:
+    async def _sampled(self, generation: Generation) -> Sampled | None:
         """The batch's completions, or None after its failure was reported, or once nobody needs them."""
-        weights = loaded.engine.policy_version
-        started_s = self._wall_clock()
+        claim, answer = generation.claim, generation.answer
         try:
-            await asyncio.wait({generation})
-            if generation.cancelled():
+            await asyncio.wait({answer})
+            if answer.cancelled():
                 # By the heartbeat: the batch is settled.
                 return None
-            groups = generation.result()
+            groups = answer.result()
             reach("producer.after_generation")
         except BatchFailed as error:
-            await self._fail(job, claim, error)
+            await self._fail(generation.job, claim, error)
             return None
         finally:
-            generation.cancel()
+            answer.cancel()
             self._generations.pop(name_of(claim), None)
             self._freed.set()
-        if weights is None:
-            raise AssertionError("an engine generated without verified weights")
         return Sampled(
             claim=claim,
             completions=list(chain.from_iterable(groups)),
-            weights=weights,
-            loaded=loaded,
-            started_s=started_s,
+            weights=generation.weights,
+            loaded=generation.loaded,
+            started_s=generation.started_s,
             ended_s=self._wall_clock(),
         )
 
@@ -382,7 +388,7 @@ class Worker:
                     log.info("no longer holds %s", name_of(claim))
             for claim in renewal.settled:
                 if running := self._generations.get(name_of(claim)):
-                    running[1].cancel()
+                    running.answer.cancel()
 
 
 async def _wait(event: asyncio.Event, timeout_s: float) -> None:

@@ -8,9 +8,11 @@ from typing import Annotated
 
 import typer
 
+from contracts.errors import InvalidInput
 from contracts.settings import settings_from
 from onbeat.gateway_client import GatewayClient
 from onbeat.stack_file import GatewayAccess, gateway_access
+from onbeat.stack_profile import StackProfile, load_profile
 
 Json = Annotated[bool, typer.Option("--json", help="Print exactly one JSON object on stdout.")]
 Gateway = Annotated[str | None, typer.Option("--gateway", metavar="URL", help="Address of the gateway.")]
@@ -26,6 +28,11 @@ Schedule = Annotated[str | None, typer.Option("--schedule", help="periodic or sy
 Iterations = Annotated[int | None, typer.Option("--iterations", help="Optimizer steps.")]
 Seed = Annotated[int | None, typer.Option("--seed", help="Seed of prompts and samples.")]
 Generators = Annotated[int, typer.Option("--generators", help="Generator processes.")]
+GeneratorCount = Annotated[int | None, typer.Option("--generators", help="Generator processes. [1, or the profile's]")]
+Profile = Annotated[
+    Path | None,
+    typer.Option("--profile", metavar="FILE", help="Stack profile: which engines the generators have. [transformers]"),
+]
 Threads = Annotated[
     int | None, typer.Option("--threads", help="Compute threads of each process. [cores shared among them]")
 ]
@@ -44,6 +51,16 @@ def model_root_or_default(chosen: Path | None) -> Path:
         return Path(from_environment)
     here = Path.cwd()
     return here if (here / "configs").is_dir() or not (REPOSITORY / "configs").is_dir() else REPOSITORY
+
+
+def profile_and_count(path: Path | None, generators: int | None) -> tuple[StackProfile | None, int]:
+    """What the flags say about generators. Raises InvalidInput where both do."""
+    if path is None:
+        return None, 1 if generators is None else generators
+    if generators is not None:
+        raise InvalidInput("the profile says how many generators there are", field="--generators", cure="edit `count`")
+    profile = load_profile(path)
+    return profile, len(profile.each)
 
 
 def access_from(gateway: str | None, api_key: str | None, run_dir: Path | None) -> GatewayAccess:

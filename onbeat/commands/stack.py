@@ -30,7 +30,8 @@ DEMO_SPEC = Path("configs/demo.toml")
 def demo(
     spec: Annotated[Path | None, typer.Option("--spec", metavar="FILE", help="Job spec. [configs/demo.toml]")] = None,
     schedule: options.Schedule = None,
-    generators: options.Generators = 1,
+    generators: options.GeneratorCount = None,
+    profile: options.Profile = None,
     iterations: options.Iterations = None,
     seed: options.Seed = None,
     settings: options.Settings = None,
@@ -44,11 +45,15 @@ def demo(
     """Start a private stack, train a job on it, and show it live."""
     flags = flag_settings(schedule=schedule, iterations=iterations, seed=seed)
     job_spec = load_spec(spec or _shipped(DEMO_SPEC), [*flags, *(settings or [])])
+    stack_profile, num_generators = options.profile_and_count(profile, generators)
+    if stack_profile is not None:
+        stack_profile.check(job_spec)
     from_environment = settings_from(os.environ)
     plan = StackPlan(
         run_root=run_dir or Path(DEFAULT_RUN_DIR) / time.strftime("demo-%Y%m%d-%H%M%S"),
         model_root=options.model_root_or_default(model_root),
-        generators=generators,
+        generators=num_generators,
+        profile=stack_profile,
         threads=threads,
         redis_url=from_environment.redis_url,
         log_format=from_environment.log_format,
@@ -66,7 +71,8 @@ def demo(
 
 
 def up(
-    generators: options.Generators = 1,
+    generators: options.GeneratorCount = None,
+    profile: options.Profile = None,
     run_dir: options.RunDir = None,
     port: Annotated[int, typer.Option("--port", help="Port of the gateway; 0 takes a free one.")] = 0,
     threads: options.Threads = None,
@@ -74,11 +80,13 @@ def up(
     json_output: options.Json = False,
 ) -> None:
     """Run the embedded stack in the foreground until Ctrl-C; its jobs go on at the next start."""
+    stack_profile, num_generators = options.profile_and_count(profile, generators)
     from_environment = settings_from(os.environ)
     plan = StackPlan(
         run_root=run_dir or Path(from_environment.run_root),
         model_root=options.model_root_or_default(model_root),
-        generators=generators,
+        generators=num_generators,
+        profile=stack_profile,
         threads=threads,
         gateway_port=port,
         redis_url=from_environment.redis_url,

@@ -43,6 +43,10 @@ def make_engine(
         from producer.engine.vllm import VllmEngine
 
         return VllmEngine(model, settings=settings)
+    if settings.engine == "openai":
+        from producer.engine.openai import OpenaiEngine
+
+        return OpenaiEngine(model, settings=settings)
     from producer.engine.transformers import TransformersEngine
 
     return TransformersEngine(

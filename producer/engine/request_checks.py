@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
 
 from contracts.arrays import ITEM_BYTES, pack_float32, pack_int32, unpack_int32
 from contracts.errors import BatchFailed
 from contracts.rollouts import Completion, Prompt, PromptBatch
 
+T = TypeVar("T")
 FINISH_REASONS = ("stop", "length")
 
 
@@ -29,6 +32,22 @@ def check_prompts(batch: PromptBatch, *, context_tokens: int, vocabulary_tokens:
                 f"batch {batch.batch_id}: the engine failed: {prompt.prompt_id} has a token outside the vocabulary "
                 f"of {vocabulary_tokens}"
             )
+
+
+def num_samples(batch: PromptBatch) -> int:
+    """Of a prompt's request: greedy samples are all the same, and vLLM refuses to make several."""
+    return 1 if batch.sampling.temperature == 0.0 else batch.group_size
+
+
+async def all_or_none(calls: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
+    """Results in order. Once one fails, or this is cancelled, the others are cancelled: nobody wants their tokens."""
+    tasks = [asyncio.ensure_future(call()) for call in calls]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def prompt_seed(batch: PromptBatch, prompt: Prompt) -> int:

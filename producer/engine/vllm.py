@@ -18,6 +18,7 @@ import contextlib
 import logging
 import os
 from collections.abc import AsyncIterator
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -35,7 +36,7 @@ from producer.engine import vllm_worker
 from producer.engine.base import VerifiedWeights
 from producer.engine.batch_rows import check_version
 from producer.engine.model_folder import end_of_sequence_ids, model_config
-from producer.engine.request_checks import check_prompts, checked_completion, prompt_seed
+from producer.engine.request_checks import all_or_none, check_prompts, checked_completion, num_samples, prompt_seed
 from producer.model_path import FIELD, model_folder
 from telemetry.crash_points import reach
 
@@ -53,6 +54,9 @@ CPU_ENVIRONMENT = {
     # The engine core is a process of its own all the same; its worker isn't another one below it.
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
 }
+DEATH_POLL_S = 0.2
+SHUTDOWN_S = 2.0
+"""Until an engine core that does not end is killed: it holds nothing that is worth a wait."""
 CPU_KV_CACHE_MB = 1024
 """Where none is set: on a CPU vLLM would take most of the memory, which trainer and Redis need too."""
 
@@ -126,17 +130,11 @@ class VllmEngine:
         check_version(self._held, batch)
         check_prompts(batch, context_tokens=self._context_tokens, vocabulary_tokens=self._vocabulary_tokens)
         async with self._within(f"batch {batch.batch_id}"):
-            requests = [asyncio.ensure_future(self._group(batch, prompt)) for prompt in batch.prompts]
             try:
-                return await asyncio.gather(*requests)
+                return await all_or_none([partial(self._group, batch, prompt) for prompt in batch.prompts])
             except BatchFailed:
                 self._cache_is_clean = False
                 raise
-            finally:
-                # One that failed, or was cancelled, must not leave the others decoding for nobody.
-                for request in requests:
-                    request.cancel()
-                await asyncio.gather(*requests, return_exceptions=True)
 
     async def load_weights(self, weights: WeightManifest | WeightShard) -> None:
         if isinstance(weights, WeightShard):
@@ -167,29 +165,44 @@ class VllmEngine:
 
     async def aclose(self) -> None:
         self._held = None
-        await asyncio.to_thread(self._llm.shutdown)
+        if self._llm.output_handler is not None:
+            # It would take the end of the core for a failure.
+            self._llm.output_handler.cancel()
+        await asyncio.to_thread(self._llm.shutdown, timeout=SHUTDOWN_S)
         del self._llm
 
     @contextlib.asynccontextmanager
     async def _within(self, what: str) -> AsyncIterator[None]:
-        """A deadline and one error for whatever the engine core dies of."""
+        """A deadline for a call of the engine, and one error for whatever the engine core dies of.
+
+        A call that is no request, a load for example, waits for a dead core as long as it may: its answer is lost.
+        """
         try:
-            async with asyncio.timeout(self._timeout_s):
-                yield
-        except TimeoutError as error:
+            async with asyncio.timeout(self._timeout_s) as deadline:
+                watch = asyncio.ensure_future(self._cut_short_by_death(deadline))
+                try:
+                    yield
+                finally:
+                    watch.cancel()
+        except (TimeoutError, *self._dead) as error:
+            if self._llm.errored:
+                raise EngineUnavailable(
+                    f"its engine core died: {what}", field="vllm", cure="see the log above"
+                ) from error
             raise EngineUnavailable(
                 f"{what} is not done after {self._timeout_s:.0f} s", field="vllm", cure="raise ONBEAT_ENGINE_TIMEOUT_S"
             ) from error
-        except self._dead as error:
-            raise EngineUnavailable(f"its engine core died: {what}", field="vllm", cure="see the log above") from error
+
+    async def _cut_short_by_death(self, deadline: asyncio.Timeout) -> None:
+        while not self._llm.errored:
+            await asyncio.sleep(DEATH_POLL_S)
+        deadline.reschedule(asyncio.get_running_loop().time())
 
     async def _group(self, batch: PromptBatch, prompt: Prompt) -> list[Completion]:
         """The prompt's G completions, by sample number."""
         sampling = batch.sampling
-        # vLLM refuses several greedy samples of a prompt: they are all the same.
-        num_samples = 1 if sampling.temperature == 0.0 else batch.group_size
         params = self._vllm.SamplingParams(
-            n=num_samples,
+            n=num_samples(batch),
             seed=prompt_seed(batch, prompt),
             temperature=sampling.temperature,
             top_p=sampling.top_p,
@@ -209,9 +222,9 @@ class VllmEngine:
         except self._refused as error:
             raise BatchFailed(f"batch {batch.batch_id}: the engine failed: {error}") from error
         outputs = [] if final is None else sorted(final.outputs, key=lambda output: output.index)
-        if len(outputs) != num_samples:
-            raise BatchFailed(f"batch {batch.batch_id}: the engine answered {len(outputs)} of {num_samples} samples")
-        return [_completion(batch, output) for output in outputs] * (batch.group_size // num_samples)
+        if len(outputs) != num_samples(batch):
+            raise BatchFailed(f"batch {batch.batch_id}: the engine answered {len(outputs)} samples of a prompt")
+        return [_completion(batch, output) for output in outputs] * (batch.group_size // len(outputs))
 
 
 def _completion(batch: PromptBatch, output: Any) -> Completion:

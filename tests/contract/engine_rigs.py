@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -22,9 +25,11 @@ from contracts.rollouts import Completion, PromptBatch
 from contracts.settings import StackSettings
 from contracts.spec import ModelSpec
 from contracts.versions import WeightFile, WeightManifest, weights_digest
+from onbeat.free_ports import free_port
 from producer.engine.base import GenerationEngine
 from producer.engine.fake import FakeEngine
 from producer.engine.transformers import TransformersEngine
+from telemetry.launcher import end_with_launcher
 from tests.builders import prompt_batch, tiny_model_folder
 
 T = TypeVar("T")
@@ -33,7 +38,10 @@ Tensors = dict[str, np.ndarray]
 REPRODUCIBLE = ("fake", "qwen3", "llama")
 VLLM = ("vllm qwen3", "vllm llama")
 """qwen3 is tied, llama is not: vLLM reloads them by different paths."""
-MODELS = ("qwen3", "llama", *VLLM)
+SERVER = ("openai qwen3",)
+"""A server of vLLM, as a user starts it."""
+SHARED = (*VLLM, *SERVER)
+MODELS = ("qwen3", "llama", *SHARED)
 """With a Hugging Face model inside."""
 KINDS = ("fake", *MODELS)
 TIED = {"qwen3": True, "llama": False}
@@ -49,6 +57,7 @@ class Rig:
     """Tokens so far [S] → float32 logits [V] of the next one, under the tensors of version 0."""
     folder: Path | None = None
     """Of the model, where there is one."""
+    server: subprocess.Popen[bytes] | None = None
     runner: asyncio.Runner = field(default_factory=asyncio.Runner)
     """One event loop for all calls, as in a generator."""
 
@@ -82,6 +91,9 @@ class Rig:
     def close(self) -> None:
         self.run(self.engine.aclose())
         self.runner.close()
+        if self.server is not None:
+            self.server.terminate()
+            self.server.wait(60.0)
 
 
 def under(manifest: WeightManifest, prompts: Sequence[Sequence[int]], **changes: Any) -> PromptBatch:
@@ -129,19 +141,64 @@ def transformers_rig(architecture: str, folders: Path, run_root: Path) -> Rig:
 
 def vllm_rig(kind: str, root: Path) -> Rig:
     """An engine process of its own: started once for all tests of a module, since that takes long."""
-    if find_spec("vllm") is None:
-        pytest.skip("vllm is not installed in this environment: make test-vllm")
+    need_vllm()
     from producer.engine.vllm import VllmEngine
 
     folder = vllm_folder(root, kind.split()[1])
-    settings = StackSettings(
-        engine="vllm",
-        engine_kv_cache_mb=64,
-        engine_timeout_s=120.0,
-        model_root=str(root),
-        run_root=str(root),
-    )
-    return rig_of(kind, VllmEngine(ModelSpec(path=folder.name), settings=settings), folder, root)
+    engine = VllmEngine(ModelSpec(path=folder.name), settings=vllm_settings(root))
+    return rig_of(kind, engine, folder, root)
+
+
+def server_rig(kind: str, root: Path) -> Rig:
+    """`python -m vllm.entrypoints.openai.api_server`, started once for all tests of a module."""
+    need_vllm()
+    from producer.engine.openai import OpenaiEngine
+
+    folder = vllm_folder(root, kind.split()[1])
+    url = f"http://127.0.0.1:{free_port()}"
+    server = start_vllm_server(folder, url, root / "server.log")
+    try:
+        settings = StackSettings(
+            engine="openai", engine_url=url, engine_timeout_s=240.0, model_root=str(root), run_root=str(root)
+        )
+        rig = rig_of(kind, OpenaiEngine(ModelSpec(path=folder.name), settings=settings), folder, root)
+    except BaseException:
+        server.kill()
+        raise
+    rig.server = server
+    return rig
+
+
+def need_vllm() -> None:
+    if find_spec("vllm") is None:
+        pytest.skip("vllm is not installed in this environment: make test-vllm")
+
+
+def vllm_settings(root: Path, **changes: Any) -> StackSettings:
+    fields: dict[str, Any] = {"engine_kv_cache_mb": 64, "engine_timeout_s": 120.0}
+    return StackSettings(engine="vllm", model_root=str(root), run_root=str(root), **(fields | changes))
+
+
+def start_vllm_server(folder: Path, url: str, log_path: Path) -> subprocess.Popen[bytes]:
+    """With the flags that docs/operations.md names; the rest is for a CPU."""
+    flags = {
+        "model": folder,
+        "host": "127.0.0.1",
+        "port": url.rpartition(":")[2],
+        "logprobs-mode": "processed_logprobs",
+        "worker-extension-cls": "producer.engine.vllm_worker.VerifiedLoader",
+        "dtype": "float32",
+        "kv-cache-memory-bytes": 64 * 1024**2,
+        "max-num-seqs": 256,
+    }
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--enforce-eager", "--load-format", "dummy"]
+    for name, value in flags.items():
+        command += [f"--{name}", str(value)]
+    environment = {"VLLM_SERVER_DEV_MODE": "1", "TORCHDYNAMO_DISABLE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    with log_path.open("wb") as log_file:
+        return subprocess.Popen(
+            command, env=os.environ | environment, stdout=log_file, stderr=log_file, preexec_fn=end_with_launcher()
+        )
 
 
 def vllm_folder(root: Path, architecture: str) -> Path:
@@ -173,7 +230,8 @@ def shared_rigs(root: Path) -> Iterator[Callable[[str], Rig]]:
 
     def rig(kind: str) -> Rig:
         if kind not in made:
-            made[kind] = vllm_rig(kind, root / kind.replace(" ", "-"))
+            make = vllm_rig if kind in VLLM else server_rig
+            made[kind] = make(kind, root / kind.replace(" ", "-"))
         made[kind].forget()
         return made[kind]
 

@@ -15,6 +15,8 @@ from producer.engine.factory import make_engine
     [
         ({"ONBEAT_ENGINE": "llama.cpp"}, "engine: invalid enum value 'llama.cpp'"),
         ({"ONBEAT_ENGINE_KV_CACHE_MB": "64"}, "engine_kv_cache_mb has no effect with engine = transformers"),
+        ({"ONBEAT_ENGINE_URL": "http://127.0.0.1:1"}, "engine_url has no effect with engine = transformers"),
+        ({"ONBEAT_ENGINE": "openai"}, "engine_url must be the http:// or https:// address"),
         ({"ONBEAT_ENGINE": "vllm", "ONBEAT_ENGINE_MAX_SEQUENCES": "0"}, "must be positive"),
         ({"ONBEAT_ENGINE": "vllm", "ONBEAT_ENGINE_TIMEOUT_S": "soon"}, "ONBEAT_ENGINE_TIMEOUT_S: `soon` is not"),
     ],
@@ -31,5 +33,10 @@ def test_engine_settings_survive_the_way_through_the_environment() -> None:
 
 def test_an_engine_that_samples_batches_beside_each_other_is_not_made_for_a_deterministic_job() -> None:
     with pytest.raises(InvalidInput, match="deterministic = false") as caught:
-        make_engine(ModelSpec(path="any"), settings=StackSettings(engine="vllm"), deterministic=True)
+        make_engine(
+            ModelSpec(path="any"),
+            settings=StackSettings(engine="vllm"),
+            deterministic=True,
+            chunks=lambda job_id: pytest.fail(f"{job_id} is not asked for"),
+        )
     assert caught.value.field == "deterministic"

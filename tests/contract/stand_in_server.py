@@ -1,0 +1,115 @@
+"""An inference server that speaks vLLM's and SGLang's protocol, samples nothing, and misbehaves as it is told."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+Answer = tuple[int, bytes]
+
+
+class StandIn:
+    """Every sample is token 9 and then 1, the end of the sequence."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.requests: list[tuple[str, Any, str]] = []
+        """Path, body and authorization of each POST."""
+        self.next: dict[str, list[Answer]] = {}
+        """Answers of a path that come before the honest ones."""
+        self.digest = ""
+        self.logprobs_mode = "processed_logprobs"
+        self.key = ""
+        self.hang = threading.Event()
+        self.hang.set()
+        """While cleared, answers wait."""
+
+    def answer(self, path: str, body: Any) -> Answer:
+        self.hang.wait(60.0)
+        if scripted := self.next.get(path):
+            return scripted.pop(0)
+        honest: dict[str, Callable[[Any], Any]] = {
+            "/v1/completions": self._completions,
+            "/generate": self._generate,
+            "/collective_rpc": self._rpc,
+            "/update_weights_from_disk": self._update,
+        }
+        return 200, json.dumps(honest[path](body) if path in honest else {}).encode()
+
+    def _completions(self, body: Any) -> Any:
+        choices = [
+            {
+                "index": index,
+                "finish_reason": "stop",
+                "token_ids": [9, 1],
+                "logprobs": {"token_logprobs": [-0.5, -0.25], "tokens": ["f", "<eos>"]},
+                "text": "f",
+            }
+            for index in reversed(range(body["n"]))
+        ]
+        return {"object": "text_completion", "choices": choices}
+
+    def _generate(self, body: Any) -> Any:
+        meta = {
+            "finish_reason": {"type": "stop", "matched": 1},
+            "weight_version": self.digest,
+            "output_token_logprobs": [[-0.5, 9, None], [-0.25, 1, None]],
+        }
+        samples = [{"text": "f", "output_ids": [9, 1], "meta_info": meta}] * body["sampling_params"]["n"]
+        return samples if len(samples) > 1 else samples[0]
+
+    def _rpc(self, body: Any) -> Any:
+        if body["method"] == "clear_kv_cache":
+            return {"results": [None]}
+        version = ""
+        if body["method"] == "load_version":
+            manifest = json.loads(body["args"][1])
+            self.digest, version = manifest["weights_digest"], str(manifest["policy_version"])
+        described = {"policy_version": version, "weights_digest": self.digest, "logprobs_mode": self.logprobs_mode}
+        return {"results": [described]}
+
+    def _update(self, body: Any) -> Any:
+        self.digest = body["weight_version"]
+        return {"success": True, "message": "Succeeded to update model weights."}
+
+
+@contextmanager
+def serving() -> Iterator[StandIn]:
+    """On a port of its own."""
+    stand_in = StandIn()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            allowed = not stand_in.key or self.headers["authorization"] == f"Bearer {stand_in.key}"
+            self._send(*((200, b'{"data": [{"id": "served"}]}') if allowed else (401, b"{}")))
+
+        def do_POST(self) -> None:
+            data = self.rfile.read(int(self.headers.get("content-length") or 0))
+            path, body = self.path.partition("?")[0], json.loads(data) if data else None
+            stand_in.requests.append((path, body, self.headers["authorization"] or ""))
+            self._send(*stand_in.answer(path, body))
+
+        def _send(self, status: int, data: bytes) -> None:
+            self.send_response(status)
+            self.send_header("content-length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    stand_in.url = f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield stand_in
+    finally:
+        stand_in.hang.set()
+        server.shutdown()
+        thread.join()
+        server.server_close()

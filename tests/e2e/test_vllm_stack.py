@@ -1,0 +1,149 @@
+"""Generators of vLLM and of transformers on one stack: `make test-vllm` runs it, with vLLM's own environment."""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from contracts.errors import InvalidInput
+from contracts.jobs import JobStatus
+from contracts.run_folder import RunFolder
+from contracts.spec import JobSpec
+from onbeat import process_tree
+from onbeat.audit_file import verify_folder
+from onbeat.gateway_client import GatewayClient
+from onbeat.spec_file import load_spec
+from onbeat.stack import EmbeddedStack, StackPlan
+from onbeat.stack_profile import load_profile
+from telemetry.waiting import Waiting
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+MIXED = REPOSITORY / "configs" / "stacks" / "mixed.toml"
+VLLM, TRANSFORMERS = "generator-1", "generator-2"
+DEADLINE_S = 300.0
+
+pytestmark = [
+    pytest.mark.skipif("TEST_VLLM" not in os.environ, reason="needs the environment that `make test-vllm` makes"),
+    pytest.mark.timeout(1800),
+]
+
+
+class Run:
+    """A job on the mixed stack, and which generators were seen to hold a batch of it."""
+
+    def __init__(self, stack: EmbeddedStack, client: GatewayClient) -> None:
+        self.stack = stack
+        self.client = client
+
+    def submit(self, **settings: Any) -> str:
+        return self.client.submit(spec(**settings), idempotency_key=uuid.uuid4().hex).job_id
+
+    def until(self, reached: Callable[[], bool], what: str) -> None:
+        waiting = Waiting(what, deadline_s=DEADLINE_S)
+        while not reached():
+            waiting.poke()
+            self.stack.tick()
+            time.sleep(0.1)
+
+    def holders(self, job_id: str) -> set[str]:
+        """Names of the generators that hold a batch now."""
+        names = {pid: name for name, pid in self.stack.pids.items()}
+        leases = self.client.streams(job_id)["leases"]
+        return {names.get(int(lease["generator_id"].split("-")[-2]), "") for lease in leases}
+
+    def end(self, job_id: str) -> JobStatus:
+        self.until(lambda: self.client.job(job_id).state.is_final, f"the end of {job_id}")
+        return self.client.job(job_id)
+
+    def assert_verified(self, status: JobStatus) -> None:
+        folder = RunFolder(self.stack.plan.run_root.resolve(), status.job_id)
+        assert verify_folder(folder, status, self.client.audit(status.job_id)).gaps == ()
+
+
+def spec(**settings: Any) -> JobSpec:
+    """The demo's job, shorter."""
+    fields = {
+        "deterministic": "false",
+        "iterations": 8,
+        "rollout.prompts_per_batch": 8,
+        "evaluation.num_prompts": 64,
+        "evaluation.prompts_per_batch": 32,
+    }
+    chosen = [f"{key}={value}" for key, value in (fields | settings).items()]
+    return load_spec(REPOSITORY / "configs" / "demo.toml", chosen)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    profile = load_profile(MIXED)
+    plan = StackPlan(
+        run_root=tmp_path_factory.mktemp("stack") / "runs",
+        model_root=REPOSITORY,
+        generators=len(profile.each),
+        profile=profile,
+        threads=1,
+    )
+    with EmbeddedStack(plan) as stack, GatewayClient(stack.gateway_url, stack.api_key) as client:
+        yield Run(stack, client)
+
+
+def test_a_job_is_sampled_by_vllm_and_by_transformers_on_policy_and_verified(run: Run) -> None:
+    job_id = run.submit(**{"iterations": 30})
+    seen: set[str] = set()
+
+    def ended() -> bool:
+        seen.update(run.holders(job_id))
+        return run.client.job(job_id).state.is_final
+
+    run.until(ended, f"the end of {job_id}")
+    status = run.client.job(job_id)
+    assert (status.state.value, status.reason) == ("succeeded", "")
+    assert {VLLM, TRANSFORMERS} <= seen
+    run.assert_verified(status)
+    for metrics in run.client.metrics(job_id):
+        # Both engines' log-probs are those of the trainer's own forward pass.
+        assert metrics.mismatch_max < 1e-3
+
+
+def test_an_engine_core_that_is_killed_ends_its_generator_and_the_job_goes_on_without_and_with_it(run: Run) -> None:
+    job_id = run.submit(**{"iterations": 1000})
+    run.until(lambda: VLLM in run.holders(job_id) and run.client.job(job_id).policy_version > 0, "a batch at vLLM")
+    before = run.stack.pids[VLLM]
+    process_tree.kill(process_tree.descendants(before))
+    run.until(lambda: run.stack.pids[VLLM] != before, "another generator")
+    assert "its engine core died" in run.stack.children[VLLM].tail(200)
+    run.until(lambda: VLLM in run.holders(job_id), "the new generator's first batch")
+    version = run.client.job(job_id).policy_version
+    run.until(lambda: run.client.job(job_id).policy_version > version, "another iteration")
+    run.client.cancel(job_id)
+    status = run.end(job_id)
+    assert status.state.value == "cancelled"
+    run.assert_verified(status)
+
+
+def test_a_generator_that_is_killed_takes_its_engine_core_with_it(run: Run) -> None:
+    generator = run.stack.pids[VLLM]
+    below = process_tree.descendants(generator)
+    assert below
+    os.kill(generator, 9)
+    run.until(lambda: not process_tree.living(below), "the end of its engine core")
+
+
+def test_a_deterministic_job_is_sampled_by_the_other_generator_alone(run: Run) -> None:
+    job_id = run.submit(deterministic="true", iterations=3)
+    status = run.end(job_id)
+    assert (status.state.value, status.reason) == ("succeeded", "")
+    assert "leaves" not in run.stack.children[TRANSFORMERS].tail(200)
+    run.assert_verified(status)
+
+
+def test_a_profile_of_vllm_alone_refuses_a_deterministic_job_before_anything_starts() -> None:
+    profile = load_profile(REPOSITORY / "configs" / "stacks" / "vllm.toml")
+    with pytest.raises(InvalidInput, match="deterministic"):
+        profile.check(spec(deterministic="true"))
