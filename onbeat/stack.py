@@ -79,6 +79,8 @@ class StackPlan:
     """"" makes a random one."""
     log_format: str = "human"
     device: str = "cpu"
+    weight_root: str = ""
+    """Folder of the published versions; "" takes run_root."""
     fresh: bool = False
     """Forgets the private server's data of an earlier stack, and removes it at the end."""
 
@@ -218,6 +220,7 @@ class EmbeddedStack:
             threads=self.plan.threads_each,
             log_format=self.plan.log_format,
             device=self.plan.device,
+            weight_root=self.plan.weight_root,
         )
 
     def _plan_children(self, settings: StackSettings) -> list[ChildProcess]:

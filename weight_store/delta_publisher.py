@@ -1,6 +1,8 @@
 """Deltas on the version before, in folders, and whole versions between them.
 
-v000010/weights-00001-of-00001.safetensors ◀─ v000011/delta.msgpack ◀─ v000012/delta.msgpack ◀─ manifest of 12
+    v000010/weights-00001-of-00001.safetensors ◀─ v000011/delta.msgpack ◀─ v000012/delta.msgpack ◀─ manifest of 12
+
+A manifest names the whole chain, so that a receiver needs nothing else to find its way.
 """
 
 from __future__ import annotations

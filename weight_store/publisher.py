@@ -1,7 +1,9 @@
 """The trainer's side: a version becomes files or chunks, and a manifest that names them.
 
-tensors ─┬─▶ hashed by threads ─────────────────────────┐
-         └─▶ shards, a delta, or chunks in Redis ───────┴─▶ WeightManifest ─▶ announced by the trainer, and opened
+    tensors ─┬─▶ hashed by threads ─────────────────────────┐
+             └─▶ shards, a delta, or chunks in Redis ───────┴─▶ WeightManifest ─▶ announced by the trainer, and opened
+
+What travels is up to the transport; the digest is not.
 """
 
 from __future__ import annotations

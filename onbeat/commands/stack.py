@@ -58,6 +58,7 @@ def demo(
         redis_url=from_environment.redis_url,
         log_format=from_environment.log_format,
         device=from_environment.device,
+        weight_root=from_environment.weight_root,
         fresh=True,
     )
     console = console_for(json_output=json_output)
@@ -93,6 +94,7 @@ def up(
         api_key=from_environment.api_key,
         log_format=from_environment.log_format,
         device=from_environment.device,
+        weight_root=from_environment.weight_root,
     )
     console = console_for(json_output=json_output)
     stack = EmbeddedStack(plan)

@@ -1,0 +1,79 @@
+"""Versions and announcements of shards in a real Redis: the trainer writes through the fence, generators read."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker.client import Broker, connect
+from broker.generator_side import GeneratorSide
+from broker.job_store import JobStore
+from broker.keys import JobKeys
+from broker.trainer_side import TrainerSide
+from broker.weight_chunks import WeightChunks
+from contracts.errors import FencedOff
+from contracts.settings import StackSettings
+from contracts.weights import WeightShard
+from tests.builders import job_spec
+
+NAME = "weights.safetensors"
+
+
+@pytest.fixture
+def broker(settings: StackSettings) -> Broker:
+    return connect(settings)
+
+
+@pytest.fixture
+def job(broker: Broker) -> str:
+    return JobStore(broker).create(job_spec())[0]
+
+
+@pytest.fixture
+def trainer(broker: Broker, job: str) -> TrainerSide:
+    side = TrainerSide(broker, job, owner="first", lease_s=10.0)
+    side.acquire()
+    return side
+
+
+def test_chunks_are_kept_by_version_until_they_are_dropped(broker: Broker, job: str, trainer: TrainerSide) -> None:
+    chunks = WeightChunks(broker, job)
+    for version in (9, 10, 11):
+        for number in range(2):
+            trainer.put_chunk(version, NAME, number, b"%d %d" % (version, number), keep_s=60.0)
+    assert chunks.get(10, NAME, 1) == b"10 1"
+    assert chunks.get(10, NAME, 2) is None
+    trainer.drop_chunks_before(11, {9})
+    assert [chunks.get(version, NAME, 0) for version in (9, 10, 11)] == [b"9 0", None, b"11 0"]
+    key = JobKeys(job).chunks
+    assert 0 < broker.redis.pttl(key) <= 60_000  # type: ignore[operator]
+    trainer.drop_chunks_before(2**63 - 1)
+    assert broker.redis.exists(key) == 0
+
+
+def test_a_generator_that_waits_for_prompts_is_told_of_each_shard_once(
+    broker: Broker, job: str, trainer: TrainerSide
+) -> None:
+    shards = [
+        WeightShard(policy_version=4, path=f"j/weights/.v000004.0/{name}", name=name, num_bytes=8) for name in "ab"
+    ]
+    generator = GeneratorSide(broker, job, "generator-a")
+    for shard in shards:
+        trainer.announce_shard(shard)
+    assert [generator.wait_for_prompts(1.0) for _ in shards] == [[shard] for shard in shards]
+    assert generator.wait_for_prompts(0.01) == []
+
+
+def test_a_trainer_whose_epoch_is_over_writes_no_weights(broker: Broker, job: str, trainer: TrainerSide) -> None:
+    trainer.put_chunk(0, NAME, 0, b"mine", keep_s=60.0)
+    trainer.release()
+    TrainerSide(broker, job, owner="second", lease_s=10.0).acquire()
+    shard = WeightShard(policy_version=1, path="j/weights/.v000001.0/a", name="a", num_bytes=8)
+    for write in (
+        lambda: trainer.put_chunk(0, NAME, 0, b"late", keep_s=60.0),
+        lambda: trainer.drop_chunks_before(1),
+        lambda: trainer.announce_shard(shard),
+    ):
+        with pytest.raises(FencedOff):
+            write()
+    assert WeightChunks(broker, job).get(0, NAME, 0) == b"mine"
+    assert GeneratorSide(broker, job, "generator-a").wait_for_prompts(0.01) == []
