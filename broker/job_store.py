@@ -12,7 +12,7 @@ import msgspec
 from broker import keys
 from broker.client import Broker, translated
 from broker.keys import JobKeys
-from contracts.errors import Conflict, InvalidInput, NotFound
+from contracts.errors import Conflict, FencedOff, InvalidInput, NotFound
 from contracts.events import AuditRecord, JobEvent, StateChanged
 from contracts.jobs import NEXT_STATES, EvaluationScore, JobState
 from contracts.spec import JobSpec
@@ -97,21 +97,26 @@ class JobStore:
             raise NotFound(f"there is no job {job_id}", field="job_id", cure="`onbeat jobs` lists them")
         return {name.decode(): value for name, value in values.items()}
 
-    def move(self, job_id: str, state: JobState, *, reason: str = "") -> bool:
+    def move(self, job_id: str, state: JobState, *, reason: str = "", trainer_epoch: int | None = None) -> bool:
         """Moves the job, tells its watchers; False if it is there already. Raises Conflict for an illegal move.
+
+        trainer_epoch: of the trainer that moves it; raises FencedOff if that one is over (I4).
 
         Back to `queued` goes only `resume`, which does more than to move.
         """
         now_s = time.time()
         before = [old.value for old, nexts in NEXT_STATES.items() if state in nexts and state is not JobState.QUEUED]
         event = encode(StateChanged(at_s=now_s, state=state, reason=reason))
-        outcome, current = self._broker.run(
-            "set_state", JobKeys(job_id).script_keys, [state.value, reason, event, repr(now_s), *before]
+        epoch = "" if trainer_epoch is None else str(trainer_epoch)
+        outcome, *current = self._broker.run(
+            "set_state", JobKeys(job_id).script_keys, [state.value, reason, event, repr(now_s), epoch, *before]
         )
+        if outcome == b"fenced":
+            raise FencedOff(f"epoch {epoch} is over: another trainer holds the job", field="trainer_epoch")
         if outcome == b"refused":
-            if current == b"unknown":
+            if current == [b"unknown"]:
                 raise NotFound(f"there is no job {job_id}", field="job_id", cure="`onbeat jobs` lists them")
-            raise Conflict(f"a {current.decode()} job cannot become {state.value}", field="state")
+            raise Conflict(f"a {current[0].decode()} job cannot become {state.value}", field="state")
         if state.is_final:
             self.leave_active(job_id)
         return outcome == b"set"

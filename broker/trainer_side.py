@@ -207,6 +207,15 @@ class TrainerSide:
             raise FenceViolation(f"iteration {record.iteration} cannot be committed: {_said(outcome, rest)}")
         self._read_ahead.clear()
 
+    def confirm(self, iteration: int) -> None:
+        """Returns when the commit of this iteration is on the server's disk, where the server can tell.
+
+        Raises FenceViolation where it is gone: a restart has lost it after it was answered.
+        """
+        self._broker.persisted()
+        if self.fence().committed < iteration:
+            raise FenceViolation(f"a restart of the server has lost the commit of iteration {iteration}")
+
     def _ledger(self) -> dict[str, list[str]]:
         with translated():
             rows: dict[bytes, bytes] = self._broker.redis.hgetall(self._keys.ledger)  # type: ignore[assignment]

@@ -69,13 +69,13 @@ def _train_held(
     try:
         if state is JobState.CANCELLING:
             raise Cancelled
-        jobs.move(job_id, JobState.RUNNING)
+        jobs.move(job_id, JobState.RUNNING, trainer_epoch=side.trainer_epoch)
         trainer = make_trainer(settings, broker, spec, side=side, keeper=keeper, job_id=job_id)
         trainer.run()
     except Cancelled:
         if trainer is not None:
             trainer.save()
-        jobs.move(job_id, JobState.CANCELLED)
+        jobs.move(job_id, JobState.CANCELLED, trainer_epoch=side.trainer_epoch)
         if trainer is not None:
             trainer.clear()
     except Stopped:
@@ -86,17 +86,16 @@ def _train_held(
         raise
     except OnbeatError as error:
         log.error("job %s failed: %s", job_id, error)
-        # Who slept past its lease ends nobody else's job: here, and where it succeeded.
+        # Who slept past its lease writes no checkpoint beside another's.
         side.renew()
         if trainer is not None and isinstance(error, (BatchFailed, DeadlineExceeded)):
             _save_for_resume(trainer)
-        jobs.move(job_id, JobState.FAILED, reason=str(error))
+        jobs.move(job_id, JobState.FAILED, reason=str(error), trainer_epoch=side.trainer_epoch)
         if trainer is not None:
             trainer.clear()
         return FAILED
     else:
-        side.renew()
-        jobs.move(job_id, JobState.SUCCEEDED)
+        jobs.move(job_id, JobState.SUCCEEDED, trainer_epoch=side.trainer_epoch)
         log.info("job %s succeeded", job_id)
         trainer.clear()
     finally:

@@ -108,6 +108,7 @@ class Trainer:
             opening = self._start()
             while opening is not None:
                 opening = self._run_iteration(opening)
+            self._side.confirm(self._spec.last_iteration)
         finally:
             self._run_log.close()
 
@@ -342,8 +343,8 @@ class Trainer:
         self._jobs.reset_trainer_starts(self._folder.job_id)
 
     def _write_checkpoint(self, manifest: WeightManifest) -> None:
-        self._broker.persisted()
         iteration = manifest.policy_version - 1
+        self._side.confirm(iteration)
         target = self._folder.checkpoint_after(iteration)
         write_checkpoint(
             target,

@@ -10,8 +10,8 @@ if not allowed then return { 'refused', state } end
 if spec ~= ARGV[1] or redis.call('XLEN', AUDIT) ~= tonumber(ARGV[4]) then return { 'changed' } end
 local epoch = tonumber(fence('epoch'))
 if epoch then
-  -- A trainer that slept through the job's end may hold the newest epoch still.
-  redis.call('HSET', FENCE, 'epoch', string.format('%.0f', epoch + 1), 'owner', '', 'lease_until', '0')
+  -- A trainer that slept through the job's end may hold the newest epoch still, or one that a restart has forgotten.
+  redis.call('HSET', FENCE, 'epoch', string.format('%.0f', math.max(epoch + 1, now_ms())), 'owner', '', 'lease_until', '0')
 end
 if fence('state') == 'open' then
   clear_iteration()

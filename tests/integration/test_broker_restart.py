@@ -179,6 +179,23 @@ def test_a_lost_commit_is_repeated_and_recorded_once(crash: Crash, job: Job) -> 
     assert (job.trainer.fence().iteration, job.trainer.fence().state) == (1, "open")
 
 
+def test_a_commit_that_was_answered_and_lost_is_not_taken_for_done(crash: Crash, job: Job) -> None:
+    """Or a job would succeed, or a checkpoint be written, of an iteration that the audit chain doesn't have."""
+    generator = job.generator()
+    for _ in range(2):
+        publish(generator, take(generator), "g1")
+    trained = arrived(job)
+    mark = crash.mark()
+    commit(job, trained)
+    crash.kill_and_restart(keep_bytes=mark)
+    with pytest.raises(FenceViolation, match="has lost the commit of iteration 0"):
+        job.trainer.confirm(0)
+    commit(job, trained)
+    job.trainer.confirm(0)
+    crash.kill_and_restart()
+    job.trainer.confirm(0)
+
+
 def test_a_lost_opening_is_noticed_and_repeated(crash: Crash) -> None:
     job_id, _ = JobStore(crash.broker).create(job_spec())
     job = Job(crash.broker, job_id, TrainerSide(crash.broker, job_id, owner="t1", lease_s=LEASE_S))

@@ -9,7 +9,8 @@ import pytest
 from broker import keys
 from broker.client import connect
 from broker.job_store import JobStore
-from contracts.errors import Conflict, NotFound
+from broker.trainer_side import TrainerSide
+from contracts.errors import Conflict, FencedOff, NotFound
 from contracts.events import BatchDead, StateChanged
 from contracts.jobs import EvaluationScore, JobState
 from contracts.settings import StackSettings
@@ -87,6 +88,26 @@ def test_a_move_that_the_lifecycle_does_not_have_is_refused(jobs: JobStore, afte
     with pytest.raises(Conflict, match="cancelled job cannot become"):
         jobs.move(job_id, after)
     assert jobs.state(job_id) is JobState.CANCELLED
+
+
+@pytest.mark.parametrize("end", [JobState.SUCCEEDED, JobState.FAILED])
+def test_a_trainer_of_an_old_epoch_ends_nobody_s_run(settings: StackSettings, end: JobState) -> None:
+    broker = connect(settings)
+    jobs = JobStore(broker)
+    job_id, _ = jobs.create(job_spec())
+    slow, successor = (TrainerSide(broker, job_id, owner=name, lease_s=600.0) for name in ("slow", "successor"))
+    slow.acquire()
+    assert jobs.move(job_id, JobState.RUNNING, trainer_epoch=slow.trainer_epoch)
+    slow.release()
+    successor.acquire()
+    with pytest.raises(FencedOff):
+        jobs.move(job_id, end, trainer_epoch=slow.trainer_epoch)
+    assert jobs.state(job_id) is JobState.RUNNING
+    assert jobs.move(job_id, JobState.FAILED, trainer_epoch=successor.trainer_epoch)
+    jobs.resume(job_id)
+    with pytest.raises(FencedOff):
+        jobs.move(job_id, JobState.RUNNING, trainer_epoch=successor.trainer_epoch)
+    assert jobs.state(job_id) is JobState.QUEUED
 
 
 def test_a_cancel_ends_a_queued_job_asks_a_running_one_and_leaves_a_final_one(jobs: JobStore) -> None:

@@ -18,7 +18,7 @@ INSTANCES = (
     ONE._replace(faults=2),
     RESAMPLED_TWICE,
     FORGETFUL,
-    ONE._replace(faults=3, max_epochs=8),
+    ONE._replace(faults=3, max_epochs=8, may_end=False),
 )
 
 

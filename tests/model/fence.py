@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 EXPECTED, PUBLISHED, DEAD = 1, 2, 3
 COMMIT, REWIND = 1, 2
+ACTIVE, ENDED, SUCCEEDED = 0, 1, 2
 VARIANTS = 16
 NOBODY = -1
 
@@ -44,6 +45,8 @@ class Server(NamedTuple):
     rollouts: tuple[Rollout, ...]
     last: Record
     """The newest audit record."""
+    job: int = ACTIVE
+    """ENDED: failed or cancelled, and may be resumed."""
 
     def with_batch(self, index: int, batch: Batch) -> Server:
         return self._replace(batches=(*self.batches[:index], batch, *self.batches[index + 1 :]))
@@ -179,6 +182,25 @@ def rewind(server: Server, epoch: int, iteration: int, *, follows: Record, off: 
     if server.last != follows and "rewind.link" not in off:
         return "broken_link", server
     return "rewound", _cleared(server)._replace(committed=iteration - 1, iteration=iteration - 1, last=record)
+
+
+def set_state(server: Server, epoch: int, job: int, off: Off) -> tuple[str, Server]:
+    """By a trainer: it ends the job."""
+    if _is_fenced(server, epoch, "set_state.epoch", off):
+        return "fenced", server
+    if server.job != ACTIVE:
+        return "refused", server
+    return "set", server._replace(job=job)
+
+
+def resume_job(server: Server, *, clock: int, off: Off) -> Server:
+    """Of a job that has ended; the open iteration is sampled anew."""
+    epoch = server.epoch
+    if epoch and "resume_job.epoch" not in off:
+        epoch = max(epoch + 1, clock)
+    if server.is_open and "resume_job.clears" not in off:
+        server = _cleared(server)._replace(iteration=server.committed)
+    return server._replace(epoch=epoch, job=ACTIVE)
 
 
 # Generators

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.model import fence
 from tests.model.fence import DEAD, NOBODY, VARIANTS, Server
-from tests.model.state import State, Trainer
+from tests.model.state import Bounds, State, Trainer
 
 
 def broken_by_call(state: State, trainer: Trainer, after: Server, outcome: str) -> str:
@@ -38,6 +38,12 @@ def _broken_by_commit(before: Server, trainer: Trainer, after: Server) -> str:
             return "I3: the ledger holds another copy than was trained"
     if trainer.digest != before.digest:
         return "I2: the weights that were trained are not the fence's"
+    return ""
+
+
+def broken_by_success(state: State, bounds: Bounds) -> str:
+    if state.server.committed != bounds.iterations - 1:
+        return "I4: a job succeeds whose last iteration is not committed"
     return ""
 
 

@@ -1,13 +1,13 @@
 """Who may do what next: trainers, generators and the server's misfortunes, over the scripts of fence.py.
 
-    trainer     OFF → START ┬─────────→ ANNOUNCE → OPEN → GATHER → STEPPED → COMMIT → SETTLE → GATHER of the next | done
+    trainer     OFF → START ┬─────────→ ANNOUNCE → OPEN → GATHER → STEPPED → COMMIT → SETTLE → GATHER of the next | ENDS
                             └→ REWIND ──↗                  (claim, train)   (weights)        (checkpoint)
     generator   idle → holds a claim, by a lease or as a copy of somebody else's → idle
 
 A trainer that is refused ends, as a process does that gets FencedOff or FenceViolation, and another may start. A lease
 of somebody who is gone ends by itself, as time passes. These are faults, and a run has a budget of them: a process that
 dies, a lease that ends while its holder lives (paused, slow), an answer that is lost after its script ran, a batch that
-fails, a server that comes back without its last writes.
+fails, a job that fails or is given up, a server that comes back without its last writes. Who asks for a job resumes it.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from tests.model import fence
-from tests.model.fence import COMMIT, DEAD, REWIND, VARIANTS, Off, Rollout, Server
-from tests.model.invariants import broken_by_call, holds_lease, robbery
+from tests.model.fence import ACTIVE, COMMIT, DEAD, ENDED, REWIND, SUCCEEDED, VARIANTS, Off, Rollout, Server
+from tests.model.invariants import broken_by_call, broken_by_success, holds_lease, robbery
 from tests.model.state import (
     ANNOUNCE,
     COMMITS,
+    ENDS,
     GATHER,
     IDLE,
     OPEN,
@@ -52,12 +53,26 @@ def moves(state: State, bounds: Bounds, off: Off) -> Iterator[Move]:
         yield from _trainer_moves(state, bounds, off, who, may_fail)
     for who in range(bounds.generators):
         yield from _generator_moves(state, bounds, off, who, may_fail)
+    yield from _job_moves(state, bounds, off, may_fail)
     if may_fail and bounds.lost_writes:
         if not state.disk:
             yield Move("writes reach the disk", -1, state._replace(disk=(state.server, 0)))
         elif state.disk[1]:
             back = state._replace(server=state.disk[0], disk=(), era=state.era + 1, faults=state.faults + 1)
             yield Move("the last writes are lost", -1, back, is_fault=True)
+
+
+def _job_moves(state: State, bounds: Bounds, off: Off, may_fail: bool) -> Iterator[Move]:
+    """Its consumer gives it up, whatever its trainers do; its owner resumes it."""
+    server = state.server
+    if may_fail and bounds.may_end and server.job == ACTIVE:
+        given_up = _after(state, server._replace(job=ENDED), bounds)._replace(faults=state.faults + 1)
+        yield Move("the job is given up", -1, given_up, is_fault=True)
+    if server.job == ENDED:
+        resumed = fence.resume_job(server, clock=state.clock + 1, off=off)
+        yield Move(
+            "the job is resumed", -1, _after(state, resumed, bounds)._replace(clock=max(state.clock, resumed.epoch))
+        )
 
 
 def _after(state: State, server: Server, bounds: Bounds) -> State:
@@ -89,10 +104,15 @@ def _trainer_moves(state: State, bounds: Bounds, off: Off, who: int, may_fail: b
     if may_fail:
         dead = _with_trainer(state, who, ())._replace(faults=state.faults + 1)
         yield Move("trainer dies", who, dead, is_fault=True)
+        if trainer.phase == GATHER and bounds.may_end:
+            outcome, server = fence.set_state(state.server, trainer.epoch, ENDED, off)
+            yield Move(f"fails the job: {outcome}", who, _after(dead, server, bounds), True)
     if trainer.phase == START:
         yield Move("reads fence and checkpoint", who, _started(state, bounds, off, who, trainer))
     elif trainer.phase == SETTLE:
         yield _settles(state, bounds, off, who, trainer)
+    elif trainer.phase == ENDS:
+        yield _ends(state, bounds, off, who, trainer)
     else:
         for name, outcome, server, after in _calls(state, bounds, off, trainer):
             breaks = broken_by_call(state, trainer, server, outcome)
@@ -105,6 +125,8 @@ def _trainer_moves(state: State, bounds: Bounds, off: Off, who: int, may_fail: b
 
 
 def _acquires(state: State, max_epochs: int, off: Off, who: int, may_fail: bool) -> Iterator[Move]:
+    if state.server.job != ACTIVE:
+        return
     is_held = any(one and one.epoch == state.server.epoch for one in state.trainers)
     is_stolen = is_held and "acquire.lease" not in off
     if (is_stolen and not may_fail) or state.clock >= max_epochs:
@@ -130,7 +152,7 @@ def _started(state: State, bounds: Bounds, off: Off, who: int, trainer: Trainer)
             start, digest = iteration + 1, state.checkpoints[iteration]
             break
     if start == bounds.iterations and server.committed >= final:
-        return _finished(state)
+        return _with_trainer(state, who, Trainer(ENDS, trainer.epoch, start, digest, (), 0, server.last))
     is_ahead = server.committed >= start or (server.is_open and (server.iteration, server.digest) != (start, digest))
     phase = REWINDS if is_ahead and "resume.rewinds" not in off else ANNOUNCE
     blank = ((),) * bounds.batches
@@ -146,14 +168,24 @@ def _finished(state: State) -> State:
 def _settles(state: State, bounds: Bounds, off: Off, who: int, trainer: Trainer) -> Move:
     """The commit is on the server's disk before the checkpoint is on the trainers'."""
     done = trainer.iteration
+    if state.server.committed < done and "settle.confirms" not in off:
+        return Move("finds its commit lost", who, _with_trainer(state, who, ()))
     checkpoints = (*state.checkpoints[:done], _made(trainer, bounds), *state.checkpoints[done + 1 :])
     disk = state.disk if "settle.persisted" in off else ()
     state = state._replace(checkpoints=checkpoints, disk=disk)
     if done == bounds.iterations - 1:
-        return Move("writes the last checkpoint, done", who, _finished(state))
+        last = trainer._replace(phase=ENDS, iteration=done + 1, digest=_made(trainer, bounds), trained=(), last=0)
+        return Move("writes the last checkpoint", who, _with_trainer(state, who, last))
     blank = ((),) * bounds.batches
     following = trainer._replace(phase=GATHER, iteration=done + 1, digest=_made(trainer, bounds), trained=blank, last=0)
     return Move("writes its checkpoint", who, _with_trainer(state, who, following))
+
+
+def _ends(state: State, bounds: Bounds, off: Off, who: int, trainer: Trainer) -> Move:
+    outcome, server = fence.set_state(state.server, trainer.epoch, SUCCEEDED, off)
+    if outcome == "set":
+        return Move(f"ends the job: {outcome}", who, _finished(state), breaks=broken_by_success(state, bounds))
+    return Move(f"ends the job: {outcome}", who, _with_trainer(_after(state, server, bounds), who, ()))
 
 
 def _made(trainer: Trainer, bounds: Bounds) -> int:

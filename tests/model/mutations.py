@@ -16,7 +16,7 @@ TWO_BATCHES = Bounds(generators=1, iterations=1)
 RESAMPLED = TWO_GENERATORS._replace(is_deterministic=False)
 """A job whose replays and second attempts differ."""
 RESAMPLED_TWICE = ONE._replace(is_deterministic=False, faults=2)
-FORGETFUL = ONE._replace(lost_writes=10, faults=2)
+FORGETFUL = ONE._replace(lost_writes=10, faults=2, may_end=False)
 """A restart can lose a whole iteration."""
 
 
@@ -82,8 +82,10 @@ NEEDED = (
         "I4",
         "the trainer doesn't check the weights of what it is given",
     ),
+    Mutation(("settle.confirms",), ONE, "I4", "a commit that was answered is taken for done"),
+    Mutation(("settle.persisted",), ONE, "I4", "a checkpoint before its commit is on disk"),
+    Mutation(("set_state.epoch",), ONE, "I4", "a job is ended by whoever trained it once"),
     Mutation(("resume.rewinds",), ONE, "stuck", "a successor with an older checkpoint doesn't rewind"),
-    Mutation(("resume.not_after_the_fence",), ONE, "stuck", "a checkpoint that the fence doesn't know of is resumed"),
 )
 
 REDUNDANT = (
@@ -116,7 +118,21 @@ REDUNDANT = (
     Redundant(
         ("fail.attempt",), "fail_batch by another attempt", "entry and owner say it, while a generator has one claim"
     ),
-    Redundant(("settle.persisted",), "a checkpoint before its commit is on disk", "without it more is replayed"),
+    Redundant(
+        ("resume_job.epoch",),
+        "a trainer that slept through the job's end keeps its epoch",
+        "it would go on beside its successor's start, and write files",
+    ),
+    Redundant(
+        ("resume_job.clears",),
+        "a resumed job goes on with the iteration that stood open",
+        "its dead batches would end the job again; here are none",
+    ),
+    Redundant(
+        ("resume.not_after_the_fence",),
+        "a checkpoint that the fence doesn't know of is resumed",
+        "a server may not be able to say what is on its disk",
+    ),
     Redundant(("step.renews",), "a step without the lease", "it keeps a fenced-off trainer from writing files"),
     Redundant(
         ("trainer.weights",),

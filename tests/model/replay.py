@@ -10,9 +10,10 @@ from broker.client import Broker
 from broker.generator_side import Claim, GeneratorSide
 from broker.job_store import JobStore
 from broker.keys import GENERATOR_GROUP, JobKeys
-from broker.trainer_side import Opening, TrainerSide
-from contracts.errors import FencedOff, FenceViolation
+from broker.trainer_side import Opening, TrainerSide, read_fence
+from contracts.errors import Conflict, FencedOff, FenceViolation
 from contracts.events import AuditRecord, record_digest
+from contracts.jobs import JobState
 from contracts.rollouts import PromptBatch, RolloutBatch, batch_digest
 from tests.builders import job_spec, prompt_batch, rollout_batch
 from tests.integration.fence_checks import read
@@ -20,17 +21,37 @@ from tests.integration.fence_parts import manifest, weights_digest
 from tests.model import fence
 from tests.model.fence import VARIANTS
 from tests.model.moves import Move, moves
-from tests.model.state import Bounds, State, Trainer
+from tests.model.state import COMMITS, ENDS, SETTLE, Bounds, State, Trainer
 
 LONG_S = 3600.0
-BOUNDS = Bounds(faults=8, is_deterministic=False, max_attempts=30, max_epochs=14)
+BOUNDS = Bounds(faults=12, is_deterministic=False, max_attempts=30, max_epochs=14)
 LEDGER_WORDS = {fence.EXPECTED: "expected", fence.PUBLISHED: "published", fence.DEAD: "dead"}
 KINDS = {"commit": fence.COMMIT, "rewind": fence.REWIND}
-WRITES_OF_A_TRAINER = ("rewind", "announces", "opens", "claims rollouts", "reconciles", "renews", "commits")
+WRITES_OF_A_TRAINER = (
+    *("rewind", "announces", "opens", "claims rollouts", "reconciles", "renews", "commits"),
+    *("ends the job", "fails the job"),
+)
 
 
 def digest_text(digest: int) -> str:
     return weights_digest(*divmod(digest, VARIANTS))
+
+
+LIKELY_IN = {
+    COMMITS: ("writes reach the disk",),
+    SETTLE: ("the last writes are lost", "trainer dies", "acquires from"),
+    ENDS: ("acquires from", "the job is given up", "ends the job"),
+}
+"""What is worth trying while a trainer is in such a phase: blind draws seldom get there."""
+
+
+def _weight(move: Move, phases: set[int]) -> float:
+    """How often it is drawn. Faults are rare: a run that meets too many gets nowhere."""
+    if any(move.name.startswith(names) for phase, names in LIKELY_IN.items() if phase in phases):
+        return 2.0
+    if move.name.startswith(("the job is given up", "fails the job")):
+        return 0.02
+    return 0.03 if move.is_fault or (move.who < 0 and move.name != "the job is resumed") else 1.0
 
 
 class Walk:
@@ -38,7 +59,9 @@ class Walk:
 
     def __init__(self, broker: Broker, seed: int, seen: Counter[str]) -> None:
         self._broker, self._random = broker, random.Random(seed)
-        self._job_id, _ = JobStore(broker).create(job_spec(rollout__max_attempts=30, name=uuid.uuid4().hex))
+        self._jobs = JobStore(broker)
+        self._job_id, _ = self._jobs.create(job_spec(rollout__max_attempts=30, name=uuid.uuid4().hex))
+        self._jobs.move(self._job_id, JobState.RUNNING)
         self._keys = JobKeys(self._job_id)
         self._state = BOUNDS.first_state()
         self._sides: list[TrainerSide | None] = [None] * BOUNDS.trainers
@@ -58,7 +81,8 @@ class Walk:
             if not options:
                 return
             # What the walks before have done seldom is done sooner.
-            weights = [(0.1 if one.is_fault or one.who < 0 else 1.0) / (5 + self._seen[one.name]) for one in options]
+            phases = {one.phase for one in self._state.trainers if one}
+            weights = [_weight(one, phases) / (5 + self._seen[one.name]) for one in options]
             move = self._random.choices(options, weights)[0]
             self._state = self._does(move, options)
             self._seen[move.name] += 1
@@ -73,6 +97,8 @@ class Walk:
             side = TrainerSide(self._broker, self._job_id, owner=uuid.uuid4().hex, lease_s=LONG_S)
             self._epochs[move.state.server.epoch] = side.acquire()
             self._sides[move.who] = side
+        elif move.name in ("finds its commit lost", "writes its checkpoint", "writes the last checkpoint"):
+            self._trainer_confirms(move)
         elif move.name.startswith(WRITES_OF_A_TRAINER):
             if not move.name.startswith("renews its lease") or move.batch == -1:
                 self._trainer_calls(move)
@@ -85,6 +111,17 @@ class Walk:
             self._generator_does(move)
         return move.state
 
+    def _trainer_confirms(self, move: Move) -> None:
+        trainer, side = self._state.trainers[move.who], self._sides[move.who]
+        assert isinstance(trainer, Trainer)
+        assert side is not None
+        try:
+            side.confirm(trainer.iteration)
+        except FenceViolation:
+            assert move.name == "finds its commit lost"
+        else:
+            assert move.name != "finds its commit lost"
+
     def _trainer_calls(self, move: Move) -> None:
         trainer, side = self._state.trainers[move.who], self._sides[move.who]
         assert isinstance(trainer, Trainer)
@@ -96,6 +133,8 @@ class Walk:
             self._call(side, trainer, name)
         except FencedOff:
             refusal = "fenced"
+        except Conflict:
+            refusal = "refused"
         except FenceViolation as error:
             refusal = str(error)
         is_alive = bool(move.state.trainers[move.who])
@@ -104,7 +143,7 @@ class Walk:
             assert not is_alive, move
         else:
             # A trainer that was given what it can't use has got it from the server all the same.
-            assert is_alive or name == "claims rollouts", move
+            assert is_alive or name in ("claims rollouts", "fails the job") or move.state.is_done, move
 
     def _call(self, side: TrainerSide, trainer: Trainer, name: str) -> None:
         iteration, made = trainer.iteration, VARIANTS * (trainer.iteration + 1) + trainer.epoch
@@ -121,6 +160,9 @@ class Walk:
             side.reconcile(iteration, self._batches(iteration, trainer.digest))
         elif name.startswith("renews"):
             side.renew()
+        elif name in ("ends the job", "fails the job"):
+            end = JobState.SUCCEEDED if name == "ends the job" else JobState.FAILED
+            self._jobs.move(self._job_id, end, trainer_epoch=side.trainer_epoch)
         else:
             trained = {}
             for batch, mine in enumerate(trainer.trained):
@@ -219,6 +261,14 @@ class Walk:
         if move.name == "writes reach the disk":
             rows = {key: redis.dump(key) for key in self._keys.script_keys}
             self._disk = {key: value for key, value in rows.items() if value}  # type: ignore[misc]
+            return
+        if move.name == "the job is given up":
+            self._jobs.move(self._job_id, JobState.FAILED, reason="its trainers end")
+            return
+        if move.name == "the job is resumed":
+            self._jobs.resume(self._job_id)
+            self._jobs.move(self._job_id, JobState.RUNNING)
+            self._epochs[move.state.server.epoch] = read_fence(self._broker, self._keys).trainer_epoch
             return
         while int(self._broker.now_s() * 1000) <= max(self._epochs.values()):
             pass  # a restart takes longer than the milliseconds that epochs ran ahead

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from tests.model import fence
 from tests.model.fence import Server
 
-START, REWINDS, ANNOUNCE, OPEN, GATHER, STEPPED, COMMITS, SETTLE = range(1, 9)
+START, REWINDS, ANNOUNCE, OPEN, GATHER, STEPPED, COMMITS, SETTLE, ENDS = range(1, 10)
 IDLE: tuple[int, ...] = ()
 
 
@@ -54,6 +54,8 @@ class Bounds(NamedTuple):
     """Most writes that a restart loses."""
     is_deterministic: bool = True
     """Else a replay makes other weights, and a second attempt other completions."""
+    may_end: bool = True
+    """A job fails or is given up, at any time, and is resumed."""
     max_attempts: int = 4
     max_epochs: int = 6
     """More than the faults can lead to; a mutation that restarts trainers for ever ends here."""

@@ -25,7 +25,15 @@ REACHED = {
     "claims from a dead one: claimed",
     "fails its batch: retried",
     "the last writes are lost",
-    "writes the last checkpoint, done",
+    "finds its commit lost",
+    "writes the last checkpoint",
+    "ends the job: set",
+    "ends the job: fenced",
+    "ends the job: refused",
+    "fails the job: set",
+    "fails the job: fenced",
+    "the job is given up",
+    "the job is resumed",
 }
 """Each must have happened: walks that never get there show nothing about it."""
 
