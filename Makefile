@@ -84,3 +84,4 @@ bench: $(STAMP)
 	$(BIN)/onbeat bench broker
 	$(BIN)/onbeat bench overlap
 	$(BIN)/onbeat bench straggler
+	$(BIN)/onbeat bench shared-prompt

@@ -1,10 +1,12 @@
-"""Prompt and rollout batches of a given size, for the broker's benchmark."""
+"""Prompt and rollout batches of a given size."""
 
 from __future__ import annotations
 
 import os
 
-from contracts.arrays import pack_int32
+from msgspec.structs import replace
+
+from contracts.arrays import pack_float32, pack_int32
 from contracts.rollouts import (
     BatchTimings,
     Completion,
@@ -21,6 +23,30 @@ DIGEST = "ab" * 32
 GROUP_SIZE = 8
 RESPONSE_TOKENS = 512
 RESPONSE_CHARS = 1400
+
+
+def one_group(*, prompt_tokens: int, response_tokens: int, group_size: int) -> RolloutBatch:
+    """One group of equally long responses; tokens below 500, different in each response."""
+    rollouts = tuple(
+        Rollout(
+            completion=Completion(
+                token_ids=pack_int32((7 * row + 3 * at) % 500 for at in range(response_tokens)),
+                generator_logprobs=pack_float32([-1.0 - row / group_size] * response_tokens),
+                finish_reason="length",
+            ),
+            text="",
+            reward=float(row % 2),
+            reward_breakdown={"exact": float(row % 2)},
+        )
+        for row in range(group_size)
+    )
+    group = RolloutGroup(
+        prompt_id="train/0",
+        prompt_index=0,
+        prompt_token_ids=pack_int32(at % 500 for at in range(prompt_tokens)),
+        rollouts=rollouts,
+    )
+    return replace(rollout_batch(1), groups=(group,), group_size=group_size)
 
 
 def rollout_batch(num_groups: int) -> RolloutBatch:

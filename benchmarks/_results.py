@@ -23,6 +23,6 @@ def write_result(name: str, result: dict[str, Any]) -> Path:
     """Writes the result with its circumstances; answers the file."""
     RESULTS.mkdir(exist_ok=True)
     path = result_path(name)
-    command = " ".join(["onbeat", "bench", Path(sys.argv[0]).stem, *sys.argv[1:]])
+    command = " ".join(["onbeat", "bench", Path(sys.argv[0]).stem.replace("_", "-"), *sys.argv[1:]])
     path.write_text(json.dumps({"benchmark": name, **circumstances.circumstances(command), **result}, indent=2) + "\n")
     return path
