@@ -19,6 +19,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_utils import PreTrainedModel
 
+from contracts.errors import InvalidInput
+
 CHUNK_LOGITS = 1 << 25
 """Of logits that exist at a time: 128 MiB in float32, 220 tokens of a vocabulary of 152,000."""
 
@@ -36,6 +38,7 @@ def last_states(model: PreTrainedModel, **inputs: Any) -> Tensor:
     """Last hidden states [B, L, h], of which the head makes logits; with gradient. inputs: of the model's forward.
 
     The whole model is called, so that what wraps it (adapters, sharding) does its part; it is asked for no logits.
+    Raises InvalidInput for an architecture whose states don't pass through its base model: see `has_plain_head`.
     """
     states: list[Tensor] = []
     causal_lm = base_causal_lm(model)
@@ -46,6 +49,8 @@ def last_states(model: PreTrainedModel, **inputs: Any) -> Tensor:
         model(use_cache=False, **inputs, **keep)
     finally:
         hook.remove()
+    if not states:
+        raise InvalidInput(f"{type(causal_lm).__name__} goes around its own base model", field="model.path")
     return states[-1]
 
 
@@ -74,7 +79,10 @@ def _is_plain(model: PreTrainedModel) -> bool:
         return False
     tokens = torch.tensor([[0, 1]], device=model.device)
     expected = model(input_ids=tokens, use_cache=False).logits
-    actual = project(model, last_states(model, input_ids=tokens))
+    try:
+        actual = project(model, last_states(model, input_ids=tokens))
+    except InvalidInput:
+        return False
     return expected.shape == actual.shape and torch.allclose(
         actual, expected.to(actual), rtol=1e-3, atol=1e-3, equal_nan=True
     )

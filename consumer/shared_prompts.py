@@ -69,7 +69,8 @@ def _try(model: PreTrainedModel, expected: list[Tensor]) -> None:
         raise _refusal(causal_lm, f"does not take a packed sequence: {error}") from error
     config = causal_lm.config.get_text_config()
     if len(layout.windows_seen) != config.num_hidden_layers:
-        raise _refusal(causal_lm, "has layers that mix tokens by other means than attention")
+        takers = f"{len(layout.windows_seen)} of its {config.num_hidden_layers} layers"
+        raise _refusal(causal_lm, f"has {takers} that take their attention from transformers' attention interface")
     slides = _num_sliding_layers(config)
     if sum(window is not None for window in layout.windows_seen) != slides:
         raise _refusal(causal_lm, f"does not tell {slides} of its layers their sliding window")
