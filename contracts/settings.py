@@ -41,7 +41,7 @@ class StackSettings(Record, frozen=True, kw_only=True):
     threads: int = 1
     """Compute threads of a process: OMP_NUM_THREADS, set by the launcher before torch is imported."""
     device: str = "cpu"
-    """Where the trainer computes: cpu, or cuda."""
+    """Where trainers and the transformers engine of generators compute: cpu, or cuda."""
     peak_flops: float = 0.0
     """Floating-point operations a second that one trainer rank could do at best, for the metric mfu; 0: unknown."""
     log_format: str = "human"

@@ -17,6 +17,27 @@ from contracts.rollouts import PromptBatch, SamplingParams
 
 Floats = NDArray[np.float64]
 
+BLOCK_ITEMS = 65_536
+"""Log-probs that are worked on at a time, half a megabyte: what fits the core's cache is several times as fast."""
+
+
+def sample(
+    logits: NDArray[np.floating], sampling: SamplingParams, uniforms: Floats
+) -> tuple[NDArray[np.int64], Floats]:
+    """[N, V] logits and [N] uniforms → [N] tokens and [N] log-probs of those tokens.
+
+    Raises BatchFailed for logits that are not finite.
+    """
+    num_rows, vocab_size = logits.shape
+    tokens, token_logprobs = np.empty(num_rows, dtype=np.int64), np.empty(num_rows)
+    block = max(1, BLOCK_ITEMS // vocab_size)
+    for start in range(0, num_rows, block):
+        rows = slice(start, min(start + block, num_rows))
+        logprobs = log_distribution(logits[rows], sampling)
+        tokens[rows] = choose(logprobs, sampling, uniforms[rows])
+        token_logprobs[rows] = logprobs[np.arange(len(logprobs)), tokens[rows]]
+    return tokens, token_logprobs
+
 
 def log_distribution(logits: NDArray[np.floating], sampling: SamplingParams) -> Floats:
     """[N, V] logits → [N, V] log-probs of the distribution that tokens are drawn from; -inf where filtered out.
@@ -45,7 +66,8 @@ def draw(logprobs: Floats, uniforms: Floats) -> NDArray[np.int64]:
     The first token whose cumulative probability exceeds the uniform, so a token of probability 0 is never drawn. The
     uniform is scaled by the rounded total, so a total just below 1.0 leaves no gap at the end.
     """
-    cumulative = np.exp(logprobs).cumsum(axis=-1)
+    cumulative = np.exp(logprobs)
+    np.cumsum(cumulative, axis=-1, out=cumulative)
     targets = uniforms[:, None] * cumulative[:, -1:]
     return (cumulative <= targets).sum(axis=-1)
 
@@ -58,21 +80,26 @@ def choose(logprobs: Floats, sampling: SamplingParams, uniforms: Floats) -> NDAr
 
 
 def completion_uniforms(batch: PromptBatch) -> Floats:
-    """[k·G, max_new_tokens] uniforms in [0, 1): row p·G + g is sample g of prompt p, column t draws its token t."""
-    return np.stack(
-        [
-            _generator(batch, prompt.index, sample).random(batch.sampling.max_new_tokens)
-            for prompt in batch.prompts
-            for sample in range(batch.group_size)
-        ]
-    )
+    """[k·G, max_new_tokens] uniforms in [0, 1): row p·G + g is sample g of prompt p, column t draws its token t.
+
+    Philox is counter-based: each row is its stream from the start, under the 128-bit hash of what the completion is.
+    """
+    # One generator whose key is set for each row: to make one for each row takes several times as long.
+    philox = np.random.Philox(key=0)
+    generator = np.random.Generator(philox)
+    at_start = philox.state
+    rows = [(prompt.index, sample) for prompt in batch.prompts for sample in range(batch.group_size)]
+    uniforms = np.empty((len(rows), batch.sampling.max_new_tokens))
+    for row, (prompt_index, sample) in zip(uniforms, rows, strict=True):
+        at_start["state"]["key"] = _key(batch, prompt_index, sample)
+        philox.state = at_start
+        generator.random(out=row)
+    return uniforms
 
 
-def _generator(batch: PromptBatch, prompt_index: int, sample: int) -> np.random.Generator:
-    """Philox, a counter-based generator whose 128-bit key is the hash of what the completion is."""
+def _key(batch: PromptBatch, prompt_index: int, sample: int) -> NDArray[np.uint64]:
     name = f"{batch.seed}/{batch.iteration}/{batch.purpose}/{prompt_index}/{sample}"
-    key = np.frombuffer(hashlib.blake2b(name.encode(), digest_size=16).digest(), dtype="<u8")
-    return np.random.Generator(np.random.Philox(key=key))
+    return np.frombuffer(hashlib.blake2b(name.encode(), digest_size=16).digest(), dtype="<u8")
 
 
 def _keep_top_k(values: Floats, top_k: int) -> None:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from contracts.errors import BatchFailed
 from contracts.rollouts import Completion, PromptBatch
 from producer.engine.base import VerifiedWeights
-from producer.sampling import Floats, choose, completion_uniforms, log_distribution
+from producer.sampling import completion_uniforms, sample
 
 
 def check_version(held: VerifiedWeights | None, batch: PromptBatch) -> None:
@@ -25,15 +25,25 @@ def check_version(held: VerifiedWeights | None, batch: PromptBatch) -> None:
         )
 
 
+FEWEST_ROWS = 8
+"""Matrix products of very few rows take other kernels, whose last bits differ; and hardly cost less."""
+LEAVE_SHARE = 0.25
+"""Rows leave when so large a share of those that are held has stopped: moving the others has its price."""
+
+
 class BatchRows:
-    """The completions of one batch while they grow: N = k·G rows of at most T = max_new_tokens tokens."""
+    """The completions of one batch while they grow: k·G rows of at most T = max_new_tokens tokens.
+
+    N of them are held: those that the engine's next call decodes.
+    """
 
     def __init__(self, batch: PromptBatch, eos_ids: frozenset[int]) -> None:
         self._batch = batch
         self._eos_ids = np.array(sorted(eos_ids), dtype=np.int64)
         self._uniforms = completion_uniforms(batch)
         num_rows, max_new_tokens = self._uniforms.shape
-        self._row_numbers = np.arange(num_rows)
+        self._held = np.arange(num_rows)
+        """[N] row numbers, ascending."""
         self._tokens = np.zeros((num_rows, max_new_tokens), dtype="<i4")
         self._logprobs = np.zeros((num_rows, max_new_tokens), dtype="<f4")
         self._num_tokens = np.zeros(num_rows, dtype=np.int64)
@@ -46,18 +56,28 @@ class BatchRows:
         return self._step == self._tokens.shape[1] or bool(self._stopped.all())
 
     def append(self, logits: NDArray[np.floating]) -> NDArray[np.int64]:
-        """[N, V] logits → [N] next input tokens.
-
-        A stopped row keeps its place in the engine's call, so that the others' numbers stay, and records nothing.
-        """
-        logprobs: Floats = log_distribution(logits, self._batch.sampling)
-        tokens = choose(logprobs, self._batch.sampling, self._uniforms[:, self._step])
-        self._tokens[:, self._step] = tokens
-        self._logprobs[:, self._step] = logprobs[self._row_numbers, tokens]
-        self._num_tokens += ~self._stopped
-        self._stopped |= (tokens[:, None] == self._eos_ids).any(axis=1)
+        """[N, V] logits of the held rows → [N] next input tokens. A held row that has stopped records nothing."""
+        held = self._held
+        tokens, logprobs = sample(logits, self._batch.sampling, self._uniforms[held, self._step])
+        self._tokens[held, self._step] = tokens
+        self._logprobs[held, self._step] = logprobs
+        self._num_tokens[held] += ~self._stopped[held]
+        self._stopped[held] |= (tokens[:, None] == self._eos_ids).any(axis=1)
         self._step += 1
         return tokens
+
+    def leave(self) -> NDArray[np.int64] | None:
+        """Lets stopped rows go: the places [n], among the held ones, of those that stay; None if all stay.
+
+        An engine that never asks decodes every row to the end. FEWEST_ROWS stay in any case, stopped ones among them.
+        """
+        stopped = self._stopped[self._held]
+        num_kept = max(FEWEST_ROWS, len(stopped) - int(stopped.sum()))
+        if len(stopped) - num_kept < LEAVE_SHARE * len(stopped):
+            return None
+        kept = np.sort(np.argsort(stopped, kind="stable")[:num_kept])
+        self._held = self._held[kept]
+        return kept
 
     def completions(self) -> list[list[Completion]]:
         """Completions [k][G] of the finished rows."""

@@ -29,7 +29,7 @@ def make_engine(
 ) -> GenerationEngine:
     """An engine without weights. Blocks for seconds (it imports torch), so it is called off the event loop.
 
-    chunks: job id → its versions in Redis. Raises InvalidInput that names model.path, or deterministic;
+    chunks: job id → its versions in Redis. Raises InvalidInput that names model.path, deterministic or ONBEAT_DEVICE;
     EngineUnavailable.
     """
     if deterministic and not settings.engine_is_reproducible:
@@ -55,4 +55,5 @@ def make_engine(
         weight_root=settings.weight_root_path,
         deterministic=deterministic,
         chunks=chunks,
+        device=settings.device,
     )

@@ -1,17 +1,18 @@
-"""The embedded engine: any Hugging Face causal LM folder, decoded on the CPU by a loop of our own.
+"""The embedded engine: any Hugging Face causal LM folder, decoded by a loop of our own (producer/engine/decoding.py).
 
-    prompts [k, P] ─ prefill ─▶ cache [k] ─ repeat G ─▶ cache [k·G] ─▶ logits [k·G, V] ─▶ token ─┐
-                                                            ▲                                    │
-                                                            └──────────── one column a step ─────┘
-
-One call samples one batch of fixed composition, so that nothing else that runs can change its numbers (I7).
-Left out: continuous batching, paged attention and GPUs, which are the vLLM engine's trade.
+One call samples one batch, and what it computes is a function of that batch alone, so that nothing else that runs can
+change its numbers (I7). ONBEAT_DEVICE=cuda puts the model on the GPU; draws stay on the host, in float64. That path has
+not been run on a GPU yet.
+Left out: continuous batching and paged attention, which are the vLLM engine's trade. And a compiler: on the demo model
+torch.compile saves a quarter of a step, takes over a minute for each batch shape, and changes the last bits of the
+logits (benchmarks/results/decode-2026-11-21.md).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -21,15 +22,15 @@ from typing import TypeVar
 
 import numpy as np
 import torch
-from transformers import DynamicCache
 
-from contracts.errors import BatchFailed
+from contracts.errors import BatchFailed, InvalidInput
 from contracts.rollouts import Completion, PromptBatch
 from contracts.spec import ModelSpec
 from contracts.versions import WeightManifest
 from contracts.weights import WeightShard
 from producer.engine.base import VerifiedWeights
 from producer.engine.batch_rows import BatchRows, check_version
+from producer.engine.decoding import Decoding
 from producer.engine.model_folder import empty_model, end_of_sequence_ids, weight_tensors
 from producer.model_path import model_folder
 from weight_store.chunks import ChunkReader
@@ -50,19 +51,24 @@ class TransformersEngine:
         weight_root: Path,
         deterministic: bool,
         chunks: Callable[[str], ChunkReader] | None = None,
+        device: str = "cpu",
     ) -> None:
         """Builds the model from its config alone; weights come by `load_weights`. Blocks for a second or more.
 
         chunks: job id → its versions in Redis; None where there is no Redis.
 
-        Raises InvalidInput that names model.path: no such folder, not a causal LM, no end-of-sequence token.
+        Raises InvalidInput that names model.path (no such folder, not a causal LM, no end-of-sequence token), or
+        ONBEAT_DEVICE where there is no such device.
         """
+        _check_device(device, deterministic=deterministic)
         self._held: VerifiedWeights | None = None
         self._closing = threading.Event()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
         torch.use_deterministic_algorithms(deterministic)
+        # Filling uninitialised memory only guards code that reads what it never wrote; it costs a pass over it.
+        torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
         folder = model_folder(model, model_root)
-        self._model = empty_model(folder, dtype=getattr(torch, model.dtype))
+        self._model = empty_model(folder, dtype=getattr(torch, model.dtype), device=device)
         self._receiver = WeightReceiver(dict(weight_tensors(self._model)), root=weight_root, chunks=chunks)
         self._eos_ids = end_of_sequence_ids(folder, self._model.config)
         self._context_tokens: int | None = getattr(self._model.config, "max_position_embeddings", None)
@@ -108,32 +114,19 @@ class TransformersEngine:
     def _generate(self, batch: PromptBatch, given_up: threading.Event) -> list[list[Completion]]:
         token_ids, mask = self._left_padded(batch)
         rows = BatchRows(batch, self._eos_ids)
-        cache = DynamicCache(config=self._model.config)
-        logits = self._forward(token_ids, mask, cache).repeat(batch.group_size, axis=0)
-        cache.batch_repeat_interleave(batch.group_size)
-        mask = mask.repeat_interleave(batch.group_size, dim=0)
-        one = torch.ones(len(mask), 1, dtype=mask.dtype)
+        decoding = Decoding(self._model, token_ids, mask, max_new_tokens=batch.sampling.max_new_tokens)
+        logits = decoding.prefill(batch.group_size)
         while True:
             next_tokens = rows.append(logits)
             if rows.finished:
                 return rows.completions()
             if self._closing.is_set() or given_up.is_set():
                 raise BatchFailed(f"batch {batch.batch_id} was given up")
-            mask = torch.cat([mask, one], dim=1)
-            logits = self._forward(torch.from_numpy(next_tokens)[:, None], mask, cache)
-
-    def _forward(self, token_ids: torch.Tensor, mask: torch.Tensor, cache: DynamicCache) -> np.ndarray:
-        """[N, S] new tokens, [N, L] mask of all tokens so far → [N, V] float32 logits after the last one."""
-        positions = (mask.cumsum(dim=1) - 1).clamp_(min=0)[:, -token_ids.shape[1] :]
-        output = self._model(
-            input_ids=token_ids,
-            attention_mask=mask,
-            position_ids=positions,
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=1,
-        )
-        return output.logits[:, -1].float().numpy()
+            kept = rows.leave()
+            if kept is not None:
+                decoding.keep(kept)
+                next_tokens = next_tokens[kept]
+            logits = decoding.step(next_tokens)
 
     def _left_padded(self, batch: PromptBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """Token ids [k, P] and mask [k, P], prompts at the right edge."""
@@ -150,4 +143,15 @@ class TransformersEngine:
         for row, prompt in enumerate(prompts):
             token_ids[row, width - len(prompt) :] = prompt
             mask[row, width - len(prompt) :] = 1
-        return torch.from_numpy(token_ids), torch.from_numpy(mask)
+        device = self._model.device
+        return torch.from_numpy(token_ids).to(device), torch.from_numpy(mask).to(device)
+
+
+def _check_device(device: str, *, deterministic: bool) -> None:
+    """Before torch's first call on the device: cuBLAS reads its workspace setting once."""
+    if device == "cpu":
+        return
+    if deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    if not torch.cuda.is_available():
+        raise InvalidInput("there is no CUDA device", field="ONBEAT_DEVICE", cure="set it to cpu")

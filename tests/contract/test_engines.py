@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +20,7 @@ from contracts.spec import ModelSpec
 from contracts.versions import WeightFile, WeightManifest, weights_digest
 from contracts.wire import encode
 from producer.engine.base import VerifiedWeights
+from producer.engine.decoding import Decoding
 from producer.engine.transformers import TransformersEngine
 from tests.builders import tiny_model_folder
 from tests.contract.engine_rigs import (
@@ -179,15 +179,18 @@ def test_a_cancelled_generation_stops_at_its_next_token(
 ) -> None:
     rig = transformers_rig("qwen3", folders, tmp_path)
     manifest = rig.load()
-    forwards: list[int] = []
+    steps: list[np.ndarray] = []
     reached, go_on = threading.Event(), threading.Event()
-    honest = TransformersEngine._forward
+    honest_prefill, honest_step = Decoding.prefill, Decoding.step
 
-    def gated(engine: TransformersEngine, *inputs: Any) -> np.ndarray:
-        forwards.append(1)
+    def gated_prefill(decoding: Decoding, group_size: int) -> np.ndarray:
         reached.set()
         go_on.wait(20.0)
-        return honest(engine, *inputs)
+        return honest_prefill(decoding, group_size)
+
+    def counted_step(decoding: Decoding, next_tokens: np.ndarray) -> np.ndarray:
+        steps.append(next_tokens)
+        return honest_step(decoding, next_tokens)
 
     async def drop() -> None:
         batch = under(manifest, PROMPTS, sampling=SamplingParams(max_new_tokens=20))
@@ -199,9 +202,10 @@ def test_a_cancelled_generation_stops_at_its_next_token(
         await rig.engine.aclose()
         assert dropped.cancelled()
 
-    monkeypatch.setattr(TransformersEngine, "_forward", gated)
+    monkeypatch.setattr(Decoding, "prefill", gated_prefill)
+    monkeypatch.setattr(Decoding, "step", counted_step)
     rig.run(drop())
-    assert len(forwards) == 1
+    assert steps == []
 
 
 @pytest.mark.parametrize("rig", REPRODUCIBLE, indirect=True)
@@ -305,6 +309,14 @@ def test_a_manifest_of_other_contents_is_refused(rig: Rig) -> None:
     )
     with pytest.raises(WeightsRejected, match=honest.weights_digest):
         rig.run(rig.engine.load_weights(stale))
+
+
+def test_a_device_that_is_not_there_is_named(folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    model = ModelSpec(path="qwen3")
+    with pytest.raises(InvalidInput, match="no CUDA device") as caught:
+        TransformersEngine(model, model_root=folders, weight_root=tmp_path, deterministic=False, device="cuda")
+    assert caught.value.field == "ONBEAT_DEVICE"
 
 
 def test_a_closed_engine_holds_and_generates_nothing(folders: Path, tmp_path: Path) -> None:

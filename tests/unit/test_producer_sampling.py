@@ -7,7 +7,7 @@ import pytest
 
 from contracts.errors import BatchFailed
 from contracts.rollouts import SamplingParams
-from producer.sampling import completion_uniforms, draw, log_distribution
+from producer.sampling import choose, completion_uniforms, draw, log_distribution, sample
 from tests.builders import prompt_batch
 
 LARGEST = np.nextafter(1.0, 0.0)
@@ -74,3 +74,14 @@ def test_uniforms_belong_to_the_completion_and_not_to_the_composition_of_its_bat
 def test_uniforms_are_pinned_so_that_a_library_update_cannot_change_a_run_unseen() -> None:
     first = completion_uniforms(prompt_batch([[5]], group_size=1, seed=42))[0, :2]
     assert first.tolist() == [0.42067291447098976, 0.10995077187083535]
+
+
+def test_a_block_of_rows_is_drawn_as_the_whole() -> None:
+    random = np.random.default_rng(0)
+    logits = random.normal(scale=3.0, size=(50, 9000)).astype(np.float32)
+    uniforms = random.random(50)
+    for sampling in (params(), params(temperature=0.7, top_p=0.9), params(temperature=0.0)):
+        tokens, logprobs = sample(logits, sampling, uniforms)
+        whole = log_distribution(logits, sampling)
+        assert np.array_equal(tokens, choose(whole, sampling, uniforms))
+        assert np.array_equal(logprobs, whole[np.arange(50), tokens])

@@ -1,0 +1,47 @@
+"""Rows that have ended leave the engine's call, and take nothing along."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+
+from contracts.rollouts import Completion, SamplingParams
+from producer.engine.batch_rows import FEWEST_ROWS, BatchRows
+from tests.builders import prompt_batch
+
+VOCAB_SIZE = 4
+EOS = frozenset({0})
+"""A quarter of the draws: rows end all along."""
+
+
+def decode(*, rows_leave: bool) -> tuple[list[list[Completion]], list[int]]:
+    """Completions of 64 rows whose logits are a function of row and step, and how many rows each step held."""
+    batch = prompt_batch([[5]] * 8, group_size=8, sampling=SamplingParams(max_new_tokens=24))
+    rows = BatchRows(batch, EOS)
+    held = np.arange(64)
+    widths: list[int] = []
+    while not rows.finished:
+        widths.append(len(held))
+        step = len(widths)
+        logits = [np.random.default_rng((row, step)).normal(size=VOCAB_SIZE) for row in held.tolist()]
+        rows.append(np.stack(logits))
+        kept = rows.leave() if rows_leave and not rows.finished else None
+        held = held if kept is None else held[kept]
+    return rows.completions(), widths
+
+
+def test_rows_that_leave_change_no_completion() -> None:
+    staying, widths = decode(rows_leave=False)
+    leaving, fewer = decode(rows_leave=True)
+    assert leaving == staying
+    assert set(widths) == {64}
+    assert fewer[0] == 64
+    assert fewer == sorted(fewer, reverse=True)
+
+
+def test_a_few_rows_stay_and_every_departure_is_worth_it() -> None:
+    _, widths = decode(rows_leave=True)
+    assert FEWEST_ROWS <= min(widths) < 16
+    for before, after in pairwise(widths):
+        assert after == before or after <= 0.75 * before
