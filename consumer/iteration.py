@@ -26,10 +26,21 @@ TRAINER = "trainer"
 """`who` of the spans of the trainer's rank 0; those of rank 1 are of `trainer 1`."""
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Boundary:
+    """Where one iteration ended and the next began; Unix times."""
+
+    last_token_s: float
+    opening_started_s: float
+    """The next version is announced; what is left is to report, to commit and to open."""
+    opened_s: float
+
+
 class Iteration:
     """Takes each expected batch once, in whatever order; the rest of the iteration is read off it."""
 
-    def __init__(self, opening: Opening, *, trainer_epoch: int) -> None:
+    def __init__(self, opening: Opening, *, trainer_epoch: int, boundary: Boundary | None = None) -> None:
+        """boundary: to the iteration before; None for a trainer's first."""
         self.number = opening.iteration
         self.policy_version = opening.policy_version
         self.weights_digest = opening.weights_digest
@@ -44,8 +55,11 @@ class Iteration:
         self.waiting_s = 0.0
         """The trainer had nothing to train."""
         self._trainer_epoch = trainer_epoch
+        self._boundary = boundary
         self._generation_s = 0.0
         self._started_s = time.time()
+        if boundary is not None:
+            self._add_span(TRAINER, "open", started_s=boundary.opening_started_s, ended_s=boundary.opened_s)
 
     @property
     def missing(self) -> list[PromptBatch]:
@@ -107,6 +121,19 @@ class Iteration:
         """Sum of the trainer's spans of one kind, over its ranks."""
         return sum(s.ended_s - s.started_s for s in self.spans if s.who.startswith(TRAINER) and s.what == what)
 
+    @property
+    def last_token_s(self) -> float:
+        """Unix time at which the last generation ended, of those that came."""
+        return max((span.ended_s for span in self.spans if span.what == "generate"), default=self._started_s)
+
+    @property
+    def bubble_s(self) -> float:
+        """How long no generator sampled between the iteration before and this one; 0.0 where there is none before."""
+        starts = [span.started_s for span in self.spans if span.what == "generate"]
+        if self._boundary is None or not starts:
+            return 0.0
+        return max(0.0, min(starts) - self._boundary.last_token_s)
+
     def metrics(
         self, updates: Sequence[Update], *, learning_rate: float, scaling: Scaling, peak_flops: float = 0.0
     ) -> IterationMetrics:
@@ -134,6 +161,7 @@ class Iteration:
             waiting_s=self.waiting_s,
             step_s=self.seconds("step"),
             publish_s=self.seconds("publish"),
+            bubble_s=self.bubble_s,
             tokens_per_s=numbers.num_tokens / wall_s,
             trained_tokens=trained_tokens,
             trained_tokens_per_s=trained_tokens / training_s if training_s else 0.0,
@@ -167,7 +195,7 @@ class Iteration:
         for what, started_s, ended_s in spans:
             self._add_span(batch.generator_id, what, batch_id=batch.batch_id, started_s=started_s, ended_s=ended_s)
 
-    def _add_span(self, who: str, what: str, *, batch_id: str, started_s: float, ended_s: float) -> None:
+    def _add_span(self, who: str, what: str, *, batch_id: str = "", started_s: float, ended_s: float) -> None:
         self.spans.append(
             TimelineSpan(
                 who=who, what=what, iteration=self.number, batch_id=batch_id, started_s=started_s, ended_s=ended_s

@@ -20,7 +20,7 @@ from broker.trainer_side import Opening, TrainerSide
 from consumer.checkpoint import keep_newest_and_best, latest_checkpoint, write_checkpoint
 from consumer.evaluation import evaluation_score
 from consumer.generator_watch import GeneratorWatch
-from consumer.iteration import Iteration
+from consumer.iteration import Boundary, Iteration
 from consumer.iteration_stats import MicroBatchStats, Update, iteration_scaling
 from consumer.lease_keeper import LeaseKeeper
 from consumer.mismatch import LIKELY_CAUSES, in_words, mismatch_alarm
@@ -96,6 +96,7 @@ class Trainer:
         self._run_log = RunLog(folder, spec)
         self._horizons = self._jobs.horizons(folder.job_id)
         self._last_link = ""
+        self._boundary: Boundary | None = None
         self._settled: WeightManifest | None = None
         """The version that the policy holds and a commit has made; None while the two may differ."""
 
@@ -157,7 +158,7 @@ class Trainer:
 
     def _run_iteration(self, opening: Opening) -> Opening | None:
         """From an open iteration to the next one."""
-        iteration = Iteration(opening, trainer_epoch=self._side.trainer_epoch)
+        iteration = Iteration(opening, trainer_epoch=self._side.trainer_epoch, boundary=self._boundary)
         self._gather(iteration)
         # A trainer that was paused past its lease ends here, before it moves a weight or writes a file.
         self._side.renew()
@@ -165,11 +166,15 @@ class Trainer:
         metrics: IterationMetrics | None = None
         if iteration.number < self._spec.iterations:
             made, metrics = self._step(iteration)
+        opening_started_s = time.time()
         self._report(iteration, metrics)
         following = None
         if made is not None and iteration.number < self._spec.last_iteration:
             following = self._plan.opening(made.policy_version, made)
         self._commit(iteration, metrics, made, following)
+        self._boundary = Boundary(
+            last_token_s=iteration.last_token_s, opening_started_s=opening_started_s, opened_s=time.time()
+        )
         if made is not None:
             self._settle(made)
         return following

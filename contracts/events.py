@@ -86,6 +86,9 @@ class IterationMetrics(Record, frozen=True, kw_only=True):
     """Optimizer step."""
     publish_s: float
     """Checkpoint and weights written and hashed, iteration committed."""
+    bubble_s: float = 0.0
+    """From the last token of the iteration before to this one's first generation: no generator sampled. Scoring, the
+    last micro-batches, step, weights, commit, and their loading; 0.0 in a trainer's first iteration."""
     tokens_per_s: float
     """num_tokens / wall_s."""
     trained_tokens: int = 0
@@ -109,7 +112,7 @@ class TimelineSpan(Record, frozen=True, kw_only=True):
     who: str
     """Generator id, or "trainer"."""
     what: str
-    """generate, score, train, step or publish."""
+    """generate, score, train, step, publish (the weights) or open (the one before committed, this one opened)."""
     iteration: int
     batch_id: str = ""
     started_s: float

@@ -21,7 +21,14 @@ DOTS_PER_INCH = 150
 SMOOTHED_OVER = 9
 TIMELINE_ITERATIONS = 4
 """More are a smear; these are taken from the middle of the run."""
-COLORS = {"generate": "#3b7dd8", "score": "#9ec5f4", "train": "#e0762f", "step": "#b3261e", "publish": "#6b4fa0"}
+COLORS = {
+    "generate": "#3b7dd8",
+    "score": "#9ec5f4",
+    "train": "#e0762f",
+    "step": "#b3261e",
+    "publish": "#6b4fa0",
+    "open": "#2e7d5b",
+}
 T = TypeVar("T")
 
 
@@ -116,7 +123,9 @@ def _draw_timeline(path: Path, spans: Sequence[TimelineSpan], title: str) -> Pat
             linewidth=0.3,
         )
     for iteration in sorted({span.iteration for span in spans}):
-        start_s = min(span.started_s for span in spans if span.iteration == iteration) - origin_s
+        # Opening an iteration is work on the one before.
+        of_this = [span for span in spans if span.iteration == iteration and span.what != "open"]
+        start_s = min(span.started_s for span in of_this) - origin_s
         axes.axvline(start_s, color="#444444", linewidth=0.8, linestyle=":")
         axes.annotate(
             f" iteration {iteration}", (start_s, 1.0), xycoords=("data", "axes fraction"), va="bottom", fontsize=8
@@ -125,7 +134,8 @@ def _draw_timeline(path: Path, spans: Sequence[TimelineSpan], title: str) -> Pat
     axes.set_title(f"{title}: who generated and who trained when", pad=18)
     axes.set_xlabel("seconds")
     used = [what for what in COLORS if any(span.what == what for span in spans)]
-    figure.legend(handles=[Patch(color=COLORS[what], label=what) for what in used], loc="outside lower center", ncols=5)
+    handles = [Patch(color=COLORS[what], label=what) for what in used]
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
     figure.savefig(path, dpi=DOTS_PER_INCH)
     pyplot.close(figure)
     return path

@@ -165,9 +165,11 @@ def _evaluation_row(before: EvaluationScore | None, latest: EvaluationScore | No
 def _speed_row(latest: IterationMetrics | None) -> RenderableType:
     if latest is None:
         return Text(UNKNOWN, "dim")
-    waited = share(latest.waiting_s / latest.wall_s) if latest.wall_s > 0 else share(0.0)
+    wall_s = latest.wall_s or 1.0
+    waited, paused = share(latest.waiting_s / wall_s), share(latest.bubble_s / wall_s)
     return Text(
         f"{count(latest.tokens_per_s)} tokens/s   {duration(latest.wall_s)} an iteration   trainer waited {waited}"
+        f"   generators paused {paused} between versions"
     )
 
 

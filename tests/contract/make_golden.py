@@ -343,6 +343,7 @@ def iteration_metrics() -> IterationMetrics:
         waiting_s=0.5,
         step_s=0.0625,
         publish_s=0.125,
+        bubble_s=0.25,
         tokens_per_s=128.0,
         updates=(
             UpdateMetrics(loss=0.0, clip_share=0.0, kl_to_reference=0.0, grad_norm=1.0),
