@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 
 from broker.client import connect
@@ -31,14 +32,14 @@ def run(settings: StackSettings, job_id: str) -> int:
     """
     rank = os.environ.get("RANK")
     if rank is not None:
-        end_with_parent()
+        end_with_parent(signal.SIGTERM if rank == "0" else signal.SIGKILL)
     if rank is not None and rank != "0":
         from consumer.rank_follower import follow
 
         return follow(settings)
     broker = connect(settings, patience_s=settings.broker_timeout_s)
     spec = JobStore(broker).spec(job_id)
-    world_size = spec.trainer.world_size
+    world_size = min(spec.trainer.world_size, settings.max_ranks or spec.trainer.world_size)
     if rank is None and world_size > 1:
         from consumer.rank_launcher import launch_ranks
 
@@ -46,7 +47,7 @@ def run(settings: StackSettings, job_id: str) -> int:
         return launch_ranks(job_id, world_size)
     if rank is not None and os.environ.get("WORLD_SIZE") != str(world_size):
         raise InvalidInput(
-            f"the job has {world_size}, the launcher started {os.environ.get('WORLD_SIZE')}",
+            f"there should be {world_size} ranks, the launcher started {os.environ.get('WORLD_SIZE')}",
             field="trainer.world_size",
             cure="start it by `python -m consumer`, which asks the job",
         )

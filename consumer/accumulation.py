@@ -23,8 +23,8 @@ class GradientAccumulator(Protocol):
     """The sum of the gradients of one iteration, and apart from it that of their baseline, where there is one."""
 
     @property
-    def sums(self) -> Tensor:
-        """[N] all that was added, for ranks to add up over each other in place."""
+    def sums(self) -> Tensor | None:
+        """[N] all that was added, for ranks to add up over each other in place; None: they have done so already."""
         ...
 
     def add(self, *, to_baseline: bool = False) -> None:

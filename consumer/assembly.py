@@ -8,6 +8,8 @@ from typing import cast
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from transformers.modeling_utils import PreTrainedModel
 
 from broker.client import Broker
 from broker.trainer_side import TrainerSide
@@ -16,11 +18,12 @@ from consumer.datasets.base import load_dataset
 from consumer.datasets.prompts import PromptSource
 from consumer.learner import Learner
 from consumer.lease_keeper import LeaseKeeper
+from consumer.lockstep import Lockstep
 from consumer.optimizer import PolicyOptimizer
 from consumer.plan import IterationPlan
-from consumer.policy import load_policy
+from consumer.policy import Policy, load_policy
 from consumer.rank_group import RankGroup
-from consumer.rank_membership import lead
+from consumer.rank_membership import Membership, lead
 from consumer.ranks import OneRank, Ranks
 from consumer.shared_prompts import share_prompts
 from consumer.trainer import Trainer
@@ -55,8 +58,11 @@ def make_trainer(
     )
 
 
-def make_learner(settings: StackSettings, spec: JobSpec, *, rank: int = 0, local_rank: int = 0) -> Learner:
-    """Loads the model onto the setting's device, and sets torch up for this process. Raises InvalidInput."""
+def make_learner(settings: StackSettings, spec: JobSpec, member: Membership | None = None) -> Learner:
+    """Loads the model onto the setting's device, and sets torch up for this process. Raises InvalidInput.
+
+    member: of a group of ranks; those that share a model each load all of it into the host's memory first.
+    """
     _set_up_torch(settings, spec)
     policy = load_policy(
         spec.model,
@@ -65,9 +71,16 @@ def make_learner(settings: StackSettings, spec: JobSpec, *, rank: int = 0, local
     )
     if spec.trainer.lora is not None:
         policy = policy.with_adapters(spec.trainer.lora, seed=spec.seed)
-    cast(nn.Module, policy.model).to(_device(settings, local_rank))
     if spec.trainer.packing == "shared_prompt":
         share_prompts(policy.model)
+    device = _device(settings, member)
+    # Before any checkpoint is restored: the reference is the model as the job found it.
+    reference = policy.reference() if spec.algorithm.kl_coefficient > 0.0 else None
+    if spec.trainer.sharding == "fsdp" and member is not None:
+        return _sharded_learner(spec, policy, reference, member=member, device=device)
+    for model in (policy.model, reference):
+        if model is not None:
+            cast(nn.Module, model).to(device)
     parameters = policy.trained_parameters()
     optimizer = PolicyOptimizer(parameters, spec.optimizer)
     return Learner(
@@ -75,9 +88,9 @@ def make_learner(settings: StackSettings, spec: JobSpec, *, rank: int = 0, local
         policy=policy,
         optimizer=optimizer,
         accumulator=_accumulator(spec, parameters, optimizer.stepped),
-        # Before any checkpoint is restored: the reference is the model as the job found it.
-        reference=policy.reference() if spec.algorithm.kl_coefficient > 0.0 else None,
-        rank=rank,
+        reference=reference,
+        rank=member.rank if member else 0,
+        world_size=member.world_size if member else 1,
     )
 
 
@@ -86,14 +99,44 @@ def idle_patience_s(spec: JobSpec) -> float:
     return spec.timeouts.iteration_s + spec.timeouts.ranks_s
 
 
+def _sharded_learner(
+    spec: JobSpec, policy: Policy, reference: PreTrainedModel | None, *, member: Membership, device: torch.device
+) -> Learner:
+    from consumer.sharding import ShardedAccumulator, shard_model  # few jobs need it, and it takes long to import
+
+    mesh = init_device_mesh(device.type, (member.world_size,))
+    for model in (policy.model, reference):
+        if model is not None:
+            cast(nn.Module, model).to(device)
+            shard_model(model, mesh)
+    parameters = policy.trained_parameters()
+    optimizer = PolicyOptimizer(parameters, spec.optimizer)
+    accumulator = ShardedAccumulator(
+        policy.model,
+        parameters,
+        targets=optimizer.stepped,
+        max_micro_batches=spec.rollout.batches_per_iteration,
+    )
+    return Learner(
+        spec=spec,
+        policy=policy,
+        optimizer=optimizer,
+        accumulator=accumulator,
+        reference=reference,
+        rank=member.rank,
+        world_size=member.world_size,
+        lockstep=Lockstep(policy.model, reference, mute=accumulator.mute),
+    )
+
+
 def _make_ranks(settings: StackSettings, spec: JobSpec) -> Ranks:
-    if spec.trainer.world_size == 1:
+    if "RANK" not in os.environ:
         return OneRank(make_learner(settings, spec))
     member = lead(spec, device=settings.device)
     return RankGroup(
         member.exchange,
-        make_learner(settings, spec, local_rank=member.local_rank),
-        world_size=spec.trainer.world_size,
+        make_learner(settings, spec, member),
+        world_size=member.world_size,
         answer_s=spec.timeouts.ranks_s,
         patience_s=idle_patience_s(spec),
     )
@@ -110,10 +153,14 @@ def _set_up_torch(settings: StackSettings, spec: JobSpec) -> None:
     torch.manual_seed(spec.seed)
 
 
-def _device(settings: StackSettings, local_rank: int) -> torch.device:
+def _device(settings: StackSettings, member: Membership | None) -> torch.device:
     if settings.device == "cuda" and not torch.cuda.is_available():
         raise InvalidInput("torch sees no CUDA device here", field="ONBEAT_DEVICE", cure="set it to cpu")
-    return torch.device("cuda", local_rank) if settings.device == "cuda" else torch.device("cpu")
+    if settings.device == "cpu":
+        return torch.device("cpu")
+    device = torch.device("cuda", member.local_rank if member else 0)
+    torch.cuda.set_device(device)
+    return device
 
 
 def _accumulator(

@@ -3,6 +3,7 @@
     checkpoints/i000010/          state after iteration 10: it resumes at 11
         model.safetensors         `Policy.state_tensors`: the weights in the trained dtype, or the adapters alone
         optimizer.safetensors     `PolicyOptimizer.state_tensors`
+        model-00001-of-00004.safetensors, …    instead of these, where ranks share the parameters: each rank's rows
         state.json                CheckpointState, with a digest of each file above
 
 The learning rate is a function of the iteration, so there is no scheduler to save.
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -20,12 +21,12 @@ from typing import Annotated
 import torch
 from blake3 import blake3
 from msgspec import Meta
-from safetensors import SafetensorError
-from safetensors.torch import load_file
-from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from consumer.optimizer import PolicyOptimizer
 from consumer.policy import Policy
+from consumer.sharded_rows import local_rows
+from consumer.stored_tensors import StoredTensors, stored_rows
 from contracts.digests import Digest
 from contracts.errors import ContractViolation, InvalidInput, NotFound, OnbeatError, WeightsRejected
 from contracts.versions import PolicyVersion
@@ -77,8 +78,8 @@ class Checkpoint:
 
     folder: Path
     state: CheckpointState
-    model_tensors: dict[str, Tensor]
-    optimizer_tensors: dict[str, Tensor]
+    model_tensors: StoredTensors
+    optimizer_tensors: StoredTensors
 
     def restore(self, policy: Policy, optimizer: PolicyOptimizer) -> None:
         """Puts weights, optimizer state and random state back in place.
@@ -86,8 +87,14 @@ class Checkpoint:
         Raises InvalidInput or ContractViolation where the tensors are not this model's.
         """
         self._check_base(policy)
+        trained = policy.trained_parameters()
         policy.load_state_tensors(self.model_tensors)
-        optimizer.load_state_tensors(self.optimizer_tensors)
+        optimizer.load_state_tensors(
+            {
+                name: stored_rows(self.optimizer_tensors, name, like=trained.get(name.partition(".")[2]))
+                for name in self.optimizer_tensors
+            }
+        )
         random_state = bytearray.fromhex(self.state.torch_random_state)
         torch.set_rng_state(torch.frombuffer(random_state, dtype=torch.uint8))
 
@@ -102,34 +109,55 @@ class Checkpoint:
 
 
 def write_checkpoint(
-    folder: Path, *, job_id: str, iteration: int, policy: Policy, optimizer: PolicyOptimizer, weights_digest: str
+    folder: Path,
+    *,
+    job_id: str,
+    iteration: int,
+    weights_digest: str,
+    save: Callable[[Path], None],
+    adapters: AdapterState | None = None,
 ) -> CheckpointState:
     """Writes the state after `iteration` to `folder` (`RunFolder.checkpoint_after`), on disk when it returns.
 
-    weights_digest: of the version that the iteration made, as its manifest has it. Raises OnbeatError naming the
-    folder when it cannot be written; earlier checkpoints stay good and nothing is left behind.
+    weights_digest: of the version that the iteration made, as its manifest has it. save: has `save_state` called for
+    every rank that has some. adapters: of `adapter_state`. Raises OnbeatError naming the folder when it cannot be
+    written; earlier checkpoints stay good and nothing is left behind.
     """
     states: list[CheckpointState] = []
 
     def fill(scratch: Path) -> None:
-        save_tensors(policy.state_tensors(), scratch / MODEL_FILE)
-        reach("consumer.writing_checkpoint")
-        save_tensors(optimizer.state_tensors(), scratch / OPTIMIZER_FILE)
+        save(scratch)
         state = CheckpointState(
             format_version=FORMAT_VERSION,
             job_id=job_id,
             iteration=iteration,
             policy_version=iteration + 1,
             weights_digest=weights_digest,
-            adapters=_adapter_state(policy),
+            adapters=adapters,
             torch_random_state=torch.get_rng_state().numpy().tobytes().hex(),
-            files={name: _file_digest(scratch / name) for name in (MODEL_FILE, OPTIMIZER_FILE)},
+            files={path.name: _file_digest(path) for path in sorted(scratch.iterdir())},
         )
         (scratch / STATE_FILE).write_bytes(encode_json(state))
         states.append(state)
 
     write_folder(folder, fill, durable=True)
     return states[0]
+
+
+def save_state(folder: Path, policy: Policy, optimizer: PolicyOptimizer, *, rank: int = 0, num_ranks: int = 1) -> None:
+    """Writes one rank's files: its rows of what the ranks share, and rank 0 what each of them has whole."""
+    rows = {name: local_rows(t) for name, t in policy.state_tensors().items() if rank == 0 or isinstance(t, DTensor)}
+    save_tensors(rows, folder / _file_name(MODEL_FILE, rank, num_ranks))
+    reach("consumer.writing_checkpoint")
+    state = {name: t for name, t in optimizer.state_tensors().items() if rank == 0 or t.dim() > 0}
+    save_tensors(state, folder / _file_name(OPTIMIZER_FILE, rank, num_ranks))
+
+
+def adapter_state(policy: Policy) -> AdapterState | None:
+    """What a checkpoint says of adapters; None for a policy without."""
+    if policy.adapters is None:
+        return None
+    return AdapterState(base_digest=policy.base_digest, adapters_digest=tensors_digest(policy.state_tensors()))
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
@@ -139,9 +167,9 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     not the recorded version's; each names the file.
     """
     state = _read_state(folder / STATE_FILE)
-    for name in (MODEL_FILE, OPTIMIZER_FILE):
+    for name in {MODEL_FILE, OPTIMIZER_FILE} if MODEL_FILE in state.files else state.files:
         _verify_file(folder / name, state.files.get(name, ""))
-    model_tensors = _read_tensors(folder / MODEL_FILE)
+    model_tensors = _stored(folder, state, MODEL_FILE)
     if tensors_digest(model_tensors) != (state.adapters.adapters_digest if state.adapters else state.weights_digest):
         raise WeightsRejected(
             f"the weights are not version {state.policy_version} as recorded", field=str(folder / MODEL_FILE)
@@ -150,7 +178,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         folder=folder,
         state=state,
         model_tensors=model_tensors,
-        optimizer_tensors=_read_tensors(folder / OPTIMIZER_FILE),
+        optimizer_tensors=_stored(folder, state, OPTIMIZER_FILE),
     )
 
 
@@ -226,12 +254,6 @@ def _read_state(path: Path) -> CheckpointState:
     return state
 
 
-def _adapter_state(policy: Policy) -> AdapterState | None:
-    if policy.adapters is None:
-        return None
-    return AdapterState(base_digest=policy.base_digest, adapters_digest=tensors_digest(policy.state_tensors()))
-
-
 def _verify_file(path: Path, expected: str) -> None:
     try:
         actual = _file_digest(path)
@@ -241,11 +263,16 @@ def _verify_file(path: Path, expected: str) -> None:
         raise ContractViolation("is damaged: its digest is not the recorded one", field=str(path))
 
 
-def _read_tensors(path: Path) -> dict[str, Tensor]:
-    try:
-        return load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise ContractViolation(f"is damaged: {error}", field=str(path)) from error
+def _file_name(name: str, rank: int, num_ranks: int) -> str:
+    """`model.safetensors`, of several ranks `model-00001-of-00004.safetensors`."""
+    stem, _, suffix = name.partition(".")
+    return name if num_ranks == 1 else f"{stem}-{rank + 1:05d}-of-{num_ranks:05d}.{suffix}"
+
+
+def _stored(folder: Path, state: CheckpointState, name: str) -> StoredTensors:
+    """Of the file of that name, or of those that the ranks wrote instead."""
+    stem = name.partition(".")[0]
+    return StoredTensors([folder / file for file in sorted(state.files) if re.split(r"[-.]", file)[0] == stem])
 
 
 def _file_digest(path: Path) -> str:

@@ -6,12 +6,15 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 from transformers.modeling_utils import PreTrainedModel
 
 from consumer.accumulation import GradientAccumulator
+from consumer.checkpoint import save_state
 from consumer.iteration_stats import MicroBatchStats
+from consumer.lockstep import Lockstep
 from consumer.micro_batch import rows_that_teach
 from consumer.micro_step import KeptBatch, train_kept_batch, train_micro_batch
 from consumer.optimizer import PolicyOptimizer
@@ -46,6 +49,9 @@ class Learner:
     accumulator: GradientAccumulator
     reference: PreTrainedModel | None
     rank: int = 0
+    world_size: int = 1
+    lockstep: Lockstep | None = None
+    """Where the ranks share the policy's parameters."""
     kept: list[Kept] = field(default_factory=list)
     """What the further updates of the open iteration train; empty where each iteration has one update."""
 
@@ -91,6 +97,11 @@ class Learner:
         shares_prompts = self.spec.trainer.packing == "shared_prompt"
         cost = training_cost(self._shape, batch, rows, shares_prompts=shares_prompts, with_reference=with_reference)
         return replace(stats, cost=cost)
+
+    def save(self, folder: Path) -> None:
+        """Writes what this rank has of weights and optimizer state (consumer/checkpoint.py)."""
+        of = (self.rank, self.world_size) if self.lockstep is not None else (0, 1)
+        save_state(folder, self.policy, self.optimizer, rank=of[0], num_ranks=of[1])
 
     def _trained(self, stats: MicroBatchStats, started_s: float) -> Trained:
         reach("consumer.after_micro_batch")

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
+from consumer.sharded_rows import local_rows, whole
 from contracts.errors import ContractViolation, TrainingDiverged
 from contracts.spec import OptimizerSpec
 
@@ -38,8 +40,9 @@ def learning_rate_at(iteration: int, spec: OptimizerSpec, iterations: int) -> fl
 class PolicyOptimizer:
     """torch's fused AdamW over named parameters: one pass over each, bitwise repeatable.
 
-    Parameters below float32 have float32 masters that it steps; they are the masters' rounding. A step of 1e-6 is less
-    than half of a bfloat16's last bit for any weight above 1e-3, and would be lost without them.
+    Of sharded parameters it steps this rank's rows. Parameters below float32 have float32 masters that it steps; they
+    are the masters' rounding. A step of 1e-6 is less than half of a bfloat16's last bit for any weight above 1e-3, and
+    would be lost without them.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], spec: OptimizerSpec) -> None:
@@ -61,8 +64,7 @@ class PolicyOptimizer:
 
         Raises TrainingDiverged, with the parameters as they were, when the norm is not finite.
         """
-        gradients = [parameter.grad for parameter in self.stepped.values() if parameter.grad is not None]
-        norm = nn.utils.get_total_norm(gradients, foreach=False)
+        norm = self._gradient_norm()
         grad_norm = norm.item()
         if not math.isfinite(grad_norm):
             raise TrainingDiverged(
@@ -74,7 +76,7 @@ class PolicyOptimizer:
         self._adamw.zero_grad(set_to_none=True)
         with torch.no_grad():
             for name, master in self._masters().items():
-                self._parameters[name].copy_(master)
+                local_rows(self._parameters[name]).copy_(master)
         return grad_norm
 
     def state_tensors(self) -> dict[str, Tensor]:
@@ -110,10 +112,22 @@ class PolicyOptimizer:
                 master.copy_(tensors[f"master.{name}"])
 
     def _masters(self) -> dict[str, nn.Parameter]:
-        return {name: stepped for name, stepped in self.stepped.items() if stepped is not self._parameters[name]}
+        return {
+            name: stepped for name, stepped in self.stepped.items() if stepped.dtype is not self._parameters[name].dtype
+        }
+
+    def _gradient_norm(self) -> Tensor:
+        """torch's `get_total_norm`, a tensor at a time: it isn't the norm of its parts, bit for bit."""
+        norms = [
+            torch.linalg.vector_norm(whole(stepped.grad, self._parameters[name]))
+            for name, stepped in self.stepped.items()
+            if stepped.grad is not None
+        ]
+        return torch.linalg.vector_norm(torch.stack(norms))
 
 
 def _master(parameter: nn.Parameter) -> nn.Parameter:
-    if parameter.dtype in (torch.float32, torch.float64):
-        return parameter
-    return nn.Parameter(parameter.detach().float())
+    rows = local_rows(parameter)
+    if parameter.dtype not in (torch.float32, torch.float64):
+        return nn.Parameter(rows.float())
+    return nn.Parameter(rows) if isinstance(parameter, DTensor) else parameter

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -20,6 +21,8 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 from consumer.adapters import Adapters, attach_adapters, base_name, is_adapter_name
+from consumer.sharded_rows import local_rows
+from consumer.stored_tensors import stored_rows, stored_shape
 from contracts.errors import InvalidInput
 from contracts.lora import LoraSpec
 from contracts.spec import ModelSpec
@@ -108,18 +111,21 @@ class Policy:
             return None
         return AdapterSource(scaling=self.adapters.scaling, matrices=self.state_tensors, base=self.base_tensors)
 
-    def load_state_tensors(self, tensors: dict[str, Tensor]) -> None:
-        """Copies a full set of `state_tensors` in place. Raises InvalidInput where names or shapes differ."""
+    def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copies a full set of `state_tensors` in place, of a sharded tensor this rank's rows.
+
+        Raises InvalidInput where names or shapes differ.
+        """
         own = self.state_tensors()
         if differing := sorted(own.keys() ^ tensors.keys()):
             raise InvalidInput(f"the saved tensors are not this model's: {', '.join(differing[:3])}", field=FIELD)
         for name, target in own.items():
-            if target.shape != tensors[name].shape:
-                problem = f"{name} has shape {tuple(tensors[name].shape)}, the model {tuple(target.shape)}"
+            if target.shape != (saved := stored_shape(tensors, name)):
+                problem = f"{name} has shape {saved}, the model {tuple(target.shape)}"
                 raise InvalidInput(problem, field=FIELD, cure="resume a run with the model that it was started with")
         with torch.no_grad():
             for name, target in own.items():
-                target.copy_(tensors[name])
+                local_rows(target).copy_(stored_rows(tensors, name, like=target))
 
     def reference(self) -> PreTrainedModel:
         """The reference of the KL term, to be asked inside `without_adapters`.

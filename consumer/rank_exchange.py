@@ -11,14 +11,14 @@ before they carry it out, so that nobody takes two. The records are of one group
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from datetime import timedelta
 
 from torch.distributed import QueueEmptyError, Store  # pyright: ignore[reportPrivateImportUsage]
 
 from consumer.learner import Trained
+from consumer.rank_errors import store_errors
 from contracts import errors
-from contracts.errors import OnbeatError, Unavailable
+from contracts.errors import OnbeatError
 from contracts.rollouts import RolloutBatch
 from contracts.wire import Record, decode, encode
 
@@ -34,6 +34,10 @@ class TrainBatch(Order, tag="train_batch", frozen=True, kw_only=True):
     """For one rank, whichever is free; it answers Trained."""
 
     batch: RolloutBatch
+
+
+class Idle(Order, tag="idle", frozen=True, kw_only=True):
+    """For one rank, where others train and none may stay away (consumer/lockstep.py); there is no answer."""
 
 
 class OrderToAll(Order, frozen=True, kw_only=True):
@@ -60,11 +64,21 @@ class Step(OrderToAll, tag="step", frozen=True, kw_only=True):
     is_last: bool
 
 
+class GatherWeights(OrderToAll, tag="gather_weights", frozen=True, kw_only=True):
+    """Take part while rank 0 reads the whole weights, a tensor at a time."""
+
+
+class Save(OrderToAll, tag="save", frozen=True, kw_only=True):
+    """Each rank writes what it has of the weights and of the optimizer's state."""
+
+    folder: str
+
+
 class End(OrderToAll, tag="end", frozen=True, kw_only=True):
     """Nothing more will be asked; there is no answer."""
 
 
-AnyOrder = TrainBatch | Begin | TrainAgain | Step | End
+AnyOrder = TrainBatch | Idle | Begin | TrainAgain | Step | GatherWeights | Save | End
 
 
 class Answer(Record, tag_field="type", frozen=True, kw_only=True):
@@ -147,15 +161,3 @@ class Exchange:
                 # Of two that were waiting, the slower one finds what woke it gone.
                 with contextlib.suppress(QueueEmptyError):
                     return bytes(self._store.queue_pop(queue))
-
-
-@contextlib.contextmanager
-def store_errors() -> Iterator[None]:
-    """torch says by RuntimeError, and no more exactly, that a peer or the launcher's store is gone or silent."""
-    try:
-        yield
-    except QueueEmptyError:
-        raise
-    except RuntimeError as error:
-        first_line = str(error).strip().partition("\n")[0]
-        raise Unavailable(f"the trainer's ranks have lost each other: {first_line}", field="ranks") from error

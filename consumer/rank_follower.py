@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 
 import torch.distributed as dist
 
@@ -20,9 +21,12 @@ log = logging.getLogger(__name__)
 def follow(settings: StackSettings) -> int:
     """The exit code. Raises Unavailable where rank 0 or the launcher is gone."""
     member = follow_lead(device=settings.device)
+    if member.spec.trainer.sharding == "fsdp":
+        # Asked to stop, rank 0 saves first, and can't do it alone.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     patience_s = idle_patience_s(member.spec)
     try:
-        learner = make_learner(settings, member.spec, rank=member.rank, local_rank=member.local_rank)
+        learner = make_learner(settings, member.spec, member)
     except OnbeatError as error:
         # Rank 0 ends the job with this reason, if not with its own: to die first would only end the group.
         log.error("%s", error)

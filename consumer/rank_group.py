@@ -10,7 +10,11 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+from torch import Tensor
 
 from consumer.checkpoint import Checkpoint
 from consumer.learner import Learner, Trained
@@ -21,7 +25,10 @@ from consumer.rank_exchange import (
     End,
     Exchange,
     Failed,
+    GatherWeights,
     HasTrained,
+    Idle,
+    Save,
     Step,
     TrainAgain,
     TrainBatch,
@@ -31,6 +38,7 @@ from contracts.errors import Unavailable
 from contracts.rollouts import RolloutBatch
 from telemetry.waiting import Waiting
 
+T = TypeVar("T")
 HANDED_OUT_PER_RANK = 2
 """One that it trains and one that it takes up next."""
 POKE_S = 1.0
@@ -44,7 +52,10 @@ class RankGroup:
     def __init__(
         self, exchange: Exchange, learner: Learner, *, world_size: int, answer_s: float, patience_s: float
     ) -> None:
-        """answer_s: for what all ranks do at the same time; patience_s: of an idle rank."""
+        """answer_s: for what all ranks do at the same time; patience_s: of an idle rank.
+
+        Where ranks share the policy's parameters (`Learner.lockstep`), batches go out in rounds, one for each rank.
+        """
         self.learner = learner
         self._exchange = exchange
         self._world_size = world_size
@@ -53,8 +64,10 @@ class RankGroup:
         self._num_training = 0
         self._trained: list[Trained] = []
         self._arrived: queue.SimpleQueue[AnyAnswer | BaseException] = queue.SimpleQueue()
-        worker = RankWorker(exchange.for_another_thread(), learner, patience_s=patience_s)
-        self._worker = self._thread(worker.run, name="rank 0")
+        self._round: list[RolloutBatch] = []
+        """Not handed out yet."""
+        self._rank_0 = RankWorker(exchange.for_another_thread(), learner, patience_s=patience_s)
+        self._worker = self._thread(self._rank_0.run, name="rank 0")
         listening = exchange.for_another_thread()
         self._listener = self._thread(lambda: self._listen(listening), name="ranks' answers")
 
@@ -71,12 +84,17 @@ class RankGroup:
         self._until_all_done("to load the weights")
 
     def train(self, batch: RolloutBatch) -> None:
-        self._exchange.order(TrainBatch(batch=batch))
         self._num_training += 1
+        self._round.append(batch)
+        if self.learner.lockstep is None or len(self._round) == self._world_size:
+            self._hand_out()
 
     def trained(self) -> list[Trained]:
         while not self._arrived.empty():
             self._take(self._arrived.get())
+        if self._round and self._num_training == len(self._round):
+            # Ranks that have nothing to do don't wait for a full round.
+            self._hand_out()
         trained, self._trained = self._trained, []
         return trained
 
@@ -95,12 +113,36 @@ class RankGroup:
         self._exchange.order(order, copies=self._world_size)
         return self._until_all_done("to step")
 
+    def with_weights(self, use: Callable[[Mapping[str, Tensor]], T]) -> T:
+        if self.learner.lockstep is None:
+            return use(self.learner.policy.weight_tensors())
+        results: list[T] = []
+        self._rank_0.use_weights = lambda tensors: results.append(use(tensors))
+        self._exchange.order(GatherWeights(), copies=self._world_size)
+        self._until_all_done("to gather the weights")
+        return results[0]
+
+    def save(self, folder: Path) -> None:
+        if self.learner.lockstep is None:
+            self.learner.save(folder)
+            return
+        self._exchange.order(Save(folder=str(folder)), copies=self._world_size)
+        self._until_all_done("to save")
+
     def close(self) -> None:
         """Ends the other ranks; a launcher that is gone has ended them."""
         with contextlib.suppress(Unavailable):
-            self._exchange.drop_orders()
+            if self.learner.lockstep is None:
+                self._exchange.drop_orders()
             self._exchange.order(End(), copies=self._world_size)
         self._worker.join(END_GRACE_S)
+
+    def _hand_out(self) -> None:
+        for batch in self._round:
+            self._exchange.order(TrainBatch(batch=batch))
+        if self.learner.lockstep is not None:
+            self._exchange.order(Idle(), copies=self._world_size - len(self._round))
+        self._round.clear()
 
     def _until_all_done(self, what: str, check: Callable[[], None] = lambda: None) -> float:
         """Value of rank 0. Raises what ended the order on any rank, or `check`; DeadlineExceeded past answer_s."""

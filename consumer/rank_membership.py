@@ -10,7 +10,8 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.rendezvous import rendezvous
 
-from consumer.rank_exchange import Exchange, store_errors
+from consumer.rank_errors import store_errors
+from consumer.rank_exchange import Exchange
 from contracts.spec import JobSpec
 from contracts.wire import decode_json, encode_json
 
@@ -24,6 +25,7 @@ class Membership:
     """One rank's place in its group."""
 
     rank: int
+    world_size: int
     local_rank: int
     """Among the ranks of this machine."""
     exchange: Exchange
@@ -53,14 +55,19 @@ def _store() -> Store:
 
 
 def _join(store: Store, spec: JobSpec, *, rank: int, device: str) -> Membership:
+    world_size = int(os.environ["WORLD_SIZE"])
     with store_errors():
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo",
             store=PrefixStore("group", store),
             rank=rank,
-            world_size=spec.trainer.world_size,
+            world_size=world_size,
             timeout=timedelta(seconds=spec.timeouts.ranks_s),
         )
     return Membership(
-        rank=rank, local_rank=int(os.environ.get("LOCAL_RANK", rank)), exchange=Exchange(store), spec=spec
+        rank=rank,
+        world_size=world_size,
+        local_rank=int(os.environ.get("LOCAL_RANK", rank)),
+        exchange=Exchange(store),
+        spec=spec,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from consumer.checkpoint import read_checkpoint
 from consumer.learner import Learner
+from consumer.rank_errors import store_errors
 from consumer.rank_exchange import (
     AnyAnswer,
     AnyOrder,
@@ -19,13 +20,16 @@ from consumer.rank_exchange import (
     End,
     Exchange,
     Failed,
+    GatherWeights,
     HasTrained,
+    Idle,
     OrderToAll,
+    Save,
     Step,
     TrainAgain,
     TrainBatch,
-    store_errors,
 )
+from consumer.sharded_rows import GatheredTensors, serve_rows
 from contracts.errors import FenceViolation, OnbeatError
 
 WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -39,6 +43,8 @@ class RankWorker:
         self._exchange = exchange
         self._learner = learner
         self._patience_s = patience_s
+        self.use_weights: Callable[[Mapping[str, Tensor]], None] | None = None
+        """Of rank 0: what GatherWeights is for."""
 
     def run(self) -> None:
         """An error of ours is an answer: rank 0 decides what becomes of the job. Raises Unavailable past patience."""
@@ -47,9 +53,10 @@ class RankWorker:
                 answer = self._carry_out(order)
             except OnbeatError as error:
                 answer = Failed.of(self._learner.rank, error)
-            self._exchange.answer(answer)
+            if answer is not None:
+                self._exchange.answer(answer)
 
-    def _carry_out(self, order: AnyOrder) -> AnyAnswer:
+    def _carry_out(self, order: AnyOrder) -> AnyAnswer | None:
         if isinstance(order, OrderToAll):
             # Who has met the others has left them their copies of the order.
             with store_errors():
@@ -57,13 +64,22 @@ class RankWorker:
         rank, value = self._learner.rank, 0.0
         match order:
             case TrainBatch():
-                return HasTrained(rank=rank, trained=self._learner.train(order.batch))
+                trained = self._learner.train(order.batch)
+                self._keep_step()
+                return HasTrained(rank=rank, trained=trained)
+            case Idle():
+                self._keep_step()
+                return None
             case Begin():
                 self._begin(order)
             case TrainAgain():
                 self._train_again()
             case Step():
                 value = self._step(order)
+            case GatherWeights():
+                self._gather_weights()
+            case Save():
+                self._learner.save(Path(order.folder))
             case End():
                 raise AssertionError("run has ended")
         return Done(rank=rank, value=value)
@@ -77,10 +93,12 @@ class RankWorker:
         # Rank 0's loop looks after the lease meanwhile.
         for trained in self._learner.train_again(lambda: None):
             self._exchange.answer(HasTrained(rank=self._learner.rank, trained=trained))
+        self._keep_step()
 
     def _step(self, order: Step) -> float:
-        with store_errors():
-            dist.all_reduce(self._learner.accumulator.sums)
+        if self._learner.accumulator.sums is not None:
+            with store_errors():
+                dist.all_reduce(self._learner.accumulator.sums)
         grad_norm = self._learner.step(
             divisor=order.divisor,
             baseline=order.baseline,
@@ -90,8 +108,27 @@ class RankWorker:
         self._check_agreement()
         return grad_norm
 
+    def _gather_weights(self) -> None:
+        tensors = self._learner.policy.weight_tensors()
+        if self._learner.rank != 0:
+            serve_rows(tensors)
+            return
+        gathered = GatheredTensors(tensors)
+        assert self.use_weights is not None
+        try:
+            self.use_weights(gathered)
+        finally:
+            gathered.close()
+
+    def _keep_step(self) -> None:
+        if self._learner.lockstep is not None:
+            self._learner.lockstep.through()
+
     def _check_agreement(self) -> None:
         """Each rank's gradient must be of the weights that rank 0 publishes (I2); another kind of CPU may drift off."""
+        if self._learner.lockstep is not None:
+            # Each has rows of its own.
+            return
         mine = checksum(self._learner.policy.state_tensors().values())
         extremes = torch.tensor([mine, -mine])
         with store_errors():

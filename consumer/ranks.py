@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from torch import Tensor
 
 from consumer.checkpoint import Checkpoint
 from consumer.learner import Learner, Trained
 from contracts.rollouts import RolloutBatch
+
+T = TypeVar("T")
 
 
 class Ranks(Protocol):
@@ -58,6 +63,15 @@ class Ranks(Protocol):
         """
         ...
 
+    def with_weights(self, use: Callable[[Mapping[str, Tensor]], T]) -> T:
+        """What `use` makes of `Policy.weight_tensors`, on rank 0. A tensor that the ranks share is gathered when it is
+        asked for, and let go with the last name for it. Raises what `use` raises."""
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Every rank writes its files of a checkpoint into a folder that exists."""
+        ...
+
     def close(self) -> None:
         """Ends the other ranks."""
         ...
@@ -97,6 +111,12 @@ class OneRank:
 
     def step(self, *, divisor: float, baseline: float, learning_rate: float, is_last: bool) -> float:
         return self.learner.step(divisor=divisor, baseline=baseline, learning_rate=learning_rate, is_last=is_last)
+
+    def with_weights(self, use: Callable[[Mapping[str, Tensor]], T]) -> T:
+        return use(self.learner.policy.weight_tensors())
+
+    def save(self, folder: Path) -> None:
+        self.learner.save(folder)
 
     def close(self) -> None:
         """There are no others."""

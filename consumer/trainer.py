@@ -17,7 +17,7 @@ from broker.client import Broker
 from broker.job_store import JobStore
 from broker.presence import Presence
 from broker.trainer_side import Opening, TrainerSide
-from consumer.checkpoint import keep_newest_and_best, latest_checkpoint, write_checkpoint
+from consumer.checkpoint import adapter_state, keep_newest_and_best, latest_checkpoint, write_checkpoint
 from consumer.evaluation import evaluation_score
 from consumer.generator_watch import GeneratorWatch
 from consumer.iteration import Boundary, Iteration
@@ -215,7 +215,7 @@ class Trainer:
         if directory in rejected:
             log.warning("a generator refuses %s: it is checked, and written again if it is damaged", directory)
             self._side.renew()
-            self._weights.mend(self._learner.policy.weight_tensors(), policy_version=version)
+            self._ranks.with_weights(lambda tensors: self._weights.mend(tensors, policy_version=version))
 
     def _all_published(self) -> bool:
         fence = self._side.fence()
@@ -355,9 +355,9 @@ class Trainer:
             target,
             job_id=self._folder.job_id,
             iteration=iteration,
-            policy=self._learner.policy,
-            optimizer=self._learner.optimizer,
             weights_digest=manifest.weights_digest,
+            save=self._ranks.save,
+            adapters=adapter_state(self._learner.policy),
         )
         reach("consumer.after_checkpoint")
         keep_newest_and_best(
@@ -374,7 +374,7 @@ class Trainer:
 
     def _publish_weights(self, policy_version: int) -> WeightManifest:
         self._side.renew()
-        return self._weights.publish(self._learner.policy.weight_tensors(), policy_version=policy_version)
+        return self._ranks.with_weights(lambda tensors: self._weights.publish(tensors, policy_version=policy_version))
 
     def _pause(self, seconds: float) -> None:
         self._keeper.check()

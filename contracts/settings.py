@@ -44,6 +44,8 @@ class StackSettings(Record, frozen=True, kw_only=True):
     """Where trainers and the transformers engine of generators compute: cpu, or cuda."""
     peak_flops: float = 0.0
     """Floating-point operations a second that one trainer rank could do at best, for the metric mfu; 0: unknown."""
+    max_ranks: int = 0
+    """Most ranks of a trainer here, of a job that asks for more; 0: as many as it asks for."""
     log_format: str = "human"
     """human, or json: one object a line."""
     broker_timeout_s: float = 30.0
@@ -75,6 +77,8 @@ class StackSettings(Record, frozen=True, kw_only=True):
             raise ValueError("log_format must be human or json")
         if self.device not in ("cpu", "cuda"):
             raise ValueError("device must be cpu or cuda")
+        if self.max_ranks < 0:
+            raise ValueError("max_ranks must be 0 or more")
         if self.threads < 1:
             raise ValueError("threads must be 1 or more")
         self._check_engine()
@@ -124,6 +128,7 @@ class StackSettings(Record, frozen=True, kw_only=True):
 
 TYPES = {
     "port": int,
+    "max_ranks": int,
     "engine_max_sequences": int,
     "engine_kv_cache_mb": int,
     "engine_timeout_s": float,

@@ -96,6 +96,9 @@ class TrainerSpec(Record, frozen=True, kw_only=True):
     world_size: PositiveInt = 1
     """Ranks: processes with a model each, which take an iteration's batches as they are free and step together. With
     exact accumulation their number doesn't change the weights."""
+    sharding: Literal["none", "fsdp"] = "none"
+    """none: each rank has a copy of the model; fsdp: the ranks share parameters, gradients and optimizer state by rows
+    (torch's FSDP2), and pass through the model at the same time. The weights are the same."""
     accumulation: Literal["exact", "float"] = "exact"
     """exact: 64-bit fixed point, independent of arrival order (I7), 8 bytes a parameter; float: float32 sums."""
     checkpoint_every_iterations: PositiveInt = 10
@@ -206,6 +209,7 @@ class JobSpec(Record, frozen=True, kw_only=True):
             raise ValueError(
                 'deterministic needs trainer.accumulation = "exact"; set deterministic = false for float sums'
             )
+        self._check_sharding()
         lora = self.trainer.lora
         if lora is not None and lora.publish == "adapter" and isinstance(self.weights, DeltaWeights):
             raise ValueError(
@@ -239,6 +243,18 @@ class JobSpec(Record, frozen=True, kw_only=True):
                     f"rollout.sampling.max_new_tokens is {longest}, so it has no effect; lower max_tokens or raise "
                     "buffer_tokens"
                 )
+
+    def _check_sharding(self) -> None:
+        if self.trainer.sharding == "none":
+            return
+        if self.trainer.world_size == 1:
+            raise ValueError('trainer.sharding = "fsdp" needs trainer.world_size above 1')
+        if self.trainer.accumulation != "exact":
+            raise ValueError('trainer.sharding = "fsdp" needs trainer.accumulation = "exact"')
+        if self.trainer.lora is not None:
+            raise ValueError('trainer.lora needs trainer.sharding = "none"')
+        if self.algorithm.has_late_baseline:
+            raise ValueError(f'algorithm.advantage = "{self.algorithm.advantage}" needs trainer.sharding = "none"')
 
     @property
     def hedges(self) -> bool:

@@ -69,7 +69,10 @@ def digests_on_disk(folder: RunFolder) -> dict[str, tuple[int, str]]:
     found: dict[str, tuple[int, str]] = {}
     for path, version, files in _versions(folder):
         try:
-            digest = _digest_of_files(path, files) if files else _digest_of_delta(folder, path)
+            if path.parent == folder.checkpoints and len(files) > 1:
+                digest = digest_of_rows(files)
+            else:
+                digest = _digest_of_files(path, files) if files else _digest_of_delta(folder, path)
         except ContractViolation:
             if path.exists():
                 raise
@@ -112,7 +115,8 @@ def _versions(folder: RunFolder) -> Iterator[tuple[Path, int, list[Path]]]:
             yield path, int(match[1]), sorted(path.glob("*.safetensors"))
     for path in _folders(folder.checkpoints):
         if match := CHECKPOINT_FOLDER.fullmatch(path.name):
-            yield path, int(match[1]) + 1, [path / "model.safetensors"]
+            parts = sorted(path.glob("model-*-of-*.safetensors"))
+            yield path, int(match[1]) + 1, parts or [path / "model.safetensors"]
 
 
 def _digest_of_files(folder: Path, files: list[Path]) -> str:
@@ -135,6 +139,24 @@ def _digest_of_files(folder: Path, files: list[Path]) -> str:
 def digest_of(paths: list[Path]) -> str:
     """`contracts.versions.weights_digest` over the tensors of all files."""
     return weights_digest(tensor for path in paths for tensor in read_tensors(path))
+
+
+def digest_of_rows(paths: list[Path]) -> str:
+    """`digest_of` for files that hold the rows of each tensor one after another: the checkpoint of several ranks."""
+    dtypes: dict[str, str] = {}
+    shapes: dict[str, list[tuple[int, ...]]] = {}
+    for path in paths:
+        for name, dtype, shape, _ in read_tensors(path):
+            dtypes[name] = dtype
+            shapes.setdefault(name, []).append(shape)
+
+    def joined(name: str) -> Tensor:
+        data = b"".join(bytes(view) for path in paths for found, _, _, view in read_tensors(path) if found == name)
+        first = shapes[name][0]
+        shape = (sum(part[0] for part in shapes[name]), *first[1:]) if first else ()
+        return name, dtypes[name], shape, memoryview(data)
+
+    return weights_digest(joined(name) for name in dtypes)
 
 
 def read_tensors(path: Path) -> Iterator[Tensor]:

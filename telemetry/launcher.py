@@ -30,7 +30,7 @@ def end_with_launcher() -> Callable[[], None] | None:
     return ask_kernel
 
 
-def end_with_parent() -> None:
-    """What `end_with_launcher` asks for, by a process that was started without it: SIGTERM when its parent ends."""
+def end_with_parent(number: signal.Signals) -> None:
+    """What `end_with_launcher` does, with a signal of the caller's choice, from inside a process that is running."""
     if sys.platform.startswith("linux"):
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)

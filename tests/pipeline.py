@@ -68,10 +68,10 @@ class Pipeline:
             api_key="test-key",
         )
 
-    def start(self, name: str, *arguments: str, port: int = 0, crash_at: str = "") -> ChildProcess:
+    def start(self, name: str, *arguments: str, port: int = 0, crash_at: str = "", max_ranks: int = 0) -> ChildProcess:
         """`python -m MODULE ARGUMENTS` with this stack's settings; the module is the name before the first dash."""
         command = (sys.executable, "-m", name.partition("-")[0], *arguments)
-        settings = replace(self.settings, crash_at=crash_at)
+        settings = replace(self.settings, crash_at=crash_at, max_ranks=max_ranks)
         child = ChildProcess(
             name,
             command=command,

@@ -55,6 +55,24 @@ def test_ranks_share_the_batches_and_give_the_weights_of_one(
     assert len(who_trained(pipeline, job_id)) > 1
 
 
+def test_ranks_that_share_the_model_give_the_same_weights_and_stop_and_resume_as_one(
+    pipeline: Pipeline, undisturbed: str
+) -> None:
+    job_id, _ = pipeline.jobs.create(
+        short_job(trainer__world_size=2, trainer__sharding="fsdp", trainer__checkpoint_every_iterations=100)
+    )
+    two_ranks = pipeline.start(f"consumer-{job_id}-two", job_id)
+    until(committed(pipeline, job_id, 3), "three iterations")
+    two_ranks.terminate()
+    assert wait_for_exit(two_ranks) == DONE, two_ranks.tail()
+    folder = RunFolder(pipeline.settings.run_root_path, job_id)
+    assert len(list(folder.checkpoints.glob("i*/model-*-of-00002.safetensors"))) == 2
+    one_rank = pipeline.start(f"consumer-{job_id}-one", job_id, max_ranks=1)
+    assert wait_for_exit(one_rank) == DONE, one_rank.tail()
+    assert pipeline.verdict(job_id).num_rewinds == 0
+    assert_undisturbed(pipeline, job_id, undisturbed)
+
+
 @pytest.mark.parametrize("rank", [1, pytest.param(0, marks=long_variant)])
 def test_a_rank_that_dies_ends_its_group_and_the_job_goes_on_to_the_same_weights(
     pipeline: Pipeline, undisturbed: str, rank: int

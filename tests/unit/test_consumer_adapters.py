@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from consumer.checkpoint import read_checkpoint, write_checkpoint
+from consumer.checkpoint import adapter_state, read_checkpoint, save_state, write_checkpoint
 from consumer.micro_batch import make_micro_batch
 from consumer.optimizer import PolicyOptimizer
 from consumer.policy import Policy, load_policy
@@ -253,5 +253,12 @@ def stepped(policy: Policy) -> PolicyOptimizer:
 def checkpoint_of(policy: Policy, optimizer: PolicyOptimizer, folder: Path) -> int:
     """Bytes of its model file."""
     digest = tensors_digest(policy.weight_tensors())
-    write_checkpoint(folder, job_id="job", iteration=0, policy=policy, optimizer=optimizer, weights_digest=digest)
+    write_checkpoint(
+        folder,
+        job_id="job",
+        iteration=0,
+        weights_digest=digest,
+        save=lambda scratch: save_state(scratch, policy, optimizer),
+        adapters=adapter_state(policy),
+    )
     return (folder / "model.safetensors").stat().st_size

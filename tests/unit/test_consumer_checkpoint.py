@@ -21,6 +21,7 @@ from consumer.checkpoint import (
     keep_newest_and_best,
     latest_checkpoint,
     read_checkpoint,
+    save_state,
     write_checkpoint,
 )
 from consumer.micro_step import train_micro_batch
@@ -61,9 +62,8 @@ class Run:
             folder,
             job_id="job",
             iteration=iteration,
-            policy=self.policy,
-            optimizer=self.optimizer,
             weights_digest=self.digest(),
+            save=lambda scratch: save_state(scratch, self.policy, self.optimizer),
         )
         return folder
 

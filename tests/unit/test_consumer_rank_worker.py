@@ -31,7 +31,7 @@ def be_rank(rank: int, port: int, model_root: str, shift: float) -> None:
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     member = lead(spec(), device="cpu") if rank == 0 else follow_lead(device="cpu")
-    learner = make_learner(StackSettings(model_root=model_root), member.spec, rank=rank)
+    learner = make_learner(StackSettings(model_root=model_root), member.spec, member)
     with torch.no_grad():
         next(iter(learner.policy.trained_parameters().values()))[0, 0] += shift
     worker = RankWorker(member.exchange.for_another_thread(), learner, patience_s=DEADLINE_S)

@@ -75,6 +75,7 @@ def test_a_later_setting_wins() -> None:
         ("=1", r"^--set: `=1` is not key\.path=value"),
         ("model..path=1", r"^--set: `model\.\.path=1` is not key\.path=value"),
         ("trainer.accumulation=float", r"^spec: deterministic needs"),
+        ("trainer.sharding=fsdp", r"^spec: trainer\.sharding = \"fsdp\" needs trainer\.world_size above 1"),
     ],
 )
 def test_a_bad_setting_names_its_path(setting: str, message: str) -> None:

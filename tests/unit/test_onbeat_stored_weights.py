@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from contracts.errors import ContractViolation
 from contracts.run_folder import RunFolder
 from contracts.weights import DeltaWeights
-from onbeat.stored_weights import digest_of, digests_on_disk
+from onbeat.stored_weights import digest_of, digest_of_rows, digests_on_disk
 from weight_store.delta_publisher import DeltaPublisher
 from weight_store.hashing import tensors_digest
 
@@ -39,6 +39,14 @@ def test_shards_have_the_digest_of_the_whole(tmp_path: Path) -> None:
     save_file({name: TENSORS[name] for name in names[:3]}, tmp_path / "1.safetensors")
     save_file({name: TENSORS[name] for name in names[3:]}, tmp_path / "2.safetensors")
     assert digest_of([tmp_path / "2.safetensors", tmp_path / "1.safetensors"]) == tensors_digest(TENSORS)
+
+
+def test_rows_of_ranks_have_the_digest_of_the_whole(tmp_path: Path) -> None:
+    paths = [tmp_path / "model-00001-of-00002.safetensors", tmp_path / "model-00002-of-00002.safetensors"]
+    rows = {name: tensor for name, tensor in TENSORS.items() if tensor.dim()}
+    save_file({name: t[: -(-len(t) // 2)].clone() for name, t in rows.items()} | {"scale": TENSORS["scale"]}, paths[0])
+    save_file({name: t[-(-len(t) // 2) :].clone() for name, t in rows.items()}, paths[1])
+    assert digest_of_rows(paths) == tensors_digest(TENSORS)
 
 
 def test_one_changed_bit_changes_the_digest(tmp_path: Path) -> None:
