@@ -39,7 +39,7 @@ class IterationMetrics(Record, frozen=True, kw_only=True):
     reward_components: dict[str, float]
     """Mean unweighted score by component."""
     zero_advantage_share: float
-    """Share of groups whose rewards are all equal: they teach nothing."""
+    """Share of groups whose rewards are all equal: they teach nothing, except under reinforce++."""
     advantage_mean: float = 0.0
     """Over completions, like the next two."""
     advantage_std: float = 0.0

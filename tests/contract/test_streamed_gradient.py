@@ -228,6 +228,14 @@ def test_a_batch_of_many_passes_has_the_gradient_of_one(
     assert all(torch.equal(again[name], actual[name]) for name in actual)
 
 
+def test_measuring_the_entropy_changes_no_bit_of_the_gradient(tmp_path: Path) -> None:
+    policy, batches = load(tmp_path), iteration_of()
+    measured, unmeasured = (
+        streamed_gradient(policy, batches, job_spec(trainer__measure_entropy=measures)) for measures in (True, False)
+    )
+    assert all(torch.equal(measured[name], unmeasured[name]) for name in measured)
+
+
 def test_a_batch_in_which_nothing_teaches_needs_no_forward_pass(tmp_path: Path) -> None:
     policy, batch = load(tmp_path), iteration_of()[0]
     passes: list[int] = []

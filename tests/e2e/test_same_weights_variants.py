@@ -6,6 +6,7 @@ import signal
 from collections.abc import Iterator
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from contracts.events import IterationMetrics
 from contracts.jobs import JobState
@@ -20,8 +21,14 @@ LORA: dict[str, object] = {"algorithm__kl_coefficient": 0.01, "optimizer__learni
 VARIANTS: dict[str, dict[str, object]] = {
     "three updates": {"algorithm__updates_per_iteration": 3, "algorithm__clip_low": 0.01, "algorithm__clip_high": 0.01},
     "LoRA": LORA | {"trainer__lora": {"rank": 4, "publish": "adapter"}},
+    "REINFORCE++": {
+        "algorithm__advantage": "reinforce++",
+        "algorithm__loss": "dapo",
+        "reward__components": [{"type": "exact"}, {"type": "overlong", "max_tokens": 5, "buffer_tokens": 2}],
+        "trackers": ["tensorboard"],
+    },
 }
-STEPS_BEFORE_DEATH = {"three updates": 3 * (ITERATIONS - 1) + 2, "LoRA": ITERATIONS}
+STEPS_BEFORE_DEATH = {"three updates": 3 * (ITERATIONS - 1) + 2, "LoRA": ITERATIONS, "REINFORCE++": ITERATIONS}
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +71,26 @@ def test_a_killed_trainer_and_two_generators_leave_the_weights_of_the_undisturbe
     assert pipeline.jobs.state(job_id) is JobState.SUCCEEDED
     assert pipeline.final_digest(job_id) == pipeline.final_digest(oracles[variant])
     assert pipeline.verdict(job_id).gaps == ()
+    if spec(variant).trackers:
+        assert tracked_iterations(pipeline, job_id) == list(range(ITERATIONS))
+
+
+def tracked_iterations(pipeline: Pipeline, job_id: str) -> list[int]:
+    """Steps of the points in TensorBoard, those of the dead trainer and of its successor."""
+    events = EventAccumulator(str(RunFolder(pipeline.settings.run_root_path, job_id).path / "tensorboard"))
+    events.Reload()
+    return [point.step for point in events.Scalars("reward_mean")]
+
+
+def test_an_iteration_says_what_it_measured(pipeline: Pipeline, oracles: dict[str, str]) -> None:
+    for metrics in metrics_of(pipeline, oracles["REINFORCE++"]):
+        assert -1.0 <= metrics.reward_components["overlong"] < 0.0
+        assert metrics.advantage_mean == pytest.approx(0.0, abs=1e-9)
+        assert metrics.advantage_std == pytest.approx(1.0, abs=1e-3)
+        assert metrics.entropy > 0.0
+        assert metrics.trained_tokens > metrics.num_tokens
+        assert metrics.trained_tokens_per_s > 0.0
+        assert metrics.mfu is None
 
 
 def test_merged_weights_and_adapters_through_redis_are_the_same_versions(
