@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.chaos.short_job import short_job
+from tests.chaos.short_job import short_job, undisturbed_digest
 from tests.pipeline import Pipeline
 
 
@@ -13,4 +13,4 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Final digest of the short job, synchronous, in one go."""
     with Pipeline(tmp_path_factory.mktemp("undisturbed")) as pipeline:
         pipeline.start_generators(1)
-        return pipeline.final_digest(pipeline.train(short_job(schedule="synchronous")))
+        return undisturbed_digest(pipeline, short_job())

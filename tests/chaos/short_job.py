@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from contracts.errors import Unavailable
 from contracts.jobs import JobState
@@ -38,6 +39,11 @@ def short_job(**changes: Any) -> JobSpec:
         "rollout__max_attempts": 100,
     }
     return job_spec(**(fields | changes))
+
+
+def undisturbed_digest(pipeline: Pipeline, spec: JobSpec) -> str:
+    """Of the job's final weights, synchronous and in one go; a generator runs already."""
+    return pipeline.final_digest(pipeline.train(replace(spec, schedule="synchronous")))
 
 
 def assert_undisturbed(pipeline: Pipeline, job_id: str, digest: str) -> None:

@@ -8,29 +8,16 @@ from collections.abc import Iterator
 import pytest
 
 from contracts.errors import InvalidInput
-from contracts.jobs import JobState
-from contracts.spec import JobSpec
 from telemetry.crash_points import CRASH_POINTS, arm
-from tests.builders import job_spec
+from tests.chaos.short_job import assert_undisturbed, running, short_job, succeed, undisturbed_digest
 from tests.pipeline import Pipeline, wait_for_exit
 
 TRAINER_POINTS = [name for name in CRASH_POINTS if name.startswith("consumer.")]
 GENERATOR_POINTS = [name for name in CRASH_POINTS if name.startswith("producer.")]
 
 
-def spec(schedule: str) -> JobSpec:
-    return job_spec(
-        schedule=schedule,
-        iterations=20,
-        model__path="configs/models/two-digit-addition",
-        optimizer__learning_rate=1e-3,
-        trainer__checkpoint_every_iterations=2,
-        evaluation__every_iterations=5,
-        # Short leases: a dead process is replaced in a second.
-        timeouts__trainer_lease_s=1.0,
-        timeouts__generator_lease_s=1.0,
-        rollout__max_attempts=100,
-    )
+JOB = short_job(iterations=20, evaluation__every_iterations=5)
+"""Long enough for a death at every place."""
 
 
 @pytest.fixture(scope="module")
@@ -41,40 +28,32 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
 
 @pytest.fixture(scope="module")
 def oracle(pipeline: Pipeline) -> str:
-    generator = pipeline.start("producer-oracle")
-    digest = pipeline.final_digest(pipeline.train(spec("synchronous")))
-    generator.stop(grace_s=10.0)
-    return digest
+    with running(pipeline, "producer-oracle"):
+        return undisturbed_digest(pipeline, JOB)
 
 
 def test_every_place_where_a_trainer_can_die_is_healed_by_its_successor(pipeline: Pipeline, oracle: str) -> None:
-    job_id, _ = pipeline.jobs.create(spec("periodic"))
-    generator = pipeline.start("producer-steady")
-    for point in TRAINER_POINTS:
-        # A trainer opens only its first iteration by itself, so that it gets to that point once.
-        nth = 1 if point == "consumer.after_opening" else 2
-        exit_code = pipeline.train_until_death(job_id, crash_at=f"{point}:{nth}")
-        assert exit_code == -signal.SIGKILL, f"{point} was never reached: exit code {exit_code}"
-    pipeline.train_to_the_end(job_id)
-    generator.stop(grace_s=10.0)
-    assert pipeline.jobs.state(job_id) is JobState.SUCCEEDED
-    assert pipeline.final_digest(job_id) == oracle
-    assert pipeline.verdict(job_id).gaps == ()
+    job_id, _ = pipeline.jobs.create(JOB)
+    with running(pipeline, "producer-steady"):
+        for point in TRAINER_POINTS:
+            # A trainer opens only its first iteration by itself, so that it gets to that point once.
+            nth = 1 if point == "consumer.after_opening" else 2
+            exit_code = pipeline.train_until_death(job_id, crash_at=f"{point}:{nth}")
+            assert exit_code == -signal.SIGKILL, f"{point} was never reached: exit code {exit_code}"
+        pipeline.train_to_the_end(job_id)
+    assert_undisturbed(pipeline, job_id, oracle)
 
 
 def test_every_place_where_a_generator_can_die_is_healed_by_another(pipeline: Pipeline, oracle: str) -> None:
-    job_id, _ = pipeline.jobs.create(spec("periodic"))
+    job_id, _ = pipeline.jobs.create(JOB)
     trainer = pipeline.start(f"consumer-{job_id}", job_id)
     for point in GENERATOR_POINTS:
         generator = pipeline.start(f"producer-{point}", crash_at=f"{point}:2")
         wait_for_exit(generator)
         assert generator.exit_code == -signal.SIGKILL, f"{point} was never reached:\n{generator.tail()}"
-    generator = pipeline.start("producer-survivor")
-    wait_for_exit(trainer)
-    generator.stop(grace_s=10.0)
-    assert trainer.exit_code == 0, trainer.tail()
-    assert pipeline.final_digest(job_id) == oracle
-    assert pipeline.verdict(job_id).gaps == ()
+    with running(pipeline, "producer-survivor"):
+        succeed(trainer)
+    assert_undisturbed(pipeline, job_id, oracle)
 
 
 def test_an_unknown_crash_point_is_refused() -> None:

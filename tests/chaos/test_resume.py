@@ -3,51 +3,37 @@
 from __future__ import annotations
 
 import signal
-import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from contracts.jobs import JobState
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
-from telemetry.waiting import Waiting
-from tests.builders import job_spec
+from tests.chaos.short_job import assert_undisturbed, committed, short_job, undisturbed_digest, until
 from tests.pipeline import Pipeline, until_ready, wait_for_exit
 
 FAILED = 2
 """Exit code of a trainer whose job failed."""
 
 
-def spec(iterations: int = 6, **changes: object) -> JobSpec:
+def spec(**changes: Any) -> JobSpec:
     """4 training batches an iteration, and 4 evaluation batches before and after."""
-    return job_spec(
-        iterations=iterations,
-        model__path="configs/models/two-digit-addition",
-        optimizer__learning_rate=1e-3,
-        # Only what a trainer saves at its end, so that a test sees it.
-        trainer__checkpoint_every_iterations=100,
-        timeouts__trainer_lease_s=1.0,
-        timeouts__generator_lease_s=1.0,
-        **changes,
-    )
+    # Only what a trainer saves at its end, so that a test sees it.
+    return short_job(**({"iterations": 6, "trainer__checkpoint_every_iterations": 100} | changes))
 
 
 @pytest.fixture(scope="module")
 def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
     with Pipeline(tmp_path_factory.mktemp("resume")) as pipeline:
+        pipeline.start("producer-steady")
         yield pipeline
 
 
 @pytest.fixture(scope="module")
 def oracle(pipeline: Pipeline) -> str:
-    pipeline.start("producer-steady")
-    return pipeline.final_digest(pipeline.train(spec()))
-
-
-def has_ended(pipeline: Pipeline, job_id: str) -> bool:
-    """It succeeded, and its audit chain has no gap."""
-    return pipeline.jobs.state(job_id) is JobState.SUCCEEDED and pipeline.verdict(job_id).gaps == ()
+    return undisturbed_digest(pipeline, spec())
 
 
 def checkpoints(pipeline: Pipeline, job_id: str) -> list[str]:
@@ -60,8 +46,7 @@ def test_a_job_that_succeeded_and_is_given_more_iterations_ends_as_if_it_had_had
     job_id = pipeline.train(spec(iterations=4))
     pipeline.jobs.resume(job_id, iterations=6)
     pipeline.train_to_the_end(job_id)
-    assert has_ended(pipeline, job_id)
-    assert pipeline.final_digest(job_id) == oracle
+    assert_undisturbed(pipeline, job_id, oracle)
     # Iteration 4 only evaluated, and is committed a second time with its training.
     assert pipeline.verdict(job_id).num_rewinds == 1
 
@@ -80,8 +65,7 @@ def test_a_job_that_was_cancelled_and_one_whose_batches_died_lose_nothing_when_t
     until_ready(f"{pipeline.settings.reward_url}/readyz", reward_service)
     pipeline.jobs.resume(job_id)
     pipeline.train_to_the_end(job_id)
-    assert has_ended(pipeline, job_id)
-    assert pipeline.final_digest(job_id) == oracle
+    assert_undisturbed(pipeline, job_id, oracle)
     assert pipeline.verdict(job_id).num_rewinds == 0
 
 
@@ -92,10 +76,7 @@ def cancelled_in_iteration_2(pipeline: Pipeline, spec: JobSpec) -> str:
     publications = spec.evaluation.num_batches + 2 * spec.rollout.batches_per_iteration + 2
     generator = pipeline.start("producer-first", crash_at=f"producer.after_publication:{publications}")
     assert wait_for_exit(generator, 60.0) == -signal.SIGKILL, generator.tail()
-    waiting = Waiting("iteration 1 to be committed", deadline_s=60.0)
-    while len(pipeline.jobs.audit(job_id)) < 2:
-        waiting.poke()
-        time.sleep(0.02)
+    until(committed(pipeline, job_id, 2), "iteration 1 to be committed")
     pipeline.jobs.request_cancel(job_id)
     assert wait_for_exit(trainer, 60.0) == 0
     assert pipeline.jobs.state(job_id) is JobState.CANCELLED

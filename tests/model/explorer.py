@@ -24,6 +24,8 @@ class Result(NamedTuple):
     """The first invariant that broke, or NEEDS_SUCCESS; "" for a protocol that is right."""
     trace: tuple[str, ...]
     """A shortest way there."""
+    is_complete: bool = True
+    """Else the search ended at its bound: every state nearer than `depth` was looked at, none for a way out."""
 
 
 class Symmetry:
@@ -93,21 +95,26 @@ class Exploration:
         """Of the moves that are no faults: a job heals by them."""
         self._num_transitions = 0
         self._depth = 0
+        self._is_complete = True
 
     def run(self) -> Result:
         began_s = time.perf_counter()
         breaks, trace = self._search()
-        if not breaks:
+        if not breaks and self._is_complete:
             stuck = self._first_stuck()
             if stuck is not None:
                 breaks, trace = NEEDS_SUCCESS, self._trace(stuck)
         seconds = time.perf_counter() - began_s
-        return Result(len(self._states), self._num_transitions, self._depth, seconds, breaks, trace)
+        num_states = len(self._states)
+        return Result(num_states, self._num_transitions, self._depth, seconds, breaks, trace, self._is_complete)
 
     def _search(self) -> tuple[str, tuple[str, ...]]:
         self._add(self._symmetry.canonical(self._bounds.first_state()), -1)
         at, level_ends = 0, 1
         while at < len(self._states):
+            if len(self._states) >= self._max_states:
+                self._is_complete = False
+                break
             if at == level_ends:
                 self._depth, level_ends = self._depth + 1, len(self._states)
             for name, who, after, is_fault, breaks, batch in moves(self._states[at], self._bounds, self._off):
@@ -125,8 +132,6 @@ class Exploration:
     def _add(self, state: State, parent: int) -> int:
         known = self._index.setdefault(state, len(self._states))
         if known == len(self._states):
-            if known >= self._max_states:
-                raise MemoryError(f"more than {self._max_states} states: choose smaller bounds")
             self._states.append(state)
             self._parents.append(parent)
         return known

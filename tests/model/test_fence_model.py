@@ -19,7 +19,7 @@ SLOW = {("acquire.lease", "rewind.link"), ("open.follows",), ("commit.link",), (
 @pytest.mark.parametrize("bounds", [ONE, TWO_BATCHES, RESAMPLED, Bounds(faults=0)])
 def test_no_reachable_state_breaks_an_invariant_or_is_stuck(bounds: Bounds) -> None:
     result = mutated(bounds, ())
-    assert (result.breaks, result.trace) == ("", ())
+    assert (result.breaks, result.trace, result.is_complete) == ("", (), True)
     assert result.num_states > 100
 
 
