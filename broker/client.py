@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import redis
 from redis import exceptions
@@ -17,7 +18,10 @@ from redis.retry import Retry
 from broker import keys
 from contracts.errors import BrokerFull, BrokerUnavailable, FenceViolation, InvalidInput, OnbeatError
 from contracts.settings import StackSettings
-from telemetry.waiting import Waiting
+from telemetry.waiting import LOG_AFTER_S, Waiting
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 SCRIPTS = Path(__file__).parent / "scripts"
 RECONNECT_S = 0.5
@@ -76,6 +80,34 @@ class Broker:
         self.redis.close()
 
 
+class AudibleRetry(Retry):
+    """Says after a while that it waits for the server (I8)."""
+
+    clock: Callable[[], float] = staticmethod(time.monotonic)
+
+    def call_with_retry(
+        self,
+        do: Callable[[], T],
+        fail: Callable[..., Any],
+        is_retryable: Callable[[Exception], bool] | None = None,
+        with_failure_count: bool = False,
+    ) -> T:
+        first_failure_s: float | None = None
+        is_said = False
+
+        def heard(error: Exception, *failures: int) -> None:
+            nonlocal first_failure_s, is_said
+            fail(error, *failures)
+            now_s = self.clock()
+            first_failure_s = now_s if first_failure_s is None else first_failure_s
+            waited_s = now_s - first_failure_s
+            if waited_s >= LOG_AFTER_S and not is_said:
+                is_said = True
+                log.warning("waiting for Redis to answer, %.0f s so far: %s", waited_s, error)
+
+        return super().call_with_retry(do, heard, is_retryable, with_failure_count)
+
+
 def connect(settings: StackSettings, *, patience_s: float = 1.0) -> Broker:
     """A broker for settings.redis_url. Raises InvalidInput for a bad URL, BrokerUnavailable if nothing answers.
 
@@ -89,7 +121,7 @@ def connect(settings: StackSettings, *, patience_s: float = 1.0) -> Broker:
             socket_timeout=CALL_TIMEOUT_S,
             socket_connect_timeout=5.0,
             health_check_interval=30,
-            retry=Retry(ExponentialWithJitterBackoff(base=0.05, cap=1.0), retries=max(1, round(2 * patience_s))),
+            retry=AudibleRetry(ExponentialWithJitterBackoff(base=0.05, cap=1.0), max(1, round(2 * patience_s))),
         )
     except ValueError as error:
         raise InvalidInput(str(error), field="ONBEAT_REDIS_URL") from error

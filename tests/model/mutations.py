@@ -86,6 +86,12 @@ NEEDED = (
     Mutation(("settle.persisted",), ONE, "I4", "a checkpoint before its commit is on disk"),
     Mutation(("set_state.epoch",), ONE, "I4", "a job is ended by whoever trained it once"),
     Mutation(("resume.rewinds",), ONE, "stuck", "a successor with an older checkpoint doesn't rewind"),
+    Mutation(
+        ("resume.not_after_the_fence",),
+        RESAMPLED_TWICE,
+        "stuck",
+        "a checkpoint that the fence doesn't know of is resumed",
+    ),
 )
 
 REDUNDANT = (
@@ -127,11 +133,6 @@ REDUNDANT = (
         ("resume_job.clears",),
         "a resumed job goes on with the iteration that stood open",
         "its dead batches would end the job again; here are none",
-    ),
-    Redundant(
-        ("resume.not_after_the_fence",),
-        "a checkpoint that the fence doesn't know of is resumed",
-        "a server may not be able to say what is on its disk",
     ),
     Redundant(("step.renews",), "a step without the lease", "it keeps a fenced-off trainer from writing files"),
     Redundant(

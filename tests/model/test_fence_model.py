@@ -12,7 +12,10 @@ from tests.model.mutations import NEEDED, ONE, REDUNDANT, RESAMPLED, TWO_BATCHES
 from tests.model.state import Bounds
 
 CHECK = re.compile(r'"([a-z_]+\.[a-z_]+)"')
-SLOW = {("acquire.lease", "rewind.link"), ("open.follows",), ("commit.link",), ("trainer.weights", "commit.link")}
+SLOW = {
+    *(("acquire.lease", "rewind.link"), ("open.follows",), ("commit.link",), ("trainer.weights", "commit.link")),
+    ("resume.not_after_the_fence",),
+}
 """Need tens of thousands of states: `make model` has them."""
 
 
