@@ -13,6 +13,7 @@ from contracts.spec import ModelSpec
 from producer.detokenizer import FolderDetokenizer
 from producer.engine import factory
 from producer.engine.factory import make_engine, preload
+from weight_store.chunks import ChunkReader
 
 
 def test_two_threads_never_import_the_library_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,8 +46,12 @@ def test_tokenizer_and_engine_wait_for_the_import_before_they_use_it(
     imported: list[str] = []
     monkeypatch.setattr(factory, "import_module", imported.append)
     model, settings = ModelSpec(path="missing"), StackSettings(model_root=str(tmp_path))
+
+    def no_chunks(job_id: str) -> ChunkReader:
+        raise AssertionError(f"the versions of {job_id} are asked for before there is a model")
+
     with pytest.raises(InvalidInput, match=r"model\.path"):
         FolderDetokenizer(model, settings=settings)
     with pytest.raises(InvalidInput, match=r"model\.path"):
-        make_engine(model, settings=settings, deterministic=True)
+        make_engine(model, settings=settings, deterministic=True, chunks=no_chunks)
     assert len(imported) == 2
