@@ -6,6 +6,11 @@ generator   killed while it holds a batch, beside an idle one, until that batch 
             one generation; with hedging, the idle one may have taken a copy before that
 trainer     killed inside a job, until its successor commits: the rest of its lease, a look of the consumer, the start
             of a process that loads the model, and one iteration
+worker      the consumer that started the trainer, which ends with it: until the successor's commit
+redis, reward service
+            killed inside a job, until the second commit after it (what is scored already may make the first): the stack
+            starts it again, its clients ask again; one iteration
+gateway     killed, until it answers again; the run doesn't notice
 """
 
 from __future__ import annotations
@@ -28,6 +33,7 @@ from broker.job_store import JobStore
 from broker.keys import JobKeys
 from broker.monitor import stream_report
 from broker.presence import Presence
+from contracts.errors import Unavailable
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 from onbeat import process_tree
@@ -85,9 +91,43 @@ class Healing:
 
     def of_a_trainer(self, spec: JobSpec) -> float:
         """Seconds until its successor has committed an iteration."""
+        return self._of_who_trains(spec, lambda job_id: process_tree.running("consumer", job_id)[0])
+
+    def of_a_worker(self, spec: JobSpec) -> float:
+        """Seconds until the successor of its trainer has committed an iteration."""
+        return self._of_who_trains(spec, lambda _job_id: self._stack.pids["worker"])
+
+    def of_a_service(self, spec: JobSpec, name: str) -> float:
+        """Seconds until the second commit after it, or until the gateway answers."""
+        job_id = self._submit(spec)
+        done = len(self._jobs.audit(job_id))
+        os.kill(self._stack.pids[name], signal.SIGKILL)
+        started_s = time.monotonic()
+        if name == "gateway":
+            self._until(lambda: self._answers(job_id), "the gateway")
+        else:
+            self._until(lambda: self._num_commits(job_id) >= done + 2, "two commits")
+        healed_s = time.monotonic() - started_s
+        self._end(job_id)
+        return healed_s
+
+    def _answers(self, job_id: str) -> bool:
+        try:
+            return self._client.job(job_id).job_id == job_id
+        except Unavailable:
+            return False
+
+    def _num_commits(self, job_id: str) -> int:
+        """0 while Redis is away."""
+        try:
+            return len(self._jobs.audit(job_id))
+        except Unavailable:
+            return 0
+
+    def _of_who_trains(self, spec: JobSpec, find: Callable[[str], int]) -> float:
         job_id = self._submit(spec)
         epoch = self._jobs.audit(job_id)[-1].trainer_epoch
-        os.kill(process_tree.running("consumer", job_id)[0], signal.SIGKILL)
+        os.kill(find(job_id), signal.SIGKILL)
         started_s = time.monotonic()
         self._until(
             lambda: any(one.kind == "commit" and one.trainer_epoch > epoch for one in self._jobs.audit(job_id)),
@@ -132,6 +172,10 @@ def measure(healing: Healing, spec: JobSpec, *, lease_s: float, repeats: int) ->
         "generator, no hedging": lambda: healing.of_a_generator(unhedged),
         "generator, hedging": lambda: healing.of_a_generator(leased),
         "trainer": lambda: healing.of_a_trainer(leased),
+        "worker": lambda: healing.of_a_worker(leased),
+        "redis": lambda: healing.of_a_service(leased, "redis"),
+        "reward service": lambda: healing.of_a_service(leased, "reward_service"),
+        "gateway": lambda: healing.of_a_service(leased, "gateway"),
     }
     found: dict[str, list[float]] = {name: [] for name in cases}
     for _ in range(repeats):
