@@ -164,7 +164,8 @@ def test_a_prompt_that_is_nowhere_is_dispatched_again(crash: Crash, job: Job) ->
     assert names == {"0/train/0", "0/train/1"}
 
 
-def test_a_lost_commit_is_repeated_and_recorded_once(crash: Crash, job: Job) -> None:
+def commit_and_lose_it(crash: Crash, job: Job) -> dict[str, str]:
+    """Iteration 0, trained and committed; the server then forgets the commit."""
     generator = job.generator()
     for _ in range(2):
         publish(generator, take(generator), "g1")
@@ -172,6 +173,11 @@ def test_a_lost_commit_is_repeated_and_recorded_once(crash: Crash, job: Job) -> 
     mark = crash.mark()
     commit(job, trained)
     crash.kill_and_restart(keep_bytes=mark)
+    return trained
+
+
+def test_a_lost_commit_is_repeated_and_recorded_once(crash: Crash, job: Job) -> None:
+    trained = commit_and_lose_it(crash, job)
     assert job.trainer.fence().committed == -1
     commit(job, trained)
     commit(job, trained)
@@ -181,13 +187,7 @@ def test_a_lost_commit_is_repeated_and_recorded_once(crash: Crash, job: Job) -> 
 
 def test_a_commit_that_was_answered_and_lost_is_not_taken_for_done(crash: Crash, job: Job) -> None:
     """Or a job would succeed, or a checkpoint be written, of an iteration that the audit chain doesn't have."""
-    generator = job.generator()
-    for _ in range(2):
-        publish(generator, take(generator), "g1")
-    trained = arrived(job)
-    mark = crash.mark()
-    commit(job, trained)
-    crash.kill_and_restart(keep_bytes=mark)
+    trained = commit_and_lose_it(crash, job)
     with pytest.raises(FenceViolation, match="has lost the commit of iteration 0"):
         job.trainer.confirm(0)
     commit(job, trained)
