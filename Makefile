@@ -85,3 +85,4 @@ bench: $(STAMP)
 	$(BIN)/onbeat bench overlap
 	$(BIN)/onbeat bench straggler
 	$(BIN)/onbeat bench shared-prompt
+	$(BIN)/onbeat bench trainer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 from msgspec.structs import replace
 
@@ -25,25 +26,26 @@ RESPONSE_TOKENS = 512
 RESPONSE_CHARS = 1400
 
 
-def one_group(*, prompt_tokens: int, response_tokens: int, group_size: int) -> RolloutBatch:
-    """One group of equally long responses; tokens below 500, different in each response."""
+def one_group(*, prompt_tokens: int, response_lengths: Sequence[int], num_ids: int = 500) -> RolloutBatch:
+    """One group; token ids are below num_ids and different in each response, every second one is right."""
+    group_size = len(response_lengths)
     rollouts = tuple(
         Rollout(
             completion=Completion(
-                token_ids=pack_int32((7 * row + 3 * at) % 500 for at in range(response_tokens)),
-                generator_logprobs=pack_float32([-1.0 - row / group_size] * response_tokens),
+                token_ids=pack_int32((7 * row + 3 * at) % num_ids for at in range(length)),
+                generator_logprobs=pack_float32([-1.0 - row / group_size] * length),
                 finish_reason="length",
             ),
             text="",
             reward=float(row % 2),
             reward_breakdown={"exact": float(row % 2)},
         )
-        for row in range(group_size)
+        for row, length in enumerate(response_lengths)
     )
     group = RolloutGroup(
         prompt_id="train/0",
         prompt_index=0,
-        prompt_token_ids=pack_int32(at % 500 for at in range(prompt_tokens)),
+        prompt_token_ids=pack_int32(at % num_ids for at in range(prompt_tokens)),
         rollouts=rollouts,
     )
     return replace(rollout_batch(1), groups=(group,), group_size=group_size)

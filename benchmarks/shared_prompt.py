@@ -106,7 +106,7 @@ def seconds_of(work: Callable[[], object], device: torch.device) -> float:
 
 
 def measure(model: PreTrainedModel, *, prompt_tokens: int, response_tokens: int, group_size: int, repeats: int) -> Row:
-    batch = one_group(prompt_tokens=prompt_tokens, response_tokens=response_tokens, group_size=group_size)
+    batch = one_group(prompt_tokens=prompt_tokens, response_lengths=[response_tokens] * group_size)
     work = {packing: functools.partial(train_pass, model, batch, packing) for packing in PACKINGS}
     seconds: dict[str, list[float]] = {packing: [] for packing in PACKINGS}
     work["shared_prompt"]()
