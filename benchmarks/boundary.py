@@ -2,7 +2,8 @@
 
     onbeat bench boundary
 
-Every part is read off the timeline of a run of the demo, so what the processes' own clocks say of real boundaries:
+Of the demo, and of overlap's job, in which generation and training take about as long. Every part is read off the
+timeline of a run, so what the processes' own clocks say of real boundaries:
 
     last token ─ score ─▶ train what is left ─▶ step ─▶ weights written, hashed, announced ─▶ commit, open ─▶ load
 """
@@ -14,12 +15,15 @@ import statistics
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from benchmarks._demo_runs import DemoRun, run_demo
 from benchmarks._results import REPOSITORY, write_result
+from benchmarks.overlap import SPEC as BALANCED
+from benchmarks.overlap import make_model
 from contracts.events import TimelineSpan
 
-SPEC = REPOSITORY / "configs/demo.toml"
+DEMO = REPOSITORY / "configs/demo.toml"
 WARM_UP = 3
 """First iterations of a run, which load and allocate."""
 EXPECTED = (
@@ -48,29 +52,46 @@ def _last(spans: Sequence[TimelineSpan], what: str) -> float:
     return max(span.ended_s for span in spans if span.what == what)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="onbeat bench boundary", description=__doc__)
-    parser.add_argument("--iterations", type=int, default=60)
-    arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="boundary-") as scratch:
-        shorter = ("--set", f"iterations={arguments.iterations}", "--set", "optimizer.warmup_iterations=5")
-        run = run_demo(SPEC, Path(scratch) / "run", *shorter, "--set", "evaluation.num_prompts=0")
+def measure(run: DemoRun) -> dict[str, Any]:
+    """Medians over the boundaries after the warm-up."""
     boundaries = [parts_ms(run, iteration) for iteration in range(WARM_UP, len(run.metrics) - 1)]
+    kept = run.metrics[WARM_UP:]
     medians = {name: round(statistics.median(one[name] for one in boundaries), 2) for name in boundaries[0]}
-    wall_ms = 1000 * statistics.median(metrics.wall_s for metrics in run.metrics[WARM_UP:])
-    result = {
-        "expected": EXPECTED,
-        "iterations": len(boundaries),
+    iteration_ms = 1000 * statistics.median(metrics.wall_s for metrics in kept)
+    return {
+        "num_boundaries": len(boundaries),
         "medians_ms": medians,
-        "iteration_ms": round(wall_ms, 1),
-        "share": round(medians["bubble"] / wall_ms, 3),
-        "reported_bubble_ms": round(1000 * statistics.median(one.bubble_s for one in run.metrics[WARM_UP:]), 2),
+        "iteration_ms": round(iteration_ms, 1),
+        "bubble_share": round(medians["bubble"] / iteration_ms, 3),
+        "reported_bubble_ms": round(1000 * statistics.median(metrics.bubble_s for metrics in kept), 2),
+        "generation_over_training": round(
+            statistics.median(metrics.generation_s / metrics.training_s for metrics in kept), 2
+        ),
         "boundaries": [{name: round(value, 2) for name, value in one.items()} for one in boundaries],
     }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="onbeat bench boundary", description=__doc__)
+    parser.add_argument("--iterations", type=int, default=60, help="of the demo")
+    parser.add_argument("--balanced-iterations", type=int, default=12, help="of the balanced job, which are longer")
+    arguments = parser.parse_args()
+    result: dict[str, Any] = {"expected": EXPECTED}
+    with tempfile.TemporaryDirectory(prefix="boundary-") as scratch:
+        root = Path(scratch)
+        make_model(root / "model")
+        balanced = [f"model.path={root / 'model'}", f"iterations={arguments.balanced_iterations}"]
+        demo = [f"iterations={arguments.iterations}", "optimizer.warmup_iterations=5", "evaluation.num_prompts=0"]
+        for name, spec, settings in (("demo", DEMO, demo), ("balanced", BALANCED, balanced)):
+            flags = [flag for setting in settings for flag in ("--set", setting)]
+            measured = measure(run_demo(spec, root / name, *flags))
+            result[name] = measured
+            print(f"{name}, generation over training {measured['generation_over_training']}")
+            for part, value in measured["medians_ms"].items():
+                print(f"  {part:22} {value:8.2f}")
+            print(f"  {measured['bubble_share']:.1%} of an iteration of {measured['iteration_ms']:.0f} ms", flush=True)
     path = write_result("boundary", result)
-    for name, value in medians.items():
-        print(f"{name:22} {value:8.2f}")
-    print(f"{result['share']:.0%} of an iteration of {wall_ms:.0f} ms; written to {path.relative_to(REPOSITORY)}")
+    print(f"written to {path.relative_to(REPOSITORY)}")
 
 
 if __name__ == "__main__":
