@@ -77,7 +77,12 @@ class GeneratorSide:
         spec = self._job_spec()
         may_hedge = int(hedge and spec.hedges)
         outcome, *rest = self._run(
-            "claim_prompt", self._generator_id, int(lease_s * 1000), spec.rollout.max_attempts, may_hedge
+            "claim_prompt",
+            self._generator_id,
+            int(lease_s * 1000),
+            spec.rollout.max_attempts,
+            may_hedge,
+            1 + spec.rollout.max_resamples,
         )
         if outcome == b"none":
             self._last_entry = rest[0].decode()
@@ -137,6 +142,7 @@ class GeneratorSide:
             batch.attempt,
             self._job_spec().limits.max_batch_bytes,
             encode(batch),
+            len(batch.rounds),
         )
         return PublishOutcome(answer[0].decode())
 

@@ -20,7 +20,7 @@ from consumer.iteration_stats import (
 from consumer.learner import Trained
 from contracts.errors import FenceViolation
 from contracts.events import IterationMetrics, TimelineSpan, UpdateMetrics
-from contracts.rollouts import PromptBatch, RolloutBatch
+from contracts.rollouts import PromptBatch, RolloutBatch, RolloutGroup
 
 TRAINER = "trainer"
 """`who` of the spans of the trainer's rank 0; those of rank 1 are of `trainer 1`."""
@@ -181,25 +181,44 @@ class Iteration:
                 f"({self.weights_digest[:12]})",
                 field="policy_version",
             )
-        asked = [prompt.token_ids for prompt in expected.prompts]
-        if batch.group_size != expected.group_size or [g.prompt_token_ids for g in batch.groups] != asked:
-            raise FenceViolation(f"batch {batch.batch_id} answers other prompts than it was asked", field="groups")
+        if (batch.group_size, len(batch.groups)) != (expected.group_size, len(expected.prompts)):
+            raise FenceViolation(f"batch {batch.batch_id} has another shape than it was asked for", field="groups")
+        for place, group in enumerate(batch.groups):
+            _check_group(group, place, expected)
 
     def _record_generation(self, batch: RolloutBatch) -> None:
-        timings = batch.timings
-        self._generation_s += timings.generation_ended_s - timings.generation_started_s
-        spans = (
-            ("generate", timings.generation_started_s, timings.generation_ended_s),
-            ("score", timings.scoring_started_s, timings.scoring_ended_s),
-        )
-        for what, started_s, ended_s in spans:
-            self._add_span(batch.generator_id, what, batch_id=batch.batch_id, started_s=started_s, ended_s=ended_s)
+        for timings in batch.rounds:
+            self._generation_s += timings.generation_ended_s - timings.generation_started_s
+            spans = (
+                ("generate", timings.generation_started_s, timings.generation_ended_s),
+                ("score", timings.scoring_started_s, timings.scoring_ended_s),
+            )
+            for what, started_s, ended_s in spans:
+                self._add_span(batch.generator_id, what, batch_id=batch.batch_id, started_s=started_s, ended_s=ended_s)
 
     def _add_span(self, who: str, what: str, *, batch_id: str = "", started_s: float, ended_s: float) -> None:
         self.spans.append(
             TimelineSpan(
                 who=who, what=what, iteration=self.number, batch_id=batch_id, started_s=started_s, ended_s=ended_s
             )
+        )
+
+
+def _check_group(group: RolloutGroup, place: int, expected: PromptBatch) -> None:
+    """Raises FenceViolation unless its place holds its prompt after so many resamples, and was due no further one."""
+    asked = expected.prompt_at(place, num_resamples=group.num_resamples)
+    answered = (group.prompt_id, group.prompt_index, group.prompt_token_ids)
+    if asked is None or answered != (asked.prompt_id, asked.index, asked.token_ids):
+        raise FenceViolation(
+            f"batch {expected.batch_id} answers {group.prompt_id} at place {place} after {group.num_resamples} "
+            f"resamples, it was asked {asked.prompt_id if asked else 'nothing'} there",
+            field="groups",
+        )
+    if group.has_equal_rewards and group.num_resamples < len(expected.reserves):
+        raise FenceViolation(
+            f"batch {expected.batch_id} kept the equal rewards of {group.prompt_id}, though place {place} was due "
+            "another prompt",
+            field="groups",
         )
 
 

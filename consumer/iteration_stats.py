@@ -58,6 +58,8 @@ class MicroBatchStats:
     num_groups: int
     num_equal_groups: int
     """Groups of zero advantage."""
+    num_resamples: int
+    """Groups that were dropped for these."""
     num_tokens: int
     """Sampled tokens."""
     longest_response_tokens: int
@@ -111,6 +113,7 @@ class IterationNumbers:
     reward_std: float
     reward_components: dict[str, float]
     zero_advantage_share: float
+    num_resamples: int
     advantage_mean: float
     advantage_std: float
     advantage_max: float
@@ -164,6 +167,7 @@ def measure_batch(batch: RolloutBatch, rewards: NDArray[np.float64]) -> MicroBat
         },
         num_groups=len(batch.groups),
         num_equal_groups=int(equal_groups(rewards).sum()),
+        num_resamples=sum(group.num_resamples for group in batch.groups),
         num_tokens=sum(lengths),
         longest_response_tokens=max(lengths),
         num_truncated=sum(rollout.completion.finish_reason == "length" for rollout in rollouts),
@@ -234,6 +238,7 @@ def iteration_numbers(batches: Iterable[MicroBatchStats], *, scaling: Scaling) -
             for name in names
         },
         zero_advantage_share=sum(s.num_equal_groups for s in ordered) / sum(s.num_groups for s in ordered),
+        num_resamples=sum(stats.num_resamples for stats in ordered),
         advantage_mean=advantage_mean,
         advantage_std=_unbiased_std(advantages, advantage_mean),
         advantage_max=max(map(abs, advantages), default=0.0),

@@ -38,6 +38,7 @@ class IterationPlan:
     def _training(self, iteration: int, manifest: WeightManifest) -> list[PromptBatch]:
         rollout = self._spec.rollout
         chunks = _chunks(self._source.training_prompts(iteration), rollout.prompts_per_batch)
+        reserves = [_chunks(prompts, rollout.prompts_per_batch) for prompts in self._source.reserve_prompts(iteration)]
         return [
             self._batch(
                 iteration=iteration,
@@ -47,6 +48,7 @@ class IterationPlan:
                 group_size=rollout.group_size,
                 sampling=rollout.sampling,
                 prompts=chunk,
+                reserves=tuple(of_resample[index] for of_resample in reserves),
             )
             for index, chunk in enumerate(chunks)
         ]
@@ -82,6 +84,7 @@ class IterationPlan:
         group_size: int,
         sampling: SamplingParams,
         prompts: tuple[Prompt, ...],
+        reserves: tuple[tuple[Prompt, ...], ...] = (),
     ) -> PromptBatch:
         return PromptBatch(
             job_id=self._job_id,
@@ -94,6 +97,7 @@ class IterationPlan:
             sampling=sampling,
             seed=self._spec.seed,
             prompts=prompts,
+            reserves=reserves,
         )
 
 

@@ -39,7 +39,10 @@ class IterationMetrics(Record, frozen=True, kw_only=True):
     reward_components: dict[str, float]
     """Mean unweighted score by component."""
     zero_advantage_share: float
-    """Share of groups whose rewards are all equal: they teach nothing, except under reinforce++."""
+    """Share of groups whose rewards are all equal: they teach nothing, except under reinforce++. Of the groups that
+    were trained: where prompts are resampled, what was still equal after the last time."""
+    num_resamples: int = 0
+    """Prompts that gave their place to fresh ones, since the rewards of their groups were equal."""
     advantage_mean: float = 0.0
     """Over completions, like the next two."""
     advantage_std: float = 0.0

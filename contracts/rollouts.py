@@ -47,7 +47,8 @@ class Prompt(Record, frozen=True, kw_only=True):
     prompt_id: str
     """Stable name in the data set, e.g. "train/4711"."""
     index: Annotated[int, Meta(ge=0)]
-    """Position in the iteration; with the seed, the iteration and the sample number it seeds the sampler (I7)."""
+    """Position in the iteration; with the seed, the iteration and the sample number it seeds the sampler (I7). The
+    reserves of an iteration are counted on after its prompts, so each has a number, and samples, of its own."""
     token_ids: TokenIds
     text: str
     reference: str
@@ -74,10 +75,21 @@ class PromptBatch(Record, frozen=True, kw_only=True):
     sampling: SamplingParams
     seed: int
     prompts: Annotated[tuple[Prompt, ...], Meta(min_length=1)]
+    reserves: tuple[tuple[Prompt, ...], ...] = ()
+    """[max_resamples][k]: `reserves[0][place]` is for where the group of `prompts[place]` is of equal reward,
+    `reserves[1][place]` for where that of `reserves[0][place]` is too, and so on."""
+
+    def __post_init__(self) -> None:
+        if any(len(prompts) != len(self.prompts) for prompts in self.reserves):
+            raise ContractViolation("each prompt needs a reserve of its own", field="reserves")
 
     @property
     def num_completions(self) -> int:
         return len(self.prompts) * self.group_size
+
+    def prompt_at(self, place: int, *, num_resamples: int) -> Prompt | None:
+        """The prompt at a place of the batch after so many others there; None beyond the reserves."""
+        return [self.prompts, *self.reserves][num_resamples][place] if num_resamples <= len(self.reserves) else None
 
 
 class Completion(Record, frozen=True, kw_only=True):
@@ -120,13 +132,20 @@ class RolloutGroup(Record, frozen=True, kw_only=True):
     prompt_index: Annotated[int, Meta(ge=0)]
     prompt_token_ids: TokenIds
     rollouts: Annotated[tuple[Rollout, ...], Meta(min_length=1)]
+    num_resamples: Annotated[int, Meta(ge=0)] = 0
+    """How many prompts gave this one their place in the batch, since the rewards of their groups were equal."""
 
     def __post_init__(self) -> None:
         _check_array(self.prompt_token_ids, "prompt_token_ids", min_items=1)
 
+    @property
+    def has_equal_rewards(self) -> bool:
+        """Then the group teaches nothing, and its place is worth another prompt."""
+        return len({rollout.reward for rollout in self.rollouts}) == 1
+
 
 class BatchTimings(Record, frozen=True, kw_only=True):
-    """Unix times in seconds of one batch at its generator."""
+    """Unix times in seconds of one batch at its generator; where prompts are resampled, of one round."""
 
     generation_started_s: float
     generation_ended_s: float
@@ -148,6 +167,9 @@ class RolloutBatch(Record, frozen=True, kw_only=True):
     generator_id: str
     attempt: Annotated[int, Meta(ge=1)]
     timings: BatchTimings
+    """Of the last round."""
+    earlier_rounds: tuple[BatchTimings, ...] = ()
+    """The rounds after which prompts were resampled, in order."""
     groups: Annotated[tuple[RolloutGroup, ...], Meta(min_length=1)]
 
     def __post_init__(self) -> None:
@@ -157,6 +179,11 @@ class RolloutBatch(Record, frozen=True, kw_only=True):
                     f"prompt {group.prompt_id} has {len(group.rollouts)} rollouts, the batch needs {self.group_size}",
                     field="groups",
                 )
+
+    @property
+    def rounds(self) -> tuple[BatchTimings, ...]:
+        """Each time that the batch was sampled and scored, whole or in part."""
+        return (*self.earlier_rounds, self.timings)
 
     @property
     def num_completions(self) -> int:

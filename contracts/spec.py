@@ -43,6 +43,9 @@ class RolloutSpec(Record, frozen=True, kw_only=True):
     """How completions are drawn."""
     max_prompt_tokens: PositiveInt = 1024
     """A longer prompt fails the job at its start."""
+    max_resamples: Annotated[int, Meta(ge=0, le=16)] = 0
+    """DAPO's dynamic sampling: how many times a prompt whose completions all have the same reward gives its place to a
+    fresh one, under the same version; what is equal after the last stays. 0: never."""
     max_attempts: PositiveInt = 3
     """Times that a batch is tried before it is dead-lettered."""
     on_failed_batch: Literal["fail", "abandon"] = "fail"
@@ -221,6 +224,7 @@ class JobSpec(Record, frozen=True, kw_only=True):
         if len(set(self.trackers)) < len(self.trackers):
             raise ValueError("trackers names one twice; name each once")
         self._check_group_size()
+        self._check_resamples()
         self._check_overlong()
 
     def _check_group_size(self) -> None:
@@ -233,6 +237,22 @@ class JobSpec(Record, frozen=True, kw_only=True):
             )
         if self.algorithm.shuffle_rewards:
             raise ValueError("algorithm.shuffle_rewards has no effect with rollout.group_size = 1; sample 2 or more")
+
+    def _check_resamples(self) -> None:
+        """Only where a group of equal rewards teaches nothing is it worth another prompt."""
+        algorithm = self.algorithm
+        if self.rollout.max_resamples == 0:
+            return
+        if algorithm.has_late_baseline:
+            raise ValueError(
+                "rollout.max_resamples would drop groups that teach: under algorithm.advantage = "
+                f'"{algorithm.advantage}" equal rewards have an advantage; set it to 0, or choose another advantage'
+            )
+        if algorithm.kl_coefficient > 0.0 and algorithm.kl_placement == "reward":
+            raise ValueError(
+                'rollout.max_resamples would drop groups that teach: with algorithm.kl_placement = "reward" the KL '
+                'makes their rewards differ; set kl_placement = "loss", or max_resamples to 0'
+            )
 
     def _check_overlong(self) -> None:
         longest = self.rollout.sampling.max_new_tokens

@@ -127,6 +127,9 @@ def _facts(progress: JobProgress) -> Table:
     table.add_column(style="dim", no_wrap=True)
     table.add_column()
     table.add_row("reward", _reward_row(progress))
+    if latest is not None and latest.num_resamples:
+        left = f"{share(latest.zero_advantage_share)} of the groups still of equal reward"
+        table.add_row("resampled", f"{plural(latest.num_resamples, 'prompt')}   {left}")
     table.add_row("held-out", _evaluation_row(progress.evaluation_before, progress.evaluation_latest))
     table.add_row("policy", f"version {status.policy_version}   digest {short(status.weights_digest)}")
     backlog = f"{status.batches_published} of {status.batches_expected} in"

@@ -1,4 +1,4 @@
-"""What a worker knows of a batch while it carries it: its job, its claim, and what the engine made of it."""
+"""A batch between its claim and its end: what the serve loop, the heartbeat and its own carrier know of it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from contracts.rollouts import Completion
+from contracts.rollouts import BatchTimings, Completion, PromptBatch
 from contracts.spec import JobSpec
 from producer.broker_seam import JobSide
+from producer.dynamic_sampling import Places
 from producer.engine.base import VerifiedWeights
 from producer.served_model import LoadedModel
 
@@ -25,30 +26,51 @@ class ActiveJob:
 
 @dataclass(frozen=True, kw_only=True)
 class Generation:
-    """A batch in the engine."""
+    """One round of a batch in the engine."""
 
-    job: ActiveJob
-    claim: Claim
-    loaded: LoadedModel
-    weights: VerifiedWeights
-    """Under which it is sampled: what the engine held when it started."""
+    asked: PromptBatch
     started_s: float
     """Unix time."""
     answer: asyncio.Future[list[list[Completion]]]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sampled:
-    """A batch that left the engine."""
+class CarriedBatch:
+    """Sampled, scored, and both again for the prompts that are resampled; then published."""
 
-    claim: Claim
-    completions: list[Completion]
-    """[k·G], prompt by prompt."""
-    weights: VerifiedWeights
-    loaded: LoadedModel
-    started_s: float
-    """Unix time."""
-    ended_s: float
+    def __init__(self, *, job: ActiveJob, claim: Claim, loaded: LoadedModel, weights: VerifiedWeights) -> None:
+        """weights: under which all of it is sampled, what the engine holds now."""
+        self.job = job
+        self.claim = claim
+        self.loaded = loaded
+        self.weights = weights
+        self.places = Places(claim.prompt_batch)
+        self.rounds: list[BatchTimings] = []
+        self.generation: Generation | None = None
+        """While it is in the engine."""
+        self.is_settled = False
+        """Nobody needs it any more."""
+
+    @property
+    def num_sampling(self) -> int:
+        """Completions that are in the engine."""
+        return self.generation.asked.num_completions if self.generation else 0
+
+    @property
+    def needs_weights(self) -> bool:
+        """Whether it is in the engine, or may come back to it: until then the engine must hold what it holds."""
+        return self.generation is not None or (self.places.may_go_on and not self.is_settled)
+
+    def sample(self, *, started_s: float) -> None:
+        """Hands the next round to the engine."""
+        asked = self.places.take_round()
+        answer = asyncio.ensure_future(self.loaded.engine.generate(asked))
+        self.generation = Generation(asked=asked, started_s=started_s, answer=answer)
+
+    def settle(self) -> None:
+        """Drops what is in the engine; a round that is out of it may still be scored."""
+        self.is_settled = True
+        if self.generation is not None:
+            self.generation.answer.cancel()
 
 
 def name_of(claim: Claim) -> str:

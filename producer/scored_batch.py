@@ -1,4 +1,4 @@
-"""Pure steps between an engine's completions and a RolloutBatch: reward items, then the record (I1)."""
+"""Pure steps between an engine's completions and a RolloutBatch: reward items, groups, then the record (I1)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from contracts.rewards import RewardItem, Scored
-from contracts.rollouts import BatchTimings, Completion, Prompt, PromptBatch, Rollout, RolloutBatch, RolloutGroup
+from contracts.rollouts import BatchTimings, Completion, PromptBatch, Rollout, RolloutBatch, RolloutGroup
 from producer.engine.base import VerifiedWeights
 
 T = TypeVar("T")
@@ -28,25 +28,44 @@ def reward_items(batch: PromptBatch, completions: Sequence[Completion], texts: S
     ]
 
 
-def rollout_batch(
+def rollout_groups(
     batch: PromptBatch,
     *,
     completions: Sequence[Completion],
     texts: Sequence[str],
     scored: Sequence[Scored],
-    weights: VerifiedWeights,
-    generator_id: str,
-    attempt: int,
-    timings: BatchTimings,
-) -> RolloutBatch:
-    """k·G completions, texts and scores, prompt by prompt → the batch that the fence checks.
-
-    `weights` are those that the engine verified, not those that were asked for (I2).
-    """
+    num_resamples: int = 0,
+) -> list[RolloutGroup]:
+    """k·G completions, texts and scores, prompt by prompt → k groups."""
     rollouts = [
         Rollout(completion=completion, text=text, reward=score.reward, reward_breakdown=score.breakdown)
         for completion, text, score in zip(completions, texts, scored, strict=True)
     ]
+    return [
+        RolloutGroup(
+            prompt_id=prompt.prompt_id,
+            prompt_index=prompt.index,
+            prompt_token_ids=prompt.token_ids,
+            rollouts=tuple(group),
+            num_resamples=num_resamples,
+        )
+        for prompt, group in zip(batch.prompts, _by_prompt(rollouts, batch), strict=True)
+    ]
+
+
+def rollout_batch(
+    batch: PromptBatch,
+    *,
+    groups: Sequence[RolloutGroup],
+    weights: VerifiedWeights,
+    generator_id: str,
+    attempt: int,
+    rounds: Sequence[BatchTimings],
+) -> RolloutBatch:
+    """The batch that the fence checks, from its k groups and the times of each round of sampling.
+
+    `weights` are those that the engine verified, not those that were asked for (I2).
+    """
     return RolloutBatch(
         job_id=batch.job_id,
         batch_id=batch.batch_id,
@@ -57,19 +76,9 @@ def rollout_batch(
         group_size=batch.group_size,
         generator_id=generator_id,
         attempt=attempt,
-        timings=timings,
-        groups=tuple(
-            _group(prompt, group) for prompt, group in zip(batch.prompts, _by_prompt(rollouts, batch), strict=True)
-        ),
-    )
-
-
-def _group(prompt: Prompt, rollouts: Sequence[Rollout]) -> RolloutGroup:
-    return RolloutGroup(
-        prompt_id=prompt.prompt_id,
-        prompt_index=prompt.index,
-        prompt_token_ids=prompt.token_ids,
-        rollouts=tuple(rollouts),
+        timings=rounds[-1],
+        earlier_rounds=tuple(rounds[:-1]),
+        groups=tuple(groups),
     )
 
 

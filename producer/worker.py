@@ -6,20 +6,20 @@
        │                                     ▼
        │                            detokenize ─▶ reward service ─▶ fence        up to MAX_FINISHING batches at once
        │                                     │                        │
-       └──── failed, with its reason ◀───────┴── accepted / refused ◀─┘
+       └──── failed, with its reason ◀───────┴── accepted / refused ◀─┘          (carrier.py)
 
     heartbeat: presence of the generator, leases of every batch between its claim and its end
 
 serve      consumes active jobs and prompt batches; waits for prompts, or for room in the engine and among the
            finishing batches; unblocked by an opened iteration or an expired lease; starts a carry for each batch.
 carry      consumes a claimed batch; waits for the engine, the reward service and the broker; produces a rollout batch
-           or a failure.
+           or a failure. Where the job resamples, it goes back to the engine with what is of equal reward.
 heartbeat  waits for its next beat or a new claim; produces renewed leases and presence.
 
 A batch is claimed only when the engine has room for it: there is no prefetch, so work goes to whoever is idle. Another
-version, or another model, is loaded when the batches in the engine are done. Who finds no work in any job hedges: it
-samples a copy of a batch that another generator is late with. A generation whose batch was published by somebody else
-is dropped at the next heartbeat. Any of these tasks that dies ends the process.
+version, or another model, is loaded when no batch is in the engine or may come back to it. Who finds no work in any job
+hedges: it samples a copy of a batch that another generator is late with. A generation whose batch was published by
+somebody else is dropped at the next heartbeat. Any of these tasks that dies ends the process.
 """
 
 from __future__ import annotations
@@ -28,17 +28,13 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from itertools import chain
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from contracts.errors import BatchFailed, InvalidInput, NotFound, OnbeatError, RewardUnavailable, WeightsRejected
-from contracts.rewards import RewardItem, Scored
-from contracts.rollouts import BatchTimings
-from contracts.spec import RewardSpec
+from contracts.errors import BatchFailed, InvalidInput, NotFound, WeightsRejected
 from producer.broker_seam import BrokerCalls, Jobs, JobSide, PresenceBoard
-from producer.carried_batch import ActiveJob, Generation, Sampled, name_of
+from producer.carried_batch import ActiveJob, CarriedBatch, name_of
+from producer.carrier import Carrier, Rewards
 from producer.fair_share import FairShare
-from producer.scored_batch import reward_items, rollout_batch
 from producer.served_model import LoadedModel, ServedModel
 from telemetry.crash_points import reach
 
@@ -60,14 +56,6 @@ SHARED_PROMPTS_WAIT_S = 0.2
 LOG_AFTER_S = 10.0
 STOP_GRACE_S = 10.0
 """After a stop: how long the batches in flight may still take."""
-REFUSED_FOR_GOOD = frozenset({"incomplete", "oversize", "wrong_weights"})
-"""Refusals that the same batch would meet again: it fails with that reason. The others mean that nobody needs it."""
-
-
-class Rewards(Protocol):
-    """`RewardClient`, or a test's."""
-
-    async def score(self, reward: RewardSpec, items: list[RewardItem]) -> list[Scored]: ...
 
 
 class Worker:
@@ -96,7 +84,13 @@ class Worker:
         self._presence = presence
         self._calls = calls
         self._model = model
-        self._rewards = rewards
+        self._carrier = Carrier(
+            generator_id=generator_id,
+            calls=calls,
+            rewards=rewards,
+            wall_clock=wall_clock,
+            freed=lambda: self._freed.set(),
+        )
         self._clock = clock
         self._wall_clock = wall_clock
         self._stop_grace_s = stop_grace_s
@@ -104,11 +98,11 @@ class Worker:
         self._active: dict[str, ActiveJob] = {}
         self._leases: dict[str, tuple[ActiveJob, Claim]] = {}
         self._left_alone: set[str] = set()
-        self._generations: dict[str, Generation] = {}
+        self._carried: dict[str, CarriedBatch] = {}
         self._claimed = asyncio.Event()
         self._stopping = asyncio.Event()
         self._freed = asyncio.Event()
-        self._carried: set[asyncio.Task[None]] = set()
+        self._carriers: set[asyncio.Task[None]] = set()
         self._idle_since_s: float | None = None
         self._idle_logged = False
 
@@ -136,11 +130,11 @@ class Worker:
         try:
             async with asyncio.timeout(self._stop_grace_s):
                 await asyncio.wait({serving})
-                if self._carried:
-                    await asyncio.wait(self._carried)
+                if self._carriers:
+                    await asyncio.wait(self._carriers)
         except TimeoutError:
             log.warning("gave up %s", ", ".join(sorted(self._leases)))
-            for task in (serving, *self._carried):
+            for task in (serving, *self._carriers):
                 task.cancel()
 
     async def _serve(self, tasks: asyncio.TaskGroup) -> None:
@@ -155,23 +149,25 @@ class Worker:
             if loaded is None:
                 self._end(claim)
                 continue
-            generation = self._generation(job, claim, loaded)
-            self._generations[name_of(claim)] = generation
-            task = tasks.create_task(self._carry(generation))
-            self._carried.add(task)
-            task.add_done_callback(self._carried.discard)
+            task = tasks.create_task(self._carry(self._begin(job, claim, loaded)))
+            self._carriers.add(task)
+            task.add_done_callback(self._carriers.discard)
 
     def _is_full(self) -> bool:
         """Whether the engine takes no other batch, or the reward service has enough to do; never after a stop."""
         if self._stopping.is_set():
             return False
         loaded = self._model.loaded
-        sampling = sum(one.claim.prompt_batch.num_completions for one in self._generations.values())
-        is_busy = loaded is not None and sampling >= loaded.engine.max_concurrent_completions
-        return is_busy or len(self._carried) - len(self._generations) >= MAX_FINISHING
+        sampling = [batch.num_sampling for batch in self._carried.values() if batch.num_sampling]
+        is_busy = loaded is not None and sum(sampling) >= loaded.engine.max_concurrent_completions
+        return is_busy or len(self._carried) - len(sampling) >= MAX_FINISHING
+
+    def _weights_are_needed(self) -> bool:
+        """Whether a batch is in the engine, or may come back to it."""
+        return any(batch.needs_weights for batch in self._carried.values())
 
     async def _until_freed(self, is_blocked: Callable[[], bool]) -> None:
-        """Generations have the engine's deadline, finishing batches those of their requests: so this wait ends."""
+        """Generations have the engine's deadline, scoring and publishing those of their requests: so this wait ends."""
         while is_blocked():
             self._freed.clear()
             await _wait(self._freed, LOG_AFTER_S)
@@ -234,117 +230,37 @@ class Worker:
         timeout_s = PROMPTS_WAIT_S if len(self._active) == 1 else SHARED_PROMPTS_WAIT_S
         for shard in await self._calls(self._active[first].side.wait_for_prompts, timeout_s):
             # The iteration is over where the next version is being written; what still generates is in vain.
-            if not self._generations:
+            if not self._weights_are_needed():
                 await self._model.load_ahead(shard)
 
     async def _ready(self, job: ActiveJob, claim: Claim) -> LoadedModel | None:
         """The model with the claim's weights in it, or None after the failure was reported."""
         try:
             if not self._model.holds(job.spec, claim.manifest):
-                await self._until_freed(lambda: bool(self._generations))
+                await self._until_freed(self._weights_are_needed)
             return await self._model.ready_for(
                 job.spec, claim.manifest, still_needed=lambda: name_of(claim) in self._leases
             )
         except (BatchFailed, WeightsRejected, InvalidInput) as error:
-            await self._fail(job, claim, error)
+            await self._carrier.fail(job, claim, error)
             return None
 
-    def _generation(self, job: ActiveJob, claim: Claim, loaded: LoadedModel) -> Generation:
+    def _begin(self, job: ActiveJob, claim: Claim, loaded: LoadedModel) -> CarriedBatch:
+        """Puts a claimed batch into the engine."""
         weights = loaded.engine.policy_version
         if weights is None:
             raise AssertionError("an engine without verified weights is not ready")
-        return Generation(
-            job=job,
-            claim=claim,
-            loaded=loaded,
-            weights=weights,
-            started_s=self._wall_clock(),
-            answer=asyncio.ensure_future(loaded.engine.generate(claim.prompt_batch)),
-        )
+        batch = CarriedBatch(job=job, claim=claim, loaded=loaded, weights=weights)
+        batch.sample(started_s=self._wall_clock())
+        self._carried[name_of(claim)] = batch
+        return batch
 
-    async def _carry(self, generation: Generation) -> None:
-        """From the engine to the fence, or to a failure with its reason."""
+    async def _carry(self, batch: CarriedBatch) -> None:
         try:
-            sampled = await self._sampled(generation)
-            if sampled is not None:
-                await self._finish(generation.job, sampled)
+            await self._carrier.carry(batch)
         finally:
-            self._end(generation.claim)
-
-    async def _sampled(self, generation: Generation) -> Sampled | None:
-        """The batch's completions, or None after its failure was reported, or once nobody needs them."""
-        claim, answer = generation.claim, generation.answer
-        try:
-            await asyncio.wait({answer})
-            if answer.cancelled():
-                # By the heartbeat: the batch is settled.
-                return None
-            groups = answer.result()
-            reach("producer.after_generation")
-        except BatchFailed as error:
-            await self._fail(generation.job, claim, error)
-            return None
-        finally:
-            answer.cancel()
-            self._generations.pop(name_of(claim), None)
-            self._freed.set()
-        return Sampled(
-            claim=claim,
-            completions=list(chain.from_iterable(groups)),
-            weights=generation.weights,
-            loaded=generation.loaded,
-            started_s=generation.started_s,
-            ended_s=self._wall_clock(),
-        )
-
-    async def _finish(self, job: ActiveJob, sampled: Sampled) -> None:
-        """Scores and publishes; a batch without all its scores is failed, never published (I1, I6)."""
-        claim = sampled.claim
-        batch = claim.prompt_batch
-        scoring_started_s = self._wall_clock()
-        try:
-            texts = sampled.loaded.detokenizer(sampled.completions)
-            scored = await self._rewards.score(job.spec.reward, reward_items(batch, sampled.completions, texts))
-            reach("producer.after_scoring")
-        except (BatchFailed, RewardUnavailable) as error:
-            await self._fail(job, claim, error)
-        else:
-            await self._publish(job, sampled, texts, scored, scoring_started_s)
-
-    async def _publish(
-        self, job: ActiveJob, sampled: Sampled, texts: list[str], scored: list[Scored], scoring_started_s: float
-    ) -> None:
-        claim = sampled.claim
-        record = rollout_batch(
-            claim.prompt_batch,
-            completions=sampled.completions,
-            texts=texts,
-            scored=scored,
-            weights=sampled.weights,
-            generator_id=self._generator_id,
-            attempt=claim.attempt,
-            timings=BatchTimings(
-                generation_started_s=sampled.started_s,
-                generation_ended_s=sampled.ended_s,
-                scoring_started_s=scoring_started_s,
-                scoring_ended_s=self._wall_clock(),
-            ),
-        )
-        outcome = await self._calls(job.side.publish, claim, record)
-        reach("producer.after_publication")
-        log.log(
-            logging.DEBUG if outcome.value == "accepted" else logging.INFO,
-            "%s: %s, %d tokens",
-            name_of(claim),
-            outcome.value,
-            record.num_tokens,
-        )
-        if outcome.value in REFUSED_FOR_GOOD:
-            await self._fail(job, claim, BatchFailed(f"the fence refused it as {outcome.value}"))
-
-    async def _fail(self, job: ActiveJob, claim: Claim, error: OnbeatError) -> None:
-        outcome = await self._calls(job.side.fail, claim, str(error))
-        log.warning("%s failed (%s): %s", name_of(claim), outcome.value, error)
+            self._carried.pop(name_of(batch.claim))
+            self._end(batch.claim)
 
     def _end(self, claim: Claim) -> None:
         self._leases.pop(name_of(claim), None)
@@ -387,8 +303,8 @@ class Worker:
                 if self._leases.pop(name_of(claim), None):
                     log.info("no longer holds %s", name_of(claim))
             for claim in renewal.settled:
-                if running := self._generations.get(name_of(claim)):
-                    running.answer.cancel()
+                if batch := self._carried.get(name_of(claim)):
+                    batch.settle()
 
 
 async def _wait(event: asyncio.Event, timeout_s: float) -> None:

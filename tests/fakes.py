@@ -156,7 +156,7 @@ class FakeJobs:
 
 
 class FakeRewards:
-    """Scores each completion by its length, once its gate is open."""
+    """Scores each completion by its length, or by its place in the request, once its gate is open."""
 
     def __init__(self, changes: Changes) -> None:
         self._changes = changes
@@ -165,6 +165,8 @@ class FakeRewards:
         self.requests: list[list[RewardItem]] = []
         self.errors: list[Exception] = []
         """Raised by the next requests, in order."""
+        self.equal_prompts: set[str] | None = None
+        """If set: all completions of these prompts score 0.0, and no two of any other prompt the same."""
 
     async def score(self, reward: RewardSpec, items: list[RewardItem]) -> list[Scored]:
         self.requests.append(items)
@@ -172,7 +174,12 @@ class FakeRewards:
         await self.gate.wait()
         if self.errors:
             raise self.errors.pop(0)
-        return [Scored(reward=float(len(item.completion)), breakdown={"exact": 1.0}) for item in items]
+        return [Scored(reward=self._reward(item, place), breakdown={"exact": 1.0}) for place, item in enumerate(items)]
+
+    def _reward(self, item: RewardItem, place: int) -> float:
+        if self.equal_prompts is None:
+            return float(len(item.completion))
+        return 0.0 if item.prompt in self.equal_prompts else float(place)
 
 
 def spell(completions: Sequence[Completion]) -> list[str]:

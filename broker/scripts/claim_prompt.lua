@@ -1,12 +1,13 @@
--- claim_prompt: ARGV generator, lease_ms, max_attempts, hedge (1 or 0)
+-- claim_prompt: ARGV generator, lease_ms, max_attempts, hedge (1 or 0), most rounds that a batch may take
 --   -> {claimed|hedged, entry, attempt, payload, manifest}
 --    | {none, last entry id, ms until a batch has taken long enough for a hedge, or -1}
 -- An expired lease comes first: the oldest work holds the iteration up (I5). Then what is new. Who finds neither may
 -- hedge: work on a copy of the oldest batch of somebody else, once for each batch; the first publication wins (I3).
 if fence('state') ~= 'open' then return { 'none', last_id(PROMPTS), -1 } end
 local now = now_ms()
--- A batch is late when it takes this many times the median of the latest: at 1, every second batch would be.
-local LATE = 1.5
+-- A batch is late when its rounds take this many times the median of the latest: at 1, every second one would be. Which
+-- round its holder is in isn't known here, so a batch gets the time of all that it may need.
+local LATE = 1.5 * tonumber(ARGV[5])
 local function take()
   -- Not XAUTOCLAIM: it looks at ten pending entries only, and live leases would hide an expired one behind them.
   local expired = redis.call('XPENDING', PROMPTS, 'generators', 'IDLE', ARGV[2], '-', '+', '1')[1]

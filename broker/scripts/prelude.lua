@@ -55,7 +55,8 @@ local function lease(entry)
   return redis.call('EXISTS', PROMPTS) == 1 and redis.call('XPENDING', PROMPTS, 'generators', entry, entry, '1')[1]
 end
 
--- How long the latest publications took from their claim; more than a median needs would only make it slow to follow.
+-- How long the latest publications took from their claim, divided by their rounds of sampling; more of them than a median
+-- needs would only make it slow to follow.
 local RECENT = 31
 local function recent_ms()
   local recent = {}

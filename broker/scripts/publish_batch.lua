@@ -1,4 +1,4 @@
--- publish_batch: ARGV batch id, iteration, version, digest, shape, batch digest, generator, attempt, max bytes, payload
+-- publish_batch: ARGV batch id, iteration, version, digest, shape, batch digest, generator, attempt, max bytes, payload, rounds
 --   -> {accepted} | {stale|future|wrong_weights|unexpected|duplicate|incomplete|oversize|closed}
 -- A repeat by the publisher whose answer was lost is accepted again, and writes nothing.
 local id, iteration, version = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
@@ -33,7 +33,7 @@ drop_prompt(parts[2])
 redis.call('HINCRBY', FENCE, 'published', 1)
 if claimed_ms then
   local recent = recent_ms()
-  table.insert(recent, 1, math.max(0, now_ms() - claimed_ms))
+  table.insert(recent, 1, math.floor(math.max(0, now_ms() - claimed_ms) / tonumber(ARGV[11])))
   redis.call('HSET', FENCE, 'recent_ms', table.concat(recent, ',', 1, math.min(#recent, RECENT)))
 end
 if is_hedge then count('hedges_won') end

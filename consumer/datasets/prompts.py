@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import msgspec
 from transformers import PreTrainedTokenizerBase
@@ -38,23 +38,55 @@ class PromptSource:
         self._train = self._tokenize(dataset.train)
         self._evaluation = self._tokenize(dataset.evaluation)
         self._cached_pass: tuple[int, list[int]] | None = None
+        self._check_reserves()
 
     def training_prompts(self, iteration: int) -> tuple[Prompt, ...]:
         """`rollout.prompts_per_iteration` prompts: the next ones of the shuffled passes through the training pool."""
-        num_prompts = self._spec.rollout.prompts_per_iteration
-        start = iteration * num_prompts
-        return _numbered([self._training_prompt(start + offset) for offset in range(num_prompts)])
+        return _numbered([self._train[place] for place in self._training_places(iteration)])
+
+    def reserve_prompts(self, iteration: int) -> tuple[tuple[Prompt, ...], ...]:
+        """[rollout.max_resamples][rollout.prompts_per_iteration]: what takes the places of `training_prompts`.
+
+        None of them is among those, and none comes twice as long as the training pool has others.
+        """
+        rollout = self._spec.rollout
+        num_prompts = rollout.prompts_per_iteration
+        places = reserve_places(
+            len(self._train),
+            taken=frozenset(self._training_places(iteration)) if rollout.max_resamples else frozenset(),
+            num_reserves=rollout.max_resamples * num_prompts,
+            seed=self._spec.seed,
+            iteration=iteration,
+        )
+        reserves = _numbered([self._train[place] for place in places], first=num_prompts)
+        return tuple(reserves[start : start + num_prompts] for start in range(0, len(reserves), num_prompts))
 
     def evaluation_prompts(self) -> tuple[Prompt, ...]:
         """All held-out prompts, the same at every evaluation; () where evaluation is off."""
         return _numbered(self._evaluation)
 
-    def _training_prompt(self, position: int) -> Prompt:
-        """The prompt at a position of the endless sequence of passes."""
-        pass_number, place = divmod(position, len(self._train))
+    def _training_places(self, iteration: int) -> list[int]:
+        """Where an iteration's prompts are in the training pool."""
+        num_prompts = self._spec.rollout.prompts_per_iteration
+        start = iteration * num_prompts
+        return [self._training_place(start + offset) for offset in range(num_prompts)]
+
+    def _training_place(self, position: int) -> int:
+        """The place in the pool that stands at a position of the endless sequence of passes."""
+        pass_number, offset = divmod(position, len(self._train))
         if self._cached_pass is None or self._cached_pass[0] != pass_number:
             self._cached_pass = (pass_number, pass_order(len(self._train), self._spec.seed, pass_number))
-        return self._train[self._cached_pass[1][place]]
+        return self._cached_pass[1][offset]
+
+    def _check_reserves(self) -> None:
+        num_prompts = self._spec.rollout.prompts_per_iteration
+        if self._spec.rollout.max_resamples and len(self._train) <= num_prompts:
+            raise InvalidInput(
+                f"an iteration takes {num_prompts} prompts, and the data set has {len(self._train)}: none is left to "
+                "resample",
+                field="rollout.max_resamples",
+                cure="set it to 0, take fewer prompts an iteration, or a larger data set",
+            )
 
     def _tokenize(self, examples: Sequence[Example]) -> list[Prompt]:
         prompts = []
@@ -122,6 +154,24 @@ def pass_order(num_examples: int, seed: int, pass_number: int) -> list[int]:
     return order
 
 
+def reserve_places(
+    num_examples: int, *, taken: Collection[int], num_reserves: int, seed: int, iteration: int
+) -> list[int]:
+    """Places in the training pool for an iteration's reserves, from (seed, iteration) and what the iteration took.
+
+    Drawn without replacement, and again in another order once all have been; at least one place is not taken.
+    """
+    digest = hashlib.blake2b(f"{seed}/reserve/{iteration}".encode(), digest_size=8).digest()
+    draw = random.Random(int.from_bytes(digest, "big"))
+    drawn = draw.sample(range(num_examples), min(num_examples, len(taken) + num_reserves))
+    fresh = [place for place in drawn if place not in taken]
+    places: list[int] = []
+    while len(places) < num_reserves:
+        places += fresh
+        draw.shuffle(fresh)
+    return places[:num_reserves]
+
+
 def render_chat(tokenizer: PreTrainedTokenizerBase, question: str, chat: ChatSpec) -> str:
     """System turn where there is one, the question as the user's turn, and the opening of the assistant's turn."""
     if not tokenizer.chat_template:
@@ -136,6 +186,6 @@ def render_chat(tokenizer: PreTrainedTokenizerBase, question: str, chat: ChatSpe
     return rendered
 
 
-def _numbered(prompts: Sequence[Prompt]) -> tuple[Prompt, ...]:
+def _numbered(prompts: Sequence[Prompt], *, first: int = 0) -> tuple[Prompt, ...]:
     """Each prompt with its position, which seeds its samples (I7)."""
-    return tuple(msgspec.structs.replace(prompt, index=index) for index, prompt in enumerate(prompts))
+    return tuple(msgspec.structs.replace(prompt, index=index) for index, prompt in enumerate(prompts, first))

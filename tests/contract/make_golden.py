@@ -81,6 +81,7 @@ DIGEST = "0123456789abcdef" * 4
 NEXT_DIGEST = "fedcba9876543210" * 4
 WHOLE_FILES = FileWeights()
 PROMPT_TOKENS = [5, 70_000, 2_147_483_647]
+RESERVE_TOKENS = [5, 6]
 RESPONSE_TOKENS = [17, 1]
 RESPONSE_LOGPROBS = [-0.25, -1.5]
 """Exact in float32."""
@@ -109,11 +110,22 @@ def prompt_batch() -> PromptBatch:
                 task_entry='{"answer": "46"}',
             ),
         ),
+        reserves=(
+            (
+                Prompt(
+                    prompt_id="train/17",
+                    index=1,
+                    token_ids=pack_int32(RESERVE_TOKENS),
+                    text="1+1=",
+                    reference="2",
+                ),
+            ),
+        ),
     )
 
 
 def rollout_batch() -> RolloutBatch:
-    """The answer to `prompt_batch`."""
+    """The answer to `prompt_batch`, whose prompt was resampled."""
     rewards: tuple[tuple[float, FinishReason], ...] = ((1.0, "stop"), (-0.5, "length"))
     rollouts = tuple(
         Rollout(
@@ -144,12 +156,21 @@ def rollout_batch() -> RolloutBatch:
             scoring_started_s=1700000001.25,
             scoring_ended_s=1700000001.5,
         ),
+        earlier_rounds=(
+            BatchTimings(
+                generation_started_s=1699999999.5,
+                generation_ended_s=1700000000.25,
+                scoring_started_s=1700000000.25,
+                scoring_ended_s=1700000000.5,
+            ),
+        ),
         groups=(
             RolloutGroup(
-                prompt_id="train/4711",
-                prompt_index=0,
-                prompt_token_ids=pack_int32(PROMPT_TOKENS),
+                prompt_id="train/17",
+                prompt_index=1,
+                prompt_token_ids=pack_int32(RESERVE_TOKENS),
                 rollouts=rollouts,
+                num_resamples=1,
             ),
         ),
     )
@@ -325,6 +346,7 @@ def iteration_metrics() -> IterationMetrics:
         reward_std=0.25,
         reward_components={"exact": 0.5},
         zero_advantage_share=0.125,
+        num_resamples=3,
         response_tokens_mean=4.0,
         response_tokens_max=6,
         truncated_share=0.0625,

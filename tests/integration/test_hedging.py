@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from broker.client import Broker, connect
 from broker.generator_side import Claim, FailOutcome, GeneratorSide, PublishOutcome, Renewal
@@ -138,6 +139,20 @@ def test_a_publication_is_timed_from_the_claim_of_who_published(stack: Stragglin
     recent: Any = stack.broker.redis.hget(stack.keys.fence, "recent_ms")
     newest_ms, before_ms = map(int, recent.split(b","))
     assert (newest_ms // 10_000, before_ms) == (7, TYPICAL_S * 1000)
+
+
+def test_a_batch_that_may_take_several_rounds_is_late_only_after_the_time_of_all(settings: StackSettings) -> None:
+    stack = straggling(settings, rollout__max_resamples=3)
+    stack.held_for(4 * 1.5 * TYPICAL_S - 5.0)
+    assert stack.hedge() is None
+    stack.held_for(4 * 1.5 * TYPICAL_S + 5.0)
+    copy = stack.hedge()
+    assert copy is not None
+    set_ledger_times(stack.broker, stack.keys, STRAGGLER_BATCH, hedged_ms=int((stack.broker.now_s() - 240) * 1000))
+    batch = answer_to(copy.prompt_batch, "quick", attempt=copy.attempt)
+    assert stack.quick.publish(copy, replace(batch, earlier_rounds=(batch.timings,) * 2)) is PublishOutcome.ACCEPTED
+    recent: Any = stack.broker.redis.hget(stack.keys.fence, "recent_ms")
+    assert int(recent.split(b",")[0]) // 1000 == 80, "of three rounds, each"
 
 
 def test_new_work_and_expired_leases_come_before_copies(stack: Straggling) -> None:

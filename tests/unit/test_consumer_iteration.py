@@ -1,13 +1,18 @@
-"""The boundary between two iterations, read off their batches' timings."""
+"""An open iteration: which batches it takes, and the boundary to the one before, read off its batches' timings."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from msgspec.structs import replace
 
 from broker.trainer_side import Arrived, Opening
 from consumer.iteration import Boundary, Iteration
+from contracts.arrays import pack_int32
+from contracts.errors import FenceViolation
 from contracts.events import TimelineSpan
-from contracts.rollouts import BatchTimings, batch_digest
+from contracts.rollouts import BatchTimings, Prompt, RolloutBatch, batch_digest
 from tests.builders import DIGEST, batch_of, prompt_batch, rollout
 
 BOUNDARY = Boundary(last_token_s=100.0, opening_started_s=100.5, opened_s=100.625)
@@ -61,3 +66,71 @@ def test_opening_is_a_span_of_the_iteration_that_it_opened() -> None:
     opened = TimelineSpan(who="trainer", what="open", iteration=1, started_s=100.5, ended_s=100.625)
     assert iteration(BOUNDARY, []).spans == [opened]
     assert iteration(None, []).spans == []
+
+
+RESERVE = Prompt(prompt_id="train/9", index=2, token_ids=pack_int32([9]), text="", reference="")
+RESAMPLED = {"prompt_id": "train/9", "prompt_index": 2, "prompt_token_ids": pack_int32([9]), "num_resamples": 1}
+
+
+def resampling() -> Iteration:
+    """Expects a batch of two prompts with one reserve each."""
+    asked = replace(prompt_batch([[5], [6]]), reserves=((RESERVE, replace(RESERVE, index=3)),))
+    opening = Opening(iteration=0, policy_version=0, weights_digest=DIGEST, batches=(asked,))
+    return Iteration(opening, trainer_epoch=1)
+
+
+def answer(first: dict[str, Any], *, rewards: tuple[float, float] = (0.0, 1.0)) -> RolloutBatch:
+    """The first group with these fields; the second one is as it was asked."""
+    pairs = [rollout([7], reward) for reward in rewards]
+    batch = batch_of([([5], pairs), ([6], [rollout([7], 0.0), rollout([8], 1.0)])])
+    return replace(batch, groups=(replace(batch.groups[0], **first), batch.groups[1]))
+
+
+@pytest.mark.parametrize(
+    ("first", "rewards"),
+    [({}, (0.0, 1.0)), (RESAMPLED, (0.0, 1.0)), (RESAMPLED, (1.0, 1.0))],
+    ids=["its prompt", "its reserve", "nothing left to resample"],
+)
+def test_a_place_may_hold_its_prompt_or_its_reserve(first: dict[str, Any], rewards: tuple[float, float]) -> None:
+    batch = answer(first, rewards=rewards)
+    assert resampling().take(Arrived(batch=batch, digest=batch_digest(batch), num_bytes=0))
+
+
+@pytest.mark.parametrize(
+    ("first", "rewards", "problem"),
+    [
+        ({"prompt_token_ids": pack_int32([6])}, (0.0, 1.0), "answers train/0 at place 0 after 0 resamples"),
+        (RESAMPLED | {"num_resamples": 0}, (0.0, 1.0), "it was asked train/0 there"),
+        ({"num_resamples": 1}, (0.0, 1.0), "it was asked train/9 there"),
+        (RESAMPLED | {"prompt_index": 3}, (0.0, 1.0), "answers train/9 at place 0 after 1 resamples"),
+        (RESAMPLED | {"num_resamples": 2}, (0.0, 1.0), "it was asked nothing there"),
+        ({}, (1.0, 1.0), "kept the equal rewards of train/0, though place 0 was due another prompt"),
+    ],
+    ids=["forged tokens", "early", "late", "another place's", "beyond the reserves", "not resampled"],
+)
+def test_a_place_that_holds_another_prompt_or_was_due_one_is_refused(
+    first: dict[str, Any], rewards: tuple[float, float], problem: str
+) -> None:
+    batch = answer(first, rewards=rewards)
+    with pytest.raises(FenceViolation, match=problem):
+        resampling().take(Arrived(batch=batch, digest=batch_digest(batch), num_bytes=0))
+
+
+def test_a_batch_of_another_shape_is_refused() -> None:
+    batch = batch_of([([5], [rollout([7], 0.0), rollout([8], 1.0)])])
+    with pytest.raises(FenceViolation, match="another shape"):
+        resampling().take(Arrived(batch=batch, digest=batch_digest(batch), num_bytes=0))
+
+
+def test_each_round_of_a_batch_is_a_span_of_its_own() -> None:
+    batch = answer(RESAMPLED)
+    first = BatchTimings(generation_started_s=0.0, generation_ended_s=0.5, scoring_started_s=0.5, scoring_ended_s=0.75)
+    batch = replace(batch, earlier_rounds=(first,))
+    begun = resampling()
+    begun.take(Arrived(batch=batch, digest=batch_digest(batch), num_bytes=0))
+    assert [(span.what, span.started_s, span.ended_s) for span in begun.spans] == [
+        ("generate", 0.0, 0.5),
+        ("score", 0.5, 0.75),
+        ("generate", 1.0, 2.0),
+        ("score", 2.0, 2.5),
+    ]

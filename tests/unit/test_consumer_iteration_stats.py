@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from consumer.iteration_stats import (
     MicroBatchStats,
@@ -36,10 +37,11 @@ def test_a_batch_is_measured_by_its_rewards_lengths_and_groups() -> None:
     batch = batch_of(
         [([5], [rollout([1, 2, 3], 1.0), rollout([1], 0.0)]), ([6], [rollout([1, 2], 0.5), rollout([4, 4], 0.5)])]
     )
+    batch = replace(batch, groups=(batch.groups[0], replace(batch.groups[1], num_resamples=2)))
     measured = measure_batch(batch, batch_rewards(batch))
     assert measured.rewards == (1.0, 0.0, 0.5, 0.5)
     assert measured.component_sums == {"exact": 2.0}
-    assert (measured.num_groups, measured.num_equal_groups) == (2, 1)
+    assert (measured.num_groups, measured.num_equal_groups, measured.num_resamples) == (2, 1, 2)
     assert (measured.num_tokens, measured.longest_response_tokens, measured.num_truncated) == (8, 3, 0)
 
 
@@ -66,6 +68,7 @@ def test_numbers_of_an_iteration_by_hand() -> None:
         component_sums={"exact": 1.0},
         num_groups=1,
         num_equal_groups=0,
+        num_resamples=3,
         num_tokens=6,
         longest_response_tokens=4,
         num_truncated=1,
@@ -84,6 +87,7 @@ def test_numbers_of_an_iteration_by_hand() -> None:
         rewards=(0.0, 0.0),
         component_sums={},
         num_equal_groups=1,
+        num_resamples=1,
         num_tokens=2,
         longest_response_tokens=1,
         num_truncated=0,
@@ -101,7 +105,7 @@ def test_numbers_of_an_iteration_by_hand() -> None:
     assert (numbers.num_completions, numbers.num_tokens) == (4, 8)
     assert (numbers.reward_mean, numbers.reward_std) == (0.25, 0.5)
     assert numbers.reward_components == {"exact": 0.25}
-    assert numbers.zero_advantage_share == 0.5
+    assert (numbers.zero_advantage_share, numbers.num_resamples) == (0.5, 4)
     assert (numbers.response_tokens_mean, numbers.response_tokens_max) == (2.0, 4)
     assert numbers.truncated_share == 0.25
     assert numbers.loss == pytest.approx(-0.1)

@@ -120,6 +120,22 @@ def test_a_group_of_one_needs_an_advantage_without_groups(values: dict[str, Any]
     assert job_spec(rollout__group_size=1, algorithm__advantage="reinforce++").rollout.group_size == 1
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "problem"),
+    [
+        ({"advantage": "reinforce++"}, 'algorithm.advantage = "reinforce++" equal rewards have an advantage'),
+        (KL | {"kl_placement": "reward"}, 'kl_placement = "reward" the KL makes their rewards differ'),
+    ],
+)
+def test_groups_that_teach_whatever_their_rewards_are_not_resampled(algorithm: dict[str, Any], problem: str) -> None:
+    with pytest.raises(InvalidInput, match=re.escape(problem)):
+        job_spec(rollout__max_resamples=1, algorithm=algorithm)
+    assert job_spec(algorithm=algorithm).rollout.max_resamples == 0
+    assert job_spec(rollout__max_resamples=16, algorithm=KL).rollout.max_resamples == 16
+    with pytest.raises(InvalidInput, match="<= 16"):
+        job_spec(rollout__max_resamples=17)
+
+
 def test_a_punishment_that_no_completion_can_reach_is_refused() -> None:
     overlong = {"type": "overlong", "max_tokens": 8, "buffer_tokens": 3}
     with pytest.raises(InvalidInput, match=r"overlong begins above 5 tokens, rollout\.sampling\.max_new_tokens is 5"):

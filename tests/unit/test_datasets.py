@@ -211,6 +211,44 @@ def test_prompts_are_numbered_by_their_position_and_carry_their_tokens(tokenizer
     assert prompts[0].reference == str(int(first) + int(second))[::-1]
 
 
+def test_reserves_are_fresh_prompts_a_pure_function_of_seed_and_iteration(tokenizer: PreTrainedTokenizerBase) -> None:
+    prompts, again = (source(tokenizer, job(max_resamples=3)) for _ in range(2))
+    for iteration in (0, 5):
+        asked, reserves = prompts.training_prompts(iteration), prompts.reserve_prompts(iteration)
+        everything = [*asked, *(prompt for prompts in reserves for prompt in prompts)]
+        assert [len(prompts) for prompts in reserves] == [8, 8, 8]
+        assert [prompt.index for prompt in everything] == list(range(32))
+        assert len({prompt.prompt_id for prompt in everything}) == 32
+        assert again.reserve_prompts(iteration) == reserves
+    assert prompts.reserve_prompts(0) != prompts.reserve_prompts(5)
+    assert source(tokenizer, job(seed=1, max_resamples=3)).reserve_prompts(5) != prompts.reserve_prompts(5)
+    assert prompts.training_prompts(5) == source(tokenizer, job()).training_prompts(5)
+    assert source(tokenizer, job()).reserve_prompts(5) == ()
+
+
+def test_reserves_come_again_where_the_pool_is_small_but_never_beside_themselves(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    write_lines(tmp_path / "train.jsonl", questions(*range(12)))
+    dataset = load(JsonlDataset(train_path="train.jsonl"), num_evaluation=0, model_root=tmp_path)
+    prompts = source(tokenizer, job(max_resamples=2), dataset=dataset)
+    asked = {prompt.prompt_id for prompt in prompts.training_prompts(0)}
+    drawn = [prompt.prompt_id for prompts in prompts.reserve_prompts(0) for prompt in prompts]
+    fresh = {example.example_id for example in dataset.train} - asked
+    assert [set(drawn[start : start + 4]) for start in (0, 4, 8, 12)] == [fresh] * 4
+
+
+def test_a_pool_that_an_iteration_takes_whole_has_no_reserves(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    write_lines(tmp_path / "train.jsonl", questions(*range(8)))
+    dataset = load(JsonlDataset(train_path="train.jsonl"), num_evaluation=0, model_root=tmp_path)
+    with pytest.raises(InvalidInput, match="8 prompts, and the data set has 8") as error:
+        source(tokenizer, job(max_resamples=1), dataset=dataset)
+    assert error.value.field == "rollout.max_resamples"
+    assert source(tokenizer, job(), dataset=dataset).reserve_prompts(0) == ()
+
+
 def test_evaluation_prompts_are_the_held_out_examples_in_order(tokenizer: PreTrainedTokenizerBase) -> None:
     dataset = load(AdditionDataset(), num_evaluation=4)
     prompts = source(tokenizer, job(), dataset=dataset).evaluation_prompts()
