@@ -47,7 +47,7 @@ from onbeat.embedded_redis import EmbeddedRedis
 from producer.engine.model_folder import empty_model, weight_tensors
 from producer.engine.transformers import TransformersEngine
 from weight_store.hashing import HashingThreads
-from weight_store.publisher import WeightPublisher, make_publisher
+from weight_store.publisher import WeightPublisher, make_publisher, publish
 
 EXPECTED = (
     "Before the first run: a hash at 4 GB/s a core, memory at 10 GB/s, tmpfs at 2 GB/s. `file` on tmpfs is 1.2-1.6 "
@@ -187,7 +187,7 @@ async def one_version(
     clock = Clock()
     with clock.phase("total"):
         with clock.phase("write_and_hash"):
-            manifest = await asyncio.to_thread(partial(publisher.publish, model.tensors, policy_version=version))
+            manifest = await asyncio.to_thread(partial(publish, publisher, model.tensors, policy_version=version))
         with clock.phase("announce"):
             await asyncio.to_thread(partial(side.publish_weights, manifest, oldest_kept=version))
         with clock.phase("load"):

@@ -49,20 +49,18 @@ class Adapters:
             named[name_b] = _weight(layer.lora_B[ADAPTER])
         return named
 
-    def merged(self, base: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """`base` (tensors of the model as it was, by name) with new tensors for the layers that have adapters."""
-        tensors = dict(base)
-        for name, layer in self.layers.items():
-            weight = base[f"{name}.weight"]
-            tensors[f"{name}.weight"] = merged = torch.empty_like(weight)
-            merge_into(
-                merged,
-                weight,
-                lora_a=_weight(layer.lora_A[ADAPTER]).detach(),
-                lora_b=_weight(layer.lora_B[ADAPTER]).detach(),
-                scaling=self.scaling,
-            )
-        return tensors
+    def merged(self, layer: str, weight: Tensor) -> Tensor:
+        """A new tensor: a layer's weight in the model as it was, with its adapter in it."""
+        merged = torch.empty_like(weight)
+        adapted = self.layers[layer]
+        merge_into(
+            merged,
+            weight,
+            lora_a=_weight(adapted.lora_A[ADAPTER]).detach(),
+            lora_b=_weight(adapted.lora_B[ADAPTER]).detach(),
+            scaling=self.scaling,
+        )
+        return merged
 
     @contextlib.contextmanager
     def disabled(self) -> Iterator[None]:

@@ -71,6 +71,13 @@ class Iteration:
         ]
 
     @property
+    def missing_in_words(self) -> str:
+        """`3 of 9 batches of iteration 4 (4/train/1, 4/train/2, …)`"""
+        names = [batch.batch_id for batch in self.missing]
+        some = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
+        return f"{len(names)} of {len(self.expected)} batches of iteration {self.number} ({some})"
+
+    @property
     def evaluation_batches(self) -> list[PromptBatch]:
         return [batch for batch in self.expected.values() if batch.purpose == "evaluation"]
 

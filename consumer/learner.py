@@ -19,10 +19,12 @@ from consumer.micro_batch import rows_that_teach
 from consumer.micro_step import KeptBatch, train_kept_batch, train_micro_batch
 from consumer.optimizer import PolicyOptimizer
 from consumer.policy import Policy
+from consumer.published_weights import WeightStream
 from consumer.training_cost import ModelShape, model_shape, training_cost
 from contracts.rollouts import RolloutBatch
 from contracts.spec import JobSpec
 from telemetry.crash_points import reach
+from weight_store.publication import TensorSink
 
 Kept = tuple[MicroBatchStats, KeptBatch]
 """A batch as the first update left it."""
@@ -76,17 +78,35 @@ class Learner:
             again = train_kept_batch(self.policy, kept, stats, self.spec, self.accumulator)
             yield self._trained(self._with_cost(again, kept.batch, with_reference=False), started_s)
 
-    def step(self, *, divisor: float, baseline: float, learning_rate: float, is_last: bool) -> float:
+    def step(
+        self,
+        *,
+        divisor: float,
+        baseline: float,
+        learning_rate: float,
+        is_last: bool,
+        sink: TensorSink | None = None,
+    ) -> float:
         """One optimizer step on the accumulated sums (`Scaling`), and new sums; the gradient's norm before clipping.
 
-        is_last: of the iteration: its batches are let go.
+        is_last: of the iteration: its batches are let go. sink: is given the weights, each as soon as it has its new
+        value.
         """
         self.accumulator.total(divisor, baseline=baseline)
-        grad_norm = self.optimizer.step(learning_rate)
+        if sink is None:
+            grad_norm = self.optimizer.step(learning_rate)
+        else:
+            stream = WeightStream(self.policy.weights(), sink)
+            stream.begin()
+            grad_norm = self.optimizer.step(learning_rate, on_stepped=stream.stepped)
         self.accumulator.zero()
         if is_last:
             self.kept.clear()
         return grad_norm
+
+    def publish(self, sink: TensorSink) -> None:
+        """Gives it all the weights as they are. Ranks that share parameters do it at the same time."""
+        WeightStream(self.policy.weights(), sink).all()
 
     @cached_property
     def _shape(self) -> ModelShape:

@@ -21,6 +21,7 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 from consumer.adapters import Adapters, attach_adapters, base_name, is_adapter_name
+from consumer.published_weights import PublishedWeights
 from consumer.sharded_rows import local_rows
 from consumer.stored_tensors import stored_rows, stored_shape
 from contracts.errors import InvalidInput
@@ -73,13 +74,17 @@ class Policy:
             return self.adapters.parameters()
         return dict(self.model.named_parameters(remove_duplicate=True))
 
-    def weight_tensors(self) -> dict[str, Tensor]:
+    def weights(self) -> PublishedWeights:
         """All that a generator must load to be this policy: parameters and persistent buffers, each once.
 
-        With adapters, those of the merged model: the layers that have one are new tensors, made by this call.
+        With adapters, those of the merged model: the layers that have one are new tensors, made when they are asked
+        for.
         """
-        tensors = self.base_tensors()
-        return tensors if self.adapters is None else self.adapters.merged(tensors)
+        return PublishedWeights(self.base_tensors(), trained=self.trained_parameters(), adapters=self.adapters)
+
+    def weight_tensors(self) -> dict[str, Tensor]:
+        """All of `weights` at the same time."""
+        return dict(self.weights())
 
     def base_tensors(self) -> dict[str, Tensor]:
         """`weight_tensors` without the adapters, under the names of the model as it was."""
@@ -102,7 +107,7 @@ class Policy:
     def state_tensors(self) -> dict[str, Tensor]:
         """What training moves: `weight_tensors`, or the adapters alone."""
         if self.adapters is None:
-            return self.weight_tensors()
+            return self.base_tensors()
         return {name: parameter.detach() for name, parameter in self.adapters.parameters().items()}
 
     def adapter_source(self) -> AdapterSource | None:

@@ -62,10 +62,12 @@ class Step(OrderToAll, tag="step", frozen=True, kw_only=True):
     baseline: float
     learning_rate: float
     is_last: bool
+    publishes: bool
+    """Rank 0 publishes the weights as they are stepped; ranks that share them take part."""
 
 
-class GatherWeights(OrderToAll, tag="gather_weights", frozen=True, kw_only=True):
-    """Take part while rank 0 reads the whole weights, a tensor at a time."""
+class PublishWeights(OrderToAll, tag="publish_weights", frozen=True, kw_only=True):
+    """Take part while rank 0 publishes the weights, a tensor at a time."""
 
 
 class Save(OrderToAll, tag="save", frozen=True, kw_only=True):
@@ -78,7 +80,7 @@ class End(OrderToAll, tag="end", frozen=True, kw_only=True):
     """Nothing more will be asked; there is no answer."""
 
 
-AnyOrder = TrainBatch | Idle | Begin | TrainAgain | Step | GatherWeights | Save | End
+AnyOrder = TrainBatch | Idle | Begin | TrainAgain | Step | PublishWeights | Save | End
 
 
 class Answer(Record, tag_field="type", frozen=True, kw_only=True):

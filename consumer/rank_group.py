@@ -10,11 +10,8 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
-
-from torch import Tensor
 
 from consumer.checkpoint import Checkpoint
 from consumer.learner import Learner, Trained
@@ -25,9 +22,9 @@ from consumer.rank_exchange import (
     End,
     Exchange,
     Failed,
-    GatherWeights,
     HasTrained,
     Idle,
+    PublishWeights,
     Save,
     Step,
     TrainAgain,
@@ -37,8 +34,8 @@ from consumer.rank_worker import RankWorker
 from contracts.errors import Unavailable
 from contracts.rollouts import RolloutBatch
 from telemetry.waiting import Waiting
+from weight_store.publication import Publication
 
-T = TypeVar("T")
 HANDED_OUT_PER_RANK = 2
 """One that it trains and one that it takes up next."""
 POKE_S = 1.0
@@ -108,19 +105,33 @@ class RankGroup:
         self._num_training = 0
         return self.trained()
 
-    def step(self, *, divisor: float, baseline: float, learning_rate: float, is_last: bool) -> float:
-        order = Step(divisor=divisor, baseline=baseline, learning_rate=learning_rate, is_last=is_last)
+    def step(
+        self,
+        *,
+        divisor: float,
+        baseline: float,
+        learning_rate: float,
+        is_last: bool,
+        publication: Publication | None = None,
+    ) -> float:
+        self._rank_0.sink = publication
+        order = Step(
+            divisor=divisor,
+            baseline=baseline,
+            learning_rate=learning_rate,
+            is_last=is_last,
+            publishes=publication is not None,
+        )
         self._exchange.order(order, copies=self._world_size)
         return self._until_all_done("to step")
 
-    def with_weights(self, use: Callable[[Mapping[str, Tensor]], T]) -> T:
+    def publish(self, publication: Publication) -> None:
         if self.learner.lockstep is None:
-            return use(self.learner.policy.weight_tensors())
-        results: list[T] = []
-        self._rank_0.use_weights = lambda tensors: results.append(use(tensors))
-        self._exchange.order(GatherWeights(), copies=self._world_size)
-        self._until_all_done("to gather the weights")
-        return results[0]
+            self.learner.publish(publication)
+            return
+        self._rank_0.sink = publication
+        self._exchange.order(PublishWeights(), copies=self._world_size)
+        self._until_all_done("to publish the weights")
 
     def save(self, folder: Path) -> None:
         if self.learner.lockstep is None:

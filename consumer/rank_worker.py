@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from consumer.checkpoint import read_checkpoint
 from consumer.learner import Learner
+from consumer.published_weights import NOWHERE
 from consumer.rank_errors import store_errors
 from consumer.rank_exchange import (
     AnyAnswer,
@@ -20,17 +21,17 @@ from consumer.rank_exchange import (
     End,
     Exchange,
     Failed,
-    GatherWeights,
     HasTrained,
     Idle,
     OrderToAll,
+    PublishWeights,
     Save,
     Step,
     TrainAgain,
     TrainBatch,
 )
-from consumer.sharded_rows import GatheredTensors, serve_rows
 from contracts.errors import FenceViolation, OnbeatError
+from weight_store.publication import TensorSink
 
 WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Bytes of an element → the integers that hold its bits."""
@@ -43,8 +44,8 @@ class RankWorker:
         self._exchange = exchange
         self._learner = learner
         self._patience_s = patience_s
-        self.use_weights: Callable[[Mapping[str, Tensor]], None] | None = None
-        """Of rank 0: what GatherWeights is for."""
+        self.sink: TensorSink | None = None
+        """Of rank 0: the publication that a Step or PublishWeights is about."""
 
     def run(self) -> None:
         """An error of ours is an answer: rank 0 decides what becomes of the job. Raises Unavailable past patience."""
@@ -76,8 +77,9 @@ class RankWorker:
                 self._train_again()
             case Step():
                 value = self._step(order)
-            case GatherWeights():
-                self._gather_weights()
+            case PublishWeights():
+                if (sink := self._sink()) is not None:
+                    self._learner.publish(sink)
             case Save():
                 self._learner.save(Path(order.folder))
             case End():
@@ -104,21 +106,16 @@ class RankWorker:
             baseline=order.baseline,
             learning_rate=order.learning_rate,
             is_last=order.is_last,
+            sink=self._sink() if order.publishes else None,
         )
         self._check_agreement()
         return grad_norm
 
-    def _gather_weights(self) -> None:
-        tensors = self._learner.policy.weight_tensors()
-        if self._learner.rank != 0:
-            serve_rows(tensors)
-            return
-        gathered = GatheredTensors(tensors)
-        assert self.use_weights is not None
-        try:
-            self.use_weights(gathered)
-        finally:
-            gathered.close()
+    def _sink(self) -> TensorSink | None:
+        """Of the version that rank 0 publishes; None where that is nothing to this rank."""
+        if self._learner.rank == 0:
+            return self.sink
+        return None if self._learner.lockstep is None else NOWHERE
 
     def _keep_step(self) -> None:
         if self._learner.lockstep is not None:

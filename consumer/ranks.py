@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol, TypeVar
-
-from torch import Tensor
+from typing import Protocol
 
 from consumer.checkpoint import Checkpoint
 from consumer.learner import Learner, Trained
 from contracts.rollouts import RolloutBatch
-
-T = TypeVar("T")
+from weight_store.publication import Publication
 
 
 class Ranks(Protocol):
@@ -56,16 +53,25 @@ class Ranks(Protocol):
         """
         ...
 
-    def step(self, *, divisor: float, baseline: float, learning_rate: float, is_last: bool) -> float:
+    def step(
+        self,
+        *,
+        divisor: float,
+        baseline: float,
+        learning_rate: float,
+        is_last: bool,
+        publication: Publication | None = None,
+    ) -> float:
         """One optimizer step on the sums over all ranks (`Scaling`); the gradient's norm before clipping.
 
-        is_last: it is the iteration's last update, and its batches are let go.
+        is_last: it is the iteration's last update, and its batches are let go. publication: of the weights that the
+        step makes: each is added as soon as it has its new value, by rank 0; one that the ranks share is gathered
+        before, and let go when it is written.
         """
         ...
 
-    def with_weights(self, use: Callable[[Mapping[str, Tensor]], T]) -> T:
-        """What `use` makes of `Policy.weight_tensors`, on rank 0. A tensor that the ranks share is gathered when it is
-        asked for, and let go with the last name for it. Raises what `use` raises."""
+    def publish(self, publication: Publication) -> None:
+        """Adds all the weights as they are, in the same way."""
         ...
 
     def save(self, folder: Path) -> None:
@@ -109,11 +115,21 @@ class OneRank:
     def train_again(self, check: Callable[[], None]) -> list[Trained]:
         return list(self.learner.train_again(check))
 
-    def step(self, *, divisor: float, baseline: float, learning_rate: float, is_last: bool) -> float:
-        return self.learner.step(divisor=divisor, baseline=baseline, learning_rate=learning_rate, is_last=is_last)
+    def step(
+        self,
+        *,
+        divisor: float,
+        baseline: float,
+        learning_rate: float,
+        is_last: bool,
+        publication: Publication | None = None,
+    ) -> float:
+        return self.learner.step(
+            divisor=divisor, baseline=baseline, learning_rate=learning_rate, is_last=is_last, sink=publication
+        )
 
-    def with_weights(self, use: Callable[[Mapping[str, Tensor]], T]) -> T:
-        return use(self.learner.policy.weight_tensors())
+    def publish(self, publication: Publication) -> None:
+        self.learner.publish(publication)
 
     def save(self, folder: Path) -> None:
         self.learner.save(folder)

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-
-import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from consumer.rank_errors import store_errors
-
-NO_MORE = -1
 
 
 def local_rows(tensor: Tensor) -> Tensor:
@@ -36,43 +30,12 @@ def whole(rows: Tensor, like: Tensor) -> Tensor:
     return spread.full_tensor()
 
 
-class GatheredTensors(Mapping[str, Tensor]):
-    """On rank 0: each tensor whole, gathered when it is asked for and not kept. The other ranks are in `serve_rows`."""
-
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        self._tensors = dict(tensors)
-        self._places = {name: place for place, name in enumerate(self._tensors)}
-
-    def __getitem__(self, name: str) -> Tensor:
-        _say(self._places[name])
-        return _gather(self._tensors[name])
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._tensors)
-
-    def __len__(self) -> int:
-        return len(self._tensors)
-
-    def close(self) -> None:
-        """Lets the other ranks go on."""
-        _say(NO_MORE)
+def is_shared(tensor: Tensor) -> bool:
+    """Whether this rank has only some rows of it."""
+    return isinstance(tensor, DTensor)
 
 
-def serve_rows(tensors: Mapping[str, Tensor]) -> None:
-    """On every rank but 0: gives its rows of what rank 0 asks for, until that has no more to ask."""
-    in_order = list(tensors.values())
-    while (place := _say(NO_MORE)) != NO_MORE:
-        _gather(in_order[place])
-
-
-def _say(place: int) -> int:
-    """What rank 0 says."""
-    said = torch.tensor([place])
-    with store_errors():
-        dist.broadcast(said, src=0)
-    return int(said)
-
-
-def _gather(tensor: Tensor) -> Tensor:
+def gathered(tensor: Tensor) -> Tensor:
+    """All rows of a tensor, on every rank: those that share it call this at the same time. Raises Unavailable."""
     with store_errors():
         return whole(local_rows(tensor), tensor)

@@ -21,7 +21,7 @@ from consumer.checkpoint import adapter_state, keep_newest_and_best, latest_chec
 from consumer.evaluation import evaluation_score
 from consumer.generator_watch import GeneratorWatch
 from consumer.iteration import Boundary, Iteration
-from consumer.iteration_stats import MicroBatchStats, Update, iteration_scaling
+from consumer.iteration_stats import MicroBatchStats, Scaling, Update, iteration_scaling
 from consumer.lease_keeper import LeaseKeeper
 from consumer.mismatch import LIKELY_CAUSES, in_words, mismatch_alarm
 from consumer.optimizer import horizon_at, learning_rate_at
@@ -46,6 +46,7 @@ from contracts.spec import JobSpec
 from contracts.versions import WeightManifest
 from telemetry.crash_points import reach
 from telemetry.waiting import Waiting
+from weight_store.publication import Publication
 from weight_store.publisher import make_publisher
 
 log = logging.getLogger(__name__)
@@ -90,6 +91,7 @@ class Trainer:
             pause=self._pause,
             adapters=self._learner.policy.adapter_source() if lora and lora.publish == "adapter" else None,
         )
+        self._layout = self._learner.policy.weights().layout
         self._generators = GeneratorWatch(
             Presence(broker), deadline_s=spec.timeouts.no_generator_s, deterministic=spec.deterministic
         )
@@ -182,7 +184,9 @@ class Trainer:
     def _gather(self, iteration: Iteration) -> None:
         """Trains what arrives until nothing is missing; `synchronous` starts when the last batch is published."""
         timeouts = self._spec.timeouts
-        waiting = Waiting(_missing(iteration), deadline_s=timeouts.iteration_s, cure="raise timeouts.iteration_s")
+        waiting = Waiting(
+            iteration.missing_in_words, deadline_s=timeouts.iteration_s, cure="raise timeouts.iteration_s"
+        )
         reconciled_s = time.monotonic()
         holds_back = self._spec.schedule == "synchronous"
         while iteration.missing or self._ranks.num_training:
@@ -192,7 +196,7 @@ class Trainer:
                 continue
             idle_since_s = time.monotonic()
             self._mend_weights(iteration, self._generators.check())
-            waiting.poke(_missing(iteration))
+            waiting.poke(iteration.missing_in_words)
             if idle_since_s - reconciled_s >= RECONCILE_EVERY_S:
                 reconciled_s = idle_since_s
                 if again := self._side.reconcile(iteration.number, iteration.missing):
@@ -214,8 +218,7 @@ class Trainer:
         directory = self._folder.relative(self._folder.weights_of(version))
         if directory in rejected:
             log.warning("a generator refuses %s: it is checked, and written again if it is damaged", directory)
-            self._side.renew()
-            self._ranks.with_weights(lambda tensors: self._weights.mend(tensors, policy_version=version))
+            self._publish_weights(version, is_again=True)
 
     def _all_published(self) -> bool:
         fence = self._side.fence()
@@ -258,20 +261,31 @@ class Trainer:
         self._check_mismatch(iteration)
         self._settled = None
         scaling = iteration_scaling(iteration.stats, self._spec.algorithm)
+        with self._weights.begin(self._layout, policy_version=iteration.number + 1) as publication:
+            updates = self._update(iteration, rate, scaling, publication)
+            with iteration.span("publish"):
+                self._side.renew()
+                made = publication.finish()
+                self._side.publish_weights(made, oldest_kept=iteration.number)
+        reach("consumer.after_weights")
+        return made, iteration.metrics(updates, learning_rate=rate, scaling=scaling, peak_flops=self._peak_flops)
+
+    def _update(self, iteration: Iteration, rate: float, scaling: Scaling, publication: Publication) -> list[Update]:
+        """The steps; the weights are published while the last one makes them."""
         updates: list[Update] = []
         for left in reversed(range(self._spec.algorithm.updates_per_iteration)):
             stats = self._train_again(iteration) if updates else iteration.stats
             with iteration.span("step"):
                 grad_norm = self._ranks.step(
-                    divisor=scaling.divisor, baseline=scaling.baseline, learning_rate=rate, is_last=left == 0
+                    divisor=scaling.divisor,
+                    baseline=scaling.baseline,
+                    learning_rate=rate,
+                    is_last=left == 0,
+                    publication=None if left else publication,
                 )
             updates.append(Update(stats=stats, grad_norm=grad_norm))
             reach("consumer.after_step")
-        with iteration.span("publish"):
-            made = self._publish_weights(iteration.number + 1)
-            self._side.publish_weights(made, oldest_kept=iteration.number)
-        reach("consumer.after_weights")
-        return made, iteration.metrics(updates, learning_rate=rate, scaling=scaling, peak_flops=self._peak_flops)
+        return updates
 
     def _check_mismatch(self, iteration: Iteration) -> None:
         """Raises TrainingDiverged where the job's policy is to fail; no weight was moved yet."""
@@ -372,9 +386,11 @@ class Trainer:
             )
         )
 
-    def _publish_weights(self, policy_version: int) -> WeightManifest:
+    def _publish_weights(self, policy_version: int, *, is_again: bool = False) -> WeightManifest:
         self._side.renew()
-        return self._ranks.with_weights(lambda tensors: self._weights.publish(tensors, policy_version=policy_version))
+        with self._weights.begin(self._layout, policy_version=policy_version, is_again=is_again) as publication:
+            self._ranks.publish(publication)
+            return publication.finish()
 
     def _pause(self, seconds: float) -> None:
         self._keeper.check()
@@ -382,10 +398,3 @@ class Trainer:
 
     def _tell(self, event: JobEvent) -> None:
         self._jobs.tell(self._folder.job_id, event)
-
-
-def _missing(iteration: Iteration) -> str:
-    """`3 of 9 batches of iteration 4 (4/train/1, 4/train/2, …)`"""
-    names = [batch.batch_id for batch in iteration.missing]
-    some = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
-    return f"{len(names)} of {len(iteration.expected)} batches of iteration {iteration.number} ({some})"

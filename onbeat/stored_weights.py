@@ -21,7 +21,7 @@ from contracts.run_folder import RunFolder
 from contracts.versions import weights_digest
 from contracts.weights import WeightDelta
 from contracts.wire import decode
-from weight_store.delta import DELTA_NAME, apply
+from weight_store.delta import DELTA_PREFIX, apply
 
 TORCH_NAMES = {
     "F64": "float64",
@@ -87,12 +87,8 @@ def _digest_of_delta(folder: RunFolder, path: Path) -> str:
     """Of what the delta in `path` makes of the version that it stands on; "" where that one is gone."""
     deltas: list[WeightDelta] = []
     while not (shards := sorted(path.glob("*.safetensors"))):
-        file = path / DELTA_NAME
-        try:
-            deltas.append(decode(file.read_bytes(), WeightDelta))
-        except OSError as error:
-            raise ContractViolation(f"cannot be read: {error}", field=str(file)) from error
-        path = folder.weights_of(deltas[-1].base_version)
+        deltas += (step := _read_step(path))
+        path = folder.weights_of(step[-1].base_version)
         if not path.is_dir():
             return ""
     tensors = {
@@ -107,6 +103,17 @@ def _digest_of_delta(folder: RunFolder, path: Path) -> str:
         except WeightsRejected as error:
             raise ContractViolation(str(error), field=str(path)) from error
     return weights_digest((name, dtype, shape, data.data) for name, (dtype, shape, data) in tensors.items())
+
+
+def _read_step(path: Path) -> list[WeightDelta]:
+    """The delta files in one folder, each of other tensors."""
+    files = sorted(path.glob(f"{DELTA_PREFIX}*"))
+    if not files:
+        raise ContractViolation("holds neither weights nor a delta", field=str(path))
+    try:
+        return [decode(file.read_bytes(), WeightDelta) for file in files]
+    except OSError as error:
+        raise ContractViolation(f"cannot be read: {error}", field=str(path)) from error
 
 
 def _versions(folder: RunFolder) -> Iterator[tuple[Path, int, list[Path]]]:

@@ -9,7 +9,6 @@ The digest of a version is that of the merged weights, as if they had been publi
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -17,11 +16,12 @@ from torch import Tensor
 
 from contracts.run_folder import RunFolder
 from contracts.versions import AdapterVersion, WeightManifest, WeightStep
-from telemetry.crash_points import reach
-from weight_store.adapters import AdapterSource
-from weight_store.hashing import HashingThreads, on_cpu, published_dtype, tensors_digest
-from weight_store.tensor_folder import remove_folders, save_tensors, write_folder
-from weight_store.version_folders import SHARD_BYTES, SHARD_NAME, files_of, holds, split_into_shards
+from weight_store.adapters import AdapterSource, matrices_of
+from weight_store.hashing import tensors_digest
+from weight_store.layout import Layout, layout_of, published_dtype
+from weight_store.publication import Publication
+from weight_store.tensor_folder import remove_folders
+from weight_store.version_folders import WholeVersion, files_of, holds
 
 if TYPE_CHECKING:
     from weight_store.publisher import WeightPublisher
@@ -32,30 +32,26 @@ BASE_NAME = "base"
 class AdapterPublisher:
     """A WeightPublisher; another one carries the matrices."""
 
-    def __init__(self, carrier: WeightPublisher, source: AdapterSource, folder: RunFolder) -> None:
+    def __init__(self, carrier: WeightPublisher, source: AdapterSource, folder: RunFolder, *, wait_s: float) -> None:
+        """wait_s: of `FilePublisher`."""
         self._carrier = carrier
         self._source = source
         self._folder = folder
+        self._wait_s = wait_s
         self._directory = folder.weights / BASE_NAME
         self._base: WeightStep | None = None
         """None until this trainer has seen that it is there, whole."""
 
-    def publish(self, tensors: Mapping[str, Tensor], *, policy_version: int) -> WeightManifest:
-        """tensors: the merged weights, which are hashed and go nowhere."""
-        base = self._base or self._publish_base()
-        tensors = on_cpu(tensors)
-        with HashingThreads(tensors) as hashing:
-            matrices = self._carrier.publish(self._source.matrices(), policy_version=policy_version)
-            return replace(
-                matrices,
-                weights_digest=hashing.digest(),
-                dtype=published_dtype(tensors),
-                adapter=AdapterVersion(scaling=self._source.scaling, adapter_digest=matrices.weights_digest, base=base),
-            )
-
-    def mend(self, tensors: Mapping[str, Tensor], *, policy_version: int) -> None:
-        self._carrier.mend(self._source.matrices(), policy_version=policy_version)
-        self._publish_base()
+    def begin(self, layout: Layout, *, policy_version: int, is_again: bool = False) -> Publication:
+        """layout: of the merged weights, which are hashed and go nowhere; with each go its layer's matrices, as they
+        are then."""
+        base = self._publish_base() if self._base is None or is_again else self._base
+        matrices = self._source.matrices()
+        carrier = self._carrier.begin(layout_of(matrices), policy_version=policy_version, is_again=is_again)
+        sink = AdapterSink(
+            layout, carrier, matrices, AdapterVersion(scaling=self._source.scaling, adapter_digest="0" * 64, base=base)
+        )
+        return Publication(layout, sink, wait_s=self._wait_s)
 
     def remove_before(self, policy_version: int, *, in_use: Collection[str] = ()) -> None:
         self._carrier.remove_before(policy_version, in_use=in_use)
@@ -68,18 +64,17 @@ class AdapterPublisher:
 
     def _publish_base(self) -> WeightStep:
         """What is there already is read and hashed; it is written again if it is damaged."""
-        tensors = on_cpu(self._source.base())
+        tensors = self._source.base()
         digest = tensors_digest(tensors)
         if not holds(self._directory, digest):
             remove_folders(self._folder.weights.glob(f".{BASE_NAME}.*"))
-
-            def fill(scratch: Path) -> None:
-                shards = split_into_shards(tensors, shard_bytes=SHARD_BYTES)
-                for number, shard in enumerate(shards, start=1):
-                    save_tensors(shard, scratch / SHARD_NAME.format(number=number, count=len(shards)))
-                    reach("consumer.writing_weights")
-
-            write_folder(self._directory, fill, durable=False)
+            whole = WholeVersion(layout_of(tensors), self._directory)
+            try:
+                for name, tensor in tensors.items():
+                    whole.put(name, tensor.detach().cpu().contiguous())
+                whole.close()
+            finally:
+                whole.discard()
         self._base = WeightStep(
             policy_version=0,
             weights_digest=digest,
@@ -87,3 +82,36 @@ class AdapterPublisher:
             files=files_of(self._directory),
         )
         return self._base
+
+
+class AdapterSink:
+    """A VersionSink. Of a merged weight it sends the matrices."""
+
+    def __init__(
+        self, layout: Layout, carrier: Publication, matrices: Mapping[str, Tensor], adapter: AdapterVersion
+    ) -> None:
+        """adapter: but for the digest of the matrices."""
+        self._layout = layout
+        self._carrier = carrier
+        self._matrices = dict(matrices)
+        self._adapter = adapter
+
+    def put(self, name: str, tensor: Tensor) -> None:
+        for matrix in matrices_of(name):
+            if matrix in self._matrices:
+                self._carrier.add(matrix, self._matrices.pop(matrix))
+
+    def close(self, weights_digest: str) -> WeightManifest:
+        # Those of layers that the model lacks: a receiver says what is wrong with them.
+        for matrix, tensor in self._matrices.items():
+            self._carrier.add(matrix, tensor)
+        manifest = self._carrier.finish()
+        return replace(
+            manifest,
+            weights_digest=weights_digest,
+            dtype=published_dtype(self._layout),
+            adapter=replace(self._adapter, adapter_digest=manifest.weights_digest),
+        )
+
+    def discard(self) -> None:
+        self._carrier.abandon()

@@ -24,12 +24,12 @@ B_END = ".lora_B.weight"
 
 @dataclass(frozen=True, kw_only=True)
 class AdapterSource:
-    """Where a publisher of adapters takes them from; all of it float tensors that do not change while it reads them."""
+    """Where a publisher of adapters takes them from; all of it float tensors."""
 
     scaling: float
     """alpha / rank."""
     matrices: Callable[[], Mapping[str, Tensor]]
-    """A and B of each layer, as they are now."""
+    """A and B of each layer: the trained ones, which a layer's merged weight is made of when it is added."""
     base: Callable[[], Mapping[str, Tensor]]
     """The weights without them, which never change."""
 
@@ -62,6 +62,11 @@ class AdaptedBase:
 def matrix_names(layer: str) -> tuple[str, str]:
     """(of A, of B)."""
     return f"{PREFIX}{layer}{A_END}", f"{PREFIX}{layer}{B_END}"
+
+
+def matrices_of(weight: str) -> tuple[str, str]:
+    """`matrix_names` of the layer that has this weight."""
+    return matrix_names(weight.removesuffix(".weight"))
 
 
 def layers_of(tensors: Mapping[str, Tensor], *, weights: Mapping[str, Tensor]) -> dict[str, LayerMatrices]:

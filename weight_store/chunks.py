@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Protocol
 
 from contracts.errors import InvalidInput, WeightsRejected
@@ -32,18 +32,38 @@ class ChunkReader(Protocol):
     def get(self, policy_version: int, name: str, number: int) -> bytes | None: ...
 
 
-def write_chunks(writer: ChunkWriter, data: bytes, *, policy_version: int, name: str, keep_s: float) -> WeightFile:
-    """Raises InvalidInput that names weights.transport for a version that is too large."""
-    if len(data) > MAX_VERSION_BYTES:
-        raise InvalidInput(
-            f"a version has {len(data) / 2**20:.0f} MiB, Redis takes {MAX_VERSION_BYTES // 2**20}",
-            field="weights.transport",
-            cure='use "file" or "delta"',
-        )
-    for number in range(num_chunks(len(data))):
-        chunk = data[number * CHUNK_BYTES : (number + 1) * CHUNK_BYTES]
-        writer.put_chunk(policy_version, name, number, chunk, keep_s=keep_s)
-    return WeightFile(name=name, num_bytes=len(data))
+class ChunkedFile:
+    """A file whose parts come in any order, and go out in chunks as they fill up."""
+
+    def __init__(self, num_bytes: int, put_chunk: Callable[[int, bytes], None]) -> None:
+        """put_chunk: takes a chunk's number and its bytes.
+
+        Raises InvalidInput that names weights.transport for a version that is too large.
+        """
+        if num_bytes > MAX_VERSION_BYTES:
+            raise InvalidInput(
+                f"a version has {num_bytes / 2**20:.0f} MiB, Redis takes {MAX_VERSION_BYTES // 2**20}",
+                field="weights.transport",
+                cure='use "file" or "delta"',
+            )
+        self._num_bytes = num_bytes
+        self._put_chunk = put_chunk
+        self._open: dict[int, tuple[bytearray, int]] = {}
+        """Chunk number → its bytes, and how many are missing."""
+
+    def write(self, start: int, data: memoryview) -> None:
+        """No byte twice. Raises what put_chunk raises."""
+        while len(data):
+            number, first = divmod(start, CHUNK_BYTES)
+            size = min(CHUNK_BYTES, self._num_bytes - number * CHUNK_BYTES)
+            chunk, num_missing = self._open.pop(number, None) or (bytearray(size), size)
+            part = data[: size - first]
+            chunk[first : first + len(part)] = part
+            if num_missing == len(part):
+                self._put_chunk(number, bytes(chunk))
+            else:
+                self._open[number] = chunk, num_missing - len(part)
+            start, data = start + len(part), data[len(part) :]
 
 
 def read_chunks(reader: ChunkReader, file: WeightFile, *, policy_version: int) -> bytes:

@@ -1,67 +1,82 @@
 """Deltas on the version before, in folders, and whole versions between them.
 
-    v000010/weights-00001-of-00001.safetensors ◀─ v000011/delta.msgpack ◀─ v000012/delta.msgpack ◀─ manifest of 12
+    v000010/weights-00001-of-00001.safetensors ◀─ v000011/delta-00001-of-00001.msgpack ◀─ v000012/… ◀─ manifest of 12
 
-A manifest names the whole chain, so that a receiver needs nothing else to find its way.
+A manifest names the whole chain, so that a receiver needs nothing else to find its way. Large versions have several
+delta files, each of some tensors, which are announced as they are written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from pathlib import Path
+from collections.abc import Callable, Collection
 
 from torch import Tensor
 
 from contracts.run_folder import RunFolder
 from contracts.versions import WeightManifest, WeightStep
-from contracts.weights import DeltaWeights, WeightShard
+from contracts.weights import DeltaWeights, TensorDelta, WeightDelta, WeightShard
 from contracts.wire import encode
 from telemetry.crash_points import reach
-from weight_store.delta import DELTA_NAME
+from weight_store.delta import DELTA_NAME, DELTA_SHARD_BYTES
 from weight_store.delta_base import DeltaBase
-from weight_store.file_publisher import FilePublisher
-from weight_store.hashing import HashingThreads, on_cpu, published_dtype
-from weight_store.tensor_folder import write_folder
-from weight_store.version_folders import files_of, remove_versions_before
+from weight_store.file_publisher import FilePublisher, FileSink
+from weight_store.layout import Layout, published_dtype, split_into_shards, total_bytes
+from weight_store.publication import Publication, VersionSink
+from weight_store.tensor_folder import ScratchFolder
+from weight_store.version_folders import files_of, remove_versions_before, shard_of
 
 
 class DeltaPublisher:
     """A WeightPublisher. Holds a copy of the last version: as much memory as the weights."""
 
-    def __init__(self, spec: DeltaWeights, folder: RunFolder, *, announce: Callable[[WeightShard], None]) -> None:
+    def __init__(
+        self,
+        spec: DeltaWeights,
+        folder: RunFolder,
+        *,
+        announce: Callable[[WeightShard], None],
+        wait_s: float,
+        shard_bytes: int = DELTA_SHARD_BYTES,
+    ) -> None:
+        """announce, wait_s: of `FilePublisher`. shard_bytes: of tensors that one delta file is about."""
         self._spec = spec
         self._folder = folder
-        self._whole = FilePublisher(folder, announce=announce)
+        self._announce = announce
+        self._wait_s = wait_s
+        self._shard_bytes = shard_bytes
+        self._whole = FilePublisher(folder, announce=announce, wait_s=wait_s)
         self._base: DeltaBase | None = None
-        """None before the first version, and after a publication that failed halfway."""
+        """None before the first version, while one is being published, and after a publication that failed."""
         self._chain: tuple[WeightStep, ...] = ()
         """From a whole version to the one that `_base` holds."""
         self._needed: dict[int, frozenset[str]] = {}
         """Version → the folders that its manifest names."""
 
-    def publish(self, tensors: Mapping[str, Tensor], *, policy_version: int) -> WeightManifest:
-        """Whole is the first version of a trainer, one in every so many, and one whose delta would not be smaller."""
-        tensors = on_cpu(tensors)
-        base, self._base = self._base, None
-        manifest = None
-        if base is None or not base.fits(tensors):
-            base = DeltaBase(tensors)
-        elif len(self._chain) < self._spec.snapshot_every_versions:
-            manifest = self._publish_delta(tensors, base, policy_version=policy_version)
-        else:
-            base.replace(tensors)
-        if manifest is None:
-            manifest = self._publish_whole(tensors, policy_version=policy_version)
-        self._base = base
-        self._chain = manifest.steps
-        self._needed[policy_version] = frozenset(step.directory for step in manifest.steps)
-        return manifest
+    def begin(self, layout: Layout, *, policy_version: int, is_again: bool = False) -> Publication:
+        """Whole is the first version of a trainer, one in every so many, and one whose delta would not be smaller.
 
-    def mend(self, tensors: Mapping[str, Tensor], *, policy_version: int) -> None:
-        """A whole version takes the delta's place: receivers look for one before they follow the chain."""
-        manifest = self._publish_whole(on_cpu(tensors), policy_version=policy_version)
-        if self._chain and self._chain[-1].policy_version == policy_version:
-            self._chain = manifest.steps
+        is_again: a whole version takes the delta's place; receivers look for one before they follow the chain.
+        """
+        if is_again:
+            whole = self._whole.sink(layout, policy_version=policy_version)
+            return Publication(layout, MendingSink(whole, self._mended), wait_s=self._wait_s)
+        base, self._base = self._base, None
+        fits = base is not None and base.fits(layout)
+        base = base if base is not None and fits else DeltaBase(layout)
+        sink: VersionSink = WholeSink(self._whole.sink(layout, policy_version=policy_version), base, self._published)
+        if fits and len(self._chain) < self._spec.snapshot_every_versions:
+            sink = DeltaSink(
+                layout,
+                base,
+                chain=self._chain,
+                folder=self._folder,
+                policy_version=policy_version,
+                shard_bytes=self._shard_bytes,
+                announce=self._announce,
+                whole=lambda: self._whole.sink(layout, policy_version=policy_version),
+                published=self._published,
+            )
+        return Publication(layout, sink, wait_s=self._wait_s)
 
     def remove_before(self, policy_version: int, *, in_use: Collection[str] = ()) -> None:
         self._needed = {version: names for version, names in self._needed.items() if version >= policy_version}
@@ -70,31 +85,139 @@ class DeltaPublisher:
     def remove_all(self) -> None:
         self._whole.remove_all()
 
-    def _publish_whole(self, tensors: Mapping[str, Tensor], *, policy_version: int) -> WeightManifest:
-        return self._whole.publish(tensors, policy_version=policy_version)
+    def _published(self, manifest: WeightManifest, base: DeltaBase) -> None:
+        self._base = base
+        self._chain = manifest.steps
+        self._needed[manifest.policy_version] = frozenset(step.directory for step in manifest.steps)
 
-    def _publish_delta(
-        self, tensors: Mapping[str, Tensor], base: DeltaBase, *, policy_version: int
-    ) -> WeightManifest | None:
-        """None where a whole version is as small. `base` is this version afterwards, either way."""
-        last = self._chain[-1]
-        with HashingThreads(tensors) as hashing:
-            data = encode(base.advance_to(tensors, base_version=last.policy_version, base_digest=last.weights_digest))
-            if len(data) >= sum(tensor.nbytes for tensor in tensors.values()):
-                return None
-            target = self._folder.weights_of(policy_version)
+    def _mended(self, manifest: WeightManifest) -> None:
+        if self._chain and self._chain[-1].policy_version == manifest.policy_version:
+            self._chain = manifest.steps
 
-            def fill(scratch: Path) -> None:
-                (scratch / DELTA_NAME).write_bytes(data)
-                reach("consumer.writing_weights")
 
-            write_folder(target, fill, durable=False)
-            return WeightManifest(
-                policy_version=policy_version,
-                weights_digest=hashing.digest(),
-                dtype=published_dtype(tensors),
+Published = Callable[[WeightManifest, DeltaBase], None]
+
+
+class MendingSink:
+    """A whole version in the place of one that receivers refuse."""
+
+    def __init__(self, whole: FileSink, mended: Callable[[WeightManifest], None]) -> None:
+        self._whole = whole
+        self._mended = mended
+
+    def put(self, name: str, tensor: Tensor) -> None:
+        self._whole.put(name, tensor)
+
+    def close(self, weights_digest: str) -> WeightManifest:
+        manifest = self._whole.close(weights_digest)
+        self._mended(manifest)
+        return manifest
+
+    def discard(self) -> None:
+        self._whole.discard()
+
+
+class WholeSink:
+    """A whole version that the next ones stand on."""
+
+    def __init__(self, whole: FileSink, base: DeltaBase, published: Published) -> None:
+        self._whole = whole
+        self._base = base
+        self._published = published
+
+    def put(self, name: str, tensor: Tensor) -> None:
+        self._base.replace(name, tensor)
+        self._whole.put(name, tensor)
+
+    def close(self, weights_digest: str) -> WeightManifest:
+        manifest = self._whole.close(weights_digest)
+        self._published(manifest, self._base)
+        return manifest
+
+    def discard(self) -> None:
+        self._whole.discard()
+
+
+class DeltaSink:
+    """What changed since `base`, which is the new version afterwards."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        base: DeltaBase,
+        *,
+        chain: tuple[WeightStep, ...],
+        folder: RunFolder,
+        policy_version: int,
+        shard_bytes: int,
+        announce: Callable[[WeightShard], None],
+        whole: Callable[[], FileSink],
+        published: Published,
+    ) -> None:
+        """chain: up to the version that `base` holds. whole: for a version that is not smaller as a delta."""
+        self._layout = layout
+        self._base = base
+        self._chain = chain
+        self._folder = folder
+        self._policy_version = policy_version
+        self._announce = announce
+        self._whole = whole
+        self._published = published
+        self._scratch = ScratchFolder(folder.weights_of(policy_version))
+        self._shards = [set(shard) for shard in split_into_shards(layout, shard_bytes=shard_bytes)]
+        """Names that are missing, for each file."""
+        self._shard_of = {name: number for number, shard in enumerate(self._shards) for name in shard}
+        self._changed: list[list[TensorDelta]] = [[] for _ in self._shards]
+        self._num_bytes = 0
+
+    def put(self, name: str, tensor: Tensor) -> None:
+        number = self._shard_of[name]
+        if (changed := self._base.advance(name, tensor)) is not None:
+            self._changed[number].append(changed)
+        self._shards[number].discard(name)
+        if not self._shards[number]:
+            self._write(number)
+
+    def close(self, weights_digest: str) -> WeightManifest:
+        if self._num_bytes >= total_bytes(self._layout):
+            manifest = self._close_whole(weights_digest)
+        else:
+            self._scratch.put_in_place(durable=False)
+            manifest = WeightManifest(
+                policy_version=self._policy_version,
+                weights_digest=weights_digest,
+                dtype=published_dtype(self._layout),
                 transport="delta",
-                directory=self._folder.relative(target),
-                files=files_of(target),
+                directory=self._folder.relative(self._scratch.target),
+                files=files_of(self._scratch.target),
                 base=self._chain,
             )
+        self._published(manifest, self._base)
+        return manifest
+
+    def discard(self) -> None:
+        self._scratch.remove()
+
+    def _write(self, number: int) -> None:
+        last = self._chain[-1]
+        changed, self._changed[number] = tuple(self._changed[number]), []
+        data = encode(WeightDelta(base_version=last.policy_version, base_digest=last.weights_digest, tensors=changed))
+        path = self._scratch.path / DELTA_NAME.format(number=number + 1, count=len(self._shards))
+        self._scratch.create()
+        with self._scratch.errors():
+            path.write_bytes(data)
+        reach("consumer.writing_weights")
+        self._num_bytes += len(data)
+        if any(self._shards):
+            self._announce(shard_of(self._folder, path, policy_version=self._policy_version, num_bytes=len(data)))
+
+    def _close_whole(self, weights_digest: str) -> WeightManifest:
+        """The base holds the version by now."""
+        self._scratch.remove()
+        whole = self._whole()
+        try:
+            for name in self._layout:
+                whole.put(name, self._base.tensor(name))
+            return whole.close(weights_digest)
+        finally:
+            whole.discard()

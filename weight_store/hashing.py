@@ -10,29 +10,11 @@ from types import TracebackType
 import torch
 from torch import Tensor
 
-from contracts.errors import OnbeatError
 from contracts.versions import digest_of_lines, tensor_line, weights_digest
+from weight_store.layout import dtype_name
 
 NUM_THREADS = min(4, os.cpu_count() or 1)
 """Of a process; a hash and a comparison are bound by memory from a few threads on."""
-
-
-def dtype_name(tensor: Tensor) -> str:
-    """ "float32", as a manifest says it."""
-    return str(tensor.dtype).removeprefix("torch.")
-
-
-def published_dtype(tensors: Mapping[str, Tensor]) -> str:
-    """Of the parameters; buffers may have others."""
-    for tensor in tensors.values():
-        if tensor.is_floating_point():
-            return dtype_name(tensor)
-    raise OnbeatError("a policy without floating-point tensors", field="weights")
-
-
-def on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Detached and contiguous on the CPU; those that are so already are not copied."""
-    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
@@ -63,12 +45,20 @@ class HashingThreads:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
         self._threads.shutdown(wait=True, cancel_futures=True)
 
     def add(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
         """Replaces what was added before under the same names."""
         for name, tensor in tensors:
-            self._lines[name] = self._threads.submit(_line, name, tensor)
+            self.add_one(name, tensor)
+
+    def add_one(self, name: str, tensor: Tensor) -> Future[str]:
+        """Its result is of no use but to wait for: the tensor may go then."""
+        line = self._lines[name] = self._threads.submit(_line, name, tensor)
+        return line
 
     def digest(self) -> str:
         """`weights_digest` of all that was added; waits for it."""

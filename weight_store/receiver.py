@@ -11,7 +11,7 @@ The fastest way comes first; where its result is not the version, the whole vers
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -23,28 +23,39 @@ from safetensors.torch import load, load_file
 from torch import Tensor
 
 from contracts.errors import ContractViolation, WeightsRejected
-from contracts.versions import AdapterVersion, WeightManifest, WeightStep
+from contracts.versions import AdapterVersion, WeightFile, WeightManifest, WeightStep
 from contracts.weights import WeightDelta, WeightShard
 from contracts.wire import decode
 from telemetry.crash_points import reach
 from weight_store.adapters import AdaptedBase, layers_of
 from weight_store.chunks import ChunkReader, read_chunks
-from weight_store.delta import apply
-from weight_store.hashing import HashingThreads, bytes_of, dtype_name, tensors_digest
+from weight_store.delta import DELTA_PREFIX, apply
+from weight_store.hashing import HashingThreads, bytes_of, tensors_digest
+from weight_store.layout import dtype_name
 from weight_store.version_files import check_digest, check_names, weight_files
 
 log = logging.getLogger(__name__)
 
 
+Identity = tuple[int, str]
+"""Version and digest."""
+
+
 @dataclass(kw_only=True)
 class ShardsAhead:
-    """Shards of a version that were put in place before its manifest came."""
+    """Shards of a version that were put in place, and hashed there, before its manifest came."""
 
     policy_version: int
-    files: dict[str, int] = field(default_factory=dict)
-    """Name → bytes."""
-    names: list[str] = field(default_factory=list)
-    """Tensors that they held."""
+    base: Identity | None
+    """What the tensors held before the first of them; None once that can't be told apart any more."""
+    files: dict[str, tuple[int, list[str]]] = field(default_factory=dict)
+    """Name → bytes, and the tensors that it held or changed."""
+    hashing: HashingThreads = field(default_factory=HashingThreads)
+
+    def known(self, files: tuple[WeightFile, ...]) -> dict[str, list[str]]:
+        """Of `files` those that are in place: name → tensors."""
+        found = ((file, self.files.get(file.name)) for file in files)
+        return {file.name: one[1] for file, one in found if one is not None and one[0] == file.num_bytes}
 
 
 class WeightReceiver:
@@ -61,8 +72,8 @@ class WeightReceiver:
         self._tensors = {name: _memory_for(tensor) for name, tensor in targets.items()}
         self._root = root
         self._chunks = chunks
-        self._held: tuple[int, str] | None = None
-        """Version and digest of what the tensors hold; None while that is nothing whole."""
+        self._held: Identity | None = None
+        """Of what the tensors hold; None while that is nothing whole."""
         self._ahead: ShardsAhead | None = None
         self._adapted: AdaptedBase | None = None
         """The base of the adapters that are merged into the tensors; None while the tensors are anything else."""
@@ -79,12 +90,14 @@ class WeightReceiver:
         shape or dtype, another digest. Then the tensors hold nothing whole.
         """
         held, self._held = self._held, None
-        ahead, self._ahead = self._ahead, None
         adapted, self._adapted = self._adapted, None
+        if self._ahead and self._ahead.policy_version != manifest.policy_version:
+            self._drop_ahead()
+        ahead, self._ahead = self._ahead, None
         if manifest.adapter:
+            if ahead:
+                ahead.hashing.close()
             return self._load_adapters(manifest, manifest.adapter, adapted)
-        if ahead and ahead.policy_version != manifest.policy_version:
-            ahead = None
         if manifest.base or ahead:
             try:
                 return self._load(manifest, held=held, ahead=ahead)
@@ -97,25 +110,61 @@ class WeightReceiver:
     def load_ahead(self, shard: WeightShard) -> None:
         """Puts a shard in place whose version is not whole yet; the engine holds no version until `load`.
 
-        A shard that cannot be read any more is left for `load`, which finds the whole version or says what is wrong.
+        A shard that cannot be read any more, or changes a version that is not held, is left for `load`, which finds the
+        whole version or says what is wrong.
         """
-        self._held = self._adapted = None
-        if self._ahead is None or self._ahead.policy_version != shard.policy_version:
-            self._ahead = ShardsAhead(policy_version=shard.policy_version)
         try:
-            tensors = _read(self._root / shard.path)
-            self._place(tensors, shard.policy_version)
+            if shard.name.startswith(DELTA_PREFIX):
+                self._apply_ahead(shard)
+            else:
+                self._place_ahead(shard)
         except WeightsRejected as error:
             log.debug("%s", error)
-            return
-        self._ahead.files[shard.name] = shard.num_bytes
-        self._ahead.names += tensors
 
-    def _load(self, manifest: WeightManifest, *, held: tuple[int, str] | None, ahead: ShardsAhead | None) -> str:
-        with HashingThreads() as hashing:
+    def _place_ahead(self, shard: WeightShard) -> None:
+        tensors = _read(self._root / shard.path)
+        self._check(tensors, shard.policy_version)
+        ahead = self._ahead_of(shard)
+        ahead.base = None
+        self._place(tensors, shard.policy_version)
+        ahead.files[shard.name] = shard.num_bytes, list(tensors)
+        ahead.hashing.add((name, self._tensors[name]) for name in tensors)
+
+    def _apply_ahead(self, shard: WeightShard) -> None:
+        delta = _read_delta(self._root / shard.path)
+        stands_on = (delta.base_version, delta.base_digest)
+        base = self._ahead.base if self._ahead else self._held
+        if base != stands_on or (self._ahead and shard.name in self._ahead.files):
+            return
+        ahead = self._ahead_of(shard)
+        if ahead.base != stands_on:
+            return
+        # Until it is done: elements that were changed are not told from others.
+        ahead.base = None
+        self._apply(delta)
+        ahead.base = stands_on
+        names = [changed.name for changed in delta.tensors]
+        ahead.files[shard.name] = shard.num_bytes, names
+        ahead.hashing.add((name, self._tensors[name]) for name in names)
+
+    def _ahead_of(self, shard: WeightShard) -> ShardsAhead:
+        """Of the shard's version; from here on the tensors hold nothing whole."""
+        held, self._held, self._adapted = self._held, None, None
+        if self._ahead is None or self._ahead.policy_version != shard.policy_version:
+            self._drop_ahead()
+            self._ahead = ShardsAhead(policy_version=shard.policy_version, base=held)
+        return self._ahead
+
+    def _drop_ahead(self) -> None:
+        if self._ahead is not None:
+            self._ahead.hashing.close()
+            self._ahead = None
+
+    def _load(self, manifest: WeightManifest, *, held: Identity | None, ahead: ShardsAhead | None) -> str:
+        with ahead.hashing if ahead else HashingThreads() as hashing:
             if manifest.base:
-                self._follow(manifest, held)
-                hashing.add(self._tensors.items())
+                done = self._go_on(manifest, ahead) if ahead else self._follow(manifest, held)
+                hashing.add((name, tensor) for name, tensor in self._tensors.items() if name not in done)
             else:
                 self._read_whole(manifest, ahead, hashing)
             reach("producer.loading_weights")
@@ -128,7 +177,7 @@ class WeightReceiver:
     def _load_adapters(self, manifest: WeightManifest, adapter: AdapterVersion, base: AdaptedBase | None) -> str:
         """Merges the matrices into the base, which is read where it is not at hand."""
         matrices: dict[str, Tensor] = {}
-        for tensors in self._shards(manifest, {}):
+        for tensors in self._shards(manifest):
             matrices |= tensors
         if (found := tensors_digest(matrices)) != adapter.adapter_digest:
             raise WeightsRejected(
@@ -158,18 +207,16 @@ class WeightReceiver:
 
     def _read_whole(self, manifest: WeightManifest, ahead: ShardsAhead | None, hashing: HashingThreads) -> None:
         """Hashes a shard while the next one is read."""
-        placed: list[str] = []
-        if ahead:
-            placed += ahead.names
-            hashing.add((name, self._tensors[name]) for name in ahead.names)
-        for tensors in self._shards(manifest, ahead.files if ahead else {}):
+        known = ahead.known(manifest.files) if ahead else {}
+        placed = [name for names in known.values() for name in names]
+        for tensors in self._shards(manifest, known):
             self._place(tensors, manifest.policy_version)
             placed += tensors
             hashing.add((name, self._tensors[name]) for name in tensors)
         check_names(manifest.policy_version, expected=self._tensors, found=placed)
 
-    def _shards(self, manifest: WeightManifest, known: Mapping[str, int]) -> Iterator[dict[str, Tensor]]:
-        """But for those files that are `known`, by name and size."""
+    def _shards(self, manifest: WeightManifest, known: Collection[str] = ()) -> Iterator[dict[str, Tensor]]:
+        """But for those files that are `known`."""
         if manifest.transport == "redis":
             if self._chunks is None:
                 raise WeightsRejected(
@@ -180,21 +227,29 @@ class WeightReceiver:
                 data = read_chunks(self._chunks(manifest.job_id), file, policy_version=manifest.policy_version)
                 yield _parsed(data, f"version {manifest.policy_version} in Redis")
             return
-        sizes = {file.name: file.num_bytes for file in manifest.files}
         for path in weight_files(self._root, manifest):
-            if known.get(path.name) != sizes[path.name]:
+            if path.name not in known:
                 yield _read(path)
 
-    def _follow(self, manifest: WeightManifest, held: tuple[int, str] | None) -> None:
+    def _go_on(self, manifest: WeightManifest, ahead: ShardsAhead) -> set[str]:
+        """Applies what is left of a delta. The tensors that were changed before, and hashed."""
+        known = ahead.known(manifest.files)
+        if ahead.base not in _identities(manifest.base[-1:]) or len(known) != len(ahead.files):
+            raise WeightsRejected(f"shards of another version {manifest.policy_version} were put in place")
+        self._apply_step(manifest.base[-1], manifest.steps[-1], known)
+        return {name for names in known.values() for name in names}
+
+    def _follow(self, manifest: WeightManifest, held: Identity | None) -> set[str]:
         """Starts at the newest step that is at hand, in memory or whole in its folder, and applies the deltas since."""
         steps = manifest.steps
         at = len(steps) - 1
         while not self._starts_at(steps[at], held, whole_is_listed=at == 0):
             at -= 1
         for before, step in pairwise(steps[at:]):
-            self._apply(before, step)
+            self._apply_step(before, step)
+        return set()
 
-    def _starts_at(self, step: WeightStep, held: tuple[int, str] | None, *, whole_is_listed: bool) -> bool:
+    def _starts_at(self, step: WeightStep, held: Identity | None, *, whole_is_listed: bool) -> bool:
         """Whether the tensors hold the step now: they did already, or it was read whole."""
         if (step.policy_version, step.weights_digest) == held:
             return True
@@ -208,22 +263,31 @@ class WeightReceiver:
             check_names(step.policy_version, expected=self._tensors, found=placed)
         return bool(paths)
 
-    def _apply(self, before: WeightStep, step: WeightStep) -> None:
+    def _apply_step(self, before: WeightStep, step: WeightStep, known: Collection[str] = ()) -> None:
+        """But for those files that are `known`."""
         for path in weight_files(self._root, step):
-            try:
-                delta = decode(path.read_bytes(), WeightDelta)
-            except (OSError, ContractViolation) as error:
-                raise WeightsRejected(f"{path} cannot be read: {error}") from error
+            if path.name in known:
+                continue
+            delta = _read_delta(path)
             if (delta.base_version, delta.base_digest) != (before.policy_version, before.weights_digest):
                 raise WeightsRejected(f"{path} stands on another version {delta.base_version}")
-            for changed in delta.tensors:
-                tensor = self._tensors.get(changed.name)
-                if tensor is None:
-                    raise WeightsRejected(f"{path} changes {changed.name}, which the model lacks")
-                raw = np.frombuffer(bytes_of(tensor), dtype=np.uint8)
-                apply(changed, raw, item_bytes=tensor.element_size())
+            self._apply(delta)
+
+    def _apply(self, delta: WeightDelta) -> None:
+        for changed in delta.tensors:
+            tensor = self._tensors.get(changed.name)
+            if tensor is None:
+                raise WeightsRejected(f"a delta changes {changed.name}, which the model lacks")
+            raw = np.frombuffer(bytes_of(tensor), dtype=np.uint8)
+            apply(changed, raw, item_bytes=tensor.element_size())
 
     def _place(self, tensors: Mapping[str, Tensor], policy_version: int) -> None:
+        self._check(tensors, policy_version)
+        for name, source in tensors.items():
+            self._tensors[name].copy_(source)
+
+    def _check(self, tensors: Mapping[str, Tensor], policy_version: int) -> None:
+        """Raises WeightsRejected for what is no tensor of the model."""
         check_names(policy_version, expected=self._tensors, found=self._tensors.keys() | tensors.keys())
         for name, source in tensors.items():
             target = self._tensors[name]
@@ -231,7 +295,6 @@ class WeightReceiver:
                 raise WeightsRejected(
                     f"{name} of version {policy_version} is {_shown(source)}, the model needs {_shown(target)}"
                 )
-            target.copy_(source)
 
 
 def _manifest_of(step: WeightStep, *, dtype: str) -> WeightManifest:
@@ -257,6 +320,13 @@ def _read(path: Path) -> dict[str, Tensor]:
         raise WeightsRejected(f"{path} cannot be read: {error}") from error
 
 
+def _read_delta(path: Path) -> WeightDelta:
+    try:
+        return decode(path.read_bytes(), WeightDelta)
+    except (OSError, ContractViolation) as error:
+        raise WeightsRejected(f"{path} cannot be read: {error}") from error
+
+
 def _parsed(data: bytes, what: str) -> dict[str, Tensor]:
     try:
         return load(data)
@@ -271,7 +341,7 @@ def _memory_for(target: Tensor) -> Tensor:
     return torch.empty(target.shape, dtype=target.dtype)
 
 
-def _identities(steps: tuple[WeightStep, ...]) -> set[tuple[int, str]]:
+def _identities(steps: tuple[WeightStep, ...]) -> set[Identity]:
     return {(step.policy_version, step.weights_digest) for step in steps}
 
 

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 
-from safetensors.torch import save
 from torch import Tensor
 
 from contracts.errors import BrokerFull
 from contracts.run_folder import RunFolder
-from contracts.versions import WeightManifest
+from contracts.versions import WeightFile, WeightManifest
 from telemetry.crash_points import reach
 from telemetry.waiting import Waiting
-from weight_store.chunks import ChunkWriter, write_chunks
-from weight_store.hashing import HashingThreads, on_cpu, published_dtype
+from weight_store.chunks import ChunkedFile, ChunkWriter
+from weight_store.hashing import bytes_of
+from weight_store.layout import Layout, published_dtype
+from weight_store.publication import Publication
+from weight_store.safetensors_file import FilePlan
 
 FILE_NAME = "weights.safetensors"
 FULL_PAUSE_S = 0.5
@@ -44,11 +46,12 @@ class RedisPublisher:
         self._keep_s = keep_s
         self._pause = pause
 
-    def publish(self, tensors: Mapping[str, Tensor], *, policy_version: int) -> WeightManifest:
-        """Raises InvalidInput for a version that is too large, DeadlineExceeded while Redis stays full."""
-        tensors = on_cpu(tensors)
-        with HashingThreads(tensors) as hashing:
-            data = save(dict(tensors))
+    def begin(self, layout: Layout, *, policy_version: int, is_again: bool = False) -> Publication:
+        """Raises InvalidInput for a version that is too large. `finish` raises DeadlineExceeded while Redis stays
+        full."""
+        plan = FilePlan(layout)
+
+        def put_chunk(number: int, data: bytes) -> None:
             waiting = Waiting(
                 "room for weights in Redis, which is at maxmemory",
                 deadline_s=self._wait_s,
@@ -56,25 +59,17 @@ class RedisPublisher:
             )
             while True:
                 try:
-                    file = write_chunks(
-                        self._chunks, data, policy_version=policy_version, name=FILE_NAME, keep_s=self._keep_s
-                    )
-                    reach("consumer.writing_weights")
-                    break
+                    self._chunks.put_chunk(policy_version, FILE_NAME, number, data, keep_s=self._keep_s)
+                    return
                 except BrokerFull:
                     waiting.poke()
                     self._pause(FULL_PAUSE_S)
-            return WeightManifest(
-                policy_version=policy_version,
-                weights_digest=hashing.digest(),
-                dtype=published_dtype(tensors),
-                transport="redis",
-                directory=self._folder.relative(self._folder.weights_of(policy_version)),
-                files=(file,),
-            )
 
-    def mend(self, tensors: Mapping[str, Tensor], *, policy_version: int) -> None:
-        self.publish(tensors, policy_version=policy_version)
+        file = ChunkedFile(plan.num_bytes, put_chunk)
+        directory = self._folder.relative(self._folder.weights_of(policy_version))
+        sink = ChunkSink(layout, plan, file, directory=directory, policy_version=policy_version)
+        # A chunk waits for room no longer than wait_s, and a tensor has some chunks.
+        return Publication(layout, sink, wait_s=2 * self._wait_s)
 
     def remove_before(self, policy_version: int, *, in_use: Collection[str] = ()) -> None:
         held = [match for directory in in_use if (match := VERSION_NAME.fullmatch(directory))]
@@ -82,3 +77,37 @@ class RedisPublisher:
 
     def remove_all(self) -> None:
         self._chunks.drop_chunks_before(sys.maxsize)
+
+
+class ChunkSink:
+    """A VersionSink."""
+
+    def __init__(
+        self, layout: Layout, plan: FilePlan, file: ChunkedFile, *, directory: str, policy_version: int
+    ) -> None:
+        self._layout = layout
+        self._plan = plan
+        self._file = file
+        self._directory = directory
+        self._policy_version = policy_version
+        self._has_header = False
+
+    def put(self, name: str, tensor: Tensor) -> None:
+        if not self._has_header:
+            self._file.write(0, memoryview(self._plan.header))
+            self._has_header = True
+        self._file.write(self._plan.start_of(name), bytes_of(tensor))
+
+    def close(self, weights_digest: str) -> WeightManifest:
+        reach("consumer.writing_weights")
+        return WeightManifest(
+            policy_version=self._policy_version,
+            weights_digest=weights_digest,
+            dtype=published_dtype(self._layout),
+            transport="redis",
+            directory=self._directory,
+            files=(WeightFile(name=FILE_NAME, num_bytes=self._plan.num_bytes),),
+        )
+
+    def discard(self) -> None:
+        """Chunks of a version that was not announced are written over, or go with the older ones."""

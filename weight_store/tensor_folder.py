@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -21,29 +22,59 @@ HIDDEN_PREFIX = "."
 """Folders that start with it are being written or removed; no reader looks at them."""
 
 
+class ScratchFolder:
+    """A folder that is being written beside `target`, under a hidden name, until it takes its place.
+
+    Every method raises OnbeatError naming the target when it cannot be written (no space, no permission).
+    """
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+        self.path = target.with_name(f"{HIDDEN_PREFIX}{target.name}.{uuid.uuid4().hex[:12]}")
+
+    def create(self) -> None:
+        """Does nothing where it is there already."""
+        with self.errors():
+            self.path.mkdir(parents=True, exist_ok=True)
+
+    def put_in_place(self, *, durable: bool) -> None:
+        """durable: the bytes are on disk before the name is, so that a power cut cannot leave a named, empty file."""
+        with self.errors():
+            if durable:
+                for path in [*sorted(self.path.iterdir()), self.path]:
+                    _sync(path)
+            _replace(self.target, self.path)
+            if durable:
+                _sync(self.target.parent)
+
+    def remove(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    @contextlib.contextmanager
+    def errors(self) -> Iterator[None]:
+        """Inside, what the file system refuses is said in our words."""
+        try:
+            yield
+        except (OSError, SafetensorError) as error:
+            raise OnbeatError(
+                f"cannot write: {error}", field=str(self.target), cure="free space there, or make the folder writable"
+            ) from error
+
+
 def write_folder(target: Path, fill: Callable[[Path], None], *, durable: bool) -> None:
     """Calls `fill` with a new folder beside `target`, then puts it in `target`'s place.
 
-    durable: the bytes are on disk before the name is, so that a power cut cannot leave a named, empty file.
-    Raises OnbeatError naming the folder when it cannot be written (no space, no permission); then `target` is as it
+    durable: of `put_in_place`. Raises OnbeatError naming the folder when it cannot be written; then `target` is as it
     was, and nothing is left behind.
     """
-    scratch = target.with_name(f"{HIDDEN_PREFIX}{target.name}.{uuid.uuid4().hex[:12]}")
+    scratch = ScratchFolder(target)
     try:
-        scratch.mkdir(parents=True)
-        fill(scratch)
-        if durable:
-            for path in [*sorted(scratch.iterdir()), scratch]:
-                _sync(path)
-        _replace(target, scratch)
-        if durable:
-            _sync(target.parent)
-    except (OSError, SafetensorError) as error:
-        raise OnbeatError(
-            f"cannot write: {error}", field=str(target), cure="free space there, or make the folder writable"
-        ) from error
+        scratch.create()
+        with scratch.errors():
+            fill(scratch.path)
+        scratch.put_in_place(durable=durable)
     finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+        scratch.remove()
 
 
 def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:

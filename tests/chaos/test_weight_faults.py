@@ -21,7 +21,7 @@ REDIS = pytest.param(RedisWeights(), id="redis", marks=long_variant)
 
 
 def cut_delta(pipeline: Pipeline, job_id: str) -> None:
-    path = RunFolder(pipeline.settings.run_root_path, job_id).weights_of(1) / DELTA_NAME
+    path = RunFolder(pipeline.settings.run_root_path, job_id).weights_of(1) / DELTA_NAME.format(number=1, count=1)
     os.truncate(path, path.stat().st_size // 2)
 
 

@@ -19,7 +19,7 @@ from producer.engine.transformers import TransformersEngine
 from tests.builders import prompt_batch, tiny_model_folder
 from weight_store.adapter_publisher import AdapterPublisher
 from weight_store.file_publisher import FilePublisher
-from weight_store.publisher import WeightPublisher
+from weight_store.publisher import WeightPublisher, publish
 
 PROMPTS = ([5, 6, 7], [8, 9])
 
@@ -38,18 +38,18 @@ def policy(tmp_path: Path) -> Policy:
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.0])
-@pytest.mark.parametrize("publish", ["merged", "adapter"])
+@pytest.mark.parametrize("published", ["merged", "adapter"])
 def test_an_engine_samples_with_the_log_probs_of_the_trainer(
-    tmp_path: Path, policy: Policy, publish: str, temperature: float
+    tmp_path: Path, policy: Policy, published: str, temperature: float
 ) -> None:
     folder = RunFolder(tmp_path, "job")
-    publisher: WeightPublisher = FilePublisher(folder, announce=lambda shard: None)
-    if publish == "adapter":
+    publisher: WeightPublisher = FilePublisher(folder, announce=lambda shard: None, wait_s=60.0)
+    if published == "adapter":
         source = policy.adapter_source()
         assert source is not None
-        publisher = AdapterPublisher(publisher, source, folder)
-    manifest = publisher.publish(policy.weight_tensors(), policy_version=3)
-    assert (manifest.adapter is None) == (publish == "merged")
+        publisher = AdapterPublisher(publisher, source, folder, wait_s=60.0)
+    manifest = publish(publisher, policy.weight_tensors(), policy_version=3)
+    assert (manifest.adapter is None) == (published == "merged")
     engine = TransformersEngine(ModelSpec(path="qwen3"), model_root=tmp_path, weight_root=tmp_path, deterministic=True)
     asyncio.run(engine.load_weights(manifest))
     assert engine.policy_version == VerifiedWeights(policy_version=3, weights_digest=manifest.weights_digest)

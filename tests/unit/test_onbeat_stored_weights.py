@@ -15,8 +15,10 @@ from contracts.errors import ContractViolation
 from contracts.run_folder import RunFolder
 from contracts.weights import DeltaWeights
 from onbeat.stored_weights import digest_of, digest_of_rows, digests_on_disk
+from weight_store.delta import DELTA_NAME
 from weight_store.delta_publisher import DeltaPublisher
 from weight_store.hashing import tensors_digest
+from weight_store.publisher import publish
 
 TENSORS = {
     "layer.weight": torch.arange(12, dtype=torch.float32).reshape(3, 4),
@@ -108,15 +110,15 @@ def test_a_tensor_beyond_the_file_is_refused(tmp_path: Path) -> None:
 
 def test_a_delta_has_the_digest_of_what_it_makes_of_the_versions_before(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path, "job")
-    publisher = DeltaPublisher(DeltaWeights(), folder, announce=lambda shard: None)
+    publisher = DeltaPublisher(DeltaWeights(), folder, announce=lambda shard: None, wait_s=60.0)
     manifests = []
     for version in range(3):
         changed = {**TENSORS, "embedding": (torch.arange(1000) == version).bfloat16()}
-        manifests.append(publisher.publish(changed, policy_version=version))
+        manifests.append(publish(publisher, changed, policy_version=version))
     assert [len(manifest.base) for manifest in manifests] == [0, 1, 2]
     expected = {manifest.directory: (manifest.policy_version, manifest.weights_digest) for manifest in manifests}
     assert digests_on_disk(folder) == expected
-    delta = folder.weights_of(1) / "delta.msgpack"
+    delta = folder.weights_of(1) / DELTA_NAME.format(number=1, count=1)
     delta.write_bytes(delta.read_bytes()[:-3])
     with pytest.raises(ContractViolation, match="WeightDelta"):
         digests_on_disk(folder)

@@ -20,9 +20,9 @@ from weight_store import chunks as chunk_store
 from weight_store.delta import DELTA_NAME
 from weight_store.file_publisher import FilePublisher
 from weight_store.hashing import tensors_digest
-from weight_store.publisher import WeightPublisher, make_publisher
+from weight_store.layout import layout_of, split_into_shards
+from weight_store.publisher import WeightPublisher, make_publisher, publish
 from weight_store.receiver import WeightReceiver
-from weight_store.version_folders import split_into_shards
 
 TRANSPORTS: dict[str, WeightsSpec] = {
     "file": FileWeights(),
@@ -74,7 +74,7 @@ class Store:
         return WeightReceiver(targets, root=self.folder.weight_root, chunks=lambda job_id: self.chunks)
 
     def publish(self, number: int, tensors: Tensors | None = None) -> WeightManifest:
-        return self.publisher.publish(version(number) if tensors is None else tensors, policy_version=number)
+        return publish(self.publisher, version(number) if tensors is None else tensors, policy_version=number)
 
     def damage(self, manifest: WeightManifest, spoil: Callable[[bytes], bytes | None]) -> None:
         """Of the version's own file or first chunk; None takes it away."""
@@ -194,7 +194,7 @@ def test_a_damaged_version_is_refused_until_it_is_mended(store: Store, spoil: Ca
     for _ in range(2):
         with pytest.raises(WeightsRejected, match="version 1"):
             receiver.load(manifest)
-    store.publisher.mend(version(1), policy_version=1)
+    publish(store.publisher, version(1), policy_version=1, is_again=True)
     assert receiver.load(manifest) == manifest.weights_digest
     assert_equal(receiver.tensors, version(1))
     following = store.publish(2)
@@ -256,7 +256,7 @@ def test_nothing_is_left_outside_the_run_folder(tmp_path: Path) -> None:
 def test_a_delta_of_a_hundredth_is_a_fraction_of_the_version(tmp_path: Path) -> None:
     store = Store(TRANSPORTS["delta"], tmp_path)
     whole, delta = store.publish(0), store.publish(1)
-    assert [file.name for file in delta.files] == [DELTA_NAME]
+    assert [file.name for file in delta.files] == [DELTA_NAME.format(number=1, count=1)]
     assert delta.base == whole.steps
     assert delta.files[0].num_bytes < 0.1 * whole.files[0].num_bytes
 
@@ -292,8 +292,8 @@ def test_a_version_in_shards_is_announced_as_it_is_written(tmp_path: Path) -> No
         receiver.load_ahead(shard)
         ahead.append({name for name, tensor in receiver.tensors.items() if torch.equal(tensor, version(1)[name])})
 
-    publisher = FilePublisher(folder, announce=announce, shard_bytes=10_000)
-    manifest = publisher.publish(version(1), policy_version=1)
+    publisher = FilePublisher(folder, announce=announce, wait_s=60.0, shard_bytes=10_000)
+    manifest = publish(publisher, version(1), policy_version=1)
     assert [file.name for file in manifest.files] == [f"weights-0000{n}-of-00002.safetensors" for n in (1, 2)]
     assert announced == ["weights-00001-of-00002.safetensors"]
     assert ahead == [{"embedding"}]
@@ -305,10 +305,10 @@ def test_a_version_in_shards_is_announced_as_it_is_written(tmp_path: Path) -> No
 def test_shards_of_a_version_that_was_written_anew_are_read_again(tmp_path: Path) -> None:
     store = Store(FileWeights(), tmp_path)
     receiver = store.receiver()
-    FilePublisher(store.folder, announce=receiver.load_ahead, shard_bytes=10_000).publish(version(2), policy_version=1)
-    manifest = FilePublisher(store.folder, announce=lambda _: None, shard_bytes=10_000).publish(
-        version(1), policy_version=1
-    )
+    first = FilePublisher(store.folder, announce=receiver.load_ahead, wait_s=60.0, shard_bytes=10_000)
+    publish(first, version(2), policy_version=1)
+    second = FilePublisher(store.folder, announce=lambda _: None, wait_s=60.0, shard_bytes=10_000)
+    manifest = publish(second, version(1), policy_version=1)
     assert receiver.load(manifest) == manifest.weights_digest
     gone = WeightShard(policy_version=2, path="job/weights/.v000002.0/a.safetensors", name="a", num_bytes=1)
     receiver.load_ahead(gone)
@@ -317,7 +317,7 @@ def test_shards_of_a_version_that_was_written_anew_are_read_again(tmp_path: Path
 
 def test_shards_hold_tensors_in_order() -> None:
     tensors = {"a": torch.zeros(6), "b": torch.zeros(2), "c": torch.zeros(2)}
-    assert [list(shard) for shard in split_into_shards(tensors, shard_bytes=16)] == [["a"], ["b", "c"]]
+    assert [list(shard) for shard in split_into_shards(layout_of(tensors), shard_bytes=16)] == [["a"], ["b", "c"]]
 
 
 def test_publishing_again_writes_nothing_unless_the_content_differs(tmp_path: Path) -> None:

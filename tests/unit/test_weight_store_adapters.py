@@ -19,7 +19,7 @@ from tests.unit.test_weight_store import FakeChunks, flip_a_bit
 from weight_store.adapters import AdapterSource, matrix_names
 from weight_store.hashing import tensors_digest
 from weight_store.lora_merge import merge_into
-from weight_store.publisher import WeightPublisher, make_publisher
+from weight_store.publisher import WeightPublisher, make_publisher, publish
 from weight_store.receiver import WeightReceiver
 
 LAYERS = {"one": (400, 90), "two.proj": (30, 500)}
@@ -77,7 +77,7 @@ class Store:
 
     def publish(self, number: int, layers: dict[str, tuple[int, int]] = LAYERS) -> WeightManifest:
         self._matrices = matrices(number, layers)
-        return self.publisher.publish(merged(number, layers), policy_version=number)
+        return publish(self.publisher, merged(number, layers), policy_version=number)
 
     def receiver(self) -> WeightReceiver:
         targets = {name: torch.zeros_like(tensor) for name, tensor in base().items()}
@@ -125,7 +125,7 @@ def test_a_version_brings_the_adapters_alone_and_the_base_comes_once(files: Stor
     files.base_file().rename(files.folder.weights / "away")
     assert receiver.load(second) == second.weights_digest
     (files.folder.weights / "away").rename(files.folder.weights / "base" / "weights-00001-of-00001.safetensors")
-    files.another_publisher().publish(merged(1), policy_version=1)
+    publish(files.another_publisher(), merged(1), policy_version=1)
     assert files.base_file().stat().st_mtime_ns == written
 
 
@@ -139,7 +139,7 @@ def test_other_layers_and_whole_versions_in_between_are_not_taken_for_the_base(f
     whole = make_publisher(
         spec, files.folder, chunks=files.chunks, announce=lambda shard: None, pause=lambda seconds: None
     )
-    receiver.load(whole.publish(base(seed=9), policy_version=3))
+    receiver.load(publish(whole, base(seed=9), policy_version=3))
     assert holds(receiver, base(seed=9))
     receiver.load(files.publish(4))
     assert holds(receiver, merged(4))
@@ -158,7 +158,7 @@ def test_damaged_adapters_and_a_damaged_base_are_refused_until_they_are_mended(
         path.write_bytes(spoil(path.read_bytes()))
     with pytest.raises(WeightsRejected):
         receiver.load(manifest)
-    files.publisher.mend(merged(1), policy_version=1)
+    publish(files.publisher, merged(1), policy_version=1, is_again=True)
     assert receiver.load(manifest) == manifest.weights_digest
     assert holds(receiver, merged(1))
 
@@ -168,7 +168,7 @@ def test_a_merge_that_is_not_the_trainers_is_refused(files: Store) -> None:
     manifest = files.publish(1)
     other = merged(1)
     other["one.weight"][0, 0] += 0.5
-    claimed = files.publisher.publish(other, policy_version=1)
+    claimed = publish(files.publisher, other, policy_version=1)
     with pytest.raises(WeightsRejected, match="was loaded with digest"):
         files.receiver().load(claimed)
     assert files.receiver().load(manifest) == manifest.weights_digest
@@ -190,7 +190,7 @@ def spoilt_pairs() -> dict[str, Tensors]:
 @pytest.mark.parametrize("what", spoilt_pairs())
 def test_what_is_no_adapter_of_the_model_is_refused(files: Store, what: str) -> None:
     files._matrices = spoilt_pairs()[what]
-    manifest = files.publisher.publish(merged(1), policy_version=1)
+    manifest = publish(files.publisher, merged(1), policy_version=1)
     with pytest.raises(WeightsRejected, match=r"no adapter of this model|pairs of LoRA matrices"):
         files.receiver().load(manifest)
 
