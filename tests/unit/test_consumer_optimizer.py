@@ -116,3 +116,53 @@ def test_masters_are_part_of_the_state_and_go_on_from_it_bit_for_bit() -> None:
     del saved["master.weight"]
     with pytest.raises(ContractViolation, match=r"e.g. master\.weight"):
         again.load_state_tensors(saved)
+
+
+def several(dtype: torch.dtype) -> dict[str, nn.Parameter]:
+    draw = torch.Generator().manual_seed(1)
+    return {name: nn.Parameter(torch.randn(50, 3, generator=draw).to(dtype)) for name in "abcd"}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_step_in_groups_is_bitwise_one_step_and_tells_of_each_parameter_that_has_its_value(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
+    spec = OptimizerSpec(learning_rate=1e-2, weight_decay=0.1, max_grad_norm=1.0)
+    whole, grouped = (PolicyOptimizer(several(dtype), spec) for _ in range(2))
+    plain = torch.optim.AdamW(
+        [nn.Parameter(stepped.detach().clone()) for stepped in whole.stepped.values()],
+        lr=1e-2,
+        betas=(spec.beta1, spec.beta2),
+        eps=spec.epsilon,
+        weight_decay=0.1,
+        fused=True,
+    )
+    for number in range(3):
+        draw = torch.Generator().manual_seed(number)
+        gradients = [torch.randn(50, 3, generator=draw) for _ in "abcd"]
+        for optimizer in (whole, grouped):
+            for stepped, gradient in zip(optimizer.stepped.values(), gradients, strict=True):
+                stepped.grad = gradient.clone()
+        of_all = plain.param_groups[0]["params"]
+        for parameter, gradient in zip(of_all, gradients, strict=True):
+            parameter.grad = gradient.clone()
+        nn.utils.clip_grad_norm_(of_all, 1.0, foreach=False)
+        plain.step()
+        values: dict[str, torch.Tensor] = {}
+        monkeypatch.setattr("consumer.optimizer.GROUP_BYTES", 1 << 30)
+        norm = whole.step(1e-2)
+        # Of two parameters each.
+        monkeypatch.setattr("consumer.optimizer.GROUP_BYTES", 2 * 50 * 3 * 4)
+        told = grouped.step(
+            1e-2, on_stepped=lambda name, of=values: of.update({name: grouped._parameters[name].clone()})
+        )
+        assert told == norm
+        assert list(values) == list("abcd")
+        for name, parameter in zip("abcd", of_all, strict=True):
+            assert torch.equal(grouped.stepped[name], parameter)
+            assert torch.equal(whole.stepped[name], parameter)
+            assert torch.equal(values[name], parameter.to(dtype))
+            assert grouped.stepped[name].grad is None
+    one, other = whole.state_tensors(), grouped.state_tensors()
+    assert one.keys() == other.keys()
+    assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
