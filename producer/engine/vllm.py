@@ -30,15 +30,13 @@ from contracts.rollouts import Completion, Prompt, PromptBatch
 from contracts.settings import StackSettings
 from contracts.spec import ModelSpec
 from contracts.versions import WeightManifest
-from contracts.weights import WeightShard
 from contracts.wire import encode_json
 from producer.engine import vllm_worker
 from producer.engine.base import VerifiedWeights
-from producer.engine.batch_rows import check_version
+from producer.engine.batching import BatchingEngine
 from producer.engine.model_folder import end_of_sequence_ids, model_config
-from producer.engine.request_checks import all_or_none, check_prompts, checked_completion, num_samples, prompt_seed
+from producer.engine.request_checks import all_or_none, checked_completion, num_samples, prompt_seed
 from producer.model_path import FIELD, model_folder
-from telemetry.crash_points import reach
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +73,7 @@ def library() -> Any:
         ) from error
 
 
-class VllmEngine:
+class VllmEngine(BatchingEngine):
     """A GenerationEngine; generations run side by side, a load waits for them."""
 
     def __init__(self, model: ModelSpec, *, settings: StackSettings) -> None:
@@ -83,13 +81,11 @@ class VllmEngine:
 
         Raises InvalidInput that names model.path, EngineUnavailable where the core does not start.
         """
+        super().__init__(settings)
         self._vllm = library()
         self._dead: tuple[type[Exception], ...] = (import_module("vllm.v1.engine.exceptions").EngineDeadError,)
         self._refused: tuple[type[Exception], ...] = (import_module("vllm.exceptions").VLLMClientError, ValueError)
-        self._timeout_s = settings.engine_timeout_s
         self._weight_root = settings.weight_root_path
-        self._max_sequences = settings.engine_max_sequences
-        self._held: VerifiedWeights | None = None
         self._num_requests = 0
         self._cache_is_clean = True
         folder = model_folder(model, settings.model_root_path)
@@ -114,54 +110,39 @@ class VllmEngine:
             raise InvalidInput(f"vLLM cannot serve {folder}: {error}", field=FIELD) from error
         except RuntimeError as error:
             raise EngineUnavailable(f"vLLM's engine core did not start: {error}") from error
-        self._context_tokens: int = self._llm.model_config.max_model_len
-        self._vocabulary_tokens: int = self._llm.model_config.get_vocab_size()
         self._bound_to_us = False
 
     @property
-    def policy_version(self) -> VerifiedWeights | None:
-        return self._held
+    def _context_tokens(self) -> int:
+        return self._llm.model_config.max_model_len
 
     @property
-    def max_concurrent_completions(self) -> int:
-        return self._max_sequences
+    def _vocabulary_tokens(self) -> int:
+        return self._llm.model_config.get_vocab_size()
 
-    async def generate(self, batch: PromptBatch) -> list[list[Completion]]:
-        check_version(self._held, batch)
-        check_prompts(batch, context_tokens=self._context_tokens, vocabulary_tokens=self._vocabulary_tokens)
-        async with self._within(f"batch {batch.batch_id}"):
-            try:
-                return await all_or_none([partial(self._group, batch, prompt) for prompt in batch.prompts])
-            except BatchFailed:
-                self._cache_is_clean = False
-                raise
+    async def _sample(self, batch: PromptBatch) -> list[list[Completion]]:
+        try:
+            return await all_or_none([partial(self._group, batch, prompt) for prompt in batch.prompts])
+        except BatchFailed:
+            self._cache_is_clean = False
+            raise
 
-    async def load_weights(self, weights: WeightManifest | WeightShard) -> None:
-        if isinstance(weights, WeightShard):
-            # vLLM's loader takes whole versions: the shard is read with the rest of its version.
-            return
-        manifest = weights
-        self._held = None
-        async with self._within(f"loading version {manifest.policy_version}"):
-            if not self._bound_to_us:
-                await self._llm.collective_rpc("end_with_generator")
-                self._bound_to_us = True
-            # An update under a running request ends the engine core; `wait` lets them end, and empties the caches.
-            await self._llm.pause_generation(mode="wait", clear_cache=True)
-            if not self._cache_is_clean:
-                await self._llm.collective_rpc("clear_kv_cache")
-                self._cache_is_clean = True
-            answers = await self._llm.collective_rpc(
-                "load_version", args=(str(self._weight_root), encode_json(manifest).decode())
-            )
-            await self._llm.resume_generation()
-        (answer,) = answers
+    async def _replace_weights(self, manifest: WeightManifest) -> VerifiedWeights:
+        if not self._bound_to_us:
+            await self._llm.collective_rpc("end_with_generator")
+            self._bound_to_us = True
+        # An update under a running request ends the engine core; `wait` lets them end, and empties the caches.
+        await self._llm.pause_generation(mode="wait", clear_cache=True)
+        if not self._cache_is_clean:
+            await self._llm.collective_rpc("clear_kv_cache")
+            self._cache_is_clean = True
+        (answer,) = await self._llm.collective_rpc(
+            "load_version", args=(str(self._weight_root), encode_json(manifest).decode())
+        )
+        await self._llm.resume_generation()
         if "rejected" in answer:
             raise WeightsRejected(answer["rejected"])
-        reach("producer.loading_weights")
-        self._held = VerifiedWeights(
-            policy_version=int(answer["policy_version"]), weights_digest=answer["weights_digest"]
-        )
+        return VerifiedWeights(policy_version=int(answer["policy_version"]), weights_digest=answer["weights_digest"])
 
     async def aclose(self) -> None:
         self._held = None
@@ -171,32 +152,32 @@ class VllmEngine:
         await asyncio.to_thread(self._llm.shutdown, timeout=SHUTDOWN_S)
         del self._llm
 
+    def _not_done(self, problem: str) -> EngineUnavailable:
+        return EngineUnavailable(problem, field="vllm", cure="raise ONBEAT_ENGINE_TIMEOUT_S")
+
     @contextlib.asynccontextmanager
     async def _within(self, what: str) -> AsyncIterator[None]:
-        """A deadline for a call of the engine, and one error for whatever the engine core dies of.
+        """And one error for whatever the engine core dies of.
 
-        A call that is no request, a load for example, waits for a dead core as long as it may: its answer is lost.
+        A call that is no request, a load for example, would wait for a dead core as long as it may: its answer is lost.
         """
-        try:
-            async with asyncio.timeout(self._timeout_s) as deadline:
-                watch = asyncio.ensure_future(self._cut_short_by_death(deadline))
-                try:
-                    yield
-                finally:
-                    watch.cancel()
-        except (TimeoutError, *self._dead) as error:
-            if self._llm.errored:
+        async with super()._within(what):
+            try:
+                async with asyncio.timeout(None) as death:
+                    watch = asyncio.ensure_future(self._cut_short_by_death(death))
+                    try:
+                        yield
+                    finally:
+                        watch.cancel()
+            except (TimeoutError, *self._dead) as error:
                 raise EngineUnavailable(
                     f"its engine core died: {what}", field="vllm", cure="see the log above"
                 ) from error
-            raise EngineUnavailable(
-                f"{what} is not done after {self._timeout_s:.0f} s", field="vllm", cure="raise ONBEAT_ENGINE_TIMEOUT_S"
-            ) from error
 
-    async def _cut_short_by_death(self, deadline: asyncio.Timeout) -> None:
+    async def _cut_short_by_death(self, call: asyncio.Timeout) -> None:
         while not self._llm.errored:
             await asyncio.sleep(DEATH_POLL_S)
-        deadline.reschedule(asyncio.get_running_loop().time())
+        call.reschedule(asyncio.get_running_loop().time())
 
     async def _group(self, batch: PromptBatch, prompt: Prompt) -> list[Completion]:
         """The prompt's G completions, by sample number."""
