@@ -41,6 +41,7 @@ class VerifiedLoader:
     """Of the tensors that the loader was handed; "" before the first load and while one runs."""
 
     receiver: WeightReceiver | None = None
+    """With a copy of the version in host memory, for what stands on another one: deltas, and adapters on their base."""
 
     if TYPE_CHECKING:
         get_model: Any
@@ -57,8 +58,7 @@ class VerifiedLoader:
         try:
             manifest = decode_json(manifest_json, WeightManifest)
             receiver = self.receiver or WeightReceiver(self._expected(), root=Path(weight_root))
-            # Deltas are applied to the version before: a copy of it stays in host memory for them alone.
-            self.receiver = receiver if manifest.transport == "delta" else None
+            self.receiver = receiver if manifest.transport == "delta" or manifest.adapter else None
             found = receiver.load(manifest)
         except OnbeatError as error:
             return self.describe_version() | {"rejected": str(error)}

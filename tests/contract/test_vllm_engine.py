@@ -1,19 +1,40 @@
-"""vLLM in the generator: what runs side by side, and how a generator notices that its engine core is gone."""
+"""vLLM in the generator: what runs side by side, adapters, and how a generator notices that its engine core is gone."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
 
-from contracts.errors import BatchFailed, EngineUnavailable
+from contracts.arrays import unpack_float32, unpack_int32
+from contracts.errors import BatchFailed, EngineUnavailable, WeightsRejected
 from contracts.rollouts import SamplingParams
+from contracts.run_folder import RunFolder
 from contracts.spec import ModelSpec
-from tests.contract.engine_rigs import Rig, need_vllm, rig_of, scaled, under, vllm_folder, vllm_settings
+from contracts.versions import WeightManifest
+from producer.engine.base import VerifiedWeights
+from tests.contract.engine_rigs import (
+    Rig,
+    need_vllm,
+    reference_model,
+    rig_of,
+    scaled,
+    under,
+    vllm_folder,
+    vllm_settings,
+)
+from weight_store.adapter_publisher import AdapterPublisher
+from weight_store.adapters import AdapterSource, layers_of, matrix_names
+from weight_store.file_publisher import FilePublisher
+from weight_store.lora_merge import merge_into
 
 PROMPTS = ([5, 6, 7], [8], [4, 9, 10])
 LONG = SamplingParams(max_new_tokens=100)
@@ -38,6 +59,88 @@ def engine_core(rig: Rig) -> int:
     """Process number."""
     (process,) = rig.engine._llm.engine_core.resources.engine_manager.processes  # type: ignore[attr-defined]
     return process.pid
+
+
+class Adapters:
+    """Versions as a trainer of adapters publishes them: rank 4, in every linear layer of the blocks."""
+
+    SCALING = 0.5
+
+    def __init__(self, rig: Rig) -> None:
+        assert rig.folder is not None
+        self.folder = RunFolder(rig.run_root, "adapters")
+        self._model_folder = rig.folder
+        self._base = load_file(rig.folder / "model.safetensors")
+        self._matrices: dict[str, Tensor] = {}
+        source = AdapterSource(scaling=self.SCALING, matrices=lambda: self._matrices, base=lambda: self._base)
+        self._publisher = AdapterPublisher(FilePublisher(self.folder, announce=lambda shard: None), source, self.folder)
+
+    def publish(self, version: int) -> WeightManifest:
+        draw = torch.Generator().manual_seed(version)
+        for name, weight in self._base.items():
+            if name.endswith("proj.weight"):
+                of_a, of_b = matrix_names(name.removesuffix(".weight"))
+                self._matrices[of_a] = torch.randn(4, weight.shape[1], generator=draw) * 0.1
+                self._matrices[of_b] = torch.randn(weight.shape[0], 4, generator=draw) * 0.1
+        merged = {name: tensor.clone() for name, tensor in self._base.items()}
+        for name, of_layer in layers_of(self._matrices, weights=merged).items():
+            merge_into(merged[name], merged[name], lora_a=of_layer.lora_a, lora_b=of_layer.lora_b, scaling=self.SCALING)
+        return self._publisher.publish(merged, policy_version=version)
+
+    def trainers_model(self) -> nn.Module:
+        """The base with B A beside it, as a trainer computes: nothing is merged."""
+        model = reference_model(self._model_folder)
+        for name, of_layer in layers_of(self._matrices, weights=self._base).items():
+
+            def beside(_: nn.Module, inputs: tuple[Tensor], answer: Tensor, adapter=of_layer) -> Tensor:
+                return answer + self.SCALING * (inputs[0] @ adapter.lora_a.T) @ adapter.lora_b.T
+
+            model.get_submodule(name.removesuffix(".weight")).register_forward_hook(beside)
+        return model
+
+
+def test_adapters_sample_with_the_log_probs_of_the_trainer_before_and_after_an_update(rig: Rig) -> None:
+    adapters = Adapters(rig)
+    greedy = []
+    for version in (1, 2):
+        manifest = adapters.publish(version)
+        assert manifest.adapter is not None
+        rig.run(rig.engine.load_weights(manifest))
+        assert rig.engine.policy_version == VerifiedWeights(
+            policy_version=version, weights_digest=manifest.weights_digest
+        )
+        model = adapters.trainers_model()
+        for temperature in (1.0, 0.0):
+            sampling = SamplingParams(max_new_tokens=20, temperature=temperature)
+            groups = rig.generate(manifest, PROMPTS, sampling=sampling)
+            for prompt, group in zip(PROMPTS, groups, strict=True):
+                for completion in group:
+                    tokens = unpack_int32(completion.token_ids)
+                    with torch.no_grad():
+                        logits = model(input_ids=torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1]
+                    if temperature == 0.0:
+                        greedy.append(tokens)
+                        assert logits.argmax(dim=-1).tolist() == tokens
+                    else:
+                        expected = logits.log_softmax(dim=-1)[range(len(tokens)), tokens]
+                        found = torch.tensor(unpack_float32(completion.generator_logprobs))
+                        torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
+        # The base was read with the first version, and never again.
+        shutil.rmtree(adapters.folder.weights / "base", ignore_errors=True)
+    assert greedy[: len(greedy) // 2] != greedy[len(greedy) // 2 :]
+
+
+def test_damaged_adapters_are_refused_and_whole_weights_follow_them(rig: Rig) -> None:
+    adapters = Adapters(rig)
+    manifest = adapters.publish(3)
+    path = rig.run_root / manifest.directory / manifest.files[0].name
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(WeightsRejected, match="the adapters of version 3 have digest"):
+        rig.run(rig.engine.load_weights(manifest))
+    assert rig.engine.policy_version is None
+    assert len(rig.generate(rig.load(4), PROMPTS)) == len(PROMPTS)
 
 
 def test_a_load_waits_for_what_is_being_sampled_and_no_batch_starts_meanwhile(rig: Rig) -> None:
