@@ -152,6 +152,9 @@ class TimeoutSpec(Record, frozen=True, kw_only=True):
     """A claimed batch without a heartbeat for this long goes to another generator."""
     trainer_lease_s: PositiveSeconds = 10.0
     """A trainer without a heartbeat for this long may be replaced."""
+    generation_s: PositiveSeconds = 1800.0
+    """Longest that a generator samples one batch, or loads one version; past it the generator ends with an error, and
+    the batch goes to another one when its lease is over."""
     iteration_s: PositiveSeconds = 3600.0
     """An iteration that takes longer fails the job and names the missing batches."""
     no_generator_s: PositiveSeconds = 120.0

@@ -1,7 +1,7 @@
 """docs/configuration.md, made from the config types: `python -m onbeat.config_docs > docs/configuration.md`.
 
-contracts/{spec,datasets,algorithm,rewards,rollouts,settings}.py ─▶ fields, types, ranges, defaults ─┐
-                                      their source text ─▶ docstrings under the fields ─────────┴▶ one page
+contracts/{spec,…,settings}.py, onbeat/stack_profile.py ─▶ fields, types, ranges, defaults ─┐
+                              their source text ─▶ docstrings under the fields ─────────────┴▶ one page
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from msgspec import inspect as types
 
 from contracts.settings import PREFIX, StackSettings
 from contracts.spec import JobSpec
+from onbeat.stack_profile import EngineProfile, GeneratorProfile, StackProfile
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "configuration.md"
 UNIONS = {
@@ -34,11 +35,20 @@ BAR = "\\|"
 INTRO = """\
 # Configuration
 
-This page is generated from the types in `contracts/`: `python -m onbeat.config_docs > docs/configuration.md`.
+This page is generated from the types of the code: `python -m onbeat.config_docs > docs/configuration.md`.
 
 A job is a *job spec*: a TOML file for the command line, the same keys as JSON for `POST /v1/jobs`. The types are
 closed: an unknown key, a wrong type or a value out of range is refused, and the message names the key. `configs/` holds
 specs to start from, and `--set rollout.group_size=16` changes one key for one run.
+"""
+PROFILE_HEAD = """\
+## Stack profile
+
+`onbeat up --profile FILE` and `onbeat demo --profile FILE` take the stack's generators from a TOML file, closed like a
+job spec: a table `[[generators]]` for each kind of them. `configs/stacks/` holds two
+([engines](operations.md#engines)).
+
+### `[[generators]]`
 """
 SETTINGS_HEAD = """\
 ## Environment
@@ -50,13 +60,13 @@ and `onbeat up` set them for the processes that they start, and docker-compose.y
 
 def configuration_page() -> str:
     """The whole page, ending in one line break."""
-    parts = [INTRO, *_spec_sections("Top level", _struct(JobSpec), path=""), SETTINGS_HEAD, _settings_table()]
-    return "\n".join(parts)
+    job = _spec_sections("Top level", _struct(JobSpec), path="")
+    return "\n".join([INTRO, *job, PROFILE_HEAD, *_profile_tables(), SETTINGS_HEAD, _settings_table()])
 
 
 def undocumented_fields() -> list[str]:
     """`Type.field` of every config field without a docstring under it."""
-    documented = {cls: field_docstrings(cls) for cls in {JobSpec, StackSettings, *_reachable(JobSpec)}}
+    documented = {cls: field_docstrings(cls) for cls in documented_types()}
     missing = [
         f"{cls.__name__}.{name}"
         for cls, docstrings in documented.items()
@@ -64,6 +74,11 @@ def undocumented_fields() -> list[str]:
         if not docstrings.get(name)
     ]
     return sorted(missing)
+
+
+def documented_types() -> set[type]:
+    """All that the page describes."""
+    return {JobSpec, StackProfile, StackSettings, *_reachable(JobSpec), *_reachable(StackProfile)}
 
 
 def field_docstrings(cls: type) -> dict[str, str]:
@@ -110,6 +125,11 @@ def _table(struct: types.StructType) -> str:
     docstrings = field_docstrings(struct.cls)
     rows = [_row(field, name=field.name, docstring=docstrings[field.name]) for field in struct.fields]
     return "\n".join(["| key | type | default | effect |", RULE, *rows]) + "\n"
+
+
+def _profile_tables() -> list[str]:
+    engine = f"### `engine`\n\n{_summary(EngineProfile)}\n"
+    return [_table(_struct(GeneratorProfile)), engine, _table(_struct(EngineProfile))]
 
 
 def _settings_table() -> str:

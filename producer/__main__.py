@@ -22,7 +22,7 @@ from broker.generator_side import GeneratorSide
 from broker.job_store import JobStore
 from broker.presence import Presence
 from broker.weight_chunks import WeightChunks
-from contracts.errors import InvalidInput, OnbeatError
+from contracts.errors import EngineUnavailable, InvalidInput, OnbeatError
 from contracts.settings import StackSettings, settings_from
 from producer.broker_seam import BrokerCalls
 from producer.detokenizer import FolderDetokenizer
@@ -57,8 +57,17 @@ async def serve(settings: StackSettings, *, generator_id: str) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, worker.stop)
         log.info("generator %s serves the active jobs", generator_id)
-        await worker.run()
+        await run_to_its_end(worker)
     log.info("generator %s left", generator_id)
+
+
+async def run_to_its_end(worker: Worker) -> None:
+    """Ends this process at once where its engine hangs: asyncio and Python would wait for the engine's thread."""
+    try:
+        await worker.run()
+    except* EngineUnavailable as group:
+        log.error("%s", first_error(group))
+        os._exit(1)
 
 
 def new_generator_id() -> str:

@@ -63,7 +63,8 @@ class CarriedBatch:
     def sample(self, *, started_s: float) -> None:
         """Hands the next round to the engine."""
         asked = self.places.take_round()
-        answer = asyncio.ensure_future(self.loaded.engine.generate(asked))
+        deadline_s = self.job.spec.timeouts.generation_s
+        answer = asyncio.ensure_future(self.loaded.generate(asked, deadline_s=deadline_s))
         self.generation = Generation(asked=asked, started_s=started_s, answer=answer)
 
     def settle(self) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from contracts.errors import WeightsRejected
+from contracts.errors import EngineUnavailable, WeightsRejected
+from contracts.rollouts import Completion, PromptBatch
 from contracts.spec import JobSpec, ModelSpec
 from contracts.versions import WeightManifest
 from contracts.weights import WeightShard
@@ -27,12 +30,31 @@ class MakeEngine(Protocol):
     def __call__(self, model: ModelSpec, *, deterministic: bool) -> GenerationEngine: ...
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class LoadedModel:
     model: ModelSpec
     deterministic: bool
     engine: GenerationEngine
     detokenizer: Detokenizer
+    hangs: bool = False
+    """A call of the engine let its deadline pass; a thread that is in it would not let it be closed either."""
+
+    async def generate(self, batch: PromptBatch, *, deadline_s: float) -> list[list[Completion]]:
+        """Raises what the engine raises, and EngineUnavailable past the deadline."""
+        async with self.within(deadline_s, f"batch {batch.batch_id}"):
+            return await self.engine.generate(batch)
+
+    @contextlib.asynccontextmanager
+    async def within(self, deadline_s: float, what: str) -> AsyncIterator[None]:
+        """A job's deadline for a call of any engine, also of one that computes in this process. See `hangs`."""
+        try:
+            async with asyncio.timeout(deadline_s):
+                yield
+        except TimeoutError as error:
+            self.hangs = True
+            raise EngineUnavailable(
+                f"{what} is not done after {deadline_s:g} s", field="timeouts.generation_s", cure="raise it"
+            ) from error
 
 
 class ServedModel:
@@ -55,6 +77,8 @@ class ServedModel:
         """Whose version the engine holds, or held before `load_ahead`."""
         self._awaited_version: int | None = None
         """The version whose shards are put in place; the engine holds none meanwhile."""
+        self._deadline_s = math.inf
+        """Of the held job."""
 
     @property
     def loaded(self) -> LoadedModel | None:
@@ -81,7 +105,8 @@ class ServedModel:
 
         still_needed: whether it is worth to try again to load a version that is refused.
 
-        Raises InvalidInput for a bad model folder, and WeightsRejected for weights that stay bad for a while.
+        Raises InvalidInput for a bad model folder, WeightsRejected for weights that stay bad for a while, and
+        EngineUnavailable past timeouts.generation_s.
         """
         self._loading_weights = " ".join(step.directory for step in manifest.steps)
         try:
@@ -97,9 +122,11 @@ class ServedModel:
             loaded = await self._replace(spec)
         if not self._has_weights(manifest):
             self._awaited_version = None
-            await self._load(loaded.engine, manifest, still_needed)
+            async with loaded.within(spec.timeouts.generation_s, f"loading {manifest.directory}"):
+                await self._load(loaded.engine, manifest, still_needed)
             log.info("holds version %d (%s)", manifest.policy_version, manifest.weights_digest[:12])
         self._held_job = manifest.job_id
+        self._deadline_s = spec.timeouts.generation_s
         return loaded
 
     async def load_ahead(self, shard: WeightShard) -> None:
@@ -111,7 +138,8 @@ class ServedModel:
             self._awaited_version = shard.policy_version
         if held is None and self._awaited_version != shard.policy_version:
             return
-        await self._loaded.engine.load_weights(shard)
+        async with self._loaded.within(self._deadline_s, f"loading {shard.path}"):
+            await self._loaded.engine.load_weights(shard)
 
     def _has_model(self, spec: JobSpec) -> bool:
         loaded = self._loaded
@@ -123,7 +151,7 @@ class ServedModel:
 
     async def aclose(self) -> None:
         loaded, self._loaded = self._loaded, None
-        if loaded is not None:
+        if loaded is not None and not loaded.hangs:
             await loaded.engine.aclose()
 
     async def _load(self, engine: GenerationEngine, manifest: WeightManifest, still_needed: Callable[[], bool]) -> None:

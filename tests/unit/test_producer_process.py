@@ -45,3 +45,24 @@ def test_an_unreachable_redis_is_one_clear_line(unused_port: int) -> None:
     assert str(unused_port) in ended.stderr
     assert "Traceback" not in ended.stderr
     assert "secret-word" not in ended.stderr
+
+
+HANGS = """
+import asyncio, os, sys, threading
+from concurrent.futures import ThreadPoolExecutor
+from contracts.errors import EngineUnavailable
+from producer.__main__ import run_to_its_end
+
+class Worker:
+    async def run(self):
+        ThreadPoolExecutor().submit(threading.Event().wait)
+        raise BaseExceptionGroup("", [EngineUnavailable("batch 0/train/0 is not done after 1800 s")])
+
+asyncio.run(run_to_its_end(Worker()))
+"""
+
+
+def test_a_thread_that_hangs_in_the_engine_does_not_keep_the_process() -> None:
+    ended = subprocess.run([sys.executable, "-c", HANGS], capture_output=True, text=True, timeout=300.0, check=False)
+    assert ended.returncode == 1
+    assert "batch 0/train/0 is not done" in ended.stderr

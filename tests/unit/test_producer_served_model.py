@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from contracts.errors import WeightsRejected
+from contracts.errors import EngineUnavailable, WeightsRejected
 from producer.served_model import RELOAD_PAUSES_S, ServedModel
 from tests.builders import job_spec
 from tests.fakes import EngineShop, fake_version, spell
@@ -72,3 +72,22 @@ def test_the_version_that_it_loads_is_named_until_it_is_loaded(tmp_path: Path) -
     model = load(tmp_path, mend)
     assert said == ["job/weights/v000003"]
     assert model.loading_weights == ""
+
+
+def test_a_load_that_hangs_ends_at_the_jobs_deadline(tmp_path: Path) -> None:
+    manifest = fake_version(tmp_path, "job", 3)
+
+    async def for_ever(_seconds: float) -> None:
+        await asyncio.Event().wait()
+
+    async def run() -> None:
+        shop = EngineShop(tmp_path)
+        model = ServedModel(shop.make, lambda _model: spell, sleep=for_ever)
+        (tmp_path / manifest.directory / manifest.files[0].name).unlink()
+        with pytest.raises(EngineUnavailable, match=r"loading job/weights/v000003 is not done after 0\.05 s"):
+            await model.ready_for(job_spec(timeouts__generation_s=0.05), manifest)
+        assert model.loading_weights == ""
+        await model.aclose()
+        assert shop.log == ["open qwen3", "load 3"], "what hangs cannot be closed"
+
+    asyncio.run(run())

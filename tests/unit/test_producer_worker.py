@@ -269,6 +269,21 @@ def test_an_engine_that_is_gone_ends_the_worker_and_fails_no_batch(tmp_path: Pat
     drive(tmp_path, scenario)
 
 
+def test_an_engine_that_hangs_ends_the_worker_at_the_jobs_deadline_and_is_not_waited_for(tmp_path: Path) -> None:
+    async def scenario(stack: Stack) -> None:
+        side = stack.add_job(num_batches=1, timeouts__generation_s=0.05)
+        stack.shop.gates["0/train/0"] = asyncio.Event()
+        with pytest.raises(BaseExceptionGroup) as caught:
+            await stack.worker.run()
+        assert caught.group_contains(
+            EngineUnavailable, match=r"timeouts\.generation_s: batch 0/train/0 is not done after 0\.05 s"
+        )
+        assert side.failed == [], "the lease expires, and another generator takes the batch"
+        assert not [event for event in stack.shop.log if event.startswith("close")], "its thread would never come back"
+
+    drive(tmp_path, scenario)
+
+
 def test_an_engine_whose_bytes_depend_on_what_ran_leaves_deterministic_jobs_alone(tmp_path: Path) -> None:
     async def scenario(stack: Stack) -> None:
         strict = stack.add_job("strict", num_batches=1)
