@@ -21,6 +21,7 @@ from contracts.errors import InvalidInput
 from contracts.jobs import ResumeRequest
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
+from contracts.weights import RedisWeights
 from contracts.wire import decode_json
 from gateway.problems import Problem
 from telemetry.http_body import read_within
@@ -92,7 +93,7 @@ def check_paths(spec: JobSpec, settings: StackSettings) -> None:
 
 
 def check_generators(spec: JobSpec, live: Sequence[GeneratorInfo]) -> None:
-    """Raises Problem 422 where generators live, but none of them would serve the job."""
+    """Raises Problem 422 where generators live, but none of them would serve the job, or one of them cannot."""
     engines = {generator.info.get(NOT_REPRODUCIBLE, "") for generator in live}
     if spec.deterministic and engines and "" not in engines:
         raise Problem(
@@ -100,6 +101,13 @@ def check_generators(spec: JobSpec, live: Sequence[GeneratorInfo]) -> None:
             f"this stack's generators sample with {', '.join(sorted(engines))}: last bits depend on what else runs",
             field="deterministic",
             cure="set deterministic = false, or add a generator with ONBEAT_ENGINE=transformers",
+        )
+    if isinstance(spec.weights, RedisWeights) and "openai" in engines and not spec.deterministic:
+        raise Problem(
+            HTTPStatus.UNPROCESSABLE_ENTITY,
+            "the server of a generator with ONBEAT_ENGINE=openai reads files, not Redis",
+            field="weights.transport",
+            cure='set it to "file" or "delta"',
         )
 
 

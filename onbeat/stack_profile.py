@@ -24,6 +24,7 @@ from msgspec import Meta
 from contracts.errors import InvalidInput
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
+from contracts.weights import RedisWeights
 from contracts.wire import Record, convert
 
 
@@ -93,12 +94,19 @@ class StackProfile(Record, frozen=True, kw_only=True):
         return [kind for kind in self.generators for _ in range(kind.count)]
 
     def check(self, spec: JobSpec) -> None:
-        """Raises InvalidInput for a job that none of the generators would serve (I7)."""
+        """Raises InvalidInput for a job that none of the generators would serve (I7), or that one of them cannot."""
         if spec.deterministic and all(kind.engine.type != "transformers" for kind in self.generators):
             raise InvalidInput(
                 "the profile's engines sample batches beside each other, so last bits depend on what else runs",
                 field="deterministic",
                 cure="--set deterministic=false, or a profile with a transformers generator",
+            )
+        by_server = not spec.deterministic and any(kind.engine.type == "openai" for kind in self.generators)
+        if by_server and isinstance(spec.weights, RedisWeights):
+            raise InvalidInput(
+                "a server of the profile's openai generators reads files, not Redis",
+                field="weights.transport",
+                cure='set it to "file" or "delta"',
             )
 
 

@@ -42,7 +42,7 @@ def make_engine(
     if settings.engine == "vllm":
         from producer.engine.vllm import VllmEngine
 
-        return VllmEngine(model, settings=settings)
+        return VllmEngine(model, settings=settings, chunks=chunks)
     if settings.engine == "openai":
         from producer.engine.openai import OpenaiEngine
 

@@ -114,6 +114,10 @@ class VllmServer:
             raise _other_weights(batch, found)
 
     async def load(self, manifest: WeightManifest) -> VerifiedWeights:
+        if manifest.transport == "redis":
+            raise InvalidInput(
+                "a server reads files, not Redis", field="weights.transport", cure='use "file" or "delta"'
+            )
         # An update under a running request ends the server's engine; `wait` lets them end, and empties the caches.
         await self._requests.post("/pause?mode=wait&clear_cache=true", None, dict[str, Any])
         await self._call("clear_kv_cache")

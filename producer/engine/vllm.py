@@ -17,7 +17,7 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -37,6 +37,7 @@ from producer.engine.batching import BatchingEngine
 from producer.engine.model_folder import end_of_sequence_ids, model_config
 from producer.engine.request_checks import all_or_none, checked_completion, num_samples, prompt_seed
 from producer.model_path import FIELD, model_folder
+from weight_store.chunks import ChunkReader, read_chunks
 
 log = logging.getLogger(__name__)
 
@@ -76,15 +77,17 @@ def library() -> Any:
 class VllmEngine(BatchingEngine):
     """A GenerationEngine; generations run side by side, a load waits for them."""
 
-    def __init__(self, model: ModelSpec, *, settings: StackSettings) -> None:
+    def __init__(self, model: ModelSpec, *, settings: StackSettings, chunks: Callable[[str], ChunkReader]) -> None:
         """Starts the engine core, with uninitialised weights; weights come by `load_weights`. Blocks for 10 s or more.
 
+        chunks: job id → its versions in Redis.
         Raises InvalidInput that names model.path, EngineUnavailable where the core does not start.
         """
         super().__init__(settings)
         self._vllm = library()
         self._dead: tuple[type[Exception], ...] = (import_module("vllm.v1.engine.exceptions").EngineDeadError,)
         self._refused: tuple[type[Exception], ...] = (import_module("vllm.exceptions").VLLMClientError, ValueError)
+        self._chunks = chunks
         self._weight_root = settings.weight_root_path
         self._num_requests = 0
         self._cache_is_clean = True
@@ -128,6 +131,7 @@ class VllmEngine(BatchingEngine):
             raise
 
     async def _replace_weights(self, manifest: WeightManifest) -> VerifiedWeights:
+        files = await asyncio.to_thread(self._files_in_redis, manifest)
         if not self._bound_to_us:
             await self._llm.collective_rpc("end_with_generator")
             self._bound_to_us = True
@@ -137,7 +141,7 @@ class VllmEngine(BatchingEngine):
             await self._llm.collective_rpc("clear_kv_cache")
             self._cache_is_clean = True
         (answer,) = await self._llm.collective_rpc(
-            "load_version", args=(str(self._weight_root), encode_json(manifest).decode())
+            "load_version", args=(str(self._weight_root), encode_json(manifest).decode(), files)
         )
         await self._llm.resume_generation()
         if "rejected" in answer:
@@ -151,6 +155,16 @@ class VllmEngine(BatchingEngine):
             self._llm.output_handler.cancel()
         await asyncio.to_thread(self._llm.shutdown, timeout=SHUTDOWN_S)
         del self._llm
+
+    def _files_in_redis(self, manifest: WeightManifest) -> dict[str, bytes]:
+        """Name → content of the version's files; none where the engine core reads them itself. Raises WeightsRejected.
+
+        Only this process has an account with Redis.
+        """
+        if manifest.transport != "redis":
+            return {}
+        reader, version = self._chunks(manifest.job_id), manifest.policy_version
+        return {file.name: read_chunks(reader, file, policy_version=version) for file in manifest.files}
 
     def _not_done(self, problem: str) -> EngineUnavailable:
         return EngineUnavailable(problem, field="vllm", cure="raise ONBEAT_ENGINE_TIMEOUT_S")

@@ -17,8 +17,10 @@ import ctypes
 import os
 import signal
 import sys
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,9 +30,21 @@ from contracts.versions import WeightManifest
 from contracts.wire import decode_json
 from producer.engine.model_folder import empty_model, weight_tensors
 from telemetry.launcher import PR_SET_PDEATHSIG
+from weight_store.chunks import CHUNK_BYTES
 from weight_store.receiver import WeightReceiver
 
 CLASS = f"{__name__}.VerifiedLoader"
+
+
+class FilesAtHand:
+    """A ChunkReader of files that the generator has read from Redis."""
+
+    def __init__(self, files: Mapping[str, bytes]) -> None:
+        self._files = files
+
+    def get(self, policy_version: int, name: str, number: int) -> bytes | None:
+        data = self._files.get(name)
+        return None if data is None else data[number * CHUNK_BYTES : (number + 1) * CHUNK_BYTES]
 
 
 class VerifiedLoader:
@@ -43,25 +57,36 @@ class VerifiedLoader:
     receiver: WeightReceiver | None = None
     """With a copy of the version in host memory, for what stands on another one: deltas, and adapters on their base."""
 
+    files: Mapping[str, bytes] = MappingProxyType({})
+    """Of the version that is being loaded, where they came with the call."""
+
     if TYPE_CHECKING:
         get_model: Any
         model_config: Any
         model_runner: Any
         reload_weights: Any
 
-    def load_version(self, weight_root: str, manifest_json: str) -> dict[str, str]:
+    def load_version(
+        self, weight_root: str, manifest_json: str, files: dict[str, bytes] | None = None
+    ) -> dict[str, str]:
         """Replaces the weights by a version's. Generation must be paused.
 
+        files: name → content, of a version in Redis.
         Answers what `describe_version` answers, with the reason under "rejected" if the version was refused.
         """
         self.held_version, self.held_digest = None, ""
         try:
             manifest = decode_json(manifest_json, WeightManifest)
-            receiver = self.receiver or WeightReceiver(self._expected(), root=Path(weight_root))
+            receiver = self.receiver or WeightReceiver(
+                self._expected(), root=Path(weight_root), chunks=lambda job_id: FilesAtHand(self.files)
+            )
             self.receiver = receiver if manifest.transport == "delta" or manifest.adapter else None
+            self.files = files or {}
             found = receiver.load(manifest)
         except OnbeatError as error:
             return self.describe_version() | {"rejected": str(error)}
+        finally:
+            self.files = {}
         self.reload_weights(weights_iterator=iter(receiver.tensors.items()))
         self._renew_tied_head()
         self.held_version, self.held_digest = manifest.policy_version, found

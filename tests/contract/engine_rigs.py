@@ -31,6 +31,7 @@ from producer.engine.fake import FakeEngine
 from producer.engine.transformers import TransformersEngine
 from telemetry.launcher import end_with_launcher
 from tests.builders import prompt_batch, tiny_model_folder
+from weight_store.chunks import ChunkReader
 
 T = TypeVar("T")
 Tensors = dict[str, np.ndarray]
@@ -145,7 +146,7 @@ def vllm_rig(kind: str, root: Path) -> Rig:
     from producer.engine.vllm import VllmEngine
 
     folder = vllm_folder(root, kind.split()[1])
-    engine = VllmEngine(ModelSpec(path=folder.name), settings=vllm_settings(root))
+    engine = VllmEngine(ModelSpec(path=folder.name), settings=vllm_settings(root), chunks=no_chunks)
     return rig_of(kind, engine, folder, root)
 
 
@@ -167,6 +168,10 @@ def server_rig(kind: str, root: Path) -> Rig:
         raise
     rig.server = server
     return rig
+
+
+def no_chunks(job_id: str) -> ChunkReader:
+    raise AssertionError("its versions are files")
 
 
 def need_vllm() -> None:

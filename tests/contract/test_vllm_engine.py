@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from msgspec.structs import replace
+from safetensors.numpy import save
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -31,13 +33,16 @@ from tests.contract.engine_rigs import (
     vllm_folder,
     vllm_settings,
 )
+from tests.unit.test_weight_store import FakeChunks
 from weight_store.adapter_publisher import AdapterPublisher
 from weight_store.adapters import AdapterSource, layers_of, matrix_names
+from weight_store.chunks import write_chunks
 from weight_store.file_publisher import FilePublisher
 from weight_store.lora_merge import merge_into
 
 PROMPTS = ([5, 6, 7], [8], [4, 9, 10])
 LONG = SamplingParams(max_new_tokens=100)
+IN_REDIS = FakeChunks()
 
 
 @pytest.fixture(scope="module")
@@ -52,13 +57,35 @@ def new_rig(root: Path) -> Rig:
     from producer.engine.vllm import VllmEngine
 
     folder = vllm_folder(root, "llama")
-    return rig_of("vllm llama", VllmEngine(ModelSpec(path="llama"), settings=vllm_settings(root)), folder, root)
+    engine = VllmEngine(ModelSpec(path="llama"), settings=vllm_settings(root), chunks=lambda job_id: IN_REDIS)
+    return rig_of("vllm llama", engine, folder, root)
 
 
 def engine_core(rig: Rig) -> int:
     """Process number."""
     (process,) = rig.engine._llm.engine_core.resources.engine_manager.processes  # type: ignore[attr-defined]
     return process.pid
+
+
+def test_a_version_in_redis_is_read_by_the_generator_and_verified_by_the_core(rig: Rig) -> None:
+    def in_redis(version: int) -> WeightManifest:
+        tensors = scaled(rig.tensors, 0.5)
+        file = write_chunks(IN_REDIS, save(tensors), policy_version=version, name="weights.safetensors", keep_s=1.0)
+        return replace(rig.publish(version, tensors), transport="redis", files=(file,))
+
+    manifest = in_redis(5)
+    rig.run(rig.engine.load_weights(manifest))
+    held = VerifiedWeights(policy_version=5, weights_digest=manifest.weights_digest)
+    assert rig.engine.policy_version == held
+    assert len(rig.generate(manifest, PROMPTS)) == len(PROMPTS)
+    damaged, gone = in_redis(6), in_redis(7)
+    key, data = next((key, data) for key, data in IN_REDIS.data.items() if key[0] == 6)
+    IN_REDIS.data[key] = data[:-1] + bytes([data[-1] ^ 1])
+    IN_REDIS.drop_chunks_before(8, {5, 6})
+    for manifest, reason in ((damaged, "digest"), (gone, "chunk 0 of version 7 is not in Redis")):
+        with pytest.raises(WeightsRejected, match=reason):
+            rig.run(rig.engine.load_weights(manifest))
+        assert rig.engine.policy_version is None
 
 
 class Adapters:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from broker.presence import NOT_REPRODUCIBLE, GeneratorInfo
+from contracts.weights import RedisWeights
 from gateway.problems import Problem
 from gateway.submission import check_generators
 from tests.builders import job_spec
@@ -28,6 +29,15 @@ def test_a_deterministic_job_is_refused_where_no_live_generator_would_serve_it()
 @pytest.mark.parametrize("engines", [(), ("vllm", ""), ("",)])
 def test_it_is_taken_where_one_would_or_where_none_lives_yet(engines: tuple[str, ...]) -> None:
     check_generators(job_spec(), generators(*engines))
+
+
+def test_weights_in_redis_are_refused_where_a_live_generator_s_server_would_have_to_read_them() -> None:
+    spec = job_spec(deterministic=False, weights=RedisWeights())
+    with pytest.raises(Problem) as caught:
+        check_generators(spec, generators("vllm", "openai"))
+    assert (caught.value.status, caught.value.field) == (422, "weights.transport")
+    check_generators(spec, generators("vllm"))
+    check_generators(job_spec(weights=RedisWeights()), generators("", "openai"))
 
 
 def test_a_job_that_is_not_deterministic_is_taken_by_any() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from contracts.errors import InvalidInput
 from contracts.settings import StackSettings
+from contracts.weights import RedisWeights
 from onbeat.commands.options import profile_and_count
 from onbeat.stack import StackPlan
 from onbeat.stack_profile import GeneratorProfile, StackProfile, alike, load_profile
@@ -114,3 +115,15 @@ def test_a_deterministic_job_needs_a_generator_that_serves_it() -> None:
     vllm.check(job_spec(deterministic=False))
     alike(2).check(job_spec())
     assert len(StackProfile().each) == 1
+
+
+def test_weights_in_redis_are_refused_where_a_server_would_have_to_read_them(tmp_path: Path) -> None:
+    text = "[[generators]]\n\n[[generators]]\nengine = { type = 'openai', url = 'http://host:1' }"
+    profile = load_profile(written(tmp_path, text))
+    with pytest.raises(InvalidInput, match="reads files, not Redis") as caught:
+        profile.check(job_spec(deterministic=False, weights=RedisWeights()))
+    assert caught.value.field == "weights.transport"
+    profile.check(job_spec(weights=RedisWeights()))
+    load_profile(next(path for path in STACKS if path.stem == "mixed")).check(
+        job_spec(deterministic=False, weights=RedisWeights())
+    )
