@@ -79,7 +79,7 @@ def run(settings: StackSettings, *, trainer_module: str = "consumer") -> int:
     broker = connect_within(settings, patience_s=REDIS_PATIENCE_S)
     consumer_id = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
     trainers = TrainerProcesses(settings.run_root_path, module=trainer_module)
-    reconciler = Reconciler(broker, trainers, consumer_id=consumer_id)
+    reconciler = Reconciler(broker, trainers, consumer_id=consumer_id, trainer_start_s=settings.trainer_start_s)
     app = make_celery_app(settings)
     register_tasks(app, reconciler)
     beat = BeatThread(app)

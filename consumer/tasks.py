@@ -28,8 +28,6 @@ from contracts.jobs import JobState
 DONE = 0
 RESERVATION_S = 8.0
 """Renewed while the trainer loads; so long other consumers wait after this one's death."""
-SILENCE_S = 180.0
-"""A trainer process without its job's lease for so long is stuck: loading a model's library and asking take seconds."""
 
 log = logging.getLogger(__name__)
 
@@ -37,14 +35,13 @@ log = logging.getLogger(__name__)
 class Reconciler:
     """One consumer's view of the jobs, and its hands."""
 
-    def __init__(
-        self, broker: Broker, trainers: TrainerProcesses, *, consumer_id: str, silence_s: float = SILENCE_S
-    ) -> None:
+    def __init__(self, broker: Broker, trainers: TrainerProcesses, *, consumer_id: str, trainer_start_s: float) -> None:
+        """trainer_start_s: `StackSettings.trainer_start_s`."""
         self._broker = broker
         self._jobs = JobStore(broker)
         self._trainers = trainers
         self._consumer_id = consumer_id
-        self._silence_s = silence_s
+        self._trainer_start_s = trainer_start_s
 
     def reconcile(self) -> None:
         """Every active job, oldest first. Raises Unavailable."""
@@ -91,7 +88,7 @@ class Reconciler:
         if job_id and self._is_held(job_id):
             self._trainers.answered()
             self._jobs.release_start(job_id, self._consumer_id)
-        elif job_id and self._trainers.silent_s < self._silence_s:
+        elif job_id and self._trainers.silent_s < self._trainer_start_s:
             self._reserve(job_id)
         elif job_id:
             log.error("the trainer of %s has not answered for %.0f s, killing it", job_id, self._trainers.silent_s)

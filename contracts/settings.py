@@ -52,6 +52,12 @@ class StackSettings(Record, frozen=True, kw_only=True):
     """How long a process keeps trying to reach Redis before it ends with an error."""
     broker_full_timeout_s: float = 3600.0
     """How long a generator holds a finished batch while Redis is at maxmemory, before it ends with an error."""
+    trainer_start_s: float = 180.0
+    """How long a trainer's process may take from its start until it holds its job, most of it imports; a consumer kills
+    it past that, and starts another."""
+    scorer_start_s: float = 120.0
+    """How long a scorer's process may take to start, or to import a scorer and what it needs; then its items are
+    errors. A reward plugin that loads a model may need more, and then reward.request_timeout_s too."""
     engine: Literal["transformers", "vllm", "openai"] = "transformers"
     """What a generator samples with: transformers, vllm in this process, or openai: a server of vLLM or SGLang that
     somebody else runs (docs/operations.md)."""
@@ -81,6 +87,8 @@ class StackSettings(Record, frozen=True, kw_only=True):
             raise ValueError("max_ranks must be 0 or more")
         if self.threads < 1:
             raise ValueError("threads must be 1 or more")
+        if not (self.trainer_start_s > 0.0 and self.scorer_start_s > 0.0):
+            raise ValueError("trainer_start_s and scorer_start_s must be positive")
         self._check_engine()
 
     @property
@@ -134,6 +142,8 @@ TYPES = {
     "engine_timeout_s": float,
     "threads": int,
     "peak_flops": float,
+    "trainer_start_s": float,
+    "scorer_start_s": float,
     "broker_timeout_s": float,
     "broker_full_timeout_s": float,
 }

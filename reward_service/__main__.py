@@ -33,7 +33,7 @@ def main() -> int:
     logs.configure(settings, service="reward_service")
     exit_cleanly_on_signals()
     config = uvicorn.Config(
-        create_app(),
+        create_app(scorer_start_s=settings.scorer_start_s),
         log_config=None,
         log_level="warning",
         access_log=False,

@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 
+from contracts.settings import StackSettings
 from reward_service.metrics import RewardMetrics
 from reward_service.problems import answer_with_problems
 from reward_service.routes import router
@@ -21,10 +22,15 @@ from reward_service.scorer_pool import ScorerPool
 MAX_BODY_BYTES = 64 * 1024 * 1024
 
 
-def create_app(*, num_workers: int | None = None, max_body_bytes: int = MAX_BODY_BYTES) -> FastAPI:
+def create_app(
+    *,
+    num_workers: int | None = None,
+    max_body_bytes: int = MAX_BODY_BYTES,
+    scorer_start_s: float = StackSettings().scorer_start_s,
+) -> FastAPI:
     """An app with its own pool and metrics. `num_workers` None: one scorer process per usable core."""
     metrics = RewardMetrics()
-    pool = ScorerPool(num_workers=num_workers, on_restart=metrics.worker_restarts.inc)
+    pool = ScorerPool(num_workers=num_workers, warm_up_timeout_s=scorer_start_s, on_restart=metrics.worker_restarts.inc)
     app = FastAPI(title="Onbeat reward service", docs_url=None, redoc_url=None, lifespan=_close_pool_at_the_end)
     app.state.metrics = metrics
     app.state.pool = pool

@@ -24,11 +24,9 @@ from typing import TypeVar
 
 from contracts.errors import Unavailable
 from contracts.rewards import RewardComponent, RewardItem, Scored, Unscorable, UnscorableReason
+from contracts.settings import StackSettings
 from reward_service.scorer_process import ScorerProcess, WorkerDied, WorkerLate
 from reward_service.scorers import rubric
-
-WARM_UP_TIMEOUT_S = 120.0
-"""Start of a process, and import of a scorer's packages, on a machine that is busy."""
 
 Results = tuple[Scored | Unscorable, ...]
 
@@ -44,7 +42,7 @@ class ScorerPool:
         self,
         *,
         num_workers: int | None = None,
-        warm_up_timeout_s: float = WARM_UP_TIMEOUT_S,
+        warm_up_timeout_s: float = StackSettings().scorer_start_s,
         on_restart: Callable[[], None] = lambda: None,
     ) -> None:
         """`num_workers` None: one per usable core. `on_restart` is called for each worker that is replaced."""

@@ -180,14 +180,14 @@ def test_a_restarted_redis_harms_neither_worker_nor_trainer(
 
 @contextmanager
 def reconciling(
-    settings: StackSettings, broker: Broker, monkeypatch: pytest.MonkeyPatch, **options: float
+    settings: StackSettings, broker: Broker, monkeypatch: pytest.MonkeyPatch, *, trainer_start_s: float = 180.0
 ) -> Iterator[tuple[Reconciler, TrainerProcesses]]:
     """A reconciler in this process, over trainer processes of the stand-in."""
     for name, value in settings.environment().items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(ROOT)
     trainers = TrainerProcesses(settings.run_root_path, module=TRAINER)
-    reconciler = Reconciler(broker, trainers, consumer_id="consumer-a", **options)
+    reconciler = Reconciler(broker, trainers, consumer_id="consumer-a", trainer_start_s=trainer_start_s)
     try:
         yield reconciler, trainers
     finally:
@@ -262,7 +262,7 @@ def test_a_trainer_that_outlives_its_job_does_not_keep_the_consumer_from_others(
     jobs = JobStore(broker)
     first_id, _ = jobs.create(job_spec(name="stuck"))
     second_id, _ = jobs.create(job_spec())
-    with reconciling(own_settings, broker, monkeypatch, silence_s=0.0) as (reconciler, trainers):
+    with reconciling(own_settings, broker, monkeypatch, trainer_start_s=0.0) as (reconciler, trainers):
         trainers.start(first_id)
         jobs.move(first_id, JobState.CANCELLED)
         reconciler.reconcile()
@@ -274,7 +274,7 @@ def test_a_trainer_that_never_answers_is_killed_and_replaced(
 ) -> None:
     jobs = JobStore(broker)
     job_id, _ = jobs.create(job_spec(name="stuck"))
-    with reconciling(own_settings, broker, monkeypatch, silence_s=0.0) as (reconciler, trainers):
+    with reconciling(own_settings, broker, monkeypatch, trainer_start_s=0.0) as (reconciler, trainers):
         trainers.start(job_id)
         reconciler.ensure_trainer(job_id)
         assert trainers.job_id == job_id

@@ -85,6 +85,7 @@ pid = hostile_rewards:pid
 gated = hostile_rewards:gated
 hang_with_a_child = hostile_rewards:hang_with_a_child
 dies_at_import = dies_at_import:reward
+hangs_at_import = hangs_at_import:reward
 """
 
 
@@ -94,6 +95,7 @@ def plugin_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
     (folder / "hostile_rewards.py").write_text(PLUGIN_SOURCE)
     (folder / "dies_at_import.py").write_text("import os\nos._exit(7)\n")
+    (folder / "hangs_at_import.py").write_text("import threading\nthreading.Event().wait()\n")
     info = folder / "hostile_rewards-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: hostile-rewards\nVersion: 1.0\n")
@@ -188,6 +190,16 @@ def test_plugin_that_dies_at_import_fails_its_request_and_not_the_next(plugins: 
         assert reasons(broken.result()) == ["crashed", "crashed"]
         sound = pool.submit((FormatReward(pattern="a"),), items_of("a"), item_timeout_s=10.0)
         assert reasons(sound.result()) == ["scored"]
+
+
+def test_plugin_that_hangs_at_import_is_killed_after_the_time_to_start(plugins: Path) -> None:
+    pool = ScorerPool(num_workers=1, warm_up_timeout_s=3.0)
+    try:
+        hanging = pool.submit((PluginReward(entry_point="hangs_at_import"),), items_of("a", "b"), item_timeout_s=1.0)
+        assert reasons(hanging.result()) == ["timeout", "timeout"]
+        assert "took more than 3 s; its process was killed" in str(hanging.result()[0])
+    finally:
+        pool.close()
 
 
 def test_unknown_plugin_is_told_without_losing_a_process(plugins: Path) -> None:
