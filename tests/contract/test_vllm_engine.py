@@ -21,7 +21,7 @@ from contracts.errors import BatchFailed, EngineUnavailable, WeightsRejected
 from contracts.rollouts import SamplingParams
 from contracts.run_folder import RunFolder
 from contracts.spec import ModelSpec
-from contracts.versions import WeightManifest
+from contracts.versions import WeightFile, WeightManifest
 from producer.engine.base import VerifiedWeights
 from tests.contract.engine_rigs import (
     Rig,
@@ -36,9 +36,10 @@ from tests.contract.engine_rigs import (
 from tests.unit.test_weight_store import FakeChunks
 from weight_store.adapter_publisher import AdapterPublisher
 from weight_store.adapters import AdapterSource, layers_of, matrix_names
-from weight_store.chunks import write_chunks
+from weight_store.chunks import CHUNK_BYTES, num_chunks
 from weight_store.file_publisher import FilePublisher
 from weight_store.lora_merge import merge_into
+from weight_store.publisher import publish
 
 PROMPTS = ([5, 6, 7], [8], [4, 9, 10])
 LONG = SamplingParams(max_new_tokens=100)
@@ -70,7 +71,11 @@ def engine_core(rig: Rig) -> int:
 def test_a_version_in_redis_is_read_by_the_generator_and_verified_by_the_core(rig: Rig) -> None:
     def in_redis(version: int) -> WeightManifest:
         tensors = scaled(rig.tensors, 0.5)
-        file = write_chunks(IN_REDIS, save(tensors), policy_version=version, name="weights.safetensors", keep_s=1.0)
+        data = save(tensors)
+        file = WeightFile(name="weights.safetensors", num_bytes=len(data))
+        for number in range(num_chunks(len(data))):
+            chunk = data[number * CHUNK_BYTES : (number + 1) * CHUNK_BYTES]
+            IN_REDIS.put_chunk(version, file.name, number, chunk, keep_s=1.0)
         return replace(rig.publish(version, tensors), transport="redis", files=(file,))
 
     manifest = in_redis(5)
@@ -100,7 +105,8 @@ class Adapters:
         self._base = load_file(rig.folder / "model.safetensors")
         self._matrices: dict[str, Tensor] = {}
         source = AdapterSource(scaling=self.SCALING, matrices=lambda: self._matrices, base=lambda: self._base)
-        self._publisher = AdapterPublisher(FilePublisher(self.folder, announce=lambda shard: None), source, self.folder)
+        carrier = FilePublisher(self.folder, announce=lambda shard: None, wait_s=60.0)
+        self._publisher = AdapterPublisher(carrier, source, self.folder, wait_s=60.0)
 
     def publish(self, version: int) -> WeightManifest:
         draw = torch.Generator().manual_seed(version)
@@ -112,7 +118,7 @@ class Adapters:
         merged = {name: tensor.clone() for name, tensor in self._base.items()}
         for name, of_layer in layers_of(self._matrices, weights=merged).items():
             merge_into(merged[name], merged[name], lora_a=of_layer.lora_a, lora_b=of_layer.lora_b, scaling=self.SCALING)
-        return self._publisher.publish(merged, policy_version=version)
+        return publish(self._publisher, merged, policy_version=version)
 
     def trainers_model(self) -> nn.Module:
         """The base with B A beside it, as a trainer computes: nothing is merged."""

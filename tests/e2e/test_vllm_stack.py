@@ -41,8 +41,8 @@ class Run:
         self.stack = stack
         self.client = client
 
-    def submit(self, **settings: Any) -> str:
-        return self.client.submit(spec(**settings), idempotency_key=uuid.uuid4().hex).job_id
+    def submit(self, file: str = "demo.toml", **settings: Any) -> str:
+        return self.client.submit(spec(file, **settings), idempotency_key=uuid.uuid4().hex).job_id
 
     def until(self, reached: Callable[[], bool], what: str) -> None:
         waiting = Waiting(what, deadline_s=DEADLINE_S)
@@ -61,13 +61,24 @@ class Run:
         self.until(lambda: self.client.job(job_id).state.is_final, f"the end of {job_id}")
         return self.client.job(job_id)
 
+    def watched_end(self, job_id: str) -> tuple[JobStatus, set[str]]:
+        """And the generators that were seen to hold a batch until then."""
+        seen: set[str] = set()
+
+        def ended() -> bool:
+            seen.update(self.holders(job_id))
+            return self.client.job(job_id).state.is_final
+
+        self.until(ended, f"the end of {job_id}")
+        return self.client.job(job_id), seen
+
     def assert_verified(self, status: JobStatus) -> None:
         folder = RunFolder(self.stack.plan.run_root.resolve(), status.job_id)
         assert verify_folder(folder, status, self.client.audit(status.job_id)).gaps == ()
 
 
-def spec(**settings: Any) -> JobSpec:
-    """The demo's job, shorter."""
+def spec(file: str = "demo.toml", **settings: Any) -> JobSpec:
+    """A shipped job, shorter."""
     fields = {
         "deterministic": "false",
         "iterations": 8,
@@ -76,7 +87,7 @@ def spec(**settings: Any) -> JobSpec:
         "evaluation.prompts_per_batch": 32,
     }
     chosen = [f"{key}={value}" for key, value in (fields | settings).items()]
-    return load_spec(REPOSITORY / "configs" / "demo.toml", chosen)
+    return load_spec(REPOSITORY / "configs" / file, chosen)
 
 
 @pytest.fixture(scope="module")
@@ -94,15 +105,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
 
 
 def test_a_job_is_sampled_by_vllm_and_by_transformers_on_policy_and_verified(run: Run) -> None:
-    job_id = run.submit(**{"iterations": 30})
-    seen: set[str] = set()
-
-    def ended() -> bool:
-        seen.update(run.holders(job_id))
-        return run.client.job(job_id).state.is_final
-
-    run.until(ended, f"the end of {job_id}")
-    status = run.client.job(job_id)
+    job_id = run.submit(iterations=30)
+    status, seen = run.watched_end(job_id)
     assert (status.state.value, status.reason) == ("succeeded", "")
     assert {VLLM, TRANSFORMERS} <= seen
     run.assert_verified(status)
@@ -111,8 +115,17 @@ def test_a_job_is_sampled_by_vllm_and_by_transformers_on_policy_and_verified(run
         assert metrics.mismatch_max < 1e-3
 
 
+def test_adapters_reach_vllm_and_transformers_through_redis(run: Run) -> None:
+    job_id = run.submit("demo-lora.toml", iterations=30)
+    status, seen = run.watched_end(job_id)
+    assert (status.state.value, status.reason) == ("succeeded", "")
+    run.assert_verified(status)
+    assert {VLLM, TRANSFORMERS} <= seen
+    assert max(metrics.mismatch_max for metrics in run.client.metrics(job_id)) < 1e-3
+
+
 def test_an_engine_core_that_is_killed_ends_its_generator_and_the_job_goes_on_without_and_with_it(run: Run) -> None:
-    job_id = run.submit(**{"iterations": 1000})
+    job_id = run.submit(iterations=1000)
     run.until(lambda: VLLM in run.holders(job_id) and run.client.job(job_id).policy_version > 0, "a batch at vLLM")
     before = run.stack.pids[VLLM]
     process_tree.kill(process_tree.descendants(before))
