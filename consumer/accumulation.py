@@ -1,7 +1,7 @@
 """Sums the gradients of an iteration's micro-batches, exactly or in float32.
 
 Floating-point addition is not associative, so arrival order would show in the last bits of the sum. The exact
-accumulator rounds each micro-batch's gradient once to fixed point and adds integers, which commute (I7).
+accumulator rounds the gradient of each pass once to fixed point and adds integers, which commute (I7).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from contracts.errors import ContractViolation, TrainingDiverged
+from contracts.spec import JobSpec
 
 CHUNK_ITEMS = 1 << 18
 """Items converted at a time: the temporaries stay in cache, and a large embedding needs no second copy."""
@@ -27,8 +28,10 @@ class GradientAccumulator(Protocol):
         """[N] all that was added, for ranks to add up over each other in place; None: they have done so already."""
         ...
 
-    def add(self, *, to_baseline: bool = False) -> None:
-        """Takes the gradients that backward left in `.grad` and clears them. All or nothing: an error adds nothing.
+    def add(self, *, to_baseline: bool = False, more: bool = False) -> None:
+        """Takes the gradients that a backward pass left in `.grad` and clears them; an error adds nothing of them.
+
+        more: another pass of the same rollout batch follows.
 
         Raises TrainingDiverged, naming the parameter, for a gradient that is not finite or out of range.
         """
@@ -46,8 +49,9 @@ class GradientAccumulator(Protocol):
 class ExactAccumulator:
     """int64 fixed point: a gradient g is kept as round(g * 2**scale_bits), and integers are summed.
 
-    With at most `max_micro_batches` addends below 2**62 / max_micro_batches each, the sum cannot wrap. Resolution is
-    2**-40 = 9e-13 by default, range 2**22 / max_micro_batches. Memory: 8 bytes a parameter, 16 with a baseline.
+    With at most `max_micro_batches` micro-batches, the passes of each together below 2**62 / max_micro_batches, the sum
+    cannot wrap. Resolution is 2**-40 = 9e-13 by default, range 2**22 / max_micro_batches. Memory: 8 bytes a parameter,
+    16 with a baseline.
     """
 
     def __init__(
@@ -65,20 +69,24 @@ class ExactAccumulator:
         self._max_micro_batches = max_micro_batches
         self._scale = 2.0**scale_bits
         self._limit = 2.0 ** (62 - scale_bits) / max_micro_batches
+        self._reached = 0.0
+        """Largest magnitude that the passes of the open micro-batch can have added up to."""
         self._num_added = [0] * (1 + with_baseline)
         self.sums, self._sums = _zeros(self._parameters, len(self._num_added), torch.int64)
 
-    def add(self, *, to_baseline: bool = False) -> None:
+    def add(self, *, to_baseline: bool = False, more: bool = False) -> None:
         if self._num_added[to_baseline] == self._max_micro_batches:
             raise ContractViolation(f"more than {self._max_micro_batches} micro-batches in one iteration")
         gradients = take_gradients(self._parameters)
-        check_range(gradients, limit=self._limit)
+        self._reached += check_range(gradients, limit=self._limit - self._reached)
         for name, gradient in gradients.items():
             chunks = self._sums[name][int(to_baseline)].split(CHUNK_ITEMS)
             for values, sums in zip(gradient.split(CHUNK_ITEMS), chunks, strict=True):
                 # A power of two only moves the exponent, and a rounded float is representable: both steps are exact.
                 sums.add_(values.mul_(self._scale).round_().to(torch.int64))
-        self._num_added[to_baseline] += 1
+        if not more:
+            self._reached = 0.0
+            self._num_added[to_baseline] += 1
 
     def total(self, divisor: float, *, baseline: float = 0.0) -> None:
         for name, parameter in self._targets.items():
@@ -89,6 +97,7 @@ class ExactAccumulator:
             parameter.grad = gradient.view(parameter.shape)
 
     def zero(self) -> None:
+        self._reached = 0.0
         self._num_added = [0] * len(self._num_added)
         self.sums.zero_()
 
@@ -108,7 +117,7 @@ class FloatAccumulator:
         self._targets = dict(targets or parameters)
         self.sums, self._sums = _zeros(self._parameters, 1 + with_baseline, torch.float32)
 
-    def add(self, *, to_baseline: bool = False) -> None:
+    def add(self, *, to_baseline: bool = False, more: bool = False) -> None:
         gradients = take_gradients(self._parameters)
         check_range(gradients, limit=math.inf)
         for name, gradient in gradients.items():
@@ -121,6 +130,21 @@ class FloatAccumulator:
 
     def zero(self) -> None:
         self.sums.zero_()
+
+
+def make_accumulator(
+    spec: JobSpec, parameters: Mapping[str, nn.Parameter], targets: Mapping[str, nn.Parameter]
+) -> GradientAccumulator:
+    """Of parameters that each rank has whole. targets: what the optimizer steps, by the same names."""
+    with_baseline = spec.algorithm.has_late_baseline
+    if spec.trainer.accumulation == "exact":
+        return ExactAccumulator(
+            parameters,
+            max_micro_batches=spec.rollout.batches_per_iteration,
+            with_baseline=with_baseline,
+            targets=targets,
+        )
+    return FloatAccumulator(parameters, with_baseline=with_baseline, targets=targets)
 
 
 def _zeros(
@@ -148,8 +172,12 @@ def take_gradients(parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
     return gradients
 
 
-def check_range(gradients: Mapping[str, Tensor], *, limit: float) -> None:
-    """Raises TrainingDiverged for a NaN, an infinity or a magnitude of `limit` and more, naming the parameter."""
+def check_range(gradients: Mapping[str, Tensor], *, limit: float) -> float:
+    """The largest magnitude, 0.0 where there is no gradient.
+
+    Raises TrainingDiverged for a NaN, an infinity or a magnitude of `limit` and more, naming the parameter.
+    """
+    reached = 0.0
     for name, largest in zip(gradients, _largest(gradients), strict=True):
         if not math.isfinite(largest):
             raise TrainingDiverged("a gradient is not finite", field=name, cure="lower optimizer.learning_rate")
@@ -159,6 +187,8 @@ def check_range(gradients: Mapping[str, Tensor], *, limit: float) -> None:
                 field=name,
                 cure='lower optimizer.learning_rate, or set trainer.accumulation = "float"',
             )
+        reached = max(reached, largest)
+    return reached
 
 
 def _largest(gradients: Mapping[str, Tensor]) -> Iterator[float]:

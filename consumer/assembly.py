@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from typing import cast
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from transformers.modeling_utils import PreTrainedModel
 
 from broker.client import Broker
 from broker.trainer_side import TrainerSide
-from consumer.accumulation import ExactAccumulator, FloatAccumulator, GradientAccumulator
+from consumer.accumulation import make_accumulator
 from consumer.datasets.base import load_dataset
 from consumer.datasets.prompts import PromptSource
 from consumer.learner import Learner
 from consumer.lease_keeper import LeaseKeeper
-from consumer.lockstep import Lockstep
 from consumer.optimizer import PolicyOptimizer
 from consumer.plan import IterationPlan
-from consumer.policy import Policy, load_policy
+from consumer.policy import load_policy
 from consumer.rank_group import RankGroup
 from consumer.rank_membership import Membership, lead
 from consumer.ranks import OneRank, Ranks
@@ -61,9 +57,14 @@ def make_trainer(
 def make_learner(settings: StackSettings, spec: JobSpec, member: Membership | None = None) -> Learner:
     """Loads the model onto the setting's device, and sets torch up for this process. Raises InvalidInput.
 
-    member: of a group of ranks; those that share a model each load all of it into the host's memory first.
+    member: of a group of ranks; those that share a model each read their rows of it, all at the same time.
     """
     _set_up_torch(settings, spec)
+    device = _device(settings, member)
+    if spec.trainer.sharding == "fsdp" and member is not None:
+        from consumer.sharded_learner import make_sharded_learner  # few jobs need it, and it takes long to import
+
+        return make_sharded_learner(settings, spec, member=member, device=device)
     policy = load_policy(
         spec.model,
         model_root=settings.model_root_path,
@@ -73,11 +74,8 @@ def make_learner(settings: StackSettings, spec: JobSpec, member: Membership | No
         policy = policy.with_adapters(spec.trainer.lora, seed=spec.seed)
     if spec.trainer.packing == "shared_prompt":
         share_prompts(policy.model)
-    device = _device(settings, member)
     # Before any checkpoint is restored: the reference is the model as the job found it.
     reference = policy.reference() if spec.algorithm.kl_coefficient > 0.0 else None
-    if spec.trainer.sharding == "fsdp" and member is not None:
-        return _sharded_learner(spec, policy, reference, member=member, device=device)
     for model in (policy.model, reference):
         if model is not None:
             cast(nn.Module, model).to(device)
@@ -87,7 +85,7 @@ def make_learner(settings: StackSettings, spec: JobSpec, member: Membership | No
         spec=spec,
         policy=policy,
         optimizer=optimizer,
-        accumulator=_accumulator(spec, parameters, optimizer.stepped),
+        accumulator=make_accumulator(spec, parameters, optimizer.stepped),
         reference=reference,
         rank=member.rank if member else 0,
         world_size=member.world_size if member else 1,
@@ -97,36 +95,6 @@ def make_learner(settings: StackSettings, spec: JobSpec, member: Membership | No
 def idle_patience_s(spec: JobSpec) -> float:
     """Longest that a rank waits for an order: while an iteration is generated there may be none."""
     return spec.timeouts.iteration_s + spec.timeouts.ranks_s
-
-
-def _sharded_learner(
-    spec: JobSpec, policy: Policy, reference: PreTrainedModel | None, *, member: Membership, device: torch.device
-) -> Learner:
-    from consumer.sharding import ShardedAccumulator, shard_model  # few jobs need it, and it takes long to import
-
-    mesh = init_device_mesh(device.type, (member.world_size,))
-    for model in (policy.model, reference):
-        if model is not None:
-            cast(nn.Module, model).to(device)
-            shard_model(model, mesh)
-    parameters = policy.trained_parameters()
-    optimizer = PolicyOptimizer(parameters, spec.optimizer)
-    accumulator = ShardedAccumulator(
-        policy.model,
-        parameters,
-        targets=optimizer.stepped,
-        max_micro_batches=spec.rollout.batches_per_iteration,
-    )
-    return Learner(
-        spec=spec,
-        policy=policy,
-        optimizer=optimizer,
-        accumulator=accumulator,
-        reference=reference,
-        rank=member.rank,
-        world_size=member.world_size,
-        lockstep=Lockstep(policy.model, reference, mute=accumulator.mute),
-    )
 
 
 def _make_ranks(settings: StackSettings, spec: JobSpec) -> Ranks:
@@ -161,17 +129,3 @@ def _device(settings: StackSettings, member: Membership | None) -> torch.device:
     device = torch.device("cuda", member.local_rank if member else 0)
     torch.cuda.set_device(device)
     return device
-
-
-def _accumulator(
-    spec: JobSpec, parameters: Mapping[str, nn.Parameter], targets: Mapping[str, nn.Parameter]
-) -> GradientAccumulator:
-    with_baseline = spec.algorithm.has_late_baseline
-    if spec.trainer.accumulation == "exact":
-        return ExactAccumulator(
-            parameters,
-            max_micro_batches=spec.rollout.batches_per_iteration,
-            with_baseline=with_baseline,
-            targets=targets,
-        )
-    return FloatAccumulator(parameters, with_baseline=with_baseline, targets=targets)

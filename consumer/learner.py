@@ -20,6 +20,7 @@ from consumer.micro_step import KeptBatch, train_kept_batch, train_micro_batch
 from consumer.optimizer import PolicyOptimizer
 from consumer.policy import Policy
 from consumer.published_weights import WeightStream
+from consumer.sharded_rows import is_shared
 from consumer.training_cost import ModelShape, model_shape, training_cost
 from contracts.rollouts import RolloutBatch
 from contracts.spec import JobSpec
@@ -118,9 +119,14 @@ class Learner:
         cost = training_cost(self._shape, batch, rows, shares_prompts=shares_prompts, with_reference=with_reference)
         return replace(stats, cost=cost)
 
+    @cached_property
+    def shares_state(self) -> bool:
+        """Whether each rank has rows of what is trained, and not all of it: adapters are whole on every rank."""
+        return any(map(is_shared, self.policy.trained_parameters().values()))
+
     def save(self, folder: Path) -> None:
         """Writes what this rank has of weights and optimizer state (consumer/checkpoint.py)."""
-        of = (self.rank, self.world_size) if self.lockstep is not None else (0, 1)
+        of = (self.rank, self.world_size) if self.shares_state else (0, 1)
         save_state(folder, self.policy, self.optimizer, rank=of[0], num_ranks=of[1])
 
     def _trained(self, stats: MicroBatchStats, started_s: float) -> Trained:

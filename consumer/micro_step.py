@@ -62,8 +62,8 @@ def train_micro_batch(
 ) -> tuple[MicroBatchStats, KeptBatch | None]:
     """Decode, advantages, forward, loss, backward, accumulate; `.grad` is None before and after.
 
-    A batch with more tokens than a pass may have goes through in several, always the same ones, and their gradients are
-    summed before the accumulator rounds once (I7). reference: `Policy.reference` where
+    A batch with more tokens than a pass may have goes through in several, always the same ones, and the accumulator
+    rounds the gradient of each (I7). reference: `Policy.reference` where
     spec.algorithm.kl_coefficient > 0, else None. A batch in which nothing teaches costs no forward pass, and there is
     nothing to keep of it. Raises ContractViolation for tokens that the model cannot take, TrainingDiverged for a loss
     or gradient that is not finite.
@@ -94,12 +94,14 @@ def train_micro_batch(
     if algorithm.has_late_baseline:
         ones = [dataclasses.replace(one, advantages=torch.ones_like(one.advantages)) for one in micro_batches]
         logprobs = known or map(forward, ones)
-        terms = [_backward(*pair, spec, stats, keep_graph=bool(known)) for pair in zip(logprobs, ones, strict=True)]
-        accumulator.add(to_baseline=True)
+        terms: list[LossTerms] = []
+        for micro_batch, measured in zip(ones, logprobs, strict=True):
+            terms.append(_backward(measured, micro_batch, spec, stats, keep_graph=bool(known)))
+            accumulator.add(to_baseline=True, more=len(terms) < len(parts))
         stats = dataclasses.replace(stats, baseline_loss_sum=sum(one.loss_sum.item() for one in terms))
 
     passes: list[KeptRows] = []
-    terms: list[LossTerms] = []
+    terms = []
     mismatch = Mismatch()
     for part, micro_batch, logprobs in zip(parts, micro_batches, known or map(forward, micro_batches), strict=True):
         loss_mask = micro_batch.loss_mask.to(logprobs.policy.device)
@@ -107,7 +109,7 @@ def train_micro_batch(
         old_logprobs = logprobs.policy.detach()
         passes.append(KeptRows(rows=part, old_logprobs=old_logprobs, reference_logprobs=logprobs.reference))
         terms.append(_backward(logprobs, micro_batch, spec, stats))
-    accumulator.add()
+        accumulator.add(more=len(terms) < len(parts))
     stats = dataclasses.replace(_with(stats, terms), mismatch=mismatch)
     return stats, KeptBatch(batch=batch, advantages=advantages, passes=tuple(passes))
 
@@ -129,7 +131,7 @@ def train_kept_batch(
             reference=one.reference_logprobs,
         )
         terms.append(_backward(logprobs, micro_batch, spec, stats))
-    accumulator.add()
+        accumulator.add(more=len(terms) < len(kept.passes))
     return _with(stats, terms)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -45,6 +45,8 @@ LOADING_ERRORS = (
     StrictDataclassError,
 )
 """What transformers raises for a folder that it cannot read; it has no exception of its own."""
+LoadModel = Callable[[Path, Any, torch.dtype], tuple[PreTrainedModel, dict[str, Any]]]
+"""(folder, config, dtype) → the model and transformers' loading info."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,8 +103,8 @@ class Policy:
 
     @functools.cached_property
     def base_digest(self) -> str:
-        """Of `base_tensors`, which never move where there are adapters."""
-        return tensors_digest(self.base_tensors())
+        """Of `base_tensors`, which never move where there are adapters. Ranks that share them ask at the same time."""
+        return tensors_digest(PublishedWeights(self.base_tensors(), trained=()))
 
     def state_tensors(self) -> dict[str, Tensor]:
         """What training moves: `weight_tensors`, or the adapters alone."""
@@ -148,7 +150,23 @@ class Policy:
         return contextlib.nullcontext() if self.adapters is None else self.adapters.disabled()
 
 
-def load_policy(model: ModelSpec, *, model_root: Path, gradient_checkpointing: bool) -> Policy:
+def load_whole(folder: Path, config: Any, dtype: torch.dtype) -> tuple[PreTrainedModel, dict[str, Any]]:
+    """A `LoadModel`."""
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        folder,
+        config=config,
+        dtype=dtype,
+        local_files_only=True,
+        trust_remote_code=False,
+        use_safetensors=True,
+        output_loading_info=True,
+    )
+    return loaded
+
+
+def load_policy(
+    model: ModelSpec, *, model_root: Path, gradient_checkpointing: bool, load: LoadModel = load_whole
+) -> Policy:
     """Loads a folder with config, tokenizer and safetensors; no network, no remote code, no pickle.
 
     Raises InvalidInput naming `model.path` where the folder is missing, is not a causal LM, lacks weights, or has no
@@ -160,7 +178,7 @@ def load_policy(model: ModelSpec, *, model_root: Path, gradient_checkpointing: b
         problem = f"`{folder}` has no config.json" if folder.is_dir() else f"no folder `{folder}`"
         raise InvalidInput(problem, field=FIELD, cure="name a Hugging Face causal LM folder below the model root")
     tokenizer = _load_tokenizer(folder)
-    network = _load_model(folder, dtype=getattr(torch, model.dtype), gradient_checkpointing=gradient_checkpointing)
+    network = load_model(model, model_root=model_root, gradient_checkpointing=gradient_checkpointing, load=load)
     policy = Policy(model=network, tokenizer=tokenizer, context_tokens=_context_tokens(network))
     if max(tokenizer.get_vocab().values()) >= policy.vocabulary_size:
         raise InvalidInput(
@@ -191,21 +209,14 @@ def _load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def _load_model(folder: Path, *, dtype: torch.dtype, gradient_checkpointing: bool) -> PreTrainedModel:
+def load_model(model: ModelSpec, *, model_root: Path, gradient_checkpointing: bool, load: LoadModel) -> PreTrainedModel:
+    """The policy's model alone; raises what `load_policy` raises."""
+    folder = model_root / model.path
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         if gradient_checkpointing:
             _turn_dropout_off(config)
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            folder,
-            config=config,
-            dtype=dtype,
-            local_files_only=True,
-            trust_remote_code=False,
-            use_safetensors=True,
-            output_loading_info=True,
-        )
-        model, loading = loaded
+        network, loading = load(folder, config, getattr(torch, model.dtype))
     except LOADING_ERRORS as error:
         raise InvalidInput(
             f"`{folder}` does not load as a causal LM: {_first_line(error)}",
@@ -219,10 +230,10 @@ def _load_model(folder: Path, *, dtype: torch.dtype, gradient_checkpointing: boo
             field=FIELD,
             cure="save the whole model with save_pretrained",
         )
-    model.eval()
+    network.eval()
     if gradient_checkpointing:
-        checkpoint_activations(model)
-    return model
+        checkpoint_activations(network)
+    return network
 
 
 def checkpoint_activations(model: PreTrainedModel) -> None:

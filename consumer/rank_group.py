@@ -134,7 +134,7 @@ class RankGroup:
         self._until_all_done("to publish the weights")
 
     def save(self, folder: Path) -> None:
-        if self.learner.lockstep is None:
+        if not self.learner.shares_state:
             self.learner.save(folder)
             return
         self._exchange.order(Save(folder=str(folder)), copies=self._world_size)

@@ -123,8 +123,7 @@ class RankWorker:
 
     def _check_agreement(self) -> None:
         """Each rank's gradient must be of the weights that rank 0 publishes (I2); another kind of CPU may drift off."""
-        if self._learner.lockstep is not None:
-            # Each has rows of its own.
+        if self._learner.shares_state:
             return
         mine = checksum(self._learner.policy.state_tensors().values())
         extremes = torch.tensor([mine, -mine])

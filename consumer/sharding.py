@@ -26,8 +26,6 @@ from contracts.errors import ContractViolation, InvalidInput
 
 SCALE_BITS = 40
 """Of `ExactAccumulator`: the sums are the same integers."""
-PASSES_PER_BATCH = 16
-"""Backward passes that a rollout batch may be split into: each is an addend."""
 
 
 def shard_model(model: PreTrainedModel, mesh: DeviceMesh) -> None:
@@ -55,15 +53,15 @@ class Part:
 class SummingReduceScatter:
     """FSDP2's `ReduceScatter` of one layer: the sums stay here, and FSDP2 is answered zeros.
 
-    Each addend's magnitude is below `limit`, so that the sums cannot wrap.
+    A rollout batch adds less than `limit`, so that the sums cannot wrap.
     """
 
     def __init__(self, name: str, parts: Sequence[Part], *, limit: float) -> None:
         self._name = name
         self._parts = parts
         self._limit = limit
-        self.num_passes = 0
-        """Of the rollout batch that is being trained."""
+        self.reached = 0.0
+        """Largest magnitude that the passes of the open rollout batch can have added up to."""
         self.is_muted = False
         """This rank's pass is nobody's gradient: it only keeps step."""
 
@@ -77,14 +75,7 @@ class SummingReduceScatter:
         if self.is_muted:
             addends = torch.zeros(input_tensor.shape, dtype=torch.int64, device=input_tensor.device)
         else:
-            self.num_passes += 1
-            if self.num_passes > PASSES_PER_BATCH:
-                raise ContractViolation(
-                    f"a rollout batch takes more than {PASSES_PER_BATCH} passes",
-                    field="trainer.max_tokens_per_micro_batch",
-                    cure="raise it, or make batches smaller",
-                )
-            check_range({self._name: input_tensor}, limit=self._limit)
+            self.reached += check_range({self._name: input_tensor}, limit=self._limit - self.reached)
             addends = input_tensor.mul_(2.0**SCALE_BITS).round_().to(torch.int64)
         summed = torch.empty(output_tensor.shape, dtype=torch.int64, device=output_tensor.device)
         dist.reduce_scatter_single(summed, addends, group=group)
@@ -98,8 +89,7 @@ class SummingReduceScatter:
 class ShardedAccumulator:
     """A `GradientAccumulator` of sharded parameters: each rank has the sums of its rows, over all ranks.
 
-    The same integers as `ExactAccumulator` adds up, where a rollout batch is one pass; of one that is split into more
-    it rounds each, and not their sum. Memory: 8 bytes a parameter, over all ranks.
+    The same integers as `ExactAccumulator` adds up. Memory: 8 bytes a parameter, over all ranks.
     """
 
     sums: Tensor | None = None
@@ -120,20 +110,20 @@ class ShardedAccumulator:
             name: torch.zeros(target.numel(), dtype=torch.int64, device=target.device)
             for name, target in targets.items()
         }
-        self._layers = self._take_over(model, limit=2.0 ** (62 - SCALE_BITS) / (max_micro_batches * PASSES_PER_BATCH))
+        self._layers = self._take_over(model, limit=2.0 ** (62 - SCALE_BITS) / max_micro_batches)
 
     def mute(self, is_muted: bool) -> None:
         """Whether this rank's passes count for nothing."""
         for layer in self._layers:
             layer.is_muted = is_muted
 
-    def add(self, *, to_baseline: bool = False) -> None:
+    def add(self, *, to_baseline: bool = False, more: bool = False) -> None:
         """The backward pass has added already; what it left is zeros."""
         assert not to_baseline, "refused by the spec"
         for parameter in self._parameters.values():
             parameter.grad = None
         for layer in self._layers:
-            layer.num_passes = 0
+            layer.reached = layer.reached if more else 0.0
 
     def total(self, divisor: float, *, baseline: float = 0.0) -> None:
         for name, target in self._targets.items():

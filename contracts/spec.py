@@ -274,8 +274,8 @@ class JobSpec(Record, frozen=True, kw_only=True):
             raise ValueError('trainer.sharding = "fsdp" needs trainer.world_size above 1')
         if self.trainer.accumulation != "exact":
             raise ValueError('trainer.sharding = "fsdp" needs trainer.accumulation = "exact"')
-        if self.trainer.lora is not None:
-            raise ValueError('trainer.lora needs trainer.sharding = "none"')
+        if self.trainer.lora is not None and self.trainer.lora.publish == "adapter":
+            raise ValueError('trainer.lora.publish = "adapter" needs trainer.sharding = "none"; set it to "merged"')
         if self.algorithm.has_late_baseline:
             raise ValueError(f'algorithm.advantage = "{self.algorithm.advantage}" needs trainer.sharding = "none"')
 

@@ -75,6 +75,16 @@ def test_a_killed_trainer_and_two_generators_leave_the_weights_of_the_undisturbe
         assert tracked_iterations(pipeline, job_id) == list(range(ITERATIONS))
 
 
+@pytest.mark.parametrize(("variant", "sharding"), [("three updates", "none"), ("LoRA", "fsdp")])
+def test_two_ranks_leave_the_weights_of_one(
+    pipeline: Pipeline, oracles: dict[str, str], variant: str, sharding: str
+) -> None:
+    lora = {"trainer__lora": {"rank": 4}} if variant == "LoRA" else {}
+    job_id = pipeline.train(spec(variant, trainer__world_size=2, trainer__sharding=sharding, **lora))
+    assert pipeline.final_digest(job_id) == pipeline.final_digest(oracles[variant])
+    assert pipeline.verdict(job_id).gaps == ()
+
+
 def tracked_iterations(pipeline: Pipeline, job_id: str) -> list[int]:
     """Steps of the points in TensorBoard, those of the dead trainer and of its successor."""
     events = EventAccumulator(str(RunFolder(pipeline.settings.run_root_path, job_id).path / "tensorboard"))
@@ -96,7 +106,7 @@ def test_an_iteration_says_what_it_measured(pipeline: Pipeline, oracles: dict[st
 def test_merged_weights_and_adapters_through_redis_are_the_same_versions(
     pipeline: Pipeline, oracles: dict[str, str]
 ) -> None:
-    merged = pipeline.train(spec("LoRA", trainer__lora={"rank": 4, "publish": "merged"}))
+    merged = pipeline.train(spec("LoRA", trainer__lora={"rank": 4, "publish": "merged"}, trainer__world_size=2))
     by_redis = pipeline.train(spec("LoRA", weights={"transport": "redis"}))
     for job_id in (merged, by_redis):
         assert pipeline.final_digest(job_id) == pipeline.final_digest(oracles["LoRA"])

@@ -1,0 +1,224 @@
+"""What a trainer's options make of several ranks: the weights of one rank, bit for bit (I7), whoever trains what.
+
+Two processes over gloo go through every variant, one after the other; rank 0 trains each alone, too.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from safetensors import safe_open
+from torch import Tensor
+from torch.distributed import PrefixStore
+from transformers import modeling_utils
+
+from consumer.assembly import make_learner
+from consumer.rank_exchange import Exchange
+from consumer.rank_group import RankGroup
+from consumer.rank_membership import follow_lead, lead
+from consumer.rank_worker import RankWorker
+from consumer.ranks import OneRank, Ranks
+from consumer.sharded_rows import local_rows
+from contracts.settings import StackSettings
+from contracts.spec import JobSpec
+from onbeat.free_ports import free_port
+from tests.builders import job_spec, rollout_batch, tiny_model_folder
+from weight_store.hashing import tensors_digest
+
+DEADLINE_S = 300.0
+ITERATIONS = 2
+BATCHES = 3
+KL: dict[str, Any] = {"algorithm__kl_coefficient": 0.1}
+SPLIT: dict[str, Any] = {"trainer__max_tokens_per_micro_batch": 24}
+RECOMPUTED: dict[str, Any] = {"trainer__gradient_checkpointing": True}
+PADDED: dict[str, Any] = {"trainer__packing": "padded"}
+UPDATES: dict[str, Any] = {"algorithm__updates_per_iteration": 3, "algorithm__clip_low": 0.01}
+LORA: dict[str, Any] = {"trainer__lora": {"rank": 4}, "optimizer__learning_rate": 1e-2}
+FSDP: dict[str, Any] = {"trainer__sharding": "fsdp"}
+UNTIED = "FSDP, bfloat16, untied"
+VARIANTS: dict[str, dict[str, Any]] = {
+    "updates, KL": UPDATES | KL,
+    "LoRA, KL, recomputed": LORA | KL | RECOMPUTED,
+    "LoRA, padded, split, bfloat16": LORA | PADDED | SPLIT | {"model__dtype": "bfloat16"},
+    "FSDP, updates, KL": FSDP | UPDATES | KL,
+    "FSDP, recomputed, padded": FSDP | RECOMPUTED | PADDED,
+    "FSDP, split, KL in the reward": FSDP
+    | SPLIT
+    | KL
+    | {"algorithm__kl_placement": "reward", "algorithm__kl_estimator": "k1"},
+    "FSDP, LoRA, KL, updates": FSDP | LORA | KL | UPDATES,
+    "FSDP, LoRA, split, padded, recomputed, bfloat16": FSDP
+    | LORA
+    | SPLIT
+    | PADDED
+    | RECOMPUTED
+    | {"model__dtype": "bfloat16"},
+    UNTIED: FSDP | {"model__dtype": "bfloat16", "model__path": "llama"},
+}
+
+
+def spec_of(variant: str, **changes: Any) -> JobSpec:
+    fields: dict[str, Any] = {
+        "optimizer__learning_rate": 1e-3,
+        "rollout__batches_per_iteration": BATCHES,
+        "trainer__world_size": 2,
+        "timeouts__ranks_s": 60.0,
+    }
+    return job_spec(**(fields | VARIANTS[variant] | changes))
+
+
+def digest_after_training(ranks: Ranks) -> str:
+    """Of the weights after some iterations on random batches."""
+    ranks.begin(None)
+    spec = ranks.learner.spec
+    num_updates = spec.algorithm.updates_per_iteration
+    for iteration in range(ITERATIONS):
+        for number in range(BATCHES):
+            ranks.train(rollout_batch(seed=BATCHES * iteration + number, batch_id=f"{iteration}/train/{number}"))
+        num_missing = BATCHES
+        while num_missing:
+            ranks.wait(1.0)
+            num_missing -= len(ranks.trained())
+        for update in range(num_updates):
+            if update:
+                ranks.train_again(lambda: None)
+            ranks.step(
+                divisor=3.0,
+                baseline=0.0,
+                learning_rate=spec.optimizer.learning_rate,
+                is_last=update == num_updates - 1,
+            )
+    digest = digest_of(ranks)
+    ranks.close()
+    return digest
+
+
+class Collected(dict[str, Tensor]):
+    """A TensorSink."""
+
+    def make_room(self, num_bytes: int) -> None:
+        """There is enough."""
+
+    def add(self, name: str, tensor: Tensor) -> None:
+        self[name] = tensor.clone()
+
+
+def digest_of(ranks: Ranks) -> str:
+    """Of the weights that a generator would get."""
+    weights: Any = Collected()
+    ranks.publish(weights)
+    return tensors_digest(weights)
+
+
+class CountingSlice:
+    """A tensor of a safetensors file, of which the items that are read are counted."""
+
+    def __init__(self, stored: Any, reads: list[int]) -> None:
+        self._stored = stored
+        self._reads = reads
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stored, name)
+
+    def __getitem__(self, where: Any) -> Tensor:
+        values = self._stored[where]
+        self._reads.append(values.numel())
+        return values
+
+
+def count_reads(reads: list[int]) -> None:
+    """Of this process, from now on: the items of each read of a model's files."""
+
+    def counting_open(*arguments: Any, **options: Any) -> Any:
+        file = safe_open(*arguments, **options)
+        return CountingFile(file, reads)
+
+    modeling_utils.safe_open = counting_open  # pyright: ignore[reportPrivateImportUsage]
+
+
+class CountingFile:
+    def __init__(self, file: Any, reads: list[int]) -> None:
+        self._file = file
+        self._reads = reads
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def __exit__(self, *error: Any) -> None:
+        self._file.__exit__(*error)
+
+    def get_slice(self, name: str) -> CountingSlice:
+        return CountingSlice(self._file.get_slice(name), self._reads)
+
+
+def be_rank(rank: int, port: int, folder: str) -> None:
+    """Rank 0 writes {variant: [digest before training, after it by two ranks, by one]}."""
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    settings = StackSettings(model_root=folder)
+    first = spec_of(next(iter(VARIANTS)))
+    member = lead(first, device="cpu") if rank == 0 else follow_lead(device="cpu")
+    digests: dict[str, list[str]] = {}
+    reads: list[int] = []
+    count_reads(reads)
+    for variant in VARIANTS:
+        exchange = Exchange(PrefixStore(variant, member.exchange._store))
+        here = replace(member, spec=spec_of(variant), exchange=exchange)
+        reads.clear()
+        learner = make_learner(settings, here.spec, here)
+        if variant == UNTIED:
+            parameters = learner.policy.trained_parameters().values()
+            items = [sum(map(Tensor.numel, parameters)), sum(local_rows(one).numel() for one in parameters), sum(reads)]
+            (Path(folder) / f"items-{rank}.json").write_text(json.dumps(items))
+        if rank:
+            RankWorker(exchange, learner, patience_s=DEADLINE_S).run()
+            continue
+        group = RankGroup(exchange, learner, world_size=2, answer_s=DEADLINE_S, patience_s=DEADLINE_S)
+        one = OneRank(make_learner(settings, spec_of(variant, trainer__world_size=1, trainer__sharding="none")))
+        before = digest_of(one)
+        digests[variant] = [before, digest_after_training(group), digest_after_training(one)]
+    if rank == 0:
+        (Path(folder) / "digests.json").write_text(json.dumps(digests))
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of models, in which both ranks have left what they say."""
+    folder = tmp_path_factory.mktemp("ranks")
+    tiny_model_folder(folder)
+    tiny_model_folder(folder, "llama", tied=False)
+    port = free_port()
+    processes = [
+        multiprocessing.get_context("spawn").Process(target=be_rank, args=(rank, port, str(folder)), daemon=True)
+        for rank in range(2)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(DEADLINE_S)
+        assert process.exitcode == 0
+    return folder
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_two_ranks_end_with_the_weights_of_one(folder: Path, variant: str) -> None:
+    before, of_two, of_one = json.loads((folder / "digests.json").read_text())[variant]
+    assert of_two == of_one
+    assert of_one != before
+
+
+def test_a_rank_that_shares_the_model_reads_its_own_rows_and_nothing_else(folder: Path) -> None:
+    of_ranks = [json.loads((folder / f"items-{rank}.json").read_text()) for rank in range(2)]
+    (all_items, *_), _ = of_ranks
+    for _, kept, read in of_ranks:
+        assert read == kept
+        assert kept == pytest.approx(all_items / 2, rel=0.02)
+    assert sum(read for *_, read in of_ranks) == all_items
