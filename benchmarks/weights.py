@@ -3,10 +3,12 @@
     onbeat bench weights [--sizes 0.4M,135M] [--rounds 3] [--disk FOLDER]
 
 Random bfloat16 weights of real architectures, of which a hundredth changes in each version. Publisher, server and
-engine are the real ones, in one process: the publisher runs in a thread, and a shard that it announces goes to the
-engine at once. Each round does all transports one after the other, and before them a plain copy of the same bytes and
-one sequential write and read of them. Of each time the best round counts, as on a machine that does other work the
-others measure that work; CPU seconds of all threads stand beside it.
+engine are the real ones, in one process: a shard that the publisher announces goes to the engine at once. The step is
+torch's fused AdamW over as many float32 values as the model has, in memory that all groups share (the real state would
+be 16 bytes a parameter), and the change of the hundredth; what a group has changed is added to the publication, as the
+trainer does it. `file_after` is `file` as it would be without that: begun when the step has ended. "total" begins at
+the step's end. What publishing costs the step itself is `step` less `step_alone`. Of each time the best round counts,
+as on a machine that does other work the others measure that work; CPU seconds of all threads stand beside it.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import json
 import shutil
 import sys
 import tempfile
@@ -26,10 +29,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
-from transformers import PreTrainedConfig, Qwen2Config, Qwen3Config
 
-from benchmarks._results import REPOSITORY, write_result
+from benchmarks._results import write_result
+from benchmarks._weight_model import SHARE_CHANGED, SIZES, Model
 from broker.client import connect
 from broker.job_store import JobStore
 from broker.trainer_side import TrainerSide
@@ -44,53 +46,21 @@ from contracts.spec import JobSpec, ModelSpec, RewardSpec
 from contracts.versions import WeightManifest
 from contracts.weights import DeltaWeights, FileWeights, RedisWeights, WeightShard, WeightsSpec
 from onbeat.embedded_redis import EmbeddedRedis
-from producer.engine.model_folder import empty_model, weight_tensors
 from producer.engine.transformers import TransformersEngine
 from weight_store.hashing import HashingThreads
-from weight_store.publisher import WeightPublisher, make_publisher, publish
+from weight_store.layout import layout_of
+from weight_store.publisher import WeightPublisher, make_publisher
 
 EXPECTED = (
-    "Before the first run: a hash at 4 GB/s a core, memory at 10 GB/s, tmpfs at 2 GB/s. `file` on tmpfs is 1.2-1.6 "
-    "times one write and read: it hashes twice, but beside the copying, on the second core, and it reads while it "
-    "writes. `delta` of 1 % moves a hundredth of the bytes, yet both sides hash the whole version, and the publisher "
-    "compares it with the last one: 2-3 times as fast as `file` on two cores rather than 5; 5 and more without the "
-    "hashes, and where bytes cost more than memory does. `redis` (0.4M only: it takes 256 MiB at most) costs a few "
+    "Before the first run: a step of 0.5B takes 1.5 s of one core (30 bytes a parameter at 10 GB/s), publishing 0.9 s "
+    "(`file`) or 0.7 s (`delta`) of the other one, with the receiver's half of it: all but the last group and shard is "
+    "hidden. Left of `file` is the rest of its last shard of 256 MiB, written, mapped and hashed: 0.1-0.2 s from 0.5B "
+    "up. Left of `delta` is the last shard of 64 MiB of tensors: 0.05 s. So `delta` is 3-4 times as fast as `file` and "
+    "over 10 times as fast as `file` after the step, in which both write and hash the version when the step has ended. "
+    "At 0.4M there is one group, and nothing is hidden. `redis` (0.4M only: it takes 256 MiB at most) costs a few "
     "milliseconds more than `file`."
 )
-SIZES: dict[str, tuple[int, PreTrainedConfig]] = {
-    "0.4M": (
-        5,
-        Qwen3Config(
-            vocab_size=96, hidden_size=128, num_hidden_layers=2, intermediate_size=384, num_attention_heads=4,
-            num_key_value_heads=2, head_dim=32, tie_word_embeddings=True,
-        ),
-    ),
-    "135M": (
-        3,
-        Qwen2Config(
-            vocab_size=49152, hidden_size=576, num_hidden_layers=30, intermediate_size=1536, num_attention_heads=9,
-            num_key_value_heads=3, tie_word_embeddings=True,
-        ),
-    ),
-    "0.5B": (
-        3,
-        Qwen2Config(
-            vocab_size=151936, hidden_size=896, num_hidden_layers=24, intermediate_size=4864, num_attention_heads=14,
-            num_key_value_heads=2, tie_word_embeddings=True,
-        ),
-    ),
-    "1.5B": (
-        2,
-        Qwen2Config(
-            vocab_size=151936, hidden_size=1536, num_hidden_layers=28, intermediate_size=8960, num_attention_heads=12,
-            num_key_value_heads=2, tie_word_embeddings=True,
-        ),
-    ),
-}  # fmt: skip
-"""Name → (rounds, shape): the demo's, SmolLM2's, Qwen2.5's two."""
-TOKENIZER = REPOSITORY / "configs" / "models" / "two-digit-addition"
 JOB = "bench"
-SHARE_CHANGED = 0.01
 PIECE_BYTES = 16 * 1024**2
 NEEDED_COPIES = 5
 """Of the weights, in memory: trainer and engine, two versions on tmpfs or one and a delta's base, and one to spare."""
@@ -104,6 +74,8 @@ class Lane:
     name: str
     weights: WeightsSpec
     root: Path
+    streams: bool = True
+    """Tensors are published while others are stepped; else after the step."""
 
 
 class Clock:
@@ -120,47 +92,12 @@ class Clock:
         self.times[f"{name}_cpu_s"] = time.process_time() - cpu_s
 
 
-class Model:
-    """The trainer's tensors, and an engine of the same shape."""
-
-    def __init__(self, config: PreTrainedConfig, scratch: Path) -> None:
-        folder = scratch / "model"
-        shutil.copytree(TOKENIZER, folder, ignore=shutil.ignore_patterns("*.safetensors", "config.json"))
-        config.architectures = [f"{type(config).__name__.removesuffix('Config')}ForCausalLM"]
-        config.save_pretrained(folder)
-        self.spec = ModelSpec(path=str(folder), dtype="bfloat16")
-        draw = np.random.default_rng(0)
-        block = torch.from_numpy(draw.standard_normal(1 << 20, dtype=np.float32) * 0.02).bfloat16()
-        self.tensors: dict[str, Tensor] = {}
-        for name, like in weight_tensors(empty_model(folder, dtype=torch.bfloat16, device="meta")):
-            num_blocks = -(-like.numel() // len(block))
-            self.tensors[name] = block.repeat(num_blocks)[: like.numel()].reshape(like.shape).clone()
-        self.num_bytes = sum(tensor.nbytes for tensor in self.tensors.values())
-        self._draw = draw
-
-    @property
-    def num_parameters(self) -> int:
-        return sum(tensor.numel() for tensor in self.tensors.values())
-
-    def step(self) -> None:
-        """Another bit pattern for a hundredth of the values, at random places: the next bfloat16 up or down."""
-        for tensor in self.tensors.values():
-            bits = tensor.view(torch.int16).reshape(-1).numpy()
-            at = self._draw.integers(0, len(bits), max(1, int(SHARE_CHANGED * len(bits))))
-            bits[at] += self._draw.integers(0, 2, len(at), dtype=np.int16) * 2 - 1
-
-    def engine(self, lane: Lane, chunks: Callable[[str], WeightChunks]) -> TransformersEngine:
-        return TransformersEngine(
-            self.spec, model_root=Path("/"), weight_root=lane.root, deterministic=False, chunks=chunks
-        )
-
-
 async def publish_and_load(
     lane: Lane, model: Model, *, side: TrainerSide, chunks: Callable[[str], WeightChunks], rounds: int
 ) -> Times:
     """Best times of some versions; the one before them, which is whole for every transport, is not counted."""
     loop = asyncio.get_running_loop()
-    engine = model.engine(lane, chunks)
+    engine = model.engine(lane.root, chunks)
     pending: list[Any] = []
 
     def announce(shard: WeightShard) -> None:
@@ -170,8 +107,7 @@ async def publish_and_load(
     publisher = make_publisher(job(lane), RunFolder(lane.root, JOB), chunks=side, announce=announce, pause=time.sleep)
     taken = []
     for version in range(rounds + 1):
-        model.step()
-        taken.append(await one_version(version, model, engine, publisher, side))
+        taken.append(await one_version(version, model, engine, publisher, side, streams=lane.streams))
         await asyncio.gather(*map(asyncio.wrap_future, pending))
         pending.clear()
         publisher.remove_before(version)
@@ -182,18 +118,30 @@ async def publish_and_load(
 
 
 async def one_version(
-    version: int, model: Model, engine: TransformersEngine, publisher: WeightPublisher, side: TrainerSide
+    version: int,
+    model: Model,
+    engine: TransformersEngine,
+    publisher: WeightPublisher,
+    side: TrainerSide,
+    *,
+    streams: bool,
 ) -> Times:
     clock = Clock()
-    with clock.phase("total"):
-        with clock.phase("write_and_hash"):
-            manifest = await asyncio.to_thread(partial(publish, publisher, model.tensors, policy_version=version))
-        with clock.phase("announce"):
-            await asyncio.to_thread(partial(side.publish_weights, manifest, oldest_kept=version))
-        with clock.phase("load"):
-            await engine.load_weights(manifest)
-        with clock.phase("first_token"):
-            await engine.generate(one_token(manifest))
+    with publisher.begin(layout_of(model.tensors), policy_version=version) as publication:
+        with clock.phase("step"):
+            await asyncio.to_thread(model.step, publication.add if streams else lambda name, tensor: None)
+        with clock.phase("total"):
+            with clock.phase("write_and_hash"):
+                if not streams:
+                    for name, tensor in model.tensors.items():
+                        publication.add(name, tensor)
+                manifest = await asyncio.to_thread(publication.finish)
+            with clock.phase("announce"):
+                await asyncio.to_thread(partial(side.publish_weights, manifest, oldest_kept=version))
+            with clock.phase("load"):
+                await engine.load_weights(manifest)
+            with clock.phase("first_token"):
+                await engine.generate(one_token(manifest))
     return clock.times | {"bytes": float(sum(file.num_bytes for file in manifest.files))}
 
 
@@ -236,7 +184,10 @@ def baselines(model: Model, folders: dict[str, Path], rounds: int) -> dict[str, 
                 pass
         path.unlink()
 
-    works: dict[str, Callable[[], None]] = {"memcpy": copied, "hash": hashed}
+    def stepped() -> None:
+        model.step(lambda name, tensor: None)
+
+    works: dict[str, Callable[[], None]] = {"memcpy": copied, "hash": hashed, "step_alone": stepped}
     works |= {f"write_read_{name}": partial(written_and_read, folder / "plain") for name, folder in folders.items()}
     for name, work in works.items():
         taken = []
@@ -278,8 +229,10 @@ def measure(size: str, rounds: int, *, shm: Path, disk: Path, redis_url: str) ->
         side = TrainerSide(broker, job_id, owner="bench", lease_s=3600.0)
         side.acquire()
         lanes = [
+            Lane(name="file_after_tmpfs", weights=FileWeights(), root=shm, streams=False),
             Lane(name="file_tmpfs", weights=FileWeights(), root=shm),
             Lane(name="delta_tmpfs", weights=DeltaWeights(snapshot_every_versions=100), root=shm),
+            Lane(name="file_after_disk", weights=FileWeights(), root=disk, streams=False),
             Lane(name="file_disk", weights=FileWeights(), root=disk),
             Lane(name="delta_disk", weights=DeltaWeights(snapshot_every_versions=100), root=disk),
         ]
@@ -316,17 +269,25 @@ def ratios(result: dict[str, Any]) -> dict[str, float]:
     def sync(lane: str, unit: str = "s") -> float:
         return transports[lane][f"total_{unit}"] - transports[lane][f"first_token_{unit}"]
 
-    found = {
-        "file_tmpfs / write_read_tmpfs": sync("file_tmpfs") / plain["write_read_tmpfs"]["write_read_tmpfs_s"],
-        "file_tmpfs / write_read_tmpfs, CPU": sync("file_tmpfs", "cpu_s")
-        / plain["write_read_tmpfs"]["write_read_tmpfs_cpu_s"],
-        "file_tmpfs / memcpy": sync("file_tmpfs") / plain["memcpy"]["memcpy_s"],
-        "file_disk / write_read_disk": sync("file_disk") / plain["write_read_disk"]["write_read_disk_s"],
-    }
+    def slowdown(lane: str) -> float:
+        return max(0.0, transports[lane]["step_s"] - plain["step_alone"]["step_alone_s"])
+
+    found: dict[str, float] = {}
     for kind in ("tmpfs", "disk"):
-        found[f"file_{kind} / delta_{kind}"] = sync(f"file_{kind}") / sync(f"delta_{kind}")
-    found["file_tmpfs / delta_tmpfs, CPU"] = sync("file_tmpfs", "cpu_s") / sync("delta_tmpfs", "cpu_s")
-    found["delta_tmpfs / two hashes"] = sync("delta_tmpfs") / (2 * plain["hash"]["hash_s"])
+        after, file, delta = f"file_after_{kind}", f"file_{kind}", f"delta_{kind}"
+        written = plain[f"write_read_{kind}"][f"write_read_{kind}_s"]
+        found |= {
+            f"{after} / write_read": sync(after) / written,
+            f"{file} / write_read": sync(file) / written,
+            f"{after} / {delta}": sync(after) / sync(delta),
+            f"{file} / {delta}": sync(file) / sync(delta),
+            f"{after} / {delta}, CPU": sync(after, "cpu_s") / sync(delta, "cpu_s"),
+            f"{file} / {delta}, CPU": sync(file, "cpu_s") / sync(delta, "cpu_s"),
+            f"{after} / {delta}, with what the step is slower": sync(after) / (sync(delta) + slowdown(delta)),
+            f"{file} / {delta}, with what the step is slower": (sync(file) + slowdown(file))
+            / (sync(delta) + slowdown(delta)),
+        }
+    found["file_after_tmpfs / memcpy"] = sync("file_after_tmpfs") / plain["memcpy"]["memcpy_s"]
     found["bytes of file / delta"] = transports["file_tmpfs"]["bytes"] / transports["delta_tmpfs"]["bytes"]
     return found
 
@@ -346,7 +307,7 @@ def main() -> None:
             for size in options.sizes.split(","):
                 rounds = options.rounds or SIZES[size][0]
                 results[size] = measure(size, rounds, shm=Path(shm), disk=Path(disk), redis_url=redis.url)
-                print(size, results[size].get("ratios", results[size]))
+                print(size, json.dumps(results[size].get("ratios", results[size]), indent=2))
         finally:
             redis.stop()
     print(write_result("weights", {"expected": EXPECTED, "share_changed": SHARE_CHANGED, "sizes": results}))

@@ -16,7 +16,7 @@ from contracts.errors import InvalidInput
 CRASH_POINTS = {
     "consumer.after_opening": "the iteration is open, nothing is trained",
     "consumer.after_micro_batch": "a gradient is in memory, its batch is claimed and unacknowledged",
-    "consumer.after_step": "the weights moved in memory, nothing is written",
+    "consumer.after_step": "the weights moved in memory, their version has no name yet",
     "consumer.writing_weights": "a part of the next version is on disk, under a hidden name",
     "consumer.after_weights": "the next version is written and announced, the iteration is not committed",
     "consumer.after_commit": "the iteration is committed and the next one open, a due checkpoint is not written",

@@ -1,0 +1,126 @@
+"""The trainer and the engine that `onbeat bench weights` publishes between: real shapes, random weights, a step."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedConfig, Qwen2Config, Qwen3Config
+
+from benchmarks._results import REPOSITORY
+from consumer.optimizer import GROUP_BYTES
+from contracts.spec import ModelSpec
+from producer.engine.model_folder import empty_model, weight_tensors
+from producer.engine.transformers import TransformersEngine
+from weight_store.chunks import ChunkReader
+from weight_store.layout import TensorLayout, split_into_shards
+
+SIZES: dict[str, tuple[int, PreTrainedConfig]] = {
+    "0.4M": (
+        5,
+        Qwen3Config(
+            vocab_size=96, hidden_size=128, num_hidden_layers=2, intermediate_size=384, num_attention_heads=4,
+            num_key_value_heads=2, head_dim=32, tie_word_embeddings=True,
+        ),
+    ),
+    "135M": (
+        3,
+        Qwen2Config(
+            vocab_size=49152, hidden_size=576, num_hidden_layers=30, intermediate_size=1536, num_attention_heads=9,
+            num_key_value_heads=3, tie_word_embeddings=True,
+        ),
+    ),
+    "0.5B": (
+        3,
+        Qwen2Config(
+            vocab_size=151936, hidden_size=896, num_hidden_layers=24, intermediate_size=4864, num_attention_heads=14,
+            num_key_value_heads=2, tie_word_embeddings=True,
+        ),
+    ),
+    "1.5B": (
+        2,
+        Qwen2Config(
+            vocab_size=151936, hidden_size=1536, num_hidden_layers=28, intermediate_size=8960, num_attention_heads=12,
+            num_key_value_heads=2, tie_word_embeddings=True,
+        ),
+    ),
+}  # fmt: skip
+"""Name → (rounds, shape): the demo's, SmolLM2's, Qwen2.5's two."""
+TOKENIZER = REPOSITORY / "configs" / "models" / "two-digit-addition"
+SHARE_CHANGED = 0.01
+ADAMW_VALUES = 16 * 1024**2
+"""256 MiB of parameters, gradients and moments: no cache holds them."""
+
+
+class SharedAdamW:
+    """torch's fused AdamW over any number of float32 values, all of which share the memory of some."""
+
+    def __init__(self) -> None:
+        self._values, self._first, self._second = (torch.zeros(ADAMW_VALUES) for _ in range(3))
+        self._gradient = torch.full((ADAMW_VALUES,), 1e-3)
+
+    def step(self, num_values: int) -> None:
+        for start in range(0, num_values, ADAMW_VALUES):
+            part = slice(0, min(ADAMW_VALUES, num_values - start))
+            parameter = nn.Parameter(self._values[part])
+            parameter.grad = self._gradient[part]
+            optimizer = torch.optim.AdamW([parameter], lr=1e-6, fused=True)
+            optimizer.state[parameter] = {
+                "step": torch.tensor(1.0),
+                "exp_avg": self._first[part],
+                "exp_avg_sq": self._second[part],
+            }
+            optimizer.step()
+
+
+class Model:
+    """The trainer's tensors, and an engine of the same shape."""
+
+    def __init__(self, config: PreTrainedConfig, scratch: Path) -> None:
+        folder = scratch / "model"
+        shutil.copytree(TOKENIZER, folder, ignore=shutil.ignore_patterns("*.safetensors", "config.json"))
+        config.architectures = [f"{type(config).__name__.removesuffix('Config')}ForCausalLM"]
+        config.save_pretrained(folder)
+        self.spec = ModelSpec(path=str(folder), dtype="bfloat16")
+        draw = np.random.default_rng(0)
+        block = torch.from_numpy(draw.standard_normal(1 << 20, dtype=np.float32) * 0.02).bfloat16()
+        self.tensors: dict[str, Tensor] = {}
+        for name, like in weight_tensors(empty_model(folder, dtype=torch.bfloat16, device="meta")):
+            num_blocks = -(-like.numel() // len(block))
+            self.tensors[name] = block.repeat(num_blocks)[: like.numel()].reshape(like.shape).clone()
+        self.num_bytes = sum(tensor.nbytes for tensor in self.tensors.values())
+        self._draw = draw
+        self._adamw = SharedAdamW()
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(tensor.numel() for tensor in self.tensors.values())
+
+    def step(self, publish: Callable[[str, Tensor], None]) -> None:
+        """Publishes the tensors of a group when it has its new values."""
+        for group in self._groups:
+            self._adamw.step(sum(self.tensors[name].numel() for name in group))
+            for name in group:
+                self._change(self.tensors[name])
+            for name in group:
+                publish(name, self.tensors[name])
+
+    @property
+    def _groups(self) -> list[list[str]]:
+        masters = {name: TensorLayout(dtype=torch.float32, shape=tuple(t.shape)) for name, t in self.tensors.items()}
+        return [list(group) for group in split_into_shards(masters, shard_bytes=GROUP_BYTES)]
+
+    def _change(self, tensor: Tensor) -> None:
+        """Another bit pattern for a hundredth of the values, at random places: the next bfloat16 up or down."""
+        bits = tensor.view(torch.int16).reshape(-1).numpy()
+        at = self._draw.integers(0, len(bits), max(1, int(SHARE_CHANGED * len(bits))))
+        bits[at] += self._draw.integers(0, 2, len(at), dtype=np.int16) * 2 - 1
+
+    def engine(self, weight_root: Path, chunks: Callable[[str], ChunkReader]) -> TransformersEngine:
+        return TransformersEngine(
+            self.spec, model_root=Path("/"), weight_root=weight_root, deterministic=False, chunks=chunks
+        )
