@@ -57,11 +57,12 @@ ADAMW_VALUES = 16 * 1024**2
 
 
 class SharedAdamW:
-    """torch's fused AdamW over any number of float32 values, all of which share the memory of some."""
+    """torch's fused AdamW over any number of float32 values, which all share the memory of some, and their rounding."""
 
     def __init__(self) -> None:
         self._values, self._first, self._second = (torch.zeros(ADAMW_VALUES) for _ in range(3))
         self._gradient = torch.full((ADAMW_VALUES,), 1e-3)
+        self._rounded = torch.zeros(ADAMW_VALUES, dtype=torch.bfloat16)
 
     def step(self, num_values: int) -> None:
         for start in range(0, num_values, ADAMW_VALUES):
@@ -75,6 +76,7 @@ class SharedAdamW:
                 "exp_avg_sq": self._second[part],
             }
             optimizer.step()
+            self._rounded[part].copy_(self._values[part])
 
 
 class Model:

@@ -22,8 +22,8 @@ DELTA_SHARD_BYTES = 64 * 1024**2
 """Of the tensors that one file is about: small enough that a receiver applies the first while others are compared."""
 ZSTD_LEVEL = 1
 """Level 3 takes twice as long for a few percent."""
-WORDS_AT_ONCE = 1 << 15
-"""256 KiB of each version: both stay in a core's cache."""
+WORDS_AT_ONCE = 1 << 16
+"""512 KiB of each version: both stay in a core's cache."""
 DENSE_FROM = 0.25
 """Share of changed elements from which gaps cost more than listing all elements."""
 MAX_ELEMENTS = 2**32 - 1
@@ -36,14 +36,13 @@ Bytes = NDArray[np.uint8]
 def advance(name: str, old: Bytes, new: Bytes, *, item_bytes: int) -> TensorDelta | None:
     """Makes `old` equal to `new` (raw bytes of one tensor, equally long), and answers how; None if nothing changed."""
     ours, theirs = new.view(UNSIGNED[item_bytes]), old.view(UNSIGNED[item_bytes])
-    positions, differences = _changed(ours, theirs)
+    positions, differences = _take_over(ours, theirs)
     if not len(positions):
         return None
     if len(positions) >= DENSE_FROM * len(ours):
-        dense = ours ^ theirs
-        np.copyto(theirs, ours)
+        dense = np.zeros_like(ours)
+        dense[positions] = differences
         return TensorDelta(name=name, num_changed=len(ours), gaps=b"", differences=_packed(dense))
-    theirs[positions] ^= differences
     gaps = np.diff(positions, prepend=0).astype("<u4")
     return TensorDelta(name=name, num_changed=len(positions), gaps=_packed(gaps), differences=_packed(differences))
 
@@ -63,8 +62,8 @@ def apply(delta: TensorDelta, target: Bytes, *, item_bytes: int) -> None:
     elements[positions] ^= differences
 
 
-def _changed(new: NDArray, old: NDArray) -> tuple[NDArray[np.int64], NDArray]:
-    """Positions of the elements that differ, ascending, and the XOR of each."""
+def _take_over(new: NDArray, old: NDArray) -> tuple[NDArray[np.int64], NDArray]:
+    """Makes `old` equal to `new`; positions of the elements that differed, ascending, and the XOR of each."""
     per_word = 8 // new.itemsize
     num_words = len(new) // per_word
     new_words, old_words = (side[: num_words * per_word].view("<u8") for side in (new, old))
@@ -75,15 +74,23 @@ def _changed(new: NDArray, old: NDArray) -> tuple[NDArray[np.int64], NDArray]:
         ours, theirs = (side[start : start + WORDS_AT_ONCE] for side in (new_words, old_words))
         found = np.flatnonzero(np.not_equal(ours, theirs, out=differs[: len(ours)]))
         if len(found):
-            words.append(found + start)
-            xors.append(ours[found] ^ theirs[found])
+            changed = ours[found]
+            xors.append(changed ^ theirs[found])
+            theirs[found] = changed
+            found += start
+            words.append(found)
     tail = new[num_words * per_word :] ^ old[num_words * per_word :]
     in_tail = np.flatnonzero(tail)
+    old[num_words * per_word :] = new[num_words * per_word :]
     if not words:
         return in_tail + num_words * per_word, tail[in_tail]
     parts = np.concatenate(xors).view(new.dtype)
-    in_words = np.flatnonzero(parts)
-    positions = np.concatenate(words)[in_words // per_word] * per_word + in_words % per_word
+    in_words = np.flatnonzero(parts != 0)
+    # per_word is a power of two, and shifts are several times as fast as divisions.
+    shift = per_word.bit_length() - 1
+    positions = np.concatenate(words)[in_words >> shift]
+    positions <<= shift
+    positions |= in_words & (per_word - 1)
     return (
         np.concatenate([positions, in_tail + num_words * per_word]),
         np.concatenate([parts[in_words], tail[in_tail]]),
