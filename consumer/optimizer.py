@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from consumer.adamw import load_checked, make_adamw
 from consumer.sharded_rows import local_rows, whole
 from contracts.errors import ContractViolation, TrainingDiverged
 from contracts.spec import OptimizerSpec
@@ -16,7 +17,6 @@ from contracts.spec import OptimizerSpec
 GROUP_BYTES = 32 * 1024**2
 """Of what is stepped at a time. Whoever publishes has only the last group left when the step is done; a call of the
 optimizer costs some 0.1 ms."""
-STATE_NAMES = ("exp_avg", "exp_avg_sq", "step")
 
 
 def horizon_at(iteration: int, horizons: Mapping[int, int], iterations: int) -> int:
@@ -41,7 +41,7 @@ def learning_rate_at(iteration: int, spec: OptimizerSpec, iterations: int) -> fl
 
 
 class PolicyOptimizer:
-    """torch's fused AdamW over named parameters: one pass over each, bitwise repeatable.
+    """AdamW over named parameters (consumer/adamw.py), bitwise repeatable.
 
     Of sharded parameters it steps this rank's rows. Parameters below float32 have float32 masters that it steps; they
     are the masters' rounding. A step of 1e-6 is less than half of a bfloat16's last bit for any weight above 1e-3, and
@@ -53,14 +53,8 @@ class PolicyOptimizer:
         self.stepped = {name: _master(parameter) for name, parameter in self._parameters.items()}
         """What takes the gradients: the masters, and the parameters that need none."""
         self._max_grad_norm = spec.max_grad_norm
-        self._adamw = torch.optim.AdamW(
-            self.stepped.values(),
-            lr=spec.learning_rate,
-            betas=(spec.beta1, spec.beta2),
-            eps=spec.epsilon,
-            weight_decay=spec.weight_decay,
-            fused=True,
-        )
+        self._moments = make_adamw(self.stepped.values(), spec)
+        self._adamw = self._moments.optimizer
 
     def step(self, learning_rate: float, *, on_stepped: Callable[[str], None] = lambda name: None) -> float:
         """Clips the gradients to max_grad_norm, steps, clears them; answers the norm before clipping.
@@ -94,33 +88,31 @@ class PolicyOptimizer:
         return grad_norm
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """`exp_avg.{parameter}`, `exp_avg_sq.{parameter}` and `step.{parameter}`; empty before the first step.
+        """`{state}.{parameter}` for each state of consumer/adamw.py; empty before the first step.
 
         And `master.{parameter}` where it has one.
         """
         tensors = {
-            f"{state_name}.{name}": self._adamw.state[parameter][state_name]
+            f"{state_name}.{name}": tensor
             for name, parameter in self.stepped.items()
             if parameter in self._adamw.state
-            for state_name in STATE_NAMES
+            for state_name, tensor in self._moments.state(parameter).items()
         }
         return tensors | {f"master.{name}": master.detach() for name, master in self._masters().items() if tensors}
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """Takes a full set of `state_tensors`. Raises ContractViolation where names or shapes are not this model's."""
-        expected = {f"{state_name}.{name}" for name in self._parameters for state_name in STATE_NAMES}
+        expected = {
+            f"{state_name}.{name}"
+            for name, parameter in self.stepped.items()
+            for state_name in self._moments.shapes(parameter)
+        }
         expected |= {f"master.{name}" for name in self._masters()}
         if differing := sorted(expected ^ tensors.keys()):
             raise ContractViolation(f"the optimizer state is not this model's, e.g. {differing[0]}", field="optimizer")
         for name, parameter in self.stepped.items():
-            state = {state_name: tensors[f"{state_name}.{name}"].clone() for state_name in STATE_NAMES}
-            if state["exp_avg"].shape != parameter.shape or state["exp_avg_sq"].shape != parameter.shape:
-                raise ContractViolation("the optimizer state has another shape than its parameter", field=name)
-            self._adamw.state[parameter] = {
-                "step": state["step"],
-                "exp_avg": state["exp_avg"].to(parameter),
-                "exp_avg_sq": state["exp_avg_sq"].to(parameter),
-            }
+            state = {state_name: tensors[f"{state_name}.{name}"] for state_name in self._moments.shapes(parameter)}
+            load_checked(self._moments, name, parameter, state)
         with torch.no_grad():
             for name, master in self._masters().items():
                 master.copy_(tensors[f"master.{name}"])

@@ -75,6 +75,9 @@ class RewardSpec(Record, frozen=True, kw_only=True):
 class OptimizerSpec(Record, frozen=True, kw_only=True):
     """AdamW; the learning rate is a function of the iteration, the same for all of its updates."""
 
+    type: Literal["adamw", "adamw_8bit"] = "adamw"
+    """adamw: moments in float32, 8 bytes a parameter; adamw_8bit: quantised to 2 bytes by blocks of 256 (bitsandbytes,
+    arXiv 2110.02861), which is another step: other weights. It needs the extra `adamw8bit`."""
     learning_rate: Annotated[float, Meta(gt=0.0, le=1.0)] = 1e-6
     """Peak learning rate."""
     beta1: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.9
@@ -274,6 +277,10 @@ class JobSpec(Record, frozen=True, kw_only=True):
             raise ValueError('trainer.sharding = "fsdp" needs trainer.world_size above 1')
         if self.trainer.accumulation != "exact":
             raise ValueError('trainer.sharding = "fsdp" needs trainer.accumulation = "exact"')
+        if self.optimizer.type == "adamw_8bit" and self.trainer.lora is None:
+            raise ValueError(
+                'optimizer.type = "adamw_8bit" needs trainer.sharding = "none": its blocks would depend on the ranks'
+            )
         if self.trainer.lora is not None and self.trainer.lora.publish == "adapter":
             raise ValueError('trainer.lora.publish = "adapter" needs trainer.sharding = "none"; set it to "merged"')
         if self.algorithm.has_late_baseline:
