@@ -27,7 +27,7 @@ def read_spec(name: str) -> JobSpec:
 
 def test_the_specs_that_the_docs_name_are_shipped() -> None:
     whole = {"demo.toml", "reasoning-gym.toml", "smollm2-chain-sum.toml"}
-    assert whole | {"demo-lora.toml", "smollm2-chain-sum-lora.toml"} <= {path.name for path in SPECS}
+    assert whole | {"dapo.toml", "demo-lora.toml", "smollm2-chain-sum-lora.toml"} <= {path.name for path in SPECS}
 
 
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: path.name)
