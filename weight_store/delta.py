@@ -18,7 +18,7 @@ from contracts.weights import TensorDelta
 
 DELTA_PREFIX = "delta-"
 DELTA_NAME = DELTA_PREFIX + "{number:05d}-of-{count:05d}.msgpack"
-DELTA_SHARD_BYTES = 64 * 1024**2
+DELTA_SHARD_BYTES = 32 * 1024**2
 """Of the tensors that one file is about: small enough that a receiver applies the first while others are compared."""
 ZSTD_LEVEL = 1
 """Level 3 takes twice as long for a few percent."""
