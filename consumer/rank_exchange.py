@@ -70,6 +70,13 @@ class PublishWeights(OrderToAll, tag="publish_weights", frozen=True, kw_only=Tru
     """Take part while rank 0 publishes the weights, a tensor at a time."""
 
 
+class GatherBase(OrderToAll, tag="gather_base", frozen=True, kw_only=True):
+    """Take part while rank 0 gets one tensor of the base that adapters stand on."""
+
+    name: str
+    """Of `Policy.base_tensors`."""
+
+
 class Save(OrderToAll, tag="save", frozen=True, kw_only=True):
     """Each rank writes what it has of the weights and of the optimizer's state."""
 
@@ -80,7 +87,7 @@ class End(OrderToAll, tag="end", frozen=True, kw_only=True):
     """Nothing more will be asked; there is no answer."""
 
 
-AnyOrder = TrainBatch | Idle | Begin | TrainAgain | Step | PublishWeights | Save | End
+AnyOrder = TrainBatch | Idle | Begin | TrainAgain | Step | PublishWeights | GatherBase | Save | End
 
 
 class Answer(Record, tag_field="type", frozen=True, kw_only=True):

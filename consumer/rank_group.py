@@ -11,10 +11,14 @@ import contextlib
 import queue
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+
+from torch import Tensor
 
 from consumer.checkpoint import Checkpoint
 from consumer.learner import Learner, Trained
+from consumer.published_weights import TensorsOnDemand
 from consumer.rank_exchange import (
     AnyAnswer,
     Begin,
@@ -22,6 +26,7 @@ from consumer.rank_exchange import (
     End,
     Exchange,
     Failed,
+    GatherBase,
     HasTrained,
     Idle,
     PublishWeights,
@@ -34,6 +39,7 @@ from consumer.rank_worker import RankWorker
 from contracts.errors import Unavailable
 from contracts.rollouts import RolloutBatch
 from telemetry.waiting import Waiting
+from weight_store.adapters import AdapterSource
 from weight_store.publication import Publication
 
 HANDED_OUT_PER_RANK = 2
@@ -133,6 +139,13 @@ class RankGroup:
         self._exchange.order(PublishWeights(), copies=self._world_size)
         self._until_all_done("to publish the weights")
 
+    def adapter_source(self) -> AdapterSource | None:
+        policy = self.learner.policy
+        source = policy.adapter_source()
+        if source is None or self.learner.lockstep is None:
+            return source
+        return replace(source, base=lambda: TensorsOnDemand(policy.base_tensors(), self._gather_base))
+
     def save(self, folder: Path) -> None:
         if not self.learner.shares_state:
             self.learner.save(folder)
@@ -154,6 +167,13 @@ class RankGroup:
         if self.learner.lockstep is not None:
             self._exchange.order(Idle(), copies=self._world_size - len(self._round))
         self._round.clear()
+
+    def _gather_base(self, name: str) -> Tensor:
+        self._exchange.order(GatherBase(name=name), copies=self._world_size)
+        self._until_all_done(f"to gather {name}")
+        tensor, self._rank_0.base_tensor = self._rank_0.base_tensor, None
+        assert tensor is not None
+        return tensor
 
     def _until_all_done(self, what: str, check: Callable[[], None] = lambda: None) -> float:
         """Value of rank 0. Raises what ended the order on any rank, or `check`; DeadlineExceeded past answer_s."""

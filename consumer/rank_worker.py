@@ -21,6 +21,7 @@ from consumer.rank_exchange import (
     End,
     Exchange,
     Failed,
+    GatherBase,
     HasTrained,
     Idle,
     OrderToAll,
@@ -30,6 +31,7 @@ from consumer.rank_exchange import (
     TrainAgain,
     TrainBatch,
 )
+from consumer.sharded_rows import gathered
 from contracts.errors import FenceViolation, OnbeatError
 from weight_store.publication import TensorSink
 
@@ -46,6 +48,8 @@ class RankWorker:
         self._patience_s = patience_s
         self.sink: TensorSink | None = None
         """Of rank 0: the publication that a Step or PublishWeights is about."""
+        self.base_tensor: Tensor | None = None
+        """Of rank 0: what a GatherBase was for, until it is taken."""
 
     def run(self) -> None:
         """An error of ours is an answer: rank 0 decides what becomes of the job. Raises Unavailable past patience."""
@@ -80,6 +84,9 @@ class RankWorker:
             case PublishWeights():
                 if (sink := self._sink()) is not None:
                     self._learner.publish(sink)
+            case GatherBase():
+                whole = gathered(self._learner.policy.base_tensors()[order.name])
+                self.base_tensor = whole if rank == 0 else None
             case Save():
                 self._learner.save(Path(order.folder))
             case End():

@@ -9,6 +9,7 @@ from typing import Protocol
 from consumer.checkpoint import Checkpoint
 from consumer.learner import Learner, Trained
 from contracts.rollouts import RolloutBatch
+from weight_store.adapters import AdapterSource
 from weight_store.publication import Publication
 
 
@@ -74,6 +75,10 @@ class Ranks(Protocol):
         """Adds all the weights as they are, in the same way."""
         ...
 
+    def adapter_source(self) -> AdapterSource | None:
+        """`Policy.adapter_source`; of a base that ranks share, a tensor is gathered when it is asked for."""
+        ...
+
     def save(self, folder: Path) -> None:
         """Every rank writes its files of a checkpoint into a folder that exists."""
         ...
@@ -130,6 +135,9 @@ class OneRank:
 
     def publish(self, publication: Publication) -> None:
         self.learner.publish(publication)
+
+    def adapter_source(self) -> AdapterSource | None:
+        return self.learner.policy.adapter_source()
 
     def save(self, folder: Path) -> None:
         self.learner.save(folder)

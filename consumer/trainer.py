@@ -89,7 +89,7 @@ class Trainer:
             chunks=side,
             announce=side.announce_shard,
             pause=self._pause,
-            adapters=self._learner.policy.adapter_source() if lora and lora.publish == "adapter" else None,
+            adapters=ranks.adapter_source() if lora and lora.publish == "adapter" else None,
         )
         self._layout = self._learner.policy.weights().layout
         self._generators = GeneratorWatch(

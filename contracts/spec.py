@@ -281,8 +281,6 @@ class JobSpec(Record, frozen=True, kw_only=True):
             raise ValueError(
                 'optimizer.type = "adamw_8bit" needs trainer.sharding = "none": its blocks would depend on the ranks'
             )
-        if self.trainer.lora is not None and self.trainer.lora.publish == "adapter":
-            raise ValueError('trainer.lora.publish = "adapter" needs trainer.sharding = "none"; set it to "merged"')
         if self.algorithm.has_late_baseline:
             raise ValueError(f'algorithm.advantage = "{self.algorithm.advantage}" needs trainer.sharding = "none"')
 

@@ -79,8 +79,7 @@ def test_a_killed_trainer_and_two_generators_leave_the_weights_of_the_undisturbe
 def test_two_ranks_leave_the_weights_of_one(
     pipeline: Pipeline, oracles: dict[str, str], variant: str, sharding: str
 ) -> None:
-    lora = {"trainer__lora": {"rank": 4}} if variant == "LoRA" else {}
-    job_id = pipeline.train(spec(variant, trainer__world_size=2, trainer__sharding=sharding, **lora))
+    job_id = pipeline.train(spec(variant, trainer__world_size=2, trainer__sharding=sharding))
     assert pipeline.final_digest(job_id) == pipeline.final_digest(oracles[variant])
     assert pipeline.verdict(job_id).gaps == ()
 
