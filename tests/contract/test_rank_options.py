@@ -6,14 +6,11 @@ Two processes over gloo go through every variant, one after the other; rank 0 tr
 from __future__ import annotations
 
 import json
-import multiprocessing
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch.distributed as dist
 from safetensors import safe_open
 from torch import Tensor
 from torch.distributed import PrefixStore
@@ -28,8 +25,8 @@ from consumer.ranks import OneRank, Ranks
 from consumer.sharded_rows import local_rows
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
-from onbeat.free_ports import free_port
 from tests.builders import job_spec, rollout_batch, tiny_model_folder
+from tests.two_ranks import run_two_ranks
 from weight_store.hashing import tensors_digest
 
 DEADLINE_S = 300.0
@@ -158,11 +155,9 @@ class CountingFile:
         return CountingSlice(self._file.get_slice(name), self._reads)
 
 
-def be_rank(rank: int, port: int, folder: str) -> None:
+def be_rank(rank: int, folder: Path) -> None:
     """Rank 0 writes {variant: [digest before training, after it by two ranks, by one]}."""
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    settings = StackSettings(model_root=folder)
+    settings = StackSettings(model_root=str(folder))
     first = spec_of(next(iter(VARIANTS)))
     member = lead(first, device="cpu") if rank == 0 else follow_lead(device="cpu")
     digests: dict[str, list[str]] = {}
@@ -176,7 +171,7 @@ def be_rank(rank: int, port: int, folder: str) -> None:
         if variant == UNTIED:
             parameters = learner.policy.trained_parameters().values()
             items = [sum(map(Tensor.numel, parameters)), sum(local_rows(one).numel() for one in parameters), sum(reads)]
-            (Path(folder) / f"items-{rank}.json").write_text(json.dumps(items))
+            (folder / f"items-{rank}.json").write_text(json.dumps(items))
         if rank:
             RankWorker(exchange, learner, patience_s=DEADLINE_S).run()
             continue
@@ -185,8 +180,7 @@ def be_rank(rank: int, port: int, folder: str) -> None:
         before = digest_of(one)
         digests[variant] = [before, digest_after_training(group), digest_after_training(one)]
     if rank == 0:
-        (Path(folder) / "digests.json").write_text(json.dumps(digests))
-    dist.destroy_process_group()
+        (folder / "digests.json").write_text(json.dumps(digests))
 
 
 @pytest.fixture(scope="module")
@@ -195,16 +189,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("ranks")
     tiny_model_folder(folder)
     tiny_model_folder(folder, "llama", tied=False)
-    port = free_port()
-    processes = [
-        multiprocessing.get_context("spawn").Process(target=be_rank, args=(rank, port, str(folder)), daemon=True)
-        for rank in range(2)
-    ]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(DEADLINE_S)
-        assert process.exitcode == 0
+    run_two_ranks(be_rank, folder)
     return folder
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
-import os
 import threading
 import weakref
 from pathlib import Path
@@ -25,8 +23,8 @@ from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 from contracts.versions import WeightManifest
-from onbeat.free_ports import free_port
 from tests.builders import job_spec, tiny_model_folder
+from tests.two_ranks import run_two_ranks
 from weight_store import publication
 from weight_store.file_publisher import FilePublisher
 
@@ -119,21 +117,18 @@ def test_a_step_that_diverges_leaves_no_version(tmp_path: Path) -> None:
     assert list(folder.weights.glob("*")) == []
 
 
-def be_rank(rank: int, port: int, root: str) -> None:
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+def be_rank(rank: int, root: Path) -> None:
     sharded = spec(trainer__world_size=2, trainer__sharding="fsdp", timeouts__ranks_s=60.0)
     member = lead(sharded, device="cpu") if rank == 0 else follow_lead(device="cpu")
-    learner = make_learner(StackSettings(model_root=root), member.spec, member)
+    learner = make_learner(StackSettings(model_root=str(root)), member.spec, member)
     publication.PASSING_BYTES = 1
     memory = GatheredMemory()
     published_weights.gathered = memory.gather
-    manifests = publish_twice(learner, RunFolder(Path(root) / "run", "job"))
+    manifests = publish_twice(learner, RunFolder(root / "run", "job"))
     digests = [manifest.weights_digest if manifest else "" for manifest in manifests]
     found = {"digests": digests, "peak": memory.peak, "count": memory.count, "left": memory.live}
-    (Path(root) / f"rank-{rank}").write_text(json.dumps(found))
+    (root / f"rank-{rank}").write_text(json.dumps(found))
     dist.barrier()
-    dist.destroy_process_group()
 
 
 class GatheredMemory:
@@ -162,16 +157,7 @@ def test_ranks_that_share_the_model_publish_it_and_hold_one_whole_tensor_at_a_ti
     alone = make_learner(StackSettings(model_root=str(tmp_path)), spec())
     expected = publish_twice(alone, RunFolder(tmp_path / "alone", "job"))
     sizes = [one.num_bytes for one in alone.policy.weights().layout.values()]
-    port = free_port()
-    processes = [
-        multiprocessing.get_context("spawn").Process(target=be_rank, args=(rank, port, str(tmp_path)), daemon=True)
-        for rank in range(2)
-    ]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(DEADLINE_S)
-        assert process.exitcode == 0
+    run_two_ranks(be_rank, tmp_path)
     first, second = (json.loads((tmp_path / f"rank-{rank}").read_text()) for rank in range(2))
     assert first["digests"] == [manifest.weights_digest for manifest in expected if manifest]
     assert first["digests"][0] != first["digests"][1]

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
 from consumer.assembly import make_learner
 from consumer.rank_exchange import Begin, Done, End, Exchange, Failed, TrainBatch
@@ -16,8 +13,8 @@ from consumer.rank_worker import RankWorker, checksum
 from contracts.errors import ContractViolation, FenceViolation
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
-from onbeat.free_ports import free_port
 from tests.builders import batch_of, job_spec, rollout, tiny_model_folder
+from tests.two_ranks import run_two_ranks
 
 DEADLINE_S = 120.0
 
@@ -26,21 +23,18 @@ def spec() -> JobSpec:
     return job_spec(trainer__world_size=2, timeouts__ranks_s=60.0)
 
 
-def be_rank(rank: int, port: int, model_root: str, shift: float) -> None:
-    """A rank whose weights are off by `shift`; the store's server is rank 0's."""
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+def be_rank(rank: int, folder: Path) -> None:
+    """Rank 1's weights are off by 1e-6; the store's server is rank 0's."""
     member = lead(spec(), device="cpu") if rank == 0 else follow_lead(device="cpu")
-    learner = make_learner(StackSettings(model_root=model_root), member.spec, member)
+    learner = make_learner(StackSettings(model_root=str(folder)), member.spec, member)
     with torch.no_grad():
-        next(iter(learner.policy.trained_parameters().values()))[0, 0] += shift
+        next(iter(learner.policy.trained_parameters().values()))[0, 0] += rank * 1e-6
     worker = RankWorker(member.exchange.for_another_thread(), learner, patience_s=DEADLINE_S)
     if rank == 0:
         give_orders(member.exchange)
     worker.run()
     if rank == 0:
-        say_what_came(member.exchange, Path(model_root))
-    dist.destroy_process_group()
+        say_what_came(member.exchange, folder)
 
 
 def give_orders(exchange: Exchange) -> None:
@@ -60,18 +54,7 @@ def say_what_came(exchange: Exchange, folder: Path) -> None:
 
 def test_errors_of_ranks_and_weights_that_differ_reach_rank_0_as_what_they_are(tmp_path: Path) -> None:
     tiny_model_folder(tmp_path)
-    port = free_port()
-    processes = [
-        multiprocessing.get_context("spawn").Process(
-            target=be_rank, args=(rank, port, str(tmp_path), rank * 1e-6), daemon=True
-        )
-        for rank in range(2)
-    ]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(DEADLINE_S)
-        assert process.exitcode == 0
+    run_two_ranks(be_rank, tmp_path)
     refused, *differing, done = (tmp_path / "answers").read_text().splitlines()
     assert refused.startswith(f"{ContractViolation.__name__}: token_ids: batch 0/train/0 has a token outside")
     assert len(differing) == 2

@@ -1,0 +1,36 @@
+"""A test's own function as two ranks: processes that find each other by torchrun's variables, and talk over gloo."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import torch.distributed as dist
+
+from onbeat.free_ports import free_port
+
+BeRank = Callable[[int, Path], None]
+"""Rank and folder; of a module's top level, so that another process can import it."""
+
+
+def run_two_ranks(be_rank: BeRank, folder: Path, *, deadline_s: float = 300.0) -> None:
+    """Returns when both have ended well; fails where one has not, or takes longer."""
+    port = free_port()
+    processes = [
+        multiprocessing.get_context("spawn").Process(target=_start, args=(be_rank, rank, port, folder), daemon=True)
+        for rank in range(2)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(deadline_s)
+        assert process.exitcode == 0
+
+
+def _start(be_rank: BeRank, rank: int, port: int, folder: Path) -> None:
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    be_rank(rank, folder)
+    dist.destroy_process_group()
