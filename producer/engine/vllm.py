@@ -17,6 +17,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import threading
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 from importlib import import_module
@@ -154,7 +155,11 @@ class VllmEngine(BatchingEngine):
             # It would take the end of the core for a failure.
             self._llm.output_handler.cancel()
         await asyncio.to_thread(self._llm.shutdown, timeout=SHUTDOWN_S)
+        # With the last reference goes vLLM's ZMQ context, whose end waits for sockets that the context doesn't know and
+        # now and then for ever: not in the event loop, nor at the end of this process.
+        held = [self._llm]
         del self._llm
+        threading.Thread(target=held.clear, name="vllm-end", daemon=True).start()
 
     def _files_in_redis(self, manifest: WeightManifest) -> dict[str, bytes]:
         """Name → content of the version's files; none where the engine core reads them itself. Raises WeightsRejected.
