@@ -57,7 +57,7 @@ class HashingThreads:
 
     def add_one(self, name: str, tensor: Tensor) -> Future[str]:
         """Its result is of no use but to wait for: the tensor may go then."""
-        line = self._lines[name] = self._threads.submit(_line, name, tensor)
+        line = self._lines[name] = self._threads.submit(_line, name, [tensor])
         return line
 
     def digest(self) -> str:
@@ -65,8 +65,9 @@ class HashingThreads:
         return digest_of_lines(line.result() for line in self._lines.values())
 
 
-def _line(name: str, tensor: Tensor) -> str:
-    return tensor_line(*_hashable(name, tensor))
+def _line(name: str, held: list[Tensor]) -> str:
+    """held: the tensor; emptied, for a thread keeps its arguments a moment longer than its result."""
+    return tensor_line(*_hashable(name, held.pop()))
 
 
 def _hashable(name: str, tensor: Tensor) -> tuple[str, str, tuple[int, ...], memoryview]:

@@ -109,7 +109,7 @@ class Publication:
         with self._moved:
             self._waiting_bytes += data.nbytes
         hashed = self._hashing.add_one(name, data)
-        self._puts.append(self._writer.submit(self._put, name, data, hashed))
+        self._puts.append(self._writer.submit(self._put, name, [data], hashed))
 
     def finish(self) -> WeightManifest:
         """Raises ContractViolation while tensors are missing, and whatever ended the writing (OnbeatError that names a
@@ -136,7 +136,10 @@ class Publication:
             self._is_over = True
             self._sink.discard()
 
-    def _put(self, name: str, data: Tensor, hashed: Future[str]) -> None:
+    def _put(self, name: str, held: list[Tensor], hashed: Future[str]) -> None:
+        """held: the tensor; emptied, so that it is gone before anybody is told that there is room."""
+        data = held.pop()
+        num_bytes = data.nbytes
         try:
             # One failure is enough: what comes after it is only let go.
             if not self._given_up:
@@ -146,8 +149,9 @@ class Publication:
             self._given_up = True
             raise
         finally:
+            del data
             with self._moved:
-                self._waiting_bytes -= data.nbytes
+                self._waiting_bytes -= num_bytes
                 self._moved.notify_all()
 
     def _result_of(self, put: Future[None], waiting: Waiting) -> None:
