@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contracts.errors import WeightsRejected
@@ -17,6 +17,7 @@ def raw(values: np.ndarray) -> np.ndarray:
     return values.view(np.uint8).reshape(-1).copy()
 
 
+@settings(deadline=None)
 @given(
     item_bytes=st.sampled_from([1, 2, 4, 8]),
     num_elements=st.one_of(st.integers(1, 40), st.just(8 * WORDS_AT_ONCE + 3)),
