@@ -9,6 +9,7 @@ delta files, each of some tensors, which are announced as they are written.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from functools import partial
 
 from torch import Tensor
 
@@ -59,11 +60,15 @@ class DeltaPublisher:
         """
         if is_again:
             whole = self._whole.sink(layout, policy_version=policy_version)
-            return Publication(layout, MendingSink(whole, self._mended), wait_s=self._wait_s)
+            return Publication(layout, WholeSink(whole, published=self._mended), wait_s=self._wait_s)
         base, self._base = self._base, None
         fits = base is not None and base.fits(layout)
         base = base if base is not None and fits else DeltaBase(layout)
-        sink: VersionSink = WholeSink(self._whole.sink(layout, policy_version=policy_version), base, self._published)
+        sink: VersionSink = WholeSink(
+            self._whole.sink(layout, policy_version=policy_version),
+            published=partial(self._published, base=base),
+            on_tensor=base.replace,
+        )
         if fits and len(self._chain) < self._spec.snapshot_every_versions:
             sink = DeltaSink(
                 layout,
@@ -98,40 +103,27 @@ class DeltaPublisher:
 Published = Callable[[WeightManifest, DeltaBase], None]
 
 
-class MendingSink:
-    """A whole version in the place of one that receivers refuse."""
-
-    def __init__(self, whole: FileSink, mended: Callable[[WeightManifest], None]) -> None:
-        self._whole = whole
-        self._mended = mended
-
-    def put(self, name: str, tensor: Tensor) -> None:
-        self._whole.put(name, tensor)
-
-    def close(self, weights_digest: str) -> WeightManifest:
-        manifest = self._whole.close(weights_digest)
-        self._mended(manifest)
-        return manifest
-
-    def discard(self) -> None:
-        self._whole.discard()
-
-
 class WholeSink:
-    """A whole version that the next ones stand on."""
+    """A whole version, told of as it goes: what later versions stand on moves with it."""
 
-    def __init__(self, whole: FileSink, base: DeltaBase, published: Published) -> None:
+    def __init__(
+        self,
+        whole: FileSink,
+        *,
+        published: Callable[[WeightManifest], None],
+        on_tensor: Callable[[str, Tensor], None] = lambda name, tensor: None,
+    ) -> None:
         self._whole = whole
-        self._base = base
         self._published = published
+        self._on_tensor = on_tensor
 
     def put(self, name: str, tensor: Tensor) -> None:
-        self._base.replace(name, tensor)
+        self._on_tensor(name, tensor)
         self._whole.put(name, tensor)
 
     def close(self, weights_digest: str) -> WeightManifest:
         manifest = self._whole.close(weights_digest)
-        self._published(manifest, self._base)
+        self._published(manifest)
         return manifest
 
     def discard(self) -> None:
