@@ -24,8 +24,8 @@
 | onbeat:generators | hash, generator id → GeneratorInfo | generators | status | heartbeat |
 
 A ledger entry is `expected:ENTRY:PROMPTSxGROUP`, `published:ENTRY:DIGEST:GENERATOR:ATTEMPT` or `dead:REASON`. The
-first is followed by `:CLAIMED_MS` once it is claimed, and by `:HEDGER:HEDGED_MS:BEAT_MS` once another generator works
-on a copy: since when, and its last heartbeat. Times are the server's, in milliseconds.
+first is followed by `:CLAIMED_MS` once it is claimed, and by `:HEDGER:HEDGED_MS` once another generator works on a
+copy, since when. Times are the server's, in milliseconds.
 """
 
 from __future__ import annotations

@@ -27,6 +27,7 @@ from pathlib import Path
 import httpx
 
 from contracts.errors import InvalidInput, OnbeatError, Unavailable
+from contracts.exit_codes import is_of_work
 from contracts.settings import PREFIX, StackSettings
 from onbeat import process_tree
 from onbeat.child_process import ChildProcess
@@ -141,7 +142,8 @@ class EmbeddedStack:
         for child in self._plan_children(settings):
             self.children[child.name] = child
             child.start()
-            self._supervised.append(Supervised(child, policy=self._restarts))
+            is_excused = is_of_work if child.name.startswith("generator-") else None
+            self._supervised.append(Supervised(child, policy=self._restarts, is_excused=is_excused))
         self._wait_until_ready({"reward_service": self.reward_url, "gateway": self.gateway_url}, deadline_s)
         stack = StackFile(gateway_url=self.gateway_url, api_key=self.api_key, pid=os.getpid())
         self._stack_file = write_stack_file(self.plan.run_root, stack)

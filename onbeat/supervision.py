@@ -1,4 +1,8 @@
-"""Keeps a child process running: a dead one is started again after a growing pause, up to a cap."""
+"""Keeps a child process running: a dead one is started again after a growing pause, up to a cap.
+
+A generator that dies of its work counts for the pause and not for the cap: a batch that kills generators must not end
+the stack, and with it everybody else's jobs. The fence buries such a batch after rollout.max_attempts deaths.
+"""
 
 from __future__ import annotations
 
@@ -55,14 +59,18 @@ class Supervised:
         clock: Callable[[], float] = time.monotonic,
         start_again: Callable[[], None] | None = None,
         policy: RestartPolicy = PATIENT,
+        is_excused: Callable[[int], bool] | None = None,
     ) -> None:
+        """is_excused: whether a death with this exit code may have another cause than how the child was started."""
         self.child = child
         self.num_restarts = 0
         self._clock = clock
         self._policy = policy
         self._start_again = start_again or child.start
         self._started_s = clock()
+        self._is_excused = is_excused
         self._in_a_row = 0
+        self._without_excuse = 0
         self._due_s: float | None = None
 
     def tick(self) -> None:
@@ -81,17 +89,19 @@ class Supervised:
     def _pause_s(self, now_s: float) -> float:
         """Counts the death; the pause before the next start."""
         if now_s - self._started_s >= GOOD_LIFE_S:
-            self._in_a_row = 0
+            self._in_a_row = self._without_excuse = 0
         self._in_a_row += 1
+        excused = self._is_excused is not None and self._is_excused(self.child.exit_code or 0)
+        self._without_excuse = 0 if excused else self._without_excuse + 1
         ending = describe_exit(self.child.exit_code)
-        if self._in_a_row > self._policy.max_in_a_row:
+        if self._without_excuse > self._policy.max_in_a_row:
             raise Unavailable(
-                f"{ending} {self._in_a_row} times in a row; the end of its log:\n{self.child.tail()}",
+                f"{ending} {self._without_excuse} times in a row; the end of its log:\n{self.child.tail()}",
                 field=self.child.name,
             )
         policy = self._policy
         pause_s = min(policy.longest_pause_s, policy.first_pause_s * 2 ** min(self._in_a_row - 1, 20))
-        attempt = f"start {self._in_a_row} of {policy.max_in_a_row}"
+        attempt = "at work" if excused else f"start {self._without_excuse} of {policy.max_in_a_row}"
         log.warning("%s %s, starting it again in %.1f s (%s)", self.child.name, ending, pause_s, attempt)
         return pause_s
 

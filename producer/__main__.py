@@ -1,6 +1,7 @@
 """`python -m producer`: one generator, until SIGTERM or SIGINT.
 
-Exit 0 after a clean stop; 1 with one line when Redis stays away or a task dies; 2 for a bad setting.
+Exit 0 after a clean stop; 1 with one line when Redis stays away or a task dies before any work was claimed; 4 when one
+dies after that (contracts/exit_codes.py); 2 for a bad setting.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from broker.job_store import JobStore
 from broker.presence import Presence
 from broker.weight_chunks import WeightChunks
 from contracts.errors import EngineUnavailable, InvalidInput, OnbeatError
+from contracts.exit_codes import DIED_AT_WORK
 from contracts.settings import StackSettings, settings_from
 from producer.broker_seam import BrokerCalls
 from producer.detokenizer import FolderDetokenizer
@@ -36,8 +38,8 @@ from telemetry.logs import configure
 log = logging.getLogger(__name__)
 
 
-async def serve(settings: StackSettings, *, generator_id: str) -> None:
-    """Wires the worker to its broker, reward service and model, and runs it until a signal."""
+async def serve(settings: StackSettings, *, generator_id: str) -> int:
+    """Wires the worker to its broker, reward service and model, and runs it until a signal; the exit code."""
     broker = await asyncio.to_thread(connect_within, settings, patience_s=1.0)
     threading.Thread(target=preload, args=(settings.engine,), name="preload", daemon=True).start()
     async with httpx.AsyncClient(base_url=settings.reward_url) as http:
@@ -57,17 +59,29 @@ async def serve(settings: StackSettings, *, generator_id: str) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, worker.stop)
         log.info("generator %s serves the active jobs", generator_id)
-        await run_to_its_end(worker)
+        code = await run_to_its_end(worker)
     log.info("generator %s left", generator_id)
+    return code
 
 
-async def run_to_its_end(worker: Worker) -> None:
-    """Ends this process at once where its engine hangs: asyncio and Python would wait for the engine's thread."""
+async def run_to_its_end(worker: Worker) -> int:
+    """The exit code. Raises what a worker died of that had claimed nothing yet.
+
+    Ends this process at once where its engine hangs: asyncio and Python would wait for the engine's thread.
+    """
     try:
         await worker.run()
-    except* EngineUnavailable as group:
-        log.error("%s", first_error(group))
-        os._exit(1)
+    except BaseExceptionGroup as group:
+        engine, _ = group.split(EngineUnavailable)
+        if engine is not None:
+            log.error("%s", first_error(engine))
+            os._exit(DIED_AT_WORK)
+        if not worker.has_claimed:
+            raise
+        _, foreign = group.split(OnbeatError)
+        log.error("%s", first_error(group), exc_info=foreign)
+        return DIED_AT_WORK
+    return 0
 
 
 def new_generator_id() -> str:
@@ -85,7 +99,7 @@ def main() -> int:
         return 2
     configure(settings, service="producer")
     try:
-        asyncio.run(serve(settings, generator_id=new_generator_id()))
+        return asyncio.run(serve(settings, generator_id=new_generator_id()))
     except OnbeatError as error:
         log.error("%s", error)
         return 1
@@ -95,7 +109,6 @@ def main() -> int:
             raise
         log.error("%s", first_error(ours))
         return 1
-    return 0
 
 
 def first_error(group: BaseExceptionGroup | None) -> BaseException | None:

@@ -105,6 +105,8 @@ class Worker:
         self._carriers: set[asyncio.Task[None]] = set()
         self._idle_since_s: float | None = None
         self._idle_logged = False
+        self.has_claimed = False
+        """Whether it ever held a batch: what it dies of may then be the batch."""
 
     def stop(self) -> None:
         """Claims nothing more; `run` ends once the batches in flight have, or after the grace."""
@@ -190,6 +192,7 @@ class Worker:
                     log.info("hedges %s", name_of(claim))
                 self._turns.served(job_id, job.spec.model, self._clock())
                 self._leases[name_of(claim)] = (job, claim)
+                self.has_claimed = True
                 reach("producer.after_claim")
                 self._claimed.set()
                 self._idle_since_s = None

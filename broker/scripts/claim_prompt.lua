@@ -2,7 +2,8 @@
 --   -> {claimed|hedged, entry, attempt, payload, manifest}
 --    | {none, last entry id, ms until a batch has taken long enough for a hedge, or -1}
 -- An expired lease comes first: the oldest work holds the iteration up (I5). Then what is new. Who finds neither may
--- hedge: work on a copy of the oldest batch of somebody else, once for each batch; the first publication wins (I3).
+-- hedge: work on a copy of the oldest batch of somebody else; the first publication wins (I3). A batch is hedged once,
+-- and not after it lost a holder: it may be the batch that kills, and would kill two generators at each attempt.
 if fence('state') ~= 'open' then return { 'none', last_id(PROMPTS), -1 } end
 local now = now_ms()
 -- A batch is late when its rounds take this many times the median of the latest: at 1, every second one would be. Which
@@ -33,18 +34,14 @@ local function note_claim(id, entry)
   if parts[5] == ARGV[1] then parts = { unpack(parts, 1, 4) } end
   redis.call('HSET', LEDGER, id, table.concat(parts, ':'))
 end
--- The mark of a hedger that died or failed ends with its lease: then the batch may be hedged again.
-local function is_hedged(parts)
-  return parts[7] and now - parts[7] < tonumber(ARGV[2])
-end
 local function oldest_of_others()
   local ledger, id, found = redis.call('HGETALL', LEDGER), nil, nil
   for i = 1, #ledger, 2 do
     local parts = split(ledger[i + 1])
     local claimed = parts[1] == 'expected' and tonumber(parts[4])
-    if claimed and not is_hedged(parts) and (not found or claimed < tonumber(found[4])) then
+    if claimed and not parts[5] and (not found or claimed < tonumber(found[4])) then
       local held = lease(parts[2])
-      if held and held[2] ~= ARGV[1] then id, found = ledger[i], parts end
+      if held and held[2] ~= ARGV[1] and held[4] == 1 then id, found = ledger[i], parts end
     end
   end
   return id, found
@@ -72,6 +69,6 @@ table.sort(recent)
 local left = tonumber(parts[4]) + LATE * recent[math.ceil(#recent / 2)] - now
 if left > 0 then return { 'none', last_id(PROMPTS), math.ceil(left) } end
 local at = string.format('%.0f', now)
-redis.call('HSET', LEDGER, id, table.concat({ parts[1], parts[2], parts[3], parts[4], ARGV[1], at, at }, ':'))
+redis.call('HSET', LEDGER, id, table.concat({ parts[1], parts[2], parts[3], parts[4], ARGV[1], at }, ':'))
 count('hedged')
 return answer('hedged', redis.call('XRANGE', PROMPTS, parts[2], parts[2])[1], lease(parts[2])[4])

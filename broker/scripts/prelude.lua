@@ -2,7 +2,7 @@
 --   1 fence     hash     epoch owner lease_ms iteration version digest state committed expected published recent_ms
 --   2 prompts   stream   field batch (PromptBatch), attempt, batch_id
 --   3 rollouts  stream   field batch (RolloutBatch), batch_id, digest
---   4 ledger    hash     batch id -> expected:ENTRY:PROMPTSxGROUP[:CLAIMED_MS[:HEDGER:HEDGED_MS:BEAT_MS]]
+--   4 ledger    hash     batch id -> expected:ENTRY:PROMPTSxGROUP[:CLAIMED_MS[:HEDGER:HEDGED_MS]]
 --                                  | published:ENTRY:DIGEST:GENERATOR:ATTEMPT | dead:REASON
 --   5 weights   hash     version -> WeightManifest
 --   6 counters  hash

@@ -1,5 +1,5 @@
 -- renew_prompts: ARGV generator, n x (batch id, entry) -> {renewed, n x (held | lost | settled)}
--- A hedge keeps its own mark alive, never the lease of the original. settled: published, given up, or its iteration is over.
+-- A hedge holds its own mark, and keeps no lease of the original alive. settled: published, given up, or its iteration is over.
 local function renew(id, entry)
   local held = lease(entry)
   if held and held[2] == ARGV[1] then
@@ -9,8 +9,6 @@ local function renew(id, entry)
   local parts = split(redis.call('HGET', LEDGER, id) or 'gone')
   if parts[1] ~= 'expected' then return 'settled' end
   if parts[2] ~= entry or parts[5] ~= ARGV[1] then return 'lost' end
-  parts[7] = string.format('%.0f', now_ms())
-  redis.call('HSET', LEDGER, id, table.concat(parts, ':'))
   return 'held'
 end
 local out = { 'renewed' }

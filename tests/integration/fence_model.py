@@ -29,7 +29,6 @@ class Entry:
     """The older, the smaller; 0: not late."""
     hedger: str = ""
     """Who works on a copy, or did."""
-    hedge_is_live: bool = False
 
     @property
     def attempt(self) -> int:
@@ -93,27 +92,27 @@ class ServerModel:
             if entry.attempt <= self.max_attempts:
                 entry.late_since = 0
                 if entry.hedger == generator:
-                    entry.hedger, entry.hedge_is_live = "", False
+                    entry.hedger = ""
                 return entry
             self._bury(entry)
         return None
 
     def hedge(self, generator: str) -> Entry | None:
-        """For who finds nothing to claim: the oldest late batch of somebody else that nobody hedges."""
+        """For who finds nothing to claim: the oldest late batch of its first holder that nobody hedged."""
         late = [
             entry
             for entry in self.entries
-            if entry.late_since and entry.generator != generator and not entry.hedge_is_live
+            if entry.late_since and entry.deliveries == 1 and entry.generator != generator and not entry.hedger
         ]
         if self.state != "open" or not self.knows_typical_time or not late:
             return None
         entry = min(late, key=lambda entry: entry.late_since)
-        entry.hedger, entry.hedge_is_live = generator, True
+        entry.hedger = generator
         self.counters["hedged"] += 1
         return entry
 
     def renew(self, batch_id: str, entry_id: str, generator: str) -> str:
-        """held, lost or settled: a hedger keeps its mark alive, and nothing else."""
+        """held, lost or settled: a hedger holds its mark, and keeps no lease alive."""
         held = self.holder_of(entry_id)
         if held and held.generator == generator:
             held.is_expired = False
@@ -123,7 +122,6 @@ class ServerModel:
             return "settled"
         if (slot.entry.entry_id, slot.entry.hedger) != (entry_id, generator):
             return "lost"
-        slot.entry.hedge_is_live = True
         return "held"
 
     def holder_of(self, entry_id: str) -> Entry | None:

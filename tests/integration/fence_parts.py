@@ -62,12 +62,12 @@ def answer_to(claim: Claim, generator_id: str, fault: str) -> RolloutBatch:
     return rollout_batch(**(fields | (FAULTS[fault](batch) if fault else {})))
 
 
-LEDGER_TIMES = {"claimed_ms": 3, "hedged_ms": 5, "beat_ms": 6}
+LEDGER_TIMES = {"claimed_ms": 3, "hedged_ms": 5}
 """Where they stand in the ledger's entry of a claimed, or hedged, batch."""
 
 
 def set_ledger_times(broker: Broker, keys: JobKeys, batch_id: str, **times_ms: int) -> None:
-    """As if the batch had been claimed, or hedged, or its hedger last heard of, at these server times."""
+    """As if the batch had been claimed, or hedged, at these server times."""
     entry: Any = broker.redis.hget(keys.ledger, batch_id)
     parts = entry.decode().split(":")
     for name, value in times_ms.items():

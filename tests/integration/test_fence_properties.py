@@ -48,7 +48,7 @@ PROFILE = hypothesis_settings(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
 )
 GENERATOR = st.integers(0, 2)
-HEDGE_ENDS = ("wins", "loses", "dies", "goes on")
+HEDGE_ENDS = ("wins", "loses", "goes on")
 REACHED = {"fenced off", "commit: committed", "commit: refused", "rewind: rewound", "rewind: refused"} | {
     "fail: retried",
     "fail: dead",
@@ -175,9 +175,6 @@ class FenceMachine(TrainerMoves):
     def _end_hedge(self, hedger: int, entry_id: str, end: str) -> None:
         entry = next(entry for entry in self.model.entries if entry.entry_id == entry_id)
         self.renew(hedger)
-        if end == "dies":
-            set_ledger_times(self.broker, self.keys, entry.batch_id, beat_ms=1)
-            entry.hedge_is_live = False
         if end == "loses":
             holders = [(claim.entry_id, f"g{who}", claim.attempt) for who, claim in reversed(self.claims)]
             if (entry_id, entry.generator, entry.attempt) in holders:
@@ -198,6 +195,14 @@ class FenceMachine(TrainerMoves):
             self.claim(successor)
             if self.model.counters["reclaimed"] > before:
                 self.seen["reclaimed"] += 1
+
+    @rule(who=GENERATOR, successor=GENERATOR)
+    def a_generator_sleeps_past_its_lease(self, who: int, successor: int) -> None:
+        """It claims, another takes over, and it wakes up."""
+        self.claim(who)
+        self.the_server_holds_what_the_model_says()
+        self.prompt_lease_expires(0, successor)
+        self.renew(who)
 
     def _xclaim_as_idle(self, entry: Entry) -> None:
         self.broker.redis.xclaim(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from contracts.errors import Unavailable
-from onbeat.supervision import FIRST_PAUSE_S, GOOD_LIFE_S, MAX_RESTARTS, Supervised
+from contracts.exit_codes import DIED_AT_WORK, is_of_work
+from onbeat.supervision import FIRST_PAUSE_S, GOOD_LIFE_S, LONGEST_PAUSE_S, MAX_RESTARTS, Supervised
 
 
 class Child:
@@ -30,9 +31,9 @@ class Clock:
         return self.now_s
 
 
-def die_and_return(supervised: Supervised, child: Child, clock: Clock) -> float:
+def die_and_return(supervised: Supervised, child: Child, clock: Clock, exit_code: int = 3) -> float:
     """Seconds from a death to the next start."""
-    child.exit_code = 3
+    child.exit_code = exit_code
     died_s = clock.now_s
     supervised.tick()
     while child.exit_code is not None:
@@ -69,6 +70,20 @@ def test_pauses_double_and_a_process_that_keeps_dying_is_an_error_with_its_last_
         supervised.tick()
     assert deaths_s == [0.5, 1.0, 2.0, 4.0, 8.0, 10.0]
     assert child.num_starts == MAX_RESTARTS
+
+
+@pytest.mark.parametrize("exit_code", [-9, DIED_AT_WORK])
+def test_a_generator_that_dies_of_its_work_is_started_again_for_ever_and_with_pauses(exit_code: int) -> None:
+    child, clock = Child(), Clock()
+    supervised = Supervised(child, clock=clock, is_excused=is_of_work)
+    deaths_s = [die_and_return(supervised, child, clock, exit_code) for _ in range(3 * MAX_RESTARTS)]
+    assert deaths_s[:3] == [0.5, 1.0, 2.0]
+    assert max(deaths_s) == deaths_s[-1] == LONGEST_PAUSE_S
+    for _ in range(MAX_RESTARTS):
+        die_and_return(supervised, child, clock, 1)
+    child.exit_code = 1
+    with pytest.raises(Unavailable, match="exit code 1 7 times in a row"):
+        supervised.tick()
 
 
 def test_a_long_life_clears_the_slate() -> None:

@@ -9,6 +9,8 @@ import sys
 
 import pytest
 
+from contracts.exit_codes import DIED_AT_WORK
+
 
 def run_producer(**environment: str) -> subprocess.CompletedProcess[str]:
     """`python -m producer` to its end."""
@@ -47,6 +49,27 @@ def test_an_unreachable_redis_is_one_clear_line(unused_port: int) -> None:
     assert "secret-word" not in ended.stderr
 
 
+DIES = """
+import asyncio, sys
+from producer.__main__ import run_to_its_end
+
+class Worker:
+    has_claimed = sys.argv[1] == "at work"
+
+    async def run(self):
+        raise BaseExceptionGroup("", [MemoryError("of a batch")])
+
+sys.exit(asyncio.run(run_to_its_end(Worker())))
+"""
+
+
+@pytest.mark.parametrize(("when", "code"), [("at its start", 1), ("at work", DIED_AT_WORK)])
+def test_a_launcher_can_tell_a_death_at_work_from_one_at_the_start(when: str, code: int) -> None:
+    ended = subprocess.run([sys.executable, "-c", DIES, when], capture_output=True, text=True, timeout=300, check=False)
+    assert ended.returncode == code
+    assert "MemoryError: of a batch" in ended.stderr
+
+
 HANGS = """
 import asyncio, os, sys, threading
 from concurrent.futures import ThreadPoolExecutor
@@ -64,5 +87,5 @@ asyncio.run(run_to_its_end(Worker()))
 
 def test_a_thread_that_hangs_in_the_engine_does_not_keep_the_process() -> None:
     ended = subprocess.run([sys.executable, "-c", HANGS], capture_output=True, text=True, timeout=300.0, check=False)
-    assert ended.returncode == 1
+    assert ended.returncode == DIED_AT_WORK
     assert "batch 0/train/0 is not done" in ended.stderr

@@ -1,0 +1,57 @@
+"""A batch that kills every generator that samples it: it ends, and neither the stack nor anybody else's job does."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from contracts.events import BatchDead
+from contracts.jobs import JobState, JobStatus
+from onbeat.gateway_client import GatewayClient
+from onbeat.stack import MODULES, EmbeddedStack, StackPlan
+from onbeat.supervision import RestartPolicy
+from telemetry.waiting import Waiting
+from tests.chaos.short_job import short_job
+from tests.chaos.stand_ins.poisoned_generator import POISON_BATCH, POISON_SEED
+from tests.pipeline import REPOSITORY
+
+STAND_INS = Path(__file__).parent / "stand_ins"
+IMPATIENT = RestartPolicy(first_pause_s=0.1, longest_pause_s=0.1, max_in_a_row=1)
+"""It gives up at the second death that says something about how the generator was started."""
+DEADLINE_S = 400.0
+
+
+def final(stack: EmbeddedStack, client: GatewayClient, job_id: str) -> JobStatus:
+    waiting = Waiting(f"{job_id} to end", deadline_s=DEADLINE_S)
+    while not (status := client.job(job_id)).state.is_final:
+        stack.tick()
+        waiting.poke()
+        time.sleep(0.1)
+    return status
+
+
+@pytest.mark.timeout(2 * DEADLINE_S)
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs PR_SET_PDEATHSIG")
+def test_a_batch_that_kills_its_generators_is_dead_after_its_attempts_and_the_stack_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(STAND_INS))
+    plan = StackPlan(run_root=tmp_path / "runs", model_root=REPOSITORY, threads=1)
+    modules = {**MODULES, "generator": "poisoned_generator"}
+    few = {"iterations": 2, "evaluation__num_prompts": 0, "rollout__max_attempts": 3}
+    poisoned = short_job(seed=POISON_SEED, rollout__on_failed_batch="abandon", **few)
+    stack = EmbeddedStack(plan, modules=modules, restarts=IMPATIENT)
+    with stack, GatewayClient(stack.gateway_url, stack.api_key) as client:
+        first = client.submit(poisoned, idempotency_key="poisoned").job_id
+        second = client.submit(short_job(**few), idempotency_key="harmless").job_id
+        ended = final(stack, client, first)
+        assert (ended.state, ended.batches_dead) == (JobState.SUCCEEDED, 1)
+        (dead,) = [event for _, event in client.events(first) if isinstance(event, BatchDead)]
+        assert (dead.batch_id, dead.reason) == (POISON_BATCH, "its generators died 3 times")
+        other = final(stack, client, second)
+        assert (other.state, other.batches_dead) == (JobState.SUCCEEDED, 0)
+        assert [one.child.name for one in stack._supervised if one.num_restarts] == ["generator-1"]
+        assert sum(one.num_restarts for one in stack._supervised) == 3
