@@ -22,6 +22,8 @@ MESSAGE_LIFE_S = 30.0
 """An older message is dropped unread: the beat has sent others since."""
 KEY_PREFIX = "onbeat:celery:"
 CONNECT_TIMEOUT_S = 2.0
+ANSWER_TIMEOUT_S = 3.0
+"""Of one command; a worker's blocking read lasts a second. A server that hangs is taken for one that is away (I8)."""
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +51,8 @@ def make_celery_app(settings: StackSettings) -> Celery:
         broker_transport_options={
             "global_keyprefix": KEY_PREFIX,
             "socket_connect_timeout": CONNECT_TIMEOUT_S,
+            "socket_timeout": ANSWER_TIMEOUT_S,
+            "health_check_interval": ANSWER_TIMEOUT_S,
             "socket_keepalive": True,
             # Of one publication: a gateway must not wait for a server that is away, the beat comes again anyway.
             "max_retries": 1,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from enum import Enum
 from itertools import chain
 
-from broker.client import Broker, translated
+from broker.client import Broker
 from broker.keys import JobKeys, batch_shape
 from contracts.errors import ContractViolation
 from contracts.rollouts import PromptBatch, RolloutBatch, batch_digest
@@ -104,7 +104,7 @@ class GeneratorSide:
         """
         if self._hedge_due_s is not None:
             timeout_s = min(timeout_s, self._hedge_due_s)
-        with translated():
+        with self._broker.call(blocks_s=timeout_s):
             found: list = self._broker.redis.xread(  # type: ignore[assignment]
                 {self._keys.prompts: self._last_entry, self._keys.shards: self._last_shard},
                 count=1,
@@ -164,7 +164,7 @@ class GeneratorSide:
 
     def _job_spec(self) -> JobSpec:
         if self._spec is None:
-            with translated():
+            with self._broker.call():
                 data = self._broker.redis.get(self._keys.spec)
             if data is None:
                 raise ContractViolation("the job has no spec", field=self._keys.spec)

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from broker import keys
-from broker.client import Broker, translated
+from broker.client import Broker
 from broker.keys import JobKeys
 from contracts.errors import Conflict, FencedOff, InvalidInput, NotFound
 from contracts.events import AuditRecord, JobEvent, StateChanged
@@ -43,17 +43,17 @@ class JobStore:
         event = encode(StateChanged(at_s=now_s, state=JobState.QUEUED))
         job_keys = JobKeys(job_id)
         created = self._broker.run("create_job", [*job_keys.script_keys, job_keys.spec], [body, event, *fields])
-        with translated():
+        with self._broker.call():
             self._redis.zadd(keys.JOBS, {job_id: now_s}, nx=True)
         # Not only when it is new: the attempt before this one may have ended right here.
         if not self.state(job_id).is_final:
-            with translated():
+            with self._broker.call():
                 self._redis.sadd(keys.ACTIVE, job_id)
         self._broker.persisted()
         return job_id, created[0] == b"created"
 
     def _reserve(self, key: str, job_id: str, body_digest: str) -> str:
-        with translated():
+        with self._broker.call():
             before = self._redis.set(
                 keys.idempotency(key), f"{job_id} {body_digest}", nx=True, get=True, ex=IDEMPOTENCY_S
             )
@@ -66,12 +66,12 @@ class JobStore:
 
     def job_ids(self) -> list[str]:
         """Newest first."""
-        with translated():
+        with self._broker.call():
             return [job_id.decode() for job_id in self._redis.zrevrange(keys.JOBS, 0, -1)]
 
     def active_jobs(self) -> list[str]:
         """Jobs that are not final, in a stable order."""
-        with translated():
+        with self._broker.call():
             return sorted(job_id.decode() for job_id in self._redis.smembers(keys.ACTIVE))
 
     def spec(self, job_id: str) -> JobSpec:
@@ -79,7 +79,7 @@ class JobStore:
         return decode(self._spec_bytes(job_id), JobSpec)
 
     def _spec_bytes(self, job_id: str) -> bytes:
-        with translated():
+        with self._broker.call():
             data = self._redis.get(JobKeys(job_id).spec)
         if data is None:
             raise NotFound(f"there is no job {job_id}", field="job_id", cure="`onbeat jobs` lists them")
@@ -91,7 +91,7 @@ class JobStore:
 
     def fields(self, job_id: str) -> dict[str, bytes]:
         """The job hash. Raises NotFound."""
-        with translated():
+        with self._broker.call():
             values: dict[bytes, bytes] = self._redis.hgetall(JobKeys(job_id).job)
         if not values:
             raise NotFound(f"there is no job {job_id}", field="job_id", cure="`onbeat jobs` lists them")
@@ -123,7 +123,7 @@ class JobStore:
 
     def leave_active(self, job_id: str) -> None:
         """Takes a job that has ended off the active ones; one that was resumed meanwhile stays."""
-        with translated():
+        with self._broker.call():
             self._redis.srem(keys.ACTIVE, job_id)
             if not self.state(job_id).is_final:
                 self._redis.sadd(keys.ACTIVE, job_id)
@@ -140,7 +140,7 @@ class JobStore:
             outcome, *rest = self._resume_as_seen(job_id, iterations)
         if outcome == b"refused":
             raise Conflict(f"a {rest[0].decode()} job cannot be resumed", field="state", cure="it has not ended")
-        with translated():
+        with self._broker.call():
             self._redis.sadd(keys.ACTIVE, job_id)
         self._broker.persisted()
         return self.state(job_id)
@@ -204,14 +204,14 @@ class JobStore:
         key = JobKeys(job_id).starting
         if self._broker.write("SET", key, consumer_id, "NX", "PX", int(life_s * 1000)):
             return True
-        with translated():
+        with self._broker.call():
             holds = self._redis.get(key) == consumer_id.encode()
             return holds and bool(self._redis.pexpire(key, int(life_s * 1000)))
 
     def release_start(self, job_id: str, consumer_id: str) -> None:
         """Another consumer's reservation stays."""
         key = JobKeys(job_id).starting
-        with translated():
+        with self._broker.call():
             if self._redis.get(key) == consumer_id.encode():
                 self._redis.delete(key)
 
@@ -227,12 +227,12 @@ class JobStore:
 
     def events_after(self, job_id: str, entry_id: str, *, count: int = 100) -> list[tuple[str, JobEvent]]:
         """(entry id, event) after entry_id, oldest first; "0-0" starts at the beginning. Doesn't block."""
-        with translated():
+        with self._broker.call():
             rows = self._redis.xrange(JobKeys(job_id).events, min=f"({entry_id}", count=count)
         return [(entry.decode(), decode(fields[b"event"], JobEvent)) for entry, fields in rows]  # type: ignore[arg-type]
 
     def audit(self, job_id: str) -> list[AuditRecord]:
         """The whole chain, oldest first."""
-        with translated():
+        with self._broker.call():
             rows = self._redis.xrange(JobKeys(job_id).audit)
         return [decode(fields[b"record"], AuditRecord) for _, fields in rows]

@@ -8,7 +8,7 @@ from typing import Any
 
 from redis import exceptions
 
-from broker.client import Broker, translated
+from broker.client import Broker
 from broker.keys import GENERATOR_GROUP, TRAINER_GROUP, JobKeys
 from broker.presence import Presence
 from broker.trainer_side import FenceState, read_fence
@@ -31,7 +31,7 @@ def job_status(broker: Broker, job_id: str, *, live_generators: int | None = Non
     live_generators: their number where the caller knows it already, as one who asks for many jobs does.
     """
     keys = JobKeys(job_id)
-    with translated():
+    with broker.call():
         pipe: Any = broker.redis.pipeline(transaction=True)
         pipe.hgetall(keys.job).get(keys.spec).hgetall(keys.counters)
         pipe.xrevrange(keys.audit, count=1).time().info("memory")
@@ -56,7 +56,7 @@ def job_status(broker: Broker, job_id: str, *, live_generators: int | None = Non
 def stream_report(broker: Broker, job_id: str) -> StreamReport:
     """The job's streams at one moment. Raises NotFound."""
     keys = JobKeys(job_id)
-    with translated():
+    with broker.call():
         pipe: Any = broker.redis.pipeline(transaction=True)
         pipe.exists(keys.job).hgetall(keys.counters).hgetall(keys.ledger).time()
         pipe.xpending_range(keys.prompts, GENERATOR_GROUP, "-", "+", MAX_LEASES)

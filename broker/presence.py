@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from broker.client import Broker, translated
+from broker.client import Broker
 from broker.keys import GENERATORS
 from contracts.wire import Record, decode, encode
 
@@ -35,13 +35,13 @@ class Presence:
         self._broker.write("HSET", GENERATORS, generator_id, encode(record))
 
     def leave(self, generator_id: str) -> None:
-        with translated():
+        with self._broker.call():
             self._broker.redis.hdel(GENERATORS, generator_id)
 
     def live(self) -> list[GeneratorInfo]:
         """Generators seen within LIVE_S, by id; those not seen for ten times as long are forgotten."""
         now_s = self._broker.now_s()
-        with translated():
+        with self._broker.call():
             values: list[bytes] = self._broker.redis.hvals(GENERATORS)  # type: ignore[assignment]
         infos = [decode(value, GeneratorInfo) for value in values]
         for gone in (info for info in infos if now_s - info.seen_s > 10 * LIVE_S):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from broker.client import Broker, translated
+from broker.client import Broker
 from broker.keys import JobKeys, batch_shape
 from broker.weight_chunks import chunk_field
 from contracts.errors import Conflict, FencedOff, FenceViolation
@@ -166,7 +166,7 @@ class TrainerSide:
 
         The next claim takes what a wait has brought, so that a batch crosses the connection once.
         """
-        with translated():
+        with self._broker.call(blocks_s=timeout_s):
             rows: Any = self._broker.redis.xread(
                 {self._keys.rollouts: self._awaited_entry}, count=READ_AHEAD, block=max(1, int(timeout_s * 1000))
             )
@@ -217,7 +217,7 @@ class TrainerSide:
             raise FenceViolation(f"a restart of the server has lost the commit of iteration {iteration}")
 
     def _ledger(self) -> dict[str, list[str]]:
-        with translated():
+        with self._broker.call():
             rows: dict[bytes, bytes] = self._broker.redis.hgetall(self._keys.ledger)  # type: ignore[assignment]
         return {batch_id.decode(): state.decode().split(":") for batch_id, state in rows.items()}
 
@@ -241,7 +241,7 @@ class TrainerSide:
 
 def read_fence(broker: Broker, job_keys: JobKeys) -> FenceState:
     """The fence of a job; a job whose trainer never came has none, and reads as zeros."""
-    with translated():
+    with broker.call():
         rows: dict[bytes, bytes] = broker.redis.hgetall(job_keys.fence)  # type: ignore[assignment]
     values = {name.decode(): value.decode() for name, value in rows.items()}
     return FenceState(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from broker.client import Broker, translated
+from broker.client import Broker
 from broker.keys import JobKeys
 
 
@@ -20,7 +20,7 @@ class WeightChunks:
 
     def get(self, policy_version: int, name: str, number: int) -> bytes | None:
         """None for a chunk that is gone, or never was there."""
-        with translated():
+        with self._broker.call():
             return self._broker.redis.hget(  # type: ignore[return-value]
                 self._keys.chunks, chunk_field(policy_version, name, number)
             )

@@ -18,7 +18,7 @@ from functools import partial
 
 import httpx
 
-from broker.client import connect_within
+from broker.client import Broker, connect_within
 from broker.generator_side import GeneratorSide
 from broker.job_store import JobStore
 from broker.presence import Presence
@@ -33,14 +33,14 @@ from producer.reward_client import RewardClient
 from producer.served_model import ServedModel
 from producer.worker import Worker
 from telemetry import crash_points
+from telemetry.listening import exit_cleanly_on_signals
 from telemetry.logs import configure
 
 log = logging.getLogger(__name__)
 
 
-async def serve(settings: StackSettings, *, generator_id: str) -> int:
+async def serve(settings: StackSettings, broker: Broker, *, generator_id: str) -> int:
     """Wires the worker to its broker, reward service and model, and runs it until a signal; the exit code."""
-    broker = await asyncio.to_thread(connect_within, settings, patience_s=1.0)
     threading.Thread(target=preload, args=(settings.engine,), name="preload", daemon=True).start()
     async with httpx.AsyncClient(base_url=settings.reward_url) as http:
         worker = Worker(
@@ -48,7 +48,11 @@ async def serve(settings: StackSettings, *, generator_id: str) -> int:
             jobs=JobStore(broker),
             make_side=lambda job_id: GeneratorSide(broker, job_id, generator_id),
             presence=Presence(broker),
-            calls=BrokerCalls(timeout_s=settings.broker_timeout_s, full_timeout_s=settings.broker_full_timeout_s),
+            calls=BrokerCalls(
+                timeout_s=settings.broker_timeout_s,
+                full_timeout_s=settings.broker_full_timeout_s,
+                break_off=broker.break_off,
+            ),
             model=ServedModel(
                 partial(make_engine, settings=settings, chunks=partial(WeightChunks, broker)),
                 partial(FolderDetokenizer, settings=settings),
@@ -99,7 +103,8 @@ def main() -> int:
         return 2
     configure(settings, service="producer")
     try:
-        return asyncio.run(serve(settings, generator_id=new_generator_id()))
+        exit_cleanly_on_signals()
+        return asyncio.run(serve(settings, connect_within(settings), generator_id=new_generator_id()))
     except OnbeatError as error:
         log.error("%s", error)
         return 1

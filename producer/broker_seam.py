@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, ParamSpec, Protocol, TypeVar
 
+from broker.deadlines import within
 from contracts.errors import BrokerFull, BrokerUnavailable
 from contracts.rollouts import RolloutBatch
 from contracts.spec import JobSpec
@@ -72,9 +73,13 @@ class BrokerCalls:
         *,
         timeout_s: float,
         full_timeout_s: float,
+        break_off: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
+        """break_off: ends a call that blocks in another thread, as `Broker.break_off` does."""
+        self._break_off = break_off
+        self._is_broken_off = False
         self._timeout_s = timeout_s
         self._full_timeout_s = full_timeout_s
         self._clock = clock
@@ -84,24 +89,43 @@ class BrokerCalls:
     async def __call__(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """The function's result. Every transition is safe to repeat, so a call whose answer was lost is made again.
 
-        Raises BrokerUnavailable after timeout_s without an answer, BrokerFull after full_timeout_s without room.
+        Raises BrokerUnavailable after timeout_s without an answer, or once they are broken off, and BrokerFull after
+        full_timeout_s without room.
         """
         work = partial(function, *args, **kwargs)
-        first_failure_s: float | None = None
+        began_s, full_since_s, is_said = self._clock(), None, False
         pause_s = FIRST_PAUSE_S
         while True:
+            left_s = began_s + self._timeout_s - self._clock()
             try:
-                return await asyncio.get_running_loop().run_in_executor(self._threads, work)
-            except (BrokerUnavailable, BrokerFull) as error:
-                now_s = self._clock()
-                timeout_s = self._full_timeout_s if isinstance(error, BrokerFull) else self._timeout_s
-                if first_failure_s is None:
-                    first_failure_s = now_s
-                    log.warning("%s; trying again for %.0f s", error, timeout_s)
-                if now_s - first_failure_s >= timeout_s:
-                    raise
-            await self._sleep(pause_s)
+                return await asyncio.get_running_loop().run_in_executor(self._threads, _ending, left_s, work)
+            except BrokerFull as error:
+                # The server answers: how long it may be away begins anew.
+                began_s = now_s = self._clock()
+                full_since_s = now_s if full_since_s is None else full_since_s
+                left_s = full_since_s + self._full_timeout_s - now_s
+                failure: BrokerFull | BrokerUnavailable = error
+            except BrokerUnavailable as error:
+                left_s = began_s + self._timeout_s - self._clock()
+                failure = error
+            if left_s <= 0 or self._is_broken_off:
+                raise failure
+            if not is_said:
+                is_said = True
+                log.warning("%s; trying again for %.0f s", failure, left_s)
+            await self._sleep(min(pause_s, left_s))
             pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
+
+    def break_off(self) -> None:
+        """Ends the calls that wait for a server, and those that come: nobody wants their answers any more."""
+        self._is_broken_off = True
+        self._break_off()
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _ending(left_s: float, work: Callable[[], T]) -> T:
+    """The work, whose calls of the broker end by then."""
+    with within(left_s):
+        return work()

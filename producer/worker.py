@@ -25,12 +25,13 @@ somebody else is dropped at the next heartbeat. Any of these tasks that dies end
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from contracts.errors import BatchFailed, InvalidInput, NotFound, WeightsRejected
+from contracts.errors import BatchFailed, BrokerUnavailable, InvalidInput, NotFound, WeightsRejected
 from producer.broker_seam import BrokerCalls, Jobs, JobSide, PresenceBoard
 from producer.carried_batch import ActiveJob, CarriedBatch, name_of
 from producer.carrier import Carrier, Rewards
@@ -56,6 +57,10 @@ SHARED_PROMPTS_WAIT_S = 0.2
 LOG_AFTER_S = 10.0
 STOP_GRACE_S = 10.0
 """After a stop: how long the batches in flight may still take."""
+IDLE_GRACE_S = 2.0
+"""After a stop: how long a wait for prompts may still take."""
+LEAVE_S = 1.0
+"""Longest that the last word to a server may take."""
 
 
 class Worker:
@@ -122,15 +127,25 @@ class Worker:
                 await self._stopping.wait()
                 await self._drain(serving)
                 heartbeat.cancel()
-            await self._calls(self._presence.leave, self._generator_id)
+            await self._leave()
         finally:
+            self._calls.break_off()
             await self._model.aclose()
             self._calls.close()
+
+    async def _leave(self) -> None:
+        """Takes its name off the board; a server that is away forgets it by itself, and must not hold the end up."""
+        with contextlib.suppress(TimeoutError, BrokerUnavailable):
+            async with asyncio.timeout(LEAVE_S):
+                await self._calls(self._presence.leave, self._generator_id)
 
     async def _drain(self, serving: asyncio.Task[None]) -> None:
         """Lets what is in flight end. What does not end in time is given up: its lease expires, another takes it."""
         try:
             async with asyncio.timeout(self._stop_grace_s):
+                await asyncio.wait({serving}, timeout=IDLE_GRACE_S)
+                if not self._leases:
+                    serving.cancel()  # it waits for Redis, and holds nothing
                 await asyncio.wait({serving})
                 if self._carriers:
                     await asyncio.wait(self._carriers)
