@@ -16,13 +16,27 @@ OnbeatError
 ├── BatchFailed             a batch that could not be generated or scored; its reason is dead-lettered (I6)
 ├── TrainingDiverged        a loss or gradient that is not finite, or beyond the accumulator's range
 └── DeadlineExceeded        a wait that ended without progress; names what it waited for (I8)
+
+Each branch says with which HTTP status a service answers it; below it, the status is inherited or said anew.
 """
 
 from __future__ import annotations
 
+from http import HTTPStatus
+from typing import ClassVar
+
 
 class OnbeatError(Exception):
     """One line that names the field or thing, the problem and the cure."""
+
+    status: ClassVar[HTTPStatus] = HTTPStatus.INTERNAL_SERVER_ERROR
+
+    def __init_subclass__(cls, *, status: HTTPStatus | None = None) -> None:
+        """A new branch without a status is refused here, where it is written."""
+        if status is not None:
+            cls.status = status
+        elif OnbeatError in cls.__bases__:
+            raise TypeError(f"{cls.__name__} needs the HTTP status that a service answers it with")
 
     def __init__(self, problem: str, *, field: str | None = None, cure: str | None = None) -> None:
         self.problem = problem
@@ -32,23 +46,23 @@ class OnbeatError(Exception):
         super().__init__(f"{line} ({cure})" if cure else line)
 
 
-class InvalidInput(OnbeatError):
+class InvalidInput(OnbeatError, status=HTTPStatus.UNPROCESSABLE_ENTITY):
     """A spec, flag, request body or file that breaks a rule."""
 
 
-class ContractViolation(OnbeatError):
+class ContractViolation(OnbeatError, status=HTTPStatus.BAD_GATEWAY):
     """Bytes from another process that do not decode, or a record that breaks its own invariant."""
 
 
-class NotFound(OnbeatError):
+class NotFound(OnbeatError, status=HTTPStatus.NOT_FOUND):
     """The named job, iteration or file does not exist."""
 
 
-class Conflict(OnbeatError):
+class Conflict(OnbeatError, status=HTTPStatus.CONFLICT):
     """The request contradicts what is already recorded."""
 
 
-class Unavailable(OnbeatError):
+class Unavailable(OnbeatError, status=HTTPStatus.SERVICE_UNAVAILABLE):
     """A service could not be reached within its deadline."""
 
 
@@ -56,7 +70,7 @@ class BrokerUnavailable(Unavailable):
     """Redis did not answer."""
 
 
-class BrokerFull(Unavailable):
+class BrokerFull(Unavailable, status=HTTPStatus.INSUFFICIENT_STORAGE):
     """Redis is at its memory limit and refuses writes."""
 
 
@@ -68,25 +82,25 @@ class EngineUnavailable(Unavailable):
     """The inference engine is gone, or does not answer; its generator ends, and its leases expire."""
 
 
-class FencedOff(OnbeatError):
+class FencedOff(OnbeatError, status=HTTPStatus.CONFLICT):
     """Another trainer holds a newer epoch; this one must stop and write nothing (I4)."""
 
 
-class FenceViolation(OnbeatError):
+class FenceViolation(OnbeatError, status=HTTPStatus.CONFLICT):
     """A transition was refused because its checks fail."""
 
 
-class WeightsRejected(OnbeatError):
+class WeightsRejected(OnbeatError, status=HTTPStatus.BAD_GATEWAY):
     """The weights that were loaded are not the ones that the manifest names."""
 
 
-class BatchFailed(OnbeatError):
+class BatchFailed(OnbeatError, status=HTTPStatus.BAD_GATEWAY):
     """A batch that could not be generated or scored."""
 
 
-class TrainingDiverged(OnbeatError):
+class TrainingDiverged(OnbeatError, status=HTTPStatus.INTERNAL_SERVER_ERROR):
     """A loss or gradient that is not finite, or that the exact accumulator cannot represent."""
 
 
-class DeadlineExceeded(OnbeatError):
+class DeadlineExceeded(OnbeatError, status=HTTPStatus.GATEWAY_TIMEOUT):
     """A wait that ended without progress."""

@@ -23,10 +23,12 @@ class StackSettings(Record, frozen=True, kw_only=True):
     """redis://:password@host:port/0; "" where a process needs no broker."""
     reward_url: str = "http://127.0.0.1:8100"
     """Base URL of the reward service."""
+    reward_key: str = ""
+    """Bearer key of the reward service, which doesn't start without one; generators and the gateway send it."""
     gateway_url: str = "http://127.0.0.1:8000"
     """Base URL of the gateway, for the command line."""
     api_key: str = ""
-    """Bearer key of the gateway."""
+    """Bearer key of the gateway, which doesn't start without one."""
     run_root: str = "runs"
     """Folder of run folders: weights, checkpoints, metrics. Shared by trainers and generators."""
     weight_root: str = ""
@@ -36,6 +38,9 @@ class StackSettings(Record, frozen=True, kw_only=True):
     """Where relative model and data paths of a spec start."""
     host: str = "127.0.0.1"
     """Address that an HTTP service listens on."""
+    allowed_hosts: str = ""
+    """Names, separated by commas, by which an HTTP service may be asked for, beside localhost, ONBEAT_HOST and numeric
+    addresses; a request whose `Host` is another name is refused (docs/operations.md)."""
     port: int = 0
     """Port that an HTTP service listens on; 0 takes the service's default."""
     threads: int = 1

@@ -13,10 +13,10 @@ from broker.celery_app import TrainerRequests
 from broker.client import connect_within
 from contracts.errors import OnbeatError
 from contracts.settings import settings_from
-from gateway.access import require_configured_key
 from gateway.app import create_app
 from gateway.services import Services
 from telemetry import logs
+from telemetry.http_access import AccessRules
 from telemetry.listening import exit_cleanly_on_signals, listen
 
 DEFAULT_PORT = 8000
@@ -44,7 +44,7 @@ def main() -> int:
     try:
         settings = settings_from(os.environ)
         logs.configure(settings, service="gateway")
-        require_configured_key(settings)
+        AccessRules.of(settings, key=settings.api_key, key_setting="ONBEAT_API_KEY")
         listener = listen(settings.host, settings.port or DEFAULT_PORT)
         broker = connect_within(settings, patience_s=REQUEST_PATIENCE_S)
     except OnbeatError as error:

@@ -1,4 +1,4 @@
-"""The contracts' JSON schemas in the OpenAPI document, so that /docs shows what a body must hold."""
+"""What the OpenAPI document (`/openapi.json`) says beyond the routes' own types: schemas, and who needs the key."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ from typing import Any
 import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+from prometheus_client import CONTENT_TYPE_LATEST
 
 from contracts.events import AuditRecord, IterationMetrics
 from contracts.jobs import JobStatus, ResumeRequest
 from contracts.monitor import StreamReport
+from contracts.problems import MEDIA_TYPE, ProblemDetails
 from contracts.spec import JobSpec
-from gateway.problems import MEDIA_TYPE, ProblemDetails
+from telemetry.http_access import OPEN_PATHS
 
+KEY_SCHEME = "key"
+KEY = {"type": "http", "scheme": "bearer", "description": "The stack's API key"}
 REFERENCE = "#/components/schemas/{name}"
 CONTRACTS = (JobSpec, JobStatus, ResumeRequest, IterationMetrics, StreamReport, AuditRecord, ProblemDetails)
 
@@ -75,14 +79,28 @@ EVENTS: dict[str, Any] = {
 }
 
 
+METRICS: dict[str, Any] = {
+    "responses": {
+        200: _answer("Prometheus text format", CONTENT_TYPE_LATEST.partition(";")[0], {"type": "string"}),
+        "4XX": REFUSAL,
+        "5XX": REFUSAL,
+    }
+}
+
+
 def describe_contracts(app: FastAPI) -> None:
-    """Adds the schemas that the routes refer to; the document is made once, at the first request for it."""
+    """Adds the key and the schemas that the routes refer to; the document is made once, at the first request for it."""
 
     def document() -> dict[str, Any]:
         if app.openapi_schema is None:
             made = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
-            _, components = msgspec.json.schema_components(CONTRACTS, ref_template=REFERENCE)
-            made.setdefault("components", {}).setdefault("schemas", {}).update({**components, **LISTS})
+            _, schemas = msgspec.json.schema_components(CONTRACTS, ref_template=REFERENCE)
+            components = made.setdefault("components", {})
+            components.setdefault("schemas", {}).update({**schemas, **LISTS})
+            components["securitySchemes"] = {KEY_SCHEME: KEY}
+            made["security"] = [{KEY_SCHEME: []}]
+            for path in OPEN_PATHS:
+                made["paths"][path]["get"]["security"] = []
             app.openapi_schema = made
         return app.openapi_schema
 

@@ -9,33 +9,12 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
-from contracts.errors import BrokerFull, Conflict, NotFound, OnbeatError, Unavailable
-from contracts.wire import Record, encode_json
+from contracts.errors import OnbeatError, Unavailable
+from contracts.problems import MEDIA_TYPE, problem_body
 
-MEDIA_TYPE = "application/problem+json"
 RETRY_AFTER_S = 2
-STATUSES: tuple[tuple[type[OnbeatError], HTTPStatus], ...] = (
-    (NotFound, HTTPStatus.NOT_FOUND),
-    (Conflict, HTTPStatus.CONFLICT),
-    (BrokerFull, HTTPStatus.INSUFFICIENT_STORAGE),
-    (Unavailable, HTTPStatus.SERVICE_UNAVAILABLE),
-)
-"""Errors of the stack itself. What is wrong with a request is a `Problem`, raised where the request is read."""
 
 log = logging.getLogger(__name__)
-
-
-class ProblemDetails(Record, frozen=True, kw_only=True):
-    """The body of every answer of 400 and above."""
-
-    type: str = "about:blank"
-    title: str
-    status: int
-    detail: str
-    field: str | None = None
-    """Path of the offending field, e.g. "model.path"; null where no field is at fault."""
-    cure: str | None = None
-    """What to do about it."""
 
 
 class Problem(Exception):
@@ -50,8 +29,8 @@ class Problem(Exception):
 
 
 def problem_response(status: int, detail: str, *, field: str | None = None, cure: str | None = None) -> Response:
-    details = ProblemDetails(title=HTTPStatus(status).phrase, status=status, detail=detail, field=field, cure=cure)
-    return Response(encode_json(details), status_code=status, media_type=MEDIA_TYPE)
+    body = problem_body(status, detail, field=field, cure=cure)
+    return Response(body, status_code=status, media_type=MEDIA_TYPE)
 
 
 def answer_with_problems(app: FastAPI) -> None:
@@ -65,19 +44,16 @@ def answer_with_problems(app: FastAPI) -> None:
 
 async def _on_problem(request: Request, error: Exception) -> Response:
     assert isinstance(error, Problem)
-    response = problem_response(error.status, error.detail, field=error.field, cure=error.cure)
-    if error.status is HTTPStatus.UNAUTHORIZED:
-        response.headers["WWW-Authenticate"] = "Bearer"
-    return response
+    return problem_response(error.status, error.detail, field=error.field, cure=error.cure)
 
 
 async def _on_onbeat_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, OnbeatError)
-    status = next((status for kind, status in STATUSES if isinstance(error, kind)), HTTPStatus.INTERNAL_SERVER_ERROR)
+    status = error.status
     if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         log.warning("%s %s: %s", request.method, request.url.path, error)
     response = problem_response(status, error.problem, field=error.field, cure=error.cure)
-    if status is HTTPStatus.SERVICE_UNAVAILABLE:
+    if isinstance(error, Unavailable):
         response.headers["Retry-After"] = str(RETRY_AFTER_S)
     return response
 

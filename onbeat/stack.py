@@ -78,6 +78,8 @@ class StackPlan:
     """A server that somebody else runs; "" starts a private one."""
     api_key: str = ""
     """"" makes a random one."""
+    reward_key: str = ""
+    """"" makes a random one."""
     log_format: str = "human"
     device: str = "cpu"
     weight_root: str = ""
@@ -111,6 +113,7 @@ class EmbeddedStack:
         self.gateway_url = f"http://{HOST}:{plan.gateway_port or free_port()}"
         self.reward_url = f"http://{HOST}:{free_port()}"
         self.api_key = plan.api_key or secrets.token_urlsafe(32)
+        self.reward_key = plan.reward_key or secrets.token_urlsafe(32)
         self.logs = plan.run_root / "logs"
         self.redis: EmbeddedRedis | None = None
         self.children: dict[str, ChildProcess] = {}
@@ -216,6 +219,7 @@ class EmbeddedStack:
             reward_url=self.reward_url,
             gateway_url=self.gateway_url,
             api_key=self.api_key,
+            reward_key=self.reward_key,
             run_root=str(self.plan.run_root.resolve()),
             model_root=str(self.plan.model_root.resolve()),
             host=HOST,

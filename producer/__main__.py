@@ -57,7 +57,7 @@ async def serve(settings: StackSettings, broker: Broker, *, generator_id: str) -
                 partial(make_engine, settings=settings, chunks=partial(WeightChunks, broker)),
                 partial(FolderDetokenizer, settings=settings),
             ),
-            rewards=RewardClient(http),
+            rewards=RewardClient(http, key=settings.reward_key),
             not_reproducible="" if settings.engine_is_reproducible else settings.engine,
         )
         for number in (signal.SIGTERM, signal.SIGINT):

@@ -42,11 +42,13 @@ class RewardClient:
         self,
         http: httpx.AsyncClient,
         *,
+        key: str,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         jitter: Callable[[], float] = random.random,
     ) -> None:
-        """`http` has the reward service as its base URL; `jitter` gives numbers in [0, 1)."""
+        """`http` has the reward service as its base URL, `key` is its bearer key; `jitter` gives numbers in [0, 1)."""
         self._http = http
+        self._headers = {"content-type": MEDIA_TYPE, "accept": MEDIA_TYPE, "authorization": f"Bearer {key}"}
         self._sleep = sleep
         self._jitter = jitter
 
@@ -95,7 +97,7 @@ class RewardClient:
             answer = await self._http.post(
                 "/v1/score",
                 content=encode(request),
-                headers={"content-type": MEDIA_TYPE, "accept": MEDIA_TYPE},
+                headers=self._headers,
                 timeout=reward.request_timeout_s,
             )
         except httpx.RequestError as error:

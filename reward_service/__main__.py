@@ -26,6 +26,7 @@ def main() -> int:
 
     try:
         settings = settings_from(os.environ)
+        app = create_app(settings)
         listener = listen(settings.host, settings.port or DEFAULT_PORT)
     except InvalidInput as error:
         sys.stderr.write(f"reward_service: {error}\n")
@@ -33,7 +34,7 @@ def main() -> int:
     logs.configure(settings, service="reward_service")
     exit_cleanly_on_signals()
     config = uvicorn.Config(
-        create_app(scorer_start_s=settings.scorer_start_s),
+        app,
         log_config=None,
         log_level="warning",
         access_log=False,

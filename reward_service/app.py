@@ -1,7 +1,8 @@
 """The wiring of the reward service.
 
-POST /v1/score ─ bodies.py ─▶ RewardRequest ─ scoring.py ─┬─ linear-time rubric ─▶ scorers/ in a thread
-                                                          └─ anything else ─▶ scorer_pool.py ═ scorer_worker.py
+POST ─ http_access.py (Host, origin, key)
+   └─ bodies.py ─▶ RewardRequest ─ scoring.py ─┬─ linear-time rubric ─▶ scorers/ in a thread
+                                               └─ anything else ─▶ scorer_pool.py ═ scorer_worker.py
 RewardResponse ◀─ one Scored or Unscorable per item, in order ◀───────────────────┘
 """
 
@@ -18,25 +19,39 @@ from reward_service.metrics import RewardMetrics
 from reward_service.problems import answer_with_problems
 from reward_service.routes import router
 from reward_service.scorer_pool import ScorerPool
+from telemetry.http_access import Access, AccessRules
 
 MAX_BODY_BYTES = 64 * 1024 * 1024
 
 
 def create_app(
+    settings: StackSettings,
     *,
     num_workers: int | None = None,
     max_body_bytes: int = MAX_BODY_BYTES,
-    scorer_start_s: float = StackSettings().scorer_start_s,
 ) -> FastAPI:
-    """An app with its own pool and metrics. `num_workers` None: one scorer process per usable core."""
+    """An app with its own pool and metrics. `num_workers` None: one scorer process per usable core.
+
+    Raises InvalidInput for settings without a key.
+    """
+    rules = AccessRules.of(settings, key=settings.reward_key, key_setting="ONBEAT_REWARD_KEY")
     metrics = RewardMetrics()
-    pool = ScorerPool(num_workers=num_workers, warm_up_timeout_s=scorer_start_s, on_restart=metrics.worker_restarts.inc)
-    app = FastAPI(title="Onbeat reward service", docs_url=None, redoc_url=None, lifespan=_close_pool_at_the_end)
+    pool = ScorerPool(
+        num_workers=num_workers, warm_up_timeout_s=settings.scorer_start_s, on_restart=metrics.worker_restarts.inc
+    )
+    app = FastAPI(
+        title="Onbeat reward service",
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        lifespan=_close_pool_at_the_end,
+    )
     app.state.metrics = metrics
     app.state.pool = pool
     app.state.max_body_bytes = max_body_bytes
     app.include_router(router)
     answer_with_problems(app)
+    app.add_middleware(Access, rules)
     return app
 
 

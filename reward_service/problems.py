@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from http import HTTPStatus
 
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 
-from contracts.wire import Record, encode_json
+from contracts.errors import OnbeatError
+from contracts.problems import MEDIA_TYPE, problem_body
 
-MEDIA_TYPE = "application/problem+json"
-
-
-class ProblemDetails(Record, frozen=True, kw_only=True):
-    """The body of every answer of 400 and above."""
-
-    type: str = "about:blank"
-    title: str
-    status: int
-    detail: str
-    field: str | None = None
-    """Path of the offending field in the request, e.g. "items[3].reference"; null where no field is at fault."""
+log = logging.getLogger(__name__)
 
 
 class Problem(Exception):
@@ -33,15 +24,17 @@ class Problem(Exception):
         self.field = field
 
 
-def problem_response(status: int, detail: str, *, field: str | None = None) -> Response:
-    details = ProblemDetails(title=HTTPStatus(status).phrase, status=status, detail=detail, field=field)
-    return Response(encode_json(details), status_code=status, media_type=MEDIA_TYPE)
+def problem_response(status: int, detail: str, *, field: str | None = None, cure: str | None = None) -> Response:
+    body = problem_body(status, detail, field=field, cure=cure)
+    return Response(body, status_code=status, media_type=MEDIA_TYPE)
 
 
 def answer_with_problems(app: FastAPI) -> None:
-    """Makes the app answer its own problems, and the framework's 404 and 405, in this form."""
+    """Makes the app answer its own problems, the stack's errors, and the framework's, in this form."""
     app.add_exception_handler(Problem, _on_problem)
+    app.add_exception_handler(OnbeatError, _on_onbeat_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
+    app.add_exception_handler(Exception, _on_defect)
 
 
 async def _on_problem(request: Request, error: Exception) -> Response:
@@ -49,8 +42,20 @@ async def _on_problem(request: Request, error: Exception) -> Response:
     return problem_response(error.status, error.detail, field=error.field)
 
 
+async def _on_onbeat_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, OnbeatError)
+    if error.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        log.warning("%s %s: %s", request.method, request.url.path, error)
+    return problem_response(error.status, error.problem, field=error.field, cure=error.cure)
+
+
 async def _on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     response = problem_response(error.status_code, f"{request.method} {request.url.path}: {error.detail}")
     response.headers.update(error.headers or {})
     return response
+
+
+async def _on_defect(request: Request, error: Exception) -> Response:
+    """Starlette raises the error again after this answer, and the server logs it with its traceback."""
+    return problem_response(HTTPStatus.INTERNAL_SERVER_ERROR, "the reward service has a defect; its log says more")

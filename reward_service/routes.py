@@ -35,8 +35,8 @@ async def score(request: Request) -> Response:
         response = await _answer(request)
         status = response.status_code
         return response
-    except Problem as problem:
-        status = int(problem.status)
+    except (Problem, OnbeatError) as error:
+        status = int(error.status)
         raise
     finally:
         metrics.requests.labels(str(status)).inc()

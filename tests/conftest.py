@@ -35,4 +35,4 @@ def job_id() -> str:
 @pytest.fixture
 def settings(redis_url: str, tmp_path: Path) -> StackSettings:
     """Settings of a process over the shared server, with a run root of its own."""
-    return StackSettings(redis_url=redis_url, run_root=str(tmp_path), api_key="test-key")
+    return StackSettings(redis_url=redis_url, run_root=str(tmp_path), api_key="test-key", reward_key="reward-key")

@@ -66,6 +66,7 @@ class Pipeline:
             run_root=str(self.folder / "runs"),
             model_root=str(REPOSITORY),
             api_key="test-key",
+            reward_key="reward-key",
         )
 
     def start(self, name: str, *arguments: str, port: int = 0, crash_at: str = "", max_ranks: int = 0) -> ChildProcess:

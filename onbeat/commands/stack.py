@@ -92,6 +92,7 @@ def up(
         gateway_port=port,
         redis_url=from_environment.redis_url,
         api_key=from_environment.api_key,
+        reward_key=from_environment.reward_key,
         log_format=from_environment.log_format,
         device=from_environment.device,
         weight_root=from_environment.weight_root,

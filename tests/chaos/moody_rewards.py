@@ -61,7 +61,7 @@ class MoodyRewards:
             request.close_connection = True
             return
         try:
-            status, content = self._content(mood, url, body)
+            status, content = self._content(mood, url, body, key=request.headers["authorization"])
         except httpx.TransportError:
             request.close_connection = True
             return
@@ -71,14 +71,14 @@ class MoodyRewards:
         request.end_headers()
         request.wfile.write(content)
 
-    def _content(self, mood: str, url: str, body: bytes) -> tuple[int, bytes]:
+    def _content(self, mood: str, url: str, body: bytes, *, key: str) -> tuple[int, bytes]:
         if mood == "500":
             return 500, b"out of order"
         if mood == "garbage":
             return 200, b"<html>nginx</html>"
         if mood == "empty":
             return 200, encode(RewardResponse(results=()))
-        headers = {"content-type": "application/msgpack", "accept": "application/msgpack"}
+        headers = {"content-type": "application/msgpack", "accept": "application/msgpack", "authorization": key}
         answer = httpx.post(url, content=body, headers=headers, timeout=RELEASE_S, trust_env=False)
         if not answer.is_success:
             return answer.status_code, answer.content

@@ -38,10 +38,14 @@ from contracts.rewards import (
     Scored,
     Unscorable,
 )
+from contracts.settings import StackSettings
 from contracts.wire import decode, decode_json, encode, encode_json
 from reward_service.app import create_app
 from reward_service.scorer_pool import ScorerPool
 
+KEY = "reward-key"
+SETTINGS = StackSettings(reward_key=KEY)
+BEARER = {"Authorization": f"Bearer {KEY}"}
 MSGPACK = {"Content-Type": "application/msgpack"}
 PLUGIN_SOURCE = '''
 import os, signal, subprocess, sys
@@ -127,7 +131,9 @@ def serve(app: FastAPI) -> Iterator[httpx.Client]:
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{listener.getsockname()[1]}", timeout=60.0) as client:
+        with httpx.Client(
+            base_url=f"http://127.0.0.1:{listener.getsockname()[1]}", timeout=60.0, headers=BEARER
+        ) as client:
             yield client
     finally:
         server.should_exit = True
@@ -296,7 +302,7 @@ def test_processes_that_a_scorer_started_are_killed_with_it(plugins: Path, tmp_p
 
 
 def test_catastrophic_regex_is_stopped_over_http_and_its_neighbours_are_scored() -> None:
-    with serve(create_app(num_workers=1)) as client:
+    with serve(create_app(SETTINGS, num_workers=1)) as client:
         response = post(client, RegexReward(pattern=r"(a+)+$"), items=items_of("aa", "a" * 50 + "b", "b"))
         assert reasons(response.results) == ["scored", "timeout", "scored"]
         assert [result.reward for result in response.results if isinstance(result, Scored)] == [1.0, 0.0]
@@ -310,7 +316,7 @@ def test_catastrophic_regex_is_stopped_over_http_and_its_neighbours_are_scored()
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[httpx.Client]:
-    with serve(create_app(num_workers=1, max_body_bytes=100_000)) as client:
+    with serve(create_app(SETTINGS, num_workers=1, max_body_bytes=100_000)) as client:
         yield client
 
 
@@ -425,7 +431,7 @@ def test_unknown_path_and_method_are_problems_too(client: httpx.Client) -> None:
 
 def test_health_answers_while_a_scorer_hangs(plugins: Path, tmp_path: Path) -> None:
     gate = Gate(tmp_path)
-    with serve(create_app(num_workers=1)) as client, ThreadPoolExecutor(1) as threads:
+    with serve(create_app(SETTINGS, num_workers=1)) as client, ThreadPoolExecutor(1) as threads:
         request = RewardRequest(components=(PluginReward(entry_point="gated"),), items=(gate.closed_item("a"),))
         waiting = threads.submit(client.post, "/v1/score", content=encode(request), headers=MSGPACK)
         gate.wait_for_entry()
@@ -437,10 +443,13 @@ def test_health_answers_while_a_scorer_hangs(plugins: Path, tmp_path: Path) -> N
 
 def test_client_that_goes_away_frees_its_place(plugins: Path, tmp_path: Path) -> None:
     gate = Gate(tmp_path)
-    with serve(create_app(num_workers=1)) as client:
+    with serve(create_app(SETTINGS, num_workers=1)) as client:
         items = (gate.closed_item("a0"), gate.open_item("a1"))
         body = encode(RewardRequest(components=(PluginReward(entry_point="gated"),), items=items))
-        head = f"POST /v1/score HTTP/1.1\r\nHost: x\r\nContent-Type: application/msgpack\r\nContent-Length: {len(body)}"
+        head = (
+            f"POST /v1/score HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEY}\r\n"
+            f"Content-Type: application/msgpack\r\nContent-Length: {len(body)}"
+        )
         with socket.create_connection((client.base_url.host, client.base_url.port or 0)) as impatient:
             impatient.sendall(head.encode() + b"\r\n\r\n" + body)
             gate.wait_for_entry()
@@ -460,14 +469,18 @@ class Service:
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port = free.getsockname()[1]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("ONBEAT_")}
-        self.environment = environment | {"ONBEAT_PORT": str(self.port), "PYTHONPATH": str(plugin_folder)}
+        self.environment = environment | {
+            "ONBEAT_PORT": str(self.port),
+            "ONBEAT_REWARD_KEY": KEY,
+            "PYTHONPATH": str(plugin_folder),
+        }
         self.process = subprocess.Popen(
             [sys.executable, "-m", "reward_service"], env=self.environment, stderr=subprocess.PIPE, text=True
         )
         assert self.process.stderr is not None
         line = self.process.stderr.readline()
         assert f"listening on http://127.0.0.1:{self.port}" in line, line
-        self.client = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=60.0)
+        self.client = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=60.0, headers=BEARER)
 
     def worker_pid(self) -> int:
         result = post(self.client, PluginReward(entry_point="pid"), items=items_of("")).results[0]
@@ -530,12 +543,13 @@ def test_port_in_use_is_one_line_and_exit_code_2(service: Service) -> None:
 
 
 @pytest.mark.parametrize(
-    ("variable", "value"), [("ONBEAT_PORT", "eighty"), ("ONBEAT_PORT", "70000"), ("ONBEAT_PROT", "80")]
+    ("variable", "value"),
+    [("ONBEAT_PORT", "eighty"), ("ONBEAT_PORT", "70000"), ("ONBEAT_PROT", "80"), ("ONBEAT_REWARD_KEY", "")],
 )
 def test_bad_setting_is_one_line_that_names_it(variable: str, value: str) -> None:
     result = subprocess.run(
         [sys.executable, "-m", "reward_service"],
-        env={**os.environ, variable: value},
+        env={**os.environ, "ONBEAT_REWARD_KEY": KEY, variable: value},
         capture_output=True,
         text=True,
         timeout=60,

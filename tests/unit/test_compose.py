@@ -15,7 +15,7 @@ from contracts.settings import PREFIX, settings_from
 ROOT = Path(__file__).parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 OURS = {name: service for name, service in COMPOSE["services"].items() if name != "redis"}
-SAMPLE_SECRETS = {"REDIS_PASSWORD": "secret", "ONBEAT_API_KEY": "key"}
+SAMPLE_SECRETS = {"REDIS_PASSWORD": "secret", "ONBEAT_API_KEY": "key", "ONBEAT_REWARD_KEY": "reward-key"}
 
 
 def interpolated(text: str) -> str:
@@ -38,6 +38,8 @@ def test_a_service_runs_a_module_that_exists_with_settings_that_are_known(name: 
     environment = {key: interpolated(value) for key, value in service["environment"].items()}
     settings = settings_from(environment)
     assert bool(settings.api_key) is (name == "gateway")
+    assert bool(settings.reward_key) is (name != "consumer")
+    assert settings.allowed_hosts == (name if name in ("gateway", "reward_service") else "")
     if name in ("gateway", "consumer", "producer"):
         assert settings.redis_url == "redis://:secret@redis:6379/0"
         assert environment["OMP_NUM_THREADS"] == environment[f"{PREFIX}THREADS"]

@@ -193,7 +193,7 @@ def test_an_unknown_setting_in_the_environment_names_itself(
 ) -> None:
     monkeypatch.setenv("ONBEAT_COLOUR", "red")
     assert run(["jobs"]) == 2
-    assert capsys.readouterr().err.startswith("onbeat: ONBEAT_COLOUR: unknown setting (known: ONBEAT_API_KEY")
+    assert capsys.readouterr().err.startswith("onbeat: ONBEAT_COLOUR: unknown setting (known: ONBEAT_ALLOWED_HOSTS")
 
 
 @pytest.mark.usefixtures("monkeypatch")

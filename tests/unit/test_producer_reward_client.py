@@ -61,6 +61,7 @@ class Service:
     def handle(self, request: httpx.Request) -> httpx.Response:
         assert request.url.path == "/v1/score"
         assert request.headers["content-type"] == "application/msgpack"
+        assert request.headers["authorization"] == "Bearer reward-key"
         self.requests.append(decode(request.content, RewardRequest))
         step = self.steps.pop(0) if len(self.steps) > 1 else self.steps[0]
         return step(self.requests[-1])
@@ -72,7 +73,7 @@ class Service:
         async def run() -> list[Scored]:
             transport = httpx.MockTransport(self.handle)
             async with httpx.AsyncClient(transport=transport, base_url="http://reward") as http:
-                client = RewardClient(http, sleep=self._sleep, jitter=lambda: 0.5)
+                client = RewardClient(http, key="reward-key", sleep=self._sleep, jitter=lambda: 0.5)
                 return await client.score(spec, [item(text) for text in completions])
 
         return [scored.reward for scored in asyncio.run(run())]
