@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from contracts.ranges import Factor
 from contracts.wire import Record
 
 CLIP_RANGES = {
@@ -32,7 +33,7 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
     """From the rewards of a group: over mean and deviation (grpo), over the mean (dr_grpo), over the mean of the other
     samples (rloo), over the mean and then the deviation of the whole iteration (reinforce++_baseline). Without groups:
     over mean and deviation of the whole iteration (reinforce++), for a second backward pass and a second sum."""
-    advantage_epsilon: Annotated[float, Meta(gt=0.0)] = 1e-4
+    advantage_epsilon: Annotated[float, Meta(gt=0.0, le=1000.0)] = 1e-4
     """Added to the unbiased standard deviation of grpo, reinforce++_baseline and reinforce++."""
     updates_per_iteration: Annotated[int, Meta(ge=1, le=64)] = 1
     """Optimizer steps on the same rollouts (GRPO's μ). The first trains while they arrive; each further one trains all
@@ -45,13 +46,13 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
     """Lower clip of the policy ratio: 1 - clip_low; none: 0.2, gspo 0.0003, cispo 1.0 (no bound)."""
     clip_high: Annotated[float, Meta(gt=0.0, le=10.0)] | None = None
     """Upper clip of the policy ratio: 1 + clip_high; none: 0.2, dapo 0.28, gspo 0.0004, cispo 4.0."""
-    kl_coefficient: Annotated[float, Meta(ge=0.0)] = 0.0
+    kl_coefficient: Factor = 0.0
     """Weight of the KL to the frozen initial model; 0 keeps no reference model."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     """Estimate of that KL from the sampled tokens."""
     kl_placement: Literal["loss", "reward"] = "loss"
     """loss: added to each token's loss; reward: its sum over a response is taken off the reward before advantages."""
-    entropy_coefficient: Annotated[float, Meta(ge=0.0)] = 0.0
+    entropy_coefficient: Factor = 0.0
     """Weight of the entropy bonus: the entropy of the distribution at each sampled token, normalised like the loss."""
     correction: Literal["none", "tis", "icepop", "decoupled"] = "none"
     """Weighs the surrogate by trainer over generator probability: truncated (tis), dropped out of range (icepop), or
@@ -60,7 +61,7 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
     """Whether each token has its weight, or a response one: the product over its tokens."""
     correction_low: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
     """Lower bound of icepop's weight; none: 0.5."""
-    correction_high: Annotated[float, Meta(ge=1.0)] | None = None
+    correction_high: Annotated[float, Meta(ge=1.0, le=1e6)] | None = None
     """Upper bound of the weight; none: tis 2.0, icepop 5.0, decoupled 5.0."""
     shuffle_rewards: bool = False
     """Negative control: rewards are permuted inside each group, so that nothing can be learnt."""

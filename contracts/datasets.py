@@ -6,14 +6,18 @@ from typing import Annotated
 
 from msgspec import Meta, field
 
-from contracts.ranges import PositiveInt
+from contracts.ranges import FilePath, FilePathOrNone, Line, Text
 from contracts.wire import Record
+
+TaskNumber = Annotated[int, Meta(ge=-(2**53), le=2**53)]
+TaskRatio = Annotated[float, Meta(ge=-1e15, le=1e15)]
+TaskParams = Annotated[dict[Line, TaskNumber | TaskRatio | bool | Text], Meta(max_length=64)]
 
 
 class ChatSpec(Record, frozen=True, kw_only=True):
     """How a question becomes a prompt through the tokenizer's own chat template."""
 
-    system_prompt: str = ""
+    system_prompt: Text = ""
     """"" leaves the system turn out (the template may have a default of its own)."""
 
 
@@ -24,13 +28,13 @@ class AdditionDataset(Record, tag_field="type", tag="addition", frozen=True, kw_
 class ReasoningGymDataset(Record, tag_field="type", tag="reasoning_gym", frozen=True, kw_only=True):
     """Procedural tasks of reasoning-gym; evaluation items come from another seed, repeated questions are dropped."""
 
-    task: Annotated[str, Meta(min_length=1)]
+    task: Line
     """Name in reasoning-gym, e.g. "chain_sum"."""
-    params: dict[str, int | float | bool | str] = field(default_factory=dict)
+    params: TaskParams = field(default_factory=dict)
     """Parameters of the task's generator."""
-    num_train_prompts: PositiveInt = 10_000
+    num_train_prompts: Annotated[int, Meta(ge=1, le=1_000_000)] = 10_000
     """Size of the training pool; iterations walk through shuffled passes of it."""
-    question_suffix: str = ""
+    question_suffix: Text = ""
     """Text after each question, e.g. how to mark the answer."""
     chat: ChatSpec | None = None
     """Renders the question by the chat template; without it the question text is the prompt."""
@@ -39,9 +43,9 @@ class ReasoningGymDataset(Record, tag_field="type", tag="reasoning_gym", frozen=
 class JsonlDataset(Record, tag_field="type", tag="jsonl", frozen=True, kw_only=True):
     """One JSON object a line: `{"prompt": "...", "reference": "..."}`, optionally `"task_entry"`."""
 
-    train_path: Annotated[str, Meta(min_length=1)]
+    train_path: FilePath
     """File of training prompts; relative paths start at the stack's model root."""
-    evaluation_path: str = ""
+    evaluation_path: FilePathOrNone = ""
     """File of held-out prompts; "" holds the last `evaluation.num_prompts` lines of the training file out."""
     chat: ChatSpec | None = None
     """Renders the prompt by the chat template; without it the prompt text is used as it is."""

@@ -13,11 +13,11 @@ is left by a resume only, and `succeeded` only for more iterations.
 from __future__ import annotations
 
 from enum import Enum
-from typing import Annotated
 
-from msgspec import Meta, field
+from msgspec import field
 
 from contracts.errors import Conflict
+from contracts.ranges import Iterations
 from contracts.wire import Record
 
 
@@ -53,7 +53,7 @@ def check_move(before: JobState, after: JobState) -> None:
 class ResumeRequest(Record, frozen=True, kw_only=True):
     """Body of `POST /v1/jobs/{id}/resume`; it may be left out."""
 
-    iterations: Annotated[int, Meta(ge=1)] | None = None
+    iterations: Iterations | None = None
     """The job's new number of iterations; None keeps it."""
 
 

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from contracts.ranges import Line
 from contracts.wire import Record
 
 ALL_LINEAR = "all-linear"
@@ -17,9 +18,9 @@ class LoraSpec(Record, frozen=True, kw_only=True):
 
     rank: Annotated[int, Meta(ge=1, le=1024)] = 16
     """r: rows of A and columns of B in W + alpha / r · B A."""
-    alpha: Annotated[float, Meta(gt=0.0)] = 32.0
+    alpha: Annotated[float, Meta(gt=0.0, le=1e6)] = 32.0
     """The product counts alpha / rank."""
-    target_modules: Annotated[tuple[Annotated[str, Meta(min_length=1)], ...], Meta(min_length=1)] = (ALL_LINEAR,)
+    target_modules: Annotated[tuple[Line, ...], Meta(min_length=1, max_length=256)] = (ALL_LINEAR,)
     """Ends of the names of the linear layers that get an adapter, such as "q_proj"; "all-linear": all but the head."""
 
     publish: Literal["merged", "adapter"] = "merged"

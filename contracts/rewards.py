@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from contracts.errors import ContractViolation
+from contracts.ranges import Characters, Line, Pattern, Tokens
 from contracts.wire import Record
 
 Weight = Annotated[float, Meta(ge=-1000.0, le=1000.0)]
@@ -36,14 +37,14 @@ class ExactReward(Component, tag="exact", frozen=True, kw_only=True):
 class NumericReward(Component, tag="numeric", frozen=True, kw_only=True):
     """1.0 if the last number in the completion equals the reference within the tolerance, else 0.0."""
 
-    tolerance: Annotated[float, Meta(ge=0.0)] = 1e-6
+    tolerance: Annotated[float, Meta(ge=0.0, le=1e12)] = 1e-6
     """Absolute tolerance."""
 
 
 class RegexReward(Component, tag="regex", frozen=True, kw_only=True):
     """1.0 if the pattern is found in the completion, else 0.0. A named group `answer` must equal the reference."""
 
-    pattern: str
+    pattern: Pattern
     """Python regular expression, searched anywhere in the completion."""
 
     def __post_init__(self) -> None:
@@ -53,7 +54,7 @@ class RegexReward(Component, tag="regex", frozen=True, kw_only=True):
 class FormatReward(Component, tag="format", frozen=True, kw_only=True):
     """1.0 if the whole completion matches the pattern, else 0.0 (`.` matches line breaks)."""
 
-    pattern: str
+    pattern: Pattern
     """Python regular expression that the whole completion must match."""
 
     def __post_init__(self) -> None:
@@ -63,9 +64,9 @@ class FormatReward(Component, tag="format", frozen=True, kw_only=True):
 class LengthReward(Component, tag="length", frozen=True, kw_only=True):
     """1.0 up to `target_chars` characters, then falling linearly to 0.0 at `max_chars`."""
 
-    target_chars: Annotated[int, Meta(ge=0)]
+    target_chars: Characters
     """Longest completion with the full score."""
-    max_chars: Annotated[int, Meta(ge=1)]
+    max_chars: Annotated[int, Meta(ge=1, le=2**27)]
     """Shortest completion with a score of 0.0; above target_chars."""
 
     def __post_init__(self) -> None:
@@ -77,9 +78,9 @@ class OverlongReward(Component, tag="overlong", frozen=True, kw_only=True):
     """DAPO's soft overlong punishment (arXiv 2503.14476, equation 13): 0.0 up to max_tokens - buffer_tokens sampled
     tokens, then falling linearly to -1.0 at `max_tokens`, and -1.0 beyond."""
 
-    max_tokens: Annotated[int, Meta(ge=1)]
+    max_tokens: Tokens
     """L_max: shortest completion with the full punishment, the end-of-sequence token included."""
-    buffer_tokens: Annotated[int, Meta(ge=1)]
+    buffer_tokens: Tokens
     """L_cache: how many tokens before it the punishment begins; at most max_tokens."""
 
     def __post_init__(self) -> None:
@@ -100,7 +101,7 @@ class ReasoningGymReward(Component, tag="reasoning_gym", frozen=True, kw_only=Tr
 
     strict: bool = True
     """Anything below 1.0 counts as 0.0."""
-    answer_pattern: str = r"(?s)<answer>\s*(?P<answer>.*?)\s*</answer>"
+    answer_pattern: Pattern = r"(?s)<answer>\s*(?P<answer>.*?)\s*</answer>"
     """The last match's group `answer` is scored; "" scores the whole completion."""
 
     def __post_init__(self) -> None:
@@ -117,7 +118,7 @@ class PluginReward(Component, tag="plugin", frozen=True, kw_only=True):
     It is called with keyword arguments prompt, completion, reference and task_entry (all str) and returns a float.
     """
 
-    entry_point: str
+    entry_point: Line
     """Name of the function in group `onbeat.rewards`."""
 
 
@@ -148,7 +149,7 @@ class RewardItem(Record, frozen=True, kw_only=True):
 class RewardRequest(Record, frozen=True, kw_only=True):
     """Items to score with one rubric; the answer has one result per item, in order."""
 
-    components: Annotated[tuple[RewardComponent, ...], Meta(min_length=1)]
+    components: Annotated[tuple[RewardComponent, ...], Meta(min_length=1, max_length=32)]
     items: Annotated[tuple[RewardItem, ...], Meta(min_length=1, max_length=4096)]
     item_timeout_s: Annotated[float, Meta(gt=0.0, le=600.0)] = 10.0
     """Hard deadline of one item over all components; past it its process is killed."""

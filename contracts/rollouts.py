@@ -17,6 +17,7 @@ from msgspec import Meta
 from contracts.arrays import ITEM_BYTES
 from contracts.digests import Digest, content_digest
 from contracts.errors import ContractViolation
+from contracts.ranges import Tokens
 from contracts.versions import PolicyVersion
 from contracts.wire import Record, encode
 
@@ -31,13 +32,13 @@ LogProbs = bytes
 class SamplingParams(Record, frozen=True, kw_only=True):
     """How completions are drawn. The reported log-probs are those of the distribution that these define."""
 
-    max_new_tokens: Annotated[int, Meta(ge=1)]
+    max_new_tokens: Tokens
     """Longest completion, the end-of-sequence token included."""
     temperature: Annotated[float, Meta(ge=0.0, le=10.0)] = 1.0
     """0.0 is greedy: the arg-max token, whose log-prob is reported at temperature 1."""
     top_p: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
     """Draws from the fewest most likely tokens whose mass reaches this; 1.0 keeps all."""
-    top_k: Annotated[int, Meta(ge=0)] = 0
+    top_k: Annotated[int, Meta(ge=0, le=2**24)] = 0
     """0 keeps the whole vocabulary."""
 
 

@@ -13,9 +13,22 @@ from msgspec import Meta, field
 from contracts.algorithm import AlgorithmSpec
 from contracts.datasets import DatasetSpec
 from contracts.lora import LoraSpec
-from contracts.ranges import NonNegativeInt, PositiveInt, PositiveSeconds
+from contracts.ranges import (
+    NO_CONTROL_CHARACTERS,
+    Attempts,
+    Batches,
+    Factor,
+    FilePath,
+    Iterations,
+    IterationsOrNone,
+    Lease,
+    Prompts,
+    Seconds,
+    Tokens,
+)
 from contracts.rewards import OverlongReward, RewardComponent
 from contracts.rollouts import SamplingParams
+from contracts.spec_limits import check_products
 from contracts.weights import DeltaWeights, FileWeights, WeightsSpec
 from contracts.wire import Record
 
@@ -23,7 +36,7 @@ from contracts.wire import Record
 class ModelSpec(Record, frozen=True, kw_only=True):
     """The model that is trained: any Hugging Face causal LM folder."""
 
-    path: Annotated[str, Meta(min_length=1)]
+    path: FilePath
     """Folder with config.json, tokenizer files and safetensors; relative paths start at the stack's model root."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Parameter dtype of trainer and generators. The optimizer steps float32 masters of bfloat16 parameters (4 bytes
@@ -33,20 +46,20 @@ class ModelSpec(Record, frozen=True, kw_only=True):
 class RolloutSpec(Record, frozen=True, kw_only=True):
     """What one iteration samples."""
 
-    batches_per_iteration: PositiveInt = 8
+    batches_per_iteration: Batches = 8
     """Rollout batches of an iteration: the unit of dispatch, lease and publication."""
-    prompts_per_batch: PositiveInt = 4
+    prompts_per_batch: Prompts = 4
     """k: prompts of a batch. 1 suits continuous batching; a small model on a CPU wants 4-16."""
-    group_size: PositiveInt = 8
+    group_size: Annotated[int, Meta(ge=1, le=4096)] = 8
     """G: completions per prompt."""
     sampling: SamplingParams = field(default_factory=lambda: SamplingParams(max_new_tokens=128))
     """How completions are drawn."""
-    max_prompt_tokens: PositiveInt = 1024
+    max_prompt_tokens: Tokens = 1024
     """A longer prompt fails the job at its start."""
     max_resamples: Annotated[int, Meta(ge=0, le=16)] = 0
     """DAPO's dynamic sampling: how many times a prompt whose completions all have the same reward gives its place to a
     fresh one, under the same version; what is equal after the last stays. 0: never."""
-    max_attempts: PositiveInt = 3
+    max_attempts: Attempts = 3
     """Times that a batch is tried before it is dead-lettered."""
     on_failed_batch: Literal["fail", "abandon"] = "fail"
     """What a dead-lettered batch does to the job: fail it, or go on without the batch, counted and audited."""
@@ -62,13 +75,13 @@ class RolloutSpec(Record, frozen=True, kw_only=True):
 class RewardSpec(Record, frozen=True, kw_only=True):
     """The rubric, and how long scoring may take."""
 
-    components: Annotated[tuple[RewardComponent, ...], Meta(min_length=1)]
+    components: Annotated[tuple[RewardComponent, ...], Meta(min_length=1, max_length=32)]
     """Scorers; the reward is the weighted sum of their scores."""
     item_timeout_s: Annotated[float, Meta(gt=0.0, le=600.0)] = 10.0
     """Hard deadline of one completion; its process is killed past it."""
-    request_timeout_s: PositiveSeconds = 120.0
+    request_timeout_s: Seconds = 120.0
     """Deadline of one request to the reward service."""
-    max_attempts: PositiveInt = 4
+    max_attempts: Attempts = 4
     """Requests for one batch, with back-off and jitter, before the batch fails."""
 
 
@@ -84,22 +97,22 @@ class OptimizerSpec(Record, frozen=True, kw_only=True):
     """Decay of the first moment."""
     beta2: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.99
     """Decay of the second moment."""
-    epsilon: Annotated[float, Meta(gt=0.0)] = 1e-8
+    epsilon: Annotated[float, Meta(gt=0.0, le=1.0)] = 1e-8
     """Added to the root of the second moment."""
-    weight_decay: Annotated[float, Meta(ge=0.0)] = 0.0
+    weight_decay: Factor = 0.0
     """Decoupled weight decay."""
-    max_grad_norm: Annotated[float, Meta(gt=0.0)] = 1.0
+    max_grad_norm: Annotated[float, Meta(gt=0.0, le=1e12)] = 1.0
     """Global gradient norm is clipped to this."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Decay of the learning rate over the job's iterations, to 0."""
-    warmup_iterations: NonNegativeInt = 0
+    warmup_iterations: IterationsOrNone = 0
     """Linear warm-up."""
 
 
 class TrainerSpec(Record, frozen=True, kw_only=True):
     """How gradients are accumulated and saved."""
 
-    world_size: PositiveInt = 1
+    world_size: Annotated[int, Meta(ge=1, le=4096)] = 1
     """Ranks: processes with a model each, which take an iteration's batches as they are free and step together. With
     exact accumulation their number doesn't change the weights."""
     sharding: Literal["none", "fsdp"] = "none"
@@ -107,19 +120,19 @@ class TrainerSpec(Record, frozen=True, kw_only=True):
     (torch's FSDP2), and pass through the model at the same time. The weights are the same."""
     accumulation: Literal["exact", "float"] = "exact"
     """exact: 64-bit fixed point, independent of arrival order (I7), 8 bytes a parameter; float: float32 sums."""
-    checkpoint_every_iterations: PositiveInt = 10
+    checkpoint_every_iterations: Iterations = 10
     """A checkpoint is also written after the last iteration and on cancel."""
-    keep_checkpoints: PositiveInt = 2
+    keep_checkpoints: Annotated[int, Meta(ge=1, le=1000)] = 2
     """Newest checkpoints that are kept, and beside them the best of those whose version was evaluated."""
     packing: Literal["shared_prompt", "padded"] = "shared_prompt"
     """shared_prompt: a prompt goes through the model once for all of its completions; padded: once for each, as every
     architecture takes it."""
-    max_tokens_per_micro_batch: Annotated[int, Meta(ge=1)] = 8192
+    max_tokens_per_micro_batch: Annotated[int, Meta(ge=1, le=2**24)] = 8192
     """Input tokens of one forward and backward pass, padding included: bounds the memory of activations. A rollout
     batch with more goes through in several passes; a prompt with one completion always goes whole."""
     measure_entropy: bool = True
     """Measures the policy's entropy in every iteration, also without an entropy bonus."""
-    mismatch_alarm: Annotated[float, Meta(gt=0.0)] = 0.01
+    mismatch_alarm: Annotated[float, Meta(gt=0.0, le=1e6)] = 0.01
     """Above this mean K3 a token between trainer and generator (mismatch_k3) an iteration is a warning and an event."""
     on_mismatch: Literal["warn", "fail"] = "warn"
     """Whether such an iteration is trained all the same, or fails the job before its step."""
@@ -132,11 +145,11 @@ class TrainerSpec(Record, frozen=True, kw_only=True):
 class EvaluationSpec(Record, frozen=True, kw_only=True):
     """Held-out prompts, generated by the same generators under the same version; always before and after training."""
 
-    every_iterations: NonNegativeInt = 0
+    every_iterations: IterationsOrNone = 0
     """Also every N iterations; 0: only before and after."""
-    num_prompts: NonNegativeInt = 64
+    num_prompts: Annotated[int, Meta(ge=0, le=2**18)] = 64
     """Held-out prompts of an evaluation; 0 turns evaluation off."""
-    prompts_per_batch: PositiveInt = 32
+    prompts_per_batch: Prompts = 32
     """Prompts of one evaluation batch."""
     greedy: bool = True
     """Also evaluates greedy decoding, beside the job's own sampling with one sample a prompt."""
@@ -151,20 +164,20 @@ class EvaluationSpec(Record, frozen=True, kw_only=True):
 class TimeoutSpec(Record, frozen=True, kw_only=True):
     """Deadlines: nothing waits without one (I8)."""
 
-    generator_lease_s: PositiveSeconds = 10.0
+    generator_lease_s: Lease = 10.0
     """A claimed batch without a heartbeat for this long goes to another generator."""
-    trainer_lease_s: PositiveSeconds = 10.0
+    trainer_lease_s: Lease = 10.0
     """A trainer without a heartbeat for this long may be replaced."""
-    generation_s: PositiveSeconds = 1800.0
+    generation_s: Seconds = 1800.0
     """Longest that a generator samples one batch, or loads one version; past it the generator ends with an error, and
     the batch goes to another one when its lease is over."""
-    iteration_s: PositiveSeconds = 3600.0
+    iteration_s: Seconds = 3600.0
     """An iteration that takes longer fails the job and names the missing batches."""
-    no_generator_s: PositiveSeconds = 120.0
+    no_generator_s: Seconds = 120.0
     """The job fails after this long without any live generator."""
-    ranks_s: PositiveSeconds = 600.0
+    ranks_s: Seconds = 600.0
     """Longest that a rank of the trainer waits for the others in what all do together; then another trainer starts."""
-    max_trainer_starts: PositiveInt = 5
+    max_trainer_starts: Attempts = 5
     """Trainer processes that may start for this job without committing an iteration in between."""
 
 
@@ -178,9 +191,9 @@ class LimitSpec(Record, frozen=True, kw_only=True):
 class JobSpec(Record, frozen=True, kw_only=True):
     """A job, as TOML in a file and as JSON over HTTP."""
 
-    name: Annotated[str, Meta(min_length=1, max_length=120)]
+    name: Annotated[str, Meta(min_length=1, max_length=120, pattern=NO_CONTROL_CHARACTERS)]
     """For people."""
-    iterations: PositiveInt
+    iterations: Iterations
     """Iteration t samples version t and makes version t + 1, in algorithm.updates_per_iteration optimizer steps."""
     model: ModelSpec
     """The model that is trained."""
@@ -198,7 +211,7 @@ class JobSpec(Record, frozen=True, kw_only=True):
     """What one iteration samples."""
     algorithm: AlgorithmSpec = field(default_factory=AlgorithmSpec)
     """Advantage and loss."""
-    trackers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ()
+    trackers: Annotated[tuple[Literal["tensorboard", "wandb", "mlflow"], ...], Meta(max_length=3)] = ()
     """Experiment trackers that get each iteration's numbers, beside the run folder; each is an extra of the package."""
     optimizer: OptimizerSpec = field(default_factory=OptimizerSpec)
     """AdamW."""
@@ -232,6 +245,7 @@ class JobSpec(Record, frozen=True, kw_only=True):
         self._check_group_size()
         self._check_resamples()
         self._check_overlong()
+        check_products(self)
 
     def _check_group_size(self) -> None:
         if self.rollout.group_size > 1:

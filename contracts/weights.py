@@ -6,7 +6,6 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from contracts.ranges import NonNegativeInt, PositiveInt
 from contracts.versions import Digest, PolicyVersion
 from contracts.wire import Record
 
@@ -40,7 +39,7 @@ class TensorDelta(Record, frozen=True, kw_only=True):
     """
 
     name: str
-    num_changed: PositiveInt
+    num_changed: Annotated[int, Meta(ge=1, le=2**32 - 1)]
     gaps: bytes
     """zstd of uint32[num_changed]: the first position, then the distance to each next one; "" where all positions
     are listed."""
@@ -64,7 +63,7 @@ class WeightShard(Record, frozen=True, kw_only=True):
     """Below the weight root; the file moves when the version is complete, and whoever has it open keeps it."""
     name: str
     """As the manifest will list it."""
-    num_bytes: NonNegativeInt
+    num_bytes: Annotated[int, Meta(ge=0, le=2**62)]
 
     @property
     def job_id(self) -> str:

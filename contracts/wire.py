@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from contracts.errors import ContractViolation, InvalidInput
+from contracts.ranges import NO_CONTROL_CHARACTERS
 
 T = TypeVar("T")
 
@@ -65,6 +66,8 @@ def convert(values: Any, kind: type[T]) -> T:
 def invalid_input(error: msgspec.ValidationError, kind: type) -> InvalidInput:
     """`Expected `int` - at `$.model.seed`` → field "model.seed", problem "expected `int`"."""
     problem, _, path = str(error).partition(" - at `")
+    if NO_CONTROL_CHARACTERS in problem or repr(NO_CONTROL_CHARACTERS)[1:-1] in problem:
+        problem = "Has control characters: line breaks, escapes or marks of writing direction"
     field = path.rstrip("`").removeprefix("$").removeprefix(".")
     values = _choices(kind, field) if problem.startswith("Invalid enum value") else []
     cure = f"one of {', '.join(map(str, values))}" if values else None

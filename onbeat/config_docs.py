@@ -16,6 +16,8 @@ from pathlib import Path
 import msgspec
 from msgspec import inspect as types
 
+from contracts import spec_limits
+from contracts.ranges import MAX_BATCHES
 from contracts.settings import PREFIX, StackSettings
 from contracts.spec import JobSpec
 from onbeat.stack_profile import EngineProfile, GeneratorProfile, StackProfile
@@ -41,6 +43,25 @@ A job is a *job spec*: a TOML file for the command line, the same keys as JSON f
 closed: an unknown key, a wrong type or a value out of range is refused, and the message names the key. `configs/` holds
 specs to start from, and `--set rollout.group_size=16` changes one key for one run.
 """
+PRODUCTS = f"""\
+## Products
+
+What some of these numbers make together has a bound too; a job beyond it is refused with both named.
+
+| of a batch, also of an evaluation's | at most |
+| --- | --- |
+| completions: `prompts_per_batch` x `group_size` | {spec_limits.MAX_BATCH_COMPLETIONS} |
+| tokens: completions x `max_new_tokens` | {spec_limits.MAX_BATCH_TOKENS} |
+| prompt tokens: `prompts_per_batch` x (1 + `max_resamples`) x `max_prompt_tokens` | \
+{spec_limits.MAX_BATCH_PROMPT_TOKENS} |
+
+| of an iteration | at most |
+| --- | --- |
+| batches, with those of an evaluation | {MAX_BATCHES} |
+| completions | {spec_limits.MAX_ITERATION_COMPLETIONS} |
+| tokens | {spec_limits.MAX_ITERATION_TOKENS} |
+| prompt tokens, with reserves and the evaluation's | {spec_limits.MAX_ITERATION_PROMPT_TOKENS} |
+"""
 PROFILE_HEAD = """\
 ## Stack profile
 
@@ -61,7 +82,7 @@ and `onbeat up` set them for the processes that they start, and docker-compose.y
 def configuration_page() -> str:
     """The whole page, ending in one line break."""
     job = _spec_sections("Top level", _struct(JobSpec), path="")
-    return "\n".join([INTRO, *job, PROFILE_HEAD, *_profile_tables(), SETTINGS_HEAD, _settings_table()])
+    return "\n".join([INTRO, *job, PRODUCTS, PROFILE_HEAD, *_profile_tables(), SETTINGS_HEAD, _settings_table()])
 
 
 def undocumented_fields() -> list[str]:
@@ -169,13 +190,15 @@ def _type_words(kind: types.Type) -> str:
         case types.FloatType():
             return f"number{_range_words(kind)}"
         case types.StrType():
-            return "string" if not kind.min_length else "string, not empty"
+            longest = f", at most {kind.max_length} characters" if kind.max_length else ""
+            return f"string{', not empty' if kind.min_length else ''}{longest}"
         case types.LiteralType():
             return " or ".join(f"`{json.dumps(value)}`" for value in kind.values)
         case types.DictType():
             return "table"
         case types.VarTupleType():
-            return "list of tables" if _structs_in(kind) else f"list of {_type_words(kind.item_type).split(',')[0]}s"
+            items = "tables" if _structs_in(kind) else f"{_type_words(kind.item_type).split(',')[0]}s"
+            return f"list of {items}" + (f", at most {kind.max_length}" if kind.max_length else "")
     if _structs_in(kind):
         return "table"
     if isinstance(kind, types.UnionType):

@@ -31,7 +31,7 @@ def test_a_docstring_belongs_to_the_field_above_it_and_is_inherited() -> None:
 @pytest.mark.parametrize(
     "row",
     [
-        "| `iterations` | integer ≥ 1 | required |",
+        "| `iterations` | integer ≥ 1, ≤ 1000000 | required |",
         '| `schedule` | `"periodic"` or `"synchronous"` | `"periodic"` |',
         "| `sampling` | table | `{ max_new_tokens = 128 }` |",
         "| `beta1` | number ≥ 0, < 1 | `0.9` |",

@@ -1,0 +1,90 @@
+"""Products of a spec's numbers: each factor within its bounds, a job could still ask for more than a stack has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from contracts.ranges import MAX_BATCHES
+
+if TYPE_CHECKING:
+    from contracts.spec import JobSpec
+
+MAX_BATCH_COMPLETIONS = 2**14
+"""A batch is one call of an engine and one message: 1,024 prompts with 16 completions each."""
+MAX_BATCH_TOKENS = 2**29
+"""Those completions with 32,768 tokens each, of 8 bytes, in a generator's and in the trainer's memory."""
+MAX_BATCH_PROMPT_TOKENS = 2**25
+"""1,024 prompts of 32,768 tokens. A batch goes out as one field of a stream, which Redis limits to 512 MiB."""
+MAX_ITERATION_PROMPT_TOKENS = 2**27
+"""All prompts of an iteration are in Redis at once, as token ids and as text: a gigabyte at most."""
+MAX_ITERATION_COMPLETIONS = 2**20
+MAX_ITERATION_TOKENS = 2**32
+
+Product = tuple[str, str, int, int, str]
+"""(fields, what they make, how many, at most, cure)."""
+
+
+def check_products(spec: JobSpec) -> None:
+    """Raises ValueError that names the fields, their product and its bound."""
+    for fields, what, value, limit, cure in (*_of_a_batch(spec), *_of_an_iteration(spec)):
+        if value > limit:
+            raise ValueError(f"{fields} make {value:,} {what}, the most are {limit:,}; {cure}")
+
+
+def _of_a_batch(spec: JobSpec) -> Iterator[Product]:
+    rollout, evaluation = spec.rollout, spec.evaluation
+    completions, longest = rollout.prompts_per_batch * rollout.group_size, rollout.sampling.max_new_tokens
+    sampled = "rollout.prompts_per_batch * rollout.group_size"
+    cure = "use more and smaller batches"
+    yield sampled, "completions of a batch", completions, MAX_BATCH_COMPLETIONS, cure
+    sampled += " * rollout.sampling.max_new_tokens"
+    yield sampled, "tokens of a batch", completions * longest, MAX_BATCH_TOKENS, cure
+    yield (
+        "evaluation.prompts_per_batch * rollout.sampling.max_new_tokens",
+        "tokens of an evaluation batch",
+        evaluation.prompts_per_batch * longest,
+        MAX_BATCH_TOKENS,
+        "lower evaluation.prompts_per_batch",
+    )
+    yield (
+        "rollout.prompts_per_batch * (1 + rollout.max_resamples) * rollout.max_prompt_tokens",
+        "prompt tokens of a batch",
+        rollout.prompts_per_batch * (1 + rollout.max_resamples) * rollout.max_prompt_tokens,
+        MAX_BATCH_PROMPT_TOKENS,
+        "lower max_prompt_tokens to what the data need, or use smaller batches",
+    )
+    yield (
+        "evaluation.prompts_per_batch * rollout.max_prompt_tokens",
+        "prompt tokens of an evaluation batch",
+        evaluation.prompts_per_batch * rollout.max_prompt_tokens,
+        MAX_BATCH_PROMPT_TOKENS,
+        "lower max_prompt_tokens to what the data need, or evaluation.prompts_per_batch",
+    )
+
+
+def _of_an_iteration(spec: JobSpec) -> Iterator[Product]:
+    rollout, evaluation = spec.rollout, spec.evaluation
+    completions = rollout.prompts_per_iteration * rollout.group_size
+    sampled = "rollout.batches_per_iteration * rollout.prompts_per_batch * rollout.group_size"
+    cure = "sample less in an iteration"
+    yield sampled, "completions of an iteration", completions, MAX_ITERATION_COMPLETIONS, cure
+    sampled += " * rollout.sampling.max_new_tokens"
+    tokens = completions * rollout.sampling.max_new_tokens
+    yield sampled, "tokens of an iteration", tokens, MAX_ITERATION_TOKENS, cure
+    yield (
+        "rollout.batches_per_iteration and evaluation.num_prompts / evaluation.prompts_per_batch",
+        "batches of an iteration that evaluates",
+        rollout.batches_per_iteration + evaluation.num_batches,
+        MAX_BATCHES,
+        "raise a prompts_per_batch, or lower evaluation.num_prompts",
+    )
+    evaluated = evaluation.num_prompts * (2 if evaluation.greedy else 1)
+    prompts = rollout.prompts_per_iteration * (1 + rollout.max_resamples) + evaluated
+    yield (
+        f"rollout.max_prompt_tokens and {prompts:,} prompts of an iteration, its reserves and its evaluation",
+        "prompt tokens",
+        prompts * rollout.max_prompt_tokens,
+        MAX_ITERATION_PROMPT_TOKENS,
+        "lower max_prompt_tokens to what the data need, or use fewer prompts",
+    )
