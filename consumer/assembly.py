@@ -40,6 +40,7 @@ def make_trainer(
         num_evaluation=spec.evaluation.num_prompts,
         seed=spec.seed,
         model_root=settings.model_root_path,
+        components=spec.reward.components,
     )
     source = PromptSource(dataset, policy.tokenizer, spec, context_tokens=policy.context_tokens)
     return Trainer(

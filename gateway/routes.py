@@ -19,6 +19,7 @@ from broker.presence import Presence
 from contracts.errors import Conflict, NotFound
 from contracts.events import record_digest
 from contracts.jobs import JobState, JobStatus, ResumeRequest
+from contracts.reasoning_tasks import check_job
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
 from contracts.wire import encode_json
@@ -169,7 +170,8 @@ def prometheus(services: HasServices) -> Response:
 
 
 def _create(services: Services, spec: JobSpec, key: str) -> tuple[JobStatus, bool]:
-    """The job's status, and whether it is new. Raises Problem, Conflict or Unavailable."""
+    """The job's status, and whether it is new. Raises Problem, InvalidInput, Conflict or Unavailable."""
+    check_job(spec.dataset, spec.reward.components)
     submission.check_paths(spec, services.settings)
     submission.check_generators(spec, Presence(services.broker).live())
     job_id, is_new = services.jobs.create(spec, idempotency_key=key)

@@ -1,7 +1,7 @@
 """A submitted job: bytes → JobSpec, and what can be checked before a trainer is started for it.
 
-The rest (tokenizer, context length, an empty data set, a task's name) needs the model or the data: the trainer checks
-it first thing, and fails the job with the field's name.
+The rest (tokenizer, context length, an empty data set, a task's parameters) needs the model or the data: the trainer
+checks it first thing, and fails the job with the field's name.
 """
 
 from __future__ import annotations

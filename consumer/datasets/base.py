@@ -9,15 +9,26 @@ from consumer.datasets.examples import Dataset, Example
 from consumer.datasets.jsonl import load_jsonl
 from contracts.datasets import AdditionDataset, DatasetSpec, JsonlDataset
 from contracts.errors import InvalidInput
+from contracts.reasoning_tasks import check_job
+from contracts.rewards import RewardComponent
 
 __all__ = ["Dataset", "Example", "load_dataset"]
 
 
-def load_dataset(spec: DatasetSpec, *, num_evaluation: int, seed: int, model_root: Path) -> Dataset:
+def load_dataset(
+    spec: DatasetSpec,
+    *,
+    num_evaluation: int,
+    seed: int,
+    model_root: Path,
+    components: tuple[RewardComponent, ...] = (),
+) -> Dataset:
     """Training pool and `num_evaluation` held-out examples; equal arguments give equal sets.
 
-    Raises InvalidInput that names the field for a data set that is empty, unknown, unreadable or too small.
+    Raises InvalidInput that names the field for a data set that is empty, unknown, unreadable or too small, and for one
+    that the reward's components can't score.
     """
+    check_job(spec, components)
     if isinstance(spec, AdditionDataset):
         return load_addition(num_evaluation=num_evaluation)
     if isinstance(spec, JsonlDataset):

@@ -1,32 +1,24 @@
-"""reasoning-gym: the scorer of the task that made the prompt. Its parsers are not ours: runs in the pool."""
+"""reasoning-gym: the score of the task that made the prompt. The package's parsers are not ours: runs in the pool.
+
+task_entry ─▶ contracts/reasoning_tasks.py ─┬─ its scorer evaluates nothing ─▶ its_tasks.py ─▶ the package
+                                            ├─ else, where there is one of ours ─▶ own_tasks.py
+                                            └─ else refused by name
+"""
 
 from __future__ import annotations
 
-import functools
-import re
-from collections.abc import Callable
-from typing import Any
-
 from contracts.errors import InvalidInput
+from contracts.reasoning_tasks import OUR_SCORERS, TaskEntry, read_task_entry
 from contracts.rewards import ReasoningGymReward, RewardItem
-from contracts.wire import Record, decode_json
+from reward_service.scorers import its_tasks, own_tasks
+from reward_service.scorers.known_package import check_package
+from reward_service.scorers.last_tag import last_answer
 from reward_service.scorers.refusals import BadReference
-from reward_service.scorers.regex import last_answer
-
-ENTRY_FIELDS = frozenset({"question", "answer", "metadata"})
-
-
-class TaskEntry(Record, frozen=True, kw_only=True):
-    """What RewardItem.task_entry holds as JSON."""
-
-    task: str
-    """Name in reasoning-gym, e.g. "chain_sum"."""
-    entry: dict[str, Any]
-    """The dataset's item: question, answer, metadata."""
 
 
 def warm_up(component: ReasoningGymReward) -> None:
-    """Imports the package: seconds, which are not the item's to pay."""
+    """Imports the package: seconds, which are not the item's to pay. Raises InvalidInput for another version."""
+    check_package()
     import reasoning_gym  # noqa: F401
 
 
@@ -36,36 +28,16 @@ def score(component: ReasoningGymReward, item: RewardItem) -> float:
     No match of `answer_pattern` is 0.0: the model was asked for that format.
     """
     task_entry = _task_entry(item.task_entry)
-    score_answer = _task_scorer(task_entry.task)
-    answer = _answer(component, item.completion)
+    answer = last_answer(component.answer_pattern, item.completion) if component.answer_pattern else item.completion
     if answer is None:
         return 0.0
-    value = float(score_answer(answer, task_entry.entry))
+    scorer = own_tasks if task_entry.task in OUR_SCORERS else its_tasks
+    value = scorer.score(task_entry.task, answer, task_entry.entry)
     return float(value == 1.0) if component.strict else value
-
-
-def _answer(component: ReasoningGymReward, completion: str) -> str | None:
-    if not component.answer_pattern:
-        return completion
-    return last_answer(re.compile(component.answer_pattern), completion)
 
 
 def _task_entry(text: str) -> TaskEntry:
     try:
-        task_entry = decode_json(text, TaskEntry)
+        return read_task_entry(text)
     except InvalidInput as error:
-        raise BadReference(str(error), field="task_entry", cure='{"task": name, "entry": {…}}') from error
-    missing = ENTRY_FIELDS - task_entry.entry.keys()
-    if missing:
-        raise BadReference(f"entry lacks {', '.join(sorted(missing))}", field="task_entry")
-    return task_entry
-
-
-@functools.lru_cache(maxsize=256)
-def _task_scorer(task: str) -> Callable[[str, dict[str, Any]], float]:
-    import reasoning_gym
-
-    try:
-        return reasoning_gym.get_score_answer_fn(task)  # pyright: ignore[reportReturnType]  (annotated without arguments)
-    except ValueError as error:
-        raise BadReference(f"reasoning-gym has no task `{task}`", field="task_entry") from error
+        raise BadReference(error.problem, field=error.field, cure=error.cure) from error

@@ -1,10 +1,11 @@
-"""Regex: a pattern that must be found. May backtrack without end: runs in the pool."""
+"""Regex: a pattern that must be found. May backtrack without end, but for the plainest: runs in the pool."""
 
 from __future__ import annotations
 
 import re
 
 from contracts.rewards import RegexReward, RewardItem
+from reward_service.scorers.last_tag import last_answer
 
 
 def score(component: RegexReward, item: RewardItem) -> float:
@@ -15,13 +16,5 @@ def score(component: RegexReward, item: RewardItem) -> float:
     pattern = re.compile(component.pattern)
     if "answer" not in pattern.groupindex:
         return float(pattern.search(item.completion) is not None)
-    answer = last_answer(pattern, item.completion)
+    answer = last_answer(component.pattern, item.completion)
     return float(answer is not None and answer.strip() == item.reference.strip())
-
-
-def last_answer(pattern: re.Pattern[str], text: str) -> str | None:
-    """Group `answer` of the last match; None without a match, or where the group took no part in it."""
-    answer: str | None = None
-    for match in pattern.finditer(text):
-        answer = match["answer"]
-    return answer

@@ -127,7 +127,7 @@ def test_a_cancelled_job_ends_with_a_checkpoint_of_what_was_committed(pipeline: 
     ("changes", "reason"),
     [
         ({"model__path": "no/such/model"}, "model.path: no folder"),
-        ({"reward__components": [{"type": "reasoning_gym"}]}, "is dead after"),
+        ({"reward__components": [{"type": "plugin", "entry_point": "absent"}]}, "is dead after"),
         (
             {"rollout__sampling__top_k": 2, "trainer__mismatch_alarm": 1e-6, "trainer__on_mismatch": "fail"},
             "mismatch_k3: in iteration 0 trainer and generator log-probs differ",

@@ -161,6 +161,8 @@ BAD_BODIES = {
     "out of range": (changed("rollout.group_size", 0), 422, "rollout.group_size"),
     "unknown reward": (changed("reward.components", [{"type": "bogus"}]), 422, "reward.components[0].type"),
     "no model folder": (changed("model.path", "nowhere"), 422, "model.path"),
+    "unknown task": (changed("dataset", {"type": "reasoning_gym", "task": "chain_summ"}), 422, "dataset.task"),
+    "unscored task": (changed("reward.components", [{"type": "reasoning_gym"}]), 422, "reward.components[0].type"),
     "no data file": (changed("dataset", {"type": "jsonl", "train_path": "x.jsonl"}), 422, "dataset.train_path"),
     "no JSON": (b"{", 400, None),
     "not UTF-8": (b"\xff\xfe", 400, None),

@@ -1,0 +1,76 @@
+"""What a model put between its last tags: linear, where `re` takes cubic time for `<answer>` and many line breaks."""
+
+from __future__ import annotations
+
+import functools
+import re
+from dataclasses import dataclass
+
+SHAPE = re.compile(
+    r"(?P<over_lines>\(\?s\))?<(?P<tag>[A-Za-z][\w-]*)>(?P<strips_left>\\s\*)?"
+    r"\(\?P<answer>\.\*\?\)(?P<strips_right>\\s\*)?</(?P=tag)>",
+    re.ASCII,
+)
+"""A tag, anything, the end of the tag: what most patterns are, the default of ReasoningGymReward among them."""
+
+
+@dataclass(frozen=True)
+class Tagged:
+    """A pattern of that shape."""
+
+    opening: str
+    closing: str
+    over_lines: bool
+    strips_left: bool
+    strips_right: bool
+
+    def last_answer(self, text: str) -> str | None:
+        """What `re` would find as the group `answer` of the last match."""
+        answer: str | None = None
+        position = 0
+        while (end := text.find(self.closing, position)) >= 0:
+            start = self._start(text, position, end)
+            if start >= 0:
+                answer = self._stripped(text[start:end])
+            position = end + len(self.closing)
+        return answer
+
+    def _start(self, text: str, position: int, end: int) -> int:
+        """Where the content before an end tag begins; -1 where no tag opens it."""
+        if not self.over_lines:
+            content = text[position:end].rstrip() if self.strips_right else text[position:end]
+            before, line_break, _ = content.rpartition("\n")
+            if line_break:  # the answer stands on one line: its tag opens after the break, but for white space
+                kept = before.rstrip() if self.strips_left else before + line_break
+                position = max(position, position + len(kept) - len(self.opening))
+        opening = text.find(self.opening, position, end)
+        return opening + len(self.opening) if opening >= 0 else -1
+
+    def _stripped(self, content: str) -> str:
+        content = content.lstrip() if self.strips_left else content
+        return content.rstrip() if self.strips_right else content
+
+
+def last_answer(pattern: str, text: str) -> str | None:
+    """Group `answer` of the pattern's last match; None without a match, or where the group took no part in it."""
+    tagged = _tagged(pattern)
+    if tagged is not None:
+        return tagged.last_answer(text)
+    answer: str | None = None
+    for match in re.compile(pattern).finditer(text):
+        answer = match["answer"]
+    return answer
+
+
+@functools.lru_cache(maxsize=64)
+def _tagged(pattern: str) -> Tagged | None:
+    found = SHAPE.fullmatch(pattern)
+    if found is None:
+        return None
+    return Tagged(
+        opening=f"<{found['tag']}>",
+        closing=f"</{found['tag']}>",
+        over_lines=found["over_lines"] is not None,
+        strips_left=found["strips_left"] is not None,
+        strips_right=found["strips_right"] is not None,
+    )

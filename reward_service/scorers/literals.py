@@ -1,0 +1,67 @@
+"""Lists that a model wrote as Python or JSON, read as text: `[[1, 0], ["Q", '_']]`. Linear, at most two levels deep."""
+
+from __future__ import annotations
+
+import re
+
+TOKEN = re.compile(
+    r"(?P<open>[\[(])|(?P<close>[\])])|(?P<comma>,)"
+    r"|(?P<number>[-+]?[0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]{1,3})?(?![\w.]))"
+    r"""|(?P<string>'[^'\\\n]*'|"[^"\\\n]*")"""
+)
+SPACE = re.compile(r"\s*")
+MAX_DEPTH = 2
+
+Items = list["str | Items"]
+"""Numbers as they are written, strings without their quotes, lists."""
+
+
+def read_list(text: str) -> Items | None:
+    """The list that the text is; None where it is something else, or deeper than MAX_DEPTH."""
+    open_lists: list[Items] = []
+    wants_item = True
+    whole: Items | None = None
+    for kind, token in _tokens(text):
+        if whole is not None or (not open_lists and kind != "open"):
+            return None
+        if kind == "open" and wants_item and len(open_lists) < MAX_DEPTH:
+            inner: Items = []
+            if open_lists:
+                open_lists[-1].append(inner)
+            open_lists.append(inner)
+        elif kind == "close" and (not wants_item or not open_lists[-1]):
+            closed = open_lists.pop()
+            whole = closed if not open_lists else None
+            wants_item = False
+        elif kind == "comma" and not wants_item:
+            wants_item = True
+        elif kind in ("number", "string") and wants_item:
+            open_lists[-1].append(token if kind == "number" else token[1:-1])
+            wants_item = False
+        else:
+            return None
+    return whole
+
+
+def read_string(text: str) -> str | None:
+    """What stands between the quotes that enclose the text; None where it is something else."""
+    found = TOKEN.fullmatch(text.strip())
+    return found["string"][1:-1] if found is not None and found["string"] is not None else None
+
+
+def _tokens(text: str) -> list[tuple[str, str]]:
+    """Ends with an unknown token where the text has one, which no list holds."""
+    tokens: list[tuple[str, str]] = []
+    position = _after_space(text, 0)
+    while position < len(text):
+        found = TOKEN.match(text, position)
+        if found is None:
+            return [*tokens, ("unknown", text[position])]
+        tokens.append((str(found.lastgroup), found[0]))
+        position = _after_space(text, found.end())
+    return tokens
+
+
+def _after_space(text: str, position: int) -> int:
+    found = SPACE.match(text, position)
+    return found.end() if found else position
