@@ -120,11 +120,7 @@ def test_the_suffix_follows_each_question_but_not_the_entry() -> None:
     [
         (ReasoningGymDataset(task="chain_summ"), "dataset.task", "chain_sum"),
         (ReasoningGymDataset(task="codeio"), "dataset.task", "executes"),
-        (ReasoningGymDataset(task="countdown", params={"max_target": 1, "min_target": 1}), "dataset.params", "Failed"),
-            ReasoningGymDataset(task="countdown", params={"max_target": 1, "min_target": 1}),
-            "dataset.params",
-            "attempts",
-        ),
+        (ReasoningGymDataset(task="countdown", params={"min_target": 1, "max_target": 1}), "dataset.params", "Failed"),
         (ReasoningGymDataset(task="chain_sum", params={"terms": 2}), "dataset.params", "terms"),
         (ReasoningGymDataset(task="chain_sum", params={"min_terms": 0}), "dataset.params", "min_terms"),
         (ReasoningGymDataset(task="chain_sum", params={"seed": 3}), "dataset.params", "seed"),
