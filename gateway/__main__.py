@@ -17,6 +17,7 @@ from gateway.app import create_app
 from gateway.services import Services
 from telemetry import logs
 from telemetry.http_access import AccessRules
+from telemetry.http_server import server_config
 from telemetry.listening import exit_cleanly_on_signals, listen
 
 DEFAULT_PORT = 8000
@@ -52,13 +53,7 @@ def main() -> int:
         return 2
     services = Services(settings=settings, broker=broker, requests=TrainerRequests(settings))
     exit_cleanly_on_signals()
-    config = uvicorn.Config(
-        create_app(services),
-        log_config=None,
-        log_level="warning",
-        access_log=False,
-        timeout_graceful_shutdown=int(GRACE_S),
-    )
+    config = server_config(create_app(services), grace_s=GRACE_S)
     log.info("listening on http://%s:%d", *listener.getsockname()[:2])
     Server(config, services).run(sockets=[listener])
     return 0

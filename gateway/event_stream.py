@@ -18,7 +18,7 @@ from http import HTTPStatus
 from starlette.concurrency import run_in_threadpool
 
 from broker.job_store import JobStore
-from contracts.errors import DeadlineExceeded, Unavailable
+from contracts.errors import DeadlineExceeded, OnbeatError, Unavailable
 from contracts.events import JobEvent
 from contracts.wire import encode_json
 from gateway.problems import Problem
@@ -29,7 +29,9 @@ KEEP_ALIVE_S = 15.0
 BROKER_AWAY_S = 60.0
 """How long a stream stays open while the broker does not answer."""
 MAX_EVENTS = 100
-EVENT_ID = re.compile(r"\d{1,20}(-\d{1,20})?")
+EVENT_ID = re.compile(r"(\d{1,20})(?:-(\d{1,20}))?", re.ASCII)
+LAST_PART = 2**64 - 1
+"""Of the two parts of an entry's id, the largest that a stream has."""
 FIRST = "0-0"
 
 log = logging.getLogger(__name__)
@@ -39,7 +41,10 @@ def resume_point(last_event_id: str | None) -> str:
     """The entry id to go on after. Raises Problem 422."""
     if not last_event_id:
         return FIRST
-    if not EVENT_ID.fullmatch(last_event_id):
+    found = EVENT_ID.fullmatch(last_event_id)
+    parts = (int(found[1]), int(found[2] or 0)) if found else (LAST_PART, LAST_PART)
+    # After the very last id there is none, and the server refuses to look for one.
+    if max(parts) > LAST_PART or min(parts) == LAST_PART:
         raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, "is not an event id of this stream", field="Last-Event-ID")
     return last_event_id
 
@@ -67,6 +72,9 @@ class EventStream:
                 if not _may_wait(broker_away, error):
                     return
                 was_final, rows = False, []
+            except OnbeatError as error:  # the head is sent: all that is left is to end, and the client asks again
+                log.warning("the events of %s end: %s", self._job_id, error)
+                return
             else:
                 broker_away.progress()
             for event_id, event in rows:

@@ -16,7 +16,7 @@ from starlette.concurrency import run_in_threadpool
 
 from broker.monitor import job_status, stream_report
 from broker.presence import Presence
-from contracts.errors import Conflict, NotFound
+from contracts.errors import Conflict, NotFound, Unavailable
 from contracts.events import record_digest
 from contracts.jobs import JobState, JobStatus, ResumeRequest
 from contracts.reasoning_tasks import check_job
@@ -117,6 +117,8 @@ async def events(
     last_event_id: Annotated[str | None, Header()] = None,
 ) -> Response:
     """Server-sent events from the first, or after `Last-Event-ID`, to the job's final state."""
+    if services.num_event_streams >= services.max_event_streams:
+        raise Unavailable(f"{services.num_event_streams} event streams are open", cure="end some, or poll the job")
     stream = EventStream(
         services.jobs,
         job_id,
@@ -191,9 +193,14 @@ def _resume(services: Services, job_id: str, asked: ResumeRequest) -> JobStatus:
 
 
 async def _counted(stream: EventStream, services: Services) -> AsyncIterator[bytes]:
-    with services.metrics.event_streams.track_inprogress():
+    services.num_event_streams += 1
+    services.metrics.event_streams.set(services.num_event_streams)
+    try:
         async for chunk in stream:
             yield chunk
+    finally:
+        services.num_event_streams -= 1
+        services.metrics.event_streams.set(services.num_event_streams)
 
 
 def _json(value: object, status: HTTPStatus = HTTPStatus.OK, *, headers: dict[str, str] | None = None) -> Response:

@@ -31,6 +31,10 @@ class Services:
     """Set when the process was asked to end: event streams end, so that nobody waits for them."""
     max_body_bytes: int = MAX_BODY_BYTES
     keep_alive_s: float = KEEP_ALIVE_S
+    max_event_streams: int = 100
+    """Each looks into Redis four times a second."""
+    num_event_streams: int = 0
+    """Touched by the event loop's thread alone."""
 
     @property
     def jobs(self) -> JobStore:

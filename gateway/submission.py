@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import msgspec
 from fastapi import Request
+from starlette.requests import ClientDisconnect
 
 from broker.presence import NOT_REPRODUCIBLE, GeneratorInfo
 from contracts.datasets import JsonlDataset
@@ -130,7 +131,10 @@ def _missing(detail: str, field: str) -> Problem:
 async def _read_body(request: Request, *, max_bytes: int) -> bytes:
     """The whole body, refused as soon as it is known to be too long."""
     declared = request.headers.get("content-length", "")
-    body = await read_within(request.stream(), declared=declared, max_bytes=max_bytes)
+    try:
+        body = await read_within(request.stream(), declared=declared, max_bytes=max_bytes)
+    except ClientDisconnect as error:  # nobody reads the answer; the counters see it
+        raise Problem(HTTPStatus.REQUEST_TIMEOUT, "the body ended early", field="body") from error
     if body is None:
         raise Problem(
             HTTPStatus.REQUEST_ENTITY_TOO_LARGE,

@@ -22,6 +22,7 @@ def main() -> int:
     from contracts.settings import settings_from
     from reward_service.app import create_app
     from telemetry import logs
+    from telemetry.http_server import server_config
     from telemetry.listening import exit_cleanly_on_signals, listen
 
     try:
@@ -33,13 +34,7 @@ def main() -> int:
         return 2
     logs.configure(settings, service="reward_service")
     exit_cleanly_on_signals()
-    config = uvicorn.Config(
-        app,
-        log_config=None,
-        log_level="warning",
-        access_log=False,
-        timeout_graceful_shutdown=int(GRACE_S),
-    )
+    config = server_config(app, grace_s=GRACE_S)
     logging.getLogger("reward_service").info("listening on http://%s:%d", *listener.getsockname()[:2])
     uvicorn.Server(config).run(sockets=[listener])
     return 0

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import threading
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -36,6 +36,7 @@ from contracts.wire import convert, encode_json
 from gateway.app import create_app
 from gateway.services import Services
 from onbeat.embedded_redis import EmbeddedRedis
+from telemetry.http_server import server_config
 from tests.builders import job_spec, prompt_batch, rollout_batch
 from tests.contract.make_golden import iteration_metrics
 
@@ -82,15 +83,12 @@ def ask(services: Services) -> Callable[..., httpx.Response]:
 @contextmanager
 def serving(services: Services) -> Iterator[str]:
     """A real uvicorn on a port of its own; its URL."""
-    server = uvicorn.Server(uvicorn.Config(create_app(services), port=0, log_config=None))
-    thread = threading.Thread(target=server.run)
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(server_config(create_app(services), grace_s=5.0))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:
-        while not server.started:
-            assert thread.is_alive()
-            time.sleep(0.01)
-        port = server.servers[0].sockets[0].getsockname()[1]
-        yield f"http://127.0.0.1:{port}"
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:
         services.closing.set()
         server.should_exit = True
@@ -351,8 +349,39 @@ def test_events_stream_live_to_the_final_state_and_resume_after_the_last_one_see
         assert kinds == ["state_changed", "trainer_started", "state_changed"]
         with http.stream("GET", events_url, headers={"Last-Event-ID": last_id}) as answer:
             assert list(events_of(answer.iter_lines())) == []
-        refused = http.get(events_url, headers={"Last-Event-ID": "yesterday"})
-        assert (refused.status_code, refused.json()["field"]) == (422, "Last-Event-ID")
+        for hostile in (
+            "yesterday",
+            "1-2-3",
+            "9" * 20,
+            f"{2**64 - 1}-{2**64 - 1}",
+            "0-99999999999999999999",
+            "\u0663".encode(),
+        ):
+            refused = http.get(events_url, headers={"Last-Event-ID": hostile})
+            assert (refused.status_code, refused.json()["field"]) == (422, "Last-Event-ID")
+        for late in (str(2**64 - 1), f"{2**64 - 1}-0"):
+            with http.stream("GET", events_url, headers={"Last-Event-ID": late}) as answer:
+                assert list(events_of(answer.iter_lines())) == []
+
+
+def test_event_streams_are_bounded_and_one_that_ends_makes_room(services: Services) -> None:
+    job_id, _ = services.jobs.create(job_spec())
+    services.max_event_streams = 1
+    headers = {"Authorization": f"Bearer {KEY}"}
+    with serving(services) as url, httpx.Client(headers=headers, timeout=30.0) as http:
+        events_url = f"{url}/v1/jobs/{job_id}/events"
+        with http.stream("GET", events_url) as answer:
+            events = events_of(answer.iter_lines())
+            next(events)
+            refused = http.get(events_url)
+            assert (refused.status_code, refused.headers["Retry-After"]) == (503, "2")
+        services.jobs.move(job_id, JobState.CANCELLED)
+        while True:  # the server sees a little later that the first one has left
+            with http.stream("GET", events_url) as answer:
+                if answer.status_code == 200:
+                    assert [data["state"] for _, _, data in events_of(answer.iter_lines())][-1] == "cancelled"
+                    return
+                assert answer.status_code == 503
 
 
 def test_a_gateway_that_ends_does_not_wait_for_its_event_streams(services: Services) -> None:
@@ -493,6 +522,19 @@ def test_prometheus_reads_requests_by_route_and_no_job_id(ask: Callable[..., htt
     text = ask("GET", "/metrics").text
     assert 'onbeat_gateway_requests_total{method="GET",route="/v1/jobs/{job_id}",status="200"} 1.0' in text
     assert job_id not in text
+
+
+def test_invented_methods_paths_and_keys_make_no_new_metrics(ask: Callable[..., httpx.Response]) -> None:
+    def labels() -> set[str]:
+        return {line.rpartition(" ")[0] for line in ask("GET", "/metrics").text.splitlines() if "_requests_" in line}
+
+    ask("BREW", "/v1/jobs")
+    ask("BREW", "/nothing")
+    before = labels() | labels()
+    for number in range(20):
+        assert ask(f"BREW{number}", "/v1/jobs").status_code == 405
+        assert ask(f"BREW{number}", f"/nothing/{number}").status_code == 404
+    assert {line.split("}")[0] for line in labels()} == {line.split("}")[0] for line in before}
 
 
 def test_prometheus_reads_each_active_jobs_last_iteration(

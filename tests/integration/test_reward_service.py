@@ -42,6 +42,7 @@ from contracts.settings import StackSettings
 from contracts.wire import decode, decode_json, encode, encode_json
 from reward_service.app import create_app
 from reward_service.scorer_pool import ScorerPool
+from telemetry.http_server import server_config
 
 KEY = "reward-key"
 SETTINGS = StackSettings(reward_key=KEY)
@@ -127,7 +128,7 @@ def open_pool(num_workers: int = 1) -> Iterator[ScorerPool]:
 def serve(app: FastAPI) -> Iterator[httpx.Client]:
     """A real server in a thread, on a port of the kernel's choice."""
     listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=5))
+    server = uvicorn.Server(server_config(app, grace_s=5.0))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:
