@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import time
 import uuid
@@ -121,6 +122,16 @@ class JobStore:
             self.leave_active(job_id)
         return outcome == b"set"
 
+    def fail(self, job_id: str, reason: str, *, trainer_epoch: int | None = None) -> None:
+        """Ends the job with its reason: as failed, or as cancelled where it was asked to end; an end that it has stays.
+
+        trainer_epoch: of `move`.
+        """
+        for end in (JobState.FAILED, JobState.CANCELLED):
+            with contextlib.suppress(Conflict):
+                self.move(job_id, end, reason=reason, trainer_epoch=trainer_epoch)
+                return
+
     def leave_active(self, job_id: str) -> None:
         """Takes a job that has ended off the active ones; one that was resumed meanwhile stays."""
         with self._broker.call():
@@ -178,20 +189,21 @@ class JobStore:
 
     def request_cancel(self, job_id: str) -> JobState:
         """A queued job is cancelled at once, a running one when its trainer has saved; final states stay."""
-        for target in (JobState.CANCELLED, JobState.CANCELLING):
-            if self.state(job_id) is JobState.CANCELLING:
-                break
-            try:
-                self.move(job_id, target)
-            except Conflict:
-                continue
-            break
+        while not (state := self.state(job_id)).is_final and state is not JobState.CANCELLING:
+            # From what it is now: of two requests at the same time, the second must not end what the first lets save.
+            with contextlib.suppress(Conflict):
+                self.move(job_id, JobState.CANCELLED if state is JobState.QUEUED else JobState.CANCELLING)
         self._broker.persisted()
-        return self.state(job_id)
+        return state
 
     def count_trainer_start(self, job_id: str) -> int:
-        """Starts since the last committed iteration, this one included."""
+        """Starts since the last one that made progress, this one included."""
         return self._broker.write("HINCRBY", JobKeys(job_id).job, "trainer_starts", 1)
+
+    def uncount_trainer_start(self, job_id: str) -> None:
+        """Of a trainer that was asked to end: it says nothing about the job."""
+        if self._broker.write("HINCRBY", JobKeys(job_id).job, "trainer_starts", -1) < 0:
+            self.reset_trainer_starts(job_id)
 
     def reset_trainer_starts(self, job_id: str) -> None:
         self._broker.write("HSET", JobKeys(job_id).job, "trainer_starts", 0)

@@ -5,8 +5,8 @@ Waits for:    messages; the beat, a thread of this process, sends one every RECO
 Unblocked by: gateways, the beat, SIGTERM or SIGINT.
 Produces:     trainer processes, and the end of jobs that nobody can train.
 
-Exit 0: it was asked to end. 1: the beat died, or Celery gave up. 2: a bad setting, or no Redis. It imports no torch:
-trainers are processes of their own.
+Exit 0: it was asked to end. 1: the beat died, or Celery gave up. 2: a bad setting, a run root that cannot be written,
+or no Redis. It imports no torch: trainers are processes of their own.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ from celery.beat import ScheduleEntry, Scheduler, SchedulingError, Service
 
 from broker.celery_app import make_celery_app
 from broker.client import connect_within
+from consumer.run_roots import RunRoots
 from consumer.tasks import Reconciler, register_tasks
 from consumer.trainer_processes import TrainerProcesses
+from consumer.worker_end import WorkerEnd
 from contracts.errors import OnbeatError, Unavailable
 from contracts.settings import StackSettings, settings_from
 from telemetry import logs
@@ -76,10 +78,16 @@ class BeatThread(threading.Thread):
 
 def run(settings: StackSettings, *, trainer_module: str = "consumer") -> int:
     """Works until a signal; the exit code. Raises OnbeatError where Redis does not answer or refuses."""
+    roots = RunRoots(settings)
+    roots.check()
     broker = connect_within(settings, patience_s=REDIS_PATIENCE_S)
     consumer_id = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
     trainers = TrainerProcesses(settings.run_root_path, module=trainer_module)
-    reconciler = Reconciler(broker, trainers, consumer_id=consumer_id, trainer_start_s=settings.trainer_start_s)
+    reconciler = Reconciler(
+        broker, trainers, roots=roots, consumer_id=consumer_id, trainer_start_s=settings.trainer_start_s
+    )
+    end = WorkerEnd(trainers)
+    signals.worker_shutting_down.connect(lambda **_: end.begin(), weak=False)
     app = make_celery_app(settings)
     register_tasks(app, reconciler)
     beat = BeatThread(app)
@@ -93,7 +101,7 @@ def run(settings: StackSettings, *, trainer_module: str = "consumer") -> int:
         without_mingle=True,
         without_heartbeat=True,
     )
-    log.info("consumer %s is ready for jobs", consumer_id)
+    signals.worker_ready.connect(lambda **_: log.info("consumer %s is ready for jobs", consumer_id), weak=False)
     beat.start()
     try:
         worker.start()

@@ -33,7 +33,7 @@ from contracts.versions import PolicyVersion
 from contracts.wire import Record, decode_json, encode_json
 from telemetry.crash_points import reach
 from weight_store.hashing import tensors_digest
-from weight_store.tensor_folder import HIDDEN_PREFIX, remove_folders, save_tensors, write_folder
+from weight_store.tensor_folder import remove_folders, remove_scratch, save_tensors, write_folder
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,6 @@ MODEL_FILE = "model.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"
 STATE_FILE = "state.json"
 FOLDER_NAME = re.compile(r"i(\d{6,})")
-SCRATCH_NAME = re.compile(r"\.i(\d{6,})\.[0-9a-f]+")
 
 
 class AdapterState(Record, frozen=True, kw_only=True):
@@ -163,8 +162,8 @@ def adapter_state(policy: Policy) -> AdapterState | None:
 def read_checkpoint(folder: Path) -> Checkpoint:
     """Reads and verifies a checkpoint.
 
-    Raises NotFound for a missing file, ContractViolation for a damaged one, WeightsRejected for weights whose digest is
-    not the recorded version's; each names the file.
+    Raises NotFound for a missing file, ContractViolation for a damaged one, InvalidInput for one of another release,
+    WeightsRejected for weights whose digest is not the recorded version's; each names the file.
     """
     state = _read_state(folder / STATE_FILE)
     for name in {MODEL_FILE, OPTIMIZER_FILE} if MODEL_FILE in state.files else state.files:
@@ -182,29 +181,44 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     )
 
 
-def latest_checkpoint(checkpoints: Path, *, job_id: str, not_after: int | None = None) -> Checkpoint | None:
-    """The newest good checkpoint below `checkpoints`; None where there is none.
+def latest_checkpoint(checkpoints: Path, *, job_id: str, versions: Mapping[int, str]) -> Checkpoint | None:
+    """The newest good checkpoint below `checkpoints` of a version that the job has; None where there is none.
 
-    not_after: an iteration; a later checkpoint is passed over, because the fence does not know of its commit.
+    versions: version → digest, those that the fence knows of and no rewind took back (`resume.versions_of`).
 
-    A damaged or foreign one is skipped with a logged reason: the run replays the iterations since the one before.
+    A damaged or foreign one, and one of a future that was abandoned, is skipped with a logged reason: the run replays
+    the iterations since the one before. Raises InvalidInput for one of another release: it isn't replaced unasked.
     """
     for folder in reversed(checkpoint_folders(checkpoints)):
-        if not_after is not None and _iteration_of(folder) > not_after:
-            continue
         try:
             checkpoint = read_checkpoint(folder)
+        except InvalidInput:
+            raise
         except OnbeatError as error:
             logger.warning("checkpoint %s is skipped: %s", folder.name, error)
             continue
-        if checkpoint.state.job_id == job_id:
+        state = checkpoint.state
+        if state.job_id != job_id:
+            logger.warning("checkpoint %s is skipped: it belongs to job %s", folder.name, state.job_id)
+        elif versions.get(state.policy_version) != state.weights_digest:
+            logger.warning("checkpoint %s is skipped: its version is not one of this job", folder.name)
+        else:
             return checkpoint
-        logger.warning("checkpoint %s is skipped: it belongs to job %s", folder.name, checkpoint.state.job_id)
     return None
 
 
+def forget_after(checkpoints: Path, iteration: int) -> None:
+    """Removes what a trainer that goes on after `iteration` leaves behind: later checkpoints, of a future that is no
+    more or that can't be read, and what killed writers left. -1 leaves none.
+
+    They would push out fresh ones, and be believed by a later start.
+    """
+    remove_folders([folder for folder in checkpoint_folders(checkpoints) if _iteration_of(folder) > iteration])
+    remove_scratch(checkpoints)
+
+
 def keep_newest_and_best(checkpoints: Path, count: int, *, scores: Mapping[int, float]) -> None:
-    """Removes all but the newest `count` checkpoints and the best, and what a killed writer left behind before them.
+    """Removes all but the newest `count` checkpoints and the best.
 
     scores: policy version → score; the best is the one whose version has the highest, the oldest of equals. A version
     is evaluated after its checkpoint is written, so a checkpoint is judged when newer ones push it out.
@@ -215,11 +229,6 @@ def keep_newest_and_best(checkpoints: Path, count: int, *, scores: Mapping[int, 
     scored = [folder for folder in folders if _iteration_of(folder) + 1 in scores]
     best = max(scored, key=lambda folder: scores[_iteration_of(folder) + 1], default=None)
     remove_folders([folder for folder in folders[:-count] if folder != best])
-    newest = _iteration_of(folders[-1])
-    for path in checkpoints.glob(f"{HIDDEN_PREFIX}*"):
-        # A newer scratch folder may be a live trainer's; an older one cannot be.
-        if (match := SCRATCH_NAME.fullmatch(path.name)) and int(match[1]) <= newest:
-            remove_folders([path])
 
 
 def checkpoint_folders(checkpoints: Path) -> list[Path]:
@@ -246,7 +255,7 @@ def _read_state(path: Path) -> CheckpointState:
             field=str(path),
         )
     if state.format_version != FORMAT_VERSION:
-        raise ContractViolation(
+        raise InvalidInput(
             f"has format {state.format_version}, this release reads {FORMAT_VERSION}",
             field=str(path),
             cure="resume it with the release that wrote it",

@@ -8,3 +8,5 @@ FAILED = 2
 """The job failed, and says why."""
 HELD = 3
 """Another trainer holds the job."""
+STOPPED = 4
+"""Asked to end while it loaded, or while Redis was away: it ended where it stood, and had nothing to save."""

@@ -6,17 +6,19 @@ import logging
 import os
 import signal
 import socket
+import threading
 import uuid
 
 from broker.client import Broker
 from broker.job_store import JobStore
 from broker.trainer_side import TrainerSide
 from consumer.assembly import make_trainer
-from consumer.exit_codes import DIED, DONE, FAILED, HELD
-from consumer.lease_keeper import Cancelled, LeaseKeeper, Stopped
+from consumer.exit_codes import DIED, DONE, FAILED, HELD, STOPPED
+from consumer.lease_keeper import STOP_PATIENCE_S, Cancelled, LeaseKeeper, Stopped
 from consumer.trainer import Trainer
 from contracts.errors import (
     BatchFailed,
+    BrokerUnavailable,
     Conflict,
     DeadlineExceeded,
     FencedOff,
@@ -40,7 +42,12 @@ def train(settings: StackSettings, broker: Broker, spec: JobSpec, job_id: str) -
         log.info("job %s: %s", job_id, error)
         return HELD
     log.info("trainer epoch %d holds job %s", epoch, job_id)
-    keeper = LeaseKeeper(side, lease_s=spec.timeouts.trainer_lease_s)
+    keeper = LeaseKeeper(
+        side,
+        lease_s=spec.timeouts.trainer_lease_s,
+        end_loading=lambda why: _end_loading(why, JobStore(broker), side=side, job_id=job_id),
+        end_stopped=_end_stopped,
+    )
     signal.signal(signal.SIGTERM, lambda _number, _frame: keeper.request_stop())
     signal.signal(signal.SIGINT, lambda _number, _frame: keeper.request_stop())
     keeper.start()
@@ -69,18 +76,17 @@ def _train_held(
     try:
         if state is JobState.CANCELLING:
             raise Cancelled
-        jobs.move(job_id, JobState.RUNNING, trainer_epoch=side.trainer_epoch)
+        _begin(jobs, job_id, side)
         trainer = make_trainer(settings, broker, spec, side=side, keeper=keeper, job_id=job_id)
         trainer.run()
     except Cancelled:
-        if trainer is not None:
-            trainer.save()
-        jobs.move(job_id, JobState.CANCELLED, trainer_epoch=side.trainer_epoch)
+        reason = _saved(trainer) if trainer is not None else ""
+        jobs.move(job_id, JobState.CANCELLED, reason=reason, trainer_epoch=side.trainer_epoch)
         if trainer is not None:
             trainer.clear()
     except Stopped:
         if trainer is not None:
-            trainer.save()
+            _saved(trainer)
         log.info("stopped; another trainer may go on with job %s", job_id)
     except (FencedOff, FenceViolation, Unavailable):
         raise
@@ -89,8 +95,8 @@ def _train_held(
         # Who slept past its lease writes no checkpoint beside another's.
         side.renew()
         if trainer is not None and isinstance(error, (BatchFailed, DeadlineExceeded)):
-            _save_for_resume(trainer)
-        jobs.move(job_id, JobState.FAILED, reason=str(error), trainer_epoch=side.trainer_epoch)
+            _saved(trainer)
+        jobs.fail(job_id, str(error), trainer_epoch=side.trainer_epoch)
         if trainer is not None:
             trainer.clear()
         return FAILED
@@ -104,14 +110,52 @@ def _train_held(
     return DONE
 
 
-def _save_for_resume(trainer: Trainer) -> None:
-    """What was committed is kept; a disk that is full must not hide why the job failed."""
+def _begin(jobs: JobStore, job_id: str, side: TrainerSide) -> None:
+    """Raises Cancelled where the job was asked to end meanwhile."""
+    try:
+        jobs.move(job_id, JobState.RUNNING, trainer_epoch=side.trainer_epoch)
+    except Conflict as error:
+        log.info("%s", error)
+        raise Cancelled from error
+
+
+def _saved(trainer: Trainer) -> str:
+    """What was committed is kept; "", or why it could not be: that must not change how the job ends."""
     try:
         trainer.save()
-    except Unavailable:
+    except (FencedOff, BrokerUnavailable):
         raise
     except OnbeatError as error:
-        log.error("no checkpoint of the failed job: %s", error)
+        log.error("no checkpoint of the last committed iteration: %s", error)
+        return f"its last checkpoint could not be written: {error}"
+    return ""
+
+
+def _end_loading(why: Exception, jobs: JobStore, *, side: TrainerSide, job_id: str) -> None:
+    """From the keeper's thread, while the main one loads: nothing is to be saved, so the process ends where it is."""
+    log.info("ends while it loads: %s", why if str(why) else type(why).__name__.lower())
+
+    def tell() -> None:
+        if isinstance(why, Cancelled):
+            jobs.move(job_id, JobState.CANCELLED, trainer_epoch=side.trainer_epoch)
+        if isinstance(why, (Cancelled, Stopped)):
+            side.release()
+
+    # A Redis that is away doesn't hold it up: the lease runs out, and a consumer finds the job cancelling.
+    telling = threading.Thread(target=tell, name="last words", daemon=True)
+    telling.start()
+    telling.join(STOP_PATIENCE_S)
+    _exit(HELD if isinstance(why, FencedOff) else DIED if isinstance(why, Unavailable) else STOPPED)
+
+
+def _end_stopped() -> None:
+    log.warning("asked to end while Redis is away: ends without giving the lease back")
+    _exit(STOPPED)
+
+
+def _exit(code: int) -> None:
+    logging.shutdown()
+    os._exit(code)
 
 
 def _owner() -> str:

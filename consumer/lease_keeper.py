@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
+from collections.abc import Callable
 
 from broker.trainer_side import TrainerSide
-from contracts.errors import OnbeatError
+from contracts.errors import FencedOff, OnbeatError, Unavailable
 from contracts.jobs import JobState
 
 log = logging.getLogger(__name__)
+
+STOP_PATIENCE_S = 5.0
+"""Redis may be away so long before a trainer that was asked to stop ends without it: its lease runs out by itself."""
+LOOK_S = 0.25
 
 
 class Cancelled(Exception):
@@ -23,27 +29,55 @@ class Stopped(Exception):
 class LeaseKeeper:
     """A thread that renews the lease every third of it, and every second so that a cancel is soon noticed.
 
-    The trainer calls `check` between micro-batches: what the thread saw is raised there, where it can be answered.
+    A trainer that trains calls `check` between micro-batches: what the thread saw is raised there, where it can be
+    answered. One that loads a model makes no such calls for minutes: until it says `loaded`, the thread ends it.
     """
 
-    def __init__(self, side: TrainerSide, *, lease_s: float) -> None:
+    def __init__(
+        self,
+        side: TrainerSide,
+        *,
+        lease_s: float,
+        end_loading: Callable[[Exception], None] = lambda why: None,
+        end_stopped: Callable[[], None] = lambda: None,
+    ) -> None:
+        """end_loading: ends the process while it loads, where nothing is to be saved; takes what `check` would raise.
+
+        end_stopped: ends one that was asked to stop and doesn't get to it, because Redis is away.
+        """
         self._side = side
         self._interval_s = min(lease_s / 3, 1.0)
+        self._end_loading = end_loading
+        self._end_stopped = end_stopped
         self._state = JobState.RUNNING
         self._error: OnbeatError | None = None
+        self._heard_s = time.monotonic()
+        self._loading = threading.Lock()
+        """Held by the thread while it ends the process: `loaded` doesn't return then."""
+        self._is_loading = True
         self._closing = threading.Event()
         self._stop_requested = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="trainer lease", daemon=True)
+        self._threads = [
+            threading.Thread(target=work, name=name, daemon=True)
+            for work, name in ((self._renew, "trainer lease"), (self._watch, "trainer end"))
+        ]
 
     def start(self) -> None:
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
 
     def request_stop(self) -> None:
         """From a signal handler: `check` raises Stopped from now on."""
         self._stop_requested.set()
 
+    def loaded(self) -> None:
+        """From now on `check` is called often enough. Raises what it raises."""
+        with self._loading:
+            self._is_loading = False
+        self.check()
+
     def check(self) -> None:
-        """Raises what ended the renewals (FencedOff, BrokerUnavailable), Stopped, or Cancelled."""
+        """Raises what `check_lease` does, Stopped, or Cancelled."""
         self.check_lease()
         if self._stop_requested.is_set():
             raise Stopped
@@ -51,19 +85,44 @@ class LeaseKeeper:
             raise Cancelled
 
     def check_lease(self) -> None:
-        """Raises only what ended the renewals."""
+        """Raises what ended the renewals (FencedOff, Unavailable), and FencedOff where the job has ended without us."""
         if self._error is not None:
             raise self._error
+        if self._state.is_final:
+            raise FencedOff(f"the job is {self._state.value} by now", field="state")
 
     def close(self) -> None:
         self._closing.set()
-        self._thread.join(timeout=5.0)
+        self._threads[0].join(timeout=STOP_PATIENCE_S)
 
-    def _run(self) -> None:
+    def _renew(self) -> None:
         while not self._closing.wait(self._interval_s):
             try:
                 self._state = self._side.renew()
+                self._heard_s = time.monotonic()
             except OnbeatError as error:
                 log.warning("the trainer's lease: %s", error)
                 self._error = error
                 return
+            except Exception as error:
+                # Without its keeper a trainer would go on until another one takes its job.
+                log.exception("the trainer's lease keeper died")
+                self._error = Unavailable(f"the lease keeper died: {type(error).__name__}: {error}", field="lease")
+                return
+
+    def _watch(self) -> None:
+        while not self._closing.wait(LOOK_S):
+            with self._loading:
+                if self._is_loading and (why := self._reason()) is not None:
+                    self._end_loading(why)
+            if self._stop_requested.is_set() and time.monotonic() - self._heard_s > STOP_PATIENCE_S:
+                self._end_stopped()
+                return
+
+    def _reason(self) -> Exception | None:
+        """What `check` raises now."""
+        try:
+            self.check()
+        except (OnbeatError, Stopped, Cancelled) as why:
+            return why
+        return None

@@ -21,9 +21,6 @@ log = logging.getLogger(__name__)
 def follow(settings: StackSettings) -> int:
     """The exit code. Raises Unavailable where rank 0 or the launcher is gone."""
     member = follow_lead(device=settings.device)
-    if member.spec.trainer.sharding == "fsdp":
-        # Asked to stop, rank 0 saves first, and can't do it alone.
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     patience_s = idle_patience_s(member.spec)
     try:
         learner = make_learner(settings, member.spec, member)
@@ -35,6 +32,12 @@ def follow(settings: StackSettings) -> int:
             pass
         return DONE
     log.info("ready")
-    RankWorker(member.exchange, learner, patience_s=patience_s).run()
+
+    def on_training() -> None:
+        if learner.lockstep is not None:
+            # Asked to stop, rank 0 saves first, and can't do it alone.
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+    RankWorker(member.exchange, learner, patience_s=patience_s, on_training=on_training).run()
     dist.destroy_process_group()
     return DONE

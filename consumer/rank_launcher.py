@@ -18,6 +18,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from consumer.exit_codes import DIED, DONE
+from telemetry.launcher import LAUNCHER_PID
 
 HOST = "127.0.0.1"
 LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
@@ -33,6 +34,7 @@ def launch_ranks(job_id: str, world_size: int) -> int:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK_INTERFACE)
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     store = _store_on_loopback()
+    os.environ[LAUNCHER_PID] = str(os.getpid())
     with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
         config = LaunchConfig(
             min_nodes=1,

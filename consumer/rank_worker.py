@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
@@ -42,10 +42,19 @@ WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 class RankWorker:
     """Waits for orders as long as its patience; `run` returns at the End."""
 
-    def __init__(self, exchange: Exchange, learner: Learner, *, patience_s: float) -> None:
+    def __init__(
+        self,
+        exchange: Exchange,
+        learner: Learner,
+        *,
+        patience_s: float,
+        on_training: Callable[[], None] = lambda: None,
+    ) -> None:
+        """on_training: called before each order that only a trainer with something to save gives."""
         self._exchange = exchange
         self._learner = learner
         self._patience_s = patience_s
+        self._on_training = on_training
         self.sink: TensorSink | None = None
         """Of rank 0: the publication that a Step or PublishWeights is about."""
         self.base_tensor: Tensor | None = None
@@ -62,6 +71,8 @@ class RankWorker:
                 self._exchange.answer(answer)
 
     def _carry_out(self, order: AnyOrder) -> AnyAnswer | None:
+        if not isinstance(order, (Begin, PublishWeights, GatherBase)):
+            self._on_training()
         if isinstance(order, OrderToAll):
             # Who has met the others has left them their copies of the order.
             with store_errors():

@@ -6,7 +6,7 @@ import logging
 
 from broker.trainer_side import FenceState
 from consumer.checkpoint import Checkpoint
-from contracts.errors import FenceViolation
+from contracts.errors import FenceViolation, InvalidInput
 from contracts.events import AuditRecord, record_digest
 from contracts.spec import JobSpec
 from contracts.versions import WeightManifest
@@ -17,6 +17,22 @@ log = logging.getLogger(__name__)
 def next_iteration(checkpoint: Checkpoint | None) -> int:
     """The first one that was not trained yet."""
     return checkpoint.state.iteration + 1 if checkpoint else 0
+
+
+def furthest_commit(chain: list[AuditRecord]) -> int:
+    """The last iteration that was ever committed, rewound or not; -1 for none."""
+    return max((record.iteration for record in chain if record.kind == "commit"), default=-1)
+
+
+def versions_of(chain: list[AuditRecord], committed: int) -> dict[int, str]:
+    """Version → digest, of those that commits up to `committed` made and no rewind took back."""
+    versions: dict[int, str] = {}
+    for record in chain:
+        if record.kind == "rewind":
+            versions = {version: digest for version, digest in versions.items() if version <= record.iteration}
+        elif record.next_weights_digest and record.iteration <= committed:
+            versions[record.policy_version + 1] = record.next_weights_digest
+    return versions
 
 
 def is_finished(fence: FenceState, checkpoint: Checkpoint | None, spec: JobSpec) -> bool:
@@ -51,8 +67,14 @@ def rewind_record(chain: list[AuditRecord], manifest: WeightManifest, *, trainer
 
 
 def check_same_run(chain: list[AuditRecord], manifest: WeightManifest, spec: JobSpec) -> None:
-    """Raises FenceViolation where a deterministic run would go on with weights that its own chain contradicts."""
+    """Raises FenceViolation where a deterministic run would go on with weights that its own chain contradicts.
+
+    InvalidInput where any run would start again with another model.
+    """
     for record in reversed(chain):
+        if record.kind == "commit" and record.policy_version == manifest.policy_version == 0:
+            _check_model(record, manifest)
+            return
         if record.kind != "commit" or record.policy_version + 1 != manifest.policy_version:
             continue
         if spec.deterministic and record.next_weights_digest != manifest.weights_digest:
@@ -62,3 +84,12 @@ def check_same_run(chain: list[AuditRecord], manifest: WeightManifest, spec: Job
                 field="weights_digest",
             )
         return
+
+
+def _check_model(record: AuditRecord, manifest: WeightManifest) -> None:
+    if record.weights_digest != manifest.weights_digest:
+        raise InvalidInput(
+            f"version 0 is {manifest.weights_digest[:12]}, the audit chain says {record.weights_digest[:12]}",
+            field="model.path",
+            cure="put the folder back that the job was started with",
+        )

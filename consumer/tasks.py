@@ -1,7 +1,7 @@
 """The Celery tasks of a consumer, and what they do: see to it that each active job has a trainer that holds its lease.
 
     ensure_trainer(job) ─┐                       ┌─ a lease lives: nothing to do
-    reconcile() ─────────┴─ for each active job ─┼─ its trainer runs here: wait, kill it if it stays silent
+    reconcile() ─────────┴─ for each active job ─┼─ its trainer runs here: wait, end one that is needless or silent
                                                  ├─ cancelling: cancelled, there is nobody to save anything
                                                  ├─ another consumer's trainer loads, or this consumer is busy: later
                                                  └─ start one, or fail the job that used up its starts
@@ -21,13 +21,16 @@ from broker.client import Broker
 from broker.job_store import JobStore
 from broker.keys import JobKeys
 from broker.trainer_side import read_fence
+from consumer.exit_codes import DONE, STOPPED
+from consumer.run_roots import RunRoots
 from consumer.trainer_processes import Ended, TrainerProcesses
 from contracts.errors import Conflict, NotFound, OnbeatError, Unavailable
 from contracts.jobs import JobState
 
-DONE = 0
 RESERVATION_S = 8.0
 """Renewed while the trainer loads; so long other consumers wait after this one's death."""
+LOADING_GRACE_S = 3.0
+"""For a trainer that nobody needs any more, and its ranks: they have nothing to save."""
 
 log = logging.getLogger(__name__)
 
@@ -35,11 +38,20 @@ log = logging.getLogger(__name__)
 class Reconciler:
     """One consumer's view of the jobs, and its hands."""
 
-    def __init__(self, broker: Broker, trainers: TrainerProcesses, *, consumer_id: str, trainer_start_s: float) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        trainers: TrainerProcesses,
+        *,
+        roots: RunRoots,
+        consumer_id: str,
+        trainer_start_s: float,
+    ) -> None:
         """trainer_start_s: `StackSettings.trainer_start_s`."""
         self._broker = broker
         self._jobs = JobStore(broker)
         self._trainers = trainers
+        self._roots = roots
         self._consumer_id = consumer_id
         self._trainer_start_s = trainer_start_s
 
@@ -78,7 +90,7 @@ class Reconciler:
             return
         elif state is JobState.CANCELLING:
             self._end(job_id, JobState.CANCELLED)
-        elif not self._trainers.job_id and self._reserve(job_id):
+        elif not self._trainers.job_id and self._roots.are_writable() and self._reserve(job_id):
             self._start(job_id)
 
     def _see_to_own(self) -> None:
@@ -88,6 +100,9 @@ class Reconciler:
         if job_id and self._is_held(job_id):
             self._trainers.answered()
             self._jobs.release_start(job_id, self._consumer_id)
+        elif job_id and self._is_needless(job_id):
+            log.info("the trainer of %s is ended: the job is, or will be", job_id)
+            ended = self._trainers.stop(grace_s=LOADING_GRACE_S)
         elif job_id and self._trainers.silent_s < self._trainer_start_s:
             self._reserve(job_id)
         elif job_id:
@@ -97,6 +112,15 @@ class Reconciler:
         if ended is not None:
             self._book(ended)
 
+    def _is_needless(self, job_id: str) -> bool:
+        """Of a trainer that doesn't hold its job: the job has ended, or is to end, and there is nothing to save."""
+        try:
+            state = self._jobs.state(job_id)
+        except NotFound:
+            return True
+        # One that has held it may be on its way out, after it said how the job ended.
+        return state is JobState.CANCELLING or (state.is_final and not self._trainers.has_held)
+
     def _is_held(self, job_id: str) -> bool:
         return read_fence(self._broker, JobKeys(job_id)).lease_until_s > self._broker.now_s()
 
@@ -105,7 +129,7 @@ class Reconciler:
         if self._jobs.count_trainer_start(job_id) > limit:
             self._give_up(
                 job_id,
-                f"{limit} trainers ended without committing an iteration (timeouts.max_trainer_starts); "
+                f"{limit} trainers ended without committing a new iteration (timeouts.max_trainer_starts); "
                 f"the last one's log ends: {self._trainers.tail(job_id)}",
             )
             return
@@ -116,22 +140,23 @@ class Reconciler:
 
     def _give_up(self, job_id: str, reason: str) -> None:
         log.error("job %s fails: %s", job_id, reason)
-        self._end(job_id, JobState.FAILED, reason=reason)
+        self._jobs.fail(job_id, reason)
         self._jobs.release_start(job_id, self._consumer_id)
 
-    def _end(self, job_id: str, state: JobState, *, reason: str = "") -> None:
+    def _end(self, job_id: str, state: JobState) -> None:
         try:
-            self._jobs.move(job_id, state, reason=reason)
+            self._jobs.move(job_id, state)
         except Conflict as error:
             log.info("job %s ended meanwhile: %s", job_id, error)
 
     def _book(self, ended: Ended) -> None:
-        if ended.exit_code == DONE:
+        if ended.exit_code in (DONE, STOPPED):
             log.info("%s", ended)
-            # It ended as it should, so the starts before it count no more; of a final job nobody counts.
-            self._jobs.reset_trainer_starts(ended.job_id)
-        else:
+        elif not ended.asked:
             log.warning("%s: %s", ended, self._trainers.tail(ended.job_id))
+        if ended.asked:
+            # That it was asked to end says nothing about the job; that it ended by itself does, whatever its code.
+            self._jobs.uncount_trainer_start(ended.job_id)
         self._jobs.release_start(ended.job_id, self._consumer_id)
 
     def _reserve(self, job_id: str) -> bool:

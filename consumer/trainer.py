@@ -17,23 +17,29 @@ from broker.client import Broker
 from broker.job_store import JobStore
 from broker.presence import Presence
 from broker.trainer_side import Opening, TrainerSide
-from consumer.checkpoint import adapter_state, keep_newest_and_best, latest_checkpoint, write_checkpoint
 from consumer.evaluation import evaluation_score
 from consumer.generator_watch import GeneratorWatch
 from consumer.iteration import Boundary, Iteration
 from consumer.iteration_stats import MicroBatchStats, Scaling, Update, iteration_scaling
+from consumer.kept_checkpoints import KeptCheckpoints
 from consumer.lease_keeper import LeaseKeeper
 from consumer.mismatch import LIKELY_CAUSES, in_words, mismatch_alarm
 from consumer.optimizer import horizon_at, learning_rate_at
 from consumer.plan import IterationPlan
 from consumer.ranks import Ranks
-from consumer.resume import check_same_run, is_finished, needs_rewind, next_iteration, rewind_record
-from consumer.run_log import RunLog, sampled_scores
+from consumer.resume import (
+    check_same_run,
+    furthest_commit,
+    is_finished,
+    needs_rewind,
+    next_iteration,
+    rewind_record,
+)
+from consumer.run_log import RunLog
 from contracts.errors import BatchFailed, TrainingDiverged
 from contracts.events import (
     AuditRecord,
     BatchDead,
-    CheckpointWritten,
     EvaluationFinished,
     IterationCommitted,
     IterationMetrics,
@@ -96,9 +102,12 @@ class Trainer:
             Presence(broker), deadline_s=spec.timeouts.no_generator_s, deterministic=spec.deterministic
         )
         self._run_log = RunLog(folder, spec)
+        self._checkpoints = KeptCheckpoints(spec, folder, side=side, ranks=ranks, tell=self._tell)
         self._horizons = self._jobs.horizons(folder.job_id)
         self._last_link = ""
         self._boundary: Boundary | None = None
+        self._furthest = -1
+        """The last iteration that was ever committed, also by a trainer whose commits were rewound."""
         self._settled: WeightManifest | None = None
         """The version that the policy holds and a commit has made; None while the two may differ."""
 
@@ -109,6 +118,7 @@ class Trainer:
         """
         try:
             opening = self._start()
+            self._keeper.loaded()
             while opening is not None:
                 opening = self._run_iteration(opening)
             self._side.confirm(self._spec.last_iteration)
@@ -117,10 +127,8 @@ class Trainer:
 
     def save(self) -> None:
         """A checkpoint of the last committed iteration, unless there is one already or nothing was trained."""
-        if self._settled is None or self._settled.policy_version == 0:
-            return
-        if not self._folder.checkpoint_after(self._settled.policy_version - 1).exists():
-            self._write_checkpoint(self._settled)
+        if self._settled is not None:
+            self._checkpoints.write_missing(self._settled)
 
     def close(self) -> None:
         """Ends the ranks beside this one."""
@@ -134,11 +142,12 @@ class Trainer:
         """Restores, rewinds where the fence is ahead, and opens the first iteration; None when all is done."""
         fence = self._side.fence()
         chain = self._jobs.audit(self._folder.job_id)
-        checkpoint = latest_checkpoint(
-            self._folder.checkpoints, job_id=self._folder.job_id, not_after=min(fence.committed, self._spec.iterations)
-        )
-        self._ranks.begin(checkpoint)
+        self._furthest = furthest_commit(chain)
+        checkpoint = self._checkpoints.latest(chain, committed=fence.committed)
         start = next_iteration(checkpoint)
+        self._ranks.begin(checkpoint)
+        self._side.renew()
+        self._weights.clear_scratch()
         manifest = self._publish_weights(start)
         check_same_run(chain, manifest, self._spec)
         self._settled = manifest
@@ -151,8 +160,10 @@ class Trainer:
             record = rewind_record(chain, manifest, trainer_epoch=epoch)
             self._side.rewind(record)
             chain = [*chain, record]
+            self._weights.remove_after(start)
         self._last_link = record_digest(chain[-1]) if chain else ""
         self._side.publish_weights(manifest, oldest_kept=start)
+        self._checkpoints.forget_after(start - 1)
         opening = self._plan.opening(start, manifest)
         self._side.open_iteration(opening)
         reach("consumer.after_opening")
@@ -353,38 +364,16 @@ class Trainer:
         self._settled = made
         # One that was paused since its commit would take away files that its successor's generators load.
         self._side.renew()
-        done = made.policy_version
-        if done % self._spec.trainer.checkpoint_every_iterations == 0 or done == self._spec.iterations:
-            self._write_checkpoint(made)
+        iteration = made.policy_version - 1
+        if self._checkpoints.due_after(iteration):
+            self._checkpoints.write(made)
         # Of the two newest one is asked for, the other was until this commit. An older one is read by a generator that
         # lost its lease while it loads; it says so, and without it would report a damaged store.
-        self._weights.remove_before(done - 1, in_use=self._generators.loading())
-        self._jobs.reset_trainer_starts(self._folder.job_id)
-
-    def _write_checkpoint(self, manifest: WeightManifest) -> None:
-        iteration = manifest.policy_version - 1
-        self._side.confirm(iteration)
-        target = self._folder.checkpoint_after(iteration)
-        write_checkpoint(
-            target,
-            job_id=self._folder.job_id,
-            iteration=iteration,
-            weights_digest=manifest.weights_digest,
-            save=self._ranks.save,
-            adapters=adapter_state(self._learner.policy),
-        )
-        reach("consumer.after_checkpoint")
-        keep_newest_and_best(
-            self._folder.checkpoints, self._spec.trainer.keep_checkpoints, scores=sampled_scores(self._folder)
-        )
-        self._tell(
-            CheckpointWritten(
-                at_s=time.time(),
-                iteration=iteration,
-                directory=self._folder.relative(target),
-                weights_digest=manifest.weights_digest,
-            )
-        )
+        self._weights.remove_before(iteration, in_use=self._generators.loading())
+        if iteration > self._furthest:
+            # What is replayed is no progress: a trainer that always dies at the same place would start for ever.
+            self._furthest = iteration
+            self._jobs.reset_trainer_starts(self._folder.job_id)
 
     def _publish_weights(self, policy_version: int, *, is_again: bool = False) -> WeightManifest:
         self._side.renew()

@@ -32,7 +32,9 @@ class Ended:
 
     job_id: str
     exit_code: int
-    """Of `python -m consumer`: 0 done or stopped, 2 the job failed, 3 held by another; negative: a signal."""
+    """Of `python -m consumer` (consumer/exit_codes.py); negative: a signal."""
+    asked: bool = False
+    """It was asked to end, by this process."""
 
     def __str__(self) -> str:
         how = f"was killed by signal {-self.exit_code}" if self.exit_code < 0 else f"ended with code {self.exit_code}"
@@ -48,6 +50,8 @@ class TrainerProcesses:
         self._process: subprocess.Popen[bytes] | None = None
         self._job_id = ""
         self._answered_s = 0.0
+        self._has_held = False
+        self._asked = False
 
     @property
     def job_id(self) -> str:
@@ -59,9 +63,28 @@ class TrainerProcesses:
         """Since the trainer was started, or last held its job's lease."""
         return time.monotonic() - self._answered_s
 
+    @property
+    def has_held(self) -> bool:
+        """The trainer was seen with its job's lease; until then it has nothing to save."""
+        return self._has_held
+
+    @property
+    def is_running(self) -> bool:
+        """Safe to ask from another thread."""
+        process = self._process
+        return process is not None and process.poll() is None
+
     def answered(self) -> None:
         """The trainer holds its job's lease."""
         self._answered_s = time.monotonic()
+        self._has_held = True
+
+    def ask_to_end(self) -> None:
+        """SIGTERM, without waiting: for a signal handler."""
+        if self.is_running:
+            self._asked = True
+            assert self._process is not None
+            self._process.terminate()
 
     def start(self, job_id: str) -> None:
         """Raises OnbeatError where its log or the program cannot be opened."""
@@ -83,29 +106,30 @@ class TrainerProcesses:
                 f"cannot start a trainer: {error}", field=str(path), cure="choose another run root"
             ) from error
         self._job_id = job_id
-        self.answered()
+        self._answered_s = time.monotonic()
+        self._has_held = self._asked = False
         log.info("started a trainer for %s, process %d, log %s", job_id, self._process.pid, path)
 
     def reap(self) -> Ended | None:
         """The trainer that ended since the last call."""
         if self._process is None or (code := self._process.poll()) is None:
             return None
-        ended = Ended(self._job_id, code)
-        self._end_group()
+        ended = Ended(self._job_id, code, asked=self._asked)
+        self.end_group()
         self._process, self._job_id = None, ""
         return ended
 
     def kill(self) -> None:
         """SIGKILL to a trainer that no longer answers; it is reaped as any other."""
         if self._process is not None:
-            self._end_group()
+            self.end_group()
             self._process.wait()
 
     def stop(self, *, grace_s: float = STOP_GRACE_S) -> Ended | None:
         """SIGTERM, then SIGKILL after the grace."""
         if self._process is None:
             return None
-        self._process.terminate()
+        self.ask_to_end()
         try:
             self._process.wait(grace_s)
         except subprocess.TimeoutExpired:
@@ -125,9 +149,10 @@ class TrainerProcesses:
         lines = [line.strip() for line in text.splitlines() if line.strip()]
         return " / ".join(lines[-num_lines:])
 
-    def _end_group(self) -> None:
-        """What a trainer started and left behind goes with it."""
-        assert self._process is not None
+    def end_group(self) -> None:
+        """SIGKILL, without waiting: what a trainer started and left behind goes with it."""
+        if self._process is None:
+            return
         # Members of a group keep its number taken after its leader was reaped. macOS answers EPERM for zombies.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)

@@ -6,8 +6,8 @@
     │ └────────────────────────────▲   │
     └──────────── resume ──────────────┘
 
-`cancelling` waits for the trainer's checkpoint. A job whose trainer died stays `running`: it is replaced. A final state
-is left by a resume only, and `succeeded` only for more iterations.
+`cancelling` waits for the trainer's checkpoint; whatever it meets, it doesn't become `failed`. A job whose trainer died
+stays `running`: it is replaced. A final state is left by a resume only, and `succeeded` only for more iterations.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class JobState(str, Enum):
 NEXT_STATES: dict[JobState, frozenset[JobState]] = {
     JobState.QUEUED: frozenset({JobState.RUNNING, JobState.CANCELLED, JobState.FAILED}),
     JobState.RUNNING: frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLING}),
-    JobState.CANCELLING: frozenset({JobState.CANCELLED, JobState.FAILED, JobState.SUCCEEDED}),
+    JobState.CANCELLING: frozenset({JobState.CANCELLED, JobState.SUCCEEDED}),
     JobState.SUCCEEDED: frozenset({JobState.QUEUED}),
     JobState.FAILED: frozenset({JobState.QUEUED}),
     JobState.CANCELLED: frozenset({JobState.QUEUED}),
@@ -76,7 +76,7 @@ class JobStatus(Record, frozen=True, kw_only=True):
     name: str
     state: JobState
     reason: str = ""
-    """Why a job failed, or what a running one waits for."""
+    """Why a job failed, what a running one waits for, or what a cancelled one could not save."""
     schedule: str
     iterations: int
     iterations_committed: int = 0

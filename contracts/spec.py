@@ -178,7 +178,8 @@ class TimeoutSpec(Record, frozen=True, kw_only=True):
     ranks_s: Seconds = 600.0
     """Longest that a rank of the trainer waits for the others in what all do together; then another trainer starts."""
     max_trainer_starts: Attempts = 5
-    """Trainer processes that may start for this job without committing an iteration in between."""
+    """Trainer processes that may start for this job without progress in between: the commit of an iteration that was
+    never committed before. One that is replayed from an older checkpoint doesn't count."""
 
 
 class LimitSpec(Record, frozen=True, kw_only=True):

@@ -9,6 +9,8 @@ import sys
 from collections.abc import Callable
 
 PR_SET_PDEATHSIG = 1
+LAUNCHER_PID = "TRAINER_LAUNCHER_PID"
+"""Environment variable: whose child a rank is."""
 
 
 def end_with_launcher() -> Callable[[], None] | None:
@@ -31,6 +33,12 @@ def end_with_launcher() -> Callable[[], None] | None:
 
 
 def end_with_parent(number: signal.Signals) -> None:
-    """What `end_with_launcher` does, with a signal of the caller's choice, from inside a process that is running."""
+    """What `end_with_launcher` does, with a signal of the caller's choice, from inside a process that is running.
+
+    One whose parent, as LAUNCHER_PID names it, died before this call ends at once: nobody would tell it.
+    """
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
+    parent = os.environ.get(LAUNCHER_PID)
+    if parent is not None and os.getppid() != int(parent):
+        os._exit(1)

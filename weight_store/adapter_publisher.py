@@ -20,7 +20,7 @@ from weight_store.adapters import AdapterSource, matrices_of
 from weight_store.hashing import tensors_digest
 from weight_store.layout import Layout, layout_of, published_dtype
 from weight_store.publication import Publication
-from weight_store.tensor_folder import remove_folders
+from weight_store.tensor_folder import remove_folders, remove_scratch
 from weight_store.version_folders import WholeVersion, files_of, holds
 
 if TYPE_CHECKING:
@@ -56,6 +56,14 @@ class AdapterPublisher:
     def remove_before(self, policy_version: int, *, in_use: Collection[str] = ()) -> None:
         self._carrier.remove_before(policy_version, in_use=in_use)
 
+    def remove_after(self, policy_version: int) -> None:
+        self._carrier.remove_after(policy_version)
+
+    def clear_scratch(self) -> None:
+        """Of the base, too, which is in a folder whatever the carrier."""
+        self._carrier.clear_scratch()
+        remove_scratch(self._folder.weights)
+
     def remove_all(self) -> None:
         """The base goes like the versions of a FilePublisher."""
         self._carrier.remove_all()
@@ -67,7 +75,6 @@ class AdapterPublisher:
         tensors = self._source.base()
         digest = tensors_digest(tensors)
         if not holds(self._directory, digest):
-            remove_folders(self._folder.weights.glob(f".{BASE_NAME}.*"))
             whole = WholeVersion(layout_of(tensors), self._directory)
             try:
                 for name, tensor in tensors.items():

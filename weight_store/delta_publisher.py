@@ -87,6 +87,12 @@ class DeltaPublisher:
         self._needed = {version: names for version, names in self._needed.items() if version >= policy_version}
         remove_versions_before(self._folder, policy_version, in_use=frozenset(in_use).union(*self._needed.values()))
 
+    def remove_after(self, policy_version: int) -> None:
+        self._whole.remove_after(policy_version)
+
+    def clear_scratch(self) -> None:
+        self._whole.clear_scratch()
+
     def remove_all(self) -> None:
         self._whole.remove_all()
 

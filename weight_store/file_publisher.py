@@ -12,8 +12,14 @@ from contracts.versions import WeightManifest
 from contracts.weights import WeightShard
 from weight_store.layout import Layout, published_dtype
 from weight_store.publication import Publication
-from weight_store.tensor_folder import remove_folders
-from weight_store.version_folders import SHARD_BYTES, WholeVersion, remove_versions_before, shard_of
+from weight_store.tensor_folder import remove_folders, remove_scratch
+from weight_store.version_folders import (
+    SHARD_BYTES,
+    WholeVersion,
+    remove_versions_after,
+    remove_versions_before,
+    shard_of,
+)
 
 
 class FileSink:
@@ -76,7 +82,21 @@ class FilePublisher:
     def remove_before(self, policy_version: int, *, in_use: Collection[str] = ()) -> None:
         remove_versions_before(self._folder, policy_version, in_use=in_use)
 
+    def remove_after(self, policy_version: int) -> None:
+        remove_versions_after(self._folder, policy_version)
+
+    def clear_scratch(self) -> None:
+        """In a weight root also what jobs left that ended while they removed their versions."""
+        remove_scratch(self._folder.weights)
+        if self._is_elsewhere and self._folder.weight_root.is_dir():
+            for job in self._folder.weight_root.iterdir():
+                remove_scratch(job)
+
     def remove_all(self) -> None:
         """Only outside the run folder, where versions would take a host's memory for ever."""
-        if self._folder.weight_root != self._folder.run_root and self._folder.weights.is_dir():
+        if self._is_elsewhere and self._folder.weights.is_dir():
             remove_folders([self._folder.weights])
+
+    @property
+    def _is_elsewhere(self) -> bool:
+        return self._folder.weight_root != self._folder.run_root

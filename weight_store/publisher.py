@@ -46,6 +46,14 @@ class WeightPublisher(Protocol):
         """
         ...
 
+    def remove_after(self, policy_version: int) -> None:
+        """Removes the versions of a future that a rewind took back. Chunks in Redis are written over."""
+        ...
+
+    def clear_scratch(self) -> None:
+        """Removes what killed publishers left, before anything is published."""
+        ...
+
     def remove_all(self) -> None:
         """The job is over: nothing is left where nobody would look for it."""
         ...

@@ -75,6 +75,12 @@ class RedisPublisher:
         held = [match for directory in in_use if (match := VERSION_NAME.fullmatch(directory))]
         self._chunks.drop_chunks_before(policy_version, {int(match[1]) for match in held})
 
+    def remove_after(self, policy_version: int) -> None:
+        """Nothing: each of their chunks is written over before it is announced again."""
+
+    def clear_scratch(self) -> None:
+        """Nothing: there are no folders."""
+
     def remove_all(self) -> None:
         self._chunks.drop_chunks_before(sys.maxsize)
 

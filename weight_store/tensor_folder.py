@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -20,6 +21,7 @@ logger = logging.getLogger(__name__)
 
 HIDDEN_PREFIX = "."
 """Folders that start with it are being written or removed; no reader looks at them."""
+SCRATCH_NAME = re.compile(r"\..+\.[0-9a-f]{12}")
 
 
 class ScratchFolder:
@@ -85,12 +87,24 @@ def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
 def remove_folders(folders: Iterable[Path]) -> None:
     """Removes each under a hidden name, so that no reader sees half of one; what cannot be removed is logged."""
     for folder in folders:
-        hidden = folder.with_name(f"{HIDDEN_PREFIX}{folder.name.removeprefix(HIDDEN_PREFIX)}.{uuid.uuid4().hex[:12]}")
+        hidden = folder
+        if not folder.name.startswith(HIDDEN_PREFIX):
+            hidden = folder.with_name(f"{HIDDEN_PREFIX}{folder.name}.{uuid.uuid4().hex[:12]}")
         try:
-            folder.rename(hidden)
+            if hidden != folder:
+                folder.rename(hidden)
             shutil.rmtree(hidden)
         except OSError as error:
             logger.warning("could not remove %s: %s", folder, error)
+
+
+def remove_scratch(parent: Path) -> None:
+    """Removes what killed writers left in `parent`: folders that were being written, put aside or removed.
+
+    For the only writer there, before it writes.
+    """
+    if parent.is_dir():
+        remove_folders([path for path in parent.iterdir() if SCRATCH_NAME.fullmatch(path.name)])
 
 
 def _replace(target: Path, scratch: Path) -> None:

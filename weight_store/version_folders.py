@@ -31,7 +31,6 @@ SHARD_BYTES = 256 * 1024**2
 """Small enough that a receiver reads the first shards of a large model while the others are written."""
 SHARD_NAME = "weights-{number:05d}-of-{count:05d}.safetensors"
 VERSION_NAME = re.compile(r"v(\d{6,})")
-SCRATCH_NAME = re.compile(r"\.v(\d{6,})\.[0-9a-f]+")
 
 
 class WholeVersion:
@@ -141,13 +140,21 @@ def holds(directory: Path, digest: str) -> bool:
 
 
 def remove_versions_before(folder: RunFolder, policy_version: int, *, in_use: Collection[str] = ()) -> None:
-    """Removes the versions below `policy_version`, and what a killed writer left of them.
+    """Removes the versions below `policy_version`.
 
     in_use: folders, as manifests name them, that generators are reading or newer deltas stand on; they stay.
     """
     if not folder.weights.is_dir():
         return
     for path in folder.weights.iterdir():
-        match = VERSION_NAME.fullmatch(path.name) or SCRATCH_NAME.fullmatch(path.name)
+        match = VERSION_NAME.fullmatch(path.name)
         if match and int(match[1]) < policy_version and folder.relative(path) not in in_use:
             remove_folders([path])
+
+
+def remove_versions_after(folder: RunFolder, policy_version: int) -> None:
+    """Removes the versions of a future that is no more; a generator that still loads one is told so by its absence."""
+    if folder.weights.is_dir():
+        for path in folder.weights.iterdir():
+            if (match := VERSION_NAME.fullmatch(path.name)) and int(match[1]) > policy_version:
+                remove_folders([path])

@@ -8,11 +8,13 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
+import time
 
 from broker.client import connect
 from broker.job_store import JobStore
 from broker.trainer_side import TrainerSide
+from consumer.exit_codes import HELD, STOPPED
+from consumer.lease_keeper import Cancelled, LeaseKeeper, Stopped
 from contracts.errors import Conflict
 from contracts.jobs import JobState
 from contracts.settings import settings_from
@@ -25,16 +27,22 @@ if jobs.spec(job_id).name == "crash":
 if jobs.spec(job_id).name == "stuck":
     signal.pause()
 side = TrainerSide(broker, job_id, owner=str(os.getpid()), lease_s=1.0)
-stopping = threading.Event()
-signal.signal(signal.SIGTERM, lambda _number, _frame: stopping.set())
+keeper = LeaseKeeper(side, lease_s=1.0, end_stopped=lambda: os._exit(STOPPED))
+signal.signal(signal.SIGTERM, lambda _number, _frame: keeper.request_stop())
 try:
     side.acquire()
 except Conflict:
-    sys.exit(3)
+    sys.exit(HELD)
 if jobs.state(job_id) is not JobState.CANCELLING:
     jobs.move(job_id, JobState.RUNNING)
-while not stopping.wait(0.1):
-    if side.renew() is JobState.CANCELLING:
-        jobs.move(job_id, JobState.CANCELLED)
-        break
+keeper.start()
+try:
+    keeper.loaded()
+    while True:
+        keeper.check()
+        time.sleep(0.05)
+except Cancelled:
+    jobs.move(job_id, JobState.CANCELLED)
+except Stopped:
+    pass
 side.release()

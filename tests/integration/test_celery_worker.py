@@ -19,6 +19,7 @@ from broker.client import Broker, connect
 from broker.job_store import JobStore
 from broker.keys import JobKeys
 from broker.trainer_side import TrainerSide, read_fence
+from consumer.run_roots import RunRoots
 from consumer.tasks import Reconciler
 from consumer.trainer_processes import TrainerProcesses
 from contracts.jobs import JobState
@@ -187,7 +188,9 @@ def reconciling(
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(ROOT)
     trainers = TrainerProcesses(settings.run_root_path, module=TRAINER)
-    reconciler = Reconciler(broker, trainers, consumer_id="consumer-a", trainer_start_s=trainer_start_s)
+    reconciler = Reconciler(
+        broker, trainers, roots=RunRoots(settings), consumer_id="consumer-a", trainer_start_s=trainer_start_s
+    )
     try:
         yield reconciler, trainers
     finally:
@@ -207,7 +210,7 @@ def test_a_job_whose_trainers_die_fails_with_the_end_of_their_log(
 
         until(failed, "the job's failure")
     reason = jobs.fields(job_id)["reason"].decode()
-    assert reason.startswith("2 trainers ended without committing an iteration")
+    assert reason.startswith("2 trainers ended without committing a new iteration")
     assert reason.endswith("cannot load the model")
     assert jobs.active_jobs() == []
     log = RunFolder(own_settings.run_root_path, job_id).trainer_log.read_text()
@@ -300,17 +303,39 @@ def test_a_cancelling_job_without_a_trainer_is_cancelled(
         assert trainers.job_id == ""
 
 
-def test_a_run_root_that_cannot_be_written_fails_the_job(
-    own_settings: StackSettings, broker: Broker, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize("root", ["run_root", "weight_root"])
+def test_a_consumer_that_cannot_write_its_roots_refuses_to_start(
+    own_settings: StackSettings, tmp_path: Path, root: str
+) -> None:
+    (tmp_path / "file").write_text("")
+    settings = msgspec.structs.replace(own_settings, **{root: str(tmp_path / "file" / "runs")})
+    log_path = tmp_path / "worker.log"
+    with worker(settings, log_path) as process:
+        assert process.wait(timeout=90) != 0
+    assert "is ready for jobs" not in log_path.read_text()
+    assert f"ONBEAT_{root.upper()}: {tmp_path / 'file' / 'runs'} cannot be written" in log_path.read_text()
+
+
+def test_a_run_root_that_cannot_be_written_any_more_leaves_jobs_to_others_until_it_can(
+    own_settings: StackSettings,
+    broker: Broker,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     jobs = JobStore(broker)
     job_id, _ = jobs.create(job_spec())
-    (tmp_path / "file").write_text("")
-    settings = msgspec.structs.replace(own_settings, run_root=str(tmp_path / "file" / "runs"))
-    with reconciling(settings, broker, monkeypatch) as (reconciler, _):
+    (tmp_path / "runs").write_text("in the way")
+    with reconciling(own_settings, broker, monkeypatch) as (reconciler, trainers):
         reconciler.reconcile()
-    assert jobs.state(job_id) is JobState.FAILED
-    assert "choose another run root" in jobs.fields(job_id)["reason"].decode()
+        reconciler.reconcile()
+        assert (jobs.state(job_id), trainers.job_id) == (JobState.QUEUED, "")
+        assert jobs.reserve_start(job_id, "consumer-b", life_s=60.0), "another consumer may start it"
+        jobs.release_start(job_id, "consumer-b")
+        assert caplog.text.count("this consumer takes no jobs: ONBEAT_RUN_ROOT") == 1
+        (tmp_path / "runs").unlink()
+        reconciler.reconcile()
+        assert trainers.job_id == job_id
 
 
 def test_an_ended_trainers_starts_no_longer_count(
@@ -345,3 +370,79 @@ def test_a_job_whose_record_is_lost_does_not_keep_others_from_a_trainer(
         assert trainers.job_id == ""
         reconciler.reconcile()
         assert trainers.job_id == job_id
+
+
+def test_a_job_that_is_cancelled_while_its_trainer_loads_frees_the_consumer_at_once(
+    own_settings: StackSettings, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = JobStore(broker)
+    first_id, _ = jobs.create(job_spec(name="stuck"))
+    second_id, _ = jobs.create(job_spec())
+    with reconciling(own_settings, broker, monkeypatch) as (reconciler, trainers):
+        reconciler.reconcile()
+        assert trainers.job_id == first_id
+        jobs.request_cancel(first_id)
+        reconciler.reconcile()
+        assert trainers.job_id == second_id
+    assert jobs.state(first_id) is JobState.CANCELLED
+    assert jobs.count_trainer_start(first_id) == 1, "a start that was taken back doesn't count"
+
+
+def test_a_successor_that_loads_is_ended_with_its_job(
+    own_settings: StackSettings, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = JobStore(broker)
+    job_id, _ = jobs.create(job_spec(name="stuck"))
+    jobs.move(job_id, JobState.RUNNING)
+    with reconciling(own_settings, broker, monkeypatch) as (reconciler, trainers):
+        reconciler.ensure_trainer(job_id)
+        assert trainers.job_id == job_id
+        assert jobs.request_cancel(job_id) is JobState.CANCELLING
+        reconciler.ensure_trainer(job_id)
+        assert (jobs.state(job_id), trainers.job_id) == (JobState.CANCELLED, "")
+
+
+def test_a_trainer_that_others_stop_has_used_up_its_start(
+    own_settings: StackSettings, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = JobStore(broker)
+    job_id, _ = jobs.create(job_spec())
+    holder = Holder(broker, job_id)
+    with reconciling(own_settings, broker, monkeypatch) as (reconciler, trainers):
+        epoch = 0
+        for _ in range(2):
+            reconciler.ensure_trainer(job_id)
+            epoch = holder.appears(after_epoch=epoch)
+            os.kill(holder.pid, signal.SIGTERM)
+
+            until(lambda: not trainers.is_running, "the trainer's end")
+    assert jobs.count_trainer_start(job_id) == 3
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc")
+@pytest.mark.parametrize(("how", "has_trainer"), [("killed", False), ("hung", False), ("hung", True)])
+def test_sigterm_ends_a_consumer_and_its_trainer_without_redis(
+    own_redis: EmbeddedRedis,
+    own_settings: StackSettings,
+    broker: Broker,
+    tmp_path: Path,
+    how: str,
+    has_trainer: bool,
+) -> None:
+    job_id = JobStore(broker).create(job_spec())[0] if has_trainer else ""
+    holder, trainer_pid = Holder(broker, job_id), 0
+    log_path = tmp_path / "worker.log"
+    with worker(own_settings, log_path) as process:
+        until(lambda: "ready for jobs" in log_path.read_text(), "a consumer")
+        if has_trainer:
+            holder.appears()
+            trainer_pid = holder.pid
+        assert own_redis.pid
+        os.kill(own_redis.pid, signal.SIGKILL if how == "killed" else signal.SIGSTOP)
+        try:
+            process.terminate()
+            assert process.wait(timeout=90) == 0
+            assert not trainer_pid or not is_running(trainer_pid)
+        finally:
+            if how == "hung":
+                os.kill(own_redis.pid, signal.SIGCONT)

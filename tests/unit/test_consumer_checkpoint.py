@@ -18,6 +18,7 @@ from consumer.checkpoint import (
     FORMAT_VERSION,
     Checkpoint,
     checkpoint_folders,
+    forget_after,
     keep_newest_and_best,
     latest_checkpoint,
     read_checkpoint,
@@ -91,7 +92,7 @@ def test_four_steps_are_two_steps_a_checkpoint_and_two_more_bit_for_bit(model_ro
     random_after = torch.rand(3)
 
     resumed = Run(model_root)
-    checkpoint = latest_checkpoint(checkpoints, job_id="job")
+    checkpoint = latest_checkpoint(checkpoints, job_id="job", versions=versions_in(checkpoints))
     assert checkpoint is not None
     checkpoint.restore(resumed.policy, resumed.optimizer)
     assert torch.equal(torch.rand(3), random_after)
@@ -103,6 +104,12 @@ def test_four_steps_are_two_steps_a_checkpoint_and_two_more_bit_for_bit(model_ro
     expected = straight.optimizer.state_tensors()
     assert resumed.optimizer.state_tensors().keys() == expected.keys()
     assert all(torch.equal(tensor, expected[name]) for name, tensor in resumed.optimizer.state_tensors().items())
+
+
+def versions_in(checkpoints: Path) -> dict[int, str]:
+    """As the audit chain would have them."""
+    states = [decode_json((folder / "state.json").read_bytes(), dict) for folder in checkpoint_folders(checkpoints)]
+    return {state["policy_version"]: state["weights_digest"] for state in states}
 
 
 def saved(model_root: Path, checkpoints: Path, iterations: int = 1) -> Path:
@@ -149,7 +156,7 @@ def test_a_format_of_the_future_is_refused(model_root: Path, checkpoints: Path) 
     folder = saved(model_root, checkpoints)
     values = decode_json((folder / "state.json").read_bytes(), dict) | {"format_version": FORMAT_VERSION + 1}
     (folder / "state.json").write_bytes(encode_json(values))
-    with pytest.raises(ContractViolation, match=f"format {FORMAT_VERSION + 1}"):
+    with pytest.raises(InvalidInput, match=f"format {FORMAT_VERSION + 1}"):
         read_checkpoint(folder)
 
 
@@ -160,7 +167,7 @@ def test_the_latest_skips_damaged_and_unfinished_ones_and_says_why(
     (checkpoints / "i000002" / "model.safetensors").write_bytes(b"cut off")
     shutil.copytree(checkpoints / "i000000", checkpoints / ".i000009.abc")
     with caplog.at_level(logging.WARNING):
-        checkpoint = latest_checkpoint(checkpoints, job_id="job")
+        checkpoint = latest_checkpoint(checkpoints, job_id="job", versions=versions_in(checkpoints))
     assert isinstance(checkpoint, Checkpoint)
     assert checkpoint.folder.name == "i000001"
     assert "checkpoint i000002 is skipped" in caplog.text
@@ -169,8 +176,25 @@ def test_the_latest_skips_damaged_and_unfinished_ones_and_says_why(
 
 def test_a_foreign_jobs_checkpoint_is_not_resumed(model_root: Path, checkpoints: Path) -> None:
     saved(model_root, checkpoints)
-    assert latest_checkpoint(checkpoints, job_id="another") is None
-    assert latest_checkpoint(checkpoints / "nowhere", job_id="job") is None
+    versions = versions_in(checkpoints)
+    assert latest_checkpoint(checkpoints, job_id="another", versions=versions) is None
+    assert latest_checkpoint(checkpoints / "nowhere", job_id="job", versions=versions) is None
+
+
+@pytest.mark.parametrize("versions", [{}, {1: "0" * 64}], ids=["of no commit", "of another commit"])
+def test_a_checkpoint_whose_version_the_chain_does_not_have_is_not_resumed(
+    model_root: Path, checkpoints: Path, versions: dict[int, str]
+) -> None:
+    saved(model_root, checkpoints)
+    assert latest_checkpoint(checkpoints, job_id="job", versions=versions) is None
+
+
+def test_a_checkpoint_of_another_release_is_refused_and_not_skipped(model_root: Path, checkpoints: Path) -> None:
+    saved(model_root, checkpoints)
+    values = decode_json((checkpoints / "i000000" / "state.json").read_bytes(), dict) | {"format_version": 1}
+    (checkpoints / "i000000" / "state.json").write_bytes(encode_json(values))
+    with pytest.raises(InvalidInput, match="resume it with the release that wrote it"):
+        latest_checkpoint(checkpoints, job_id="job", versions=versions_in(checkpoints))
 
 
 def test_a_checkpoint_of_another_model_is_refused(model_root: Path, checkpoints: Path, tmp_path: Path) -> None:
@@ -181,13 +205,20 @@ def test_a_checkpoint_of_another_model_is_refused(model_root: Path, checkpoints:
         read_checkpoint(folder).restore(other.policy, other.optimizer)
 
 
-def test_only_the_newest_are_kept_and_a_dead_writers_rest_goes(model_root: Path, checkpoints: Path) -> None:
+def test_only_the_newest_are_kept(model_root: Path, checkpoints: Path) -> None:
     saved(model_root, checkpoints, iterations=4)
-    (checkpoints / ".i000002.0123456789ab").mkdir()
-    (checkpoints / ".i000007.0123456789ab").mkdir()
     keep_newest_and_best(checkpoints, 2, scores={})
-    assert [folder.name for folder in checkpoint_folders(checkpoints)] == ["i000002", "i000003"]
-    assert sorted(path.name for path in checkpoints.iterdir()) == [".i000007.0123456789ab", "i000002", "i000003"]
+    assert sorted(path.name for path in checkpoints.iterdir()) == ["i000002", "i000003"]
+
+
+@pytest.mark.parametrize(("iteration", "kept"), [(1, ["i000000", "i000001"]), (-1, [])])
+def test_what_came_after_the_start_is_forgotten_with_the_rest_of_dead_writers(
+    checkpoints: Path, iteration: int, kept: list[str]
+) -> None:
+    for name in ("i000000", "i000001", "i000002", "i000003", ".i000002.0123456789ab", ".i000007.0123456789ab"):
+        (checkpoints / name).mkdir(parents=True)
+    forget_after(checkpoints, iteration)
+    assert sorted(path.name for path in checkpoints.iterdir()) == kept
 
 
 @pytest.mark.parametrize(

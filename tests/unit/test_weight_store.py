@@ -333,13 +333,34 @@ def test_publishing_again_writes_nothing_unless_the_content_differs(tmp_path: Pa
     assert [entry.name for entry in store.folder.weights.iterdir()] == ["v000000"]
 
 
-def test_what_a_killed_writer_left_goes_with_its_version(store: Store) -> None:
-    for name in (".v000001.0123456789ab", ".v000004.0123456789ab"):
+def test_what_killed_writers_and_removals_left_goes_before_the_next_version(store: Store) -> None:
+    if isinstance(store.spec.weights, RedisWeights):
+        return
+    for name in (".v000001.0123456789ab", ".v000004.0123456789ab", ".v000001.0123456789ab.ba9876543210"):
         (store.folder.weights / name).mkdir(parents=True)
+    store.publisher.clear_scratch()
     store.publish(2)
+    assert [path.name for path in store.folder.weights.iterdir()] == ["v000002"]
+
+
+def test_versions_of_a_future_that_was_rewound_go(store: Store) -> None:
+    for number in range(4):
+        store.publish(number)
+    another = store.another_publisher()
+    another.remove_after(1)
     if not isinstance(store.spec.weights, RedisWeights):
-        store.publisher.remove_before(2)
-        assert [path.name for path in store.folder.weights.glob(".*")] == [".v000004.0123456789ab"]
+        assert store.versions_left() == [0, 1]
+    publish(another, version(7), policy_version=1)
+    manifest = publish(another, version(8), policy_version=2)
+    receiver = store.receiver()
+    assert receiver.load(manifest) == manifest.weights_digest
+
+
+def test_in_a_weight_root_the_rest_of_other_jobs_ends_is_collected(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "runs", "job", weight_root=tmp_path / "memory")
+    (tmp_path / "memory" / "job-that-ended" / ".weights.0123456789ab" / "v000009").mkdir(parents=True)
+    FilePublisher(folder, announce=lambda shard: None, wait_s=1.0).clear_scratch()
+    assert list((tmp_path / "memory" / "job-that-ended").iterdir()) == []
 
 
 @pytest.mark.parametrize("transport", ["file", "delta"])

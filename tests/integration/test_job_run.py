@@ -1,0 +1,218 @@
+"""How a job ends, by what its trainer meets: a cancel is never a failure."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+
+import pytest
+
+import consumer.job_run as job_run
+from broker.client import Broker, connect
+from broker.job_store import JobStore
+from broker.keys import JobKeys
+from broker.trainer_side import read_fence
+from consumer.exit_codes import DIED, DONE, FAILED, HELD
+from consumer.lease_keeper import Cancelled, LeaseKeeper, Stopped
+from contracts.errors import (
+    BatchFailed,
+    BrokerUnavailable,
+    FencedOff,
+    FenceViolation,
+    InvalidInput,
+    OnbeatError,
+    TrainingDiverged,
+    Unavailable,
+)
+from contracts.jobs import JobState
+from contracts.settings import StackSettings
+from tests.builders import job_spec
+
+FULL = OnbeatError("cannot write: no space left", field="checkpoints/i000003")
+
+
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[None]:
+    """A trainer installs its own."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture
+def broker(settings: StackSettings) -> Iterator[Broker]:
+    made = connect(settings)
+    yield made
+    made.close()
+
+
+class StandIn:
+    """A trainer that meets what the test says, in the order of a trainer's calls."""
+
+    def __init__(self, *, runs: Callable[[], None], saves: Callable[[], None] = lambda: None) -> None:
+        self.run, self.save = runs, saves
+        self.closed = self.cleared = False
+
+    def close(self) -> None:
+        self.closed = True
+
+    def clear(self) -> None:
+        self.cleared = True
+
+
+class OneJob:
+    """A job and its trainer's process, which is this one."""
+
+    def __init__(self, settings: StackSettings, broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.settings, self.broker, self.monkeypatch = settings, broker, monkeypatch
+        self.jobs = JobStore(broker)
+        self.job_id, _ = self.jobs.create(job_spec())
+
+    def train(self, make: Callable[[LeaseKeeper], StandIn]) -> int:
+        def make_trainer(*_: object, keeper: LeaseKeeper, **__: object) -> StandIn:
+            return make(keeper)
+
+        self.monkeypatch.setattr(job_run, "make_trainer", make_trainer)
+        return job_run.train(self.settings, self.broker, self.jobs.spec(self.job_id), self.job_id)
+
+    @property
+    def end(self) -> tuple[JobState, str]:
+        fields = self.jobs.fields(self.job_id)
+        return JobState(fields["state"].decode()), fields["reason"].decode()
+
+    @property
+    def is_held(self) -> bool:
+        return read_fence(self.broker, JobKeys(self.job_id)).lease_until_s > 0.0
+
+
+@pytest.fixture
+def job(settings: StackSettings, broker: Broker, monkeypatch: pytest.MonkeyPatch) -> OneJob:
+    return OneJob(settings, broker, monkeypatch)
+
+
+def raising(error: BaseException) -> Callable[[], None]:
+    def act() -> None:
+        raise error
+
+    return act
+
+
+def test_a_cancel_is_a_cancel_with_a_checkpoint(job: OneJob) -> None:
+    saved: list[bool] = []
+
+    def runs() -> None:
+        assert job.jobs.request_cancel(job.job_id) is JobState.CANCELLING
+        raise Cancelled
+
+    assert job.train(lambda _: StandIn(runs=runs, saves=lambda: saved.append(True))) == DONE
+    assert (job.end, saved, job.is_held) == ((JobState.CANCELLED, ""), [True], False)
+
+
+@pytest.mark.parametrize("error", [FULL, Unavailable("a rank is gone"), FenceViolation("the commit is lost")])
+def test_a_cancel_that_cannot_save_is_a_cancel_that_says_so(job: OneJob, error: OnbeatError) -> None:
+    def runs() -> None:
+        job.jobs.request_cancel(job.job_id)
+        raise Cancelled
+
+    assert job.train(lambda _: StandIn(runs=runs, saves=raising(error))) == DONE
+    state, reason = job.end
+    assert state is JobState.CANCELLED
+    assert reason == f"its last checkpoint could not be written: {error}"
+    assert not job.is_held
+
+
+@pytest.mark.parametrize(
+    "error",
+    [FULL, BatchFailed("is dead", field="batch 3/train/0"), TrainingDiverged("a loss is nan"), InvalidInput("no data")],
+)
+def test_an_error_of_a_job_that_is_being_cancelled_does_not_make_it_fail(job: OneJob, error: OnbeatError) -> None:
+    def runs() -> None:
+        job.jobs.request_cancel(job.job_id)
+        raise error
+
+    assert job.train(lambda _: StandIn(runs=runs)) == FAILED
+    assert (job.end, job.is_held) == ((JobState.CANCELLED, str(error)), False)
+
+
+def test_an_error_while_it_loads_does_not_make_a_cancel_a_failure(job: OneJob) -> None:
+    def make(_: LeaseKeeper) -> StandIn:
+        job.jobs.request_cancel(job.job_id)
+        raise InvalidInput("no folder", field="model.path")
+
+    assert job.train(make) == FAILED
+    assert job.end == (JobState.CANCELLED, "model.path: no folder")
+
+
+def test_a_cancel_between_the_look_at_the_state_and_the_start_is_a_cancel(
+    job: OneJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job.jobs.move(job.job_id, JobState.RUNNING)
+    look = JobStore.state
+
+    def look_and_cancel(jobs: JobStore, job_id: str) -> JobState:
+        state = look(jobs, job_id)
+        monkeypatch.setattr(JobStore, "state", look)
+        job.jobs.request_cancel(job_id)
+        return state
+
+    monkeypatch.setattr(JobStore, "state", look_and_cancel)
+    assert job.train(lambda _: pytest.fail("nothing is loaded")) == DONE
+    assert job.end == (JobState.CANCELLED, "")
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(Unavailable("a rank died"), DIED), (BrokerUnavailable("away"), DIED), (FencedOff("over"), HELD)],
+)
+def test_a_trainer_that_dies_while_the_job_is_cancelled_leaves_the_end_to_a_consumer(
+    job: OneJob, error: OnbeatError, code: int
+) -> None:
+    def runs() -> None:
+        job.jobs.request_cancel(job.job_id)
+        raise error
+
+    stand_in = StandIn(runs=runs)
+    assert job.train(lambda _: stand_in) == code
+    assert job.end[0] is JobState.CANCELLING
+    assert stand_in.closed
+    assert not stand_in.cleared
+
+
+def test_a_stop_that_cannot_save_is_a_stop(job: OneJob) -> None:
+    assert job.train(lambda _: StandIn(runs=raising(Stopped()), saves=raising(FULL))) == DONE
+    assert (job.end[0], job.is_held) == (JobState.RUNNING, False)
+
+
+def test_a_failure_is_a_failure_with_its_reason(job: OneJob) -> None:
+    assert job.train(lambda _: StandIn(runs=raising(BatchFailed("is dead")), saves=raising(FULL))) == FAILED
+    assert job.end == (JobState.FAILED, "is dead")
+
+
+def test_the_end_of_a_job_that_another_has_ended_stays(job: OneJob) -> None:
+    def runs() -> None:
+        job.jobs.request_cancel(job.job_id)
+        job.jobs.move(job.job_id, JobState.CANCELLED, reason="by hand")
+        raise BatchFailed("is dead")
+
+    assert job.train(lambda _: StandIn(runs=runs)) == FAILED
+    assert job.end == (JobState.CANCELLED, "by hand")
+
+
+@pytest.mark.parametrize("state", [JobState.QUEUED, JobState.RUNNING])
+def test_of_two_cancels_at_the_same_time_the_second_does_not_end_what_the_first_lets_save(
+    job: OneJob, monkeypatch: pytest.MonkeyPatch, state: JobState
+) -> None:
+    if state is JobState.RUNNING:
+        job.jobs.move(job.job_id, state)
+    look = JobStore.state
+
+    def look_while_another_cancels(jobs: JobStore, job_id: str) -> JobState:
+        found = look(jobs, job_id)
+        monkeypatch.setattr(JobStore, "state", look)
+        job.jobs.request_cancel(job_id)
+        return found
+
+    monkeypatch.setattr(JobStore, "state", look_while_another_cancels)
+    ends = {JobState.QUEUED: JobState.CANCELLED, JobState.RUNNING: JobState.CANCELLING}
+    assert job.jobs.request_cancel(job.job_id) is ends[state]
