@@ -39,7 +39,7 @@ def run(settings: StackSettings, job_id: str) -> int:
         return follow(settings)
     broker = connect(settings, patience_s=settings.broker_timeout_s)
     spec = JobStore(broker).spec(job_id)
-    world_size = min(spec.trainer.world_size, settings.max_ranks or spec.trainer.world_size)
+    world_size = min(spec.trainer.world_size, settings.most_ranks)
     if rank is None and world_size > 1:
         from consumer.rank_launcher import launch_ranks
 

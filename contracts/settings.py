@@ -5,15 +5,26 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+from msgspec import Meta
+from msgspec import inspect as types
 
 from contracts.errors import InvalidInput
+from contracts.service_links import is_service_link
 from contracts.wire import Record, convert
 
 PREFIX = "ONBEAT_"
+
+Start = Annotated[float, Meta(gt=0.0, le=86400.0)]
+"""A process's start, in seconds: a day at most."""
+Patience = Annotated[float, Meta(gt=0.0, le=604800.0)]
+"""A wait for a server, in seconds: a week at most."""
+Sequences = Annotated[int, Meta(ge=1, le=2**20)]
+Megabytes = Annotated[int, Meta(ge=0, le=2**24)]
 
 
 class StackSettings(Record, frozen=True, kw_only=True):
@@ -41,26 +52,26 @@ class StackSettings(Record, frozen=True, kw_only=True):
     allowed_hosts: str = ""
     """Names, separated by commas, by which an HTTP service may be asked for, beside localhost, ONBEAT_HOST and numeric
     addresses; a request whose `Host` is another name is refused (docs/operations.md)."""
-    port: int = 0
+    port: Annotated[int, Meta(ge=0, le=65535)] = 0
     """Port that an HTTP service listens on; 0 takes the service's default."""
-    threads: int = 1
+    threads: Annotated[int, Meta(ge=1, le=4096)] = 1
     """Compute threads of a process: OMP_NUM_THREADS, set by the launcher before torch is imported."""
     device: str = "cpu"
     """Where trainers and the transformers engine of generators compute: cpu, or cuda."""
-    peak_flops: float = 0.0
+    peak_flops: Annotated[float, Meta(ge=0.0, le=1e21)] = 0.0
     """Floating-point operations a second that one trainer rank could do at best, for the metric mfu; 0: unknown."""
-    max_ranks: int = 0
-    """Most ranks of a trainer here, of a job that asks for more; 0: as many as it asks for."""
+    max_ranks: Annotated[int, Meta(ge=0, le=4096)] = 0
+    """Most ranks of a trainer here, of a job that asks for more; 0: as many as this process may use cores."""
     log_format: str = "human"
     """human, or json: one object a line."""
-    broker_timeout_s: float = 30.0
+    broker_timeout_s: Patience = 30.0
     """How long a process keeps trying to reach Redis before it ends with an error."""
-    broker_full_timeout_s: float = 3600.0
+    broker_full_timeout_s: Patience = 3600.0
     """How long a generator holds a finished batch while Redis is at maxmemory, before it ends with an error."""
-    trainer_start_s: float = 180.0
+    trainer_start_s: Start = 180.0
     """How long a trainer's process may take from its start until it holds its job, most of it imports; a consumer kills
     it past that, and starts another."""
-    scorer_start_s: float = 120.0
+    scorer_start_s: Start = 120.0
     """How long a scorer's process may take to start, or to import a scorer and what it needs; then its items are
     errors. A reward plugin that loads a model may need more, and then reward.request_timeout_s too."""
     engine: Literal["transformers", "vllm", "openai"] = "transformers"
@@ -72,34 +83,32 @@ class StackSettings(Record, frozen=True, kw_only=True):
     """openai: what the server is."""
     engine_api_key: str = ""
     """openai: bearer key of the server; "" where it wants none."""
-    engine_max_sequences: int = 256
+    engine_max_sequences: Sequences = 256
     """vllm, openai: batches are claimed while fewer completions than this are being sampled."""
-    engine_kv_cache_mb: int = 0
+    engine_kv_cache_mb: Megabytes = 0
     """vllm: memory of its key-value cache; 0 takes 1024 on a CPU, and on a GPU what the model leaves."""
-    engine_timeout_s: float = 600.0
+    engine_timeout_s: Patience = 600.0
     """vllm, openai: longest time for one batch, or one load of weights; the generator ends with an error past it."""
     crash_at: str = ""
     """For tests: the crash point (docs/failure-modes.md) at which a trainer or generator kills itself."""
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.peak_flops < math.inf:
-            raise ValueError("peak_flops must be 0 or more")
         if self.log_format not in ("human", "json"):
             raise ValueError("log_format must be human or json")
         if self.device not in ("cpu", "cuda"):
             raise ValueError("device must be cpu or cuda")
-        if self.max_ranks < 0:
-            raise ValueError("max_ranks must be 0 or more")
-        if self.threads < 1:
-            raise ValueError("threads must be 1 or more")
-        if not (self.trainer_start_s > 0.0 and self.scorer_start_s > 0.0):
-            raise ValueError("trainer_start_s and scorer_start_s must be positive")
         self._check_engine()
 
     @property
     def engine_is_reproducible(self) -> bool:
         """Whether the same batch gives the same bytes whatever ran before: deterministic jobs need that (I7)."""
         return self.engine == "transformers"
+
+    @property
+    def most_ranks(self) -> int:
+        """Of a trainer here."""
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        return self.max_ranks or cores or 1
 
     @property
     def run_root_path(self) -> Path:
@@ -135,39 +144,34 @@ class StackSettings(Record, frozen=True, kw_only=True):
                 )
         if self.engine == "openai" and not self.engine_url.startswith(("http://", "https://")):
             raise ValueError("engine_url must be the http:// or https:// address of the server where engine is openai")
-        if self.engine_max_sequences < 1 or self.engine_kv_cache_mb < 0 or self.engine_timeout_s <= 0.0:
-            raise ValueError("engine_max_sequences and engine_timeout_s must be positive, engine_kv_cache_mb 0 or more")
-
-
-TYPES = {
-    "port": int,
-    "max_ranks": int,
-    "engine_max_sequences": int,
-    "engine_kv_cache_mb": int,
-    "engine_timeout_s": float,
-    "threads": int,
-    "peak_flops": float,
-    "trainer_start_s": float,
-    "scorer_start_s": float,
-    "broker_timeout_s": float,
-    "broker_full_timeout_s": float,
-}
 
 
 def settings_from(environment: Mapping[str, str]) -> StackSettings:
-    """Reads every ONBEAT_ variable; an unknown one fails and names itself."""
+    """Reads every ONBEAT_ variable but service links; an unknown one fails and names itself."""
+    numbers = _numbers()
     values: dict[str, object] = {}
     for variable, text in environment.items():
-        if not variable.startswith(PREFIX):
+        if not variable.startswith(PREFIX) or is_service_link(variable, text):
             continue
         name = variable.removeprefix(PREFIX).lower()
         if name not in StackSettings.__struct_fields__:
             raise InvalidInput("unknown setting", field=variable, cure=f"known: {', '.join(sorted(_variables()))}")
         try:
-            values[name] = TYPES.get(name, str)(text)
+            values[name] = numbers.get(name, str)(text)
         except ValueError as error:
             raise InvalidInput(f"`{text}` is not a number", field=variable) from error
-    return convert(values, StackSettings)
+    try:
+        return convert(values, StackSettings)
+    except InvalidInput as error:
+        variable = f"{PREFIX}{error.field.upper()}" if error.field in values else error.field
+        raise InvalidInput(error.problem, field=variable, cure=error.cure) from error
+
+
+def _numbers() -> dict[str, Callable[[str], object]]:
+    """Settings that are numbers → how their text is read."""
+    fields = types.type_info(StackSettings).fields  # type: ignore[attr-defined]
+    readers: dict[type, Callable[[str], object]] = {types.IntType: int, types.FloatType: float}
+    return {field.name: readers[type(field.type)] for field in fields if type(field.type) in readers}
 
 
 def _variables() -> list[str]:

@@ -74,7 +74,8 @@ job spec: a table `[[generators]]` for each kind of them. `configs/stacks/` hold
 SETTINGS_HEAD = """\
 ## Environment
 
-A process of the stack reads its settings from these variables; an unknown `ONBEAT_` variable is refused. `onbeat demo`
+A process of the stack reads its settings from these variables; an unknown `ONBEAT_` variable is refused, but for those
+that Kubernetes and Docker set for a service called onbeat (`ONBEAT_PORT=tcp://10.0.0.1:8000`). `onbeat demo`
 and `onbeat up` set them for the processes that they start, and docker-compose.yml for its services.
 """
 

@@ -22,7 +22,7 @@ import msgspec
 from msgspec import Meta
 
 from contracts.errors import InvalidInput
-from contracts.settings import StackSettings
+from contracts.settings import Megabytes, Patience, Sequences, StackSettings
 from contracts.spec import JobSpec
 from contracts.weights import RedisWeights
 from contracts.wire import Record, convert
@@ -39,11 +39,11 @@ class EngineProfile(Record, frozen=True, kw_only=True):
     """ONBEAT_ENGINE_SERVER."""
     api_key_variable: str | None = None
     """Environment variable of the launcher that holds ONBEAT_ENGINE_API_KEY: a key doesn't belong into a file."""
-    max_sequences: int | None = None
+    max_sequences: Sequences | None = None
     """ONBEAT_ENGINE_MAX_SEQUENCES."""
-    kv_cache_mb: int | None = None
+    kv_cache_mb: Megabytes | None = None
     """ONBEAT_ENGINE_KV_CACHE_MB."""
-    timeout_s: float | None = None
+    timeout_s: Patience | None = None
     """ONBEAT_ENGINE_TIMEOUT_S."""
 
     def settings(self, shared: StackSettings, environment: Mapping[str, str]) -> StackSettings:
@@ -62,7 +62,7 @@ class EngineProfile(Record, frozen=True, kw_only=True):
 class GeneratorProfile(Record, frozen=True, kw_only=True):
     """Generators that are alike."""
 
-    count: Annotated[int, Meta(ge=1)] = 1
+    count: Annotated[int, Meta(ge=1, le=1024)] = 1
     """How many."""
     python: str = ""
     """Interpreter that runs them; relative paths start at the model root, "" is the launcher's own."""
@@ -85,7 +85,7 @@ class GeneratorProfile(Record, frozen=True, kw_only=True):
 class StackProfile(Record, frozen=True, kw_only=True):
     """All generators of a stack, in the order of their names."""
 
-    generators: Annotated[tuple[GeneratorProfile, ...], Meta(min_length=1)] = (GeneratorProfile(),)
+    generators: Annotated[tuple[GeneratorProfile, ...], Meta(min_length=1, max_length=64)] = (GeneratorProfile(),)
     """Kinds of generators."""
 
     @property

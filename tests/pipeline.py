@@ -69,7 +69,7 @@ class Pipeline:
             reward_key="reward-key",
         )
 
-    def start(self, name: str, *arguments: str, port: int = 0, crash_at: str = "", max_ranks: int = 0) -> ChildProcess:
+    def start(self, name: str, *arguments: str, port: int = 0, crash_at: str = "", max_ranks: int = 8) -> ChildProcess:
         """`python -m MODULE ARGUMENTS` with this stack's settings; the module is the name before the first dash."""
         command = (sys.executable, "-m", name.partition("-")[0], *arguments)
         settings = replace(self.settings, crash_at=crash_at, max_ranks=max_ranks)

@@ -13,11 +13,14 @@ from producer.engine.factory import make_engine
 @pytest.mark.parametrize(
     ("environment", "problem"),
     [
-        ({"ONBEAT_ENGINE": "llama.cpp"}, "engine: invalid enum value 'llama.cpp'"),
+        ({"ONBEAT_ENGINE": "llama.cpp"}, "ONBEAT_ENGINE: invalid enum value 'llama.cpp'"),
         ({"ONBEAT_ENGINE_KV_CACHE_MB": "64"}, "engine_kv_cache_mb has no effect with engine = transformers"),
         ({"ONBEAT_ENGINE_URL": "http://127.0.0.1:1"}, "engine_url has no effect with engine = transformers"),
         ({"ONBEAT_ENGINE": "openai"}, "engine_url must be the http:// or https:// address"),
-        ({"ONBEAT_ENGINE": "vllm", "ONBEAT_ENGINE_MAX_SEQUENCES": "0"}, "must be positive"),
+        (
+            {"ONBEAT_ENGINE": "vllm", "ONBEAT_ENGINE_MAX_SEQUENCES": "0"},
+            "_MAX_SEQUENCES: expected `int` >= 1",
+        ),
         ({"ONBEAT_ENGINE": "vllm", "ONBEAT_ENGINE_TIMEOUT_S": "soon"}, "ONBEAT_ENGINE_TIMEOUT_S: `soon` is not"),
     ],
 )

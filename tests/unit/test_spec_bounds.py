@@ -17,30 +17,33 @@ from contracts.wire import decode_json, encode_json
 from tests.builders import job_spec
 
 
-def unbounded(kind: types.Type, path: str) -> Iterator[str]:
-    """Paths of all that a spec may hold any amount of; every member of every union is walked."""
+def unbounded(kind: types.Type, path: str, *, texts: bool = True) -> Iterator[str]:
+    """Paths of all that a spec may hold any amount of; every member of every union is walked.
+
+    texts: whether a text needs a bound.
+    """
     match kind:
         case types.IntType() | types.FloatType():
             if (kind.ge is None and kind.gt is None) or (kind.le is None and kind.lt is None):
                 yield path
         case types.StrType():
-            if kind.max_length is None:
+            if texts and kind.max_length is None:
                 yield path
         case types.StructType():
             for field in kind.fields:
-                yield from unbounded(field.type, f"{path}.{field.name}")
+                yield from unbounded(field.type, f"{path}.{field.name}", texts=texts)
         case types.UnionType():
             for member in kind.types:
-                yield from unbounded(member, f"{path}|{getattr(member, 'tag', '')}")
+                yield from unbounded(member, f"{path}|{getattr(member, 'tag', '')}", texts=texts)
         case types.VarTupleType():
             if kind.max_length is None:
                 yield path
-            yield from unbounded(kind.item_type, f"{path}[]")
+            yield from unbounded(kind.item_type, f"{path}[]", texts=texts)
         case types.DictType():
             if kind.max_length is None:
                 yield path
-            yield from unbounded(kind.key_type, f"{path}.key")
-            yield from unbounded(kind.value_type, f"{path}.value")
+            yield from unbounded(kind.key_type, f"{path}.key", texts=texts)
+            yield from unbounded(kind.value_type, f"{path}.value", texts=texts)
         case types.BoolType() | types.LiteralType() | types.NoneType():
             return
         case _:
