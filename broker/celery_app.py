@@ -30,8 +30,9 @@ log = logging.getLogger(__name__)
 
 def make_celery_app(settings: StackSettings) -> Celery:
     """The app of gateways (which only send) and consumers (which also beat and work)."""
-    app = Celery("onbeat", broker=settings.redis_url, set_as_current=False)
+    app = Celery("onbeat", broker=settings.celery_url or settings.redis_url, set_as_current=False)
     app.conf.update(
+        broker_transport="broker.celery_transport:Transport",
         accept_content=["msgpack"],
         task_serializer="msgpack",
         result_serializer="msgpack",

@@ -1,42 +1,40 @@
-"""The connection and the scripts. How long a call may take: deadlines.py; what its errors mean: server_errors.py."""
+"""The connection, and calls of scripts. How long a call may take: deadlines.py; what its errors mean: server_errors.py;
+what a script is: script_texts.py; who may run it: roles.py."""
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import redis
+from redis import exceptions
 from redis.backoff import ExponentialWithJitterBackoff
-from redis.commands.core import Script
 
 from broker import keys
 from broker.deadlines import DeadlineRetry, Patience, bounded, within
+from broker.roles import SCRIPT_ROLES
+from broker.script_texts import script_sha, script_text
 from broker.server_errors import translated
-from contracts.errors import BrokerUnavailable, FenceViolation, InvalidInput
+from contracts.errors import BrokerUnavailable, InvalidInput
 from contracts.settings import StackSettings
 from telemetry.waiting import Waiting
 
-SCRIPTS = Path(__file__).parent / "scripts"
 RECONNECT_S = 0.5
-PRELUDE = (SCRIPTS / "prelude.lua").read_text()
-REFUSED_WHEN_FULL = frozenset({"create_job", "publish_batch", "put_chunk"})
-"""Scripts that bring payloads: at maxmemory they are refused. What keeps a run alive and what frees memory goes on."""
-GOES_ON_WHEN_FULL = "#!lua flags=allow-oom\n"
+SCRIPTS_POLL_S = 0.05
 PATIENCE_S = 5.0
 """How long a call may take with its repeats, where its process says nothing else."""
 
 
 class Broker:
-    """A connection pool and the loaded scripts; safe to share between threads."""
+    """A connection pool; safe to share between threads."""
 
     def __init__(self, client: redis.Redis, patience: Patience | None = None) -> None:
         """patience: the one that the client's connections keep to."""
         self.redis = client
         self.patience = patience or Patience(PATIENCE_S)
-        self._scripts: dict[str, Script] = {}
 
     @contextmanager
     def call(self, *, blocks_s: float = 0.0) -> Iterator[None]:
@@ -52,12 +50,24 @@ class Broker:
         self.patience.break_off()
 
     def run(self, name: str, keys: Sequence[str], args: Sequence[str | int | bytes]) -> list[Any]:
-        """Runs scripts/{name}.lua; a server that lost its script cache is sent the script again."""
-        script = self._scripts.get(name)
-        if script is None:
-            script = self._scripts[name] = self.redis.register_script(script_text(name))
+        """Runs scripts/{name}.lua. A server without it is sent it by who may, and is waited for by who may not."""
         with self.call():
-            return script(keys=keys, args=args)  # type: ignore[no-any-return]
+            while True:
+                try:
+                    return self.redis.evalsha(script_sha(name), len(keys), *keys, *args)  # type: ignore[return-value]
+                except exceptions.NoScriptError:
+                    if not self._load(name):
+                        if self.patience.left_s <= 0:
+                            raise
+                        self.patience.pause(SCRIPTS_POLL_S)
+
+    def _load(self, name: str) -> bool:
+        """False where a server that starts is given its scripts by its own loader (roles.py)."""
+        try:
+            self.redis.script_load(script_text(name))
+        except exceptions.NoPermissionError:
+            return False
+        return True
 
     def write(self, command: str, key: str, *args: str | int | bytes) -> Any:
         """The answer of one small write that goes on at maxmemory: a heartbeat, an event, a count."""
@@ -78,14 +88,16 @@ class Broker:
         """True once all writes before this call are in the server's append-only file (WAITAOF, where it is known)."""
         # The server waits for the writes of the asking connection only: with one of its own, all before it are covered.
         pipeline = self.redis.pipeline(transaction=False)
-        pipeline.eval(GOES_ON_WHEN_FULL + "return redis.call('SET', KEYS[1], 1)", 1, keys.PERSISTED)
+        pipeline.evalsha(script_sha("write"), 1, keys.PERSISTED, "SET", 1)
         pipeline.execute_command("WAITAOF", 1, 0, int(timeout_s * 1000))
-        try:
-            with self.call(blocks_s=timeout_s):
-                answer: Any = pipeline.execute()
-        except FenceViolation:
-            return False
-        return bool(answer[1][0])
+        with self.call(blocks_s=timeout_s):
+            written, answer = pipeline.execute(raise_on_error=False)
+            if isinstance(written, exceptions.NoScriptError):
+                self.write("SET", keys.PERSISTED, 1)
+                return self.persisted(timeout_s)
+            if isinstance(written, Exception):
+                raise written
+        return isinstance(answer, list) and bool(answer[0])
 
     def close(self) -> None:
         self.redis.close()
@@ -126,7 +138,11 @@ def connect_within(settings: StackSettings, *, patience_s: float = PATIENCE_S) -
                 time.sleep(min(RECONNECT_S, waiting.left_s))
 
 
-def script_text(name: str) -> str:
-    """scripts/{name}.lua as the server gets it."""
-    head = "" if name in REFUSED_WHEN_FULL else GOES_ON_WHEN_FULL
-    return head + PRELUDE + (SCRIPTS / f"{name}.lua").read_text()
+def load_scripts(url: str) -> None:
+    """Gives a server that has just started every script; url: of a user who may. Raises as `connect` does."""
+    broker = connect(StackSettings(redis_url=url))
+    with contextlib.closing(broker), broker.call():
+        pipeline: Any = broker.redis.pipeline(transaction=False)
+        for name in SCRIPT_ROLES:
+            pipeline.execute_command("SCRIPT", "LOAD", script_text(name))
+        pipeline.execute()

@@ -4,7 +4,7 @@
 | --- | --- | --- | --- | --- |
 | onbeat:{J}:spec | string, JobSpec | job store | all | job |
 | onbeat:{J}:job | hash | job store | gateway, trainer | job |
-| onbeat:{J}:fence | hash | trainer scripts, publish | all scripts | job |
+| onbeat:{J}:fence | hash | trainer scripts, resume | all scripts | job |
 | onbeat:{J}:prompts | stream, group `generators` | open, reconcile, fail | claim | entry: until published or dead |
 | onbeat:{J}:rollouts | stream, group `trainers` | publish | claim_rollouts | entry: until its commit |
 | onbeat:{J}:ledger | hash, batch id → state | open, claim, renew, publish, fail | all scripts | iteration |
@@ -15,12 +15,14 @@
 | onbeat:{J}:dead | stream | fail, claim | status | job |
 | onbeat:{J}:audit | stream, AuditRecord | commit, rewind | verify | job |
 | onbeat:{J}:events | stream, JobEvent | trainer, job store | gateway | newest 10,000 |
+| onbeat:{J}:progress | hash | open, claim, publish, fail | all scripts | job |
 | onbeat:{J}:starting | string, consumer id | consumers | consumers | seconds: until the trainer holds its lease |
 | onbeat:jobs | sorted set, job id → creation time | job store | gateway | for ever |
 | onbeat:active | set of job ids | job store | generators | while not final |
 | onbeat:celery:* | Celery's own, see celery_app.py | gateway, consumers' beat | consumers | until delivered |
 | onbeat:idempotency:K | string, job id and body digest | gateway | gateway | 24 h |
 | onbeat:persisted | string | job store, trainer | WAITAOF | for ever |
+| onbeat:role:R | never there | nobody | `acl_check_cmd` of the scripts: who may read it has role R | never |
 | onbeat:generators | hash, generator id → GeneratorInfo | generators | status | heartbeat |
 
 A ledger entry is `expected:ENTRY:PROMPTSxGROUP`, `published:ENTRY:DIGEST:GENERATOR:ATTEMPT` or `dead:REASON`. The
@@ -65,6 +67,7 @@ class JobKeys:
         self.dead = f"{tag}:dead"
         self.audit = f"{tag}:audit"
         self.events = f"{tag}:events"
+        self.progress = f"{tag}:progress"
         self.starting = f"{tag}:starting"
 
     @property
@@ -81,4 +84,5 @@ class JobKeys:
             self.audit,
             self.job,
             self.events,
+            self.progress,
         ]

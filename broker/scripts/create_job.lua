@@ -1,7 +1,7 @@
 -- create_job: ARGV spec, event, n x (field, value) -> {created} | {already}
--- The spec's key is KEYS[11]: a repeat after a lost answer changes nothing.
+-- The spec's key is KEYS[12]: a repeat after a lost answer changes nothing.
 if redis.call('EXISTS', JOB) == 1 then return { 'already' } end
-redis.call('SET', KEYS[11], ARGV[1])
+redis.call('SET', KEYS[12], ARGV[1])
 redis.call('HSET', JOB, unpack(ARGV, 3))
 tell(ARGV[2])
 return { 'created' }

@@ -1,5 +1,5 @@
 -- Shared head of every script. KEYS, the same for all:
---   1 fence     hash     epoch owner lease_ms iteration version digest state committed expected published recent_ms
+--   1 fence     hash     epoch owner lease_until iteration version digest state committed expected opened_ms
 --   2 prompts   stream   field batch (PromptBatch), attempt, batch_id
 --   3 rollouts  stream   field batch (RolloutBatch), batch_id, digest
 --   4 ledger    hash     batch id -> expected:ENTRY:PROMPTSxGROUP[:CLAIMED_MS[:HEDGER:HEDGED_MS]]
@@ -10,9 +10,10 @@
 --   8 audit     stream   field record (AuditRecord), digest (the next record's `previous`)
 --   9 job       hash     state reason created_s started_s ended_s ...
 --  10 events    stream   field event (JobEvent), newest 10,000
+--  11 progress  hash     published dead (of the open iteration) recent_ms: what generators move; the fence they only read
 -- A script checks everything before it writes: scripts do not roll back. Each answers a list whose first item is its outcome.
-local FENCE, PROMPTS, ROLLOUTS, LEDGER, WEIGHTS, COUNTERS, DEAD, AUDIT, JOB, EVENTS =
-  KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
+local FENCE, PROMPTS, ROLLOUTS, LEDGER, WEIGHTS, COUNTERS, DEAD, AUDIT, JOB, EVENTS, PROGRESS =
+  KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10], KEYS[11]
 
 local function now_ms()
   local t = redis.call('TIME')
@@ -60,7 +61,7 @@ end
 local RECENT = 31
 local function recent_ms()
   local recent = {}
-  for ms in string.gmatch(fence('recent_ms'), '[^,]+') do recent[#recent + 1] = tonumber(ms) end
+  for ms in string.gmatch(redis.call('HGET', PROGRESS, 'recent_ms') or '', '[^,]+') do recent[#recent + 1] = tonumber(ms) end
   return recent
 end
 
@@ -114,7 +115,8 @@ local function open(at)
     redis.call('HSET', LEDGER, id, 'expected:' .. entry .. ':' .. shape)
   end
   redis.call('HSET', FENCE, 'state', 'open', 'iteration', iteration, 'version', version, 'digest', digest,
-    'expected', n, 'published', 0, 'dead', 0, 'opened_ms', now_ms())
+    'expected', n, 'opened_ms', now_ms())
+  redis.call('HSET', PROGRESS, 'published', 0, 'dead', 0)
 end
 
 -- Whether a record follows the newest one: a restart may have lost the one that its writer holds for the last (I4).
@@ -127,7 +129,7 @@ end
 local function bury(id, entry, reason, payload)
   drop_prompt(entry)
   redis.call('HSET', LEDGER, id, 'dead:' .. reason)
-  redis.call('HINCRBY', FENCE, 'dead', 1)
+  redis.call('HINCRBY', PROGRESS, 'dead', 1)
   redis.call('XADD', DEAD, '*', 'batch_id', id, 'reason', reason, 'batch', payload)
   count('dead')
 end

@@ -30,11 +30,11 @@ local claimed_ms = is_hedge and parts[6] or (held and held[2] == ARGV[7] and par
 local entry = redis.call('XADD', ROLLOUTS, '*', 'batch', ARGV[10], 'batch_id', id, 'digest', ARGV[6])
 redis.call('HSET', LEDGER, id, table.concat({ 'published', entry, ARGV[6], ARGV[7], ARGV[8] }, ':'))
 drop_prompt(parts[2])
-redis.call('HINCRBY', FENCE, 'published', 1)
+redis.call('HINCRBY', PROGRESS, 'published', 1)
 if claimed_ms then
   local recent = recent_ms()
   table.insert(recent, 1, math.floor(math.max(0, now_ms() - claimed_ms) / tonumber(ARGV[11])))
-  redis.call('HSET', FENCE, 'recent_ms', table.concat(recent, ',', 1, math.min(#recent, RECENT)))
+  redis.call('HSET', PROGRESS, 'recent_ms', table.concat(recent, ',', 1, math.min(#recent, RECENT)))
 end
 if is_hedge then count('hedges_won') end
 count('accepted')

@@ -1,7 +1,7 @@
 -- resume_job: ARGV spec before, spec, horizons or '', length of the audit chain, event, n resumable states
 --   -> {resumed} | {already} | {refused, state} | {changed}: what the caller looked at is no longer so
--- The spec's key is KEYS[11]. The open iteration goes, with its dead batches: it is sampled again from its first batch.
-local state, spec = redis.call('HGET', JOB, 'state'), redis.call('GET', KEYS[11])
+-- The spec's key is KEYS[12]. The open iteration goes, with its dead batches: it is sampled again from its first batch.
+local state, spec = redis.call('HGET', JOB, 'state'), redis.call('GET', KEYS[12])
 if not state or not spec then return { 'refused', 'unknown' } end
 if state == 'queued' and spec == ARGV[2] then return { 'already' } end
 local allowed = false
@@ -17,7 +17,7 @@ if fence('state') == 'open' then
   clear_iteration()
   redis.call('HSET', FENCE, 'state', 'closed', 'iteration', tonumber(fence('committed')) or -1)
 end
-redis.call('SET', KEYS[11], ARGV[2])
+redis.call('SET', KEYS[12], ARGV[2])
 redis.call('HSET', JOB, 'state', 'queued', 'reason', '', 'trainer_starts', 0)
 if ARGV[3] ~= '' then redis.call('HSET', JOB, 'horizons', ARGV[3]) end
 redis.call('HDEL', JOB, 'ended_s')

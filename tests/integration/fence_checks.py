@@ -19,6 +19,7 @@ class Held:
     """Everything that the server holds of a job, read at one moment."""
 
     fence: dict[str, str]
+    progress: dict[str, str]
     weights: dict[int, str]
     """Version → digest."""
     ledger: dict[str, list[str]]
@@ -35,15 +36,17 @@ class Held:
 def read(broker: Broker, keys: JobKeys) -> Held:
     """One transaction, so that nothing moves in between."""
     with broker.redis.pipeline(transaction=True) as pipe:
-        for key in (keys.fence, keys.weights, keys.ledger, keys.counters):
+        for key in (keys.fence, keys.progress, keys.weights, keys.ledger, keys.counters):
             pipe.hgetall(key)
         for key in (keys.prompts, keys.rollouts, keys.dead, keys.audit):
             pipe.xrange(key)
         pipe.xpending_range(keys.prompts, GENERATOR_GROUP, "-", "+", 100)
-        fence, weights, ledger, counters, prompts, rollouts, dead, audit, leases = pipe.execute(raise_on_error=False)
+        answers = pipe.execute(raise_on_error=False)
+    fence, progress, weights, ledger, counters, prompts, rollouts, dead, audit, leases = answers
     rows: Any = leases if isinstance(leases, list) else []  # no group before the first iteration
     return Held(
         fence=_text(fence),
+        progress=_text(progress),
         weights={int(key): decode(value, WeightManifest).weights_digest for key, value in weights.items()},
         ledger={key: value.split(":") for key, value in _text(ledger).items()},
         counters={key: int(value) for key, value in _text(counters).items()},
@@ -71,7 +74,7 @@ def check_fence(held: Held, model: ServerModel) -> None:
     assert held.weights == model.weights
     if model.state == "open":
         assert (int(fence["version"]), fence["digest"]) == (model.version, model.digest)
-        counts = [int(fence[name]) for name in ("expected", "published", "dead")]
+        counts = [int(fence["expected"]), int(held.progress["published"]), int(held.progress["dead"])]
         num_dead = sum(slot.status == "dead" for slot in model.ledger.values())
         assert counts == [len(model.ledger), len(model.published), num_dead]
 

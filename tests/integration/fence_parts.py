@@ -77,7 +77,7 @@ def set_ledger_times(broker: Broker, keys: JobKeys, batch_id: str, **times_ms: i
 
 def set_typical_time(broker: Broker, keys: JobKeys, typical_s: float) -> None:
     """As if the latest publications had all taken this long."""
-    broker.redis.hset(keys.fence, "recent_ms", str(int(typical_s * 1000)))
+    broker.redis.hset(keys.progress, "recent_ms", str(int(typical_s * 1000)))
 
 
 class StutteringBroker(Broker):

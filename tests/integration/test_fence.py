@@ -10,12 +10,14 @@ import pytest
 from broker.client import Broker, connect
 from broker.generator_side import FailOutcome, GeneratorSide, PublishOutcome
 from broker.job_store import JobStore
+from broker.roles import GENERATOR, TRAINER
 from broker.trainer_side import Opening, TrainerSide
 from contracts.errors import Conflict, FencedOff, FenceViolation
 from contracts.events import AuditRecord
 from contracts.rollouts import PromptBatch, RolloutBatch
 from contracts.settings import StackSettings
 from contracts.versions import WeightFile, WeightManifest
+from onbeat.embedded_redis import EmbeddedRedis
 from tests.builders import job_spec, prompt_batch, rollout_batch
 
 DIGEST = "a" * 64
@@ -24,11 +26,14 @@ DIGEST = "a" * 64
 @dataclass
 class Job:
     broker: Broker
+    """The gateway's, or the operator's, who may do everything."""
     job_id: str
     trainer: TrainerSide
+    generators: Broker | None = None
+    """Theirs, where it is another user's."""
 
     def generator(self, name: str = "g1") -> GeneratorSide:
-        return GeneratorSide(self.broker, self.job_id, name)
+        return GeneratorSide(self.generators or self.broker, self.job_id, name)
 
     def batches(self, iteration: int, count: int = 2) -> tuple[PromptBatch, ...]:
         return tuple(
@@ -93,15 +98,24 @@ def answer_to(batch: PromptBatch, generator_id: str, **changes: object) -> Rollo
     return rollout_batch(**(values | changes))  # type: ignore[arg-type]
 
 
-@pytest.fixture
-def job(settings: StackSettings) -> Job:
-    broker = connect(settings)
-    job_id, _ = JobStore(broker).create(job_spec(rollout__max_attempts=2))
-    trainer = TrainerSide(broker, job_id, owner="t1", lease_s=30)
+def job_of(gateway: Broker, trainers: Broker, generators: Broker) -> Job:
+    """A job whose version 0 is announced; each side has its own user."""
+    job_id, _ = JobStore(gateway).create(job_spec(rollout__max_attempts=2))
+    trainer = TrainerSide(trainers, job_id, owner="t1", lease_s=30)
     trainer.acquire()
-    job = Job(broker, job_id, trainer)
+    job = Job(gateway, job_id, trainer, generators)
     job.announce(0)
     return job
+
+
+@pytest.fixture
+def job(redis_server: EmbeddedRedis) -> Job:
+    redis_server.load_scripts()
+    operator, trainers, generators = (
+        connect(StackSettings(redis_url=url))
+        for url in (redis_server.url, redis_server.url_of(TRAINER), redis_server.url_of(GENERATOR))
+    )
+    return job_of(operator, trainers, generators)
 
 
 def test_an_iteration_flows_from_open_to_commit_and_opens_the_next(job: Job) -> None:
@@ -214,6 +228,8 @@ def test_a_lost_prompt_is_dispatched_again(job: Job) -> None:
     assert job.generator("g2").claim(10) is not None
 
 
-def test_a_server_that_forgot_its_scripts_is_sent_them_again(job: Job) -> None:
-    job.broker.redis.script_flush()
+def test_a_server_that_forgot_its_scripts_is_sent_them_again_by_who_may(settings: StackSettings) -> None:
+    operator = connect(settings)
+    job = job_of(operator, operator, operator)
+    operator.redis.script_flush()
     assert job.trainer.open_iteration(job.opening(0, 1)) is True

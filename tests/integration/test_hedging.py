@@ -121,13 +121,13 @@ def test_a_job_that_does_not_hedge_gives_no_copy(settings: StackSettings, spec: 
 
 
 def test_before_any_publication_nothing_is_late(stack: Straggling) -> None:
-    stack.broker.redis.hdel(stack.keys.fence, "recent_ms")
+    stack.broker.redis.hdel(stack.keys.progress, "recent_ms")
     stack.held_for(10 * TYPICAL_S)
     assert stack.hedge() is None
 
 
 def test_one_slow_publication_does_not_move_what_is_typical(stack: Straggling) -> None:
-    stack.broker.redis.hset(stack.keys.fence, "recent_ms", "100000,90000,9000000")
+    stack.broker.redis.hset(stack.keys.progress, "recent_ms", "100000,90000,9000000")
     stack.held_for(1.6 * TYPICAL_S)
     assert stack.hedge() is not None
 
@@ -136,7 +136,7 @@ def test_a_publication_is_timed_from_the_claim_of_who_published(stack: Stragglin
     copy = stack.hedged()
     set_ledger_times(stack.broker, stack.keys, STRAGGLER_BATCH, hedged_ms=int((stack.broker.now_s() - 70) * 1000))
     stack.publish("quick", copy)
-    recent: Any = stack.broker.redis.hget(stack.keys.fence, "recent_ms")
+    recent: Any = stack.broker.redis.hget(stack.keys.progress, "recent_ms")
     newest_ms, before_ms = map(int, recent.split(b","))
     assert (newest_ms // 10_000, before_ms) == (7, TYPICAL_S * 1000)
 
@@ -151,7 +151,7 @@ def test_a_batch_that_may_take_several_rounds_is_late_only_after_the_time_of_all
     set_ledger_times(stack.broker, stack.keys, STRAGGLER_BATCH, hedged_ms=int((stack.broker.now_s() - 240) * 1000))
     batch = answer_to(copy.prompt_batch, "quick", attempt=copy.attempt)
     assert stack.quick.publish(copy, replace(batch, earlier_rounds=(batch.timings,) * 2)) is PublishOutcome.ACCEPTED
-    recent: Any = stack.broker.redis.hget(stack.keys.fence, "recent_ms")
+    recent: Any = stack.broker.redis.hget(stack.keys.progress, "recent_ms")
     assert int(recent.split(b",")[0]) // 1000 == 80, "of three rounds, each"
 
 

@@ -1,0 +1,144 @@
+"""Who may do what in Redis: a user for each role, with the commands and keys that its part of the protocol needs.
+
+    gateway     creates, cancels and resumes jobs; reads everything of a job
+    trainer     consumers' workers and trainers: fence, weights, audit chain
+    generator   claims prompts, publishes rollouts; of the fence, the weights and the job it is a reader
+    celery      the messages from gateways to consumers
+    loader      puts scripts/*.lua on the server, when the server starts; nothing else
+
+Redis applies these rules to every command, those inside of a script too. So that nobody brings scripts of his own, no
+role may EVAL or SCRIPT LOAD, and each script asks at its head for the role that it is written for (`gate`): it refuses
+before it writes anything. `users_acl` is the file for Redis' `aclfile`.
+
+Imports the standard library only: the image of the Redis service is built with it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+GATEWAY, TRAINER, GENERATOR, CELERY, LOADER = "gateway", "trainer", "generator", "celery", "loader"
+ROLES = (GATEWAY, TRAINER, GENERATOR, CELERY, LOADER)
+OPERATOR = "default"
+"""Whoever runs the server: every right."""
+
+SCRIPT_ROLES: Mapping[str, tuple[str, ...]] = {
+    "acquire_trainer": (TRAINER,),
+    "announce_shard": (TRAINER,),
+    "claim_prompt": (GENERATOR,),
+    "claim_rollouts": (TRAINER,),
+    "commit_iteration": (TRAINER,),
+    "create_job": (GATEWAY,),
+    "drop_chunks": (TRAINER,),
+    "fail_batch": (GENERATOR,),
+    "open_iteration": (TRAINER,),
+    "publish_batch": (GENERATOR,),
+    "publish_weights": (TRAINER,),
+    "put_chunk": (TRAINER,),
+    "reconcile": (TRAINER,),
+    "renew_prompts": (GENERATOR,),
+    "renew_trainer": (TRAINER,),
+    "resume_job": (GATEWAY,),
+    "rewind": (TRAINER,),
+    "set_state": (GATEWAY, TRAINER),
+    "write": (GATEWAY, TRAINER, GENERATOR),
+}
+"""Script → who may run it."""
+
+EVERYBODY = "-@all +@connection -client +client|id +client|setname"
+"""PING, HELLO, WAITAOF and the like; of CLIENT nothing that looks at, or ends, another's connection."""
+LOOK = "+get +exists +hget +hmget +hgetall +hkeys +hvals +hlen +smembers +zrevrange +zrange +zcard"
+WATCH = f"{LOOK} +xrange +xrevrange +xlen +xread +xpending +xinfo|stream +memory|usage"
+
+RIGHTS: Mapping[str, tuple[tuple[str, str], ...]] = {
+    GATEWAY: (
+        ("+time +info +multi +exec +discard", ""),
+        (WATCH, "%R~onbeat:{*}:* %R~onbeat:jobs %R~onbeat:active %R~onbeat:generators"),
+        ("+set +get", "~onbeat:idempotency:*"),
+        ("+set", "~onbeat:{*}:spec ~onbeat:persisted"),
+        ("+hset +hsetnx +hdel", "~onbeat:{*}:job"),
+        ("+xadd", "~onbeat:{*}:events"),
+        ("+zadd +zrem", "~onbeat:jobs"),
+        ("+sadd +srem", "~onbeat:active"),
+        ("+hdel", "~onbeat:generators"),
+        # A resume ends the epoch before it and empties the open iteration.
+        ("+hset", "~onbeat:{*}:fence"),
+        ("+xgroup|create +xpending +xack +xtrim", "~onbeat:{*}:prompts ~onbeat:{*}:rollouts"),
+        ("+del", "~onbeat:{*}:ledger"),
+    ),
+    TRAINER: (
+        ("+time +multi +exec +discard", ""),
+        (WATCH, "%R~onbeat:{*}:* %R~onbeat:active %R~onbeat:generators"),
+        ("+set", "~onbeat:persisted"),
+        ("+hset +hincrby", "~onbeat:{*}:fence ~onbeat:{*}:progress ~onbeat:{*}:counters"),
+        ("+hset +hsetnx +hincrby", "~onbeat:{*}:job"),
+        ("+hset +hdel +pexpire", "~onbeat:{*}:weights ~onbeat:{*}:chunks"),
+        ("+hset +del", "~onbeat:{*}:ledger"),
+        ("+xadd +xgroup|create +xpending +xack +xtrim", "~onbeat:{*}:prompts"),
+        (
+            "+xgroup|create +xreadgroup +xclaim +xautoclaim +xpending +xack +xtrim",
+            "~onbeat:{*}:rollouts",
+        ),
+        ("+xadd", "~onbeat:{*}:audit ~onbeat:{*}:events ~onbeat:{*}:shards"),
+        ("+set +get +pexpire +del", "~onbeat:{*}:starting"),
+        ("+sadd +srem", "~onbeat:active"),
+        ("+hdel", "~onbeat:generators"),
+    ),
+    GENERATOR: (
+        ("+time +multi +exec +discard", ""),
+        (WATCH, "%R~onbeat:{*}:* %R~onbeat:active"),
+        ("+xreadgroup +xclaim +xpending +xack +xdel +xadd", "~onbeat:{*}:prompts"),
+        ("+xadd", "~onbeat:{*}:rollouts ~onbeat:{*}:dead"),
+        ("+hset", "~onbeat:{*}:ledger"),
+        ("+hincrby", "~onbeat:{*}:counters"),
+        ("+hset +hincrby", "~onbeat:{*}:progress"),
+        ("+hset +hdel +hvals", "~onbeat:generators"),
+    ),
+    CELERY: (
+        ("+multi +exec +discard +unwatch", ""),
+        (
+            "+lpush +rpush +rpop +brpop +llen +lrem +sadd +srem +smembers +zadd +zrem +hset +hget +hdel"
+            " +exists +del +watch",
+            "~onbeat:celery:*",
+        ),
+    ),
+    LOADER: (("+script|load", ""),),
+}
+"""Role → (commands, keys). A command passes that one of these lines allows with all of its keys."""
+
+
+def gate(script: str) -> str:
+    """The head of the script: only the roles that it is written for get past it (Redis asks its own rules)."""
+    mays = " or ".join(f"redis.acl_check_cmd('GET', '{marker(role)}')" for role in SCRIPT_ROLES[script])
+    refusal = f"NOPERM {' or '.join(SCRIPT_ROLES[script])} may run {script}, this user is neither"
+    return f"if not ({mays}) then return redis.error_reply('{refusal}') end\n"
+
+
+def marker(role: str) -> str:
+    """Nothing is ever stored there: who may read it has the role."""
+    return f"onbeat:role:{role}"
+
+
+def users_acl(password_hashes: Mapping[str, str]) -> str:
+    """The ACL file: a line a user. password_hashes: of OPERATOR and each of ROLES, as `password_hash` makes them."""
+    lines = [f"user {OPERATOR} on #{password_hashes[OPERATOR]} ~* &* +@all"]
+    lines += [f"user {role} on #{password_hashes[role]} {rules(role)}" for role in ROLES]
+    return "\n".join(lines) + "\n"
+
+
+def rules(role: str) -> str:
+    """What stands behind the password of a role's line."""
+    selectors = [f"(+get %R~{marker(role)})", "(+evalsha ~onbeat:*)"] if role not in (CELERY, LOADER) else []
+    root = EVERYBODY
+    for commands, names in RIGHTS[role]:
+        if names:
+            selectors.append(f"({commands} {names})")
+        else:
+            root = f"{root} {commands}"
+    return " ".join(["resetkeys resetchannels", root, *selectors])
+
+
+def password_hash(password: str) -> str:
+    """As an ACL file holds it: SHA-256, so passwords must be random ones."""
+    return hashlib.sha256(password.encode()).hexdigest()

@@ -1,0 +1,324 @@
+"""Each role's credentials over a raw connection: what belongs to another role is refused by the server itself."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+from kombu import Consumer, Message
+from redis.backoff import NoBackoff
+from redis.exceptions import NoPermissionError, ResponseError
+from redis.retry import Retry
+
+from broker.celery_app import TrainerRequests, make_celery_app
+from broker.client import Broker, connect
+from broker.generator_side import GeneratorSide, PublishOutcome
+from broker.job_store import JobStore
+from broker.keys import JobKeys
+from broker.monitor import job_status, stream_report
+from broker.presence import Presence
+from broker.roles import CELERY, GATEWAY, GENERATOR, LOADER, ROLES, SCRIPT_ROLES, TRAINER
+from broker.script_texts import PRELUDE, SCRIPTS, script_sha, script_text
+from broker.trainer_side import TrainerSide
+from contracts.errors import InvalidInput
+from contracts.jobs import JobState
+from contracts.settings import StackSettings
+from onbeat.embedded_redis import EmbeddedRedis
+from tests.builders import job_spec
+from tests.integration.test_fence import Job, answer_to, job_of, record
+
+KEYS = JobKeys("J")
+OF_A_SCRIPT = {"create_job": KEYS.spec, "resume_job": KEYS.spec, "announce_shard": KEYS.shards} | dict.fromkeys(
+    ("put_chunk", "drop_chunks"), KEYS.chunks
+)
+"""KEYS[12] of the scripts that have one."""
+FIRST = "\x00the key"
+"""Where the key stands in a sample call."""
+SAMPLES: dict[str, tuple[str, ...]] = {
+    "DEL": (FIRST,),
+    "EXISTS": (FIRST,),
+    "GET": (FIRST,),
+    "HDEL": (FIRST, "f"),
+    "HGET": (FIRST, "f"),
+    "HGETALL": (FIRST,),
+    "HINCRBY": (FIRST, "f", "1"),
+    "HKEYS": (FIRST,),
+    "HMGET": (FIRST, "f"),
+    "HSET": (FIRST, "f", "v"),
+    "HSETNX": (FIRST, "f", "v"),
+    "PEXPIRE": (FIRST, "1"),
+    "SET": (FIRST, "v"),
+    "TIME": (),
+    "XACK": (FIRST, "g", "1-0"),
+    "XADD": (FIRST, "*", "f", "v"),
+    "XAUTOCLAIM": (FIRST, "g", "c", "0", "0"),
+    "XCLAIM": (FIRST, "g", "c", "0", "1-0"),
+    "XDEL": (FIRST, "1-0"),
+    "XGROUP": ("CREATE", FIRST, "g", "0"),
+    "XINFO": ("STREAM", FIRST),
+    "XLEN": (FIRST,),
+    "XPENDING": (FIRST, "g"),
+    "XRANGE": (FIRST, "-", "+"),
+    "XREADGROUP": ("GROUP", "g", "c", "STREAMS", FIRST, ">"),
+    "XREVRANGE": (FIRST, "+", "-"),
+    "XTRIM": (FIRST, "MAXLEN", "0"),
+}
+"""Each command of the scripts with arguments that it accepts."""
+CALL = re.compile(r"redis\.p?call\('(\w+)'([^\n]*)")
+NAMES = ["FENCE", "PROMPTS", "ROLLOUTS", "LEDGER", "WEIGHTS", "COUNTERS", "DEAD", "AUDIT", "JOB", "EVENTS", "PROGRESS"]
+KEY = re.compile(rf"\b({'|'.join(NAMES)}|stream)\b|(KEYS\[12\])")
+
+
+@pytest.fixture
+def operator(redis_server: EmbeddedRedis) -> redis.Redis:
+    return redis.Redis.from_url(redis_server.url)
+
+
+def raw(server: EmbeddedRedis, role: str) -> redis.Redis:
+    """The role's connection as anybody opens it who has its password."""
+    return redis.Redis.from_url(server.url_of(role), retry=Retry(NoBackoff(), 0))
+
+
+def brokers(server: EmbeddedRedis) -> dict[str, Broker]:
+    return {role: connect(StackSettings(redis_url=server.url_of(role))) for role in (GATEWAY, TRAINER, GENERATOR)}
+
+
+@pytest.fixture
+def job(redis_server: EmbeddedRedis) -> Job:
+    """With an open iteration of two batches."""
+    redis_server.load_scripts()
+    job = job_of(*brokers(redis_server).values())
+    job.trainer.open_iteration(job.opening(0))
+    return job
+
+
+def attacks(job_id: str) -> dict[str, tuple[tuple[str, ...], tuple[Any, ...]]]:
+    """What is tried → (who must not, the command)."""
+    keys = JobKeys(job_id)
+    not_gateway, not_trainer = (TRAINER, GENERATOR, CELERY, LOADER), (GATEWAY, GENERATOR, CELERY, LOADER)
+    not_celery = (GATEWAY, TRAINER, GENERATOR, LOADER)
+    nobody = ROLES
+    return {
+        "forge a job": (not_gateway, ("SET", JobKeys("job-forged").spec, "{}")),
+        "list a job of one's own": (not_gateway, ("ZADD", "onbeat:jobs", 0, "../escape")),
+        "make a job active": ((GENERATOR, CELERY, LOADER), ("SADD", "onbeat:active", "../escape")),
+        "set a job's state": ((GENERATOR, CELERY, LOADER), ("HSET", keys.job, "state", "succeeded")),
+        "open the fence": ((GENERATOR, CELERY, LOADER), ("HSET", keys.fence, "state", "open", "version", 9)),
+        "take the epoch": ((GENERATOR, CELERY, LOADER), ("HINCRBY", keys.fence, "epoch", 1)),
+        "announce weights": (not_trainer, ("HSET", keys.weights, 0, b"forged")),
+        "put a chunk": (not_trainer, ("HSET", keys.chunks, "0/m/0", b"forged")),
+        "announce a shard": (not_trainer, ("XADD", keys.shards, "*", "shard", b"forged")),
+        "write the audit chain": (not_trainer, ("XADD", keys.audit, "*", "record", b"forged", "digest", "d")),
+        "cut the audit chain": (nobody, ("XTRIM", keys.audit, "MAXLEN", 0)),
+        "forge an event": ((GENERATOR, CELERY, LOADER), ("XADD", keys.events, "*", "event", b"forged")),
+        "publish past the fence": (
+            (GATEWAY, TRAINER, CELERY, LOADER),
+            ("XADD", keys.rollouts, "*", "batch", b"forged"),
+        ),
+        "remove another's rollouts": ((GENERATOR, CELERY, LOADER), ("XTRIM", keys.rollouts, "MAXLEN", 0)),
+        "delete a rollout": (nobody, ("XDEL", keys.rollouts, "1-0")),
+        "delete a job's ledger": ((GENERATOR, CELERY, LOADER), ("DEL", keys.ledger)),
+        "unlink a job": (nobody, ("UNLINK", keys.ledger, keys.fence, keys.audit)),
+        "rename a key": (nobody, ("RENAME", keys.ledger, keys.audit)),
+        "expire a key": (nobody, ("EXPIRE", keys.audit, 1)),
+        "read who submitted what": ((TRAINER, GENERATOR, CELERY, LOADER), ("GET", "onbeat:idempotency:k")),
+        "send a Celery message": (not_celery, ("LPUSH", "onbeat:celery:onbeat", b"forged")),
+        "take a Celery message": (not_celery, ("RPOP", "onbeat:celery:onbeat")),
+        "read Celery's queue": (not_celery, ("LRANGE", "onbeat:celery:onbeat", 0, -1)),
+        "read a job as Celery": ((CELERY, LOADER), ("HGETALL", keys.job)),
+        "read the settings": (nobody, ("CONFIG", "GET", "*")),
+        "change the settings": (nobody, ("CONFIG", "SET", "dir", "/tmp")),
+        "read the users": (nobody, ("ACL", "LIST")),
+        "become another": (nobody, ("ACL", "SETUSER", GENERATOR, "+@all")),
+        "run own Lua": (nobody, ("EVAL", "return redis.call('TIME')", 0)),
+        "run own Lua that only reads": (nobody, ("EVAL_RO", "return 1", 0)),
+        "load own Lua": ((GATEWAY, TRAINER, GENERATOR, CELERY), ("SCRIPT", "LOAD", "return 1")),
+        "forget the scripts": (nobody, ("SCRIPT", "FLUSH")),
+        "load a library": (nobody, ("FUNCTION", "LOAD", "#!lua name=l\nredis.register_function('f', function() end)")),
+        "call a function": (nobody, ("FCALL", "f", 0)),
+        "empty the server": (nobody, ("FLUSHALL",)),
+        "empty the database": (nobody, ("FLUSHDB",)),
+        "list the keys": (nobody, ("KEYS", "*")),
+        "walk the keys": (nobody, ("SCAN", 0)),
+        "stop the server": (nobody, ("SHUTDOWN", "NOSAVE")),
+        "stop its answers": (nobody, ("DEBUG", "SLEEP", 0)),
+        "watch all commands": (nobody, ("MONITOR",)),
+        "make it a replica": (nobody, ("REPLICAOF", "127.0.0.1", 1)),
+        "copy its data": (nobody, ("PSYNC", "?", -1)),
+        "load a module": (nobody, ("MODULE", "LOAD", "/tmp/evil.so")),
+        "see the connections": (nobody, ("CLIENT", "LIST")),
+        "end another's connection": (nobody, ("CLIENT", "KILL", "TYPE", "normal")),
+        "pause everybody": (nobody, ("CLIENT", "PAUSE", 60_000)),
+        "listen to channels": (nobody, ("SUBSCRIBE", "any")),
+        "move a key to another server": (nobody, ("MIGRATE", "127.0.0.1", 1, keys.spec, 0, 1000)),
+        "restore a key": (nobody, ("RESTORE", keys.ledger, 0, b"")),
+        "write into another namespace": (nobody, ("SET", "somebody:else", "1")),
+        "take a right that is no key": (nobody, ("SET", f"onbeat:role:{TRAINER}", "1")),
+    }
+
+
+@pytest.mark.parametrize("what", attacks("J"))
+def test_the_server_refuses_what_is_not_the_roles(what: str, redis_server: EmbeddedRedis, job: Job) -> None:
+    who, command = attacks(job.job_id)[what]
+    for role in who:
+        with raw(redis_server, role) as client, pytest.raises(ResponseError) as caught:
+            client.execute_command(*command)
+        # DEBUG and MODULE are switched off for everybody, before the server asks who wants them.
+        assert isinstance(caught.value, NoPermissionError) or "command not allowed" in str(caught.value)
+
+
+@pytest.mark.parametrize("script", SCRIPT_ROLES)
+def test_a_script_of_another_role_is_refused_at_its_head(
+    script: str, redis_server: EmbeddedRedis, operator: redis.Redis, job: Job
+) -> None:
+    before = {key: operator.dump(key) for key in JobKeys(job.job_id).script_keys}
+    epoch = job.trainer.trainer_epoch
+    for role in {GATEWAY, TRAINER, GENERATOR} - set(SCRIPT_ROLES[script]):
+        keys = [*JobKeys(job.job_id).script_keys, JobKeys(job.job_id).spec]
+        with raw(redis_server, role) as client, pytest.raises(ResponseError, match=f"may run {script}"):
+            client.evalsha(script_sha(script), len(keys), *keys, str(epoch), "0", "", "", "", "", "0", "")
+    for role in (CELERY, LOADER):
+        with raw(redis_server, role) as client, pytest.raises(NoPermissionError):
+            client.evalsha(script_sha(script), 0)
+    assert before == {key: operator.dump(key) for key in JobKeys(job.job_id).script_keys}
+
+
+def test_the_write_script_gives_nobody_more_than_his_own_rights(redis_server: EmbeddedRedis, job: Job) -> None:
+    generator = brokers(redis_server)[GENERATOR]
+    for command, key in (("HSET", JobKeys(job.job_id).fence), ("DEL", JobKeys(job.job_id).ledger)):
+        with pytest.raises(InvalidInput, match="may not do that"):
+            generator.write(command, key, *(["epoch", 9] if command == "HSET" else []))
+
+
+def called(script: str) -> Iterator[tuple[str, str]]:
+    """(command, variable of its key or "") of every call that the script can reach, through the prelude too."""
+    functions = dict(re.findall(r"^local function (\w+)\([^)]*\)\n(.*?)^end$", PRELUDE, re.MULTILINE | re.DOTALL))
+    texts, seen = [(SCRIPTS / f"{script}.lua").read_text()], set()
+    while texts:
+        text = texts.pop()
+        for command, rest in CALL.findall(text):
+            found = KEY.search(rest)
+            yield command, found[0] if found else ""
+        reached = {name for name in functions if re.search(rf"\b{name}\(", text)} - seen
+        seen |= reached
+        texts += [functions[name] for name in reached]
+
+
+@pytest.mark.parametrize("script", sorted(SCRIPT_ROLES.keys() - {"write"}))
+def test_a_role_may_do_all_that_its_scripts_do(script: str, operator: redis.Redis) -> None:
+    """A script whose role lacks a right would stop halfway: scripts don't roll back."""
+    calls = set(called(script))
+    assert calls
+    for command, variable in calls:
+        for key in _keys_of(script, variable):
+            arguments = [key if word == FIRST else word for word in SAMPLES[command]]
+            for role in SCRIPT_ROLES[script]:
+                answer = operator.execute_command("ACL", "DRYRUN", role, command, *arguments)
+                assert answer == b"OK", f"{script} as {role}: {command} {' '.join(arguments)}: {answer}"
+
+
+def _keys_of(script: str, variable: str) -> list[str]:
+    if variable == "stream":
+        return [KEYS.prompts, KEYS.rollouts] if GENERATOR not in SCRIPT_ROLES[script] else [KEYS.prompts]
+    if variable == "KEYS[12]":
+        return [OF_A_SCRIPT[script]]
+    return [KEYS.script_keys[NAMES.index(variable)]] if variable else [""]
+
+
+def test_every_script_says_who_may_run_it() -> None:
+    assert {path.stem for path in SCRIPTS.glob("*.lua")} - {"prelude"} == set(SCRIPT_ROLES)
+    for name in SCRIPT_ROLES:
+        assert "acl_check_cmd" in script_text(name)
+
+
+def test_a_whole_job_runs_on_the_rights_of_the_roles(redis_server: EmbeddedRedis) -> None:
+    redis_server.load_scripts()
+    by_role = brokers(redis_server)
+    gateway, trainers = JobStore(by_role[GATEWAY]), JobStore(by_role[TRAINER])
+    job_id, _ = gateway.create(job_spec(rollout__max_attempts=1), idempotency_key="k" + redis_server.folder.name)
+    assert job_id in trainers.active_jobs()
+    assert trainers.reserve_start(job_id, "c1", life_s=30)
+    assert trainers.count_trainer_start(job_id) == 1
+    trainer = TrainerSide(by_role[TRAINER], job_id, owner="t1", lease_s=30)
+    trainer.acquire()
+    trainers.release_start(job_id, "c1")
+    trainers.move(job_id, JobState.RUNNING, trainer_epoch=trainer.trainer_epoch)
+    presence = Presence(by_role[GENERATOR])
+    presence.beat("g1", {})
+    assert [live.generator_id for live in Presence(by_role[TRAINER]).live()].count("g1") == 1
+    job = Job(by_role[TRAINER], job_id, trainer, generators=by_role[GENERATOR])
+    job.announce(0)
+    trainer.put_chunk(0, "m", 0, b"bytes", keep_s=60)
+    trainer.drop_chunks_before(0)
+    trainer.open_iteration(job.opening(0))
+    assert trainer.reconcile(0, job.batches(0)) == 0
+    generator = GeneratorSide(by_role[GENERATOR], job_id, "g1")
+    generator.wait_for_prompts(0.01)
+    first, second = generator.claim(30), generator.claim(30)
+    assert first is not None
+    assert second is not None
+    assert generator.claim(30) is None
+    assert generator.renew([first, second]).lost == ()
+    assert generator.publish(first, answer_to(first.prompt_batch, "g1")) is PublishOutcome.ACCEPTED
+    generator.fail(second, "no reward")
+    trainer.wait_for_rollouts(0.01)
+    arrived, num_dead = trainer.claim_rollouts(max_batches=4)
+    assert (len(arrived), num_dead) == (1, 1)
+    assert job_status(by_role[GATEWAY], job_id).batches_dead == 1
+    assert stream_report(by_role[GATEWAY], job_id).batches_published == 1
+    trainer.renew()
+    one = record(0, {arrived[0].batch.batch_id: arrived[0].digest})
+    trainer.commit(one, {arrived[0].batch.batch_id: arrived[0].digest}, event=None, opening=None)
+    trainer.confirm(0)
+    gateway.request_cancel(job_id)
+    trainers.move(job_id, JobState.CANCELLED, trainer_epoch=trainer.trainer_epoch)
+    assert gateway.resume(job_id) is JobState.QUEUED
+    gateway.request_cancel(job_id)
+    assert len(gateway.audit(job_id)) == 1
+    assert gateway.events_after(job_id, "0-0")
+    presence.leave("g1")
+
+
+def test_celerys_user_carries_messages(redis_server: EmbeddedRedis) -> None:
+    settings = StackSettings(redis_url=redis_server.url_of(GATEWAY), celery_url=redis_server.url_of(CELERY))
+    requests = TrainerRequests(settings)
+    requests.ensure_trainer("job-1")
+    requests.close()
+    app = make_celery_app(settings)
+    with app.connection_for_read() as connection, connection.channel() as channel:
+        queue = app.amqp.queues["onbeat"](channel)
+        got: list[str] = []
+
+        def receive(message: Message) -> None:
+            got.append(message.headers["task"])
+            message.requeue() if len(got) == 1 else message.ack()
+
+        with Consumer(channel, [queue], on_message=receive, accept=["msgpack"]):
+            while len(got) < 2:
+                connection.drain_events(timeout=60)
+        # Kombu does this every few seconds, with a lock that is a script: ours needs none.
+        channel.qos.restore_visible(interval=1)
+    assert got == ["onbeat.ensure_trainer"] * 2
+
+
+def test_a_role_waits_for_a_server_that_is_about_to_be_given_its_scripts(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with EmbeddedRedis(tmp_path_factory.mktemp("fresh")) as server:
+        gateway = connect(StackSettings(redis_url=server.url_of(GATEWAY)))
+        operator = redis.Redis.from_url(server.url)
+        operator.script_flush()
+        asked: list[str] = []
+
+        def loads_late(script: str) -> bool:
+            asked.append(script)
+            if len(asked) == 2:
+                server.restart()
+            return Broker._load(gateway, script)
+
+        monkeypatch.setattr(gateway, "_load", loads_late)
+        JobStore(gateway).create(job_spec())
+        assert asked == ["create_job", "create_job"]
