@@ -40,15 +40,21 @@ class Adamw(Protocol):
         ...
 
 
-def make_adamw(parameters: Iterable[nn.Parameter], spec: OptimizerSpec) -> Adamw:
-    """Raises InvalidInput where the library of the one that the spec names isn't installed."""
-    options: dict[str, Any] = {
-        "lr": spec.learning_rate,
-        "betas": (spec.beta1, spec.beta2),
-        "eps": spec.epsilon,
-        "weight_decay": spec.weight_decay,
-    }
-    return Adamw32bit(parameters, options) if spec.type == "adamw" else Adamw8bit(parameters, options)
+def make_adamw(
+    parameters: Iterable[nn.Parameter], spec: OptimizerSpec, *, undecayed: Iterable[nn.Parameter] = ()
+) -> Adamw:
+    """undecayed: more parameters, which are stepped without weight decay.
+
+    Raises InvalidInput where the library of the one that the spec names isn't installed.
+    """
+    options: dict[str, Any] = {"lr": spec.learning_rate, "betas": (spec.beta1, spec.beta2), "eps": spec.epsilon}
+    groups = [
+        {"params": list(parameters), "weight_decay": spec.weight_decay},
+        {"params": list(undecayed), "weight_decay": 0.0},
+    ]
+    # Neither library takes an empty group everywhere.
+    groups = [group for group in groups if group["params"]]
+    return Adamw32bit(groups, options) if spec.type == "adamw" else Adamw8bit(groups, options)
 
 
 def load_checked(adamw: Adamw, name: str, parameter: Tensor, state: Mapping[str, Tensor]) -> None:
@@ -61,8 +67,8 @@ def load_checked(adamw: Adamw, name: str, parameter: Tensor, state: Mapping[str,
 class Adamw32bit:
     """torch's fused AdamW: one pass over each parameter."""
 
-    def __init__(self, parameters: Iterable[nn.Parameter], options: dict[str, Any]) -> None:
-        self.optimizer = torch.optim.AdamW(parameters, **options, fused=True)
+    def __init__(self, groups: list[dict[str, Any]], options: dict[str, Any]) -> None:
+        self.optimizer = torch.optim.AdamW(groups, **options, fused=True)
 
     def shapes(self, parameter: Tensor) -> dict[str, tuple[int, ...]]:
         return {"exp_avg": tuple(parameter.shape), "exp_avg_sq": tuple(parameter.shape), "step": ()}
@@ -71,22 +77,24 @@ class Adamw32bit:
         return {name: self.optimizer.state[parameter][name] for name in self.shapes(parameter)}
 
     def load(self, parameter: Tensor, state: Mapping[str, Tensor]) -> None:
+        # The fused kernel reads its step, a float32, where the parameter is.
         self.optimizer.state[parameter] = {
-            name: tensor.clone() if name == "step" else tensor.clone().to(parameter) for name, tensor in state.items()
+            name: tensor.to(parameter.device, torch.float32 if name == "step" else parameter.dtype, copy=True)
+            for name, tensor in state.items()
         }
 
 
 class Adamw8bit:
     """bitsandbytes' AdamW with blockwise quantised moments, on CUDA and on the CPU; deterministic on both."""
 
-    def __init__(self, parameters: Iterable[nn.Parameter], options: dict[str, Any]) -> None:
+    def __init__(self, groups: list[dict[str, Any]], options: dict[str, Any]) -> None:
         try:
             from bitsandbytes.optim import AdamW8bit  # pyright: ignore[reportMissingImports]
         except ImportError as error:
             raise InvalidInput(
                 "bitsandbytes is not installed", field="optimizer.type", cure='pip install "onbeat[adamw8bit]"'
             ) from error
-        self.optimizer = AdamW8bit(parameters, **options, min_8bit_size=SMALLEST_8BIT_ITEMS)
+        self.optimizer = AdamW8bit(groups, **options, min_8bit_size=SMALLEST_8BIT_ITEMS)
 
     def shapes(self, parameter: Tensor) -> dict[str, tuple[int, ...]]:
         shape = tuple(parameter.shape)

@@ -81,7 +81,7 @@ def make_learner(settings: StackSettings, spec: JobSpec, member: Membership | No
         if model is not None:
             cast(nn.Module, model).to(device)
     parameters = policy.trained_parameters()
-    optimizer = PolicyOptimizer(parameters, spec.optimizer)
+    optimizer = PolicyOptimizer(parameters, spec.optimizer, embeddings=policy.embedding_names())
     return Learner(
         spec=spec,
         policy=policy,

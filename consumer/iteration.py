@@ -149,7 +149,7 @@ class Iteration:
         peak_flops: of one rank; 0.0 where it is unknown, and the mfu with it.
         """
         of_each = [iteration_numbers(update.stats, scaling=scaling) for update in updates]
-        numbers = mean_over_updates(of_each)
+        numbers = mean_over_updates(of_each, can_clip=[update.can_clip for update in updates])
         wall_s = time.time() - self._started_s
         training_s = self.seconds("train")
         costs = [stats.cost for update in updates for stats in update.stats]

@@ -20,7 +20,7 @@ from consumer.losses.family import LOSSES
 from consumer.training_cost import TrainingCost
 from contracts.algorithm import AlgorithmSpec
 from contracts.errors import ContractViolation
-from contracts.rollouts import RolloutBatch
+from contracts.rollouts import Rollout, RolloutBatch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,15 +70,20 @@ class MicroBatchStats:
     loss_sum: float = 0.0
     baseline_loss_sum: float = 0.0
     """The loss sum of advantages of 1.0; 0.0 without a late baseline."""
+    surprise_sum: float = 0.0
+    """Sum of -generator_logprobs over the sampled tokens, in nats."""
     num_clipped_low: int = 0
     num_clipped_high: int = 0
+    can_clip: bool = False
     num_corrected: int = 0
     entropy_sum: float = 0.0
-    """Over tokens, in nats; 0.0 where it was not measured."""
+    """Of the whole distribution at each of num_entropy_tokens, in nats."""
+    num_entropy_tokens: int = 0
+    """Those that went through the model, where it is measured."""
     k3_sum: float = 0.0
     """Sum over tokens of k3 to the reference."""
     mismatch: Mismatch = field(default_factory=Mismatch)
-    """Over the rows that went through the model: those of zero advantage do not, unless there is a KL term."""
+    """Over the rows that went through the model: see `rows_that_teach`."""
     cost: TrainingCost = field(default_factory=TrainingCost)
 
     @property
@@ -126,22 +131,17 @@ class IterationNumbers:
     clip_high_share: float
     kl_to_reference: float
     entropy: float
+    entropy_trained_tokens: float | None
     corrected_share: float
     mismatch_k3: float
     mismatch_max: float
     effective_sample_share: float
 
 
-OF_ONE_UPDATE = (
-    "loss",
-    "clip_share",
-    "clip_low_share",
-    "clip_high_share",
-    "kl_to_reference",
-    "entropy",
-    "corrected_share",
-)
+OF_ONE_UPDATE = ("loss", "kl_to_reference", "entropy_trained_tokens", "corrected_share")
 """Numbers that each update of an iteration has for itself; the others are of the rollouts."""
+OF_A_CLIPPING_UPDATE = ("clip_share", "clip_low_share", "clip_high_share")
+"""Those that mean something only where the ratio can leave 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,9 +153,16 @@ class Update:
     grad_norm: float
     """Before clipping."""
 
+    @property
+    def can_clip(self) -> bool:
+        return any(stats.can_clip for stats in self.stats)
+
 
 def measure_batch(batch: RolloutBatch, rewards: NDArray[np.float64]) -> MicroBatchStats:
-    """What is known of a batch before any forward pass. rewards: [k, G], as sampled."""
+    """What is known of a batch before any forward pass. rewards: [k, G], as sampled.
+
+    Raises ContractViolation where the generator's log-probs are not finite.
+    """
     rollouts = [rollout for group in batch.groups for rollout in group.rollouts]
     lengths = [rollout.completion.num_tokens for rollout in rollouts]
     names = sorted({name for rollout in rollouts for name in rollout.reward_breakdown})
@@ -171,7 +178,16 @@ def measure_batch(batch: RolloutBatch, rewards: NDArray[np.float64]) -> MicroBat
         num_tokens=sum(lengths),
         longest_response_tokens=max(lengths),
         num_truncated=sum(rollout.completion.finish_reason == "length" for rollout in rollouts),
+        surprise_sum=_surprise(rollouts),
     )
+
+
+def _surprise(rollouts: Sequence[Rollout]) -> float:
+    logprobs = b"".join(rollout.completion.generator_logprobs for rollout in rollouts)
+    total = float(np.frombuffer(logprobs, dtype="<f4").sum(dtype=np.float64))
+    if not math.isfinite(total):
+        raise ContractViolation("log-probs must be finite", field="generator_logprobs")
+    return -total
 
 
 def measure_mismatch(trainer_logprobs: Tensor, generator_logprobs: Tensor, loss_mask: Tensor) -> Mismatch:
@@ -247,11 +263,12 @@ def iteration_numbers(batches: Iterable[MicroBatchStats], *, scaling: Scaling) -
         truncated_share=sum(stats.num_truncated for stats in ordered) / num_completions,
         loss=math.fsum(stats.loss_sum - scaling.baseline * stats.baseline_loss_sum for stats in ordered)
         / scaling.divisor,
-        clip_share=_share(num_low + num_high, seen_tokens),
-        clip_low_share=_share(num_low, seen_tokens),
-        clip_high_share=_share(num_high, seen_tokens),
+        clip_share=_share(num_low + num_high, num_tokens),
+        clip_low_share=_share(num_low, num_tokens),
+        clip_high_share=_share(num_high, num_tokens),
         kl_to_reference=_share(math.fsum(stats.k3_sum for stats in ordered), seen_tokens),
-        entropy=_share(math.fsum(stats.entropy_sum for stats in ordered), seen_tokens),
+        entropy=math.fsum(stats.surprise_sum for stats in ordered) / num_tokens,
+        entropy_trained_tokens=_trained_entropy(ordered),
         corrected_share=_share(sum(stats.num_corrected for stats in ordered), seen_tokens),
         **trainer_generator_gap(mismatches),
     )
@@ -267,10 +284,27 @@ def trainer_generator_gap(mismatches: Sequence[Mismatch]) -> dict[str, float]:
     }
 
 
-def mean_over_updates(numbers: Sequence[IterationNumbers]) -> IterationNumbers:
-    """Numbers of the iteration from those under the loss of each update, the first first; at least one."""
-    means = {name: math.fsum(getattr(of_one, name) for of_one in numbers) / len(numbers) for name in OF_ONE_UPDATE}
-    return replace(numbers[0], **means)
+def mean_over_updates(numbers: Sequence[IterationNumbers], *, can_clip: Sequence[bool]) -> IterationNumbers:
+    """Numbers of the iteration from those under the loss of each update, the first first; at least one.
+
+    can_clip: of each update. Clips are averaged over those that can: the others would only dilute them.
+    """
+    clipping = [of_one for of_one, clips in zip(numbers, can_clip, strict=True) if clips]
+    means = {name: _mean(numbers, name) for name in OF_ONE_UPDATE}
+    means |= {name: _mean(clipping, name) or 0.0 for name in OF_A_CLIPPING_UPDATE}
+    return replace(numbers[0], **means)  # pyright: ignore[reportArgumentType]
+
+
+def _mean(numbers: Sequence[IterationNumbers], name: str) -> float | None:
+    """None where there are none, or one of them is."""
+    values = [getattr(of_one, name) for of_one in numbers]
+    return None if not values or None in values else math.fsum(values) / len(values)
+
+
+def _trained_entropy(batches: Sequence[MicroBatchStats]) -> float | None:
+    """None where no token's distribution was measured."""
+    num_tokens = sum(stats.num_entropy_tokens for stats in batches)
+    return math.fsum(stats.entropy_sum for stats in batches) / num_tokens if num_tokens else None
 
 
 def _effective_sample_share(mismatches: Sequence[Mismatch], num_tokens: int) -> float:

@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers.modeling_utils import PreTrainedModel
 
 from consumer.accumulation import GradientAccumulator
-from consumer.advantages.family import group_advantages
+from consumer.advantages.family import group_advantages, penalised_advantages
 from consumer.advantages.groups import shuffled_rewards
 from consumer.iteration_stats import MicroBatchStats, Mismatch, measure_batch, measure_mismatch
 from consumer.losses.family import LossTerms, TokenLogprobs, family_loss, response_divergences
@@ -88,7 +88,8 @@ def train_micro_batch(
     if reference is not None and algorithm.kl_placement == "reward":
         with torch.no_grad():
             measured = known or [forward(micro_batch) for micro_batch in micro_batches]
-        advantages = group_advantages(_penalised(rewards, measured, micro_batches, spec), algorithm)
+        penalties = _penalties(rewards.shape, measured, micro_batches, spec)
+        advantages = penalised_advantages(rewards, penalties, algorithm)
         micro_batches = [_micro_batch(batch, part, advantages, spec) for part in parts]
     stats = dataclasses.replace(stats, advantages=tuple(advantages.reshape(-1).tolist()))
     if algorithm.has_late_baseline:
@@ -141,10 +142,10 @@ def _micro_batch(
     return make_micro_batch(batch, advantages=advantages, rows=rows, packing=spec.trainer.packing)
 
 
-def _penalised(
-    rewards: NDArray[np.float64], measured: list[TokenLogprobs], micro_batches: list[MicroBatch], spec: JobSpec
+def _penalties(
+    shape: tuple[int, ...], measured: list[TokenLogprobs], micro_batches: list[MicroBatch], spec: JobSpec
 ) -> NDArray[np.float64]:
-    """[k, G] rewards less the weighted divergence of each completion; measured: pass by pass, every row."""
+    """The weighted divergence of each completion, in that shape [k, G]; measured: pass by pass, every row."""
     algorithm = spec.algorithm
     divergences = [
         response_divergences(
@@ -152,7 +153,7 @@ def _penalised(
         )
         for logprobs, micro_batch in zip(measured, micro_batches, strict=True)
     ]
-    return rewards - algorithm.kl_coefficient * np.concatenate(divergences).reshape(rewards.shape)
+    return algorithm.kl_coefficient * np.concatenate(divergences).reshape(shape)
 
 
 def _backward(
@@ -180,9 +181,11 @@ def _with(stats: MicroBatchStats, terms: list[LossTerms]) -> MicroBatchStats:
         loss_sum=sum(one.loss_sum.item() for one in terms),
         num_clipped_low=sum(one.num_clipped_low for one in terms),
         num_clipped_high=sum(one.num_clipped_high for one in terms),
+        can_clip=any(one.can_clip for one in terms),
         num_corrected=sum(one.num_corrected for one in terms),
         k3_sum=sum(one.k3_sum for one in terms),
         entropy_sum=sum(one.entropy_sum for one in terms),
+        num_entropy_tokens=sum(one.num_entropy_tokens for one in terms),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +40,15 @@ def learning_rate_at(iteration: int, spec: OptimizerSpec, iterations: int) -> fl
     return spec.learning_rate
 
 
+def is_decayed(name: str, parameter: nn.Parameter, *, embeddings: Collection[str]) -> bool:
+    """Whether weight decay is for it: matrices alone, which norms and biases aren't, and of these no embedding.
+
+    A norm's scale has a size of its own that isn't 0, and an embedding's row would be decayed in each step, but learns
+    only in those that have its token.
+    """
+    return parameter.dim() >= 2 and name not in embeddings
+
+
 class PolicyOptimizer:
     """AdamW over named parameters (consumer/adamw.py), bitwise repeatable.
 
@@ -48,12 +57,20 @@ class PolicyOptimizer:
     would be lost without them.
     """
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], spec: OptimizerSpec) -> None:
+    def __init__(
+        self, parameters: Mapping[str, nn.Parameter], spec: OptimizerSpec, *, embeddings: Collection[str] = ()
+    ) -> None:
+        """embeddings: names of parameters that are one: `Policy.embedding_names`."""
         self._parameters = dict(parameters)
         self.stepped = {name: _master(parameter) for name, parameter in self._parameters.items()}
         """What takes the gradients: the masters, and the parameters that need none."""
         self._max_grad_norm = spec.max_grad_norm
-        self._moments = make_adamw(self.stepped.values(), spec)
+        decays = {name: is_decayed(name, parameter, embeddings=embeddings) for name, parameter in parameters.items()}
+        self._moments = make_adamw(
+            [stepped for name, stepped in self.stepped.items() if decays[name]],
+            spec,
+            undecayed=[stepped for name, stepped in self.stepped.items() if not decays[name]],
+        )
         self._adamw = self._moments.optimizer
 
     def step(self, learning_rate: float, *, on_stepped: Callable[[str], None] = lambda name: None) -> float:
@@ -70,7 +87,8 @@ class PolicyOptimizer:
                 f"the gradient norm is {grad_norm}", field="grad_norm", cure="lower optimizer.learning_rate"
             )
         nn.utils.clip_grads_with_norm_(self.stepped.values(), self._max_grad_norm, norm, foreach=False)
-        self._adamw.param_groups[0]["lr"] = learning_rate
+        for decayed_or_not in self._adamw.param_groups:
+            decayed_or_not["lr"] = learning_rate
         gradients = {name: stepped.grad for name, stepped in self.stepped.items()}
         self._adamw.zero_grad(set_to_none=True)
         masters = self._masters()

@@ -76,6 +76,12 @@ class Policy:
             return self.adapters.parameters()
         return dict(self.model.named_parameters(remove_duplicate=True))
 
+    def embedding_names(self) -> frozenset[str]:
+        """Those of `trained_parameters` that are an embedding, of tokens or positions; a tied head is its embedding."""
+        modules = cast(nn.Module, self.model).modules()
+        embeddings = {id(module.weight) for module in modules if isinstance(module, nn.Embedding)}
+        return frozenset(name for name, parameter in self.trained_parameters().items() if id(parameter) in embeddings)
+
     def weights(self) -> PublishedWeights:
         """All that a generator must load to be this policy: parameters and persistent buffers, each once.
 

@@ -50,7 +50,7 @@ def make_sharded_learner(
             # A pass leaves the outermost parameters whole; a checkpoint is put into the rows.
             cast(FSDPModule, model).reshard()
     parameters = policy.trained_parameters()
-    optimizer = PolicyOptimizer(parameters, spec.optimizer)
+    optimizer = PolicyOptimizer(parameters, spec.optimizer, embeddings=policy.embedding_names())
     make_one = functools.partial(
         Learner,
         spec=spec,

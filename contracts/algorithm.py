@@ -51,7 +51,8 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     """Estimate of that KL from the sampled tokens."""
     kl_placement: Literal["loss", "reward"] = "loss"
-    """loss: added to each token's loss; reward: its sum over a response is taken off the reward before advantages."""
+    """loss: added to each token's loss; reward: its sum over a response is taken off the reward before advantages, with
+    advantage = "grpo" after the division by the deviation, which is that of the rewards alone."""
     entropy_coefficient: Factor = 0.0
     """Weight of the entropy bonus: the entropy of the distribution at each sampled token, normalised like the loss."""
     correction: Literal["none", "tis", "icepop", "decoupled"] = "none"

@@ -13,7 +13,8 @@ class UpdateMetrics(Record, frozen=True, kw_only=True):
 
     loss: float
     clip_share: float
-    """Share of tokens outside the clip range; 0.0 in the first update against the trainer's own log-probs."""
+    """Share of the sampled tokens whose loss a clip changed; 0.0 in the first update against the trainer's own
+    log-probs."""
     kl_to_reference: float
     grad_norm: float
     """Before clipping."""
@@ -54,28 +55,35 @@ class IterationMetrics(Record, frozen=True, kw_only=True):
     truncated_share: float
     """Share of completions that hit max_new_tokens."""
     loss: float
-    """The mean over the iteration's updates, like the clips, kl_to_reference, entropy, corrected_share, grad_norm."""
+    """The mean over the iteration's updates, like kl_to_reference, entropy_trained_tokens, corrected_share and
+    grad_norm."""
     clip_share: float
-    """Share of tokens outside the clip range; 0.0 when strictly on-policy."""
+    """Share of the sampled tokens whose loss a clip changed, over the updates that can clip; 0.0 where none can."""
     clip_low_share: float = 0.0
-    """The part of it below the range."""
+    """The part of it that the lower clip changed."""
     clip_high_share: float = 0.0
-    """The part of it above the range."""
+    """The part of it that the upper clip changed."""
     kl_to_reference: float
-    """Mean k3 per token; 0.0 without a reference."""
+    """Mean k3 over the sampled tokens; 0.0 without a reference."""
     entropy: float = 0.0
-    """Mean over tokens of the policy's entropy, in nats; 0.0 where it is not measured."""
+    """Mean of -generator_logprobs over the sampled tokens, in nats: an unbiased estimate of the entropy of the policy
+    that sampled, at its temperature."""
+    entropy_trained_tokens: float | None = None
+    """Mean entropy of the whole distribution, in nats, over the tokens that went through the trainer's model: rows that
+    teach nothing are not in it. None where it is not measured, or nothing teaches."""
     corrected_share: float = 0.0
-    """Share of tokens whose weight against the generator was truncated or set to 0; 0.0 without a correction."""
+    """Share, of the tokens that went through the trainer's model, whose weight against the generator was truncated or
+    set to 0; 0.0 without a correction."""
     grad_norm: float
     """Before clipping."""
     learning_rate: float
     mismatch_k3: float
-    """Mean of rho - log(rho) - 1 with log(rho) = trainer_logprobs - generator_logprobs."""
+    """Mean of rho - log(rho) - 1 with log(rho) = trainer_logprobs - generator_logprobs, over the tokens that went
+    through the trainer's model, like the next two; 0.0 where there are none."""
     mismatch_max: float
-    """Largest |trainer_logprobs - generator_logprobs|."""
+    """Largest |trainer_logprobs - generator_logprobs|; 0.0 where there are none."""
     effective_sample_share: float
-    """ESS / N of the weights rho over all trained tokens."""
+    """ESS / N of the weights rho; 1.0 where there are none."""
     started_s: float
     """Unix time of opening."""
     wall_s: float

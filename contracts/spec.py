@@ -100,7 +100,8 @@ class OptimizerSpec(Record, frozen=True, kw_only=True):
     epsilon: Annotated[float, Meta(gt=0.0, le=1.0)] = 1e-8
     """Added to the root of the second moment."""
     weight_decay: Factor = 0.0
-    """Decoupled weight decay."""
+    """Decoupled weight decay of matrices: linear layers, the output head, LoRA's A and B. Norms, biases and embeddings
+    are left alone, a head that is tied to the embedding with them."""
     max_grad_norm: Annotated[float, Meta(gt=0.0, le=1e12)] = 1.0
     """Global gradient norm is clipped to this."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
@@ -131,7 +132,9 @@ class TrainerSpec(Record, frozen=True, kw_only=True):
     """Input tokens of one forward and backward pass, padding included: bounds the memory of activations. A rollout
     batch with more goes through in several passes; a prompt with one completion always goes whole."""
     measure_entropy: bool = True
-    """Measures the policy's entropy in every iteration, also without an entropy bonus."""
+    """Measures the entropy of the whole distribution at each token that goes through the model
+    (entropy_trained_tokens), also without an entropy bonus. The estimate over all sampled tokens (entropy) is always
+    there."""
     mismatch_alarm: Annotated[float, Meta(gt=0.0, le=1e6)] = 0.01
     """Above this mean K3 a token between trainer and generator (mismatch_k3) an iteration is a warning and an event."""
     on_mismatch: Literal["warn", "fail"] = "warn"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -78,17 +78,23 @@ def iteration_loss(responses: Sequence[Response], eq: Equation) -> Tensor:
 
 def advantages(responses: Sequence[Response], eq: Equation) -> list[float]:
     """`given`: the rewards are the advantages."""
-    rewards = [r.reward - (eq.beta * penalty(r, eq) if eq.kl_in_reward else 0.0) for r in responses]
+    penalties = [eq.beta * penalty(r, eq) if eq.kl_in_reward else 0.0 for r in responses]
+    rewards = [r.reward - off for r, off in zip(responses, penalties, strict=True)]
 
-    def of_group(response: Response) -> list[float]:
-        return [rewards[i] for i, other in enumerate(responses) if other.group == response.group]
+    def of_group(response: Response, values: Sequence[float] = rewards) -> list[float]:
+        return [values[i] for i, other in enumerate(responses) if other.group == response.group]
 
     centred = [reward - statistics.fmean(of_group(r)) for r, reward in zip(responses, rewards, strict=True)]
     match eq.advantage:
         case "given":
             return rewards
         case "grpo":
-            return [a / (statistics.stdev(of_group(r)) + eq.delta) for r, a in zip(responses, centred, strict=True)]
+            found = []
+            for r, off in zip(responses, penalties, strict=True):
+                scores = of_group(r, [other.reward for other in responses])
+                score = (r.reward - statistics.fmean(scores)) / (statistics.stdev(scores) + eq.delta)
+                found.append(score - (off - statistics.fmean(of_group(r, penalties))))
+            return found
         case "dr_grpo":
             return centred
         case "rloo":
@@ -123,6 +129,17 @@ def token_losses(response: Response, advantage: float, eq: Equation) -> list[Ten
             loss = loss + eq.beta * ESTIMATORS[eq.kl](p[t], response.reference_logprobs[t])
         losses.append(loss - eq.alpha * response.entropy[t])
     return losses
+
+
+def num_clipped(responses: Sequence[Response], eq: Equation) -> int:
+    """Tokens whose surrogate without a clip is another one: verl's `pg_clipfrac`, TRL's `clip_ratio/region_mean`."""
+    free = replace(eq, eps_low=math.inf, eps_high=math.inf, alpha=0.0, beta=0.0)
+    clipping = replace(eq, alpha=0.0, beta=0.0)
+    return sum(
+        loss.item() != unclipped.item()
+        for r, advantage in zip(responses, advantages(responses, eq), strict=True)
+        for loss, unclipped in zip(token_losses(r, advantage, clipping), token_losses(r, advantage, free), strict=True)
+    )
 
 
 def proximal(response: Response) -> Tensor:

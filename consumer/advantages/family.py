@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from consumer.advantages.dr_grpo import dr_grpo_advantages
+from consumer.advantages.groups import centred_rewards
 from consumer.advantages.grpo import grpo_advantages
 from consumer.advantages.reinforce_plus_plus import undivided_advantages
 from consumer.advantages.rloo import rloo_advantages
@@ -25,3 +26,16 @@ def group_advantages(rewards: NDArray[np.float64], algorithm: AlgorithmSpec) -> 
             return undivided_advantages(rewards)
         case "reinforce++":
             return rewards
+
+
+def penalised_advantages(
+    rewards: NDArray[np.float64], penalties: NDArray[np.float64], algorithm: AlgorithmSpec
+) -> NDArray[np.float64]:
+    """`group_advantages` of rewards less penalties, [k, G] each.
+
+    grpo's deviation is that of the rewards alone: over that of both, a group of equal rewards would be all penalty,
+    blown up to a deviation of 1 however small its weight is.
+    """
+    if algorithm.advantage == "grpo":
+        return group_advantages(rewards, algorithm) - centred_rewards(penalties)
+    return group_advantages(rewards - penalties, algorithm)

@@ -43,10 +43,10 @@ class PolicyTerm:
 
     token_loss: Tensor
     """[R, T] with gradient; linear in the advantages' scale, and exactly 0.0 for an advantage of 0.0."""
-    below: Tensor
-    """bool [R, T]: tokens whose ratio is below the clip range."""
-    above: Tensor
-    """bool [R, T]: tokens whose ratio is above it."""
+    clipped_low: Tensor
+    """bool [R, T]: tokens whose loss the lower clip changes, given an advantage that isn't 0."""
+    clipped_high: Tensor
+    """bool [R, T]: those whose loss the upper one changes."""
 
 
 @dataclass(frozen=True, kw_only=True)

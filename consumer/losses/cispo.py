@@ -16,7 +16,9 @@ def weighted_log_prob(inputs: LossInputs) -> PolicyTerm:
     ratio = inputs.log_ratio().detach().exp()
     weight = inputs.clip(ratio)
     gain = inputs.advantages.unsqueeze(1)
-    return PolicyTerm(token_loss=-(weight * gain) * inputs.logprobs, below=ratio < weight, above=ratio > weight)
+    return PolicyTerm(
+        token_loss=-(weight * gain) * inputs.logprobs, clipped_low=ratio < weight, clipped_high=ratio > weight
+    )
 
 
 CISPO = PolicyLoss(surrogate=weighted_log_prob, normaliser=TOKEN_MEAN)

@@ -69,15 +69,19 @@ class LossTerms:
     loss_sum: Tensor
     """Scalar with gradient, undivided: see `Normaliser`."""
     num_clipped_low: int
-    """Tokens whose ratio is below 1 - clip_low."""
+    """Tokens whose loss the lower clip changed."""
     num_clipped_high: int
-    """Tokens whose ratio is above 1 + clip_high."""
+    """Tokens whose loss the upper clip changed."""
+    can_clip: bool
+    """Whether the ratio is anything but exactly 1."""
     num_corrected: int
     """Tokens whose weight against the generator was truncated or set to zero."""
     k3_sum: float
     """Sum of k3 over tokens; 0.0 without a reference."""
     entropy_sum: float
     """Sum of entropies over tokens, in nats; 0.0 where they were not measured."""
+    num_entropy_tokens: int
+    """Tokens of that sum."""
 
     @property
     def num_clipped(self) -> int:
@@ -111,13 +115,19 @@ def family_loss(
         if algorithm.entropy_coefficient > 0.0:
             token_loss = token_loss - algorithm.entropy_coefficient * tokens.entropy
         entropy_sum = float(tokens.entropy.detach().double().sum())
+    counted = loss_mask
+    if not algorithm.has_late_baseline:
+        # Where it has one, these are rewards, and an advantage of 0 isn't known yet.
+        counted = loss_mask & (advantages != 0.0).unsqueeze(1)
     return LossTerms(
         loss_sum=member.normaliser.reduce(token_loss, loss_mask, sizes),
-        num_clipped_low=int((term.below & loss_mask).sum()),
-        num_clipped_high=int((term.above & loss_mask).sum()),
+        num_clipped_low=int((term.clipped_low & counted).sum()),
+        num_clipped_high=int((term.clipped_high & counted).sum()),
+        can_clip=inputs.old_logprobs is not None,
         num_corrected=num_corrected,
         k3_sum=k3_sum,
         entropy_sum=entropy_sum,
+        num_entropy_tokens=0 if tokens.entropy is None else int(loss_mask.sum()),
     )
 
 

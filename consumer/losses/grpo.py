@@ -18,7 +18,10 @@ def clipped_surrogate(inputs: LossInputs) -> PolicyTerm:
     gain = inputs.advantages.unsqueeze(1)
     clipped = inputs.clip(ratio)
     return PolicyTerm(
-        token_loss=-torch.minimum(ratio * gain, clipped * gain), below=ratio < clipped, above=ratio > clipped
+        token_loss=-torch.minimum(ratio * gain, clipped * gain),
+        # The bound is pessimistic: a good token's ratio is held down, a bad one's up, and never the other way round.
+        clipped_low=(ratio < clipped) & (gain < 0.0),
+        clipped_high=(ratio > clipped) & (gain > 0.0),
     )
 
 

@@ -19,11 +19,12 @@ def sequence_surrogate(inputs: LossInputs) -> PolicyTerm:
     log_ratio = inputs.log_ratio()
     ratio = (log_ratio.sum(dim=1) / inputs.loss_mask.sum(dim=1)).exp()
     clipped = inputs.clip(ratio)
-    loss = -torch.minimum(ratio * inputs.advantages, clipped * inputs.advantages)
+    gain = inputs.advantages
+    loss = -torch.minimum(ratio * gain, clipped * gain)
     return PolicyTerm(
         token_loss=loss.unsqueeze(1).expand_as(log_ratio),
-        below=(ratio < clipped).unsqueeze(1).expand_as(log_ratio),
-        above=(ratio > clipped).unsqueeze(1).expand_as(log_ratio),
+        clipped_low=((ratio < clipped) & (gain < 0.0)).unsqueeze(1).expand_as(log_ratio),
+        clipped_high=((ratio > clipped) & (gain > 0.0)).unsqueeze(1).expand_as(log_ratio),
     )
 
 

@@ -39,25 +39,26 @@ PADDED: dict[str, Any] = {"trainer__packing": "padded"}
 UPDATES: dict[str, Any] = {"algorithm__updates_per_iteration": 3, "algorithm__clip_low": 0.01}
 LORA: dict[str, Any] = {"trainer__lora": {"rank": 4}, "optimizer__learning_rate": 1e-2}
 FSDP: dict[str, Any] = {"trainer__sharding": "fsdp"}
+DECAY: dict[str, Any] = {"optimizer__weight_decay": 0.1}
 UNTIED = "FSDP, bfloat16, untied"
 VARIANTS: dict[str, dict[str, Any]] = {
     "updates, KL": UPDATES | KL,
     "LoRA, KL, recomputed": LORA | KL | RECOMPUTED,
     "LoRA, padded, split, bfloat16": LORA | PADDED | SPLIT | {"model__dtype": "bfloat16"},
-    "FSDP, updates, KL": FSDP | UPDATES | KL,
+    "FSDP, updates, KL, weight decay": FSDP | UPDATES | KL | DECAY,
     "FSDP, recomputed, padded": FSDP | RECOMPUTED | PADDED,
     "FSDP, split, KL in the reward": FSDP
     | SPLIT
     | KL
     | {"algorithm__kl_placement": "reward", "algorithm__kl_estimator": "k1"},
-    "FSDP, LoRA, KL, updates": FSDP | LORA | KL | UPDATES,
+    "FSDP, LoRA, KL, updates, bfloat16": FSDP | LORA | KL | UPDATES | {"model__dtype": "bfloat16"},
     "FSDP, LoRA, split, padded, recomputed, bfloat16": FSDP
     | LORA
     | SPLIT
     | PADDED
     | RECOMPUTED
     | {"model__dtype": "bfloat16"},
-    UNTIED: FSDP | {"model__dtype": "bfloat16", "model__path": "llama"},
+    UNTIED: FSDP | DECAY | {"model__dtype": "bfloat16", "model__path": "llama"},
 }
 
 

@@ -107,7 +107,8 @@ def test_an_update_against_kept_log_probs_of_the_same_weights_is_the_streamed_on
     streamed = total(policy, stats, spec, accumulator)
     explicit = [with_explicit_pass(policy, of_batch) for of_batch in kept]
     again = later_update(policy, (stats, explicit), spec, accumulator)
-    assert again == stats
+    # All but that: the first update's ratio is 1 by definition, the later one's because nothing moved.
+    assert again == [replace(of_batch, can_clip=of_batch.mismatch.num_tokens > 0) for of_batch in stats]
     gradients = total(policy, again, spec, accumulator)
     assert any(gradient.abs().max() > 0 for gradient in gradients.values())
     assert all(torch.equal(gradients[name], streamed[name]) for name in streamed)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from consumer.advantages.dr_grpo import dr_grpo_advantages
-from consumer.advantages.family import group_advantages
+from consumer.advantages.family import group_advantages, penalised_advantages
 from consumer.advantages.groups import equal_groups, shuffled_rewards
 from consumer.advantages.grpo import grpo_advantages
 from consumer.advantages.reinforce_plus_plus import centred_scale, mean_and_scale, undivided_advantages
@@ -72,3 +72,22 @@ def test_shuffling_keeps_each_groups_rewards_and_depends_on_seed_and_batch_alone
     assert np.array_equal(shuffled, shuffled_rewards(rewards, seed=7, batch_id="3/train/1"))
     assert not np.array_equal(shuffled, shuffled_rewards(rewards, seed=7, batch_id="3/train/2"))
     assert not np.array_equal(shuffled, shuffled_rewards(rewards, seed=8, batch_id="3/train/1"))
+
+
+@pytest.mark.parametrize("beta", [1e-4, 1e-2, 1.0])
+def test_a_penalty_counts_by_its_weight_also_where_the_rewards_of_a_group_are_equal(beta: float) -> None:
+    """Over the deviation of both, this all-correct group had advantages of 1.22, 0.0 and -1.22 for every beta."""
+    divergences = np.array([[0.0, 1.0, 2.0]])
+    for name in ("grpo", "dr_grpo"):
+        algorithm = AlgorithmSpec(advantage=name, kl_coefficient=beta, kl_placement="reward")
+        advantages = penalised_advantages(np.ones((1, 3)), beta * divergences, algorithm)
+        assert advantages[0].tolist() == pytest.approx([beta, 0.0, -beta], rel=1e-9, abs=1e-15)
+
+
+def test_the_deviation_is_that_of_the_rewards_alone() -> None:
+    rewards, penalties = np.array([[1.0, 0.0, 0.0, 0.0]]), np.array([[0.3, 0.1, 0.2, 0.2]])
+    algorithm = AlgorithmSpec(kl_coefficient=0.1, kl_placement="reward")
+    expected = grpo_advantages(rewards, epsilon=1e-4) - (penalties - 0.2)
+    assert penalised_advantages(rewards, penalties, algorithm)[0].tolist() == pytest.approx(expected[0].tolist())
+    algorithm = AlgorithmSpec(advantage="rloo", kl_coefficient=0.1, kl_placement="reward")
+    assert penalised_advantages(rewards, penalties, algorithm).tolist() == rloo_advantages(rewards - penalties).tolist()

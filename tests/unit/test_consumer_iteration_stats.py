@@ -73,11 +73,13 @@ def test_numbers_of_an_iteration_by_hand() -> None:
         longest_response_tokens=4,
         num_truncated=1,
         loss_sum=-0.4,
+        surprise_sum=1.75,
         num_clipped_low=1,
         num_clipped_high=2,
         advantages=(0.5, -0.5),
         num_corrected=2,
         entropy_sum=1.5,
+        num_entropy_tokens=6,
         k3_sum=0.6,
         mismatch=Mismatch(num_tokens=6, k3_sum=0.3, largest=0.2, rho_sum=6.0, rho_square_sum=12.0),
     )
@@ -92,11 +94,13 @@ def test_numbers_of_an_iteration_by_hand() -> None:
         longest_response_tokens=1,
         num_truncated=0,
         loss_sum=0.0,
+        surprise_sum=0.25,
         num_clipped_low=0,
         num_clipped_high=0,
         advantages=(0.0, 0.0),
         num_corrected=0,
         entropy_sum=0.0,
+        num_entropy_tokens=0,
         k3_sum=0.0,
         mismatch=Mismatch(),
     )
@@ -109,10 +113,11 @@ def test_numbers_of_an_iteration_by_hand() -> None:
     assert (numbers.response_tokens_mean, numbers.response_tokens_max) == (2.0, 4)
     assert numbers.truncated_share == 0.25
     assert numbers.loss == pytest.approx(-0.1)
-    assert (numbers.clip_share, numbers.kl_to_reference) == (0.5, pytest.approx(0.1))
-    assert (numbers.clip_low_share, numbers.clip_high_share) == (1 / 6, 2 / 6)
+    assert (numbers.clip_share, numbers.kl_to_reference) == (3 / 8, pytest.approx(0.1))
+    assert (numbers.clip_low_share, numbers.clip_high_share) == (1 / 8, 2 / 8)
     assert (numbers.advantage_mean, numbers.advantage_std, numbers.advantage_max) == (0.0, math.sqrt(0.5 / 3), 0.5)
-    assert (numbers.corrected_share, numbers.entropy) == (2 / 6, 0.25)
+    assert numbers.corrected_share == 2 / 6
+    assert (numbers.entropy, numbers.entropy_trained_tokens) == (2.0 / 8, 1.5 / 6)
     assert (numbers.mismatch_k3, numbers.mismatch_max) == (pytest.approx(0.05), 0.2)
     assert numbers.effective_sample_share == 36.0 / (6 * 12.0)
 
@@ -173,12 +178,42 @@ def test_numbers_that_each_update_has_are_means_and_the_others_are_those_of_the_
         )
         for number in (0, 3)
     )
-    numbers = mean_over_updates([first, second])
-    assert (numbers.loss, numbers.clip_share) == (1.5, 0.375)
+    share = 3 / stats(0).num_tokens
+    numbers = mean_over_updates([first, second], can_clip=[False, True])
+    assert (numbers.loss, numbers.clip_share) == (1.5, share)
     assert numbers.kl_to_reference == pytest.approx(0.15)
-    assert (numbers.clip_low_share, numbers.clip_high_share) == (0.375, 0.0)
+    assert (numbers.clip_low_share, numbers.clip_high_share) == (share, 0.0)
     assert dataclasses.replace(numbers, loss=0.0, clip_share=0.0, clip_low_share=0.0, kl_to_reference=0.0) == first
-    assert mean_over_updates([second]) == second
+    assert mean_over_updates([second], can_clip=[True]) == second
+    assert mean_over_updates([first, second], can_clip=[True, True]).clip_share == share / 2
+    assert mean_over_updates([first], can_clip=[False]).clip_share == 0.0
+
+
+def test_a_mean_over_updates_has_no_entropy_where_one_of_them_has_none() -> None:
+    measured = iteration_numbers([stats(0, entropy_sum=3.0, num_entropy_tokens=4)], scaling=Scaling(count=8))
+    unmeasured = iteration_numbers([stats(0)], scaling=Scaling(count=8))
+    assert mean_over_updates([measured, measured], can_clip=[False, True]).entropy_trained_tokens == 0.75
+    assert mean_over_updates([measured, unmeasured], can_clip=[False, True]).entropy_trained_tokens is None
+
+
+def test_the_entropy_is_of_every_sampled_token_whether_its_row_teaches_or_not() -> None:
+    batch = batch_of(
+        [
+            ([5], [rollout([1, 2], 1.0, logprobs=[-0.5, -1.5]), rollout([1], 0.0, logprobs=[-1.0])]),
+            ([6], [rollout([1], 1.0, logprobs=[-4.0]), rollout([2], 1.0, logprobs=[-3.0])]),
+        ]
+    )
+    measured = measure_batch(batch, batch_rewards(batch))
+    assert measured.surprise_sum == 10.0
+    numbers = iteration_numbers([measured], scaling=Scaling(count=4))
+    assert (numbers.entropy, numbers.entropy_trained_tokens) == (2.0, None)
+
+
+@pytest.mark.parametrize("bad", [math.nan, -math.inf])
+def test_a_log_prob_that_is_not_finite_is_refused_also_where_nothing_teaches(bad: float) -> None:
+    batch = batch_of([([6], [rollout([1], 1.0, logprobs=[bad]), rollout([2], 1.0)])])
+    with pytest.raises(ContractViolation, match="generator_logprobs"):
+        measure_batch(batch, batch_rewards(batch))
 
 
 def test_an_iteration_that_teaches_nothing_has_numbers_too() -> None:

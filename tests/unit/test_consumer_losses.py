@@ -13,7 +13,7 @@ from consumer.losses.family import LOSSES, LossTerms, TokenLogprobs, family_loss
 from consumer.losses.kl import k1, k2, k3
 from consumer.losses.normalisers import BatchSizes
 from contracts.algorithm import AlgorithmSpec
-from tests.loss_equations import Equation, Response, iteration_loss
+from tests.loss_equations import Equation, Response, iteration_loss, num_clipped
 
 MASK = torch.tensor([[True, True], [True, False]])
 LENGTHS = (5, 1, 3, 4, 2, 5)
@@ -45,7 +45,7 @@ def loss_of(
 
 def drawn(*, gap: float) -> tuple[TokenLogprobs, Tensor]:
     """Log-probs of one batch in float64 and its mask; policy and generator differ by up to `gap`."""
-    draw = torch.Generator().manual_seed(3)
+    draw = torch.Generator().manual_seed(2)
     shape = (len(LENGTHS), max(LENGTHS))
     mask = torch.arange(shape[1]).unsqueeze(0) < torch.tensor(LENGTHS).unsqueeze(1)
 
@@ -95,6 +95,7 @@ def compare(algorithm: dict[str, Any], equation: dict[str, Any], *, gap: float =
     assert terms.loss_sum.item() / divisor == pytest.approx(expected.item(), rel=1e-12)
     assert theirs.abs().max() > 0.01
     torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-15)
+    assert terms.num_clipped == num_clipped(responses, eq)
     return terms
 
 
@@ -104,8 +105,10 @@ def test_a_loss_is_its_equation(loss: str, *, off_policy: bool) -> None:
     terms = compare(
         {"loss": loss, "old_policy": "generator" if off_policy else "trainer", "clip_low": 0.1, "clip_high": 0.15},
         {"old_is_generator": off_policy},
+        gap=1.5,
     )
     assert (terms.num_clipped > 0) == off_policy
+    assert terms.can_clip == off_policy
 
 
 @pytest.mark.parametrize("loss", sorted(LOSSES))
@@ -192,7 +195,23 @@ def test_off_policy_tokens_are_clipped_on_the_pessimistic_side() -> None:
     )
     # Row 0: min(1.5, 1.3) and min(0.5, 0.8); row 1: min(-0.5, -0.8).
     assert loss.loss_sum.item() == pytest.approx(-(1.3 + 0.5) / 2 + 0.8)
-    assert loss.num_clipped == 3
+    # The good token at 0.5 keeps its gradient: no clip changes it.
+    assert (loss.num_clipped_low, loss.num_clipped_high) == (1, 1)
+
+
+@pytest.mark.parametrize("loss", sorted(LOSSES))
+def test_a_ratio_out_of_range_is_clipped_by_the_sign_of_the_advantage_and_cispo_clips_either(loss: str) -> None:
+    old = torch.full((2, 2), -1.0)
+    options: dict[str, Any] = {"loss": loss, "old_policy": "generator", "clip_low": 0.2, "clip_high": 0.2}
+
+    def clipped(ratio: float, *advantages: float) -> tuple[int, int]:
+        """Of row 0, with two tokens, and row 1, with one."""
+        terms = loss_of(old + math.log(ratio), advantages=torch.tensor(advantages), generator=old, **options)
+        return terms.num_clipped_low, terms.num_clipped_high
+
+    assert clipped(1.5, 1.0, -1.0) == (0, 3 if loss == "cispo" else 2)
+    assert clipped(0.5, 1.0, -1.0) == (3 if loss == "cispo" else 1, 0)
+    assert clipped(1.5, 0.0, 0.0) == clipped(0.5, 0.0, 0.0) == (0, 0)
 
 
 def test_the_kl_term_adds_k3_per_token() -> None:

@@ -8,13 +8,15 @@ import pytest
 import torch
 from torch import nn
 
-from consumer.optimizer import PolicyOptimizer, horizon_at, learning_rate_at
+from consumer.adamw import Adamw32bit
+from consumer.optimizer import PolicyOptimizer, horizon_at, is_decayed, learning_rate_at
 from contracts.errors import ContractViolation, TrainingDiverged
 from contracts.spec import OptimizerSpec
 
 
 def weights(values: list[float]) -> dict[str, nn.Parameter]:
-    return {"weight": nn.Parameter(torch.tensor(values))}
+    """A matrix of one row: weight decay is for matrices."""
+    return {"weight": nn.Parameter(torch.tensor([values]))}
 
 
 def test_the_learning_rate_warms_up_and_then_decays_to_zero_at_the_end() -> None:
@@ -38,31 +40,31 @@ def test_a_step_is_adamw_on_the_clipped_gradient() -> None:
     named = weights([1.0, -2.0])
     spec = OptimizerSpec(max_grad_norm=1.0, weight_decay=0.1, beta1=0.9, beta2=0.99, epsilon=1e-8)
     optimizer = PolicyOptimizer(named, spec)
-    named["weight"].grad = torch.tensor([3.0, 4.0])
+    named["weight"].grad = torch.tensor([[3.0, 4.0]])
     assert optimizer.step(0.01) == 5.0
     # The first step of Adam is gradient / (|gradient| + eps), after the weight decay.
     expected = [1.0 - 0.01 * 0.1 * 1.0 - 0.01, -2.0 + 0.01 * 0.1 * 2.0 - 0.01]
-    assert named["weight"].tolist() == pytest.approx(expected, rel=1e-6)
-    assert optimizer.state_tensors()["exp_avg.weight"].tolist() == pytest.approx([0.06, 0.08], rel=1e-5)
+    assert named["weight"][0].tolist() == pytest.approx(expected, rel=1e-6)
+    assert optimizer.state_tensors()["exp_avg.weight"][0].tolist() == pytest.approx([0.06, 0.08], rel=1e-5)
     assert named["weight"].grad is None
 
 
 def test_a_gradient_below_the_norm_is_left_as_it_is() -> None:
     named = weights([0.0, 0.0])
     optimizer = PolicyOptimizer(named, OptimizerSpec(max_grad_norm=10.0))
-    named["weight"].grad = torch.tensor([3.0, 4.0])
+    named["weight"].grad = torch.tensor([[3.0, 4.0]])
     optimizer.step(0.01)
-    assert optimizer.state_tensors()["exp_avg.weight"].tolist() == pytest.approx([0.3, 0.4], rel=1e-6)
+    assert optimizer.state_tensors()["exp_avg.weight"][0].tolist() == pytest.approx([0.3, 0.4], rel=1e-6)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_norm_that_is_not_finite_moves_nothing(bad: float) -> None:
     named = weights([1.0, 2.0])
     optimizer = PolicyOptimizer(named, OptimizerSpec())
-    named["weight"].grad = torch.tensor([bad, 0.0])
+    named["weight"].grad = torch.tensor([[bad, 0.0]])
     with pytest.raises(TrainingDiverged, match="grad_norm"):
         optimizer.step(0.01)
-    assert named["weight"].tolist() == [1.0, 2.0]
+    assert named["weight"].tolist() == [[1.0, 2.0]]
 
 
 def test_optimizer_state_of_another_model_is_refused() -> None:
@@ -75,11 +77,11 @@ def test_optimizer_state_of_another_model_is_refused() -> None:
 
 
 def half_precision(values: list[float]) -> dict[str, nn.Parameter]:
-    return {"weight": nn.Parameter(torch.tensor(values, dtype=torch.bfloat16))}
+    return {"weight": nn.Parameter(torch.tensor([values], dtype=torch.bfloat16))}
 
 
 def give(optimizer: PolicyOptimizer, gradient: list[float]) -> None:
-    optimizer.stepped["weight"].grad = torch.tensor(gradient)
+    optimizer.stepped["weight"].grad = torch.tensor([gradient])
 
 
 def test_steps_that_bfloat16_would_lose_add_up_in_float32_masters() -> None:
@@ -96,7 +98,7 @@ def test_steps_that_bfloat16_would_lose_add_up_in_float32_masters() -> None:
         assert (named["weight"] - before).abs().max() <= 0.0079
     assert torch.equal(optimizer.stepped["weight"], exact["weight"])
     assert torch.equal(named["weight"], exact["weight"].bfloat16())
-    assert named["weight"][0] == 0.9922
+    assert named["weight"][0, 0] == 0.9922
 
 
 def test_masters_are_part_of_the_state_and_go_on_from_it_bit_for_bit() -> None:
@@ -166,3 +168,84 @@ def test_a_step_in_groups_is_bitwise_one_step_and_tells_of_each_parameter_that_h
     one, other = whole.state_tensors(), grouped.state_tensors()
     assert one.keys() == other.keys()
     assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
+
+
+def a_matrix_a_norm_and_an_embedding() -> dict[str, nn.Parameter]:
+    shapes = {"norm": (3,), "matrix": (2, 3), "bias": (2,), "embedding": (4, 3)}
+    return {name: nn.Parameter(torch.full(shape, 2.0)) for name, shape in shapes.items()}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weight_decay_takes_from_matrices_and_leaves_norms_biases_and_embeddings(dtype: torch.dtype) -> None:
+    named = {name: nn.Parameter(p.to(dtype)) for name, p in a_matrix_a_norm_and_an_embedding().items()}
+    spec = OptimizerSpec(learning_rate=0.5, weight_decay=0.5)
+    optimizer = PolicyOptimizer(named, spec, embeddings={"embedding"})
+    assert list(optimizer.stepped) == list(named)
+    for stepped in optimizer.stepped.values():
+        stepped.grad = torch.zeros_like(stepped)
+    optimizer.step(0.5)
+    values = {name: set(parameter.flatten().tolist()) for name, parameter in named.items()}
+    assert values == {"norm": {2.0}, "matrix": {1.5}, "bias": {2.0}, "embedding": {2.0}}
+
+
+def test_without_weight_decay_a_step_is_that_of_one_group_bit_for_bit() -> None:
+    named, plain = a_matrix_a_norm_and_an_embedding(), a_matrix_a_norm_and_an_embedding()
+    optimizer = PolicyOptimizer(named, OptimizerSpec(learning_rate=0.1), embeddings={"embedding"})
+    reference = torch.optim.AdamW(plain.values(), lr=0.1, betas=(0.9, 0.99), eps=1e-8, weight_decay=0.0, fused=True)
+    draw = torch.Generator().manual_seed(0)
+    for _ in range(3):
+        for name, parameter in named.items():
+            # Below the norm that is clipped.
+            parameter.grad = torch.randn(parameter.shape, generator=draw) / 100.0
+            plain[name].grad = parameter.grad.clone()
+        optimizer.step(0.1)
+        reference.step()
+    assert all(torch.equal(named[name], plain[name]) for name in named)
+
+
+def test_each_kind_of_parameter_follows_the_learning_rate() -> None:
+    named = a_matrix_a_norm_and_an_embedding()
+    optimizer = PolicyOptimizer(named, OptimizerSpec(learning_rate=1.0, weight_decay=0.0), embeddings={"embedding"})
+    for stepped in optimizer.stepped.values():
+        stepped.grad = torch.full_like(stepped, 0.01)
+    optimizer.step(0.25)
+    for parameter in named.values():
+        torch.testing.assert_close(parameter.detach(), torch.full_like(parameter, 1.75))
+
+
+@pytest.mark.parametrize("spec", [OptimizerSpec(weight_decay=0.3), OptimizerSpec()])
+def test_a_model_of_one_kind_of_parameter_is_stepped_too(spec: OptimizerSpec) -> None:
+    for name, embeddings in (("norm", ()), ("matrix", ()), ("embedding", ("embedding",))):
+        named = {name: a_matrix_a_norm_and_an_embedding()[name]}
+        optimizer = PolicyOptimizer(named, spec, embeddings=embeddings)
+        optimizer.stepped[name].grad = torch.ones_like(named[name])
+        optimizer.step(0.5)
+        assert is_decayed(name, named[name], embeddings=embeddings) == (name == "matrix")
+        assert named[name].max() < 2.0
+
+
+def test_a_loaded_state_lies_where_its_parameter_does_the_step_as_well() -> None:
+    """The fused kernel of a GPU takes a step from nowhere else; the device without memory stands in for one."""
+    adamw = Adamw32bit([{"params": [nn.Parameter(torch.zeros(2, 2))]}], {"lr": 0.1})
+    parameter = nn.Parameter(torch.zeros(2, 2, device="meta", dtype=torch.float64))
+    saved = {"exp_avg": torch.ones(2, 2), "exp_avg_sq": torch.ones(2, 2), "step": torch.tensor(3.0)}
+    adamw.load(parameter, saved)
+    state = adamw.state(parameter)
+    assert {name: (t.device.type, t.dtype) for name, t in state.items()} == {
+        "exp_avg": ("meta", torch.float64),
+        "exp_avg_sq": ("meta", torch.float64),
+        "step": ("meta", torch.float32),
+    }
+
+
+def test_a_loaded_state_is_its_own_and_goes_on() -> None:
+    named, spec = weights([1.0, -2.0]), OptimizerSpec(learning_rate=0.1)
+    optimizer, again = PolicyOptimizer(named, spec), PolicyOptimizer(weights([1.0, -2.0]), spec)
+    give(optimizer, [0.3, -0.2])
+    optimizer.step(0.1)
+    saved = optimizer.state_tensors()
+    again.load_state_tensors(saved)
+    give(again, [0.1, 0.1])
+    again.step(0.1)
+    assert saved["step.weight"].item() == 1.0
+    assert again.state_tensors()["step.weight"].item() == 2.0

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from consumer.language_head import has_plain_head
 from consumer.micro_batch import make_micro_batch
+from consumer.optimizer import is_decayed
 from consumer.policy import Policy, load_policy
 from consumer.token_logprobs import response_logprobs
 from contracts.errors import InvalidInput
@@ -50,6 +52,32 @@ def test_parameters_take_the_dtype_of_the_spec(tmp_path: Path) -> None:
 def test_a_tied_head_is_one_weight_and_an_untied_head_is_two(tmp_path: Path) -> None:
     assert "lm_head.weight" not in load(tiny_model_folder(tmp_path / "tied")).weight_tensors()
     assert "lm_head.weight" in load(tiny_model_folder(tmp_path / "untied", tied=False)).weight_tensors()
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_token_embedding_is_one_also_where_it_is_the_head_and_a_head_of_its_own_is_none(
+    tmp_path: Path, *, tied: bool
+) -> None:
+    policy = load(tiny_model_folder(tmp_path, tied=tied))
+    assert policy.embedding_names() == {"model.embed_tokens.weight"}
+    decayed = {
+        name
+        for name, parameter in policy.trained_parameters().items()
+        if is_decayed(name, parameter, embeddings=policy.embedding_names())
+    }
+    assert ("lm_head.weight" in decayed) == (not tied)
+    assert {name.rpartition("layers.")[2] for name in policy.weight_tensors().keys() - decayed} == {
+        "model.embed_tokens.weight",
+        "model.norm.weight",
+        *(f"{layer}.{norm}.weight" for layer in (0, 1) for norm in ("input_layernorm", "post_attention_layernorm")),
+        *(f"{layer}.self_attn.{norm}.weight" for layer in (0, 1) for norm in ("q_norm", "k_norm")),
+    }
+
+
+def test_positions_that_are_learnt_are_an_embedding_too() -> None:
+    small = {"vocab_size": 8, "n_positions": 4, "n_embd": 4, "n_layer": 1, "n_head": 1}
+    policy = Policy(model=GPT2LMHeadModel(GPT2Config(**small)), tokenizer=None, context_tokens=4)  # type: ignore[arg-type]
+    assert policy.embedding_names() == {"transformer.wte.weight", "transformer.wpe.weight"}
 
 
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:
