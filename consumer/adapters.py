@@ -1,6 +1,6 @@
 """LoRA adapters in a policy's linear layers, by peft: only they are trained.
 
-    pass        y = W x + scaling · B (A x)          peft's layer
+    pass        y = W x + scaling · B (A x)          peft's layer; where W' is rounded, y = W' x (merged_layers.py)
     published   W' = W + scaling · B A               `lora_merge`: what a generator holds
     reference   y = W x                              `disabled`: the model as the job found it, without a copy
 
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_utils import PreTrainedModel
 
+from consumer.merged_layers import MergedLayers
 from contracts.errors import InvalidInput
 from contracts.lora import ALL_LINEAR, LoraSpec
 from weight_store.adapters import matrix_names
@@ -39,6 +40,8 @@ class Adapters:
     """By the name of the layer in the model as it was: a layer's weight is `{name}.weight` there."""
     scaling: float
     """alpha / rank."""
+    merged_layers: MergedLayers | None = None
+    """Where the model's dtype is below that of A and B: passes go through what is published."""
 
     def parameters(self) -> dict[str, nn.Parameter]:
         """A and B of each layer, float32, under the names that peft saves them by."""
@@ -68,10 +71,15 @@ class Adapters:
         for layer in self.layers.values():
             layer.enable_adapters(False)
         try:
-            yield
+            with contextlib.nullcontext() if self.merged_layers is None else self.merged_layers.swapped():
+                yield
         finally:
             for layer in self.layers.values():
                 layer.enable_adapters(True)
+
+    @property
+    def are_disabled(self) -> bool:
+        return any(layer.disable_adapters for layer in self.layers.values())
 
 
 def attach_adapters(model: PreTrainedModel, spec: LoraSpec, *, seed: int) -> Adapters:
@@ -104,7 +112,11 @@ def attach_adapters(model: PreTrainedModel, spec: LoraSpec, *, seed: int) -> Ada
         # peft makes them in the model's dtype; a step is smaller than what bfloat16 can tell apart.
         layer.lora_A[ADAPTER].float()
         layer.lora_B[ADAPTER].float()
-    return Adapters(layers=layers, scaling=spec.alpha / spec.rank)
+    scaling = spec.alpha / spec.rank
+    if model.dtype in (torch.float32, torch.float64):
+        return Adapters(layers=layers, scaling=scaling)
+    merged_layers = MergedLayers(cast(nn.Module, model), layers, adapter=ADAPTER, scaling=scaling)
+    return Adapters(layers=layers, scaling=scaling, merged_layers=merged_layers)
 
 
 def base_name(name: str) -> str:

@@ -100,6 +100,7 @@ class Learner:
             stream = WeightStream(self.policy.weights(), sink)
             stream.begin()
             grad_norm = self.optimizer.step(learning_rate, on_stepped=stream.stepped)
+        self.policy.follow()
         self.accumulator.zero()
         if is_last:
             self.kept.clear()

@@ -8,7 +8,7 @@ rank 2   (none)  ── idle ── idle ── through                  ┘
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from enum import IntEnum
 from typing import Any, cast
 
@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import nn
 from transformers.modeling_utils import PreTrainedModel
 
+from consumer.adapters import Adapters
 from consumer.rank_errors import store_errors
 
 
@@ -25,7 +26,7 @@ class Pass(IntEnum):
 
     NONE = 0
     REFERENCE = 1
-    """Forward, of the reference."""
+    """Forward, of the reference; where it is the policy without adapters, of that."""
     FORWARD = 2
     """Without gradient, of the policy."""
     GRADIENT = 3
@@ -36,16 +37,27 @@ class Lockstep:
     """Of one rank. Every rank makes one, and calls `through` after each of its turns."""
 
     def __init__(
-        self, policy: PreTrainedModel, reference: PreTrainedModel | None, *, mute: Callable[[bool], None]
+        self,
+        policy: PreTrainedModel,
+        reference: PreTrainedModel | None,
+        *,
+        mute: Callable[[bool], None],
+        adapters: Adapters | None = None,
     ) -> None:
-        """mute: of `ShardedAccumulator`."""
+        """mute: of `ShardedAccumulator`. adapters: without which the policy is the reference, so that there is none."""
         self._policy = policy
         self._reference = reference
         self._mute = mute
+        self._adapters = adapters
         self._is_idle = False
-        self._watch(policy, lambda: Pass.GRADIENT if torch.is_grad_enabled() else Pass.FORWARD)
+        self._watch(policy, self._kind)
         if reference is not None:
             self._watch(reference, lambda: Pass.REFERENCE)
+
+    def _kind(self) -> Pass:
+        if self._adapters is not None and self._adapters.are_disabled:
+            return Pass.REFERENCE
+        return Pass.GRADIENT if torch.is_grad_enabled() else Pass.FORWARD
 
     def through(self) -> None:
         """Returns when no rank has a pass left in this turn."""
@@ -73,10 +85,12 @@ class Lockstep:
         return next((kind for kind in Pass if kind is not Pass.NONE and wishes[kind] > 0), Pass.NONE)
 
     def _pass(self, kind: Pass) -> None:
-        model = self._reference if kind is Pass.REFERENCE else self._policy
-        assert model is not None
+        is_reference = kind is Pass.REFERENCE
+        model = self._reference if is_reference and self._reference is not None else self._policy
+        # Each rank's rows must be those of the same weights.
+        without = self._adapters.disabled() if is_reference and self._adapters is not None else nullcontext()
         tokens = torch.zeros((1, 2), dtype=torch.int64, device=model.device)
-        with torch.set_grad_enabled(kind is Pass.GRADIENT):
+        with without, torch.set_grad_enabled(kind is Pass.GRADIENT):
             logits = model(input_ids=tokens, use_cache=False).logits
             if kind is Pass.GRADIENT:
                 logits.float().sum().backward()

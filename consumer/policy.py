@@ -105,6 +105,8 @@ class Policy:
         for name, buffer in self.model.named_buffers(remove_duplicate=True):
             if name in persistent:
                 tensors[base_name(name)] = buffer.detach()
+        if self.adapters is not None and self.adapters.merged_layers is not None:
+            tensors |= {f"{layer}.weight": weight for layer, weight in self.adapters.merged_layers.base().items()}
         return tensors
 
     @functools.cached_property
@@ -139,6 +141,12 @@ class Policy:
         with torch.no_grad():
             for name, target in own.items():
                 local_rows(target).copy_(stored_rows(tensors, name, like=target))
+        self.follow()
+
+    def follow(self) -> None:
+        """After trained parameters have moved: what passes go through follows them, where it is something else."""
+        if self.adapters is not None and self.adapters.merged_layers is not None:
+            self.adapters.merged_layers.merge()
 
     def reference(self) -> PreTrainedModel:
         """The reference of the KL term, to be asked inside `without_adapters`.

@@ -64,7 +64,7 @@ def make_sharded_learner(
         return make_one(
             accumulator=make_accumulator(spec, parameters, optimizer.stepped),
             # The reference is the policy's model.
-            lockstep=Lockstep(policy.model, None, mute=lambda _: None),
+            lockstep=Lockstep(policy.model, None, mute=lambda _: None, adapters=policy.adapters),
         )
     accumulator = ShardedAccumulator(
         policy.model,

@@ -22,12 +22,17 @@ def first_row(tensor: DTensor) -> int:
 
 def whole(rows: Tensor, like: Tensor) -> Tensor:
     """All rows of a tensor that is sharded as `like`, on every rank: all of them call it at the same time."""
+    spread = spread_like(rows, like)
+    return spread.full_tensor() if isinstance(spread, DTensor) else rows
+
+
+def spread_like(rows: Tensor, like: Tensor) -> Tensor:
+    """A tensor of which each rank has these rows, in the same memory, where `like` is shared; else the rows."""
     if not isinstance(like, DTensor):
         return rows
-    spread = DTensor.from_local(
+    return DTensor.from_local(
         rows, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
     )
-    return spread.full_tensor()
 
 
 def is_shared(tensor: Tensor) -> bool:

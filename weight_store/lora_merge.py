@@ -23,10 +23,13 @@ CHUNK_ITEMS = 1 << 18
 EXACT_BITS = 53
 
 
-def merge_into(target: Tensor, weight: Tensor, *, lora_a: Tensor, lora_b: Tensor, scaling: float) -> None:
+def merge_into(
+    target: Tensor, weight: Tensor, *, lora_a: Tensor, lora_b: Tensor, scaling: float, first_row: int = 0
+) -> None:
     """Writes the merged weight into `target`.
 
-    target, weight: [out, in] of one dtype; `target` may be `weight`. lora_a: float32 [r, in]; lora_b: float32 [out, r].
+    target, weight: [out, in] of one dtype, or the rows of both from `first_row` on; `target` may be `weight`.
+    lora_a: float32 [r, in]; lora_b: float32 [out, r].
     """
     bits = (EXACT_BITS - math.ceil(math.log2(lora_a.shape[0]))) // 2
     whole_a, exponent_a = _integers(lora_a, bits)
@@ -34,8 +37,8 @@ def merge_into(target: Tensor, weight: Tensor, *, lora_a: Tensor, lora_b: Tensor
     factor = math.ldexp(scaling, exponent_a + exponent_b - 2 * bits)
     rows_at_once = max(1, CHUNK_ITEMS // weight.shape[1])
     for start in range(0, weight.shape[0], rows_at_once):
-        rows = slice(start, start + rows_at_once)
-        product = whole_b[rows] @ whole_a
+        rows = slice(start, min(start + rows_at_once, weight.shape[0]))
+        product = whole_b[first_row + rows.start : first_row + rows.stop] @ whole_a
         target[rows] = product.mul_(factor).add_(weight[rows])
 
 

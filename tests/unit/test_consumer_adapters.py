@@ -22,9 +22,11 @@ from contracts.lora import LoraSpec
 from contracts.spec import ModelSpec, OptimizerSpec
 from contracts.wire import convert
 from tests.builders import rollout_batch, tiny_model_folder
+from weight_store.adapters import matrix_names
 from weight_store.hashing import tensors_digest
 from weight_store.lora_merge import CHUNK_ITEMS, merge_into
 
+TARGETS = LoraSpec(rank=4, target_modules=("q_proj", "down_proj"))
 ATTENTION = LoraSpec(rank=4, alpha=8.0, target_modules=("q_proj", "self_attn.v_proj"))
 
 
@@ -42,6 +44,7 @@ def moved(policy: Policy, *, seed: int = 0) -> Policy:
     with torch.no_grad():
         for parameter in policy.trained_parameters().values():
             parameter.copy_(torch.randn(parameter.shape, generator=draw) * 0.1)
+    policy.follow()
     return policy
 
 
@@ -215,6 +218,117 @@ def with_threads(count: int, work: Callable[[], None]) -> None:
     torch.set_num_threads(count)
     work()
     torch.set_num_threads(before)
+
+
+def halved(tmp_path: Path, *, tied: bool = True, **options: Any) -> Policy:
+    """In bfloat16, where merging rounds."""
+    folder = tiny_model_folder(tmp_path, tied=tied)
+    targets = ("q_proj", "down_proj") if tied else ("q_proj", "down_proj", "lm_head")
+    return load(folder, dtype="bfloat16", **options).with_adapters(LoraSpec(rank=4, target_modules=targets), seed=0)
+
+
+def as_a_generator_holds_it(policy: Policy, folder: Path) -> Policy:
+    """The published weights in a model without adapters."""
+    plain = load(folder, dtype="bfloat16")
+    plain.load_state_tensors(policy.weight_tensors())
+    return plain
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("gradient_checkpointing", [True, False])
+def test_where_merging_rounds_a_pass_is_that_of_the_published_weights_bit_for_bit(
+    tmp_path: Path, *, tied: bool, gradient_checkpointing: bool
+) -> None:
+    policy = moved(halved(tmp_path, tied=tied, gradient_checkpointing=gradient_checkpointing))
+    generator = as_a_generator_holds_it(policy, tmp_path / "qwen3")
+    assert torch.equal(logprobs(policy), logprobs(generator))
+    assert not torch.equal(logprobs(policy), logprobs(load(tmp_path / "qwen3", dtype="bfloat16")))
+
+
+def test_where_merging_rounds_the_matrices_get_the_gradient_of_the_rounded_weights(tmp_path: Path) -> None:
+    policy = moved(halved(tmp_path))
+    generator = as_a_generator_holds_it(policy, tmp_path / "qwen3")
+    for one in (policy, generator):
+        logprobs(one).sum().backward()
+    assert policy.adapters is not None
+    of_weights = dict(generator.model.named_parameters())
+    for layer in policy.adapters.layers:
+        lora_a, lora_b = (policy.trained_parameters()[name] for name in matrix_names(layer))
+        of_weight = of_weights[f"{layer}.weight"].grad
+        assert of_weight is not None
+        for matrix, expected in (
+            (lora_a, policy.adapters.scaling * lora_b.T @ of_weight.float()),
+            (lora_b, policy.adapters.scaling * of_weight.float() @ lora_a.T),
+        ):
+            assert matrix.grad is not None
+            assert matrix.grad.dtype == torch.float32
+            # The other one was rounded to bfloat16 on its way.
+            assert (matrix.grad - expected).norm() < 0.01 * expected.norm()
+
+
+def test_steps_too_small_for_bfloat16_add_up_in_the_matrices(tmp_path: Path) -> None:
+    policy = halved(tmp_path)
+    before = copies(policy.weight_tensors())
+    with torch.no_grad():
+        for name, parameter in policy.trained_parameters().items():
+            parameter.fill_(1e-3 if ".lora_A." in name else 0.0)
+    name_b = next(name for name in policy.trained_parameters() if ".lora_B." in name)
+    changed: list[int] = []
+    for _ in range(400):
+        with torch.no_grad():
+            policy.trained_parameters()[name_b].add_(1e-3)
+        policy.follow()
+        changed.append(sum(int((before[name] != now).sum()) for name, now in policy.weight_tensors().items()))
+    assert changed[0] < 0.1 * changed[-1]
+    assert changed[-1] > 500
+
+
+def test_where_merging_rounds_the_base_is_what_it_was_inside_and_after(tmp_path: Path) -> None:
+    policy = halved(tmp_path)
+    plain = load(tmp_path / "qwen3", dtype="bfloat16")
+    base_digest = policy.base_digest
+    moved(policy, seed=1)
+    trained = moved(policy, seed=2)
+    expected, published = logprobs(trained), copies(trained.weight_tensors())
+    with trained.without_adapters():
+        assert torch.equal(logprobs(trained), logprobs(plain))
+    assert torch.equal(logprobs(trained), expected)
+    assert same(trained.weight_tensors(), published)
+    assert same(trained.base_tensors(), plain.weight_tensors())
+    assert tensors_digest(trained.base_tensors()) == base_digest
+    again = moved(load(tmp_path / "qwen3", dtype="bfloat16").with_adapters(TARGETS, seed=0), seed=2)
+    assert same(again.weight_tensors(), published)
+
+
+def test_where_merging_rounds_a_restored_policy_goes_on_from_the_published_weights(tmp_path: Path) -> None:
+    policy = moved(halved(tmp_path))
+    optimizer = stepped(policy)
+    policy.follow()
+    checkpoint_of(policy, optimizer, tmp_path / "i000000")
+    fresh = halved(tmp_path)
+    read_checkpoint(tmp_path / "i000000").restore(
+        fresh, PolicyOptimizer(fresh.trained_parameters(), OptimizerSpec(learning_rate=0.1))
+    )
+    assert same(fresh.weight_tensors(), policy.weight_tensors())
+    assert torch.equal(logprobs(fresh), logprobs(policy))
+
+
+def test_in_float32_a_pass_is_pefts(tmp_path: Path) -> None:
+    policy = load(tiny_model_folder(tmp_path)).with_adapters(ATTENTION, seed=0)
+    assert policy.adapters is not None
+    assert policy.adapters.merged_layers is None
+    assert all("forward" not in vars(layer) for layer in policy.adapters.layers.values())
+
+
+def test_rows_of_a_merge_are_rows_of_the_whole_one() -> None:
+    draw = torch.Generator().manual_seed(0)
+    weight = torch.randn(7, 5, generator=draw).bfloat16()
+    lora_a, lora_b = torch.randn(3, 5, generator=draw), torch.randn(7, 3, generator=draw)
+    whole = merge(weight, lora_a, lora_b, scaling=2.0)
+    for start, stop in ((0, 4), (4, 7), (7, 7)):
+        rows = weight[start:stop].clone()
+        merge_into(rows, rows, lora_a=lora_a, lora_b=lora_b, scaling=2.0, first_row=start)
+        assert torch.equal(rows, whole[start:stop])
 
 
 def test_a_checkpoint_holds_adapters_alone_and_restores_them(tmp_path: Path) -> None:
