@@ -39,7 +39,8 @@ from contracts.spec import JobSpec
 from onbeat import process_tree
 from onbeat.gateway_client import GatewayClient
 from onbeat.spec_file import load_spec
-from onbeat.stack import EmbeddedStack, StackPlan
+from onbeat.stack import EmbeddedStack
+from onbeat.stack_plan import StackPlan
 from telemetry.waiting import Waiting
 
 SPEC = REPOSITORY / "configs/demo.toml"

@@ -27,7 +27,8 @@ from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 from onbeat.gateway_client import GatewayClient
 from onbeat.spec_file import load_spec
-from onbeat.stack import EmbeddedStack, StackPlan
+from onbeat.stack import EmbeddedStack
+from onbeat.stack_plan import StackPlan
 from telemetry.waiting import Waiting
 
 SPEC = REPOSITORY / "configs/chaos.toml"

@@ -31,7 +31,8 @@ from contracts.spec import JobSpec
 from contracts.wire import decode_json
 from onbeat.gateway_client import GatewayClient
 from onbeat.spec_file import load_spec
-from onbeat.stack import EmbeddedStack, StackPlan
+from onbeat.stack import EmbeddedStack
+from onbeat.stack_plan import StackPlan
 from telemetry.waiting import Waiting
 
 SPEC = Path(__file__).parent / "straggler.toml"

@@ -98,7 +98,7 @@ class TrainerProcesses:
         assert not self._job_id, f"a trainer for {self._job_id} runs here"
         path = RunFolder(self._run_root, job_id).trainer_log
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             with path.open("ab") as log_file:
                 self._process = subprocess.Popen(
                     (sys.executable, "-m", self._module, job_id),

@@ -26,7 +26,8 @@ from onbeat.follow import TICK_S, follow
 from onbeat.gateway_client import GatewayClient
 from onbeat.job_progress import JobProgress
 from onbeat.job_view import view_for
-from onbeat.stack import EmbeddedStack, StackPlan
+from onbeat.stack import EmbeddedStack
+from onbeat.stack_plan import StackPlan
 from onbeat.stored_weights import digests_on_disk
 from onbeat.verify import AuditEntry, Verdict, verify_run
 from telemetry.waiting import Waiting

@@ -113,7 +113,7 @@ class GatewayClient:
         with self._http.stream(
             "GET", f"/v1/jobs/{_segment(job_id)}/events", headers=headers, timeout=timeout
         ) as answer:
-            if answer.is_error:
+            if not answer.is_success:
                 answer.read()
                 raise problem_of(answer)
             yield from parse_events(answer.iter_lines())
@@ -125,7 +125,7 @@ class GatewayClient:
             raise self._unreachable(error) from error
         except httpx.InvalidURL as error:
             raise InvalidInput(str(error), field="gateway") from error
-        if answer.is_error:
+        if not answer.is_success:
             raise problem_of(answer)
         try:
             return answer.json()
@@ -165,7 +165,13 @@ def audit_entries(body: Any) -> list[AuditEntry]:
 
 
 def problem_of(answer: httpx.Response) -> OnbeatError:
-    """An RFC 9457 problem as our error; anything else as its status line."""
+    """An RFC 9457 problem as our error; anything else as its status line. No redirect is followed."""
+    if answer.has_redirect_location:
+        return InvalidInput(
+            f"it redirects to {answer.headers['Location']!r}",
+            field="gateway",
+            cure="give the address itself by --gateway",
+        )
     try:
         problem = answer.json()
     except ValueError:

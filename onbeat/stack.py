@@ -21,16 +21,15 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 from msgspec.structs import replace
 
-from broker.roles import CELERY, GATEWAY, GENERATOR, TRAINER
+from broker.roles import CELERY
 from contracts.errors import InvalidInput, OnbeatError, Unavailable
 from contracts.exit_codes import is_of_work
-from contracts.settings import PREFIX, StackSettings
+from contracts.settings import StackSettings
 from onbeat import process_tree
 from onbeat.child_process import ChildProcess
 from onbeat.embedded_redis import EmbeddedRedis
@@ -38,7 +37,7 @@ from onbeat.free_ports import free_port, require_free
 from onbeat.redis_probe import probe
 from onbeat.signals import uninterrupted
 from onbeat.stack_file import StackFile, refuse_second_stack, write_stack_file
-from onbeat.stack_profile import StackProfile, alike
+from onbeat.stack_plan import REDIS_ROLES, StackPlan, child_environment, settings_of
 from onbeat.supervision import PATIENT, RestartPolicy, Supervised, describe_exit
 from telemetry.waiting import Waiting
 
@@ -60,56 +59,6 @@ MODULES = {
     "generator": "producer",
 }
 """Service → module that `python -m` runs."""
-REDIS_ROLES = {"gateway": GATEWAY, "worker": TRAINER, "generator": GENERATOR}
-"""Service → its user in Redis (broker/roles.py)."""
-SECRETS: Mapping[str, frozenset[str]] = {
-    "reward_service": frozenset(),
-    "gateway": frozenset({"redis_url", "celery_url", "api_key"}),
-    "worker": frozenset({"redis_url", "celery_url"}),
-    "generator": frozenset({"redis_url", "engine_api_key"}),
-}
-"""Service → the secrets among its settings; it gets no other's."""
-NUMERIC_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
-
-
-@dataclass(frozen=True, kw_only=True)
-class StackPlan:
-    """What the operator may choose."""
-
-    run_root: Path
-    model_root: Path
-    generators: int = 1
-    profile: StackProfile | None = None
-    """Where they aren't all alike; it has as many as `generators` says."""
-    threads: int | None = None
-    """Compute threads of each generator and of the trainer; None shares the cores among them."""
-    gateway_port: int = 0
-    """0: any free port."""
-    redis_url: str = ""
-    """A server that somebody else runs; "" starts a private one."""
-    api_key: str = ""
-    """"" makes a random one."""
-    reward_key: str = ""
-    """"" makes a random one."""
-    log_format: str = "human"
-    device: str = "cpu"
-    weight_root: str = ""
-    """Folder of the published versions; "" takes run_root."""
-    fresh: bool = False
-    """Forgets the private server's data of an earlier stack, and removes it at the end."""
-
-    def __post_init__(self) -> None:
-        if self.generators < 1:
-            raise InvalidInput("must be 1 or more", field="--generators", cure="a job without a generator cannot move")
-        if self.profile is not None and len(self.profile.each) != self.generators:
-            raise InvalidInput(f"the profile has {len(self.profile.each)} generators", field="--generators")
-        if self.threads is not None and self.threads < 1:
-            raise InvalidInput("must be 1 or more", field="--threads")
-
-    @property
-    def threads_each(self) -> int:
-        """Two busy processes with as many threads each as there are cores run many times slower than with one each."""
-        return self.threads or max(1, (os.cpu_count() or 1) // (self.generators + 1))
 
 
 class EmbeddedStack:
@@ -123,8 +72,8 @@ class EmbeddedStack:
         self._modules = modules
         self.gateway_url = f"http://{HOST}:{plan.gateway_port or free_port()}"
         self.reward_url = f"http://{HOST}:{free_port()}"
-        self.api_key = plan.api_key or secrets.token_urlsafe(32)
-        self.reward_key = plan.reward_key or secrets.token_urlsafe(32)
+        self.api_key = plan.settings.api_key or secrets.token_urlsafe(32)
+        self.reward_key = plan.settings.reward_key or secrets.token_urlsafe(32)
         self.logs = plan.run_root / "logs"
         self.redis: EmbeddedRedis | None = None
         self.children: dict[str, ChildProcess] = {}
@@ -152,7 +101,7 @@ class EmbeddedStack:
         self._prepare_folders()
         if self.plan.gateway_port:
             require_free(self.plan.gateway_port, field="--port")
-        self._start_redis()
+        self.start_redis()
         settings = self._settings()
         for child in self._plan_children(settings):
             self.children[child.name] = child
@@ -203,7 +152,8 @@ class EmbeddedStack:
 
     def _prepare_folders(self) -> None:
         try:
-            self.logs.mkdir(parents=True, exist_ok=True)
+            self.plan.run_root.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self.logs.mkdir(exist_ok=True, mode=0o700)
             refuse_second_stack(self.plan.run_root)
             if self.plan.fresh:
                 shutil.rmtree(self.plan.run_root / "redis", ignore_errors=True)
@@ -214,9 +164,9 @@ class EmbeddedStack:
                 cure="choose a folder that you can write to",
             ) from error
 
-    def _start_redis(self) -> None:
-        if self.plan.redis_url:
-            server = probe(self.plan.redis_url, timeout_s=5.0)
+    def start_redis(self) -> None:
+        if redis_url := self.plan.settings.redis_url:
+            server = probe(redis_url, timeout_s=5.0)
             log.warning(
                 "using the configured %s as one user: generators may do all that a gateway may (docs/operations.md)",
                 server.label,
@@ -227,19 +177,17 @@ class EmbeddedStack:
         self._supervised.append(Supervised(self.redis.child, start_again=self.redis.restart, policy=self._restarts))
 
     def _settings(self) -> StackSettings:
-        return StackSettings(
-            redis_url=self.plan.redis_url,
+        """What the operator has set, and what the stack decides in its place."""
+        return replace(
+            self.plan.settings,
             reward_url=self.reward_url,
+            reward_key=self.reward_key,
             gateway_url=self.gateway_url,
             api_key=self.api_key,
-            reward_key=self.reward_key,
             run_root=str(self.plan.run_root.resolve()),
             model_root=str(self.plan.model_root.resolve()),
             host=HOST,
             threads=self.plan.threads_each,
-            log_format=self.plan.log_format,
-            device=self.plan.device,
-            weight_root=self.plan.weight_root,
         )
 
     def _plan_children(self, settings: StackSettings) -> list[ChildProcess]:
@@ -250,25 +198,26 @@ class EmbeddedStack:
     def _plan_child(self, name: str, settings: StackSettings, port: int) -> ChildProcess:
         service, _, number = name.partition("-")
         python = sys.executable
-        if service == "generator":
-            kind = (self.plan.profile or alike(self.plan.generators)).each[int(number) - 1]
+        if service == "generator" and self.plan.profile is not None:
+            kind = self.plan.profile.each[int(number) - 1]
             python = kind.interpreter(self.plan.model_root)
             settings = kind.engine.settings(settings, os.environ)
-        settings = self._of_service(service, settings)
-        return ChildProcess(
-            name,
-            command=(python, "-m", self._modules[service]),
-            environment=child_environment(os.environ, settings, port=port) | {STACK_MARK: self._mark},
-            log_path=self.logs / f"{name}.log",
-        )
-
-    def _of_service(self, service: str, settings: StackSettings) -> StackSettings:
-        """The settings of a process: its own user of the private Redis, and no secret that is another's."""
         if self.redis is not None and service in REDIS_ROLES:
             role_url, celery_url = self.redis.url_of(REDIS_ROLES[service]), self.redis.url_of(CELERY)
             settings = replace(settings, redis_url=role_url, celery_url=celery_url)
-        others = frozenset().union(*SECRETS.values()) - SECRETS[service]
-        return replace(settings, **dict.fromkeys(others, ""))
+        return ChildProcess(
+            name,
+            command=(python, "-m", self._modules[service]),
+            environment=child_environment(self._inherited(), settings_of(service, settings), port=port),
+            log_path=self.logs / f"{name}.log",
+        )
+
+    def _inherited(self) -> dict[str, str]:
+        """The launcher's environment, without the variables in which a profile finds the keys of engines' servers."""
+        kinds = self.plan.profile.generators if self.plan.profile else ()
+        keys = {kind.engine.api_key_variable for kind in kinds}
+        environment = {name: value for name, value in os.environ.items() if name not in keys}
+        return environment | {STACK_MARK: self._mark}
 
     def _wait_until_ready(self, urls: Mapping[str, str], deadline_s: float) -> None:
         pending = dict(urls)
@@ -297,14 +246,6 @@ class EmbeddedStack:
         deadline_s = time.monotonic() + grace_s
         for child in children:
             child.stop(grace_s=max(0.0, deadline_s - time.monotonic()))
-
-
-def child_environment(inherited: Mapping[str, str], settings: StackSettings, *, port: int) -> dict[str, str]:
-    """The launcher's environment with the stack's settings in place of whatever ONBEAT_ variables it had."""
-    environment = {name: value for name, value in inherited.items() if not name.startswith(PREFIX)}
-    environment |= dict.fromkeys(NUMERIC_THREADS, str(settings.threads))
-    environment |= {"PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    return environment | settings.environment() | {f"{PREFIX}PORT": str(port)}
 
 
 def _is_ready(http: httpx.Client, url: str) -> bool:

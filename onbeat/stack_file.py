@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from contracts.errors import Conflict, InvalidInput
 from contracts.settings import PREFIX
@@ -49,24 +50,43 @@ def refuse_second_stack(run_root: Path) -> None:
 
 
 def read_stack_file(run_root: Path) -> StackFile | None:
+    path = run_root / FILE_NAME
     try:
-        return decode_json((run_root / FILE_NAME).read_bytes(), StackFile)
+        # Who can plant a file here could have specs and keys sent to an address of his own.
+        if os.geteuid() not in (0, path.stat().st_uid):
+            raise InvalidInput(
+                f"{path} belongs to another user", field="run_dir", cure="choose a --run-dir of your own"
+            )
+        return decode_json(path.read_bytes(), StackFile)
     except FileNotFoundError:
         return None
     except NotADirectoryError as error:
         raise InvalidInput(f"{run_root} is not a folder", field="run_dir") from error
     except PermissionError as error:
-        raise InvalidInput(f"{run_root / FILE_NAME} belongs to another user", field="run_dir") from error
+        raise InvalidInput(f"{path} belongs to another user", field="run_dir") from error
 
 
 def gateway_access(
     environment: Mapping[str, str], *, gateway: str | None, api_key: str | None, run_dir: Path | None
 ) -> GatewayAccess:
-    """Flags first, then ONBEAT_GATEWAY_URL and ONBEAT_API_KEY, then the stack file of the run folder."""
+    """Flags first, then ONBEAT_GATEWAY_URL and ONBEAT_API_KEY, then the stack file of the run folder.
+
+    A key goes only where it belongs: a stack's own to the address in its file, and the environment's to the address of
+    the environment, where that names one. Anywhere else goes only a key that a flag gives.
+    """
     run_root = run_dir or Path(environment.get(f"{PREFIX}RUN_ROOT") or DEFAULT_RUN_DIR)
     stack = read_stack_file(run_root)
-    url = gateway or environment.get(f"{PREFIX}GATEWAY_URL") or (stack.gateway_url if stack else "")
-    key = api_key or environment.get(f"{PREFIX}API_KEY") or (stack.api_key if stack else "")
+    url_there = environment.get(f"{PREFIX}GATEWAY_URL", "")
+    url = gateway or url_there or (stack.gateway_url if stack else "")
+    is_the_stacks = stack is not None and same_origin(url, stack.gateway_url)
+    key = ""
+    if not url_there or same_origin(url, url_there):
+        key = environment.get(f"{PREFIX}API_KEY", "")
+    if stack is not None and is_the_stacks:
+        key = key or stack.api_key
+    elif stack is not None and key == stack.api_key:
+        key = ""
+    key = api_key or key
     if not url:
         raise InvalidInput(
             f"no stack is running in {run_root}",
@@ -74,6 +94,21 @@ def gateway_access(
             cure="start one with `onbeat up`, or give --gateway URL or --run-dir DIR",
         )
     return GatewayAccess(url=url, key=key, run_root=str(run_root.resolve()))
+
+
+def same_origin(one: str, other: str) -> bool:
+    """Scheme, host and port (RFC 6454): a key for the one may be sent to the other."""
+    return _origin(one) is not None and _origin(one) == _origin(other)
+
+
+def _origin(url: str) -> tuple[str, str, int | None] | None:
+    """None of what is no address."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
+    except ValueError:
+        return None
+    return (parts.scheme, parts.hostname, port) if parts.hostname else None
 
 
 def _is_alive(pid: int) -> bool:

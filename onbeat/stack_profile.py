@@ -110,11 +110,6 @@ class StackProfile(Record, frozen=True, kw_only=True):
             )
 
 
-def alike(count: int) -> StackProfile:
-    """`count` generators of the default engine."""
-    return StackProfile(generators=(GeneratorProfile(count=count),))
-
-
 def load_profile(path: Path) -> StackProfile:
     """Raises InvalidInput that names the file, or the key."""
     try:

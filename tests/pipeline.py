@@ -21,7 +21,7 @@ from contracts.spec import JobSpec
 from onbeat.child_process import ChildProcess
 from onbeat.embedded_redis import EmbeddedRedis
 from onbeat.free_ports import free_port
-from onbeat.stack import child_environment
+from onbeat.stack_plan import child_environment
 from onbeat.stored_weights import digests_on_disk
 from onbeat.verify import AuditEntry, Verdict, verify_run
 from telemetry.waiting import Waiting

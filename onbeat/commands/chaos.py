@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import sys
 import time
@@ -18,8 +19,8 @@ from onbeat.commands import options
 from onbeat.gateway_client import GatewayClient
 from onbeat.output import FAILED, console_for, emit
 from onbeat.spec_file import load_spec
-from onbeat.stack import EmbeddedStack, StackPlan
-from onbeat.stack_file import DEFAULT_RUN_DIR
+from onbeat.stack import EmbeddedStack
+from onbeat.stack_plan import StackPlan, stack_settings, threads_from
 from onbeat.supervision import RestartPolicy
 from onbeat.words import by_reason, duration, plural
 
@@ -53,11 +54,13 @@ def chaos(
     root = options.model_root_or_default(model_root)
     job_spec = load_spec(spec or root / CHAOS_SPEC, settings or [])
     seed = secrets.randbelow(2**31) if seed is None else seed
+    from_environment = stack_settings(os.environ)
     plan = StackPlan(
-        run_root=run_dir or Path(DEFAULT_RUN_DIR) / time.strftime("chaos-%Y%m%d-%H%M%S"),
+        run_root=run_dir or Path(from_environment.run_root) / time.strftime("chaos-%Y%m%d-%H%M%S"),
         model_root=root,
         generators=generators,
-        threads=1,
+        threads=threads_from(os.environ, None) or 1,
+        settings=from_environment,
         fresh=True,
     )
     console = console_for(json_output=json_output)

@@ -14,13 +14,13 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from contracts.settings import settings_from
 from onbeat.commands import options
 from onbeat.demo import DemoSummary, run_demo
 from onbeat.output import FAILED, console_for, emit
 from onbeat.spec_file import flag_settings, load_spec
-from onbeat.stack import EmbeddedStack, StackPlan
-from onbeat.stack_file import DEFAULT_RUN_DIR, FILE_NAME
+from onbeat.stack import EmbeddedStack
+from onbeat.stack_file import FILE_NAME
+from onbeat.stack_plan import StackPlan, stack_settings, threads_from
 from onbeat.words import by_reason, count, duration, plural, score
 
 TICK_S = 0.25
@@ -48,17 +48,14 @@ def demo(
     stack_profile, num_generators = options.profile_and_count(profile, generators)
     if stack_profile is not None:
         stack_profile.check(job_spec)
-    from_environment = settings_from(os.environ)
+    from_environment = stack_settings(os.environ)
     plan = StackPlan(
-        run_root=run_dir or Path(DEFAULT_RUN_DIR) / time.strftime("demo-%Y%m%d-%H%M%S"),
+        run_root=run_dir or Path(from_environment.run_root) / time.strftime("demo-%Y%m%d-%H%M%S"),
         model_root=options.model_root_or_default(model_root),
         generators=num_generators,
         profile=stack_profile,
-        threads=threads,
-        redis_url=from_environment.redis_url,
-        log_format=from_environment.log_format,
-        device=from_environment.device,
-        weight_root=from_environment.weight_root,
+        threads=threads_from(os.environ, threads),
+        settings=from_environment,
         fresh=True,
     )
     console = console_for(json_output=json_output)
@@ -82,20 +79,15 @@ def up(
 ) -> None:
     """Run the embedded stack in the foreground until Ctrl-C; its jobs go on at the next start."""
     stack_profile, num_generators = options.profile_and_count(profile, generators)
-    from_environment = settings_from(os.environ)
+    from_environment = stack_settings(os.environ)
     plan = StackPlan(
         run_root=run_dir or Path(from_environment.run_root),
         model_root=options.model_root_or_default(model_root),
         generators=num_generators,
         profile=stack_profile,
-        threads=threads,
+        threads=threads_from(os.environ, threads),
         gateway_port=port,
-        redis_url=from_environment.redis_url,
-        api_key=from_environment.api_key,
-        reward_key=from_environment.reward_key,
-        log_format=from_environment.log_format,
-        device=from_environment.device,
-        weight_root=from_environment.weight_root,
+        settings=from_environment,
     )
     console = console_for(json_output=json_output)
     stack = EmbeddedStack(plan)

@@ -11,7 +11,8 @@ import pytest
 from contracts.events import BatchDead
 from contracts.jobs import JobState, JobStatus
 from onbeat.gateway_client import GatewayClient
-from onbeat.stack import MODULES, EmbeddedStack, StackPlan
+from onbeat.stack import MODULES, EmbeddedStack
+from onbeat.stack_plan import StackPlan
 from onbeat.supervision import RestartPolicy
 from telemetry.waiting import Waiting
 from tests.chaos.short_job import short_job

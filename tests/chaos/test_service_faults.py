@@ -14,7 +14,8 @@ from contracts.events import IterationCommitted, JobEvent, TrainerStarted
 from contracts.jobs import JobState
 from contracts.run_folder import RunFolder
 from onbeat.gateway_client import GatewayClient
-from onbeat.stack import EmbeddedStack, StackPlan
+from onbeat.stack import EmbeddedStack
+from onbeat.stack_plan import StackPlan
 from onbeat.stored_weights import digests_on_disk
 from onbeat.verify import verify_run
 from telemetry.waiting import Waiting

@@ -18,8 +18,9 @@ import pytest
 from contracts.errors import Conflict, InvalidInput, Unavailable
 from onbeat import process_tree
 from onbeat.redis_probe import probe
-from onbeat.stack import STACK_MARK, EmbeddedStack, StackPlan
+from onbeat.stack import STACK_MARK, EmbeddedStack
 from onbeat.stack_file import StackFile, gateway_access, read_stack_file, write_stack_file
+from onbeat.stack_plan import StackPlan
 from telemetry.waiting import Waiting
 
 STAND_INS = Path(__file__).parent / "stand_ins"
@@ -133,6 +134,7 @@ def test_the_stack_file_is_private_and_gone_with_the_stack(tmp_path: Path) -> No
     with EmbeddedStack(plan(tmp_path), modules=MODULES) as stack:
         path = stack.plan.run_root / "stack.json"
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert [stat.S_IMODE(folder.stat().st_mode) for folder in (path.parent, stack.logs)] == [0o700, 0o700]
         access = gateway_access({}, gateway=None, api_key=None, run_dir=stack.plan.run_root)
         assert (access.url, access.key) == (stack.gateway_url, stack.api_key)
         logs = "".join(log.read_text() for log in stack.logs.iterdir())

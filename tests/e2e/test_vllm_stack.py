@@ -19,7 +19,8 @@ from onbeat import process_tree
 from onbeat.audit_file import verify_folder
 from onbeat.gateway_client import GatewayClient
 from onbeat.spec_file import load_spec
-from onbeat.stack import EmbeddedStack, StackPlan
+from onbeat.stack import EmbeddedStack
+from onbeat.stack_plan import StackPlan
 from onbeat.stack_profile import load_profile
 from telemetry.waiting import Waiting
 

@@ -18,7 +18,7 @@ from contracts.errors import BrokerUnavailable
 from contracts.settings import StackSettings
 from onbeat.child_process import ChildProcess
 from onbeat.embedded_redis import EmbeddedRedis
-from onbeat.stack import child_environment
+from onbeat.stack_plan import child_environment
 
 FOR_EVER_S = 3600.0
 """A process that waited for its broker so long would outlast the test's deadline."""

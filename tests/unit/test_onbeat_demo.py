@@ -17,7 +17,7 @@ from contracts.wire import encode_json
 from onbeat import demo
 from onbeat.commands.stack import show_summary
 from onbeat.demo import run_demo
-from onbeat.stack import StackPlan
+from onbeat.stack_plan import StackPlan
 from tests.e2e.stand_in_gateway import JOB, KEY, FakeGateway, digest, fake_gateway
 
 

@@ -11,8 +11,8 @@ from contracts.errors import InvalidInput
 from contracts.settings import StackSettings
 from contracts.weights import RedisWeights
 from onbeat.commands.options import profile_and_count
-from onbeat.stack import StackPlan
-from onbeat.stack_profile import GeneratorProfile, StackProfile, alike, load_profile
+from onbeat.stack_plan import StackPlan
+from onbeat.stack_profile import GeneratorProfile, StackProfile, load_profile
 from tests.builders import job_spec
 
 STACKS = sorted((Path(__file__).parents[2] / "configs" / "stacks").glob("*.toml"))
@@ -113,7 +113,7 @@ def test_a_deterministic_job_needs_a_generator_that_serves_it() -> None:
         vllm.check(job_spec())
     assert caught.value.field == "deterministic"
     vllm.check(job_spec(deterministic=False))
-    alike(2).check(job_spec())
+    StackProfile(generators=(GeneratorProfile(count=2),)).check(job_spec())
     assert len(StackProfile().each) == 1
 
 

@@ -7,7 +7,8 @@ import signal
 import sys
 from pathlib import Path
 
-from onbeat.stack import EmbeddedStack, StackPlan
+from onbeat.stack import EmbeddedStack
+from onbeat.stack_plan import StackPlan
 
 target, folder = Path(sys.argv[1]), Path(sys.argv[2])
 MODULES = {
