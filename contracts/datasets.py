@@ -41,7 +41,11 @@ class ReasoningGymDataset(Record, tag_field="type", tag="reasoning_gym", frozen=
 
 
 class JsonlDataset(Record, tag_field="type", tag="jsonl", frozen=True, kw_only=True):
-    """One JSON object a line: `{"prompt": "...", "reference": "..."}`, optionally `"task_entry"`."""
+    """One JSON object a line: `{"prompt": "...", "reference": "..."}`, optionally `"task_entry"`.
+
+    A line whose prompt is also held out is not trained. `task_entry` is data: the JSON that reasoning-gym's tasks are
+    scored from.
+    """
 
     train_path: FilePath
     """File of training prompts; relative paths start at the stack's model root."""

@@ -35,7 +35,10 @@ class ExactReward(Component, tag="exact", frozen=True, kw_only=True):
 
 
 class NumericReward(Component, tag="numeric", frozen=True, kw_only=True):
-    """1.0 if the last number in the completion equals the reference within the tolerance, else 0.0."""
+    """1.0 if the last number in the completion equals the reference within the tolerance, else 0.0.
+
+    Signs, currencies, thousands separators, percent, fractions and powers are read; 12,34 has a decimal comma.
+    """
 
     tolerance: Annotated[float, Meta(ge=0.0, le=1e12)] = 1e-6
     """Absolute tolerance."""

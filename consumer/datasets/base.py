@@ -10,6 +10,7 @@ from consumer.datasets.jsonl import load_jsonl
 from contracts.datasets import AdditionDataset, DatasetSpec, JsonlDataset
 from contracts.errors import InvalidInput
 from contracts.reasoning_tasks import check_job
+from contracts.references import check_reference
 from contracts.rewards import RewardComponent
 
 __all__ = ["Dataset", "Example", "load_dataset"]
@@ -29,6 +30,33 @@ def load_dataset(
     that the reward's components can't score.
     """
     check_job(spec, components)
+    dataset = _load(spec, num_evaluation=num_evaluation, seed=seed, model_root=model_root)
+    for example in (*dataset.train, *dataset.evaluation):
+        _check_references(spec, example, components)
+    return dataset
+
+
+def _check_references(spec: DatasetSpec, example: Example, components: tuple[RewardComponent, ...]) -> None:
+    """A job must fail at its start, not at the first batch that holds the example."""
+    for component in components:
+        try:
+            check_reference(component, reference=example.reference, task_entry=example.task_entry)
+        except InvalidInput as error:
+            where, field = _origin(spec, example)
+            raise InvalidInput(f"{where}: {error.problem}", field=field, cure=error.cure) from error
+
+
+def _origin(spec: DatasetSpec, example: Example) -> tuple[str, str]:
+    """(file and line, or the example's name; the field of the spec)"""
+    pool, _, place = example.example_id.partition("/")
+    if not isinstance(spec, JsonlDataset):
+        return example.example_id, "dataset"
+    if pool == "evaluation" and spec.evaluation_path:
+        return f"{spec.evaluation_path}:{place}", "dataset.evaluation_path"
+    return f"{spec.train_path}:{place}", "dataset.train_path"
+
+
+def _load(spec: DatasetSpec, *, num_evaluation: int, seed: int, model_root: Path) -> Dataset:
     if isinstance(spec, AdditionDataset):
         return load_addition(num_evaluation=num_evaluation)
     if isinstance(spec, JsonlDataset):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import msgspec
@@ -9,6 +10,8 @@ import msgspec
 from consumer.datasets.examples import Example, ExampleSets
 from contracts.datasets import JsonlDataset
 from contracts.errors import InvalidInput
+
+log = logging.getLogger(__name__)
 
 
 class JsonlLine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -20,7 +23,10 @@ class JsonlLine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 def load_jsonl(spec: JsonlDataset, *, num_evaluation: int, model_root: Path) -> ExampleSets:
-    """Both files, or one file whose last `num_evaluation` lines are held out; lines keep their order."""
+    """Both files, or one file whose last `num_evaluation` lines are held out; lines keep their order.
+
+    No prompt is both trained and held out: `_disjoint`.
+    """
     train = _read_lines(model_root / spec.train_path, field="dataset.train_path", pool="train")
     if spec.evaluation_path:
         evaluation = _read_lines(model_root / spec.evaluation_path, field="dataset.evaluation_path", pool="evaluation")
@@ -30,7 +36,7 @@ def load_jsonl(spec: JsonlDataset, *, num_evaluation: int, model_root: Path) -> 
                 field="evaluation.num_prompts",
                 cure=f"use at most {len(evaluation)}",
             )
-        return ExampleSets(train=train, evaluation=evaluation[:num_evaluation])
+        return _disjoint(train, evaluation[:num_evaluation], spec=spec)
     num_train = len(train) - num_evaluation
     if train and num_train < 1:
         raise InvalidInput(
@@ -38,7 +44,26 @@ def load_jsonl(spec: JsonlDataset, *, num_evaluation: int, model_root: Path) -> 
             field="evaluation.num_prompts",
             cure=f"use at most {len(train) - 1}, or name a dataset.evaluation_path",
         )
-    return ExampleSets(train=train[:num_train], evaluation=train[num_train:])
+    return _disjoint(train[:num_train], train[num_train:], spec=spec)
+
+
+def _disjoint(train: tuple[Example, ...], held_out: tuple[Example, ...], *, spec: JsonlDataset) -> ExampleSets:
+    """Both sets without the training lines whose prompt is also held out; white space makes no other prompt."""
+    asked = {_normalized(example.question) for example in held_out}
+    fresh = tuple(example for example in train if _normalized(example.question) not in asked)
+    if train and not fresh:
+        raise InvalidInput(
+            f"every prompt of {spec.train_path} is also held out, none is left to train on",
+            field="dataset.train_path",
+            cure="remove the repeated prompts, or hold others out",
+        )
+    if len(fresh) < len(train):
+        log.warning("%d lines of %s are also held out, and not trained", len(train) - len(fresh), spec.train_path)
+    return ExampleSets(train=fresh, evaluation=held_out)
+
+
+def _normalized(question: str) -> str:
+    return " ".join(question.split())
 
 
 def _read_lines(path: Path, *, field: str, pool: str) -> tuple[Example, ...]:

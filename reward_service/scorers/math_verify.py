@@ -10,12 +10,9 @@ import logging
 import re
 from typing import Any
 
+from contracts.references import MATH_DELIMITER, MATH_WORD
 from contracts.rewards import MathVerifyReward, RewardItem
 from reward_service.scorers.refusals import BadReference
-
-DELIMITER = re.compile(r"\$|\\boxed|\\\(|\\\[")
-WORD = re.compile(r"(?<![\\A-Za-z])(?!sqrt(?![A-Za-z]))[A-Za-z]{3,}")
-"""Letters that would be read as a product of symbols, c·a·t; `\\frac` is a command and sqrt is understood."""
 
 TAG = re.compile(r"</?[A-Za-z][\w-]*>")
 """Set apart from what it encloses: math-verify finds no number in `<answer>42</answer>`."""
@@ -45,7 +42,7 @@ def _parse_reference(reference: str) -> tuple[Any, ...]:
 
     A bare `2x+1` is set between $ signs, since math-verify reads only the 2 of it otherwise.
     """
-    bare = not DELIMITER.search(reference) and not WORD.search(reference)
+    bare = not MATH_DELIMITER.search(reference) and not MATH_WORD.search(reference)
     gold = tuple(_parse(f"${reference}$" if bare else reference))
     if all(isinstance(expression, str) for expression in gold):
         raise BadReference("math-verify finds no expression in the reference", field="reference", cure="write $…$")

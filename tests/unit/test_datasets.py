@@ -14,6 +14,15 @@ from consumer.datasets.prompts import PromptSource
 from contracts.arrays import unpack_int32
 from contracts.datasets import AdditionDataset, DatasetSpec, JsonlDataset, ReasoningGymDataset
 from contracts.errors import InvalidInput
+from contracts.rewards import (
+    ExactReward,
+    MathVerifyReward,
+    NumericReward,
+    PluginReward,
+    ReasoningGymReward,
+    RegexReward,
+    RewardComponent,
+)
 from contracts.spec import JobSpec
 from contracts.wire import convert
 
@@ -174,6 +183,68 @@ def test_a_wrong_file_is_refused_and_names_field_and_line(
     with pytest.raises(InvalidInput, match=told) as error:
         load(JsonlDataset(train_path="train.jsonl"), num_evaluation=num_evaluation, model_root=tmp_path)
     assert error.value.field == field
+
+
+def line(prompt: str, reference: str = "1", **fields: str) -> str:
+    return json.dumps({"prompt": prompt, "reference": reference, **fields})
+
+
+def test_a_prompt_that_stands_twice_in_a_file_is_not_both_trained_and_held_out(tmp_path: Path) -> None:
+    write_lines(tmp_path / "train.jsonl", [line("a"), line("b"), line(" b\n"), line("a"), line("c"), line("b")])
+    dataset = load(JsonlDataset(train_path="train.jsonl"), num_evaluation=2, model_root=tmp_path)
+    assert [example.example_id for example in dataset.train] == ["train/1", "train/4"]
+    assert [example.question for example in dataset.evaluation] == ["c", "b"]
+
+
+def test_a_prompt_of_the_evaluation_file_is_not_trained_either(tmp_path: Path) -> None:
+    write_lines(tmp_path / "train.jsonl", [line("a"), line("b")])
+    write_lines(tmp_path / "held-out.jsonl", [line("b"), line("a")])
+    spec = JsonlDataset(train_path="train.jsonl", evaluation_path="held-out.jsonl")
+    dataset = load(spec, num_evaluation=1, model_root=tmp_path)
+    assert [example.question for example in dataset.train] == ["a"]
+    with pytest.raises(InvalidInput, match="every prompt") as error:
+        load(spec, num_evaluation=2, model_root=tmp_path)
+    assert error.value.field == "dataset.train_path"
+
+
+CODEIO = json.dumps({"task": "codeio", "entry": {"question": "", "answer": "", "metadata": {}}})
+
+
+@pytest.mark.parametrize(
+    ("component", "bad", "told"),
+    [
+        (NumericReward(), line("q", "five"), "no number"),
+        (NumericReward(), line("q", ""), "no number"),
+        (ExactReward(), line("q", " "), "empty"),
+        (RegexReward(pattern="(?P<answer>.)"), line("q", ""), "empty"),
+        (MathVerifyReward(), line("q", ""), "empty"),
+        (MathVerifyReward(), line("q", "not math at all"), "no expression"),
+        (MathVerifyReward(), line("q", r"\frac{1}{2"), "brace"),
+        (ReasoningGymReward(), line("q"), "JSON"),
+        (ReasoningGymReward(), line("q", task_entry=CODEIO), "codeio"),
+    ],
+)
+@pytest.mark.parametrize("is_held_out", [False, True])
+def test_a_reference_that_no_answer_could_equal_is_refused_by_file_and_line(
+    tmp_path: Path, component: RewardComponent, bad: str, told: str, is_held_out: bool
+) -> None:
+    entry = json.dumps({"task": "chain_sum", "entry": {"question": "", "answer": "1", "metadata": {}}})
+    good = [line("a", r"1", task_entry=entry), line("b", "2", task_entry=entry)]
+    write_lines(tmp_path / "train.jsonl", good if is_held_out else [good[0], bad])
+    write_lines(tmp_path / "held-out.jsonl", [line("c", task_entry=entry), bad])
+    spec = JsonlDataset(train_path="train.jsonl", evaluation_path="held-out.jsonl" if is_held_out else "")
+    with pytest.raises(InvalidInput, match=told) as error:
+        load_dataset(spec, num_evaluation=2 * is_held_out, seed=0, model_root=tmp_path, components=(component,))
+    assert error.value.field == ("dataset.evaluation_path" if is_held_out else "dataset.train_path")
+    assert ("held-out.jsonl:2" if is_held_out else "train.jsonl:2") in error.value.problem
+
+
+@pytest.mark.parametrize("reference", ["42", "1/2", r"\frac{1}{2}", "2x+1", r"\{1, 2\}", "$x$", "A"])
+def test_mathematics_is_a_reference_of_math_verify(tmp_path: Path, reference: str) -> None:
+    write_lines(tmp_path / "train.jsonl", [line("a", reference)])
+    components = (MathVerifyReward(), PluginReward(entry_point="mine"))
+    spec = JsonlDataset(train_path="train.jsonl")
+    assert load_dataset(spec, num_evaluation=0, seed=0, model_root=tmp_path, components=components).train
 
 
 def test_a_missing_file_is_refused_and_named(tmp_path: Path) -> None:

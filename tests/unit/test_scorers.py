@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import reasoning_gym
 
+from contracts.numbers import MAX_CHARS, NUMBER
 from contracts.rewards import (
     ExactReward,
     FormatReward,
@@ -82,12 +83,118 @@ def test_numeric_takes_the_last_number(completion: str, reference: str, expected
     assert score(NumericReward(), item(completion, reference)) == expected
 
 
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [
+        # signs, which the minus of a difference or the dash of a range is not
+        ("-5", "-5"),
+        ("+5", "5"),
+        ("\N{MINUS SIGN}5", "-5"),
+        ("\N{EN DASH}5", "-5"),
+        ("3\N{EN DASH}5", "5"),
+        ("- 5 apples", "5"),
+        ("(2)-5", "5"),
+        # currencies
+        ("-$5", "-5"),
+        ("$-5", "-5"),
+        (r"-\$5", "-5"),
+        ("\N{EURO SIGN} 5", "5"),
+        ("US$1,000.50", "1000.5"),
+        ("x = -$5$", "-5"),
+        # thousands
+        ("1,234", "1234"),
+        ("1{,}234", "1234"),
+        (r"1\,234", "1234"),
+        ("1 234", "1234"),
+        ("1\N{NARROW NO-BREAK SPACE}234\N{NARROW NO-BREAK SPACE}567", "1234567"),
+        ("1'234", "1234"),
+        ("1_234", "1234"),
+        ("1.234.567", "1234567"),
+        ("1.234,5", "1234.5"),
+        ("1,00,000", "100000"),
+        ("1,234,567.89", "1234567.89"),
+        # a comma that cannot separate thousands
+        ("12,34", "12.34"),
+        ("0,123", "0.123"),
+        ("1,2,3", "3"),
+        ("1, 2", "2"),
+        # fractions, and what is none
+        ("1/2", "0.5"),
+        ("12/5", "2.4"),
+        ("-1 / 2", "-0.5"),
+        ("3 1/2", "3.5"),
+        (r"-\frac{1}{2}", "-0.5"),
+        (r"3\frac{1}{2}", "3.5"),
+        (r"$\dfrac{-3}{4}$", "-0.75"),
+        ("on 7/10/2024", "2024"),
+        # powers
+        ("10^6", "1000000"),
+        ("10^{-3}", "0.001"),
+        ("2**10", "1024"),
+        ("-2^2", "-4"),
+        ("10\N{SUPERSCRIPT SIX}", "1000000"),
+        (r"2.5 \times 10^{6}", "2500000"),
+        ("2.5*10^-3", "0.0025"),
+        ("2.5e-3", "0.0025"),
+        ("x^2", "2"),
+        # other arithmetic is not computed
+        ("3*4", "4"),
+        ("7-3", "3"),
+    ],
+)
+def test_numeric_reads_a_number_as_people_write_it(written: str, value: str) -> None:
+    assert score(NumericReward(tolerance=0.0), item(f"so it is {written}", value)) == 1.0
+    assert score(NumericReward(tolerance=0.0), item(f"{written}.", value)) == 1.0
+
+
+@pytest.mark.parametrize(
+    "completion",
+    [
+        "5/0",
+        "10^10^10",
+        "10^9999999",
+        "1e9999999",
+        r"\frac{1}{0}",
+        "7" * 500,
+        "5" + "0" * 400,
+        "\u0665",
+    ],
+)
+def test_what_is_no_number_for_any_answer_is_wrong(completion: str) -> None:
+    for reference in ("5", "0", "10", "7", "1"):
+        assert score(NumericReward(tolerance=1.0), item(completion, reference)) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("completion", "reference", "expected"),
+    [
+        ("42 %", "42", 1.0),
+        (r"42\%", "0.42", 1.0),
+        ("42 percent", "42%", 1.0),
+        ("0.42", "42 %", 1.0),
+        ("42", "42%", 1.0),
+        ("0.42%", "42%", 0.0),
+        ("42%", "4200", 0.0),
+    ],
+)
+def test_a_percentage_is_its_share_or_as_many_percent(completion: str, reference: str, expected: float) -> None:
+    assert score(NumericReward(), item(completion, reference)) == expected
+
+
+@pytest.mark.parametrize("part", ["1", "1,", "1,222", "1 ", "1/", "1^", "-", "$", "{,}", "1.222", r"\frac{1}{", " "])
+def test_numeric_reads_no_more_than_the_end_of_a_text(part: str) -> None:
+    long = part * 100_000
+    looked_at = NUMBER.finditer(long + " 5", len(long) - MAX_CHARS)
+    assert score(NumericReward(), item(long + " = 5", "5")) == 1.0
+    assert sum(1 for _ in looked_at) <= MAX_CHARS + 2
+
+
 @pytest.mark.parametrize(("completion", "expected"), [("3.1", 1.0), ("3.2", 0.0)])
 def test_numeric_tolerance_is_absolute(completion: str, expected: float) -> None:
     assert score(NumericReward(tolerance=0.05), item(completion, "3.14")) == expected
 
 
-@pytest.mark.parametrize("reference", ["", "five", "42 apples", "1 2", "inf", "nan"])
+@pytest.mark.parametrize("reference", ["", "five", "42 apples", "1 2", "inf", "nan", "1/0", "3*4", "5" * 500])
 def test_numeric_reference_that_is_no_number_is_a_bad_reference(reference: str) -> None:
     assert refusal(NumericReward(), item("42", reference)).reason == "bad_reference"
 

@@ -1,0 +1,141 @@
+r"""Numbers as people and models write them: the grammar of the reward `numeric` and of its references.
+
+    number    = [sign] [currency] value [percent]         sign: - + and the dashes, not after a word (`7-3`, `3–5`)
+    value     = [whole] fraction | power | plain          `-$5`, `€ 5`, `42 %`, `42\%`, `42 percent`
+    fraction  = plain/plain | \frac{plain}{plain}         `1/2`, `3 1/2`, `-\frac{1}{2}`; not a date, `7/10/2024`
+    power     = [plain times] plain ^ whole number        `10^6`, `2**10`, `10^{-3}`, `10⁶`, `2.5 \times 10^6`
+    plain     = digits, in groups or not, with decimals   `1,234.5`, `1{,}234`, `1\,234`, `1 234`, `1'234`, `1,00,000`,
+                                                          `1.234.567,8`, `.5`, `2e-3`
+
+A comma is a decimal comma where it can't separate thousands: 12,34 is 12.34, 0,123 is 0.123, and 1,234 is 1234. In
+`1,2,3` it separates a list, as it does before a space. Other arithmetic is not computed: of `3*4` the last number is 4.
+"""  # noqa: RUF002  (the dashes and signs are what it is about)
+
+from __future__ import annotations
+
+import re
+from decimal import Context, Decimal
+from typing import NamedTuple
+
+ARITHMETIC = Context(prec=50, traps=[])
+"""Decimals, since 9007199254740993 equals ...992 as floats; without traps an overflow is infinite, hence unequal."""
+
+MAX_CHARS = 400
+"""How far before the last digit a number may begin. Only so much of a text is searched, so that any text takes linear
+time; a longer number is no answer."""
+
+SIGNS = "-\N{MINUS SIGN}\N{EN DASH}\N{HYPHEN}\N{NON-BREAKING HYPHEN}\N{FIGURE DASH}\N{FULLWIDTH HYPHEN-MINUS}"
+SIGN = rf"[{SIGNS}+]"
+CURRENCY = r"(?:(?:US)?\\?\$|[\N{EURO SIGN}\N{POUND SIGN}\N{YEN SIGN}\N{INDIAN RUPEE SIGN}\N{WON SIGN}])"
+GAPS = "'_ \N{RIGHT SINGLE QUOTATION MARK}\N{NO-BREAK SPACE}\N{NARROW NO-BREAK SPACE}\N{THIN SPACE}"
+SEPARATOR = rf"(?:,|\{{,\}}|\\,|[{GAPS}])"
+TIMES = r"(?:[*x\N{MULTIPLICATION SIGN}\N{MIDDLE DOT}]|\\times|\\cdot)"
+SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺", "0123456789-+")
+RAISED = r"\s?(?:\^|\*\*)\s?[{(]*+"
+POWER = rf"{RAISED}(?P<power>{SIGN}?\d++)[)}}]?|(?P<superscript>[⁺⁻]?[⁰¹²³⁴⁵⁶⁷⁸⁹]++)"
+EXPONENT = rf"(?:{POWER})(?P<tower>(?:{RAISED}{SIGN}?\d++)++)?"
+MAX_EXPONENT_DIGITS = 6
+COMMA_GROUPS = re.compile(r"[1-9]\d{0,2}(?:,\d{2,3})*,\d{3}(?:\.\d+)?", re.ASCII)
+NEW_NUMBER = r"(?<![\d.])"
+
+
+def _plain(name: str) -> str:
+    """The pattern of a plain number; a name of its own, since it stands in several places of one pattern."""
+    more = rf"(?:(?P={name}_separator)\d{{3}})*+(?!,?\d)(?:\.\d++)?"
+    groups = rf"[1-9]\d{{0,2}}(?P<{name}_separator>{SEPARATOR})\d{{3}}{more}"
+    lakhs = r"[1-9]\d?(?:,\d\d(?=,))++,\d{3}(?!,?\d)(?:\.\d++)?"
+    dotted = r"[1-9]\d{0,2}(?:(?:\.\d{3})++,\d++|(?:\.\d{3}){2,}+)(?![.,]?\d)"
+    comma = r"(?<!\d,)\d++,\d++(?!,?\d)"
+    exponent = r"(?:[eE][-+]?\d++)?"
+    return rf"(?P<{name}>(?:{groups}|{lakhs}|{dotted}|{comma}|\d++(?:\.\d*+)?|{NEW_NUMBER}\.\d++){exponent})"
+
+
+NUMBER = re.compile(
+    rf"(?:(?<![\w.)\]}}%])(?P<sign>{SIGN}))?(?:{CURRENCY}\s?(?P<inner_sign>{SIGN})?)?"
+    rf"(?:(?P<whole>\d++)?\s?\\[dt]?frac\s?\{{(?P<above_sign>{SIGN})?{_plain('above')}\}}\s?\{{{_plain('below')}\}}"
+    rf"|(?<!\d/)(?:(?P<mixed>\d++)\x20)?{_plain('numerator')}\s?/\s?{_plain('denominator')}(?!\s?/\s?\d)"
+    rf"|(?:{_plain('factor')}\s?{TIMES}\s?)?{_plain('base')}{EXPONENT}"
+    rf"|{_plain('value')})"
+    r"(?P<percent>\s?(?:\\?%|per\s?cent\b))?",
+    re.ASCII,
+)
+
+
+class Number(NamedTuple):
+    """One number that was read."""
+
+    value: Decimal
+    """Not finite for a division by zero, a power of a power, and what is too large for any answer."""
+    is_percent: bool
+    """Whether a percent sign followed it; `value` is what stands before the sign."""
+
+    def is_near(self, other: Number, *, tolerance: float) -> bool:
+        """42 % is 42 %, 0.42, and, as the answer to `how many percent`, 42."""
+        if self._distance(self.value, other.value, tolerance):
+            return True
+        if self.is_percent == other.is_percent:
+            return False
+        percent, share = (self.value, other.value) if self.is_percent else (other.value, self.value)
+        return self._distance(ARITHMETIC.divide(percent, Decimal(100)), share, tolerance)
+
+    @staticmethod
+    def _distance(first: Decimal, second: Decimal, tolerance: float) -> bool:
+        distance = ARITHMETIC.abs(ARITHMETIC.subtract(first, second))
+        return distance.is_finite() and distance <= Decimal(tolerance)
+
+
+def last_number(text: str) -> Number | None:
+    """The number that the last digit of a text belongs to; None without one, or where it is longer than MAX_CHARS."""
+    last_digit = max(text.rfind(digit) for digit in "0123456789")
+    start = max(0, last_digit - MAX_CHARS)
+    if start:  # what begins before is cut off: from the next white space on every number is whole
+        start = next((place for place in range(start, last_digit) if text[place].isspace()), last_digit + 1)
+    found = list(NUMBER.finditer(text, start, last_digit + MAX_CHARS))
+    return _value(found[-1]) if found else None
+
+
+def read_number(text: str) -> Number | None:
+    """The number that the whole text is; None where it is something else, or not finite."""
+    found = NUMBER.fullmatch(text.strip()) if len(text) <= MAX_CHARS else None
+    number = _value(found) if found is not None else None
+    return number if number is not None and number.value.is_finite() else None
+
+
+def _value(found: re.Match[str]) -> Number:
+    if found["above"] is not None:
+        value = _fraction(found["whole"], found["above"], found["below"])
+    elif found["numerator"] is not None:
+        value = _fraction(found["mixed"], found["numerator"], found["denominator"])
+    elif found["base"] is not None:
+        value = _power(found)
+    else:
+        value = _decimal(found["value"])
+    num_minuses = sum(found[name] is not None and found[name] != "+" for name in ("sign", "inner_sign", "above_sign"))
+    return Number(ARITHMETIC.minus(value) if num_minuses % 2 else value, found["percent"] is not None)
+
+
+def _fraction(whole: str | None, above: str, below: str) -> Decimal:
+    value = ARITHMETIC.divide(_decimal(above), _decimal(below))
+    return ARITHMETIC.add(Decimal(whole), value) if whole is not None else value
+
+
+def _power(found: re.Match[str]) -> Decimal:
+    written = found["power"] or found["superscript"].translate(SUPERSCRIPTS)
+    if found["tower"] is not None or len(written) > MAX_EXPONENT_DIGITS:
+        return Decimal("NaN")
+    exponent = int(re.sub(f"[{SIGNS}]", "-", written))
+    value = ARITHMETIC.power(_decimal(found["base"]), Decimal(exponent))
+    return ARITHMETIC.multiply(_decimal(found["factor"]), value) if found["factor"] is not None else value
+
+
+def _decimal(text: str) -> Decimal:
+    """A plain number: its last mark is the decimal one, unless it separates thousands."""
+    mantissa, exponent_mark, exponent = text.lower().partition("e")
+    if len(exponent) > MAX_EXPONENT_DIGITS:
+        return Decimal("NaN")
+    bare = re.sub(rf"\{{,\}}|\\,|[{GAPS}]", "", mantissa)
+    if COMMA_GROUPS.fullmatch(bare):
+        bare = bare.replace(",", "")
+    elif "," in bare or bare.count(".") > 1:
+        bare = bare.replace(".", "").replace(",", ".")
+    return Decimal(f"{bare}{exponent_mark}{exponent}")
