@@ -24,6 +24,7 @@ from contracts.rewards import (
     RewardComponent,
 )
 from contracts.spec import JobSpec
+from contracts.spec_root import SpecRoot
 from contracts.wire import convert
 
 DEMO_MODEL = Path(__file__).parents[2] / "configs" / "models" / "two-digit-addition"
@@ -32,7 +33,7 @@ CHAIN_SUM = ReasoningGymDataset(task="chain_sum", params=dict(ONE_DIGIT), num_tr
 
 
 def load(spec: DatasetSpec, *, num_evaluation: int = 16, seed: int = 0, model_root: Path = Path("nowhere")) -> Dataset:
-    return load_dataset(spec, num_evaluation=num_evaluation, seed=seed, model_root=model_root)
+    return load_dataset(spec, num_evaluation=num_evaluation, seed=seed, model_root=SpecRoot(model_root))
 
 
 def job(*, seed: int = 0, dataset: dict[str, object] | None = None, **rollout: object) -> JobSpec:
