@@ -55,7 +55,7 @@ def _origin(spec: DatasetSpec, example: Example) -> tuple[str, str]:
     return f"{spec.train_path}:{place}", "dataset.train_path"
 
 
-def _load(spec: DatasetSpec, *, num_evaluation: int, seed: int, model_root: Path) -> Dataset:
+def _load(spec: DatasetSpec, *, num_evaluation: int, seed: int, model_root: SpecRoot) -> Dataset:
     if isinstance(spec, AdditionDataset):
         return load_addition(num_evaluation=num_evaluation)
     if isinstance(spec, JsonlDataset):

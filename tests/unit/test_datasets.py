@@ -235,7 +235,9 @@ def test_a_reference_that_no_answer_could_equal_is_refused_by_file_and_line(
     write_lines(tmp_path / "held-out.jsonl", [line("c", task_entry=entry), bad])
     spec = JsonlDataset(train_path="train.jsonl", evaluation_path="held-out.jsonl" if is_held_out else "")
     with pytest.raises(InvalidInput, match=told) as error:
-        load_dataset(spec, num_evaluation=2 * is_held_out, seed=0, model_root=tmp_path, components=(component,))
+        load_dataset(
+            spec, num_evaluation=2 * is_held_out, seed=0, model_root=SpecRoot(tmp_path), components=(component,)
+        )
     assert error.value.field == ("dataset.evaluation_path" if is_held_out else "dataset.train_path")
     assert ("held-out.jsonl:2" if is_held_out else "train.jsonl:2") in error.value.problem
 
@@ -245,7 +247,7 @@ def test_mathematics_is_a_reference_of_math_verify(tmp_path: Path, reference: st
     write_lines(tmp_path / "train.jsonl", [line("a", reference)])
     components = (MathVerifyReward(), PluginReward(entry_point="mine"))
     spec = JsonlDataset(train_path="train.jsonl")
-    assert load_dataset(spec, num_evaluation=0, seed=0, model_root=tmp_path, components=components).train
+    assert load_dataset(spec, num_evaluation=0, seed=0, model_root=SpecRoot(tmp_path), components=components).train
 
 
 def test_a_missing_file_is_refused_and_named(tmp_path: Path) -> None:
