@@ -20,7 +20,6 @@ class PublishOutcome(str, Enum):
     """What the fence said; all but `accepted` are counted by reason."""
 
     ACCEPTED = "accepted"
-    ENDED = "ended"
     STALE = "stale"
     FUTURE = "future"
     WRONG_WEIGHTS = "wrong_weights"
@@ -145,10 +144,7 @@ class GeneratorSide:
             encode(batch),
             len(batch.rounds),
         )
-        outcome = PublishOutcome(answer[0].decode())
-        if outcome is not PublishOutcome.ACCEPTED and not answer[1]:
-            self._broker.write("HINCRBY", self._keys.counters, f"rejected:{outcome.value}", 1)
-        return outcome
+        return PublishOutcome(answer[0].decode())
 
     def fail(self, claim: Claim, reason: str) -> FailOutcome:
         """Gives the batch back: tried again at once, or dead-lettered with its reason after the cap (I6)."""
@@ -159,7 +155,7 @@ class GeneratorSide:
             self._generator_id,
             claim.attempt,
             self._job_spec().rollout.max_attempts,
-            reason.replace(":", ";"),
+            reason.encode(errors="backslashreplace"),
         )
         return FailOutcome(answer[0].decode())
 

@@ -30,24 +30,28 @@ class JobStore:
         self._broker = broker
         self._redis: Any = broker.redis
 
-    def create(self, spec: JobSpec, *, idempotency_key: str = "") -> tuple[str, bool]:
+    def create(self, spec: JobSpec, *, idempotency_key: str = "", max_jobs: int | None = None) -> tuple[str, bool]:
         """(job id, whether it is new). Answers only after the write is on disk, where the server can tell.
 
-        Raises Conflict if the key was used for another spec.
+        Raises Conflict if the key was used for another spec, and for a new job beyond max_jobs.
         """
         job_id = f"job-{uuid.uuid4().hex[:12]}"
         body = encode(spec)
         if idempotency_key:
             job_id = self._reserve(idempotency_key, job_id, hashlib.blake2b(body, digest_size=16).hexdigest())
+        self._require_room(job_id, max_jobs)
         now_s = time.time()
         fields: list[str] = ["state", JobState.QUEUED.value, "reason", "", "created_s", repr(now_s)]
+        fields += ["idempotency_key", idempotency_key]
         event = encode(StateChanged(at_s=now_s, state=JobState.QUEUED))
         job_keys = JobKeys(job_id)
-        created = self._broker.run(
-            "create_job",
-            [*job_keys.script_keys, job_keys.spec, keys.JOBS, keys.ACTIVE],
-            [job_id, repr(now_s), body, event, *fields],
-        )
+        created = self._broker.run("create_job", [*job_keys.script_keys, job_keys.spec], [body, event, *fields])
+        with self._broker.call():
+            self._redis.zadd(keys.JOBS, {job_id: now_s}, nx=True)
+        # Not only when it is new: the attempt before this one may have ended right here.
+        if not self.state(job_id).is_final:
+            with self._broker.call():
+                self._redis.sadd(keys.ACTIVE, job_id)
         self._broker.persisted()
         return job_id, created[0] == b"created"
 
@@ -63,18 +67,52 @@ class JobStore:
             raise Conflict(f"was used for job {earlier_id} with another spec", field="Idempotency-Key")
         return earlier_id
 
+    def _require_room(self, job_id: str, max_jobs: int | None) -> None:
+        """A repeat of a submission that was accepted needs none."""
+        with self._broker.call():
+            num_jobs = self._redis.zcard(keys.JOBS)
+            if max_jobs is None or num_jobs < max_jobs or self._redis.exists(JobKeys(job_id).job):
+                return
+        raise Conflict(
+            f"{num_jobs} are kept, and ONBEAT_MAX_JOBS allows {max_jobs}",
+            field="jobs",
+            cure="remove ended ones with `onbeat remove JOB`",
+        )
+
+    def remove(self, job_id: str) -> None:
+        """Forgets an ended job: its record, counters, events, audit chain. Its run folder stays.
+
+        Raises NotFound, and Conflict for a job that has not ended, or whose trainer still holds it.
+        """
+        fields = self.fields(job_id)
+        state = JobState(fields["state"].decode())
+        if not state.is_final:
+            raise Conflict(f"a {state.value} job cannot be removed", field="state", cure="cancel it first")
+        # Before the job: a repeat of its submission must not bring the same id back, over its old run folder.
+        if key := fields.get("idempotency_key", b"").decode():
+            with self._broker.call():
+                self._redis.delete(keys.idempotency(key))
+        final = [state.value for state in JobState if state.is_final]
+        outcome, *rest = self._broker.run("remove_job", JobKeys(job_id).all_keys, final)
+        if outcome == b"held":
+            left_s = rest[0] / 1000
+            raise Conflict(f"its trainer holds it for {left_s:.1f} s more", field="state", cure="try again then")
+        if outcome == b"refused":
+            raise Conflict(f"a {rest[0].decode()} job cannot be removed", field="state", cure="cancel it first")
+        with self._broker.call():
+            self._redis.zrem(keys.JOBS, job_id)
+            self._redis.srem(keys.ACTIVE, job_id)
+        self._broker.persisted()
+
     def job_ids(self) -> list[str]:
         """Newest first."""
         with self._broker.call():
             return [job_id.decode() for job_id in self._redis.zrevrange(keys.JOBS, 0, -1)]
 
     def active_jobs(self) -> list[str]:
-        """Jobs that are not final, oldest first."""
+        """Jobs that are not final, in a stable order."""
         with self._broker.call():
-            active = list(self._redis.smembers(keys.ACTIVE))
-            created_s = self._redis.zmscore(keys.JOBS, active) if active else []
-        in_order = sorted(zip((one or 0.0 for one in created_s), active, strict=True))
-        return [job_id.decode() for _, job_id in in_order]
+            return sorted(job_id.decode() for job_id in self._redis.smembers(keys.ACTIVE))
 
     def spec(self, job_id: str) -> JobSpec:
         """Raises NotFound."""
@@ -102,8 +140,7 @@ class JobStore:
     def move(self, job_id: str, state: JobState, *, reason: str = "", trainer_epoch: int | None = None) -> bool:
         """Moves the job, tells its watchers; False if it is there already. Raises Conflict for an illegal move.
 
-        A final state clears what is in work. trainer_epoch: of the trainer that moves it; raises FencedOff if that one
-        is over (I4). Without one, a final state fences off a trainer that lives.
+        trainer_epoch: of the trainer that moves it; raises FencedOff if that one is over (I4).
 
         Back to `queued` goes only `resume`, which does more than to move.
         """
@@ -112,9 +149,7 @@ class JobStore:
         event = encode(StateChanged(at_s=now_s, state=state, reason=reason))
         epoch = "" if trainer_epoch is None else str(trainer_epoch)
         outcome, *current = self._broker.run(
-            "set_state",
-            [*JobKeys(job_id).script_keys, keys.ACTIVE],
-            [job_id, state.value, reason, event, repr(now_s), epoch, *before],
+            "set_state", JobKeys(job_id).script_keys, [state.value, reason, event, repr(now_s), epoch, *before]
         )
         if outcome == b"fenced":
             raise FencedOff(f"epoch {epoch} is over: another trainer holds the job", field="trainer_epoch")
@@ -122,6 +157,8 @@ class JobStore:
             if current == [b"unknown"]:
                 raise NotFound(f"there is no job {job_id}", field="job_id", cure="`onbeat jobs` lists them")
             raise Conflict(f"a {current[0].decode()} job cannot become {state.value}", field="state")
+        if state.is_final:
+            self.leave_active(job_id)
         return outcome == b"set"
 
     def fail(self, job_id: str, reason: str, *, trainer_epoch: int | None = None) -> None:
@@ -153,6 +190,8 @@ class JobStore:
             outcome, *rest = self._resume_as_seen(job_id, iterations)
         if outcome == b"refused":
             raise Conflict(f"a {rest[0].decode()} job cannot be resumed", field="state", cure="it has not ended")
+        with self._broker.call():
+            self._redis.sadd(keys.ACTIVE, job_id)
         self._broker.persisted()
         return self.state(job_id)
 
@@ -176,8 +215,8 @@ class JobStore:
         job_keys = JobKeys(job_id)
         event = encode(StateChanged(at_s=time.time(), state=JobState.QUEUED))
         new_body = encode(after) if after != before else body
-        args = [job_id, body, new_body, horizons, len(chain), event, *(state.value for state in RESUMABLE)]
-        return self._broker.run("resume_job", [*job_keys.script_keys, job_keys.spec, keys.ACTIVE], args)
+        args = [body, new_body, horizons, len(chain), event, *(state.value for state in RESUMABLE)]
+        return self._broker.run("resume_job", [*job_keys.script_keys, job_keys.spec], args)
 
     def horizons(self, job_id: str) -> dict[int, int]:
         """First iteration → the `iterations` that its learning rate and the later ones' are scheduled by.

@@ -1,4 +1,6 @@
-"""Every key of the project. The keys of one job share a hash tag; the scripts that begin or end a job touch others too.
+"""Every key of the project. The keys of one job share a hash tag, so each script touches one cluster slot.
+
+`job` is a lifetime that ends when an ended job is removed (`remove_job`).
 
 | key | type | writer | reader | lifetime |
 | --- | --- | --- | --- | --- |
@@ -8,17 +10,16 @@
 | onbeat:{J}:prompts | stream, group `generators` | open, reconcile, fail | claim | entry: until published or dead |
 | onbeat:{J}:rollouts | stream, group `trainers` | publish | claim_rollouts | entry: until its commit |
 | onbeat:{J}:ledger | hash, batch id → state | open, claim, renew, publish, fail | all scripts | iteration |
-| onbeat:{J}:claims | sorted set, batch id → its claim in ms | claim, publish, fail | claim, to hedge | iteration |
 | onbeat:{J}:weights | hash, version → WeightManifest | trainer | generators | newest versions |
 | onbeat:{J}:chunks | hash, VERSION/FILE/N → bytes | trainer | generators | newest versions, hours |
 | onbeat:{J}:shards | stream, WeightShard | trainer | generators | newest 100 |
 | onbeat:{J}:counters | hash | scripts | status | job |
-| onbeat:{J}:dead | stream | fail, claim | status | job |
+| onbeat:{J}:dead | stream | fail, claim | status | newest 1,000 |
 | onbeat:{J}:audit | stream, AuditRecord | commit, rewind | verify | job |
 | onbeat:{J}:events | stream, JobEvent | trainer, job store | gateway | newest 10,000 |
 | onbeat:{J}:progress | hash | open, claim, publish, fail | all scripts | job |
 | onbeat:{J}:starting | string, consumer id | consumers | consumers | seconds: until the trainer holds its lease |
-| onbeat:jobs | sorted set, job id → creation time | job store | gateway | for ever |
+| onbeat:jobs | sorted set, job id → creation time | job store | gateway | until a job is removed |
 | onbeat:active | set of job ids | job store | generators | while not final |
 | onbeat:celery:* | Celery's own, see celery_app.py | gateway, consumers' beat | consumers | until delivered |
 | onbeat:idempotency:K | string, job id and body digest | gateway | gateway | 24 h |
@@ -61,7 +62,6 @@ class JobKeys:
         self.prompts = f"{tag}:prompts"
         self.rollouts = f"{tag}:rollouts"
         self.ledger = f"{tag}:ledger"
-        self.claims = f"{tag}:claims"
         self.weights = f"{tag}:weights"
         self.chunks = f"{tag}:chunks"
         self.shards = f"{tag}:shards"
@@ -71,6 +71,11 @@ class JobKeys:
         self.events = f"{tag}:events"
         self.progress = f"{tag}:progress"
         self.starting = f"{tag}:starting"
+
+    @property
+    def all_keys(self) -> list[str]:
+        """Every key of the job, those of `script_keys` first."""
+        return [*self.script_keys, *(key for key in vars(self).values() if key not in self.script_keys)]
 
     @property
     def script_keys(self) -> list[str]:
@@ -87,5 +92,4 @@ class JobKeys:
             self.job,
             self.events,
             self.progress,
-            self.claims,
         ]

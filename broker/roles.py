@@ -1,6 +1,6 @@
 """Who may do what in Redis: a user for each role, with the commands and keys that its part of the protocol needs.
 
-    gateway     creates, cancels and resumes jobs; reads everything of a job
+    gateway     creates, cancels, resumes and removes jobs; reads everything of a job
     trainer     consumers' workers and trainers: fence, weights, audit chain
     generator   claims prompts, publishes rollouts; of the fence, the weights and the job it is a reader
     celery      the messages from gateways to consumers
@@ -39,6 +39,7 @@ SCRIPT_ROLES: Mapping[str, tuple[str, ...]] = {
     "reconcile": (TRAINER,),
     "renew_prompts": (GENERATOR,),
     "renew_trainer": (TRAINER,),
+    "remove_job": (GATEWAY,),
     "resume_job": (GATEWAY,),
     "rewind": (TRAINER,),
     "set_state": (GATEWAY, TRAINER),
@@ -48,37 +49,38 @@ SCRIPT_ROLES: Mapping[str, tuple[str, ...]] = {
 
 EVERYBODY = "-@all +@connection -client +client|id +client|setname"
 """PING, HELLO, WAITAOF and the like; of CLIENT nothing that looks at, or ends, another's connection."""
-LOOK = "+get +exists +hget +hmget +hgetall +hkeys +hvals +hlen +smembers +zrevrange +zrange +zcard +zmscore"
+LOOK = "+get +exists +hget +hmget +hgetall +hkeys +hvals +hlen +smembers +zrevrange +zrange +zcard"
 WATCH = f"{LOOK} +xrange +xrevrange +xlen +xread +xpending +xinfo|stream +memory|usage"
 
 RIGHTS: Mapping[str, tuple[tuple[str, str], ...]] = {
     GATEWAY: (
         ("+time +info +multi +exec +discard", ""),
         (WATCH, "%R~onbeat:{*}:* %R~onbeat:jobs %R~onbeat:active %R~onbeat:generators"),
-        ("+set +get", "~onbeat:idempotency:*"),
+        ("+set +get +del", "~onbeat:idempotency:*"),
+        # Of a job that has ended: remove_job looks first.
+        ("+unlink", "~onbeat:{*}:*"),
         ("+set", "~onbeat:{*}:spec ~onbeat:persisted"),
         ("+hset +hsetnx +hdel", "~onbeat:{*}:job"),
         ("+xadd", "~onbeat:{*}:events"),
         ("+zadd +zrem", "~onbeat:jobs"),
         ("+sadd +srem", "~onbeat:active"),
         ("+hdel", "~onbeat:generators"),
-        # A resume, and a cancel, ends the epoch before it and empties the open iteration.
+        # A resume ends the epoch before it and empties the open iteration.
         ("+hset", "~onbeat:{*}:fence"),
-        ("+xgroup|create +xgroup|destroy +xtrim", "~onbeat:{*}:prompts ~onbeat:{*}:rollouts"),
-        ("+del", "~onbeat:{*}:ledger ~onbeat:{*}:claims"),
+        ("+xgroup|create +xpending +xack +xtrim", "~onbeat:{*}:prompts ~onbeat:{*}:rollouts"),
+        ("+del", "~onbeat:{*}:ledger"),
     ),
     TRAINER: (
-        ("+time +info +multi +exec +discard", ""),
-        (WATCH, "%R~onbeat:{*}:* %R~onbeat:jobs %R~onbeat:active %R~onbeat:generators"),
+        ("+time +multi +exec +discard", ""),
+        (WATCH, "%R~onbeat:{*}:* %R~onbeat:active %R~onbeat:generators"),
         ("+set", "~onbeat:persisted"),
         ("+hset +hincrby", "~onbeat:{*}:fence ~onbeat:{*}:progress ~onbeat:{*}:counters"),
         ("+hset +hsetnx +hincrby", "~onbeat:{*}:job"),
         ("+hset +hdel +pexpire", "~onbeat:{*}:weights ~onbeat:{*}:chunks"),
         ("+hset +del", "~onbeat:{*}:ledger"),
-        ("+zrem +del", "~onbeat:{*}:claims"),
-        ("+xadd +xgroup|create +xgroup|destroy +xtrim", "~onbeat:{*}:prompts"),
+        ("+xadd +xgroup|create +xpending +xack +xtrim", "~onbeat:{*}:prompts"),
         (
-            "+xgroup|create +xgroup|destroy +xreadgroup +xclaim +xautoclaim +xtrim",
+            "+xgroup|create +xreadgroup +xclaim +xautoclaim +xpending +xack +xtrim",
             "~onbeat:{*}:rollouts",
         ),
         ("+xadd", "~onbeat:{*}:audit ~onbeat:{*}:events ~onbeat:{*}:shards"),
@@ -88,11 +90,10 @@ RIGHTS: Mapping[str, tuple[tuple[str, str], ...]] = {
     ),
     GENERATOR: (
         ("+time +multi +exec +discard", ""),
-        (WATCH, "%R~onbeat:{*}:* %R~onbeat:jobs %R~onbeat:active"),
+        (WATCH, "%R~onbeat:{*}:* %R~onbeat:active"),
         ("+xreadgroup +xclaim +xpending +xack +xdel +xadd", "~onbeat:{*}:prompts"),
         ("+xadd", "~onbeat:{*}:rollouts ~onbeat:{*}:dead"),
         ("+hset", "~onbeat:{*}:ledger"),
-        ("+zadd +zrem", "~onbeat:{*}:claims"),
         ("+hincrby", "~onbeat:{*}:counters"),
         ("+hset +hincrby", "~onbeat:{*}:progress"),
         ("+hset +hdel +hvals", "~onbeat:generators"),

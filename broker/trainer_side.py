@@ -177,7 +177,7 @@ class TrainerSide:
 
     def dead_batches(self) -> dict[str, str]:
         """Batch id → reason, of the open iteration."""
-        return {batch_id: parts[1] for batch_id, parts in self._ledger().items() if parts[0] == "dead"}
+        return {batch_id: rest for batch_id, (state, rest) in self._ledger().items() if state == "dead"}
 
     def reconcile(self, iteration: int, batches: Sequence[PromptBatch]) -> int:
         """Dispatches again what is neither published nor on the prompts stream; how many.
@@ -210,17 +210,18 @@ class TrainerSide:
     def confirm(self, iteration: int) -> None:
         """Returns when the commit of this iteration is on the server's disk, where the server can tell.
 
-        Raises FenceViolation where it is gone: a restart has lost it after it was answered. BrokerUnavailable where the
-        disk doesn't take it.
+        Raises FenceViolation where it is gone: a restart has lost it after it was answered.
         """
         self._broker.persisted()
         if self.fence().committed < iteration:
             raise FenceViolation(f"a restart of the server has lost the commit of iteration {iteration}")
 
-    def _ledger(self) -> dict[str, list[str]]:
+    def _ledger(self) -> dict[str, tuple[str, str]]:
+        """Batch id → (state, what follows it): a reason has colons of its own, and may be cut inside a character."""
         with self._broker.call():
             rows: dict[bytes, bytes] = self._broker.redis.hgetall(self._keys.ledger)  # type: ignore[assignment]
-        return {batch_id.decode(): state.decode().split(":") for batch_id, state in rows.items()}
+        entries = {batch_id.decode(): entry.decode(errors="replace").partition(":") for batch_id, entry in rows.items()}
+        return {batch_id: (state, rest) for batch_id, (state, _, rest) in entries.items()}
 
     def _fenced(self, script: str, *args: str | int | bytes) -> list:
         answer = self._run(script, self._epoch, *args)

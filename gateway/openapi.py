@@ -79,6 +79,7 @@ EVENTS: dict[str, Any] = {
 }
 
 
+REMOVE: dict[str, Any] = {"responses": {204: {"description": "It is gone"}, "4XX": REFUSAL, "5XX": REFUSAL}}
 METRICS: dict[str, Any] = {
     "responses": {
         200: _answer("Prometheus text format", CONTENT_TYPE_LATEST.partition(";")[0], {"type": "string"}),

@@ -85,6 +85,14 @@ def get_job(job_id: KnownJob, services: HasServices) -> Response:
     return _json(job_status(services.broker, job_id))
 
 
+@jobs_api.delete("/{job_id}", status_code=HTTPStatus.NO_CONTENT, **openapi.REMOVE)
+def remove(job_id: KnownJob, services: HasServices) -> Response:
+    """Forget an ended job, its events and its audit chain; 409 for one that has not ended. Its run folder stays."""
+    services.jobs.remove(job_id)
+    log.info("job %s is removed", job_id)
+    return Response(status_code=HTTPStatus.NO_CONTENT)
+
+
 @jobs_api.post("/{job_id}/cancel", **openapi.answers("JobStatus"))
 def cancel(job_id: KnownJob, services: HasServices) -> Response:
     """Cancel a job: a queued one at once, a running one after its trainer's micro-batch and a checkpoint.
@@ -176,7 +184,7 @@ def _create(services: Services, spec: JobSpec, key: str) -> tuple[JobStatus, boo
     check_job(spec.dataset, spec.reward.components)
     submission.check_paths(spec, services.settings)
     submission.check_generators(spec, Presence(services.broker).live())
-    job_id, is_new = services.jobs.create(spec, idempotency_key=key)
+    job_id, is_new = services.jobs.create(spec, idempotency_key=key, max_jobs=services.settings.max_jobs)
     if is_new:
         services.metrics.jobs_created.inc()
         log.info("job %s (%s) is queued", job_id, spec.name)

@@ -17,7 +17,7 @@ from typer.exceptions import TyperException
 
 from contracts.errors import InvalidInput, OnbeatError
 from contracts.settings import PREFIX, StackSettings
-from onbeat.commands import bench, chaos, jobs, stack
+from onbeat.commands import bench, chaos, jobs, remove, stack
 from onbeat.output import BAD_INPUT, INTERRUPTED, emit_error
 from onbeat.signals import end_on_signals
 from telemetry import logs
@@ -37,6 +37,7 @@ app.command()(jobs.jobs)
 app.command()(jobs.watch)
 app.command()(jobs.cancel)
 app.command()(jobs.resume)
+app.command()(remove.remove)
 app.command()(jobs.streams)
 app.command()(jobs.verify)
 app.command()(chaos.chaos)

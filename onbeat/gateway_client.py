@@ -71,6 +71,10 @@ class GatewayClient:
             self._ask("POST", f"/v1/jobs/{_segment(job_id)}/resume", content=body, headers=headers), JobStatus
         )
 
+    def remove(self, job_id: str) -> None:
+        """Forgets an ended job."""
+        self._ask("DELETE", f"/v1/jobs/{_segment(job_id)}")
+
     def metrics(self, job_id: str) -> list[IterationMetrics]:
         """Committed iterations, oldest first."""
         body = self._ask("GET", f"/v1/jobs/{_segment(job_id)}/metrics")
@@ -127,6 +131,8 @@ class GatewayClient:
             raise InvalidInput(str(error), field="gateway") from error
         if not answer.is_success:
             raise problem_of(answer)
+        if answer.status_code == 204:
+            return None
         try:
             return answer.json()
         except ValueError as error:

@@ -3,6 +3,9 @@
     12:03:44 trainer    info   iteration 7 committed: reward 0.61, 1.9 s
     {"at_s": 1763.2, "service": "trainer", "level": "info", "logger": "consumer.loop", "message": "..."}
 
+What a line shows may come from a model, a data set or a client: control characters are escaped, so that no text makes a
+line of its own or moves a terminal's cursor.
+
 Structured facts ride along as `extra={"facts": {...}}`; the JSON form shows them as fields.
 """
 
@@ -10,6 +13,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 import time
 from typing import TextIO
@@ -18,6 +22,11 @@ from contracts.settings import StackSettings
 
 QUIET_LOGGERS = ("httpx", "httpcore", "urllib3", "matplotlib", "filelock", "asyncio")
 """Libraries whose info lines repeat every request: they would bury ours."""
+
+
+UNSHOWN = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
+"""Controls of both sets, line breaks, marks that are invisible or turn the direction of writing, and half characters,
+which no stream can encode."""
 
 
 def configure(settings: StackSettings, *, service: str, stream: TextIO | None = None) -> None:
@@ -54,8 +63,12 @@ class HumanLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
-        line = f"{clock} {self.service:<10} {record.levelname.lower():<7} {record.getMessage()}"
-        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+        line = f"{clock} {self.service:<10} {record.levelname.lower():<7} {shown(record.getMessage())}"
+        if not record.exc_info:
+            return line
+        # Its lines are indented as Python does it: a line break in an error's own text can't pass for a log line.
+        trace = "\n".join(f"  | {shown(one)}" for one in self.formatException(record.exc_info).split("\n"))
+        return f"{line}\n{trace}"
 
 
 class JsonLines(logging.Formatter):
@@ -76,4 +89,10 @@ class JsonLines(logging.Formatter):
         )
         if record.exc_info:
             fields["exception"] = self.formatException(record.exc_info)
-        return json.dumps(fields, default=str, ensure_ascii=False)
+        line = json.dumps(fields, default=str, ensure_ascii=False)
+        return UNSHOWN.sub(lambda found: f"\\u{ord(found[0]):04x}", line)  # JSON itself leaves these as they are
+
+
+def shown(text: str) -> str:
+    """One line that a terminal shows as it is: what UNSHOWN has as `\\x1b`, `\\n` and the like."""
+    return UNSHOWN.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)

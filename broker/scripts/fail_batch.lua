@@ -9,11 +9,10 @@ local attempt = tonumber(entry[2][4]) + pending[4] - 1
 if attempt ~= tonumber(ARGV[4]) then return { 'settled' } end
 count('failed')
 if attempt >= tonumber(ARGV[5]) then
-  bury(ARGV[1], ARGV[2], ARGV[6], entry[2][2])
+  bury(ARGV[1], ARGV[2], ARGV[6])
   return { 'dead' }
 end
 local again = redis.call('XADD', PROMPTS, '*', 'batch', entry[2][2], 'attempt', attempt + 1, 'batch_id', ARGV[1])
 redis.call('HSET', LEDGER, ARGV[1], 'expected:' .. again .. ':' .. split(state)[3])
 drop_prompt(ARGV[2])
-redis.call('ZREM', CLAIMS, ARGV[1])
 return { 'retried' }

@@ -11,11 +11,9 @@
 --   9 job       hash     state reason created_s started_s ended_s ...
 --  10 events    stream   field event (JobEvent), newest 10,000
 --  11 progress  hash     published dead (of the open iteration) recent_ms: what generators move; the fence they only read
---  12 claims    zset     batch id -> ms of its claim: batches that may be hedged, those of a first holder without a hedge
--- A script may have more of its own, from the 13th on.
 -- A script checks everything before it writes: scripts do not roll back. Each answers a list whose first item is its outcome.
-local FENCE, PROMPTS, ROLLOUTS, LEDGER, WEIGHTS, COUNTERS, DEAD, AUDIT, JOB, EVENTS, PROGRESS, CLAIMS =
-  KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10], KEYS[11], KEYS[12]
+local FENCE, PROMPTS, ROLLOUTS, LEDGER, WEIGHTS, COUNTERS, DEAD, AUDIT, JOB, EVENTS, PROGRESS =
+  KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10], KEYS[11]
 
 local function now_ms()
   local t = redis.call('TIME')
@@ -44,8 +42,9 @@ local function split(text)
   return parts
 end
 
+-- A job that was removed has no fence: whoever comes late must leave nothing of it.
 local function count(name, by)
-  redis.call('HINCRBY', COUNTERS, name, by or 1)
+  if redis.call('EXISTS', FENCE) == 1 then redis.call('HINCRBY', COUNTERS, name, by or 1) end
 end
 
 -- Events are for watching, not data: old ones may go.
@@ -67,12 +66,6 @@ local function recent_ms()
   return recent
 end
 
--- A final state clears the iteration, and stands beside it: nothing of an ended job is claimed, renewed or published.
-local ENDED = { succeeded = true, failed = true, cancelled = true }
-local function is_ended()
-  return ENDED[redis.call('HGET', JOB, 'state')] == true
-end
-
 local function drop_prompt(entry)
   redis.call('XACK', PROMPTS, 'generators', entry)
   redis.call('XDEL', PROMPTS, entry)
@@ -87,32 +80,16 @@ local function last_id(stream)
   end
 end
 
--- Empties the iteration: ledger, its prompts and its rollouts, without a look at them. A group goes with what is pending
--- in it and with the names of all who ever read, the dead too. The streams stay: ids must grow for whoever waits.
+-- Empties the iteration: ledger, its prompts and its rollouts. Reads ids only: payloads are megabytes.
 local function clear_iteration()
   for stream, name in pairs({ [PROMPTS] = 'generators', [ROLLOUTS] = 'trainers' }) do
     group(stream, name)
+    for _, pending in ipairs(redis.call('XPENDING', stream, name, '-', '+', '1000000')) do
+      redis.call('XACK', stream, name, pending[1])
+    end
     redis.call('XTRIM', stream, 'MAXLEN', '0')
-    redis.call('XGROUP', 'DESTROY', stream, name)
-    group(stream, name)
   end
   redis.call('DEL', LEDGER)
-  redis.call('DEL', CLAIMS)
-end
-
--- What is in work of a job that ends, or starts again from a checkpoint, goes.
-local function close_iteration()
-  if fence('state') ~= 'open' then return end
-  clear_iteration()
-  redis.call('HSET', FENCE, 'state', 'closed', 'iteration', tonumber(fence('committed')) or -1)
-end
-
--- Fences the trainer off, if there ever was one: it may sleep, or hold an epoch that a restart has forgotten (I4).
-local function end_epoch()
-  local epoch = tonumber(fence('epoch'))
-  if epoch then
-    redis.call('HSET', FENCE, 'epoch', string.format('%.0f', math.max(epoch + 1, now_ms())), 'owner', '', 'lease_until', '0')
-  end
 end
 
 -- Iteration t samples version t, and follows the committed one (I4); arguments as open() takes them.
@@ -150,12 +127,13 @@ local function is_linked(previous)
 end
 
 -- Takes a batch out for good; the trainer sees it in the ledger and decides by its policy.
-local function bury(id, entry, reason, payload)
+-- What the batch was follows from the spec and its id, so that only its reason is kept, of the newest 1,000.
+local function bury(id, entry, reason)
+  reason = string.sub(reason, 1, 2000)
   drop_prompt(entry)
-  redis.call('ZREM', CLAIMS, id)
   redis.call('HSET', LEDGER, id, 'dead:' .. reason)
   redis.call('HINCRBY', PROGRESS, 'dead', 1)
-  redis.call('XADD', DEAD, '*', 'batch_id', id, 'reason', reason, 'batch', payload)
+  redis.call('XADD', DEAD, 'MAXLEN', '1000', '*', 'batch_id', id, 'reason', reason)
   count('dead')
 end
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from consumer.datasets.addition import load_addition
 from consumer.datasets.examples import Dataset, Example
 from consumer.datasets.jsonl import load_jsonl
@@ -10,7 +12,6 @@ from contracts.errors import InvalidInput
 from contracts.reasoning_tasks import check_job
 from contracts.references import check_reference
 from contracts.rewards import RewardComponent
-from contracts.spec_root import SpecRoot
 
 __all__ = ["Dataset", "Example", "load_dataset"]
 
@@ -20,7 +21,7 @@ def load_dataset(
     *,
     num_evaluation: int,
     seed: int,
-    model_root: SpecRoot,
+    model_root: Path,
     components: tuple[RewardComponent, ...] = (),
 ) -> Dataset:
     """Training pool and `num_evaluation` held-out examples; equal arguments give equal sets.
@@ -55,7 +56,7 @@ def _origin(spec: DatasetSpec, example: Example) -> tuple[str, str]:
     return f"{spec.train_path}:{place}", "dataset.train_path"
 
 
-def _load(spec: DatasetSpec, *, num_evaluation: int, seed: int, model_root: SpecRoot) -> Dataset:
+def _load(spec: DatasetSpec, *, num_evaluation: int, seed: int, model_root: Path) -> Dataset:
     if isinstance(spec, AdditionDataset):
         return load_addition(num_evaluation=num_evaluation)
     if isinstance(spec, JsonlDataset):

@@ -51,7 +51,7 @@ def make_engine(
 
     return TransformersEngine(
         model,
-        model_root=settings.spec_root,
+        model_root=settings.model_root_path,
         weight_root=settings.weight_root_path,
         deterministic=deterministic,
         chunks=chunks,

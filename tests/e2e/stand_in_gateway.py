@@ -167,6 +167,15 @@ class Routes(BaseHTTPRequestHandler):
         else:
             self._problem(404, detail="there is no such job", field="job", cure="GET /v1/jobs lists them")
 
+    def do_DELETE(self) -> None:
+        if self._refused():
+            return
+        if self.path == f"/v1/jobs/{JOB}":
+            self.send_response(204)
+            self.end_headers()
+        else:
+            self._problem(404, detail="there is no such job", field="job")
+
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         if self._refused():

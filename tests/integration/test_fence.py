@@ -213,9 +213,9 @@ def test_a_batch_that_keeps_failing_is_dead_lettered_with_its_reason(job: Job) -
     second = generator.claim(10)
     assert second is not None
     assert second.attempt == 2
-    assert generator.fail(second, "no reward") is FailOutcome.DEAD
+    assert generator.fail(second, "no reward: the scorer said 5:3") is FailOutcome.DEAD
     assert job.trainer.claim_rollouts(max_batches=1)[1] == 1
-    assert job.trainer.dead_batches() == {"0/train/0": "no reward"}
+    assert job.trainer.dead_batches() == {"0/train/0": "no reward: the scorer said 5:3"}
 
 
 def test_a_lost_prompt_is_dispatched_again(job: Job) -> None:

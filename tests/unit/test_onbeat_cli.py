@@ -79,6 +79,7 @@ def save_spec(gateway: FakeGateway, run_root: Path) -> RunFolder:
         (["jobs"], "jobs"),
         (["watch", JOB], "job_id"),
         (["streams", JOB], "num_prompts"),
+        (["remove", JOB], "removed"),
         (["submit", "job.toml"], "job_id"),
     ],
 )
@@ -155,6 +156,7 @@ def test_an_event_stream_that_breaks_off_is_taken_up_after_its_last_event(gatewa
     ("command", "line"),
     [
         (["watch", "unknown"], "onbeat: job: there is no such job (GET /v1/jobs lists them)"),
+        (["remove", "job-none"], "onbeat: job: there is no such job"),
         (["cancel", JOB], "onbeat: state: a succeeded job cannot become cancelling"),
         (
             ["jobs", "--api-key", "wrong"],

@@ -53,6 +53,32 @@ def test_a_human_line_names_service_and_level_and_a_second_configuration_replace
     assert line.split()[1:] == ["gateway", "warning", "careful"]
 
 
+HOSTILE = "a\x1b[2J\x1b]0;owned\x07\r\nfake 12:00:00 gateway    info   job ended\x9b31m\u2028\u202eevil\ud800\x00b"
+
+
+@pytest.mark.usefixtures("restored_logging")
+@pytest.mark.parametrize("log_format", ["human", "json"])
+def test_no_text_of_a_model_or_a_client_leaves_its_line_or_moves_a_cursor(log_format: str) -> None:
+    stream = io.StringIO()
+    logs.configure(StackSettings(log_format=log_format), service="x", stream=stream)
+    try:
+        raise ValueError(HOSTILE)
+    except ValueError:
+        logging.getLogger("x").exception("scored %s", HOSTILE, extra={"facts": {"answer": HOSTILE}})
+    written = stream.getvalue()
+    assert written.encode("utf-8")
+    lines = written.removesuffix("\n").split("\n")
+    assert all(one.isprintable() for one in lines)
+    assert not any(one.startswith("fake") for one in written.splitlines())
+    if log_format == "json":
+        (line,) = lines
+        found = json.loads(line)
+        assert (found["message"], found["answer"]) == (f"scored {HOSTILE}", HOSTILE)
+    else:
+        assert "scored a\\x1b[2J\\x1b]0;owned\\x07\\r\\nfake" in lines[0]
+        assert all(one.startswith("  | ") for one in lines[1:])
+
+
 @pytest.mark.usefixtures("restored_logging")
 def test_an_exception_stays_inside_its_json_line() -> None:
     stream = io.StringIO()

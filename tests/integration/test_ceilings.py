@@ -1,0 +1,142 @@
+"""What accumulates has a ceiling: jobs, which can be removed without a trace, and what is kept of dead batches."""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from broker import keys
+from broker.client import connect
+from broker.generator_side import FailOutcome, GeneratorSide, PublishOutcome
+from broker.job_store import JobStore
+from broker.keys import JobKeys
+from broker.trainer_side import Opening, TrainerSide
+from contracts.errors import Conflict, FencedOff, NotFound
+from contracts.events import TrainerStarted
+from contracts.jobs import JobState
+from contracts.settings import StackSettings
+from contracts.versions import WeightFile, WeightManifest
+from onbeat.embedded_redis import EmbeddedRedis
+from tests.builders import job_spec, prompt_batch, rollout_batch
+
+DIGEST = "d" * 64
+
+
+@pytest.fixture
+def jobs(settings: StackSettings) -> JobStore:
+    return JobStore(connect(settings))
+
+
+def opened(settings: StackSettings, job_id: str, *, lease_s: float = 60.0, num_batches: int = 2) -> TrainerSide:
+    """A trainer with an open iteration."""
+    trainer = TrainerSide(connect(settings), job_id, owner="t", lease_s=lease_s)
+    trainer.acquire()
+    files = (WeightFile(name="m.safetensors", num_bytes=1),)
+    trainer.publish_weights(
+        WeightManifest(policy_version=0, weights_digest=DIGEST, dtype="float32", directory="w", files=files),
+        oldest_kept=0,
+    )
+    batches = [
+        prompt_batch([[1, 2], [3]], job_id=job_id, batch_id=f"0/train/{index}", weights_digest=DIGEST)
+        for index in range(num_batches)
+    ]
+    trainer.open_iteration(Opening(iteration=0, policy_version=0, weights_digest=DIGEST, batches=tuple(batches)))
+    return trainer
+
+
+def keys_of(settings: StackSettings, job_id: str) -> list[bytes]:
+    return list(connect(settings).redis.scan_iter(match=f"*{job_id}*", count=10_000))
+
+
+def test_a_removed_job_leaves_no_key_and_who_comes_late_makes_none(jobs: JobStore, settings: StackSettings) -> None:
+    key = uuid.uuid4().hex
+    job_id, _ = jobs.create(job_spec(), idempotency_key=key)
+    trainer = opened(settings, job_id)
+    jobs.move(job_id, JobState.RUNNING)
+    generator = GeneratorSide(connect(settings), job_id, "g1")
+    claim = generator.claim(60.0)
+    assert claim is not None
+    jobs.tell(job_id, TrainerStarted(at_s=1.0, trainer_epoch=7, next_iteration=0, resumed=False))
+    jobs.move(job_id, JobState.FAILED)
+    trainer.release()
+    jobs.remove(job_id)
+    assert keys_of(settings, job_id) == []
+    with pytest.raises(FencedOff):
+        trainer.renew()
+    batch = rollout_batch(job_id=job_id, batch_id="0/train/0", weights_digest=DIGEST, group_size=2, generator_id="g1")
+    assert generator.publish(claim, batch) is not PublishOutcome.ACCEPTED
+    assert generator.fail(claim, "late") is FailOutcome.SETTLED
+    generator.renew([claim])
+    assert generator.claim(60.0) is None
+    assert keys_of(settings, job_id) == []
+    assert job_id not in jobs.job_ids()
+    with pytest.raises(NotFound):
+        jobs.state(job_id)
+    with pytest.raises(NotFound):
+        jobs.remove(job_id)
+    other_id, is_new = jobs.create(job_spec(), idempotency_key=key)
+    assert is_new
+    assert other_id != job_id
+
+
+def test_a_job_that_runs_or_whose_trainer_holds_it_is_not_removed(jobs: JobStore, settings: StackSettings) -> None:
+    job_id, _ = jobs.create(job_spec())
+    for state in (JobState.QUEUED, JobState.RUNNING, JobState.CANCELLING):
+        if state is not JobState.QUEUED:
+            jobs.move(job_id, state)
+        with pytest.raises(Conflict, match=f"a {state.value} job cannot be removed"):
+            jobs.remove(job_id)
+    trainer = opened(settings, job_id)
+    jobs.move(job_id, JobState.CANCELLED)
+    with pytest.raises(Conflict, match="its trainer holds it"):
+        jobs.remove(job_id)
+    assert jobs.state(job_id) is JobState.CANCELLED
+    trainer.release()
+    jobs.remove(job_id)
+
+
+def test_at_the_most_jobs_a_new_one_is_refused_until_one_is_removed_and_a_repeat_is_answered(
+    settings: StackSettings, tmp_path: Path
+) -> None:
+    with EmbeddedRedis(tmp_path / "own") as server:
+        jobs = JobStore(connect(replace(settings, redis_url=server.url)))
+        first, _ = jobs.create(job_spec(), idempotency_key="k", max_jobs=2)
+        jobs.create(job_spec(), max_jobs=2)
+        with pytest.raises(Conflict, match="ONBEAT_MAX_JOBS"):
+            jobs.create(job_spec(), idempotency_key="other", max_jobs=2)
+        assert jobs.create(job_spec(), idempotency_key="k", max_jobs=2) == (first, False)
+        assert len(jobs.job_ids()) == 2
+        jobs.move(first, JobState.CANCELLED)
+        jobs.remove(first)
+        assert jobs.create(job_spec(), idempotency_key="other", max_jobs=2)[1]
+
+
+def test_of_dead_batches_the_newest_reasons_are_kept_cut_and_without_payload(settings: StackSettings) -> None:
+    job_id = f"job-{uuid.uuid4().hex[:12]}"
+    spec = job_spec(rollout__max_attempts=1)
+    store = JobStore(connect(settings))
+    job_id, _ = store.create(spec)
+    trainer = opened(settings, job_id, num_batches=1100)
+    generator = GeneratorSide(connect(settings), job_id, "g1")
+    reason = "raised: ü" + "é" * 3000 + "\ud800"
+    for _ in range(1100):
+        claim = generator.claim(60.0)
+        assert claim is not None
+        assert generator.fail(claim, reason) is FailOutcome.DEAD
+    redis = connect(settings).redis
+    entries = redis.xrange(JobKeys(job_id).dead)
+    assert len(entries) == 1000
+    assert all(set(fields) == {b"batch_id", b"reason"} for _, fields in entries)
+    assert max(len(fields[b"reason"]) for _, fields in entries) == 2000
+    told = trainer.dead_batches()
+    assert len(told) == 1100
+    assert all(text.startswith("raised: üé") for text in told.values())
+
+
+def test_idempotency_keys_expire(jobs: JobStore, settings: StackSettings) -> None:
+    key = uuid.uuid4().hex
+    jobs.create(job_spec(), idempotency_key=key)
+    assert 0 < connect(settings).redis.ttl(keys.idempotency(key)) <= 24 * 3600
