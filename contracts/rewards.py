@@ -169,7 +169,9 @@ class Scored(Record, tag="scored", tag_field="type", frozen=True, kw_only=True):
             raise ContractViolation("a reward is finite or it is an error", field="reward")
 
 
-UnscorableReason = Literal["timeout", "crashed", "raised", "not_finite", "bad_reference", "unknown_entry_point"]
+UnscorableReason = Literal[
+    "timeout", "crashed", "raised", "not_finite", "bad_reference", "unknown_entry_point", "too_complex"
+]
 
 
 class Unscorable(Record, tag="unscorable", tag_field="type", frozen=True, kw_only=True):

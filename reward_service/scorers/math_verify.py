@@ -1,5 +1,8 @@
 """math-verify: mathematical equality by sympy. Some expressions never end to simplify: runs in the pool.
 
+completion ─ its end, without what can't match ─▶ math-verify's search ─ short expressions ─▶ its parsers
+score ◀─ verify ◀─ pairs that end; others are unequal by a proof, or TooComplex ◀─ unevaluated expressions ◀─┘
+
 Its own timeouts are signal.alarm and are off: the pool kills the process, which also ends a loop inside C code.
 """
 
@@ -8,14 +11,28 @@ from __future__ import annotations
 import functools
 import logging
 import re
+from collections.abc import Callable
 from typing import Any
 
 from contracts.references import MATH_DELIMITER, MATH_WORD
 from contracts.rewards import MathVerifyReward, RewardItem
-from reward_service.scorers.refusals import BadReference
+from reward_service.scorers.refusals import BadReference, TooComplex
 
 TAG = re.compile(r"</?[A-Za-z][\w-]*>")
 """Set apart from what it encloses: math-verify finds no number in `<answer>42</answer>`."""
+
+MAX_CHARS = 16_384
+"""Of a completion's end: the search takes quadratic time, and answers stand at the end."""
+MAX_BOXES = 8
+MAX_EXPRESSION_CHARS = 2_000
+MAX_DEPTH = 25
+"""Of brackets in one expression: the LaTeX parser takes exponential time in it."""
+NOTHING = "\N{REPLACEMENT CHARACTER}"
+ARITHMETIC = re.compile(r"[0-9.\s+\-*/()]*", re.ASCII)
+"""What sympy's own parser may see, which evaluates its text: nothing in it can be a name."""
+MADE_AT_ONCE = re.compile(r"binom|eye|zeros|ones|diag")
+LARGE = re.compile(r"[0-9]{4}")
+"""Binomials and matrices are computed while they are parsed."""
 
 
 def warm_up(component: MathVerifyReward) -> None:
@@ -25,15 +42,52 @@ def warm_up(component: MathVerifyReward) -> None:
 
 
 def score(component: MathVerifyReward, item: RewardItem) -> float:
-    """1.0 if an answer in the completion equals the reference; 0.0 too if it holds none. Raises BadReference.
+    """1.0 if an answer in the completion equals the reference; 0.0 too if it holds none.
 
+    Raises BadReference, and TooComplex for what would not end.
     A completion that math-verify cannot parse or compare has not been shown equal, hence 0.0.
     """
+    gold = _parse_reference(item.reference)
+    answers = _parse(readable(item.completion))
+    return float(any(_is_equal(right, answer) for right in gold for answer in answers))
+
+
+def readable(completion: str) -> str:
+    """The end of a completion, without what can begin no match: what never closes, and boxes before the last."""
+    text = TAG.sub(r" \g<0> ", completion[-MAX_CHARS:])
+    *earlier, _ = parts = text.rsplit(r"\boxed", MAX_BOXES)
+    if len(earlier) == MAX_BOXES:
+        parts[0] = parts[0].replace(r"\boxed", NOTHING)
+    text = _closed(r"\boxed".join(parts), r"\[", r"\]")
+    return "\n".join(_closed(line, r"\(", r"\)") for line in text.split("\n"))
+
+
+def _closed(text: str, opening: str, closing: str) -> str:
+    """Only the first opening before each closing stays: no other can begin a match."""
+    *segments, rest = text.split(closing)
+    kept = []
+    for segment in segments:
+        before, found, after = segment.partition(opening)
+        kept.append(before + found + after.replace(opening, NOTHING))
+    return closing.join([*kept, rest.replace(opening, NOTHING)])
+
+
+def _is_equal(right: Any, answer: Any) -> bool:
+    """Raises TooComplex where comparing would not end and nothing proves that the two differ."""
     import math_verify
 
-    gold = _parse_reference(item.reference)
-    answers = _parse(TAG.sub(r" \g<0> ", item.completion))
-    return float(math_verify.verify(list(gold), answers, timeout_seconds=None))
+    from reward_service.scorers.expression_size import are_surely_unequal, check_size
+
+    if isinstance(right, str) or isinstance(answer, str):  # what could not be parsed is compared as text
+        return bool(right == answer)
+    try:
+        check_size(right)
+        check_size(answer)
+    except TooComplex:
+        if right == answer or are_surely_unequal(right, answer):
+            return bool(right == answer)
+        raise
+    return math_verify.verify([right], [answer], timeout_seconds=None)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -52,4 +106,43 @@ def _parse_reference(reference: str) -> tuple[Any, ...]:
 def _parse(text: str) -> list[Any]:
     import math_verify
 
+    _guard_parsers()
     return math_verify.parse(text, parsing_timeout=None)  # pyright: ignore[reportArgumentType]  (None is documented)
+
+
+@functools.cache
+def _guard_parsers() -> None:
+    """math-verify has no place to look at what it found before it parses it, so that its two parsers are wrapped."""
+    from math_verify import parser
+
+    parser.parse_latex_cached = _guarded(parser.parse_latex_cached, is_readable)
+    parser.parse_expr_cached = _guarded(parser.parse_expr_cached, _is_arithmetic)
+
+
+def _guarded(parse: Callable[[str], Any], is_allowed: Callable[[str], bool]) -> Callable[[str], Any]:
+    """What isn't allowed is an expression that can't be parsed: math-verify goes on to the one before it."""
+
+    @functools.wraps(parse)
+    def guarded(text: str) -> Any:
+        if not is_allowed(text):
+            raise ValueError("not an expression that is read")
+        return parse(text)
+
+    return guarded
+
+
+def is_readable(text: str) -> bool:
+    """Short, not nested deeply, and nothing in it is computed at once."""
+    depth = deepest = 0
+    for character in text if len(text) <= MAX_EXPRESSION_CHARS else "":
+        depth += (character in "([{") - (character in ")]}")
+        deepest = max(deepest, depth)
+    return (
+        len(text) <= MAX_EXPRESSION_CHARS
+        and deepest <= MAX_DEPTH
+        and not (MADE_AT_ONCE.search(text) and LARGE.search(text))
+    )
+
+
+def _is_arithmetic(text: str) -> bool:
+    return is_readable(text) and ARITHMETIC.fullmatch(text) is not None

@@ -9,5 +9,9 @@ class BadReference(InvalidInput):
     """The reference or task entry cannot be compared with anything."""
 
 
+class TooComplex(Exception):
+    """Comparing the completion would take longer, or more memory, than any item has."""
+
+
 class UnknownEntryPoint(InvalidInput):
     """No installed package has the entry point that the component names."""

@@ -26,7 +26,7 @@ from contracts.rewards import (
 )
 from reward_service.scorers import exact, length, math_verify, numeric, overlong, plugin, reasoning_gym, regex
 from reward_service.scorers import format as whole_format
-from reward_service.scorers.refusals import BadReference, UnknownEntryPoint
+from reward_service.scorers.refusals import BadReference, TooComplex, UnknownEntryPoint
 
 SCORERS: dict[type[Component], Callable[[Any, RewardItem], float]] = {
     ExactReward: exact.score,
@@ -113,6 +113,8 @@ def _unscorable(component: str, error: Exception) -> Unscorable:
     detail = f"{type(error).__name__}: {error}"
     if isinstance(error, BadReference):
         reason, detail = "bad_reference", str(error)
+    elif isinstance(error, TooComplex):
+        reason, detail = "too_complex", str(error)
     elif isinstance(error, UnknownEntryPoint):
         reason, detail = "unknown_entry_point", str(error)
     encodable = detail.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import json
 from typing import Any
 
@@ -24,7 +25,9 @@ from contracts.rewards import (
     Scored,
     Unscorable,
 )
+from reward_service.scorers import math_verify as math_verify_scorer
 from reward_service.scorers import plugin, rubric
+from reward_service.scorers.expression_size import are_surely_unequal
 
 
 def item(completion: str, reference: str = "", *, task_entry: str = "", prompt: str = "2+3=") -> RewardItem:
@@ -291,6 +294,69 @@ def test_task_entry_that_cannot_be_scored_is_a_bad_reference(task_entry: str, na
 )
 def test_math_verify_compares_values_not_texts(completion: str, reference: str, expected: float) -> None:
     assert score(MathVerifyReward(), item(completion, reference)) == expected
+
+
+@pytest.mark.parametrize(
+    ("completion", "reference", "expected"),
+    [
+        (r"\boxed{10^{10^{10}}}", "5", 0.0),
+        (r"$(x+1)^{3000}$", "x^2", 0.0),
+        (r"$(x+y+z)^{60}$", "x", 0.0),
+        (r"$(x+1)^{3000}$", "(x+1)^{3000}", 1.0),
+        (r"$10^{-10000000}$", "5", 0.0),
+        ("9**9**9", "5", 0.0),
+        (r"$2^{2024}$", "2^{2024}", 1.0),
+        (r"$2^{2023} \cdot 2$", "2^{2024}", 1.0),
+        (r"$\binom{1000000}{500000}$", "5", 0.0),
+        (r"$\operatorname{eye}(100000)$", "5", 0.0),
+        ("$" + "(" * 1000 + "1" + ")" * 1000 + "$", "5", 0.0),
+        ("$" + r"\frac{1}{" * 500 + "1" + "}" * 500 + "$", "5", 0.0),
+        ("$" + "x+" * 20_000 + "x$", "5", 0.0),
+        (r"\[" * 50_000, "5", 0.0),
+        (r"\[\boxed{" * 20_000, "5", 0.0),
+        (r"\(\boxed{1}" * 20_000, "5", 0.0),
+        (r"\[ 5 \]" + r"\[" * 4_000, "5", 1.0),
+        (r"\boxed{4} " * 100 + r"\(\boxed{5}\)", "5", 1.0),
+    ],
+)
+def test_math_verify_ends_on_what_would_not_end(completion: str, reference: str, expected: float) -> None:
+    assert score(MathVerifyReward(), item(completion, reference)) == expected
+
+
+@pytest.mark.parametrize("completion", ["$5!!!!$", r"$\tan^{200}(x)$", "$9^{9^{9^9}}$", r"$(1+\sqrt{2})^{5000}$"])
+def test_what_cannot_be_compared_in_time_has_a_reason_and_no_score(completion: str) -> None:
+    assert refusal(MathVerifyReward(), item(completion, "5")).reason == "too_complex"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        ("(x+1)^2", "x^2+2x+1", False),
+        ("(x+1)^{400}", "(x+1)^{401}", True),
+        (r"\frac{x^2-1}{x-1}", "x+1", False),
+        (r"\frac{1}{2}", "0.5", False),
+        (r"\sin x", "x", False),
+    ],
+)
+def test_only_a_proof_makes_two_expressions_unequal(first: str, second: str, expected: bool) -> None:
+    parsed = [math_verify_scorer._parse(f"${text}$")[0] for text in (first, second)]
+    assert are_surely_unequal(*parsed) == expected
+
+
+@pytest.mark.parametrize("payload", ["__import__('os').getcwd()", "().__class__", "1 if 1 else 2", "(lambda: 5)()"])
+def test_math_verify_evaluates_nothing_that_has_a_name(payload: str) -> None:
+    sources: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        compiled = compile
+
+        def watched(source: Any, *arguments: Any, **options: Any) -> Any:
+            sources.append(str(source))
+            return compiled(source, *arguments, **options)
+
+        patch.setattr(builtins, "compile", watched)
+        for completion in (payload, f"${payload}$", rf"\boxed{{{payload}}}", f"the final answer is {payload} 1+1"):
+            assert score(MathVerifyReward(), item(completion, "7")) == 0.0
+    assert not [source for source in sources if payload[:8] in source]
 
 
 @pytest.mark.parametrize("reference", ["", "cat", "not math at all", r"\frac{"])
