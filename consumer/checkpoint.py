@@ -26,13 +26,14 @@ from torch.distributed.tensor import DTensor
 from consumer.optimizer import PolicyOptimizer
 from consumer.policy import Policy
 from consumer.sharded_rows import local_rows
-from consumer.stored_tensors import StoredTensors, stored_rows
+from consumer.stored_tensors import stored_rows
 from contracts.digests import Digest
 from contracts.errors import ContractViolation, InvalidInput, NotFound, OnbeatError, WeightsRejected
 from contracts.versions import PolicyVersion
 from contracts.wire import Record, decode_json, encode_json
 from telemetry.crash_points import reach
 from weight_store.hashing import tensors_digest
+from weight_store.stored_tensors import StoredTensors
 from weight_store.tensor_folder import remove_folders, remove_scratch, save_tensors, write_folder
 
 logger = logging.getLogger(__name__)
@@ -184,7 +185,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
 def latest_checkpoint(checkpoints: Path, *, job_id: str, versions: Mapping[int, str]) -> Checkpoint | None:
     """The newest good checkpoint below `checkpoints` of a version that the job has; None where there is none.
 
-    versions: version → digest, those that the fence knows of and no rewind took back (`resume.versions_of`).
+    versions: version → digest, those that the fence knows of and no rewind took back (`contracts.events.versions_of`).
 
     A damaged or foreign one, and one of a future that was abandoned, is skipped with a logged reason: the run replays
     the iterations since the one before. Raises InvalidInput for one of another release: it isn't replaced unasked.

@@ -15,9 +15,8 @@ from consumer.checkpoint import (
     write_checkpoint,
 )
 from consumer.ranks import Ranks
-from consumer.resume import versions_of
 from consumer.run_log import sampled_scores
-from contracts.events import AuditRecord, CheckpointWritten, JobEvent
+from contracts.events import AuditRecord, CheckpointWritten, JobEvent, versions_of
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
 from contracts.versions import WeightManifest

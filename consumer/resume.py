@@ -24,17 +24,6 @@ def furthest_commit(chain: list[AuditRecord]) -> int:
     return max((record.iteration for record in chain if record.kind == "commit"), default=-1)
 
 
-def versions_of(chain: list[AuditRecord], committed: int) -> dict[int, str]:
-    """Version → digest, of those that commits up to `committed` made and no rewind took back."""
-    versions: dict[int, str] = {}
-    for record in chain:
-        if record.kind == "rewind":
-            versions = {version: digest for version, digest in versions.items() if version <= record.iteration}
-        elif record.next_weights_digest and record.iteration <= committed:
-            versions[record.policy_version + 1] = record.next_weights_digest
-    return versions
-
-
 def is_finished(fence: FenceState, checkpoint: Checkpoint | None, spec: JobSpec) -> bool:
     """Every iteration is committed, and the last weights are in a checkpoint."""
     return fence.committed >= spec.last_iteration and next_iteration(checkpoint) == spec.iterations

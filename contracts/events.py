@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from contracts.digests import Digest, content_digest
 from contracts.jobs import EvaluationScore, JobState
 from contracts.versions import PolicyVersion
@@ -219,3 +221,14 @@ class AuditRecord(Record, frozen=True, kw_only=True):
 def record_digest(record: AuditRecord) -> str:
     """Link of the audit chain."""
     return content_digest(encode(record))
+
+
+def versions_of(chain: Iterable[AuditRecord], committed: int | None = None) -> dict[int, str]:
+    """Version → digest: those that commits made, up to iteration `committed`, and that no rewind took back."""
+    versions: dict[int, str] = {}
+    for record in chain:
+        if record.kind == "rewind":
+            versions = {version: digest for version, digest in versions.items() if version <= record.iteration}
+        elif record.next_weights_digest and (committed is None or record.iteration <= committed):
+            versions[record.policy_version + 1] = record.next_weights_digest
+    return versions

@@ -17,7 +17,7 @@ from typer.exceptions import TyperException
 
 from contracts.errors import InvalidInput, OnbeatError
 from contracts.settings import PREFIX, StackSettings
-from onbeat.commands import bench, chaos, jobs, remove, stack
+from onbeat.commands import bench, chaos, export, jobs, remove, stack
 from onbeat.output import BAD_INPUT, INTERRUPTED, emit_error
 from onbeat.signals import end_on_signals
 from telemetry import logs
@@ -40,6 +40,7 @@ app.command()(jobs.resume)
 app.command()(remove.remove)
 app.command()(jobs.streams)
 app.command()(jobs.verify)
+app.command()(export.export)
 app.command()(chaos.chaos)
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})(
     bench.bench

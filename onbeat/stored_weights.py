@@ -85,12 +85,23 @@ def digests_on_disk(folder: RunFolder) -> dict[str, tuple[int, str]]:
 
 def _digest_of_delta(folder: RunFolder, path: Path) -> str:
     """Of what the delta in `path` makes of the version that it stands on; "" where that one is gone."""
+    tensors = tensors_of_delta(folder, path)
+    return (
+        weights_digest((name, dtype, shape, data.data) for name, (dtype, shape, data) in tensors.items())
+        if tensors
+        else ""
+    )
+
+
+def tensors_of_delta(folder: RunFolder, path: Path) -> dict[str, tuple[str, tuple[int, ...], np.ndarray]]:
+    """Name → (torch dtype name, shape, bytes) of the version whose delta is in `path`, made from the whole one that it
+    stands on; {} where that is gone."""
     deltas: list[WeightDelta] = []
     while not (shards := sorted(path.glob("*.safetensors"))):
         deltas += (step := _read_step(path))
         path = folder.weights_of(step[-1].base_version)
         if not path.is_dir():
-            return ""
+            return {}
     tensors = {
         name: (dtype, shape, np.array(data)) for file in shards for name, dtype, shape, data in read_tensors(file)
     }
@@ -102,7 +113,7 @@ def _digest_of_delta(folder: RunFolder, path: Path) -> str:
             apply(changed, data, item_bytes=ITEM_BYTES[dtype])
         except WeightsRejected as error:
             raise ContractViolation(str(error), field=str(path)) from error
-    return weights_digest((name, dtype, shape, data.data) for name, (dtype, shape, data) in tensors.items())
+    return tensors
 
 
 def _read_step(path: Path) -> list[WeightDelta]:

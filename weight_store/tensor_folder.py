@@ -49,6 +49,14 @@ class ScratchFolder:
             if durable:
                 _sync(self.target.parent)
 
+    def put_in_empty_place(self) -> None:
+        """On disk when it returns. What is in the target is never replaced: an empty folder alone gives way."""
+        with self.errors():
+            for path in [*sorted(self.path.iterdir()), self.path]:
+                _sync(path)
+            self.path.rename(self.target)
+            _sync(self.target.parent)
+
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
 

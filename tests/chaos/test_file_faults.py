@@ -13,7 +13,7 @@ import pytest
 
 from broker.monitor import job_status
 from consumer.checkpoint import MODEL_FILE, OPTIMIZER_FILE, latest_checkpoint, read_checkpoint
-from consumer.resume import versions_of
+from contracts.events import versions_of
 from contracts.jobs import JobState
 from contracts.run_folder import RunFolder
 from tests.chaos.short_job import DEADLINE_S, assert_undisturbed, long_variant, running, short_job, succeed, until
@@ -74,9 +74,7 @@ def test_a_disk_without_room_fails_the_job_by_name_and_with_room_it_goes_on_from
         assert wait_for_exit(trainer, DEADLINE_S) == 2
     status = job_status(pipeline.broker, job_id)
     assert status.state is JobState.FAILED
-    found = latest_checkpoint(
-        folder.checkpoints, job_id=job_id, versions=versions_of(pipeline.jobs.audit(job_id), committed=1000)
-    )
+    found = latest_checkpoint(folder.checkpoints, job_id=job_id, versions=versions_of(pipeline.jobs.audit(job_id)))
     assert found is not None
     failed = folder.checkpoint_after(found.state.iteration + 2)
     assert status.reason.startswith(f"{failed}: cannot write: ")

@@ -13,10 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from consumer.checkpoint import read_checkpoint
+from consumer.policy import load_policy
 from contracts.run_folder import RunFolder
 from onbeat import process_tree
-from onbeat.stored_weights import digests_on_disk
+from onbeat.audit_file import read_spec
+from onbeat.stored_weights import digest_of, digests_on_disk
 from telemetry.waiting import Waiting
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -103,6 +108,27 @@ def test_a_short_demo_succeeds_is_verified_and_leaves_no_process(tmp_path: Path)
         check=True,
     )
     assert json.loads(verify.stdout)["verified"] is True
+    assert_exported_model_answers_as_the_policy(folder, summary, tmp_path / "model")
+
+
+def assert_exported_model_answers_as_the_policy(folder: RunFolder, summary: dict[str, Any], target: Path) -> None:
+    """From the run folder alone: the stack is down."""
+    command = [sys.executable, "-m", "onbeat.cli", "export", summary["job_id"], str(target)]
+    flags = ["--run-dir", str(folder.run_root), "--model-root", str(REPOSITORY), "--json"]
+    exported = subprocess.run([*command, *flags], capture_output=True, text=True, check=True)
+    assert json.loads(exported.stdout)["weights_digest"] == summary["final_weights_digest"]
+    assert digest_of([target / "model.safetensors"]) == summary["final_weights_digest"]
+    policy = load_policy(read_spec(folder).model, model_root=REPOSITORY, gradient_checkpointing=False)
+    policy.load_state_tensors(read_checkpoint(folder.checkpoint_after(2)).model_tensors)
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(target), AutoTokenizer.from_pretrained(target)
+    for question in ("12+34=", "58+67=", "99+1=", "7+8="):
+        tokens = tokenizer(question, return_tensors="pt")["input_ids"]
+        answer, expected = (
+            network.generate(tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=5, do_sample=False)
+            for network in (model, policy.model)
+        )
+        assert tokenizer.decode(answer[0]) == tokenizer.decode(expected[0])
+        assert torch.equal(model(answer).logits, policy.model(answer).logits)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds the processes through /proc")

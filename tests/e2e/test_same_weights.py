@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from consumer.checkpoint import latest_checkpoint
-from consumer.resume import versions_of
+from contracts.events import versions_of
 from contracts.jobs import JobState
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
@@ -118,9 +118,7 @@ def test_a_cancelled_job_ends_with_a_checkpoint_of_what_was_committed(pipeline: 
     wait_for_exit(trainer)
     assert pipeline.jobs.state(job_id) is JobState.CANCELLED
     folder = RunFolder(pipeline.settings.run_root_path, job_id)
-    checkpoint = latest_checkpoint(
-        folder.checkpoints, job_id=job_id, versions=versions_of(pipeline.jobs.audit(job_id), committed=1000)
-    )
+    checkpoint = latest_checkpoint(folder.checkpoints, job_id=job_id, versions=versions_of(pipeline.jobs.audit(job_id)))
     assert checkpoint is not None
     last = pipeline.jobs.audit(job_id)[-1]
     assert (checkpoint.state.iteration, checkpoint.state.weights_digest) == (last.iteration, last.next_weights_digest)

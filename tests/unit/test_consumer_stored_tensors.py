@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from consumer.stored_tensors import StoredTensors
 from contracts.errors import ContractViolation
+from weight_store.stored_tensors import StoredTensors
 
 WHOLE = {"weight": torch.arange(15.0).reshape(5, 3), "bias": torch.arange(2.0), "step": torch.tensor(7.0)}
 

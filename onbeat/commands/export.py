@@ -1,0 +1,96 @@
+"""`onbeat export`: the trained model out of a run folder, also of a stack that is down."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from contracts.errors import InvalidInput, Unavailable
+from contracts.events import AuditRecord, versions_of
+from contracts.run_folder import RunFolder
+from contracts.settings import settings_from
+from onbeat.audit_file import FILE_NAME as AUDIT_FILE
+from onbeat.audit_file import read_audit, read_spec
+from onbeat.commands import options
+from onbeat.commands.jobs import Job
+from onbeat.output import console_for, emit
+from onbeat.stack_file import DEFAULT_RUN_DIR
+from onbeat.words import short
+
+
+def export(
+    job: Job,
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to write; a new or an empty one.")],
+    version: Annotated[
+        int | None, typer.Option("--version", min=0, help="Policy version, one that is kept. [newest]")
+    ] = None,
+    adapters: Annotated[bool, typer.Option("--adapters", help="LoRA adapters as peft has them, not merged.")] = False,
+    json_output: options.Json = False,
+    gateway: options.Gateway = None,
+    api_key: options.ApiKey = None,
+    run_dir: options.RunDir = None,
+    model_root: options.ModelRoot = None,
+) -> None:
+    """Write the trained model as a Hugging Face folder; its digest is the version's."""
+    from onbeat import export as exporting  # torch is slow to import, and no other command needs it
+
+    folder, records = _run_of(job, gateway, api_key, run_dir)
+    spec = read_spec(folder)
+    exported = exporting.export(
+        folder,
+        spec,
+        directory.absolute(),
+        model_folder=(options.model_root_or_default(model_root) / spec.model.path).resolve(),
+        versions=None if records is None else versions_of(records),
+        version=version,
+        adapters=adapters,
+    )
+    if json_output:
+        emit(asdict(exported))
+    else:
+        _show(console_for(json_output=False), exported, has_chain=records is not None)
+
+
+def _run_of(
+    job: str, gateway: str | None, api_key: str | None, run_dir: Path | None
+) -> tuple[RunFolder, list[AuditRecord] | None]:
+    """The run folder and its audit chain; None where no stack is up and the run left no audit file."""
+    settings = settings_from(os.environ)
+    weight_root = settings.weight_root_path if settings.weight_root else None
+    offline = RunFolder((run_dir or Path(DEFAULT_RUN_DIR)).resolve(), job, weight_root=weight_root)
+    if gateway is None and (offline.path / AUDIT_FILE).exists():
+        return offline, [entry.record for entry in read_audit(offline)[1]]
+    try:
+        access = options.access_from(gateway, api_key, run_dir)
+        with options.client_for(access) as client:
+            records = [entry.record for entry in client.audit(job)]
+    except (InvalidInput, Unavailable):
+        if gateway is not None or not offline.spec.exists():
+            raise
+        return offline, None
+    return RunFolder(Path(access.run_root), job, weight_root=weight_root), records
+
+
+def _show(console: Console, exported: object, *, has_chain: bool) -> None:
+    from onbeat.export import Exported
+
+    assert isinstance(exported, Exported)
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    what = "adapters" if exported.adapters_digest else "model"
+    table.add_row("exported", Text(f"{what} of {exported.job_id}, version {exported.policy_version}"))
+    table.add_row("to", Text(exported.directory))
+    table.add_row("digest", Text(f"{short(exported.weights_digest)} verified, from {exported.source}"))
+    if exported.adapters_digest:
+        table.add_row("base", Text(exported.base))
+    if not has_chain:
+        table.add_row("", Text("no audit chain is at hand: the digest is the one that the checkpoint names"))
+    console.print(table)

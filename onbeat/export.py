@@ -1,0 +1,247 @@
+"""The trained model as a folder that Hugging Face's libraries load: complete and verified, or not there at all.
+
+    kept_versions.py ─▶ tensors ─▶ .DIR.hidden/model.safetensors ─▶ hashed again = the version's digest? ─▶ DIR/
+    the job's model folder ─▶ config.json, tokenizer, generation config ─┘
+
+With `--adapters`, adapter_model.safetensors and adapter_config.json as peft has them; what they make of their base has
+the version's digest.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+from contracts.errors import ContractViolation, InvalidInput, NotFound
+from contracts.run_folder import RunFolder
+from contracts.spec import JobSpec
+from onbeat.kept_versions import KeptVersion, Weights, kept_versions, read_version
+from onbeat.stored_weights import digest_of
+from weight_store.adapters import A_END, PREFIX
+from weight_store.hashing import tensors_digest
+from weight_store.tensor_folder import ScratchFolder
+
+SHARD_BYTES = 2 * 1024**3
+"""A larger model has several files, and an index; so much of it is in memory."""
+BESIDE_WEIGHTS = (
+    *("config.json", "generation_config.json", "chat_template.json", "chat_template.jinja"),
+    *("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.json", "vocab.txt", "merges.txt", "spiece.model", "preprocessor_config.json"),
+    *("LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE"),
+)
+"""Of a model folder; no code, and no weights."""
+PROVENANCE = "onbeat.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exported:
+    job_id: str
+    directory: str
+    policy_version: int
+    weights_digest: str
+    """Of the version; with adapters, of what they make of their base."""
+    adapters_digest: str
+    """"" for a whole model."""
+    base: str
+    """The folder of the model that the job started with."""
+    source: str
+    """The folder below the run root that it was read from."""
+    files: tuple[str, ...]
+
+
+def export(
+    folder: RunFolder,
+    spec: JobSpec,
+    target: Path,
+    *,
+    model_folder: Path,
+    versions: Mapping[int, str] | None,
+    version: int | None = None,
+    adapters: bool = False,
+) -> Exported:
+    """Writes the version to `target`, a folder that isn't there or is empty. version: None takes the newest.
+
+    versions: of `kept_versions`. Raises InvalidInput for the target or a job without adapters, NotFound for a version
+    or a model that isn't there, ContractViolation or WeightsRejected for what is damaged.
+    """
+    _check_target(target)
+    config = _config(model_folder)
+    kept = _choose(kept_versions(folder, versions), version, folder)
+    weights = read_version(kept, folder, spec, model_folder=model_folder)
+    if adapters and not weights.matrices:
+        raise InvalidInput(
+            f"{folder.relative(kept.path)} holds no adapters", field="--adapters", cure="leave it out for the model"
+        )
+    scratch = ScratchFolder(target)
+    try:
+        scratch.create()
+        with scratch.errors():
+            if adapters:
+                digest = _write_adapters(scratch.path, weights, kept, spec, model_folder)
+                _copy_beside(model_folder, scratch.path, without=("config.json", "generation_config.json"))
+            else:
+                digest = ""
+                _write_model(scratch.path, weights, kept)
+                _copy_beside(model_folder, scratch.path, without=("config.json",))
+                _write_json(scratch.path / "config.json", config | {"dtype": spec.model.dtype})
+            exported = Exported(
+                job_id=folder.job_id,
+                directory=str(target),
+                policy_version=kept.policy_version,
+                weights_digest=kept.weights_digest,
+                adapters_digest=digest,
+                base=str(model_folder),
+                source=folder.relative(kept.path),
+                files=tuple(sorted({*(path.name for path in scratch.path.iterdir()), PROVENANCE})),
+            )
+            _write_json(scratch.path / PROVENANCE, _provenance(exported, spec))
+        scratch.put_in_empty_place()
+    finally:
+        scratch.remove()
+    return exported
+
+
+def _check_target(target: Path) -> None:
+    try:
+        if target.exists() and any(target.iterdir()):
+            raise InvalidInput(f"{target} is not empty", field="DIR", cure="give a new folder, or empty this one")
+    except OSError as error:
+        raise InvalidInput(f"{target}: {error.strerror}", field="DIR", cure="give a folder") from error
+
+
+def _choose(kept: list[KeptVersion], version: int | None, folder: RunFolder) -> KeptVersion:
+    numbers = sorted({one.policy_version for one in kept})
+    wanted = version if version is not None else (numbers[-1] if numbers else None)
+    found = [one for one in kept if one.policy_version == wanted]
+    if not found:
+        kept_words = f"kept are {', '.join(map(str, numbers))}" if numbers else "none is kept there"
+        asked = "no version" if version is None else f"no version {version}"
+        raise NotFound(f"there is {asked} of {folder.job_id} in {folder.path}", field="--version", cure=kept_words)
+    return found[-1]
+
+
+def _config(model_folder: Path) -> dict[str, Any]:
+    path = model_folder / "config.json"
+    try:
+        config = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise NotFound(
+            f"the job's model has no config.json that can be read: {error}",
+            field=str(model_folder),
+            cure="give the folder that its relative path starts at by --model-root",
+        ) from error
+    if not isinstance(config, dict):
+        raise ContractViolation("is no object", field=str(path))
+    config.pop("torch_dtype", None)
+    return config
+
+
+def _write_model(scratch: Path, weights: Weights, kept: KeptVersion) -> None:
+    shards: list[list[str]] = [[]]
+    open_tensors: dict[str, Tensor] = {}
+    num_bytes = total_bytes = 0
+
+    def close() -> None:
+        _save(open_tensors, scratch / _part(len(shards)))
+
+    for name in weights.tensors:
+        tensor = weights.tensors[name].contiguous()
+        if open_tensors and num_bytes + tensor.nbytes > SHARD_BYTES:
+            close()
+            shards.append([])
+            open_tensors, num_bytes = {}, 0
+        open_tensors[name] = tensor
+        shards[-1].append(name)
+        num_bytes += tensor.nbytes
+        total_bytes += tensor.nbytes
+    close()
+    paths = _name_parts(scratch, shards, total_bytes)
+    if (found := digest_of(paths)) != kept.weights_digest:
+        raise ContractViolation(
+            f"holds the weights {found[:12]}, version {kept.policy_version} is {kept.weights_digest[:12]}",
+            field=str(kept.path),
+            cure="export another version",
+        )
+
+
+def _name_parts(scratch: Path, shards: list[list[str]], total_bytes: int) -> list[Path]:
+    """As from_pretrained looks for them."""
+    if len(shards) == 1:
+        return [(scratch / _part(1)).rename(scratch / "model.safetensors")]
+    names = [f"model-{number:05d}-of-{len(shards):05d}.safetensors" for number in range(1, len(shards) + 1)]
+    paths = [(scratch / _part(number)).rename(scratch / name) for number, name in enumerate(names, start=1)]
+    weight_map = {tensor: name for name, tensors in zip(names, shards, strict=True) for tensor in tensors}
+    index = {"metadata": {"total_size": total_bytes}, "weight_map": weight_map}
+    _write_json(scratch / "model.safetensors.index.json", index)
+    return paths
+
+
+def _save(tensors: dict[str, Tensor], path: Path) -> None:
+    save_file(tensors, path, metadata={"format": "pt"})
+    # safetensors makes files that only their owner reads; the others of the folder are as the umask says.
+    path.chmod(0o644)
+
+
+def _part(number: int) -> str:
+    return f"part-{number}.safetensors"
+
+
+def _write_adapters(scratch: Path, weights: Weights, kept: KeptVersion, spec: JobSpec, model_folder: Path) -> str:
+    """Digest of the matrices."""
+    if (found := tensors_digest(weights.tensors)) != kept.weights_digest:
+        raise ContractViolation(
+            f"makes the weights {found[:12]} of its base, version {kept.policy_version} is {kept.weights_digest[:12]}",
+            field=str(kept.path),
+            cure="export another version, or give the job's model by --model-root",
+        )
+    path = scratch / "adapter_model.safetensors"
+    matrices = {name: tensor.contiguous() for name, tensor in weights.matrices.items()}
+    _save(matrices, path)
+    if (written := digest_of([path])) != tensors_digest(matrices):
+        raise ContractViolation("was not written as it is", field=str(path))
+    lora = spec.trainer.lora
+    assert lora is not None
+    layers = sorted(name.removeprefix(PREFIX).removesuffix(A_END) for name in matrices if name.endswith(A_END))
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": str(model_folder),
+        "r": lora.rank,
+        "lora_alpha": lora.alpha,
+        "target_modules": layers,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+    }
+    _write_json(scratch / "adapter_config.json", config)
+    return written
+
+
+def _copy_beside(model_folder: Path, scratch: Path, *, without: tuple[str, ...]) -> None:
+    for name in BESIDE_WEIGHTS:
+        if name not in without and (model_folder / name).is_file():
+            shutil.copyfile(model_folder / name, scratch / name)
+
+
+def _provenance(exported: Exported, spec: JobSpec) -> dict[str, Any]:
+    return {
+        "job_id": exported.job_id,
+        "job_name": spec.name,
+        "policy_version": exported.policy_version,
+        "weights_digest": exported.weights_digest,
+        "digest_algorithm": "blake3-256",
+        "adapters_digest": exported.adapters_digest,
+        "model_path": spec.model.path,
+    }
+
+
+def _write_json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
