@@ -14,6 +14,7 @@ from transformers import PreTrainedConfig, Qwen2Config, Qwen3Config
 from benchmarks._results import REPOSITORY
 from consumer.optimizer import GROUP_BYTES
 from contracts.spec import ModelSpec
+from contracts.spec_root import SpecRoot
 from producer.engine.model_folder import empty_model, weight_tensors
 from producer.engine.transformers import TransformersEngine
 from weight_store.chunks import ChunkReader
@@ -124,5 +125,5 @@ class Model:
 
     def engine(self, weight_root: Path, chunks: Callable[[str], ChunkReader]) -> TransformersEngine:
         return TransformersEngine(
-            self.spec, model_root=Path("/"), weight_root=weight_root, deterministic=False, chunks=chunks
+            self.spec, model_root=SpecRoot(Path("/")), weight_root=weight_root, deterministic=False, chunks=chunks
         )

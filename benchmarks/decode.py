@@ -29,6 +29,7 @@ from benchmarks._results import REPOSITORY, write_result
 from contracts.arrays import pack_int32
 from contracts.rollouts import Prompt, PromptBatch, SamplingParams
 from contracts.spec import ModelSpec
+from contracts.spec_root import SpecRoot
 from contracts.versions import WeightFile, WeightManifest, weights_digest
 from producer.engine.transformers import TransformersEngine
 
@@ -89,7 +90,7 @@ class Rivals:
             files=(WeightFile(name=path.name, num_bytes=path.stat().st_size),),
         )
         self.engine = TransformersEngine(
-            ModelSpec(path=str(folder)), model_root=folder, weight_root=run_root, deterministic=True
+            ModelSpec(path=str(folder)), model_root=SpecRoot(folder), weight_root=run_root, deterministic=True
         )
         asyncio.run(self.engine.load_weights(self.manifest))
 

@@ -4,6 +4,7 @@ what a script is: script_texts.py; who may run it: roles.py."""
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,8 +23,13 @@ from contracts.errors import BrokerUnavailable, InvalidInput
 from contracts.settings import StackSettings
 from telemetry.waiting import Waiting
 
+log = logging.getLogger(__name__)
+
 RECONNECT_S = 0.5
 SCRIPTS_POLL_S = 0.05
+DISK_WAIT_S = 2.0
+"""Of one look at the disk: a server that syncs every second has done so by then."""
+NO_FILE = ("appendonly is disabled", "unknown command")
 PATIENCE_S = 5.0
 """How long a call may take with its repeats, where its process says nothing else."""
 
@@ -35,6 +41,8 @@ class Broker:
         """patience: the one that the client's connections keep to."""
         self.redis = client
         self.patience = patience or Patience(PATIENCE_S)
+        self._can_tell = True
+        """Whether the server knows what is on its disk."""
 
     @contextmanager
     def call(self, *, blocks_s: float = 0.0) -> Iterator[None]:
@@ -84,20 +92,49 @@ class Broker:
             seconds, micros = self.redis.time()  # type: ignore[misc]
         return seconds + micros / 1e6
 
-    def persisted(self, timeout_s: float = 2.0) -> bool:
-        """True once all writes before this call are in the server's append-only file (WAITAOF, where it is known)."""
+    def persisted(self) -> bool:
+        """True once all writes before this call are in the server's file; False where it can't tell, and says so once.
+
+        Raises BrokerUnavailable where it can, and its disk takes nothing within the broker's patience.
+        """
+        with self.call():
+            while self._can_tell:
+                if self._waits_for_disk():
+                    return True
+                if self._can_tell and self._never_syncs():
+                    self._says_unknown("it leaves that to the operating system (appendfsync no)")
+                elif self.patience.left_s <= 0:
+                    raise BrokerUnavailable("Redis has not put its writes on disk", cure="is its disk full, or slow?")
+        return False
+
+    def _waits_for_disk(self) -> bool:
+        """Whether the append-only file had it all within some seconds (WAITAOF)."""
         # The server waits for the writes of the asking connection only: with one of its own, all before it are covered.
         pipeline = self.redis.pipeline(transaction=False)
         pipeline.evalsha(script_sha("write"), 1, keys.PERSISTED, "SET", 1)
-        pipeline.execute_command("WAITAOF", 1, 0, int(timeout_s * 1000))
-        with self.call(blocks_s=timeout_s):
-            written, answer = pipeline.execute(raise_on_error=False)
-            if isinstance(written, exceptions.NoScriptError):
-                self.write("SET", keys.PERSISTED, 1)
-                return self.persisted(timeout_s)
-            if isinstance(written, Exception):
-                raise written
-        return isinstance(answer, list) and bool(answer[0])
+        pipeline.execute_command("WAITAOF", 1, 0, max(1, int(1000 * min(DISK_WAIT_S, self.patience.left_s))))
+        written, answer = pipeline.execute(raise_on_error=False)
+        if isinstance(written, exceptions.NoScriptError):
+            self.write("SET", keys.PERSISTED, 1)  # which brings the script
+            return self._waits_for_disk()
+        if isinstance(written, Exception):
+            raise written
+        if any(words in str(answer) for words in NO_FILE):
+            self._says_unknown("it keeps no append-only file, or is too old to say")
+            return False
+        if isinstance(answer, Exception):
+            raise answer
+        return bool(answer[0])
+
+    def _never_syncs(self) -> bool:
+        """Whether nothing is on its way to the disk, though that was waited for: this server leaves it to others."""
+        state: Any = self.redis.info("persistence")
+        is_at_work = state.get("aof_pending_bio_fsync") or state.get("aof_rewrite_in_progress")
+        return not is_at_work and state.get("aof_last_write_status") == "ok" and self.patience.left_s > 0
+
+    def _says_unknown(self, why: str) -> None:
+        self._can_tell = False
+        log.warning("Redis can't say what is on its disk: %s; a crash of its machine may lose more than a second", why)
 
     def close(self) -> None:
         self.redis.close()

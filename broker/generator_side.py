@@ -20,6 +20,7 @@ class PublishOutcome(str, Enum):
     """What the fence said; all but `accepted` are counted by reason."""
 
     ACCEPTED = "accepted"
+    ENDED = "ended"
     STALE = "stale"
     FUTURE = "future"
     WRONG_WEIGHTS = "wrong_weights"
@@ -144,7 +145,10 @@ class GeneratorSide:
             encode(batch),
             len(batch.rounds),
         )
-        return PublishOutcome(answer[0].decode())
+        outcome = PublishOutcome(answer[0].decode())
+        if outcome is not PublishOutcome.ACCEPTED and not answer[1]:
+            self._broker.write("HINCRBY", self._keys.counters, f"rejected:{outcome.value}", 1)
+        return outcome
 
     def fail(self, claim: Claim, reason: str) -> FailOutcome:
         """Gives the batch back: tried again at once, or dead-lettered with its reason after the cap (I6)."""

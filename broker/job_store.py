@@ -45,13 +45,11 @@ class JobStore:
         fields += ["idempotency_key", idempotency_key]
         event = encode(StateChanged(at_s=now_s, state=JobState.QUEUED))
         job_keys = JobKeys(job_id)
-        created = self._broker.run("create_job", [*job_keys.script_keys, job_keys.spec], [body, event, *fields])
-        with self._broker.call():
-            self._redis.zadd(keys.JOBS, {job_id: now_s}, nx=True)
-        # Not only when it is new: the attempt before this one may have ended right here.
-        if not self.state(job_id).is_final:
-            with self._broker.call():
-                self._redis.sadd(keys.ACTIVE, job_id)
+        created = self._broker.run(
+            "create_job",
+            [*job_keys.script_keys, job_keys.spec, keys.JOBS, keys.ACTIVE],
+            [job_id, repr(now_s), body, event, *fields],
+        )
         self._broker.persisted()
         return job_id, created[0] == b"created"
 
@@ -110,9 +108,12 @@ class JobStore:
             return [job_id.decode() for job_id in self._redis.zrevrange(keys.JOBS, 0, -1)]
 
     def active_jobs(self) -> list[str]:
-        """Jobs that are not final, in a stable order."""
+        """Jobs that are not final, oldest first."""
         with self._broker.call():
-            return sorted(job_id.decode() for job_id in self._redis.smembers(keys.ACTIVE))
+            active = list(self._redis.smembers(keys.ACTIVE))
+            created_s = self._redis.zmscore(keys.JOBS, active) if active else []
+        in_order = sorted(zip((one or 0.0 for one in created_s), active, strict=True))
+        return [job_id.decode() for _, job_id in in_order]
 
     def spec(self, job_id: str) -> JobSpec:
         """Raises NotFound."""
@@ -140,7 +141,8 @@ class JobStore:
     def move(self, job_id: str, state: JobState, *, reason: str = "", trainer_epoch: int | None = None) -> bool:
         """Moves the job, tells its watchers; False if it is there already. Raises Conflict for an illegal move.
 
-        trainer_epoch: of the trainer that moves it; raises FencedOff if that one is over (I4).
+        A final state clears what is in work. trainer_epoch: of the trainer that moves it; raises FencedOff if that one
+        is over (I4). Without one, a final state fences off a trainer that lives.
 
         Back to `queued` goes only `resume`, which does more than to move.
         """
@@ -149,7 +151,9 @@ class JobStore:
         event = encode(StateChanged(at_s=now_s, state=state, reason=reason))
         epoch = "" if trainer_epoch is None else str(trainer_epoch)
         outcome, *current = self._broker.run(
-            "set_state", JobKeys(job_id).script_keys, [state.value, reason, event, repr(now_s), epoch, *before]
+            "set_state",
+            [*JobKeys(job_id).script_keys, keys.ACTIVE],
+            [job_id, state.value, reason, event, repr(now_s), epoch, *before],
         )
         if outcome == b"fenced":
             raise FencedOff(f"epoch {epoch} is over: another trainer holds the job", field="trainer_epoch")
@@ -157,8 +161,6 @@ class JobStore:
             if current == [b"unknown"]:
                 raise NotFound(f"there is no job {job_id}", field="job_id", cure="`onbeat jobs` lists them")
             raise Conflict(f"a {current[0].decode()} job cannot become {state.value}", field="state")
-        if state.is_final:
-            self.leave_active(job_id)
         return outcome == b"set"
 
     def fail(self, job_id: str, reason: str, *, trainer_epoch: int | None = None) -> None:
@@ -190,8 +192,6 @@ class JobStore:
             outcome, *rest = self._resume_as_seen(job_id, iterations)
         if outcome == b"refused":
             raise Conflict(f"a {rest[0].decode()} job cannot be resumed", field="state", cure="it has not ended")
-        with self._broker.call():
-            self._redis.sadd(keys.ACTIVE, job_id)
         self._broker.persisted()
         return self.state(job_id)
 
@@ -215,8 +215,8 @@ class JobStore:
         job_keys = JobKeys(job_id)
         event = encode(StateChanged(at_s=time.time(), state=JobState.QUEUED))
         new_body = encode(after) if after != before else body
-        args = [body, new_body, horizons, len(chain), event, *(state.value for state in RESUMABLE)]
-        return self._broker.run("resume_job", [*job_keys.script_keys, job_keys.spec], args)
+        args = [job_id, body, new_body, horizons, len(chain), event, *(state.value for state in RESUMABLE)]
+        return self._broker.run("resume_job", [*job_keys.script_keys, job_keys.spec, keys.ACTIVE], args)
 
     def horizons(self, job_id: str) -> dict[int, int]:
         """First iteration → the `iterations` that its learning rate and the later ones' are scheduled by.

@@ -1,4 +1,4 @@
-"""Every key of the project. The keys of one job share a hash tag, so each script touches one cluster slot.
+"""Every key of the project. The keys of one job share a hash tag; the scripts that begin or end a job touch others too.
 
 `job` is a lifetime that ends when an ended job is removed (`remove_job`).
 
@@ -10,6 +10,7 @@
 | onbeat:{J}:prompts | stream, group `generators` | open, reconcile, fail | claim | entry: until published or dead |
 | onbeat:{J}:rollouts | stream, group `trainers` | publish | claim_rollouts | entry: until its commit |
 | onbeat:{J}:ledger | hash, batch id → state | open, claim, renew, publish, fail | all scripts | iteration |
+| onbeat:{J}:claims | sorted set, batch id → its claim in ms | claim, publish, fail | claim, to hedge | iteration |
 | onbeat:{J}:weights | hash, version → WeightManifest | trainer | generators | newest versions |
 | onbeat:{J}:chunks | hash, VERSION/FILE/N → bytes | trainer | generators | newest versions, hours |
 | onbeat:{J}:shards | stream, WeightShard | trainer | generators | newest 100 |
@@ -62,6 +63,7 @@ class JobKeys:
         self.prompts = f"{tag}:prompts"
         self.rollouts = f"{tag}:rollouts"
         self.ledger = f"{tag}:ledger"
+        self.claims = f"{tag}:claims"
         self.weights = f"{tag}:weights"
         self.chunks = f"{tag}:chunks"
         self.shards = f"{tag}:shards"
@@ -92,4 +94,5 @@ class JobKeys:
             self.job,
             self.events,
             self.progress,
+            self.claims,
         ]

@@ -49,7 +49,7 @@ SCRIPT_ROLES: Mapping[str, tuple[str, ...]] = {
 
 EVERYBODY = "-@all +@connection -client +client|id +client|setname"
 """PING, HELLO, WAITAOF and the like; of CLIENT nothing that looks at, or ends, another's connection."""
-LOOK = "+get +exists +hget +hmget +hgetall +hkeys +hvals +hlen +smembers +zrevrange +zrange +zcard"
+LOOK = "+get +exists +hget +hmget +hgetall +hkeys +hvals +hlen +smembers +zrevrange +zrange +zcard +zmscore"
 WATCH = f"{LOOK} +xrange +xrevrange +xlen +xread +xpending +xinfo|stream +memory|usage"
 
 RIGHTS: Mapping[str, tuple[tuple[str, str], ...]] = {
@@ -65,22 +65,23 @@ RIGHTS: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("+zadd +zrem", "~onbeat:jobs"),
         ("+sadd +srem", "~onbeat:active"),
         ("+hdel", "~onbeat:generators"),
-        # A resume ends the epoch before it and empties the open iteration.
+        # A resume, and a cancel, ends the epoch before it and empties the open iteration.
         ("+hset", "~onbeat:{*}:fence"),
-        ("+xgroup|create +xpending +xack +xtrim", "~onbeat:{*}:prompts ~onbeat:{*}:rollouts"),
-        ("+del", "~onbeat:{*}:ledger"),
+        ("+xgroup|create +xgroup|destroy +xtrim", "~onbeat:{*}:prompts ~onbeat:{*}:rollouts"),
+        ("+del", "~onbeat:{*}:ledger ~onbeat:{*}:claims"),
     ),
     TRAINER: (
-        ("+time +multi +exec +discard", ""),
-        (WATCH, "%R~onbeat:{*}:* %R~onbeat:active %R~onbeat:generators"),
+        ("+time +info +multi +exec +discard", ""),
+        (WATCH, "%R~onbeat:{*}:* %R~onbeat:jobs %R~onbeat:active %R~onbeat:generators"),
         ("+set", "~onbeat:persisted"),
         ("+hset +hincrby", "~onbeat:{*}:fence ~onbeat:{*}:progress ~onbeat:{*}:counters"),
         ("+hset +hsetnx +hincrby", "~onbeat:{*}:job"),
         ("+hset +hdel +pexpire", "~onbeat:{*}:weights ~onbeat:{*}:chunks"),
         ("+hset +del", "~onbeat:{*}:ledger"),
-        ("+xadd +xgroup|create +xpending +xack +xtrim", "~onbeat:{*}:prompts"),
+        ("+zrem +del", "~onbeat:{*}:claims"),
+        ("+xadd +xgroup|create +xgroup|destroy +xtrim", "~onbeat:{*}:prompts"),
         (
-            "+xgroup|create +xreadgroup +xclaim +xautoclaim +xpending +xack +xtrim",
+            "+xgroup|create +xgroup|destroy +xreadgroup +xclaim +xautoclaim +xtrim",
             "~onbeat:{*}:rollouts",
         ),
         ("+xadd", "~onbeat:{*}:audit ~onbeat:{*}:events ~onbeat:{*}:shards"),
@@ -90,10 +91,11 @@ RIGHTS: Mapping[str, tuple[tuple[str, str], ...]] = {
     ),
     GENERATOR: (
         ("+time +multi +exec +discard", ""),
-        (WATCH, "%R~onbeat:{*}:* %R~onbeat:active"),
+        (WATCH, "%R~onbeat:{*}:* %R~onbeat:jobs %R~onbeat:active"),
         ("+xreadgroup +xclaim +xpending +xack +xdel +xadd", "~onbeat:{*}:prompts"),
         ("+xadd", "~onbeat:{*}:rollouts ~onbeat:{*}:dead"),
         ("+hset", "~onbeat:{*}:ledger"),
+        ("+zadd +zrem", "~onbeat:{*}:claims"),
         ("+hincrby", "~onbeat:{*}:counters"),
         ("+hset +hincrby", "~onbeat:{*}:progress"),
         ("+hset +hdel +hvals", "~onbeat:generators"),

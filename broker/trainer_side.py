@@ -210,7 +210,8 @@ class TrainerSide:
     def confirm(self, iteration: int) -> None:
         """Returns when the commit of this iteration is on the server's disk, where the server can tell.
 
-        Raises FenceViolation where it is gone: a restart has lost it after it was answered.
+        Raises FenceViolation where it is gone: a restart has lost it after it was answered. BrokerUnavailable where the
+        disk doesn't take it.
         """
         self._broker.persisted()
         if self.fence().committed < iteration:

@@ -39,7 +39,7 @@ def make_trainer(
         spec.dataset,
         num_evaluation=spec.evaluation.num_prompts,
         seed=spec.seed,
-        model_root=settings.model_root_path,
+        model_root=settings.spec_root,
         components=spec.reward.components,
     )
     source = PromptSource(dataset, policy.tokenizer, spec, context_tokens=policy.context_tokens)
@@ -68,7 +68,7 @@ def make_learner(settings: StackSettings, spec: JobSpec, member: Membership | No
         return make_sharded_learner(settings, spec, member=member, device=device)
     policy = load_policy(
         spec.model,
-        model_root=settings.model_root_path,
+        model_root=settings.spec_root,
         gradient_checkpointing=spec.trainer.gradient_checkpointing,
     )
     if spec.trainer.lora is not None:

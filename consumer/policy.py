@@ -27,6 +27,7 @@ from consumer.stored_tensors import stored_rows, stored_shape
 from contracts.errors import InvalidInput
 from contracts.lora import LoraSpec
 from contracts.spec import ModelSpec
+from contracts.spec_root import SpecRoot
 from weight_store.adapters import AdapterSource
 from weight_store.hashing import tensors_digest
 
@@ -179,7 +180,7 @@ def load_whole(folder: Path, config: Any, dtype: torch.dtype) -> tuple[PreTraine
 
 
 def load_policy(
-    model: ModelSpec, *, model_root: Path, gradient_checkpointing: bool, load: LoadModel = load_whole
+    model: ModelSpec, *, model_root: SpecRoot, gradient_checkpointing: bool, load: LoadModel = load_whole
 ) -> Policy:
     """Loads a folder with config, tokenizer and safetensors; no network, no remote code, no pickle.
 
@@ -187,7 +188,7 @@ def load_policy(
     usable tokenizer.
     """
     transformers_logging.disable_progress_bar()
-    folder = model_root / model.path
+    folder = model_root.find(model.path, field=FIELD)
     if not (folder / "config.json").is_file():
         problem = f"`{folder}` has no config.json" if folder.is_dir() else f"no folder `{folder}`"
         raise InvalidInput(problem, field=FIELD, cure="name a Hugging Face causal LM folder below the model root")
@@ -223,9 +224,11 @@ def _load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def load_model(model: ModelSpec, *, model_root: Path, gradient_checkpointing: bool, load: LoadModel) -> PreTrainedModel:
+def load_model(
+    model: ModelSpec, *, model_root: SpecRoot, gradient_checkpointing: bool, load: LoadModel
+) -> PreTrainedModel:
     """The policy's model alone; raises what `load_policy` raises."""
-    folder = model_root / model.path
+    folder = model_root.find(model.path, field=FIELD)
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         if gradient_checkpointing:

@@ -35,7 +35,7 @@ def make_sharded_learner(
     load = functools.partial(load_sharded, mesh=mesh, device=device)
     policy = load_policy(
         spec.model,
-        model_root=settings.model_root_path,
+        model_root=settings.spec_root,
         gradient_checkpointing=spec.trainer.gradient_checkpointing,
         load=load,
     )
@@ -79,6 +79,6 @@ def _reference(settings: StackSettings, spec: JobSpec, policy: Policy, load: Loa
     """`Policy.reference`, but read once more: it can't be a copy of what isn't whole anywhere."""
     if policy.adapters is not None:
         return policy.reference()
-    reference = load_model(spec.model, model_root=settings.model_root_path, gradient_checkpointing=False, load=load)
+    reference = load_model(spec.model, model_root=settings.spec_root, gradient_checkpointing=False, load=load)
     reference.requires_grad_(False)
     return reference

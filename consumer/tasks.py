@@ -58,10 +58,8 @@ class Reconciler:
     def reconcile(self) -> None:
         """Every active job, oldest first. Raises Unavailable."""
         self._see_to_own()
-        active = set(self._jobs.active_jobs())
-        for job_id in reversed(self._jobs.job_ids()):
-            if job_id in active:
-                self._see_to_known(job_id)
+        for job_id in self._jobs.active_jobs():
+            self._see_to_known(job_id)
 
     def ensure_trainer(self, job_id: str) -> None:
         """One job. Raises Unavailable."""

@@ -15,6 +15,7 @@ from msgspec import inspect as types
 
 from contracts.errors import InvalidInput
 from contracts.service_links import is_service_link
+from contracts.spec_root import SpecRoot
 from contracts.wire import Record, convert
 
 PREFIX = "ONBEAT_"
@@ -49,7 +50,10 @@ class StackSettings(Record, frozen=True, kw_only=True):
     """Folder of the published versions, e.g. below /dev/shm where one host runs all; shared by trainers and generators.
     "" takes run_root. Elsewhere, a job's versions are removed when it ends."""
     model_root: str = "."
-    """Where relative model and data paths of a spec start."""
+    """Where relative model and data paths of a spec start; what a spec names lies below it, links followed."""
+    extra_roots: str = ""
+    """More folders below which a spec may name models and data, by absolute paths; separated as in PATH. The run root
+    and the weight root stay closed to specs, and so does what is hidden."""
     host: str = "127.0.0.1"
     """Address that an HTTP service listens on."""
     allowed_hosts: str = ""
@@ -124,8 +128,10 @@ class StackSettings(Record, frozen=True, kw_only=True):
         return Path(self.weight_root).resolve() if self.weight_root else self.run_root_path
 
     @property
-    def model_root_path(self) -> Path:
-        return Path(self.model_root).resolve()
+    def spec_root(self) -> SpecRoot:
+        """Where a spec's model and data may lie."""
+        extra = [Path(folder) for folder in self.extra_roots.split(os.pathsep) if folder]
+        return SpecRoot(Path(self.model_root), extra=extra, closed=(self.run_root_path, self.weight_root_path))
 
     def environment(self) -> dict[str, str]:
         """The variables that make another process read these settings."""

@@ -80,8 +80,7 @@ def idempotency_key(request: Request) -> str:
 
 def check_paths(spec: JobSpec, settings: StackSettings) -> None:
     """Raises Problem 422 for a model folder or data file that is not there."""
-    root = settings.model_root_path
-    folder = _inside(root, spec.model.path)
+    folder = _found(settings, spec.model.path, "model.path")
     if not folder.is_dir():
         raise _missing(f"there is no folder {spec.model.path} under the model root", "model.path")
     if not (folder / "config.json").is_file():
@@ -89,7 +88,7 @@ def check_paths(spec: JobSpec, settings: StackSettings) -> None:
     if isinstance(spec.dataset, JsonlDataset):
         for field in ("train_path", "evaluation_path"):
             path = getattr(spec.dataset, field)
-            if path and not _inside(root, path).is_file():
+            if path and not _found(settings, path, f"dataset.{field}").is_file():
                 raise _missing(f"there is no file {path} under the model root", f"dataset.{field}")
 
 
@@ -118,9 +117,11 @@ def _field_of(error: InvalidInput) -> str | None:
     return ".".join(part for part in (error.field, found["key"] if found else None) if part) or None
 
 
-def _inside(root: Path, path: str) -> Path:
-    """Absolute paths stay as they are: the operator of a stack may keep models anywhere."""
-    return root / path
+def _found(settings: StackSettings, path: str, field: str) -> Path:
+    try:
+        return settings.spec_root.find(path, field=field)
+    except InvalidInput as error:
+        raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, error.problem, field=field, cure=error.cure) from error
 
 
 def _missing(detail: str, field: str) -> Problem:

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from broker.roles import GATEWAY, GENERATOR, TRAINER
 from contracts.errors import InvalidInput
+from contracts.service_links import is_service_link
 from contracts.settings import PREFIX, StackSettings, settings_from
 from onbeat.stack_profile import StackProfile
 
@@ -76,8 +77,9 @@ class StackPlan:
 def stack_settings(environment: Mapping[str, str]) -> StackSettings:
     """The ONBEAT_ variables of who starts a stack. Raises InvalidInput for one that the stack decides itself."""
     for name, reason in DECIDED.items():
-        if environment.get(_variable(name)):
-            raise InvalidInput(f"a stack decides it itself: {reason}", field=_variable(name), cure="unset it")
+        variable = _variable(name)
+        if environment.get(variable) and not is_service_link(variable, environment[variable]):
+            raise InvalidInput(f"a stack decides it itself: {reason}", field=variable, cure="unset it")
     return settings_from(environment)
 
 

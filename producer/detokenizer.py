@@ -28,7 +28,7 @@ class FolderDetokenizer:
         preload()
         from transformers import AutoTokenizer
 
-        folder = model_folder(model, settings.model_root_path)
+        folder = model_folder(model, settings.spec_root)
         try:
             self._tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         except (OSError, ValueError) as error:

@@ -6,13 +6,14 @@ from pathlib import Path
 
 from contracts.errors import InvalidInput
 from contracts.spec import ModelSpec
+from contracts.spec_root import SpecRoot
 
 FIELD = "model.path"
 
 
-def model_folder(model: ModelSpec, model_root: Path) -> Path:
+def model_folder(model: ModelSpec, model_root: SpecRoot) -> Path:
     """The model's folder; a relative path starts at the model root. Raises InvalidInput that names model.path."""
-    folder = (model_root / model.path).resolve()
+    folder = model_root.find(model.path, field=FIELD)
     if not folder.is_dir():
         raise InvalidInput(f"there is no folder {folder}", field=FIELD, cure="name a Hugging Face model folder")
     if not (folder / "config.json").is_file():

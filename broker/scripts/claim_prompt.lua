@@ -4,7 +4,7 @@
 -- An expired lease comes first: the oldest work holds the iteration up (I5). Then what is new. Who finds neither may
 -- hedge: work on a copy of the oldest batch of somebody else; the first publication wins (I3). A batch is hedged once,
 -- and not after it lost a holder: it may be the batch that kills, and would kill two generators at each attempt.
-if fence('state') ~= 'open' then return { 'none', last_id(PROMPTS), -1 } end
+if fence('state') ~= 'open' or is_ended() then return { 'none', last_id(PROMPTS), -1 } end
 local now = now_ms()
 -- A batch is late when its rounds take this many times the median of the latest: at 1, every second one would be. Which
 -- round its holder is in isn't known here, so a batch gets the time of all that it may need.
@@ -27,32 +27,38 @@ local function answer(outcome, entry, deliveries)
   return { outcome, entry[1], tonumber(fields[4]) + deliveries - 1, fields[2], redis.call('HGET', WEIGHTS, fence('version')) }
 end
 -- A hedge of the lease before goes on beside the new holder, unless that is the hedger itself.
-local function note_claim(id, entry)
+local function note_claim(id, entry, deliveries)
   local parts = split(redis.call('HGET', LEDGER, id) or 'gone')
   if parts[1] ~= 'expected' or parts[2] ~= entry then return end
   parts[4] = string.format('%.0f', now)
   if parts[5] == ARGV[1] then parts = { unpack(parts, 1, 4) } end
   redis.call('HSET', LEDGER, id, table.concat(parts, ':'))
+  if deliveries == 1 then redis.call('ZADD', CLAIMS, parts[4], id) else redis.call('ZREM', CLAIMS, id) end
 end
+-- Passes over what the asker itself holds, and nothing else: the oldest of the others is near the front of the index.
+local AT_ONCE = 16
 local function oldest_of_others()
-  local ledger, id, found = redis.call('HGETALL', LEDGER), nil, nil
-  for i = 1, #ledger, 2 do
-    local parts = split(ledger[i + 1])
-    local claimed = parts[1] == 'expected' and tonumber(parts[4])
-    if claimed and not parts[5] and (not found or claimed < tonumber(found[4])) then
+  local from = 0
+  while true do
+    local ids = redis.call('ZRANGE', CLAIMS, from, from + AT_ONCE - 1)
+    for _, id in ipairs(ids) do
+      local parts = split(redis.call('HGET', LEDGER, id))
       local held = lease(parts[2])
-      if held and held[2] ~= ARGV[1] and held[4] == 1 then id, found = ledger[i], parts end
+      local copied = held and held[2] ~= ARGV[1] and redis.call('XRANGE', PROMPTS, parts[2], parts[2])[1]
+      if copied then return id, parts, copied, held[4] end
     end
+    if #ids < AT_ONCE then return nil end
+    from = from + AT_ONCE
   end
-  return id, found
 end
 while true do
   local entry = take()
   if not entry then break end
   local id, fields = entry[1], entry[2]
-  local taken = answer('claimed', entry, lease(id)[4])
+  local deliveries = lease(id)[4]
+  local taken = answer('claimed', entry, deliveries)
   if taken[3] <= tonumber(ARGV[3]) then
-    note_claim(fields[6], id)
+    note_claim(fields[6], id, deliveries)
     return taken
   end
   local parts = split(redis.call('HGET', LEDGER, fields[6]) or 'gone')
@@ -63,12 +69,14 @@ while true do
 end
 local recent = recent_ms()
 if ARGV[4] ~= '1' or #recent == 0 then return { 'none', last_id(PROMPTS), -1 } end
-local id, parts = oldest_of_others()
+local id, parts, copied, deliveries = oldest_of_others()
 if not id then return { 'none', last_id(PROMPTS), -1 } end
 table.sort(recent)
-local left = tonumber(parts[4]) + LATE * recent[math.ceil(#recent / 2)] - now
+-- A clock that stepped back must not make it wait for as long as the step.
+local left = math.min(tonumber(parts[4]), now) + LATE * recent[math.ceil(#recent / 2)] - now
 if left > 0 then return { 'none', last_id(PROMPTS), math.ceil(left) } end
 local at = string.format('%.0f', now)
+redis.call('ZREM', CLAIMS, id)
 redis.call('HSET', LEDGER, id, table.concat({ parts[1], parts[2], parts[3], parts[4], ARGV[1], at }, ':'))
 count('hedged')
-return answer('hedged', redis.call('XRANGE', PROMPTS, parts[2], parts[2])[1], lease(parts[2])[4])
+return answer('hedged', copied, deliveries)

@@ -15,4 +15,5 @@ end
 local again = redis.call('XADD', PROMPTS, '*', 'batch', entry[2][2], 'attempt', attempt + 1, 'batch_id', ARGV[1])
 redis.call('HSET', LEDGER, ARGV[1], 'expected:' .. again .. ':' .. split(state)[3])
 drop_prompt(ARGV[2])
+redis.call('ZREM', CLAIMS, ARGV[1])
 return { 'retried' }

@@ -11,9 +11,11 @@
 --   9 job       hash     state reason created_s started_s ended_s ...
 --  10 events    stream   field event (JobEvent), newest 10,000
 --  11 progress  hash     published dead (of the open iteration) recent_ms: what generators move; the fence they only read
+--  12 claims    zset     batch id -> ms of its claim: batches that may be hedged, those of a first holder without a hedge
+-- A script may have more of its own, from the 13th on.
 -- A script checks everything before it writes: scripts do not roll back. Each answers a list whose first item is its outcome.
-local FENCE, PROMPTS, ROLLOUTS, LEDGER, WEIGHTS, COUNTERS, DEAD, AUDIT, JOB, EVENTS, PROGRESS =
-  KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10], KEYS[11]
+local FENCE, PROMPTS, ROLLOUTS, LEDGER, WEIGHTS, COUNTERS, DEAD, AUDIT, JOB, EVENTS, PROGRESS, CLAIMS =
+  KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10], KEYS[11], KEYS[12]
 
 local function now_ms()
   local t = redis.call('TIME')
@@ -66,6 +68,12 @@ local function recent_ms()
   return recent
 end
 
+-- A final state clears the iteration, and stands beside it: nothing of an ended job is claimed, renewed or published.
+local ENDED = { succeeded = true, failed = true, cancelled = true }
+local function is_ended()
+  return ENDED[redis.call('HGET', JOB, 'state')] == true
+end
+
 local function drop_prompt(entry)
   redis.call('XACK', PROMPTS, 'generators', entry)
   redis.call('XDEL', PROMPTS, entry)
@@ -80,16 +88,32 @@ local function last_id(stream)
   end
 end
 
--- Empties the iteration: ledger, its prompts and its rollouts. Reads ids only: payloads are megabytes.
+-- Empties the iteration: ledger, its prompts and its rollouts, without a look at them. A group goes with what is pending
+-- in it and with the names of all who ever read, the dead too. The streams stay: ids must grow for whoever waits.
 local function clear_iteration()
   for stream, name in pairs({ [PROMPTS] = 'generators', [ROLLOUTS] = 'trainers' }) do
     group(stream, name)
-    for _, pending in ipairs(redis.call('XPENDING', stream, name, '-', '+', '1000000')) do
-      redis.call('XACK', stream, name, pending[1])
-    end
     redis.call('XTRIM', stream, 'MAXLEN', '0')
+    redis.call('XGROUP', 'DESTROY', stream, name)
+    group(stream, name)
   end
   redis.call('DEL', LEDGER)
+  redis.call('DEL', CLAIMS)
+end
+
+-- What is in work of a job that ends, or starts again from a checkpoint, goes.
+local function close_iteration()
+  if fence('state') ~= 'open' then return end
+  clear_iteration()
+  redis.call('HSET', FENCE, 'state', 'closed', 'iteration', tonumber(fence('committed')) or -1)
+end
+
+-- Fences the trainer off, if there ever was one: it may sleep, or hold an epoch that a restart has forgotten (I4).
+local function end_epoch()
+  local epoch = tonumber(fence('epoch'))
+  if epoch then
+    redis.call('HSET', FENCE, 'epoch', string.format('%.0f', math.max(epoch + 1, now_ms())), 'owner', '', 'lease_until', '0')
+  end
 end
 
 -- Iteration t samples version t, and follows the committed one (I4); arguments as open() takes them.
@@ -131,6 +155,7 @@ end
 local function bury(id, entry, reason)
   reason = string.sub(reason, 1, 2000)
   drop_prompt(entry)
+  redis.call('ZREM', CLAIMS, id)
   redis.call('HSET', LEDGER, id, 'dead:' .. reason)
   redis.call('HINCRBY', PROGRESS, 'dead', 1)
   redis.call('XADD', DEAD, 'MAXLEN', '1000', '*', 'batch_id', id, 'reason', reason)

@@ -1,12 +1,14 @@
 -- publish_batch: ARGV batch id, iteration, version, digest, shape, batch digest, generator, attempt, max bytes, payload, rounds
---   -> {accepted} | {stale|future|wrong_weights|unexpected|duplicate|incomplete|oversize|closed}
+--   -> {accepted} | {ended|stale|future|wrong_weights|unexpected|duplicate|incomplete|oversize|closed, 1 if it is counted}
 -- A repeat by the publisher whose answer was lost is accepted again, and writes nothing.
 local id, iteration, version = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+-- A refusal is answered at maxmemory too, where this script may not count: its caller counts it then.
 local function refuse(reason)
-  count('rejected:' .. reason)
-  return { reason }
+  local counted = redis.pcall('HINCRBY', COUNTERS, 'rejected:' .. reason, 1)
+  return { reason, type(counted) == 'number' and 1 or 0 }
 end
 local state, current, open_version, digest = unpack(redis.call('HMGET', FENCE, 'state', 'iteration', 'version', 'digest'))
+if is_ended() then return refuse('ended') end
 current, open_version = tonumber(current or '-1'), tonumber(open_version or '-1')
 if iteration < current then return refuse('stale') end
 if iteration > current then return refuse('future') end
@@ -30,6 +32,7 @@ local claimed_ms = is_hedge and parts[6] or (held and held[2] == ARGV[7] and par
 local entry = redis.call('XADD', ROLLOUTS, '*', 'batch', ARGV[10], 'batch_id', id, 'digest', ARGV[6])
 redis.call('HSET', LEDGER, id, table.concat({ 'published', entry, ARGV[6], ARGV[7], ARGV[8] }, ':'))
 drop_prompt(parts[2])
+redis.call('ZREM', CLAIMS, id)
 redis.call('HINCRBY', PROGRESS, 'published', 1)
 if claimed_ms then
   local recent = recent_ms()

@@ -1,5 +1,5 @@
--- put_chunk: KEYS[12] chunks; ARGV epoch, field, data, milliseconds until all chunks go -> {put} | {fenced}
+-- put_chunk: KEYS[13] chunks; ARGV epoch, field, data, milliseconds until all chunks go -> {put} | {fenced}
 if not is_trainer(ARGV[1]) then return { 'fenced' } end
-redis.call('HSET', KEYS[12], ARGV[2], ARGV[3])
-redis.call('PEXPIRE', KEYS[12], ARGV[4])
+redis.call('HSET', KEYS[13], ARGV[2], ARGV[3])
+redis.call('PEXPIRE', KEYS[13], ARGV[4])
 return { 'put' }

@@ -12,6 +12,7 @@ for i = 3, #ARGV, 3 do
   if lost then
     local entry = redis.call('XADD', PROMPTS, '*', 'batch', ARGV[i + 2], 'attempt', '1', 'batch_id', ARGV[i])
     redis.call('HSET', LEDGER, ARGV[i], 'expected:' .. entry .. ':' .. ARGV[i + 1])
+    redis.call('ZREM', CLAIMS, ARGV[i])
     again = again + 1
   end
 end

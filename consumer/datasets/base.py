@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from consumer.datasets.addition import load_addition
 from consumer.datasets.examples import Dataset, Example
 from consumer.datasets.jsonl import load_jsonl
@@ -12,6 +10,7 @@ from contracts.errors import InvalidInput
 from contracts.reasoning_tasks import check_job
 from contracts.references import check_reference
 from contracts.rewards import RewardComponent
+from contracts.spec_root import SpecRoot
 
 __all__ = ["Dataset", "Example", "load_dataset"]
 
@@ -21,7 +20,7 @@ def load_dataset(
     *,
     num_evaluation: int,
     seed: int,
-    model_root: Path,
+    model_root: SpecRoot,
     components: tuple[RewardComponent, ...] = (),
 ) -> Dataset:
     """Training pool and `num_evaluation` held-out examples; equal arguments give equal sets.
@@ -56,7 +55,7 @@ def _origin(spec: DatasetSpec, example: Example) -> tuple[str, str]:
     return f"{spec.train_path}:{place}", "dataset.train_path"
 
 
-def _load(spec: DatasetSpec, *, num_evaluation: int, seed: int, model_root: Path) -> Dataset:
+def _load(spec: DatasetSpec, *, num_evaluation: int, seed: int, model_root: SpecRoot) -> Dataset:
     if isinstance(spec, AdditionDataset):
         return load_addition(num_evaluation=num_evaluation)
     if isinstance(spec, JsonlDataset):

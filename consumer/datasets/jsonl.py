@@ -10,6 +10,7 @@ import msgspec
 from consumer.datasets.examples import Example, ExampleSets
 from contracts.datasets import JsonlDataset
 from contracts.errors import InvalidInput
+from contracts.spec_root import SpecRoot
 
 log = logging.getLogger(__name__)
 
@@ -22,14 +23,14 @@ class JsonlLine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     task_entry: str = ""
 
 
-def load_jsonl(spec: JsonlDataset, *, num_evaluation: int, model_root: Path) -> ExampleSets:
+def load_jsonl(spec: JsonlDataset, *, num_evaluation: int, model_root: SpecRoot) -> ExampleSets:
     """Both files, or one file whose last `num_evaluation` lines are held out; lines keep their order.
 
     No prompt is both trained and held out: `_disjoint`.
     """
-    train = _read_lines(model_root / spec.train_path, field="dataset.train_path", pool="train")
+    train = _read_lines(model_root, spec.train_path, field="dataset.train_path", pool="train")
     if spec.evaluation_path:
-        evaluation = _read_lines(model_root / spec.evaluation_path, field="dataset.evaluation_path", pool="evaluation")
+        evaluation = _read_lines(model_root, spec.evaluation_path, field="dataset.evaluation_path", pool="evaluation")
         if len(evaluation) < num_evaluation:
             raise InvalidInput(
                 f"{num_evaluation} prompts are asked for, {spec.evaluation_path} has {len(evaluation)}",
@@ -66,8 +67,9 @@ def _normalized(question: str) -> str:
     return " ".join(question.split())
 
 
-def _read_lines(path: Path, *, field: str, pool: str) -> tuple[Example, ...]:
+def _read_lines(model_root: SpecRoot, name: str, *, field: str, pool: str) -> tuple[Example, ...]:
     """Blank lines are skipped; an example is named by its line, counted from 1."""
+    path = model_root.find(name, field=field)
     decoder = msgspec.json.Decoder(JsonlLine)
     examples = []
     for line_number, line in enumerate(_read_bytes(path, field=field).split(b"\n"), start=1):

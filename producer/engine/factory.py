@@ -51,7 +51,7 @@ def make_engine(
 
     return TransformersEngine(
         model,
-        model_root=settings.model_root_path,
+        model_root=settings.spec_root,
         weight_root=settings.weight_root_path,
         deterministic=deterministic,
         chunks=chunks,

@@ -48,7 +48,7 @@ class OpenaiEngine(BatchingEngine):
         Raises InvalidInput that names model.path or a setting, EngineUnavailable past engine_timeout_s.
         """
         super().__init__(settings)
-        folder = model_folder(model, settings.model_root_path)
+        folder = model_folder(model, settings.spec_root)
         described = empty_model(folder, dtype=getattr(torch, model.dtype), device="meta")
         self._config = described.config
         self._requests = ServerRequests(settings, sleep=sleep)

@@ -26,6 +26,7 @@ import torch
 from contracts.errors import BatchFailed, InvalidInput
 from contracts.rollouts import Completion, PromptBatch
 from contracts.spec import ModelSpec
+from contracts.spec_root import SpecRoot
 from contracts.versions import WeightManifest
 from contracts.weights import WeightShard
 from producer.engine.base import VerifiedWeights
@@ -47,7 +48,7 @@ class TransformersEngine:
         self,
         model: ModelSpec,
         *,
-        model_root: Path,
+        model_root: SpecRoot,
         weight_root: Path,
         deterministic: bool,
         chunks: Callable[[str], ChunkReader] | None = None,

@@ -92,7 +92,7 @@ class VllmEngine(BatchingEngine):
         self._weight_root = settings.weight_root_path
         self._num_requests = 0
         self._cache_is_clean = True
-        folder = model_folder(model, settings.model_root_path)
+        folder = model_folder(model, settings.spec_root)
         self._stop_ids = sorted(end_of_sequence_ids(folder, model_config(folder)))
         arguments = self._vllm.AsyncEngineArgs(
             model=str(folder),

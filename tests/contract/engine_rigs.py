@@ -24,6 +24,7 @@ from contracts.errors import WeightsRejected
 from contracts.rollouts import Completion, PromptBatch
 from contracts.settings import StackSettings
 from contracts.spec import ModelSpec
+from contracts.spec_root import SpecRoot
 from contracts.versions import WeightFile, WeightManifest, weights_digest
 from onbeat.free_ports import free_port
 from producer.engine.base import GenerationEngine
@@ -135,7 +136,7 @@ def fake_rig(run_root: Path) -> Rig:
 
 def transformers_rig(architecture: str, folders: Path, run_root: Path) -> Rig:
     engine = TransformersEngine(
-        ModelSpec(path=architecture), model_root=folders, weight_root=run_root, deterministic=False
+        ModelSpec(path=architecture), model_root=SpecRoot(folders), weight_root=run_root, deterministic=False
     )
     return rig_of(architecture, engine, folders / architecture, run_root)
 
@@ -147,7 +148,7 @@ def vllm_rig(kind: str, root: Path) -> Rig:
 
     folder = vllm_folder(root, kind.split()[1])
     engine = VllmEngine(ModelSpec(path=folder.name), settings=vllm_settings(root), chunks=no_chunks)
-    return rig_of(kind, engine, folder, root)
+    return rig_of(kind, engine, folder, root / "runs")
 
 
 def server_rig(kind: str, root: Path) -> Rig:
@@ -160,9 +161,9 @@ def server_rig(kind: str, root: Path) -> Rig:
     server = start_vllm_server(folder, url, root / "server.log")
     try:
         settings = StackSettings(
-            engine="openai", engine_url=url, engine_timeout_s=240.0, model_root=str(root), run_root=str(root)
+            engine="openai", engine_url=url, engine_timeout_s=240.0, model_root=str(root), run_root=str(root / "runs")
         )
-        rig = rig_of(kind, OpenaiEngine(ModelSpec(path=folder.name), settings=settings), folder, root)
+        rig = rig_of(kind, OpenaiEngine(ModelSpec(path=folder.name), settings=settings), folder, root / "runs")
     except BaseException:
         server.kill()
         raise
@@ -181,7 +182,7 @@ def need_vllm() -> None:
 
 def vllm_settings(root: Path, **changes: Any) -> StackSettings:
     fields: dict[str, Any] = {"engine_kv_cache_mb": 64, "engine_timeout_s": 120.0}
-    return StackSettings(engine="vllm", model_root=str(root), run_root=str(root), **(fields | changes))
+    return StackSettings(engine="vllm", model_root=str(root), run_root=str(root / "runs"), **(fields | changes))
 
 
 def start_vllm_server(folder: Path, url: str, log_path: Path) -> subprocess.Popen[bytes]:

@@ -14,6 +14,7 @@ from contracts.lora import LoraSpec
 from contracts.rollouts import SamplingParams
 from contracts.run_folder import RunFolder
 from contracts.spec import ModelSpec
+from contracts.spec_root import SpecRoot
 from producer.engine.base import VerifiedWeights
 from producer.engine.transformers import TransformersEngine
 from tests.builders import prompt_batch, tiny_model_folder
@@ -28,7 +29,7 @@ PROMPTS = ([5, 6, 7], [8, 9])
 def policy(tmp_path: Path) -> Policy:
     """Adapters that are far from zero."""
     tiny_model_folder(tmp_path)
-    loaded = load_policy(ModelSpec(path="qwen3"), model_root=tmp_path, gradient_checkpointing=False)
+    loaded = load_policy(ModelSpec(path="qwen3"), model_root=SpecRoot(tmp_path), gradient_checkpointing=False)
     policy = loaded.with_adapters(LoraSpec(rank=4), seed=0)
     draw = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -50,7 +51,9 @@ def test_an_engine_samples_with_the_log_probs_of_the_trainer(
         publisher = AdapterPublisher(publisher, source, folder, wait_s=60.0)
     manifest = publish(publisher, policy.weight_tensors(), policy_version=3)
     assert (manifest.adapter is None) == (published == "merged")
-    engine = TransformersEngine(ModelSpec(path="qwen3"), model_root=tmp_path, weight_root=tmp_path, deterministic=True)
+    engine = TransformersEngine(
+        ModelSpec(path="qwen3"), model_root=SpecRoot(tmp_path), weight_root=tmp_path, deterministic=True
+    )
     asyncio.run(engine.load_weights(manifest))
     assert engine.policy_version == VerifiedWeights(policy_version=3, weights_digest=manifest.weights_digest)
     batch = prompt_batch(

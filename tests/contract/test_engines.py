@@ -17,6 +17,7 @@ from contracts.arrays import unpack_float32, unpack_int32
 from contracts.errors import BatchFailed, InvalidInput, WeightsRejected
 from contracts.rollouts import Completion, SamplingParams
 from contracts.spec import ModelSpec
+from contracts.spec_root import SpecRoot
 from contracts.versions import WeightFile, WeightManifest, weights_digest
 from contracts.wire import encode
 from producer.engine.base import VerifiedWeights
@@ -315,7 +316,9 @@ def test_a_device_that_is_not_there_is_named(folders: Path, tmp_path: Path, monk
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     model = ModelSpec(path="qwen3")
     with pytest.raises(InvalidInput, match="no CUDA device") as caught:
-        TransformersEngine(model, model_root=folders, weight_root=tmp_path, deterministic=False, device="cuda")
+        TransformersEngine(
+            model, model_root=SpecRoot(folders), weight_root=tmp_path, deterministic=False, device="cuda"
+        )
     assert caught.value.field == "ONBEAT_DEVICE"
 
 
@@ -352,7 +355,7 @@ def test_a_bfloat16_model_loads_and_samples(folders: Path, tmp_path: Path) -> No
     from safetensors.torch import load_file, save_file
 
     model = ModelSpec(path="qwen3", dtype="bfloat16")
-    engine = TransformersEngine(model, model_root=folders, weight_root=tmp_path, deterministic=False)
+    engine = TransformersEngine(model, model_root=SpecRoot(folders), weight_root=tmp_path, deterministic=False)
     tensors = {name: tensor.bfloat16() for name, tensor in load_file(folders / "qwen3" / "model.safetensors").items()}
     save_file(tensors, tmp_path / "weights.safetensors")
     manifest = WeightManifest(
@@ -389,7 +392,9 @@ def test_a_bfloat16_model_loads_and_samples(folders: Path, tmp_path: Path) -> No
 def test_a_bad_model_folder_is_named(tmp_path: Path, spoil: Callable[[Path], None], problem: str) -> None:
     spoil(tiny_model_folder(tmp_path, "qwen3"))
     with pytest.raises(InvalidInput, match=problem) as caught:
-        TransformersEngine(ModelSpec(path="qwen3"), model_root=tmp_path, weight_root=tmp_path, deterministic=False)
+        TransformersEngine(
+            ModelSpec(path="qwen3"), model_root=SpecRoot(tmp_path), weight_root=tmp_path, deterministic=False
+        )
     assert caught.value.field == "model.path"
 
 
@@ -405,7 +410,9 @@ def test_a_model_without_end_of_sequence_is_refused(tmp_path: Path) -> None:
         assert wanted in text
         path.write_text(text.replace(wanted, wanted.split(":")[0] + ": null"))
     with pytest.raises(InvalidInput, match="no end-of-sequence token") as caught:
-        TransformersEngine(ModelSpec(path="qwen3"), model_root=tmp_path, weight_root=tmp_path, deterministic=False)
+        TransformersEngine(
+            ModelSpec(path="qwen3"), model_root=SpecRoot(tmp_path), weight_root=tmp_path, deterministic=False
+        )
     assert caught.value.field == "model.path"
 
 

@@ -24,6 +24,7 @@ from contracts.arrays import unpack_int32
 from contracts.errors import ContractViolation, TrainingDiverged
 from contracts.rollouts import RolloutBatch
 from contracts.spec import JobSpec
+from contracts.spec_root import SpecRoot
 from tests.builders import batch_of, job_spec, rollout, rollout_batch, tiny_model_folder
 
 NUM_BATCHES = 5
@@ -50,7 +51,9 @@ def iteration_of(*, equal_lengths: bool = False) -> list[RolloutBatch]:
 
 def load(tmp_path: Path, *, architecture: str = "qwen3") -> Policy:
     folder = tiny_model_folder(tmp_path, "llama" if architecture == "llama" else "qwen3")
-    return load_policy(job_spec(model__path=folder.name).model, model_root=tmp_path, gradient_checkpointing=False)
+    return load_policy(
+        job_spec(model__path=folder.name).model, model_root=SpecRoot(tmp_path), gradient_checkpointing=False
+    )
 
 
 def to_float64(policy: Policy) -> None:

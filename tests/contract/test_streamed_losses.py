@@ -15,6 +15,7 @@ from consumer.policy import Policy, load_policy
 from consumer.shared_prompts import share_prompts
 from contracts.arrays import unpack_float32, unpack_int32
 from contracts.rollouts import RolloutBatch, RolloutGroup
+from contracts.spec_root import SpecRoot
 from tests.builders import job_spec, tiny_model_folder
 from tests.contract.test_streamed_gradient import iteration_of, relative_error, streamed_gradient, to_float64
 from tests.loss_equations import Equation, Response, iteration_loss
@@ -68,7 +69,9 @@ GLOBAL = {"advantage": "reinforce++_baseline"}
 
 def load(folder: Path, *, seed: int = 0) -> Policy:
     path = tiny_model_folder(folder / str(seed), hidden_size=16, num_layers=1, seed=seed)
-    return load_policy(job_spec(model__path=path.name).model, model_root=path.parent, gradient_checkpointing=False)
+    return load_policy(
+        job_spec(model__path=path.name).model, model_root=SpecRoot(path.parent), gradient_checkpointing=False
+    )
 
 
 def models(folder: Path, *, float64: bool) -> tuple[Policy, Policy]:

@@ -59,7 +59,7 @@ def new_rig(root: Path) -> Rig:
 
     folder = vllm_folder(root, "llama")
     engine = VllmEngine(ModelSpec(path="llama"), settings=vllm_settings(root), chunks=lambda job_id: IN_REDIS)
-    return rig_of("vllm llama", engine, folder, root)
+    return rig_of("vllm llama", engine, folder, root / "runs")
 
 
 def engine_core(rig: Rig) -> int:

@@ -29,6 +29,8 @@ class Held:
     leases: list[tuple[str, str, int]]
     """(entry id, generator, deliveries)."""
     rollouts: list[RolloutBatch]
+    claims: dict[str, int]
+    """What may be hedged: batch id → ms of its claim."""
     dead: list[str]
     audit: list[AuditRecord]
 
@@ -40,9 +42,10 @@ def read(broker: Broker, keys: JobKeys) -> Held:
             pipe.hgetall(key)
         for key in (keys.prompts, keys.rollouts, keys.dead, keys.audit):
             pipe.xrange(key)
+        pipe.zrange(keys.claims, 0, -1, withscores=True)
         pipe.xpending_range(keys.prompts, GENERATOR_GROUP, "-", "+", 100)
         answers = pipe.execute(raise_on_error=False)
-    fence, progress, weights, ledger, counters, prompts, rollouts, dead, audit, leases = answers
+    fence, progress, weights, ledger, counters, prompts, rollouts, dead, audit, claims, leases = answers
     rows: Any = leases if isinstance(leases, list) else []  # no group before the first iteration
     return Held(
         fence=_text(fence),
@@ -56,6 +59,7 @@ def read(broker: Broker, keys: JobKeys) -> Held:
         ],
         leases=[(row["message_id"].decode(), row["consumer"].decode(), row["times_delivered"]) for row in rows],
         rollouts=[decode(fields[b"batch"], RolloutBatch) for _, fields in rollouts],
+        claims={batch_id.decode(): int(at_ms) for batch_id, at_ms in claims},
         dead=[fields[b"batch_id"].decode() for _, fields in dead],
         audit=[decode(fields[b"record"], AuditRecord) for _, fields in audit],
     )
@@ -112,6 +116,18 @@ def check_prompts(held: Held, model: ServerModel) -> None:
     assert held.leases == [
         (entry.entry_id, entry.generator, entry.deliveries) for entry in model.entries if entry.generator
     ]
+
+
+def check_claims(held: Held) -> None:
+    """The index of what may be hedged is the ledger's: leased to a first holder, and copied by nobody."""
+    first_holders = {entry_id for entry_id, _, deliveries in held.leases if deliveries == 1}
+    may_be_hedged = {
+        batch_id: int(parts[3])
+        for batch_id, parts in held.ledger.items()
+        if parts[0] == "expected" and len(parts) == 4 and parts[1] in first_holders
+    }
+    lost = {batch_id for batch_id, parts in held.ledger.items() if parts[1] not in {one[0] for one in held.prompts}}
+    assert {key: at_ms for key, at_ms in held.claims.items() if key not in lost} == may_be_hedged
 
 
 def check_record(held: Held, model: ServerModel) -> None:

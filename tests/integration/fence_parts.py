@@ -73,6 +73,8 @@ def set_ledger_times(broker: Broker, keys: JobKeys, batch_id: str, **times_ms: i
     for name, value in times_ms.items():
         parts[LEDGER_TIMES[name]] = str(value)
     broker.redis.hset(keys.ledger, batch_id, ":".join(parts))
+    if "claimed_ms" in times_ms:
+        broker.redis.zadd(keys.claims, {batch_id: times_ms["claimed_ms"]}, xx=True)
 
 
 def set_typical_time(broker: Broker, keys: JobKeys, typical_s: float) -> None:

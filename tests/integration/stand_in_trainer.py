@@ -42,7 +42,7 @@ try:
         keeper.check()
         time.sleep(0.05)
 except Cancelled:
-    jobs.move(job_id, JobState.CANCELLED)
+    jobs.move(job_id, JobState.CANCELLED, trainer_epoch=side.trainer_epoch)
 except Stopped:
     pass
 side.release()

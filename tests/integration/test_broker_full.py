@@ -1,19 +1,24 @@
-"""A server at maxmemory refuses payloads, and nothing else: what keeps a run alive, and what frees memory, goes on."""
+"""A server at maxmemory refuses payloads, and nothing else; one that can't save, or is busy, is waited for."""
 
 from __future__ import annotations
 
+import contextlib
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from redis import Redis
+from redis.exceptions import ResponseError
 
 from broker.client import Broker, connect
-from broker.generator_side import PublishOutcome
+from broker.generator_side import GeneratorSide, PublishOutcome
 from broker.job_store import JobStore
 from broker.monitor import job_status
 from broker.presence import Presence
 from broker.trainer_side import TrainerSide
-from contracts.errors import BrokerFull
+from contracts.errors import BrokerFull, BrokerUnavailable
 from contracts.events import IterationCommitted, TrainerStarted
 from contracts.jobs import EvaluationScore, JobState
 from contracts.settings import StackSettings
@@ -72,6 +77,19 @@ def test_a_full_server_refuses_rollouts_and_new_jobs_until_there_is_room(broker:
     assert "room" not in job_status(broker, job.job_id).reason
 
 
+def test_a_full_server_answers_what_it_refuses_anyway_and_counts_it(broker: Broker, job: Job) -> None:
+    """Else a generator would hold what nobody wants, for as long as the server is full."""
+    generator = job.generator()
+    claim = generator.claim(LEASE_S)
+    assert claim is not None
+    limit(broker, 1)
+    late = answer_to(claim.prompt_batch, "g1", attempt=claim.attempt, iteration=1)
+    assert generator.publish(claim, late) is PublishOutcome.FUTURE
+    limit(broker, 0)
+    assert generator.publish(claim, late) is PublishOutcome.FUTURE
+    assert job_status(broker, job.job_id).batches_rejected == {"future": 2}
+
+
 def test_a_full_server_takes_heartbeats_commits_failures_and_state_changes(broker: Broker, job: Job) -> None:
     generator, jobs = job.generator(), JobStore(broker)
     for _ in range(2):
@@ -108,3 +126,53 @@ def test_a_full_server_takes_heartbeats_commits_failures_and_state_changes(broke
     job.trainer.release()
     assert successor.acquire() > job.trainer.trainer_epoch
     assert jobs.move(job.job_id, JobState.CANCELLED)
+
+
+def test_a_server_that_cannot_save_is_unavailable_and_then_serves_again(broker: Broker, job: Job) -> None:
+    """MISCONF: the disk takes no snapshot, and the server refuses writes until it does."""
+    impatient = connect_again(broker, patience_s=0.3)
+    folder = broker.redis.config_get("dir")["dir"]
+    (Path(folder) / "dump.rdb" / "is-a-folder").mkdir(parents=True)
+    broker.redis.config_set("save", "3600 1")
+    broker.redis.bgsave()
+    while broker.redis.info("persistence")["rdb_bgsave_in_progress"]:
+        time.sleep(0.01)
+    with pytest.raises(BrokerUnavailable, match="disk"):
+        GeneratorSide(impatient, job.job_id, "g1").claim(LEASE_S)
+    with pytest.raises(BrokerUnavailable, match="disk"):
+        Presence(impatient).beat("g1", {})
+    broker.redis.config_set("save", "")
+    assert GeneratorSide(impatient, job.job_id, "g1").claim(LEASE_S) is not None
+
+
+def test_a_server_that_runs_a_long_script_is_unavailable_and_then_serves_again(broker: Broker, job: Job) -> None:
+    impatient = connect_again(broker, patience_s=0.3)
+    broker.redis.config_set("busy-reply-threshold", 10)
+    long = threading.Thread(target=run_until_killed, args=(connect_again(broker, patience_s=60.0),))
+    long.start()
+    until_busy(broker.redis)
+    with pytest.raises(BrokerUnavailable, match="long script"):
+        GeneratorSide(impatient, job.job_id, "g1").claim(LEASE_S)
+    broker.redis.script_kill()
+    long.join()
+    assert GeneratorSide(impatient, job.job_id, "g1").claim(LEASE_S) is not None
+
+
+def connect_again(broker: Broker, *, patience_s: float) -> Broker:
+    """Another client of the same server."""
+    options = broker.redis.connection_pool.connection_kwargs
+    url = f"redis://:{options['password']}@{options['host']}:{options['port']}/0"
+    return connect(StackSettings(redis_url=url), patience_s=patience_s)
+
+
+def until_busy(redis: Redis) -> None:
+    while True:
+        pipe = redis.pipeline(transaction=False)
+        pipe.ping()
+        if "BUSY" in str(pipe.execute(raise_on_error=False)[0]):
+            return
+
+
+def run_until_killed(broker: Broker) -> None:
+    with contextlib.suppress(ResponseError):
+        broker.redis.eval("while true do end", 0)

@@ -170,6 +170,7 @@ def test_a_restarted_redis_harms_neither_worker_nor_trainer(
     first = Holder(broker, first_id)
     with worker(own_settings, tmp_path / "worker.log") as process:
         epoch = first.appears()
+        until(lambda: jobs.state(first_id) is JobState.RUNNING, "a running job")
         own_redis.restart()
         assert jobs.request_cancel(first_id) in (JobState.CANCELLING, JobState.CANCELLED)
         until(lambda: jobs.state(first_id) is JobState.CANCELLED, "the first job's end")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
-from broker import keys
-from broker.client import connect
+from broker.client import Broker, connect
 from broker.job_store import JobStore
 from broker.trainer_side import TrainerSide
 from contracts.errors import Conflict, FencedOff, NotFound
@@ -48,18 +49,43 @@ def test_a_key_cannot_be_used_for_another_spec(jobs: JobStore, key: str) -> None
         jobs.create(job_spec(seed=1), idempotency_key=key)
 
 
-def test_a_submission_that_was_cut_short_is_completed_by_its_repeat(
+class Died(Exception):
+    """What is left of a process that was killed."""
+
+
+class MortalBroker(Broker):
+    """Its process dies with its first script's answer."""
+
+    dies = True
+
+    def run(self, name: str, keys: Sequence[str], args: Sequence[str | int | bytes]) -> list[Any]:
+        answer = super().run(name, keys, args)
+        if self.dies:
+            raise Died
+        return answer
+
+
+def test_a_process_that_dies_leaves_no_job_unlisted_and_none_active_that_has_ended(
     jobs: JobStore, key: str, settings: StackSettings
 ) -> None:
-    """A gateway that died after the job was written and before it was listed."""
-    job_id, _ = jobs.create(job_spec(), idempotency_key=key)
-    redis = connect(settings).redis
-    redis.zrem(keys.JOBS, job_id)
-    redis.srem(keys.ACTIVE, job_id)
-    assert job_id not in jobs.active_jobs()
-    jobs.create(job_spec(), idempotency_key=key)
+    mortal = JobStore(MortalBroker(connect(settings).redis))
+    with pytest.raises(Died):
+        mortal.create(job_spec(), idempotency_key=key)
+    job_id, is_new = jobs.create(job_spec(), idempotency_key=key)
+    assert not is_new
     assert job_id in jobs.job_ids()
     assert job_id in jobs.active_jobs()
+    with pytest.raises(Died):
+        mortal.move(job_id, JobState.CANCELLED)
+    assert job_id not in jobs.active_jobs()
+    with pytest.raises(Died):
+        mortal.resume(job_id)
+    assert job_id in jobs.active_jobs()
+
+
+def test_active_jobs_are_answered_oldest_first(jobs: JobStore) -> None:
+    made = [jobs.create(job_spec())[0] for _ in range(5)]
+    assert [job_id for job_id in jobs.active_jobs() if job_id in made] == made
 
 
 def test_a_repeated_submission_does_not_revive_a_job_that_has_ended(jobs: JobStore, key: str) -> None:

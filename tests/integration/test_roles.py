@@ -17,7 +17,7 @@ from broker.celery_app import TrainerRequests, make_celery_app
 from broker.client import Broker, connect
 from broker.generator_side import GeneratorSide, PublishOutcome
 from broker.job_store import JobStore
-from broker.keys import JobKeys
+from broker.keys import ACTIVE, JOBS, JobKeys
 from broker.monitor import job_status, stream_report
 from broker.presence import Presence
 from broker.roles import CELERY, GATEWAY, GENERATOR, LOADER, ROLES, SCRIPT_ROLES, TRAINER
@@ -31,10 +31,13 @@ from tests.builders import job_spec
 from tests.integration.test_fence import Job, answer_to, job_of, record
 
 KEYS = JobKeys("J")
-OF_A_SCRIPT = {"create_job": KEYS.spec, "resume_job": KEYS.spec, "announce_shard": KEYS.shards} | dict.fromkeys(
-    ("put_chunk", "drop_chunks"), KEYS.chunks
-)
-"""KEYS[12] of the scripts that have one."""
+OF_A_SCRIPT = {
+    "create_job": (KEYS.spec, JOBS, ACTIVE),
+    "resume_job": (KEYS.spec, ACTIVE),
+    "set_state": (ACTIVE,),
+    "announce_shard": (KEYS.shards,),
+} | dict.fromkeys(("put_chunk", "drop_chunks"), (KEYS.chunks,))
+"""KEYS[13] and on of the scripts that have more than all have."""
 FIRST = "\x00the key"
 """Where the key stands in a sample call."""
 SAMPLES: dict[str, tuple[str, ...]] = {
@@ -51,14 +54,17 @@ SAMPLES: dict[str, tuple[str, ...]] = {
     "HSET": (FIRST, "f", "v"),
     "HSETNX": (FIRST, "f", "v"),
     "PEXPIRE": (FIRST, "1"),
+    "SADD": (FIRST, "m"),
     "SET": (FIRST, "v"),
+    "SREM": (FIRST, "m"),
     "TIME": (),
     "XACK": (FIRST, "g", "1-0"),
     "XADD": (FIRST, "*", "f", "v"),
     "XAUTOCLAIM": (FIRST, "g", "c", "0", "0"),
     "XCLAIM": (FIRST, "g", "c", "0", "1-0"),
     "XDEL": (FIRST, "1-0"),
-    "XGROUP": ("CREATE", FIRST, "g", "0"),
+    "XGROUP CREATE": (FIRST, "g", "0"),
+    "XGROUP DESTROY": (FIRST, "g"),
     "XINFO": ("STREAM", FIRST),
     "XLEN": (FIRST,),
     "XPENDING": (FIRST, "g"),
@@ -66,11 +72,16 @@ SAMPLES: dict[str, tuple[str, ...]] = {
     "XREADGROUP": ("GROUP", "g", "c", "STREAMS", FIRST, ">"),
     "XREVRANGE": (FIRST, "+", "-"),
     "XTRIM": (FIRST, "MAXLEN", "0"),
+    "ZADD": (FIRST, "1", "m"),
+    "ZRANGE": (FIRST, "0", "1"),
+    "ZREM": (FIRST, "m"),
 }
 """Each command of the scripts with arguments that it accepts."""
 CALL = re.compile(r"redis\.p?call\('(\w+)'([^\n]*)")
 NAMES = ["FENCE", "PROMPTS", "ROLLOUTS", "LEDGER", "WEIGHTS", "COUNTERS", "DEAD", "AUDIT", "JOB", "EVENTS", "PROGRESS"]
-KEY = re.compile(rf"\b({'|'.join(NAMES)}|stream)\b|(KEYS\[12\])")
+NAMES += ["CLAIMS"]
+KEY = re.compile(rf"\b({'|'.join(NAMES)}|stream)\b|KEYS\[(\d+)\]")
+GROUP_CALL = re.compile(r"'(CREATE|DESTROY)'")
 
 
 @pytest.fixture
@@ -201,8 +212,9 @@ def called(script: str) -> Iterator[tuple[str, str]]:
     while texts:
         text = texts.pop()
         for command, rest in CALL.findall(text):
-            found = KEY.search(rest)
-            yield command, found[0] if found else ""
+            found, of_group = KEY.search(rest), GROUP_CALL.search(rest)
+            name = f"{command} {of_group[1]}" if command == "XGROUP" and of_group else command
+            yield name, (found[2] or found[0]) if found else ""
         reached = {name for name in functions if re.search(rf"\b{name}\(", text)} - seen
         seen |= reached
         texts += [functions[name] for name in reached]
@@ -217,7 +229,7 @@ def test_a_role_may_do_all_that_its_scripts_do(script: str, operator: redis.Redi
         for key in _keys_of(script, variable):
             arguments = [key if word == FIRST else word for word in SAMPLES[command]]
             for role in SCRIPT_ROLES[script]:
-                answer = operator.execute_command("ACL", "DRYRUN", role, command, *arguments)
+                answer = operator.execute_command("ACL", "DRYRUN", role, *command.split(), *arguments)
                 assert answer == b"OK", f"{script} as {role}: {command} {' '.join(arguments)}: {answer}"
 
 
@@ -226,8 +238,8 @@ def _keys_of(script: str, variable: str) -> list[str]:
         return [KEYS.prompts, KEYS.rollouts] if GENERATOR not in SCRIPT_ROLES[script] else [KEYS.prompts]
     if script == "remove_job" and not variable:
         return KEYS.all_keys
-    if variable == "KEYS[12]":
-        return [OF_A_SCRIPT[script]]
+    if variable.isdigit():
+        return [OF_A_SCRIPT[script][int(variable) - len(NAMES) - 1]]
     return [KEYS.script_keys[NAMES.index(variable)]] if variable else [""]
 
 

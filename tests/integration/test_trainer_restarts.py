@@ -162,7 +162,7 @@ def test_a_job_does_not_start_again_with_another_model(
         dies_at(monkeypatch, 1)
         with pytest.raises(Dead):
             one_trainer(own, broker, job_id)
-        tiny_model_folder(own.model_root_path, seed=1)
+        tiny_model_folder(Path(own.model_root), seed=1)
         assert one_trainer(own, broker, job_id) == 2
     assert jobs.state(job_id) is JobState.FAILED
     assert jobs.fields(job_id)["reason"].decode().startswith("model.path: version 0 is ")

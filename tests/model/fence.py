@@ -190,7 +190,21 @@ def set_state(server: Server, epoch: int, job: int, off: Off) -> tuple[str, Serv
         return "fenced", server
     if server.job != ACTIVE:
         return "refused", server
-    return "set", server._replace(job=job)
+    return "set", _ended(server, job, off)
+
+
+def give_up(server: Server, *, clock: int, off: Off) -> Server:
+    """set_state by who is no trainer; of an active job. A trainer that lives is fenced off."""
+    epoch = server.epoch
+    if epoch and "set_state.fences" not in off:
+        epoch = max(epoch + 1, clock)
+    return _ended(server, ENDED, off)._replace(epoch=epoch)
+
+
+def _ended(server: Server, job: int, off: Off) -> Server:
+    if server.is_open and "set_state.clears" not in off:
+        server = _cleared(server)._replace(iteration=server.committed)
+    return server._replace(job=job)
 
 
 def resume_job(server: Server, *, clock: int, off: Off) -> Server:
@@ -238,6 +252,8 @@ def publish(
 
 def _refusal(server: Server, claim: Claim, off: Off) -> str:
     iteration, batch, digest, _, _ = claim
+    if server.job != ACTIVE and "publish.ended" not in off:
+        return "ended"
     if iteration != server.iteration and "publish.iteration" not in off:
         return "stale" if iteration < server.iteration else "future"
     if not server.is_open and "publish.open" not in off:

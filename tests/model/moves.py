@@ -66,7 +66,8 @@ def _job_moves(state: State, bounds: Bounds, off: Off, may_fail: bool) -> Iterat
     """Its consumer gives it up, whatever its trainers do; its owner resumes it."""
     server = state.server
     if may_fail and bounds.may_end and server.job == ACTIVE:
-        given_up = _after(state, server._replace(job=ENDED), bounds)._replace(faults=state.faults + 1)
+        ended = fence.give_up(server, clock=state.clock + 1, off=off)
+        given_up = _after(state, ended, bounds)._replace(faults=state.faults + 1, clock=max(state.clock, ended.epoch))
         yield Move("the job is given up", -1, given_up, is_fault=True)
     if server.job == ENDED:
         resumed = fence.resume_job(server, clock=state.clock + 1, off=off)

@@ -85,6 +85,8 @@ NEEDED = (
     Mutation(("settle.confirms",), ONE, "I4", "a commit that was answered is taken for done"),
     Mutation(("settle.persisted",), ONE, "I4", "a checkpoint before its commit is on disk"),
     Mutation(("set_state.epoch",), ONE, "I4", "a job is ended by whoever trained it once"),
+    Mutation(("set_state.clears",), ONE, "I4", "a job that ends keeps what is in work"),
+    Mutation(("set_state.fences",), ONE, "I4", "a job is given up beside a trainer that goes on"),
     Mutation(("resume.rewinds",), ONE, "stuck", "a successor with an older checkpoint doesn't rewind"),
     Mutation(
         ("resume.not_after_the_fence",),
@@ -104,6 +106,11 @@ REDUNDANT = (
     Redundant(("rewind.gap",), "rewind to beyond the fence", "trainers pick a checkpoint that the fence knows of"),
     Redundant(
         ("reconcile.epoch",), "reconcile without the epoch", "scripts are atomic, so it has nothing to write here"
+    ),
+    Redundant(
+        ("publish.ended",),
+        "publish_batch of a job that has ended",
+        "its end has cleared the ledger; the reason is clearer",
     ),
     Redundant(("publish.iteration",), "publish_batch of another iteration", "version, digest and batch id say it too"),
     Redundant(
@@ -127,12 +134,12 @@ REDUNDANT = (
     Redundant(
         ("resume_job.epoch",),
         "a trainer that slept through the job's end keeps its epoch",
-        "it would go on beside its successor's start, and write files",
+        "its end has fenced it off, unless it was the one that ended the job",
     ),
     Redundant(
         ("resume_job.clears",),
-        "a resumed job goes on with the iteration that stood open",
-        "its dead batches would end the job again; here are none",
+        "a resumed job goes on with the iteration that stands open",
+        "its end has cleared it, unless it ended under an older Onbeat",
     ),
     Redundant(("step.renews",), "a step without the lease", "it keeps a fenced-off trainer from writing files"),
     Redundant(

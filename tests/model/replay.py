@@ -16,7 +16,7 @@ from contracts.events import AuditRecord, record_digest
 from contracts.jobs import JobState
 from contracts.rollouts import PromptBatch, RolloutBatch, batch_digest
 from tests.builders import job_spec, prompt_batch, rollout_batch
-from tests.integration.fence_checks import read
+from tests.integration.fence_checks import check_claims, read
 from tests.integration.fence_parts import manifest, weights_digest
 from tests.model import fence
 from tests.model.fence import VARIANTS
@@ -264,6 +264,7 @@ class Walk:
             return
         if move.name == "the job is given up":
             self._jobs.move(self._job_id, JobState.FAILED, reason="its trainers end")
+            self._epochs[move.state.server.epoch] = read_fence(self._broker, self._keys).trainer_epoch
             return
         if move.name == "the job is resumed":
             self._jobs.resume(self._job_id)
@@ -283,6 +284,7 @@ class Walk:
         if self._state.is_done:
             return
         server, held = self._state.server, read(self._broker, self._keys)
+        check_claims(held)
         stands = held.fence
         assert int(stands.get("epoch", 0)) == self._epochs[server.epoch], name
         assert (stands.get("state", "") == "open", int(stands.get("committed", -1))) == (

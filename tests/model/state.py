@@ -57,7 +57,7 @@ class Bounds(NamedTuple):
     may_end: bool = True
     """A job fails or is given up, at any time, and is resumed."""
     max_attempts: int = 4
-    max_epochs: int = 6
+    max_epochs: int = 8
     """More than the faults can lead to; a mutation that restarts trainers for ever ends here."""
 
     def first_state(self) -> State:

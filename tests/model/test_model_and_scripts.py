@@ -29,7 +29,6 @@ REACHED = {
     "writes the last checkpoint",
     "ends the job: set",
     "ends the job: fenced",
-    "ends the job: refused",
     "fails the job: set",
     "fails the job: fenced",
     "the job is given up",

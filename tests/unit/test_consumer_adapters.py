@@ -20,6 +20,7 @@ from consumer.token_logprobs import response_logprobs
 from contracts.errors import InvalidInput
 from contracts.lora import LoraSpec
 from contracts.spec import ModelSpec, OptimizerSpec
+from contracts.spec_root import SpecRoot
 from contracts.wire import convert
 from tests.builders import rollout_batch, tiny_model_folder
 from weight_store.adapters import matrix_names
@@ -33,7 +34,7 @@ ATTENTION = LoraSpec(rank=4, alpha=8.0, target_modules=("q_proj", "self_attn.v_p
 def load(folder: Path, **options: Any) -> Policy:
     return load_policy(
         ModelSpec(path=folder.name, dtype=options.pop("dtype", "float32")),
-        model_root=folder.parent,
+        model_root=SpecRoot(folder.parent),
         gradient_checkpointing=options.pop("gradient_checkpointing", False),
     )
 

@@ -30,6 +30,7 @@ from consumer.optimizer import PolicyOptimizer, learning_rate_at
 from consumer.policy import Policy, load_policy
 from contracts.errors import ContractViolation, InvalidInput, NotFound, OnbeatError, WeightsRejected
 from contracts.run_folder import RunFolder
+from contracts.spec_root import SpecRoot
 from contracts.wire import decode_json, encode_json
 from tests.builders import job_spec, rollout_batch, tiny_model_folder
 from weight_store.hashing import tensors_digest
@@ -41,7 +42,7 @@ class Run:
     """The numeric core of a trainer: a policy, its optimizer, and iterations of two batches."""
 
     def __init__(self, model_root: Path) -> None:
-        self.policy: Policy = load_policy(SPEC.model, model_root=model_root, gradient_checkpointing=False)
+        self.policy: Policy = load_policy(SPEC.model, model_root=SpecRoot(model_root), gradient_checkpointing=False)
         parameters = self.policy.trained_parameters()
         self.optimizer = PolicyOptimizer(parameters, SPEC.optimizer)
         self.accumulator = ExactAccumulator(parameters, max_micro_batches=2)

@@ -10,6 +10,7 @@ from consumer.datasets.base import load_dataset
 from consumer.datasets.prompts import PromptSource
 from consumer.plan import IterationPlan
 from contracts.datasets import AdditionDataset
+from contracts.spec_root import SpecRoot
 from contracts.versions import WeightFile, WeightManifest
 from tests.builders import DIGEST, job_spec
 
@@ -26,7 +27,7 @@ MANIFEST = WeightManifest(
 def test_each_place_of_a_training_batch_has_its_reserves_and_evaluation_has_none() -> None:
     """4 batches of 2 prompts: reserve n of prompt i has the index 8 n + i."""
     spec = job_spec(rollout__max_resamples=3)
-    dataset = load_dataset(AdditionDataset(), num_evaluation=8, seed=0, model_root=ROOT)
+    dataset = load_dataset(AdditionDataset(), num_evaluation=8, seed=0, model_root=SpecRoot(ROOT))
     tokenizer = AutoTokenizer.from_pretrained(ROOT / "configs" / "models" / "two-digit-addition")
     plan = IterationPlan("job", spec, PromptSource(dataset, tokenizer, spec, context_tokens=64))
     batches = plan.opening(0, MANIFEST).batches

@@ -18,12 +18,13 @@ from consumer.policy import Policy, load_policy
 from consumer.token_logprobs import response_logprobs
 from contracts.errors import InvalidInput
 from contracts.spec import ModelSpec
+from contracts.spec_root import SpecRoot
 from tests.builders import batch_of, rollout, rollout_batch, tiny_model_folder
 
 
 def load(folder: Path, *, dtype: str = "float32", gradient_checkpointing: bool = False) -> Policy:
     spec = ModelSpec(path=folder.name, dtype="bfloat16" if dtype == "bfloat16" else "float32")
-    return load_policy(spec, model_root=folder.parent, gradient_checkpointing=gradient_checkpointing)
+    return load_policy(spec, model_root=SpecRoot(folder.parent), gradient_checkpointing=gradient_checkpointing)
 
 
 def refused(folder: Path) -> str:

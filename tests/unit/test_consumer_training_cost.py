@@ -9,6 +9,7 @@ import pytest
 
 from consumer.policy import load_policy
 from consumer.training_cost import ModelShape, TrainingCost, model_shape, training_cost
+from contracts.spec_root import SpecRoot
 from tests.builders import batch_of, job_spec, rollout, tiny_model_folder
 
 SHAPE = ModelShape(
@@ -51,7 +52,9 @@ def test_rows_that_do_not_go_through_the_model_cost_nothing() -> None:
 @pytest.mark.parametrize("tied", [True, False])
 def test_the_shape_of_a_model_leaves_the_input_embedding_out(tmp_path: Path, tied: bool) -> None:
     folder = tiny_model_folder(tmp_path, hidden_size=16, num_layers=1, tied=tied)
-    policy = load_policy(job_spec(model__path=folder.name).model, model_root=tmp_path, gradient_checkpointing=False)
+    policy = load_policy(
+        job_spec(model__path=folder.name).model, model_root=SpecRoot(tmp_path), gradient_checkpointing=False
+    )
     shape = model_shape(policy.model)
     attention = 16 * 16 + 2 * 16 * 8 + 16 * 16
     norms = 3 * 16 + 2 * 4

@@ -24,6 +24,7 @@ from contracts.rewards import (
     RewardComponent,
 )
 from contracts.spec import JobSpec
+from contracts.spec_root import SpecRoot
 from contracts.wire import convert
 
 DEMO_MODEL = Path(__file__).parents[2] / "configs" / "models" / "two-digit-addition"
@@ -32,7 +33,7 @@ CHAIN_SUM = ReasoningGymDataset(task="chain_sum", params=dict(ONE_DIGIT), num_tr
 
 
 def load(spec: DatasetSpec, *, num_evaluation: int = 16, seed: int = 0, model_root: Path = Path("nowhere")) -> Dataset:
-    return load_dataset(spec, num_evaluation=num_evaluation, seed=seed, model_root=model_root)
+    return load_dataset(spec, num_evaluation=num_evaluation, seed=seed, model_root=SpecRoot(model_root))
 
 
 def job(*, seed: int = 0, dataset: dict[str, object] | None = None, **rollout: object) -> JobSpec:
@@ -234,7 +235,9 @@ def test_a_reference_that_no_answer_could_equal_is_refused_by_file_and_line(
     write_lines(tmp_path / "held-out.jsonl", [line("c", task_entry=entry), bad])
     spec = JsonlDataset(train_path="train.jsonl", evaluation_path="held-out.jsonl" if is_held_out else "")
     with pytest.raises(InvalidInput, match=told) as error:
-        load_dataset(spec, num_evaluation=2 * is_held_out, seed=0, model_root=tmp_path, components=(component,))
+        load_dataset(
+            spec, num_evaluation=2 * is_held_out, seed=0, model_root=SpecRoot(tmp_path), components=(component,)
+        )
     assert error.value.field == ("dataset.evaluation_path" if is_held_out else "dataset.train_path")
     assert ("held-out.jsonl:2" if is_held_out else "train.jsonl:2") in error.value.problem
 
@@ -244,7 +247,7 @@ def test_mathematics_is_a_reference_of_math_verify(tmp_path: Path, reference: st
     write_lines(tmp_path / "train.jsonl", [line("a", reference)])
     components = (MathVerifyReward(), PluginReward(entry_point="mine"))
     spec = JsonlDataset(train_path="train.jsonl")
-    assert load_dataset(spec, num_evaluation=0, seed=0, model_root=tmp_path, components=components).train
+    assert load_dataset(spec, num_evaluation=0, seed=0, model_root=SpecRoot(tmp_path), components=components).train
 
 
 def test_a_missing_file_is_refused_and_named(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from msgspec import inspect as types
 from contracts.errors import InvalidInput
 from contracts.service_links import is_service_link
 from contracts.settings import PREFIX, StackSettings, settings_from
+from onbeat.stack_plan import stack_settings
 from onbeat.stack_profile import StackProfile
 from tests.unit.test_spec_bounds import unbounded
 
@@ -32,6 +33,10 @@ SERVICE_LINKS = {
 
 def test_the_variables_of_a_service_called_onbeat_stop_no_process() -> None:
     assert settings_from({**SERVICE_LINKS, "ONBEAT_THREADS": "3"}) == StackSettings(threads=3)
+
+
+def test_a_stack_of_ones_own_is_started_beside_them() -> None:
+    assert stack_settings(SERVICE_LINKS) == StackSettings()
 
 
 def test_a_port_that_is_a_number_is_ours() -> None:

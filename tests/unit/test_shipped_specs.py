@@ -14,6 +14,7 @@ from consumer.datasets.base import load_dataset
 from consumer.datasets.prompts import PromptSource
 from contracts.errors import InvalidInput
 from contracts.spec import JobSpec
+from contracts.spec_root import SpecRoot
 from contracts.wire import convert
 
 ROOT = Path(__file__).parents[2]
@@ -49,7 +50,7 @@ def test_an_unknown_key_in_a_spec_fails_and_names_itself() -> None:
 def test_the_demo_models_vocabulary_and_context_cover_the_specs_prompts(name: str) -> None:
     spec = read_spec(name)
     tokenizer = AutoTokenizer.from_pretrained(ROOT / spec.model.path)
-    dataset = load_dataset(spec.dataset, num_evaluation=spec.evaluation.num_prompts, seed=0, model_root=ROOT)
+    dataset = load_dataset(spec.dataset, num_evaluation=spec.evaluation.num_prompts, seed=0, model_root=SpecRoot(ROOT))
     prompts = PromptSource(dataset, tokenizer, spec, context_tokens=tokenizer.model_max_length)
     assert len(prompts.training_prompts(0)) == spec.rollout.prompts_per_iteration
     # An unknown character would come back as <unk>.
@@ -69,7 +70,7 @@ def test_the_demo_model_loads_strictly_and_greedily_answers_most_additions() -> 
     tokenizer = AutoTokenizer.from_pretrained(DEMO_MODEL)
     model: Any = AutoModelForCausalLM.from_pretrained(DEMO_MODEL, dtype=torch.float32)
     spec = read_spec("demo.toml")
-    examples = load_dataset(spec.dataset, num_evaluation=256, seed=0, model_root=ROOT).evaluation
+    examples = load_dataset(spec.dataset, num_evaluation=256, seed=0, model_root=SpecRoot(ROOT)).evaluation
     inputs = tokenizer([example.question for example in examples], return_tensors="pt", padding=True)
     output = model.generate(**inputs, max_new_tokens=5, do_sample=False)
     answers = tokenizer.batch_decode(output[:, inputs.input_ids.shape[1] :], skip_special_tokens=True)

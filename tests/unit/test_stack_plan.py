@@ -27,6 +27,7 @@ CHOSEN: dict[str, tuple[object, dict[str, object]]] = {
     "run_root": ("/tmp/chosen", {}),
     "weight_root": ("/dev/shm/chosen", {}),
     "model_root": (str(ROOT), {}),
+    "extra_roots": ("/tmp/chosen", {}),
     "allowed_hosts": ("chosen.example", {}),
     "threads": (3, {}),
     "device": ("cuda", {}),

@@ -1,0 +1,47 @@
+"""Where the paths of a spec may lead: whoever may submit a job must not read the rest of the machine by it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from contracts.errors import InvalidInput
+
+
+class SpecRoot:
+    """The one door from a path in a spec to a path on this machine; links are followed before it is judged."""
+
+    def __init__(self, folder: Path, *, extra: Sequence[Path] = (), closed: Sequence[Path] = ()) -> None:
+        """folder: where relative paths start. extra: other folders that absolute paths may lead into.
+
+        closed: folders below them, or they themselves, that hold what is no model and no data: the run root with its
+        keys, logs and the server's password. One of the roots may lie in a closed folder: that is the operator's word.
+        """
+        self._roots = tuple(root.resolve() for root in (folder, *extra))
+        self._closed = tuple(root.resolve() for root in closed)
+
+    def find(self, path: str, *, field: str) -> Path:
+        """Raises InvalidInput that names the field."""
+        try:
+            found = (self._roots[0] / path).resolve()
+        except (OSError, ValueError, RuntimeError) as error:
+            raise InvalidInput(f"`{path!a}` is no path: {error}", field=field) from error
+        around = [one for one in self._roots if found.is_relative_to(one)]
+        root = max(around, key=lambda one: len(one.parts), default=None)
+        if root is None:
+            raise InvalidInput(
+                "leads out of the model root",
+                field=field,
+                cure="name a path below it; the operator may add folders by ONBEAT_EXTRA_ROOTS",
+            )
+        if any(one.is_relative_to(root) and found.is_relative_to(one) for one in self._closed):
+            raise InvalidInput(
+                "leads into the run root, or the weight root", field=field, cure="keep models and data elsewhere"
+            )
+        if any(part.startswith(".") for part in found.relative_to(root).parts):
+            raise InvalidInput(
+                "leads to a hidden file or folder",
+                field=field,
+                cure="name one that doesn't begin with a dot, or let the operator add its folder to ONBEAT_EXTRA_ROOTS",
+            )
+        return found

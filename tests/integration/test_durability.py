@@ -1,0 +1,91 @@
+"""What a trainer takes for safe: the server's word where it has one, and a line in the log where it has none (I4)."""
+
+from __future__ import annotations
+
+import logging
+import socketserver
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from broker.client import connect
+from contracts.errors import BrokerUnavailable
+from contracts.settings import StackSettings
+from onbeat.embedded_redis import EmbeddedRedis
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[EmbeddedRedis]:
+    with EmbeddedRedis(tmp_path / "redis") as server:
+        yield server
+
+
+@pytest.mark.parametrize("appendfsync", ["everysec", "always"])
+def test_writes_are_confirmed_by_a_server_that_keeps_a_file(server: EmbeddedRedis, appendfsync: str) -> None:
+    broker = connect(StackSettings(redis_url=server.url))
+    broker.redis.config_set("appendfsync", appendfsync)
+    broker.redis.set("a", 1)
+    assert broker.persisted()
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "said"), [("appendonly", "no", "no append-only file"), ("appendfsync", "no", "appendfsync no")]
+)
+def test_a_server_that_cannot_tell_is_said_once_and_not_waited_for_again(
+    server: EmbeddedRedis, setting: str, value: str, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    broker = connect(StackSettings(redis_url=server.url))
+    broker.redis.config_set(setting, value)
+    assert [broker.persisted(), broker.persisted()] == [False, False]
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert said in line
+
+
+class SlowDisk(socketserver.ThreadingTCPServer):
+    """A stand-in for a server whose disk stalls: a sync is on its way, and WAITAOF answers 0 until it is told."""
+
+    allow_reuse_address = True
+    daemon_threads = True
+    waits = 0
+    syncs_at: float = float("inf")
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), SlowDiskAnswers)
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    def answer(self, command: str) -> bytes:
+        if command == "PING":
+            return b"+PONG\r\n"
+        if command == "WAITAOF":
+            self.waits += 1
+            return b"*2\r\n:1\r\n:0\r\n" if self.waits >= self.syncs_at else b"*2\r\n:0\r\n:0\r\n"
+        if command == "INFO":
+            text = b"aof_last_write_status:ok\r\naof_pending_bio_fsync:1\r\n"
+            return b"$%d\r\n%s\r\n" % (len(text), text)
+        return b"+OK\r\n"
+
+
+class SlowDiskAnswers(socketserver.StreamRequestHandler):
+    server: SlowDisk
+
+    def handle(self) -> None:
+        while line := self.rfile.readline():
+            words = []
+            for _ in range(int(line[1:])):
+                words.append(self.rfile.read(int(self.rfile.readline()[1:]) + 2)[:-2])
+            self.wfile.write(self.server.answer(words[0].decode()))
+
+
+def test_a_stalled_disk_is_waited_for_and_then_an_error() -> None:
+    with SlowDisk() as disk:
+        settings = StackSettings(redis_url=f"redis://127.0.0.1:{disk.server_address[1]}/0?protocol=2")
+        disk.syncs_at = 3
+        assert connect(settings).persisted()
+        assert disk.waits == 3
+        disk.syncs_at = float("inf")
+        with pytest.raises(BrokerUnavailable, match="on disk"):
+            connect(settings, patience_s=0.2).persisted()
+        disk.shutdown()

@@ -1,0 +1,109 @@
+"""The end of a job ends what is in work of it: nobody samples on, publishes or trains, and nothing of it stays."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker.client import connect
+from broker.generator_side import Claim, PublishOutcome
+from broker.job_store import JobStore
+from broker.keys import JobKeys
+from broker.monitor import job_status
+from broker.trainer_side import TrainerSide
+from contracts.errors import Conflict, FencedOff
+from contracts.jobs import JobState
+from contracts.settings import StackSettings
+from tests.builders import job_spec
+from tests.integration.test_fence import Job, answer_to, record
+
+LEASE_S = 600.0
+
+
+@pytest.fixture
+def job(settings: StackSettings) -> Job:
+    """A running job whose iteration 0 is open with two batches."""
+    broker = connect(settings)
+    jobs = JobStore(broker)
+    job_id, _ = jobs.create(job_spec())
+    jobs.move(job_id, JobState.RUNNING)
+    trainer = TrainerSide(broker, job_id, owner="t1", lease_s=LEASE_S)
+    trainer.acquire()
+    job = Job(broker, job_id, trainer)
+    job.announce(0)
+    job.trainer.open_iteration(job.opening(0))
+    return job
+
+
+def claimed(job: Job, name: str) -> Claim:
+    claim = job.generator(name).claim(LEASE_S)
+    assert claim is not None
+    return claim
+
+
+@pytest.mark.parametrize("state", [JobState.CANCELLED, JobState.FAILED, JobState.SUCCEEDED])
+@pytest.mark.parametrize("is_by_its_trainer", [True, False])
+def test_an_ended_job_is_not_sampled_on_and_keeps_nothing(job: Job, state: JobState, is_by_its_trainer: bool) -> None:
+    jobs, keys, redis = JobStore(job.broker), JobKeys(job.job_id), job.broker.redis
+    published, held = claimed(job, "g1"), claimed(job, "g2")
+    assert job.generator("g1").publish(published, answer_to(published.prompt_batch, "g1")) is PublishOutcome.ACCEPTED
+    job.trainer.claim_rollouts(max_batches=8)
+    if state is JobState.CANCELLED:
+        jobs.move(job.job_id, JobState.CANCELLING)
+    jobs.move(job.job_id, state, trainer_epoch=job.trainer.trainer_epoch if is_by_its_trainer else None)
+    generator = job.generator("g2")
+    assert generator.renew([held]).settled == (held,)
+    assert generator.claim(LEASE_S, hedge=True) is None
+    assert generator.publish(held, answer_to(held.prompt_batch, "g2")) is PublishOutcome.ENDED
+    assert job_status(job.broker, job.job_id).batches_rejected == {"ended": 1}
+    for stream in (keys.prompts, keys.rollouts):
+        assert redis.xlen(stream) == 0
+        assert [(one["pending"], one["consumers"]) for one in redis.xinfo_groups(stream)] == [(0, 0)]  # type: ignore[union-attr]
+    assert redis.exists(keys.ledger, keys.claims) == 0
+    assert job.trainer.fence().state == "closed"
+
+
+def test_a_trainer_whose_job_was_ended_beside_it_is_fenced_off(job: Job) -> None:
+    JobStore(job.broker).move(job.job_id, JobState.FAILED, reason="given up")
+    for call in (job.trainer.renew, lambda: job.trainer.open_iteration(job.opening(0))):
+        with pytest.raises(FencedOff):
+            call()
+
+
+@pytest.mark.parametrize("lock", ["the fence", "the job's state"])
+def test_each_of_the_two_locks_holds_alone(job: Job, lock: str) -> None:
+    """The end of a job closes the fence; what is opened by hand shows that the other lock holds too."""
+    held, keys, redis = claimed(job, "g1"), JobKeys(job.job_id), job.broker.redis
+    if lock == "the fence":
+        redis.hset(keys.fence, "state", "closed")
+    else:
+        redis.hset(keys.job, "state", "cancelled")
+    assert job.generator("g2").claim(LEASE_S) is None
+    outcome = job.generator("g1").publish(held, answer_to(held.prompt_batch, "g1"))
+    assert outcome is (PublishOutcome.CLOSED if lock == "the fence" else PublishOutcome.ENDED)
+
+
+def test_a_commit_forgets_who_has_read_the_streams(job: Job) -> None:
+    keys, redis = JobKeys(job.job_id), job.broker.redis
+    for name in ("g1", "g2"):
+        claim = claimed(job, name)
+        job.generator(name).publish(claim, answer_to(claim.prompt_batch, name))
+    assert len(redis.xinfo_consumers(keys.prompts, "generators")) == 2  # type: ignore[arg-type]
+    trained = {one.batch.batch_id: one.digest for one in job.trainer.claim_rollouts(max_batches=8)[0]}
+    job.announce(1)
+    job.trainer.commit(record(0, trained), trained, event=None, opening=job.opening(1))
+    assert redis.xinfo_consumers(keys.prompts, "generators") == []
+    assert claimed(job, "g3").prompt_batch.batch_id == "1/train/0"
+
+
+def test_a_clock_that_steps_back_holds_nobody_off_for_as_long_as_the_step(job: Job) -> None:
+    """As if the holder had got its lease an hour later than it is now, and had died."""
+    redis, keys = job.broker.redis, JobKeys(job.job_id)
+    redis.hset(keys.fence, "lease_until", str(int(1000 * (job.broker.now_s() + 3600 + 1))))
+    successor = TrainerSide(job.broker, job.job_id, owner="t2", lease_s=0.001)
+    while True:
+        try:
+            successor.acquire()
+        except Conflict:
+            continue
+        break
+    assert successor.trainer_epoch > job.trainer.trainer_epoch
