@@ -90,8 +90,7 @@ class JobStore:
         if key := fields.get("idempotency_key", b"").decode():
             with self._broker.call():
                 self._redis.delete(keys.idempotency(key))
-        final = [state.value for state in JobState if state.is_final]
-        outcome, *rest = self._broker.run("remove_job", JobKeys(job_id).all_keys, final)
+        outcome, *rest = self._broker.run("remove_job", JobKeys(job_id).all_keys, [])
         if outcome == b"held":
             left_s = rest[0] / 1000
             raise Conflict(f"its trainer holds it for {left_s:.1f} s more", field="state", cure="try again then")

@@ -4,6 +4,7 @@
 local id, iteration, version = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 -- A refusal is answered at maxmemory too, where this script may not count: its caller counts it then.
 local function refuse(reason)
+  if redis.call('EXISTS', FENCE) == 0 then return { reason, 1 } end -- of a job that was removed nothing comes back
   local counted = redis.pcall('HINCRBY', COUNTERS, 'rejected:' .. reason, 1)
   return { reason, type(counted) == 'number' and 1 or 0 }
 end

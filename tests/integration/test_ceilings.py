@@ -60,7 +60,7 @@ def test_a_removed_job_leaves_no_key_and_who_comes_late_makes_none(jobs: JobStor
     claim = generator.claim(60.0)
     assert claim is not None
     jobs.tell(job_id, TrainerStarted(at_s=1.0, trainer_epoch=7, next_iteration=0, resumed=False))
-    jobs.move(job_id, JobState.FAILED)
+    jobs.move(job_id, JobState.FAILED, trainer_epoch=trainer.trainer_epoch)
     trainer.release()
     jobs.remove(job_id)
     assert keys_of(settings, job_id) == []
@@ -90,7 +90,7 @@ def test_a_job_that_runs_or_whose_trainer_holds_it_is_not_removed(jobs: JobStore
         with pytest.raises(Conflict, match=f"a {state.value} job cannot be removed"):
             jobs.remove(job_id)
     trainer = opened(settings, job_id)
-    jobs.move(job_id, JobState.CANCELLED)
+    jobs.move(job_id, JobState.CANCELLED, trainer_epoch=trainer.trainer_epoch)
     with pytest.raises(Conflict, match="its trainer holds it"):
         jobs.remove(job_id)
     assert jobs.state(job_id) is JobState.CANCELLED
