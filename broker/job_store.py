@@ -20,6 +20,7 @@ from contracts.spec import JobSpec
 from contracts.wire import decode, encode
 
 IDEMPOTENCY_S = 24 * 3600
+RECORDS_AT_ONCE = 16
 RESUMABLE = frozenset(state for state, nexts in NEXT_STATES.items() if JobState.QUEUED in nexts)
 
 
@@ -195,7 +196,7 @@ class JobStore:
         return self.state(job_id)
 
     def _resume_as_seen(self, job_id: str, iterations: int | None) -> list[Any]:
-        state, chain = self.state(job_id), self.audit(job_id)
+        state, (chain, _) = self.state(job_id), self.audit_outline(job_id)
         body = self._spec_bytes(job_id)
         before = decode(body, JobSpec)
         after = before if iterations is None else msgspec.structs.replace(before, iterations=iterations)
@@ -286,3 +287,20 @@ class JobStore:
         with self._broker.call():
             rows = self._redis.xrange(JobKeys(job_id).audit)
         return [decode(fields[b"record"], AuditRecord) for _, fields in rows]
+
+    def audit_outline(self, job_id: str) -> tuple[list[AuditRecord], str]:
+        """(the whole chain without its batches, digest of its newest record or ""): what a trainer starts by.
+
+        Read some records at a time: one of a large iteration is nearly a megabyte.
+        """
+        outline: list[AuditRecord] = []
+        last_entry, link = "-", ""
+        while True:
+            with self._broker.call():
+                rows = self._redis.xrange(JobKeys(job_id).audit, min=last_entry, count=RECORDS_AT_ONCE)
+            for entry, fields in rows:
+                record = decode(fields[b"record"], AuditRecord)
+                outline.append(msgspec.structs.replace(record, batches={}))
+                last_entry, link = f"({entry.decode()}", fields[b"digest"].decode()
+            if len(rows) < RECORDS_AT_ONCE:
+                return outline, link

@@ -30,6 +30,7 @@ SCRIPT_ROLES: Mapping[str, tuple[str, ...]] = {
     "claim_rollouts": (TRAINER,),
     "commit_iteration": (TRAINER,),
     "create_job": (GATEWAY,),
+    "dispatch": (TRAINER,),
     "drop_chunks": (TRAINER,),
     "fail_batch": (GENERATOR,),
     "open_iteration": (TRAINER,),
@@ -49,7 +50,7 @@ SCRIPT_ROLES: Mapping[str, tuple[str, ...]] = {
 
 EVERYBODY = "-@all +@connection -client +client|id +client|setname"
 """PING, HELLO, WAITAOF and the like; of CLIENT nothing that looks at, or ends, another's connection."""
-LOOK = "+get +exists +hget +hmget +hgetall +hkeys +hvals +hlen +smembers +zrevrange +zrange +zcard +zmscore"
+LOOK = "+get +exists +hget +hexists +hmget +hgetall +hkeys +hvals +hlen +smembers +zrevrange +zrange +zcard +zmscore"
 WATCH = f"{LOOK} +xrange +xrevrange +xlen +xread +xpending +xinfo|stream +memory|usage"
 
 RIGHTS: Mapping[str, tuple[tuple[str, str], ...]] = {

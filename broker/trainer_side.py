@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from broker.client import Broker
@@ -18,6 +19,10 @@ from contracts.wire import Record, decode, encode
 
 NO_ENTRY = "0-0"
 """Before every stream entry."""
+CHUNK_BATCHES, CHUNK_BYTES = 512, 4 << 20
+"""Most prompt batches, and their bytes, that one script dispatches: some milliseconds of the server."""
+ASKED_AT_ONCE = 2048
+"""Batch ids that one script looks up."""
 READ_AHEAD = 4
 """Batches that waits may bring before they are claimed: they are megabytes."""
 
@@ -40,6 +45,13 @@ class FenceState(Record, frozen=True, kw_only=True):
     trainer_epoch: int
     lease_until_s: float
     """Unix time by the server's clock; 0.0 when no trainer holds the job."""
+    lease_s: float = 0.0
+    """How long the lease was taken for; 0.0 where nobody ever did."""
+
+    def is_held(self, now_s: float) -> bool:
+        """Whether a trainer's lease lives. One longer than it was taken for is from before a clock stepped back."""
+        left_s = self.lease_until_s - now_s
+        return left_s > 0 and not (self.lease_s and left_s > 2 * self.lease_s)
 
 
 class Opening(Record, frozen=True, kw_only=True):
@@ -49,10 +61,6 @@ class Opening(Record, frozen=True, kw_only=True):
     policy_version: int
     weights_digest: str
     batches: tuple[PromptBatch, ...]
-
-    def script_args(self) -> list[str | int | bytes]:
-        args: list[str | int | bytes] = [self.iteration, self.policy_version, self.weights_digest, len(self.batches)]
-        return args + _dispatch_args(self.batches)
 
 
 class Arrived(Record, frozen=True, kw_only=True):
@@ -124,11 +132,15 @@ class TrainerSide:
     def open_iteration(self, opening: Opening) -> bool:
         """True if it was opened now, False if it stood open already: its batches go on.
 
+        The first batches go out with the opening, the rest after it; what a death leaves undone `reconcile` does.
         Raises FencedOff, or FenceViolation for an iteration that is not the next one.
         """
-        outcome, *rest = self._fenced("open_iteration", *opening.script_args())
+        chunks = dispatch_chunks(opening.batches)
+        outcome, *rest = self._fenced("open_iteration", *_opening_args(opening, chunks))
         if outcome not in (b"opened", b"already_open"):
             raise FenceViolation(f"iteration {opening.iteration} cannot open: {_said(outcome, rest)}")
+        if outcome == b"opened":
+            self._dispatch(opening.iteration, chunks)
         return outcome == b"opened"
 
     def rewind(self, record: AuditRecord) -> None:
@@ -184,10 +196,29 @@ class TrainerSide:
 
         Raises FencedOff, or FenceViolation where a restarted server has lost the opening of this iteration.
         """
-        outcome, value = self._fenced("reconcile", iteration, *_dispatch_args(batches))
-        if outcome != b"dispatched":
-            raise FenceViolation(f"the fence is not open at iteration {iteration}: {_said(outcome, [value])}")
-        return value
+        if self._lost(iteration, ()) is None:
+            return 0
+        lost: set[str] = set()
+        batch_ids = iter([batch.batch_id for batch in batches])
+        while some := list(islice(batch_ids, ASKED_AT_ONCE)):
+            lost |= set(self._lost(iteration, some) or ())
+        return self._dispatch(iteration, dispatch_chunks(batch for batch in batches if batch.batch_id in lost))
+
+    def _lost(self, iteration: int, batch_ids: Sequence[str]) -> list[str] | None:
+        """Those of the batches that are nowhere; None where no batch of the iteration is."""
+        outcome, *rest = self._fenced("reconcile", iteration, *batch_ids)
+        if outcome not in (b"whole", b"lost"):
+            raise FenceViolation(f"the fence is not open at iteration {iteration}: {_said(outcome, rest)}")
+        return None if outcome == b"whole" else [batch_id.decode() for batch_id in rest]
+
+    def _dispatch(self, iteration: int, chunks: Iterable[list[str | int | bytes]]) -> int:
+        num_dispatched = 0
+        for chunk in chunks:
+            outcome, value = self._fenced("dispatch", iteration, *chunk)
+            if outcome != b"dispatched":
+                raise FenceViolation(f"the fence is not open at iteration {iteration}: {_said(outcome, [value])}")
+            num_dispatched += value
+        return num_dispatched
 
     def commit(
         self, record: AuditRecord, trained: Mapping[str, str], *, event: JobEvent | None, opening: Opening | None
@@ -201,11 +232,14 @@ class TrainerSide:
         args.append(len(trained))
         for batch_id, digest in trained.items():
             args += [batch_id, digest]
-        args += opening.script_args() if opening else [""]
+        chunks = dispatch_chunks(opening.batches if opening else ())
+        args += _opening_args(opening, chunks) if opening else [""]
         outcome, *rest = self._fenced("commit_iteration", *args)
         if outcome not in (b"committed", b"already_committed"):
             raise FenceViolation(f"iteration {record.iteration} cannot be committed: {_said(outcome, rest)}")
         self._read_ahead.clear()
+        if opening and outcome == b"committed":
+            self._dispatch(opening.iteration, chunks)
 
     def confirm(self, iteration: int) -> None:
         """Returns when the commit of this iteration is on the server's disk, where the server can tell.
@@ -259,14 +293,29 @@ def read_fence(broker: Broker, job_keys: JobKeys) -> FenceState:
         dead=int(dead or 0),
         trainer_epoch=int(values.get("epoch", 0)),
         lease_until_s=float(values.get("lease_until", 0)) / 1000,
+        lease_s=float(values.get("lease_ms", 0)) / 1000,
     )
 
 
-def _dispatch_args(batches: Sequence[PromptBatch]) -> list[str | int | bytes]:
+def _opening_args(opening: Opening, chunks: Iterator[list[str | int | bytes]]) -> list[str | int | bytes]:
+    """With the first of the chunks."""
+    args: list[str | int | bytes] = [opening.iteration, opening.policy_version, opening.weights_digest]
+    return [*args, len(opening.batches), *next(chunks, [0])]
+
+
+def dispatch_chunks(batches: Iterable[PromptBatch]) -> Iterator[list[str | int | bytes]]:
+    """What scripts take at once: how many, and (batch id, shape, payload) of each. Encoded as they are asked for."""
     args: list[str | int | bytes] = []
+    num_bytes = 0
     for batch in batches:
-        args += [batch.batch_id, batch_shape(len(batch.prompts), batch.group_size), encode(batch)]
-    return args
+        payload = encode(batch)
+        if args and (num_bytes + len(payload) > CHUNK_BYTES or len(args) == 3 * CHUNK_BATCHES):
+            yield [len(args) // 3, *args]
+            args, num_bytes = [], 0
+        args += [batch.batch_id, batch_shape(len(batch.prompts), batch.group_size), payload]
+        num_bytes += len(payload)
+    if args:
+        yield [len(args) // 3, *args]
 
 
 def _link_args(record: AuditRecord) -> tuple[bytes, str, str]:

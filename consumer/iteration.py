@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -45,6 +46,7 @@ class Iteration:
         self.policy_version = opening.policy_version
         self.weights_digest = opening.weights_digest
         self.expected: dict[str, PromptBatch] = {batch.batch_id: batch for batch in opening.batches}
+        self._missing = dict(self.expected)
         self.digests: dict[str, str] = {}
         """Batch id → digest of every batch that was taken."""
         self.abandoned: dict[str, str] = {}
@@ -64,18 +66,17 @@ class Iteration:
     @property
     def missing(self) -> list[PromptBatch]:
         """Neither taken nor abandoned, in the order of dispatch."""
-        return [
-            batch
-            for batch_id, batch in self.expected.items()
-            if batch_id not in self.digests and batch_id not in self.abandoned
-        ]
+        return list(self._missing.values())
+
+    @property
+    def is_complete(self) -> bool:
+        return not self._missing
 
     @property
     def missing_in_words(self) -> str:
         """`3 of 9 batches of iteration 4 (4/train/1, 4/train/2, …)`"""
-        names = [batch.batch_id for batch in self.missing]
-        some = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
-        return f"{len(names)} of {len(self.expected)} batches of iteration {self.number} ({some})"
+        some = ", ".join(itertools.islice(self._missing, 3)) + (", …" if len(self._missing) > 3 else "")
+        return f"{len(self._missing)} of {len(self.expected)} batches of iteration {self.number} ({some})"
 
     @property
     def evaluation_batches(self) -> list[PromptBatch]:
@@ -94,6 +95,7 @@ class Iteration:
         if known is not None or batch.batch_id in self.abandoned:
             return False
         self.digests[batch.batch_id] = arrived.digest
+        del self._missing[batch.batch_id]
         self._record_generation(batch)
         if batch.purpose == "evaluation":
             self.evaluation[batch.batch_id] = batch
@@ -115,6 +117,8 @@ class Iteration:
         """Gives up dead batches; answers those that are new."""
         new = {batch_id: reason for batch_id, reason in dead.items() if batch_id not in self.abandoned}
         self.abandoned |= new
+        for batch_id in new:
+            self._missing.pop(batch_id, None)
         return new
 
     @contextlib.contextmanager

@@ -7,7 +7,7 @@ import logging
 from broker.trainer_side import FenceState
 from consumer.checkpoint import Checkpoint
 from contracts.errors import FenceViolation, InvalidInput
-from contracts.events import AuditRecord, record_digest
+from contracts.events import AuditRecord
 from contracts.spec import JobSpec
 from contracts.versions import WeightManifest
 
@@ -40,8 +40,8 @@ def needs_rewind(fence: FenceState, manifest: WeightManifest) -> bool:
     return fence.state == "open" and (fence.iteration != start or fence.weights_digest != manifest.weights_digest)
 
 
-def rewind_record(chain: list[AuditRecord], manifest: WeightManifest, *, trainer_epoch: int) -> AuditRecord:
-    """The link that says from where the run is replayed."""
+def rewind_record(previous: str, manifest: WeightManifest, *, trainer_epoch: int) -> AuditRecord:
+    """The link that says from where the run is replayed. previous: digest of the newest record."""
     return AuditRecord(
         kind="rewind",
         iteration=manifest.policy_version,
@@ -51,7 +51,7 @@ def rewind_record(chain: list[AuditRecord], manifest: WeightManifest, *, trainer
         trainer_epoch=trainer_epoch,
         batches={},
         abandoned={},
-        previous=record_digest(chain[-1]) if chain else "",
+        previous=previous,
     )
 
 

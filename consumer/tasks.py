@@ -120,7 +120,7 @@ class Reconciler:
         return state is JobState.CANCELLING or (state.is_final and not self._trainers.has_held)
 
     def _is_held(self, job_id: str) -> bool:
-        return read_fence(self._broker, JobKeys(job_id)).lease_until_s > self._broker.now_s()
+        return read_fence(self._broker, JobKeys(job_id)).is_held(self._broker.now_s())
 
     def _start(self, job_id: str) -> None:
         limit = self._jobs.spec(job_id).timeouts.max_trainer_starts

@@ -141,7 +141,7 @@ class Trainer:
     def _start(self) -> Opening | None:
         """Restores, rewinds where the fence is ahead, and opens the first iteration; None when all is done."""
         fence = self._side.fence()
-        chain = self._jobs.audit(self._folder.job_id)
+        chain, self._last_link = self._jobs.audit_outline(self._folder.job_id)
         self._furthest = furthest_commit(chain)
         checkpoint = self._checkpoints.latest(chain, committed=fence.committed)
         start = next_iteration(checkpoint)
@@ -157,11 +157,10 @@ class Trainer:
             return None
         if needs_rewind(fence, manifest):
             log.warning("the fence is at iteration %d, the newest checkpoint resumes at %d", fence.iteration, start)
-            record = rewind_record(chain, manifest, trainer_epoch=epoch)
+            record = rewind_record(self._last_link, manifest, trainer_epoch=epoch)
             self._side.rewind(record)
-            chain = [*chain, record]
+            self._last_link = record_digest(record)
             self._weights.remove_after(start)
-        self._last_link = record_digest(chain[-1]) if chain else ""
         self._side.publish_weights(manifest, oldest_kept=start)
         self._checkpoints.forget_after(start - 1)
         opening = self._plan.opening(start, manifest)
@@ -200,10 +199,10 @@ class Trainer:
         )
         reconciled_s = time.monotonic()
         holds_back = self._spec.schedule == "synchronous"
-        while iteration.missing or self._ranks.num_training:
+        while not iteration.is_complete or self._ranks.num_training:
             self._keeper.check()
             holds_back = holds_back and not self._all_published()
-            if iteration.missing and self._ranks.has_room and not holds_back and self._claim(iteration):
+            if not iteration.is_complete and self._ranks.has_room and not holds_back and self._claim(iteration):
                 continue
             idle_since_s = time.monotonic()
             self._mend_weights(iteration, self._generators.check())
@@ -212,7 +211,7 @@ class Trainer:
                 reconciled_s = idle_since_s
                 if again := self._side.reconcile(iteration.number, iteration.missing):
                     log.warning("%d batches of iteration %d were lost and go out again", again, iteration.number)
-            if iteration.missing and self._ranks.has_room:
+            if not iteration.is_complete and self._ranks.has_room:
                 self._side.wait_for_rollouts(WAIT_S)
             elif self._ranks.num_training:
                 self._ranks.wait(WAIT_S)

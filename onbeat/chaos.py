@@ -45,6 +45,8 @@ LEASE_S = 1.0
 """Leases of the campaign's job: what is dead is replaced within a second or two."""
 PAUSE_S = (0.2, 3.0)
 """A paused process wakes up before its lease has run out, or long after."""
+HANG_S = (0.2, 9.0)
+"""A server that hangs goes on before a call of it is given up, or long after: gateways and Celery give up after 3 s."""
 PUT_OFF_S = (0.2, 2.0)
 """Until a fault that found nobody comes again."""
 WINDOW_SHARE = 0.6
@@ -135,6 +137,7 @@ class Campaign:
             "kill trainer": self._kill_trainer,
             "pause trainer": self._pause_trainer,
             "kill redis": lambda _round: self._kill("redis"),
+            "hang redis": lambda now: self._pause(now, self._stack.pids["redis"], "redis", HANG_S),
             "kill reward service": lambda _round: self._kill("reward_service"),
             "kill gateway": lambda _round: self._kill("gateway"),
             "kill worker": lambda _round: self._kill("worker"),
@@ -267,9 +270,9 @@ class Campaign:
             trainers = [pid for pid in trainers if run.is_at_work(pid)]
         return trainers[-1]
 
-    def _pause(self, run: DisturbedRun, pid: int, target: str) -> str:
+    def _pause(self, run: DisturbedRun, pid: int, target: str, range_s: tuple[float, float] = PAUSE_S) -> str:
         os.kill(pid, signal.SIGSTOP)
-        pause_s = self._draw.uniform(*PAUSE_S)
+        pause_s = self._draw.uniform(*range_s)
         run.paused.append(_Paused(pid, time.monotonic() + pause_s))
         return f"{target} for {pause_s:.1f} s"
 

@@ -13,5 +13,5 @@ if left > 0 and not mine then return { 'held', left } end
 local epoch = tonumber(fence('epoch')) or 0
 if not mine then epoch = math.max(epoch + 1, now) end
 redis.call('HSET', FENCE, 'epoch', string.format('%.0f', epoch), 'owner', owner,
-  'lease_until', string.format('%.0f', now + lease_ms))
+  'lease_until', string.format('%.0f', now + lease_ms), 'lease_ms', lease_ms)
 return { 'acquired', string.format('%.0f', epoch) }

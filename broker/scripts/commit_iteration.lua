@@ -11,7 +11,8 @@ local n = tonumber(ARGV[7])
 local trained = {}
 for i = 0, n - 1 do trained[ARGV[8 + 2 * i]] = ARGV[9 + 2 * i] end
 local ledger = redis.call('HGETALL', LEDGER)
-local entries = {}
+-- Batches of an opening that never came: who lacks them can't have trained them.
+if #ledger / 2 ~= tonumber(fence('expected')) then return { 'missing', 'dispatch' } end
 for i = 1, #ledger, 2 do
   local id, parts = ledger[i], split(ledger[i + 1])
   if parts[1] ~= 'dead' then

@@ -1,4 +1,4 @@
--- open_iteration: ARGV epoch, iteration, version, digest, n, n x (batch id, shape, payload)
+-- open_iteration: ARGV epoch, then what open() takes
 --   -> {opened} | {already_open} | {fenced} | {out_of_order, committed} | {no_manifest}
 if not is_trainer(ARGV[1]) then return { 'fenced' } end
 if fence('state') == 'open' and fence('iteration') == ARGV[2] and fence('digest') == ARGV[4] then

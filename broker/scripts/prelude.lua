@@ -1,5 +1,5 @@
 -- Shared head of every script. KEYS, the same for all:
---   1 fence     hash     epoch owner lease_until iteration version digest state committed expected opened_ms
+--   1 fence     hash     epoch owner lease_until lease_ms iteration version digest state committed expected opened_ms
 --   2 prompts   stream   field batch (PromptBatch), attempt, batch_id
 --   3 rollouts  stream   field batch (RolloutBatch), batch_id, digest
 --   4 ledger    hash     batch id -> expected:ENTRY:PROMPTSxGROUP[:CLAIMED_MS[:HEDGER:HEDGED_MS]]
@@ -128,19 +128,28 @@ local function is_announced(at)
   return manifest and string.find(manifest, ARGV[at + 2], 1, true) ~= nil
 end
 
--- Opens an iteration; arguments from `at`: iteration, version, digest, n, then n times (batch id, shape, payload).
+-- Puts a batch on the stream, for its first attempt.
+local function expect(id, shape, payload)
+  local entry = redis.call('XADD', PROMPTS, '*', 'batch', payload, 'attempt', '1', 'batch_id', id)
+  redis.call('HSET', LEDGER, id, 'expected:' .. entry .. ':' .. shape)
+end
+
+-- Whether an expected batch is neither on the stream nor settled.
+local function is_lost(id)
+  local parts = split(redis.call('HGET', LEDGER, id) or 'gone')
+  if parts[1] ~= 'expected' then return parts[1] == 'gone' end
+  return #redis.call('XRANGE', PROMPTS, parts[2], parts[2]) == 0
+end
+
+-- Opens an iteration; arguments from `at`: iteration, version, digest, how many batches it expects, n, then n times (batch
+-- id, shape, payload): the first ones. dispatch.lua takes the rest, so that no script holds the server for long.
 local function open(at)
-  local iteration, version, digest, n = ARGV[at], ARGV[at + 1], ARGV[at + 2], tonumber(ARGV[at + 3])
+  local iteration, version, digest, expected = ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3]
   group(PROMPTS, 'generators')
   group(ROLLOUTS, 'trainers')
-  for i = 0, n - 1 do
-    local at_batch = at + 4 + i * 3
-    local id, shape, payload = ARGV[at_batch], ARGV[at_batch + 1], ARGV[at_batch + 2]
-    local entry = redis.call('XADD', PROMPTS, '*', 'batch', payload, 'attempt', '1', 'batch_id', id)
-    redis.call('HSET', LEDGER, id, 'expected:' .. entry .. ':' .. shape)
-  end
+  for i = at + 5, at + 4 + 3 * tonumber(ARGV[at + 4]), 3 do expect(ARGV[i], ARGV[i + 1], ARGV[i + 2]) end
   redis.call('HSET', FENCE, 'state', 'open', 'iteration', iteration, 'version', version, 'digest', digest,
-    'expected', n, 'opened_ms', now_ms())
+    'expected', expected, 'opened_ms', now_ms())
   redis.call('HSET', PROGRESS, 'published', 0, 'dead', 0)
 end
 

@@ -22,6 +22,8 @@ class CuttingProxy:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._lock = threading.Lock()
         self._executed: Counter[str] = Counter()
+        self._answers = threading.Event()
+        self._answers.set()
         self.lost: Counter[str] = Counter()
         """Script's SHA-1 → how many of its answers were lost."""
 
@@ -37,6 +39,14 @@ class CuttingProxy:
         # A blocked accept doesn't notice a close.
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
+
+    def swallow(self) -> None:
+        """From now on no byte of the server arrives; nothing is closed."""
+        self._answers.clear()
+
+    def answer(self) -> None:
+        """The server's bytes arrive again, over connections that are open still."""
+        self._answers.set()
 
     def _accept(self) -> None:
         while True:
@@ -62,6 +72,7 @@ class CuttingProxy:
             if called and not chunk.startswith(b"-NOSCRIPT") and self._loses(called.pop()):
                 break
             called.clear()
+            self._answers.wait()
             try:
                 client.sendall(chunk)
             except OSError:

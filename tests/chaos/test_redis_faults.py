@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,8 @@ from tests.pipeline import Pipeline, wait_for_exit
 
 OUTAGE_S = 20.0 if IS_LONG else 3.0
 """Beyond the leases."""
+HANG_S = 40.0 if IS_LONG else 7.0
+"""Beyond the leases, and beyond one call of a generator; the long one beyond what any process waits."""
 TRANSITIONS = (
     "acquire_trainer",
     "renew_trainer",
@@ -75,6 +78,39 @@ def test_processes_outlast_a_redis_that_refuses_connections(pipeline: Pipeline, 
     assert pipeline.children["producer-1"].pid == generator
     assert pipeline.children["producer-1"].is_running
     assert_undisturbed(pipeline, job_id, undisturbed)
+
+
+def test_a_redis_that_hangs_for_longer_than_its_calls_last_loses_no_run(pipeline: Pipeline, undisturbed: str) -> None:
+    """Stopped, it takes connections and answers nothing: what gives up is started again, as a consumer does."""
+    job_id, _ = pipeline.jobs.create(short_job())
+    redis = pipeline.redis.pid
+    assert redis is not None
+    with running(pipeline, f"consumer-{job_id}", job_id) as trainer:
+        until(committed(pipeline, job_id, 2), "two iterations")
+        os.kill(redis, signal.SIGSTOP)
+        time.sleep(HANG_S)
+        os.kill(redis, signal.SIGCONT)
+        if wait_for_exit(trainer, DEADLINE_S) != 0:
+            pipeline.train_to_the_end(job_id)
+    assert pipeline.children["producer-1"].is_running
+    assert_undisturbed(pipeline, job_id, undisturbed)
+
+
+def test_answers_that_a_black_hole_swallows_lose_no_run(tmp_path: Path, undisturbed: str) -> None:
+    """Connections stand, and nothing comes back over them any more: others are opened."""
+    pipeline = CutPipeline(tmp_path)
+    with pipeline:
+        pipeline.start_generators(1)
+        job_id, _ = pipeline.jobs.create(short_job())
+        assert pipeline.proxy is not None
+        with running(pipeline, f"consumer-{job_id}", job_id) as trainer:
+            until(committed(pipeline, job_id, 2), "two iterations")
+            pipeline.proxy.swallow()
+            time.sleep(HANG_S)
+            pipeline.proxy.answer()
+            if wait_for_exit(trainer, DEADLINE_S) != 0:
+                pipeline.train_to_the_end(job_id)
+        assert_undisturbed(pipeline, job_id, undisturbed)
 
 
 def test_a_killed_redis_that_comes_back_with_its_file_loses_no_run(pipeline: Pipeline, undisturbed: str) -> None:

@@ -250,7 +250,7 @@ def test_a_rewind_that_follows_a_lost_record_is_refused_and_the_chain_stays_whol
     chain = JobStore(crash.broker).audit(job.job_id)
     crash.kill_and_restart(keep_bytes=mark)
     with pytest.raises(FenceViolation, match="broken_link"):
-        slow.rewind(rewind_record(chain, manifest(0), trainer_epoch=slow.trainer_epoch))
+        slow.rewind(rewind_record(record_digest(chain[-1]), manifest(0), trainer_epoch=slow.trainer_epoch))
     assert JobStore(crash.broker).audit(job.job_id) == []
     slow.release()
     job.trainer = successor(crash, job)
@@ -269,7 +269,8 @@ def test_a_commit_that_follows_a_lost_record_is_refused_and_the_chain_stays_whol
     job.trainer.release()
     job.trainer = replaying = successor(crash, job)
     mark = crash.mark()
-    job.trainer.rewind(rewind_record(JobStore(crash.broker).audit(job.job_id), manifest(0), trainer_epoch=epoch(job)))
+    _, newest = JobStore(crash.broker).audit_outline(job.job_id)
+    job.trainer.rewind(rewind_record(newest, manifest(0), trainer_epoch=epoch(job)))
     job.trainer.open_iteration(job.opening(0))
     for _ in range(2):
         publish(generator, take(generator), "g1")

@@ -99,6 +99,7 @@ def test_a_clock_that_steps_back_holds_nobody_off_for_as_long_as_the_step(job: J
     """As if the holder had got its lease an hour later than it is now, and had died."""
     redis, keys = job.broker.redis, JobKeys(job.job_id)
     redis.hset(keys.fence, "lease_until", str(int(1000 * (job.broker.now_s() + 3600 + 1))))
+    assert not job.trainer.fence().is_held(job.broker.now_s())
     successor = TrainerSide(job.broker, job.job_id, owner="t2", lease_s=0.001)
     while True:
         try:

@@ -14,6 +14,7 @@ FULL = Bounds()
 INSTANCES = (
     FULL,
     FULL._replace(is_deterministic=False),
+    FULL._replace(first_batches=1),
     FULL._replace(iterations=1, faults=2),
     ONE._replace(faults=2),
     RESAMPLED_TWICE,

@@ -80,19 +80,21 @@ def publish_weights(server: Server, epoch: int, digest: int, *, oldest_kept: int
     return "published", server._replace(weights=kept)
 
 
-def _opened(server: Server, epoch: int, iteration: int, digest: int) -> Server:
+def _opened(server: Server, epoch: int, iteration: int, digest: int, first: int) -> Server:
+    """first: so many batches go out with the opening; reconcile sends the others after it."""
     entry_id = 8 * epoch + 1
     fresh: Batch = ((EXPECTED, entry_id), (entry_id, 1, 0, NOBODY))
-    return server._replace(
-        is_open=True, iteration=iteration, digest=digest, batches=(fresh,) * len(server.batches), rollouts=()
-    )
+    batches = tuple(fresh if index < first else ABSENT for index in range(len(server.batches)))
+    return server._replace(is_open=True, iteration=iteration, digest=digest, batches=batches, rollouts=())
 
 
 def _cleared(server: Server) -> Server:
     return server._replace(is_open=False, batches=(ABSENT,) * len(server.batches), rollouts=())
 
 
-def open_iteration(server: Server, epoch: int, iteration: int, digest: int, off: Off) -> tuple[str, Server]:
+def open_iteration(
+    server: Server, epoch: int, iteration: int, digest: int, off: Off, *, first: int
+) -> tuple[str, Server]:
     if _is_fenced(server, epoch, "open.epoch", off):
         return "fenced", server
     if "open.repeat" not in off and server.is_open and (server.iteration, server.digest) == (iteration, digest):
@@ -103,7 +105,7 @@ def open_iteration(server: Server, epoch: int, iteration: int, digest: int, off:
         return "out_of_order", server
     if server.weights[iteration] != digest and "open.manifest" not in off:
         return "no_manifest", server
-    return "opened", _opened(server, epoch, iteration, digest)
+    return "opened", _opened(server, epoch, iteration, digest, first)
 
 
 def claim_rollouts(server: Server, epoch: int, last: int, off: Off) -> tuple[str, Server, tuple[Rollout, ...]]:
@@ -124,7 +126,7 @@ def claim_rollouts(server: Server, epoch: int, last: int, off: Off) -> tuple[str
 
 
 def reconcile(server: Server, epoch: int, iteration: int, off: Off) -> tuple[str, Server]:
-    """Every expected batch of an open iteration goes out again if it is nowhere."""
+    """Every expected batch that is nowhere goes out: reconcile.lua names them, dispatch.lua sends them."""
     if _is_fenced(server, epoch, "reconcile.epoch", off):
         return "fenced", server
     if (not server.is_open or server.iteration != iteration) and "reconcile.iteration" not in off:
@@ -137,7 +139,15 @@ def reconcile(server: Server, epoch: int, iteration: int, off: Off) -> tuple[str
 
 
 def commit(
-    server: Server, epoch: int, iteration: int, trained: tuple[int, ...], opening: int, *, follows: Record, off: Off
+    server: Server,
+    epoch: int,
+    iteration: int,
+    trained: tuple[int, ...],
+    opening: int,
+    *,
+    follows: Record,
+    first: int,
+    off: Off,
 ) -> tuple[str, Server]:
     """trained: [batches] the content of each, -1 for none. opening: digest of the next version, -1 for no next.
 
@@ -153,17 +163,19 @@ def commit(
     if server.last != follows and "commit.link" not in off:
         return "broken_link", server
     for (ledger, _), content in zip(server.batches, trained, strict=True):
-        if ledger and ledger[0] == DEAD:
+        if not ledger and "commit.whole" not in off:
+            return "missing", server
+        if not ledger or ledger[0] == DEAD:
             if content != -1:
                 return "divergent", server
         elif content == -1 and "commit.complete" not in off:
             return "missing", server
-        elif ledger and ledger[0] == PUBLISHED and content not in (-1, ledger[1]) and "commit.digest" not in off:
+        elif ledger[0] == PUBLISHED and content not in (-1, ledger[1]) and "commit.digest" not in off:
             return "divergent", server
     if opening != -1 and server.weights[opening // VARIANTS] != opening and "commit.manifest" not in off:
         return "no_manifest", server
     server = _cleared(server)._replace(committed=iteration, last=record)
-    return "committed", server if opening == -1 else _opened(server, epoch, iteration + 1, opening)
+    return "committed", server if opening == -1 else _opened(server, epoch, iteration + 1, opening, first)
 
 
 def rewind(server: Server, epoch: int, iteration: int, *, follows: Record, off: Off) -> tuple[str, Server]:

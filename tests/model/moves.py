@@ -208,7 +208,9 @@ def _calls(state: State, bounds: Bounds, off: Off, trainer: Trainer) -> Iterator
         outcome, server = fence.publish_weights(server, epoch, trainer.digest, oldest_kept=iteration, off=off)
         yield "announces", outcome, server, trainer._replace(phase=OPEN) if outcome == "published" else ()
     elif trainer.phase == OPEN:
-        outcome, server = fence.open_iteration(server, epoch, iteration, trainer.digest, off)
+        outcome, server = fence.open_iteration(
+            server, epoch, iteration, trainer.digest, off, first=bounds.first_batches
+        )
         went = trainer._replace(phase=GATHER)
         yield "opens", outcome, server, went if outcome in ("opened", "already_open") else ()
     elif trainer.phase == GATHER:
@@ -264,7 +266,14 @@ def _commits(server: Server, bounds: Bounds, off: Off, trainer: Trainer) -> Call
     made = _made(trainer, bounds)
     opening = made if trainer.iteration < bounds.iterations - 1 else -1
     outcome, server = fence.commit(
-        server, trainer.epoch, trainer.iteration, contents, opening, follows=trainer.link, off=off
+        server,
+        trainer.epoch,
+        trainer.iteration,
+        contents,
+        opening,
+        follows=trainer.link,
+        first=bounds.first_batches,
+        off=off,
     )
     link = (COMMIT, trainer.iteration, trainer.epoch)
     is_through = outcome in ("committed", "already_committed")

@@ -13,6 +13,8 @@ from tests.model.state import Bounds
 ONE = Bounds(generators=1, batches=1)
 TWO_GENERATORS = ONE._replace(generators=2)
 TWO_BATCHES = Bounds(generators=1, iterations=1)
+IN_PIECES = TWO_BATCHES._replace(first_batches=1)
+"""An iteration whose batches don't all go out with its opening."""
 RESAMPLED = TWO_GENERATORS._replace(is_deterministic=False)
 """A job whose replays and second attempts differ."""
 RESAMPLED_TWICE = ONE._replace(is_deterministic=False, faults=2)
@@ -52,6 +54,7 @@ NEEDED = (
     Mutation(("reconcile.iteration",), ONE, "stuck", "reconcile doesn't say that the opening was lost"),
     Mutation(("commit.epoch",), ONE, "I4", "commit_iteration without the epoch"),
     Mutation(("commit.complete",), ONE, "I3", "commit_iteration of a ledger with a gap"),
+    Mutation(("commit.whole",), IN_PIECES, "I3", "commit_iteration of a ledger that batches have not reached yet"),
     Mutation(("commit.digest",), RESAMPLED, "I3", "commit_iteration of another copy than the ledger's"),
     Mutation(("commit.manifest",), ONE, "I4", "the next iteration opens without its announced weights"),
     Mutation(

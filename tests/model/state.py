@@ -50,6 +50,8 @@ class Bounds(NamedTuple):
     batches: int = 2
     iterations: int = 2
     faults: int = 1
+    first_batches: int = 99
+    """Of an iteration, those that go out with its opening; the others follow."""
     lost_writes: int = 3
     """Most writes that a restart loses."""
     is_deterministic: bool = True
