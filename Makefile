@@ -9,7 +9,7 @@ export HF_HUB_OFFLINE := 1
 VLLM := .venv-vllm
 VLLM_STAMP := $(VLLM)/.installed
 
-.PHONY: setup demo up test test-trl soak model chaos lint bench setup-vllm demo-vllm test-vllm
+.PHONY: setup demo up test test-trl soak model mutants chaos lint bench setup-vllm demo-vllm test-vllm
 
 setup: $(STAMP)
 
@@ -45,6 +45,11 @@ soak: $(STAMP)
 # The fence's protocol to the last reachable state, then without each of its checks: some minutes (docs/model.md).
 model: $(STAMP)
 	$(BIN)/python -m tests.model
+
+# Each guard of the modules that tests/mutants/sources.py lists, and of the scripts, left out once: some test must miss it.
+# Half an hour on two cores; `.venv/bin/python -m tests.mutants broker/scripts/claim_prompt` takes those that begin so.
+mutants: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.mutants
 
 # Every fault test with its long variants, then random kills and pauses on a real stack: about an hour.
 # `onbeat chaos --spec FILE` does the second with a job of your own.

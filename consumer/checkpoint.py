@@ -225,8 +225,6 @@ def keep_newest_and_best(checkpoints: Path, count: int, *, scores: Mapping[int, 
     is evaluated after its checkpoint is written, so a checkpoint is judged when newer ones push it out.
     """
     folders = checkpoint_folders(checkpoints)
-    if not folders:
-        return
     scored = [folder for folder in folders if _iteration_of(folder) + 1 in scores]
     best = max(scored, key=lambda folder: scores[_iteration_of(folder) + 1], default=None)
     remove_folders([folder for folder in folders[:-count] if folder != best])

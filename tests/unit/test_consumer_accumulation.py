@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from consumer.accumulation import CHUNK_ITEMS, ExactAccumulator, FloatAccumulator
+from consumer.accumulation import CHUNK_ITEMS, ExactAccumulator, FloatAccumulator, make_accumulator
 from contracts.errors import ContractViolation, TrainingDiverged
+from tests.builders import job_spec
 
 
 def parameter(*shape: int, dtype: torch.dtype = torch.float32) -> nn.Parameter:
@@ -163,3 +164,11 @@ def test_float_sums_divide_once() -> None:
     accumulator.total(8)
     assert weight.grad is not None
     assert weight.grad.tolist() == [0.5, -0.5]
+
+
+def test_the_spec_chooses_whether_sums_depend_on_the_order() -> None:
+    named = {"weight": nn.Parameter(torch.zeros(2))}
+    exact = make_accumulator(job_spec(), named, named)
+    rounded = make_accumulator(job_spec(trainer__accumulation="float", deterministic=False), named, named)
+    assert isinstance(exact, ExactAccumulator)
+    assert isinstance(rounded, FloatAccumulator)

@@ -347,6 +347,14 @@ def test_a_checkpoint_holds_adapters_alone_and_restores_them(tmp_path: Path) -> 
     assert same(fresh_optimizer.state_tensors(), optimizer.state_tensors())
 
 
+def test_a_checkpoint_says_of_adapters_only_where_there_are_some(tmp_path: Path) -> None:
+    policy = load(tiny_model_folder(tmp_path))
+    assert adapter_state(policy) is None
+    state = adapter_state(policy.with_adapters(ATTENTION, seed=0))
+    assert state is not None
+    assert state.base_digest == tensors_digest(policy.base_tensors())
+
+
 def test_a_checkpoint_on_another_base_is_refused(tmp_path: Path) -> None:
     policy = load(tiny_model_folder(tmp_path)).with_adapters(ATTENTION, seed=0)
     checkpoint_of(policy, stepped(policy), tmp_path / "i000000")

@@ -134,3 +134,61 @@ def test_each_round_of_a_batch_is_a_span_of_its_own() -> None:
         ("generate", 1.0, 2.0),
         ("score", 2.0, 2.5),
     ]
+
+
+def two_batches() -> Iteration:
+    """Expects 0/train/0 and 0/train/1 of version 0."""
+    asked = tuple(prompt_batch([[5]], group_size=2, batch_id=f"0/train/{number}") for number in range(2))
+    return Iteration(Opening(iteration=0, policy_version=0, weights_digest=DIGEST, batches=asked), trainer_epoch=1)
+
+
+def came(**changes: Any) -> Arrived:
+    batch = batch_of([([5], [rollout([7], 0.0), rollout([8], 1.0)])], **changes)
+    return Arrived(batch=batch, digest=batch_digest(batch), num_bytes=0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"policy_version": 1}, "was sampled with version 1"),
+        ({"weights_digest": "b" * 64}, r"was sampled with version 0 \(bbbbbbbbbbbb\), this iteration trains version 0"),
+        ({"batch_id": "0/train/2"}, "batch 0/train/2 is not of iteration 0"),
+        ({"batch_id": "1/train/0"}, "batch 1/train/0 is not of iteration 0"),
+    ],
+    ids=["another version", "another digest", "one too many", "another iteration's"],
+)
+def test_a_batch_that_nobody_sampled_for_this_iteration_is_refused_and_not_taken(
+    changes: dict[str, Any], problem: str
+) -> None:
+    """The second line of I2: the fence has looked, and a gradient trusts nobody."""
+    begun = two_batches()
+    with pytest.raises(FenceViolation, match=problem):
+        begun.take(came(**changes))
+    assert begun.digests == {}
+    assert len(begun.missing) == 2
+
+
+def test_a_second_copy_is_no_second_gradient() -> None:
+    """The second line of I3."""
+    begun = two_batches()
+    assert begun.take(came())
+    assert not begun.take(came(generator_id="generator-b"))
+    assert [batch.batch_id for batch in begun.missing] == ["0/train/1"]
+    assert [span.what for span in begun.spans] == ["generate", "score"]
+
+
+def test_a_second_copy_of_another_content_is_an_error_and_no_choice() -> None:
+    begun, first = two_batches(), came()
+    begun.take(first)
+    other = batch_of([([5], [rollout([9], 0.0), rollout([8], 1.0)])])
+    with pytest.raises(FenceViolation, match="came twice, with different content"):
+        begun.take(Arrived(batch=other, digest=batch_digest(other), num_bytes=0))
+    assert begun.digests == {"0/train/0": first.digest}
+
+
+def test_a_batch_that_was_abandoned_is_not_taken_when_it_comes_after_all() -> None:
+    begun = two_batches()
+    begun.abandon({"0/train/0": "died"})
+    assert not begun.take(came())
+    assert begun.digests == {}
+    assert [batch.batch_id for batch in begun.missing] == ["0/train/1"]

@@ -91,3 +91,21 @@ def test_a_load_that_hangs_ends_at_the_jobs_deadline(tmp_path: Path) -> None:
         assert shop.log == ["open qwen3", "load 3"], "what hangs cannot be closed"
 
     asyncio.run(run())
+
+
+def test_a_refused_version_that_nobody_needs_any_more_is_not_waited_for(tmp_path: Path) -> None:
+    manifest = fake_version(tmp_path, "job", 3)
+    path = tmp_path / manifest.directory / manifest.files[0].name
+    path.write_bytes(path.read_bytes()[:-1])
+    pauses: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+
+    async def run() -> None:
+        model = ServedModel(EngineShop(tmp_path).make, lambda _model: spell, sleep=sleep)
+        with pytest.raises(WeightsRejected):
+            await model.ready_for(job_spec(), manifest, still_needed=lambda: False)
+
+    asyncio.run(run())
+    assert pauses == []

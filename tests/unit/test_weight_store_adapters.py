@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from contracts.errors import InvalidInput, WeightsRejected
@@ -220,3 +221,21 @@ def test_adapters_as_deltas_are_refused() -> None:
     with pytest.raises(InvalidInput, match=r'trainer\.lora\.publish = "adapter" leaves'):
         job_spec(**changes)
     assert job_spec(**changes | {"trainer__lora": {"publish": "merged"}}).trainer.lora is not None
+
+
+def test_adapters_that_are_not_those_of_their_manifest_are_refused_before_they_are_merged(files: Store) -> None:
+    manifest = files.publish(1)
+    assert manifest.adapter is not None
+    forged = replace(manifest, adapter=replace(manifest.adapter, adapter_digest="f" * 64))
+    receiver = files.receiver()
+    with pytest.raises(WeightsRejected, match="the adapters of version 1 have digest"):
+        receiver.load(forged)
+    assert receiver.load(manifest) == manifest.weights_digest
+
+
+def test_an_engine_that_reads_no_redis_says_which_transport_it_reads(tmp_path: Path) -> None:
+    store = Store(RedisWeights(), tmp_path)
+    manifest = store.publish(1)
+    receiver = WeightReceiver(base(), root=tmp_path)
+    with pytest.raises(WeightsRejected, match="is in Redis, which this engine does not read"):
+        receiver.load(manifest)

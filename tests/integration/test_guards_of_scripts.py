@@ -1,0 +1,231 @@
+"""Guards of scripts that stand behind another one: each test opens the first, as a lost write or a bug would."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from broker.client import connect
+from broker.generator_side import FailOutcome, PublishOutcome
+from broker.keys import JobKeys
+from contracts.errors import FencedOff, FenceViolation
+from contracts.events import AuditRecord
+from contracts.settings import StackSettings
+from contracts.wire import encode
+from onbeat.embedded_redis import EmbeddedRedis
+from tests.builders import job_spec
+from tests.integration.test_fence import Job, answer_to, job_of, manifest, record
+
+
+@pytest.fixture
+def job(redis_server: EmbeddedRedis) -> Job:
+    redis_server.load_scripts()
+    operator = connect(StackSettings(redis_url=redis_server.url))
+    return job_of(operator, operator, operator)
+
+
+def keys(job: Job) -> JobKeys:
+    return JobKeys(job.job_id)
+
+
+def ledger(job: Job, batch_id: str) -> str:
+    entry: Any = job.broker.redis.hget(keys(job).ledger, batch_id)
+    return entry.decode()
+
+
+def test_nothing_is_claimed_of_an_iteration_that_is_closed_though_a_prompt_is_left(job: Job) -> None:
+    job.trainer.open_iteration(job.opening(0))
+    job.broker.redis.hset(keys(job).fence, "state", "closed")
+    assert job.generator().claim(10) is None
+
+
+def test_nothing_is_claimed_of_a_job_that_has_ended_though_its_iteration_is_open(job: Job) -> None:
+    job.trainer.open_iteration(job.opening(0))
+    job.broker.redis.hset(keys(job).job, "state", "cancelled")
+    assert job.generator().claim(10) is None
+
+
+def test_a_claim_of_a_prompt_whose_batch_is_published_leaves_the_ledger(job: Job) -> None:
+    job.trainer.open_iteration(job.opening(0, count=1))
+    generator = job.generator()
+    claim = generator.claim(10)
+    assert claim is not None
+    generator.publish(claim, answer_to(claim.prompt_batch, "g1"))
+    published = ledger(job, "0/train/0")
+    assert published.startswith("published:")
+    prompt: Any = {"batch": encode(claim.prompt_batch), "attempt": "1", "batch_id": "0/train/0"}
+    job.broker.redis.xadd(keys(job).prompts, prompt)
+    assert job.generator("g2").claim(10) is not None
+    assert ledger(job, "0/train/0") == published
+
+
+def test_a_trainer_whose_epoch_is_over_commits_nothing_though_its_record_would_fit(job: Job) -> None:
+    job.trainer.open_iteration(job.opening(0, count=1))
+    claim = job.generator().claim(10)
+    assert claim is not None
+    job.generator().publish(claim, answer_to(claim.prompt_batch, "g1"))
+    (arrived,), _ = job.trainer.claim_rollouts(max_batches=1)
+    trained = {arrived.batch.batch_id: arrived.digest}
+    job.announce(1)
+    job.broker.redis.hset(keys(job).fence, "epoch", 1 + int(job.broker.redis.hget(keys(job).fence, "epoch") or 0))  # type: ignore[arg-type]
+    with pytest.raises(FencedOff):
+        job.trainer.commit(record(0, trained), trained, event=None, opening=job.opening(1))
+    assert int(job.broker.redis.hget(keys(job).fence, "iteration") or -1) == 0  # type: ignore[arg-type]
+    assert job.broker.redis.xlen(keys(job).audit) == 0
+
+
+def test_a_claim_of_rollouts_that_a_restart_has_forgotten_is_empty_and_no_error(job: Job) -> None:
+    job.trainer.open_iteration(job.opening(0, count=1))
+    job.broker.redis.delete(keys(job).rollouts)
+    assert job.trainer.claim_rollouts(max_batches=8) == ([], 0)
+
+
+def test_a_claim_of_rollouts_answers_no_more_than_it_was_asked(job: Job) -> None:
+    job.trainer.open_iteration(job.opening(0, count=3))
+    generator = job.generator()
+    for _ in range(3):
+        claim = generator.claim(10)
+        assert claim is not None
+        generator.publish(claim, answer_to(claim.prompt_batch, "g1"))
+    claimed = [job.trainer.claim_rollouts(max_batches=1)[0] for _ in range(3)]
+    assert [[one.batch.batch_id for one in arrived] for arrived in claimed] == [
+        ["0/train/0"],
+        ["0/train/1"],
+        ["0/train/2"],
+    ]
+
+
+def trained_iteration(job: Job) -> dict[str, str]:
+    """Iteration 0 is open, and its batches are published and claimed: batch id → digest."""
+    job.trainer.open_iteration(job.opening(0))
+    generator = job.generator()
+    for _ in range(2):
+        claim = generator.claim(10)
+        assert claim is not None
+        generator.publish(claim, answer_to(claim.prompt_batch, "g1"))
+    arrived, _ = job.trainer.claim_rollouts(max_batches=8)
+    return {one.batch.batch_id: one.digest for one in arrived}
+
+
+@pytest.mark.parametrize(
+    ("of", "trained", "problem"),
+    [
+        (record(1, {}), {}, "wrong_iteration"),
+        (replace(record(0, {}), previous="f" * 64), {}, "broken_link"),
+        (record(0, {}), {"0/train/0": "f" * 64}, "divergent 0/train/0"),
+        (record(0, {}), {"0/train/9": "f" * 64}, "divergent 0/train/9"),
+    ],
+    ids=["another iteration", "after another record", "another copy", "a batch too many"],
+)
+def test_a_commit_that_the_ledger_or_the_chain_contradicts_changes_nothing(
+    job: Job, of: AuditRecord, trained: dict[str, str], problem: str
+) -> None:
+    batches = trained_iteration(job) | trained
+    with pytest.raises(FenceViolation, match=problem):
+        job.trainer.commit(of, batches, event=None, opening=None)
+    fence = job.trainer.fence()
+    assert (fence.committed, fence.iteration, fence.state) == (-1, 0, "open")
+    assert job.broker.redis.xlen(keys(job).audit) == 0
+
+
+def test_a_commit_without_one_of_the_batches_changes_nothing(job: Job) -> None:
+    batches = trained_iteration(job)
+    del batches["0/train/1"]
+    with pytest.raises(FenceViolation, match="missing 0/train/1"):
+        job.trainer.commit(record(0, batches), batches, event=None, opening=None)
+    assert job.trainer.fence().committed == -1
+
+
+def test_a_commit_opens_no_iteration_but_the_next_and_none_without_its_weights(job: Job) -> None:
+    batches = trained_iteration(job)
+    job.announce(2)
+    for opening, problem in ((job.opening(2), "out_of_order"), (job.opening(1), "no_manifest")):
+        with pytest.raises(FenceViolation, match=problem):
+            job.trainer.commit(record(0, batches), batches, event=None, opening=opening)
+    assert job.trainer.fence().committed == -1
+
+
+def test_an_iteration_opens_after_the_committed_one_and_never_over_an_open_one(job: Job) -> None:
+    job.announce(1)
+    with pytest.raises(FenceViolation, match="out_of_order"):
+        job.trainer.open_iteration(job.opening(1))
+    job.trainer.open_iteration(job.opening(0))
+    other = "b" * 64
+    job.trainer.publish_weights(replace(manifest(0), weights_digest=other), oldest_kept=0)
+    with pytest.raises(FenceViolation, match="out_of_order"):
+        job.trainer.open_iteration(replace(job.opening(0), weights_digest=other))
+    assert job.trainer.fence().weights_digest == manifest(0).weights_digest
+
+
+def test_a_batch_that_is_published_cannot_fail_though_its_prompt_is_left(job: Job) -> None:
+    job.trainer.open_iteration(job.opening(0, count=1))
+    claim = job.generator().claim(10)
+    assert claim is not None
+    job.broker.redis.hset(keys(job).ledger, "0/train/0", f"published:{claim.entry_id}:{'f' * 64}:g2:1")
+    assert job.generator().fail(claim, "no reason") is FailOutcome.SETTLED
+    assert ledger(job, "0/train/0").startswith("published:")
+
+
+@pytest.mark.parametrize(
+    ("fence", "changes", "outcome"),
+    [
+        ({"iteration": 1}, {}, PublishOutcome.STALE),
+        ({}, {"iteration": 1}, PublishOutcome.FUTURE),
+        ({"state": "closed"}, {}, PublishOutcome.CLOSED),
+        ({"version": 1}, {}, PublishOutcome.STALE),
+        ({}, {"policy_version": 1}, PublishOutcome.FUTURE),
+        ({}, {"weights_digest": "b" * 64}, PublishOutcome.WRONG_WEIGHTS),
+        ({}, {"num_groups": 1}, PublishOutcome.INCOMPLETE),
+    ],
+    ids=lambda value: value.value if isinstance(value, PublishOutcome) else " ".join(value),
+)
+def test_a_publication_that_is_wrong_in_one_thing_alone_is_refused_for_it(
+    job: Job, fence: dict[str, Any], changes: dict[str, Any], outcome: PublishOutcome
+) -> None:
+    job.trainer.open_iteration(job.opening(0))
+    claim = job.generator().claim(10)
+    assert claim is not None
+    if fence:
+        job.broker.redis.hset(keys(job).fence, items=[part for item in fence.items() for part in item])
+    assert job.generator().publish(claim, answer_to(claim.prompt_batch, "g1", **changes)) is outcome
+    assert job.broker.redis.xlen(keys(job).rollouts) == 0
+    assert ledger(job, "0/train/0").startswith("expected:")
+
+
+def test_a_publication_of_a_job_that_has_ended_is_refused_though_its_iteration_is_open(job: Job) -> None:
+    job.trainer.open_iteration(job.opening(0))
+    claim = job.generator().claim(10)
+    assert claim is not None
+    job.broker.redis.hset(keys(job).job, "state", "failed")
+    assert job.generator().publish(claim, answer_to(claim.prompt_batch, "g1")) is PublishOutcome.ENDED
+    assert job.broker.redis.xlen(keys(job).rollouts) == 0
+
+
+def test_there_is_nothing_to_claim_where_a_restart_has_forgotten_the_prompts(job: Job) -> None:
+    job.broker.redis.delete(keys(job).prompts)
+    assert job.generator().claim(10) is None
+
+
+@pytest.mark.parametrize("entry", ["", "dead:no reason"])
+def test_a_publication_that_nobody_expects_any_more_is_refused(job: Job, entry: str) -> None:
+    job.trainer.open_iteration(job.opening(0))
+    claim = job.generator().claim(10)
+    assert claim is not None
+    job.broker.redis.hdel(keys(job).ledger, "0/train/0")
+    if entry:
+        job.broker.redis.hset(keys(job).ledger, "0/train/0", entry)
+    assert job.generator().publish(claim, answer_to(claim.prompt_batch, "g1")) is PublishOutcome.UNEXPECTED
+    assert job.broker.redis.xlen(keys(job).rollouts) == 0
+
+
+def test_a_publication_above_the_specs_size_is_refused(job: Job) -> None:
+    spec = job_spec(limits__max_batch_bytes=1024)
+    job.broker.redis.set(keys(job).spec, encode(spec))
+    job.trainer.open_iteration(job.opening(0))
+    claim = job.generator().claim(10)
+    assert claim is not None
+    large = answer_to(claim.prompt_batch, "g1", response_tokens=(200, 200))
+    assert job.generator().publish(claim, large) is PublishOutcome.OVERSIZE
+    assert job.broker.redis.xlen(keys(job).rollouts) == 0

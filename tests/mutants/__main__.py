@@ -1,0 +1,67 @@
+"""Leaves each guard out, and says which ones no test misses.
+
+python -m tests.mutants                       all of them
+python -m tests.mutants consumer broker       of the sources whose path begins so
+
+Exit code 1 where a guard that no test misses isn't in `kept.py`, or one of `kept.py` is missed after all.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+
+from tests.mutants.guards import Guard
+from tests.mutants.kept import KEPT
+from tests.mutants.run import guards_of, is_missed, load_libraries, seconds_of
+from tests.mutants.sources import TESTS
+
+DEADLINE_S = 30.0
+DEADLINE_FACTOR = 4.0
+"""Of a mutant's tests, over the time that they take unharmed: a guard that ends a loop is missed by a hang."""
+
+
+def survivors(prefixes: tuple[str, ...]) -> Iterator[tuple[Guard, bool]]:
+    """Each guard, and whether no test misses it."""
+    unharmed_s: dict[tuple[str, ...], float] = {}
+    for source, tests in TESTS.items():
+        if not source.startswith(prefixes):
+            continue
+        if tests not in unharmed_s:
+            unharmed_s[tests] = seconds_of(tests)
+        deadline_s = DEADLINE_S + DEADLINE_FACTOR * unharmed_s[tests]
+        for guard in guards_of(source):
+            yield guard, not is_missed(guard, tests, deadline_s=deadline_s)
+
+
+def say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+def main() -> int:
+    began_s = time.monotonic()
+    load_libraries()
+    prefixes = tuple(sys.argv[1:]) or ("",)
+    names: set[str] = set()
+    alive: dict[str, int] = {}
+    for guard, survives in survivors(prefixes):
+        names.add(guard.name)
+        if survives:
+            alive[guard.name] = guard.line
+        say(f"{'NOT MISSED' if survives else 'missed':10} line {guard.line:3} {guard.name}")
+    problems = [f"no test misses it: {name} (line {line})" for name, line in alive.items() if name not in KEPT]
+    listed = {name for name in KEPT if name.startswith(prefixes)}
+    problems += [f"kept.py lists it, and a test misses it: {name}" for name in sorted(listed & (names - alive.keys()))]
+    problems += [f"kept.py lists what isn't there: {name}" for name in sorted(listed - names)]
+    say("\n".join(problems))
+    say(
+        f"{len(names)} guards, {len(names) - len(alive)} missed by a test, {len(alive)} not "
+        f"({len(alive.keys() & KEPT.keys())} with a reason), in {time.monotonic() - began_s:.0f} s"
+    )
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
