@@ -19,6 +19,9 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """
 
 
+UNREADABLE = (msgspec.DecodeError, UnicodeError, RecursionError)
+"""What bytes that are no record make a decoder raise; the last one where they are thousands of levels deep."""
+
 _encoder = msgspec.msgpack.Encoder()
 _json_encoder = msgspec.json.Encoder()
 _decoders: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
@@ -36,7 +39,7 @@ def decode(data: bytes, kind: type[T]) -> T:
         decoder = _decoders[kind] = msgspec.msgpack.Decoder(kind)
     try:
         return decoder.decode(data)
-    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise ContractViolation(str(error), field=getattr(kind, "__name__", str(kind))) from error
 
 
@@ -51,7 +54,7 @@ def decode_json(data: bytes | str, kind: type[T]) -> T:
         return msgspec.json.decode(data, type=kind)
     except msgspec.ValidationError as error:
         raise invalid_input(error, kind) from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise InvalidInput(f"the body is not JSON: {error}") from error
 
 
@@ -61,6 +64,8 @@ def convert(values: Any, kind: type[T]) -> T:
         return msgspec.convert(values, kind)
     except msgspec.ValidationError as error:
         raise invalid_input(error, kind) from error
+    except RecursionError as error:
+        raise InvalidInput(f"too deep: {error}") from error
 
 
 def invalid_input(error: msgspec.ValidationError, kind: type) -> InvalidInput:

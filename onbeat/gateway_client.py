@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Iterator
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 import msgspec
@@ -17,6 +17,8 @@ from contracts.jobs import JobStatus, ResumeRequest
 from contracts.spec import JobSpec
 from contracts.wire import convert, encode_json
 from onbeat.verify import AuditEntry
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +57,7 @@ class GatewayClient:
         return convert(self._ask("POST", "/v1/jobs", content=encode_json(spec), headers=headers), JobStatus)
 
     def jobs(self) -> list[JobStatus]:
-        return convert(self._ask("GET", "/v1/jobs")["jobs"], list[JobStatus])
+        return _member(self._ask("GET", "/v1/jobs"), "jobs", list[JobStatus])
 
     def job(self, job_id: str) -> JobStatus:
         return convert(self._ask("GET", f"/v1/jobs/{_segment(job_id)}"), JobStatus)
@@ -78,7 +80,7 @@ class GatewayClient:
     def metrics(self, job_id: str) -> list[IterationMetrics]:
         """Committed iterations, oldest first."""
         body = self._ask("GET", f"/v1/jobs/{_segment(job_id)}/metrics")
-        return convert(body["iterations"], list[IterationMetrics])
+        return _member(body, "iterations", list[IterationMetrics])
 
     def streams(self, job_id: str) -> dict[str, Any]:
         """What the stream monitor reports, as it stands in the answer."""
@@ -163,11 +165,17 @@ def parse_events(lines: Iterator[str]) -> Iterator[tuple[str, JobEvent]]:
 def audit_entries(body: Any) -> list[AuditEntry]:
     """`{"records": [{…record…, "digest": "…"}]}` → entries."""
     entries = []
-    for fields in body["records"]:
-        fields = dict(fields)
+    for fields in _member(body, "records", list[dict[str, Any]]):
         digest = fields.pop("digest", "")
-        entries.append(AuditEntry(record=convert(fields, AuditRecord), digest=digest))
+        entries.append(AuditEntry(record=convert(fields, AuditRecord), digest=str(digest)))
     return entries
+
+
+def _member(body: Any, name: str, kind: type[T]) -> T:
+    """Of an answer that should be an object with this member. Raises ContractViolation or InvalidInput."""
+    if not isinstance(body, dict) or name not in body:
+        raise ContractViolation(f"the answer has no `{name}`", field="gateway")
+    return convert(body[name], kind)
 
 
 def problem_of(answer: httpx.Response) -> OnbeatError:

@@ -26,6 +26,8 @@ from contracts.events import (
 from contracts.jobs import EvaluationScore, JobState, JobStatus, ResumeRequest
 from contracts.lora import LoraSpec
 from contracts.monitor import GeneratorSeen, PromptLease, StreamReport, StreamState
+from contracts.problems import ProblemDetails
+from contracts.reasoning_tasks import TaskEntry
 from contracts.rewards import (
     ExactReward,
     FormatReward,
@@ -33,6 +35,7 @@ from contracts.rewards import (
     MathVerifyReward,
     NumericReward,
     OverlongReward,
+    PluginNames,
     PluginReward,
     ReasoningGymReward,
     RegexReward,
@@ -399,6 +402,11 @@ GOLDEN: dict[str, Record] = {
     "weight_manifest_delta": delta_manifest(),
     "weight_manifest_adapter": adapter_manifest(),
     "weight_delta": weight_delta(),
+    "problem_details": ProblemDetails(
+        title="Unprocessable Entity", status=422, detail="must be 1 or more", field="iterations", cure="give more"
+    ),
+    "plugin_names": PluginNames(entry_points=("brevity", "politeness")),
+    "task_entry": TaskEntry(task="chain_sum", entry={"question": "1 + 2", "answer": "3", "metadata": {"seed": 7}}),
     "weight_shard": WeightShard(
         policy_version=4,
         path="job-0123456789ab/weights/.v000004.0123456789ab/weights-00001-of-00002.safetensors",

@@ -1,0 +1,163 @@
+"""Every decoder of what comes from outside answers with a value, or refuses: no bytes are a traceback.
+
+`make fuzz` searches for longer (FUZZ_EXAMPLES).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from typing import Any
+
+import msgpack
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from contracts.errors import ContractViolation, InvalidInput, OnbeatError
+from contracts.reasoning_tasks import read_task_entry
+from contracts.settings import StackSettings, settings_from
+from contracts.spec import JobSpec
+from contracts.wire import convert, decode, decode_json, encode_json
+from onbeat.gateway_client import audit_entries, parse_events
+from reward_service.bodies import BodyFormat, decode_request
+from reward_service.problems import Problem
+from tests.contract.make_golden import GOLDEN
+from tests.contract.test_golden_bytes import golden_bytes, record_types
+
+EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "15"))
+SEARCH = settings(
+    max_examples=EXAMPLES,
+    deadline=None,
+    derandomize="FUZZ_EXAMPLES" not in os.environ,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+NAMES = sorted(GOLDEN)
+PLAIN = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats()
+    | st.text(max_size=20)
+    | st.binary(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=12,
+)
+ANY_TEXT = st.text(st.characters(), max_size=200)
+"""Half characters are among it."""
+DEPTHS = (100, 5_000, 300_000)
+
+
+@st.composite
+def damaged(draw: st.DrawFn, original: bytes) -> bytes:
+    """A piece of it cut out, another written over, and a third put in again elsewhere."""
+    data = bytearray(original)
+    for _ in range(draw(st.integers(1, 4))):
+        start = draw(st.integers(0, len(data)))
+        end = draw(st.integers(start, min(len(data), start + 16)))
+        data[start:end] = draw(st.sampled_from([b"", bytes(data[:16])]) | st.binary(max_size=16))
+    return bytes(data)
+
+
+@st.composite
+def changed(draw: st.DrawFn, original: Any) -> Any:
+    """The value with another one in the place of one of its parts, at any depth."""
+    if isinstance(original, dict) and original and draw(st.integers(0, 3)):
+        key = draw(st.sampled_from(sorted(original)))
+        return {**original, key: draw(changed(original[key]))}
+    if isinstance(original, list | tuple) and original and draw(st.integers(0, 3)):
+        index = draw(st.integers(0, len(original) - 1))
+        return [*original[:index], draw(changed(original[index])), *original[index + 1 :]]
+    return draw(PLAIN)
+
+
+def answers_or_refuses(decode_it: Callable[[], object], *refusals: type[Exception]) -> None:
+    """What it refuses with has words, which can be sent."""
+    said = "a value"
+    try:
+        decode_it()
+    except refusals as refusal:
+        said = str(refusal)
+    assert said.encode("utf-8", "backslashreplace")
+
+
+@pytest.mark.parametrize("name", NAMES)
+@SEARCH
+@given(st.data())
+def test_messagepack_that_is_damaged_or_changed_is_a_value_or_a_violation(name: str, data: st.DataObject) -> None:
+    kind = type(GOLDEN[name])
+    plain = msgpack.unpackb(golden_bytes(name), use_list=True)
+    for sent in (data.draw(damaged(golden_bytes(name))), msgpack.packb(data.draw(changed(plain)))):
+        answers_or_refuses(lambda sent=sent: decode(sent, kind), ContractViolation)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@SEARCH
+@given(st.data())
+def test_json_that_is_damaged_or_changed_is_a_value_or_a_refusal(name: str, data: st.DataObject) -> None:
+    kind = type(GOLDEN[name])
+    text = encode_json(GOLDEN[name])
+    for sent in (data.draw(damaged(text)), json.dumps(data.draw(changed(json.loads(text))), default=str).encode()):
+        answers_or_refuses(lambda sent=sent: decode_json(sent, kind), InvalidInput)
+
+
+@pytest.mark.parametrize("kind", sorted(record_types(), key=lambda kind: kind.__name__), ids=lambda kind: kind.__name__)
+@SEARCH
+@given(noise=st.binary(max_size=200), plain=PLAIN)
+def test_noise_is_refused_by_every_type_in_every_form(kind: type, noise: bytes, plain: Any) -> None:
+    answers_or_refuses(lambda: decode(noise, kind), ContractViolation)
+    answers_or_refuses(lambda: decode(msgpack.packb(plain), kind), ContractViolation)
+    answers_or_refuses(lambda: decode_json(noise, kind), InvalidInput)
+    answers_or_refuses(lambda: convert(plain, kind), InvalidInput)
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+@pytest.mark.parametrize("kind", sorted(record_types(), key=lambda kind: kind.__name__), ids=lambda kind: kind.__name__)
+def test_nothing_is_too_deep_to_be_refused(kind: type, depth: int) -> None:
+    for field in [*kind.__struct_fields__, "entry", "x"]:
+        deep = b'{"%s":' % field.encode() + b"[" * depth
+        answers_or_refuses(lambda deep=deep: decode_json(deep, kind), InvalidInput)
+        tables = b'{"%s":' % field.encode() + b'{"a":' * depth + b"1" + b"}" * (depth + 1)
+        answers_or_refuses(lambda tables=tables: decode_json(tables, kind), InvalidInput)
+        packed = b"\x81" + msgpack.packb(field) + b"\x91" * depth + b"\xc0"
+        answers_or_refuses(lambda packed=packed: decode(packed, kind), ContractViolation)
+
+
+@SEARCH
+@given(st.data())
+def test_the_readers_above_the_wire_refuse_in_their_own_form(data: st.DataObject) -> None:
+    noise = data.draw(st.binary(max_size=200) | damaged(golden_bytes("reward_request")))
+    answers_or_refuses(lambda: decode_request(noise, BodyFormat.JSON), Problem)
+    answers_or_refuses(lambda: decode_request(noise, BodyFormat.MSGPACK), Problem)
+    entries = damaged(encode_json(GOLDEN["task_entry"])).map(lambda one: one.decode("latin-1"))
+    text = data.draw(ANY_TEXT | entries)
+    answers_or_refuses(lambda: read_task_entry(text), OnbeatError)
+    lines = [f"data: {text}", "", f"id:{text}", "data:{}", ""]
+    answers_or_refuses(lambda: list(parse_events(iter(lines))), OnbeatError)
+
+
+@SEARCH
+@given(body=PLAIN | changed({"records": [{**msgspec.to_builtins(GOLDEN["audit_record_commit"]), "digest": "x"}]}))
+def test_an_audit_chain_of_another_form_is_refused(body: Any) -> None:
+    answers_or_refuses(lambda: audit_entries(body), OnbeatError)
+
+
+@SEARCH
+@given(
+    st.dictionaries(
+        st.sampled_from([f"ONBEAT_{name.upper()}" for name in StackSettings.__struct_fields__]) | st.text(max_size=12),
+        st.text(max_size=12) | st.sampled_from(["nan", "inf", "-1", "1e999", "٣", "0x10", "99999999999999999999"]),
+        max_size=4,
+    )
+)
+def test_settings_are_read_or_refused(environment: dict[str, str]) -> None:
+    answers_or_refuses(lambda: settings_from(environment), InvalidInput)
+
+
+@SEARCH
+@given(body=changed(msgspec.to_builtins(GOLDEN["job_spec_reasoning_gym"])))
+def test_a_changed_job_spec_is_a_job_or_a_refusal_that_names_a_field(body: Any) -> None:
+    answers_or_refuses(lambda: convert(body, JobSpec), InvalidInput)
