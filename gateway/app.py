@@ -1,7 +1,7 @@
 """The wiring of the gateway.
 
 request ─ measure.py ─ http_access.py (Host, origin, key)
-             └─ routes.py ─┬─ submission.py ─▶ job store ─▶ Celery: `onbeat.ensure_trainer`
+             └─ routes.py ─┬─ submission.py, reward_plugins.py ─▶ job store ─▶ Celery: `onbeat.ensure_trainer`
                            ├─ event_stream.py ◀─ the job's events
                            ├─ run_files.py ◀─ the job's run folder
                            └─ broker/monitor.py ◀─ fence, counters, streams

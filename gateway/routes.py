@@ -26,6 +26,7 @@ from contracts.wire import encode_json
 from gateway import openapi, submission
 from gateway.event_stream import EventStream, resume_point
 from gateway.job_gauges import job_gauges
+from gateway.reward_plugins import check_plugins
 from gateway.run_files import iteration_metrics
 from gateway.services import Services
 
@@ -184,6 +185,7 @@ def _create(services: Services, spec: JobSpec, key: str) -> tuple[JobStatus, boo
     check_job(spec.dataset, spec.reward.components)
     submission.check_paths(spec, services.settings)
     submission.check_generators(spec, Presence(services.broker).live())
+    check_plugins(spec, services.settings)
     job_id, is_new = services.jobs.create(spec, idempotency_key=key, max_jobs=services.settings.max_jobs)
     if is_new:
         services.metrics.jobs_created.inc()

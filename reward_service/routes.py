@@ -12,12 +12,13 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 
 from contracts.errors import OnbeatError, Unavailable
-from contracts.rewards import RewardRequest, RewardResponse
+from contracts.rewards import PluginNames, RewardRequest, RewardResponse
 from contracts.wire import encode_json
 from reward_service import bodies, scoring
 from reward_service.metrics import RewardMetrics
 from reward_service.problems import Problem
 from reward_service.scorer_pool import ScorerPool
+from reward_service.scorers import plugin
 
 CLIENT_GONE = 499
 """nginx's status for a client that closed the connection; only the metrics see it."""
@@ -41,6 +42,12 @@ async def score(request: Request) -> Response:
     finally:
         metrics.requests.labels(str(status)).inc()
         metrics.request_seconds.observe(time.monotonic() - started_s)
+
+
+@router.get("/v1/plugins")
+def plugins() -> Response:
+    """PluginNames: what a rubric may name."""
+    return Response(encode_json(PluginNames(entry_points=plugin.installed())), media_type="application/json")
 
 
 @router.get("/healthz")

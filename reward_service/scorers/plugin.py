@@ -31,11 +31,16 @@ def score(component: PluginReward, item: RewardItem) -> float:
     return float(value)
 
 
+def installed() -> tuple[str, ...]:
+    """Names of the functions, sorted; imports none of them."""
+    return tuple(sorted(entry_points(group=GROUP).names))
+
+
 @functools.cache
 def _load(name: str) -> Callable[..., Any]:
     found = entry_points(group=GROUP, name=name)
     if not found:
-        known = ", ".join(sorted(entry_points(group=GROUP).names)) or "none"
+        known = ", ".join(installed()) or "none"
         raise UnknownEntryPoint(
             f"no entry point `{name}` in group {GROUP}", field="entry_point", cure=f"installed: {known}"
         )

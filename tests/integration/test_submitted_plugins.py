@@ -1,0 +1,61 @@
+"""A job that names a plug-in which the reward service doesn't have is refused when it is submitted."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import uvicorn
+from msgspec.structs import replace
+
+from contracts.errors import InvalidInput
+from contracts.rewards import ExactReward, PluginReward
+from contracts.settings import StackSettings
+from gateway.reward_plugins import check_plugins
+from onbeat.free_ports import free_port
+from reward_service.app import create_app
+from telemetry.http_server import server_config
+from tests.builders import job_spec
+
+SPEC = job_spec(reward__components=(ExactReward(), PluginReward(entry_point="brevity")))
+
+
+@pytest.fixture
+def rewards(settings: StackSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StackSettings]:
+    """Settings that lead to a real reward service with one plug-in, whose module is never imported."""
+    info = tmp_path / "site" / "brief-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: brief\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[onbeat.rewards]\nbrevity = not_there:brevity\n")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(server_config(create_app(settings, num_workers=1), grace_s=5.0))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    yield replace(settings, reward_url=f"http://127.0.0.1:{listener.getsockname()[1]}")
+    server.should_exit = True
+    thread.join()
+
+
+def test_a_plugin_that_is_installed_passes_and_one_that_is_not_is_named_with_its_place(rewards: StackSettings) -> None:
+    check_plugins(SPEC, rewards)
+    other = job_spec(reward__components=(ExactReward(), PluginReward(entry_point="brevitiy")))
+    with pytest.raises(InvalidInput, match="no plug-in `brevitiy`") as caught:
+        check_plugins(other, rewards)
+    assert (caught.value.field, caught.value.cure) == (
+        "reward.components[1].entry_point",
+        "installed there: brevity",
+    )
+
+
+def test_a_reward_service_that_is_away_or_refuses_the_key_refuses_no_job(
+    rewards: StackSettings, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = job_spec(reward__components=(PluginReward(entry_point="absent"),))
+    check_plugins(other, replace(rewards, reward_key="wrong"))
+    check_plugins(other, replace(rewards, reward_url=f"http://127.0.0.1:{free_port()}"))
+    check_plugins(other, replace(rewards, reward_url="not an address"))
+    assert len([record for record in caplog.records if "are not checked" in record.getMessage()]) == 3
