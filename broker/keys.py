@@ -35,6 +35,8 @@ copy, since when. Times are the server's, in milliseconds.
 
 from __future__ import annotations
 
+from contracts.names import check_job_id
+
 JOBS = "onbeat:jobs"
 ACTIVE = "onbeat:active"
 GENERATORS = "onbeat:generators"
@@ -53,10 +55,10 @@ def batch_shape(num_prompts: int, group_size: int) -> str:
 
 
 class JobKeys:
-    """The keys of one job."""
+    """The keys of one job. Raises NotFound for what is no job's id: it would be another job's keys."""
 
     def __init__(self, job_id: str) -> None:
-        tag = f"onbeat:{{{job_id}}}"
+        tag = f"onbeat:{{{check_job_id(job_id)}}}"
         self.spec = f"{tag}:spec"
         self.job = f"{tag}:job"
         self.fence = f"{tag}:fence"

@@ -29,6 +29,7 @@ from consumer.sharded_rows import local_rows
 from consumer.stored_tensors import stored_rows
 from contracts.digests import Digest
 from contracts.errors import ContractViolation, InvalidInput, NotFound, OnbeatError, WeightsRejected
+from contracts.names import FileName
 from contracts.versions import PolicyVersion
 from contracts.wire import Record, decode_json, encode_json
 from telemetry.crash_points import reach
@@ -68,7 +69,7 @@ class CheckpointState(Record, frozen=True, kw_only=True):
     """Where model.safetensors holds adapters alone."""
     torch_random_state: str
     """Hex of torch's CPU generator. No pass draws from it (dropout is off); a model's own code might."""
-    files: dict[str, Digest]
+    files: dict[FileName, Digest]
     """BLAKE3-256 of each other file."""
 
 

@@ -13,6 +13,7 @@ from contracts.jobs import EvaluationScore
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
 from contracts.wire import Record, decode_json, encode_json
+from telemetry.private_folders import make_private
 
 T = TypeVar("T", bound=Record)
 
@@ -27,7 +28,7 @@ class RunLog:
         """Raises OnbeatError naming the folder when it cannot be made or written, InvalidInput for a tracker."""
         self._folder = folder
         try:
-            folder.path.mkdir(parents=True, exist_ok=True)
+            make_private(folder.path)
             folder.spec.write_bytes(encode_json(spec))
         except OSError as error:
             raise OnbeatError(

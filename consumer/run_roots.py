@@ -8,6 +8,7 @@ from pathlib import Path
 
 from contracts.errors import InvalidInput
 from contracts.settings import StackSettings
+from telemetry.private_folders import make_missing
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +26,7 @@ class RunRoots:
         """Raises InvalidInput that names the setting of a folder that cannot be written. Makes what is not there."""
         for field, root in self._roots.items():
             try:
-                root.mkdir(parents=True, exist_ok=True)
+                make_missing(root)
                 # Permission bits don't tell: of a read-only mount, a full disk, a server that is away.
                 with tempfile.TemporaryFile(dir=root) as file:
                     file.write(b"\0")

@@ -20,6 +20,7 @@ from contracts.errors import OnbeatError
 from contracts.run_folder import RunFolder
 from contracts.settings import PREFIX
 from telemetry.launcher import end_with_launcher
+from telemetry.private_folders import make_private
 
 TAIL_BYTES = 8_192
 STOP_GRACE_S = 15.0
@@ -98,7 +99,7 @@ class TrainerProcesses:
         assert not self._job_id, f"a trainer for {self._job_id} runs here"
         path = RunFolder(self._run_root, job_id).trainer_log
         try:
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            make_private(path.parent)
             with path.open("ab") as log_file:
                 self._process = subprocess.Popen(
                     (sys.executable, "-m", self._module, job_id),

@@ -15,15 +15,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from contracts.names import check_job_id
+
 
 class RunFolder:
     """Names only: nothing is read or made here."""
 
     def __init__(self, run_root: Path, job_id: str, *, weight_root: Path | None = None) -> None:
-        """weight_root: where the published versions are, if not below the run root."""
+        """weight_root: where the published versions are, if not below the run root.
+
+        Raises NotFound for what is no job's id, wherever it came from: it would be a path out of the run root.
+        """
         self.run_root = run_root
         self.weight_root = weight_root or run_root
-        self.job_id = job_id
+        self.job_id = check_job_id(job_id)
         self.path = run_root / job_id
         self.spec = self.path / "spec.json"
         self.metrics = self.path / "metrics.jsonl"

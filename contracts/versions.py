@@ -9,6 +9,7 @@ from msgspec import Meta
 
 from contracts.digests import Digest, DigestAlgorithm, content_digest
 from contracts.errors import ContractViolation
+from contracts.names import FileName, RelativePath, is_below
 from contracts.wire import Record
 
 PolicyVersion = Annotated[int, Meta(ge=0)]
@@ -21,8 +22,8 @@ WeightTransport = Literal["file", "delta", "redis"]
 class WeightFile(Record, frozen=True, kw_only=True):
     """One file of a version."""
 
-    name: str
-    num_bytes: int
+    name: FileName
+    num_bytes: Annotated[int, Meta(ge=0, le=2**62)]
 
 
 class WeightStep(Record, frozen=True, kw_only=True):
@@ -30,7 +31,7 @@ class WeightStep(Record, frozen=True, kw_only=True):
 
     policy_version: PolicyVersion
     weights_digest: Digest
-    directory: str
+    directory: RelativePath
     files: tuple[WeightFile, ...]
 
 
@@ -56,7 +57,7 @@ class WeightManifest(Record, frozen=True, kw_only=True):
     """torch name of the published dtype, e.g. "float32"."""
     transport: WeightTransport = "file"
     """Where the files are: in folders, or in chunks in Redis. Both kinds of folders may hold a whole version."""
-    directory: str
+    directory: RelativePath
     """Below the weight root, which every process mounts at its own place; also the version's name."""
     files: tuple[WeightFile, ...]
     """Of the whole version, or of its delta on the last of `base`."""
@@ -69,8 +70,10 @@ class WeightManifest(Record, frozen=True, kw_only=True):
         for step in (*self.steps, *([self.adapter.base] if self.adapter else [])):
             if not step.files:
                 raise ContractViolation("a manifest without files", field="files")
-            if step.directory.startswith("/") or ".." in step.directory.split("/"):
+            if not is_below(step.directory):
                 raise ContractViolation("must stay inside the weight root", field="directory")
+            if not all(is_below(file.name) and "/" not in file.name for file in step.files):
+                raise ContractViolation("must be names of files", field="files")
         if self.base and self.transport != "delta":
             raise ContractViolation("only a delta stands on other versions", field="base")
         if self.base and self.adapter:

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from contracts.names import FileName, RelativePath
 from contracts.versions import Digest, PolicyVersion
 from contracts.wire import Record
 
@@ -59,9 +60,9 @@ class WeightShard(Record, frozen=True, kw_only=True):
     """A file of a version whose manifest is still to come: a generator that has nothing to do may read it already."""
 
     policy_version: PolicyVersion
-    path: str
+    path: RelativePath
     """Below the weight root; the file moves when the version is complete, and whoever has it open keeps it."""
-    name: str
+    name: FileName
     """As the manifest will list it."""
     num_bytes: Annotated[int, Meta(ge=0, le=2**62)]
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from contracts.events import IterationMetrics
+from contracts.names import JOB_ID
 from contracts.run_folder import RunFolder
 from gateway.run_files import newest_metrics
 from gateway.services import Services
@@ -18,7 +19,7 @@ MAX_JOBS = 50
 def job_gauges(services: Services) -> bytes:
     """Prometheus text format; b"" where no active job has trained an iteration yet."""
     active = set(services.jobs.active_jobs())
-    newest = [job_id for job_id in services.jobs.job_ids() if job_id in active][:MAX_JOBS]
+    newest = [job_id for job_id in services.jobs.job_ids() if job_id in active and JOB_ID.fullmatch(job_id)][:MAX_JOBS]
     folders = {job_id: RunFolder(services.settings.run_root_path, job_id) for job_id in newest}
     found = {job_id: newest_metrics(folder) for job_id, folder in folders.items()}
     return exposition({job_id: metrics for job_id, metrics in found.items() if metrics is not None})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import AsyncIterator
 from http import HTTPStatus
 from typing import Annotated
@@ -19,6 +18,7 @@ from broker.presence import Presence
 from contracts.errors import Conflict, NotFound, Unavailable
 from contracts.events import record_digest
 from contracts.jobs import JobState, JobStatus, ResumeRequest
+from contracts.names import check_job_id
 from contracts.reasoning_tasks import check_job
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
@@ -30,7 +30,6 @@ from gateway.reward_plugins import check_plugins
 from gateway.run_files import iteration_metrics
 from gateway.services import Services
 
-JOB_ID = re.compile(r"[A-Za-z0-9-]{1,64}")
 MAX_LISTED = 1000
 
 log = logging.getLogger(__name__)
@@ -43,9 +42,8 @@ def services_of(request: Request) -> Services:
 
 
 def known_job(job_id: str, services: Annotated[Services, Depends(services_of)]) -> str:
-    """Raises NotFound; an id of another form is looked up nowhere, since it becomes keys and paths."""
-    if not JOB_ID.fullmatch(job_id):
-        raise NotFound("there is no such job", field="job_id", cure="`onbeat jobs` lists them")
+    """Raises NotFound; an id of another form is looked up nowhere."""
+    check_job_id(job_id)
     services.jobs.state(job_id)
     return job_id
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from contracts.errors import InvalidInput, Unavailable
 from onbeat import process_tree
 from telemetry.launcher import end_with_launcher
+from telemetry.private_folders import make_missing
 
 TAIL_BYTES = 16_384
 
@@ -55,7 +56,7 @@ class ChildProcess:
 
     def start(self) -> None:
         """Raises Unavailable if the program cannot be executed, InvalidInput if its log cannot be written."""
-        self.log_path.parent.mkdir(parents=True, exist_ok=True)
+        make_missing(self.log_path.parent)
         try:
             log_file = self.log_path.open("ab")
         except OSError as error:

@@ -22,6 +22,7 @@ from contracts.errors import BrokerUnavailable, InvalidInput, Unavailable
 from onbeat.child_process import ChildProcess
 from onbeat.free_ports import free_port
 from onbeat.redis_probe import RedisServer, probe
+from telemetry.private_folders import make_private
 from telemetry.waiting import Waiting
 
 START_DEADLINE_S = 30.0
@@ -162,7 +163,7 @@ class EmbeddedRedis:
         text = CONFIGURATION.format(port=self.port, users=self._users, folder=self.folder)
         users = users_acl({role: password_hash(password) for role, password in self._passwords.items()})
         try:
-            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            make_private(self.folder)
             write_private(self._users, users)
             write_private(self._configuration, text)
         except OSError as error:

@@ -39,6 +39,7 @@ from onbeat.signals import uninterrupted
 from onbeat.stack_file import StackFile, refuse_second_stack, write_stack_file
 from onbeat.stack_plan import REDIS_ROLES, StackPlan, child_environment, settings_of
 from onbeat.supervision import PATIENT, RestartPolicy, Supervised, describe_exit
+from telemetry.private_folders import make_private
 from telemetry.waiting import Waiting
 
 log = logging.getLogger(__name__)
@@ -152,8 +153,7 @@ class EmbeddedStack:
 
     def _prepare_folders(self) -> None:
         try:
-            self.plan.run_root.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self.logs.mkdir(exist_ok=True, mode=0o700)
+            make_private(self.logs)
             refuse_second_stack(self.plan.run_root)
             if self.plan.fresh:
                 shutil.rmtree(self.plan.run_root / "redis", ignore_errors=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import mmap
 import re
+import stat
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -99,6 +100,8 @@ def tensors_of_delta(folder: RunFolder, path: Path) -> dict[str, tuple[str, tupl
     deltas: list[WeightDelta] = []
     while not (shards := sorted(path.glob("*.safetensors"))):
         deltas += (step := _read_step(path))
+        if step[-1].base_version >= int(path.name[1:]):
+            raise ContractViolation("stands on itself, or on a later version", field=str(path))
         path = folder.weights_of(step[-1].base_version)
         if not path.is_dir():
             return {}
@@ -111,7 +114,7 @@ def tensors_of_delta(folder: RunFolder, path: Path) -> dict[str, tuple[str, tupl
         dtype, _, data = tensors[changed.name]
         try:
             apply(changed, data, item_bytes=ITEM_BYTES[dtype])
-        except WeightsRejected as error:
+        except (WeightsRejected, ValueError) as error:  # ValueError: bytes that are no whole number of elements
             raise ContractViolation(str(error), field=str(path)) from error
     return tensors
 
@@ -122,7 +125,7 @@ def _read_step(path: Path) -> list[WeightDelta]:
     if not files:
         raise ContractViolation("holds neither weights nor a delta", field=str(path))
     try:
-        return [decode(file.read_bytes(), WeightDelta) for file in files]
+        return [decode(_regular(file).read_bytes(), WeightDelta) for file in files]
     except OSError as error:
         raise ContractViolation(f"cannot be read: {error}", field=str(path)) from error
 
@@ -180,10 +183,18 @@ def digest_of_rows(paths: list[Path]) -> str:
 def read_tensors(path: Path) -> Iterator[Tensor]:
     """(name, torch dtype name, shape, bytes) of each tensor; the bytes are a view that ends with the iteration."""
     try:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        with _regular(path).open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
             yield from _tensors(path, memoryview(mapped))
     except (OSError, ValueError) as error:
         raise ContractViolation(f"cannot be read: {error}", field=str(path)) from error
+
+
+def _regular(path: Path) -> Path:
+    """Raises ContractViolation for a link, which may lead anywhere, and for a pipe, which may never end: a run folder
+    may have come from somebody else."""
+    if not stat.S_ISREG(path.lstat().st_mode):
+        raise ContractViolation("is no plain file", field=str(path))
+    return path
 
 
 def _tensors(path: Path, data: memoryview) -> Iterator[Tensor]:

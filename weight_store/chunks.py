@@ -68,11 +68,15 @@ class ChunkedFile:
 
 def read_chunks(reader: ChunkReader, file: WeightFile, *, policy_version: int) -> bytes:
     """The file, put together. Raises WeightsRejected where a chunk is missing or the size is another."""
+    if file.num_bytes > MAX_VERSION_BYTES:
+        raise WeightsRejected(f"version {policy_version} says that it has {file.num_bytes} bytes in Redis")
     chunks: list[bytes] = []
     for number in range(num_chunks(file.num_bytes)):
         chunk = reader.get(policy_version, file.name, number)
         if chunk is None:
             raise WeightsRejected(f"chunk {number} of version {policy_version} is not in Redis")
+        if len(chunk) > CHUNK_BYTES:
+            raise WeightsRejected(f"chunk {number} of version {policy_version} has {len(chunk)} bytes")
         chunks.append(chunk)
     data = b"".join(chunks)
     if len(data) != file.num_bytes:

@@ -50,6 +50,9 @@ def advance(name: str, old: Bytes, new: Bytes, *, item_bytes: int) -> TensorDelt
 def apply(delta: TensorDelta, target: Bytes, *, item_bytes: int) -> None:
     """Makes `target`, the raw bytes of the old tensor, the new one. Raises WeightsRejected for a damaged delta."""
     elements = target.view(UNSIGNED[item_bytes])
+    # Before anything is unpacked: 32 KB of zeros become a gigabyte.
+    if delta.num_changed > len(elements):
+        raise WeightsRejected(f"the delta of {delta.name} changes {delta.num_changed} of {len(elements)} elements")
     differences = _unpacked(delta, delta.differences, UNSIGNED[item_bytes])
     if not delta.gaps:
         if len(elements) != delta.num_changed:
@@ -105,7 +108,7 @@ def _packed(array: NDArray) -> bytes:
 def _unpacked(delta: TensorDelta, data: bytes, dtype: np.dtype) -> NDArray:
     num_bytes = delta.num_changed * dtype.itemsize
     try:
-        # Before anything is allocated: a damaged header may claim any size.
+        # Nothing is allocated for what a damaged header claims.
         if zstandard.get_frame_parameters(data).content_size != num_bytes:
             raise WeightsRejected(f"the delta of {delta.name} is not of {delta.num_changed} elements")
         planes = zstandard.ZstdDecompressor().decompress(data)

@@ -32,7 +32,7 @@ from weight_store.chunks import ChunkReader, read_chunks
 from weight_store.delta import DELTA_PREFIX, apply
 from weight_store.hashing import HashingThreads, bytes_of, tensors_digest
 from weight_store.layout import dtype_name
-from weight_store.version_files import check_digest, check_names, weight_files
+from weight_store.version_files import check_digest, check_names, folder_of, path_of, weight_files
 
 log = logging.getLogger(__name__)
 
@@ -79,6 +79,11 @@ class WeightReceiver:
         """The base of the adapters that are merged into the tensors; None while the tensors are anything else."""
 
     @property
+    def _most_delta_bytes(self) -> int:
+        """A delta lists gaps only where they are few, and what zstd can't make smaller it makes hardly larger."""
+        return 2 * sum(tensor.nbytes for tensor in self._tensors.values()) + 1024 * (len(self._tensors) + 1024)
+
+    @property
     def tensors(self) -> Mapping[str, Tensor]:
         """On the CPU: the targets themselves, or copies where those are elsewhere."""
         return self._tensors
@@ -122,7 +127,7 @@ class WeightReceiver:
             log.debug("%s", error)
 
     def _place_ahead(self, shard: WeightShard) -> None:
-        tensors = _read(self._root / shard.path)
+        tensors = _read(path_of(self._root, shard))
         self._check(tensors, shard.policy_version)
         ahead = self._ahead_of(shard)
         ahead.base = None
@@ -131,7 +136,7 @@ class WeightReceiver:
         ahead.hashing.add((name, self._tensors[name]) for name in tensors)
 
     def _apply_ahead(self, shard: WeightShard) -> None:
-        delta = _read_delta(self._root / shard.path)
+        delta = _read_delta(path_of(self._root, shard), most_bytes=self._most_delta_bytes)
         stands_on = (delta.base_version, delta.base_digest)
         base = self._ahead.base if self._ahead else self._held
         if base != stands_on or (self._ahead and shard.name in self._ahead.files):
@@ -253,7 +258,7 @@ class WeightReceiver:
         """Whether the tensors hold the step now: they did already, or it was read whole."""
         if (step.policy_version, step.weights_digest) == held:
             return True
-        paths = weight_files(self._root, step) if whole_is_listed else whole_version(self._root / step.directory)
+        paths = weight_files(self._root, step) if whole_is_listed else whole_version(folder_of(self._root, step))
         placed: list[str] = []
         for path in paths:
             tensors = _read(path)
@@ -268,7 +273,7 @@ class WeightReceiver:
         for path in weight_files(self._root, step):
             if path.name in known:
                 continue
-            delta = _read_delta(path)
+            delta = _read_delta(path, most_bytes=self._most_delta_bytes)
             if (delta.base_version, delta.base_digest) != (before.policy_version, before.weights_digest):
                 raise WeightsRejected(f"{path} stands on another version {delta.base_version}")
             self._apply(delta)
@@ -320,8 +325,10 @@ def _read(path: Path) -> dict[str, Tensor]:
         raise WeightsRejected(f"{path} cannot be read: {error}") from error
 
 
-def _read_delta(path: Path) -> WeightDelta:
+def _read_delta(path: Path, *, most_bytes: int) -> WeightDelta:
     try:
+        if path.stat().st_size > most_bytes:
+            raise WeightsRejected(f"{path} is larger than any delta of this model")
         return decode(path.read_bytes(), WeightDelta)
     except (OSError, ContractViolation) as error:
         raise WeightsRejected(f"{path} cannot be read: {error}") from error

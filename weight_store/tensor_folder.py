@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from contracts.errors import OnbeatError
+from telemetry.private_folders import make_missing
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +38,7 @@ class ScratchFolder:
     def create(self) -> None:
         """Does nothing where it is there already."""
         with self.errors():
-            self.path.mkdir(parents=True, exist_ok=True)
+            make_missing(self.path)
 
     def put_in_place(self, *, durable: bool) -> None:
         """durable: the bytes are on disk before the name is, so that a power cut cannot leave a named, empty file."""

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Collection
 from pathlib import Path
 
-from contracts.errors import WeightsRejected
+from contracts.errors import ContractViolation, WeightsRejected
+from contracts.names import inside
 from contracts.versions import WeightManifest, WeightStep
+from contracts.weights import WeightShard
 
 
 def weight_files(root: Path, step: WeightStep | WeightManifest) -> list[Path]:
     """Paths of the step's files below the weight root. Raises WeightsRejected for a missing or shortened file."""
-    folder = root / step.directory
+    folder = folder_of(root, step)
     paths = []
     for file in step.files:
-        path = folder / file.name
+        path = _below(folder, file.name, policy_version=step.policy_version)
         try:
             num_bytes = path.stat().st_size
         except FileNotFoundError as error:
@@ -28,6 +30,23 @@ def weight_files(root: Path, step: WeightStep | WeightManifest) -> list[Path]:
             )
         paths.append(path)
     return paths
+
+
+def folder_of(root: Path, step: WeightStep | WeightManifest) -> Path:
+    """Raises WeightsRejected for a folder that isn't below the weight root, links followed."""
+    return _below(root, step.directory, policy_version=step.policy_version)
+
+
+def path_of(root: Path, shard: WeightShard) -> Path:
+    """Raises WeightsRejected as `folder_of` does."""
+    return _below(root, shard.path, policy_version=shard.policy_version)
+
+
+def _below(folder: Path, name: str, *, policy_version: int) -> Path:
+    try:
+        return inside(folder, name)
+    except ContractViolation as error:
+        raise WeightsRejected(f"version {policy_version}: {error}") from error
 
 
 def check_names(policy_version: int, *, expected: Collection[str], found: Collection[str]) -> None:

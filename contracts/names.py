@@ -1,0 +1,38 @@
+"""Names that come from other processes and become a path or a key: checked where they do, whoever brings them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+from msgspec import Meta
+
+from contracts.errors import ContractViolation, NotFound
+
+JOB_ID = re.compile(r"[A-Za-z0-9-]{1,64}")
+SEGMENT = r"(?!\.{1,2}(?:/|$))[A-Za-z0-9._-]{1,128}"
+"""Of a path: neither this folder nor the one above it, and nothing that a shell or a terminal reads otherwise."""
+FileName = Annotated[str, Meta(min_length=1, max_length=128, pattern=rf"^{SEGMENT}$(?![\s\S])")]
+RelativePath = Annotated[str, Meta(min_length=1, max_length=1024, pattern=rf"^{SEGMENT}(?:/{SEGMENT})*$(?![\s\S])")]
+"""Below a folder that each process has at its own place."""
+
+
+def check_job_id(job_id: str) -> str:
+    """The id. Raises NotFound: what isn't of this form is no job's, and would make another path, or another key."""
+    if not JOB_ID.fullmatch(job_id):
+        raise NotFound(f"`{job_id[:80]!a}` is no job's id", field="job_id", cure="`onbeat jobs` lists them")
+    return job_id
+
+
+def is_below(path: str) -> bool:
+    """Whether it is a RelativePath: a record that this process makes is not checked by its types."""
+    return len(path) <= 1024 and re.fullmatch(rf"{SEGMENT}(?:/{SEGMENT})*", path) is not None
+
+
+def inside(folder: Path, path: str) -> Path:
+    """A path below the folder, links followed. Raises ContractViolation for one that leads out of it."""
+    found = folder / path
+    if not found.resolve().is_relative_to(folder.resolve()):
+        raise ContractViolation(f"`{path[:200]!a}` leads out of {folder}", field="path")
+    return found
