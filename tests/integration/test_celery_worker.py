@@ -430,7 +430,7 @@ def test_sigterm_ends_a_consumer_and_its_trainer_without_redis(
     how: str,
     has_trainer: bool,
 ) -> None:
-    job_id = JobStore(broker).create(job_spec())[0] if has_trainer else ""
+    job_id = JobStore(broker).create(job_spec())[0] if has_trainer else "no-job"
     holder, trainer_pid = Holder(broker, job_id), 0
     log_path = tmp_path / "worker.log"
     with worker(own_settings, log_path) as process:

@@ -33,6 +33,7 @@ CHOSEN: dict[str, tuple[object, dict[str, object]]] = {
     "device": ("cuda", {}),
     "peak_flops": (1e12, {}),
     "max_ranks": (5, {}),
+    "max_jobs": (7, {}),
     "log_format": ("json", {}),
     "broker_timeout_s": (7.5, {}),
     "broker_full_timeout_s": (8.5, {}),
