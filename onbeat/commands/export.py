@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from msgspec.structs import replace
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -16,6 +17,7 @@ from contracts.errors import InvalidInput, Unavailable
 from contracts.events import AuditRecord, versions_of
 from contracts.run_folder import RunFolder
 from contracts.settings import settings_from
+from contracts.spec import JobSpec
 from onbeat.audit_file import FILE_NAME as AUDIT_FILE
 from onbeat.audit_file import read_audit, read_spec
 from onbeat.commands import options
@@ -47,7 +49,7 @@ def export(
         folder,
         spec,
         directory.absolute(),
-        model_folder=(options.model_root_or_default(model_root) / spec.model.path).resolve(),
+        model_folder=_model_folder(spec, options.model_root_or_default(model_root)),
         versions=None if records is None else versions_of(records),
         version=version,
         adapters=adapters,
@@ -56,6 +58,12 @@ def export(
         emit(asdict(exported))
     else:
         _show(console_for(json_output=False), exported, has_chain=records is not None)
+
+
+def _model_folder(spec: JobSpec, model_root: Path) -> Path:
+    """Where the stack read the model from; the run folder, and so the spec, may be somebody else's."""
+    settings = replace(settings_from(os.environ), model_root=str(model_root))
+    return settings.spec_root.find(spec.model.path, field="model.path")
 
 
 def _run_of(

@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from consumer.checkpoint import read_checkpoint
 from consumer.policy import load_policy
 from contracts.run_folder import RunFolder
+from contracts.spec_root import SpecRoot
 from onbeat import process_tree
 from onbeat.audit_file import read_spec
 from onbeat.stored_weights import digest_of, digests_on_disk
@@ -118,7 +119,7 @@ def assert_exported_model_answers_as_the_policy(folder: RunFolder, summary: dict
     exported = subprocess.run([*command, *flags], capture_output=True, text=True, check=True)
     assert json.loads(exported.stdout)["weights_digest"] == summary["final_weights_digest"]
     assert digest_of([target / "model.safetensors"]) == summary["final_weights_digest"]
-    policy = load_policy(read_spec(folder).model, model_root=REPOSITORY, gradient_checkpointing=False)
+    policy = load_policy(read_spec(folder).model, model_root=SpecRoot(REPOSITORY), gradient_checkpointing=False)
     policy.load_state_tensors(read_checkpoint(folder.checkpoint_after(2)).model_tensors)
     model, tokenizer = AutoModelForCausalLM.from_pretrained(target), AutoTokenizer.from_pretrained(target)
     for question in ("12+34=", "58+67=", "99+1=", "7+8="):

@@ -20,6 +20,7 @@ from consumer.policy import Policy, load_policy
 from contracts.errors import ContractViolation, InvalidInput, NotFound, OnbeatError, WeightsRejected
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
+from contracts.spec_root import SpecRoot
 from contracts.wire import decode_json, encode_json
 from onbeat import cli
 from onbeat.export import Exported, export
@@ -39,7 +40,7 @@ class Run:
         self.folder = RunFolder(root / "runs", "job-1")
         self.folder.path.mkdir(parents=True)
         self.folder.spec.write_bytes(encode_json(spec))
-        self.policy: Policy = load_policy(spec.model, model_root=root, gradient_checkpointing=False)
+        self.policy: Policy = load_policy(spec.model, model_root=SpecRoot(root), gradient_checkpointing=False)
         if spec.trainer.lora is not None:
             self.policy = self.policy.with_adapters(spec.trainer.lora, seed=0)
         self.publisher = make_publisher(
