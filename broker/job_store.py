@@ -6,6 +6,8 @@ import contextlib
 import hashlib
 import time
 import uuid
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -16,6 +18,7 @@ from broker.keys import JobKeys
 from contracts.errors import Conflict, FencedOff, InvalidInput, NotFound
 from contracts.events import AuditRecord, JobEvent, StateChanged
 from contracts.jobs import NEXT_STATES, EvaluationScore, JobState
+from contracts.rewards import OnUnscorable, with_on_unscorable
 from contracts.spec import JobSpec
 from contracts.wire import decode, encode
 
@@ -180,26 +183,37 @@ class JobStore:
             if not self.state(job_id).is_final:
                 self._redis.sadd(keys.ACTIVE, job_id)
 
-    def resume(self, job_id: str, *, iterations: int | None = None) -> JobState:
+    def resume(
+        self,
+        job_id: str,
+        *,
+        iterations: int | None = None,
+        on_unscorable: Mapping[str, OnUnscorable] = MappingProxyType({}),
+    ) -> JobState:
         """Queues an ended job again: a trainer goes on from its newest checkpoint; the open iteration is sampled anew.
 
-        iterations: the job's new number; None keeps it. Safe to repeat. Answers only after the write is on disk.
-        Raises NotFound, Conflict for a job that has not ended, or has nothing left to do, and InvalidInput for fewer
-        iterations than were trained.
+        iterations: the job's new number; None keeps it. on_unscorable: of reward components, by name. Safe to repeat.
+        Answers only after the write is on disk. Raises NotFound, Conflict for a job that has not ended, or has nothing
+        left to do, and InvalidInput for fewer iterations than were trained, or a component that the job doesn't have.
         """
-        outcome, *rest = self._resume_as_seen(job_id, iterations)
+        outcome, *rest = self._resume_as_seen(job_id, iterations, on_unscorable)
         while outcome == b"changed":
-            outcome, *rest = self._resume_as_seen(job_id, iterations)
+            outcome, *rest = self._resume_as_seen(job_id, iterations, on_unscorable)
         if outcome == b"refused":
             raise Conflict(f"a {rest[0].decode()} job cannot be resumed", field="state", cure="it has not ended")
         self._broker.persisted()
         return self.state(job_id)
 
-    def _resume_as_seen(self, job_id: str, iterations: int | None) -> list[Any]:
+    def _resume_as_seen(
+        self, job_id: str, iterations: int | None, on_unscorable: Mapping[str, OnUnscorable]
+    ) -> list[Any]:
         state, (chain, _) = self.state(job_id), self.audit_outline(job_id)
         body = self._spec_bytes(job_id)
         before = decode(body, JobSpec)
         after = before if iterations is None else msgspec.structs.replace(before, iterations=iterations)
+        if on_unscorable:
+            components = with_on_unscorable(before.reward.components, on_unscorable)
+            after = msgspec.structs.replace(after, reward=msgspec.structs.replace(after.reward, components=components))
         num_trained = 1 + max((record.iteration for record in chain if record.next_weights_digest), default=-1)
         if after.iterations < num_trained:
             raise InvalidInput(f"{num_trained} are trained already", field="iterations", cure="give as many or more")
@@ -210,7 +224,7 @@ class JobStore:
                 cure="give more with --iterations",
             )
         horizons = b""
-        if after != before:
+        if after.iterations != before.iterations:
             horizons = encode({0: before.iterations, **self.horizons(job_id), num_trained: after.iterations})
         job_keys = JobKeys(job_id)
         event = encode(StateChanged(at_s=time.time(), state=JobState.QUEUED))

@@ -7,6 +7,7 @@ import dataclasses
 import itertools
 import math
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from broker.trainer_side import Arrived, Opening
@@ -52,6 +53,10 @@ class Iteration:
         self.abandoned: dict[str, str] = {}
         """Batch id → reason."""
         self.evaluation: dict[str, RolloutBatch] = {}
+        self.unscorable: dict[str, dict[str, int]] = {}
+        """Batch id → "component: reason" → completions that got an `on_unscorable` score."""
+        self.num_unscorable = 0
+        """Trained ones."""
         self.stats: list[MicroBatchStats] = []
         self.spans: list[TimelineSpan] = []
         self.waiting_s = 0.0
@@ -97,6 +102,7 @@ class Iteration:
         self.digests[batch.batch_id] = arrived.digest
         del self._missing[batch.batch_id]
         self._record_generation(batch)
+        self._record_unscorable(batch)
         if batch.purpose == "evaluation":
             self.evaluation[batch.batch_id] = batch
         return True
@@ -177,6 +183,7 @@ class Iteration:
             trained_tokens=trained_tokens,
             trained_tokens_per_s=trained_tokens / training_s if training_s else 0.0,
             mfu=flops / (training_s * peak_flops) if training_s and peak_flops else None,
+            num_unscorable=self.num_unscorable,
             updates=_each_update(of_each, updates) if len(updates) > 1 else (),
             **dataclasses.asdict(numbers),
         )
@@ -196,6 +203,14 @@ class Iteration:
             raise FenceViolation(f"batch {batch.batch_id} has another shape than it was asked for", field="groups")
         for place, group in enumerate(batch.groups):
             _check_group(group, place, expected)
+
+    def _record_unscorable(self, batch: RolloutBatch) -> None:
+        replaced = [rollout.unscorable for group in batch.groups for rollout in group.rollouts if rollout.unscorable]
+        if not replaced:
+            return
+        counts = Counter(f"{name}: {reason}" for one in replaced for name, reason in one.items())
+        self.unscorable[batch.batch_id] = dict(sorted(counts.items()))
+        self.num_unscorable += len(replaced) if batch.purpose == "train" else 0
 
     def _record_generation(self, batch: RolloutBatch) -> None:
         for timings in batch.rounds:

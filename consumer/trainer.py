@@ -17,6 +17,7 @@ from broker.client import Broker
 from broker.job_store import JobStore
 from broker.presence import Presence
 from broker.trainer_side import Opening, TrainerSide
+from consumer.audit import commit_record
 from consumer.evaluation import evaluation_score
 from consumer.generator_watch import GeneratorWatch
 from consumer.iteration import Boundary, Iteration
@@ -38,7 +39,6 @@ from consumer.resume import (
 from consumer.run_log import RunLog
 from contracts.errors import BatchFailed, TrainingDiverged
 from contracts.events import (
-    AuditRecord,
     BatchDead,
     EvaluationFinished,
     IterationCommitted,
@@ -337,19 +337,8 @@ class Trainer:
         made: WeightManifest | None,
         following: Opening | None,
     ) -> None:
-        record = AuditRecord(
-            kind="commit",
-            iteration=iteration.number,
-            policy_version=iteration.policy_version,
-            weights_digest=iteration.weights_digest,
-            next_weights_digest=made.weights_digest if made else "",
-            trainer_epoch=self._side.trainer_epoch,
-            batches=iteration.digests,
-            abandoned=iteration.abandoned,
-            loss=metrics.loss if metrics else 0.0,
-            grad_norm=metrics.grad_norm if metrics else 0.0,
-            reward_mean=metrics.reward_mean if metrics else 0.0,
-            previous=self._last_link,
+        record = commit_record(
+            iteration, self._spec, metrics, made, trainer_epoch=self._side.trainer_epoch, previous=self._last_link
         )
         event = None
         if metrics is not None and made is not None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from msgspec import UNSET, UnsetType
+
 from contracts.digests import Digest, content_digest
 from contracts.jobs import EvaluationScore, JobState
 from contracts.versions import PolicyVersion
@@ -56,6 +58,8 @@ class IterationMetrics(Record, frozen=True, kw_only=True):
     response_tokens_max: int
     truncated_share: float
     """Share of completions that hit max_new_tokens."""
+    num_unscorable: int = 0
+    """Trained completions whose reward has an `on_unscorable` score in it."""
     loss: float
     """The mean over the iteration's updates, like kl_to_reference, entropy_trained_tokens, corrected_share and
     grad_norm."""
@@ -214,6 +218,10 @@ class AuditRecord(Record, frozen=True, kw_only=True):
     loss: float = 0.0
     grad_norm: float = 0.0
     reward_mean: float = 0.0
+    on_unscorable: dict[str, float] | UnsetType = UNSET
+    """Reward components with a score for what they can't score, as this iteration was scored; left out without any."""
+    unscorable: dict[str, dict[str, int]] | UnsetType = UNSET
+    """Batch id → "component: reason" → completions that got such a score; left out without any."""
     previous: str
     """`record_digest` of the record before; "" for the first."""
 

@@ -18,6 +18,7 @@ from msgspec import field
 
 from contracts.errors import Conflict
 from contracts.ranges import Iterations
+from contracts.rewards import OnUnscorable
 from contracts.wire import Record
 
 
@@ -55,6 +56,8 @@ class ResumeRequest(Record, frozen=True, kw_only=True):
 
     iterations: Iterations | None = None
     """The job's new number of iterations; None keeps it."""
+    on_unscorable: dict[str, OnUnscorable] = field(default_factory=dict)
+    """New `on_unscorable` of reward components, by their names in the breakdown; the others keep theirs."""
 
 
 class EvaluationScore(Record, frozen=True, kw_only=True):

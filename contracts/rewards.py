@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from msgspec import Meta
+from msgspec import Meta, field
+from msgspec.structs import replace
 
-from contracts.errors import ContractViolation
+from contracts.errors import ContractViolation, InvalidInput
 from contracts.ranges import Characters, Line, Pattern, Tokens
 from contracts.wire import Record
 
 Weight = Annotated[float, Meta(ge=-1000.0, le=1000.0)]
+OnUnscorable = Literal["fail"] | Annotated[float, Meta(ge=-1000.0, le=1000.0)]
 
 
 class Component(Record, tag_field="type", frozen=True, kw_only=True):
@@ -20,6 +23,15 @@ class Component(Record, tag_field="type", frozen=True, kw_only=True):
 
     weight: Weight = 1.0
     """Factor of this score in the reward; negative for a penalty."""
+    on_unscorable: OnUnscorable = "fail"
+    """What a completion gets that this scorer can't score: fail, which fails its batch and in the end the job, or a
+    score to take in its place, counted and audited. A time-out or a crash gets it as the last resort only. A bad
+    reference and an unknown plug-in always fail. A resume may change it."""
+
+    @property
+    def stated_score(self) -> float | None:
+        """Of what it can't score; None where that fails."""
+        return None if isinstance(self.on_unscorable, str) else self.on_unscorable
 
     @property
     def name(self) -> str:
@@ -156,22 +168,30 @@ class RewardRequest(Record, frozen=True, kw_only=True):
     items: Annotated[tuple[RewardItem, ...], Meta(min_length=1, max_length=4096)]
     item_timeout_s: Annotated[float, Meta(gt=0.0, le=600.0)] = 10.0
     """Hard deadline of one item over all components; past it its process is killed."""
-
-
-class Scored(Record, tag="scored", tag_field="type", frozen=True, kw_only=True):
-    """A reward, with the unweighted score of each component."""
-
-    reward: float
-    breakdown: dict[str, float]
-
-    def __post_init__(self) -> None:
-        if not math.isfinite(self.reward):
-            raise ContractViolation("a reward is finite or it is an error", field="reward")
+    job_id: Annotated[str, Meta(max_length=64)] = ""
+    """Whose completions these are: plug-ins keep their process from one request of a job to the next, and share it with
+    no other job. "": nobody's, with a process for this request alone."""
+    settles: bool = False
+    """Whether nobody will ask again: then a time-out or a crash, too, gets its component's `on_unscorable` score. Each
+    component that is left has the deadline for itself."""
 
 
 UnscorableReason = Literal[
     "timeout", "crashed", "raised", "not_finite", "bad_reference", "unknown_entry_point", "too_complex"
 ]
+
+
+class Scored(Record, tag="scored", tag_field="type", frozen=True, kw_only=True, omit_defaults=True):
+    """A reward, with the unweighted score of each component."""
+
+    reward: float
+    breakdown: dict[str, float]
+    unscorable: dict[str, UnscorableReason] = field(default_factory=dict)
+    """Components that could not score it, and gave their `on_unscorable` score."""
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.reward):
+            raise ContractViolation("a reward is finite or it is an error", field="reward")
 
 
 class Unscorable(Record, tag="unscorable", tag_field="type", frozen=True, kw_only=True):
@@ -191,6 +211,27 @@ class PluginNames(Record, frozen=True, kw_only=True):
 
 class RewardResponse(Record, frozen=True, kw_only=True):
     results: tuple[Scored | Unscorable, ...]
+
+
+def stated_scores(components: tuple[RewardComponent, ...]) -> dict[str, float]:
+    """Breakdown name → `on_unscorable` score, of the components that have one."""
+    named = zip(breakdown_names(components), components, strict=True)
+    return {name: component.stated_score for name, component in named if component.stated_score is not None}
+
+
+def with_on_unscorable(
+    components: tuple[RewardComponent, ...], changes: Mapping[str, OnUnscorable]
+) -> tuple[RewardComponent, ...]:
+    """Other `on_unscorable`, by breakdown name. Raises InvalidInput for a name that the rubric doesn't have."""
+    names = breakdown_names(components)
+    if unknown := sorted(changes.keys() - set(names)):
+        raise InvalidInput(
+            f"the rubric has no component `{unknown[0]}`", field="on_unscorable", cure=f"it has {', '.join(names)}"
+        )
+    return tuple(
+        replace(component, on_unscorable=changes.get(name, component.on_unscorable))
+        for name, component in zip(names, components, strict=True)
+    )
 
 
 def breakdown_names(components: tuple[RewardComponent, ...]) -> tuple[str, ...]:

@@ -12,12 +12,13 @@ from __future__ import annotations
 import math
 from typing import Annotated, Literal
 
-from msgspec import Meta
+from msgspec import Meta, field
 
 from contracts.arrays import ITEM_BYTES
 from contracts.digests import Digest, content_digest
 from contracts.errors import ContractViolation
 from contracts.ranges import Tokens
+from contracts.rewards import UnscorableReason
 from contracts.versions import PolicyVersion
 from contracts.wire import Record, encode
 
@@ -111,7 +112,7 @@ class Completion(Record, frozen=True, kw_only=True):
         return len(self.token_ids) // ITEM_BYTES
 
 
-class Rollout(Record, frozen=True, kw_only=True):
+class Rollout(Record, frozen=True, kw_only=True, omit_defaults=True):
     """A completion with its reward."""
 
     completion: Completion
@@ -120,6 +121,8 @@ class Rollout(Record, frozen=True, kw_only=True):
     reward: float
     reward_breakdown: dict[str, float]
     """Unweighted score of each reward component, by its name."""
+    unscorable: dict[str, UnscorableReason] = field(default_factory=dict)
+    """Reward components that could not score it: their scores are the ones that `on_unscorable` states."""
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.reward):

@@ -109,7 +109,8 @@ def cancel(job_id: KnownJob, services: HasServices) -> Response:
 async def resume(request: Request, job_id: KnownJob, services: HasServices) -> Response:
     """Queue a job that failed or was cancelled again: a trainer goes on from its newest checkpoint.
 
-    With `iterations`, the job is given another number of them; one that succeeded can be given more. A job that is
+    With `iterations`, the job is given another number of them; one that succeeded can be given more. `on_unscorable`
+    says what completions get from now on that a reward component can't score. A job that is
     queued already answers its status; one that runs answers 409.
     """
     asked = await submission.read_resume(request, max_bytes=services.max_body_bytes)
@@ -194,7 +195,7 @@ def _create(services: Services, spec: JobSpec, key: str) -> tuple[JobStatus, boo
 
 def _resume(services: Services, job_id: str, asked: ResumeRequest) -> JobStatus:
     """Raises NotFound, Conflict, InvalidInput or Unavailable."""
-    services.jobs.resume(job_id, iterations=asked.iterations)
+    services.jobs.resume(job_id, iterations=asked.iterations, on_unscorable=asked.on_unscorable)
     log.info("job %s is queued again", job_id)
     services.ensure_trainer(job_id)
     return job_status(services.broker, job_id)

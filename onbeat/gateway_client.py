@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
-from types import TracebackType
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType, TracebackType
 from typing import Any, TypeVar
 
 import httpx
@@ -14,6 +14,7 @@ import msgspec
 from contracts.errors import Conflict, ContractViolation, InvalidInput, NotFound, OnbeatError, Unavailable
 from contracts.events import AuditRecord, IterationMetrics, JobEvent, StateChanged
 from contracts.jobs import JobStatus, ResumeRequest
+from contracts.rewards import OnUnscorable
 from contracts.spec import JobSpec
 from contracts.wire import convert, encode_json
 from onbeat.verify import AuditEntry
@@ -65,10 +66,16 @@ class GatewayClient:
     def cancel(self, job_id: str) -> JobStatus:
         return convert(self._ask("POST", f"/v1/jobs/{_segment(job_id)}/cancel"), JobStatus)
 
-    def resume(self, job_id: str, *, iterations: int | None = None) -> JobStatus:
+    def resume(
+        self,
+        job_id: str,
+        *,
+        iterations: int | None = None,
+        on_unscorable: Mapping[str, OnUnscorable] = MappingProxyType({}),
+    ) -> JobStatus:
         """Safe to repeat while the job is queued."""
         headers = {"Content-Type": "application/json"}
-        body = encode_json(ResumeRequest(iterations=iterations))
+        body = encode_json(ResumeRequest(iterations=iterations, on_unscorable=dict(on_unscorable)))
         return convert(
             self._ask("POST", f"/v1/jobs/{_segment(job_id)}/resume", content=body, headers=headers), JobStatus
         )

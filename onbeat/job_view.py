@@ -130,6 +130,9 @@ def _facts(progress: JobProgress) -> Table:
     if latest is not None and latest.num_resamples:
         left = f"{share(latest.zero_advantage_share)} of the groups still of equal reward"
         table.add_row("resampled", f"{plural(latest.num_resamples, 'prompt')}   {left}")
+    if latest is not None and latest.num_unscorable:
+        what = f"{plural(latest.num_unscorable, 'completion')} of the last iteration"
+        table.add_row("unscorable", f"{what} got the score that on_unscorable states")
     table.add_row("held-out", _evaluation_row(progress.evaluation_before, progress.evaluation_latest))
     table.add_row("policy", f"version {status.policy_version}   digest {short(status.weights_digest)}")
     backlog = f"{status.batches_published} of {status.batches_expected} in"
@@ -206,8 +209,9 @@ def event_line(event: JobEvent, progress: JobProgress) -> str:
 def iteration_line(metrics: IterationMetrics, progress: JobProgress) -> str:
     total = progress.status.iterations
     left = f"  {duration(progress.left_s)} left" if progress.left_s else ""
+    unscorable = f"  {metrics.num_unscorable} unscorable" if metrics.num_unscorable else ""
     return (
         f"iteration {metrics.iteration + 1:>{len(str(total))}}/{total}  reward {metrics.reward_mean:.3f}"
         f"  version {metrics.policy_version} → {metrics.policy_version + 1}  {metrics.num_batches} batches"
-        f"  {duration(metrics.wall_s)}  {count(metrics.tokens_per_s)} tokens/s{left}"
+        f"  {duration(metrics.wall_s)}  {count(metrics.tokens_per_s)} tokens/s{unscorable}{left}"
     )

@@ -8,6 +8,7 @@ What it proves of a run whose records it is given, oldest first:
 - the versions: iteration t used version t and one digest, and what it made is what t + 1 used (I2, I4);
 - the trainers: epochs never decrease; a step back is a recorded rewind under a newer epoch, and a deterministic job
   that replays an iteration makes the same weights again (I7);
+- the rewards: a completion that couldn't be scored has a score only where its component stated one;
 - the files: weights and checkpoints on disk have the digests that the chain says.
 """
 
@@ -123,6 +124,7 @@ def _check_commit(walk: _Walk, record: AuditRecord, spec: JobSpec) -> None:
     _check_epoch(walk, record, name)
     _check_version(walk, record.policy_version, record.weights_digest, name)
     _check_batches(walk, record, spec, name)
+    _check_unscorable(walk, record, name)
     if record.next_weights_digest:
         _check_made(walk, record, spec, name)
     else:
@@ -187,6 +189,17 @@ def _check_batches(walk: _Walk, record: AuditRecord, spec: JobSpec, name: str) -
         walk.gaps.append(f"{name}: {_some(missing)} are missing")
     if extra := sorted(accounted - expected):
         walk.gaps.append(f"{name}: {_some(extra)} were not expected")
+
+
+def _check_unscorable(walk: _Walk, record: AuditRecord, name: str) -> None:
+    """What stands in the place of a score is in a batch that was used, and of a component that states such a score."""
+    stated = set(record.on_unscorable or ())
+    counts = record.unscorable or {}
+    if strange := sorted(counts.keys() - record.batches.keys()):
+        walk.gaps.append(f"{name}: {_some(strange)} have unscorable completions, and were not used")
+    components = {reason.partition(": ")[0] for of_batch in counts.values() for reason in of_batch}
+    if unstated := sorted(components - stated):
+        walk.gaps.append(f"{name}: {_some(unstated)} could not score completions, and states no score for that")
 
 
 def _check_end(walk: _Walk, spec: JobSpec) -> None:

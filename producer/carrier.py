@@ -35,7 +35,9 @@ REFUSED_FOR_GOOD = frozenset({"incomplete", "oversize", "wrong_weights"})
 class Rewards(Protocol):
     """`RewardClient`, or a test's."""
 
-    async def score(self, reward: RewardSpec, items: list[RewardItem]) -> list[Scored]: ...
+    async def score(
+        self, reward: RewardSpec, items: list[RewardItem], *, job_id: str, settles: bool
+    ) -> list[Scored]: ...
 
 
 class Carrier:
@@ -97,7 +99,12 @@ class Carrier:
             self._freed()
         scoring_started_s = self._wall_clock()
         texts = batch.loaded.detokenizer(completions)
-        scored = await self._rewards.score(batch.job.spec.reward, reward_items(asked, completions, texts))
+        scored = await self._rewards.score(
+            batch.job.spec.reward,
+            reward_items(asked, completions, texts),
+            job_id=batch.job.job_id,
+            settles=_settles(batch),
+        )
         reach("producer.after_scoring")
         timings = BatchTimings(
             generation_started_s=generation.started_s,
@@ -134,3 +141,13 @@ class Carrier:
         )
         if outcome.value in REFUSED_FOR_GOOD:
             await self.fail(job, claim, BatchFailed(f"the fence refused it as {outcome.value}"))
+
+
+def _settles(batch: CarriedBatch) -> bool:
+    """Whether a time-out or a crash of a scorer may get the score that its component states for it.
+
+    It is luck, not a function of the completion: in a deterministic job (I7) it has to happen in each of the batch's
+    attempts before it counts, where the batch would be dead otherwise.
+    """
+    spec = batch.job.spec
+    return not spec.deterministic or batch.claim.attempt >= spec.rollout.max_attempts

@@ -5,7 +5,9 @@
                           │                                └▶ Unscorable, any other ───────┼─▶ BatchFailed
                           └── back-off with full jitter ◀── no answer, 5xx, nonsense ◀─────┘ (after max_attempts)
 
-A completion that could not be scored fails its batch, with the reason. It never counts as 0.
+A completion that could not be scored fails its batch, with the reason. It never counts as 0. Where its component states
+a score for that case (`on_unscorable`), the service gives that one: at once where the same completion can never be
+scored, and in the last request of a caller that settles where another try might have scored it.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import httpx
 
 from contracts.errors import BatchFailed, ContractViolation, RewardUnavailable
-from contracts.rewards import RewardItem, RewardRequest, RewardResponse, Scored, Unscorable
+from contracts.rewards import RewardItem, RewardRequest, RewardResponse, Scored, Unscorable, stated_scores
 from contracts.spec import RewardSpec
 from contracts.wire import decode, encode
 
@@ -52,18 +54,24 @@ class RewardClient:
         self._sleep = sleep
         self._jitter = jitter
 
-    async def score(self, reward: RewardSpec, items: Sequence[RewardItem]) -> list[Scored]:
-        """One Scored an item, in order.
+    async def score(
+        self, reward: RewardSpec, items: Sequence[RewardItem], *, job_id: str, settles: bool
+    ) -> list[Scored]:
+        """One Scored an item, in order. settles: as in RewardRequest, of the last request.
 
         Raises BatchFailed: the service refused the request, or an item has no score; RewardUnavailable: no usable
         answer within reward.max_attempts requests.
         """
         scored: list[Scored] = []
         for start in range(0, len(items), MAX_ITEMS):
-            scored += await self._score_request(reward, items[start : start + MAX_ITEMS])
+            scored += await self._score_request(
+                reward, items[start : start + MAX_ITEMS], job_id=job_id, settles=settles
+            )
         return scored
 
-    async def _score_request(self, reward: RewardSpec, items: Sequence[RewardItem]) -> list[Scored]:
+    async def _score_request(
+        self, reward: RewardSpec, items: Sequence[RewardItem], *, job_id: str, settles: bool
+    ) -> list[Scored]:
         scored: dict[int, Scored] = {}
         attempt = 0
         while True:
@@ -71,7 +79,14 @@ class RewardClient:
             waiting = [position for position in range(len(items)) if position not in scored]
             problem: BatchFailed | RewardUnavailable
             try:
-                results = await self._post(reward, [items[position] for position in waiting])
+                request = RewardRequest(
+                    components=reward.components,
+                    items=tuple(items[position] for position in waiting),
+                    item_timeout_s=reward.item_timeout_s,
+                    job_id=job_id,
+                    settles=settles and attempt == reward.max_attempts,
+                )
+                results = await self._post(request, timeout_s=reward.request_timeout_s)
             except RewardUnavailable as error:
                 problem = error
             else:
@@ -80,7 +95,7 @@ class RewardClient:
                 if not unscorable:
                     return [scored[position] for position in range(len(items))]
                 problem = _failed(unscorable)
-                if any(result.reason not in WORTH_RETRYING for result in unscorable):
+                if not all(_is_worth_retrying(result, reward) for result in unscorable):
                     raise problem
             if attempt == reward.max_attempts:
                 raise problem
@@ -90,15 +105,14 @@ class RewardClient:
             )
             await self._sleep(delay_s)
 
-    async def _post(self, reward: RewardSpec, items: Sequence[RewardItem]) -> tuple[Scored | Unscorable, ...]:
+    async def _post(self, request: RewardRequest, *, timeout_s: float) -> tuple[Scored | Unscorable, ...]:
         """One request. Raises RewardUnavailable if it may be repeated, BatchFailed if not."""
-        request = RewardRequest(components=reward.components, items=tuple(items), item_timeout_s=reward.item_timeout_s)
         try:
             answer = await self._http.post(
                 "/v1/score",
                 content=encode(request),
                 headers=self._headers,
-                timeout=reward.request_timeout_s,
+                timeout=timeout_s,
             )
         except httpx.RequestError as error:
             raise RewardUnavailable(f"no answer: {type(error).__name__} {error}".rstrip()) from error
@@ -110,9 +124,17 @@ class RewardClient:
             results = decode(answer.content, RewardResponse).results
         except ContractViolation as error:
             raise RewardUnavailable(f"the reward service's answer does not decode: {error}") from error
-        if len(results) != len(items):
-            raise RewardUnavailable(f"the reward service answered {len(results)} results for {len(items)} items")
+        if len(results) != len(request.items):
+            raise RewardUnavailable(
+                f"the reward service answered {len(results)} results for {len(request.items)} items"
+            )
         return results
+
+
+def _is_worth_retrying(result: Unscorable, reward: RewardSpec) -> bool:
+    """What has a score stated for it is asked for until the last request, which gets that score."""
+    stated = result.component in stated_scores(reward.components) and result.reason in ("raised", "not_finite")
+    return result.reason in WORTH_RETRYING or stated
 
 
 def _failed(unscorable: Sequence[Unscorable]) -> BatchFailed:

@@ -38,7 +38,13 @@ def rollout_groups(
 ) -> list[RolloutGroup]:
     """k·G completions, texts and scores, prompt by prompt → k groups."""
     rollouts = [
-        Rollout(completion=completion, text=text, reward=score.reward, reward_breakdown=score.breakdown)
+        Rollout(
+            completion=completion,
+            text=text,
+            reward=score.reward,
+            reward_breakdown=score.breakdown,
+            unscorable=score.unscorable,
+        )
         for completion, text, score in zip(completions, texts, scored, strict=True)
     ]
     return [

@@ -217,7 +217,7 @@ class Worker:
     async def _refresh_active_jobs(self) -> None:
         job_ids = await self._calls(self._jobs.active_jobs)
         self._left_alone &= set(job_ids)
-        for job_id in set(job_ids) - self._active.keys() - self._left_alone:
+        for job_id in set(job_ids) - self._left_alone:
             try:
                 spec = await self._calls(self._jobs.spec, job_id)
             except NotFound:
@@ -226,7 +226,9 @@ class Worker:
                 log.warning("leaves %s alone: it is deterministic, %s is not", job_id, self._not_reproducible)
                 self._left_alone.add(job_id)
                 continue
-            self._active[job_id] = ActiveJob(job_id=job_id, spec=spec, side=self._make_side(job_id))
+            # A resume may have changed it, so soon that the job was never seen to have ended.
+            if job_id not in self._active or self._active[job_id].spec != spec:
+                self._active[job_id] = ActiveJob(job_id=job_id, spec=spec, side=self._make_side(job_id))
         self._active = {job_id: self._active[job_id] for job_id in job_ids if job_id in self._active}
         self._turns.forget_all_but(self._active)
 

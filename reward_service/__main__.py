@@ -1,20 +1,25 @@
 """`python -m reward_service`: serves until SIGTERM or SIGINT. Exit code 2: a bad setting, or a port in use.
 
-Imports stand inside `main`, because every scorer process imports this file again and needs none of them.
+It begins by forgetting the secrets of others that its launcher may have put into its environment.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 
 DEFAULT_PORT = 8100
+OTHERS_SECRETS = ("ONBEAT_REDIS_URL", "ONBEAT_API_KEY", "ONBEAT_ENGINE_API_KEY")
 GRACE_S = 5.0
 """Requests in flight may finish for this long after a signal."""
 
 
 def main() -> int:
+    if any(os.environ.get(name) for name in OTHERS_SECRETS):
+        kept = {name: value for name, value in os.environ.items() if name not in OTHERS_SECRETS}
+        # The environment that a process was started with stays readable in /proc for as long as it lives.
+        os.execve(sys.executable, sys.orig_argv, kept)
     import logging
-    import os
 
     import uvicorn
 

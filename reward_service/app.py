@@ -2,7 +2,7 @@
 
 POST ─ http_access.py (Host, origin, key)
    └─ bodies.py ─▶ RewardRequest ─ scoring.py ─┬─ linear-time rubric ─▶ scorers/ in a thread
-                                               └─ anything else ─▶ scorer_pool.py ═ scorer_worker.py
+                                               └─ anything else ─▶ scorer_pool.py ═ caged scorer_worker.py
 RewardResponse ◀─ one Scored or Unscorable per item, in order ◀───────────────────┘
 """
 
@@ -37,7 +37,12 @@ def create_app(
     rules = AccessRules.of(settings, key=settings.reward_key, key_setting="ONBEAT_REWARD_KEY")
     metrics = RewardMetrics()
     pool = ScorerPool(
-        num_workers=num_workers, warm_up_timeout_s=settings.scorer_start_s, on_restart=metrics.worker_restarts.inc
+        num_workers=num_workers,
+        warm_up_timeout_s=settings.scorer_start_s,
+        memory_mb=settings.scorer_memory_mb,
+        network=settings.scorer_network == "host",
+        hidden=(str(settings.run_root_path), str(settings.weight_root_path)),
+        on_restart=metrics.worker_restarts.inc,
     )
     app = FastAPI(
         title="Onbeat reward service",

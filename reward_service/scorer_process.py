@@ -1,114 +1,222 @@
-"""The parent's side of one scorer process: start, ask with a deadline, kill."""
+"""The service's side of one cage: start it, have a fresh worker forked, ask it under a deadline, end it."""
 
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
+import json
 import os
 import signal
-from multiprocessing.connection import wait
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
 
 from contracts.errors import ContractViolation
 from contracts.rewards import RewardComponent, RewardItem, Scored, Unscorable
-from contracts.wire import decode, encode
-from reward_service import scorer_worker
+from contracts.wire import decode, encode, encode_json
+from reward_service.cage import CageRules
+from reward_service.frames import Frames, Gone, Late
+from reward_service.scorer_nursery import Order, Report
 from reward_service.scorer_worker import WorkerAnswer, WorkerTask
-from reward_service.scorers import rubric
 
 REAP_TIMEOUT_S = 5.0
 """A killed process that is still not gone is stuck in the kernel; its lane goes on without it."""
+MAX_ANSWER_BYTES = 1024 * 1024
+START = """
+import json, sys
+sys.path[:] = json.loads(sys.argv.pop())
+from reward_service.scorer_nursery import main
+main(int(sys.argv[1]), sys.argv[2])
+"""
 
 
 class WorkerLate(Exception):
-    """No answer by the deadline; the process may still be busy and must be ended."""
+    """No answer by the deadline; the worker may still be busy and must be ended."""
 
 
 class WorkerDied(Exception):
-    """The process is gone, or what it sends is no answer; it must be ended."""
+    """The worker is gone, or what it sends is no answer; it must be ended."""
 
 
 class ScorerProcess:
-    """Used by one lane. After WorkerLate or WorkerDied only `end` may follow. The starting thread must stay alive."""
+    """Used by one lane. After WorkerLate or WorkerDied only `end` may follow, or `fresh_worker` where `is_alive`.
 
-    def __init__(self, *, warm_up_timeout_s: float) -> None:
-        """Returns as soon as the process exists; the first task waits for its start."""
-        context = multiprocessing.get_context("spawn")  # a fork would copy locks that other threads hold
-        self._pipe, far_end = context.Pipe(duplex=True)
-        self._process = context.Process(
-            target=scorer_worker.serve, args=(far_end, os.getpid()), name="scorer", daemon=True
-        )
-        self._process.start()
-        far_end.close()
+    The thread that makes it must stay alive: Linux ends a child together with the thread that started it.
+    """
+
+    def __init__(self, rules: CageRules, *, warm_up_timeout_s: float) -> None:
+        """Returns as soon as the process exists; the first warm-up waits for its start."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-c", START, str(theirs.fileno()), encode_json(rules).decode(), _import_path()],
+                env={},  # from the first instruction on: what a process was started with stays readable in /proc
+                cwd=rules.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        self._orders = Frames(ours, max_bytes=MAX_ANSWER_BYTES)
+        self._worker: Frames | None = None
         self._warm_up_timeout_s = warm_up_timeout_s
-        self._started = False
         self._warm: frozenset[str] = frozenset()
+        self.missing: tuple[str, ...] | None = None
+        """Locks that this cage doesn't have; None before its start was waited for."""
 
     @property
-    def pid(self) -> int | None:
+    def pid(self) -> int:
         return self._process.pid
 
-    def warm_up(self, components: tuple[RewardComponent, ...]) -> Unscorable | None:
-        """Has the slow imports done once per kind of scorer; why no item can be scored, or None."""
-        if not self._started:
-            self._receive(timeout_s=self._warm_up_timeout_s, doing="its start")
-            self._started = True
-        keys = rubric.warm_up_keys(components)
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def warm_up(self, components: tuple[RewardComponent, ...], *, keys: frozenset[str]) -> Unscorable | None:
+        """Has the slow imports done in the nursery, once for each key; why no item can be scored, or None."""
+        self._wait_for_start()
         if keys <= self._warm:
             return None
-        self._send(WorkerTask(components=components, item=None))
-        refusal = self._receive(timeout_s=self._warm_up_timeout_s, doing="importing the scorer")
-        if isinstance(refusal, Unscorable):
-            return refusal
-        self._warm |= keys
-        return None
+        deadline_s = time.monotonic() + self._warm_up_timeout_s
+        refusal = self._order(Order(what="warm_up", components=components), deadline_s).refusal
+        if refusal is None:
+            self._warm |= keys
+        return refusal
+
+    def fresh_worker(self) -> None:
+        """Ends the worker, if there is one, and has the next forked; `score` may follow at once."""
+        self._wait_for_start()
+        self._drop_worker()
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                self._orders.send_handle(encode(Order(what="worker")), theirs.fileno())
+            except Gone as error:
+                ours.close()
+                raise self._death() from error
+        self._worker = Frames(ours, max_bytes=MAX_ANSWER_BYTES)
+
+    def warm_up_worker(self, components: tuple[RewardComponent, ...]) -> Unscorable | None:
+        """As `warm_up`, in the worker itself: for code that is somebody else's, and may start threads."""
+        deadline_s = time.monotonic() + self._warm_up_timeout_s
+        self._send(WorkerTask(components=components, items=()), deadline_s, doing=_importing(self._warm_up_timeout_s))
+        answer = self._receive(deadline_s, doing=_importing(self._warm_up_timeout_s))
+        return answer if isinstance(answer, Unscorable) else None
 
     def score(
-        self, components: tuple[RewardComponent, ...], item: RewardItem, *, item_timeout_s: float
-    ) -> Scored | Unscorable:
-        """Call `warm_up` first: the deadline is the item's alone."""
-        self._send(WorkerTask(components=components, item=item))
-        result = self._receive(timeout_s=item_timeout_s, doing="scoring the item")
-        if result is None:
-            raise WorkerDied("the scorer's process answered out of turn")
-        return result
+        self, components: tuple[RewardComponent, ...], items: Sequence[RewardItem], *, item_timeout_s: float
+    ) -> Iterator[Scored | Unscorable]:
+        """Results in order, as they come; each has the whole deadline from the one before it."""
+        doing = f"scoring the item took more than {item_timeout_s:g} s"
+        self._send(
+            WorkerTask(components=components, items=tuple(items)), time.monotonic() + item_timeout_s, doing=doing
+        )
+        for _ in items:
+            result = self._receive(time.monotonic() + item_timeout_s, doing=doing)
+            if result is None:
+                raise WorkerDied("the scorer's process answered out of turn")
+            yield result
 
     def kill(self) -> None:
-        """SIGKILL to the process and to whatever a plugin started in its group; does not wait."""
-        if self._started and self._process.pid is not None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.kill()
+        """Has the keeper end the whole cage; does not wait."""
+        self._process.terminate()
+
+    def end_worker(self) -> int | None:
+        """Kills the worker with whatever it started, and waits for it; its exit code, None where that is unknown."""
+        self._drop_worker()
+        try:
+            return self._order(Order(what="end_worker"), time.monotonic() + REAP_TIMEOUT_S).exit_code
+        except (WorkerDied, WorkerLate):
+            self.kill()
+            return None
 
     def end(self) -> None:
-        """Kills, reaps and closes the pipe."""
+        """Ends the cage, and reaps it."""
+        if self.is_alive and self.missing is not None:
+            self.end_worker()
         self.kill()
-        self._process.join(REAP_TIMEOUT_S)
-        self._pipe.close()
-
-    def _send(self, task: WorkerTask) -> None:
         try:
-            self._pipe.send_bytes(encode(task))
-        except (BrokenPipeError, ConnectionResetError) as error:
+            self._process.wait(REAP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(REAP_TIMEOUT_S)
+        self._drop_worker()
+        self._orders.close()
+
+    def _wait_for_start(self) -> None:
+        if self.missing is None:
+            deadline_s = time.monotonic() + self._warm_up_timeout_s
+            self.missing = self._report(deadline_s, f"its start took more than {self._warm_up_timeout_s:g} s").missing
+
+    def _order(self, order: Order, deadline_s: float) -> Report:
+        try:
+            self._orders.send(encode(order), deadline_s=deadline_s)
+        except Gone as error:
+            raise self._death() from error
+        except Late as error:
+            raise WorkerLate("the scorer's process doesn't read; it was killed") from error
+        return self._report(deadline_s, _importing(self._warm_up_timeout_s))
+
+    def _report(self, deadline_s: float, doing: str) -> Report:
+        try:
+            return decode(self._orders.receive(deadline_s=deadline_s), Report)
+        except Late as error:
+            raise WorkerLate(f"{doing}; its process was killed") from error
+        except Gone as error:
             raise self._death() from error
 
-    def _receive(self, *, timeout_s: float, doing: str) -> Scored | Unscorable | None:
-        ready = wait([self._pipe, self._process.sentinel], timeout_s)
-        if not ready:
-            raise WorkerLate(f"{doing} took more than {timeout_s:g} s; its process was killed")
-        if self._pipe not in ready and not self._pipe.poll():  # it may have answered and died
-            raise self._death()
+    def _send(self, task: WorkerTask, deadline_s: float, *, doing: str) -> None:
+        assert self._worker is not None
         try:
-            return decode(self._pipe.recv_bytes(), WorkerAnswer).result
-        except (EOFError, ConnectionResetError) as error:
-            raise self._death() from error
+            self._worker.send(encode(task), deadline_s=deadline_s)
+        except Late as error:
+            raise WorkerLate(f"{doing}; its process was killed") from error
+        except Gone as error:
+            raise self._worker_death() from error
+
+    def _receive(self, deadline_s: float, *, doing: str) -> Scored | Unscorable | None:
+        assert self._worker is not None
+        try:
+            return decode(self._worker.receive(deadline_s=deadline_s), WorkerAnswer).result
+        except Late as error:
+            raise WorkerLate(f"{doing}; its process was killed") from error
+        except Gone as error:
+            raise self._worker_death() from error
         except ContractViolation as error:
             raise WorkerDied(f"the scorer's process sent what is no answer: {error}") from error
 
-    def _death(self) -> WorkerDied:
-        self._process.join(REAP_TIMEOUT_S)
-        code = self._process.exitcode
+    def _worker_death(self) -> WorkerDied:
+        code = self.end_worker()
         if code is None:
-            return WorkerDied("the scorer's process closed its pipe")
-        if code < 0:
-            return WorkerDied(f"the scorer's process died of {signal.Signals(-code).name}")
-        return WorkerDied(f"the scorer's process ended with exit code {code}")
+            return self._death()
+        return WorkerDied(_of_what(code))
+
+    def _death(self) -> WorkerDied:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(REAP_TIMEOUT_S)
+        code = self._process.returncode
+        return WorkerDied("the scorer's process closed its socket" if code is None else _of_what(code))
+
+    def _drop_worker(self) -> None:
+        if self._worker is not None:
+            self._worker.close()
+            self._worker = None
+
+
+def _of_what(code: int) -> str:
+    if code < 0:
+        known = {one.value: one.name for one in signal.Signals}
+        return f"the scorer's process died of {known.get(-code, f'signal {-code}')}"
+    return f"the scorer's process ended with exit code {code}"
+
+
+def _importing(timeout_s: float) -> str:
+    return f"importing the scorer took more than {timeout_s:g} s"
+
+
+def _import_path() -> str:
+    """What this process imports from: with an empty environment, and alone, Python wouldn't find it."""
+    return json.dumps([os.path.abspath(entry) for entry in sys.path])

@@ -26,7 +26,13 @@ async def score(request: RewardRequest, pool: ScorerPool) -> RewardResponse:
     """
     if not rubric.needs_isolation(request.components):
         return await run_in_threadpool(_score_here, request)
-    work = pool.submit(request.components, request.items, item_timeout_s=request.item_timeout_s)
+    work = pool.submit(
+        request.components,
+        request.items,
+        item_timeout_s=request.item_timeout_s,
+        job_id=request.job_id,
+        settles=request.settles,
+    )
     return RewardResponse(results=await asyncio.wrap_future(work))
 
 

@@ -104,6 +104,7 @@ def cancel(
 def resume(
     job: Job,
     iterations: options.Iterations = None,
+    on_unscorable: options.OnUnscorableScores = None,
     wait: Annotated[bool, typer.Option("--wait", help="Follow the job to its end.")] = False,
     json_output: options.Json = False,
     gateway: options.Gateway = None,
@@ -111,9 +112,10 @@ def resume(
     run_dir: options.RunDir = None,
 ) -> None:
     """Queue a failed or cancelled job again, or give a job more iterations: it goes on from its newest checkpoint."""
+    changes = options.on_unscorable_from(on_unscorable or [])
     console = console_for(json_output=json_output)
     with options.client_for(options.access_from(gateway, api_key, run_dir)) as client:
-        status = client.resume(job, iterations=iterations)
+        status = client.resume(job, iterations=iterations, on_unscorable=changes)
         if wait:
             _follow_to_end(client, status.job_id, console, json_output=json_output)
         elif json_output:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from contracts.errors import InvalidInput
+from contracts.jobs import ResumeRequest
+from contracts.rewards import OnUnscorable
 from contracts.settings import settings_from
+from contracts.wire import convert
 from onbeat.gateway_client import GatewayClient
 from onbeat.stack_file import GatewayAccess, gateway_access
 from onbeat.stack_profile import StackProfile, load_profile
@@ -27,6 +31,14 @@ Settings = Annotated[
 Schedule = Annotated[str | None, typer.Option("--schedule", help="periodic or synchronous.")]
 Iterations = Annotated[int | None, typer.Option("--iterations", help="Optimizer steps.")]
 Seed = Annotated[int | None, typer.Option("--seed", help="Seed of prompts and samples.")]
+OnUnscorableScores = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--on-unscorable",
+        metavar="COMPONENT=SCORE",
+        help="What completions get that a reward component can't score: a number, or fail; may be repeated.",
+    ),
+]
 Generators = Annotated[int, typer.Option("--generators", help="Generator processes.")]
 GeneratorCount = Annotated[int | None, typer.Option("--generators", help="Generator processes. [1, or the profile's]")]
 Profile = Annotated[
@@ -41,6 +53,20 @@ ModelRoot = Annotated[
 ]
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def on_unscorable_from(texts: Sequence[str]) -> dict[str, OnUnscorable]:
+    """`math_verify=0` → {"math_verify": 0.0}. Raises InvalidInput."""
+    changes: dict[str, OnUnscorable] = {}
+    for text in texts:
+        name, separator, value = text.partition("=")
+        if not (name and separator):
+            raise InvalidInput(f"`{text}` is no COMPONENT=SCORE", field="--on-unscorable", cure="e.g. math_verify=0")
+        try:
+            changes[name] = "fail" if value == "fail" else float(value)
+        except ValueError as error:
+            raise InvalidInput(f"`{value}` is neither fail nor a number", field="--on-unscorable") from error
+    return convert({"on_unscorable": changes}, ResumeRequest).on_unscorable
 
 
 def model_root_or_default(chosen: Path | None) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from contracts.rewards import (
@@ -46,10 +46,40 @@ WARM_UPS: dict[type[Component], Callable[[Any], None]] = {
     PluginReward: plugin.warm_up,
 }
 
+REHEARSALS: dict[type[Component], tuple[RewardItem, ...]] = {
+    MathVerifyReward: tuple(
+        RewardItem(prompt="", completion=completion, reference=reference)
+        for completion, reference in (
+            (r"so \boxed{\frac{1}{2}}", r"\frac{3}{4}"),
+            ("hence $x^2+1$", "$(x+1)^2$"),
+            ("The answer is 12.", "13"),
+            (r"$\{1, 2\}$ or $(1, 3]$", r"$[1, 3)$"),
+        )
+    ),
+}
+"""Items of our own, scored once where scorers are imported: what is loaded at the first use is loaded by then."""
+
 LINEAR_TIME = (ExactReward, NumericReward, LengthReward, OverlongReward)
 """Linear in the completion's length and free of foreign code: safe without a deadline, in the service's process."""
 
 MAX_DETAIL_CHARS = 500
+
+NEVER_SCORED = frozenset({"bad_reference", "unknown_entry_point"})
+"""Not the completion's fault: no score may hide it."""
+UP_TO_LUCK = frozenset({"timeout", "crashed"})
+"""Reasons that another try, or another machine, may not meet."""
+
+
+def is_lasting(component: RewardComponent, reason: UnscorableReason) -> bool:
+    """Whether the same completion meets it each time. A plug-in may have asked the network, or the clock."""
+    return reason not in UP_TO_LUCK and not isinstance(component, PluginReward)
+
+
+def score_in_place(component: RewardComponent, reason: UnscorableReason, *, settles: bool) -> float | None:
+    """The `on_unscorable` score, where it may stand for that reason now."""
+    if reason in NEVER_SCORED or not (settles or is_lasting(component, reason)):
+        return None
+    return component.stated_score
 
 
 def needs_isolation(components: tuple[RewardComponent, ...]) -> bool:
@@ -67,23 +97,44 @@ def only_isolated_name(components: tuple[RewardComponent, ...]) -> str:
     return names[0] if len(names) == 1 else ""
 
 
+def imports_plugins(components: tuple[RewardComponent, ...]) -> bool:
+    """True if somebody else's code is imported for it."""
+    return any(isinstance(component, PluginReward) for component in components)
+
+
+def keeps_its_worker(components: tuple[RewardComponent, ...]) -> bool:
+    """True if one process may score all of a job: plug-ins, whose imports may take minutes, and what parses nothing."""
+    return imports_plugins(components) or not warm_up_keys(components)
+
+
 def warm_up_keys(components: tuple[RewardComponent, ...]) -> frozenset[str]:
-    """What a process must have imported for a rubric: few values, so that a process can remember them all."""
+    """What a process must have imported for a rubric, plug-ins apart: few values, so that they can be remembered."""
     return frozenset(
-        f"plugin {component.entry_point}" if isinstance(component, PluginReward) else component.name
+        component.name
         for component in components
-        if type(component) in WARM_UPS
+        if type(component) in WARM_UPS and not isinstance(component, PluginReward)
     )
+
+
+def named(components: tuple[RewardComponent, ...]) -> list[tuple[str, RewardComponent]]:
+    """Each with its name in the breakdown."""
+    return list(zip(breakdown_names(components), components, strict=True))
+
+
+def without_plugins(components: tuple[RewardComponent, ...]) -> tuple[RewardComponent, ...]:
+    return tuple(component for component in components if not isinstance(component, PluginReward))
 
 
 def warm_up(components: tuple[RewardComponent, ...]) -> Unscorable | None:
     """Does the slow imports of a rubric once; the reason why no item can be scored, or None."""
-    for name, component in zip(breakdown_names(components), components, strict=True):
+    for name, component in named(components):
         prepare = WARM_UPS.get(type(component))
         if prepare is None:
             continue
         try:
             prepare(component)
+            for item in REHEARSALS.get(type(component), ()):
+                SCORERS[type(component)](component, item)
         except Exception as error:
             return _unscorable(name, error)
     return None
@@ -91,20 +142,46 @@ def warm_up(components: tuple[RewardComponent, ...]) -> Unscorable | None:
 
 def score_item(components: tuple[RewardComponent, ...], item: RewardItem) -> Scored | Unscorable:
     """Sum of weight x score with the unweighted scores; the first component that fails decides (I6)."""
+    outcomes: list[float | Unscorable] = []
+    for name, component in named(components):
+        outcome = score_component(name, component, item)
+        outcomes.append(outcome)
+        if isinstance(outcome, Unscorable) and score_in_place(component, outcome.reason, settles=False) is None:
+            return outcome
+    return weighted_sum(components, outcomes, settles=False)
+
+
+def weighted_sum(
+    components: tuple[RewardComponent, ...], outcomes: Sequence[float | Unscorable], *, settles: bool
+) -> Scored | Unscorable:
+    """Of each component's score, or of what stands in its place; the first that nothing may stand for decides."""
     breakdown: dict[str, float] = {}
+    replaced: dict[str, UnscorableReason] = {}
     reward = 0.0
-    for name, component in zip(breakdown_names(components), components, strict=True):
-        try:
-            value = SCORERS[type(component)](component, item)
-        except Exception as error:
-            return _unscorable(name, error)
-        if not math.isfinite(value):
-            return Unscorable(reason="not_finite", detail=f"the score is {value}", component=name)
+    for name, component, outcome in zip(breakdown_names(components), components, outcomes, strict=True):
+        value = outcome
+        if isinstance(outcome, Unscorable):
+            value = score_in_place(component, outcome.reason, settles=settles)
+            if value is None:
+                return outcome
+            replaced[name] = outcome.reason
+        assert isinstance(value, float)
         breakdown[name] = value
         reward += component.weight * value
     if not math.isfinite(reward):
         return Unscorable(reason="not_finite", detail=f"the weighted sum is {reward}")
-    return Scored(reward=reward, breakdown=breakdown)
+    return Scored(reward=reward, breakdown=breakdown, unscorable=replaced)
+
+
+def score_component(name: str, component: RewardComponent, item: RewardItem) -> float | Unscorable:
+    """Unweighted."""
+    try:
+        value = float(SCORERS[type(component)](component, item))
+    except Exception as error:
+        return _unscorable(name, error)
+    if not math.isfinite(value):
+        return Unscorable(reason="not_finite", detail=f"the score is {value}", component=name)
+    return value
 
 
 def _unscorable(component: str, error: Exception) -> Unscorable:
@@ -117,5 +194,7 @@ def _unscorable(component: str, error: Exception) -> Unscorable:
         reason, detail = "too_complex", str(error)
     elif isinstance(error, UnknownEntryPoint):
         reason, detail = "unknown_entry_point", str(error)
+    elif isinstance(error, MemoryError):
+        reason, detail = "crashed", "out of memory; the reward service's ONBEAT_SCORER_MEMORY_MB bounds it"
     encodable = detail.encode("utf-8", "backslashreplace").decode("utf-8")
     return Unscorable(reason=reason, detail=encodable[:MAX_DETAIL_CHARS], component=component)

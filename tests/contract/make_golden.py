@@ -235,11 +235,13 @@ def reward_request() -> RewardRequest:
             LengthReward(weight=-0.5, target_chars=100, max_chars=200),
             OverlongReward(weight=0.5, max_tokens=4096, buffer_tokens=512),
             ReasoningGymReward(weight=1.0, strict=False, answer_pattern=""),
-            MathVerifyReward(weight=2.0),
+            MathVerifyReward(weight=2.0, on_unscorable=0.0),
             PluginReward(weight=1.0, entry_point="shortest"),
         ),
         items=(RewardItem(prompt="12+34=", completion="64", reference="64", task_entry="{}", num_tokens=3),),
         item_timeout_s=2.5,
+        job_id="job-0123456789ab",
+        settles=True,
     )
 
 
@@ -247,6 +249,7 @@ def reward_response() -> RewardResponse:
     return RewardResponse(
         results=(
             Scored(reward=1.5, breakdown={"exact": 1.0, "numeric": 1.0}),
+            Scored(reward=1.0, breakdown={"exact": 1.0, "math_verify": 0.0}, unscorable={"math_verify": "raised"}),
             Unscorable(reason="timeout", detail="no answer within 2.5 s", component="math_verify"),
         )
     )

@@ -9,10 +9,11 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ from contracts.rewards import (
 )
 from contracts.settings import StackSettings
 from contracts.wire import decode, decode_json, encode, encode_json
+from reward_service import scorer_lane
 from reward_service.app import create_app
 from reward_service.scorer_pool import ScorerPool
 from telemetry.http_server import server_config
@@ -64,29 +66,26 @@ def hostile(*, prompt, completion, reference, task_entry):
         raise ValueError("no")
     return len(completion)
 
-def pid(**texts):
-    return os.getpid()
+calls = 0
 
 def gated(*, prompt, completion, reference, task_entry):
-    """Appends the completion to the file `prompt`; with FIFOs `reference` and `task_entry`, tells its pid and waits."""
-    with open(prompt, "a") as order:
-        order.write(completion + "\\n")
+    """How many items this process has scored; enters by the FIFO `reference`, and waits at the FIFO `task_entry`."""
+    global calls
+    calls += 1
     if reference:
-        with open(reference, "w") as entered:
-            entered.write(str(os.getpid()))
+        open(reference).close()
         open(task_entry).close()
-    return 1.0
+    return float(calls)
 
 def hang_with_a_child(*, prompt, completion, reference, task_entry):
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    with open(prompt, "w") as entered:
-        entered.write(f"{os.getpid()} {child.pid}")
+    """The child has the prompt as its last argument, and a session of its own."""
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", prompt], start_new_session=True)
+    open(reference).close()
     while True:
         pass
 '''
 ENTRY_POINTS = """[onbeat.rewards]
 hostile = hostile_rewards:hostile
-pid = hostile_rewards:pid
 gated = hostile_rewards:gated
 hang_with_a_child = hostile_rewards:hang_with_a_child
 dies_at_import = dies_at_import:reward
@@ -175,6 +174,27 @@ def wait_until_gone(pid: int) -> None:
         os.close(handle)
 
 
+def family(pid: int) -> list[int]:
+    """A process with all that descend from it."""
+    parents: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            parents.setdefault(int(stat.read_text().rpartition(")")[2].split()[1]), []).append(int(stat.parent.name))
+    found = [pid]
+    for one in found:
+        found += parents.get(one, [])
+    return found
+
+
+def with_argument(argument: str) -> list[int]:
+    """Processes that were started with it."""
+    found: list[int] = []
+    for command in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            found += [int(command.parent.name)] * (argument.encode() in command.read_bytes().split(b"\0"))
+    return found
+
+
 @pytest.mark.parametrize(("num_workers"), [1, 2])
 def test_hanging_and_dying_scorers_cost_only_their_own_items(plugins: Path, num_workers: int) -> None:
     with open_pool(num_workers) as pool:
@@ -222,69 +242,70 @@ def test_unknown_plugin_is_told_without_losing_a_process(plugins: Path) -> None:
 
 
 class Gate:
-    """One item that waits inside the worker until the test lets it go; every item notes its turn."""
+    """One item that waits inside the worker until the test lets it go. A scorer can write nowhere: it reads FIFOs."""
 
     def __init__(self, folder: Path) -> None:
-        self.order = folder / "order"
+        folder = Path(tempfile.mkdtemp(dir=folder))
+        folder.chmod(0o755)
         self.entered = folder / "entered"
         self.release = folder / "release"
         os.mkfifo(self.entered)
         os.mkfifo(self.release)
 
-    def closed_item(self, name: str) -> RewardItem:
-        return RewardItem(
-            prompt=str(self.order), completion=name, reference=str(self.entered), task_entry=str(self.release)
-        )
+    def closed_item(self, completion: str = "") -> RewardItem:
+        return RewardItem(prompt="", completion=completion, reference=str(self.entered), task_entry=str(self.release))
 
-    def open_item(self, name: str) -> RewardItem:
-        return RewardItem(prompt=str(self.order), completion=name, reference="")
-
-    def wait_for_entry(self) -> int:
-        """The worker's process id."""
-        return int(self.entered.read_text())
+    def wait_for_entry(self) -> None:
+        self.entered.open("w").close()
 
     def let_go(self) -> None:
         self.release.open("w").close()
 
-    def turns(self) -> list[str]:
-        return self.order.read_text().split()
+
+OPEN_ITEM = RewardItem(prompt="", completion="", reference="")
+GATED = (PluginReward(entry_point="gated"),)
 
 
 def submit_gated(pool: ScorerPool, *items: RewardItem) -> Future[Any]:
-    return pool.submit((PluginReward(entry_point="gated"),), items, item_timeout_s=60.0)
+    return pool.submit(GATED, items, item_timeout_s=60.0, job_id="job-1")
 
 
-def test_requests_take_turns_item_by_item(plugins: Path, tmp_path: Path) -> None:
-    gate = Gate(tmp_path)
+def rewards(results: tuple[Scored | Unscorable, ...]) -> list[float]:
+    return [result.reward for result in results if isinstance(result, Scored)]
+
+
+def test_requests_take_turns(plugins: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scorer_lane, "TURN_S", 0.0)
+    gate = Gate(plugins)
     with open_pool() as pool:
-        long = submit_gated(pool, gate.closed_item("a0"), gate.open_item("a1"), gate.open_item("a2"))
+        long = submit_gated(pool, gate.closed_item(), OPEN_ITEM, OPEN_ITEM)
         gate.wait_for_entry()
-        short = submit_gated(pool, gate.open_item("b0"))
+        short = submit_gated(pool, OPEN_ITEM)
         gate.let_go()
-        assert reasons(long.result() + short.result()) == ["scored"] * 4
-    assert gate.turns() == ["a0", "a1", "b0", "a2"]
+        assert (rewards(long.result()), rewards(short.result())) == ([1.0, 2.0, 4.0], [3.0])
 
 
-def test_cancelled_request_leaves_its_remaining_items_unscored(plugins: Path, tmp_path: Path) -> None:
-    gate = Gate(tmp_path)
+def test_cancelled_request_leaves_its_remaining_items_unscored(plugins: Path) -> None:
+    gate = Gate(plugins)
     with open_pool() as pool:
-        given_up = submit_gated(pool, gate.closed_item("a0"), gate.open_item("a1"))
+        given_up = submit_gated(pool, gate.closed_item(), OPEN_ITEM)
         gate.wait_for_entry()
         assert given_up.cancel()
         gate.let_go()
-        assert reasons(submit_gated(pool, gate.open_item("b0")).result()) == ["scored"]
-    assert gate.turns() == ["a0", "b0"]
+        assert rewards(submit_gated(pool, OPEN_ITEM).result()) == [2.0]
 
 
-def test_closing_the_pool_ends_running_work_and_every_process(plugins: Path, tmp_path: Path) -> None:
-    gate = Gate(tmp_path)
+def test_closing_the_pool_ends_running_work_and_every_process(plugins: Path) -> None:
+    gate = Gate(plugins)
     pool = ScorerPool(num_workers=1)
-    running = submit_gated(pool, gate.closed_item("a0"), gate.open_item("a1"))
+    running = submit_gated(pool, gate.closed_item(), OPEN_ITEM)
     gate.wait_for_entry()
-    pids = pool.worker_pids()
+    (keeper,) = pool.worker_pids()
+    pids = family(keeper)
+    assert len(pids) == 3, "keeper, nursery, worker"
     pool.close()
-    assert len(pids) == 1
-    wait_until_gone(pids[0])
+    for pid in pids:
+        wait_until_gone(pid)
     with pytest.raises(Unavailable, match="closed"):
         running.result()
     with pytest.raises(Unavailable, match="closed"):
@@ -292,14 +313,16 @@ def test_closing_the_pool_ends_running_work_and_every_process(plugins: Path, tmp
     assert not pool.is_alive
 
 
-def test_processes_that_a_scorer_started_are_killed_with_it(plugins: Path, tmp_path: Path) -> None:
-    notes = tmp_path / "pids"
-    child = RewardItem(prompt=str(notes), completion="", reference="")
+def test_processes_that_a_scorer_started_are_killed_with_it(plugins: Path) -> None:
+    gate = Gate(plugins)
+    mark = f"mark-{gate.entered}"
+    child = RewardItem(prompt=mark, completion="", reference=str(gate.entered))
     with open_pool() as pool:
-        work = pool.submit((PluginReward(entry_point="hang_with_a_child"),), (child,), item_timeout_s=1.0)
+        work = pool.submit((PluginReward(entry_point="hang_with_a_child"),), (child,), item_timeout_s=3.0)
+        gate.wait_for_entry()
+        assert len(with_argument(mark)) == 1
         assert reasons(work.result()) == ["timeout"]
-        for pid in notes.read_text().split():
-            wait_until_gone(int(pid))
+        assert with_argument(mark) == [], "it had a session of its own, and is gone before the item is answered"
 
 
 def test_catastrophic_regex_is_stopped_over_http_and_its_neighbours_are_scored() -> None:
@@ -430,10 +453,10 @@ def test_unknown_path_and_method_are_problems_too(client: httpx.Client) -> None:
     assert response.headers["content-type"] == "application/problem+json"
 
 
-def test_health_answers_while_a_scorer_hangs(plugins: Path, tmp_path: Path) -> None:
-    gate = Gate(tmp_path)
+def test_health_answers_while_a_scorer_hangs(plugins: Path) -> None:
+    gate = Gate(plugins)
     with serve(create_app(SETTINGS, num_workers=1)) as client, ThreadPoolExecutor(1) as threads:
-        request = RewardRequest(components=(PluginReward(entry_point="gated"),), items=(gate.closed_item("a"),))
+        request = RewardRequest(components=GATED, items=(gate.closed_item(),))
         waiting = threads.submit(client.post, "/v1/score", content=encode(request), headers=MSGPACK)
         gate.wait_for_entry()
         assert client.get("/healthz").json() == {"status": "ok"}
@@ -442,11 +465,10 @@ def test_health_answers_while_a_scorer_hangs(plugins: Path, tmp_path: Path) -> N
         assert reasons(decode(waiting.result().content, RewardResponse).results) == ["scored"]
 
 
-def test_client_that_goes_away_frees_its_place(plugins: Path, tmp_path: Path) -> None:
-    gate = Gate(tmp_path)
+def test_client_that_goes_away_frees_its_place(plugins: Path) -> None:
+    gate = Gate(plugins)
     with serve(create_app(SETTINGS, num_workers=1)) as client:
-        items = (gate.closed_item("a0"), gate.open_item("a1"))
-        body = encode(RewardRequest(components=(PluginReward(entry_point="gated"),), items=items))
+        body = encode(RewardRequest(components=GATED, items=(gate.closed_item(), OPEN_ITEM), job_id="job-1"))
         head = (
             f"POST /v1/score HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEY}\r\n"
             f"Content-Type: application/msgpack\r\nContent-Length: {len(body)}"
@@ -457,10 +479,9 @@ def test_client_that_goes_away_frees_its_place(plugins: Path, tmp_path: Path) ->
         while metric(client, 'onbeat_reward_requests_total{status="499"}') == 0.0:
             assert client.get("/healthz").status_code == 200
         gate.let_go()
-        assert reasons(post(client, PluginReward(entry_point="gated"), items=(gate.open_item("b0"),)).results) == [
-            "scored"
-        ]
-    assert gate.turns() == ["a0", "b0"]
+        after = encode(RewardRequest(components=GATED, items=(OPEN_ITEM,), job_id="job-1"))
+        answer = decode(client.post("/v1/score", content=after, headers=MSGPACK).content, RewardResponse)
+        assert rewards(answer.results) == [2.0], "the second item of the client that went away was not scored"
 
 
 class Service:
@@ -483,10 +504,12 @@ class Service:
         assert f"listening on http://127.0.0.1:{self.port}" in line, line
         self.client = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=60.0, headers=BEARER)
 
-    def worker_pid(self) -> int:
-        result = post(self.client, PluginReward(entry_point="pid"), items=items_of("")).results[0]
-        assert isinstance(result, Scored)
-        return int(result.reward)
+    def scorer_pids(self) -> list[int]:
+        """Once it has scored something."""
+        assert reasons(post(self.client, FormatReward(pattern="a"), items=items_of("a")).results) == ["scored"]
+        scorers = family(self.process.pid)[1:]
+        assert len(scorers) >= 3, "keeper, nursery, worker"
+        return scorers
 
     def end(self) -> None:
         self.client.close()
@@ -507,18 +530,19 @@ def service(plugin_folder: Path) -> Iterator[Service]:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_service_ends_cleanly_on_a_signal(service: Service, number: signal.Signals) -> None:
-    worker = service.worker_pid()
+    scorers = service.scorer_pids()
     service.process.send_signal(number)
     _, errors = service.process.communicate(timeout=30)
     assert service.process.returncode == 0
     assert "Traceback" not in errors
-    wait_until_gone(worker)
+    for pid in scorers:
+        wait_until_gone(pid)
 
 
 def test_killed_service_leaves_no_process_even_if_a_scorer_holds_the_interpreter(
-    service: Service, tmp_path: Path
+    service: Service, plugin_folder: Path
 ) -> None:
-    gate = Gate(tmp_path)
+    gate = Gate(plugin_folder)
     request = RewardRequest(
         components=(PluginReward(entry_point="gated"), RegexReward(pattern="(a+)+$")),
         items=(gate.closed_item("a" * 50 + "b"),),
@@ -526,11 +550,13 @@ def test_killed_service_leaves_no_process_even_if_a_scorer_holds_the_interpreter
     )
     with ThreadPoolExecutor(1) as threads:
         hanging = threads.submit(service.client.post, "/v1/score", content=encode(request), headers=MSGPACK)
-        worker = gate.wait_for_entry()
+        gate.wait_for_entry()
+        scorers = family(service.process.pid)[1:]
         gate.let_go()  # into a match that never ends, inside C code: no thread of the worker runs again
         service.process.kill()
         assert isinstance(hanging.exception(), httpx.TransportError)
-    wait_until_gone(worker)
+    for pid in scorers:
+        wait_until_gone(pid)
 
 
 def test_port_in_use_is_one_line_and_exit_code_2(service: Service) -> None:

@@ -69,12 +69,12 @@ class Service:
     async def _sleep(self, seconds: float) -> None:
         self.slept_s.append(seconds)
 
-    def score(self, *completions: str, spec: RewardSpec = SPEC) -> list[float]:
+    def score(self, *completions: str, spec: RewardSpec = SPEC, settles: bool = False) -> list[float]:
         async def run() -> list[Scored]:
             transport = httpx.MockTransport(self.handle)
             async with httpx.AsyncClient(transport=transport, base_url="http://reward") as http:
                 client = RewardClient(http, key="reward-key", sleep=self._sleep, jitter=lambda: 0.5)
-                return await client.score(spec, [item(text) for text in completions])
+                return await client.score(spec, [item(text) for text in completions], job_id="job-1", settles=settles)
 
         return [scored.reward for scored in asyncio.run(run())]
 

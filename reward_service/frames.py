@@ -1,0 +1,110 @@
+"""Messages over a socket to a process that may be hostile: four bytes of length, then MessagePack.
+
+What it sends is bounded in size, and neither half a message nor a full buffer holds its reader up beyond a deadline.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import time
+
+LENGTH = struct.Struct("!I")
+READ_BYTES = 64 * 1024
+
+
+class Late(Exception):
+    """The other side let the deadline pass."""
+
+
+class Gone(Exception):
+    """The other side has ended, closed its socket, or sent what is no message."""
+
+
+class Frames:
+    """Both directions of one socket. Deadlines are `time.monotonic()`; None waits for ever."""
+
+    def __init__(self, sock: socket.socket, *, max_bytes: int) -> None:
+        """max_bytes: of one message that is received."""
+        self._socket = sock
+        self._max_bytes = max_bytes
+        self._buffer = bytearray()
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def send(self, payload: bytes, *, deadline_s: float | None = None) -> None:
+        """Raises Late, Gone."""
+        self._wait_until(deadline_s)
+        try:
+            self._socket.sendall(LENGTH.pack(len(payload)) + payload)
+        except TimeoutError as error:
+            raise Late from error
+        except OSError as error:
+            raise Gone from error
+
+    def receive(self, *, deadline_s: float | None = None) -> bytes:
+        """Raises Late, Gone."""
+        while True:
+            if len(self._buffer) >= LENGTH.size:
+                (length,) = LENGTH.unpack_from(self._buffer)
+                if length > self._max_bytes:
+                    raise Gone(f"a message of {length} bytes")
+                end = LENGTH.size + length
+                if len(self._buffer) >= end:
+                    payload = bytes(self._buffer[LENGTH.size : end])
+                    del self._buffer[:end]
+                    return payload
+            self._read_more(deadline_s)
+
+    def send_handle(self, payload: bytes, handle: int) -> None:
+        """A message with an open file descriptor beside it. Raises Gone."""
+        self._socket.settimeout(None)
+        try:
+            socket.send_fds(self._socket, [LENGTH.pack(len(payload)) + payload], [handle])
+        except OSError as error:
+            raise Gone from error
+
+    def receive_with_handle(self) -> tuple[bytes, int | None]:
+        """The next message, and the descriptor that came with it: for a reader that is sent one message at a time."""
+        handle: int | None = None
+        self._socket.settimeout(None)
+        while True:
+            try:
+                data, handles, _, _ = socket.recv_fds(self._socket, READ_BYTES, 1)
+            except OSError as error:
+                raise Gone from error
+            if not data:
+                raise Gone
+            handle = handles[0] if handles else handle
+            self._buffer += data
+            if len(self._buffer) >= LENGTH.size:
+                end = LENGTH.size + LENGTH.unpack_from(self._buffer)[0]
+                if len(self._buffer) >= end:
+                    payload = bytes(self._buffer[LENGTH.size : end])
+                    del self._buffer[:end]
+                    return payload, handle
+
+    def _read_more(self, deadline_s: float | None) -> None:
+        self._wait_until(deadline_s)
+        try:
+            data = self._socket.recv(READ_BYTES)
+        except TimeoutError as error:
+            raise Late from error
+        except OSError as error:
+            raise Gone from error
+        if not data:
+            raise Gone
+        self._buffer += data
+
+    def _wait_until(self, deadline_s: float | None) -> None:
+        if deadline_s is None:
+            self._socket.settimeout(None)
+            return
+        left_s = deadline_s - time.monotonic()
+        if left_s <= 0.0:
+            raise Late
+        self._socket.settimeout(left_s)

@@ -1,0 +1,97 @@
+"""Runs the hostile plug-in in a reward service's pool, and prints what came of it as JSON. Started by its test.
+
+`python -m tests.integration.cage_driver FOLDER [UID [container]]`: as another user, where UID is given and this one is
+root; as in a container that allows no namespaces, where it says so.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+from pathlib import Path
+
+from contracts.rewards import FormatReward, PluginReward, RewardComponent, RewardItem, Scored, Unscorable
+from reward_service import kernel
+from reward_service.scorer_pool import ScorerPool
+from reward_service.syscall_filter import refuse_syscalls
+
+HOSTILE = (PluginReward(entry_point="hostile"),)
+MEMORY_MB = 1024
+PLUGIN = Path(__file__).parent / "hostile_plugin"
+
+
+def become(uid: int) -> None:
+    """Another user, who can read the code wherever it is."""
+    assert kernel.unshare(kernel.CLONE_NEWNS)
+    assert kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
+    kernel.show_to_all([*sys.path, sys.prefix, sys.base_prefix])
+    os.setgroups([])
+    os.setgid(uid)
+    os.setuid(uid)
+    if "container" in sys.argv:
+        assert kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+        assert refuse_syscalls({"unshare"})
+    arguments = [sys.executable, "-m", "tests.integration.cage_driver", sys.argv[1]]
+    os.execve(sys.executable, arguments, {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+
+
+class Tries:
+    def __init__(self, folder: Path) -> None:
+        hidden = folder / "runs"
+        hidden.mkdir()
+        hidden.chmod(0o755)
+        self.secret_file = hidden / "stack.json"
+        self.secret_file.write_text("a key")
+        self.secret_file.chmod(0o644)
+        self.pool = ScorerPool(num_workers=1, memory_mb=MEMORY_MB, hidden=(str(hidden),))
+
+    def ask(
+        self,
+        completion: str,
+        reference: str = "",
+        *,
+        job_id: str = "job-1",
+        components: tuple[RewardComponent, ...] = HOSTILE,
+    ) -> str:
+        item = RewardItem(prompt="", completion=completion, reference=reference)
+        (result,) = self.pool.submit(components, (item,), item_timeout_s=60.0, job_id=job_id).result()
+        if isinstance(result, Scored):
+            return str(result.reward)
+        assert isinstance(result, Unscorable)
+        return result.detail.removeprefix("Told: ") if result.reason == "raised" else result.reason
+
+
+def main(folder: Path) -> dict[str, object]:
+    tries = Tries(folder)
+    ask = tries.ask
+    mark = f"left-by-a-scorer-{os.getpid()}"
+    told: dict[str, object] = {"uid": os.getuid(), "mark": mark}
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        told["environments"] = ask("environments", os.environ["ONBEAT_REDIS_URL"])
+        told["read"] = ask("read", str(tries.secret_file))
+        told["connect"] = ask("connect", str(server.getsockname()[1]))
+        told["fork"] = ask("fork")
+        told["after fork"] = ask("behave")
+        told["fill_memory"] = ask("fill_memory")
+        told["fill_disk"] = ask("fill_disk")
+        told["next folder"] = ask("look", job_id="job-2")
+        told["become_root"] = ask("become_root")
+        told["kill"] = ask("kill", str(os.getpid()))
+        told["leave_a_child"] = ask("leave_a_child", mark, job_id="job-3")
+        told["babble"] = ask("babble")
+        told["lie"] = ask("lie")
+        told["same job"] = ask("behave")
+        told["another job"] = ask("behave", job_id="job-2")
+        told["its format"] = ask("no", components=(FormatReward(pattern="yes"),))
+        told["missing"] = tries.pool.missing_locks
+        tries.pool.close()
+    return told
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 2:
+        become(int(sys.argv[2]))
+    sys.path.insert(0, str(PLUGIN))
+    sys.stdout.write(json.dumps(main(Path(sys.argv[1]))))

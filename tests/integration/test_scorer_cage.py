@@ -1,0 +1,133 @@
+"""What a scorer can't do to anybody else, tried by a plug-in that wants to: as root's, as a user's, in a container."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reward_service.cage import MAX_PROCESSES, SCRATCH_BYTES
+from reward_service.file_rules import scopes_signals
+from tests.integration.cage_driver import MEMORY_MB
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+SECRET = "redis://:a-password-of-the-stack@127.0.0.1:1/0"
+NOBODY = "65534"
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="the cage's locks are Linux's")
+AS = {"this user": (), "an unprivileged user": (NOBODY,), "a container": (NOBODY, "container")}
+
+pytestmark = LINUX
+
+
+@dataclass(frozen=True)
+class Outcome:
+    who: str
+    told: dict[str, Any]
+
+    @property
+    def has_namespaces(self) -> bool:
+        return not any("namespaces" in one for one in self.told["missing"])
+
+    @property
+    def is_limited(self) -> bool:
+        return "no limit on processes" not in self.told["missing"]
+
+
+@pytest.fixture(scope="module", params=AS)
+def outcome(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    """What came of each try. One run of the driver serves all tests."""
+    arguments = AS[request.param]
+    if arguments and os.getuid() != 0:
+        pytest.skip("only root can become another user")
+    if "container" in arguments and not scopes_signals():
+        pytest.skip("without namespaces and Linux 6.12 the try to kill the service would succeed")
+    folder = tmp_path_factory.mktemp("stack")
+    for path in (folder, *folder.parents):
+        if path.stat().st_uid == os.getuid() and path != Path(path.anchor):
+            path.chmod(path.stat().st_mode | 0o711)
+    folder.chmod(0o777)
+    run = subprocess.run(
+        [sys.executable, "-m", "tests.integration.cage_driver", str(folder), *arguments],
+        cwd=REPOSITORY,
+        env={**os.environ, "ONBEAT_REDIS_URL": SECRET},
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stderr
+    return Outcome(request.param, json.loads(run.stdout))
+
+
+def test_each_user_has_the_cage_that_it_can_have(outcome: Outcome) -> None:
+    uid = os.getuid() if outcome.who == "this user" else int(NOBODY)
+    assert outcome.told["uid"] == uid
+    if outcome.who == "a container":
+        assert not outcome.has_namespaces
+        assert len(outcome.told["missing"]) == 3, "namespaces, a uid, and with them a limit on processes"
+
+
+def test_no_environment_that_a_scorer_can_read_holds_a_secret(outcome: Outcome) -> None:
+    assert outcome.told["environments"] == "own 0 bytes, secret False"
+
+
+def test_the_stacks_files_are_hidden_even_where_their_mode_shows_them(outcome: Outcome) -> None:
+    assert outcome.told["read"] == "PermissionError"
+
+
+def test_no_connection_can_be_opened_by_tcp_udp_or_a_unix_socket(outcome: Outcome) -> None:
+    assert outcome.told["connect"] == "PermissionError PermissionError PermissionError"
+
+
+def test_processes_are_limited_and_the_next_item_is_scored(outcome: Outcome) -> None:
+    number = int(outcome.told["fork"].split()[0])
+    assert number < MAX_PROCESSES or not outcome.is_limited
+    assert outcome.told["after fork"] == "1.0"
+
+
+def test_memory_is_limited_shared_memory_too(outcome: Outcome) -> None:
+    shared, private = map(int, outcome.told["fill_memory"].split())
+    assert 0 < shared < MEMORY_MB
+    assert 0 < private < MEMORY_MB
+
+
+def test_a_scorer_writes_nowhere_but_into_a_small_folder_that_the_next_finds_empty(outcome: Outcome) -> None:
+    written, *elsewhere = outcome.told["fill_disk"].split()
+    assert int(written) == (SCRATCH_BYTES >> 20 if outcome.has_namespaces else 0)
+    assert elsewhere == ["PermissionError"] * 3
+    assert outcome.told["next folder"] == "an empty folder"
+
+
+def test_privileges_are_gone_for_good_and_no_file_of_the_service_is_open(outcome: Outcome) -> None:
+    facts, changed = outcome.told["become_root"].rsplit(" ", 1)
+    assert facts == "privileges 0 barred 1 handles 5", "three standard ones, its own socket, and the folder it lists"
+    assert changed != "done"
+
+
+def test_neither_the_service_nor_the_stack_can_be_killed(outcome: Outcome) -> None:
+    """The driver, which is the reward service here, has lived to tell the other outcomes."""
+    assert outcome.told["its format"] == "0.0"
+
+
+def test_what_a_scorer_left_running_is_gone_with_the_pool(outcome: Outcome) -> None:
+    assert outcome.told["leave_a_child"] == "left"
+    mark = outcome.told["mark"].encode()
+    for command in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            assert mark not in command.read_bytes().split(b"\0")
+
+
+def test_half_a_message_of_gigabytes_costs_its_own_item(outcome: Outcome) -> None:
+    assert outcome.told["babble"] == "crashed"
+
+
+def test_a_lie_about_later_rewards_ends_with_its_job(outcome: Outcome) -> None:
+    assert outcome.told["lie"] == "lied"
+    assert outcome.told["same job"] == "1000.0", "a plug-in keeps its process for a job: what is promised ends here"
+    assert outcome.told["another job"] == "1.0"
+    assert outcome.told["its format"] == "0.0", "a scorer of ours, in the same job"
