@@ -13,8 +13,9 @@ stays `running`: it is replaced. A final state is left by a resume only, and `su
 from __future__ import annotations
 
 from enum import Enum
+from typing import Annotated
 
-from msgspec import field
+from msgspec import Meta, field
 
 from contracts.errors import Conflict
 from contracts.ranges import Iterations
@@ -56,7 +57,7 @@ class ResumeRequest(Record, frozen=True, kw_only=True):
 
     iterations: Iterations | None = None
     """The job's new number of iterations; None keeps it."""
-    on_unscorable: dict[str, OnUnscorable] = field(default_factory=dict)
+    on_unscorable: Annotated[dict[str, OnUnscorable], Meta(max_length=32)] = field(default_factory=dict)
     """New `on_unscorable` of reward components, by their names in the breakdown; the others keep theirs."""
 
 

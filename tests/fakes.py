@@ -78,6 +78,8 @@ class FakeSide:
         self.outcomes: dict[str, PublishOutcome] = {}
         self.shards: list[WeightShard] = []
         """Announced, and not yet noticed by the generator."""
+        self.attempt = 1
+        """Of what is claimed next."""
         self._more = threading.Event()
 
     def add(self, batch: PromptBatch, manifest: WeightManifest) -> None:
@@ -91,7 +93,11 @@ class FakeSide:
         batch, manifest = work.pop(0)
         hedged = work is self.late
         claim = Claim(
-            prompt_batch=batch, entry_id=f"{len(self.claimed)}-0", attempt=1, manifest=manifest, hedged=hedged
+            prompt_batch=batch,
+            entry_id=f"{len(self.claimed)}-0",
+            attempt=self.attempt,
+            manifest=manifest,
+            hedged=hedged,
         )
         self.claimed.append(claim)
         self._changes.notify()

@@ -8,7 +8,15 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpx
 
-from contracts.rewards import RewardItem, RewardRequest, RewardResponse, Unscorable
+from contracts.rewards import (
+    RewardItem,
+    RewardRequest,
+    RewardResponse,
+    Scored,
+    Unscorable,
+    UnscorableReason,
+    stated_scores,
+)
 from contracts.wire import decode, encode
 
 RELEASE_S = 60.0
@@ -22,7 +30,9 @@ class MoodyRewards:
         """silence: no answer; 500; garbage: not MessagePack; empty: no results; cut: the connection ends."""
         self.spoilt: list[str] = []
         self.unscorable: Callable[[RewardItem], bool] = lambda _item: False
-        """Items that are answered as unscorable, however often they come."""
+        """Items that are answered as unscorable, however often they come; in a request that settles with the score that
+        the first component states for that."""
+        self.reason: UnscorableReason = "raised"
         self._released = threading.Event()
         self._lock = threading.Lock()
         moody = self
@@ -82,10 +92,16 @@ class MoodyRewards:
         answer = httpx.post(url, content=body, headers=headers, timeout=RELEASE_S, trust_env=False)
         if not answer.is_success:
             return answer.status_code, answer.content
-        items = decode(body, RewardRequest).items
+        request = decode(body, RewardRequest)
         results = decode(answer.content, RewardResponse).results
-        refused = Unscorable(reason="raised", detail="the scorer cannot read this")
+        refused: Scored | Unscorable = Unscorable(
+            reason=self.reason, detail="the scorer cannot read this", component=request.components[0].name
+        )
+        if request.settles and (stated := stated_scores(request.components)):
+            refused = Scored(
+                reward=sum(stated.values()), breakdown=stated, unscorable=dict.fromkeys(stated, self.reason)
+            )
         spoilt = tuple(
-            refused if self.unscorable(item) else result for item, result in zip(items, results, strict=True)
+            refused if self.unscorable(item) else result for item, result in zip(request.items, results, strict=True)
         )
         return 200, encode(RewardResponse(results=spoilt))

@@ -5,16 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from broker.monitor import job_status
 from contracts.events import BatchDead
 from contracts.jobs import JobState
 from contracts.rewards import RewardItem
+from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
+from gateway.run_files import iteration_metrics
 from tests.chaos.moody_rewards import MoodyRewards
 from tests.chaos.short_job import DEADLINE_S, assert_undisturbed, committed, running, short_job, succeed, until
 from tests.pipeline import Pipeline, until_ready, wait_for_exit
+
+FAILED = 2
+"""Exit code of a trainer whose job failed."""
 
 
 class MoodyPipeline(Pipeline):
@@ -40,6 +46,7 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MoodyPipeline
 @pytest.fixture
 def rewards(pipeline: MoodyPipeline) -> MoodyRewards:
     assert pipeline.rewards is not None
+    pipeline.rewards.reason = "raised"
     return pipeline.rewards
 
 
@@ -82,7 +89,10 @@ def test_an_item_that_always_fails_ends_the_job_or_only_its_batch(
         exit_code = wait_for_exit(trainer, DEADLINE_S)
     status = job_status(pipeline.broker, job_id)
     (dead,) = [event for _, event in pipeline.jobs.events_after(job_id, "0-0") if isinstance(event, BatchDead)]
-    assert "could not be scored, the first: raised: the scorer cannot read this" in dead.reason.replace(";", ":")
+    assert (
+        "could not be scored, the first: raised in component exact: the scorer cannot read this"
+        in dead.reason.replace(";", ":")
+    )
     assert status.batches_dead == 1
     if policy == "fail":
         assert (exit_code, status.state) == (2, JobState.FAILED)
@@ -92,3 +102,28 @@ def test_an_item_that_always_fails_ends_the_job_or_only_its_batch(
     abandoned = [record.abandoned for record in pipeline.jobs.audit(job_id) if record.abandoned]
     assert abandoned == [{dead.batch_id: dead.reason}]
     assert pipeline.verdict(job_id).gaps == ()
+
+
+def test_a_poison_completion_ends_its_job_until_a_resume_states_a_score_and_the_chain_says_from_when(
+    pipeline: MoodyPipeline, rewards: MoodyRewards
+) -> None:
+    spec = short_job(rollout__max_attempts=2, reward__max_attempts=1, evaluation__num_prompts=0)
+    job_id, _ = pipeline.jobs.create(spec)
+    rewards.reason = "timeout"
+    with running(pipeline, f"consumer-{job_id}", job_id) as trainer:
+        until(committed(pipeline, job_id, 2), "two iterations")
+        rewards.unscorable = FirstPrompt()
+        assert wait_for_exit(trainer, DEADLINE_S) == FAILED
+    before = pipeline.jobs.audit(job_id)
+    pipeline.jobs.resume(job_id, on_unscorable={"exact": -0.5})
+    pipeline.train_to_the_end(job_id)
+    after = pipeline.jobs.audit(job_id)[len(before) :]
+    assert pipeline.verdict(job_id).gaps == ()
+    assert {record.on_unscorable for record in before} == {UNSET}
+    commits = [record for record in after if record.kind == "commit"]
+    assert all(record.on_unscorable == {"exact": -0.5} for record in commits)
+    ((batch_id, counts),) = [pair for record in commits for pair in (record.unscorable or {}).items()]
+    assert counts == {"exact: timeout": spec.rollout.group_size}
+    metrics = iteration_metrics(RunFolder(pipeline.settings.run_root_path, job_id))
+    told = {one.iteration: one.num_unscorable for one in metrics if one.num_unscorable}
+    assert told == {int(batch_id.split("/")[0]): spec.rollout.group_size}

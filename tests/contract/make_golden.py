@@ -430,7 +430,7 @@ GOLDEN: dict[str, Record] = {
     ),
     "job_spec_jsonl": job_spec(JsonlDataset(train_path="train.jsonl", evaluation_path="test.jsonl"), RedisWeights()),
     "job_status": job_status(),
-    "resume_request": ResumeRequest(iterations=20),
+    "resume_request": ResumeRequest(iterations=20, on_unscorable={"math_verify": 0.0, "plugin": "fail"}),
     "stream_report": stream_report(),
     "evaluation_score": SCORE,
     "event_state_changed": StateChanged(at_s=1700000000.5, state=JobState.FAILED, reason="the loss is not finite"),

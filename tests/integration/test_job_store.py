@@ -11,9 +11,10 @@ import pytest
 from broker.client import Broker, connect
 from broker.job_store import JobStore
 from broker.trainer_side import TrainerSide
-from contracts.errors import Conflict, FencedOff, NotFound
+from contracts.errors import Conflict, FencedOff, InvalidInput, NotFound
 from contracts.events import BatchDead, StateChanged
 from contracts.jobs import EvaluationScore, JobState
+from contracts.rewards import ExactReward
 from contracts.settings import StackSettings
 from contracts.wire import decode
 from tests.builders import job_spec
@@ -233,3 +234,14 @@ def test_trainer_starts_are_counted_since_the_last_progress(jobs: JobStore) -> N
     assert [jobs.count_trainer_start(job_id) for _ in range(2)] == [1, 2]
     jobs.reset_trainer_starts(job_id)
     assert jobs.count_trainer_start(job_id) == 1
+
+
+def test_a_resume_may_state_a_score_for_what_a_component_cannot_score(jobs: JobStore) -> None:
+    job_id = ended(jobs, JobState.FAILED)
+    with pytest.raises(InvalidInput, match="no component `math_verify` .it has exact"):
+        jobs.resume(job_id, on_unscorable={"exact": 0.0, "math_verify": 0.0})
+    assert jobs.state(job_id) is JobState.FAILED
+    jobs.resume(job_id, on_unscorable={"exact": 0.25})
+    (component,) = jobs.spec(job_id).reward.components
+    assert component == ExactReward(on_unscorable=0.25)
+    assert "horizons" not in jobs.fields(job_id), "the iterations are the same"

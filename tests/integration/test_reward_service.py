@@ -338,6 +338,29 @@ def test_catastrophic_regex_is_stopped_over_http_and_its_neighbours_are_scored()
         assert client.get("/readyz").json() == {"status": "ready"}
 
 
+def test_what_hangs_gets_the_score_that_is_stated_for_it_once_nobody_will_ask_again(plugins: Path) -> None:
+    components = (
+        RegexReward(pattern=r"(a+)+$", on_unscorable=-1.0, weight=2.0),
+        FormatReward(pattern=".*"),
+        PluginReward(entry_point="hostile"),
+    )
+    hanging = "a" * 50 + "b"
+    with open_pool() as pool:
+
+        def ask(settles: bool, completion: str) -> Scored | Unscorable:
+            work = pool.submit(components, items_of(completion), item_timeout_s=1.0, job_id="job-1", settles=settles)
+            return work.result()[0]
+
+        assert reasons((ask(False, hanging),)) == ["timeout"]
+        assert ask(True, hanging) == Scored(
+            reward=-2.0 + 1.0 + 51.0,
+            breakdown={"regex": -1.0, "format": 1.0, "plugin": 51.0},
+            unscorable={"regex": "timeout"},
+        )
+        assert ask(True, "aa") == Scored(reward=5.0, breakdown={"regex": 1.0, "format": 1.0, "plugin": 2.0})
+        assert reasons((ask(True, "raise"),)) == ["raised"], "the plug-in states no score"
+
+
 @pytest.fixture(scope="module")
 def client() -> Iterator[httpx.Client]:
     with serve(create_app(SETTINGS, num_workers=1, max_body_bytes=100_000)) as client:
@@ -487,7 +510,7 @@ def test_client_that_goes_away_frees_its_place(plugins: Path) -> None:
 class Service:
     """`python -m reward_service` as its own process."""
 
-    def __init__(self, plugin_folder: Path) -> None:
+    def __init__(self, plugin_folder: Path, **variables: str) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port = free.getsockname()[1]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("ONBEAT_")}
@@ -495,6 +518,7 @@ class Service:
             "ONBEAT_PORT": str(self.port),
             "ONBEAT_REWARD_KEY": KEY,
             "PYTHONPATH": str(plugin_folder),
+            **variables,
         }
         self.process = subprocess.Popen(
             [sys.executable, "-m", "reward_service"], env=self.environment, stderr=subprocess.PIPE, text=True
@@ -524,6 +548,17 @@ def service(plugin_folder: Path) -> Iterator[Service]:
     service = Service(plugin_folder)
     try:
         yield service
+    finally:
+        service.end()
+
+
+def test_the_service_forgets_the_secrets_of_others_that_it_was_started_with(plugin_folder: Path) -> None:
+    others = {"ONBEAT_REDIS_URL": "redis://:a-password@127.0.0.1:1/0", "ONBEAT_API_KEY": "the-gateways-key"}
+    service = Service(plugin_folder, **others)
+    try:
+        environment = Path(f"/proc/{service.process.pid}/environ").read_bytes()
+        assert KEY.encode() in environment, "its own"
+        assert not any(secret.encode() in environment for secret in others.values())
     finally:
         service.end()
 

@@ -132,6 +132,16 @@ def test_resume_asks_for_the_iterations_and_follows_the_job(
     assert [asked.iterations for asked in gateway.resumed] == [9, None]
 
 
+def test_resume_states_scores_for_what_components_cannot_score(
+    gateway: FakeGateway, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["resume", JOB, "--on-unscorable", "math_verify=-0.5", "--on-unscorable", "plugin_2=fail"]) == 0
+    assert gateway.resumed[-1].on_unscorable == {"math_verify": -0.5, "plugin_2": "fail"}
+    for wrong in ("math_verify", "math_verify=none", "math_verify=1e9", "math_verify=nan"):
+        assert run(["resume", JOB, "--on-unscorable", wrong]) == 2
+        assert "on" in capsys.readouterr().err
+
+
 def test_the_events_of_a_resumed_job_go_on_after_its_first_end(gateway: FakeGateway) -> None:
     gateway.earlier = events_of(JobState.FAILED)
     with GatewayClient(gateway.url, KEY) as client:

@@ -214,3 +214,14 @@ def test_greedy_evaluation_doubles_the_evaluation_batches() -> None:
 def test_nothing_is_trained_after_the_last_iteration() -> None:
     assert expected_batches(spec(), 2) == {"2/train/0", "2/train/1"}
     assert expected_batches(spec(), ITERATIONS) == frozenset()
+
+
+def test_a_score_in_the_place_of_one_needs_a_component_that_states_it_and_a_batch_that_was_used() -> None:
+    records = whole_run()
+    counted = {"0/train/0": {"exact: timeout": 2}}
+    records[0] = commit(0, unscorable=counted, on_unscorable={"exact": 0.0})
+    assert verdict_of(records).gaps == ()
+    records[0] = commit(0, unscorable=counted)
+    assert any("states no score" in gap for gap in verdict_of(records).gaps)
+    records[0] = commit(0, unscorable={"0/train/9": {"exact: timeout": 2}}, on_unscorable={"exact": 0.0})
+    assert any("were not used" in gap for gap in verdict_of(records).gaps)

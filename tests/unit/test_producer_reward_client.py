@@ -155,3 +155,21 @@ def test_one_attempt_means_one_request() -> None:
         service.score("aa", spec=RewardSpec(components=(ExactReward(),), max_attempts=1))
     assert len(service.requests) == 1
     assert service.slept_s == []
+
+
+STATED = RewardSpec(components=(ExactReward(on_unscorable=0.0),), max_attempts=3)
+
+
+@pytest.mark.parametrize("reason", ["timeout", "raised"])
+def test_only_the_last_request_of_a_caller_that_settles_does(reason: str) -> None:
+    def until_it_settles(request: RewardRequest) -> httpx.Response:
+        return score_all(request) if request.settles else answer([unscorable(reason) for _ in request.items])
+
+    service = Service(until_it_settles)
+    assert service.score("aa", spec=STATED, settles=True) == [2.0]
+    assert [request.settles for request in service.requests] == [False, False, True]
+    service = Service(until_it_settles)
+    with pytest.raises(BatchFailed, match=reason):
+        service.score("aa", spec=STATED)
+    assert [request.settles for request in service.requests] == [False] * 3
+    assert {request.job_id for request in service.requests} == {"job-1"}

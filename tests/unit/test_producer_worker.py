@@ -173,6 +173,23 @@ def test_leases_are_renewed_from_claim_to_end_and_a_lost_one_is_let_go(tmp_path:
     drive(tmp_path, scenario)
 
 
+@pytest.mark.parametrize(("deterministic", "settled"), [(True, [False, True]), (False, [True, True])])
+def test_luck_counts_in_the_last_attempt_of_a_deterministic_jobs_batch_and_in_each_of_another(
+    tmp_path: Path, deterministic: bool, settled: list[bool]
+) -> None:
+    async def scenario(stack: Stack) -> None:
+        side = stack.add_job(num_batches=1, deterministic=deterministic, rollout__max_attempts=2)
+        stack.rewards.errors.append(BatchFailed("a time-out"))
+        async with stack.running():
+            await stack.changes.until(lambda: len(side.failed) == 1)
+            side.attempt = 2
+            side.add(*stack.work("job", 0))
+            await stack.changes.until(lambda: len(side.published) == 1)
+        assert stack.rewards.settled == settled
+
+    drive(tmp_path, scenario)
+
+
 @pytest.mark.parametrize("error", [BatchFailed("2 completions: timeout"), RewardUnavailable("no answer")])
 def test_a_batch_without_scores_is_failed_with_its_reason_and_the_next_goes_on(
     tmp_path: Path, error: Exception

@@ -24,6 +24,7 @@ from contracts.rewards import (
     RewardItem,
     Scored,
     Unscorable,
+    UnscorableReason,
 )
 from reward_service.scorers import math_verify as math_verify_scorer
 from reward_service.scorers import plugin, rubric
@@ -445,3 +446,39 @@ def test_only_linear_time_scorers_run_outside_the_pool() -> None:
         PluginReward(entry_point="mine"),
     ):
         assert rubric.needs_isolation((*safe, hostile))
+
+
+def test_a_completion_that_can_never_be_scored_gets_the_stated_score_and_its_neighbours_keep_theirs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def never(component: object, item: RewardItem) -> float:
+        raise OverflowError("a number of a billion digits")
+
+    monkeypatch.setitem(rubric.SCORERS, MathVerifyReward, never)
+    one = item("a")
+    components = (MathVerifyReward(weight=2.0, on_unscorable=-1.0), LengthReward(target_chars=10, max_chars=20))
+    expected = Scored(reward=-1.0, breakdown={"math_verify": -1.0, "length": 1.0}, unscorable={"math_verify": "raised"})
+    assert rubric.score_item(components, one) == expected
+    failed = rubric.score_item((MathVerifyReward(), components[1]), one)
+    assert isinstance(failed, Unscorable)
+    assert failed.reason == "raised"
+
+
+@pytest.mark.parametrize(
+    ("component", "reason", "at_once", "at_last"),
+    [
+        (MathVerifyReward(on_unscorable=0.5), "raised", 0.5, 0.5),
+        (MathVerifyReward(on_unscorable=0.5), "not_finite", 0.5, 0.5),
+        (MathVerifyReward(on_unscorable=0.5), "timeout", None, 0.5),
+        (MathVerifyReward(on_unscorable=0.5), "crashed", None, 0.5),
+        (PluginReward(entry_point="p", on_unscorable=0.5), "raised", None, 0.5),
+        (NumericReward(on_unscorable=0.5), "bad_reference", None, None),
+        (PluginReward(entry_point="p", on_unscorable=0.5), "unknown_entry_point", None, None),
+        (MathVerifyReward(), "timeout", None, None),
+    ],
+)
+def test_luck_gets_a_score_at_last_and_what_is_not_the_completions_fault_never(
+    component: RewardComponent, reason: UnscorableReason, at_once: float | None, at_last: float | None
+) -> None:
+    assert rubric.score_in_place(component, reason, settles=False) == at_once
+    assert rubric.score_in_place(component, reason, settles=True) == at_last
