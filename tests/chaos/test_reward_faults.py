@@ -47,6 +47,7 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MoodyPipeline
 def rewards(pipeline: MoodyPipeline) -> MoodyRewards:
     assert pipeline.rewards is not None
     pipeline.rewards.reason = "raised"
+    pipeline.rewards.unscorable = lambda _item: False
     return pipeline.rewards
 
 

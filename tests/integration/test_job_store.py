@@ -238,7 +238,7 @@ def test_trainer_starts_are_counted_since_the_last_progress(jobs: JobStore) -> N
 
 def test_a_resume_may_state_a_score_for_what_a_component_cannot_score(jobs: JobStore) -> None:
     job_id = ended(jobs, JobState.FAILED)
-    with pytest.raises(InvalidInput, match="no component `math_verify` .it has exact"):
+    with pytest.raises(InvalidInput, match=r"no component `math_verify` \(it has exact"):
         jobs.resume(job_id, on_unscorable={"exact": 0.0, "math_verify": 0.0})
     assert jobs.state(job_id) is JobState.FAILED
     jobs.resume(job_id, on_unscorable={"exact": 0.25})
