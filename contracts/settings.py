@@ -83,9 +83,9 @@ class StackSettings(Record, frozen=True, kw_only=True):
     scorer_start_s: Start = 120.0
     """How long a scorer's process may take to start, or to import a scorer and what it needs; then its items are
     errors. A reward plugin that loads a model may need more, and then reward.request_timeout_s too."""
-    scorer_memory_mb: Annotated[int, Meta(ge=256, le=2**24)] = 8192
-    """Address space of one scorer's process in MiB, which is more than it uses. One that loads torch needs 8192 or so,
-    with CUDA several times that."""
+    scorer_memory_mb: Annotated[int, Meta(ge=256, le=2**24)] = 4096
+    """Address space of one scorer's process in MiB, which is more than it uses: torch on a CPU takes 2048, with CUDA it
+    takes several times that."""
     scorer_network: Literal["none", "host"] = "none"
     """none: no scorer can open a connection; host: every scorer can, as a plug-in needs that asks a judge model over
     HTTP: then a completion that finds a hole in a scorer can, too."""
