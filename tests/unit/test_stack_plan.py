@@ -39,6 +39,8 @@ CHOSEN: dict[str, tuple[object, dict[str, object]]] = {
     "broker_full_timeout_s": (8.5, {}),
     "trainer_start_s": (9.5, {}),
     "scorer_start_s": (10.5, {}),
+    "scorer_memory_mb": (2048, {}),
+    "scorer_network": ("host", {}),
     "engine": ("vllm", {}),
     "engine_url": ("http://127.0.0.1:9", {"engine": "openai"}),
     "engine_server": ("sglang", {"engine": "openai", "engine_url": "http://127.0.0.1:9"}),
