@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,25 +42,23 @@ class Outcome:
 
 
 @pytest.fixture(scope="module", params=AS)
-def outcome(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+def outcome(request: pytest.FixtureRequest) -> Outcome:
     """What came of each try. One run of the driver serves all tests."""
     arguments = AS[request.param]
     if arguments and os.getuid() != 0:
         pytest.skip("only root can become another user")
     if "container" in arguments and not scopes_signals():
         pytest.skip("without namespaces and Linux 6.12 the try to kill the service would succeed")
-    folder = tmp_path_factory.mktemp("stack")
-    for path in (folder, *folder.parents):
-        if path.stat().st_uid == os.getuid() and path != Path(path.anchor):
-            path.chmod(path.stat().st_mode | 0o711)
-    folder.chmod(0o777)
-    run = subprocess.run(
-        [sys.executable, "-m", "tests.integration.cage_driver", str(folder), *arguments],
-        cwd=REPOSITORY,
-        env={**os.environ, "ONBEAT_REDIS_URL": SECRET},
-        capture_output=True,
-        text=True,
-    )
+    # Not pytest's folder, which no other user may enter.
+    with tempfile.TemporaryDirectory(prefix="onbeat-stack-") as folder:
+        os.chmod(folder, 0o777)
+        run = subprocess.run(
+            [sys.executable, "-m", "tests.integration.cage_driver", folder, *arguments],
+            cwd=REPOSITORY,
+            env={**os.environ, "ONBEAT_REDIS_URL": SECRET},
+            capture_output=True,
+            text=True,
+        )
     assert run.returncode == 0, run.stderr
     return Outcome(request.param, json.loads(run.stdout))
 
