@@ -4,7 +4,7 @@
 
 For each shape of an iteration, on a server of its own: how long it takes to open, the longest PING of another client
 meanwhile, and what the server pays for one call of who waits: the trainer's reconciliation, and an idle generator's
-look for something to copy while half of the batches are claimed. At last, the memory that a trainer's start takes to
+look for something to copy while another one holds all batches. At last, the memory that a trainer's start takes to
 read its audit chain. Server times are its processor's, which other work on the machine disturbs little.
 """
 
@@ -38,8 +38,8 @@ from onbeat.embedded_redis import EmbeddedRedis
 
 EXPECTED = (
     "Before the first run: opening takes time in proportion to bytes, as it did, but the longest PING stays below "
-    "100 ms at every shape, where it was 1.9 s at 5,000 batches of 66 KB; one reconciliation and one look for a copy cost the "
-    "server less than 0.1 ms at 100 batches and at 10,000, where the look took 18 ms; a chain of 30 records of 10,000 "
+    "100 ms at every shape, where it was 1.9 s at 5,000 batches of 66 KB; one reconciliation and one look for a "
+    "copy cost the server less than 0.1 ms at 100 batches and at 10,000, where the look took 18 ms; a chain of 30 records of 10,000 "
     "batches is read in less than a third of the memory."
 )
 SHAPES = ((100, 1), (10_000, 1), (100, 100), (5_000, 100))

@@ -19,7 +19,7 @@ from contracts.wire import Record, decode, encode
 
 NO_ENTRY = "0-0"
 """Before every stream entry."""
-CHUNK_BATCHES, CHUNK_BYTES = 512, 4 << 20
+CHUNK_BATCHES, CHUNK_BYTES = 256, 1 << 20
 """Most prompt batches, and their bytes, that one script dispatches: some milliseconds of the server."""
 ASKED_AT_ONCE = 2048
 """Batch ids that one script looks up."""
