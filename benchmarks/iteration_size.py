@@ -39,8 +39,8 @@ from onbeat.embedded_redis import EmbeddedRedis
 EXPECTED = (
     "Before the first run: opening takes time in proportion to bytes, as it did, but the longest PING stays below "
     "100 ms at every shape, where it was 1.9 s at 5,000 batches of 66 KB; one reconciliation and one look for a copy "
-    "cost the server less than 0.1 ms at 100 batches and at 10,000, where the look took 18 ms; a chain of 30 records of "
-    "10,000 batches is read in less than a third of the memory."
+    "cost the server less than 0.1 ms at 100 batches and at 10,000, where the look took 18 ms; a chain of 30 records "
+    "of 10,000 batches is read in less than a third of the memory."
 )
 SHAPES = ((100, 1), (10_000, 1), (100, 100), (5_000, 100))
 """(batches, prompts of each): 0.8 KB and 60 KB a batch."""
