@@ -1,5 +1,17 @@
-# One image for every service of docker-compose.yml: the services differ by the module that `python -m` runs.
-FROM docker.io/library/python:3.11-slim-bookworm AS installed
+# One image for every service of docker-compose.yml but redis: they differ by the module that `python -m` runs.
+#
+#   docker compose build --build-arg EXTRAS=lora,wandb            extras of pyproject.toml, with commas
+#   docker compose build --build-arg PIP_EXTRA_INDEX_URL=URL      where pip finds packages, and which build of torch
+#   docker compose build --build-arg DEVICE=cuda                  fails where that torch has no CUDA
+#   docker compose build --build-arg TORCH_SHA256=HASH            of torch's wheel
+#   docker compose build --build-arg PYTHON_IMAGE=NAME@sha256:…   the base image by its digest
+ARG PYTHON_IMAGE=docker.io/library/python:3.11-slim-bookworm
+
+FROM ${PYTHON_IMAGE} AS installed
+
+ARG PIP_INDEX_URL
+ARG PIP_EXTRA_INDEX_URL
+ARG PIP_FIND_LINKS
 
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 # pycosat, which reasoning-gym needs, comes as C source only.
@@ -8,23 +20,36 @@ RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends gcc lib
 RUN python -m venv /opt/onbeat
 ENV PATH=/opt/onbeat/bin:$PATH
 
-# torch comes first, from its pin, so that no other package's range can pull another build of it.
-COPY constraints.txt pyproject.toml /build/
-RUN pip install "$(grep '^torch==' /build/constraints.txt)"
-# The other packages are a layer of their own: a changed source file installs none of them again.
-RUN python -c 'import tomllib; print(*tomllib.load(open("/build/pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")' \
-      > /build/requirements.txt \
- && pip install -c /build/constraints.txt -r /build/requirements.txt
+# Every package by its pin and its hash. What is built from source fetches its build tools without one.
+ARG EXTRAS=lora
+COPY requirements /build/requirements
+RUN set -e; files="-r /build/requirements/core.txt"; \
+    for extra in $(echo "$EXTRAS" | tr , ' '); do files="$files -r /build/requirements/$extra.txt"; done; \
+    pip install --no-deps --require-hashes $files
+# torch differs by build, and so does its hash: give the one of the wheel that you expect. What only its CUDA build brings
+# comes without hashes.
+ARG TORCH_SHA256
+ARG DEVICE=cpu
+COPY constraints.txt /build/
+RUN set -e; torch=$(grep '^torch==' /build/constraints.txt); \
+    if [ -n "$TORCH_SHA256" ]; then \
+      echo "$torch --hash=sha256:$TORCH_SHA256" > /build/torch.txt; \
+      pip install --no-deps --require-hashes -r /build/torch.txt; \
+    fi; \
+    pip install -c /build/constraints.txt "$torch"; \
+    python -c "import sys, torch; sys.exit('$DEVICE' != 'cpu' and not torch.version.cuda and 'this build of torch knows no CUDA: give another PIP_EXTRA_INDEX_URL')"
 
 COPY . /build/
 RUN pip install --no-deps /build
 
 
-FROM docker.io/library/python:3.11-slim-bookworm
+FROM ${PYTHON_IMAGE}
 
 ENV PATH=/opt/onbeat/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
+# The root is read-only in docker-compose.yml: what libraries keep for themselves goes to memory.
+ENV HOME=/tmp MPLCONFIGDIR=/tmp/matplotlib XDG_CACHE_HOME=/tmp/cache
 # The processes need no root; the volume of runs inherits the owner of its folder from here.
-RUN useradd --uid 10001 --create-home onbeat && install -d -o onbeat -g onbeat /app /runs
+RUN useradd --uid 10001 --create-home onbeat && install -d -o onbeat -g onbeat /app && install -d -m 0700 -o onbeat -g onbeat /runs
 COPY --from=installed /opt/onbeat /opt/onbeat
 COPY configs /app/configs
 

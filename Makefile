@@ -9,17 +9,22 @@ export HF_HUB_OFFLINE := 1
 VLLM := .venv-vllm
 VLLM_STAMP := $(VLLM)/.installed
 
-.PHONY: setup demo up test test-trl soak model mutants chaos lint bench setup-vllm demo-vllm test-vllm
+.PHONY: setup lock demo up test test-trl soak model mutants chaos lint bench setup-vllm demo-vllm test-vllm
 
 setup: $(STAMP)
 
-# torch comes first, so that no other package's range can pull another build of it.
-$(STAMP): pyproject.toml constraints.txt
+# Each package by its pin and its hash, but torch: its wheels, and so their hashes, differ by build.
+$(STAMP): pyproject.toml constraints.txt requirements/core.txt requirements/dev.txt
 	$(PYTHON) -c 'import sys; sys.exit("Onbeat needs Python 3.11 or newer: make PYTHON=python3.12 ..." if sys.version_info < (3, 11) else 0)'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q $(TORCH)
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install -q --no-deps --require-hashes -r requirements/core.txt -r requirements/dev.txt
+	$(BIN)/python -m pip install -q -c constraints.txt $(TORCH)
+	$(BIN)/python -m pip install -q --no-deps -e .
 	touch $(STAMP)
+
+# After a change of constraints.txt or pyproject.toml's packages; needs `uv`.
+lock:
+	sh deploy/lock.sh
 
 demo: $(STAMP)
 	$(BIN)/onbeat demo

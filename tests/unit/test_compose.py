@@ -4,18 +4,41 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import subprocess
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from broker.roles import GATEWAY, GENERATOR, TRAINER
+from broker.script_texts import write_texts
 from contracts.settings import PREFIX, settings_from
 
 ROOT = Path(__file__).parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 OURS = {name: service for name, service in COMPOSE["services"].items() if name != "redis"}
-SAMPLE_SECRETS = {"REDIS_PASSWORD": "secret", "ONBEAT_API_KEY": "key", "ONBEAT_REWARD_KEY": "reward-key"}
+SAMPLE_SECRETS = {
+    "REDIS_PASSWORD": "operator-word",
+    "REDIS_GATEWAY_PASSWORD": "gateway-word",
+    "REDIS_TRAINER_PASSWORD": "trainer-word",
+    "REDIS_GENERATOR_PASSWORD": "generator-word",
+    "REDIS_CELERY_PASSWORD": "celery-word",
+    "ONBEAT_API_KEY": "api-word",
+    "ONBEAT_REWARD_KEY": "reward-word",
+}
+HOLDS = {
+    "redis": {"operator", "gateway", "trainer", "generator", "celery"},
+    "gateway": {"gateway", "celery", "api", "reward"},
+    "consumer": {"trainer", "celery"},
+    "producer": {"generator", "reward"},
+    "reward_service": {"reward"},
+}
+"""Service → whose secrets it is told."""
+ROLES = {"gateway": GATEWAY, "consumer": TRAINER, "producer": GENERATOR}
+PINNED = re.compile(r"^([A-Za-z0-9_.-]+)==(\S+)([^\n]*(?:\n    [^\n]*)*)", re.MULTILINE)
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
 def interpolated(text: str) -> str:
@@ -40,9 +63,90 @@ def test_a_service_runs_a_module_that_exists_with_settings_that_are_known(name: 
     assert bool(settings.api_key) is (name == "gateway")
     assert bool(settings.reward_key) is (name != "consumer")
     assert settings.allowed_hosts == (name if name in ("gateway", "reward_service") else "")
-    if name in ("gateway", "consumer", "producer"):
-        assert settings.redis_url == "redis://:secret@redis:6379/0"
+    if name in ROLES:
+        assert settings.redis_url == f"redis://{ROLES[name]}:{ROLES[name]}-word@redis:6379/0"
         assert environment["OMP_NUM_THREADS"] == environment[f"{PREFIX}THREADS"]
+
+
+@pytest.mark.parametrize("name", COMPOSE["services"])
+def test_a_service_is_told_its_own_secrets_and_none_on_a_command_line(name: str) -> None:
+    service = COMPOSE["services"][name]
+    environment = " ".join(interpolated(value) for value in service["environment"].values())
+    assert set(re.findall(r"(\w+)-word", environment)) == HOLDS[name]
+    rest = {key: value for key, value in service.items() if key != "environment"}
+    assert not re.findall("|".join(SAMPLE_SECRETS), yaml.safe_dump(rest).replace("REDISCLI_AUTH=$$REDIS_PASSWORD", ""))
+
+
+@pytest.mark.parametrize("name", COMPOSE["services"])
+def test_a_container_has_few_rights_and_bounded_means(name: str) -> None:
+    service = COMPOSE["services"][name]
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert service["read_only"] is True
+    assert service["tmpfs"] == ["/tmp"]
+    assert service["pids_limit"] > 0
+    assert re.fullmatch(r"\$\{[A-Z]+_MEMORY:-\d+g\}", service["mem_limit"])
+    assert "privileged" not in service
+    is_root = name == "reward_service"
+    assert service.get("cap_add", []) == (["SETUID", "SETGID", "KILL"] if is_root else [])
+    assert service.get("user") == ("0:0" if is_root else None)
+    assert is_root is not bool(service.get("volumes")), "who is root sees no files of the stack"
+
+
+@pytest.mark.parametrize("name", ["Dockerfile", "deploy/redis.Dockerfile"])
+def test_an_image_ends_without_root_and_its_base_can_be_chosen_by_digest(name: str) -> None:
+    text = (ROOT / name).read_text()
+    assert re.findall(r"^USER (.*)$", text, re.MULTILINE)[-1] not in ("root", "0", "0:0")
+    bases = re.findall(r"^FROM (\S+)", text, re.MULTILINE)
+    assert set(bases) <= {"${PYTHON_IMAGE}", "${REDIS_IMAGE}"}
+
+
+def test_the_redis_service_makes_every_user_of_the_roles(tmp_path: Path) -> None:
+    write_texts(tmp_path)
+    start = (ROOT / "deploy" / "redis-start.sh").read_text()
+    assert set(re.findall(r"#(@\w+@)", (tmp_path / "users.acl").read_text())) == set(re.findall(r"s/(@\w+@)/", start))
+    assert "requirepass" not in start + (ROOT / "deploy" / "redis.conf").read_text()
+
+
+def test_a_made_environment_has_a_fresh_secret_in_every_empty_place() -> None:
+    def make() -> dict[str, str]:
+        out = subprocess.run(["sh", ROOT / "deploy" / "make-env.sh"], capture_output=True, check=True, text=True).stdout
+        return dict(line.split("=", 1) for line in out.splitlines() if line and not line.startswith("#"))
+
+    one, other = make(), make()
+    for secret in SAMPLE_SECRETS:
+        assert re.fullmatch(r"[A-Za-z0-9_-]{40,}", one[secret])
+        assert one[secret] != other[secret]
+    assert len({one[secret] for secret in SAMPLE_SECRETS}) == len(SAMPLE_SECRETS)
+    assert one.keys() == other.keys()
+
+
+def locked(extra: str) -> dict[str, tuple[str, str]]:
+    """Package → (version, the rest of its lines) of requirements/{extra}.txt."""
+    text = (ROOT / "requirements" / f"{extra}.txt").read_text()
+    return {_normal(name): (version, rest) for name, version, rest in PINNED.findall(text)}
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+@pytest.mark.parametrize("extra", ["core", *PROJECT["optional-dependencies"]])
+def test_every_package_is_locked_by_its_pin_and_hashes(extra: str) -> None:
+    pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().split() if "==" in line)
+    pins = {_normal(name): version for name, version in pins.items()}
+    packages = locked(extra)
+    for name, (version, rest) in packages.items():
+        assert pins.get(name, version) == version, "run `make lock`"
+        assert "--hash=sha256:" in rest
+    wanted = PROJECT["dependencies"] if extra == "core" else PROJECT["optional-dependencies"][extra]
+    names = {_normal(re.split(r"[<>=; ]", line)[0]) for line in wanted}
+    assert names - {"torch"} <= packages.keys() | locked("core").keys(), "run `make lock`"
+
+
+def test_torch_whose_hash_differs_by_build_is_in_no_lock() -> None:
+    for path in (ROOT / "requirements").glob("*.txt"):
+        assert not re.search(r"^(torch|nvidia-|triton|cuda-)", path.read_text(), re.MULTILINE), path
 
 
 def test_no_secret_has_a_default() -> None:
@@ -55,5 +159,5 @@ def test_no_secret_has_a_default() -> None:
 def test_the_image_gets_every_package_and_no_environment() -> None:
     kept = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
     packages = {path.parent.name for path in ROOT.glob("*/__init__.py")} - {"tests", "benchmarks"}
-    assert packages <= kept
+    assert packages | {"requirements", "constraints.txt"} <= kept
     assert ".env" not in kept
