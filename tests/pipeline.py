@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import httpx
 from msgspec.structs import replace
@@ -59,7 +60,9 @@ class Pipeline:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        refused = refusals(self.broker) if error is None and self.redis.is_running else []
         self.close()
+        assert refused == [], "a role lacks a right that its part needs"
 
     @property
     def settings(self) -> StackSettings:
@@ -137,6 +140,13 @@ class Pipeline:
         for child in reversed(self.children.values()):
             child.stop(grace_s=10.0)
         self.redis.stop()
+
+
+def refusals(broker: Broker) -> list[str]:
+    """What the server refused to a role since its start. That clients name their library is no part of any role."""
+    entries: list[dict[str, Any]] = broker.redis.acl_log()  # type: ignore[assignment]
+    told = [f"{entry['username']}: {entry['object']} ({entry['reason']})" for entry in entries]
+    return [line for line in told if "client|setinfo" not in line]
 
 
 def wait_for_exit(child: ChildProcess, deadline_s: float = DEADLINE_S) -> int:

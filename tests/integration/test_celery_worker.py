@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from broker import roles
 from broker.celery_app import RECONCILE, TrainerRequests, make_celery_app
 from broker.client import Broker, connect
 from broker.job_store import JobStore
@@ -28,6 +29,7 @@ from contracts.settings import StackSettings
 from onbeat.embedded_redis import EmbeddedRedis
 from telemetry.waiting import Waiting
 from tests.builders import job_spec
+from tests.pipeline import refusals
 
 ROOT = Path(__file__).parents[2]
 TRAINER = "tests.integration.stand_in_trainer"
@@ -47,13 +49,21 @@ def own_redis(tmp_path: Path) -> Iterator[EmbeddedRedis]:
 
 @pytest.fixture
 def own_settings(own_redis: EmbeddedRedis, tmp_path: Path) -> StackSettings:
-    return StackSettings(redis_url=own_redis.url, run_root=str(tmp_path / "runs"), api_key="never-logged-key")
+    return StackSettings(
+        redis_url=own_redis.url_of(roles.TRAINER),
+        celery_url=own_redis.url_of(roles.CELERY),
+        run_root=str(tmp_path / "runs"),
+        api_key="never-logged-key",
+    )
 
 
 @pytest.fixture
-def broker(own_settings: StackSettings) -> Iterator[Broker]:
-    made = connect(own_settings, patience_s=30.0)
+def broker(own_redis: EmbeddedRedis) -> Iterator[Broker]:
+    """The operator's. Nothing was refused to the worker, nor to its trainers."""
+    made = connect(StackSettings(redis_url=own_redis.url), patience_s=30.0)
     yield made
+    if own_redis.is_running:
+        assert refusals(made) == []
     made.close()
 
 
