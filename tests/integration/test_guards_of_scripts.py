@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from broker.client import connect
 from broker.generator_side import FailOutcome, PublishOutcome
 from broker.keys import JobKeys
+from broker.trainer_side import TrainerSide
 from contracts.errors import FencedOff, FenceViolation
 from contracts.events import AuditRecord
 from contracts.settings import StackSettings
@@ -95,6 +96,21 @@ def test_a_claim_of_rollouts_answers_no_more_than_it_was_asked(job: Job) -> None
         ["0/train/1"],
         ["0/train/2"],
     ]
+
+
+def test_a_successor_is_given_no_more_than_it_asked_of_what_is_claimed_and_what_is_new(job: Job) -> None:
+    job.trainer.open_iteration(job.opening(0, count=3))
+    generator = job.generator()
+    for _ in range(3):
+        claim = generator.claim(10)
+        assert claim is not None
+        generator.publish(claim, answer_to(claim.prompt_batch, "g1"))
+    job.trainer.claim_rollouts(max_batches=1)
+    job.broker.redis.hset(keys(job).fence, "lease_until", 0)
+    successor = TrainerSide(job.broker, job.job_id, owner="t2", lease_s=30)
+    successor.acquire()
+    claimed = [successor.claim_rollouts(max_batches=1)[0] for _ in range(3)]
+    assert [len(arrived) for arrived in claimed] == [1, 1, 1]
 
 
 def trained_iteration(job: Job) -> dict[str, str]:
@@ -229,3 +245,23 @@ def test_a_publication_above_the_specs_size_is_refused(job: Job) -> None:
     large = answer_to(claim.prompt_batch, "g1", response_tokens=(200, 200))
     assert job.generator().publish(claim, large) is PublishOutcome.OVERSIZE
     assert job.broker.redis.xlen(keys(job).rollouts) == 0
+
+
+def test_a_commit_of_a_ledger_that_lost_a_batch_changes_nothing(job: Job) -> None:
+    batches = trained_iteration(job)
+    del batches["0/train/1"]
+    job.broker.redis.hdel(keys(job).ledger, "0/train/1")
+    with pytest.raises(FenceViolation, match="missing"):
+        job.trainer.commit(record(0, batches), batches, event=None, opening=None)
+    assert job.trainer.fence().committed == -1
+
+
+def test_what_is_published_or_dead_is_not_dispatched_again_and_what_is_gone_is(job: Job) -> None:
+    job.trainer.open_iteration(job.opening(0, count=3))
+    claim = job.generator().claim(10)
+    assert claim is not None
+    job.generator().publish(claim, answer_to(claim.prompt_batch, "g1"))
+    job.broker.redis.hset(keys(job).ledger, "0/train/1", "dead:no reason")
+    assert job.trainer.reconcile(0, job.batches(0, 3)) == 0
+    job.broker.redis.hdel(keys(job).ledger, "0/train/2")
+    assert job.trainer.reconcile(0, job.batches(0, 3)) == 1

@@ -54,7 +54,11 @@ SCRIPTS = (
 TESTS: dict[str, tuple[str, ...]] = {
     **{f"contracts/{name}.py": RECORDS for name in ("jobs", "rollouts", "versions")},
     **{f"contracts/{name}.py": SPECS for name in ("algorithm", "lora", "rewards", "spec", "spec_limits", "wire")},
-    "contracts/settings.py": ("tests/unit/test_settings.py",),
+    "contracts/settings.py": (
+        "tests/unit/test_guards_of_specs.py",
+        "tests/unit/test_settings.py",
+        "tests/unit/test_engine_settings.py",
+    ),
     "consumer/iteration.py": ("tests/unit/test_consumer_iteration.py",),
     "consumer/accumulation.py": ("tests/unit/test_consumer_accumulation.py",),
     "consumer/checkpoint.py": ("tests/unit/test_consumer_checkpoint.py", "tests/unit/test_consumer_adapters.py"),
@@ -66,7 +70,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "weight_store/version_folders.py": RECEIVER,
     "weight_store/tensor_folder.py": RECEIVER,
     "onbeat/verify.py": ("tests/unit/test_onbeat_verify.py", "tests/unit/test_onbeat_stored_weights.py"),
-    "gateway/submission.py": ("tests/unit/test_gateway_submission.py",),
+    "gateway/submission.py": ("tests/unit/test_gateway_submission.py", "tests/integration/test_gateway.py"),
     **{f"broker/scripts/{name}.lua": FENCE for name in SCRIPTS},
 }
 """Source → tests; many sources share theirs."""

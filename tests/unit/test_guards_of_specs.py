@@ -9,6 +9,7 @@ import pytest
 from contracts.errors import ContractViolation, InvalidInput
 from contracts.jobs import JobState
 from contracts.rewards import Scored
+from contracts.settings import settings_from
 from contracts.spec import JobSpec
 from contracts.wire import Record, convert
 from tests.builders import job_spec
@@ -87,3 +88,9 @@ class OfAState(Record, frozen=True, kw_only=True):
 def test_a_word_that_is_none_of_a_kind_is_refused_with_those_that_are() -> None:
     with pytest.raises(InvalidInput, match="succeeded"):
         convert({"state": "paused"}, OfAState)
+
+
+@pytest.mark.parametrize("variable", ["ONBEAT_LOG_FORMAT", "ONBEAT_DEVICE"])
+def test_a_setting_that_is_none_of_its_words_is_refused_by_its_variable(variable: str) -> None:
+    with pytest.raises(InvalidInput, match=f"{variable[7:].lower()} must be"):
+        settings_from({variable: "other"})

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from contracts.errors import ContractViolation, DeadlineExceeded, OnbeatError, WeightsRejected
@@ -228,7 +229,9 @@ def test_deltas_of_a_version_that_never_came_are_undone_by_the_next_one(tmp_path
     assert len(manifest.base) == 2
 
 
-def test_deltas_of_another_version_1_are_refused_and_the_chain_is_read(tmp_path: Path) -> None:
+def test_deltas_of_another_version_1_are_refused_and_the_chain_is_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     ahead = DeltasAhead(tmp_path)
     publish(ahead.publisher, version(2), policy_version=1)
     other = DeltasAhead(tmp_path / "other")
@@ -238,6 +241,8 @@ def test_deltas_of_another_version_1_are_refused_and_the_chain_is_read(tmp_path:
     assert ahead.put_in_place() != set(version(1))
     assert ahead.receiver.load(manifest) == manifest.weights_digest
     assert_equal(ahead.receiver.tensors, version(1))
+    # Not after the work, by the digest.
+    assert caplog.messages == ["shards of another version 1 were put in place; reading the whole version"]
 
 
 def test_a_delta_that_is_announced_to_a_receiver_of_another_version_changes_nothing(tmp_path: Path) -> None:
@@ -254,6 +259,50 @@ def test_a_delta_that_is_announced_to_a_receiver_of_another_version_changes_noth
     ahead.receiver.load_ahead(moved)
     assert_equal(ahead.receiver.tensors, version(1))
     assert held == manifest.weights_digest
+
+
+def test_a_receiver_goes_on_from_what_it_holds_whatever_was_announced_in_between(tmp_path: Path) -> None:
+    ahead = DeltasAhead(tmp_path)
+    whole, first = ahead.folder.weights_of(0), publish(ahead.publisher, version(1), policy_version=1)
+    ahead.receiver.load(first)
+    of_another_version = WeightShard(
+        policy_version=3, path=f"{first.directory}/{first.files[0].name}", name=first.files[0].name, num_bytes=1
+    )
+    ahead.receiver.load_ahead(of_another_version)
+    second = publish(ahead.publisher, version(2), policy_version=2)
+    whole.rename(tmp_path / "away")
+    assert ahead.receiver.load(second) == second.weights_digest
+    assert_equal(ahead.receiver.tensors, version(2))
+
+
+def test_a_receiver_that_missed_every_announcement_reads_no_whole_version_either(tmp_path: Path) -> None:
+    ahead, told = DeltasAhead(tmp_path), DeltasAhead(tmp_path / "other")
+    receiver, ahead.receiver = ahead.receiver, told.receiver
+    first = publish(ahead.publisher, version(1), policy_version=1)
+    ahead.folder.weights_of(0).rename(tmp_path / "away")
+    assert receiver.load(first) == first.weights_digest
+    assert_equal(receiver.tensors, version(1))
+
+
+def test_a_delta_on_another_base_is_refused_before_it_is_applied(tmp_path: Path) -> None:
+    ours, others = DeltasAhead(tmp_path), DeltasAhead(tmp_path / "other")
+    manifest = publish(ours.publisher, version(1), policy_version=1)
+    others.receiver.load(publish(others.publisher, version(2), policy_version=1))
+    other = publish(others.publisher, version(3), policy_version=2)
+    others.folder.weights_of(2).rename(ours.folder.weights_of(2))
+    with pytest.raises(WeightsRejected, match="stands on another version 1"):
+        ours.receiver.load(replace(other, base=(*manifest.base, manifest.steps[-1])))
+
+
+def test_a_version_that_was_read_whole_and_refused_is_not_read_twice(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ahead = DeltasAhead(tmp_path)
+    manifest = publish(ahead.publisher, version(1), policy_version=1)
+    newcomer = WeightReceiver({name: torch.zeros_like(t) for name, t in version(0).items()}, root=tmp_path)
+    with pytest.raises(WeightsRejected, match=r"f{64}"):
+        newcomer.load(replace(manifest, weights_digest="f" * 64))
+    assert caplog.messages == []
 
 
 def test_a_damaged_delta_that_was_applied_ahead_is_refused_and_never_counts(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from weight_store.hashing import tensors_digest
 from weight_store.layout import layout_of, split_into_shards
 from weight_store.publisher import WeightPublisher, make_publisher, publish
 from weight_store.receiver import WeightReceiver
+from weight_store.version_folders import are_same, remove_versions_before
 
 TRANSPORTS: dict[str, WeightsSpec] = {
     "file": FileWeights(),
@@ -405,3 +406,22 @@ def test_a_large_version_is_cut_into_chunks(tmp_path: Path, monkeypatch: pytest.
     del store.chunks.data[0, manifest.files[0].name, 5]
     with pytest.raises(WeightsRejected, match="chunk 5 of version 0 is not in Redis"):
         store.receiver().load(manifest)
+
+
+def test_tensors_of_the_same_bits_and_another_type_or_shape_are_not_the_same() -> None:
+    zeros = torch.zeros(2, 3)
+    assert are_same(zeros, torch.zeros(2, 3))
+    assert not are_same(zeros, torch.zeros(2, 3, dtype=torch.int32))
+    assert not are_same(zeros, torch.zeros(3, 2))
+
+
+def test_there_is_nothing_to_remove_where_nothing_was_published(tmp_path: Path) -> None:
+    remove_versions_before(RunFolder(tmp_path, "job"), 3)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_engines_tensors_in_host_memory_are_written_in_place(tmp_path: Path) -> None:
+    whole, strided = torch.zeros(4, 4), torch.zeros(4, 8)[:, ::2]
+    receiver = WeightReceiver({"whole": whole, "strided": strided}, root=tmp_path)
+    assert receiver.tensors["whole"].data_ptr() == whole.data_ptr()
+    assert receiver.tensors["strided"].data_ptr() != strided.data_ptr()
