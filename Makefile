@@ -9,7 +9,7 @@ export HF_HUB_OFFLINE := 1
 VLLM := .venv-vllm
 VLLM_STAMP := $(VLLM)/.installed
 
-.PHONY: setup lock demo up test test-trl soak model mutants chaos lint bench setup-vllm demo-vllm test-vllm
+.PHONY: setup lock demo up test test-trl fuzz soak model mutants chaos lint bench setup-vllm demo-vllm test-vllm
 
 setup: $(STAMP)
 
@@ -42,6 +42,13 @@ test-trl: $(STAMP)
 		> "$$(.venv-trl/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/onbeat.pth"
 	.venv-trl/bin/python -m pip install -q -c constraints.txt '$(TRL)'
 	OMP_NUM_THREADS=1 PYTHONPATH=. .venv-trl/bin/python -m pytest tests/contract/test_trl.py
+
+# Requests against a real gateway by schemathesis, which has an environment of its own, and damaged bytes against every
+# decoder: about ten minutes (docs/operations.md).
+fuzz: $(STAMP)
+	test -x .venv-fuzz/bin/python || $(PYTHON) -m venv .venv-fuzz
+	.venv-fuzz/bin/python -m pip install -q 'schemathesis==4.32.5'
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz .venv-fuzz/bin/schemathesis
 
 # The fence under random interleavings for some minutes, instead of the fixed ones of `make test`.
 soak: $(STAMP)

@@ -34,13 +34,14 @@ def create_app(services: Services) -> FastAPI:
         version=VERSION,
         description="On-policy reinforcement learning jobs: submit, watch, cancel, verify.",
         lifespan=_close_at_the_end,
+        generate_unique_id_function=lambda route: route.name,
         docs_url=None,
         redoc_url=None,
     )
     app.state.services = services
     app.include_router(jobs_api)
     app.include_router(process_api)
-    answer_with_problems(app)
+    answer_with_problems(app, [*jobs_api.routes, *process_api.routes])
     describe_contracts(app)
     app.add_middleware(Access, rules)
     app.add_middleware(Measure, services.metrics)  # the last one added is the first that a request meets

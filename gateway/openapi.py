@@ -52,20 +52,71 @@ def answers(name: str) -> dict[str, Any]:
     return {"responses": {200: _answer("", "application/json", _reference(name)), "4XX": REFUSAL, "5XX": REFUSAL}}
 
 
+OF_A_JOB = ("get_job", "cancel", "resume", "remove", "job_metrics", "streams", "audit", "events")
+"""Operations that take a job's id: an answer that holds one links to them."""
+EXAMPLE_JOB = {
+    "name": "addition",
+    "iterations": 30,
+    "model": {"path": "configs/models/two-digit-addition"},
+    "dataset": {"type": "addition"},
+    "reward": {"components": [{"type": "exact"}]},
+    "rollout": {
+        "batches_per_iteration": 4,
+        "prompts_per_batch": 4,
+        "group_size": 4,
+        "sampling": {"max_new_tokens": 6},
+    },
+}
+
+
+def _links(where: str) -> dict[str, Any]:
+    """`where`: the job's id in the body, as a JSON pointer."""
+    return {name: {"operationId": name, "parameters": {"job_id": f"$response.body#{where}"}} for name in OF_A_JOB}
+
+
+def _job(description: str) -> dict[str, Any]:
+    return _answer(description, "application/json", _reference("JobStatus")) | {"links": _links("/job_id")}
+
+
+LOCATION = {"Location": {"description": "Path of the job", "schema": {"type": "string"}}}
 SUBMIT: dict[str, Any] = {
     "responses": {
-        201: _answer("The new job", "application/json", _reference("JobStatus")),
-        200: _answer("The job that this Idempotency-Key made before", "application/json", _reference("JobStatus")),
+        201: _job("The new job") | {"headers": LOCATION},
+        200: _job("The job that this Idempotency-Key made before") | {"headers": LOCATION},
         "4XX": REFUSAL,
         "5XX": REFUSAL,
     },
     "openapi_extra": {
-        "requestBody": {"required": True, "content": {"application/json": {"schema": _reference("JobSpec")}}},
-        "parameters": [{"name": "Idempotency-Key", "in": "header", "required": False, "schema": {"type": "string"}}],
+        "requestBody": {
+            "required": True,
+            "content": {
+                "application/json": {
+                    "schema": _reference("JobSpec"),
+                    "examples": {"the demo's model": {"value": EXAMPLE_JOB}},
+                }
+            },
+        },
+        "parameters": [
+            {
+                "name": "Idempotency-Key",
+                "in": "header",
+                "required": False,
+                "description": "The same key and spec answer the same job, for 24 hours",
+                "schema": {"type": "string", "pattern": r"^[\x21-\x7e]{1,200}$"},
+            }
+        ],
     },
 }
+JOB: dict[str, Any] = {"responses": {200: _job("Its status now"), "4XX": REFUSAL, "5XX": REFUSAL}}
+JOBS: dict[str, Any] = {
+    "responses": {
+        200: _answer("", "application/json", _reference("JobList")) | {"links": _links("/jobs/0/job_id")},
+        "4XX": REFUSAL,
+        "5XX": REFUSAL,
+    }
+}
 RESUME: dict[str, Any] = {
-    **answers("JobStatus"),
+    **JOB,
     "openapi_extra": {
         "requestBody": {"required": False, "content": {"application/json": {"schema": _reference("ResumeRequest")}}}
     },
@@ -79,6 +130,13 @@ EVENTS: dict[str, Any] = {
 }
 
 
+STATE: dict[str, Any] = {
+    "responses": {
+        200: _answer("", "application/json", {"type": "object", "properties": {"status": {"type": "string"}}}),
+        "4XX": REFUSAL,
+        "5XX": REFUSAL,
+    }
+}
 REMOVE: dict[str, Any] = {"responses": {204: {"description": "It is gone"}, "4XX": REFUSAL, "5XX": REFUSAL}}
 METRICS: dict[str, Any] = {
     "responses": {
@@ -102,6 +160,8 @@ def describe_contracts(app: FastAPI) -> None:
             made["security"] = [{KEY_SCHEME: []}]
             for path in OPEN_PATHS:
                 made["paths"][path]["get"]["security"] = []
+            for operation in [one for path in made["paths"].values() for one in path.values()]:
+                operation["responses"].pop("422", None)  # FastAPI's own form of it, which no route answers with
             app.openapi_schema = made
         return app.openapi_schema
 

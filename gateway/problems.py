@@ -8,6 +8,7 @@ from http import HTTPStatus
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.routing import BaseRoute, Match, Route
 
 from contracts.errors import OnbeatError, Unavailable
 from contracts.problems import MEDIA_TYPE, problem_body
@@ -33,8 +34,9 @@ def problem_response(status: int, detail: str, *, field: str | None = None, cure
     return Response(body, status_code=status, media_type=MEDIA_TYPE)
 
 
-def answer_with_problems(app: FastAPI) -> None:
+def answer_with_problems(app: FastAPI, routes: list[BaseRoute]) -> None:
     """Makes the app answer its own problems, the stack's errors, and the framework's, in this form."""
+    app.state.routes = routes
     app.add_exception_handler(Problem, _on_problem)
     app.add_exception_handler(OnbeatError, _on_onbeat_error)
     app.add_exception_handler(RequestValidationError, _on_bad_parameter)
@@ -69,7 +71,18 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     response = problem_response(error.status_code, f"{request.method} {request.url.path}: {error.detail}")
     response.headers.update(error.headers or {})
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED and (allowed := _allowed(request)):
+        response.headers["Allow"] = allowed
     return response
+
+
+def _allowed(request: Request) -> str:
+    """Of every route with this path: the framework's own header names those of the first one."""
+    routes: list[BaseRoute] = request.app.state.routes
+    found = [
+        route for route in routes if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE
+    ]
+    return ", ".join(sorted({method for route in found for method in route.methods or ()}))
 
 
 async def _on_defect(request: Request, error: Exception) -> Response:

@@ -65,7 +65,7 @@ async def submit(request: Request, services: HasServices) -> Response:
     )
 
 
-@jobs_api.get("", **openapi.answers("JobList"))
+@jobs_api.get("", **openapi.JOBS)
 def list_jobs(services: HasServices, limit: Annotated[int, Query(ge=1, le=MAX_LISTED)] = 100) -> Response:
     """The newest jobs, newest first."""
     live_generators = len(Presence(services.broker).live())
@@ -78,7 +78,7 @@ def list_jobs(services: HasServices, limit: Annotated[int, Query(ge=1, le=MAX_LI
     return _json({"jobs": found})
 
 
-@jobs_api.get("/{job_id}", **openapi.answers("JobStatus"))
+@jobs_api.get("/{job_id}", **openapi.JOB)
 def get_job(job_id: KnownJob, services: HasServices) -> Response:
     """A job's status."""
     return _json(job_status(services.broker, job_id))
@@ -92,7 +92,7 @@ def remove(job_id: KnownJob, services: HasServices) -> Response:
     return Response(status_code=HTTPStatus.NO_CONTENT)
 
 
-@jobs_api.post("/{job_id}/cancel", **openapi.answers("JobStatus"))
+@jobs_api.post("/{job_id}/cancel", **openapi.JOB)
 def cancel(job_id: KnownJob, services: HasServices) -> Response:
     """Cancel a job: a queued one at once, a running one after its trainer's micro-batch and a checkpoint.
 
@@ -157,13 +157,13 @@ def audit(job_id: KnownJob, services: HasServices) -> Response:
     return _json({"records": [{**to_builtins(record), "digest": record_digest(record)} for record in records]})
 
 
-@process_api.get("/healthz")
+@process_api.get("/healthz", **openapi.STATE)
 async def healthz() -> Response:
     """The process answers."""
     return _json({"status": "ok"})
 
 
-@process_api.get("/readyz")
+@process_api.get("/readyz", **openapi.STATE)
 def readyz(services: HasServices) -> Response:
     """The broker answers; 503 says why not."""
     services.broker.ping()

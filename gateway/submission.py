@@ -67,8 +67,10 @@ def _decoded(body: bytes, kind: type[T]) -> T:
 
 def idempotency_key(request: Request) -> str:
     """ "" without the header: every request is a new job. Raises Problem 422."""
-    key = request.headers.get("idempotency-key", "")
-    if key and not IDEMPOTENCY_KEY.fullmatch(key):
+    key = request.headers.get("idempotency-key")
+    if key is None:
+        return ""
+    if not IDEMPOTENCY_KEY.fullmatch(key):
         raise Problem(
             HTTPStatus.UNPROCESSABLE_ENTITY,
             "must be 1 to 200 visible ASCII characters",

@@ -31,6 +31,7 @@ from contracts.monitor import StreamReport
 from contracts.rollouts import PromptBatch
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
+from contracts.spec import JobSpec
 from contracts.versions import WeightFile, WeightManifest
 from contracts.wire import convert, encode_json
 from gateway.app import create_app
@@ -205,6 +206,7 @@ def test_a_body_of_undeclared_length_is_cut_off_at_the_limit(ask: Callable[..., 
         ("GET", "/v1/jobs?limit=0", {}, 422, "limit"),
         ("POST", "/v1/jobs", {"content": b"x", "headers": {"Content-Type": "text/plain"}}, 415, "Content-Type"),
         ("POST", "/v1/jobs", {"headers": JSON | {"Idempotency-Key": "a b"}}, 422, "Idempotency-Key"),
+        ("POST", "/v1/jobs", {"headers": JSON | {"Idempotency-Key": ""}}, 422, "Idempotency-Key"),
         ("GET", "/v1/nothing", {}, 404, None),
         ("DELETE", "/v1/jobs", {}, 405, None),
     ],
@@ -534,6 +536,31 @@ def test_the_document_of_the_api_refers_only_to_schemas_that_it_holds(ask: Calla
     referred = set(json.dumps(document).split('"$ref": "')[1:])
     assert {reference.partition('"')[0] for reference in referred} <= held
     assert "/v1/jobs/{job_id}/events" in document["paths"]
+
+
+def test_the_document_says_who_needs_the_key_what_metrics_are_and_where_a_job_leads(
+    ask: Callable[..., httpx.Response],
+) -> None:
+    document = ask("GET", "/openapi.json").json()
+    operations = {one["operationId"]: one for path in document["paths"].values() for one in path.values()}
+    assert document["security"] == [{"key": []}]
+    assert {name for name, one in operations.items() if one.get("security") == []} == {"healthz", "readyz"}
+    assert list(operations["prometheus"]["responses"]["200"]["content"]) == ["text/plain"]
+    assert ask("GET", "/metrics").headers["Content-Type"].startswith("text/plain")
+    with_id = {
+        name for name, one in operations.items() if any(p["name"] == "job_id" for p in one.get("parameters", []))
+    }
+    for operation, status in (("submit", "201"), ("submit", "200"), ("get_job", "200"), ("list_jobs", "200")):
+        links = operations[operation]["responses"][status]["links"]
+        assert {link["operationId"] for link in links.values()} == with_id
+    body = operations["submit"]["requestBody"]["content"]["application/json"]
+    assert convert(body["examples"]["the demo's model"]["value"], JobSpec).name == "addition"
+
+
+def test_a_wrong_method_is_told_every_right_one_of_its_path(ask: Callable[..., httpx.Response]) -> None:
+    assert ask("PUT", "/v1/jobs").headers["Allow"] == "GET, POST"
+    assert ask("PUT", "/v1/jobs/job-none").headers["Allow"] == "DELETE, GET"
+    assert ask("PUT", "/v1/jobs/job-none/cancel").headers["Allow"] == "POST"
 
 
 def test_prometheus_reads_requests_by_route_and_no_job_id(ask: Callable[..., httpx.Response]) -> None:

@@ -1,0 +1,1 @@
+"""Searches for requests and bytes that end in a traceback: `make fuzz`."""
