@@ -265,3 +265,40 @@ def test_what_is_published_or_dead_is_not_dispatched_again_and_what_is_gone_is(j
     assert job.trainer.reconcile(0, job.batches(0, 3)) == 0
     job.broker.redis.hdel(keys(job).ledger, "0/train/2")
     assert job.trainer.reconcile(0, job.batches(0, 3)) == 1
+
+
+def test_a_dispatch_by_a_trainer_that_is_over_or_of_another_iteration_changes_nothing(job: Job) -> None:
+    job.trainer.open_iteration(job.opening(0))
+    job.broker.redis.hdel(keys(job).ledger, "0/train/1")
+    before = job.broker.redis.xlen(keys(job).prompts)
+    with pytest.raises(FenceViolation, match="not open at iteration 1"):
+        job.trainer.reconcile(1, job.batches(1))
+    job.broker.redis.hset(keys(job).fence, "state", "closed")
+    with pytest.raises(FenceViolation, match="not open at iteration 0"):
+        job.trainer.reconcile(0, job.batches(0))
+    job.broker.redis.hset(keys(job).fence, mapping={"state": "open", "epoch": "1"})
+    with pytest.raises(FencedOff):
+        job.trainer.reconcile(0, job.batches(0))
+    assert job.broker.redis.xlen(keys(job).prompts) == before
+
+
+@pytest.mark.parametrize(
+    ("epoch_more", "iteration", "state", "answer"),
+    [
+        (1, 0, "open", b"fenced"),
+        (0, 1, "open", b"wrong_iteration"),
+        (0, 0, "closed", b"wrong_iteration"),
+        (0, 0, "open", b"dispatched"),
+    ],
+)
+def test_the_script_that_dispatches_asks_the_fence_itself(
+    job: Job, epoch_more: int, iteration: int, state: str, answer: bytes
+) -> None:
+    """The script before it in a trainer's call has asked the same, a moment ago."""
+    job.trainer.open_iteration(job.opening(0))
+    epoch = epoch_more + int(job.broker.redis.hget(keys(job).fence, "epoch") or 0)  # type: ignore[arg-type]
+    job.broker.redis.hset(keys(job).fence, "state", state)
+    before = job.broker.redis.xlen(keys(job).prompts)
+    said = job.broker.run("dispatch", keys(job).script_keys, [epoch, iteration, 1, "0/train/9", "2x4", b"prompts"])
+    assert said[0] == answer
+    assert job.broker.redis.xlen(keys(job).prompts) == before + (answer == b"dispatched")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 RECORDS = ("tests/unit/test_guards_of_contracts.py",)
 SPECS = (
     "tests/unit/test_consumer_losses_options.py",
@@ -28,28 +30,7 @@ FENCE = (
     "tests/integration/test_job_store.py",
     "tests/integration/test_guards_of_scripts.py",
 )
-SCRIPTS = (
-    "acquire_trainer",
-    "announce_shard",
-    "claim_prompt",
-    "claim_rollouts",
-    "commit_iteration",
-    "create_job",
-    "drop_chunks",
-    "fail_batch",
-    "open_iteration",
-    "prelude",
-    "publish_batch",
-    "publish_weights",
-    "put_chunk",
-    "reconcile",
-    "renew_prompts",
-    "renew_trainer",
-    "resume_job",
-    "rewind",
-    "set_state",
-    "write",
-)
+SCRIPTS = sorted(path.stem for path in (Path(__file__).parents[2] / "broker" / "scripts").glob("*.lua"))
 
 TESTS: dict[str, tuple[str, ...]] = {
     **{f"contracts/{name}.py": RECORDS for name in ("jobs", "rollouts", "versions")},
