@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -26,7 +27,10 @@ class DemoRun:
 
 
 def run_demo(spec: Path, folder: Path, *flags: str) -> DemoRun:
-    """Raises RuntimeError with the command's last words if the job did not succeed and verify."""
+    """Raises RuntimeError with the command's last words if the job did not succeed and verify.
+
+    The spec may name a model that lies beside the run folder.
+    """
     command = [
         sys.executable,
         "-m",
@@ -39,7 +43,16 @@ def run_demo(spec: Path, folder: Path, *flags: str) -> DemoRun:
         str(folder),
         *flags,
     ]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=RUN_DEADLINE_S)
+    environment = {**os.environ, "ONBEAT_EXTRA_ROOTS": str(folder.parent)}
+    done = subprocess.run(
+        command,
+        cwd=REPOSITORY,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=RUN_DEADLINE_S,
+    )
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}\n{done.stderr[-4000:]}")
     summary = json.loads(done.stdout)

@@ -27,6 +27,7 @@ from benchmarks.overlap import make_model
 from contracts.events import IterationMetrics, TimelineSpan
 from contracts.jobs import JobState
 from contracts.run_folder import RunFolder
+from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 from contracts.wire import decode_json
 from onbeat.gateway_client import GatewayClient
@@ -144,7 +145,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="straggler-") as scratch:
         model, run_root = Path(scratch) / "model", Path(scratch) / "runs"
         make_model(model, hidden_size=128, num_layers=4)
-        plan = StackPlan(run_root=run_root, model_root=REPOSITORY, generators=NUM_GENERATORS, threads=1, fresh=True)
+        plan = StackPlan(
+            run_root=run_root,
+            model_root=REPOSITORY,
+            generators=NUM_GENERATORS,
+            threads=1,
+            settings=StackSettings(extra_roots=scratch),
+            fresh=True,
+        )
         with EmbeddedStack(plan) as stack, GatewayClient(stack.gateway_url, stack.api_key) as client:
             base = [f"model.path={model}", *arguments.set]
             run_job(stack, client, load_spec(SPEC, [*base, "iterations=2"]))
