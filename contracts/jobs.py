@@ -18,7 +18,7 @@ from typing import Annotated
 from msgspec import Meta, field
 
 from contracts.errors import Conflict
-from contracts.ranges import Iterations
+from contracts.ranges import Iterations, Line
 from contracts.rewards import OnUnscorable
 from contracts.wire import Record
 
@@ -57,7 +57,7 @@ class ResumeRequest(Record, frozen=True, kw_only=True):
 
     iterations: Iterations | None = None
     """The job's new number of iterations; None keeps it."""
-    on_unscorable: Annotated[dict[str, OnUnscorable], Meta(max_length=32)] = field(default_factory=dict)
+    on_unscorable: Annotated[dict[Line, OnUnscorable], Meta(max_length=32)] = field(default_factory=dict)
     """New `on_unscorable` of reward components, by their names in the breakdown; the others keep theirs."""
 
 
