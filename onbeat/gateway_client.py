@@ -100,11 +100,11 @@ class GatewayClient:
     def events(self, job_id: str, *, after: str = "") -> Iterator[tuple[str, JobEvent]]:
         """(event id, event) from the one after `after` to the job's final state, over as many connections as it takes.
 
-        Raises Unavailable when the gateway stays away.
+        Ends with this client, too, when whoever followed has gone. Raises Unavailable when the gateway stays away.
         """
         last_heard_s = time.monotonic()
         is_over = False
-        while True:
+        while not self._http.is_closed:
             try:
                 for event_id, event in self._one_stream(job_id, after):
                     after, last_heard_s = event_id, time.monotonic()
@@ -115,6 +115,8 @@ class GatewayClient:
                     return
                 log.info("the event stream ended, coming back after event %s", after or "0")
             except httpx.TransportError as error:
+                if self._http.is_closed:
+                    return
                 if time.monotonic() - last_heard_s > UNREACHABLE_S:
                     raise self._unreachable(error) from error
                 log.info("the event stream broke off (%s), coming back after event %s", error, after or "0")

@@ -24,7 +24,7 @@ from contracts.events import (
 )
 from contracts.jobs import EvaluationScore, JobState
 from onbeat.job_progress import JobProgress
-from onbeat.words import UNKNOWN, by_reason, count, duration, plural, score, share, short, sparkline
+from onbeat.words import UNKNOWN, by_reason, count, duration, one_line, plural, score, share, short, sparkline
 
 FRAMES_PER_S = 4
 STATE_STYLES = {
@@ -77,7 +77,7 @@ class PlainView:
 
     def event(self, event: JobEvent, progress: JobProgress) -> None:
         if line := event_line(event, progress):
-            self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+            self._console.print(one_line(line), soft_wrap=True)
 
     def refresh(self, progress: JobProgress) -> None:
         """Nothing: lines come from events."""
@@ -92,10 +92,10 @@ class PlainView:
 def panel(progress: JobProgress) -> RenderableType:
     status = progress.status
     head = Text.assemble(
-        (status.name, "bold"),
+        (one_line(status.name), "bold"),
         f"  {status.job_id}  ",
         (status.state.value, STATE_STYLES[status.state]),
-        f"  {status.reason}",
+        f"  {one_line(status.reason)}",
     )
     return Panel(
         Group(_bar(progress), Text(), _facts(progress)),

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
-from onbeat.words import UNKNOWN, by_reason, count, duration, size
+from onbeat.words import UNKNOWN, by_reason, count, duration, one_line, size
 
 
 def report_tables(report: Mapping[str, Any]) -> Iterator[Table]:
@@ -18,7 +18,7 @@ def report_tables(report: Mapping[str, Any]) -> Iterator[Table]:
         table.add_column(style="dim", no_wrap=True)
         table.add_column()
         for key, value in plain.items():
-            table.add_row(_words(key), cell(key, value))
+            table.add_row(_words(key), cell(key, value) or UNKNOWN)
         yield table
     for key, value in report.items():
         if _is_records(value):
@@ -33,11 +33,13 @@ def cell(key: str, value: Any) -> str:
         if all(isinstance(number, int) for number in value.values()):
             return by_reason(dict(value))
         return "   ".join(f"{_words(str(name))} {cell(str(name), part)}" for name, part in value.items())
-    if isinstance(value, bool | str):
+    if isinstance(value, str):
+        return one_line(value) or UNKNOWN
+    if isinstance(value, bool):
         return str(value)
     if isinstance(value, int | float):
         return _number(key, value)
-    return ", ".join(map(str, value)) or UNKNOWN
+    return ", ".join(one_line(str(entry)) for entry in value) or UNKNOWN
 
 
 def _number(key: str, value: float) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
+from telemetry.logs import shown
+
 BLOCKS = "▁▂▃▄▅▆▇█"
 UNKNOWN = "\N{EN DASH}"
 
@@ -72,6 +74,11 @@ def by_reason(counts: dict[str, int]) -> str:
         return "0"
     reasons = sorted(((number, reason) for reason, number in counts.items() if number), reverse=True)
     return f"{total} ({', '.join(f'{reason} {number}' for number, reason in reasons)})"
+
+
+def one_line(text: str) -> str:
+    """What somebody else wrote, without what would move a cursor, or begin a line that looks like one of ours."""
+    return shown(text)
 
 
 def short(digest: str) -> str:

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from onbeat.chaos import Campaign
 from onbeat.chaos_result import CampaignResult, ResultFile, RoundResult
@@ -22,7 +23,7 @@ from onbeat.spec_file import load_spec
 from onbeat.stack import EmbeddedStack
 from onbeat.stack_plan import StackPlan, stack_settings, threads_from
 from onbeat.supervision import RestartPolicy
-from onbeat.words import by_reason, duration, plural
+from onbeat.words import by_reason, duration, one_line, plural
 
 CHAOS_SPEC = Path("configs/chaos.toml")
 IMPATIENT = RestartPolicy(first_pause_s=0.1, longest_pause_s=0.1, max_in_a_row=1_000_000)
@@ -87,14 +88,15 @@ def chaos(
 
 
 def show_round(console: Console, result: RoundResult) -> None:
-    verdict = "[red]finding[/red]" if result.problems else "[green]same weights[/green]"
+    verdict = Text("finding", "red") if result.problems else Text("same weights", "green")
     counts: dict[str, int] = {}
     for fault in result.faults:
         counts[fault.kind] = counts.get(fault.kind, 0) + 1
     kinds = ", ".join(f"{kind} {number}x" if number > 1 else kind for kind, number in counts.items())
-    console.print(f"round {result.number:3}  {verdict}  {result.wall_s:6.1f} s  {kinds or 'no fault in time'}")
+    rest = f"  {result.wall_s:6.1f} s  {kinds or 'no fault in time'}"
+    console.print(Text.assemble(f"round {result.number:3}  ", verdict, rest))
     for problem in result.problems:
-        console.print(f"           {problem}", style="red", markup=False)
+        console.print(f"           {one_line(problem)}", style="red")
 
 
 def show_result(console: Console, result: CampaignResult) -> None:
@@ -105,6 +107,6 @@ def show_result(console: Console, result: CampaignResult) -> None:
         f"rewinds {result.rewinds}; refused publications {by_reason(result.rejected)}"
     )
     if result.passed:
-        console.print(f"[green]every run ended with {result.digest}[/green]")
+        console.print(f"every run ended with {result.digest}", style="green")
     else:
-        console.print(f"[red]{plural(len(result.findings), 'finding')}[/red], seed {result.seed}")
+        console.print(Text.assemble((plural(len(result.findings), "finding"), "red"), f", seed {result.seed}"))

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from contracts.jobs import JobState, JobStatus
 from contracts.run_folder import RunFolder
@@ -24,7 +24,7 @@ from onbeat.spec_file import flag_settings, load_spec
 from onbeat.stack_file import DEFAULT_RUN_DIR
 from onbeat.stream_report import report_tables
 from onbeat.verify import Verdict
-from onbeat.words import plural, score, short
+from onbeat.words import one_line, plural, score, short
 
 Job = Annotated[str, typer.Argument(metavar="JOB", help="Job id; `onbeat jobs` lists them.")]
 
@@ -177,7 +177,7 @@ def _follow_to_end(client: GatewayClient, job_id: str, console: Console, *, json
     if json_output:
         emit(status)
     elif not console.is_terminal:
-        console.print(f"{status.job_id}  {status.state.value}   {status.reason}".rstrip(), markup=False)
+        console.print(f"{status.job_id}  {status.state.value}   {one_line(status.reason)}".rstrip())
     if status.state is not JobState.SUCCEEDED:
         raise typer.Exit(FAILED)
 
@@ -188,10 +188,10 @@ def _job_table(found: list[JobStatus]) -> Table:
         table.add_column(column, no_wrap=column != "name")
     for status in sorted(found, key=lambda status: status.created_s):
         latest = status.evaluation_latest
-        state = f"[{STATE_STYLES[status.state]}]{status.state.value}[/]"
+        state = Text(status.state.value, STATE_STYLES[status.state])
         progress = f"{status.iterations_committed} of {status.iterations}"
         held_out = score(latest.sampled if latest else None)
-        table.add_row(status.job_id, escape(status.name), state, progress, short(status.weights_digest), held_out)
+        table.add_row(status.job_id, one_line(status.name), state, progress, short(status.weights_digest), held_out)
     return table
 
 
@@ -216,8 +216,8 @@ def _show_verdict(console: Console, job: str, verdict: Verdict) -> None:
         f"{plural(verdict.num_versions_on_disk, 'weight folder')} hashed again"
     )
     if verdict.verified:
-        console.print(f"[green]verified[/green]  {job}: {facts}")
+        console.print(Text.assemble(("verified", "green"), f"  {job}: {facts}"))
         return
-    console.print(f"[red]not verified[/red]  {job}: {facts}")
+    console.print(Text.assemble(("not verified", "red"), f"  {job}: {facts}"))
     for gap in verdict.gaps:
-        console.print(f"  {gap}", markup=False)
+        console.print(f"  {one_line(gap)}")

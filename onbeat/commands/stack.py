@@ -9,7 +9,6 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
@@ -21,7 +20,7 @@ from onbeat.spec_file import flag_settings, load_spec
 from onbeat.stack import EmbeddedStack
 from onbeat.stack_file import FILE_NAME
 from onbeat.stack_plan import StackPlan, stack_settings, threads_from
-from onbeat.words import by_reason, count, duration, plural, score
+from onbeat.words import by_reason, count, duration, one_line, plural, score
 
 TICK_S = 0.25
 DEMO_SPEC = Path("configs/demo.toml")
@@ -112,11 +111,14 @@ def show_summary(console: Console, summary: DemoSummary) -> None:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
-    table.add_row("job", f"{summary.job_id}   [bold]{summary.status}[/bold]   {escape(summary.reason)}".rstrip())
+    table.add_row(
+        "job", Text.assemble(f"{summary.job_id}   ", (summary.status, "bold"), f"   {one_line(summary.reason)}")
+    )
     if summary.eval_after is not None:
-        sampled = f"sampled {score(summary.eval_before)} → [bold]{score(summary.eval_after)}[/bold]"
         greedy = f"greedy {score(summary.eval_before_greedy)} → {score(summary.eval_after_greedy)}"
-        table.add_row("held-out accuracy", f"{sampled}   {greedy}   on {plural(summary.eval_prompts, 'prompt')}")
+        rest = f"   {greedy}   on {plural(summary.eval_prompts, 'prompt')}"
+        sampled = f"sampled {score(summary.eval_before)} → "
+        table.add_row("held-out accuracy", Text.assemble(sampled, (score(summary.eval_after), "bold"), rest))
     table.add_row("reward", f"{score(summary.reward_first)} → {score(summary.reward_last)}")
     table.add_row("policy", f"version {summary.final_policy_version}")
     table.add_row("weights digest", summary.final_weights_digest)
@@ -124,7 +126,8 @@ def show_summary(console: Console, summary: DemoSummary) -> None:
     table.add_row("batches", f"{batches}   {summary.batches_reclaimed} reclaimed")
     pace = f"{plural(summary.iterations, 'iteration')} in {duration(summary.wall_s)}"
     table.add_row("speed", f"{pace}   {count(summary.tokens_per_s)} tokens/s   {summary.schedule}")
-    table.add_row("verify", "[green]passed[/green]" if summary.verified else f"[red]{len(summary.gaps)} gaps[/red]")
+    verdict = Text("passed", "green") if summary.verified else Text(f"{len(summary.gaps)} gaps", "red")
+    table.add_row("verify", verdict)
     for gap in summary.gaps:
         table.add_row("", Text(gap, "red"))
     table.add_row("run folder", Text(summary.run_dir))
