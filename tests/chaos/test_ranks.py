@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from consumer.checkpoint import latest_checkpoint
-from consumer.exit_codes import DIED, DONE, FAILED
+from consumer.exit_codes import DIED, DONE, FAILED, STOPPED
 from contracts.events import TimelineSpan, versions_of
 from contracts.jobs import JobState
 from contracts.run_folder import RunFolder
@@ -114,3 +114,46 @@ def test_a_job_whose_ranks_cannot_load_its_model_fails_with_the_reason(pipeline:
     assert wait_for_exit(trainer) == FAILED, trainer.tail()
     assert "Traceback" not in trainer.tail()
     assert pipeline.jobs.fields(job_id)["reason"].decode().startswith("model.path: no folder")
+
+
+def rank_processes(job_id: str) -> list[int]:
+    return [pid for rank in (0, 1) if (pid := process_of_rank(rank, job_id))]
+
+
+@pytest.fixture
+def endless_data(pipeline: Pipeline) -> Iterator[str]:
+    """A data set that never arrives: rank 0 waits for it with the lease held, the other for rank 0."""
+    path = pipeline.folder / "data.jsonl"
+    os.mkfifo(path)
+    yield str(path)
+    path.unlink()
+
+
+@pytest.mark.parametrize("sharding", ["none", "fsdp"])
+@pytest.mark.parametrize("end", ["a cancel", "a stop", pytest.param("a kill", marks=long_variant)])
+def test_ranks_that_load_end_at_once_and_leave_no_process(
+    pipeline: Pipeline, endless_data: str, sharding: str, end: str
+) -> None:
+    job_id, _ = pipeline.jobs.create(
+        short_job(
+            trainer__world_size=2,
+            trainer__sharding=sharding,
+            dataset={"type": "jsonl", "train_path": endless_data},
+            evaluation__num_prompts=0,
+        )
+    )
+    trainer = pipeline.start(f"consumer-{job_id}", job_id)
+    until(lambda: pipeline.jobs.state(job_id) is JobState.RUNNING, "a trainer that loads")
+    until(lambda: len(rank_processes(job_id)) == 2, "its ranks")
+    if end == "a cancel":
+        pipeline.jobs.request_cancel(job_id)
+        assert wait_for_exit(trainer) == STOPPED, trainer.tail(50)
+        assert pipeline.jobs.state(job_id) is JobState.CANCELLED
+    elif end == "a stop":
+        trainer.terminate()
+        assert wait_for_exit(trainer) == DONE, trainer.tail(50)
+        assert pipeline.jobs.state(job_id) is JobState.RUNNING
+    else:
+        os.kill(trainer.pid or 0, signal.SIGKILL)
+        wait_for_exit(trainer)
+    until(lambda: not rank_processes(job_id), "the ranks' end")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -282,3 +283,17 @@ def test_the_command_works_from_the_run_folder_of_a_stack_that_is_down(
     assert "is not empty" in capsys.readouterr().err
     assert cli.run(["export", "job-1", str(tmp_path / "again"), *flags]) == 0
     assert "no audit chain is at hand" in capsys.readouterr().out
+
+
+def test_a_spec_that_leads_out_of_the_model_root_is_not_followed(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.train(1)
+    run.save(1)
+    flags = ["--run-dir", str(run.folder.run_root), "--model-root", str(tmp_path / "elsewhere")]
+    for path in ("../qwen3", str(tmp_path / "qwen3"), "/etc"):
+        spec = replace(run.spec, model=replace(run.spec.model, path=path))
+        run.folder.spec.write_bytes(encode_json(spec))
+        assert cli.run(["export", "job-1", str(tmp_path / "out"), *flags]) == 2
+        assert "model.path: leads out of the model root" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
