@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
 import socket
 import threading
 import uuid
+from collections.abc import Iterator
 
 from broker.client import Broker
 from broker.job_store import JobStore
@@ -48,9 +50,15 @@ def train(settings: StackSettings, broker: Broker, spec: JobSpec, job_id: str) -
         end_loading=lambda why: _end_loading(why, JobStore(broker), side=side, job_id=job_id),
         end_stopped=_end_stopped,
     )
-    signal.signal(signal.SIGTERM, lambda _number, _frame: keeper.request_stop())
-    signal.signal(signal.SIGINT, lambda _number, _frame: keeper.request_stop())
     keeper.start()
+    with _stopped_by_signals(keeper):
+        return _keep(settings, broker, spec, side=side, keeper=keeper, job_id=job_id)
+
+
+def _keep(
+    settings: StackSettings, broker: Broker, spec: JobSpec, *, side: TrainerSide, keeper: LeaseKeeper, job_id: str
+) -> int:
+    """The exit code."""
     try:
         code = _train_held(settings, broker, spec, side=side, keeper=keeper, job_id=job_id)
         side.release()
@@ -129,6 +137,32 @@ def _saved(trainer: Trainer) -> str:
         log.error("no checkpoint of the last committed iteration: %s", error)
         return f"its last checkpoint could not be written: {error}"
     return ""
+
+
+@contextlib.contextmanager
+def _stopped_by_signals(keeper: LeaseKeeper) -> Iterator[None]:
+    """SIGTERM and SIGINT ask the keeper to stop.
+
+    Python runs a handler in the main thread, between two of its instructions: never, while that waits in a library for
+    a rank that is gone. So a thread reads the signals, too.
+    """
+    reader, writer = socket.socketpair()
+    writer.setblocking(False)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda _number, _frame: keeper.request_stop())
+
+    def listen() -> None:
+        while numbers := reader.recv(64):
+            if {signal.SIGTERM, signal.SIGINT}.intersection(numbers):
+                keeper.request_stop()
+
+    threading.Thread(target=listen, name="signals", daemon=True).start()
+    before = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        writer.close()
 
 
 def _end_loading(why: Exception, jobs: JobStore, *, side: TrainerSide, job_id: str) -> None:

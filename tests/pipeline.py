@@ -41,6 +41,8 @@ class Pipeline:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.data = folder / "data"
+        """Where data sets of the test's own may lie."""
         self.redis = EmbeddedRedis(folder / "redis")
         self.reward_port = free_port()
         self.children: dict[str, ChildProcess] = {}
@@ -71,6 +73,7 @@ class Pipeline:
             reward_url=f"http://127.0.0.1:{self.reward_port}",
             run_root=str(self.folder / "runs"),
             model_root=str(REPOSITORY),
+            extra_roots=str(self.data),
             api_key="test-key",
             reward_key="reward-key",
         )
