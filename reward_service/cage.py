@@ -160,6 +160,10 @@ class Cage:
         os.environ.clear()
         os.environ.update(dict.fromkeys(ONE_THREAD, "1"), TOKENIZERS_PARALLELISM="false", HF_HUB_OFFLINE="1")
         os.environ.update(HOME=self._rules.folder, TMPDIR=self._rules.folder)
+        # Where nothing may be written, matplotlib still asks for a folder whose mode says that it might: reasoning-gym
+        # imports it.
+        folder = Path(self._rules.folder)
+        os.environ["MPLCONFIGDIR"] = str(folder if os.access(folder, os.W_OK) else folder.parent)
 
     def _limit(self) -> list[str]:
         """Of each process: memory, files, core dumps; of the cage: processes."""

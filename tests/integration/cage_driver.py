@@ -12,7 +12,15 @@ import socket
 import sys
 from pathlib import Path
 
-from contracts.rewards import FormatReward, PluginReward, RewardComponent, RewardItem, Scored, Unscorable
+from contracts.rewards import (
+    FormatReward,
+    PluginReward,
+    ReasoningGymReward,
+    RewardComponent,
+    RewardItem,
+    Scored,
+    Unscorable,
+)
 from reward_service import kernel
 from reward_service.scorer_pool import ScorerPool
 from reward_service.syscall_filter import refuse_syscalls
@@ -54,8 +62,9 @@ class Tries:
         *,
         job_id: str = "job-1",
         components: tuple[RewardComponent, ...] = HOSTILE,
+        task_entry: str = "",
     ) -> str:
-        item = RewardItem(prompt="", completion=completion, reference=reference)
+        item = RewardItem(prompt="", completion=completion, reference=reference, task_entry=task_entry)
         (result,) = self.pool.submit(components, (item,), item_timeout_s=60.0, job_id=job_id).result()
         if isinstance(result, Scored):
             return str(result.reward)
@@ -83,6 +92,8 @@ def main(folder: Path) -> dict[str, object]:
         told["babble"] = ask("babble")
         told["lie"] = ask("lie")
         told["same job"] = ask("behave")
+        entry = '{"task": "chain_sum", "entry": {"question": "1 + 2 =", "answer": "3", "metadata": {}}}'
+        told["reasoning gym"] = ask("<answer>3</answer>", "3", components=(ReasoningGymReward(),), task_entry=entry)
         told["another job"] = ask("behave", job_id="job-2")
         told["its format"] = ask("no", components=(FormatReward(pattern="yes"),))
         told["missing"] = tries.pool.missing_locks

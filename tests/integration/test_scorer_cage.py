@@ -22,7 +22,12 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 SECRET = "redis://:a-password-of-the-stack@127.0.0.1:1/0"
 NOBODY = "65534"
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="the cage's locks are Linux's")
-AS = {"this user": (), "an unprivileged user": (NOBODY,), "a container": (NOBODY, "container")}
+AS = {
+    "this user": (),
+    "an unprivileged user": (NOBODY,),
+    "a container": (NOBODY, "container"),
+    "root in a container": ("0", "container"),
+}
 
 pytestmark = LINUX
 
@@ -64,7 +69,7 @@ def outcome(request: pytest.FixtureRequest) -> Outcome:
 
 
 def test_each_user_has_the_cage_that_it_can_have(outcome: Outcome) -> None:
-    uid = os.getuid() if outcome.who == "this user" else int(NOBODY)
+    uid = int(AS[outcome.who][0]) if AS[outcome.who] else os.getuid()
     assert outcome.told["uid"] == uid
     if outcome.who == "a container":
         assert not outcome.has_namespaces
@@ -111,6 +116,11 @@ def test_privileges_are_gone_for_good_and_no_file_of_the_service_is_open(outcome
 def test_neither_the_service_nor_the_stack_can_be_killed(outcome: Outcome) -> None:
     """The driver, which is the reward service here, has lived to tell the other outcomes."""
     assert outcome.told["its format"] == "0.0"
+
+
+def test_what_a_scorer_needs_is_there_in_every_cage(outcome: Outcome) -> None:
+    """reasoning-gym imports matplotlib, which wants a folder that it may write into."""
+    assert outcome.told["reasoning gym"] == "1.0"
 
 
 def test_what_a_scorer_left_running_is_gone_with_the_pool(outcome: Outcome) -> None:
