@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from broker.client import connect
 from broker.generator_side import FailOutcome, PublishOutcome
-from broker.keys import JobKeys
+from broker.keys import ACTIVE, JobKeys
 from broker.trainer_side import TrainerSide
 from contracts.errors import FencedOff, FenceViolation
 from contracts.events import AuditRecord
@@ -302,3 +302,79 @@ def test_the_script_that_dispatches_asks_the_fence_itself(
     said = job.broker.run("dispatch", keys(job).script_keys, [epoch, iteration, 1, "0/train/9", "2x4", b"prompts"])
     assert said[0] == answer
     assert job.broker.redis.xlen(keys(job).prompts) == before + (answer == b"dispatched")
+
+
+@pytest.mark.parametrize(
+    ("epoch_more", "iteration", "state", "answer"),
+    [
+        (1, 0, "open", [b"fenced"]),
+        (0, 1, "open", [b"wrong_iteration", b"0"]),
+        (0, 0, "closed", [b"wrong_iteration", b"0"]),
+        (0, 0, "open", [b"whole"]),
+    ],
+)
+def test_the_script_that_looks_for_what_is_lost_asks_the_fence_itself(
+    job: Job, epoch_more: int, iteration: int, state: str, answer: list[bytes]
+) -> None:
+    """So that a trainer learns of its end, and of a lost opening, while it only waits."""
+    job.trainer.open_iteration(job.opening(0))
+    epoch = epoch_more + int(job.broker.redis.hget(keys(job).fence, "epoch") or 0)  # type: ignore[arg-type]
+    job.broker.redis.hset(keys(job).fence, "state", state)
+    assert job.broker.run("reconcile", keys(job).script_keys, [epoch, iteration]) == answer
+
+
+def test_a_trainer_whose_epoch_is_over_extends_nobodys_lease(job: Job) -> None:
+    job.broker.redis.hset(keys(job).fence, mapping={"epoch": "1", "lease_until": "5"})
+    for renew in (job.trainer.renew, job.trainer.release):
+        with pytest.raises(FencedOff):
+            renew()
+    assert job.broker.redis.hget(keys(job).fence, "lease_until") == b"5"
+
+
+def test_a_trainer_whose_epoch_is_over_rewinds_nothing_and_one_that_lives_leaves_no_gap(job: Job) -> None:
+    back = replace(record(0, {}), kind="rewind")
+    with pytest.raises(FenceViolation, match="broken_link"):
+        job.trainer.rewind(replace(back, previous="f" * 64))
+    with pytest.raises(FenceViolation, match="out_of_order"):
+        job.trainer.rewind(replace(back, iteration=2, policy_version=2))
+    job.broker.redis.hset(keys(job).fence, "epoch", "1")
+    with pytest.raises(FencedOff):
+        job.trainer.rewind(back)
+    assert job.broker.redis.xlen(keys(job).audit) == 0
+
+
+@pytest.mark.parametrize(
+    ("spec_before", "num_records", "state", "answer"),
+    [
+        ("another", 0, "failed", [b"changed"]),
+        ("", 1, "failed", [b"changed"]),
+        ("", 0, "running", [b"refused", b"running"]),
+        ("", 0, "failed", [b"resumed"]),
+    ],
+)
+def test_a_resume_stands_on_what_its_caller_looked_at(
+    job: Job, spec_before: str, num_records: int, state: str, answer: list[bytes]
+) -> None:
+    spec: Any = job.broker.redis.get(keys(job).spec)
+    job.broker.redis.hset(keys(job).job, "state", state)
+    resume: list[str | int | bytes] = [
+        job.job_id,
+        spec_before or spec,
+        b"another spec",
+        "",
+        num_records,
+        b"event",
+        "failed",
+    ]
+    names = [*keys(job).script_keys, keys(job).spec, ACTIVE]
+    assert job.broker.run("resume_job", names, resume) == answer
+    assert job.broker.redis.get(keys(job).spec) == (b"another spec" if answer == [b"resumed"] else spec)
+
+
+def test_a_job_without_a_spec_is_not_resumed(job: Job) -> None:
+    job.broker.redis.hset(keys(job).job, "state", "failed")
+    job.broker.redis.delete(keys(job).spec)
+    names = [*keys(job).script_keys, keys(job).spec, ACTIVE]
+    resume: list[str | int | bytes] = [job.job_id, b"", b"another spec", "", 0, b"event", "failed"]
+    assert job.broker.run("resume_job", names, resume) == [b"refused", b"unknown"]
+    assert job.broker.redis.hget(keys(job).job, "state") == b"failed"
