@@ -12,7 +12,5 @@ KEPT: dict[str, str] = {
     "broker/scripts/prelude.lua if fence('state') ~= 'open' then return end": (
         "what is closed is empty: it spares the work, and changes nothing"
     ),
-    "broker/scripts/reconcile.lua if redis.call('HLEN', LEDGER) == expected and redis.call('XLEN', PROMPTS) == left "
-    "then return { 'whole' } end": "an answer in the time of two counts; a walk over the batches finds nothing either",
 }
 """`Guard.name` → reason."""
