@@ -78,7 +78,8 @@ class Rivals:
         self.model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
         self.model.eval()
         tensors = {name: parameter.detach() for name, parameter in self.model.named_parameters()}
-        path = run_root / "weights.safetensors"
+        path = run_root / "v000000" / "weights.safetensors"
+        path.parent.mkdir()
         save_file(tensors, path)
         self.manifest = WeightManifest(
             policy_version=0,
@@ -86,7 +87,7 @@ class Rivals:
                 (name, "float32", tuple(tensor.shape), tensor.numpy().tobytes()) for name, tensor in tensors.items()
             ),
             dtype="float32",
-            directory=".",
+            directory=path.parent.name,
             files=(WeightFile(name=path.name, num_bytes=path.stat().st_size),),
         )
         self.engine = TransformersEngine(

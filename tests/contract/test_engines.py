@@ -357,7 +357,9 @@ def test_a_bfloat16_model_loads_and_samples(folders: Path, tmp_path: Path) -> No
     model = ModelSpec(path="qwen3", dtype="bfloat16")
     engine = TransformersEngine(model, model_root=SpecRoot(folders), weight_root=tmp_path, deterministic=False)
     tensors = {name: tensor.bfloat16() for name, tensor in load_file(folders / "qwen3" / "model.safetensors").items()}
-    save_file(tensors, tmp_path / "weights.safetensors")
+    (tmp_path / "v000000").mkdir()
+    file = tmp_path / "v000000" / "weights.safetensors"
+    save_file(tensors, file)
     manifest = WeightManifest(
         policy_version=0,
         weights_digest=weights_digest(
@@ -365,8 +367,8 @@ def test_a_bfloat16_model_loads_and_samples(folders: Path, tmp_path: Path) -> No
             for name, tensor in tensors.items()
         ),
         dtype="bfloat16",
-        directory=".",
-        files=(WeightFile(name="weights.safetensors", num_bytes=(tmp_path / "weights.safetensors").stat().st_size),),
+        directory="v000000",
+        files=(WeightFile(name=file.name, num_bytes=file.stat().st_size),),
     )
 
     async def run() -> list[list[Completion]]:
