@@ -25,7 +25,7 @@ class SpecRoot:
         try:
             found = (self._roots[0] / path).resolve()
         except (OSError, ValueError, RuntimeError) as error:
-            raise InvalidInput(f"`{path!a}` is no path: {error}", field=field) from error
+            raise _no_path(error, field) from error
         around = [one for one in self._roots if found.is_relative_to(one)]
         root = max(around, key=lambda one: len(one.parts), default=None)
         if root is None:
@@ -44,4 +44,15 @@ class SpecRoot:
                 field=field,
                 cure="name one that doesn't begin with a dot, or let the operator add its folder to ONBEAT_EXTRA_ROOTS",
             )
+        try:
+            found.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            pass  # the caller knows what should be there
+        except OSError as error:  # a part that is too long, a folder that may not be searched
+            raise _no_path(error, field) from error
         return found
+
+
+def _no_path(error: Exception, field: str) -> InvalidInput:
+    reason = error.strerror if isinstance(error, OSError) else error
+    return InvalidInput(f"is no path that can be read: {reason}", field=field)

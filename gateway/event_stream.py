@@ -12,10 +12,12 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from http import HTTPStatus
 
 from starlette.concurrency import run_in_threadpool
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from broker.job_store import JobStore
 from contracts.errors import DeadlineExceeded, OnbeatError, Unavailable
@@ -100,6 +102,22 @@ class EventStream:
             await asyncio.wait_for(self._closing.wait(), timeout=POLL_S)
         except TimeoutError:
             return
+
+
+class CountedStream(StreamingResponse):
+    """An answer that counts from where it is made: of many requests at once no more pass the check than may."""
+
+    def __init__(self, stream: EventStream, *, count: Callable[[int], None], headers: dict[str, str]) -> None:
+        """count: adds to the number of open streams."""
+        super().__init__(stream, media_type="text/event-stream", headers=headers)
+        self._count = count
+        count(1)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._count(-1)
 
 
 def encode_event(event_id: str, event: JobEvent) -> bytes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
 from http import HTTPStatus
 from typing import Annotated
 
@@ -24,7 +23,7 @@ from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
 from contracts.wire import encode_json
 from gateway import openapi, submission
-from gateway.event_stream import EventStream, resume_point
+from gateway.event_stream import CountedStream, EventStream, resume_point
 from gateway.job_gauges import job_gauges
 from gateway.reward_plugins import check_plugins
 from gateway.run_files import iteration_metrics
@@ -125,17 +124,18 @@ async def events(
     last_event_id: Annotated[str | None, Header()] = None,
 ) -> Response:
     """Server-sent events from the first, or after `Last-Event-ID`, to the job's final state."""
+    after = resume_point(last_event_id)
     if services.num_event_streams >= services.max_event_streams:
         raise Unavailable(f"{services.num_event_streams} event streams are open", cure="end some, or poll the job")
     stream = EventStream(
         services.jobs,
         job_id,
-        after=resume_point(last_event_id),
+        after=after,
         closing=services.closing,
         keep_alive_s=services.keep_alive_s,
     )
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-    return StreamingResponse(_counted(stream, services), media_type="text/event-stream", headers=headers)
+    return CountedStream(stream, count=services.count_event_streams, headers=headers)
 
 
 @jobs_api.get("/{job_id}/metrics", **openapi.answers("IterationList"))
@@ -199,17 +199,6 @@ def _resume(services: Services, job_id: str, asked: ResumeRequest) -> JobStatus:
     log.info("job %s is queued again", job_id)
     services.ensure_trainer(job_id)
     return job_status(services.broker, job_id)
-
-
-async def _counted(stream: EventStream, services: Services) -> AsyncIterator[bytes]:
-    services.num_event_streams += 1
-    services.metrics.event_streams.set(services.num_event_streams)
-    try:
-        async for chunk in stream:
-            yield chunk
-    finally:
-        services.num_event_streams -= 1
-        services.metrics.event_streams.set(services.num_event_streams)
 
 
 def _json(value: object, status: HTTPStatus = HTTPStatus.OK, *, headers: dict[str, str] | None = None) -> Response:

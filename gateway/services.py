@@ -40,6 +40,10 @@ class Services:
     def jobs(self) -> JobStore:
         return JobStore(self.broker)
 
+    def count_event_streams(self, by: int) -> None:
+        self.num_event_streams += by
+        self.metrics.event_streams.set(self.num_event_streams)
+
     def ensure_trainer(self, job_id: str) -> None:
         """Asks the consumers to look at the job; without the message they find it a little later."""
         try:

@@ -18,6 +18,7 @@ from contracts.rewards import OnUnscorable
 from contracts.spec import JobSpec
 from contracts.wire import convert, encode_json
 from onbeat.verify import AuditEntry
+from telemetry.http_access import KEY_FORM
 
 T = TypeVar("T")
 
@@ -36,6 +37,12 @@ class GatewayClient:
 
     def __init__(self, url: str, key: str, *, transport: httpx.BaseTransport | None = None) -> None:
         self.url = url.rstrip("/")
+        if key and not KEY_FORM.fullmatch(key):
+            raise InvalidInput(
+                "has characters that no key has, perhaps a line break at its end",
+                field="the gateway's key",
+                cure="give it as it stands in ONBEAT_API_KEY of the gateway",
+            )
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         try:
             self._http = httpx.Client(

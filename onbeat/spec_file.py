@@ -45,7 +45,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise InvalidInput("no such file", field=str(path), cure="configs/ holds the shipped specs") from error
     except OSError as error:
         raise InvalidInput(f"cannot be read: {error.strerror}", field=str(path)) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # of its grammar or encoding; too many digits; too deep
         raise InvalidInput(f"is not TOML: {error}", field=str(path)) from error
 
 
@@ -69,6 +69,8 @@ def parse_value(text: str) -> Any:
         parsed = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:
         return text
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput(f"is not a value: {error}", field="--set") from error
     return parsed["value"] if len(parsed) == 1 else text
 
 

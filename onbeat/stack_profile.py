@@ -116,6 +116,6 @@ def load_profile(path: Path) -> StackProfile:
         values = tomllib.loads(path.read_text())
     except OSError as error:
         raise InvalidInput(f"{path}: {error.strerror}", field="--profile") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidInput(f"{path}: {error}", field="--profile") from error
     return convert(values, StackProfile)

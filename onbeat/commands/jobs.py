@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from contracts.errors import InvalidInput
 from contracts.jobs import JobState, JobStatus
 from contracts.run_folder import RunFolder
 from onbeat.audit_file import FILE_NAME as AUDIT_FILE
@@ -49,6 +50,8 @@ def submit(
     job_spec = load_spec(spec, [*flags, *(settings or [])])
     console = console_for(json_output=json_output)
     with options.client_for(options.access_from(gateway, api_key, run_dir)) as client:
+        if idempotency_key and not (idempotency_key.isascii() and idempotency_key.isprintable()):
+            raise InvalidInput("must be visible ASCII characters", field="--idempotency-key", cure="use a UUID")
         status = client.submit(job_spec, idempotency_key=idempotency_key or uuid.uuid4().hex)
         if wait:
             _follow_to_end(client, status.job_id, console, json_output=json_output)

@@ -8,7 +8,8 @@ import socket
 import threading
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -602,3 +603,21 @@ def test_prometheus_reads_each_active_jobs_last_iteration(
     assert f'onbeat_job_reward_component{{component="exact",job="{job_id}"}} 0.5' in text
     assert idle_id not in text
     assert ended_id not in text
+
+
+def test_event_streams_that_are_asked_for_at_once_are_bounded_too(services: Services) -> None:
+    job_id, _ = services.jobs.create(job_spec())
+    services.max_event_streams = 2
+    headers = {"Authorization": f"Bearer {KEY}"}
+    with serving(services) as url, httpx.Client(headers=headers, timeout=30.0) as http, ExitStack() as open_streams:
+
+        def ask(_: int) -> httpx.Response:
+            request = http.build_request("GET", f"{url}/v1/jobs/{job_id}/events")
+            return http.send(request, stream=True)
+
+        with ThreadPoolExecutor(20) as pool:
+            answers = list(pool.map(ask, range(20)))
+        for answer in answers:
+            open_streams.callback(answer.close)
+        assert sorted(answer.status_code for answer in answers) == [200] * 2 + [503] * 18
+        services.closing.set()

@@ -106,3 +106,13 @@ def test_apply_setting_keeps_the_other_keys() -> None:
     changed = values()
     apply_setting(changed, "model.dtype=bfloat16")
     assert changed["model"] == {"path": "folder", "dtype": "bfloat16"}
+
+
+@pytest.mark.parametrize("text", ["[" * 5000, "1" * 5000], ids=["too deep", "too many digits"])
+def test_what_no_reader_can_hold_is_one_clear_error(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "job.toml"
+    file.write_text(f"iterations = {text}")
+    with pytest.raises(InvalidInput):
+        load_spec(file)
+    with pytest.raises(InvalidInput):
+        parse_spec(values(), [f"iterations={text}"])

@@ -55,6 +55,7 @@ HOSTILE = [
     "data/\0",
     "../models-of-somebody-else",
     "\ud800",
+    "a" * 300,
 ]
 
 

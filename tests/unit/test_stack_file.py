@@ -69,3 +69,9 @@ def test_a_stack_file_that_another_user_planted_is_refused(run_dir: Path, monkey
     monkeypatch.setattr(os, "geteuid", lambda: 1234)
     with pytest.raises(InvalidInput, match="belongs to another user"):
         gateway_access({}, gateway=None, api_key=None, run_dir=run_dir)
+
+
+def test_a_key_that_no_header_can_carry_is_refused_and_not_shown() -> None:
+    with pytest.raises(InvalidInput) as refused:
+        GatewayClient(HERE, "secret\n")
+    assert "secret" not in str(refused.value)
