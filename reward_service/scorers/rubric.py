@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -63,6 +62,8 @@ LINEAR_TIME = (ExactReward, NumericReward, LengthReward, OverlongReward)
 """Linear in the completion's length and free of foreign code: safe without a deadline, in the service's process."""
 
 MAX_DETAIL_CHARS = 500
+MAX_SCORE = 1e12
+"""Of a score or a reward, on either side of 0: sums and squares of a batch of them are finite."""
 
 NEVER_SCORED = frozenset({"bad_reference", "unknown_entry_point"})
 """Not the completion's fault: no score may hide it."""
@@ -168,7 +169,7 @@ def weighted_sum(
         assert isinstance(value, float)
         breakdown[name] = value
         reward += component.weight * value
-    if not math.isfinite(reward):
+    if not is_score(reward):
         return Unscorable(reason="not_finite", detail=f"the weighted sum is {reward}")
     return Scored(reward=reward, breakdown=breakdown, unscorable=replaced)
 
@@ -179,9 +180,14 @@ def score_component(name: str, component: RewardComponent, item: RewardItem) -> 
         value = float(SCORERS[type(component)](component, item))
     except Exception as error:
         return _unscorable(name, error)
-    if not math.isfinite(value):
+    if not is_score(value):
         return Unscorable(reason="not_finite", detail=f"the score is {value}", component=name)
     return value
+
+
+def is_score(value: float) -> bool:
+    """Neither NaN nor so large that a trainer's sums overflow."""
+    return abs(value) <= MAX_SCORE
 
 
 def _unscorable(component: str, error: Exception) -> Unscorable:

@@ -394,6 +394,7 @@ def test_plugin_is_called_with_the_items_texts(user_function: dict[str, Any]) ->
         (ValueError("too \udc80 odd"), "raised", "ValueError: too \\udc80 odd"),
         (float("nan"), "not_finite", "the score is nan"),
         (float("inf"), "not_finite", "the score is inf"),
+        (-1e308, "not_finite", "the score is -1e+308"),
     ],
 )
 def test_plugin_without_a_finite_number_leaves_the_item_unscorable(
@@ -429,7 +430,7 @@ def test_one_failing_component_makes_the_item_unscorable_and_is_named() -> None:
 
 
 def test_rubric_sum_that_overflows_is_not_finite(user_function: dict[str, Any]) -> None:
-    user_function["returns"] = 1.7e308
+    user_function["returns"] = 1e12
     result = rubric.score_item((PluginReward(entry_point="mine", weight=1000.0),), item("c"))
     assert isinstance(result, Unscorable)
     assert result.reason == "not_finite"
