@@ -152,7 +152,7 @@ class Lane(Thread):
                 self._score(turn)
             except Exception as error:  # our own fault, not a scorer's: the request learns it, the lane lives on
                 log.exception("a scorer lane failed")
-                turn.work.fail(error)
+                turn.work.fail(RuntimeError(f"a scorer lane failed: {error!r}"))  # asyncio can't carry a StopIteration
                 self._end(turn.work.cage_key)
             now_s = time.monotonic()
             turn.work.pace(now_s - started_s)

@@ -13,16 +13,18 @@ import time
 from collections.abc import Iterator, Sequence
 
 from contracts.errors import ContractViolation
-from contracts.rewards import RewardComponent, RewardItem, Scored, Unscorable
+from contracts.rewards import RewardComponent, RewardItem, Scored, Unscorable, breakdown_names, stated_scores
 from contracts.wire import decode, encode, encode_json
 from reward_service.cage import CageRules
 from reward_service.frames import Frames, Gone, Late
 from reward_service.scorer_nursery import Order, Report
 from reward_service.scorer_worker import WorkerAnswer, WorkerTask
+from reward_service.scorers import rubric
 
 REAP_TIMEOUT_S = 5.0
 """A killed process that is still not gone is stuck in the kernel; its lane goes on without it."""
-MAX_ANSWER_BYTES = 1024 * 1024
+MAX_ANSWER_BYTES = 64 * 1024
+"""Of 32 components' scores many times over: what a worker makes up costs the service little to read."""
 START = """
 import json, sys
 sys.path[:] = json.loads(sys.argv.pop())
@@ -117,6 +119,8 @@ class ScorerProcess:
             result = self._receive(time.monotonic() + item_timeout_s, doing=doing)
             if result is None:
                 raise WorkerDied("the scorer's process answered out of turn")
+            if not _is_plausible(result, components):
+                raise WorkerDied("the scorer's process sent what is no answer")
             yield result
 
     def kill(self) -> None:
@@ -204,6 +208,18 @@ class ScorerProcess:
         if self._worker is not None:
             self._worker.close()
             self._worker = None
+
+
+def _is_plausible(result: Scored | Unscorable, components: tuple[RewardComponent, ...]) -> bool:
+    """Whether a worker that nobody broke into may say so of this rubric: somebody else's code can write its answers."""
+    names = breakdown_names(components)
+    if isinstance(result, Unscorable):
+        return len(result.detail) <= rubric.MAX_DETAIL_CHARS and result.component in ("", *names)
+    return (
+        set(result.breakdown) == set(names)
+        and all(map(rubric.is_score, (result.reward, *result.breakdown.values())))
+        and result.unscorable.keys() <= stated_scores(components).keys()
+    )
 
 
 def _of_what(code: int) -> str:

@@ -27,6 +27,13 @@ from reward_service.syscall_filter import refuse_syscalls
 
 HOSTILE = (PluginReward(entry_point="hostile"),)
 MEMORY_MB = 1024
+MADE_UP = (
+    '{"reward": 1.0, "breakdown": {}}',
+    '{"reward": 1.0, "breakdown": {"another": 1.0}}',
+    '{"reward": 1.0, "breakdown": {"plugin": float("nan")}}',
+    '{"reward": 1e308, "breakdown": {"plugin": 1.0}}',
+    '{"reward": 1.0, "breakdown": {"plugin": 1.0}, "unscorable": {"plugin": "timeout"}}',
+)
 PLUGIN = Path(__file__).parent / "hostile_plugin"
 
 
@@ -89,6 +96,7 @@ def main(folder: Path) -> dict[str, object]:
         told["become_root"] = ask("become_root")
         told["kill"] = ask("kill", str(os.getpid()))
         told["leave_a_child"] = ask("leave_a_child", mark, job_id="job-3")
+        told["made up"] = [ask("answer", made_up) for made_up in MADE_UP]
         told["babble"] = ask("babble")
         told["lie"] = ask("lie")
         told["same job"] = ask("behave")

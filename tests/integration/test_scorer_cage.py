@@ -16,7 +16,7 @@ import pytest
 
 from reward_service.cage import MAX_PROCESSES, SCRATCH_BYTES
 from reward_service.file_rules import scopes_signals
-from tests.integration.cage_driver import MEMORY_MB
+from tests.integration.cage_driver import MADE_UP, MEMORY_MB
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SECRET = "redis://:a-password-of-the-stack@127.0.0.1:1/0"
@@ -133,6 +133,10 @@ def test_what_a_scorer_left_running_is_gone_with_the_pool(outcome: Outcome) -> N
 
 def test_half_a_message_of_gigabytes_costs_its_own_item(outcome: Outcome) -> None:
     assert outcome.told["babble"] == "crashed"
+
+
+def test_an_answer_that_no_scorer_gives_costs_its_own_item(outcome: Outcome) -> None:
+    assert outcome.told["made up"] == ["crashed"] * len(MADE_UP)
 
 
 def test_a_lie_about_later_rewards_ends_with_its_job(outcome: Outcome) -> None:
