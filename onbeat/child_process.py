@@ -60,7 +60,7 @@ class ChildProcess:
         try:
             log_file = self.log_path.open("ab")
         except OSError as error:
-            raise InvalidInput(str(error), field="run_dir", cure="choose a folder that you can write to") from error
+            raise InvalidInput(str(error), field="--run-dir", cure="choose a folder that you can write to") from error
         with log_file:
             try:
                 self._process = subprocess.Popen(

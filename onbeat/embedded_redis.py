@@ -167,7 +167,7 @@ class EmbeddedRedis:
             write_private(self._users, users)
             write_private(self._configuration, text)
         except OSError as error:
-            raise InvalidInput(str(error), field="run_dir", cure="choose a folder that you can write to") from error
+            raise InvalidInput(str(error), field="--run-dir", cure="choose a folder that you can write to") from error
 
 
 def write_private(path: Path, text: str) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from contracts.errors import Conflict, InvalidInput
+from contracts.errors import Conflict, InvalidInput, NotFound
 from contracts.settings import PREFIX
 from contracts.wire import Record, decode_json, encode_json
 from onbeat.embedded_redis import write_private
@@ -45,7 +46,7 @@ def refuse_second_stack(run_root: Path) -> None:
     existing = read_stack_file(run_root)
     if existing is not None and existing.pid != os.getpid() and _is_alive(existing.pid):
         raise Conflict(
-            f"process {existing.pid} runs a stack there", field="run_dir", cure="stop it, or choose another --run-dir"
+            f"process {existing.pid} runs a stack there", field="--run-dir", cure="stop it, or choose another --run-dir"
         )
 
 
@@ -55,26 +56,47 @@ def read_stack_file(run_root: Path) -> StackFile | None:
         # Who can plant a file here could have specs and keys sent to an address of his own.
         if os.geteuid() not in (0, path.stat().st_uid):
             raise InvalidInput(
-                f"{path} belongs to another user", field="run_dir", cure="choose a --run-dir of your own"
+                f"{path} belongs to another user", field="--run-dir", cure="choose a --run-dir of your own"
             )
         return decode_json(path.read_bytes(), StackFile)
     except FileNotFoundError:
         return None
     except NotADirectoryError as error:
-        raise InvalidInput(f"{run_root} is not a folder", field="run_dir") from error
+        raise InvalidInput(f"{run_root} is not a folder", field="--run-dir") from error
     except PermissionError as error:
-        raise InvalidInput(f"{path} belongs to another user", field="run_dir") from error
+        raise InvalidInput(f"{path} belongs to another user", field="--run-dir") from error
+
+
+def run_root_from(environment: Mapping[str, str], run_dir: Path | None) -> Path:
+    """The flag, then ONBEAT_RUN_ROOT, then runs/."""
+    return run_dir or Path(environment.get(f"{PREFIX}RUN_ROOT") or DEFAULT_RUN_DIR)
+
+
+def run_dir_flag(environment: Mapping[str, str], run_root: Path) -> str:
+    """` --run-dir DIR` for a printed command; empty where every shell in this folder finds the run root without it."""
+    root = run_root.resolve()
+    if root == Path(DEFAULT_RUN_DIR).resolve() == run_root_from(environment, None).resolve():
+        return ""
+    here = Path.cwd()
+    return f" --run-dir {shlex.quote(str(root.relative_to(here) if root.is_relative_to(here) else root))}"
 
 
 def gateway_access(
-    environment: Mapping[str, str], *, gateway: str | None, api_key: str | None, run_dir: Path | None
+    environment: Mapping[str, str],
+    *,
+    gateway: str | None,
+    api_key: str | None,
+    run_dir: Path | None,
+    job: str | None = None,
 ) -> GatewayAccess:
     """Flags first, then ONBEAT_GATEWAY_URL and ONBEAT_API_KEY, then the stack file of the run folder.
 
     A key goes only where it belongs: a stack's own to the address in its file, and the environment's to the address of
     the environment, where that names one. Anywhere else goes only a key that a flag gives.
+
+    Raises NotFound where no stack is running and the run root has no folder of the job; InvalidInput without a job.
     """
-    run_root = run_dir or Path(environment.get(f"{PREFIX}RUN_ROOT") or DEFAULT_RUN_DIR)
+    run_root = run_root_from(environment, run_dir)
     stack = read_stack_file(run_root)
     url_there = environment.get(f"{PREFIX}GATEWAY_URL", "")
     url = gateway or url_there or (stack.gateway_url if stack else "")
@@ -87,6 +109,12 @@ def gateway_access(
     elif stack is not None and key == stack.api_key:
         key = ""
     key = api_key or key
+    if not url and job is not None and not (run_root / job).is_dir():
+        raise NotFound(
+            f"no stack is running in {run_root}, and {job} has no folder there",
+            field="job",
+            cure="give the folder of its stack or demo with --run-dir DIR",
+        )
     if not url:
         raise InvalidInput(
             f"no stack is running in {run_root}",

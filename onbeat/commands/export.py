@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from contracts.errors import InvalidInput, Unavailable
+from contracts.errors import InvalidInput, NotFound, Unavailable
 from contracts.events import AuditRecord, versions_of
 from contracts.run_folder import RunFolder
 from contracts.settings import settings_from
@@ -23,7 +23,7 @@ from onbeat.audit_file import read_audit, read_spec
 from onbeat.commands import options
 from onbeat.commands.jobs import Job
 from onbeat.output import console_for, emit
-from onbeat.stack_file import DEFAULT_RUN_DIR
+from onbeat.stack_file import run_root_from
 from onbeat.words import short
 
 
@@ -69,18 +69,18 @@ def _model_folder(spec: JobSpec, model_root: Path) -> Path:
 def _run_of(
     job: str, gateway: str | None, api_key: str | None, run_dir: Path | None
 ) -> tuple[RunFolder, list[AuditRecord] | None]:
-    """The run folder and its audit chain; None where no stack is up and the run left no audit file."""
+    """The run folder and its audit chain; None where no stack holds the job and the run left no audit file."""
     settings = settings_from(os.environ)
     weight_root = settings.weight_root_path if settings.weight_root else None
-    offline = RunFolder((run_dir or Path(DEFAULT_RUN_DIR)).resolve(), job, weight_root=weight_root)
+    offline = RunFolder(run_root_from(os.environ, run_dir).resolve(), job, weight_root=weight_root)
     if gateway is None and (offline.path / AUDIT_FILE).exists():
         return offline, [entry.record for entry in read_audit(offline)[1]]
     try:
-        access = options.access_from(gateway, api_key, run_dir)
+        access = options.access_from(gateway, api_key, run_dir, job=job)
         with options.client_for(access) as client:
             records = [entry.record for entry in client.audit(job)]
-    except (InvalidInput, Unavailable):
-        if gateway is not None or not offline.spec.exists():
+    except (InvalidInput, NotFound, Unavailable):
+        if gateway is not None or not offline.path.is_dir():
             raise
         return offline, None
     return RunFolder(Path(access.run_root), job, weight_root=weight_root), records

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,7 +23,7 @@ from onbeat.gateway_client import GatewayClient
 from onbeat.job_view import STATE_STYLES, view_for
 from onbeat.output import FAILED, console_for, emit
 from onbeat.spec_file import flag_settings, load_spec
-from onbeat.stack_file import DEFAULT_RUN_DIR
+from onbeat.stack_file import run_dir_flag, run_root_from
 from onbeat.stream_report import report_tables
 from onbeat.verify import Verdict
 from onbeat.words import one_line, plural, score, short
@@ -58,7 +59,7 @@ def submit(
         elif json_output:
             emit(status)
         else:
-            console.print(f"{status.job_id}  {status.state.value}   follow it: onbeat watch {status.job_id}")
+            _show_queued(console, status, run_dir)
 
 
 def jobs(
@@ -124,7 +125,7 @@ def resume(
         elif json_output:
             emit(status)
         else:
-            console.print(f"{status.job_id}  {status.state.value}   follow it: onbeat watch {status.job_id}")
+            _show_queued(console, status, run_dir)
 
 
 def streams(
@@ -156,11 +157,11 @@ def verify(
 
     A run whose stack is gone is verified from the audit file of its folder: give the folder with --run-dir.
     """
-    offline = RunFolder((run_dir or Path(DEFAULT_RUN_DIR)).resolve(), job)
+    offline = RunFolder(run_root_from(os.environ, run_dir).resolve(), job)
     if gateway is None and (offline.path / AUDIT_FILE).exists():
         folder, (status, entries) = offline, read_audit(offline)
     else:
-        access = options.access_from(gateway, api_key, run_dir)
+        access = options.access_from(gateway, api_key, run_dir, job=job)
         with options.client_for(access) as client:
             status, entries = client.job(job), client.audit(job)
         folder = RunFolder(Path(access.run_root), job)
@@ -171,6 +172,13 @@ def verify(
         _show_verdict(console_for(json_output=False), job, verdict)
     if not verdict.verified:
         raise typer.Exit(FAILED)
+
+
+def _show_queued(console: Console, status: JobStatus, run_dir: Path | None) -> None:
+    flag = run_dir_flag(os.environ, run_root_from(os.environ, run_dir))
+    console.print(
+        f"{status.job_id}  {status.state.value}   follow it: onbeat watch {status.job_id}{flag}", soft_wrap=True
+    )
 
 
 def _follow_to_end(client: GatewayClient, job_id: str, console: Console, *, json_output: bool) -> None:

@@ -89,9 +89,11 @@ def profile_and_count(path: Path | None, generators: int | None) -> tuple[StackP
     return profile, len(profile.each)
 
 
-def access_from(gateway: str | None, api_key: str | None, run_dir: Path | None) -> GatewayAccess:
+def access_from(
+    gateway: str | None, api_key: str | None, run_dir: Path | None, *, job: str | None = None
+) -> GatewayAccess:
     settings_from(os.environ)
-    return gateway_access(os.environ, gateway=gateway, api_key=api_key, run_dir=run_dir)
+    return gateway_access(os.environ, gateway=gateway, api_key=api_key, run_dir=run_dir, job=job)
 
 
 def client_for(access: GatewayAccess) -> GatewayClient:

@@ -18,7 +18,7 @@ from onbeat.demo import DemoSummary, run_demo
 from onbeat.output import FAILED, console_for, emit
 from onbeat.spec_file import flag_settings, load_spec
 from onbeat.stack import EmbeddedStack
-from onbeat.stack_file import FILE_NAME
+from onbeat.stack_file import FILE_NAME, run_dir_flag
 from onbeat.stack_plan import StackPlan, stack_settings, threads_from
 from onbeat.words import by_reason, count, duration, one_line, plural, score
 
@@ -133,6 +133,9 @@ def show_summary(console: Console, summary: DemoSummary) -> None:
     table.add_row("run folder", Text(summary.run_dir))
     for figure in summary.figures:
         table.add_row("figure", Text(figure))
+    if good:
+        flag = run_dir_flag(os.environ, Path(summary.run_dir).parent)
+        table.add_row("try", Text(f"onbeat export {summary.job_id} my-model{flag}"))
     title = "succeeded and verified" if good else "not succeeded"
     console.print(
         Panel(table, title=title, title_align="left", border_style="green" if good else "red", padding=(1, 2))
@@ -147,7 +150,7 @@ def _show_stack(console: Console, stack: EmbeddedStack) -> None:
     table.add_row("key", Text(f"in {_stack_file(stack.plan)}, for the commands of this folder"))
     table.add_row("processes", "   ".join(f"{name} {pid}" for name, pid in sorted(stack.pids.items())))
     table.add_row("logs", Text(str(stack.logs)))
-    table.add_row("try", f"onbeat submit {DEMO_SPEC} --wait")
+    table.add_row("try", f"onbeat submit {DEMO_SPEC} --wait{run_dir_flag(os.environ, stack.plan.run_root)}")
     table.add_row("stop", "Ctrl-C")
     console.print(Panel(table, title="onbeat is up", title_align="left", border_style="green", padding=(1, 2)))
 

@@ -154,7 +154,7 @@ def test_flags_win_over_the_environment_and_that_over_the_stack_file(tmp_path: P
 def test_a_second_stack_in_the_same_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
     write_stack_file(tmp_path / "runs", StackFile(gateway_url="http://x", api_key="", pid=os.getppid()))
-    with pytest.raises(Conflict, match=r"run_dir: process \d+ runs a stack there"):
+    with pytest.raises(Conflict, match=r"--run-dir: process \d+ runs a stack there"):
         EmbeddedStack(plan(tmp_path), modules=MODULES).start_or_stop()
 
 

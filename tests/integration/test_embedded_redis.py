@@ -112,5 +112,5 @@ def test_a_port_that_another_server_holds_is_an_error_with_the_reason(tmp_path: 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     server = EmbeddedRedis(tmp_path / "file" / "redis")
-    with pytest.raises(InvalidInput, match="run_dir"):
+    with pytest.raises(InvalidInput, match="--run-dir: "):
         server.start()

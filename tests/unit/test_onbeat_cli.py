@@ -100,6 +100,8 @@ def test_a_submitted_spec_carries_flags_settings_and_an_idempotency_key(
     assert key == "once"
     assert (spec.seed, spec.schedule, spec.optimizer.learning_rate) == (7, "synchronous", 1e-3)
     assert JOB in capsys.readouterr().out
+    assert run(["submit", str(spec_file), "--run-dir", "other"]) == 0
+    assert f"follow it: onbeat watch {JOB} --run-dir other\n" in capsys.readouterr().out
 
 
 def test_watch_prints_a_line_an_iteration_and_its_exit_code_is_the_jobs(
@@ -129,7 +131,9 @@ def test_resume_asks_for_the_iterations_and_follows_the_job(
     assert only_object(capsys)["state"] == "succeeded"
     assert run(["resume", JOB]) == 0
     assert f"{JOB}  succeeded   follow it: onbeat watch {JOB}" in capsys.readouterr().out
-    assert [asked.iterations for asked in gateway.resumed] == [9, None]
+    assert run(["resume", JOB, "--run-dir", "other"]) == 0
+    assert f"follow it: onbeat watch {JOB} --run-dir other\n" in capsys.readouterr().out
+    assert [asked.iterations for asked in gateway.resumed] == [9, None, None]
 
 
 def test_resume_states_scores_for_what_components_cannot_score(
@@ -236,6 +240,31 @@ def test_verify_needs_no_gateway_where_the_run_folder_holds_the_chain(
     monkeypatch.setenv("ONBEAT_GATEWAY_URL", "http://127.0.0.1:9")
     assert run(["verify", JOB, "--run-dir", str(tmp_path / "kept")]) == 0
     assert "verified  job-0a1b: 2 iterations, 2 training and 2 evaluation batches" in capsys.readouterr().out
+    monkeypatch.setenv("ONBEAT_RUN_ROOT", str(tmp_path / "kept"))
+    assert run(["verify", JOB]) == 0
+
+
+@pytest.mark.parametrize("command", [["verify", JOB], ["export", JOB, "out"]])
+def test_a_job_that_wrote_no_spec_was_not_trained(
+    command: list[str], gateway: FakeGateway, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(command) == 2
+    assert "cannot be read" in capsys.readouterr().err
+    RunFolder(tmp_path / "runs", JOB).path.mkdir(parents=True)
+    assert run(command) == 2
+    said = f"onbeat: job: {JOB} ended before it wrote its spec, or has yet to begin, so nothing was trained ("
+    assert capsys.readouterr().err.startswith(said)
+
+
+@pytest.mark.parametrize("command", [["verify", JOB], ["export", JOB, "out"]])
+@pytest.mark.usefixtures("gateway")
+def test_without_a_stack_an_unknown_job_is_told_of_the_run_folder(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("ONBEAT_GATEWAY_URL")
+    assert run(command) == 2
+    line = capsys.readouterr().err
+    assert f"and {JOB} has no folder there (give the folder of its stack or demo with --run-dir DIR)" in line
 
 
 def test_progress_folds_events_and_estimates_the_time_left(gateway: FakeGateway) -> None:

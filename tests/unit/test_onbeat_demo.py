@@ -6,6 +6,8 @@ import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from rich.console import Console
@@ -15,8 +17,9 @@ from contracts.jobs import JobState
 from contracts.run_folder import RunFolder
 from contracts.wire import encode_json
 from onbeat import demo
-from onbeat.commands.stack import show_summary
+from onbeat.commands.stack import _show_stack, show_summary
 from onbeat.demo import run_demo
+from onbeat.stack import EmbeddedStack
 from onbeat.stack_plan import StackPlan
 from tests.e2e.stand_in_gateway import JOB, KEY, FakeGateway, digest, fake_gateway
 
@@ -81,6 +84,23 @@ def test_a_demo_sums_up_what_the_gateway_told_and_writes_it_into_the_run_folder(
     assert (folder.path / "audit.json").exists()
     assert summary.figures == (str(folder.path / "reward_curve.png"),)
     assert stacks[0].num_stops >= 1
+
+
+def test_the_commands_to_try_next_name_the_folder_of_the_run(
+    gateway: FakeGateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ONBEAT_RUN_ROOT", raising=False)
+    summary = run_demo(gateway.spec, plan(tmp_path), console())
+    running = SimpleNamespace(gateway_url="", plan=plan(tmp_path), pids={}, logs=tmp_path / "logs")
+    for folder, flag in ((tmp_path, ""), (tmp_path.parent, f" --run-dir {tmp_path.name}/runs")):
+        monkeypatch.chdir(folder)
+        shown = console()
+        show_summary(shown, summary)
+        _show_stack(shown, cast(EmbeddedStack, running))
+        assert isinstance(shown.file, io.StringIO)
+        lines = [" ".join(line.strip("│ \n").split()) for line in shown.file.getvalue().splitlines()]
+        assert f"try onbeat export {JOB} my-model{flag}" in lines
+        assert f"try onbeat submit configs/demo.toml --wait{flag}" in lines
 
 
 def test_a_failed_job_does_not_succeed_and_is_shown_with_its_reason(gateway: FakeGateway, tmp_path: Path) -> None:

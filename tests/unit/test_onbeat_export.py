@@ -27,6 +27,7 @@ from onbeat import cli
 from onbeat.export import Exported, export
 from onbeat.stored_weights import digest_of
 from tests.builders import job_spec, tiny_model_folder
+from tests.e2e.stand_in_gateway import KEY, fake_gateway
 from weight_store.hashing import tensors_digest
 from weight_store.publisher import make_publisher, publish
 
@@ -283,6 +284,22 @@ def test_the_command_works_from_the_run_folder_of_a_stack_that_is_down(
     assert "is not empty" in capsys.readouterr().err
     assert cli.run(["export", "job-1", str(tmp_path / "again"), *flags]) == 0
     assert "no audit chain is at hand" in capsys.readouterr().out
+
+
+def test_the_command_works_for_a_job_that_a_running_stack_has_forgotten(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.train(1)
+    run.save(1)
+    monkeypatch.setenv("ONBEAT_RUN_ROOT", str(run.folder.run_root))
+    with fake_gateway() as gateway:
+        monkeypatch.setenv("ONBEAT_GATEWAY_URL", gateway.url)
+        monkeypatch.setenv("ONBEAT_API_KEY", KEY)
+        assert cli.run(["export", "job-1", str(tmp_path / "out"), "--model-root", str(tmp_path), "--json"]) == 0
+        answer = decode_json(capsys.readouterr().out.encode(), dict)
+        assert answer["weights_digest"] == run.digests[1]
+        assert cli.run(["export", "job-2", str(tmp_path / "none"), "--json"]) == 2
+    assert "there is no such job" in capsys.readouterr().out
 
 
 def test_a_spec_that_leads_out_of_the_model_root_is_not_followed(

@@ -8,9 +8,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from contracts.errors import InvalidInput
+from contracts.errors import Conflict, InvalidInput, NotFound
 from onbeat.gateway_client import GatewayClient
-from onbeat.stack_file import StackFile, gateway_access, write_stack_file
+from onbeat.stack_file import StackFile, gateway_access, refuse_second_stack, run_dir_flag, write_stack_file
 
 HERE = "http://127.0.0.1:8011"
 ELSEWHERE = "http://gateway.example:8011"
@@ -75,3 +75,28 @@ def test_a_key_that_no_header_can_carry_is_refused_and_not_shown() -> None:
     with pytest.raises(InvalidInput) as refused:
         GatewayClient(HERE, "secret\n")
     assert "secret" not in str(refused.value)
+
+
+def test_a_printed_command_names_the_run_folder_unless_it_is_the_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run_dir_flag({}, Path("runs")) == run_dir_flag({}, tmp_path / "runs") == ""
+    assert run_dir_flag({}, tmp_path / "runs" / "demo") == " --run-dir runs/demo"
+    assert run_dir_flag({}, Path("/its own")) == " --run-dir '/its own'"
+    for folder in ("runs", "other"):
+        assert run_dir_flag({"ONBEAT_RUN_ROOT": "other"}, Path(folder)) == f" --run-dir {folder}"
+
+
+def test_no_stack_and_no_such_job_are_said_together(tmp_path: Path) -> None:
+    (tmp_path / "job-1").mkdir()
+    with pytest.raises(InvalidInput, match="no stack is running"):
+        gateway_access({"ONBEAT_RUN_ROOT": str(tmp_path)}, gateway=None, api_key=None, run_dir=None, job="job-1")
+    with pytest.raises(NotFound, match=r"no stack is running in .*, and job-2 has no folder there \(.*--run-dir DIR\)"):
+        gateway_access({"ONBEAT_RUN_ROOT": str(tmp_path)}, gateway=None, api_key=None, run_dir=None, job="job-2")
+
+
+def test_a_second_stack_is_told_which_flag_to_change(tmp_path: Path) -> None:
+    write_stack_file(tmp_path, StackFile(gateway_url=HERE, api_key="", pid=os.getppid()))
+    with pytest.raises(Conflict, match=r"^--run-dir: process \d+ runs a stack there"):
+        refuse_second_stack(tmp_path)
