@@ -21,7 +21,7 @@ from broker.client import Broker
 from broker.job_store import JobStore
 from broker.keys import JobKeys
 from broker.trainer_side import read_fence
-from consumer.exit_codes import DONE, STOPPED
+from consumer.exit_codes import DONE, HELD, STOPPED
 from consumer.run_roots import RunRoots
 from consumer.trainer_processes import Ended, TrainerProcesses
 from contracts.errors import Conflict, NotFound, OnbeatError, Unavailable
@@ -152,8 +152,8 @@ class Reconciler:
             log.info("%s", ended)
         elif not ended.asked:
             log.warning("%s: %s", ended, self._trainers.tail(ended.job_id))
-        if ended.asked:
-            # That it was asked to end says nothing about the job; that it ended by itself does, whatever its code.
+        if ended.asked or ended.exit_code == HELD:
+            # That it was asked to end, or that another one lives, says nothing about the job; any other end does.
             self._jobs.uncount_trainer_start(ended.job_id)
         self._jobs.release_start(ended.job_id, self._consumer_id)
 

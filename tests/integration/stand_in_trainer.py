@@ -1,6 +1,7 @@
 """`python -m tests.integration.stand_in_trainer JOB_ID`: holds the job's lease as a trainer does, and trains nothing.
 
-Before it holds anything, a job named "crash" makes it die, and one named "stuck" makes it wait for a signal.
+Before it holds anything, a job named "crash" makes it die, one named "stuck" makes it wait for a signal,
+and one named "held" makes it find another trainer.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ if jobs.spec(job_id).name == "crash":
     sys.exit("cannot load the model")
 if jobs.spec(job_id).name == "stuck":
     signal.pause()
+if jobs.spec(job_id).name == "held":
+    sys.exit(HELD)
 side = TrainerSide(broker, job_id, owner=str(os.getpid()), lease_s=1.0)
 keeper = LeaseKeeper(side, lease_s=1.0, end_stopped=lambda: os._exit(STOPPED))
 signal.signal(signal.SIGTERM, lambda _number, _frame: keeper.request_stop())

@@ -430,6 +430,19 @@ def test_a_trainer_that_others_stop_has_used_up_its_start(
     assert jobs.count_trainer_start(job_id) == 3
 
 
+def test_a_trainer_that_finds_another_one_has_not_used_up_its_start(
+    own_settings: StackSettings, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = JobStore(broker)
+    job_id, _ = jobs.create(job_spec(name="held", timeouts__max_trainer_starts=1))
+    with reconciling(own_settings, broker, monkeypatch) as (reconciler, trainers):
+        for _ in range(2):
+            reconciler.ensure_trainer(job_id)
+            assert trainers.job_id == job_id, "one is started, the job has not failed"
+            until(lambda: not trainers.is_running, "the trainer's end")
+    assert jobs.state(job_id) is JobState.QUEUED
+
+
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc")
 @pytest.mark.parametrize(("how", "has_trainer"), [("killed", False), ("hung", False), ("hung", True)])
 def test_sigterm_ends_a_consumer_and_its_trainer_without_redis(
