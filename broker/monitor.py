@@ -229,7 +229,7 @@ def _ledger_entries(ledger: Mapping[bytes, bytes]) -> list[LedgerEntry]:
     streams = {"expected": "prompts", "published": "rollouts"}
     entries = []
     for batch_id, value in ledger.items():
-        state, _, rest = value.decode().partition(":")
+        state, _, rest = value.decode(errors="replace").partition(":")
         if state in streams:
             entries.append(LedgerEntry(batch_id.decode(), streams[state], rest.partition(":")[0]))
     return entries

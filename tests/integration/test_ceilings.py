@@ -13,6 +13,7 @@ from broker.client import connect
 from broker.generator_side import FailOutcome, GeneratorSide, PublishOutcome
 from broker.job_store import JobStore
 from broker.keys import JobKeys
+from broker.monitor import stream_report
 from broker.trainer_side import Opening, TrainerSide
 from contracts.errors import Conflict, FencedOff, NotFound
 from contracts.events import TrainerStarted
@@ -134,6 +135,7 @@ def test_of_dead_batches_the_newest_reasons_are_kept_cut_and_without_payload(set
     told = trainer.dead_batches()
     assert len(told) == 1100
     assert all(text.startswith("raised: üé") for text in told.values())
+    assert stream_report(connect(settings), job_id).batches_dead == 1100, "reasons are cut inside a character"
 
 
 def test_idempotency_keys_expire(jobs: JobStore, settings: StackSettings) -> None:
