@@ -86,24 +86,27 @@ class JobStore:
 
         Raises NotFound, and Conflict for a job that has not ended, or whose trainer still holds it.
         """
-        fields = self.fields(job_id)
-        state = JobState(fields["state"].decode())
-        if not state.is_final:
-            raise Conflict(f"a {state.value} job cannot be removed", field="state", cure="cancel it first")
-        # Before the job: a repeat of its submission must not bring the same id back, over its old run folder.
-        if key := fields.get("idempotency_key", b"").decode():
-            with self._broker.call():
-                self._redis.delete(keys.idempotency(key))
-        outcome, *rest = self._broker.run("remove_job", JobKeys(job_id).all_keys, [])
+        job_keys = JobKeys(job_id)
+        with self._broker.call():
+            key = (self._redis.hget(job_keys.job, "idempotency_key") or b"").decode()
+        num_script_keys = len(job_keys.script_keys)
+        outcome, *rest = self._broker.run(
+            "remove_job",
+            [
+                *job_keys.script_keys,
+                *(keys.JOBS, keys.ACTIVE, keys.idempotency(key)),
+                *job_keys.all_keys[num_script_keys:],
+            ],
+            [job_id],
+        )
         if outcome == b"held":
             left_s = rest[0] / 1000
             raise Conflict(f"its trainer holds it for {left_s:.1f} s more", field="state", cure="try again then")
         if outcome == b"refused":
             raise Conflict(f"a {rest[0].decode()} job cannot be removed", field="state", cure="cancel it first")
-        with self._broker.call():
-            self._redis.zrem(keys.JOBS, job_id)
-            self._redis.srem(keys.ACTIVE, job_id)
         self._broker.persisted()
+        if outcome == b"unknown":
+            raise _unknown(job_id)
 
     def job_ids(self) -> list[str]:
         """Newest first."""
@@ -126,7 +129,7 @@ class JobStore:
         with self._broker.call():
             data = self._redis.get(JobKeys(job_id).spec)
         if data is None:
-            raise NotFound(f"there is no job {job_id}", field="job_id", cure="`onbeat jobs` lists them")
+            raise _unknown(job_id)
         return data
 
     def state(self, job_id: str) -> JobState:
@@ -138,7 +141,7 @@ class JobStore:
         with self._broker.call():
             values: dict[bytes, bytes] = self._redis.hgetall(JobKeys(job_id).job)
         if not values:
-            raise NotFound(f"there is no job {job_id}", field="job_id", cure="`onbeat jobs` lists them")
+            raise _unknown(job_id)
         return {name.decode(): value for name, value in values.items()}
 
     def move(self, job_id: str, state: JobState, *, reason: str = "", trainer_epoch: int | None = None) -> bool:
@@ -162,7 +165,7 @@ class JobStore:
             raise FencedOff(f"epoch {epoch} is over: another trainer holds the job", field="trainer_epoch")
         if outcome == b"refused":
             if current == [b"unknown"]:
-                raise NotFound(f"there is no job {job_id}", field="job_id", cure="`onbeat jobs` lists them")
+                raise _unknown(job_id)
             raise Conflict(f"a {current[0].decode()} job cannot become {state.value}", field="state")
         return outcome == b"set"
 
@@ -318,3 +321,7 @@ class JobStore:
                 last_entry, link = f"({entry.decode()}", fields[b"digest"].decode()
             if len(rows) < RECORDS_AT_ONCE:
                 return outline, link
+
+
+def _unknown(job_id: str) -> NotFound:
+    return NotFound(f"there is no job {job_id}", field="job_id", cure="`onbeat jobs` lists them")

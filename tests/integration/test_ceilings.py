@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from broker import keys
-from broker.client import connect
+from broker.client import Broker, connect
 from broker.generator_side import FailOutcome, GeneratorSide, PublishOutcome
 from broker.job_store import JobStore
 from broker.keys import JobKeys
@@ -97,6 +99,56 @@ def test_a_job_that_runs_or_whose_trainer_holds_it_is_not_removed(jobs: JobStore
     assert jobs.state(job_id) is JobState.CANCELLED
     trainer.release()
     jobs.remove(job_id)
+
+
+class Died(Exception):
+    """What is left of a process that was killed."""
+
+
+class MortalBroker(Broker):
+    """Its process dies with its first script's answer."""
+
+    def run(self, name: str, keys: Sequence[str], args: Sequence[str | int | bytes]) -> list[Any]:
+        super().run(name, keys, args)
+        raise Died
+
+
+def test_a_process_that_dies_while_it_removes_a_job_leaves_it_in_no_list(
+    jobs: JobStore, settings: StackSettings
+) -> None:
+    key = uuid.uuid4().hex
+    job_id, _ = jobs.create(job_spec(), idempotency_key=key)
+    jobs.move(job_id, JobState.CANCELLED)
+    with pytest.raises(Died):
+        JobStore(MortalBroker(connect(settings).redis)).remove(job_id)
+    assert job_id not in jobs.job_ids()
+    assert jobs.create(job_spec(), idempotency_key=key)[1]
+
+
+def test_a_job_whose_record_is_lost_is_taken_off_the_lists(jobs: JobStore, settings: StackSettings) -> None:
+    job_id, _ = jobs.create(job_spec())
+    connect(settings).redis.delete(JobKeys(job_id).job)
+    with pytest.raises(NotFound):
+        jobs.remove(job_id)
+    assert job_id not in jobs.job_ids()
+    assert job_id not in jobs.active_jobs()
+
+
+def test_a_removal_that_is_refused_keeps_the_idempotency_key_and_another_job_s_stays(
+    jobs: JobStore, settings: StackSettings
+) -> None:
+    key = uuid.uuid4().hex
+    job_id, _ = jobs.create(job_spec(), idempotency_key=key)
+    trainer = opened(settings, job_id)
+    jobs.move(job_id, JobState.FAILED, trainer_epoch=trainer.trainer_epoch)
+    with pytest.raises(Conflict, match="its trainer holds it"):
+        jobs.remove(job_id)
+    assert jobs.create(job_spec(), idempotency_key=key) == (job_id, False)
+    trainer.release()
+    connect(settings).redis.delete(keys.idempotency(key))
+    later, _ = jobs.create(job_spec(), idempotency_key=key)
+    jobs.remove(job_id)
+    assert jobs.create(job_spec(), idempotency_key=key) == (later, False), "the first one's reservation had expired"
 
 
 def test_at_the_most_jobs_a_new_one_is_refused_until_one_is_removed_and_a_repeat_is_answered(

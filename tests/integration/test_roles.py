@@ -17,7 +17,7 @@ from broker.celery_app import TrainerRequests, make_celery_app
 from broker.client import Broker, connect
 from broker.generator_side import GeneratorSide, PublishOutcome
 from broker.job_store import JobStore
-from broker.keys import ACTIVE, JOBS, JobKeys
+from broker.keys import ACTIVE, JOBS, JobKeys, idempotency
 from broker.monitor import job_status, stream_report
 from broker.presence import Presence
 from broker.roles import CELERY, GATEWAY, GENERATOR, LOADER, ROLES, SCRIPT_ROLES, TRAINER
@@ -35,6 +35,7 @@ OF_A_SCRIPT = {
     "create_job": (KEYS.spec, JOBS, ACTIVE),
     "resume_job": (KEYS.spec, ACTIVE),
     "set_state": (ACTIVE,),
+    "remove_job": (JOBS, ACTIVE, idempotency("k")),
     "announce_shard": (KEYS.shards,),
 } | dict.fromkeys(("put_chunk", "drop_chunks"), (KEYS.chunks,))
 """KEYS[13] and on of the scripts that have more than all have."""
