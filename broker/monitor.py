@@ -36,7 +36,7 @@ def job_status(broker: Broker, job_id: str, *, live_generators: int | None = Non
         pipe.hgetall(keys.job).get(keys.spec).hgetall(keys.counters)
         pipe.xrevrange(keys.audit, count=1).time().info("memory")
         job, spec, counters, last_audit, clock, memory = pipe.execute()
-    if not job or spec is None:
+    if b"state" not in job or spec is None:
         raise NotFound(f"there is no job {job_id}", field="job_id", cure="`onbeat jobs` lists them")
     if live_generators is None:
         live_generators = len(Presence(broker).live())
@@ -58,7 +58,7 @@ def stream_report(broker: Broker, job_id: str) -> StreamReport:
     keys = JobKeys(job_id)
     with broker.call():
         pipe: Any = broker.redis.pipeline(transaction=True)
-        pipe.exists(keys.job).hgetall(keys.counters).hgetall(keys.ledger).time()
+        pipe.hexists(keys.job, "state").hgetall(keys.counters).hgetall(keys.ledger).time()
         pipe.xpending_range(keys.prompts, GENERATOR_GROUP, "-", "+", MAX_LEASES)
         for name in STREAMS:
             pipe.xlen(getattr(keys, name)).memory_usage(getattr(keys, name))
