@@ -145,16 +145,29 @@ class JobStore:
             raise _unknown(job_id)
         return {name.decode(): value for name, value in values.items()}
 
-    def move(self, job_id: str, state: JobState, *, reason: str = "", trainer_epoch: int | None = None) -> bool:
+    def move(
+        self,
+        job_id: str,
+        state: JobState,
+        *,
+        reason: str = "",
+        trainer_epoch: int | None = None,
+        after: JobState | None = None,
+    ) -> bool:
         """Moves the job, tells its watchers; False if it is there already. Raises Conflict for an illegal move.
 
         A final state clears what is in work. trainer_epoch: of the trainer that moves it; raises FencedOff if that one
         is over (I4). Without one, a final state fences off a trainer that lives.
 
-        Back to `queued` goes only `resume`, which does more than to move.
+        after: the only state to move from; None stands for all that the lifecycle has. Back to `queued` goes only
+        `resume`, which does more than to move.
         """
         now_s = time.time()
-        before = [old.value for old, nexts in NEXT_STATES.items() if state in nexts and state is not JobState.QUEUED]
+        before = [
+            old.value
+            for old, nexts in NEXT_STATES.items()
+            if state in nexts and state is not JobState.QUEUED and after in (None, old)
+        ]
         event = encode(StateChanged(at_s=now_s, state=state, reason=reason))
         epoch = "" if trainer_epoch is None else str(trainer_epoch)
         outcome, *current = self._broker.run(
@@ -249,7 +262,8 @@ class JobStore:
         while not (state := self.state(job_id)).is_final and state is not JobState.CANCELLING:
             # From what it is now: of two requests at the same time, the second must not end what the first lets save.
             with contextlib.suppress(Conflict):
-                self.move(job_id, JobState.CANCELLED if state is JobState.QUEUED else JobState.CANCELLING)
+                end = JobState.CANCELLED if state is JobState.QUEUED else JobState.CANCELLING
+                self.move(job_id, end, after=state)
         self._broker.persisted()
         return state
 

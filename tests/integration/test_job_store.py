@@ -148,6 +148,27 @@ def test_a_cancel_ends_a_queued_job_asks_a_running_one_and_leaves_a_final_one(jo
     assert jobs.request_cancel(running) is JobState.SUCCEEDED
 
 
+class Overtaken(Broker):
+    """Before its first move, a trainer begins and somebody else asks for the same cancel."""
+
+    is_overtaken = False
+
+    def run(self, name: str, keys: Sequence[str], args: Sequence[str | int | bytes]) -> list[Any]:
+        if name == "set_state" and not self.is_overtaken:
+            self.is_overtaken = True
+            others = JobStore(Broker(self.redis))
+            others.move(str(args[0]), JobState.RUNNING)
+            others.request_cancel(str(args[0]))
+        return super().run(name, keys, args)
+
+
+def test_of_two_cancels_at_once_none_ends_a_trainer_that_may_save(jobs: JobStore, settings: StackSettings) -> None:
+    job_id, _ = jobs.create(job_spec())
+    overtaken = JobStore(Overtaken(connect(settings).redis))
+    assert overtaken.request_cancel(job_id) is JobState.CANCELLING
+    assert jobs.state(job_id) is JobState.CANCELLING
+
+
 def ended(jobs: JobStore, state: JobState) -> str:
     """A job that came to this end after two trainer starts."""
     job_id, _ = jobs.create(job_spec())
