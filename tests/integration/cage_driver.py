@@ -27,6 +27,7 @@ from reward_service.syscall_filter import refuse_syscalls
 
 HOSTILE = (PluginReward(entry_point="hostile"),)
 MEMORY_MB = 1024
+CALLS = ("shmget", "msgget", "semget", "mq_open", "memfd_create", "mount", "chroot")
 MADE_UP = (
     '{"reward": 1.0, "breakdown": {}}',
     '{"reward": 1.0, "breakdown": {"another": 1.0}}',
@@ -96,7 +97,9 @@ def main(folder: Path) -> dict[str, object]:
         told["become_root"] = ask("become_root")
         told["kill"] = ask("kill", str(os.getpid()))
         told["leave_a_child"] = ask("leave_a_child", mark, job_id="job-3")
-        told["made up"] = [ask("answer", made_up) for made_up in MADE_UP]
+        told["calls"] = {name: ask("call", name, job_id="job-2") for name in CALLS}
+        told["clone"] = ask("clone", job_id="job-2")
+        told["made up"] = [ask("answer", made_up, job_id="job-2") for made_up in MADE_UP]
         told["babble"] = ask("babble")
         told["lie"] = ask("lie")
         told["same job"] = ask("behave")

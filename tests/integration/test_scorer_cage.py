@@ -16,7 +16,7 @@ import pytest
 
 from reward_service.cage import MAX_PROCESSES, SCRATCH_BYTES
 from reward_service.file_rules import scopes_signals
-from tests.integration.cage_driver import MADE_UP, MEMORY_MB
+from tests.integration.cage_driver import CALLS, MADE_UP, MEMORY_MB
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SECRET = "redis://:a-password-of-the-stack@127.0.0.1:1/0"
@@ -98,6 +98,14 @@ def test_memory_is_limited_shared_memory_too(outcome: Outcome) -> None:
     shared, private = map(int, outcome.told["fill_memory"].split())
     assert 0 < shared < MEMORY_MB
     assert 0 < private < MEMORY_MB
+
+
+def test_no_memory_outlives_the_process_that_it_counts_for_and_nothing_is_mounted(outcome: Outcome) -> None:
+    assert outcome.told["calls"] == dict.fromkeys(CALLS, "EACCES")
+
+
+def test_no_namespace_of_its_own_makes_a_scorer_root_again_and_threads_still_start(outcome: Outcome) -> None:
+    assert outcome.told["clone"] == "EACCES a thread"
 
 
 def test_a_scorer_writes_nowhere_but_into_a_small_folder_that_the_next_finds_empty(outcome: Outcome) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import errno
 import gc
 import mmap
 import os
@@ -11,12 +13,14 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
 score_of_everything = 1.0
+CLONES = {"x86_64": 56, "aarch64": 220}
 
 
 class Told(Exception):
@@ -154,6 +158,36 @@ def answer(made_up: str) -> str:
     return "answered"
 
 
+def call(name: str) -> str:
+    """A system call of the C library by its name; "absent" where the kernel says that it has none."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    arguments = {
+        "shmget": (0, 1 << 20, 0o1600),
+        "msgget": (0, 0o1600),
+        "semget": (0, 1, 0o1600),
+        "mq_open": (b"/kept", os.O_CREAT | os.O_RDWR, 0o600, None),
+        "memfd_create": (b"kept", 0),
+        "mount": (b"none", b"/", None, ctypes.c_ulong(0x44000), None),
+        "chroot": (b"/",),
+    }[name]
+    return "done" if getattr(libc, name)(*arguments) != -1 else errno.errorcode[ctypes.get_errno()]
+
+
+def clone(_: str) -> str:
+    """Into a user namespace of its own; then a thread, as every library makes it."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    flags = 0x10000000 | signal.SIGCHLD
+    pid = libc.syscall(ctypes.c_long(CLONES[os.uname().machine]), ctypes.c_ulong(flags), None, None, None, None)
+    if pid == 0:
+        os._exit(0)
+    said = "done" if pid > 0 else errno.errorcode[ctypes.get_errno()]
+    met: list[str] = []
+    thread = threading.Thread(target=lambda: met.append("a thread"))
+    thread.start()
+    thread.join()
+    return f"{said} {' '.join(met)}"
+
+
 def look(_: str) -> str:
     return " ".join(sorted(os.listdir(os.getcwd()))) or "an empty folder"
 
@@ -171,6 +205,8 @@ TRIES: dict[str, Callable[[str], str]] = {
     "lie": lie,
     "babble": babble,
     "answer": answer,
+    "call": call,
+    "clone": clone,
     "look": look,
 }
 
