@@ -87,7 +87,28 @@ def _is_equal(right: Any, answer: Any) -> bool:
         if right == answer or are_surely_unequal(right, answer):
             return bool(right == answer)
         raise
-    return math_verify.verify([right], [answer], timeout_seconds=None)
+    try:
+        return math_verify.verify([right], [answer], timeout_seconds=None, raise_on_error=True)
+    except Exception as error:
+        _raise_if_exhausted(error)
+        return False
+
+
+class _Exhausted(BaseException):
+    """Memory or stack ended in a parser: passes math-verify's own `except Exception`, which would call it no match."""
+
+
+def _raise_if_exhausted(error: BaseException) -> None:
+    """Says nothing about the answer, so that the item must not be scored 0 (I6)."""
+    cause: BaseException | None = error
+    met: set[int] = set()  # math-verify raises `e from e`: a chain that never ends
+    while cause is not None and id(cause) not in met:
+        met.add(id(cause))
+        if isinstance(cause, MemoryError):
+            raise cause
+        if isinstance(cause, RecursionError):
+            raise TooComplex("the expression is nested too deeply") from error
+        cause = cause.__cause__ or cause.__context__
 
 
 @functools.lru_cache(maxsize=1024)
@@ -107,7 +128,11 @@ def _parse(text: str) -> list[Any]:
     import math_verify
 
     _guard_parsers()
-    return math_verify.parse(text, parsing_timeout=None)  # pyright: ignore[reportArgumentType]  (None is documented)
+    try:
+        return math_verify.parse(text, parsing_timeout=None, raise_on_error=True)  # pyright: ignore[reportArgumentType]
+    except (Exception, _Exhausted) as error:
+        _raise_if_exhausted(error)
+        return []
 
 
 @functools.cache
@@ -126,7 +151,10 @@ def _guarded(parse: Callable[[str], Any], is_allowed: Callable[[str], bool]) -> 
     def guarded(text: str) -> Any:
         if not is_allowed(text):
             raise ValueError("not an expression that is read")
-        return parse(text)
+        try:
+            return parse(text)
+        except (MemoryError, RecursionError) as error:
+            raise _Exhausted from error
 
     return guarded
 

@@ -6,6 +6,7 @@ import builtins
 import json
 from typing import Any
 
+import math_verify.parser
 import pytest
 import reasoning_gym
 
@@ -434,6 +435,32 @@ def test_rubric_sum_that_overflows_is_not_finite(user_function: dict[str, Any]) 
     result = rubric.score_item((PluginReward(entry_point="mine", weight=1000.0),), item("c"))
     assert isinstance(result, Unscorable)
     assert result.reason == "not_finite"
+
+
+@pytest.mark.parametrize("place", ["grader.sympy_expr_eq", "parser.latex2sympy", "parser.extract_target_from_pred"])
+@pytest.mark.parametrize(("error", "reason"), [(MemoryError(), "crashed"), (RecursionError(), "too_complex")])
+def test_memory_or_stack_that_ends_inside_math_verify_is_no_wrong_answer(
+    monkeypatch: pytest.MonkeyPatch, place: str, error: Exception, reason: str
+) -> None:
+    component = MathVerifyReward()
+    scored_item = item(r"\boxed{1+x+y}", "$y+x+1$")
+    assert score(component, scored_item) == 1.0
+
+    def ends(*_args: object, **_options: object) -> None:
+        raise error
+
+    math_verify_scorer._parse_reference.cache_clear()
+    math_verify.parser.parse_latex_cached.__wrapped__.cache_clear()  # pyright: ignore[reportFunctionMemberAccess]
+    monkeypatch.setattr(f"math_verify.{place}", ends)
+    assert refusal(component, scored_item).reason == reason
+
+
+def test_what_math_verify_can_not_compare_is_not_equal(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ends(*_args: object, **_options: object) -> None:
+        raise TypeError("no such comparison")
+
+    monkeypatch.setattr("math_verify.grader.sympy_expr_eq", ends)
+    assert score(MathVerifyReward(), item(r"\boxed{1+x+y}", "$y+x+1$")) == 0.0
 
 
 def test_only_linear_time_scorers_run_outside_the_pool() -> None:
