@@ -27,8 +27,12 @@ log = logging.getLogger(__name__)
 
 RECONNECT_S = 0.5
 SCRIPTS_POLL_S = 0.05
-DISK_WAIT_S = 2.0
-"""Of one look at the disk: a server that syncs every second has done so by then."""
+DISK_WAIT_S = 0.8
+"""Of one look at the disk: a server that syncs every second has done so within two."""
+QUIET_LOOKS = 3
+"""In a row, with nothing on its way to the disk: this server never syncs. One that was paused looks so once."""
+ASK_AGAIN_S = 60.0
+"""So long a server that never syncs is not waited for."""
 NO_FILE = ("appendonly is disabled", "unknown command")
 PATIENCE_S = 5.0
 """How long a call may take with its repeats, where its process says nothing else."""
@@ -42,7 +46,9 @@ class Broker:
         self.redis = client
         self.patience = patience or Patience(PATIENCE_S)
         self._can_tell = True
-        """Whether the server knows what is on its disk."""
+        """Whether the server keeps a file, and knows what of it is on its disk."""
+        self._asks_at_s = 0.0
+        """Of time.monotonic: before it, a server that never syncs is not asked again."""
 
     @contextmanager
     def call(self, *, blocks_s: float = 0.0) -> Iterator[None]:
@@ -98,12 +104,16 @@ class Broker:
         Raises BrokerUnavailable where it can, and its disk takes nothing within the broker's patience.
         """
         with self.call():
-            while self._can_tell:
+            num_quiet = 0
+            while self._can_tell and time.monotonic() >= self._asks_at_s:
                 if self._waits_for_disk():
+                    self._asks_at_s = 0.0
                     return True
-                if self._can_tell and self._never_syncs():
-                    self._says_unknown("it leaves that to the operating system (appendfsync no)")
-                elif self.patience.left_s <= 0:
+                num_quiet = num_quiet + 1 if self._can_tell and self._is_quiet() else 0
+                if num_quiet == QUIET_LOOKS:
+                    self._expects_no_sync()
+                    return False
+                if self._can_tell and self.patience.left_s <= 0:
                     raise BrokerUnavailable("Redis has not put its writes on disk", cure="is its disk full, or slow?")
         return False
 
@@ -120,20 +130,27 @@ class Broker:
         if isinstance(written, Exception):
             raise written
         if any(words in str(answer) for words in NO_FILE):
+            self._can_tell = False
             self._says_unknown("it keeps no append-only file, or is too old to say")
             return False
         if isinstance(answer, Exception):
             raise answer
         return bool(answer[0])
 
-    def _never_syncs(self) -> bool:
-        """Whether nothing is on its way to the disk, though that was waited for: this server leaves it to others."""
+    def _is_quiet(self) -> bool:
+        """Whether nothing is on its way to the disk, though that was waited for."""
         state: Any = self.redis.info("persistence")
         is_at_work = state.get("aof_pending_bio_fsync") or state.get("aof_rewrite_in_progress")
         return not is_at_work and state.get("aof_last_write_status") == "ok" and self.patience.left_s > 0
 
+    def _expects_no_sync(self) -> None:
+        """For a while: its operator may change that, and a server that was paused may have looked so."""
+        is_new = not self._asks_at_s
+        self._asks_at_s = time.monotonic() + ASK_AGAIN_S
+        if is_new:
+            self._says_unknown("it leaves that to the operating system (appendfsync no)")
+
     def _says_unknown(self, why: str) -> None:
-        self._can_tell = False
         log.warning("Redis can't say what is on its disk: %s; a crash of its machine may lose more than a second", why)
 
     def close(self) -> None:

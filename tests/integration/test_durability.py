@@ -51,6 +51,7 @@ class SlowDisk(socketserver.ThreadingTCPServer):
     daemon_threads = True
     waits = 0
     syncs_at: float = float("inf")
+    num_pending = 1
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), SlowDiskAnswers)
@@ -63,7 +64,7 @@ class SlowDisk(socketserver.ThreadingTCPServer):
             self.waits += 1
             return b"*2\r\n:1\r\n:0\r\n" if self.waits >= self.syncs_at else b"*2\r\n:0\r\n:0\r\n"
         if command == "INFO":
-            text = b"aof_last_write_status:ok\r\naof_pending_bio_fsync:1\r\n"
+            text = b"aof_last_write_status:ok\r\naof_pending_bio_fsync:%d\r\n" % self.num_pending
             return b"$%d\r\n%s\r\n" % (len(text), text)
         return b"+OK\r\n"
 
@@ -88,4 +89,24 @@ def test_a_stalled_disk_is_waited_for_and_then_an_error() -> None:
         disk.syncs_at = float("inf")
         with pytest.raises(BrokerUnavailable, match="on disk"):
             connect(settings, patience_s=0.2).persisted()
+        disk.shutdown()
+
+
+def test_a_server_that_looks_as_if_it_never_synced_is_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    with SlowDisk() as disk:
+        disk.num_pending = 0
+        settings = StackSettings(redis_url=f"redis://127.0.0.1:{disk.server_address[1]}/0?protocol=2")
+        broker = connect(settings)
+        disk.syncs_at = 2  # of its looks
+        assert broker.persisted(), "it was paused during the first look"
+        disk.syncs_at = float("inf")
+        assert not broker.persisted()
+        num_waits = disk.waits
+        assert not broker.persisted()
+        assert disk.waits == num_waits, "for a while it is not waited for"
+        monkeypatch.setattr("broker.client.ASK_AGAIN_S", 0.0)
+        broker = connect(settings)
+        assert not broker.persisted()
+        disk.syncs_at = 0
+        assert broker.persisted()
         disk.shutdown()
