@@ -22,6 +22,8 @@ CLONE_NEWNET = 0x40000000
 MS_NOSUID, MS_NODEV, MS_NOEXEC = 0x2, 0x4, 0x8
 MS_BIND, MS_REC, MS_PRIVATE = 0x1000, 0x4000, 0x40000
 
+MNT_DETACH = 0x2
+
 PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
 PR_SET_CHILD_SUBREAPER = 36
@@ -50,6 +52,12 @@ def mount(source: str, target: str, kind: str | None, flags: int, options: str =
         source.encode(), target.encode(), kind.encode() if kind else None, ctypes.c_ulong(flags), options.encode()
     )
     return found == 0
+
+
+def unmount(target: str) -> None:
+    """What is mounted there in this mount namespace, if anything is."""
+    if IS_LINUX:
+        libc().umount2(target.encode(), MNT_DETACH)
 
 
 def show_to_all(paths: Sequence[str]) -> None:

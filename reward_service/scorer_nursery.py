@@ -55,7 +55,8 @@ def main(control: int, rules: str) -> None:
     """
     parent = os.getppid()
     _end_with(parent)
-    cage = Cage(decode_json(rules, CageRules))
+    known = decode_json(rules, CageRules)
+    cage = Cage(known)
     cage.separate()
     kernel.adopt_orphans()
     nursery = os.fork()
@@ -68,6 +69,8 @@ def main(control: int, rules: str) -> None:
     os.close(control)
     status = os.waitpid(nursery, 0)[1]
     kernel.end_children(nursery)
+    if os.getppid() != parent:
+        _remove(known.folder)
     os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
 
 
@@ -121,6 +124,13 @@ def _empty(folder: str) -> None:
         else:
             with contextlib.suppress(OSError):
                 os.unlink(entry.path)
+
+
+def _remove(folder: str) -> None:
+    """The service is gone, and can't do it; while it lives, its other cages have the folder, too."""
+    kernel.unmount(folder)
+    with contextlib.suppress(OSError):
+        os.rmdir(folder)
 
 
 def _end_with(parent: int) -> None:

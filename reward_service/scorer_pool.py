@@ -64,7 +64,8 @@ class ScorerPool:
         self._lanes: list[Lane] = []
         self._closed = False
         self._numbers = itertools.count()
-        self._cages = itertools.count()
+        self._cages: set[int] = set()
+        """Numbers of those that live: no two have a uid in common."""
         self._folder = ""
         self._missing: tuple[str, ...] | None = None
 
@@ -164,15 +165,22 @@ class ScorerPool:
         log.info("%d scorer processes", self.num_workers)
 
     def _new_cage(self) -> ScorerProcess:
+        with self._changed:
+            number = next(number for number in itertools.count() if number not in self._cages)
+            self._cages.add(number)
         rules = CageRules(
             folder=self._folder,
             memory_mb=self._memory_mb,
             network=self._network,
             hidden=self._hidden,
             service_pid=os.getpid(),
-            number=next(self._cages),
+            number=number,
         )
-        return ScorerProcess(rules, warm_up_timeout_s=self._warm_up_timeout_s)
+        return ScorerProcess(rules, warm_up_timeout_s=self._warm_up_timeout_s, on_empty=lambda: self._give_back(number))
+
+    def _give_back(self, number: int) -> None:
+        with self._changed:
+            self._cages.discard(number)
 
     def _say_what_is_missing(self, missing: tuple[str, ...]) -> None:
         with self._changed:

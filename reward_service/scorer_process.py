@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from contracts.errors import ContractViolation
 from contracts.rewards import RewardComponent, RewardItem, Scored, Unscorable, breakdown_names, stated_scores
@@ -47,8 +47,13 @@ class ScorerProcess:
     The thread that makes it must stay alive: Linux ends a child together with the thread that started it.
     """
 
-    def __init__(self, rules: CageRules, *, warm_up_timeout_s: float) -> None:
-        """Returns as soon as the process exists; the first warm-up waits for its start."""
+    def __init__(
+        self, rules: CageRules, *, warm_up_timeout_s: float, on_empty: Callable[[], None] = lambda: None
+    ) -> None:
+        """Returns as soon as the process exists; the first warm-up waits for its start.
+
+        on_empty: called by `end`, where nothing is left in the cage.
+        """
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
@@ -61,6 +66,7 @@ class ScorerProcess:
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
+        self._on_empty = on_empty
         self._orders = Frames(ours, max_bytes=MAX_ANSWER_BYTES)
         self._worker: Frames | None = None
         self._warm_up_timeout_s = warm_up_timeout_s
@@ -149,6 +155,8 @@ class ScorerProcess:
                 self._process.wait(REAP_TIMEOUT_S)
         self._drop_worker()
         self._orders.close()
+        if self._process.returncode not in (None, -signal.SIGKILL):  # else its keeper didn't end what it kept
+            self._on_empty()
 
     def _wait_for_start(self) -> None:
         if self.missing is None:
