@@ -102,6 +102,8 @@ class Cage:
         os.umask(0o077)
         if not (self.has_own_uid or self._has_user_namespace):
             missing.append("the service's own uid")
+        if not (self.has_own_namespaces or self.has_own_uid):
+            missing.append("processes that fork on and on may be left behind")
         self._forget_the_launcher()
         if not kernel.give_up_privileges():
             missing.append("no bar against new privileges")

@@ -73,7 +73,8 @@ def test_each_user_has_the_cage_that_it_can_have(outcome: Outcome) -> None:
     assert outcome.told["uid"] == uid
     if outcome.who == "a container":
         assert not outcome.has_namespaces
-        assert len(outcome.told["missing"]) == 3, "namespaces, a uid, and with them a limit on processes"
+        assert "processes that fork on and on may be left behind" in outcome.told["missing"]
+        assert len(outcome.told["missing"]) == 4, "namespaces, a uid, and with them the end of all, and a limit"
 
 
 def test_no_environment_that_a_scorer_can_read_holds_a_secret(outcome: Outcome) -> None:
