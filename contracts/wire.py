@@ -69,8 +69,12 @@ def convert(values: Any, kind: type[T]) -> T:
 
 
 def invalid_input(error: msgspec.ValidationError, kind: type) -> InvalidInput:
-    """`Expected `int` - at `$.model.seed`` → field "model.seed", problem "expected `int`"."""
-    problem, _, path = str(error).partition(" - at `")
+    """`Expected `int` - at `$.model.seed`` → field "model.seed", problem "expected `int`".
+
+    Of a table's key, which msgspec calls "`key` in `$.table`", the field is the table.
+    """
+    problem, _, place = str(error).partition(" - at `")
+    path = f"${place.rpartition('$')[2]}"
     if NO_CONTROL_CHARACTERS in problem or repr(NO_CONTROL_CHARACTERS)[1:-1] in problem:
         problem = "Has control characters: line breaks, escapes or marks of writing direction"
     field = path.rstrip("`").removeprefix("$").removeprefix(".")

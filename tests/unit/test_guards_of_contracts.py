@@ -9,11 +9,11 @@ import pytest
 from msgspec.structs import replace
 
 from contracts.arrays import pack_float32, pack_int32
-from contracts.errors import Conflict, ContractViolation
-from contracts.jobs import JobState, check_move
+from contracts.errors import Conflict, ContractViolation, InvalidInput
+from contracts.jobs import JobState, ResumeRequest, check_move
 from contracts.rollouts import Completion, Prompt, PromptBatch, Rollout, RolloutBatch, RolloutGroup
 from contracts.versions import AdapterVersion, WeightFile, WeightManifest, WeightStep
-from contracts.wire import decode, encode
+from contracts.wire import convert, decode, encode
 from tests.builders import DIGEST, batch_of, prompt_batch, rollout
 
 FILE = WeightFile(name="a.safetensors", num_bytes=1)
@@ -108,3 +108,9 @@ def test_a_state_follows_the_arrows_of_the_lifecycle() -> None:
 def test_a_rollout_is_built_from_its_own_bytes() -> None:
     sampled = rollout([7, 8], 0.5)
     assert decode(encode(sampled), Rollout) == sampled
+
+
+def test_a_key_that_is_refused_is_named_by_its_table() -> None:
+    with pytest.raises(InvalidInput) as refusal:
+        convert({"on_unscorable": {"\x1b[2J": 0}}, ResumeRequest)
+    assert refusal.value.field == "on_unscorable"
