@@ -27,6 +27,8 @@ from reward_service.frames import Frames, Gone
 from reward_service.scorers import rubric
 
 MAX_ORDER_BYTES = 64 * 1024 * 1024
+ENDS_WITHIN_S = 0.3
+"""How long the threads of a service that was killed may take to end, one after the other."""
 
 
 class Order(Record, frozen=True, kw_only=True):
@@ -69,7 +71,7 @@ def main(control: int, rules: str) -> None:
     os.close(control)
     status = os.waitpid(nursery, 0)[1]
     kernel.end_children(nursery)
-    if os.getppid() != parent:
+    if _is_gone(parent):
         _remove(known.folder)
     os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
 
@@ -124,6 +126,14 @@ def _empty(folder: str) -> None:
         else:
             with contextlib.suppress(OSError):
                 os.unlink(entry.path)
+
+
+def _is_gone(parent: int) -> bool:
+    """Its thread that forked this process may end, and tell so, a moment before the rest of it."""
+    ends_s = time.monotonic() + ENDS_WITHIN_S
+    while os.getppid() == parent and time.monotonic() < ends_s:
+        time.sleep(0.02)
+    return os.getppid() != parent
 
 
 def _remove(folder: str) -> None:

@@ -45,6 +45,7 @@ from reward_service import scorer_lane
 from reward_service.app import create_app
 from reward_service.scorer_pool import ScorerPool
 from telemetry.http_server import server_config
+from telemetry.waiting import Waiting
 
 KEY = "reward-key"
 SETTINGS = StackSettings(reward_key=KEY)
@@ -318,9 +319,11 @@ def test_processes_that_a_scorer_started_are_killed_with_it(plugins: Path) -> No
     mark = f"mark-{gate.entered}"
     child = RewardItem(prompt=mark, completion="", reference=str(gate.entered))
     with open_pool() as pool:
-        work = pool.submit((PluginReward(entry_point="hang_with_a_child"),), (child,), item_timeout_s=3.0)
+        work = pool.submit((PluginReward(entry_point="hang_with_a_child"),), (child,), item_timeout_s=5.0)
         gate.wait_for_entry()
-        assert len(with_argument(mark)) == 1
+        with Waiting("the child's command line to show", deadline_s=60.0) as waiting:
+            while not with_argument(mark):  # Popen may return a moment before the kernel shows it
+                waiting.poke()
         assert reasons(work.result()) == ["timeout"]
         assert with_argument(mark) == [], "it had a session of its own, and is gone before the item is answered"
 
