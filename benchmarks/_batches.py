@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from contracts.arrays import pack_float32, pack_int32
+from contracts.encoding.arrays import pack_float32, pack_int32
 from contracts.rollouts import (
     BatchTimings,
     Completion,

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks._results import REPOSITORY
+from contracts.encoding.wire import decode_json
 from contracts.events import IterationMetrics, TimelineSpan
 from contracts.run_folder import RunFolder
-from contracts.wire import decode_json
 
 RUN_DEADLINE_S = 3600.0
 

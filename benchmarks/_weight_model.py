@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, Qwen2Config, Qwen3Config
 
 from benchmarks._results import REPOSITORY
-from consumer.optimizer import GROUP_BYTES
+from consumer.gradient.optimizer import GROUP_BYTES
 from contracts.spec import ModelSpec
-from contracts.spec_root import SpecRoot
-from producer.engine.model_folder import empty_model, weight_tensors
-from producer.engine.transformers import TransformersEngine
-from weight_store.chunks import ChunkReader
+from contracts.spec_tables.root import SpecRoot
+from producer.engine.transformers.engine import TransformersEngine
 from weight_store.layout import TensorLayout, split_into_shards
+from weight_store.model_folder import empty_model, weight_tensors
+from weight_store.redis.chunks import ChunkReader
 
 SIZES: dict[str, tuple[int, PreTrainedConfig]] = {
     "0.4M": (

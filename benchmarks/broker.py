@@ -29,18 +29,18 @@ from msgspec.structs import replace
 
 from benchmarks._batches import DIGEST, manifest, prompt_batch, rollout_batch
 from benchmarks._results import write_result
-from broker.client import Broker, connect
+from broker.connection.client import Broker, connect
 from broker.generator_side import Claim, GeneratorSide, PublishOutcome
 from broker.job_store import JobStore
 from broker.trainer_side import Opening, TrainerSide
-from contracts.datasets import AdditionDataset
+from contracts.encoding.wire import decode, encode
 from contracts.events import AuditRecord, record_digest
 from contracts.rewards import ExactReward
 from contracts.rollouts import RolloutBatch, batch_digest
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec, ModelSpec, RewardSpec
-from contracts.wire import decode, encode
-from onbeat.embedded_redis import EmbeddedRedis
+from contracts.spec_tables.datasets import AdditionDataset
+from onbeat.stack.redis import EmbeddedRedis
 
 EXPECTED = (
     "Before the first run: 2.0-2.5x at 45 KB, where a fenced batch is scripts instead of commands and Python's "

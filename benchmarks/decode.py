@@ -26,12 +26,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3
 from transformers.utils import logging as transformers_logging
 
 from benchmarks._results import REPOSITORY, write_result
-from contracts.arrays import pack_int32
+from contracts.encoding.arrays import pack_int32
 from contracts.rollouts import Prompt, PromptBatch, SamplingParams
 from contracts.spec import ModelSpec
-from contracts.spec_root import SpecRoot
+from contracts.spec_tables.root import SpecRoot
 from contracts.versions import WeightFile, WeightManifest, weights_digest
-from producer.engine.transformers import TransformersEngine
+from producer.engine.transformers.engine import TransformersEngine
 
 DEMO = REPOSITORY / "configs/models/two-digit-addition"
 EXPECTED = (

@@ -28,7 +28,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from benchmarks._results import REPOSITORY, write_result
-from broker.client import Broker, connect
+from broker.connection.client import Broker, connect
 from broker.job_store import JobStore
 from broker.keys import JobKeys
 from broker.monitor import stream_report
@@ -36,12 +36,12 @@ from broker.presence import Presence
 from contracts.errors import Unavailable
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
-from onbeat import process_tree
-from onbeat.gateway_client import GatewayClient
-from onbeat.spec_file import load_spec
-from onbeat.stack import EmbeddedStack
-from onbeat.stack_plan import StackPlan
-from telemetry.waiting import Waiting
+from onbeat.client.gateway import GatewayClient
+from onbeat.client.spec_file import load_spec
+from onbeat.stack.plan import StackPlan
+from onbeat.stack.stack import EmbeddedStack
+from process import process_tree
+from process.waiting import Waiting
 
 SPEC = REPOSITORY / "configs/demo.toml"
 DEADLINE_S = 120.0

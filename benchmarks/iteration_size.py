@@ -22,19 +22,19 @@ from typing import Any
 
 from benchmarks._batches import DIGEST, manifest, prompt_batch
 from benchmarks._results import write_result
-from broker.client import Broker, connect
+from broker.connection.client import Broker, connect
 from broker.generator_side import GeneratorSide
 from broker.job_store import JobStore
 from broker.keys import JobKeys
 from broker.trainer_side import Opening, TrainerSide
-from contracts.datasets import AdditionDataset
+from contracts.encoding.wire import encode
 from contracts.events import AuditRecord, record_digest
 from contracts.rewards import ExactReward
 from contracts.rollouts import PromptBatch
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec, ModelSpec, RewardSpec
-from contracts.wire import encode
-from onbeat.embedded_redis import EmbeddedRedis
+from contracts.spec_tables.datasets import AdditionDataset
+from onbeat.stack.redis import EmbeddedRedis
 
 EXPECTED = (
     "Before the first run: opening takes time in proportion to bytes, as it did, but the longest PING stays below "

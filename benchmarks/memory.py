@@ -18,18 +18,18 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks._results import REPOSITORY, write_result
-from broker.client import Broker, connect
+from broker.connection.client import Broker, connect
 from broker.job_store import JobStore
 from broker.keys import JobKeys
 from broker.trainer_side import read_fence
 from contracts.jobs import JobState
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
-from onbeat.gateway_client import GatewayClient
-from onbeat.spec_file import load_spec
-from onbeat.stack import EmbeddedStack
-from onbeat.stack_plan import StackPlan
-from telemetry.waiting import Waiting
+from onbeat.client.gateway import GatewayClient
+from onbeat.client.spec_file import load_spec
+from onbeat.stack.plan import StackPlan
+from onbeat.stack.stack import EmbeddedStack
+from process.waiting import Waiting
 
 SPEC = REPOSITORY / "configs/chaos.toml"
 SETTINGS = (

@@ -26,10 +26,10 @@ from transformers.modeling_utils import PreTrainedModel
 from benchmarks._batches import one_group
 from benchmarks._results import REPOSITORY, write_result
 from benchmarks._tensor_memory import peak_bytes
-from consumer.language_head import chosen_values
-from consumer.micro_batch import Packing, make_micro_batch
-from consumer.shared_prompts import share_prompts
-from consumer.token_logprobs import response_logprobs
+from consumer.gradient.log_probs import response_logprobs
+from consumer.gradient.micro_batch import Packing, make_micro_batch
+from consumer.model.language_head import chosen_values
+from consumer.model.shared_prompt.trial import share_prompts
 from contracts.rollouts import RolloutBatch
 
 EXPECTED = (

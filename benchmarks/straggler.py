@@ -24,17 +24,17 @@ from typing import Any
 
 from benchmarks._results import REPOSITORY, write_result
 from benchmarks.overlap import make_model
+from contracts.encoding.wire import decode_json
 from contracts.events import IterationMetrics, TimelineSpan
 from contracts.jobs import JobState
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
-from contracts.wire import decode_json
-from onbeat.gateway_client import GatewayClient
-from onbeat.spec_file import load_spec
-from onbeat.stack import EmbeddedStack
-from onbeat.stack_plan import StackPlan
-from telemetry.waiting import Waiting
+from onbeat.client.gateway import GatewayClient
+from onbeat.client.spec_file import load_spec
+from onbeat.stack.plan import StackPlan
+from onbeat.stack.stack import EmbeddedStack
+from process.waiting import Waiting
 
 SPEC = Path(__file__).parent / "straggler.toml"
 EXPECTED = (

@@ -33,14 +33,14 @@ from transformers.utils import logging as transformers_logging
 from benchmarks._batches import one_group
 from benchmarks._results import REPOSITORY, write_result
 from benchmarks._tensor_memory import peak_bytes
-from consumer.advantages.family import group_advantages
-from consumer.assembly import make_learner
-from consumer.learner import Learner
-from consumer.micro_batch import Packing, batch_rewards, make_micro_batch
+from consumer.gradient.advantages.family import group_advantages
+from consumer.gradient.learner import Learner
+from consumer.gradient.micro_batch import Packing, batch_rewards, make_micro_batch
+from consumer.trainer.assembly import make_learner
+from contracts.encoding.wire import convert
 from contracts.rollouts import RolloutBatch
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
-from contracts.wire import convert
 
 EXPECTED = (
     "Before the first run. CPU, small (Qwen2, 512 wide, 4 layers), P = 256, R = 64 at most, G = 16: packed 5 to 6 "

@@ -32,24 +32,24 @@ import torch
 
 from benchmarks._results import write_result
 from benchmarks._weight_model import SHARE_CHANGED, SIZES, Model
-from broker.client import connect
+from broker.connection.client import connect
 from broker.job_store import JobStore
 from broker.trainer_side import TrainerSide
 from broker.weight_chunks import WeightChunks
-from contracts.arrays import pack_int32
-from contracts.datasets import AdditionDataset
+from contracts.encoding.arrays import pack_int32
 from contracts.rewards import ExactReward
 from contracts.rollouts import Prompt, PromptBatch, SamplingParams
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec, ModelSpec, RewardSpec
+from contracts.spec_tables.datasets import AdditionDataset
 from contracts.versions import WeightManifest
 from contracts.weights import DeltaWeights, FileWeights, RedisWeights, WeightShard, WeightsSpec
-from onbeat.embedded_redis import EmbeddedRedis
-from producer.engine.transformers import TransformersEngine
+from onbeat.stack.redis import EmbeddedRedis
+from producer.engine.transformers.engine import TransformersEngine
 from weight_store.hashing import HashingThreads
 from weight_store.layout import layout_of
-from weight_store.publisher import WeightPublisher, make_publisher
+from weight_store.transports import WeightPublisher, make_publisher
 
 EXPECTED = (
     "Before the first run: a step of 0.5B takes 1.5 s of one core (30 bytes a parameter at 10 GB/s), publishing 0.9 s "

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from enum import Enum
 from itertools import chain
 
-from broker.client import Broker
+from broker.connection.client import Broker
 from broker.keys import JobKeys, batch_shape
+from contracts.encoding.wire import Record, decode, encode
 from contracts.errors import ContractViolation
 from contracts.rollouts import PromptBatch, RolloutBatch, batch_digest
 from contracts.spec import JobSpec
 from contracts.versions import WeightManifest
 from contracts.weights import WeightShard
-from contracts.wire import Record, decode, encode
 
 
 class PublishOutcome(str, Enum):

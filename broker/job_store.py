@@ -13,14 +13,14 @@ from typing import Any
 import msgspec
 
 from broker import keys
-from broker.client import Broker
+from broker.connection.client import Broker
 from broker.keys import JobKeys
+from contracts.encoding.wire import decode, encode
 from contracts.errors import Conflict, FencedOff, InvalidInput, NotFound
 from contracts.events import AuditRecord, JobEvent, StateChanged
 from contracts.jobs import NEXT_STATES, EvaluationScore, JobState
 from contracts.rewards import OnUnscorable, with_on_unscorable
 from contracts.spec import JobSpec
-from contracts.wire import decode, encode
 
 IDEMPOTENCY_S = 24 * 3600
 RECORDS_AT_ONCE = 16

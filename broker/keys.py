@@ -35,7 +35,7 @@ copy, since when. Times are the server's, in milliseconds.
 
 from __future__ import annotations
 
-from contracts.names import check_job_id
+from contracts.encoding.names import check_job_id
 
 JOBS = "onbeat:jobs"
 ACTIVE = "onbeat:active"

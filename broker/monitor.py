@@ -8,16 +8,16 @@ from typing import Any
 
 from redis import exceptions
 
-from broker.client import Broker
+from broker.connection.client import Broker
 from broker.keys import GENERATOR_GROUP, TRAINER_GROUP, JobKeys
 from broker.presence import Presence
 from broker.trainer_side import FenceState, read_fence
+from contracts.encoding.wire import decode
 from contracts.errors import NotFound
 from contracts.events import AuditRecord
 from contracts.jobs import EvaluationScore, JobState, JobStatus
 from contracts.monitor import GeneratorSeen, PromptLease, StreamReport, StreamState
 from contracts.spec import JobSpec
-from contracts.wire import decode
 
 REJECTED = "rejected:"
 MAX_LEASES = 1000

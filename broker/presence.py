@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from broker.client import Broker
+from broker.connection.client import Broker
 from broker.keys import GENERATORS
-from contracts.wire import Record, decode, encode
+from contracts.encoding.wire import Record, decode, encode
 
 REJECTED_WEIGHTS = "rejected_weights"
 """In a generator's info: the folder of the version that it cannot load, "" while there is none."""

@@ -6,16 +6,16 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from broker.client import Broker
+from broker.connection.client import Broker
 from broker.keys import JobKeys, batch_shape
 from broker.weight_chunks import chunk_field
+from contracts.encoding.wire import Record, decode, encode
 from contracts.errors import Conflict, FencedOff, FenceViolation
 from contracts.events import AuditRecord, JobEvent, record_digest
 from contracts.jobs import JobState
 from contracts.rollouts import PromptBatch, RolloutBatch, batch_digest
 from contracts.versions import WeightManifest
 from contracts.weights import WeightShard
-from contracts.wire import Record, decode, encode
 
 NO_ENTRY = "0-0"
 """Before every stream entry."""

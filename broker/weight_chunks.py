@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from broker.client import Broker
+from broker.connection.client import Broker
 from broker.keys import JobKeys
 
 

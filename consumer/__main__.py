@@ -13,13 +13,13 @@ import os
 import signal
 import sys
 
-from broker.client import connect
+from broker.connection.client import connect
 from broker.job_store import JobStore
 from consumer.exit_codes import DIED, FAILED
 from contracts.errors import InvalidInput, OnbeatError, Unavailable
 from contracts.settings import StackSettings, settings_from
-from telemetry import crash_points
-from telemetry.launcher import end_with_parent
+from process import crash_points
+from process.launcher import end_with_parent
 from telemetry.logs import configure
 
 log = logging.getLogger(__name__)
@@ -34,14 +34,14 @@ def run(settings: StackSettings, job_id: str) -> int:
     if rank is not None:
         end_with_parent(signal.SIGTERM if rank == "0" else signal.SIGKILL)
     if rank is not None and rank != "0":
-        from consumer.rank_follower import follow
+        from consumer.ranks.follower import follow
 
         return follow(settings)
     broker = connect(settings, patience_s=settings.broker_timeout_s)
     spec = JobStore(broker).spec(job_id)
     world_size = min(spec.trainer.world_size, settings.most_ranks)
     if rank is None and world_size > 1:
-        from consumer.rank_launcher import launch_ranks
+        from consumer.ranks.launcher import launch_ranks
 
         broker.close()
         return launch_ranks(job_id, world_size)
@@ -51,7 +51,7 @@ def run(settings: StackSettings, job_id: str) -> int:
             field="trainer.world_size",
             cure="start it by `python -m consumer`, which asks the job",
         )
-    from consumer.job_run import train
+    from consumer.trainer.job_run import train
 
     return train(settings, broker, spec, job_id)
 

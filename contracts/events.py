@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 from msgspec import UNSET, UnsetType
 
-from contracts.digests import Digest, content_digest
+from contracts.encoding.digests import Digest, content_digest
+from contracts.encoding.wire import Record, encode
 from contracts.jobs import EvaluationScore, JobState
 from contracts.versions import PolicyVersion
-from contracts.wire import Record, encode
 
 
 class UpdateMetrics(Record, frozen=True, kw_only=True):
@@ -113,7 +113,7 @@ class IterationMetrics(Record, frozen=True, kw_only=True):
     trained_tokens_per_s: float = 0.0
     """trained_tokens / training_s: of one rank."""
     mfu: float | None = None
-    """Floating-point operations of training (consumer/training_cost.py) over training_s and the setting peak_flops."""
+    """Floating-point operations of training (consumer/gradient/cost.py) over training_s and the setting peak_flops."""
     updates: tuple[UpdateMetrics, ...] = ()
     """Each optimizer step by itself, where an iteration takes several."""
 

@@ -17,10 +17,10 @@ from typing import Annotated
 
 from msgspec import Meta, field
 
+from contracts.encoding.ranges import Iterations, Line
+from contracts.encoding.wire import Record
 from contracts.errors import Conflict
-from contracts.ranges import Iterations, Line
 from contracts.rewards import OnUnscorable
-from contracts.wire import Record
 
 
 class JobState(str, Enum):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import field
 
-from contracts.wire import Record
+from contracts.encoding.wire import Record
 
 
 class StreamState(Record, frozen=True, kw_only=True):

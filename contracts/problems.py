@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from http import HTTPStatus
 
-from contracts.wire import Record, encode_json
+from contracts.encoding.wire import Record, encode_json
 
 MEDIA_TYPE = "application/problem+json"
 

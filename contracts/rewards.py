@@ -11,9 +11,9 @@ from typing import Annotated, Literal
 from msgspec import Meta, field
 from msgspec.structs import replace
 
+from contracts.encoding.ranges import Characters, Line, Pattern, Tokens
+from contracts.encoding.wire import Record
 from contracts.errors import ContractViolation, InvalidInput
-from contracts.ranges import Characters, Line, Pattern, Tokens
-from contracts.wire import Record
 
 Weight = Annotated[float, Meta(ge=-1000.0, le=1000.0)]
 OnUnscorable = Literal["fail"] | Annotated[float, Meta(ge=-1000.0, le=1000.0)]

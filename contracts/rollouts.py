@@ -14,13 +14,13 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, field
 
-from contracts.arrays import ITEM_BYTES
-from contracts.digests import Digest, content_digest
+from contracts.encoding.arrays import ITEM_BYTES
+from contracts.encoding.digests import Digest, content_digest
+from contracts.encoding.ranges import Tokens
+from contracts.encoding.wire import Record, encode
 from contracts.errors import ContractViolation
-from contracts.ranges import Tokens
 from contracts.rewards import UnscorableReason
 from contracts.versions import PolicyVersion
-from contracts.wire import Record, encode
 
 Purpose = Literal["train", "evaluation"]
 FinishReason = Literal["stop", "length"]

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from contracts.names import check_job_id
+from contracts.encoding.names import check_job_id
 
 
 class RunFolder:

@@ -13,10 +13,10 @@ from typing import Annotated, Literal
 from msgspec import Meta
 from msgspec import inspect as types
 
+from contracts.encoding.wire import Record, convert
 from contracts.errors import InvalidInput
 from contracts.service_links import is_service_link
-from contracts.spec_root import SpecRoot
-from contracts.wire import Record, convert
+from contracts.spec_tables.root import SpecRoot
 
 PREFIX = "ONBEAT_"
 

@@ -10,10 +10,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, field
 
-from contracts.algorithm import AlgorithmSpec
-from contracts.datasets import DatasetSpec
-from contracts.lora import LoraSpec
-from contracts.ranges import (
+from contracts.encoding.ranges import (
     NO_CONTROL_CHARACTERS,
     Attempts,
     Batches,
@@ -26,11 +23,14 @@ from contracts.ranges import (
     Seconds,
     Tokens,
 )
+from contracts.encoding.wire import Record
 from contracts.rewards import OverlongReward, RewardComponent
 from contracts.rollouts import SamplingParams
 from contracts.spec_limits import check_products
+from contracts.spec_tables.algorithm import AlgorithmSpec
+from contracts.spec_tables.datasets import DatasetSpec
+from contracts.spec_tables.lora import LoraSpec
 from contracts.weights import DeltaWeights, FileWeights, WeightsSpec
-from contracts.wire import Record
 
 
 class ModelSpec(Record, frozen=True, kw_only=True):

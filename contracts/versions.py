@@ -7,10 +7,10 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from contracts.digests import Digest, DigestAlgorithm, content_digest
+from contracts.encoding.digests import Digest, DigestAlgorithm, content_digest
+from contracts.encoding.names import FileName, RelativePath, is_below
+from contracts.encoding.wire import Record
 from contracts.errors import ContractViolation
-from contracts.names import FileName, RelativePath, is_below
-from contracts.wire import Record
 
 PolicyVersion = Annotated[int, Meta(ge=0)]
 """0 is the model as loaded; iteration t samples version t and produces version t + 1."""
@@ -36,7 +36,7 @@ class WeightStep(Record, frozen=True, kw_only=True):
 
 
 class AdapterVersion(Record, frozen=True, kw_only=True):
-    """A version as LoRA matrices: the weights are those of the base + scaling · B A (weight_store/lora_merge.py)."""
+    """A version as LoRA matrices: the weights are those of the base + scaling · B A (weight_store/adapter/merge.py)."""
 
     scaling: float
     """alpha / rank."""

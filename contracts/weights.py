@@ -6,9 +6,9 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from contracts.names import FileName, RelativePath
+from contracts.encoding.names import FileName, RelativePath
+from contracts.encoding.wire import Record
 from contracts.versions import Digest, PolicyVersion
-from contracts.wire import Record
 
 
 class FileWeights(Record, tag_field="transport", tag="file", frozen=True, kw_only=True):

@@ -3,10 +3,11 @@ ARG PYTHON_IMAGE=docker.io/library/python:3.11-slim-bookworm
 ARG REDIS_IMAGE=docker.io/library/redis:7.2-bookworm
 
 FROM ${PYTHON_IMAGE} AS texts
-COPY broker/__init__.py broker/roles.py broker/script_texts.py /build/broker/
+COPY broker/__init__.py /build/broker/
+COPY broker/connection/__init__.py broker/connection/roles.py broker/connection/script_texts.py /build/broker/connection/
 COPY broker/scripts /build/broker/scripts
 WORKDIR /build
-RUN python -m broker.script_texts /texts
+RUN python -m broker.connection.script_texts /texts
 
 
 FROM ${REDIS_IMAGE}

@@ -10,15 +10,15 @@ from types import FrameType
 import uvicorn
 
 from broker.celery_app import TrainerRequests
-from broker.client import connect_within
+from broker.connection.client import connect_within
 from contracts.errors import OnbeatError
 from contracts.settings import settings_from
 from gateway.app import create_app
 from gateway.services import Services
+from http_service.access import AccessRules
+from http_service.listening import exit_cleanly_on_signals, listen
+from http_service.server import server_config
 from telemetry import logs
-from telemetry.http_access import AccessRules
-from telemetry.http_server import server_config
-from telemetry.listening import exit_cleanly_on_signals, listen
 
 DEFAULT_PORT = 8000
 GRACE_S = 5.0

@@ -17,10 +17,10 @@ from starlette.concurrency import run_in_threadpool
 
 from gateway.measure import Measure
 from gateway.openapi import describe_contracts
-from gateway.problems import answer_with_problems
 from gateway.routes import jobs_api, process_api
 from gateway.services import Services
-from telemetry.http_access import Access, AccessRules
+from http_service.access import Access, AccessRules
+from http_service.problems import answer_with_problems
 
 VERSION = "0.1.0"
 

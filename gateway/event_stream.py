@@ -20,11 +20,11 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from broker.job_store import JobStore
+from contracts.encoding.wire import encode_json
 from contracts.errors import DeadlineExceeded, OnbeatError, Unavailable
 from contracts.events import JobEvent
-from contracts.wire import encode_json
-from gateway.problems import Problem
-from telemetry.waiting import Waiting
+from http_service.problems import Problem
+from process.waiting import Waiting
 
 POLL_S = 0.25
 KEEP_ALIVE_S = 15.0

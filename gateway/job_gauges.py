@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
+from contracts.encoding.names import JOB_ID
 from contracts.events import IterationMetrics
-from contracts.names import JOB_ID
 from contracts.run_folder import RunFolder
 from gateway.run_files import newest_metrics
 from gateway.services import Services

@@ -8,7 +8,7 @@ from http import HTTPMethod
 from typing import Any
 
 from gateway.metrics import GatewayMetrics
-from telemetry.http_access import App, Receive, Scope, Send
+from http_service.access import App, Receive, Scope, Send
 
 UNKNOWN_ROUTE = "unknown"
 UNKNOWN_METHOD = "other"

@@ -14,7 +14,7 @@ from contracts.jobs import JobStatus, ResumeRequest
 from contracts.monitor import StreamReport
 from contracts.problems import MEDIA_TYPE, ProblemDetails
 from contracts.spec import JobSpec
-from telemetry.http_access import OPEN_PATHS
+from http_service.access import OPEN_PATHS
 
 KEY_SCHEME = "key"
 KEY = {"type": "http", "scheme": "bearer", "description": "The stack's API key"}

@@ -7,11 +7,11 @@ from http import HTTPStatus
 
 import httpx
 
+from contracts.encoding.wire import decode_json
 from contracts.errors import ContractViolation, InvalidInput
 from contracts.rewards import PluginNames, PluginReward
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
-from contracts.wire import decode_json
 
 TIMEOUT_S = 5.0
 

@@ -14,14 +14,14 @@ from starlette.concurrency import run_in_threadpool
 
 from broker.monitor import job_status, stream_report
 from broker.presence import Presence
+from contracts.encoding.names import check_job_id
+from contracts.encoding.wire import encode_json
 from contracts.errors import Conflict, NotFound, Unavailable
 from contracts.events import record_digest
 from contracts.jobs import JobState, JobStatus, ResumeRequest
-from contracts.names import check_job_id
-from contracts.reasoning_tasks import check_job
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
-from contracts.wire import encode_json
+from contracts.spec_tables.reasoning_tasks import check_job
 from gateway import openapi, submission
 from gateway.event_stream import CountedStream, EventStream, resume_point
 from gateway.job_gauges import job_gauges

@@ -7,7 +7,7 @@ import logging
 from dataclasses import dataclass, field
 
 from broker.celery_app import TrainerRequests
-from broker.client import Broker
+from broker.connection.client import Broker
 from broker.job_store import JobStore
 from contracts.errors import BrokerUnavailable
 from contracts.settings import StackSettings

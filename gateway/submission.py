@@ -17,15 +17,15 @@ from fastapi import Request
 from starlette.requests import ClientDisconnect
 
 from broker.presence import NOT_REPRODUCIBLE, GeneratorInfo
-from contracts.datasets import JsonlDataset
+from contracts.encoding.wire import decode_json
 from contracts.errors import InvalidInput
 from contracts.jobs import ResumeRequest
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
+from contracts.spec_tables.datasets import JsonlDataset
 from contracts.weights import RedisWeights
-from contracts.wire import decode_json
-from gateway.problems import Problem
-from telemetry.http_body import read_within
+from http_service.body import read_within
+from http_service.problems import Problem
 
 T = TypeVar("T")
 JSON = "application/json"

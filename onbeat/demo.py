@@ -14,23 +14,23 @@ from pathlib import Path
 
 from rich.console import Console
 
+from contracts.encoding.wire import Record, encode_json
 from contracts.errors import DeadlineExceeded, InvalidInput, OnbeatError
 from contracts.events import IterationMetrics
 from contracts.jobs import EvaluationScore, JobState, JobStatus
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
-from contracts.wire import Record, encode_json
-from onbeat.audit_file import write_audit
-from onbeat.figures import draw_figures
-from onbeat.follow import TICK_S, follow
-from onbeat.gateway_client import GatewayClient
-from onbeat.job_progress import JobProgress
-from onbeat.job_view import view_for
-from onbeat.stack import EmbeddedStack
-from onbeat.stack_plan import StackPlan
-from onbeat.stored_weights import digests_on_disk
-from onbeat.verify import AuditEntry, Verdict, verify_run
-from telemetry.waiting import Waiting
+from onbeat.audit.chain import AuditEntry, Verdict, verify_run
+from onbeat.audit.folder import write_audit
+from onbeat.audit.weights import digests_on_disk
+from onbeat.client.gateway import GatewayClient
+from onbeat.client.progress import JobProgress
+from onbeat.stack.plan import StackPlan
+from onbeat.stack.stack import EmbeddedStack
+from onbeat.terminal.figures import draw_figures
+from onbeat.terminal.follow import TICK_S, follow
+from onbeat.terminal.job_view import view_for
+from process.waiting import Waiting
 
 log = logging.getLogger(__name__)
 

@@ -22,11 +22,11 @@ from torch import Tensor
 from contracts.errors import ContractViolation, InvalidInput, NotFound
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
-from onbeat.kept_versions import KeptVersion, Weights, kept_versions, read_version
-from onbeat.stored_weights import digest_of
-from weight_store.adapters import A_END, PREFIX
+from onbeat.audit.kept_versions import KeptVersion, Weights, kept_versions, read_version
+from onbeat.audit.weights import digest_of
+from weight_store.adapter.matrices import A_END, PREFIX
+from weight_store.files.tensor_folder import ScratchFolder
 from weight_store.hashing import tensors_digest
-from weight_store.tensor_folder import ScratchFolder
 
 SHARD_BYTES = 2 * 1024**3
 """A larger model has several files, and an index; so much of it is in memory."""

@@ -18,7 +18,7 @@ from functools import partial
 
 import httpx
 
-from broker.client import Broker, connect_within
+from broker.connection.client import Broker, connect_within
 from broker.generator_side import GeneratorSide
 from broker.job_store import JobStore
 from broker.presence import Presence
@@ -26,14 +26,14 @@ from broker.weight_chunks import WeightChunks
 from contracts.errors import EngineUnavailable, InvalidInput, OnbeatError
 from contracts.exit_codes import DIED_AT_WORK
 from contracts.settings import StackSettings, settings_from
-from producer.broker_seam import BrokerCalls
+from http_service.listening import exit_cleanly_on_signals
+from process import crash_points
+from producer.broker_calls import BrokerCalls
 from producer.detokenizer import FolderDetokenizer
 from producer.engine.factory import make_engine, preload
-from producer.reward_client import RewardClient
+from producer.rollout.reward_client import RewardClient
 from producer.served_model import ServedModel
 from producer.worker import Worker
-from telemetry import crash_points
-from telemetry.listening import exit_cleanly_on_signals
 from telemetry.logs import configure
 
 log = logging.getLogger(__name__)

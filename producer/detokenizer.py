@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from contracts.arrays import unpack_int32
+from contracts.encoding.arrays import unpack_int32
 from contracts.errors import InvalidInput
 from contracts.rollouts import Completion
 from contracts.settings import StackSettings
 from contracts.spec import ModelSpec
 from producer.engine.factory import preload
-from producer.model_path import FIELD, model_folder
+from weight_store.model_path import FIELD, model_folder
 
 
 class Detokenizer(Protocol):

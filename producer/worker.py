@@ -32,12 +32,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from contracts.errors import BatchFailed, BrokerUnavailable, InvalidInput, NotFound, WeightsRejected
-from producer.broker_seam import BrokerCalls, Jobs, JobSide, PresenceBoard
-from producer.carried_batch import ActiveJob, CarriedBatch, name_of
-from producer.carrier import Carrier, Rewards
+from process.crash_points import reach
+from producer.broker_calls import BrokerCalls, Jobs, JobSide, PresenceBoard
 from producer.fair_share import FairShare
+from producer.rollout.carried_batch import ActiveJob, CarriedBatch, name_of
+from producer.rollout.carrier import Carrier, Rewards
 from producer.served_model import LoadedModel, ServedModel
-from telemetry.crash_points import reach
 
 if TYPE_CHECKING:
     from broker.generator_side import Claim

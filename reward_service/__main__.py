@@ -25,10 +25,10 @@ def main() -> int:
 
     from contracts.errors import InvalidInput
     from contracts.settings import settings_from
+    from http_service.listening import exit_cleanly_on_signals, listen
+    from http_service.server import server_config
     from reward_service.app import create_app
     from telemetry import logs
-    from telemetry.http_server import server_config
-    from telemetry.listening import exit_cleanly_on_signals, listen
 
     try:
         settings = settings_from(os.environ)

@@ -15,11 +15,11 @@ from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 
 from contracts.settings import StackSettings
+from http_service.access import Access, AccessRules
 from reward_service.metrics import RewardMetrics
+from reward_service.pool.pool import ScorerPool
 from reward_service.problems import answer_with_problems
 from reward_service.routes import router
-from reward_service.scorer_pool import ScorerPool
-from telemetry.http_access import Access, AccessRules
 
 MAX_BODY_BYTES = 64 * 1024 * 1024
 

@@ -8,11 +8,11 @@ from http import HTTPStatus
 import msgspec
 from fastapi import Request
 
+from contracts.encoding.wire import decode, decode_json, encode, encode_json, invalid_input
 from contracts.errors import ContractViolation, InvalidInput
 from contracts.rewards import RewardRequest, RewardResponse
-from contracts.wire import decode, decode_json, encode, encode_json, invalid_input
+from http_service.body import read_within
 from reward_service.problems import Problem
-from telemetry.http_body import read_within
 
 
 class BodyFormat(Enum):

@@ -11,13 +11,13 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 
+from contracts.encoding.wire import encode_json
 from contracts.errors import OnbeatError, Unavailable
 from contracts.rewards import PluginNames, RewardRequest, RewardResponse
-from contracts.wire import encode_json
 from reward_service import bodies, scoring
 from reward_service.metrics import RewardMetrics
+from reward_service.pool.pool import ScorerPool
 from reward_service.problems import Problem
-from reward_service.scorer_pool import ScorerPool
 from reward_service.scorers import plugin
 
 CLIENT_GONE = 499

@@ -8,7 +8,7 @@ from starlette.concurrency import run_in_threadpool
 
 from contracts.errors import OnbeatError, Unavailable
 from contracts.rewards import FormatReward, RewardItem, RewardRequest, RewardResponse, Scored
-from reward_service.scorer_pool import ScorerPool
+from reward_service.pool.pool import ScorerPool
 from reward_service.scorers import rubric
 
 SELF_TEST = RewardRequest(

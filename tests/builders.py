@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from contracts.arrays import pack_float32, pack_int32
+from contracts.encoding.arrays import pack_float32, pack_int32
+from contracts.encoding.wire import convert
 from contracts.rollouts import (
     BatchTimings,
     Completion,
@@ -20,7 +21,6 @@ from contracts.rollouts import (
     SamplingParams,
 )
 from contracts.spec import JobSpec
-from contracts.wire import convert
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from contracts.settings import StackSettings
-from onbeat.embedded_redis import EmbeddedRedis
+from onbeat.stack.redis import EmbeddedRedis
 
 
 @pytest.fixture(scope="session")

@@ -12,16 +12,16 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from broker.client import Broker
+from broker.connection.client import Broker
 from broker.generator_side import GeneratorSide
 from broker.job_store import JobStore
 from broker.presence import Presence
 from consumer.exit_codes import HELD
-from consumer.job_run import train
-from contracts.arrays import pack_int32
+from consumer.trainer.job_run import train
+from contracts.encoding.arrays import pack_int32
 from contracts.rollouts import PromptBatch, RolloutBatch, RolloutGroup
 from contracts.settings import StackSettings
-from telemetry.waiting import Waiting
+from process.waiting import Waiting
 from tests.builders import batch_of, rollout
 
 GENERATOR = "generator-own"

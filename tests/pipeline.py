@@ -12,20 +12,20 @@ from typing import Any
 import httpx
 from msgspec.structs import replace
 
-from broker.client import Broker, connect
+from broker.connection.client import Broker, connect
+from broker.connection.roles import GENERATOR, TRAINER
 from broker.job_store import JobStore
-from broker.roles import GENERATOR, TRAINER
 from contracts.events import record_digest
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
-from onbeat.child_process import ChildProcess
-from onbeat.embedded_redis import EmbeddedRedis
-from onbeat.free_ports import free_port
-from onbeat.stack_plan import child_environment
-from onbeat.stored_weights import digests_on_disk
-from onbeat.verify import AuditEntry, Verdict, verify_run
-from telemetry.waiting import Waiting
+from onbeat.audit.chain import AuditEntry, Verdict, verify_run
+from onbeat.audit.weights import digests_on_disk
+from onbeat.stack.plan import child_environment
+from onbeat.stack.ports import free_port
+from onbeat.stack.redis import EmbeddedRedis
+from process.child_process import ChildProcess
+from process.waiting import Waiting
 
 REPOSITORY = Path(__file__).parents[1]
 DEADLINE_S = 300.0

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from onbeat.free_ports import free_port
+from onbeat.stack.ports import free_port
 
 BeRank = Callable[[int, Path], None]
 """Rank and folder; of a module's top level, so that another process can import it."""

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from contracts.errors import ContractViolation
 from contracts.versions import WeightManifest
-from telemetry.waiting import Waiting
+from process.waiting import Waiting
 from weight_store.hashing import HashingThreads
 from weight_store.layout import Layout, check_layout
 

@@ -22,16 +22,16 @@ from safetensors import SafetensorError
 from safetensors.torch import load, load_file
 from torch import Tensor
 
+from contracts.encoding.wire import decode
 from contracts.errors import ContractViolation, WeightsRejected
 from contracts.versions import AdapterVersion, WeightFile, WeightManifest, WeightStep
 from contracts.weights import WeightDelta, WeightShard
-from contracts.wire import decode
-from telemetry.crash_points import reach
-from weight_store.adapters import AdaptedBase, layers_of
-from weight_store.chunks import ChunkReader, read_chunks
-from weight_store.delta import DELTA_PREFIX, apply
+from process.crash_points import reach
+from weight_store.adapter.matrices import AdaptedBase, layers_of
+from weight_store.delta.codec import DELTA_PREFIX, apply
 from weight_store.hashing import HashingThreads, bytes_of, tensors_digest
 from weight_store.layout import dtype_name
+from weight_store.redis.chunks import ChunkReader, read_chunks
 from weight_store.version_files import check_digest, check_names, folder_of, path_of, weight_files
 
 log = logging.getLogger(__name__)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from pathlib import Path
 
+from contracts.encoding.names import inside
 from contracts.errors import ContractViolation, WeightsRejected
-from contracts.names import inside
 from contracts.versions import WeightManifest, WeightStep
 from contracts.weights import WeightShard
 

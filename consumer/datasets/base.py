@@ -5,12 +5,12 @@ from __future__ import annotations
 from consumer.datasets.addition import load_addition
 from consumer.datasets.examples import Dataset, Example
 from consumer.datasets.jsonl import load_jsonl
-from contracts.datasets import AdditionDataset, DatasetSpec, JsonlDataset
 from contracts.errors import InvalidInput
-from contracts.reasoning_tasks import check_job
-from contracts.references import check_reference
 from contracts.rewards import RewardComponent
-from contracts.spec_root import SpecRoot
+from contracts.spec_tables.datasets import AdditionDataset, DatasetSpec, JsonlDataset
+from contracts.spec_tables.reasoning_tasks import check_job
+from contracts.spec_tables.references import check_reference
+from contracts.spec_tables.root import SpecRoot
 
 __all__ = ["Dataset", "Example", "load_dataset"]
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 
 from consumer.datasets.examples import Example, ExampleSets
-from contracts.datasets import JsonlDataset
 from contracts.errors import InvalidInput
-from contracts.spec_root import SpecRoot
+from contracts.spec_tables.datasets import JsonlDataset
+from contracts.spec_tables.root import SpecRoot
 
 log = logging.getLogger(__name__)
 

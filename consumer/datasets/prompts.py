@@ -12,11 +12,11 @@ import msgspec
 from transformers import PreTrainedTokenizerBase
 
 from consumer.datasets.examples import Dataset, Example
-from contracts.arrays import pack_int32
-from contracts.datasets import AdditionDataset, ChatSpec
+from contracts.encoding.arrays import pack_int32
 from contracts.errors import InvalidInput
 from contracts.rollouts import Prompt
 from contracts.spec import JobSpec
+from contracts.spec_tables.datasets import AdditionDataset, ChatSpec
 
 TOKENIZED_AT_ONCE = 1024
 

@@ -10,9 +10,9 @@ from typing import Any, cast
 import reasoning_gym
 
 from consumer.datasets.examples import Example, ExampleSets
-from contracts.datasets import ReasoningGymDataset
 from contracts.errors import InvalidInput
-from contracts.reasoning_tasks import ITS_SCORERS, check_version
+from contracts.spec_tables.datasets import ReasoningGymDataset
+from contracts.spec_tables.reasoning_tasks import ITS_SCORERS, check_version
 
 Entry = Mapping[str, Any]
 """What reasoning-gym generates: question, answer, metadata."""
@@ -30,7 +30,7 @@ CANDIDATES_PER_EVALUATION_PROMPT = 8
 def load_reasoning_gym(spec: ReasoningGymDataset, *, num_evaluation: int, seed: int) -> ExampleSets:
     """Every question occurs once over both sets; raises InvalidInput that names the field of the spec.
 
-    The task is one of contracts/reasoning_tasks.py (`check_job`).
+    The task is one of contracts/spec_tables/reasoning_tasks.py (`check_job`).
     """
     check_version(version("reasoning_gym"))
     num_candidates = num_evaluation * CANDIDATES_PER_EVALUATION_PROMPT

@@ -13,7 +13,7 @@ import typer
 from contracts.errors import InvalidInput
 from onbeat.commands import options
 from onbeat.commands.options import REPOSITORY
-from onbeat.output import emit
+from onbeat.terminal.output import emit
 
 FOLDER = REPOSITORY / "benchmarks"
 

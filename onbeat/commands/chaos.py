@@ -13,17 +13,17 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from onbeat.chaos import Campaign
-from onbeat.chaos_result import CampaignResult, ResultFile, RoundResult
-from onbeat.circumstances import circumstances
+from onbeat.chaos.campaign import Campaign
+from onbeat.chaos.circumstances import circumstances
+from onbeat.chaos.result import CampaignResult, ResultFile, RoundResult
+from onbeat.client.gateway import GatewayClient
+from onbeat.client.spec_file import load_spec
 from onbeat.commands import options
-from onbeat.gateway_client import GatewayClient
-from onbeat.output import FAILED, console_for, emit
-from onbeat.spec_file import load_spec
-from onbeat.stack import EmbeddedStack
-from onbeat.stack_plan import StackPlan, stack_settings, threads_from
-from onbeat.supervision import RestartPolicy
-from onbeat.words import by_reason, duration, one_line, plural
+from onbeat.stack.plan import StackPlan, stack_settings, threads_from
+from onbeat.stack.stack import EmbeddedStack
+from onbeat.stack.supervision import RestartPolicy
+from onbeat.terminal.output import FAILED, console_for, emit
+from onbeat.terminal.words import by_reason, duration, one_line, plural
 
 CHAOS_SPEC = Path("configs/chaos.toml")
 IMPATIENT = RestartPolicy(first_pause_s=0.1, longest_pause_s=0.1, max_in_a_row=1_000_000)

@@ -18,13 +18,13 @@ from contracts.events import AuditRecord, versions_of
 from contracts.run_folder import RunFolder
 from contracts.settings import settings_from
 from contracts.spec import JobSpec
-from onbeat.audit_file import FILE_NAME as AUDIT_FILE
-from onbeat.audit_file import read_audit, read_spec
+from onbeat.audit.folder import FILE_NAME as AUDIT_FILE
+from onbeat.audit.folder import read_audit, read_spec
 from onbeat.commands import options
 from onbeat.commands.jobs import Job
-from onbeat.output import console_for, emit
-from onbeat.stack_file import run_root_from
-from onbeat.words import short
+from onbeat.stack.access import run_root_from
+from onbeat.terminal.output import console_for, emit
+from onbeat.terminal.words import short
 
 
 def export(

@@ -15,18 +15,18 @@ from rich.text import Text
 from contracts.errors import InvalidInput
 from contracts.jobs import JobState, JobStatus
 from contracts.run_folder import RunFolder
-from onbeat.audit_file import FILE_NAME as AUDIT_FILE
-from onbeat.audit_file import read_audit, verify_folder
+from onbeat.audit.chain import Verdict
+from onbeat.audit.folder import FILE_NAME as AUDIT_FILE
+from onbeat.audit.folder import read_audit, verify_folder
+from onbeat.client.gateway import GatewayClient
+from onbeat.client.spec_file import flag_settings, load_spec
 from onbeat.commands import options
-from onbeat.follow import follow
-from onbeat.gateway_client import GatewayClient
-from onbeat.job_view import STATE_STYLES, view_for
-from onbeat.output import FAILED, console_for, emit
-from onbeat.spec_file import flag_settings, load_spec
-from onbeat.stack_file import run_dir_flag, run_root_from
-from onbeat.stream_report import report_tables
-from onbeat.verify import Verdict
-from onbeat.words import one_line, plural, score, short
+from onbeat.stack.access import run_dir_flag, run_root_from
+from onbeat.terminal.follow import follow
+from onbeat.terminal.job_view import STATE_STYLES, view_for
+from onbeat.terminal.output import FAILED, console_for, emit
+from onbeat.terminal.stream_report import report_tables
+from onbeat.terminal.words import one_line, plural, score, short
 
 Job = Annotated[str, typer.Argument(metavar="JOB", help="Job id; `onbeat jobs` lists them.")]
 

@@ -9,14 +9,14 @@ from typing import Annotated
 
 import typer
 
+from contracts.encoding.wire import convert
 from contracts.errors import InvalidInput
 from contracts.jobs import ResumeRequest
 from contracts.rewards import OnUnscorable
 from contracts.settings import settings_from
-from contracts.wire import convert
-from onbeat.gateway_client import GatewayClient
-from onbeat.stack_file import GatewayAccess, gateway_access
-from onbeat.stack_profile import StackProfile, load_profile
+from onbeat.client.gateway import GatewayClient
+from onbeat.stack.access import GatewayAccess, gateway_access
+from onbeat.stack.profile import StackProfile, load_profile
 
 Json = Annotated[bool, typer.Option("--json", help="Print exactly one JSON object on stdout.")]
 Gateway = Annotated[str | None, typer.Option("--gateway", metavar="URL", help="Address of the gateway.")]

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from onbeat.commands import options
-from onbeat.output import console_for, emit
+from onbeat.terminal.output import console_for, emit
 
 
 def remove(

@@ -13,14 +13,14 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from onbeat.client.spec_file import flag_settings, load_spec
 from onbeat.commands import options
 from onbeat.demo import DemoSummary, run_demo
-from onbeat.output import FAILED, console_for, emit
-from onbeat.spec_file import flag_settings, load_spec
-from onbeat.stack import EmbeddedStack
-from onbeat.stack_file import FILE_NAME, run_dir_flag
-from onbeat.stack_plan import StackPlan, stack_settings, threads_from
-from onbeat.words import by_reason, count, duration, one_line, plural, score
+from onbeat.stack.access import FILE_NAME, run_dir_flag
+from onbeat.stack.plan import StackPlan, stack_settings, threads_from
+from onbeat.stack.stack import EmbeddedStack
+from onbeat.terminal.output import FAILED, console_for, emit
+from onbeat.terminal.words import by_reason, count, duration, one_line, plural, score
 
 TICK_S = 0.25
 DEMO_SPEC = Path("configs/demo.toml")

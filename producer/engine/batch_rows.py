@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from contracts.errors import BatchFailed
 from contracts.rollouts import Completion, PromptBatch
 from producer.engine.base import VerifiedWeights
-from producer.sampling import completion_uniforms, sample
+from producer.engine.sampling import completion_uniforms, sample
 
 
 def check_version(held: VerifiedWeights | None, batch: PromptBatch) -> None:

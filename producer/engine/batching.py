@@ -12,10 +12,10 @@ from contracts.rollouts import Completion, PromptBatch
 from contracts.settings import StackSettings
 from contracts.versions import WeightManifest
 from contracts.weights import WeightShard
+from process.crash_points import reach
 from producer.engine.base import VerifiedWeights
 from producer.engine.batch_rows import check_version
 from producer.engine.request_checks import check_prompts
-from telemetry.crash_points import reach
 
 
 class BatchingEngine(ABC):

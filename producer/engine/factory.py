@@ -10,8 +10,13 @@ from contracts.errors import InvalidInput
 from contracts.settings import StackSettings
 from contracts.spec import ModelSpec
 from producer.engine.base import GenerationEngine
-from weight_store.chunks import ChunkReader
+from weight_store.redis.chunks import ChunkReader
 
+MODULES = {
+    "transformers": "producer.engine.transformers.engine",
+    "vllm": "producer.engine.vllm.engine",
+    "openai": "producer.engine.server.engine",
+}
 _importing = threading.Lock()
 
 
@@ -21,7 +26,7 @@ def preload(engine: str = "transformers") -> None:
     transformers fills its namespace while it is imported: another thread that imports from it then finds names missing.
     """
     with _importing:
-        import_module(f"producer.engine.{engine}")
+        import_module(MODULES[engine])
 
 
 def make_engine(
@@ -40,14 +45,14 @@ def make_engine(
         )
     preload(settings.engine)
     if settings.engine == "vllm":
-        from producer.engine.vllm import VllmEngine
+        from producer.engine.vllm.engine import VllmEngine
 
         return VllmEngine(model, settings=settings, chunks=chunks)
     if settings.engine == "openai":
-        from producer.engine.openai import OpenaiEngine
+        from producer.engine.server.engine import OpenaiEngine
 
         return OpenaiEngine(model, settings=settings)
-    from producer.engine.transformers import TransformersEngine
+    from producer.engine.transformers.engine import TransformersEngine
 
     return TransformersEngine(
         model,

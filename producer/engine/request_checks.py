@@ -8,7 +8,7 @@ import math
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from contracts.arrays import ITEM_BYTES, pack_float32, pack_int32, unpack_int32
+from contracts.encoding.arrays import ITEM_BYTES, pack_float32, pack_int32, unpack_int32
 from contracts.errors import BatchFailed
 from contracts.rollouts import Completion, Prompt, PromptBatch
 

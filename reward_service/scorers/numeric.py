@@ -1,8 +1,8 @@
-"""Numeric: the last number of the completion, by the grammar of contracts/numbers.py."""
+"""Numeric: the last number of the completion, by the grammar of contracts/encoding/numbers.py."""
 
 from __future__ import annotations
 
-from contracts.numbers import Number, last_number, read_number
+from contracts.encoding.numbers import Number, last_number, read_number
 from contracts.rewards import NumericReward, RewardItem
 from reward_service.scorers.refusals import BadReference
 

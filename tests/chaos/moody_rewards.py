@@ -8,6 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpx
 
+from contracts.encoding.wire import decode, encode
 from contracts.rewards import (
     RewardItem,
     RewardRequest,
@@ -17,7 +18,6 @@ from contracts.rewards import (
     UnscorableReason,
     stated_scores,
 )
-from contracts.wire import decode, encode
 
 RELEASE_S = 60.0
 

@@ -14,8 +14,8 @@ from msgspec.structs import replace
 from contracts.errors import Unavailable
 from contracts.jobs import JobState
 from contracts.spec import JobSpec
-from onbeat.child_process import ChildProcess
-from telemetry.waiting import Waiting
+from process.child_process import ChildProcess
+from process.waiting import Waiting
 from tests.builders import job_spec
 from tests.pipeline import Pipeline, wait_for_exit
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from contracts.errors import InvalidInput
-from telemetry.crash_points import CRASH_POINTS, arm
+from process.crash_points import CRASH_POINTS, arm
 from tests.chaos.short_job import assert_undisturbed, running, short_job, succeed, undisturbed_digest
 from tests.pipeline import Pipeline, wait_for_exit
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from contracts.encoding.wire import decode_json
 from contracts.events import TimelineSpan
 from contracts.run_folder import RunFolder
-from contracts.wire import decode_json
 from tests.chaos.short_job import DEADLINE_S, assert_undisturbed, committed, running, short_job, succeed, until
 from tests.pipeline import Pipeline, wait_for_exit
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from broker.monitor import job_status
-from consumer.checkpoint import MODEL_FILE, OPTIMIZER_FILE, latest_checkpoint, read_checkpoint
+from consumer.model.checkpoint import MODEL_FILE, OPTIMIZER_FILE, latest_checkpoint, read_checkpoint
 from contracts.events import versions_of
 from contracts.jobs import JobState
 from contracts.run_folder import RunFolder

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from consumer.checkpoint import latest_checkpoint
 from consumer.exit_codes import DIED, DONE, FAILED, STOPPED
+from consumer.model.checkpoint import latest_checkpoint
+from contracts.encoding.wire import decode_json
 from contracts.events import TimelineSpan, versions_of
 from contracts.jobs import JobState
 from contracts.run_folder import RunFolder
-from contracts.wire import decode_json
 from tests.chaos.short_job import assert_undisturbed, committed, long_variant, short_job, until
 from tests.pipeline import Pipeline, wait_for_exit
 

@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 import pytest
 from msgspec.structs import replace
 
+from broker.connection.script_texts import script_sha
 from broker.monitor import job_status
-from broker.script_texts import script_sha
 from contracts.errors import BrokerFull
 from contracts.jobs import JobState
 from contracts.settings import StackSettings

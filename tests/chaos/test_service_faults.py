@@ -13,12 +13,12 @@ from pathlib import Path
 from contracts.events import IterationCommitted, JobEvent, TrainerStarted
 from contracts.jobs import JobState
 from contracts.run_folder import RunFolder
-from onbeat.gateway_client import GatewayClient
-from onbeat.stack import EmbeddedStack
-from onbeat.stack_plan import StackPlan
-from onbeat.stored_weights import digests_on_disk
-from onbeat.verify import verify_run
-from telemetry.waiting import Waiting
+from onbeat.audit.chain import verify_run
+from onbeat.audit.weights import digests_on_disk
+from onbeat.client.gateway import GatewayClient
+from onbeat.stack.plan import StackPlan
+from onbeat.stack.stack import EmbeddedStack
+from process.waiting import Waiting
 from tests.chaos.short_job import DEADLINE_S, ITERATIONS, short_job
 from tests.pipeline import REPOSITORY
 

@@ -24,15 +24,15 @@ from contracts.errors import WeightsRejected
 from contracts.rollouts import Completion, PromptBatch
 from contracts.settings import StackSettings
 from contracts.spec import ModelSpec
-from contracts.spec_root import SpecRoot
+from contracts.spec_tables.root import SpecRoot
 from contracts.versions import WeightFile, WeightManifest, weights_digest
-from onbeat.free_ports import free_port
+from onbeat.stack.ports import free_port
+from process.launcher import end_with_launcher
 from producer.engine.base import GenerationEngine
 from producer.engine.fake import FakeEngine
-from producer.engine.transformers import TransformersEngine
-from telemetry.launcher import end_with_launcher
+from producer.engine.transformers.engine import TransformersEngine
 from tests.builders import prompt_batch, tiny_model_folder
-from weight_store.chunks import ChunkReader
+from weight_store.redis.chunks import ChunkReader
 
 T = TypeVar("T")
 Tensors = dict[str, np.ndarray]
@@ -144,7 +144,7 @@ def transformers_rig(architecture: str, folders: Path, run_root: Path) -> Rig:
 def vllm_rig(kind: str, root: Path) -> Rig:
     """An engine process of its own: started once for all tests of a module, since that takes long."""
     need_vllm()
-    from producer.engine.vllm import VllmEngine
+    from producer.engine.vllm.engine import VllmEngine
 
     folder = vllm_folder(root, kind.split()[1])
     engine = VllmEngine(ModelSpec(path=folder.name), settings=vllm_settings(root), chunks=no_chunks)
@@ -154,7 +154,7 @@ def vllm_rig(kind: str, root: Path) -> Rig:
 def server_rig(kind: str, root: Path) -> Rig:
     """`python -m vllm.entrypoints.openai.api_server`, started once for all tests of a module."""
     need_vllm()
-    from producer.engine.openai import OpenaiEngine
+    from producer.engine.server.engine import OpenaiEngine
 
     folder = vllm_folder(root, kind.split()[1])
     url = f"http://127.0.0.1:{free_port()}"
@@ -192,7 +192,7 @@ def start_vllm_server(folder: Path, url: str, log_path: Path) -> subprocess.Pope
         "host": "127.0.0.1",
         "port": url.rpartition(":")[2],
         "logprobs-mode": "processed_logprobs",
-        "worker-extension-cls": "producer.engine.vllm_worker.VerifiedLoader",
+        "worker-extension-cls": "producer.engine.vllm.worker.VerifiedLoader",
         "dtype": "float32",
         "kv-cache-memory-bytes": 64 * 1024**2,
         "max-num-seqs": 256,

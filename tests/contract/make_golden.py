@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from contracts.arrays import pack_float32, pack_int32
-from contracts.datasets import AdditionDataset, ChatSpec, JsonlDataset, ReasoningGymDataset
+from contracts.encoding.arrays import pack_float32, pack_int32
+from contracts.encoding.wire import Record, encode
 from contracts.events import (
     AuditRecord,
     BatchDead,
@@ -24,10 +24,8 @@ from contracts.events import (
     UpdateMetrics,
 )
 from contracts.jobs import EvaluationScore, JobState, JobStatus, ResumeRequest
-from contracts.lora import LoraSpec
 from contracts.monitor import GeneratorSeen, PromptLease, StreamReport, StreamState
 from contracts.problems import ProblemDetails
-from contracts.reasoning_tasks import TaskEntry
 from contracts.rewards import (
     ExactReward,
     FormatReward,
@@ -67,6 +65,9 @@ from contracts.spec import (
     TimeoutSpec,
     TrainerSpec,
 )
+from contracts.spec_tables.datasets import AdditionDataset, ChatSpec, JsonlDataset, ReasoningGymDataset
+from contracts.spec_tables.lora import LoraSpec
+from contracts.spec_tables.reasoning_tasks import TaskEntry
 from contracts.versions import AdapterVersion, WeightFile, WeightManifest
 from contracts.weights import (
     DeltaWeights,
@@ -77,7 +78,6 @@ from contracts.weights import (
     WeightShard,
     WeightsSpec,
 )
-from contracts.wire import Record, encode
 
 FOLDER = Path(__file__).parent / "golden"
 DIGEST = "0123456789abcdef" * 4

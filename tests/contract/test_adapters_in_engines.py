@@ -8,19 +8,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from consumer.policy import Policy, load_policy
-from contracts.arrays import unpack_float32, unpack_int32
-from contracts.lora import LoraSpec
+from consumer.model.policy import Policy, load_policy
+from contracts.encoding.arrays import unpack_float32, unpack_int32
 from contracts.rollouts import SamplingParams
 from contracts.run_folder import RunFolder
 from contracts.spec import ModelSpec
-from contracts.spec_root import SpecRoot
+from contracts.spec_tables.lora import LoraSpec
+from contracts.spec_tables.root import SpecRoot
 from producer.engine.base import VerifiedWeights
-from producer.engine.transformers import TransformersEngine
+from producer.engine.transformers.engine import TransformersEngine
 from tests.builders import prompt_batch, tiny_model_folder
-from weight_store.adapter_publisher import AdapterPublisher
-from weight_store.file_publisher import FilePublisher
-from weight_store.publisher import WeightPublisher, publish
+from weight_store.adapter.publisher import AdapterPublisher
+from weight_store.files.publisher import FilePublisher
+from weight_store.transports import WeightPublisher, publish
 
 PROMPTS = ([5, 6, 7], [8, 9])
 

@@ -16,12 +16,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from contracts.encoding.wire import convert, decode, decode_json, encode_json
 from contracts.errors import ContractViolation, InvalidInput, OnbeatError
-from contracts.reasoning_tasks import read_task_entry
 from contracts.settings import StackSettings, settings_from
 from contracts.spec import JobSpec
-from contracts.wire import convert, decode, decode_json, encode_json
-from onbeat.gateway_client import audit_entries, parse_events
+from contracts.spec_tables.reasoning_tasks import read_task_entry
+from onbeat.client.gateway import audit_entries, parse_events
 from reward_service.bodies import BodyFormat, decode_request
 from reward_service.problems import Problem
 from tests.contract.make_golden import GOLDEN

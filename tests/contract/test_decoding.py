@@ -19,8 +19,8 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from producer.engine.decoding import Decoding
-from producer.engine.lean_step import LeanStep
+from producer.engine.transformers.decoding import Decoding
+from producer.engine.transformers.lean_step import LeanStep
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 61,
@@ -103,7 +103,7 @@ def test_a_lean_step_is_transformers_forward_bit_for_bit(
 ) -> None:
     model = build(LEAN[name])
     ours = decode(model, PROMPTS[prompts], is_lean=True)
-    monkeypatch.setattr("producer.engine.decoding.lean_step", lambda *_, **__: None)
+    monkeypatch.setattr("producer.engine.transformers.decoding.lean_step", lambda *_, **__: None)
     theirs = decode(model, PROMPTS[prompts], is_lean=False)
     assert [found.shape[0] for found in ours] == [16, 16, 16, 16, 8, 8, 8, 8]
     for step, (found, expected) in enumerate(zip(ours, theirs, strict=True)):

@@ -13,16 +13,16 @@ import pytest
 import torch
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from contracts.arrays import unpack_float32, unpack_int32
+from contracts.encoding.arrays import unpack_float32, unpack_int32
+from contracts.encoding.wire import encode
 from contracts.errors import BatchFailed, InvalidInput, WeightsRejected
 from contracts.rollouts import Completion, SamplingParams
 from contracts.spec import ModelSpec
-from contracts.spec_root import SpecRoot
+from contracts.spec_tables.root import SpecRoot
 from contracts.versions import WeightFile, WeightManifest, weights_digest
-from contracts.wire import encode
 from producer.engine.base import VerifiedWeights
-from producer.engine.decoding import Decoding
-from producer.engine.transformers import TransformersEngine
+from producer.engine.transformers.decoding import Decoding
+from producer.engine.transformers.engine import TransformersEngine
 from tests.builders import tiny_model_folder
 from tests.contract.engine_rigs import (
     KINDS,

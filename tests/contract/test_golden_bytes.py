@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 import contracts
+from contracts.encoding.wire import Record, decode, encode
 from contracts.events import Event, JobEvent
 from contracts.rewards import Component
 from contracts.rollouts import batch_digest
 from contracts.settings import StackSettings
-from contracts.wire import Record, decode, encode
 from tests.contract.make_golden import (
     FOLDER,
     GOLDEN,
@@ -42,8 +42,8 @@ def plain(name: str) -> dict[str, Any]:
 
 def record_types() -> set[type[Record]]:
     """Every record that a module of contracts/ defines."""
-    for module in pkgutil.iter_modules(contracts.__path__):
-        importlib.import_module(f"contracts.{module.name}")
+    for module in pkgutil.walk_packages(contracts.__path__, "contracts."):
+        importlib.import_module(module.name)
     found: set[type[Record]] = set()
     waiting: list[type[Record]] = [Record]
     while waiting:

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from contracts.arrays import unpack_float32, unpack_int32
+from contracts.encoding.arrays import unpack_float32, unpack_int32
 from contracts.errors import BatchFailed, EngineUnavailable, InvalidInput, WeightsRejected
 from contracts.rollouts import SamplingParams
 from contracts.settings import StackSettings
 from contracts.spec import ModelSpec
 from contracts.versions import WeightManifest
-from producer.engine.openai import OpenaiEngine
-from producer.engine.server_requests import PAUSES_S
+from producer.engine.server.engine import OpenaiEngine
+from producer.engine.server.requests import PAUSES_S
 from tests.builders import tiny_model_folder
 from tests.contract.engine_rigs import Rig, rig_of, scaled
 from tests.contract.stand_in_server import StandIn, serving

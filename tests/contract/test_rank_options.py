@@ -16,13 +16,13 @@ from torch import Tensor
 from torch.distributed import PrefixStore
 from transformers import modeling_utils
 
-from consumer.assembly import make_learner
-from consumer.rank_exchange import Exchange
-from consumer.rank_group import RankGroup
-from consumer.rank_membership import follow_lead, lead
-from consumer.rank_worker import RankWorker
-from consumer.ranks import OneRank, Ranks
-from consumer.sharded_rows import local_rows
+from consumer.model.rows import local_rows
+from consumer.ranks.base import OneRank, Ranks
+from consumer.ranks.group import RankGroup
+from consumer.ranks.membership import follow_lead, lead
+from consumer.ranks.orders import Exchange
+from consumer.ranks.worker import RankWorker
+from consumer.trainer.assembly import make_learner
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 from tests.builders import job_spec, rollout_batch, tiny_model_folder

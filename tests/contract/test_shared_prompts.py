@@ -14,13 +14,13 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_utils import PreTrainedModel
 
-from consumer.micro_batch import MicroBatch, make_micro_batch, split_rows
-from consumer.policy import checkpoint_activations
-from consumer.shared_prompt_attention import block_mask, shared_prompt_attention
-from consumer.shared_prompt_layout import GroupLengths, SharedPromptLayout
-from consumer.shared_prompts import share_prompts
-from consumer.token_logprobs import response_logprobs_and_entropy
-from contracts.arrays import unpack_int32
+from consumer.gradient.log_probs import response_logprobs_and_entropy
+from consumer.gradient.micro_batch import MicroBatch, make_micro_batch, split_rows
+from consumer.model.policy import checkpoint_activations
+from consumer.model.shared_prompt.attention import block_mask, shared_prompt_attention
+from consumer.model.shared_prompt.layout import GroupLengths, SharedPromptLayout
+from consumer.model.shared_prompt.trial import share_prompts
+from contracts.encoding.arrays import unpack_int32
 from contracts.errors import InvalidInput
 from contracts.rollouts import RolloutBatch
 from tests.builders import rollout_batch

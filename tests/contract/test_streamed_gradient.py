@@ -16,15 +16,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from consumer.accumulation import ExactAccumulator, FloatAccumulator, GradientAccumulator
-from consumer.iteration_stats import iteration_scaling
-from consumer.micro_step import train_micro_batch
-from consumer.policy import Policy, load_policy
-from contracts.arrays import unpack_int32
+from consumer.gradient.accumulation import ExactAccumulator, FloatAccumulator, GradientAccumulator
+from consumer.gradient.micro_step import train_micro_batch
+from consumer.gradient.statistics import iteration_scaling
+from consumer.model.policy import Policy, load_policy
+from contracts.encoding.arrays import unpack_int32
 from contracts.errors import ContractViolation, TrainingDiverged
 from contracts.rollouts import RolloutBatch
 from contracts.spec import JobSpec
-from contracts.spec_root import SpecRoot
+from contracts.spec_tables.root import SpecRoot
 from tests.builders import batch_of, job_spec, rollout, rollout_batch, tiny_model_folder
 
 NUM_BATCHES = 5

@@ -11,11 +11,11 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from consumer.policy import Policy, load_policy
-from consumer.shared_prompts import share_prompts
-from contracts.arrays import unpack_float32, unpack_int32
+from consumer.model.policy import Policy, load_policy
+from consumer.model.shared_prompt.trial import share_prompts
+from contracts.encoding.arrays import unpack_float32, unpack_int32
 from contracts.rollouts import RolloutBatch, RolloutGroup
-from contracts.spec_root import SpecRoot
+from contracts.spec_tables.root import SpecRoot
 from tests.builders import job_spec, tiny_model_folder
 from tests.contract.test_streamed_gradient import iteration_of, relative_error, streamed_gradient, to_float64
 from tests.loss_equations import Equation, Response, iteration_loss

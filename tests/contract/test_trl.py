@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from consumer.losses.family import LOSSES, TokenLogprobs, family_loss
-from consumer.losses.normalisers import BatchSizes
+from consumer.gradient.losses.family import LOSSES, TokenLogprobs, family_loss
+from consumer.gradient.losses.normalisers import BatchSizes
 from tests.builders import char_tokenizer, job_spec, tiny_model_folder
 
 pytest.importorskip("trl", reason="TRL is not installed: `make test-trl` runs this in an environment that has it")

@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from consumer.accumulation import ExactAccumulator
-from consumer.iteration_stats import MicroBatchStats, iteration_scaling
-from consumer.micro_batch import make_micro_batch
-from consumer.micro_step import KeptBatch, train_kept_batch, train_micro_batch
-from consumer.policy import Policy
-from consumer.token_logprobs import response_logprobs
+from consumer.gradient.accumulation import ExactAccumulator
+from consumer.gradient.log_probs import response_logprobs
+from consumer.gradient.micro_batch import make_micro_batch
+from consumer.gradient.micro_step import KeptBatch, train_kept_batch, train_micro_batch
+from consumer.gradient.statistics import MicroBatchStats, iteration_scaling
+from consumer.model.policy import Policy
 from contracts.rollouts import RolloutBatch
 from contracts.spec import JobSpec
 from tests.builders import job_spec

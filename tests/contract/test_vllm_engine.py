@@ -16,7 +16,7 @@ from safetensors.numpy import save
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from contracts.arrays import unpack_float32, unpack_int32
+from contracts.encoding.arrays import unpack_float32, unpack_int32
 from contracts.errors import BatchFailed, EngineUnavailable, WeightsRejected
 from contracts.rollouts import SamplingParams
 from contracts.run_folder import RunFolder
@@ -33,13 +33,13 @@ from tests.contract.engine_rigs import (
     vllm_folder,
     vllm_settings,
 )
-from tests.unit.test_weight_store import FakeChunks
-from weight_store.adapter_publisher import AdapterPublisher
-from weight_store.adapters import AdapterSource, layers_of, matrix_names
-from weight_store.chunks import CHUNK_BYTES, num_chunks
-from weight_store.file_publisher import FilePublisher
-from weight_store.lora_merge import merge_into
-from weight_store.publisher import publish
+from tests.unit.weight_store.test_weight_store import FakeChunks
+from weight_store.adapter.matrices import AdapterSource, layers_of, matrix_names
+from weight_store.adapter.merge import merge_into
+from weight_store.adapter.publisher import AdapterPublisher
+from weight_store.files.publisher import FilePublisher
+from weight_store.redis.chunks import CHUNK_BYTES, num_chunks
+from weight_store.transports import publish
 
 PROMPTS = ([5, 6, 7], [8], [4, 9, 10])
 LONG = SamplingParams(max_new_tokens=100)
@@ -55,7 +55,7 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
 
 def new_rig(root: Path) -> Rig:
     need_vllm()
-    from producer.engine.vllm import VllmEngine
+    from producer.engine.vllm.engine import VllmEngine
 
     folder = vllm_folder(root, "llama")
     engine = VllmEngine(ModelSpec(path="llama"), settings=vllm_settings(root), chunks=lambda job_id: IN_REDIS)

@@ -16,14 +16,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from consumer.checkpoint import read_checkpoint
-from consumer.policy import load_policy
+from consumer.model.checkpoint import read_checkpoint
+from consumer.model.policy import load_policy
 from contracts.run_folder import RunFolder
-from contracts.spec_root import SpecRoot
-from onbeat import process_tree
-from onbeat.audit_file import read_spec
-from onbeat.stored_weights import digest_of, digests_on_disk
-from telemetry.waiting import Waiting
+from contracts.spec_tables.root import SpecRoot
+from onbeat.audit.folder import read_spec
+from onbeat.audit.weights import digest_of, digests_on_disk
+from process import process_tree
+from process.waiting import Waiting
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DEADLINE_S = 600.0

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from contracts.encoding.wire import decode_json
 from contracts.events import IterationMetrics, TimelineSpan
 from contracts.run_folder import RunFolder
-from contracts.wire import decode_json
 from tests.chaos.short_job import DEADLINE_S, assert_undisturbed, running, short_job, undisturbed_digest
 from tests.pipeline import Pipeline, wait_for_exit
 

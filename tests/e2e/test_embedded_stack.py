@@ -16,12 +16,12 @@ import httpx
 import pytest
 
 from contracts.errors import Conflict, InvalidInput, Unavailable
-from onbeat import process_tree
-from onbeat.redis_probe import probe
-from onbeat.stack import STACK_MARK, EmbeddedStack
-from onbeat.stack_file import StackFile, gateway_access, read_stack_file, write_stack_file
-from onbeat.stack_plan import StackPlan
-from telemetry.waiting import Waiting
+from onbeat.stack.access import StackFile, gateway_access, read_stack_file, write_stack_file
+from onbeat.stack.plan import StackPlan
+from onbeat.stack.redis_probe import probe
+from onbeat.stack.stack import STACK_MARK, EmbeddedStack
+from process import process_tree
+from process.waiting import Waiting
 
 STAND_INS = Path(__file__).parent / "stand_ins"
 MODULES = {

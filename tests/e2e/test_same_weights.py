@@ -7,13 +7,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from consumer.checkpoint import latest_checkpoint
+from consumer.model.checkpoint import latest_checkpoint
 from contracts.events import versions_of
 from contracts.jobs import JobState
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
 from contracts.weights import DeltaWeights, RedisWeights, WeightsSpec
-from telemetry.waiting import Waiting
+from process.waiting import Waiting
 from tests.builders import job_spec
 from tests.pipeline import DEADLINE_S, Pipeline, wait_for_exit
 

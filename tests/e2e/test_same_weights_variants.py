@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from contracts.encoding.wire import decode_json
 from contracts.events import IterationMetrics
 from contracts.jobs import JobState
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
-from contracts.wire import decode_json
 from tests.builders import job_spec
 from tests.pipeline import Pipeline
 

@@ -15,14 +15,14 @@ from contracts.errors import InvalidInput
 from contracts.jobs import JobStatus
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
-from onbeat import process_tree
-from onbeat.audit_file import verify_folder
-from onbeat.gateway_client import GatewayClient
-from onbeat.spec_file import load_spec
-from onbeat.stack import EmbeddedStack
-from onbeat.stack_plan import StackPlan
-from onbeat.stack_profile import load_profile
-from telemetry.waiting import Waiting
+from onbeat.audit.folder import verify_folder
+from onbeat.client.gateway import GatewayClient
+from onbeat.client.spec_file import load_spec
+from onbeat.stack.plan import StackPlan
+from onbeat.stack.profile import load_profile
+from onbeat.stack.stack import EmbeddedStack
+from process import process_tree
+from process.waiting import Waiting
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 MIXED = REPOSITORY / "configs" / "stacks" / "mixed.toml"

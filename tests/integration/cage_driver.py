@@ -21,9 +21,9 @@ from contracts.rewards import (
     Scored,
     Unscorable,
 )
-from reward_service import kernel
-from reward_service.scorer_pool import ScorerPool
-from reward_service.syscall_filter import refuse_syscalls
+from reward_service.cage import kernel
+from reward_service.cage.syscall_filter import refuse_syscalls
+from reward_service.pool.pool import ScorerPool
 
 HOSTILE = (PluginReward(entry_point="hostile"),)
 MEMORY_MB = 1024

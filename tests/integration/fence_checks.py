@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from broker.client import Broker
+from broker.connection.client import Broker
 from broker.keys import GENERATOR_GROUP, JobKeys
+from contracts.encoding.wire import decode
 from contracts.events import AuditRecord
 from contracts.rollouts import PromptBatch, RolloutBatch, batch_digest
 from contracts.versions import WeightManifest
-from contracts.wire import decode
 from tests.integration.fence_model import ServerModel
 
 

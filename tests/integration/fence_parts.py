@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from broker.client import Broker
+from broker.connection.client import Broker
 from broker.generator_side import Claim
 from broker.keys import JobKeys
 from contracts.rollouts import PromptBatch, RolloutBatch

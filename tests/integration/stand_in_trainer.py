@@ -11,11 +11,11 @@ import signal
 import sys
 import time
 
-from broker.client import connect
+from broker.connection.client import connect
 from broker.job_store import JobStore
 from broker.trainer_side import TrainerSide
 from consumer.exit_codes import HELD, STOPPED
-from consumer.lease_keeper import Cancelled, LeaseKeeper, Stopped
+from consumer.trainer.lease_keeper import Cancelled, LeaseKeeper, Stopped
 from contracts.errors import Conflict
 from contracts.jobs import JobState
 from contracts.settings import settings_from

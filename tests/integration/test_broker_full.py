@@ -12,7 +12,7 @@ import pytest
 from redis import Redis
 from redis.exceptions import ResponseError
 
-from broker.client import Broker, connect
+from broker.connection.client import Broker, connect
 from broker.generator_side import GeneratorSide, PublishOutcome
 from broker.job_store import JobStore
 from broker.monitor import job_status
@@ -22,7 +22,7 @@ from contracts.errors import BrokerFull, BrokerUnavailable
 from contracts.events import IterationCommitted, TrainerStarted
 from contracts.jobs import EvaluationScore, JobState
 from contracts.settings import StackSettings
-from onbeat.embedded_redis import EmbeddedRedis
+from onbeat.stack.redis import EmbeddedRedis
 from tests.builders import job_spec
 from tests.integration.test_fence import Job, answer_to, record
 

@@ -13,17 +13,17 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from broker.client import Broker, connect
+from broker.connection.client import Broker, connect
 from broker.generator_side import Claim, GeneratorSide, PublishOutcome, Renewal
 from broker.job_store import JobStore
 from broker.trainer_side import TrainerSide
-from consumer.resume import rewind_record
+from consumer.trainer.resume import rewind_record
 from contracts.errors import BrokerUnavailable, FencedOff, FenceViolation
 from contracts.events import record_digest
 from contracts.jobs import JobState
 from contracts.settings import StackSettings
-from onbeat.embedded_redis import EmbeddedRedis
-from onbeat.verify import AuditEntry, verify_run
+from onbeat.audit.chain import AuditEntry, verify_run
+from onbeat.stack.redis import EmbeddedRedis
 from tests.builders import job_spec
 from tests.integration.test_fence import Job, answer_to, manifest, record
 

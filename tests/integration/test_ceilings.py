@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from broker import keys
-from broker.client import Broker, connect
+from broker.connection.client import Broker, connect
 from broker.generator_side import FailOutcome, GeneratorSide, PublishOutcome
 from broker.job_store import JobStore
 from broker.keys import JobKeys
@@ -22,7 +22,7 @@ from contracts.events import TrainerStarted
 from contracts.jobs import JobState
 from contracts.settings import StackSettings
 from contracts.versions import WeightFile, WeightManifest
-from onbeat.embedded_redis import EmbeddedRedis
+from onbeat.stack.redis import EmbeddedRedis
 from tests.builders import job_spec, prompt_batch, rollout_batch
 
 DIGEST = "d" * 64

@@ -14,27 +14,27 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from broker import roles
 from broker.celery_app import RECONCILE, TrainerRequests, make_celery_app
-from broker.client import Broker, connect
+from broker.connection import roles
+from broker.connection.client import Broker, connect
 from broker.job_store import JobStore
 from broker.keys import JobKeys
 from broker.trainer_side import TrainerSide, read_fence
-from consumer.run_roots import RunRoots
-from consumer.tasks import Reconciler
-from consumer.trainer_processes import TrainerProcesses
+from consumer.supervisor.reconciler import Reconciler
+from consumer.supervisor.run_roots import RunRoots
+from consumer.supervisor.trainer_process import TrainerProcesses
 from contracts.jobs import JobState
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
-from onbeat.embedded_redis import EmbeddedRedis
-from telemetry.waiting import Waiting
+from onbeat.stack.redis import EmbeddedRedis
+from process.waiting import Waiting
 from tests.builders import job_spec
 from tests.pipeline import refusals
 
 ROOT = Path(__file__).parents[2]
 TRAINER = "tests.integration.stand_in_trainer"
 WORKER = (
-    "import os, sys; from consumer.celery_worker import run; from contracts.settings import settings_from; "
+    "import os, sys; from consumer.supervisor.__main__ import run; from contracts.settings import settings_from; "
     "from telemetry import logs; settings = settings_from(os.environ); logs.configure(settings, service='consumer'); "
     f"sys.exit(run(settings, trainer_module={TRAINER!r}))"
 )

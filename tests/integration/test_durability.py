@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from broker.client import connect
+from broker.connection.client import connect
 from contracts.errors import BrokerUnavailable
 from contracts.settings import StackSettings
-from onbeat.embedded_redis import EmbeddedRedis
+from onbeat.stack.redis import EmbeddedRedis
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def test_a_server_that_looks_as_if_it_never_synced_is_looked_at_again(monkeypatc
         num_waits = disk.waits
         assert not broker.persisted()
         assert disk.waits == num_waits, "for a while it is not waited for"
-        monkeypatch.setattr("broker.client.ASK_AGAIN_S", 0.0)
+        monkeypatch.setattr("broker.connection.client.ASK_AGAIN_S", 0.0)
         broker = connect(settings)
         assert not broker.persisted()
         disk.syncs_at = 0

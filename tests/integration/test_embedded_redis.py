@@ -12,9 +12,9 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from contracts.errors import BrokerUnavailable, InvalidInput, Unavailable
-from onbeat import process_tree
-from onbeat.embedded_redis import EmbeddedRedis
-from onbeat.redis_probe import probe
+from onbeat.stack.redis import EmbeddedRedis
+from onbeat.stack.redis_probe import probe
+from process import process_tree
 
 
 def command_line(pid: int) -> str:

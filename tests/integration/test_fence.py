@@ -7,17 +7,17 @@ from dataclasses import dataclass
 
 import pytest
 
-from broker.client import Broker, connect
+from broker.connection.client import Broker, connect
+from broker.connection.roles import GENERATOR, TRAINER
 from broker.generator_side import FailOutcome, GeneratorSide, PublishOutcome
 from broker.job_store import JobStore
-from broker.roles import GENERATOR, TRAINER
 from broker.trainer_side import Opening, TrainerSide
 from contracts.errors import Conflict, FencedOff, FenceViolation
 from contracts.events import AuditRecord
 from contracts.rollouts import PromptBatch, RolloutBatch
 from contracts.settings import StackSettings
 from contracts.versions import WeightFile, WeightManifest
-from onbeat.embedded_redis import EmbeddedRedis
+from onbeat.stack.redis import EmbeddedRedis
 from tests.builders import job_spec, prompt_batch, rollout_batch
 
 DIGEST = "a" * 64

@@ -23,14 +23,14 @@ from hypothesis.stateful import (
 )
 from msgspec.structs import replace
 
-from broker.client import connect
+from broker.connection.client import connect
 from broker.generator_side import FailOutcome, PublishOutcome
 from broker.job_store import JobStore
 from broker.keys import GENERATOR_GROUP
+from contracts.encoding.wire import encode
 from contracts.jobs import JobState
 from contracts.rollouts import batch_digest
 from contracts.settings import StackSettings
-from contracts.wire import encode
 from tests.integration.fence_checks import CHECKS, check_claims, read
 from tests.integration.fence_model import Entry
 from tests.integration.fence_parts import FAULTS, StutteringBroker, answer_to, set_ledger_times, set_typical_time

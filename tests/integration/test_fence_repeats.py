@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from broker.client import connect
+from broker.connection.client import connect
 from broker.generator_side import FailOutcome, PublishOutcome, Renewal
 from broker.job_store import JobStore
 from broker.keys import GENERATOR_GROUP, JobKeys

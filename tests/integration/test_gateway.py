@@ -20,11 +20,12 @@ import uvicorn
 
 from broker import keys
 from broker.celery_app import ENSURE_TRAINER, KEY_PREFIX, TrainerRequests
-from broker.client import connect
+from broker.connection.client import connect
 from broker.generator_side import GeneratorSide, PublishOutcome
 from broker.keys import JobKeys
 from broker.presence import Presence
 from broker.trainer_side import Opening, TrainerSide
+from contracts.encoding.wire import convert, encode_json
 from contracts.errors import InvalidInput
 from contracts.events import AuditRecord, TrainerStarted, record_digest
 from contracts.jobs import EvaluationScore, JobState, JobStatus
@@ -34,11 +35,10 @@ from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 from contracts.versions import WeightFile, WeightManifest
-from contracts.wire import convert, encode_json
 from gateway.app import create_app
 from gateway.services import Services
-from onbeat.embedded_redis import EmbeddedRedis
-from telemetry.http_server import server_config
+from http_service.server import server_config
+from onbeat.stack.redis import EmbeddedRedis
 from tests.builders import job_spec, prompt_batch, rollout_batch
 from tests.contract.make_golden import iteration_metrics
 

@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from broker.client import connect
+from broker.connection.client import connect
 from broker.generator_side import FailOutcome, PublishOutcome
 from broker.keys import ACTIVE, JobKeys
 from broker.trainer_side import TrainerSide
+from contracts.encoding.wire import encode
 from contracts.errors import FencedOff, FenceViolation
 from contracts.events import AuditRecord
 from contracts.settings import StackSettings
-from contracts.wire import encode
-from onbeat.embedded_redis import EmbeddedRedis
+from onbeat.stack.redis import EmbeddedRedis
 from tests.builders import job_spec
 from tests.integration.test_fence import Job, answer_to, job_of, manifest, record
 

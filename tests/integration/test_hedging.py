@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from broker.client import Broker, connect
+from broker.connection.client import Broker, connect
 from broker.generator_side import Claim, FailOutcome, GeneratorSide, PublishOutcome, Renewal
 from broker.job_store import JobStore
 from broker.keys import JobKeys

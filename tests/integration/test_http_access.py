@@ -12,14 +12,14 @@ from fastapi import FastAPI
 from msgspec.structs import replace
 
 from broker.celery_app import TrainerRequests
-from broker.client import connect
+from broker.connection.client import connect
 from contracts.errors import InvalidInput, OnbeatError
 from contracts.settings import StackSettings
 from gateway.app import create_app as create_gateway
 from gateway.services import Services
+from http_service.access import OPEN_PATHS
 from reward_service.app import create_app as create_reward_service
 from reward_service.scorers import refusals  # noqa: F401  (its errors are part of the tree)
-from telemetry.http_access import OPEN_PATHS
 
 ASK = "GET", "/v1/jobs/job-none"
 MakeApp = Callable[[StackSettings], FastAPI]

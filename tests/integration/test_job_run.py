@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-import consumer.job_run as job_run
-from broker.client import Broker, connect
+import consumer.trainer.job_run as job_run
+from broker.connection.client import Broker, connect
 from broker.job_store import JobStore
 from broker.keys import JobKeys
 from broker.trainer_side import read_fence
 from consumer.exit_codes import DIED, DONE, FAILED, HELD
-from consumer.lease_keeper import Cancelled, LeaseKeeper, Stopped
+from consumer.trainer.lease_keeper import Cancelled, LeaseKeeper, Stopped
 from contracts.errors import (
     BatchFailed,
     BrokerUnavailable,

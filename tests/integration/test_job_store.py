@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from broker.client import Broker, connect
+from broker.connection.client import Broker, connect
 from broker.job_store import JobStore
 from broker.trainer_side import TrainerSide
+from contracts.encoding.wire import decode
 from contracts.errors import Conflict, FencedOff, InvalidInput, NotFound
 from contracts.events import BatchDead, StateChanged
 from contracts.jobs import EvaluationScore, JobState
 from contracts.rewards import ExactReward
 from contracts.settings import StackSettings
-from contracts.wire import decode
 from tests.builders import job_spec
 
 

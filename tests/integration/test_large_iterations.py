@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from broker import trainer_side
-from broker.client import Broker, connect
+from broker.connection.client import Broker, connect
 from broker.job_store import JobStore
 from broker.keys import JobKeys
 from broker.trainer_side import TrainerSide

@@ -24,6 +24,7 @@ import reasoning_gym
 import uvicorn
 from fastapi import FastAPI
 
+from contracts.encoding.wire import decode, decode_json, encode, encode_json
 from contracts.errors import Unavailable
 from contracts.rewards import (
     ExactReward,
@@ -40,12 +41,11 @@ from contracts.rewards import (
     Unscorable,
 )
 from contracts.settings import StackSettings
-from contracts.wire import decode, decode_json, encode, encode_json
-from reward_service import scorer_lane
+from http_service.server import server_config
+from process.waiting import Waiting
 from reward_service.app import create_app
-from reward_service.scorer_pool import ScorerPool
-from telemetry.http_server import server_config
-from telemetry.waiting import Waiting
+from reward_service.pool import lane as scorer_lane
+from reward_service.pool.pool import ScorerPool
 
 KEY = "reward-key"
 SETTINGS = StackSettings(reward_key=KEY)

@@ -14,19 +14,19 @@ from redis.exceptions import NoPermissionError, ResponseError
 from redis.retry import Retry
 
 from broker.celery_app import TrainerRequests, make_celery_app
-from broker.client import Broker, connect
+from broker.connection.client import Broker, connect
+from broker.connection.roles import CELERY, GATEWAY, GENERATOR, LOADER, ROLES, SCRIPT_ROLES, TRAINER
+from broker.connection.script_texts import PRELUDE, SCRIPTS, script_sha, script_text
 from broker.generator_side import GeneratorSide, PublishOutcome
 from broker.job_store import JobStore
 from broker.keys import ACTIVE, JOBS, JobKeys, idempotency
 from broker.monitor import job_status, stream_report
 from broker.presence import Presence
-from broker.roles import CELERY, GATEWAY, GENERATOR, LOADER, ROLES, SCRIPT_ROLES, TRAINER
-from broker.script_texts import PRELUDE, SCRIPTS, script_sha, script_text
 from broker.trainer_side import TrainerSide
 from contracts.errors import InvalidInput
 from contracts.jobs import JobState
 from contracts.settings import StackSettings
-from onbeat.embedded_redis import EmbeddedRedis
+from onbeat.stack.redis import EmbeddedRedis
 from tests.builders import job_spec
 from tests.integration.test_fence import Job, answer_to, job_of, record
 

@@ -15,9 +15,9 @@ from contracts.errors import InvalidInput
 from contracts.rewards import ExactReward, PluginReward
 from contracts.settings import StackSettings
 from gateway.reward_plugins import check_plugins
-from onbeat.free_ports import free_port
+from http_service.server import server_config
+from onbeat.stack.ports import free_port
 from reward_service.app import create_app
-from telemetry.http_server import server_config
 from tests.builders import job_spec
 
 SPEC = job_spec(reward__components=(ExactReward(), PluginReward(entry_point="brevity")))

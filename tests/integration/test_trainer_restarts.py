@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from broker.client import Broker, connect
+from broker.connection.client import Broker, connect
 from broker.job_store import JobStore
-from consumer.trainer import Trainer
+from consumer.trainer.trainer import Trainer
 from contracts.events import record_digest
 from contracts.jobs import JobState
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
-from onbeat.stored_weights import digests_on_disk
-from onbeat.verify import AuditEntry, verify_run
+from onbeat.audit.chain import AuditEntry, verify_run
+from onbeat.audit.weights import digests_on_disk
 from tests.builders import job_spec, tiny_model_folder
 from tests.own_trainer import generating, names_in, one_trainer
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from broker.client import Broker, connect
+from broker.connection.client import Broker, connect
 from broker.generator_side import GeneratorSide
 from broker.job_store import JobStore
 from broker.keys import JobKeys

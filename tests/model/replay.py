@@ -6,7 +6,7 @@ import random
 import uuid
 from collections import Counter
 
-from broker.client import Broker
+from broker.connection.client import Broker
 from broker.generator_side import Claim, GeneratorSide
 from broker.job_store import JobStore
 from broker.keys import GENERATOR_GROUP, JobKeys

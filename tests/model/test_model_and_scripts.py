@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 
-from broker.client import connect
+from broker.connection.client import connect
 from contracts.settings import StackSettings
 from tests.model.replay import Walk
 

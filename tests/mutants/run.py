@@ -1,7 +1,7 @@
 """Runs tests with one guard left out: a fork of a process that has the large libraries in it, and nothing of ours.
 
-No file is changed: an import hook gives the child the mutated module, or `broker.script_texts` other scripts. What a
-test starts as a process of its own has every guard.
+No file is changed: an import hook gives the child the mutated module, or `broker.connection.script_texts` other
+scripts. What a test starts as a process of its own has every guard.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def _without_lua(guard: Guard) -> Callable[[], None]:
         shutil.copytree(scripts, folder / "scripts")
         mutated = folder / "scripts" / Path(guard.source).name
         mutated.write_text(without_line(mutated.read_text(), guard.line))
-        texts: Any = importlib.import_module("broker.script_texts")
+        texts: Any = importlib.import_module("broker.connection.script_texts")
         texts.SCRIPTS = folder / "scripts"
         texts.PRELUDE = (folder / "scripts" / "prelude.lua").read_text()
 

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from pathlib import Path
 
-RECORDS = ("tests/unit/test_guards_of_contracts.py",)
+RECORDS = ("tests/unit/contracts/test_guards_of_contracts.py",)
 SPECS = (
-    "tests/unit/test_consumer_losses_options.py",
-    "tests/unit/test_onbeat_spec_file.py",
-    "tests/unit/test_spec_bounds.py",
-    "tests/unit/test_guards_of_specs.py",
+    "tests/unit/consumer/gradient/test_losses_options.py",
+    "tests/unit/onbeat/client/test_spec_file.py",
+    "tests/unit/contracts/test_spec_bounds.py",
+    "tests/unit/contracts/test_guards_of_specs.py",
 )
 RECEIVER = (
-    "tests/unit/test_weight_store.py",
-    "tests/unit/test_weight_store_adapters.py",
-    "tests/unit/test_weight_delta.py",
-    "tests/unit/test_weight_publication.py",
+    "tests/unit/weight_store/test_weight_store.py",
+    "tests/unit/weight_store/adapter/test_adapters.py",
+    "tests/unit/weight_store/delta/test_codec.py",
+    "tests/unit/weight_store/test_publication.py",
 )
 PRODUCER = (
-    "tests/unit/test_producer_carrier.py",
-    "tests/unit/test_producer_served_model.py",
-    "tests/unit/test_producer_worker.py",
+    "tests/unit/producer/rollout/test_carrier.py",
+    "tests/unit/producer/test_served_model.py",
+    "tests/unit/producer/test_worker.py",
 )
 FENCE = (
     "tests/integration/test_fence.py",
@@ -36,22 +36,25 @@ TESTS: dict[str, tuple[str, ...]] = {
     **{f"contracts/{name}.py": RECORDS for name in ("jobs", "rollouts", "versions")},
     **{f"contracts/{name}.py": SPECS for name in ("algorithm", "lora", "rewards", "spec", "spec_limits", "wire")},
     "contracts/settings.py": (
-        "tests/unit/test_guards_of_specs.py",
-        "tests/unit/test_settings.py",
-        "tests/unit/test_engine_settings.py",
+        "tests/unit/contracts/test_guards_of_specs.py",
+        "tests/unit/contracts/test_settings.py",
+        "tests/unit/contracts/test_engine_settings.py",
     ),
-    "consumer/iteration.py": ("tests/unit/test_consumer_iteration.py",),
-    "consumer/accumulation.py": ("tests/unit/test_consumer_accumulation.py",),
-    "consumer/checkpoint.py": ("tests/unit/test_consumer_checkpoint.py", "tests/unit/test_consumer_adapters.py"),
-    "consumer/resume.py": ("tests/unit/test_consumer_resume.py",),
-    "producer/carrier.py": PRODUCER,
+    "consumer/trainer/iteration.py": ("tests/unit/consumer/trainer/test_iteration.py",),
+    "consumer/gradient/accumulation.py": ("tests/unit/consumer/gradient/test_accumulation.py",),
+    "consumer/model/checkpoint.py": (
+        "tests/unit/consumer/model/test_checkpoint.py",
+        "tests/unit/consumer/model/test_adapters.py",
+    ),
+    "consumer/trainer/resume.py": ("tests/unit/consumer/trainer/test_resume.py",),
+    "producer/rollout/carrier.py": PRODUCER,
     "producer/served_model.py": PRODUCER,
     "weight_store/receiver.py": RECEIVER,
-    "weight_store/delta.py": RECEIVER,
-    "weight_store/version_folders.py": RECEIVER,
-    "weight_store/tensor_folder.py": RECEIVER,
-    "onbeat/verify.py": ("tests/unit/test_onbeat_verify.py", "tests/unit/test_onbeat_stored_weights.py"),
-    "gateway/submission.py": ("tests/unit/test_gateway_submission.py", "tests/integration/test_gateway.py"),
+    "weight_store/delta/codec.py": RECEIVER,
+    "weight_store/files/version_folders.py": RECEIVER,
+    "weight_store/files/tensor_folder.py": RECEIVER,
+    "onbeat/audit/chain.py": ("tests/unit/onbeat/audit/test_chain.py", "tests/unit/onbeat/audit/test_weights.py"),
+    "gateway/submission.py": ("tests/unit/gateway/test_submission.py", "tests/integration/test_gateway.py"),
     **{f"broker/scripts/{name}.lua": FENCE for name in SCRIPTS},
 }
 """Source → tests; many sources share theirs."""

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from broker.roles import GATEWAY, GENERATOR, TRAINER
-from broker.script_texts import write_texts
+from broker.connection.roles import GATEWAY, GENERATOR, TRAINER
+from broker.connection.script_texts import write_texts
 from contracts.settings import PREFIX, settings_from
 
 ROOT = Path(__file__).parents[2]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from broker import keys
-from telemetry.crash_points import CRASH_POINTS
+from process.crash_points import CRASH_POINTS
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = (
@@ -19,7 +19,9 @@ PACKAGES = (
     "consumer",
     "contracts",
     "gateway",
+    "http_service",
     "onbeat",
+    "process",
     "producer",
     "reward_service",
     "telemetry",

@@ -8,7 +8,7 @@ import sys
 
 from contracts.rollouts import Completion, PromptBatch
 from producer import __main__ as producer
-from producer.engine.transformers import TransformersEngine
+from producer.engine.transformers.engine import TransformersEngine
 
 POISON_SEED = 666
 POISON_BATCH = "0/train/0"

@@ -7,8 +7,8 @@ import signal
 import sys
 from pathlib import Path
 
-from onbeat.stack import EmbeddedStack
-from onbeat.stack_plan import StackPlan
+from onbeat.stack.plan import StackPlan
+from onbeat.stack.stack import EmbeddedStack
 
 target, folder = Path(sys.argv[1]), Path(sys.argv[2])
 MODULES = {

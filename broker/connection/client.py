@@ -1,0 +1,202 @@
+"""The connection, and calls of scripts. How long a call may take: deadlines.py; what its errors mean: server_errors.py;
+what a script is: script_texts.py; who may run it: roles.py."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import redis
+from redis import exceptions
+from redis.backoff import ExponentialWithJitterBackoff
+
+from broker import keys
+from broker.connection.deadlines import DeadlineRetry, Patience, bounded, within
+from broker.connection.roles import SCRIPT_ROLES
+from broker.connection.script_texts import script_sha, script_text
+from broker.connection.server_errors import translated
+from contracts.errors import BrokerUnavailable, InvalidInput
+from contracts.settings import StackSettings
+from process.waiting import Waiting
+
+log = logging.getLogger(__name__)
+
+RECONNECT_S = 0.5
+SCRIPTS_POLL_S = 0.05
+DISK_WAIT_S = 0.8
+"""Of one look at the disk: a server that syncs every second has done so within two."""
+QUIET_LOOKS = 3
+"""In a row, with nothing on its way to the disk: this server never syncs. One that was paused looks so once."""
+ASK_AGAIN_S = 60.0
+"""So long a server that never syncs is not waited for."""
+NO_FILE = ("appendonly is disabled", "unknown command")
+PATIENCE_S = 5.0
+"""How long a call may take with its repeats, where its process says nothing else."""
+
+
+class Broker:
+    """A connection pool; safe to share between threads."""
+
+    def __init__(self, client: redis.Redis, patience: Patience | None = None) -> None:
+        """patience: the one that the client's connections keep to."""
+        self.redis = client
+        self.patience = patience or Patience(PATIENCE_S)
+        self._can_tell = True
+        """Whether the server keeps a file, and knows what of it is on its disk."""
+        self._asks_at_s = 0.0
+        """Of time.monotonic: before it, a server that never syncs is not asked again."""
+
+    @contextmanager
+    def call(self, *, blocks_s: float = 0.0) -> Iterator[None]:
+        """One call: it ends within the broker's patience whatever the server does (I8), and its errors are ours.
+
+        blocks_s: how long the server is asked to wait for data on top. Several commands in one call share its end.
+        """
+        with translated(), self.patience.call(blocks_s=blocks_s):
+            yield
+
+    def break_off(self) -> None:
+        """Ends every call at once with BrokerUnavailable, those of other threads too; for a process that is to end."""
+        self.patience.break_off()
+
+    def run(self, name: str, keys: Sequence[str], args: Sequence[str | int | bytes]) -> list[Any]:
+        """Runs scripts/{name}.lua. A server without it is sent it by who may, and is waited for by who may not."""
+        with self.call():
+            while True:
+                try:
+                    return self.redis.evalsha(script_sha(name), len(keys), *keys, *args)  # type: ignore[return-value]
+                except exceptions.NoScriptError:
+                    if not self._load(name):
+                        if self.patience.left_s <= 0:
+                            raise
+                        self.patience.pause(SCRIPTS_POLL_S)
+
+    def _load(self, name: str) -> bool:
+        """False where a server that starts is given its scripts by its own loader (roles.py)."""
+        try:
+            self.redis.script_load(script_text(name))
+        except exceptions.NoPermissionError:
+            return False
+        return True
+
+    def write(self, command: str, key: str, *args: str | int | bytes) -> Any:
+        """The answer of one small write that goes on at maxmemory: a heartbeat, an event, a count."""
+        return self.run("write", [key], [command, *args])
+
+    def ping(self) -> None:
+        """Raises BrokerUnavailable."""
+        with self.call():
+            self.redis.ping()
+
+    def now_s(self) -> float:
+        """Unix time by the server's clock, which leases go by."""
+        with self.call():
+            seconds, micros = self.redis.time()  # type: ignore[misc]
+        return seconds + micros / 1e6
+
+    def persisted(self) -> bool:
+        """True once all writes before this call are in the server's file; False where it can't tell, and says so once.
+
+        Raises BrokerUnavailable where it can, and its disk takes nothing within the broker's patience.
+        """
+        with self.call():
+            num_quiet = 0
+            while self._can_tell and time.monotonic() >= self._asks_at_s:
+                if self._waits_for_disk():
+                    self._asks_at_s = 0.0
+                    return True
+                num_quiet = num_quiet + 1 if self._can_tell and self._is_quiet() else 0
+                if num_quiet == QUIET_LOOKS:
+                    self._expects_no_sync()
+                    return False
+                if self._can_tell and self.patience.left_s <= 0:
+                    raise BrokerUnavailable("Redis has not put its writes on disk", cure="is its disk full, or slow?")
+        return False
+
+    def _waits_for_disk(self) -> bool:
+        """Whether the append-only file had it all within some seconds (WAITAOF)."""
+        # The server waits for the writes of the asking connection only: with one of its own, all before it are covered.
+        pipeline = self.redis.pipeline(transaction=False)
+        pipeline.evalsha(script_sha("write"), 1, keys.PERSISTED, "SET", 1)
+        pipeline.execute_command("WAITAOF", 1, 0, max(1, int(1000 * min(DISK_WAIT_S, self.patience.left_s))))
+        written, answer = pipeline.execute(raise_on_error=False)
+        if isinstance(written, exceptions.NoScriptError):
+            self.write("SET", keys.PERSISTED, 1)  # which brings the script
+            return self._waits_for_disk()
+        if isinstance(written, Exception):
+            raise written
+        if any(words in str(answer) for words in NO_FILE):
+            self._can_tell = False
+            self._says_unknown("it keeps no append-only file, or is too old to say")
+            return False
+        if isinstance(answer, Exception):
+            raise answer
+        return bool(answer[0])
+
+    def _is_quiet(self) -> bool:
+        """Whether nothing is on its way to the disk, though that was waited for."""
+        state: Any = self.redis.info("persistence")
+        is_at_work = state.get("aof_pending_bio_fsync") or state.get("aof_rewrite_in_progress")
+        return not is_at_work and state.get("aof_last_write_status") == "ok" and self.patience.left_s > 0
+
+    def _expects_no_sync(self) -> None:
+        """For a while: its operator may change that, and a server that was paused may have looked so."""
+        is_new = not self._asks_at_s
+        self._asks_at_s = time.monotonic() + ASK_AGAIN_S
+        if is_new:
+            self._says_unknown("it leaves that to the operating system (appendfsync no)")
+
+    def _says_unknown(self, why: str) -> None:
+        log.warning("Redis can't say what is on its disk: %s; a crash of its machine may lose more than a second", why)
+
+    def close(self) -> None:
+        self.redis.close()
+
+
+def connect(settings: StackSettings, *, patience_s: float = PATIENCE_S) -> Broker:
+    """A broker for settings.redis_url. Raises InvalidInput for a bad URL, BrokerUnavailable if nothing answers.
+
+    patience_s: how long a call may take, repeats included; every transition is safe to repeat.
+    """
+    if not settings.redis_url:
+        raise InvalidInput("is not set", field="ONBEAT_REDIS_URL", cure="redis://:PASSWORD@HOST:PORT/0")
+    patience = Patience(patience_s)
+    retry = DeadlineRetry(ExponentialWithJitterBackoff(base=0.05, cap=1.0), patience)
+    try:
+        client = redis.Redis.from_url(settings.redis_url, health_check_interval=30, retry=retry)
+    except ValueError as error:
+        raise InvalidInput(str(error), field="ONBEAT_REDIS_URL") from error
+    pool = client.connection_pool
+    pool.connection_class = bounded(pool.connection_class, patience)
+    broker = Broker(client, patience)
+    broker.ping()
+    return broker
+
+
+def connect_within(settings: StackSettings, *, patience_s: float = PATIENCE_S) -> Broker:
+    """`connect` for a process that starts together with its Redis: tries for settings.broker_timeout_s.
+
+    Raises InvalidInput, or DeadlineExceeded with the last reason.
+    """
+    with Waiting("Redis to answer", deadline_s=settings.broker_timeout_s, cure="is ONBEAT_REDIS_URL right?") as waiting:
+        while True:
+            try:
+                with within(waiting.left_s):
+                    return connect(settings, patience_s=patience_s)
+            except BrokerUnavailable as error:
+                waiting.poke(f"Redis to answer ({error.problem})")
+                time.sleep(min(RECONNECT_S, waiting.left_s))
+
+
+def load_scripts(url: str) -> None:
+    """Gives a server that has just started every script; url: of a user who may. Raises as `connect` does."""
+    broker = connect(StackSettings(redis_url=url))
+    with contextlib.closing(broker), broker.call():
+        pipeline: Any = broker.redis.pipeline(transaction=False)
+        for name in SCRIPT_ROLES:
+            pipeline.execute_command("SCRIPT", "LOAD", script_text(name))
+        pipeline.execute()

@@ -1,0 +1,182 @@
+"""The end of a call: one monotonic time, which every repeat, connection and socket read below it keeps to (I8).
+
+    within(30.0)                    whoever asks for the work says how long it may take; nested, the nearer end counts
+      Broker.call()                 one call of the broker: at most its patience
+        DeadlineRetry               repeats while there is time left
+          BoundedSocket             each wait for the server ends with the call, or when the broker is broken off
+
+A server that hangs (stopped, paging, behind a link that swallows packets) so costs no more than one that is dead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, TypeVar
+
+from redis.backoff import AbstractBackoff
+from redis.exceptions import ConnectionError, ResponseError
+from redis.retry import Retry
+
+from broker.connection.server_errors import passes
+from process.waiting import LOG_AFTER_S
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+ATTEMPT_S = 15.0
+"""Longest time that one attempt waits for bytes: then another connection is tried, while the call lasts."""
+CONNECT_S = 5.0
+SLICE_S = 0.25
+"""How often a wait looks whether its call is over."""
+
+_ends = threading.local()
+"""`.at_s`: when the calls of this thread end, by the monotonic clock; absent while nothing bounds them.
+`.blocks_s`: how long the server may block the present one."""
+
+
+@contextlib.contextmanager
+def within(seconds: float, *, clock: Callable[[], float] = time.monotonic) -> Iterator[None]:
+    """Every call of a broker in this thread ends by then. An outer end that is nearer stays."""
+    outer_s: float | None = getattr(_ends, "at_s", None)
+    mine_s = clock() + seconds
+    _ends.at_s = mine_s if outer_s is None else min(outer_s, mine_s)
+    try:
+        yield
+    finally:
+        _ends.at_s = outer_s
+
+
+class Patience:
+    """How long the calls of one broker may take, and whether anybody still wants them. Shared between threads."""
+
+    def __init__(self, patience_s: float, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.patience_s = patience_s
+        self.clock = clock
+        self._broken_off = threading.Event()
+
+    @contextlib.contextmanager
+    def call(self, *, blocks_s: float = 0.0) -> Iterator[None]:
+        """One call. blocks_s: how long the server may keep it waiting for data on top of the patience."""
+        if self._broken_off.is_set():
+            raise ConnectionError("this process ends")
+        outer_s = getattr(_ends, "blocks_s", 0.0)
+        _ends.blocks_s = blocks_s
+        try:
+            with within(self.patience_s + blocks_s, clock=self.clock):
+                yield
+        finally:
+            _ends.blocks_s = outer_s
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the call of this thread ends, at most 0.0 when it is over; its patience outside of a call."""
+        if self._broken_off.is_set():
+            return 0.0
+        at_s: float | None = getattr(_ends, "at_s", None)
+        return self.patience_s if at_s is None else at_s - self.clock()
+
+    def break_off(self) -> None:
+        """Ends every call, those that wait now too, and all that come."""
+        self._broken_off.set()
+
+    def pause(self, seconds: float) -> None:
+        """Sleeps, no longer than the call lasts."""
+        self._broken_off.wait(max(0.0, min(seconds, self.left_s)))
+
+    def __deepcopy__(self, _memo: object) -> Patience:
+        """Each connection copies its retry: they share this."""
+        return self
+
+
+class DeadlineRetry(Retry):
+    """Repeats until the call's end, and says after a while that it waits for the server (I8)."""
+
+    def __init__(self, backoff: AbstractBackoff, patience: Patience) -> None:
+        super().__init__(backoff, retries=-1)
+        self.patience = patience
+
+    def call_with_retry(
+        self,
+        do: Callable[[], T],
+        fail: Callable[..., Any],
+        is_retryable: Callable[[Exception], bool] | None = None,
+        with_failure_count: bool = False,
+    ) -> T:
+        if getattr(_ends, "at_s", None) is None:
+            with self.patience.call():
+                return self.call_with_retry(do, fail, is_retryable, with_failure_count)
+        first_failure_s: float | None = None
+        is_said = False
+        failures = 0
+        while True:
+            try:
+                return do()
+            except (*self._supported_errors, ResponseError) as error:
+                failures += 1
+                if not isinstance(error, ResponseError):  # an answer: the connection is sound
+                    fail(error, failures) if with_failure_count else fail(error)
+                if not passes(error) or (is_retryable and not is_retryable(error)) or self.patience.left_s <= 0:
+                    raise
+                now_s = self.patience.clock()
+                first_failure_s = now_s if first_failure_s is None else first_failure_s
+                if now_s - first_failure_s >= LOG_AFTER_S and not is_said:
+                    is_said = True
+                    log.warning("waiting for Redis to answer, %.0f s so far: %s", now_s - first_failure_s, error)
+            self.patience.pause(self._backoff.compute(failures))
+
+
+class BoundedSocket:
+    """A connected socket whose waits end with the call of their thread. Anything else is the socket's."""
+
+    def __init__(self, connected: socket.socket, patience: Patience) -> None:
+        self._socket = connected
+        self._patience = patience
+        connected.settimeout(SLICE_S)
+
+    def recv_into(self, buffer: Any) -> int:
+        return self._until_ready(lambda: self._socket.recv_into(buffer))
+
+    def recv(self, *args: int) -> bytes:
+        return self._until_ready(lambda: self._socket.recv(*args))
+
+    def sendall(self, data: Any) -> None:
+        """Piece by piece: a server that takes no more bytes must not hold the call."""
+        left = memoryview(data)
+        while left:
+            left = left[self._until_ready(partial(self._socket.send, left)) :]
+
+    def settimeout(self, _seconds: float | None) -> None:
+        """The call says how long."""
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._socket, name)
+
+    def _until_ready(self, attempt: Callable[[], T]) -> T:
+        ends_s = self._patience.clock() + ATTEMPT_S + getattr(_ends, "blocks_s", 0.0)
+        while True:
+            try:
+                return attempt()
+            except TimeoutError:
+                if self._patience.left_s <= 0 or self._patience.clock() >= ends_s:
+                    raise
+
+
+def bounded(connection_class: type[Any], patience: Patience) -> type[Any]:
+    """The connection class, plain or TLS, whose waits are bounded by the call."""
+
+    class Bounded(connection_class):
+        def _connect(self) -> BoundedSocket:
+            # Of a call that is over, too: what it ends with is what the server does. The latter is of TLS handshakes.
+            self.socket_connect_timeout = self.socket_timeout = min(CONNECT_S, max(SLICE_S, patience.left_s))
+            return BoundedSocket(super()._connect(), patience)
+
+    return Bounded

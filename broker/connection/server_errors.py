@@ -1,0 +1,84 @@
+"""The edge where errors of Redis become ours: what passes by itself, what is full, what is wrong.
+
+no answer, or a code of UNAVAILABLE   BrokerUnavailable   tried again while the call lasts; its process waits, or ends
+OOM                                   BrokerFull          a refusal: what it asked for may come when there is room
+a password, a cluster, a role         InvalidInput        of ONBEAT_REDIS_URL
+anything else                         FenceViolation      our own command is wrong, or its data is
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from redis import exceptions
+
+from contracts.errors import BrokerFull, BrokerUnavailable, FenceViolation, InvalidInput, OnbeatError
+
+UNAVAILABLE = {
+    "BUSY": "it runs a long script",
+    "CLUSTERDOWN": "its cluster is down",
+    "LOADING": "it loads its data",
+    "MASTERDOWN": "it is a replica without its primary",
+    "MISCONF": "it cannot write to its disk",
+    "NOREPLICAS": "it has too few replicas to accept writes",
+    "READONLY": "it is a replica",
+    "TRYAGAIN": "its cluster moves keys",
+    "UNBLOCKED": "it became a replica while the call waited",
+    "UNKILLABLE": "it runs a long script that wrote already",
+}
+"""Error codes of a server that refuses a command now and may accept it soon: nothing was written."""
+CLUSTER = frozenset({"ASK", "CROSSSLOT", "MOVED"})
+CODE = re.compile(r"(?:^|caused error: )([A-Z]+) ")
+"""Of an error whose code the client leaves in its text; a pipeline writes its own words before it."""
+
+
+def code(error: Exception) -> str:
+    """The error's first word, as the server sent it; "" where there is none."""
+    status: str | None = getattr(error, "status_code", None)
+    found = CODE.search(str(error))
+    return status or (found[1] if found else "")
+
+
+def passes(error: Exception) -> bool:
+    """Whether the same command may be accepted soon."""
+    if isinstance(error, exceptions.AuthenticationError):
+        return False
+    return (
+        isinstance(error, exceptions.ConnectionError | exceptions.TimeoutError | OSError) or code(error) in UNAVAILABLE
+    )
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Redis errors become ours, with what to do about them."""
+    try:
+        yield
+    except exceptions.AuthenticationError as error:
+        raise InvalidInput("Redis refuses the password", field="ONBEAT_REDIS_URL") from error
+    except exceptions.ResponseError as error:
+        raise _of_response(error) from error
+    except (exceptions.ConnectionError, exceptions.TimeoutError) as error:
+        raise BrokerUnavailable(f"Redis does not answer: {error}", cure="is it running, is the URL right?") from error
+
+
+def _of_response(error: exceptions.ResponseError) -> OnbeatError:
+    of = code(error)
+    if of in UNAVAILABLE:
+        return BrokerUnavailable(f"Redis refuses for now, {UNAVAILABLE[of]}: {error}", cure="look at its log")
+    if isinstance(error, exceptions.OutOfMemoryError) or "OOM" in str(error):
+        return BrokerFull("Redis is at maxmemory and refuses writes", cure="raise maxmemory or end jobs")
+    if isinstance(error, exceptions.NoPermissionError) or str(error).startswith("ACL failure"):
+        return InvalidInput(
+            f"this user may not do that: {error}", field="ONBEAT_REDIS_URL", cure="see broker/connection/roles.py"
+        )
+    if isinstance(error, exceptions.NoScriptError):
+        return BrokerUnavailable(
+            "Redis was not given the scripts of this version", cure="its loader does, at its start"
+        )
+    if of in CLUSTER:
+        return InvalidInput(
+            "is a Redis Cluster", field="ONBEAT_REDIS_URL", cure="use one primary, with replicas or without"
+        )
+    return FenceViolation(f"Redis refused a command: {error}")

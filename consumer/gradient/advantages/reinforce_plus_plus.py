@@ -1,0 +1,41 @@
+"""REINFORCE++ (Hu et al., arXiv 2501.03262), in both of its forms; mean and std are those of the whole iteration.
+
+    reinforce++            A_i = (r_i - mean) / (std + epsilon)
+    reinforce++_baseline   A_i = r'_i / (std + epsilon),  r'_i = r_i - mean of its group: for several samples a prompt
+
+Both are known when the last batch is in. Every loss of the family is linear in a positive scale of the advantages, so
+a micro-batch trains on r', and the iteration's gradient is divided by the deviation once, at the end; the mean of r' is
+0. Where no clip acts a loss is linear in the advantages altogether: then the gradients of r and of 1 are summed apart,
+and the mean times the second is taken off the first (I7).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from consumer.gradient.advantages.group_relative import centred_rewards
+
+
+def undivided_advantages(rewards: NDArray[np.float64]) -> NDArray[np.float64]:
+    """r'. rewards: [k, G]; answers [k, G]."""
+    return centred_rewards(rewards)
+
+
+def centred_scale(centred: Iterable[float], *, num_completions: int, epsilon: float) -> float:
+    """The divisor std + epsilon, with the unbiased std; centred: every r', in any order."""
+    return math.sqrt(math.fsum(value * value for value in centred) / (num_completions - 1)) + epsilon
+
+
+def mean_and_scale(rewards: Collection[float], *, epsilon: float) -> tuple[float, float]:
+    """(mean, std + epsilon) of the iteration's rewards, in any order; equal rewards have an infinite scale.
+
+    They teach nothing, and a rounded mean would leave a residue that a division by epsilon magnifies.
+    """
+    mean = math.fsum(rewards) / len(rewards)
+    if min(rewards) == max(rewards):
+        return mean, math.inf
+    return mean, math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / (len(rewards) - 1)) + epsilon

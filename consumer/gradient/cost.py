@@ -1,0 +1,95 @@
+"""What a rollout batch costs the trainer, counted from shapes: tokens through the layers, floating-point operations.
+
+    6 N a token (Kaplan et al., arXiv 2001.08361, section 2.1), and 12 layers * width for each pair of attending tokens
+
+with N the parameters that multiply every token: all but the input embedding and the head, which meets response tokens
+only. A matrix that is not trained saves its weight gradient: 4 instead of 6. The reference only goes forward: 2 and 4.
+Pairs are the causal ones, T (T + 1) / 2, not the T^2 of the usual short-hand; recomputed activations don't count.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+from transformers.modeling_utils import PreTrainedModel
+
+from contracts.encoding.arrays import ITEM_BYTES
+from contracts.rollouts import RolloutBatch
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelShape:
+    """Of a model's matrices."""
+
+    num_body_parameters: int
+    """Of the layers."""
+    num_head_parameters: int
+    """Of the output matrix, also where it is the embedding."""
+    trained_share: float
+    """Of both, by parameters: below 1.0 under adapters."""
+    num_layers: int
+    attention_width: int
+    """Heads times their width."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingCost:
+    """Of one update on one batch."""
+
+    num_tokens: int = 0
+    """Through the policy's layers; a prompt counts as often as it goes through."""
+    flops: float = 0.0
+
+
+def model_shape(model: PreTrainedModel) -> ModelShape:
+    """Counted once: shapes don't change while a job runs."""
+    config = model.config.get_text_config()
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    outside = {id(parameter) for part in (embedding, head) if part is not None for parameter in part.parameters()}
+    body = [parameter for parameter in model.parameters() if id(parameter) not in outside]
+    of_head = list(head.parameters()) if isinstance(head, nn.Module) else []
+    num_head = sum(parameter.numel() for parameter in of_head)
+    num_body = sum(parameter.numel() for parameter in body)
+    trained = sum(parameter.numel() for parameter in (*body, *of_head) if parameter.requires_grad)
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return ModelShape(
+        num_body_parameters=num_body,
+        num_head_parameters=num_head,
+        trained_share=trained / (num_body + num_head),
+        num_layers=config.num_hidden_layers,
+        attention_width=config.num_attention_heads * width,
+    )
+
+
+def training_cost(
+    shape: ModelShape, batch: RolloutBatch, rows: NDArray[np.int64], *, shares_prompts: bool, with_reference: bool
+) -> TrainingCost:
+    """Of the given rows of a batch; shares_prompts: a group's prompt goes through once.
+
+    The last token of a response is never an input; its length counts all the same, since its log-prob is asked for.
+    """
+    size = batch.group_size
+    num_tokens = num_responses = 0
+    pairs = 0.0
+    seen: set[int] = set()
+    for row in rows.tolist():
+        group = batch.groups[row // size]
+        prompt = len(group.prompt_token_ids) // ITEM_BYTES
+        response = group.rollouts[row % size].completion.num_tokens
+        is_new = row // size not in seen
+        seen.add(row // size)
+        if is_new or not shares_prompts:
+            num_tokens += prompt
+            pairs += prompt * (prompt + 1) / 2
+        num_tokens += response
+        num_responses += response
+        pairs += response * prompt + response * (response + 1) / 2
+    multiplied = shape.num_body_parameters * num_tokens + shape.num_head_parameters * num_responses
+    attention = shape.num_layers * shape.attention_width * pairs
+    flops = (4.0 + 2.0 * shape.trained_share) * multiplied + 12.0 * attention
+    if with_reference:
+        flops += 2.0 * multiplied + 4.0 * attention
+    return TrainingCost(num_tokens=num_tokens, flops=flops)

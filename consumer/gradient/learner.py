@@ -1,0 +1,135 @@
+"""The numerics of one job on one rank: what a micro-batch needs, and everything that a checkpoint holds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from transformers.modeling_utils import PreTrainedModel
+
+from consumer.gradient.accumulation import GradientAccumulator
+from consumer.gradient.cost import ModelShape, model_shape, training_cost
+from consumer.gradient.lockstep import Lockstep
+from consumer.gradient.micro_batch import rows_that_teach
+from consumer.gradient.micro_step import KeptBatch, train_kept_batch, train_micro_batch
+from consumer.gradient.optimizer import PolicyOptimizer
+from consumer.gradient.statistics import MicroBatchStats
+from consumer.model.checkpoint import save_state
+from consumer.model.policy import Policy
+from consumer.model.published_weights import WeightStream
+from consumer.model.rows import is_shared
+from contracts.rollouts import RolloutBatch
+from contracts.spec import JobSpec
+from process.crash_points import reach
+from weight_store.publication import TensorSink
+
+Kept = tuple[MicroBatchStats, KeptBatch]
+"""A batch as the first update left it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """A rollout batch whose gradient is in a sum."""
+
+    stats: MicroBatchStats
+    rank: int
+    started_s: float
+    """Unix time."""
+    ended_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learner:
+    """Policy, optimizer and the sum of an iteration's gradients. Each rank of a trainer has one; all hold the same."""
+
+    spec: JobSpec
+    policy: Policy
+    optimizer: PolicyOptimizer
+    accumulator: GradientAccumulator
+    reference: PreTrainedModel | None
+    rank: int = 0
+    world_size: int = 1
+    lockstep: Lockstep | None = None
+    """Where the ranks share the policy's parameters."""
+    kept: list[Kept] = field(default_factory=list)
+    """What the further updates of the open iteration train; empty where each iteration has one update."""
+
+    def train(self, batch: RolloutBatch) -> Trained:
+        """Forward, backward, accumulate. Raises what `train_micro_batch` raises."""
+        started_s = time.time()
+        stats, kept = train_micro_batch(self.policy, self.reference, batch, self.spec, self.accumulator)
+        if kept is not None and self.spec.algorithm.updates_per_iteration > 1:
+            self.kept.append((stats, kept))
+        return self._trained(
+            self._with_cost(stats, batch, with_reference=self.spec.algorithm.kl_coefficient > 0.0), started_s
+        )
+
+    def train_again(self, check: Callable[[], None]) -> Iterator[Trained]:
+        """The kept batches, under the weights of the last step; `check` is called before each.
+
+        Raises what `check` or `train_kept_batch` raises.
+        """
+        for stats, kept in self.kept:
+            check()
+            started_s = time.time()
+            again = train_kept_batch(self.policy, kept, stats, self.spec, self.accumulator)
+            yield self._trained(self._with_cost(again, kept.batch, with_reference=False), started_s)
+
+    def step(
+        self,
+        *,
+        divisor: float,
+        baseline: float,
+        learning_rate: float,
+        is_last: bool,
+        sink: TensorSink | None = None,
+    ) -> float:
+        """One optimizer step on the accumulated sums (`Scaling`), and new sums; the gradient's norm before clipping.
+
+        is_last: of the iteration: its batches are let go. sink: is given the weights, each as soon as it has its new
+        value.
+        """
+        self.accumulator.total(divisor, baseline=baseline)
+        if sink is None:
+            grad_norm = self.optimizer.step(learning_rate)
+        else:
+            stream = WeightStream(self.policy.weights(), sink)
+            stream.begin()
+            grad_norm = self.optimizer.step(learning_rate, on_stepped=stream.stepped)
+        self.policy.follow()
+        self.accumulator.zero()
+        if is_last:
+            self.kept.clear()
+        return grad_norm
+
+    def publish(self, sink: TensorSink) -> None:
+        """Gives it all the weights as they are. Ranks that share parameters do it at the same time."""
+        WeightStream(self.policy.weights(), sink).all()
+
+    @cached_property
+    def _shape(self) -> ModelShape:
+        return model_shape(self.policy.model)
+
+    def _with_cost(self, stats: MicroBatchStats, batch: RolloutBatch, *, with_reference: bool) -> MicroBatchStats:
+        rows = rows_that_teach(np.array(stats.advantages), every_row=self.spec.algorithm.needs_every_row)
+        shares_prompts = self.spec.trainer.packing == "shared_prompt"
+        cost = training_cost(self._shape, batch, rows, shares_prompts=shares_prompts, with_reference=with_reference)
+        return replace(stats, cost=cost)
+
+    @cached_property
+    def shares_state(self) -> bool:
+        """Whether each rank has rows of what is trained, and not all of it: adapters are whole on every rank."""
+        return any(map(is_shared, self.policy.trained_parameters().values()))
+
+    def save(self, folder: Path) -> None:
+        """Writes what this rank has of weights and optimizer state (consumer/model/checkpoint.py)."""
+        of = (self.rank, self.world_size) if self.shares_state else (0, 1)
+        save_state(folder, self.policy, self.optimizer, rank=of[0], num_ranks=of[1])
+
+    def _trained(self, stats: MicroBatchStats, started_s: float) -> Trained:
+        reach("consumer.after_micro_batch")
+        return Trained(stats=stats, rank=self.rank, started_s=started_s, ended_s=time.time())

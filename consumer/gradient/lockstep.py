@@ -1,0 +1,108 @@
+"""Ranks that share one model's parameters pass through it at the same time, however many batches each of them has.
+
+rank 0   batch a ── pass ── pass ── through                  ┐ before each pass all say what they are about to do,
+rank 1   batch b ── pass ── idle ── through                  │ and who has nothing to do goes along idly
+rank 2   (none)  ── idle ── idle ── through                  ┘
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from enum import IntEnum
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from transformers.modeling_utils import PreTrainedModel
+
+from consumer.model.adapters import Adapters
+from consumer.model.rank_errors import store_errors
+
+
+class Pass(IntEnum):
+    """What a rank is about to do; where they want different things, the lowest one comes first."""
+
+    NONE = 0
+    REFERENCE = 1
+    """Forward, of the reference; where it is the policy without adapters, of that."""
+    FORWARD = 2
+    """Without gradient, of the policy."""
+    GRADIENT = 3
+    """Forward and backward."""
+
+
+class Lockstep:
+    """Of one rank. Every rank makes one, and calls `through` after each of its turns."""
+
+    def __init__(
+        self,
+        policy: PreTrainedModel,
+        reference: PreTrainedModel | None,
+        *,
+        mute: Callable[[bool], None],
+        adapters: Adapters | None = None,
+    ) -> None:
+        """mute: of `ShardedAccumulator`. adapters: without which the policy is the reference, so that there is none."""
+        self._policy = policy
+        self._reference = reference
+        self._mute = mute
+        self._adapters = adapters
+        self._is_idle = False
+        self._watch(policy, self._kind)
+        if reference is not None:
+            self._watch(reference, lambda: Pass.REFERENCE)
+
+    def _kind(self) -> Pass:
+        if self._adapters is not None and self._adapters.are_disabled:
+            return Pass.REFERENCE
+        return Pass.GRADIENT if torch.is_grad_enabled() else Pass.FORWARD
+
+    def through(self) -> None:
+        """Returns when no rank has a pass left in this turn."""
+        self._wait_for_turn(Pass.NONE)
+
+    def _watch(self, model: PreTrainedModel, kind: Callable[[], Pass]) -> None:
+        def before(_module: nn.Module, _inputs: Any) -> None:
+            if not self._is_idle:
+                self._wait_for_turn(kind())
+
+        # Before FSDP2's own hook, which gathers parameters.
+        cast(nn.Module, model).register_forward_pre_hook(before, prepend=True)
+
+    def _wait_for_turn(self, wanted: Pass) -> None:
+        while (common := self._common(wanted)) is not wanted:
+            with self._idling():
+                self._pass(common)
+
+    def _common(self, wanted: Pass) -> Pass:
+        """The lowest kind that some rank wants; NONE where nobody wants any."""
+        wishes = torch.zeros(len(Pass), dtype=torch.int64)
+        wishes[wanted] = 1
+        with store_errors():
+            dist.all_reduce(wishes)
+        return next((kind for kind in Pass if kind is not Pass.NONE and wishes[kind] > 0), Pass.NONE)
+
+    def _pass(self, kind: Pass) -> None:
+        is_reference = kind is Pass.REFERENCE
+        model = self._reference if is_reference and self._reference is not None else self._policy
+        # Each rank's rows must be those of the same weights.
+        without = self._adapters.disabled() if is_reference and self._adapters is not None else nullcontext()
+        tokens = torch.zeros((1, 2), dtype=torch.int64, device=model.device)
+        with without, torch.set_grad_enabled(kind is Pass.GRADIENT):
+            logits = model(input_ids=tokens, use_cache=False).logits
+            if kind is Pass.GRADIENT:
+                logits.float().sum().backward()
+                for parameter in cast(nn.Module, model).parameters():
+                    parameter.grad = None
+
+    @contextmanager
+    def _idling(self) -> Iterator[None]:
+        self._is_idle = True
+        self._mute(True)
+        try:
+            yield
+        finally:
+            self._mute(False)
+            self._is_idle = False

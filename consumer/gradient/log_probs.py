@@ -1,0 +1,77 @@
+"""Log-probs that a model gives to the sampled tokens of a micro-batch: one pass, and logits of those tokens only."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import Tensor
+from transformers.modeling_utils import PreTrainedModel
+
+from consumer.gradient.micro_batch import MicroBatch
+from consumer.model.inputs import PackedInputs
+from consumer.model.language_head import (
+    base_causal_lm,
+    chosen_values,
+    has_plain_head,
+    last_states,
+    project,
+    takes_logits_to_keep,
+    upcast,
+    vocabulary_size,
+)
+from consumer.model.shared_prompt.trial import share_prompts
+
+
+def response_logprobs(model: PreTrainedModel, micro_batch: MicroBatch, temperature: float) -> Tensor:
+    """[rows, T_max] log-probs of the response tokens under logits / temperature; padding holds 0.0."""
+    logprobs, _ = _values(model, micro_batch, temperature, entropy=False)
+    return _in_rows(logprobs, micro_batch)
+
+
+def response_logprobs_and_entropy(
+    model: PreTrainedModel, micro_batch: MicroBatch, temperature: float
+) -> tuple[Tensor, Tensor]:
+    """`response_logprobs`, and [rows, T_max] the entropy in nats of the distribution that each token was drawn from."""
+    logprobs, entropy = _values(model, micro_batch, temperature, entropy=True)
+    return _in_rows(logprobs, micro_batch), _in_rows(entropy, micro_batch)
+
+
+def _values(
+    model: PreTrainedModel, micro_batch: MicroBatch, temperature: float, *, entropy: bool
+) -> tuple[Tensor, Tensor]:
+    """Log-probs [N] of the real response tokens, row by row, and entropies [N] (or [0] where they aren't asked for)."""
+    if isinstance(micro_batch.inputs, PackedInputs):
+        share_prompts(model)
+    if has_plain_head(model):
+        states, logits_of = _predicting_states(model, micro_batch), functools.partial(project, model)
+    else:
+        states, logits_of = _predicting_logits(model, micro_batch), upcast
+    return chosen_values(
+        logits_of,
+        states,
+        micro_batch.response_ids[micro_batch.loss_mask].to(model.device),
+        vocabulary_size=vocabulary_size(model),
+        temperature=temperature,
+        entropy=entropy,
+    )
+
+
+def _predicting_states(model: PreTrainedModel, micro_batch: MicroBatch) -> Tensor:
+    """[N, h]: the last hidden states that the head turns into the response tokens' logits."""
+    inputs = micro_batch.inputs
+    states = last_states(model, **inputs.arguments(model.device))
+    return states.flatten(0, 1).index_select(0, inputs.predicting[micro_batch.loss_mask].to(model.device))
+
+
+def _predicting_logits(model: PreTrainedModel, micro_batch: MicroBatch) -> Tensor:
+    """[N, V]: of an architecture that makes its logits in a way of its own, all response positions at once."""
+    num_positions = micro_batch.response_ids.shape[1]
+    keep = {"logits_to_keep": num_positions} if takes_logits_to_keep(type(base_causal_lm(model))) else {}
+    output = model(use_cache=False, **micro_batch.inputs.arguments(model.device), **keep)
+    return output.logits[:, -num_positions:][micro_batch.loss_mask.to(model.device)]
+
+
+def _in_rows(values: Tensor, micro_batch: MicroBatch) -> Tensor:
+    real = micro_batch.loss_mask.to(values.device)
+    return torch.zeros(real.shape, dtype=values.dtype, device=values.device).index_put((real,), values)

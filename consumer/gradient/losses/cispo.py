@@ -1,0 +1,24 @@
+"""CISPO (MiniMax-M1, arXiv 2506.13585, equations 4 and 5): the ratio is a clipped weight, and no token is dropped.
+
+    L = 1/(sum_i |o_i|) sum_i sum_t -sg(clip(rho, 1 - clip_low, 1 + clip_high)) A_i log pi(o_t)
+
+sg stops the gradient. clip_low = 1 sets no lower bound, as the paper does.
+"""
+
+from __future__ import annotations
+
+from consumer.gradient.losses.base import LossInputs, PolicyLoss, PolicyTerm
+from consumer.gradient.losses.normalisers import TOKEN_MEAN
+
+
+def weighted_log_prob(inputs: LossInputs) -> PolicyTerm:
+    """REINFORCE with a truncated importance weight for each token."""
+    ratio = inputs.log_ratio().detach().exp()
+    weight = inputs.clip(ratio)
+    gain = inputs.advantages.unsqueeze(1)
+    return PolicyTerm(
+        token_loss=-(weight * gain) * inputs.logprobs, clipped_low=ratio < weight, clipped_high=ratio > weight
+    )
+
+
+CISPO = PolicyLoss(surrogate=weighted_log_prob, normaliser=TOKEN_MEAN)

@@ -1,0 +1,161 @@
+"""The whole loss of a micro-batch: the chosen member of the family, with what the spec adds to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from consumer.gradient.losses.base import LossInputs, PolicyLoss
+from consumer.gradient.losses.bnpo import BNPO
+from consumer.gradient.losses.cispo import CISPO
+from consumer.gradient.losses.correction import correction_weights
+from consumer.gradient.losses.dapo import DAPO
+from consumer.gradient.losses.dr_grpo import DR_GRPO
+from consumer.gradient.losses.grpo import GRPO
+from consumer.gradient.losses.gspo import GSPO
+from consumer.gradient.losses.kl import ESTIMATORS, k3
+from consumer.gradient.losses.normalisers import BatchSizes
+from contracts.spec_tables.algorithm import AlgorithmSpec
+
+LossName = Literal["grpo", "dr_grpo", "dapo", "bnpo", "gspo", "cispo"]
+LOSSES: dict[LossName, PolicyLoss] = {
+    "grpo": GRPO,
+    "dr_grpo": DR_GRPO,
+    "dapo": DAPO,
+    "bnpo": BNPO,
+    "gspo": GSPO,
+    "cispo": CISPO,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenLogprobs:
+    """What the models give to the sampled tokens of a micro-batch; padding may hold any finite value."""
+
+    policy: Tensor
+    """[R, T] with gradient."""
+    generator: Tensor
+    """[R, T] as sampled."""
+    old: Tensor | None = None
+    """[R, T] of the policy before the iteration's first step; None in that step: it is the policy itself."""
+    reference: Tensor | None = None
+    """[R, T] of the frozen initial model; None without a KL term."""
+    entropy: Tensor | None = None
+    """[R, T] with gradient, in nats, of the whole distribution at each token; None where it was not measured."""
+
+    def masked(self, loss_mask: Tensor) -> TokenLogprobs:
+        """0.0 where loss_mask is False: an exponential of padding could overflow, and its gradient be NaN."""
+
+        def mask(values: Tensor | None) -> Tensor | None:
+            return None if values is None else values.masked_fill(~loss_mask, 0.0)
+
+        return TokenLogprobs(
+            policy=self.policy.masked_fill(~loss_mask, 0.0),
+            generator=self.generator.to(self.policy).masked_fill(~loss_mask, 0.0),
+            old=mask(self.old),
+            reference=mask(self.reference),
+            entropy=mask(self.entropy),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossTerms:
+    """Loss of one micro-batch, and what is logged of it."""
+
+    loss_sum: Tensor
+    """Scalar with gradient, undivided: see `Normaliser`."""
+    num_clipped_low: int
+    """Tokens whose loss the lower clip changed."""
+    num_clipped_high: int
+    """Tokens whose loss the upper clip changed."""
+    can_clip: bool
+    """Whether the ratio is anything but exactly 1."""
+    num_corrected: int
+    """Tokens whose weight against the generator was truncated or set to zero."""
+    k3_sum: float
+    """Sum of k3 over tokens; 0.0 without a reference."""
+    entropy_sum: float
+    """Sum of entropies over tokens, in nats; 0.0 where they were not measured."""
+    num_entropy_tokens: int
+    """Tokens of that sum."""
+
+    @property
+    def num_clipped(self) -> int:
+        return self.num_clipped_low + self.num_clipped_high
+
+
+def family_loss(
+    logprobs: TokenLogprobs, *, advantages: Tensor, loss_mask: Tensor, algorithm: AlgorithmSpec, sizes: BatchSizes
+) -> LossTerms:
+    """advantages: [R]; loss_mask: bool [R, T], at least one True in each row."""
+    tokens = logprobs.masked(loss_mask)
+    clip_low, clip_high = algorithm.clip_range
+    inputs = LossInputs(
+        logprobs=tokens.policy,
+        old_logprobs=tokens.generator if algorithm.old_policy == "generator" else tokens.old,
+        advantages=advantages,
+        loss_mask=loss_mask,
+        clip_low=clip_low,
+        clip_high=clip_high,
+    )
+    member = LOSSES[algorithm.loss]
+    term = member.surrogate(inputs)
+    token_loss, num_corrected = _corrected(term.token_loss, tokens, loss_mask, algorithm)
+    k3_sum = entropy_sum = 0.0
+    if tokens.reference is not None:
+        if algorithm.kl_placement == "loss":
+            divergence = ESTIMATORS[algorithm.kl_estimator](tokens.policy, tokens.reference)
+            token_loss = token_loss + algorithm.kl_coefficient * divergence
+        k3_sum = float(k3(tokens.policy.detach(), tokens.reference)[loss_mask].double().sum())
+    if tokens.entropy is not None:
+        if algorithm.entropy_coefficient > 0.0:
+            token_loss = token_loss - algorithm.entropy_coefficient * tokens.entropy
+        entropy_sum = float(tokens.entropy.detach().double().sum())
+    counted = loss_mask
+    if not algorithm.has_late_baseline:
+        # Where it has one, these are rewards, and an advantage of 0 isn't known yet.
+        counted = loss_mask & (advantages != 0.0).unsqueeze(1)
+    return LossTerms(
+        loss_sum=member.normaliser.reduce(token_loss, loss_mask, sizes),
+        num_clipped_low=int((term.clipped_low & counted).sum()),
+        num_clipped_high=int((term.clipped_high & counted).sum()),
+        can_clip=inputs.old_logprobs is not None,
+        num_corrected=num_corrected,
+        k3_sum=k3_sum,
+        entropy_sum=entropy_sum,
+        num_entropy_tokens=0 if tokens.entropy is None else int(loss_mask.sum()),
+    )
+
+
+def response_divergences(
+    logprobs: TokenLogprobs, *, loss_mask: Tensor, estimator: Literal["k1", "k2", "k3"]
+) -> NDArray[np.float64]:
+    """float64 [R]: the estimate summed over each response, for a KL in the reward. Needs a reference."""
+    tokens = logprobs.masked(loss_mask)
+    if tokens.reference is None:
+        raise ValueError("a divergence needs the reference's log-probs")
+    divergence = ESTIMATORS[estimator](tokens.policy.detach().double(), tokens.reference.double())
+    return divergence.sum(dim=1).cpu().numpy()
+
+
+def _corrected(
+    token_loss: Tensor, tokens: TokenLogprobs, loss_mask: Tensor, algorithm: AlgorithmSpec
+) -> tuple[Tensor, int]:
+    """The weighted surrogate, and how many tokens the bounds acted on."""
+    if algorithm.correction == "none":
+        return token_loss, 0
+    low, high = algorithm.correction_range
+    weights, bounded = correction_weights(
+        tokens.policy if tokens.old is None else tokens.old,
+        tokens.generator,
+        loss_mask=loss_mask,
+        kind=algorithm.correction,
+        level=algorithm.correction_level,
+        low=low,
+        high=high,
+    )
+    return token_loss * weights, int((bounded & loss_mask).sum())

@@ -1,0 +1,31 @@
+"""GSPO (Zheng et al., arXiv 2507.18071, equations 5 to 7): one ratio for the whole response.
+
+    L = 1/N sum_i -min(s_i A_i, clip(s_i, 1 - clip_low, 1 + clip_high) A_i)
+    s_i = exp(1/|o_i| sum_t log rho_t)
+
+s_i is a geometric mean, so its clip range is some hundred times narrower than that of a token's ratio.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from consumer.gradient.losses.base import LossInputs, PolicyLoss, PolicyTerm
+from consumer.gradient.losses.normalisers import RESPONSE_MEAN
+
+
+def sequence_surrogate(inputs: LossInputs) -> PolicyTerm:
+    """The response's loss stands on each of its tokens: their mean is the loss."""
+    log_ratio = inputs.log_ratio()
+    ratio = (log_ratio.sum(dim=1) / inputs.loss_mask.sum(dim=1)).exp()
+    clipped = inputs.clip(ratio)
+    gain = inputs.advantages
+    loss = -torch.minimum(ratio * gain, clipped * gain)
+    return PolicyTerm(
+        token_loss=loss.unsqueeze(1).expand_as(log_ratio),
+        clipped_low=((ratio < clipped) & (gain < 0.0)).unsqueeze(1).expand_as(log_ratio),
+        clipped_high=((ratio > clipped) & (gain > 0.0)).unsqueeze(1).expand_as(log_ratio),
+    )
+
+
+GSPO = PolicyLoss(surrogate=sequence_surrogate, normaliser=RESPONSE_MEAN)

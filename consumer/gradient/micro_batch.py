@@ -1,0 +1,140 @@
+"""Rollout batch → micro-batches: the rows of one forward and backward pass, as tensors.
+
+Worked example, two rows with responses [1, 2, 3] and [4] (T_max = 3); how they go into a model is `model_inputs`:
+
+    response_ids         [[1, 2, 3], [4, 0, 0]]
+    loss_mask            [[1, 1, 1], [1, 0, 0]]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from consumer.model.inputs import ModelInputs, packed_inputs, padded_inputs
+from contracts.rollouts import RolloutBatch
+
+Packing = Literal["shared_prompt", "padded"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MicroBatch:
+    """R rows of one rollout batch, in the order of the batch."""
+
+    inputs: ModelInputs
+    response_ids: Tensor
+    """int64 [R, T_max]; 0 where loss_mask is False."""
+    loss_mask: Tensor
+    """bool [R, T_max]; True on sampled tokens."""
+    generator_logprobs: Tensor
+    """float32 [R, T_max]; 0.0 where loss_mask is False."""
+    advantages: Tensor
+    """float64 [R]; the loss rounds them to the dtype of the log-probs."""
+    group_index: Tensor
+    """int64 [R]; the row's group in the rollout batch."""
+
+
+def batch_rewards(batch: RolloutBatch) -> NDArray[np.float64]:
+    """float64 [k, G] rewards, in the order of the batch."""
+    return np.array([[rollout.reward for rollout in group.rollouts] for group in batch.groups], dtype=np.float64)
+
+
+def rows_that_teach(advantages: NDArray[np.float64], *, every_row: bool) -> NDArray[np.int64]:
+    """Rows whose gradient can differ from zero: those of nonzero advantage, or all of them under a KL or entropy term.
+
+    advantages: [k, G]; answers flat row numbers, ascending. Left-out rows contribute exactly 0 to the summed loss.
+    """
+    flat = advantages.reshape(-1)
+    return np.arange(flat.size) if every_row else np.flatnonzero(flat)
+
+
+def split_rows(
+    batch: RolloutBatch, rows: NDArray[np.int64], *, packing: Packing, max_tokens: int
+) -> list[NDArray[np.int64]]:
+    """Rows of each pass, so that a pass has at most max_tokens input tokens, padding included; a row is never cut.
+
+    A function of the batch alone, and the order of the rows is kept (I7). Packed, a group that fits into a pass is not
+    split, so that its prompt goes through once.
+    """
+    lengths = [_row_tokens(batch, row) for row in rows.tolist()]
+    parts = _packed_parts if packing == "shared_prompt" else _padded_parts
+    ends = list(parts(lengths, [row // batch.group_size for row in rows.tolist()], max_tokens))
+    return np.split(rows, ends)
+
+
+def make_micro_batch(
+    batch: RolloutBatch,
+    *,
+    advantages: NDArray[np.float64],
+    rows: NDArray[np.int64] | None = None,
+    packing: Packing = "padded",
+) -> MicroBatch:
+    """Decodes the chosen rows (ascending; default: all).
+
+    advantages: [k, G]. At least one row.
+    """
+    size = batch.group_size
+    chosen = range(batch.num_completions) if rows is None else rows.tolist()
+    if not chosen:
+        raise ValueError("a micro-batch needs at least one row")
+    group_index = [row // size for row in chosen]
+    completions = [batch.groups[row // size].rollouts[row % size].completion for row in chosen]
+    decoded = [np.frombuffer(group.prompt_token_ids, dtype="<i4") for group in batch.groups]
+    prompts = [decoded[index] for index in group_index]
+    responses = [np.frombuffer(completion.token_ids, dtype="<i4") for completion in completions]
+    logprobs = [np.frombuffer(completion.generator_logprobs, dtype="<f4") for completion in completions]
+    lengths = np.array([response.size for response in responses])
+    return MicroBatch(
+        inputs=packed_inputs(prompts, responses, group_index)
+        if packing == "shared_prompt"
+        else padded_inputs(prompts, responses),
+        response_ids=_right_padded(responses, np.int64),
+        loss_mask=torch.from_numpy(np.arange(lengths.max()) < lengths[:, None]),
+        generator_logprobs=_right_padded(logprobs, np.float32),
+        advantages=torch.from_numpy(advantages.reshape(-1)[chosen]),
+        group_index=torch.tensor(group_index),
+    )
+
+
+def _row_tokens(batch: RolloutBatch, row: int) -> tuple[int, int]:
+    """(prompt tokens, response tokens)."""
+    group = batch.groups[row // batch.group_size]
+    return len(group.prompt_token_ids) // 4, group.rollouts[row % batch.group_size].completion.num_tokens
+
+
+def _padded_parts(lengths: Sequence[tuple[int, int]], _groups: Sequence[int], max_tokens: int) -> Iterator[int]:
+    """Row counts at which a new pass starts."""
+    start = longest_prompt = longest_response = 0
+    for number, (prompt, response) in enumerate(lengths):
+        longest_prompt, longest_response = max(longest_prompt, prompt), max(longest_response, response)
+        if number > start and (number + 1 - start) * (longest_prompt + longest_response - 1) > max_tokens:
+            yield number
+            start, longest_prompt, longest_response = number, prompt, response
+
+
+def _packed_parts(lengths: Sequence[tuple[int, int]], groups: Sequence[int], max_tokens: int) -> Iterator[int]:
+    """Row counts at which a new pass starts."""
+    whole: dict[int, int] = {}
+    for group, (prompt, response) in zip(groups, lengths, strict=True):
+        whole[group] = whole.get(group, prompt) + response - 1
+    used, previous = 0, -1
+    for number, (group, (prompt, response)) in enumerate(zip(groups, lengths, strict=True)):
+        more = response - 1 + (prompt if group != previous else 0)
+        fits_elsewhere = group != previous and used + whole[group] > max_tokens >= whole[group]
+        if number and (used + more > max_tokens or fits_elsewhere):
+            yield number
+            used, more = 0, prompt + response - 1
+        used, previous = used + more, group
+
+
+def _right_padded(rows: Sequence[NDArray], dtype: type[np.int64] | type[np.float32]) -> Tensor:
+    padded = np.zeros((len(rows), max(row.size for row in rows)), dtype=dtype)
+    for row, values in enumerate(rows):
+        padded[row, : values.size] = values
+    return torch.from_numpy(padded)

@@ -1,0 +1,288 @@
+"""Checkpoints: everything that the next iteration needs to give the same bits. No pickle.
+
+    checkpoints/i000010/          state after iteration 10: it resumes at 11
+        model.safetensors         `Policy.state_tensors`: the weights in the trained dtype, or the adapters alone
+        optimizer.safetensors     `PolicyOptimizer.state_tensors`
+        model-00001-of-00004.safetensors, …    instead of these, where ranks share the parameters: each rank's rows
+        state.json                CheckpointState, with a digest of each file above
+
+The learning rate is a function of the iteration, so there is no scheduler to save.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import torch
+from blake3 import blake3
+from msgspec import Meta
+from torch.distributed.tensor import DTensor
+
+from consumer.gradient.optimizer import PolicyOptimizer
+from consumer.model.policy import Policy
+from consumer.model.rows import local_rows
+from consumer.model.stored_tensors import stored_rows
+from contracts.encoding.digests import Digest
+from contracts.encoding.names import FileName
+from contracts.encoding.wire import Record, decode_json, encode_json
+from contracts.errors import ContractViolation, InvalidInput, NotFound, OnbeatError, WeightsRejected
+from contracts.versions import PolicyVersion
+from process.crash_points import reach
+from weight_store.files.stored_tensors import StoredTensors
+from weight_store.files.tensor_folder import remove_folders, remove_scratch, save_tensors, write_folder
+from weight_store.hashing import tensors_digest
+
+logger = logging.getLogger(__name__)
+
+FORMAT_VERSION = 2
+MODEL_FILE = "model.safetensors"
+OPTIMIZER_FILE = "optimizer.safetensors"
+STATE_FILE = "state.json"
+FOLDER_NAME = re.compile(r"i(\d{6,})")
+
+
+class AdapterState(Record, frozen=True, kw_only=True):
+    """A version as adapters on weights that are not in the checkpoint."""
+
+    base_digest: Digest
+    """Of the model without them."""
+    adapters_digest: Digest
+
+
+class CheckpointState(Record, frozen=True, kw_only=True):
+    """state.json."""
+
+    format_version: int
+    job_id: str
+    iteration: Annotated[int, Meta(ge=0)]
+    """The last iteration that was trained."""
+    policy_version: PolicyVersion
+    """The version that it made: iteration + 1."""
+    weights_digest: Digest
+    """Of that version."""
+    adapters: AdapterState | None = None
+    """Where model.safetensors holds adapters alone."""
+    torch_random_state: str
+    """Hex of torch's CPU generator. No pass draws from it (dropout is off); a model's own code might."""
+    files: dict[FileName, Digest]
+    """BLAKE3-256 of each other file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """A checkpoint whose digests were verified."""
+
+    folder: Path
+    state: CheckpointState
+    model_tensors: StoredTensors
+    optimizer_tensors: StoredTensors
+
+    def restore(self, policy: Policy, optimizer: PolicyOptimizer) -> None:
+        """Puts weights, optimizer state and random state back in place.
+
+        Raises InvalidInput or ContractViolation where the tensors are not this model's.
+        """
+        self._check_base(policy)
+        trained = policy.trained_parameters()
+        policy.load_state_tensors(self.model_tensors)
+        optimizer.load_state_tensors(
+            {
+                name: stored_rows(self.optimizer_tensors, name, like=trained.get(name.partition(".")[2]))
+                for name in self.optimizer_tensors
+            }
+        )
+        random_state = bytearray.fromhex(self.state.torch_random_state)
+        torch.set_rng_state(torch.frombuffer(random_state, dtype=torch.uint8))
+
+    def _check_base(self, policy: Policy) -> None:
+        adapters = self.state.adapters
+        if adapters is not None and adapters.base_digest != policy.base_digest:
+            raise InvalidInput(
+                f"the model is not the one that the adapters of {self.folder.name} were trained on",
+                field="model.path",
+                cure="put the folder back that the job was started with",
+            )
+
+
+def write_checkpoint(
+    folder: Path,
+    *,
+    job_id: str,
+    iteration: int,
+    weights_digest: str,
+    save: Callable[[Path], None],
+    adapters: AdapterState | None = None,
+) -> CheckpointState:
+    """Writes the state after `iteration` to `folder` (`RunFolder.checkpoint_after`), on disk when it returns.
+
+    weights_digest: of the version that the iteration made, as its manifest has it. save: has `save_state` called for
+    every rank that has some. adapters: of `adapter_state`. Raises OnbeatError naming the folder when it cannot be
+    written; earlier checkpoints stay good and nothing is left behind.
+    """
+    states: list[CheckpointState] = []
+
+    def fill(scratch: Path) -> None:
+        save(scratch)
+        state = CheckpointState(
+            format_version=FORMAT_VERSION,
+            job_id=job_id,
+            iteration=iteration,
+            policy_version=iteration + 1,
+            weights_digest=weights_digest,
+            adapters=adapters,
+            torch_random_state=torch.get_rng_state().numpy().tobytes().hex(),
+            files={path.name: _file_digest(path) for path in sorted(scratch.iterdir())},
+        )
+        (scratch / STATE_FILE).write_bytes(encode_json(state))
+        states.append(state)
+
+    write_folder(folder, fill, durable=True)
+    return states[0]
+
+
+def save_state(folder: Path, policy: Policy, optimizer: PolicyOptimizer, *, rank: int = 0, num_ranks: int = 1) -> None:
+    """Writes one rank's files: its rows of what the ranks share, and rank 0 what each of them has whole."""
+    rows = {name: local_rows(t) for name, t in policy.state_tensors().items() if rank == 0 or isinstance(t, DTensor)}
+    save_tensors(rows, folder / _file_name(MODEL_FILE, rank, num_ranks))
+    reach("consumer.writing_checkpoint")
+    state = {name: t for name, t in optimizer.state_tensors().items() if rank == 0 or t.dim() > 0}
+    save_tensors(state, folder / _file_name(OPTIMIZER_FILE, rank, num_ranks))
+
+
+def adapter_state(policy: Policy) -> AdapterState | None:
+    """What a checkpoint says of adapters; None for a policy without."""
+    if policy.adapters is None:
+        return None
+    return AdapterState(base_digest=policy.base_digest, adapters_digest=tensors_digest(policy.state_tensors()))
+
+
+def read_checkpoint(folder: Path) -> Checkpoint:
+    """Reads and verifies a checkpoint.
+
+    Raises NotFound for a missing file, ContractViolation for a damaged one, InvalidInput for one of another release,
+    WeightsRejected for weights whose digest is not the recorded version's; each names the file.
+    """
+    state = _read_state(folder / STATE_FILE)
+    for name in {MODEL_FILE, OPTIMIZER_FILE} if MODEL_FILE in state.files else state.files:
+        _verify_file(folder / name, state.files.get(name, ""))
+    model_tensors = _stored(folder, state, MODEL_FILE)
+    if tensors_digest(model_tensors) != (state.adapters.adapters_digest if state.adapters else state.weights_digest):
+        raise WeightsRejected(
+            f"the weights are not version {state.policy_version} as recorded", field=str(folder / MODEL_FILE)
+        )
+    return Checkpoint(
+        folder=folder,
+        state=state,
+        model_tensors=model_tensors,
+        optimizer_tensors=_stored(folder, state, OPTIMIZER_FILE),
+    )
+
+
+def latest_checkpoint(checkpoints: Path, *, job_id: str, versions: Mapping[int, str]) -> Checkpoint | None:
+    """The newest good checkpoint below `checkpoints` of a version that the job has; None where there is none.
+
+    versions: version → digest, those that the fence knows of and no rewind took back (`contracts.events.versions_of`).
+
+    A damaged or foreign one, and one of a future that was abandoned, is skipped with a logged reason: the run replays
+    the iterations since the one before. Raises InvalidInput for one of another release: it isn't replaced unasked.
+    """
+    for folder in reversed(checkpoint_folders(checkpoints)):
+        try:
+            checkpoint = read_checkpoint(folder)
+        except InvalidInput:
+            raise
+        except OnbeatError as error:
+            logger.warning("checkpoint %s is skipped: %s", folder.name, error)
+            continue
+        state = checkpoint.state
+        if state.job_id != job_id:
+            logger.warning("checkpoint %s is skipped: it belongs to job %s", folder.name, state.job_id)
+        elif versions.get(state.policy_version) != state.weights_digest:
+            logger.warning("checkpoint %s is skipped: its version is not one of this job", folder.name)
+        else:
+            return checkpoint
+    return None
+
+
+def forget_after(checkpoints: Path, iteration: int) -> None:
+    """Removes what a trainer that goes on after `iteration` leaves behind: later checkpoints, of a future that is no
+    more or that can't be read, and what killed writers left. -1 leaves none.
+
+    They would push out fresh ones, and be believed by a later start.
+    """
+    remove_folders([folder for folder in checkpoint_folders(checkpoints) if _iteration_of(folder) > iteration])
+    remove_scratch(checkpoints)
+
+
+def keep_newest_and_best(checkpoints: Path, count: int, *, scores: Mapping[int, float]) -> None:
+    """Removes all but the newest `count` checkpoints and the best.
+
+    scores: policy version → score; the best is the one whose version has the highest, the oldest of equals. A version
+    is evaluated after its checkpoint is written, so a checkpoint is judged when newer ones push it out.
+    """
+    folders = checkpoint_folders(checkpoints)
+    scored = [folder for folder in folders if _iteration_of(folder) + 1 in scores]
+    best = max(scored, key=lambda folder: scores[_iteration_of(folder) + 1], default=None)
+    remove_folders([folder for folder in folders[:-count] if folder != best])
+
+
+def checkpoint_folders(checkpoints: Path) -> list[Path]:
+    """Named checkpoints, oldest first, not verified."""
+    if not checkpoints.is_dir():
+        return []
+    return sorted((path for path in checkpoints.iterdir() if FOLDER_NAME.fullmatch(path.name)), key=_iteration_of)
+
+
+def _iteration_of(folder: Path) -> int:
+    return int(folder.name[1:])
+
+
+def _read_state(path: Path) -> CheckpointState:
+    try:
+        state = decode_json(path.read_bytes(), CheckpointState)
+    except OSError as error:
+        raise NotFound(f"cannot read: {error.strerror}", field=str(path)) from error
+    except InvalidInput as error:
+        raise ContractViolation(f"is damaged: {error}", field=str(path)) from error
+    if path.parent.name != f"i{state.iteration:06d}" or state.policy_version != state.iteration + 1:
+        raise ContractViolation(
+            f"says iteration {state.iteration}, version {state.policy_version}, against its folder's name",
+            field=str(path),
+        )
+    if state.format_version != FORMAT_VERSION:
+        raise InvalidInput(
+            f"has format {state.format_version}, this release reads {FORMAT_VERSION}",
+            field=str(path),
+            cure="resume it with the release that wrote it",
+        )
+    return state
+
+
+def _verify_file(path: Path, expected: str) -> None:
+    try:
+        actual = _file_digest(path)
+    except OSError as error:
+        raise NotFound(f"cannot read: {error.strerror}", field=str(path)) from error
+    if actual != expected:
+        raise ContractViolation("is damaged: its digest is not the recorded one", field=str(path))
+
+
+def _file_name(name: str, rank: int, num_ranks: int) -> str:
+    """`model.safetensors`, of several ranks `model-00001-of-00004.safetensors`."""
+    stem, _, suffix = name.partition(".")
+    return name if num_ranks == 1 else f"{stem}-{rank + 1:05d}-of-{num_ranks:05d}.{suffix}"
+
+
+def _stored(folder: Path, state: CheckpointState, name: str) -> StoredTensors:
+    """Of the file of that name, or of those that the ranks wrote instead."""
+    stem = name.partition(".")[0]
+    return StoredTensors([folder / file for file in sorted(state.files) if re.split(r"[-.]", file)[0] == stem])
+
+
+def _file_digest(path: Path) -> str:
+    return blake3(max_threads=blake3.AUTO).update_mmap(path).hexdigest()

@@ -1,0 +1,134 @@
+"""The two layouts in which the rows of a micro-batch go through a model.
+
+`padded`, a row for each response, here with prompts [5, 6] and [7], responses [1, 2, 3] and [4] (P = 2, T_max = 3):
+
+    input_ids            [[5, 6, 1, 2], [0, 7, 0, 0]]      a response's last token is never an input
+    attention_mask       [[1, 1, 1, 1], [0, 1, 0, 0]]
+    position_ids         [[0, 1, 2, 3], [0, 0, 0, 0]]
+    predicting           [[1, 2, 3], [5, 0, 0]]            of input_ids flattened
+
+`shared_prompt`, one sequence in which a group's prompt stands once (`SharedPromptLayout`), with the same two rows:
+
+    input_ids            [[5, 6, 1, 2, 7]]
+    position_ids         [[0, 1, 2, 3, 0]]
+    predicting           [[1, 2, 3], [4, 0, 0]]            a prompt's last token predicts the first of all its responses
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from consumer.model.shared_prompt.attention import attention_arguments
+from consumer.model.shared_prompt.layout import GroupLengths, SharedPromptLayout
+
+Tokens = NDArray[np.int32]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PaddedInputs:
+    """R rows: prompts padded on the left, responses on the right."""
+
+    input_ids: Tensor
+    """int64 [R, P + T_max - 1]."""
+    attention_mask: Tensor
+    """int64 [R, P + T_max - 1]; 1 where input_ids holds a real token."""
+    position_ids: Tensor
+    """int64 [R, P + T_max - 1]."""
+    prompts_are_padded: bool
+    """Prompts differ in length: only then does causal attention need the mask."""
+    predicting: Tensor
+    """int64 [R, T_max]: index into input_ids, flattened, of the token whose logits are those of a response token; 0 in
+    padding."""
+
+    def arguments(self, device: torch.device) -> dict[str, Any]:
+        """Of the model's forward."""
+        # Without left padding causal attention never looks at a padded token, and the maskless kernel is faster.
+        inputs = {"input_ids": self.input_ids.to(device)}
+        if self.prompts_are_padded:
+            inputs["attention_mask"] = self.attention_mask.to(device)
+            inputs["position_ids"] = self.position_ids.to(device)
+        return inputs
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackedInputs:
+    """One sequence of g groups, each prompt once."""
+
+    input_ids: Tensor
+    """int64 [1, L]."""
+    position_ids: Tensor
+    """int64 [1, L]."""
+    groups: tuple[GroupLengths, ...]
+    predicting: Tensor
+    """int64 [R, T_max], as in PaddedInputs."""
+
+    def arguments(self, device: torch.device) -> dict[str, Any]:
+        """Of the model's forward; `layout` reaches `shared_prompt_attention`."""
+        return {
+            "input_ids": self.input_ids.to(device),
+            "position_ids": self.position_ids.to(device),
+            **attention_arguments(SharedPromptLayout(groups=self.groups, device=device)),
+        }
+
+
+ModelInputs = PaddedInputs | PackedInputs
+
+
+def padded_inputs(prompts: Sequence[Tokens], responses: Sequence[Tokens]) -> PaddedInputs:
+    """Row by row; at least one, no response empty."""
+    prompt_width = max(prompt.size for prompt in prompts)
+    response_width = max(response.size for response in responses)
+    width = prompt_width + response_width - 1
+    tokens = np.zeros((len(prompts), width), dtype=np.int64)
+    real = np.zeros(tokens.shape, dtype=np.int64)
+    predicting = np.zeros((len(prompts), response_width), dtype=np.int64)
+    for row, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
+        span = slice(prompt_width - prompt.size, prompt_width + response.size - 1)
+        tokens[row, span] = np.concatenate((prompt, response[:-1]))
+        real[row, span] = 1
+        predicting[row, : response.size] = row * width + prompt_width - 1 + np.arange(response.size)
+    return PaddedInputs(
+        input_ids=torch.from_numpy(tokens),
+        attention_mask=torch.from_numpy(real),
+        position_ids=torch.from_numpy(np.maximum(real.cumsum(axis=1) - 1, 0)),
+        prompts_are_padded=min(prompt.size for prompt in prompts) < prompt_width,
+        predicting=torch.from_numpy(predicting),
+    )
+
+
+def packed_inputs(prompts: Sequence[Tokens], responses: Sequence[Tokens], group_index: Sequence[int]) -> PackedInputs:
+    """Row by row; rows of one group stand together and have the same prompt; at least one, no response empty."""
+    predicting = np.zeros((len(prompts), max(response.size for response in responses)), dtype=np.int64)
+    pieces: list[Tokens] = []
+    positions: list[NDArray[np.int64]] = []
+    groups: list[GroupLengths] = []
+    end = 0
+    for _, numbers in groupby(range(len(prompts)), key=lambda row: group_index[row]):
+        rows = list(numbers)
+        prompt = prompts[rows[0]]
+        inputs = [responses[row][:-1] for row in rows]
+        pieces += [prompt, *inputs]
+        positions += [np.arange(prompt.size), *(prompt.size + np.arange(response.size) for response in inputs)]
+        groups.append(
+            GroupLengths(prompt_tokens=prompt.size, response_tokens=tuple(response.size for response in inputs))
+        )
+        end += prompt.size
+        last_of_prompt = end - 1
+        for row, response in zip(rows, inputs, strict=True):
+            predicting[row, 0] = last_of_prompt
+            predicting[row, 1 : response.size + 1] = end + np.arange(response.size)
+            end += response.size
+    return PackedInputs(
+        input_ids=torch.from_numpy(np.concatenate(pieces).astype(np.int64)[None]),
+        position_ids=torch.from_numpy(np.concatenate(positions).astype(np.int64)[None]),
+        groups=tuple(groups),
+        predicting=torch.from_numpy(predicting),
+    )

@@ -1,0 +1,126 @@
+"""Layers with adapters whose merged weight is rounded, as in bfloat16: a pass goes through the rounded one.
+
+    forward     y = W'x,  W' = W + scaling · B A, rounded: what generators hold, and sample with
+    backward    dA = scaling · (dy B)ᵀ x,  dB = scaling · dyᵀ (x Aᵀ),  dx = dy W': as if nothing had been rounded
+
+Most of a step is smaller than what bfloat16 tells apart in W. Applied beside W, as peft does it, the trainer would see
+all of the step, and the generators what is left of it: a policy that nobody sampled would be trained. So A and B are to
+W' what float32 masters are to a bfloat16 parameter (consumer/gradient/optimizer.py): its gradient goes to them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+
+from consumer.model.rows import first_row, local_rows, spread_like
+from weight_store.adapter.merge import CHUNK_ITEMS, merge_into
+
+if TYPE_CHECKING:
+    from peft.tuners.lora import Linear as LoraLinear
+
+
+class MergedLayers:
+    """The layers of one model; each holds its merged weight, and this the base's, as many bytes again.
+
+    Of a weight that ranks share both are this rank's rows.
+    """
+
+    def __init__(self, model: nn.Module, layers: Mapping[str, LoraLinear], *, adapter: str, scaling: float) -> None:
+        self._model = model
+        self._layers = layers
+        self._adapter = adapter
+        self._scaling = scaling
+        self._base: dict[str, Tensor] = {}
+        """Rows by layer; empty while no adapter has moved, and the layers hold the base themselves."""
+        for layer in layers.values():
+            cast(Any, layer).forward = functools.partial(_forward, layer, adapter=adapter, scaling=scaling)
+
+    def merge(self) -> None:
+        """Takes A and B as they are now; each rank its rows."""
+        self._reshard()
+        for name, layer in self._layers.items():
+            weight = _weight(layer.base_layer)
+            rows = local_rows(weight)
+            if name not in self._base:
+                self._base[name] = rows.clone()
+            merge_into(
+                rows,
+                self._base[name],
+                lora_a=_weight(layer.lora_A[self._adapter]).detach(),
+                lora_b=_weight(layer.lora_B[self._adapter]).detach(),
+                scaling=self._scaling,
+                first_row=first_row(weight) if isinstance(weight, DTensor) else 0,
+            )
+
+    def base(self) -> dict[str, Tensor]:
+        """Layer → its weight without the adapter, shared as the layer's is."""
+        return {name: spread_like(rows, _weight(self._layers[name].base_layer)) for name, rows in self._base.items()}
+
+    @contextlib.contextmanager
+    def swapped(self) -> Iterator[None]:
+        """Inside, the layers hold the base's weights."""
+        self._swap()
+        try:
+            yield
+        finally:
+            self._swap()
+
+    def _swap(self) -> None:
+        self._reshard()
+        for name, rows in self._base.items():
+            parts = zip(_chunks(local_rows(_weight(self._layers[name].base_layer))), _chunks(rows), strict=True)
+            for one, other in parts:
+                kept = one.clone()
+                one.copy_(other)
+                other.copy_(kept)
+
+    def _reshard(self) -> None:
+        """A pass leaves the outermost parameters whole, and the next one would go through them as they were."""
+        if isinstance(self._model, FSDPModule):
+            self._model.reshard()
+
+
+class _ToMatrices(torch.autograd.Function):
+    """The layer's output, whose gradient goes on to A and B, too."""
+
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, inputs: Tensor, lora_a: Tensor, lora_b: Tensor, scaling: float) -> Tensor:
+        ctx.save_for_backward(inputs, lora_a, lora_b)
+        ctx.scaling = scaling
+        return output.view_as(output)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        inputs, lora_a, lora_b = ctx.saved_tensors
+        rows = gradient.flatten(0, -2).to(lora_a.dtype)
+        states = inputs.flatten(0, -2).to(lora_a.dtype)
+        of_a = ctx.scaling * (rows @ lora_b).T @ states
+        of_b = ctx.scaling * (rows.T @ (states @ lora_a.T))
+        return gradient, None, of_a, of_b, None
+
+
+def _forward(layer: LoraLinear, inputs: Tensor, *, adapter: str, scaling: float) -> Tensor:
+    """In place of peft's."""
+    output = layer.base_layer(inputs)
+    if layer.disable_adapters:
+        return output
+    matrices = _weight(layer.lora_A[adapter]), _weight(layer.lora_B[adapter])
+    return cast(Tensor, _ToMatrices.apply(output, inputs, *matrices, scaling))
+
+
+def _chunks(rows: Tensor) -> tuple[Tensor, ...]:
+    return rows.view(-1).split(CHUNK_ITEMS) if rows.numel() else ()
+
+
+def _weight(linear: nn.Module) -> nn.Parameter:
+    return cast(nn.Parameter, linear.weight)

@@ -1,0 +1,283 @@
+"""The policy: a local Hugging Face causal LM folder, loaded without network, remote code or pickle."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_utils import PreTrainedModel
+from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
+
+from consumer.model.adapters import Adapters, attach_adapters, base_name, is_adapter_name
+from consumer.model.published_weights import PublishedWeights
+from consumer.model.rows import local_rows
+from consumer.model.stored_tensors import stored_rows, stored_shape
+from contracts.errors import InvalidInput
+from contracts.spec import ModelSpec
+from contracts.spec_tables.lora import LoraSpec
+from contracts.spec_tables.root import SpecRoot
+from weight_store.adapter.matrices import AdapterSource
+from weight_store.hashing import tensors_digest
+
+FIELD = "model.path"
+UNLIMITED_CONTEXT_TOKENS = 2**31 - 1
+"""Context of an architecture without a position limit (ALiBi, state-space models)."""
+LOADING_ERRORS = (
+    OSError,
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    RuntimeError,
+    ImportError,
+    SafetensorError,
+    StrictDataclassError,
+)
+"""What transformers raises for a folder that it cannot read; it has no exception of its own."""
+LoadModel = Callable[[Path, Any, torch.dtype], tuple[PreTrainedModel, dict[str, Any]]]
+"""(folder, config, dtype) → the model and transformers' loading info."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """The trained model with its tokenizer. Dropout is off: a pass is a function of weights and tokens alone."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    context_tokens: int
+    """Prompt and response together may not be longer."""
+    adapters: Adapters | None = None
+    """Where only adapters are trained: those in `model`."""
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Token ids are below this: rows of the input embedding."""
+        embedding = self.model.get_input_embeddings()
+        return cast(nn.Embedding, embedding).num_embeddings
+
+    def with_adapters(self, spec: LoraSpec, *, seed: int) -> Policy:
+        """The same model with adapters in it, which alone are trained. Raises what `attach_adapters` raises."""
+        return replace(self, adapters=attach_adapters(self.model, spec, seed=seed))
+
+    def trained_parameters(self) -> dict[str, nn.Parameter]:
+        """Each trained parameter once, by name: a tied head is its embedding."""
+        if self.adapters is not None:
+            return self.adapters.parameters()
+        return dict(self.model.named_parameters(remove_duplicate=True))
+
+    def embedding_names(self) -> frozenset[str]:
+        """Those of `trained_parameters` that are an embedding, of tokens or positions; a tied head is its embedding."""
+        modules = cast(nn.Module, self.model).modules()
+        embeddings = {id(module.weight) for module in modules if isinstance(module, nn.Embedding)}
+        return frozenset(name for name, parameter in self.trained_parameters().items() if id(parameter) in embeddings)
+
+    def weights(self) -> PublishedWeights:
+        """All that a generator must load to be this policy: parameters and persistent buffers, each once.
+
+        With adapters, those of the merged model: the layers that have one are new tensors, made when they are asked
+        for.
+        """
+        return PublishedWeights(self.base_tensors(), trained=self.trained_parameters(), adapters=self.adapters)
+
+    def weight_tensors(self) -> dict[str, Tensor]:
+        """All of `weights` at the same time."""
+        return dict(self.weights())
+
+    def base_tensors(self) -> dict[str, Tensor]:
+        """`weight_tensors` without the adapters, under the names of the model as it was."""
+        tensors: dict[str, Tensor] = {
+            base_name(name): parameter.detach()
+            for name, parameter in self.model.named_parameters(remove_duplicate=True)
+            if not is_adapter_name(name)
+        }
+        persistent = self.model.state_dict(keep_vars=True).keys()
+        for name, buffer in self.model.named_buffers(remove_duplicate=True):
+            if name in persistent:
+                tensors[base_name(name)] = buffer.detach()
+        if self.adapters is not None and self.adapters.merged_layers is not None:
+            tensors |= {f"{layer}.weight": weight for layer, weight in self.adapters.merged_layers.base().items()}
+        return tensors
+
+    @functools.cached_property
+    def base_digest(self) -> str:
+        """Of `base_tensors`, which never move where there are adapters. Ranks that share them ask at the same time."""
+        return tensors_digest(PublishedWeights(self.base_tensors(), trained=()))
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """What training moves: `weight_tensors`, or the adapters alone."""
+        if self.adapters is None:
+            return self.base_tensors()
+        return {name: parameter.detach() for name, parameter in self.adapters.parameters().items()}
+
+    def adapter_source(self) -> AdapterSource | None:
+        """For a publisher of adapters alone; None without adapters."""
+        if self.adapters is None:
+            return None
+        return AdapterSource(scaling=self.adapters.scaling, matrices=self.state_tensors, base=self.base_tensors)
+
+    def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copies a full set of `state_tensors` in place, of a sharded tensor this rank's rows.
+
+        Raises InvalidInput where names or shapes differ.
+        """
+        own = self.state_tensors()
+        if differing := sorted(own.keys() ^ tensors.keys()):
+            raise InvalidInput(f"the saved tensors are not this model's: {', '.join(differing[:3])}", field=FIELD)
+        for name, target in own.items():
+            if target.shape != (saved := stored_shape(tensors, name)):
+                problem = f"{name} has shape {saved}, the model {tuple(target.shape)}"
+                raise InvalidInput(problem, field=FIELD, cure="resume a run with the model that it was started with")
+        with torch.no_grad():
+            for name, target in own.items():
+                local_rows(target).copy_(stored_rows(tensors, name, like=target))
+        self.follow()
+
+    def follow(self) -> None:
+        """After trained parameters have moved: what passes go through follows them, where it is something else."""
+        if self.adapters is not None and self.adapters.merged_layers is not None:
+            self.adapters.merged_layers.merge()
+
+    def reference(self) -> PreTrainedModel:
+        """The reference of the KL term, to be asked inside `without_adapters`.
+
+        A frozen copy of the model as it is now; with adapters the model itself: without them it is what it was.
+        """
+        if self.adapters is not None:
+            return self.model
+        reference = copy.deepcopy(self.model)
+        reference.requires_grad_(False)
+        return reference.eval()
+
+    def without_adapters(self) -> contextlib.AbstractContextManager[None]:
+        """Inside, the model's passes are those of the base; nothing changes where there are no adapters."""
+        return contextlib.nullcontext() if self.adapters is None else self.adapters.disabled()
+
+
+def load_whole(folder: Path, config: Any, dtype: torch.dtype) -> tuple[PreTrainedModel, dict[str, Any]]:
+    """A `LoadModel`."""
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        folder,
+        config=config,
+        dtype=dtype,
+        local_files_only=True,
+        trust_remote_code=False,
+        use_safetensors=True,
+        output_loading_info=True,
+    )
+    return loaded
+
+
+def load_policy(
+    model: ModelSpec, *, model_root: SpecRoot, gradient_checkpointing: bool, load: LoadModel = load_whole
+) -> Policy:
+    """Loads a folder with config, tokenizer and safetensors; no network, no remote code, no pickle.
+
+    Raises InvalidInput naming `model.path` where the folder is missing, is not a causal LM, lacks weights, or has no
+    usable tokenizer.
+    """
+    transformers_logging.disable_progress_bar()
+    folder = model_root.find(model.path, field=FIELD)
+    if not (folder / "config.json").is_file():
+        problem = f"`{folder}` has no config.json" if folder.is_dir() else f"no folder `{folder}`"
+        raise InvalidInput(problem, field=FIELD, cure="name a Hugging Face causal LM folder below the model root")
+    tokenizer = _load_tokenizer(folder)
+    network = load_model(model, model_root=model_root, gradient_checkpointing=gradient_checkpointing, load=load)
+    policy = Policy(model=network, tokenizer=tokenizer, context_tokens=_context_tokens(network))
+    if max(tokenizer.get_vocab().values()) >= policy.vocabulary_size:
+        raise InvalidInput(
+            f"the tokenizer of `{folder}` has ids above the model's {policy.vocabulary_size} embeddings",
+            field=FIELD,
+            cure="use the tokenizer that belongs to the model",
+        )
+    return policy
+
+
+def _load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")):
+        raise InvalidInput(
+            f"`{folder}` has no tokenizer files",
+            field=FIELD,
+            cure="save the tokenizer into the folder with tokenizer.save_pretrained",
+        )
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except LOADING_ERRORS as error:
+        raise InvalidInput(f"the tokenizer of `{folder}` does not load: {_first_line(error)}", field=FIELD) from error
+    if tokenizer.eos_token_id is None:
+        raise InvalidInput(
+            f"the tokenizer of `{folder}` has no end-of-sequence token",
+            field=FIELD,
+            cure="set eos_token in tokenizer_config.json",
+        )
+    return tokenizer
+
+
+def load_model(
+    model: ModelSpec, *, model_root: SpecRoot, gradient_checkpointing: bool, load: LoadModel
+) -> PreTrainedModel:
+    """The policy's model alone; raises what `load_policy` raises."""
+    folder = model_root.find(model.path, field=FIELD)
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        if gradient_checkpointing:
+            _turn_dropout_off(config)
+        network, loading = load(folder, config, getattr(torch, model.dtype))
+    except LOADING_ERRORS as error:
+        raise InvalidInput(
+            f"`{folder}` does not load as a causal LM: {_first_line(error)}",
+            field=FIELD,
+            cure="it needs config.json of a causal LM and safetensors",
+        ) from error
+    # transformers fills what is missing with random numbers and only logs it.
+    if absent := sorted([*loading["missing_keys"], *(entry[0] for entry in loading["mismatched_keys"])]):
+        raise InvalidInput(
+            f"the safetensors of `{folder}` lack {len(absent)} tensors of the model, e.g. {absent[0]}",
+            field=FIELD,
+            cure="save the whole model with save_pretrained",
+        )
+    network.eval()
+    if gradient_checkpointing:
+        checkpoint_activations(network)
+    return network
+
+
+def checkpoint_activations(model: PreTrainedModel) -> None:
+    """transformers recomputes activations only in layers in training mode; their children stay in eval mode."""
+    if not model.supports_gradient_checkpointing:
+        raise InvalidInput(
+            f"{type(model).__name__} cannot recompute activations",
+            field="trainer.gradient_checkpointing",
+            cure="turn it off",
+        )
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    for module in model.modules():
+        if isinstance(module, GradientCheckpointingLayer):
+            module.training = True
+
+
+def _turn_dropout_off(config: Any) -> None:
+    """Some layers apply dropout themselves, and a layer in training mode would: see `checkpoint_activations`."""
+    for name, value in config.to_dict().items():
+        if "drop" in name and isinstance(value, float):
+            setattr(config, name, 0.0)
+
+
+def _context_tokens(model: PreTrainedModel) -> int:
+    return getattr(model.config.get_text_config(), "max_position_embeddings", None) or UNLIMITED_CONTEXT_TOKENS
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

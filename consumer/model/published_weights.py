@@ -1,0 +1,133 @@
+"""The weights that a generator loads, made one by one from what is trained, and given away as they become final.
+
+    optimizer: parameter stepped ─▶ all of a tensor's parameters are ─▶ gathered, merged ─▶ sink ─▶ let go
+
+No rank holds the whole of a model that is shared, nor a second model with merged adapters in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+
+from torch import Tensor
+
+from consumer.model.adapters import Adapters
+from consumer.model.rows import gathered, is_shared
+from weight_store.adapter.matrices import matrices_of
+from weight_store.layout import TensorLayout, layout_of
+from weight_store.publication import TensorSink
+
+
+class PublishedWeights(Mapping[str, Tensor]):
+    """Each tensor by its published name, as it is when it is asked for.
+
+    A tensor that ranks share is gathered: they ask for the same ones at the same time.
+    """
+
+    def __init__(
+        self, base: Mapping[str, Tensor], *, trained: Collection[str], adapters: Adapters | None = None
+    ) -> None:
+        """base: the model's tensors, without adapters. trained: names of the parameters that the optimizer steps."""
+        self._base = base
+        self._trained = trained
+        self._adapters = adapters
+
+    def __getitem__(self, name: str) -> Tensor:
+        tensor = gathered(self._base[name])
+        if self._adapters is None or not self._is_merged(name):
+            return tensor
+        return self._adapters.merged(name.removesuffix(".weight"), tensor)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._base)
+
+    def __len__(self) -> int:
+        return len(self._base)
+
+    @property
+    def layout(self) -> dict[str, TensorLayout]:
+        """Without making any of them."""
+        return layout_of(self._base)
+
+    def is_made(self, name: str) -> bool:
+        """Whether it is a new tensor each time."""
+        return self._is_merged(name) or is_shared(self._base[name])
+
+    def made_from(self, name: str) -> frozenset[str]:
+        """The trained parameters that its values come from."""
+        own = {name, *matrices_of(name)} if self._is_merged(name) else {name}
+        return frozenset(own.intersection(self._trained))
+
+    def _is_merged(self, name: str) -> bool:
+        return (
+            self._adapters is not None
+            and name.endswith(".weight")
+            and name.removesuffix(".weight") in self._adapters.layers
+        )
+
+
+class TensorsOnDemand(Mapping[str, Tensor]):
+    """Tensors that are got one at a time, and not kept."""
+
+    def __init__(self, names: Collection[str], get: Callable[[str], Tensor]) -> None:
+        self._names = names
+        self._get = get
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._get(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+class WeightStream:
+    """Gives a sink each tensor once, as soon as nothing will change it any more; in the same order on every rank."""
+
+    def __init__(self, weights: PublishedWeights, sink: TensorSink) -> None:
+        self._weights = weights
+        self._sink = sink
+        self._layout = weights.layout
+        self._missing = {name: set(weights.made_from(name)) for name in weights}
+        self._of_parameter: dict[str, list[str]] = {}
+        for name, parameters in self._missing.items():
+            for parameter in parameters:
+                self._of_parameter.setdefault(parameter, []).append(name)
+
+    def begin(self) -> None:
+        """What no step changes."""
+        for name, parameters in self._missing.items():
+            if not parameters:
+                self._give(name)
+
+    def stepped(self, parameter: str) -> None:
+        """The parameter has its new value."""
+        for name in self._of_parameter[parameter]:
+            self._missing[name].discard(parameter)
+            if not self._missing[name]:
+                self._give(name)
+
+    def all(self) -> None:
+        """Everything, as it is."""
+        for name in self._weights:
+            self._give(name)
+
+    def _give(self, name: str) -> None:
+        if self._weights.is_made(name):
+            self._sink.make_room(self._layout[name].num_bytes)
+        self._sink.add(name, self._weights[name])
+
+
+class Nowhere:
+    """A TensorSink of a rank that only takes part in gathering."""
+
+    def make_room(self, num_bytes: int) -> None:
+        """There is nothing to wait for."""
+
+    def add(self, name: str, tensor: Tensor) -> None:
+        """Rank 0 has it."""
+
+
+NOWHERE = Nowhere()

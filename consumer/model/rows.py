@@ -1,0 +1,46 @@
+"""The rows of a tensor that a rank has, where the ranks share one model's parameters; elsewhere all of them."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from consumer.model.rank_errors import store_errors
+
+
+def local_rows(tensor: Tensor) -> Tensor:
+    """This rank's rows of a sharded tensor, in the same memory; any other tensor as it is."""
+    rows = tensor.detach()
+    return rows.to_local() if isinstance(rows, DTensor) else rows
+
+
+def first_row(tensor: DTensor) -> int:
+    """Of the rows that this rank has."""
+    rows_each = -(-tensor.shape[0] // tensor.device_mesh.size())
+    return min(tensor.device_mesh.get_local_rank() * rows_each, tensor.shape[0])
+
+
+def whole(rows: Tensor, like: Tensor) -> Tensor:
+    """All rows of a tensor that is sharded as `like`, on every rank: all of them call it at the same time."""
+    spread = spread_like(rows, like)
+    return spread.full_tensor() if isinstance(spread, DTensor) else rows
+
+
+def spread_like(rows: Tensor, like: Tensor) -> Tensor:
+    """A tensor of which each rank has these rows, in the same memory, where `like` is shared; else the rows."""
+    if not isinstance(like, DTensor):
+        return rows
+    return DTensor.from_local(
+        rows, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+    )
+
+
+def is_shared(tensor: Tensor) -> bool:
+    """Whether this rank has only some rows of it."""
+    return isinstance(tensor, DTensor)
+
+
+def gathered(tensor: Tensor) -> Tensor:
+    """All rows of a tensor, on every rank: those that share it call this at the same time. Raises Unavailable."""
+    with store_errors():
+        return whole(local_rows(tensor), tensor)

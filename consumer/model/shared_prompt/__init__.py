@@ -1,0 +1,1 @@
+"""A prompt that goes through the model once for its whole group."""

@@ -1,0 +1,122 @@
+"""Attention over a packed sequence, behind transformers' attention interface: no model code is touched.
+
+CPU: the prompts once, causally, then every response against its prompt and itself: the pairs that the mask allows, up
+to padding to the longest prompt and response, without an L x L mask. CUDA: FlexAttention with a block mask.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.flex_attention import flex_attention_forward
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from consumer.model.shared_prompt.layout import SharedPromptLayout
+from contracts.errors import InvalidInput
+
+SHARED_PROMPT = "shared_prompt"
+"""The name under which a model finds it."""
+NOT_ON_CPU = {"softcap": "attn_logit_softcapping", "s_aux": "attention sinks", "position_bias": "position biases"}
+"""What some architectures hand to their attention → its name in a config or paper."""
+
+
+def shared_prompt_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    layout: SharedPromptLayout | None = None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """query: [1, H, L, D]; key, value: [1, H_kv, L, D]; answers [1, L, H, D], like every attention function there.
+
+    Without a layout it is SDPA with the model's mask. sliding_window: tokens that this layer looks back, by position,
+    itself included. Raises InvalidInput for options that SDPA has no argument for.
+    """
+    if layout is None:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
+    layout.windows_seen.append(sliding_window)
+    if query.is_cuda:
+        mask = block_mask(layout, sliding_window)
+        return flex_attention_forward(module, query, key, value, mask, scaling=scaling, **options)[0], None
+    for option, name in NOT_ON_CPU.items():
+        if options.get(option) is not None:
+            raise InvalidInput(
+                f"{name} of this model cannot be computed over a packed sequence on a CPU",
+                field="trainer.packing",
+                cure='set trainer.packing = "padded"',
+            )
+    return _split_attention(query, key, value, layout, scaling=scaling, window=sliding_window), None
+
+
+AttentionInterface.register(SHARED_PROMPT, shared_prompt_attention)
+AttentionMaskInterface.register(SHARED_PROMPT, sdpa_mask)
+
+
+def attention_arguments(layout: SharedPromptLayout) -> dict[str, Any]:
+    """What a model's forward hands on to its layers. A mask of four dimensions keeps the model from making its own."""
+    return {"layout": layout, "attention_mask": torch.ones(1, 1, 1, 1, dtype=torch.bool, device=layout.device)}
+
+
+def block_mask(layout: SharedPromptLayout, window: int | None) -> BlockMask:
+    """The layout's mask for FlexAttention; blocks without a pair are not computed."""
+    if window not in layout.block_masks:
+        group, segment, position = layout.group, layout.segment, layout.position
+
+        def may_see(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            seen = (key <= query) & (group[key] == group[query])
+            seen &= (segment[key] == 0) | (segment[key] == segment[query])
+            return seen if window is None else seen & (position[query] - position[key] < window)
+
+        size = layout.num_tokens
+        layout.block_masks[window] = create_block_mask(may_see, None, None, size, size, device=str(layout.device))
+    return layout.block_masks[window]
+
+
+def _split_attention(
+    query: Tensor, key: Tensor, value: Tensor, layout: SharedPromptLayout, *, scaling: float | None, window: int | None
+) -> Tensor:
+    """Prompts [g, H, P, D] among themselves, responses [r, H, R, D] against keys [r, H_kv, P + R, D]."""
+    if window is not None and int(layout.position.max()) < window:
+        window = None
+    grouped = query.shape[1] != key.shape[1]
+
+    def rows(heads: Tensor, index: Tensor) -> Tensor:
+        """[1, H, L, D] → [rows, H, width, D] of the tokens in index [rows, width]."""
+        tokens = heads[0].transpose(0, 1).flatten(1).index_select(0, index.reshape(-1))
+        return tokens.view(*index.shape, *heads.shape[1::2]).transpose(1, 2)
+
+    prompt_keys, prompt_values = (rows(heads, layout.prompt_tokens) for heads in (key, value))
+    prompts = scaled_dot_product_attention(
+        rows(query, layout.prompt_tokens),
+        prompt_keys,
+        prompt_values,
+        attn_mask=None if window is None else layout.prompt_mask(window),
+        is_causal=window is None,
+        scale=scaling,
+        enable_gqa=grouped,
+    )
+    parts = [prompts.transpose(1, 2).flatten(2).flatten(0, 1)]
+    if layout.response_tokens.numel():
+        owner = layout.prompt_of_response
+        responses = scaled_dot_product_attention(
+            rows(query, layout.response_tokens),
+            torch.cat((prompt_keys.index_select(0, owner), rows(key, layout.response_tokens)), dim=2),
+            torch.cat((prompt_values.index_select(0, owner), rows(value, layout.response_tokens)), dim=2),
+            attn_mask=layout.response_mask(window),
+            scale=scaling,
+            enable_gqa=grouped,
+        )
+        parts.append(responses.transpose(1, 2).flatten(2).flatten(0, 1))
+    tokens = torch.cat(parts).index_select(0, layout.source)
+    return tokens.view(1, *query.shape[2:0:-1], query.shape[3])

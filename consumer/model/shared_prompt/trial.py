@@ -1,0 +1,106 @@
+"""Turns a model to packed sequences, or says why it can't take them.
+
+Whether an architecture can is not read off a list but tried: the last hidden states of a small packed group must be
+those of its rows by themselves.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.modeling_utils import PreTrainedModel
+
+from consumer.model.language_head import base_causal_lm, has_plain_head, last_states, vocabulary_size
+from consumer.model.shared_prompt.attention import SHARED_PROMPT, attention_arguments
+from consumer.model.shared_prompt.layout import GroupLengths, SharedPromptLayout
+from contracts.errors import InvalidInput
+
+KNOWN_LAYERS = {"full_attention", "sliding_attention"}
+TRIAL_PROMPT, TRIAL_RESPONSES = [3, 1, 4], [[1, 5, 2], [6, 5]]
+TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3}
+"""Largest difference relative to the largest state; another dtype: 0.1. A wrong mask is off by as much as that."""
+
+
+def share_prompts(model: PreTrainedModel) -> None:
+    """From now on the model takes packed sequences as well; a model that does already is left alone.
+
+    Raises InvalidInput that names `trainer.packing` and the reason for an architecture that can't.
+    """
+    causal_lm = base_causal_lm(model)
+    before = causal_lm.config._attn_implementation
+    if before == SHARED_PROMPT:
+        return
+    _check_parts(causal_lm)
+    expected = [_alone(model, TRIAL_PROMPT + response) for response in TRIAL_RESPONSES]
+    causal_lm.set_attn_implementation(SHARED_PROMPT)
+    if causal_lm.config._attn_implementation != SHARED_PROMPT:
+        raise _refusal(causal_lm, "does not take its attention from transformers' attention interface")
+    try:
+        _try(model, expected)
+    except InvalidInput:
+        causal_lm.set_attn_implementation(before or "eager")
+        raise
+
+
+def packed_arguments(tokens: Tensor, layout: SharedPromptLayout) -> dict[str, Any]:
+    """What a model is called with for one packed sequence of tokens int64 [L]."""
+    return {"input_ids": tokens[None], "position_ids": layout.position[None], **attention_arguments(layout)}
+
+
+def _check_parts(causal_lm: PreTrainedModel) -> None:
+    layer_types = getattr(causal_lm.config.get_text_config(), "layer_types", None) or ()
+    if others := sorted(set(layer_types) - KNOWN_LAYERS):
+        raise _refusal(causal_lm, f"has layers of type {', '.join(others)}")
+    if not has_plain_head(causal_lm):
+        raise _refusal(causal_lm, "does not make its logits from its last hidden states by its head alone")
+
+
+@torch.no_grad()
+def _try(model: PreTrainedModel, expected: list[Tensor]) -> None:
+    causal_lm = base_causal_lm(model)
+    groups = (GroupLengths(prompt_tokens=len(TRIAL_PROMPT), response_tokens=tuple(map(len, TRIAL_RESPONSES))),)
+    layout = SharedPromptLayout(groups=groups, device=model.device)
+    tokens = TRIAL_PROMPT + [token for response in TRIAL_RESPONSES for token in response]
+    try:
+        packed = last_states(model, **packed_arguments(_tokens(model, tokens), layout))[0]
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise _refusal(causal_lm, f"does not take a packed sequence: {error}") from error
+    config = causal_lm.config.get_text_config()
+    if len(layout.windows_seen) != config.num_hidden_layers:
+        takers = f"{len(layout.windows_seen)} of its {config.num_hidden_layers} layers"
+        raise _refusal(causal_lm, f"has {takers} that take their attention from transformers' attention interface")
+    slides = _num_sliding_layers(config)
+    if sum(window is not None for window in layout.windows_seen) != slides:
+        raise _refusal(causal_lm, f"does not tell {slides} of its layers their sliding window")
+    at = len(TRIAL_PROMPT)
+    for response, alone in zip(TRIAL_RESPONSES, expected, strict=True):
+        states = torch.cat((packed[: len(TRIAL_PROMPT)], packed[at : at + len(response)]))
+        largest = TOLERANCE.get(alone.dtype, 0.1) * alone.abs().max()
+        # A policy that is not finite diverges where its loss is taken, and says so there.
+        if bool((states - alone).abs().max() > largest):
+            raise _refusal(causal_lm, "gives other states for a packed sequence than for its rows by themselves")
+        at += len(response)
+
+
+def _num_sliding_layers(config: Any) -> int:
+    layer_types = getattr(config, "layer_types", None)
+    if layer_types is not None:
+        return layer_types.count("sliding_attention")
+    return config.num_hidden_layers if getattr(config, "sliding_window", None) is not None else 0
+
+
+@torch.no_grad()
+def _alone(model: PreTrainedModel, tokens: list[int]) -> Tensor:
+    return last_states(model, input_ids=_tokens(model, tokens)[None])[0]
+
+
+def _tokens(model: PreTrainedModel, tokens: list[int]) -> Tensor:
+    return torch.tensor(tokens, device=model.device) % vocabulary_size(model)
+
+
+def _refusal(causal_lm: PreTrainedModel, problem: str) -> InvalidInput:
+    return InvalidInput(
+        f"{type(causal_lm).__name__} {problem}", field="trainer.packing", cure='set trainer.packing = "padded"'
+    )

@@ -1,0 +1,222 @@
+"""A trainer of several ranks, as rank 0's loop sees it: batches go to whichever rank is free, one sum for each step.
+
+rank 0, main thread    claims, hands out, decides ── orders ──▶ rank 0, a thread of its own ─┐ all-reduce
+                           ▲                      └─────────▶ rank 1, rank 2, …          ────┤ of int64 sums
+                           └────────── answers ──────────────────────────────────────────────┘
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from torch import Tensor
+
+from consumer.gradient.learner import Learner, Trained
+from consumer.model.checkpoint import Checkpoint
+from consumer.model.published_weights import TensorsOnDemand
+from consumer.ranks.orders import (
+    AnyAnswer,
+    Begin,
+    Done,
+    End,
+    Exchange,
+    Failed,
+    GatherBase,
+    HasTrained,
+    Idle,
+    PublishWeights,
+    Save,
+    Step,
+    TrainAgain,
+    TrainBatch,
+)
+from consumer.ranks.worker import RankWorker
+from contracts.errors import Unavailable
+from contracts.rollouts import RolloutBatch
+from process.waiting import Waiting
+from weight_store.adapter.matrices import AdapterSource
+from weight_store.publication import Publication
+
+HANDED_OUT_PER_RANK = 2
+"""One that it trains and one that it takes up next."""
+POKE_S = 1.0
+END_GRACE_S = 5.0
+"""For what a rank is at when it is asked to end; rank 0 doesn't wait longer for its own thread."""
+
+
+class RankGroup:
+    """`Ranks` over the other processes of this trainer's group. Not thread-safe: rank 0's main thread calls it."""
+
+    def __init__(
+        self, exchange: Exchange, learner: Learner, *, world_size: int, answer_s: float, patience_s: float
+    ) -> None:
+        """answer_s: for what all ranks do at the same time; patience_s: of an idle rank.
+
+        Where ranks share the policy's parameters (`Learner.lockstep`), batches go out in rounds, one for each rank.
+        """
+        self.learner = learner
+        self._exchange = exchange
+        self._world_size = world_size
+        self._answer_s = answer_s
+        self._patience_s = patience_s
+        self._num_training = 0
+        self._trained: list[Trained] = []
+        self._arrived: queue.SimpleQueue[AnyAnswer | BaseException] = queue.SimpleQueue()
+        self._round: list[RolloutBatch] = []
+        """Not handed out yet."""
+        self._rank_0 = RankWorker(exchange.for_another_thread(), learner, patience_s=patience_s)
+        self._worker = self._thread(self._rank_0.run, name="rank 0")
+        listening = exchange.for_another_thread()
+        self._listener = self._thread(lambda: self._listen(listening), name="ranks' answers")
+
+    @property
+    def num_training(self) -> int:
+        return self._num_training
+
+    @property
+    def has_room(self) -> bool:
+        return self._num_training < HANDED_OUT_PER_RANK * self._world_size
+
+    def begin(self, checkpoint: Checkpoint | None) -> None:
+        self._exchange.order(Begin(checkpoint=str(checkpoint.folder) if checkpoint else ""), copies=self._world_size)
+        self._until_all_done("to load the weights")
+
+    def train(self, batch: RolloutBatch) -> None:
+        self._num_training += 1
+        self._round.append(batch)
+        if self.learner.lockstep is None or len(self._round) == self._world_size:
+            self._hand_out()
+
+    def trained(self) -> list[Trained]:
+        while not self._arrived.empty():
+            self._take(self._arrived.get())
+        if self._round and self._num_training == len(self._round):
+            # Ranks that have nothing to do don't wait for a full round.
+            self._hand_out()
+        trained, self._trained = self._trained, []
+        return trained
+
+    def wait(self, timeout_s: float) -> None:
+        with contextlib.suppress(queue.Empty):
+            self._take(self._arrived.get(timeout=timeout_s))
+
+    def train_again(self, check: Callable[[], None]) -> list[Trained]:
+        self._exchange.order(TrainAgain(), copies=self._world_size)
+        self._until_all_done("to train again", check)
+        self._num_training = 0
+        return self.trained()
+
+    def step(
+        self,
+        *,
+        divisor: float,
+        baseline: float,
+        learning_rate: float,
+        is_last: bool,
+        publication: Publication | None = None,
+    ) -> float:
+        self._rank_0.sink = publication
+        order = Step(
+            divisor=divisor,
+            baseline=baseline,
+            learning_rate=learning_rate,
+            is_last=is_last,
+            publishes=publication is not None,
+        )
+        self._exchange.order(order, copies=self._world_size)
+        return self._until_all_done("to step")
+
+    def publish(self, publication: Publication) -> None:
+        if self.learner.lockstep is None:
+            self.learner.publish(publication)
+            return
+        self._rank_0.sink = publication
+        self._exchange.order(PublishWeights(), copies=self._world_size)
+        self._until_all_done("to publish the weights")
+
+    def adapter_source(self) -> AdapterSource | None:
+        policy = self.learner.policy
+        source = policy.adapter_source()
+        if source is None or self.learner.lockstep is None:
+            return source
+        return replace(source, base=lambda: TensorsOnDemand(policy.base_tensors(), self._gather_base))
+
+    def save(self, folder: Path) -> None:
+        if not self.learner.shares_state:
+            self.learner.save(folder)
+            return
+        self._exchange.order(Save(folder=str(folder)), copies=self._world_size)
+        self._until_all_done("to save")
+
+    def close(self) -> None:
+        """Ends the other ranks; a launcher that is gone has ended them."""
+        with contextlib.suppress(Unavailable):
+            if self.learner.lockstep is None:
+                self._exchange.drop_orders()
+            self._exchange.order(End(), copies=self._world_size)
+        self._worker.join(END_GRACE_S)
+
+    def _hand_out(self) -> None:
+        for batch in self._round:
+            self._exchange.order(TrainBatch(batch=batch))
+        if self.learner.lockstep is not None:
+            self._exchange.order(Idle(), copies=self._world_size - len(self._round))
+        self._round.clear()
+
+    def _gather_base(self, name: str) -> Tensor:
+        self._exchange.order(GatherBase(name=name), copies=self._world_size)
+        self._until_all_done(f"to gather {name}")
+        tensor, self._rank_0.base_tensor = self._rank_0.base_tensor, None
+        assert tensor is not None
+        return tensor
+
+    def _until_all_done(self, what: str, check: Callable[[], None] = lambda: None) -> float:
+        """Value of rank 0. Raises what ended the order on any rank, or `check`; DeadlineExceeded past answer_s."""
+        missing = set(range(self._world_size))
+        waiting = Waiting("the ranks", deadline_s=self._answer_s, cure="raise timeouts.ranks_s")
+        value = 0.0
+        while missing:
+            check()
+            waiting.poke(f"{len(missing)} of {self._world_size} ranks {what}")
+            with contextlib.suppress(queue.Empty):
+                done = self._take(self._arrived.get(timeout=POKE_S))
+                waiting.progress()
+                if done is not None:
+                    missing.discard(done.rank)
+                    value = done.value if done.rank == 0 else value
+        return value
+
+    def _take(self, answer: AnyAnswer | BaseException) -> Done | None:
+        match answer:
+            case BaseException():
+                raise answer
+            case Failed():
+                raise answer.error()
+            case HasTrained():
+                self._num_training -= 1
+                self._trained.append(answer.trained)
+                return None
+            case Done():
+                return answer
+
+    def _listen(self, exchange: Exchange) -> None:
+        while True:
+            self._arrived.put(exchange.next_answer(self._patience_s))
+
+    def _thread(self, work: Callable[[], None], *, name: str) -> threading.Thread:
+        """A thread whose death is raised in the main one."""
+
+        def run() -> None:
+            try:
+                work()
+            except BaseException as error:
+                self._arrived.put(error)
+
+        thread = threading.Thread(target=run, name=name, daemon=True)
+        thread.start()
+        return thread

@@ -1,0 +1,172 @@
+"""What rank 0 tells the ranks of its group, and what they answer.
+
+    rank 0 ── orders ──▶ one queue, of which whoever is free takes the next ──▶ each rank
+       ▲                                                                           │
+       └───────────────────────────── answers ◀────────────────────────────────────┘
+
+MessagePack through the launcher's store. An order for every rank is in the queue once for each of them: they meet
+before they carry it out, so that nobody takes two. The records are of one group of one release, and outlive neither.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from datetime import timedelta
+
+from torch.distributed import QueueEmptyError, Store  # pyright: ignore[reportPrivateImportUsage]
+
+from consumer.gradient.learner import Trained
+from consumer.model.rank_errors import store_errors
+from contracts import errors
+from contracts.encoding.wire import Record, decode, encode
+from contracts.errors import OnbeatError
+from contracts.rollouts import RolloutBatch
+
+ORDERS = "orders"
+ANSWERS = "answers"
+
+
+class Order(Record, tag_field="type", frozen=True, kw_only=True):
+    """Base of what rank 0 asks for."""
+
+
+class TrainBatch(Order, tag="train_batch", frozen=True, kw_only=True):
+    """For one rank, whichever is free; it answers Trained."""
+
+    batch: RolloutBatch
+
+
+class Idle(Order, tag="idle", frozen=True, kw_only=True):
+    """For one rank, where others train and none may stay away (consumer/gradient/lockstep.py); there is no answer."""
+
+
+class OrderToAll(Order, frozen=True, kw_only=True):
+    """Base of what every rank does at the same time; each answers Done."""
+
+
+class Begin(OrderToAll, tag="begin", frozen=True, kw_only=True):
+    """Start from a checkpoint, or from the model as it is."""
+
+    checkpoint: str
+    """Its folder; "" for none."""
+
+
+class TrainAgain(OrderToAll, tag="train_again", frozen=True, kw_only=True):
+    """A further update: each rank answers HasTrained for every batch that it has kept, and then Done."""
+
+
+class Step(OrderToAll, tag="step", frozen=True, kw_only=True):
+    """One optimizer step on the sums over all ranks: `Ranks.step`."""
+
+    divisor: float
+    baseline: float
+    learning_rate: float
+    is_last: bool
+    publishes: bool
+    """Rank 0 publishes the weights as they are stepped; ranks that share them take part."""
+
+
+class PublishWeights(OrderToAll, tag="publish_weights", frozen=True, kw_only=True):
+    """Take part while rank 0 publishes the weights, a tensor at a time."""
+
+
+class GatherBase(OrderToAll, tag="gather_base", frozen=True, kw_only=True):
+    """Take part while rank 0 gets one tensor of the base that adapters stand on."""
+
+    name: str
+    """Of `Policy.base_tensors`."""
+
+
+class Save(OrderToAll, tag="save", frozen=True, kw_only=True):
+    """Each rank writes what it has of the weights and of the optimizer's state."""
+
+    folder: str
+
+
+class End(OrderToAll, tag="end", frozen=True, kw_only=True):
+    """Nothing more will be asked; there is no answer."""
+
+
+AnyOrder = TrainBatch | Idle | Begin | TrainAgain | Step | PublishWeights | GatherBase | Save | End
+
+
+class Answer(Record, tag_field="type", frozen=True, kw_only=True):
+    """Base of what a rank says to rank 0."""
+
+    rank: int
+
+
+class HasTrained(Answer, tag="trained", frozen=True, kw_only=True):
+    trained: Trained
+
+
+class Done(Answer, tag="done", frozen=True, kw_only=True):
+    """An order to all was carried out."""
+
+    value: float
+    """Of a step the gradient's norm, else 0.0."""
+
+
+class Failed(Answer, tag="failed", frozen=True, kw_only=True):
+    """An order ended in an error of ours."""
+
+    kind: str
+    """Name of its class in contracts/errors.py."""
+    problem: str
+    field: str | None
+    cure: str | None
+
+    @classmethod
+    def of(cls, rank: int, error: OnbeatError) -> Failed:
+        return cls(rank=rank, kind=type(error).__name__, problem=error.problem, field=error.field, cure=error.cure)
+
+    def error(self) -> OnbeatError:
+        """As it was raised on its rank."""
+        return getattr(errors, self.kind)(self.problem, field=self.field, cure=self.cure)
+
+
+AnyAnswer = HasTrained | Done | Failed
+
+
+class Exchange:
+    """One thread's end of both queues: a call that blocks holds up every other one over the same connection."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def for_another_thread(self) -> Exchange:
+        """A connection of its own."""
+        return Exchange(self._store.clone())  # pyright: ignore[reportAttributeAccessIssue]
+
+    def order(self, order: AnyOrder, *, copies: int = 1) -> None:
+        """Raises Unavailable where the launcher is gone, as every call here does."""
+        payload = encode(order)
+        with store_errors():
+            for _ in range(copies):
+                self._store.queue_push(ORDERS, payload)
+
+    def next_order(self, timeout_s: float) -> AnyOrder:
+        """Raises Unavailable after timeout_s, too."""
+        return decode(self._pop(ORDERS, timeout_s), AnyOrder)  # type: ignore[arg-type]
+
+    def drop_orders(self) -> None:
+        """Takes back what nobody has taken up."""
+        with store_errors(), contextlib.suppress(QueueEmptyError):
+            while True:
+                self._store.queue_pop(ORDERS, False)
+
+    def answer(self, answer: AnyAnswer) -> None:
+        with store_errors():
+            self._store.queue_push(ANSWERS, encode(answer))
+
+    def next_answer(self, timeout_s: float) -> AnyAnswer:
+        """Raises Unavailable after timeout_s, too."""
+        return decode(self._pop(ANSWERS, timeout_s), AnyAnswer)  # type: ignore[arg-type]
+
+    def _pop(self, queue: str, timeout_s: float) -> bytes:
+        with store_errors():
+            self._store.set_timeout(timedelta(seconds=timeout_s))
+            while True:
+                # Of two that were waiting, the slower one finds what woke it gone.
+                with contextlib.suppress(QueueEmptyError):
+                    return bytes(self._store.queue_pop(queue))

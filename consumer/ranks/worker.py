@@ -1,0 +1,162 @@
+"""One rank's hands: it carries out orders until the end. A thread of rank 0, all that any other rank does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from consumer.gradient.learner import Learner
+from consumer.model.checkpoint import read_checkpoint
+from consumer.model.published_weights import NOWHERE
+from consumer.model.rank_errors import store_errors
+from consumer.model.rows import gathered
+from consumer.ranks.orders import (
+    AnyAnswer,
+    AnyOrder,
+    Begin,
+    Done,
+    End,
+    Exchange,
+    Failed,
+    GatherBase,
+    HasTrained,
+    Idle,
+    OrderToAll,
+    PublishWeights,
+    Save,
+    Step,
+    TrainAgain,
+    TrainBatch,
+)
+from contracts.errors import FenceViolation, OnbeatError
+from weight_store.publication import TensorSink
+
+WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Bytes of an element → the integers that hold its bits."""
+
+
+class RankWorker:
+    """Waits for orders as long as its patience; `run` returns at the End."""
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        learner: Learner,
+        *,
+        patience_s: float,
+        on_training: Callable[[], None] = lambda: None,
+    ) -> None:
+        """on_training: called before each order that only a trainer with something to save gives."""
+        self._exchange = exchange
+        self._learner = learner
+        self._patience_s = patience_s
+        self._on_training = on_training
+        self.sink: TensorSink | None = None
+        """Of rank 0: the publication that a Step or PublishWeights is about."""
+        self.base_tensor: Tensor | None = None
+        """Of rank 0: what a GatherBase was for, until it is taken."""
+
+    def run(self) -> None:
+        """An error of ours is an answer: rank 0 decides what becomes of the job. Raises Unavailable past patience."""
+        while not isinstance(order := self._exchange.next_order(self._patience_s), End):
+            try:
+                answer = self._carry_out(order)
+            except OnbeatError as error:
+                answer = Failed.of(self._learner.rank, error)
+            if answer is not None:
+                self._exchange.answer(answer)
+
+    def _carry_out(self, order: AnyOrder) -> AnyAnswer | None:
+        if not isinstance(order, (Begin, PublishWeights, GatherBase)):
+            self._on_training()
+        if isinstance(order, OrderToAll):
+            # Who has met the others has left them their copies of the order.
+            with store_errors():
+                dist.all_reduce(torch.zeros(1))
+        rank, value = self._learner.rank, 0.0
+        match order:
+            case TrainBatch():
+                trained = self._learner.train(order.batch)
+                self._keep_step()
+                return HasTrained(rank=rank, trained=trained)
+            case Idle():
+                self._keep_step()
+                return None
+            case Begin():
+                self._begin(order)
+            case TrainAgain():
+                self._train_again()
+            case Step():
+                value = self._step(order)
+            case PublishWeights():
+                if (sink := self._sink()) is not None:
+                    self._learner.publish(sink)
+            case GatherBase():
+                whole = gathered(self._learner.policy.base_tensors()[order.name])
+                self.base_tensor = whole if rank == 0 else None
+            case Save():
+                self._learner.save(Path(order.folder))
+            case End():
+                raise AssertionError("run has ended")
+        return Done(rank=rank, value=value)
+
+    def _begin(self, order: Begin) -> None:
+        if order.checkpoint:
+            read_checkpoint(Path(order.checkpoint)).restore(self._learner.policy, self._learner.optimizer)
+        self._check_agreement()
+
+    def _train_again(self) -> None:
+        # Rank 0's loop looks after the lease meanwhile.
+        for trained in self._learner.train_again(lambda: None):
+            self._exchange.answer(HasTrained(rank=self._learner.rank, trained=trained))
+        self._keep_step()
+
+    def _step(self, order: Step) -> float:
+        if self._learner.accumulator.sums is not None:
+            with store_errors():
+                dist.all_reduce(self._learner.accumulator.sums)
+        grad_norm = self._learner.step(
+            divisor=order.divisor,
+            baseline=order.baseline,
+            learning_rate=order.learning_rate,
+            is_last=order.is_last,
+            sink=self._sink() if order.publishes else None,
+        )
+        self._check_agreement()
+        return grad_norm
+
+    def _sink(self) -> TensorSink | None:
+        """Of the version that rank 0 publishes; None where that is nothing to this rank."""
+        if self._learner.rank == 0:
+            return self.sink
+        return None if self._learner.lockstep is None else NOWHERE
+
+    def _keep_step(self) -> None:
+        if self._learner.lockstep is not None:
+            self._learner.lockstep.through()
+
+    def _check_agreement(self) -> None:
+        """Each rank's gradient must be of the weights that rank 0 publishes (I2); another kind of CPU may drift off."""
+        if self._learner.shares_state:
+            return
+        mine = checksum(self._learner.policy.state_tensors().values())
+        extremes = torch.tensor([mine, -mine])
+        with store_errors():
+            dist.all_reduce(extremes, op=dist.ReduceOp.MAX)
+        if extremes[0] != -extremes[1]:
+            raise FenceViolation(
+                "the ranks hold different weights", field="ranks", cure="run all of them on the same kind of machine"
+            )
+
+
+def checksum(tensors: Iterable[Tensor]) -> int:
+    """Of all bits: equal for equal tensors, and for different ones almost never. One pass, no copy of a CPU tensor."""
+    total = 0
+    for number, tensor in enumerate(tensors, start=1):
+        words = tensor.detach().contiguous().view(-1).view(WORDS[tensor.element_size()])
+        total += number * int(words.sum(dtype=torch.int64))
+    return total % (1 << 62)

@@ -1,0 +1,260 @@
+"""One open iteration as its trainer sees it: what was expected, what has come, what it measured."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import math
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+from broker.trainer_side import Arrived, Opening
+from consumer.gradient.learner import Trained
+from consumer.gradient.statistics import (
+    IterationNumbers,
+    MicroBatchStats,
+    Scaling,
+    Update,
+    iteration_numbers,
+    mean_over_updates,
+)
+from contracts.errors import FenceViolation
+from contracts.events import IterationMetrics, TimelineSpan, UpdateMetrics
+from contracts.rollouts import PromptBatch, RolloutBatch, RolloutGroup
+
+TRAINER = "trainer"
+"""`who` of the spans of the trainer's rank 0; those of rank 1 are of `trainer 1`."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Boundary:
+    """Where one iteration ended and the next began; Unix times."""
+
+    last_token_s: float
+    opening_started_s: float
+    """The next version is announced; what is left is to report, to commit and to open."""
+    opened_s: float
+
+
+class Iteration:
+    """Takes each expected batch once, in whatever order; the rest of the iteration is read off it."""
+
+    def __init__(self, opening: Opening, *, trainer_epoch: int, boundary: Boundary | None = None) -> None:
+        """boundary: to the iteration before; None for a trainer's first."""
+        self.number = opening.iteration
+        self.policy_version = opening.policy_version
+        self.weights_digest = opening.weights_digest
+        self.expected: dict[str, PromptBatch] = {batch.batch_id: batch for batch in opening.batches}
+        self._missing = dict(self.expected)
+        self.digests: dict[str, str] = {}
+        """Batch id → digest of every batch that was taken."""
+        self.abandoned: dict[str, str] = {}
+        """Batch id → reason."""
+        self.evaluation: dict[str, RolloutBatch] = {}
+        self.unscorable: dict[str, dict[str, int]] = {}
+        """Batch id → "component: reason" → completions that got an `on_unscorable` score."""
+        self.num_unscorable = 0
+        """Trained ones."""
+        self.stats: list[MicroBatchStats] = []
+        self.spans: list[TimelineSpan] = []
+        self.waiting_s = 0.0
+        """The trainer had nothing to train."""
+        self._trainer_epoch = trainer_epoch
+        self._boundary = boundary
+        self._generation_s = 0.0
+        self._started_s = time.time()
+        if boundary is not None:
+            self._add_span(TRAINER, "open", started_s=boundary.opening_started_s, ended_s=boundary.opened_s)
+
+    @property
+    def missing(self) -> list[PromptBatch]:
+        """Neither taken nor abandoned, in the order of dispatch."""
+        return list(self._missing.values())
+
+    @property
+    def is_complete(self) -> bool:
+        return not self._missing
+
+    @property
+    def missing_in_words(self) -> str:
+        """`3 of 9 batches of iteration 4 (4/train/1, 4/train/2, …)`"""
+        some = ", ".join(itertools.islice(self._missing, 3)) + (", …" if len(self._missing) > 3 else "")
+        return f"{len(self._missing)} of {len(self.expected)} batches of iteration {self.number} ({some})"
+
+    @property
+    def evaluation_batches(self) -> list[PromptBatch]:
+        return [batch for batch in self.expected.values() if batch.purpose == "evaluation"]
+
+    def take(self, arrived: Arrived) -> bool:
+        """Whether it is the first copy of this batch. Raises FenceViolation for one that this iteration can't use.
+
+        The fence checked the same at publication; a gradient trusts nobody (I2, I3).
+        """
+        batch = arrived.batch
+        self._check(batch)
+        known = self.digests.get(batch.batch_id)
+        if known is not None and known != arrived.digest:
+            raise FenceViolation(f"batch {batch.batch_id} came twice, with different content", field="digest")
+        if known is not None or batch.batch_id in self.abandoned:
+            return False
+        self.digests[batch.batch_id] = arrived.digest
+        del self._missing[batch.batch_id]
+        self._record_generation(batch)
+        self._record_unscorable(batch)
+        if batch.purpose == "evaluation":
+            self.evaluation[batch.batch_id] = batch
+        return True
+
+    def record(self, trained: Trained) -> None:
+        """Books a batch that went into the gradient."""
+        self.stats.append(trained.stats)
+        self.record_span(trained)
+
+    def record_span(self, trained: Trained) -> None:
+        """Books when a batch was trained; each update of the iteration trains it once."""
+        who = f"{TRAINER} {trained.rank}" if trained.rank else TRAINER
+        self._add_span(
+            who, "train", batch_id=trained.stats.batch_id, started_s=trained.started_s, ended_s=trained.ended_s
+        )
+
+    def abandon(self, dead: Mapping[str, str]) -> dict[str, str]:
+        """Gives up dead batches; answers those that are new."""
+        new = {batch_id: reason for batch_id, reason in dead.items() if batch_id not in self.abandoned}
+        self.abandoned |= new
+        for batch_id in new:
+            self._missing.pop(batch_id, None)
+        return new
+
+    @contextlib.contextmanager
+    def span(self, what: str, *, batch_id: str = "") -> Iterator[None]:
+        """Times a piece of the trainer's own work."""
+        started_s = time.time()
+        yield
+        self._add_span(TRAINER, what, batch_id=batch_id, started_s=started_s, ended_s=time.time())
+
+    def seconds(self, what: str) -> float:
+        """Sum of the trainer's spans of one kind, over its ranks."""
+        return sum(s.ended_s - s.started_s for s in self.spans if s.who.startswith(TRAINER) and s.what == what)
+
+    @property
+    def last_token_s(self) -> float:
+        """Unix time at which the last generation ended, of those that came."""
+        return max((span.ended_s for span in self.spans if span.what == "generate"), default=self._started_s)
+
+    @property
+    def bubble_s(self) -> float:
+        """How long no generator sampled between the iteration before and this one; 0.0 where there is none before."""
+        starts = [span.started_s for span in self.spans if span.what == "generate"]
+        if self._boundary is None or not starts:
+            return 0.0
+        return max(0.0, min(starts) - self._boundary.last_token_s)
+
+    def metrics(
+        self, updates: Sequence[Update], *, learning_rate: float, scaling: Scaling, peak_flops: float = 0.0
+    ) -> IterationMetrics:
+        """Of a training iteration whose batches are all in; updates: at least one, in order.
+
+        peak_flops: of one rank; 0.0 where it is unknown, and the mfu with it.
+        """
+        of_each = [iteration_numbers(update.stats, scaling=scaling) for update in updates]
+        numbers = mean_over_updates(of_each, can_clip=[update.can_clip for update in updates])
+        wall_s = time.time() - self._started_s
+        training_s = self.seconds("train")
+        costs = [stats.cost for update in updates for stats in update.stats]
+        trained_tokens = sum(cost.num_tokens for cost in costs)
+        flops = math.fsum(cost.flops for cost in costs)
+        return IterationMetrics(
+            iteration=self.number,
+            policy_version=self.policy_version,
+            trainer_epoch=self._trainer_epoch,
+            grad_norm=math.fsum(update.grad_norm for update in updates) / len(updates),
+            learning_rate=learning_rate,
+            started_s=self._started_s,
+            wall_s=wall_s,
+            generation_s=self._generation_s,
+            training_s=training_s,
+            waiting_s=self.waiting_s,
+            step_s=self.seconds("step"),
+            publish_s=self.seconds("publish"),
+            bubble_s=self.bubble_s,
+            tokens_per_s=numbers.num_tokens / wall_s,
+            trained_tokens=trained_tokens,
+            trained_tokens_per_s=trained_tokens / training_s if training_s else 0.0,
+            mfu=flops / (training_s * peak_flops) if training_s and peak_flops else None,
+            num_unscorable=self.num_unscorable,
+            updates=_each_update(of_each, updates) if len(updates) > 1 else (),
+            **dataclasses.asdict(numbers),
+        )
+
+    def _check(self, batch: RolloutBatch) -> None:
+        expected = self.expected.get(batch.batch_id)
+        if expected is None:
+            raise FenceViolation(f"batch {batch.batch_id} is not of iteration {self.number}", field="batch_id")
+        if (batch.policy_version, batch.weights_digest) != (self.policy_version, self.weights_digest):
+            raise FenceViolation(
+                f"batch {batch.batch_id} was sampled with version {batch.policy_version} "
+                f"({batch.weights_digest[:12]}), this iteration trains version {self.policy_version} "
+                f"({self.weights_digest[:12]})",
+                field="policy_version",
+            )
+        if (batch.group_size, len(batch.groups)) != (expected.group_size, len(expected.prompts)):
+            raise FenceViolation(f"batch {batch.batch_id} has another shape than it was asked for", field="groups")
+        for place, group in enumerate(batch.groups):
+            _check_group(group, place, expected)
+
+    def _record_unscorable(self, batch: RolloutBatch) -> None:
+        replaced = [rollout.unscorable for group in batch.groups for rollout in group.rollouts if rollout.unscorable]
+        if not replaced:
+            return
+        counts = Counter(f"{name}: {reason}" for one in replaced for name, reason in one.items())
+        self.unscorable[batch.batch_id] = dict(sorted(counts.items()))
+        self.num_unscorable += len(replaced) if batch.purpose == "train" else 0
+
+    def _record_generation(self, batch: RolloutBatch) -> None:
+        for timings in batch.rounds:
+            self._generation_s += timings.generation_ended_s - timings.generation_started_s
+            spans = (
+                ("generate", timings.generation_started_s, timings.generation_ended_s),
+                ("score", timings.scoring_started_s, timings.scoring_ended_s),
+            )
+            for what, started_s, ended_s in spans:
+                self._add_span(batch.generator_id, what, batch_id=batch.batch_id, started_s=started_s, ended_s=ended_s)
+
+    def _add_span(self, who: str, what: str, *, batch_id: str = "", started_s: float, ended_s: float) -> None:
+        self.spans.append(
+            TimelineSpan(
+                who=who, what=what, iteration=self.number, batch_id=batch_id, started_s=started_s, ended_s=ended_s
+            )
+        )
+
+
+def _check_group(group: RolloutGroup, place: int, expected: PromptBatch) -> None:
+    """Raises FenceViolation unless its place holds its prompt after so many resamples, and was due no further one."""
+    asked = expected.prompt_at(place, num_resamples=group.num_resamples)
+    answered = (group.prompt_id, group.prompt_index, group.prompt_token_ids)
+    if asked is None or answered != (asked.prompt_id, asked.index, asked.token_ids):
+        raise FenceViolation(
+            f"batch {expected.batch_id} answers {group.prompt_id} at place {place} after {group.num_resamples} "
+            f"resamples, it was asked {asked.prompt_id if asked else 'nothing'} there",
+            field="groups",
+        )
+    if group.has_equal_rewards and group.num_resamples < len(expected.reserves):
+        raise FenceViolation(
+            f"batch {expected.batch_id} kept the equal rewards of {group.prompt_id}, though place {place} was due "
+            "another prompt",
+            field="groups",
+        )
+
+
+def _each_update(numbers: Sequence[IterationNumbers], updates: Sequence[Update]) -> tuple[UpdateMetrics, ...]:
+    return tuple(
+        UpdateMetrics(
+            loss=of_one.loss,
+            clip_share=of_one.clip_share,
+            kl_to_reference=of_one.kl_to_reference,
+            grad_norm=update.grad_norm,
+        )
+        for of_one, update in zip(numbers, updates, strict=True)
+    )

@@ -1,0 +1,196 @@
+"""Takes a job's lease, trains it, and says how it ended."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import threading
+import uuid
+from collections.abc import Iterator
+
+from broker.connection.client import Broker
+from broker.job_store import JobStore
+from broker.trainer_side import TrainerSide
+from consumer.exit_codes import DIED, DONE, FAILED, HELD, STOPPED
+from consumer.trainer.assembly import make_trainer
+from consumer.trainer.lease_keeper import STOP_PATIENCE_S, Cancelled, LeaseKeeper, Stopped
+from consumer.trainer.trainer import Trainer
+from contracts.errors import (
+    BatchFailed,
+    BrokerUnavailable,
+    Conflict,
+    DeadlineExceeded,
+    FencedOff,
+    FenceViolation,
+    OnbeatError,
+    Unavailable,
+)
+from contracts.jobs import JobState
+from contracts.settings import StackSettings
+from contracts.spec import JobSpec
+
+log = logging.getLogger(__name__)
+
+
+def train(settings: StackSettings, broker: Broker, spec: JobSpec, job_id: str) -> int:
+    """In the only process of a trainer, or its rank 0; the exit code. Raises OnbeatError before the lease is held."""
+    side = TrainerSide(broker, job_id, owner=_owner(), lease_s=spec.timeouts.trainer_lease_s)
+    try:
+        epoch = side.acquire()
+    except Conflict as error:
+        log.info("job %s: %s", job_id, error)
+        return HELD
+    log.info("trainer epoch %d holds job %s", epoch, job_id)
+    keeper = LeaseKeeper(
+        side,
+        lease_s=spec.timeouts.trainer_lease_s,
+        end_loading=lambda why: _end_loading(why, JobStore(broker), side=side, job_id=job_id),
+        end_stopped=_end_stopped,
+    )
+    keeper.start()
+    with _stopped_by_signals(keeper):
+        return _keep(settings, broker, spec, side=side, keeper=keeper, job_id=job_id)
+
+
+def _keep(
+    settings: StackSettings, broker: Broker, spec: JobSpec, *, side: TrainerSide, keeper: LeaseKeeper, job_id: str
+) -> int:
+    """The exit code."""
+    try:
+        code = _train_held(settings, broker, spec, side=side, keeper=keeper, job_id=job_id)
+        side.release()
+        return code
+    except FencedOff as error:
+        log.error("%s", error)
+        return HELD
+    except (Unavailable, FenceViolation) as error:
+        log.error("this trainer ends, the job goes on in another: %s", error)
+        return DIED
+    finally:
+        keeper.close()
+
+
+def _train_held(
+    settings: StackSettings, broker: Broker, spec: JobSpec, *, side: TrainerSide, keeper: LeaseKeeper, job_id: str
+) -> int:
+    jobs = JobStore(broker)
+    state = jobs.state(job_id)
+    if state.is_final:
+        return DONE
+    trainer: Trainer | None = None
+    try:
+        if state is JobState.CANCELLING:
+            raise Cancelled
+        _begin(jobs, job_id, side)
+        trainer = make_trainer(settings, broker, spec, side=side, keeper=keeper, job_id=job_id)
+        trainer.run()
+    except Cancelled:
+        reason = _saved(trainer) if trainer is not None else ""
+        jobs.move(job_id, JobState.CANCELLED, reason=reason, trainer_epoch=side.trainer_epoch)
+        if trainer is not None:
+            trainer.clear()
+    except Stopped:
+        if trainer is not None:
+            _saved(trainer)
+        log.info("stopped; another trainer may go on with job %s", job_id)
+    except (FencedOff, FenceViolation, Unavailable):
+        raise
+    except OnbeatError as error:
+        log.error("job %s failed: %s", job_id, error)
+        # Who slept past its lease writes no checkpoint beside another's.
+        side.renew()
+        if trainer is not None and isinstance(error, (BatchFailed, DeadlineExceeded)):
+            _saved(trainer)
+        jobs.fail(job_id, str(error), trainer_epoch=side.trainer_epoch)
+        if trainer is not None:
+            trainer.clear()
+        return FAILED
+    else:
+        jobs.move(job_id, JobState.SUCCEEDED, trainer_epoch=side.trainer_epoch)
+        log.info("job %s succeeded", job_id)
+        trainer.clear()
+    finally:
+        if trainer is not None:
+            trainer.close()
+    return DONE
+
+
+def _begin(jobs: JobStore, job_id: str, side: TrainerSide) -> None:
+    """Raises Cancelled where the job was asked to end meanwhile."""
+    try:
+        jobs.move(job_id, JobState.RUNNING, trainer_epoch=side.trainer_epoch)
+    except Conflict as error:
+        log.info("%s", error)
+        raise Cancelled from error
+
+
+def _saved(trainer: Trainer) -> str:
+    """What was committed is kept; "", or why it could not be: that must not change how the job ends."""
+    try:
+        trainer.save()
+    except (FencedOff, BrokerUnavailable):
+        raise
+    except OnbeatError as error:
+        log.error("no checkpoint of the last committed iteration: %s", error)
+        return f"its last checkpoint could not be written: {error}"
+    return ""
+
+
+@contextlib.contextmanager
+def _stopped_by_signals(keeper: LeaseKeeper) -> Iterator[None]:
+    """SIGTERM and SIGINT ask the keeper to stop.
+
+    Python runs a handler in the main thread, between two of its instructions: never, while that waits in a library for
+    a rank that is gone. So a thread reads the signals, too.
+    """
+    reader, writer = socket.socketpair()
+    writer.setblocking(False)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda _number, _frame: keeper.request_stop())
+
+    def listen() -> None:
+        while numbers := reader.recv(64):
+            if {signal.SIGTERM, signal.SIGINT}.intersection(numbers):
+                keeper.request_stop()
+
+    threading.Thread(target=listen, name="signals", daemon=True).start()
+    before = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        writer.close()
+
+
+def _end_loading(why: Exception, jobs: JobStore, *, side: TrainerSide, job_id: str) -> None:
+    """From the keeper's thread, while the main one loads: nothing is to be saved, so the process ends where it is."""
+    log.info("ends while it loads: %s", why if str(why) else type(why).__name__.lower())
+
+    def tell() -> None:
+        if isinstance(why, Cancelled):
+            jobs.move(job_id, JobState.CANCELLED, trainer_epoch=side.trainer_epoch)
+        if isinstance(why, (Cancelled, Stopped)):
+            side.release()
+
+    # A Redis that is away doesn't hold it up: the lease runs out, and a consumer finds the job cancelling.
+    telling = threading.Thread(target=tell, name="last words", daemon=True)
+    telling.start()
+    telling.join(STOP_PATIENCE_S)
+    _exit(HELD if isinstance(why, FencedOff) else DIED if isinstance(why, Unavailable) else STOPPED)
+
+
+def _end_stopped() -> None:
+    log.warning("asked to end while Redis is away: ends without giving the lease back")
+    _exit(STOPPED)
+
+
+def _exit(code: int) -> None:
+    logging.shutdown()
+    os._exit(code)
+
+
+def _owner() -> str:
+    return f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"

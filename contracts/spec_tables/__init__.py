@@ -1,0 +1,1 @@
+"""The tables of a job's spec, one type each."""

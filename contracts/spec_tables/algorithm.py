@@ -1,0 +1,163 @@
+"""AlgorithmSpec: advantage and loss, and which of their options go together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from contracts.encoding.ranges import Factor
+from contracts.encoding.wire import Record
+
+CLIP_RANGES = {
+    "grpo": (0.2, 0.2),
+    "dr_grpo": (0.2, 0.2),
+    "dapo": (0.2, 0.28),
+    "bnpo": (0.2, 0.2),
+    "gspo": (3e-4, 4e-4),
+    "cispo": (1.0, 4.0),
+}
+"""Loss → (clip_low, clip_high) where a spec leaves them out; sources in docs/algorithms.md."""
+CORRECTION_RANGES = {"none": (0.0, 0.0), "tis": (0.0, 2.0), "icepop": (0.5, 5.0), "decoupled": (0.0, 5.0)}
+"""Correction → (low, high) where a spec leaves them out."""
+
+
+class AlgorithmSpec(Record, frozen=True, kw_only=True):
+    """Advantage and loss; docs/algorithms.md has the equations."""
+
+    loss: Literal["grpo", "dr_grpo", "dapo", "bnpo", "gspo", "cispo"] = "grpo"
+    """The objective and how it is normalised: the mean of response means (grpo, gspo), a constant budget (dr_grpo), the
+    mean over the iteration's tokens (dapo, cispo), the mean of the batches' token means (bnpo)."""
+    advantage: Literal["grpo", "dr_grpo", "rloo", "reinforce++_baseline", "reinforce++"] = "grpo"
+    """From the rewards of a group: over mean and deviation (grpo), over the mean (dr_grpo), over the mean of the other
+    samples (rloo), over the mean and then the deviation of the whole iteration (reinforce++_baseline). Without groups:
+    over mean and deviation of the whole iteration (reinforce++), for a second backward pass and a second sum."""
+    advantage_epsilon: Annotated[float, Meta(gt=0.0, le=1000.0)] = 1e-4
+    """Added to the unbiased standard deviation of grpo, reinforce++_baseline and reinforce++."""
+    updates_per_iteration: Annotated[int, Meta(ge=1, le=64)] = 1
+    """Optimizer steps on the same rollouts (GRPO's μ). The first trains while they arrive; each further one trains all
+    of them again, and its ratio is against the log-probs of the first, so the clips act."""
+    old_policy: Literal["trainer", "generator"] = "trainer"
+    """Whose log-probs the policy ratio is taken against. trainer: its own before the iteration's first step, so in that
+    step the ratio is exactly 1 and no clip acts; generator: those of sampling, so the clips act on the gap between the
+    two engines."""
+    clip_low: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
+    """Lower clip of the policy ratio: 1 - clip_low; none: 0.2, gspo 0.0003, cispo 1.0 (no bound)."""
+    clip_high: Annotated[float, Meta(gt=0.0, le=10.0)] | None = None
+    """Upper clip of the policy ratio: 1 + clip_high; none: 0.2, dapo 0.28, gspo 0.0004, cispo 4.0."""
+    kl_coefficient: Factor = 0.0
+    """Weight of the KL to the frozen initial model; 0 keeps no reference model."""
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    """Estimate of that KL from the sampled tokens."""
+    kl_placement: Literal["loss", "reward"] = "loss"
+    """loss: added to each token's loss; reward: its sum over a response is taken off the reward before advantages, with
+    advantage = "grpo" after the division by the deviation, which is that of the rewards alone."""
+    entropy_coefficient: Factor = 0.0
+    """Weight of the entropy bonus: the entropy of the distribution at each sampled token, normalised like the loss."""
+    correction: Literal["none", "tis", "icepop", "decoupled"] = "none"
+    """Weighs the surrogate by trainer over generator probability: truncated (tis), dropped out of range (icepop), or
+    dropped above a cap (decoupled, the behaviour weight of decoupled PPO)."""
+    correction_level: Literal["token", "sequence"] = "token"
+    """Whether each token has its weight, or a response one: the product over its tokens."""
+    correction_low: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
+    """Lower bound of icepop's weight; none: 0.5."""
+    correction_high: Annotated[float, Meta(ge=1.0, le=1e6)] | None = None
+    """Upper bound of the weight; none: tis 2.0, icepop 5.0, decoupled 5.0."""
+    shuffle_rewards: bool = False
+    """Negative control: rewards are permuted inside each group, so that nothing can be learnt."""
+
+    def __post_init__(self) -> None:
+        problem = next((problem for broken, problem in self._refusals() if broken), None)
+        if problem is not None:
+            raise ValueError(problem)
+
+    @property
+    def clip_range(self) -> tuple[float, float]:
+        """(clip_low, clip_high) as set, else as in the loss's paper."""
+        low, high = CLIP_RANGES[self.loss]
+        return (low if self.clip_low is None else self.clip_low, high if self.clip_high is None else self.clip_high)
+
+    @property
+    def correction_range(self) -> tuple[float, float]:
+        """(low, high) as set, else as in the correction's source; tis and decoupled have no lower bound."""
+        low, high = CORRECTION_RANGES[self.correction]
+        return (
+            low if self.correction_low is None else self.correction_low,
+            high if self.correction_high is None else self.correction_high,
+        )
+
+    @property
+    def needs_every_row(self) -> bool:
+        """Whether a completion of zero advantage has a gradient all the same, or gets its advantage after its pass."""
+        return self.kl_coefficient > 0.0 or self.entropy_coefficient > 0.0 or self.has_late_baseline
+
+    @property
+    def has_late_baseline(self) -> bool:
+        """Whether what is taken off the rewards is known only when the whole iteration is in."""
+        return self.advantage == "reinforce++"
+
+    def _refusals(self) -> Iterator[tuple[bool, str]]:
+        """(whether it holds, field, reason and cure), of each combination that has no meaning or no effect."""
+        scaled = self.advantage in ("reinforce++_baseline", "reinforce++")
+        kl_in_loss = self.kl_coefficient > 0.0 and self.kl_placement == "loss"
+        yield (
+            self.advantage in ("dr_grpo", "rloo") and self.advantage_epsilon != 1e-4,
+            f'advantage_epsilon has no effect with advantage = "{self.advantage}"; leave it out',
+        )
+        yield (
+            self.kl_coefficient == 0.0 and (self.kl_estimator, self.kl_placement) != ("k3", "loss"),
+            "kl_coefficient is 0, so kl_estimator and kl_placement have no effect; set it above 0 or leave them out",
+        )
+        yield (
+            kl_in_loss and self.kl_estimator == "k1",
+            'kl_estimator = "k1" in the loss has a gradient of expectation zero; '
+            'use "k2" there, or kl_placement = "reward"',
+        )
+        yield (
+            kl_in_loss and scaled,
+            'kl_placement = "loss" would be divided by the deviation of the advantages under '
+            f'advantage = "{self.advantage}"; set kl_placement = "reward"',
+        )
+        yield (
+            self.entropy_coefficient > 0.0 and scaled,
+            "entropy_coefficient would be divided by the deviation of the advantages under "
+            f'advantage = "{self.advantage}"; set it to 0',
+        )
+        yield (
+            self.has_late_baseline and self.updates_per_iteration > 1,
+            "updates_per_iteration above 1 makes clips act by the sign of the advantage, which under advantage = "
+            '"reinforce++" is known too late; set it to 1, or advantage = "reinforce++_baseline"',
+        )
+        yield (
+            self.has_late_baseline and self.old_policy == "generator" and self.loss != "cispo",
+            f'old_policy = "generator" lets loss = "{self.loss}" clip by the sign of the advantage, which under '
+            'advantage = "reinforce++" is known too late; set loss = "cispo", or old_policy = "trainer"',
+        )
+        yield from self._correction_refusals()
+
+    def _correction_refusals(self) -> Iterator[tuple[bool, str]]:
+        bounds = (self.correction_low, self.correction_high)
+        low, high = self.correction_range
+        yield (
+            self.correction == "none" and (self.correction_level != "token" or bounds != (None, None)),
+            'correction is "none", so its level and bounds have no effect; choose "tis", "icepop" or '
+            '"decoupled", or leave them out',
+        )
+        yield (
+            self.correction in ("tis", "decoupled") and self.correction_low is not None,
+            f'correction_low has no effect with correction = "{self.correction}", which has no lower bound; '
+            "leave it out",
+        )
+        yield (
+            self.correction != "none" and self.old_policy == "generator",
+            'correction would count the generator twice with old_policy = "generator"; set one of the two',
+        )
+        yield (
+            self.correction != "none" and self.loss == "gspo" and self.correction_level == "token",
+            'correction_level = "token" would undo the one ratio of loss = "gspo"; set correction_level = "sequence"',
+        )
+        yield (
+            self.correction == "icepop" and low == high,
+            "correction_low and correction_high leave no room; lower correction_low or raise correction_high",
+        )

@@ -1,0 +1,251 @@
+"""docs/configuration.md, made from the config types: `python -m docs.make_configuration > docs/configuration.md`.
+
+contracts/{spec,…,settings}.py, onbeat/stack/profile.py ─▶ fields, types, ranges, defaults ─┐
+                              their source text ─▶ docstrings under the fields ─────────────┴▶ one page
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+from msgspec import inspect as types
+
+from contracts import spec_limits
+from contracts.encoding.ranges import MAX_BATCHES
+from contracts.settings import PREFIX, StackSettings
+from contracts.spec import JobSpec
+from onbeat.stack.profile import EngineProfile, GeneratorProfile, StackProfile
+
+PAGE = Path(__file__).parent / "configuration.md"
+UNIONS = {
+    "dataset": ("`[dataset]`", "Where prompts come from; `type` is one of:"),
+    "components": ("`reward.components`", "A list of scorers, each a table `{ type = ..., ... }`; `type` is one of:"),
+    "weights": ("`[weights]`", 'How each version gets to the generators; `transport`, "file" if unset, is one of:'),
+}
+"""Field that chooses between types → its heading and the sentence under it."""
+
+RULE = "| --- | --- | --- | --- |"
+BAR = "\\|"
+"""A bar inside a cell."""
+
+INTRO = """\
+# Configuration
+
+This page is generated from the types of the code: `python -m docs.make_configuration > docs/configuration.md`.
+
+A job is a *job spec*: a TOML file for the command line, the same keys as JSON for `POST /v1/jobs`. The types are
+closed: an unknown key, a wrong type or a value out of range is refused, and the message names the key. `configs/` holds
+specs to start from, and `--set rollout.group_size=16` changes one key for one run.
+"""
+PRODUCTS = f"""\
+## Products
+
+What some of these numbers make together has a bound too; a job beyond it is refused with both named.
+
+| of a batch, also of an evaluation's | at most |
+| --- | --- |
+| completions: `prompts_per_batch` x `group_size` | {spec_limits.MAX_BATCH_COMPLETIONS} |
+| tokens: completions x `max_new_tokens` | {spec_limits.MAX_BATCH_TOKENS} |
+| prompt tokens: `prompts_per_batch` x (1 + `max_resamples`) x `max_prompt_tokens` | \
+{spec_limits.MAX_BATCH_PROMPT_TOKENS} |
+
+| of an iteration | at most |
+| --- | --- |
+| batches, with those of an evaluation | {MAX_BATCHES} |
+| completions | {spec_limits.MAX_ITERATION_COMPLETIONS} |
+| tokens | {spec_limits.MAX_ITERATION_TOKENS} |
+| prompt tokens, with reserves and the evaluation's | {spec_limits.MAX_ITERATION_PROMPT_TOKENS} |
+"""
+PROFILE_HEAD = """\
+## Stack profile
+
+`onbeat up --profile FILE` and `onbeat demo --profile FILE` take the stack's generators from a TOML file, closed like a
+job spec: a table `[[generators]]` for each kind of them. `configs/stacks/` holds two
+([engines](operations.md#engines)).
+
+### `[[generators]]`
+"""
+SETTINGS_HEAD = """\
+## Environment
+
+A process of the stack reads its settings from these variables; an unknown `ONBEAT_` variable is refused, but for those
+that Kubernetes and Docker set for a service called onbeat (`ONBEAT_PORT=tcp://10.0.0.1:8000`). `onbeat demo`
+and `onbeat up` set them for the processes that they start, and docker-compose.yml for its services.
+"""
+
+
+def configuration_page() -> str:
+    """The whole page, ending in one line break."""
+    job = _spec_sections("Top level", _struct(JobSpec), path="")
+    return "\n".join([INTRO, *job, PRODUCTS, PROFILE_HEAD, *_profile_tables(), SETTINGS_HEAD, _settings_table()])
+
+
+def undocumented_fields() -> list[str]:
+    """`Type.field` of every config field without a docstring under it."""
+    documented = {cls: field_docstrings(cls) for cls in documented_types()}
+    missing = [
+        f"{cls.__name__}.{name}"
+        for cls, docstrings in documented.items()
+        for name in cls.__struct_fields__
+        if not docstrings.get(name)
+    ]
+    return sorted(missing)
+
+
+def documented_types() -> set[type]:
+    """All that the page describes."""
+    return {JobSpec, StackProfile, StackSettings, *_reachable(JobSpec), *_reachable(StackProfile)}
+
+
+def field_docstrings(cls: type) -> dict[str, str]:
+    """Field → the string literal under it, of the class and those that it inherits from, on one line."""
+    docstrings: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        if base in (object, msgspec.Struct) or not issubclass(base, msgspec.Struct):
+            continue
+        body = ast.parse(inspect.getsource(base)).body[0]
+        assert isinstance(body, ast.ClassDef)
+        for statement, below in zip(body.body, body.body[1:], strict=False):
+            if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+                match below:
+                    case ast.Expr(value=ast.Constant(value=str(text))):
+                        docstrings[statement.target.id] = " ".join(text.split())
+    return docstrings
+
+
+def _spec_sections(heading: str, struct: types.StructType, *, path: str) -> Iterator[str]:
+    """A section for the struct, then one for each struct below it, in the order of the fields."""
+    yield f"## {heading}\n\n{_summary(struct.cls)}\n\n{_table(struct)}"
+    for field in struct.fields:
+        yield from _below(field, f"{path}.{field.name}".lstrip("."))
+
+
+def _below(field: types.Field, path: str) -> Iterator[str]:
+    choices = _structs_in(field.type)
+    if field.name in UNIONS:
+        heading, sentence = UNIONS[field.name]
+        yield f"## {heading}\n\n{sentence}\n"
+        for choice in choices:
+            yield f"### `{choice.tag_field} = {json.dumps(choice.tag)}`\n\n{_summary(choice.cls)}\n\n{_table(choice)}"
+        inner = {below.name: below for choice in choices for below in choice.fields if _structs_in(below.type)}
+        for name, below in inner.items():
+            yield from _below(below, f"{path}.{name}")
+    else:
+        for choice in choices:
+            yield from _spec_sections(f"`[{path}]`", choice, path=path)
+
+
+def _table(struct: types.StructType) -> str:
+    if not struct.fields:
+        return "No other keys.\n"
+    docstrings = field_docstrings(struct.cls)
+    rows = [_row(field, name=field.name, docstring=docstrings[field.name]) for field in struct.fields]
+    return "\n".join(["| key | type | default | effect |", RULE, *rows]) + "\n"
+
+
+def _profile_tables() -> list[str]:
+    engine = f"### `engine`\n\n{_summary(EngineProfile)}\n"
+    return [_table(_struct(GeneratorProfile)), engine, _table(_struct(EngineProfile))]
+
+
+def _settings_table() -> str:
+    docstrings = field_docstrings(StackSettings)
+    rows = [
+        _row(field, name=f"{PREFIX}{field.name.upper()}", docstring=docstrings[field.name])
+        for field in _struct(StackSettings).fields
+    ]
+    return "\n".join(["| variable | type | default | effect |", RULE, *rows]) + "\n"
+
+
+def _row(field: types.Field, *, name: str, docstring: str) -> str:
+    cells = (f"`{name}`", _type_words(field.type), _default(field), docstring)
+    return f"| {' | '.join(cell.replace('|', BAR) for cell in cells)} |"
+
+
+def _default(field: types.Field) -> str:
+    if field.required:
+        return "required"
+    value = field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
+    if value is None:
+        return "none"
+    if isinstance(value, msgspec.Struct):
+        given = [below.name for below in _struct(type(value)).fields if below.required]
+        pairs = ", ".join(f"{name} = {json.dumps(getattr(value, name))}" for name in given)
+        return f"`{{ {pairs} }}`" if pairs else "all defaults"
+    return f"`{json.dumps(value)}`"
+
+
+def _type_words(kind: types.Type) -> str:
+    """`integer ≥ 1`, `"periodic" or "synchronous"`, `list of tables`."""
+    match kind:
+        case types.BoolType():
+            return "boolean"
+        case types.IntType():
+            return f"integer{_range_words(kind)}"
+        case types.FloatType():
+            return f"number{_range_words(kind)}"
+        case types.StrType():
+            longest = f", at most {kind.max_length} characters" if kind.max_length else ""
+            return f"string{', not empty' if kind.min_length else ''}{longest}"
+        case types.LiteralType():
+            return " or ".join(f"`{json.dumps(value)}`" for value in kind.values)
+        case types.DictType():
+            return "table"
+        case types.VarTupleType():
+            items = "tables" if _structs_in(kind) else f"{_type_words(kind.item_type).split(',')[0]}s"
+            return f"list of {items}" + (f", at most {kind.max_length}" if kind.max_length else "")
+    if _structs_in(kind):
+        return "table"
+    if isinstance(kind, types.UnionType):
+        # What may be left out is written like what it is when given: TOML has no null.
+        return " or ".join(_type_words(member) for member in kind.types if not isinstance(member, types.NoneType))
+    raise TypeError(f"no words for a config field of type {kind}")
+
+
+def _range_words(kind: types.IntType | types.FloatType) -> str:
+    bounds = (("> ", kind.gt), ("≥ ", kind.ge), ("< ", kind.lt), ("≤ ", kind.le))
+    words = [f"{sign}{_number(limit)}" for sign, limit in bounds if limit is not None]
+    return f" {', '.join(words)}" if words else ""
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if float(value).is_integer() else str(value)
+
+
+def _structs_in(kind: types.Type) -> list[types.StructType]:
+    """The struct, those of a union, or those of a list; [] for plain values."""
+    match kind:
+        case types.StructType():
+            return [kind]
+        case types.UnionType():
+            return [member for member in kind.types if isinstance(member, types.StructType)]
+        case types.VarTupleType():
+            return _structs_in(kind.item_type)
+    return []
+
+
+def _struct(cls: type) -> types.StructType:
+    kind = types.type_info(cls)
+    assert isinstance(kind, types.StructType)
+    return kind
+
+
+def _reachable(cls: type) -> Iterator[type]:
+    for field in _struct(cls).fields:
+        for below in _structs_in(field.type):
+            yield below.cls
+            yield from _reachable(below.cls)
+
+
+def _summary(cls: type) -> str:
+    return inspect.cleandoc(cls.__doc__ or "")
+
+
+if __name__ == "__main__":
+    sys.stdout.write(configuration_page())

@@ -1,0 +1,81 @@
+"""The audit chain as a file of the run folder, so that a run can be verified when its stack is gone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from contracts.encoding.wire import Record, decode_json, encode_json
+from contracts.errors import InvalidInput, NotFound
+from contracts.events import AuditRecord
+from contracts.jobs import JobStatus
+from contracts.run_folder import RunFolder
+from contracts.spec import JobSpec
+from onbeat.audit.chain import AuditEntry, Verdict, verify_run
+from onbeat.audit.weights import digests_on_disk
+
+FILE_NAME = "audit.json"
+
+
+class StoredEntry(Record, frozen=True, kw_only=True):
+    record: AuditRecord
+    digest: str
+
+
+class AuditFile(Record, frozen=True, kw_only=True):
+    status: JobStatus
+    entries: tuple[StoredEntry, ...]
+
+
+def write_audit(folder: RunFolder, status: JobStatus, entries: list[AuditEntry]) -> Path:
+    stored = tuple(StoredEntry(record=entry.record, digest=entry.digest) for entry in entries)
+    path = folder.path / FILE_NAME
+    path.write_bytes(encode_json(AuditFile(status=status, entries=stored)))
+    return path
+
+
+def read_audit(folder: RunFolder) -> tuple[JobStatus, list[AuditEntry]]:
+    """Raises NotFound where the run left no audit file."""
+    path = folder.path / FILE_NAME
+    try:
+        stored = decode_json(path.read_bytes(), AuditFile)
+    except OSError as error:
+        raise NotFound(
+            f"no audit chain of {folder.job_id} in {folder.run_root}",
+            field="job",
+            cure="start the stack that holds it with `onbeat up`, or give --run-dir",
+        ) from error
+    return stored.status, [AuditEntry(record=entry.record, digest=entry.digest) for entry in stored.entries]
+
+
+def read_spec(folder: RunFolder) -> JobSpec:
+    """The spec as submitted: it says which batches an iteration must have."""
+    try:
+        return decode_json(folder.spec.read_bytes(), JobSpec)
+    except FileNotFoundError as error:
+        if not folder.path.is_dir():
+            raise _unreadable(folder) from error
+        raise NotFound(
+            f"{folder.job_id} ended before it wrote its spec, or has yet to begin, so nothing was trained",
+            field="job",
+            cure="`onbeat jobs` shows its state, and `onbeat watch` the reason",
+        ) from error
+    except OSError as error:
+        raise _unreadable(folder) from error
+    except InvalidInput as error:
+        raise InvalidInput(f"{folder.spec} is damaged: {error}", field="spec") from error
+
+
+def _unreadable(folder: RunFolder) -> NotFound:
+    return NotFound(
+        f"the run folder {folder.path} cannot be read", field="--run-dir", cure="give the stack's run folder"
+    )
+
+
+def verify_folder(folder: RunFolder, status: JobStatus, entries: list[AuditEntry]) -> Verdict:
+    """Checks the chain, and the weights that the folder still holds."""
+    return verify_run(
+        entries,
+        read_spec(folder),
+        complete=status.state.value == "succeeded",
+        digests_on_disk=digests_on_disk(folder),
+    )

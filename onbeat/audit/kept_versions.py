@@ -1,0 +1,202 @@
+"""The versions that a run folder still holds, as tensors: from checkpoints, whole versions, deltas, adapters.
+
+    checkpoints/i000149/   model.safetensors, or each rank's rows; or adapters ─┐
+    weights/v000150/       whole, or a delta on v000149; or adapters ───────────┼─▶ tensors of version 150
+    weights/base/, or the job's model folder: what adapters stand on ───────────┘
+
+Versions that travelled through Redis are in the checkpoints.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import torch
+from torch import Tensor, nn
+
+from contracts.encoding.digests import Digest
+from contracts.errors import ContractViolation, NotFound, WeightsRejected
+from contracts.run_folder import RunFolder
+from contracts.spec import JobSpec
+from onbeat.audit.weights import ADAPTER_END, tensors_of_delta
+from weight_store.adapter.matrices import LayerMatrices, layers_of
+from weight_store.adapter.merge import merge_into
+from weight_store.files.stored_tensors import StoredTensors
+from weight_store.hashing import tensors_digest
+
+log = logging.getLogger(__name__)
+
+VERSION_NAME = re.compile(r"v(\d{6,})")
+CHECKPOINT_NAME = re.compile(r"i(\d{6,})")
+
+
+class AdapterDigests(msgspec.Struct, frozen=True, kw_only=True):
+    base_digest: Digest
+    adapters_digest: Digest
+
+
+class CheckpointSays(msgspec.Struct, frozen=True, kw_only=True):
+    """Of a checkpoint's state.json, what an export asks."""
+
+    job_id: str
+    policy_version: int
+    weights_digest: Digest
+    adapters: AdapterDigests | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeptVersion:
+    """One folder that holds a version."""
+
+    policy_version: int
+    weights_digest: str
+    path: Path
+    adapters: AdapterDigests | None = None
+    """What a checkpoint says of adapters; a published version of them says nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weights:
+    """A version's tensors, each read or made when it is asked for."""
+
+    tensors: Mapping[str, Tensor]
+    matrices: Mapping[str, Tensor] = field(default_factory=dict)
+    """Of adapters; {} where there are none."""
+
+
+def kept_versions(folder: RunFolder, versions: Mapping[int, str] | None) -> list[KeptVersion]:
+    """Oldest first, of one version its checkpoint last.
+
+    versions: version → digest by the audit chain; None where that is not at hand: then checkpoints alone are known,
+    which say what they hold. A folder that the chain contradicts, or doesn't know, is left out.
+    """
+    found = [*_published(folder, versions or {}), *_checkpoints(folder)]
+    if versions is not None:
+        found = [one for one in found if versions.get(one.policy_version) == one.weights_digest]
+    return sorted(found, key=lambda one: (one.policy_version, one.path.parent == folder.checkpoints))
+
+
+def read_version(kept: KeptVersion, folder: RunFolder, spec: JobSpec, *, model_folder: Path) -> Weights:
+    """Raises ContractViolation for damaged files, WeightsRejected where adapters stand on another model.
+
+    model_folder: the job's, for the base of adapters.
+    """
+    files = sorted(kept.path.glob("model*.safetensors" if kept.path.parent == folder.checkpoints else "*.safetensors"))
+    if not files:
+        return Weights(tensors=_of_delta(folder, kept))
+    stored = StoredTensors(files)
+    if not any(name.endswith(ADAPTER_END) for name in stored):
+        return Weights(tensors=stored)
+    if kept.adapters and tensors_digest(stored) != kept.adapters.adapters_digest:
+        raise ContractViolation("holds other adapters than it says", field=str(kept.path))
+    base = _base(folder, spec, model_folder, digest=kept.adapters.base_digest if kept.adapters else "")
+    layers = layers_of(dict(stored), weights=base)
+    return Weights(tensors=MergedWeights(base, layers, scaling=scaling_of(spec)), matrices=stored)
+
+
+def scaling_of(spec: JobSpec) -> float:
+    lora = spec.trainer.lora
+    if lora is None:
+        raise ContractViolation("holds adapters, which the job's spec does not have", field="trainer.lora")
+    return lora.alpha / lora.rank
+
+
+class MergedWeights(Mapping[str, Tensor]):
+    """The base with adapters in it, a tensor at a time."""
+
+    def __init__(self, base: Mapping[str, Tensor], layers: Mapping[str, LayerMatrices], *, scaling: float) -> None:
+        self._base = base
+        self._layers = layers
+        self._scaling = scaling
+
+    def __getitem__(self, name: str) -> Tensor:
+        weight, layer = self._base[name], self._layers.get(name)
+        if layer is None:
+            return weight
+        merged = torch.empty_like(weight)
+        merge_into(merged, weight, lora_a=layer.lora_a, lora_b=layer.lora_b, scaling=self._scaling)
+        return merged
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._base)
+
+    def __len__(self) -> int:
+        return len(self._base)
+
+
+def _published(folder: RunFolder, versions: Mapping[int, str]) -> Iterator[KeptVersion]:
+    for path in _folders(folder.weights):
+        if (match := VERSION_NAME.fullmatch(path.name)) and (digest := versions.get(int(match[1]))):
+            yield KeptVersion(policy_version=int(match[1]), weights_digest=digest, path=path)
+
+
+def _checkpoints(folder: RunFolder) -> Iterator[KeptVersion]:
+    for path in _folders(folder.checkpoints):
+        if not CHECKPOINT_NAME.fullmatch(path.name):
+            continue
+        try:
+            says = msgspec.json.decode((path / "state.json").read_bytes(), type=CheckpointSays)
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+            log.warning("checkpoint %s is passed over: %s", path.name, error)
+            continue
+        if says.job_id == folder.job_id:
+            yield KeptVersion(
+                policy_version=says.policy_version,
+                weights_digest=says.weights_digest,
+                path=path,
+                adapters=says.adapters,
+            )
+
+
+def _of_delta(folder: RunFolder, kept: KeptVersion) -> dict[str, Tensor]:
+    tensors = tensors_of_delta(folder, kept.path)
+    if not tensors:
+        raise NotFound("the version that its delta stands on is gone", field=str(kept.path))
+    return {
+        name: torch.from_numpy(data).view(getattr(torch, dtype)).reshape(shape)
+        for name, (dtype, shape, data) in tensors.items()
+    }
+
+
+def _base(folder: RunFolder, spec: JobSpec, model_folder: Path, *, digest: str) -> Mapping[str, Tensor]:
+    """What the adapters stand on. digest: "" where only the merged version's is known."""
+    files = sorted((folder.weights / "base").glob("*.safetensors"))
+    if files:
+        stored = StoredTensors(files)
+        if digest in ("", tensors_digest(stored)):
+            return stored
+    tensors = _tensors_of_model(model_folder, dtype=getattr(torch, spec.model.dtype))
+    if digest and tensors_digest(tensors) != digest:
+        raise WeightsRejected(
+            f"{model_folder} is not the model that the adapters were trained on",
+            cure="give the folder that its relative path starts at by --model-root",
+        )
+    return tensors
+
+
+def _tensors_of_model(folder: Path, *, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Parameters and persistent buffers, each once, under the names that versions have."""
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    try:
+        model: nn.Module = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, local_files_only=True, trust_remote_code=False, use_safetensors=True
+        )
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise NotFound(f"the job's model does not load: {line}", field=str(folder), cure="give --model-root") from error
+    tensors = {name: parameter.detach() for name, parameter in model.named_parameters(remove_duplicate=True)}
+    persistent = model.state_dict(keep_vars=True).keys()
+    buffers = model.named_buffers(remove_duplicate=True)
+    return tensors | {name: buffer.detach() for name, buffer in buffers if name in persistent}
+
+
+def _folders(parent: Path) -> list[Path]:
+    return sorted(path for path in parent.iterdir() if path.is_dir()) if parent.is_dir() else []

@@ -1,0 +1,316 @@
+"""The chaos campaign: random faults on a real stack, and the weights of every run must be those of the undisturbed one.
+
+oracle   the job, synchronous, nothing disturbed                  ─▶ digest D, and how long it trains
+round n  the job again, faults at times drawn from (seed, n)      ─▶ succeeded, verified, digest D, or a finding
+
+A round's faults fall into a window that begins with its first open iteration; in one round of four with its submission,
+so that the loading of models is disturbed too: in the others a trainer is hit when it is at work. A fault that finds
+nobody to hit comes again later.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import signal
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from msgspec.structs import replace
+
+from contracts.errors import DeadlineExceeded, InvalidInput, Unavailable
+from contracts.jobs import JobState, JobStatus
+from contracts.run_folder import RunFolder
+from contracts.spec import JobSpec
+from onbeat.audit.chain import verify_run
+from onbeat.audit.weights import digests_on_disk
+from onbeat.chaos.result import TRAINER_FAULTS, CampaignResult, Fault, RoundResult, summed
+from onbeat.client.gateway import GatewayClient
+from onbeat.stack.stack import EmbeddedStack
+from process import process_tree
+from process.waiting import Waiting
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+TICK_S = 0.05
+POLL_S = 0.5
+POLL_UNOPENED_S = 0.1
+ROUND_DEADLINE_S = 300.0
+LEASE_S = 1.0
+"""Leases of the campaign's job: what is dead is replaced within a second or two."""
+PAUSE_S = (0.2, 3.0)
+"""A paused process wakes up before its lease has run out, or long after."""
+HANG_S = (0.2, 9.0)
+"""A server that hangs goes on before a call of it is given up, or long after: gateways and Celery give up after 3 s."""
+PUT_OFF_S = (0.2, 2.0)
+"""Until a fault that found nobody comes again."""
+WINDOW_SHARE = 0.6
+"""Of the oracle's training: an undisturbed periodic run may take little more than half of it."""
+FROM_SUBMISSION_EVERY = 4
+"""One round of so many has its faults from its submission on."""
+
+
+@dataclass
+class _Paused:
+    pid: int
+    until_s: float
+
+
+@dataclass
+class DisturbedRun:
+    """One disturbed run while it goes on."""
+
+    due: list[tuple[float, str]]
+    """(seconds after the clock's start, kind), the next last."""
+    from_submission: bool = False
+    """When the clock starts; or else with the first open iteration."""
+    job_id: str = ""
+    submitted_s: float = 0.0
+    """Unix time."""
+    started_s: float = field(default_factory=time.monotonic)
+    opened_s: float | None = None
+    """Elapsed at the first sight of an open iteration."""
+    ended_s: float = 0.0
+    committed: int = 0
+    first_seen: dict[int, int] = field(default_factory=dict)
+    """Process number of a trainer → iterations committed when it was first seen."""
+    done: list[Fault] = field(default_factory=list)
+    paused: list[_Paused] = field(default_factory=list)
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.monotonic() - self.started_s
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the time of the next fault has come."""
+        clock_s = 0.0 if self.from_submission else self.opened_s
+        return bool(self.due) and clock_s is not None and self.due[-1][0] <= self.elapsed_s - clock_s
+
+    def see(self, status: JobStatus, trainers: Sequence[int]) -> None:
+        """The job as it stands, and the processes that train it."""
+        self.committed = status.iterations_committed
+        if self.opened_s is None and (status.batches_expected or self.committed):
+            self.opened_s = self.elapsed_s
+        self.first_seen = {pid: self.first_seen.get(pid, self.committed) for pid in trainers}
+
+    def is_at_work(self, trainer: int) -> bool:
+        """Whether the job has moved since this process was first seen: the commit before a takeover is over by then."""
+        return self.first_seen.get(trainer, self.committed) != self.committed
+
+    def put_off(self, kind: str, by_s: float) -> None:
+        clock_s = 0.0 if self.from_submission else self.opened_s or 0.0
+        self.due.append((self.elapsed_s - clock_s + by_s, kind))
+        self.due.sort(reverse=True)
+
+
+class Campaign:
+    """Runs on a started stack; the caller owns it."""
+
+    def __init__(
+        self,
+        stack: EmbeddedStack,
+        client: GatewayClient,
+        spec: JobSpec,
+        *,
+        seed: int,
+        max_faults: int,
+        window_s: float | None,
+    ) -> None:
+        """window_s: None measures it by the undisturbed run."""
+        self._stack = stack
+        self._client = client
+        self._spec = hardened(spec)
+        self._seed = seed
+        self._max_faults = max_faults
+        self._window_s = window_s
+        self._draw = random.Random(seed)
+        self._kinds: dict[str, Callable[[DisturbedRun], str]] = {
+            "kill generator": lambda _round: self._kill(self._generator()),
+            "kill all generators": lambda _round: self._kill(*self._generators()),
+            "pause generator": lambda now: self._pause(now, self._stack.pids[name := self._generator()], name),
+            "kill trainer": self._kill_trainer,
+            "pause trainer": self._pause_trainer,
+            "kill redis": lambda _round: self._kill("redis"),
+            "hang redis": lambda now: self._pause(now, self._stack.pids["redis"], "redis", HANG_S),
+            "kill reward service": lambda _round: self._kill("reward_service"),
+            "kill gateway": lambda _round: self._kill("gateway"),
+            "kill worker": lambda _round: self._kill("worker"),
+        }
+
+    def run(self, rounds: int, on_round: Callable[[CampaignResult], None]) -> CampaignResult:
+        """The oracle, then the rounds; on_round sees the campaign so far, from the oracle's end on."""
+        began_s = time.monotonic()
+        calm = DisturbedRun(due=[])
+        oracle = self._run_to_end(replace(self._spec, schedule="synchronous"), calm)
+        if oracle.state is not JobState.SUCCEEDED:
+            raise InvalidInput(f"the undisturbed run {oracle.state.value}: {oracle.reason}", field="--spec")
+        loading_s = calm.opened_s or 0.0
+        undisturbed_s = calm.ended_s - loading_s
+        window_s = self._window_s or WINDOW_SHARE * undisturbed_s
+        results: list[RoundResult] = []
+
+        def so_far() -> CampaignResult:
+            return summed(
+                results,
+                seed=self._seed,
+                digest=oracle.weights_digest,
+                undisturbed_s=undisturbed_s,
+                window_s=window_s,
+                rounds=rounds,
+                wall_s=time.monotonic() - began_s,
+                kinds=list(self._kinds),
+            )
+
+        on_round(so_far())
+        for number in range(rounds):
+            self._draw = random.Random(f"{self._seed}/{number}")
+            results.append(self._run_round(number, oracle.weights_digest, window_s=window_s, loading_s=loading_s))
+            on_round(so_far())
+        return so_far()
+
+    def _run_round(self, number: int, digest: str, *, window_s: float, loading_s: float) -> RoundResult:
+        from_submission = number % FROM_SUBMISSION_EVERY == FROM_SUBMISSION_EVERY - 1
+        if from_submission:
+            window_s += loading_s
+        times_s = [self._draw.random() * window_s for _ in range(self._draw.randint(1, self._max_faults))]
+        due = [(at_s, self._draw.choice(list(self._kinds))) for at_s in sorted(times_s, reverse=True)]
+        run = DisturbedRun(due=due, from_submission=from_submission)
+        try:
+            status = self._run_to_end(self._spec, run)
+        except DeadlineExceeded as error:
+            # It must not take the generators from the next round.
+            self._patiently(lambda: self._client.cancel(run.job_id))
+            return self._result(number, run, status="stuck", problems=[str(error)])
+        audit = self._patiently(lambda: self._client.audit(run.job_id))
+        folder = RunFolder(self._stack.plan.run_root.resolve(), run.job_id)
+        verdict = verify_run(audit, self._spec, complete=True, digests_on_disk=digests_on_disk(folder))
+        problems: list[str] = []
+        if status.state is not JobState.SUCCEEDED:
+            problems.append(f"{status.state.value}: {status.reason}")
+        if status.weights_digest != digest:
+            problems.append(f"digest {status.weights_digest[:12]}, the undisturbed run has {digest[:12]}")
+        problems += verdict.gaps
+        result = self._result(number, run, status=status.state.value, problems=problems)
+        return replace(result, rewinds=verdict.num_rewinds, rejected=status.batches_rejected)
+
+    def _result(self, number: int, run: DisturbedRun, *, status: str, problems: Sequence[str]) -> RoundResult:
+        return RoundResult(
+            number=number,
+            job_id=run.job_id,
+            status=status,
+            from_submission=run.from_submission,
+            opened_s=None if run.opened_s is None else round(run.opened_s, 2),
+            faults=tuple(run.done),
+            wall_s=round(run.ended_s, 2),
+            rewinds=0,
+            rejected={},
+            problems=tuple(problems),
+        )
+
+    def _run_to_end(self, spec: JobSpec, run: DisturbedRun) -> JobStatus:
+        """Submits the job and disturbs it until it is final."""
+        key = uuid.uuid4().hex
+        status = self._patiently(lambda: self._client.submit(spec, idempotency_key=key))
+        run.job_id, run.submitted_s, run.started_s = status.job_id, time.time(), time.monotonic()
+        waiting = Waiting(f"job {run.job_id}", deadline_s=ROUND_DEADLINE_S)
+        polled_s = 0.0
+        try:
+            while not status.state.is_final:
+                waiting.poke()
+                self._stack.tick()
+                self._wake(run)
+                while run.is_due:
+                    self._disturb(run, run.due.pop()[1])
+                if time.monotonic() - polled_s >= (POLL_UNOPENED_S if run.opened_s is None else POLL_S):
+                    polled_s = time.monotonic()
+                    status = self._status(run.job_id) or status
+                    run.see(status, process_tree.running("consumer", run.job_id))
+                time.sleep(TICK_S)
+        finally:
+            run.ended_s = run.elapsed_s
+            self._wake(run, all_of_them=True)
+        return status
+
+    def _disturb(self, run: DisturbedRun, kind: str) -> None:
+        at_s = run.elapsed_s
+        try:
+            at_work = kind in TRAINER_FAULTS and run.is_at_work(self._trainer(run))
+            target = self._kinds[kind](run)
+        except (ProcessLookupError, LookupError):
+            run.put_off(kind, self._draw.uniform(*PUT_OFF_S))
+            return
+        run.done.append(Fault(at_s=round(at_s, 3), kind=kind, target=target, at_work=at_work))
+        log.info("%6.2f s  %s (%s)", at_s, kind, target)
+
+    def _kill(self, *names: str) -> str:
+        pids = self._stack.pids
+        for name in names:
+            os.kill(pids[name], signal.SIGKILL)
+        return ", ".join(names)
+
+    def _kill_trainer(self, run: DisturbedRun) -> str:
+        pid = self._trainer(run)
+        os.kill(pid, signal.SIGKILL)
+        return str(pid)
+
+    def _pause_trainer(self, run: DisturbedRun) -> str:
+        pid = self._trainer(run)
+        return self._pause(run, pid, str(pid))
+
+    def _trainer(self, run: DisturbedRun) -> int:
+        """The process to hit. Raises LookupError while there is none, or none that this round hits."""
+        trainers = process_tree.running("consumer", run.job_id)
+        if not run.from_submission:
+            trainers = [pid for pid in trainers if run.is_at_work(pid)]
+        return trainers[-1]
+
+    def _pause(self, run: DisturbedRun, pid: int, target: str, range_s: tuple[float, float] = PAUSE_S) -> str:
+        os.kill(pid, signal.SIGSTOP)
+        pause_s = self._draw.uniform(*range_s)
+        run.paused.append(_Paused(pid, time.monotonic() + pause_s))
+        return f"{target} for {pause_s:.1f} s"
+
+    def _wake(self, run: DisturbedRun, *, all_of_them: bool = False) -> None:
+        for paused in list(run.paused):
+            if all_of_them or time.monotonic() >= paused.until_s:
+                run.paused.remove(paused)
+                try:
+                    os.kill(paused.pid, signal.SIGCONT)
+                except ProcessLookupError:
+                    continue
+
+    def _generators(self) -> Sequence[str]:
+        return [name for name in self._stack.pids if name.startswith("generator")]
+
+    def _generator(self) -> str:
+        return self._draw.choice(self._generators())
+
+    def _status(self, job_id: str) -> JobStatus | None:
+        """None while the gateway or Redis is away."""
+        try:
+            return self._client.job(job_id)
+        except Unavailable:
+            return None
+
+    def _patiently(self, ask: Callable[[], T]) -> T:
+        """Asks until the gateway answers, keeping the stack alive meanwhile."""
+        waiting = Waiting("the gateway", deadline_s=60.0)
+        while True:
+            try:
+                return ask()
+            except Unavailable as error:
+                waiting.poke(f"the gateway: {error}")
+                self._stack.tick()
+                time.sleep(TICK_S)
+
+
+def hardened(spec: JobSpec) -> JobSpec:
+    """The job with short leases, and with as many attempts as the campaign may take away from it."""
+    timeouts = replace(spec.timeouts, generator_lease_s=LEASE_S, trainer_lease_s=LEASE_S, max_trainer_starts=1000)
+    return replace(spec, timeouts=timeouts, rollout=replace(spec.rollout, max_attempts=1000))

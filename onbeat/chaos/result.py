@@ -1,0 +1,133 @@
+"""What a chaos campaign has found, round by round, and the file that holds it from the first round on."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from contracts.encoding.wire import Record, encode_json
+from contracts.errors import InvalidInput
+
+TRAINER_FAULTS = ("kill trainer", "pause trainer")
+EXPECTED = "every round succeeds, verifies, and ends with the digest of the undisturbed synchronous run"
+
+
+class Fault(Record, frozen=True, kw_only=True):
+    """What was done to whom."""
+
+    at_s: float
+    """Since the round's job was submitted."""
+    kind: str
+    target: str
+    at_work: bool = False
+    """Of a trainer: whether it had committed or rewound, or else it was starting."""
+
+
+class RoundResult(Record, frozen=True, kw_only=True):
+    number: int
+    job_id: str
+    status: str
+    from_submission: bool
+    """Whether its faults began with the submission, or else with the first open iteration."""
+    opened_s: float | None
+    """First seen with an open iteration, since its submission; None if it never was."""
+    faults: tuple[Fault, ...]
+    wall_s: float
+    rewinds: int
+    rejected: dict[str, int]
+    problems: tuple[str, ...]
+    """Why the round is a finding; () where the run ended as the undisturbed one."""
+
+
+class CampaignResult(Record, frozen=True, kw_only=True):
+    """What `onbeat chaos --json` prints, and `--out` keeps."""
+
+    seed: int
+    digest: str
+    """Of the undisturbed synchronous run."""
+    undisturbed_s: float
+    """How long that one trained, from its first open iteration."""
+    window_s: float
+    """The faults of a round fall into as many seconds."""
+    rounds: int
+    rounds_run: int
+    """Fewer than `rounds`: it goes on, or was interrupted."""
+    faults: int
+    faults_by_kind: dict[str, int]
+    trainers_hit: int
+    """Kills and pauses of trainers."""
+    trainers_hit_at_work: int
+    """Of these, how many were in the middle of iterations."""
+    rewinds: int
+    rejected: dict[str, int]
+    """Refused publications by reason."""
+    findings: tuple[RoundResult, ...]
+    wall_s: float
+    passed: bool
+    """No round that was run is a finding."""
+    results: tuple[RoundResult, ...]
+
+
+def summed(
+    results: Sequence[RoundResult],
+    *,
+    seed: int,
+    digest: str,
+    undisturbed_s: float,
+    window_s: float,
+    rounds: int,
+    wall_s: float,
+    kinds: Sequence[str],
+) -> CampaignResult:
+    """The campaign so far. kinds: every fault that it draws from; those that never came count 0."""
+    faults = [fault for result in results for fault in result.faults]
+    rejected: Counter[str] = Counter()
+    for result in results:
+        rejected.update(result.rejected)
+    findings = tuple(result for result in results if result.problems)
+    return CampaignResult(
+        seed=seed,
+        digest=digest,
+        undisturbed_s=round(undisturbed_s, 2),
+        window_s=round(window_s, 2),
+        rounds=rounds,
+        rounds_run=len(results),
+        faults=len(faults),
+        faults_by_kind={kind: sum(fault.kind == kind for fault in faults) for kind in kinds},
+        trainers_hit=sum(fault.kind in TRAINER_FAULTS for fault in faults),
+        trainers_hit_at_work=sum(fault.at_work for fault in faults),
+        rewinds=sum(result.rewinds for result in results),
+        rejected=dict(sorted(rejected.items())),
+        findings=findings,
+        wall_s=round(wall_s, 1),
+        passed=not findings,
+        results=tuple(results),
+    )
+
+
+class ResultFile:
+    """A JSON file that is whole after every round: a campaign that is interrupted keeps what it has shown."""
+
+    def __init__(self, path: Path, circumstances: dict[str, Any]) -> None:
+        """circumstances: date, machine, commit, command. Raises InvalidInput for a folder that can't be written."""
+        self._path = path
+        self._head = {"benchmark": "chaos", **circumstances, "expected": EXPECTED}
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InvalidInput(f"cannot be written: {error}", field="--out") from error
+
+    def write(self, result: CampaignResult) -> None:
+        body = self._head | msgspec.json.decode(encode_json(result))
+        aside = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+        try:
+            aside.write_text(json.dumps(body, indent=1) + "\n")
+            aside.replace(self._path)
+        except OSError as error:
+            raise InvalidInput(f"cannot be written: {error}", field="--out") from error

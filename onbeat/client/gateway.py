@@ -1,0 +1,231 @@
+"""The gateway over HTTP, for the command line: typed answers, and errors that name the field and the cure."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType, TracebackType
+from typing import Any, TypeVar
+
+import httpx
+import msgspec
+
+from contracts.encoding.wire import convert, encode_json
+from contracts.errors import Conflict, ContractViolation, InvalidInput, NotFound, OnbeatError, Unavailable
+from contracts.events import AuditRecord, IterationMetrics, JobEvent, StateChanged
+from contracts.jobs import JobStatus, ResumeRequest
+from contracts.rewards import OnUnscorable
+from contracts.spec import JobSpec
+from http_service.access import KEY_FORM
+from onbeat.audit.chain import AuditEntry
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+REQUEST_TIMEOUT_S = 30.0
+EVENT_SILENCE_S = 60.0
+"""The gateway sends a comment more often than this; a longer silence is a broken connection."""
+RECONNECT_S = 1.0
+UNREACHABLE_S = 60.0
+"""How long a follower of events tries to come back to a gateway that is away."""
+
+
+class GatewayClient:
+    """Use as a context manager. `key` is the bearer key; it is sent, never logged."""
+
+    def __init__(self, url: str, key: str, *, transport: httpx.BaseTransport | None = None) -> None:
+        self.url = url.rstrip("/")
+        if key and not KEY_FORM.fullmatch(key):
+            raise InvalidInput(
+                "has characters that no key has, perhaps a line break at its end",
+                field="the gateway's key",
+                cure="give it as it stands in ONBEAT_API_KEY of the gateway",
+            )
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        try:
+            self._http = httpx.Client(
+                base_url=self.url, headers=headers, timeout=REQUEST_TIMEOUT_S, transport=transport, trust_env=False
+            )
+        except (httpx.InvalidURL, ValueError) as error:
+            raise InvalidInput(f"`{url}` is not an address: {error}", field="gateway") from error
+
+    def __enter__(self) -> GatewayClient:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._http.close()
+
+    def submit(self, spec: JobSpec, *, idempotency_key: str) -> JobStatus:
+        """Safe to repeat with the same key: the gateway answers the same job."""
+        headers = {"Idempotency-Key": idempotency_key, "Content-Type": "application/json"}
+        return convert(self._ask("POST", "/v1/jobs", content=encode_json(spec), headers=headers), JobStatus)
+
+    def jobs(self) -> list[JobStatus]:
+        return _member(self._ask("GET", "/v1/jobs"), "jobs", list[JobStatus])
+
+    def job(self, job_id: str) -> JobStatus:
+        return convert(self._ask("GET", f"/v1/jobs/{_segment(job_id)}"), JobStatus)
+
+    def cancel(self, job_id: str) -> JobStatus:
+        return convert(self._ask("POST", f"/v1/jobs/{_segment(job_id)}/cancel"), JobStatus)
+
+    def resume(
+        self,
+        job_id: str,
+        *,
+        iterations: int | None = None,
+        on_unscorable: Mapping[str, OnUnscorable] = MappingProxyType({}),
+    ) -> JobStatus:
+        """Safe to repeat while the job is queued."""
+        headers = {"Content-Type": "application/json"}
+        body = encode_json(ResumeRequest(iterations=iterations, on_unscorable=dict(on_unscorable)))
+        return convert(
+            self._ask("POST", f"/v1/jobs/{_segment(job_id)}/resume", content=body, headers=headers), JobStatus
+        )
+
+    def remove(self, job_id: str) -> None:
+        """Forgets an ended job."""
+        self._ask("DELETE", f"/v1/jobs/{_segment(job_id)}")
+
+    def metrics(self, job_id: str) -> list[IterationMetrics]:
+        """Committed iterations, oldest first."""
+        body = self._ask("GET", f"/v1/jobs/{_segment(job_id)}/metrics")
+        return _member(body, "iterations", list[IterationMetrics])
+
+    def streams(self, job_id: str) -> dict[str, Any]:
+        """What the stream monitor reports, as it stands in the answer."""
+        return self._ask("GET", f"/v1/jobs/{_segment(job_id)}/streams")
+
+    def audit(self, job_id: str) -> list[AuditEntry]:
+        """The audit chain, oldest first."""
+        return audit_entries(self._ask("GET", f"/v1/jobs/{_segment(job_id)}/audit"))
+
+    def events(self, job_id: str, *, after: str = "") -> Iterator[tuple[str, JobEvent]]:
+        """(event id, event) from the one after `after` to the job's final state, over as many connections as it takes.
+
+        Ends with this client, too, when whoever followed has gone. Raises Unavailable when the gateway stays away.
+        """
+        last_heard_s = time.monotonic()
+        is_over = False
+        while not self._http.is_closed:
+            try:
+                for event_id, event in self._one_stream(job_id, after):
+                    after, last_heard_s = event_id, time.monotonic()
+                    yield event_id, event
+                    # A job that was resumed has earlier ends: the gateway closes the stream after the last one.
+                    is_over = isinstance(event, StateChanged) and event.state.is_final
+                if is_over:
+                    return
+                log.info("the event stream ended, coming back after event %s", after or "0")
+            except httpx.TransportError as error:
+                if self._http.is_closed:
+                    return
+                if time.monotonic() - last_heard_s > UNREACHABLE_S:
+                    raise self._unreachable(error) from error
+                log.info("the event stream broke off (%s), coming back after event %s", error, after or "0")
+            time.sleep(RECONNECT_S)
+
+    def _one_stream(self, job_id: str, after: str) -> Iterator[tuple[str, JobEvent]]:
+        headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": after} if after else {})
+        timeout = httpx.Timeout(REQUEST_TIMEOUT_S, read=EVENT_SILENCE_S)
+        with self._http.stream(
+            "GET", f"/v1/jobs/{_segment(job_id)}/events", headers=headers, timeout=timeout
+        ) as answer:
+            if not answer.is_success:
+                answer.read()
+                raise problem_of(answer)
+            yield from parse_events(answer.iter_lines())
+
+    def _ask(self, method: str, path: str, **request: Any) -> Any:
+        try:
+            answer = self._http.request(method, path, **request)
+        except httpx.TransportError as error:
+            raise self._unreachable(error) from error
+        except httpx.InvalidURL as error:
+            raise InvalidInput(str(error), field="gateway") from error
+        if not answer.is_success:
+            raise problem_of(answer)
+        if answer.status_code == 204:
+            return None
+        try:
+            return answer.json()
+        except ValueError as error:
+            raise ContractViolation("the answer is not JSON", field=f"{method} {path}") from error
+
+    def _unreachable(self, error: Exception) -> Unavailable:
+        reason = str(error) or type(error).__name__
+        return Unavailable(
+            f"no answer from {self.url}: {reason}", field="gateway", cure="is `onbeat up` running, and --gateway right?"
+        )
+
+
+def parse_events(lines: Iterator[str]) -> Iterator[tuple[str, JobEvent]]:
+    """Server-sent events (https://html.spec.whatwg.org/multipage/server-sent-events.html) of one connection."""
+    event_id, data = "", []
+    for line in lines:
+        name, _, value = line.partition(":")
+        value = value.removeprefix(" ")
+        if name == "id":
+            event_id = value
+        elif name == "data":
+            data.append(value)
+        elif not line and data:
+            yield event_id, _decode_event("\n".join(data))
+            data = []
+
+
+def audit_entries(body: Any) -> list[AuditEntry]:
+    """`{"records": [{…record…, "digest": "…"}]}` → entries."""
+    entries = []
+    for fields in _member(body, "records", list[dict[str, Any]]):
+        digest = fields.pop("digest", "")
+        entries.append(AuditEntry(record=convert(fields, AuditRecord), digest=str(digest)))
+    return entries
+
+
+def _member(body: Any, name: str, kind: type[T]) -> T:
+    """Of an answer that should be an object with this member. Raises ContractViolation or InvalidInput."""
+    if not isinstance(body, dict) or name not in body:
+        raise ContractViolation(f"the answer has no `{name}`", field="gateway")
+    return convert(body[name], kind)
+
+
+def problem_of(answer: httpx.Response) -> OnbeatError:
+    """An RFC 9457 problem as our error; anything else as its status line. No redirect is followed."""
+    if answer.has_redirect_location:
+        return InvalidInput(
+            f"it redirects to {answer.headers['Location']!r}",
+            field="gateway",
+            cure="give the address itself by --gateway",
+        )
+    try:
+        problem = answer.json()
+    except ValueError:
+        problem = {}
+    if not isinstance(problem, dict):
+        problem = {}
+    detail = str(problem.get("detail") or problem.get("title") or f"the gateway answered {answer.status_code}")
+    field, cure = problem.get("field"), problem.get("cure")
+    if answer.status_code in (401, 403):
+        field, cure = field or "api_key", cure or "give the stack's key by --api-key or ONBEAT_API_KEY"
+    kinds: dict[int, type[OnbeatError]] = {404: NotFound, 409: Conflict}
+    kind = kinds.get(answer.status_code, InvalidInput if answer.is_client_error else Unavailable)
+    return kind(detail, field=field, cure=cure)
+
+
+def _decode_event(text: str) -> JobEvent:
+    try:
+        return msgspec.json.decode(text, type=JobEvent)
+    except msgspec.DecodeError as error:
+        raise ContractViolation(f"an event that does not decode: {error}", field="events") from error
+
+
+def _segment(job_id: str) -> str:
+    """A job id as one path segment."""
+    if not job_id or not all(letter.isalnum() or letter in "-_." for letter in job_id) or job_id.strip(".") == "":
+        raise InvalidInput(f"`{job_id}` is not a job id", field="job", cure="`onbeat jobs` lists them")
+    return job_id

@@ -1,0 +1,130 @@
+"""A job spec from a TOML file, with `--set key.path=value` on top.
+
+`--set optimizer.learning_rate=1e-3` sets a number, `--set name=quick` a string (what is not a TOML value is taken as
+text), `--set reward.components.0.weight=2.0` an entry of a list.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from contracts.encoding.wire import convert
+from contracts.errors import InvalidInput
+from contracts.spec import JobSpec
+
+UNKNOWN_KEY = re.compile(r"object contains unknown field `(?P<key>[^`]+)`")
+MISSING_KEY = re.compile(r"object missing required field `(?P<key>[^`]+)`")
+
+
+def load_spec(path: Path, settings: Sequence[str] = ()) -> JobSpec:
+    """Raises InvalidInput that names the file, the key and the cure."""
+    return parse_spec(read_toml(path), settings)
+
+
+def parse_spec(values: dict[str, Any], settings: Sequence[str] = ()) -> JobSpec:
+    """Plain values of a spec, changed by `key.path=value` settings, as a JobSpec."""
+    for setting in settings:
+        apply_setting(values, setting)
+    try:
+        return convert(values, JobSpec)
+    except InvalidInput as error:
+        raise _with_full_path(error) from error
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except FileNotFoundError as error:
+        raise InvalidInput("no such file", field=str(path), cure="configs/ holds the shipped specs") from error
+    except OSError as error:
+        raise InvalidInput(f"cannot be read: {error.strerror}", field=str(path)) from error
+    except (ValueError, RecursionError) as error:  # of its grammar or encoding; too many digits; too deep
+        raise InvalidInput(f"is not TOML: {error}", field=str(path)) from error
+
+
+def apply_setting(values: dict[str, Any], setting: str) -> None:
+    """Changes `values` by one `key.path=value`; tables that are missing on the way are made."""
+    dotted, equals, text = setting.partition("=")
+    keys = dotted.strip().split(".")
+    if not equals or not all(keys):
+        raise InvalidInput(
+            f"`{setting}` is not key.path=value", field="--set", cure="--set optimizer.learning_rate=1e-3"
+        )
+    target: Any = values
+    for depth, key in enumerate(keys[:-1]):
+        target = _child(target, key, path=".".join(keys[: depth + 1]))
+    _assign(target, keys[-1], parse_value(text.strip()), path=dotted.strip())
+
+
+def parse_value(text: str) -> Any:
+    """A TOML value, or the text itself."""
+    try:
+        parsed = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return text
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput(f"is not a value: {error}", field="--set") from error
+    return parsed["value"] if len(parsed) == 1 else text
+
+
+def _child(container: Any, key: str, *, path: str) -> Any:
+    if isinstance(container, list):
+        return container[_index(container, key, path=path)]
+    child = container.setdefault(key, {})
+    if not isinstance(child, dict | list):
+        raise InvalidInput("is a value, not a table", field=path, cure="set it directly, without a further key")
+    return child
+
+
+def _assign(container: Any, key: str, value: Any, *, path: str) -> None:
+    if isinstance(container, list):
+        container[_index(container, key, path=path)] = value
+    elif isinstance(container, dict):
+        container[key] = value
+    else:
+        raise InvalidInput("is a value, not a table", field=path.rpartition(".")[0])
+
+
+def _index(container: Sequence[Any], key: str, *, path: str) -> int:
+    if not key.isdecimal() or int(key) >= len(container):
+        raise InvalidInput(f"`{key}` is not an entry of a list of {len(container)}", field=path, cure="count from 0")
+    return int(key)
+
+
+def _with_full_path(error: InvalidInput) -> InvalidInput:
+    """`model: object contains unknown field `pth`` → `model.pth: unknown key (known here: path, dtype)`."""
+    parent = (error.field or "").replace("[", ".").replace("]", "")
+    if match := UNKNOWN_KEY.search(error.problem):
+        known = _known_keys(parent)
+        cure = f"known here: {', '.join(known)}" if known else "docs/configuration.md lists the keys"
+        return InvalidInput("unknown key", field=_join(parent, match["key"]), cure=cure)
+    if match := MISSING_KEY.search(error.problem):
+        return InvalidInput("is required", field=_join(parent, match["key"]), cure="docs/configuration.md explains it")
+    return InvalidInput(error.problem, field=parent or "spec", cure=error.cure)
+
+
+def _known_keys(path: str) -> tuple[str, ...]:
+    """Keys of the table at `path`; () where the path leads through a choice of types."""
+    kind: Any = JobSpec
+    for key in path.split(".") if path else ():
+        kind = typing.get_type_hints(kind).get(key)
+        if not (isinstance(kind, type) and issubclass(kind, msgspec.Struct)):
+            return ()
+    return tuple(kind.__struct_fields__)
+
+
+def _join(parent: str, key: str) -> str:
+    return f"{parent}.{key}" if parent else key
+
+
+def flag_settings(*, schedule: str | None, iterations: int | None, seed: int | None) -> list[str]:
+    """The flags of `onbeat demo` and `onbeat submit` that are short for `--set`."""
+    chosen: Mapping[str, object | None] = {"schedule": schedule, "iterations": iterations, "seed": seed}
+    return [f"{key}={value}" for key, value in chosen.items() if value is not None]

@@ -1,0 +1,149 @@
+"""Where a stack says how to reach it: `<run_dir>/stack.json`, readable by its owner alone, gone when the stack is."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from contracts.encoding.wire import Record, decode_json, encode_json
+from contracts.errors import Conflict, InvalidInput, NotFound
+from contracts.settings import PREFIX
+from onbeat.stack.redis import write_private
+
+FILE_NAME = "stack.json"
+DEFAULT_RUN_DIR = "runs"
+
+
+class StackFile(Record, frozen=True, kw_only=True):
+    """How a client reaches the gateway."""
+
+    gateway_url: str
+    api_key: str
+    pid: int
+    """Process that runs the stack."""
+
+
+class GatewayAccess(Record, frozen=True, kw_only=True):
+    """Where the gateway is, the key, and the folder of its runs."""
+
+    url: str
+    key: str
+    run_root: str
+
+
+def write_stack_file(run_root: Path, stack: StackFile) -> Path:
+    """Raises Conflict while the stack of an earlier file lives: two stacks must not share a run folder."""
+    path = run_root / FILE_NAME
+    refuse_second_stack(run_root)
+    write_private(path, encode_json(stack).decode())
+    return path
+
+
+def refuse_second_stack(run_root: Path) -> None:
+    existing = read_stack_file(run_root)
+    if existing is not None and existing.pid != os.getpid() and _is_alive(existing.pid):
+        raise Conflict(
+            f"process {existing.pid} runs a stack there", field="--run-dir", cure="stop it, or choose another --run-dir"
+        )
+
+
+def read_stack_file(run_root: Path) -> StackFile | None:
+    path = run_root / FILE_NAME
+    try:
+        # Who can plant a file here could have specs and keys sent to an address of his own.
+        if os.geteuid() not in (0, path.stat().st_uid):
+            raise InvalidInput(
+                f"{path} belongs to another user", field="--run-dir", cure="choose a --run-dir of your own"
+            )
+        return decode_json(path.read_bytes(), StackFile)
+    except FileNotFoundError:
+        return None
+    except NotADirectoryError as error:
+        raise InvalidInput(f"{run_root} is not a folder", field="--run-dir") from error
+    except PermissionError as error:
+        raise InvalidInput(f"{path} belongs to another user", field="--run-dir") from error
+
+
+def run_root_from(environment: Mapping[str, str], run_dir: Path | None) -> Path:
+    """The flag, then ONBEAT_RUN_ROOT, then runs/."""
+    return run_dir or Path(environment.get(f"{PREFIX}RUN_ROOT") or DEFAULT_RUN_DIR)
+
+
+def run_dir_flag(environment: Mapping[str, str], run_root: Path) -> str:
+    """` --run-dir DIR` for a printed command; empty where every shell in this folder finds the run root without it."""
+    root = run_root.resolve()
+    if root == Path(DEFAULT_RUN_DIR).resolve() == run_root_from(environment, None).resolve():
+        return ""
+    here = Path.cwd()
+    return f" --run-dir {shlex.quote(str(root.relative_to(here) if root.is_relative_to(here) else root))}"
+
+
+def gateway_access(
+    environment: Mapping[str, str],
+    *,
+    gateway: str | None,
+    api_key: str | None,
+    run_dir: Path | None,
+    job: str | None = None,
+) -> GatewayAccess:
+    """Flags first, then ONBEAT_GATEWAY_URL and ONBEAT_API_KEY, then the stack file of the run folder.
+
+    A key goes only where it belongs: a stack's own to the address in its file, and the environment's to the address of
+    the environment, where that names one. Anywhere else goes only a key that a flag gives.
+
+    Raises NotFound where no stack is running and the run root has no folder of the job; InvalidInput without a job.
+    """
+    run_root = run_root_from(environment, run_dir)
+    stack = read_stack_file(run_root)
+    url_there = environment.get(f"{PREFIX}GATEWAY_URL", "")
+    url = gateway or url_there or (stack.gateway_url if stack else "")
+    is_the_stacks = stack is not None and same_origin(url, stack.gateway_url)
+    key = ""
+    if not url_there or same_origin(url, url_there):
+        key = environment.get(f"{PREFIX}API_KEY", "")
+    if stack is not None and is_the_stacks:
+        key = key or stack.api_key
+    elif stack is not None and key == stack.api_key:
+        key = ""
+    key = api_key or key
+    if not url and job is not None and not (run_root / job).is_dir():
+        raise NotFound(
+            f"no stack is running in {run_root}, and {job} has no folder there",
+            field="job",
+            cure="give the folder of its stack or demo with --run-dir DIR",
+        )
+    if not url:
+        raise InvalidInput(
+            f"no stack is running in {run_root}",
+            field="gateway",
+            cure="start one with `onbeat up`, or give --gateway URL or --run-dir DIR",
+        )
+    return GatewayAccess(url=url, key=key, run_root=str(run_root.resolve()))
+
+
+def same_origin(one: str, other: str) -> bool:
+    """Scheme, host and port (RFC 6454): a key for the one may be sent to the other."""
+    return _origin(one) is not None and _origin(one) == _origin(other)
+
+
+def _origin(url: str) -> tuple[str, str, int | None] | None:
+    """None of what is no address."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
+    except ValueError:
+        return None
+    return (parts.scheme, parts.hostname, port) if parts.hostname else None
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

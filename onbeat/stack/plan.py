@@ -1,0 +1,113 @@
+"""What the operator decides about a stack on one machine, and what each of its processes is told.
+
+flags, ONBEAT_ variables ─▶ StackPlan ─▶ shared settings ─▶ settings of a service: its own secrets, no other's
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from broker.connection.roles import GATEWAY, GENERATOR, TRAINER
+from contracts.errors import InvalidInput
+from contracts.service_links import is_service_link
+from contracts.settings import PREFIX, StackSettings, settings_from
+from onbeat.stack.profile import StackProfile
+
+REDIS_ROLES = {"gateway": GATEWAY, "worker": TRAINER, "generator": GENERATOR}
+"""Service → its user in Redis (broker/connection/roles.py)."""
+SECRETS: Mapping[str, frozenset[str]] = {
+    "reward_service": frozenset({"reward_key"}),
+    "gateway": frozenset({"redis_url", "celery_url", "api_key", "reward_key"}),
+    "worker": frozenset({"redis_url", "celery_url"}),
+    "generator": frozenset({"redis_url", "reward_key", "engine_api_key"}),
+}
+"""Service → the secrets among its settings; it gets no other's."""
+DECIDED = {
+    "reward_url": "it starts a reward service of its own",
+    "gateway_url": "it starts a gateway of its own; --port says where",
+    "host": "its services are reached from this machine only; docker compose serves others",
+    "port": "each of its services has one of its own; --port is the gateway's",
+    "celery_url": "it makes the users of its Redis, and ONBEAT_REDIS_URL is used for messages too",
+}
+"""Setting that the stack decides itself → why."""
+ENGINE = tuple(name for name in StackSettings.__struct_fields__ if name.startswith("engine"))
+NUMERIC_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StackPlan:
+    """What the operator may choose."""
+
+    run_root: Path
+    model_root: Path
+    generators: int = 1
+    profile: StackProfile | None = None
+    """Where they aren't all alike; it has as many as `generators` says."""
+    threads: int | None = None
+    """Compute threads of each generator and of the trainer; None shares the cores among them."""
+    gateway_port: int = 0
+    """0: any free port."""
+    settings: StackSettings = field(default_factory=StackSettings)
+    """Of every process, where the stack doesn't decide: a redis_url is a server that somebody else runs, "" starts a
+    private one; "" as a key makes a random one."""
+    fresh: bool = False
+    """Forgets the private server's data of an earlier stack, and removes it at the end."""
+
+    def __post_init__(self) -> None:
+        if self.generators < 1:
+            raise InvalidInput("must be 1 or more", field="--generators", cure="a job without a generator cannot move")
+        if self.profile is not None and len(self.profile.each) != self.generators:
+            raise InvalidInput(f"the profile has {len(self.profile.each)} generators", field="--generators")
+        if self.threads is not None and self.threads < 1:
+            raise InvalidInput("must be 1 or more", field="--threads")
+        if self.profile is not None and (name := _first_changed(self.settings, ENGINE)):
+            raise InvalidInput("the profile says what generators sample with", field=_variable(name), cure="unset it")
+
+    @property
+    def threads_each(self) -> int:
+        """Two busy processes with as many threads each as there are cores run many times slower than with one each."""
+        return self.threads or max(1, (os.cpu_count() or 1) // (self.generators + 1))
+
+
+def stack_settings(environment: Mapping[str, str]) -> StackSettings:
+    """The ONBEAT_ variables of who starts a stack. Raises InvalidInput for one that the stack decides itself."""
+    for name, reason in DECIDED.items():
+        variable = _variable(name)
+        if environment.get(variable) and not is_service_link(variable, environment[variable]):
+            raise InvalidInput(f"a stack decides it itself: {reason}", field=variable, cure="unset it")
+    return settings_from(environment)
+
+
+def threads_from(environment: Mapping[str, str], flag: int | None) -> int | None:
+    """--threads, then ONBEAT_THREADS; None where neither is set."""
+    if flag is None and environment.get(_variable("threads")):
+        return settings_from(environment).threads
+    return flag
+
+
+def settings_of(service: str, shared: StackSettings) -> StackSettings:
+    """The shared settings without the secrets of other services."""
+    others = frozenset().union(*SECRETS.values()) - SECRETS[service]
+    return replace(shared, **dict.fromkeys(others, ""))
+
+
+def child_environment(inherited: Mapping[str, str], settings: StackSettings, *, port: int) -> dict[str, str]:
+    """The launcher's environment with the stack's settings in place of whatever ONBEAT_ variables it had."""
+    environment = {name: value for name, value in inherited.items() if not name.startswith(PREFIX)}
+    environment |= dict.fromkeys(NUMERIC_THREADS, str(settings.threads))
+    environment |= {"PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    return environment | settings.environment() | {f"{PREFIX}PORT": str(port)}
+
+
+def _first_changed(settings: StackSettings, names: tuple[str, ...]) -> str:
+    default = StackSettings()
+    return next((name for name in names if getattr(settings, name) != getattr(default, name)), "")
+
+
+def _variable(name: str) -> str:
+    return f"{PREFIX}{name.upper()}"

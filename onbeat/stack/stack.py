@@ -1,0 +1,264 @@
+"""The embedded stack: every service as its own process on loopback, on free ports, under one supervisor.
+
+    onbeat submit ──HTTP──▶ gateway ──job──▶ Redis ──job──▶ Celery worker ──starts──▶ trainer
+                                              │ ▲                                      │   ▲
+                                      prompts │ │ weights t+1, fence, audit            │   │ rollouts
+                                              ▼ └──────────────────────────────────────┘   │
+                                           generators ──completions──▶ reward service      │
+                                              └─────────── fenced publication ─────────────┘
+
+Started in the order redis → reward_service, gateway → worker, generators; stopped in the reverse order, so that nobody
+loses a server that it still needs. A service that dies is started again; what it held is in Redis.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import shutil
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import httpx
+from msgspec.structs import replace
+
+from broker.connection.roles import CELERY
+from contracts.errors import InvalidInput, OnbeatError, Unavailable
+from contracts.exit_codes import is_of_work
+from contracts.settings import StackSettings
+from onbeat.stack.access import StackFile, refuse_second_stack, write_stack_file
+from onbeat.stack.plan import REDIS_ROLES, StackPlan, child_environment, settings_of
+from onbeat.stack.ports import free_port, require_free
+from onbeat.stack.redis import EmbeddedRedis
+from onbeat.stack.redis_probe import probe
+from onbeat.stack.signals import uninterrupted
+from onbeat.stack.supervision import PATIENT, RestartPolicy, Supervised, describe_exit
+from process import process_tree
+from process.child_process import ChildProcess
+from process.private_folders import make_private
+from process.waiting import Waiting
+
+log = logging.getLogger(__name__)
+
+HOST = "127.0.0.1"
+READY_DEADLINE_S = 120.0
+POLL_S = 0.1
+GENERATOR_GRACE_S = 8.0
+WORKER_GRACE_S = 20.0
+"""A trainer writes a checkpoint before it ends."""
+SERVICE_GRACE_S = 8.0
+STACK_MARK = "EMBEDDED_STACK_MARK"
+"""Environment variable by which every process of a stack is found again, however deep it was started."""
+MODULES = {
+    "reward_service": "reward_service",
+    "gateway": "gateway",
+    "worker": "consumer.supervisor",
+    "generator": "producer",
+}
+"""Service → module that `python -m` runs."""
+
+
+class EmbeddedStack:
+    """A context manager; `tick` must be called a few times a second while it runs."""
+
+    def __init__(
+        self, plan: StackPlan, *, modules: Mapping[str, str] = MODULES, restarts: RestartPolicy = PATIENT
+    ) -> None:
+        self.plan = plan
+        self._restarts = restarts
+        self._modules = modules
+        self.gateway_url = f"http://{HOST}:{plan.gateway_port or free_port()}"
+        self.reward_url = f"http://{HOST}:{free_port()}"
+        self.api_key = plan.settings.api_key or secrets.token_urlsafe(32)
+        self.reward_key = plan.settings.reward_key or secrets.token_urlsafe(32)
+        self.logs = plan.run_root / "logs"
+        self.redis: EmbeddedRedis | None = None
+        self.children: dict[str, ChildProcess] = {}
+        self._mark = secrets.token_hex(16)
+        self._supervised: list[Supervised] = []
+        self._stack_file: Path | None = None
+
+    def __enter__(self) -> EmbeddedStack:
+        self.start_or_stop()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Process number of every service by its name, for status and tests."""
+        children = dict(self.children)
+        if self.redis is not None:
+            children["redis"] = self.redis.child
+        return {name: child.pid for name, child in children.items() if child.pid is not None}
+
+    def start(self, *, deadline_s: float = READY_DEADLINE_S) -> None:
+        """Returns when every service is ready; raises an OnbeatError that names the one that is not."""
+        self._prepare_folders()
+        if self.plan.gateway_port:
+            require_free(self.plan.gateway_port, field="--port")
+        self.start_redis()
+        settings = self._settings()
+        for child in self._plan_children(settings):
+            self.children[child.name] = child
+            child.start()
+            is_excused = is_of_work if child.name.startswith("generator-") else None
+            self._supervised.append(Supervised(child, policy=self._restarts, is_excused=is_excused))
+        self._wait_until_ready({"reward_service": self.reward_url, "gateway": self.gateway_url}, deadline_s)
+        stack = StackFile(gateway_url=self.gateway_url, api_key=self.api_key, pid=os.getpid())
+        self._stack_file = write_stack_file(self.plan.run_root, stack)
+
+    def start_or_stop(self, *, deadline_s: float = READY_DEADLINE_S) -> None:
+        """`start`; what was started is stopped again when it fails or is interrupted."""
+        try:
+            self.start(deadline_s=deadline_s)
+        except BaseException:
+            self.stop()
+            raise
+
+    def tick(self) -> None:
+        """Starts what died again. Raises Unavailable when something dies too often."""
+        for supervised in self._supervised:
+            supervised.tick()
+
+    def stop(self) -> None:
+        """Ends every process in order, whatever their state, and what they left behind. May be called twice."""
+        with uninterrupted():
+            self._stop()
+
+    def _stop(self) -> None:
+        self._supervised.clear()
+        if self._stack_file is not None:
+            self._stack_file.unlink(missing_ok=True)
+        generators = [child for name, child in self.children.items() if name.startswith("generator")]
+        self._stop_together(generators, GENERATOR_GRACE_S)
+        for name, grace_s in (
+            ("worker", WORKER_GRACE_S),
+            ("gateway", SERVICE_GRACE_S),
+            ("reward_service", SERVICE_GRACE_S),
+        ):
+            if name in self.children:
+                self.children[name].stop(grace_s=grace_s)
+        # A trainer whose worker was killed has another parent by now; the mark that it inherited is still there.
+        process_tree.kill(process_tree.marked(STACK_MARK, self._mark))
+        if self.redis is not None:
+            self.redis.stop()
+            if self.plan.fresh:
+                shutil.rmtree(self.redis.folder, ignore_errors=True)
+
+    def _prepare_folders(self) -> None:
+        try:
+            make_private(self.logs)
+            refuse_second_stack(self.plan.run_root)
+            if self.plan.fresh:
+                shutil.rmtree(self.plan.run_root / "redis", ignore_errors=True)
+        except OSError as error:
+            raise InvalidInput(
+                f"{error.filename or self.plan.run_root} cannot be written: {error.strerror}",
+                field="--run-dir",
+                cure="choose a folder that you can write to",
+            ) from error
+
+    def start_redis(self) -> None:
+        if redis_url := self.plan.settings.redis_url:
+            server = probe(redis_url, timeout_s=5.0)
+            log.warning(
+                "using the configured %s as one user: generators may do all that a gateway may (docs/operations.md)",
+                server.label,
+            )
+            return
+        self.redis = EmbeddedRedis(self.plan.run_root / "redis", log_path=self.logs / "redis.log")
+        self.redis.start()
+        self._supervised.append(Supervised(self.redis.child, start_again=self.redis.restart, policy=self._restarts))
+
+    def _settings(self) -> StackSettings:
+        """What the operator has set, and what the stack decides in its place."""
+        return replace(
+            self.plan.settings,
+            reward_url=self.reward_url,
+            reward_key=self.reward_key,
+            gateway_url=self.gateway_url,
+            api_key=self.api_key,
+            run_root=str(self.plan.run_root.resolve()),
+            model_root=str(self.plan.model_root.resolve()),
+            host=HOST,
+            threads=self.plan.threads_each,
+        )
+
+    def _plan_children(self, settings: StackSettings) -> list[ChildProcess]:
+        ports = {"reward_service": _port_of(self.reward_url), "gateway": _port_of(self.gateway_url), "worker": 0}
+        generators = [f"generator-{number}" for number in range(1, self.plan.generators + 1)]
+        return [self._plan_child(name, settings, ports.get(name, 0)) for name in (*ports, *generators)]
+
+    def _plan_child(self, name: str, settings: StackSettings, port: int) -> ChildProcess:
+        service, _, number = name.partition("-")
+        python = sys.executable
+        if service == "generator" and self.plan.profile is not None:
+            kind = self.plan.profile.each[int(number) - 1]
+            python = kind.interpreter(self.plan.model_root)
+            settings = kind.engine.settings(settings, os.environ)
+        if self.redis is not None and service in REDIS_ROLES:
+            role_url, celery_url = self.redis.url_of(REDIS_ROLES[service]), self.redis.url_of(CELERY)
+            settings = replace(settings, redis_url=role_url, celery_url=celery_url)
+        return ChildProcess(
+            name,
+            command=(python, "-m", self._modules[service]),
+            environment=child_environment(self._inherited(), settings_of(service, settings), port=port),
+            log_path=self.logs / f"{name}.log",
+        )
+
+    def _inherited(self) -> dict[str, str]:
+        """The launcher's environment, without the variables in which a profile finds the keys of engines' servers."""
+        kinds = self.plan.profile.generators if self.plan.profile else ()
+        keys = {kind.engine.api_key_variable for kind in kinds}
+        environment = {name: value for name, value in os.environ.items() if name not in keys}
+        return environment | {STACK_MARK: self._mark}
+
+    def _wait_until_ready(self, urls: Mapping[str, str], deadline_s: float) -> None:
+        pending = dict(urls)
+        waiting = Waiting(f"{', '.join(pending)} to be ready", deadline_s=deadline_s, cure=f"see {self.logs}")
+        with httpx.Client(timeout=2.0, trust_env=False) as http:
+            while pending:
+                for child in self.children.values():
+                    if child.exit_code is not None:
+                        raise _ended_at_start(child)
+                pending = {name: url for name, url in pending.items() if not _is_ready(http, url)}
+                if pending:
+                    self._poke(waiting, pending)
+                    time.sleep(POLL_S)
+
+    def _poke(self, waiting: Waiting, pending: Mapping[str, str]) -> None:
+        try:
+            waiting.poke(f"{', '.join(pending)} to be ready")
+        except OnbeatError as error:
+            late = self.children[next(iter(pending))]
+            raise Unavailable(f"{error}; the end of its log:\n{late.tail()}", field=late.name) from error
+
+    def _stop_together(self, children: list[ChildProcess], grace_s: float) -> None:
+        """Asks all first, so that the graces run side by side."""
+        for child in children:
+            child.terminate()
+        deadline_s = time.monotonic() + grace_s
+        for child in children:
+            child.stop(grace_s=max(0.0, deadline_s - time.monotonic()))
+
+
+def _is_ready(http: httpx.Client, url: str) -> bool:
+    with contextlib.suppress(httpx.TransportError):
+        return http.get(f"{url}/readyz").is_success
+    return False
+
+
+def _ended_at_start(child: ChildProcess) -> Unavailable:
+    return Unavailable(
+        f"{describe_exit(child.exit_code)} at its start; the end of its log:\n{child.tail()}", field=child.name
+    )
+
+
+def _port_of(url: str) -> int:
+    return int(url.rpartition(":")[2])

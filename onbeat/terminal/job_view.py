@@ -1,0 +1,217 @@
+"""A job on the terminal: a live panel for people, plain lines where output is a file or a pipe."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from contracts.events import (
+    BatchDead,
+    CheckpointWritten,
+    EvaluationFinished,
+    IterationCommitted,
+    IterationMetrics,
+    JobEvent,
+    MismatchAlarm,
+    StateChanged,
+    TrainerStarted,
+)
+from contracts.jobs import EvaluationScore, JobState
+from onbeat.client.progress import JobProgress
+from onbeat.terminal.words import UNKNOWN, by_reason, count, duration, one_line, plural, score, share, short, sparkline
+
+FRAMES_PER_S = 4
+STATE_STYLES = {
+    JobState.QUEUED: "yellow",
+    JobState.RUNNING: "cyan",
+    JobState.CANCELLING: "yellow",
+    JobState.SUCCEEDED: "bold green",
+    JobState.FAILED: "bold red",
+    JobState.CANCELLED: "yellow",
+}
+
+
+class JobView(Protocol):
+    """What a follower tells whoever looks on."""
+
+    def event(self, event: JobEvent, progress: JobProgress) -> None: ...
+
+    def refresh(self, progress: JobProgress) -> None: ...
+
+
+def view_for(console: Console) -> LiveView | PlainView:
+    return LiveView(console) if console.is_terminal else PlainView(console)
+
+
+class LiveView:
+    """A panel that is drawn in place."""
+
+    def __init__(self, console: Console) -> None:
+        self._live = Live(console=console, refresh_per_second=FRAMES_PER_S, transient=False)
+
+    def event(self, event: JobEvent, progress: JobProgress) -> None:
+        self._live.update(panel(progress))
+
+    def refresh(self, progress: JobProgress) -> None:
+        self._live.update(panel(progress))
+
+    def __enter__(self) -> LiveView:
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+
+class PlainView:
+    """A line an event; a status without an event says nothing new."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def event(self, event: JobEvent, progress: JobProgress) -> None:
+        if line := event_line(event, progress):
+            self._console.print(one_line(line), soft_wrap=True)
+
+    def refresh(self, progress: JobProgress) -> None:
+        """Nothing: lines come from events."""
+
+    def __enter__(self) -> PlainView:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing to close."""
+
+
+def panel(progress: JobProgress) -> RenderableType:
+    status = progress.status
+    head = Text.assemble(
+        (one_line(status.name), "bold"),
+        f"  {status.job_id}  ",
+        (status.state.value, STATE_STYLES[status.state]),
+        f"  {one_line(status.reason)}",
+    )
+    return Panel(
+        Group(_bar(progress), Text(), _facts(progress)),
+        title=head,
+        subtitle=Text(f"{status.schedule} · on-policy", "dim"),
+        title_align="left",
+        subtitle_align="right",
+        border_style=STATE_STYLES[status.state].removeprefix("bold "),
+        padding=(1, 2),
+    )
+
+
+def _bar(progress: JobProgress) -> RenderableType:
+    status = progress.status
+    row = Table.grid(padding=(0, 2), expand=True)
+    row.add_column(ratio=1)
+    row.add_column(justify="right", no_wrap=True)
+    left = f"{duration(progress.left_s)} left" if progress.left_s is not None else ""
+    row.add_row(
+        ProgressBar(total=status.iterations, completed=progress.num_committed),
+        Text(f"{progress.num_committed} of {status.iterations} iterations  {left}"),
+    )
+    return row
+
+
+def _facts(progress: JobProgress) -> Table:
+    status, latest = progress.status, progress.latest
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column()
+    table.add_row("reward", _reward_row(progress))
+    if latest is not None and latest.num_resamples:
+        left = f"{share(latest.zero_advantage_share)} of the groups still of equal reward"
+        table.add_row("resampled", f"{plural(latest.num_resamples, 'prompt')}   {left}")
+    if latest is not None and latest.num_unscorable:
+        what = f"{plural(latest.num_unscorable, 'completion')} of the last iteration"
+        table.add_row("unscorable", f"{what} got the score that on_unscorable states")
+    table.add_row("held-out", _evaluation_row(progress.evaluation_before, progress.evaluation_latest))
+    table.add_row("policy", f"version {status.policy_version}   digest {short(status.weights_digest)}")
+    backlog = f"{status.batches_published} of {status.batches_expected} in"
+    rejected = by_reason(status.batches_rejected)
+    reclaimed = f"{status.batches_reclaimed} reclaimed   {status.batches_dead} dead"
+    table.add_row("batches", f"{backlog}   {status.batches_accepted} accepted   {rejected} rejected   {reclaimed}")
+    if status.batches_hedged:
+        table.add_row("hedges", f"{plural(status.batches_hedged, 'copy')} of late batches   {status.hedges_won} won")
+    table.add_row("speed", _speed_row(latest))
+    starts = f"   trainer started {plural(progress.num_trainer_starts, 'time')}" if progress.num_trainer_starts else ""
+    table.add_row("processes", f"{plural(status.live_generators, 'generator')}{starts}")
+    return table
+
+
+def _reward_row(progress: JobProgress) -> RenderableType:
+    rewards = progress.rewards
+    if not rewards:
+        return Text("waiting for the first iteration", "dim")
+    return Text.assemble(
+        (score(rewards[-1]), "bold green"), "  ", (sparkline(rewards), "green"), f"  first {score(rewards[0])}"
+    )
+
+
+def _evaluation_row(before: EvaluationScore | None, latest: EvaluationScore | None) -> RenderableType:
+    if before is None or latest is None:
+        return Text(UNKNOWN, "dim")
+    parts = [f"sampled {score(before.sampled)}", f"greedy {score(before.greedy)}"]
+    if latest.iteration != before.iteration:
+        parts = [
+            f"sampled {score(before.sampled)} → {score(latest.sampled)}",
+            f"greedy {score(before.greedy)} → {score(latest.greedy)}",
+        ]
+    return Text(f"{'   '.join(parts)}   on {plural(latest.num_prompts, 'prompt')} that are never trained")
+
+
+def _speed_row(latest: IterationMetrics | None) -> RenderableType:
+    if latest is None:
+        return Text(UNKNOWN, "dim")
+    wall_s = latest.wall_s or 1.0
+    waited, paused = share(latest.waiting_s / wall_s), share(latest.bubble_s / wall_s)
+    return Text(
+        f"{count(latest.tokens_per_s)} tokens/s   {duration(latest.wall_s)} an iteration   trainer waited {waited}"
+        f"   generators paused {paused} between versions"
+    )
+
+
+def event_line(event: JobEvent, progress: JobProgress) -> str:
+    """One line, "" for an event that a reader of lines need not see."""
+    if isinstance(event, IterationCommitted):
+        return iteration_line(event.metrics, progress)
+    if isinstance(event, EvaluationFinished):
+        found = event.score
+        greedy = f", greedy {score(found.greedy)}" if found.greedy is not None else ""
+        return (
+            f"held-out accuracy under version {found.policy_version}: sampled {score(found.sampled)}{greedy}"
+            f" ({plural(found.num_prompts, 'prompt')})"
+        )
+    if isinstance(event, StateChanged):
+        return f"job {event.state.value}{f': {event.reason}' if event.reason else ''}"
+    if isinstance(event, TrainerStarted):
+        how = "resumes" if event.resumed else "starts"
+        return f"a trainer {how} at iteration {event.next_iteration} (epoch {event.trainer_epoch})"
+    if isinstance(event, CheckpointWritten):
+        return f"checkpoint after iteration {event.iteration}: {event.directory}"
+    if isinstance(event, MismatchAlarm):
+        return (
+            f"iteration {event.iteration}: trainer and generator log-probs differ by a mean K3 of "
+            f"{event.mismatch_k3:.3g} a token (alarm above {event.threshold:g}), at most by {event.mismatch_max:.3g}"
+        )
+    assert isinstance(event, BatchDead)
+    return f"batch {event.batch_id} was given up: {event.reason}"
+
+
+def iteration_line(metrics: IterationMetrics, progress: JobProgress) -> str:
+    total = progress.status.iterations
+    left = f"  {duration(progress.left_s)} left" if progress.left_s else ""
+    unscorable = f"  {metrics.num_unscorable} unscorable" if metrics.num_unscorable else ""
+    return (
+        f"iteration {metrics.iteration + 1:>{len(str(total))}}/{total}  reward {metrics.reward_mean:.3f}"
+        f"  version {metrics.policy_version} → {metrics.policy_version + 1}  {metrics.num_batches} batches"
+        f"  {duration(metrics.wall_s)}  {count(metrics.tokens_per_s)} tokens/s{unscorable}{left}"
+    )

@@ -1,0 +1,67 @@
+"""What a command prints: one JSON object on stdout, or text; errors as one line on stderr.
+
+What is shown may come from a model, a data set or another user. A console here shows text as text: nothing in it is
+markup, and no control character in it reaches the terminal.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+
+from contracts.encoding.wire import encode_json
+from contracts.errors import OnbeatError
+from telemetry.logs import UNSHOWN, shown
+
+BAD_INPUT = 2
+FAILED = 1
+INTERRUPTED = 130
+
+
+class TextConsole(Console):
+    """Styles come from `rich.text.Text` alone; a `str` is what it is."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options, highlight=False, markup=False, emoji=False)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Everything that is printed or drawn passes here; rich's own moves of the cursor are control segments."""
+        for segment in super().render(renderable, options):
+            if segment.control:
+                yield segment
+            else:
+                lines = (shown(line) for line in segment.text.split("\n"))
+                yield segment._replace(text="\n".join(lines))
+
+
+def console_for(*, json_output: bool) -> Console:
+    """Text for people goes to stdout; with --json to stderr, because stdout belongs to the one object."""
+    return TextConsole(stderr=json_output)
+
+
+def emit(value: Any) -> None:
+    """The one JSON object; controls that JSON leaves as they are become escapes, which mean the same."""
+    text = UNSHOWN.sub(lambda found: f"\\u{ord(found[0]):04x}", encode_json(value).decode())
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def emit_error(error: OnbeatError, *, json_output: bool) -> None:
+    """`onbeat: <field>: <problem> (<cure>)`, or `{"error": {...}}`."""
+    if json_output:
+        emit(
+            {
+                "error": {
+                    "type": type(error).__name__,
+                    "field": error.field,
+                    "problem": error.problem,
+                    "cure": error.cure,
+                }
+            }
+        )
+    else:
+        sys.stderr.write(f"onbeat: {shown(str(error))}\n")

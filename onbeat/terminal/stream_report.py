@@ -1,0 +1,76 @@
+"""The stream monitor's answer as tables: whatever it reports is shown, so that a new counter needs no change here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rich.table import Table
+
+from onbeat.terminal.words import UNKNOWN, by_reason, count, duration, one_line, size
+
+
+def report_tables(report: Mapping[str, Any]) -> Iterator[Table]:
+    """One table of the plain values, then one for each list of records."""
+    plain = {key: value for key, value in report.items() if not _is_records(value)}
+    if plain:
+        table = Table.grid(padding=(0, 2))
+        table.add_column(style="dim", no_wrap=True)
+        table.add_column()
+        for key, value in plain.items():
+            table.add_row(_words(key), cell(key, value) or UNKNOWN)
+        yield table
+    for key, value in report.items():
+        if _is_records(value):
+            yield _records_table(key, value)
+
+
+def cell(key: str, value: Any) -> str:
+    """A value as its key's unit asks: `_bytes`, `_s`, counts by reason; an epoch is a name, not an amount."""
+    if value is None:
+        return UNKNOWN
+    if isinstance(value, Mapping):
+        if all(isinstance(number, int) for number in value.values()):
+            return by_reason(dict(value))
+        return "   ".join(f"{_words(str(name))} {cell(str(name), part)}" for name, part in value.items())
+    if isinstance(value, str):
+        return one_line(value) or UNKNOWN
+    if isinstance(value, bool):
+        return str(value)
+    if isinstance(value, int | float):
+        return _number(key, value)
+    return ", ".join(one_line(str(entry)) for entry in value) or UNKNOWN
+
+
+def _number(key: str, value: float) -> str:
+    if key.endswith("epoch"):
+        return str(value)
+    if key.endswith("bytes"):
+        return size(value)
+    if key.endswith("_ms"):
+        return duration(value / 1000)
+    if key.endswith("_s") and value < 1e8:
+        return duration(value)
+    return count(value) if isinstance(value, int) else f"{value:.3f}"
+
+
+def _records_table(title: str, records: Sequence[Mapping[str, Any]]) -> Table:
+    columns = list(dict.fromkeys(key for record in records for key in record))
+    table = Table(title=_words(title), title_justify="left", title_style="bold", box=None, header_style="dim")
+    for column in columns:
+        table.add_column(_words(column))
+    for record in records:
+        table.add_row(*(cell(column, record.get(column)) for column in columns))
+    return table
+
+
+def _is_records(value: Any) -> bool:
+    return isinstance(value, list | tuple) and bool(value) and all(isinstance(entry, Mapping) for entry in value)
+
+
+def _words(key: str) -> str:
+    """`oldest_age_s` → `oldest age`: the unit stands with the number."""
+    for unit in ("_bytes", "_ms", "_s"):
+        if key.endswith(unit) and len(key) > len(unit):
+            return key.removesuffix(unit).replace("_", " ") + (" size" if unit == "_bytes" else "")
+    return key.replace("_", " ")

@@ -1,0 +1,127 @@
+"""One operating-system process of the stack: its own process group, its own log file, an end that leaves no orphan.
+
+A child dies with its launcher: on Linux the kernel sends it SIGTERM when the thread that started it ends, so start
+children from a thread that lives as long as they should. Elsewhere a child ends when it loses Redis.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from contracts.errors import InvalidInput, Unavailable
+from process import process_tree
+from process.launcher import end_with_launcher
+from process.private_folders import make_missing
+
+TAIL_BYTES = 16_384
+
+
+class ChildProcess:
+    """`start` may be called again after the process ended; the log file is appended to."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        log_path: Path,
+        cwd: Path | None = None,
+    ) -> None:
+        self.name = name
+        self.command = tuple(command)
+        self.environment = dict(environment)
+        self.log_path = log_path
+        self.cwd = cwd
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """None before the first start."""
+        return self._process.pid if self._process else None
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs and before the first start; negative: the signal that ended it."""
+        return self._process.poll() if self._process else None
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> None:
+        """Raises Unavailable if the program cannot be executed, InvalidInput if its log cannot be written."""
+        make_missing(self.log_path.parent)
+        try:
+            log_file = self.log_path.open("ab")
+        except OSError as error:
+            raise InvalidInput(str(error), field="--run-dir", cure="choose a folder that you can write to") from error
+        with log_file:
+            try:
+                self._process = subprocess.Popen(
+                    self.command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log_file,
+                    stderr=subprocess.STDOUT,
+                    env=self.environment,
+                    cwd=self.cwd,
+                    process_group=0,
+                    preexec_fn=end_with_launcher(),
+                )
+            except OSError as error:
+                raise Unavailable(f"cannot be started: {error}", field=self.name) from error
+
+    def wait(self, timeout_s: float) -> bool:
+        """True if it ended within the time."""
+        if self._process is None:
+            return True
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def terminate(self) -> None:
+        """SIGTERM, without waiting."""
+        if self._process is not None and self.is_running:
+            self._process.terminate()
+
+    def stop(self, *, grace_s: float = 10.0) -> None:
+        """SIGTERM, then SIGKILL after the grace; whatever it started and left behind is killed too."""
+        if self._process is None:
+            return
+        offspring = process_tree.descendants(self._process.pid)
+        self.terminate()
+        if not self.wait(grace_s):
+            offspring |= process_tree.descendants(self._process.pid)
+        self._end_group()
+        process_tree.kill(offspring)
+
+    def kill(self) -> None:
+        """SIGKILL to its process group, as a crash would end it."""
+        if self._process is not None:
+            offspring = process_tree.descendants(self._process.pid)
+            self._end_group()
+            process_tree.kill(offspring)
+
+    def tail(self, num_lines: int = 12) -> str:
+        """The last lines of its log."""
+        if not self.log_path.exists():
+            return ""
+        with self.log_path.open("rb") as file:
+            file.seek(max(0, self.log_path.stat().st_size - TAIL_BYTES))
+            text = file.read().decode(errors="replace")
+        return "\n".join(text.splitlines()[-num_lines:])
+
+    def _end_group(self) -> None:
+        assert self._process is not None
+        # A process that was reaped no longer owns its number, but members of its group keep the group number taken.
+        # macOS answers EPERM for a group of zombies.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()

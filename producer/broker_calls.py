@@ -1,0 +1,131 @@
+"""What the worker needs of the broker, and no more: `broker.generator_side` and its siblings fit these Protocols.
+
+The broker's API is synchronous; `BrokerCalls` runs it on threads of its own, and outlasts a server that restarts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, ParamSpec, Protocol, TypeVar
+
+from broker.connection.deadlines import within
+from contracts.errors import BrokerFull, BrokerUnavailable
+from contracts.rollouts import RolloutBatch
+from contracts.spec import JobSpec
+from contracts.weights import WeightShard
+
+if TYPE_CHECKING:
+    from broker.generator_side import Claim, FailOutcome, PublishOutcome, Renewal
+
+log = logging.getLogger(__name__)
+P = ParamSpec("P")
+T = TypeVar("T")
+
+FIRST_PAUSE_S = 0.1
+LONGEST_PAUSE_S = 2.0
+NUM_THREADS = 8
+"""Calls at once: the serve loop's, the heartbeat's, and one for each batch that is being published."""
+
+
+class JobSide(Protocol):
+    """The generator's side of one job."""
+
+    def claim(self, lease_s: float, *, hedge: bool) -> Claim | None: ...
+
+    def wait_for_prompts(self, timeout_s: float) -> list[WeightShard]: ...
+
+    def renew(self, claims: Sequence[Claim]) -> Renewal: ...
+
+    def publish(self, claim: Claim, batch: RolloutBatch) -> PublishOutcome: ...
+
+    def fail(self, claim: Claim, reason: str) -> FailOutcome: ...
+
+
+class Jobs(Protocol):
+    """The jobs that want generators."""
+
+    def active_jobs(self) -> list[str]: ...
+
+    def spec(self, job_id: str) -> JobSpec: ...
+
+
+class PresenceBoard(Protocol):
+    """Who is alive."""
+
+    def beat(self, generator_id: str, info: dict[str, str]) -> object: ...
+
+    def leave(self, generator_id: str) -> object: ...
+
+
+class BrokerCalls:
+    """Awaitable calls of the broker, with two deadlines: how long the server may be away, and how long it may be full.
+
+    A full server is no outage: the work that it refuses is done, and is kept until there is room (back-pressure).
+    """
+
+    def __init__(
+        self,
+        *,
+        timeout_s: float,
+        full_timeout_s: float,
+        break_off: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        """break_off: ends a call that blocks in another thread, as `Broker.break_off` does."""
+        self._break_off = break_off
+        self._is_broken_off = False
+        self._timeout_s = timeout_s
+        self._full_timeout_s = full_timeout_s
+        self._clock = clock
+        self._sleep = sleep
+        self._threads = ThreadPoolExecutor(max_workers=NUM_THREADS, thread_name_prefix="broker")
+
+    async def __call__(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """The function's result. Every transition is safe to repeat, so a call whose answer was lost is made again.
+
+        Raises BrokerUnavailable after timeout_s without an answer, or once they are broken off, and BrokerFull after
+        full_timeout_s without room.
+        """
+        work = partial(function, *args, **kwargs)
+        began_s, full_since_s, is_said = self._clock(), None, False
+        pause_s = FIRST_PAUSE_S
+        while True:
+            left_s = began_s + self._timeout_s - self._clock()
+            try:
+                return await asyncio.get_running_loop().run_in_executor(self._threads, _ending, left_s, work)
+            except BrokerFull as error:
+                # The server answers: how long it may be away begins anew.
+                began_s = now_s = self._clock()
+                full_since_s = now_s if full_since_s is None else full_since_s
+                left_s = full_since_s + self._full_timeout_s - now_s
+                failure: BrokerFull | BrokerUnavailable = error
+            except BrokerUnavailable as error:
+                left_s = began_s + self._timeout_s - self._clock()
+                failure = error
+            if left_s <= 0 or self._is_broken_off:
+                raise failure
+            if not is_said:
+                is_said = True
+                log.warning("%s; trying again for %.0f s", failure, left_s)
+            await self._sleep(min(pause_s, left_s))
+            pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
+
+    def break_off(self) -> None:
+        """Ends the calls that wait for a server, and those that come: nobody wants their answers any more."""
+        self._is_broken_off = True
+        self._break_off()
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _ending(left_s: float, work: Callable[[], T]) -> T:
+    """The work, whose calls of the broker end by then."""
+    with within(left_s):
+        return work()

@@ -1,0 +1,113 @@
+"""Requests to an inference server that somebody else runs: repeated where that may help, each answer decoded."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import httpx
+import msgspec
+
+from contracts.errors import BatchFailed, DeadlineExceeded, EngineUnavailable, InvalidInput
+from contracts.settings import StackSettings
+from process.waiting import Waiting
+
+log = logging.getLogger(__name__)
+
+CONNECT_TIMEOUT_S = 10.0
+PAUSES_S = (0.25, 0.5, 1.0, 2.0)
+"""Before each repetition of a request, half to one and a half times; after the last the server counts as gone."""
+POLL_S = 0.5
+RETRIED_STATUSES = frozenset({408, 425, 429})
+"""Refusals that speak of the moment; any other 4xx speaks of the request."""
+REFUSED_KEY = frozenset({401, 403})
+
+
+class _ModelCard(msgspec.Struct):
+    id: str
+
+
+class _Models(msgspec.Struct):
+    data: list[_ModelCard]
+
+
+class ServerRequests:
+    """`post` may be called by many tasks at once."""
+
+    def __init__(self, settings: StackSettings, *, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
+        self._url = settings.engine_url
+        self._timeout_s = settings.engine_timeout_s
+        self._sleep = sleep
+        self._options: dict[str, Any] = {
+            "base_url": settings.engine_url,
+            "headers": {"authorization": f"Bearer {settings.engine_api_key}"} if settings.engine_api_key else {},
+            "timeout": httpx.Timeout(settings.engine_timeout_s, connect=CONNECT_TIMEOUT_S),
+            "trust_env": False,
+        }
+        self._http = httpx.AsyncClient(limits=httpx.Limits(max_connections=None), **self._options)
+
+    def served_model(self) -> str:
+        """Name of the model that the server serves. Blocks until it answers, or engine_timeout_s.
+
+        Raises InvalidInput that names ONBEAT_ENGINE_API_KEY or ONBEAT_ENGINE_URL, EngineUnavailable.
+        """
+        waiting = Waiting(f"the server at {self._url}", deadline_s=self._timeout_s)
+        with httpx.Client(**self._options) as http:
+            while True:
+                try:
+                    answer = http.get("/v1/models")
+                    if answer.status_code in REFUSED_KEY:
+                        raise InvalidInput(f"{self._url} refuses the key", field="ONBEAT_ENGINE_API_KEY")
+                    if answer.is_success:
+                        return msgspec.json.decode(answer.content, type=_Models).data[0].id
+                except httpx.RequestError as error:
+                    log.debug("%s: %s", self._url, error)
+                except (msgspec.DecodeError, IndexError) as error:
+                    raise InvalidInput(
+                        f"what {self._url}/v1/models answers is no list of models", field="ONBEAT_ENGINE_URL"
+                    ) from error
+                try:
+                    waiting.poke()
+                except DeadlineExceeded as error:
+                    raise self.gone(str(error)) from error
+                time.sleep(POLL_S)
+
+    async def post(self, path: str, body: dict[str, Any] | None, kind: Any) -> Any:
+        """The answer, an instance of `kind`.
+
+        Raises BatchFailed for a refusal, or an answer that stays unreadable; EngineUnavailable for a server that stays
+        away.
+        """
+        attempt = 0
+        while True:
+            problem: BatchFailed | EngineUnavailable
+            try:
+                answer = await self._http.post(path, json=body)
+            except httpx.RequestError as error:
+                problem = self.gone(f"{path}: {type(error).__name__} {error}".rstrip())
+            else:
+                if answer.is_client_error and answer.status_code not in RETRIED_STATUSES:
+                    raise BatchFailed(f"the server refused {path} with {answer.status_code}: {answer.text[:300]}")
+                if answer.is_success:
+                    try:
+                        return msgspec.json.decode(answer.content, type=kind)
+                    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                        problem = BatchFailed(f"the server's answer to {path} does not decode: {error}")
+                else:
+                    problem = self.gone(f"{path}: {answer.status_code} {answer.text[:300]}")
+            if attempt == len(PAUSES_S):
+                raise problem
+            pause_s = PAUSES_S[attempt] * (0.5 + random.random())
+            attempt += 1
+            log.warning("%s; again in %.1f s", problem, pause_s)
+            await self._sleep(pause_s)
+
+    def gone(self, problem: str) -> EngineUnavailable:
+        return EngineUnavailable(problem, field=self._url, cure="is the server up?")
+
+    async def aclose(self) -> None:
+        await self._http.aclose()

@@ -1,0 +1,1 @@
+"""The embedded engine, over Hugging Face's models."""

@@ -1,0 +1,158 @@
+"""The embedded engine: any Hugging Face causal LM folder, decoded by a loop of our own (decoding.py).
+
+One call samples one batch, and what it computes is a function of that batch alone, so that nothing else that runs can
+change its numbers (I7). ONBEAT_DEVICE=cuda puts the model on the GPU; draws stay on the host, in float64. That path has
+not been run on a GPU yet.
+Left out: continuous batching and paged attention, which are the vLLM engine's trade. And a compiler: on the demo model
+torch.compile saves a quarter of a step, takes over a minute for each batch shape, and changes the last bits of the
+logits (benchmarks/results/decode-2026-11-21.md).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import torch
+
+from contracts.errors import BatchFailed, InvalidInput
+from contracts.rollouts import Completion, PromptBatch
+from contracts.spec import ModelSpec
+from contracts.spec_tables.root import SpecRoot
+from contracts.versions import WeightManifest
+from contracts.weights import WeightShard
+from producer.engine.base import VerifiedWeights
+from producer.engine.batch_rows import BatchRows, check_version
+from producer.engine.transformers.decoding import Decoding
+from weight_store.model_folder import empty_model, end_of_sequence_ids, weight_tensors
+from weight_store.model_path import model_folder
+from weight_store.receiver import WeightReceiver
+from weight_store.redis.chunks import ChunkReader
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class TransformersEngine:
+    """A GenerationEngine; torch runs on one thread of its own, so the event loop stays free for heartbeats."""
+
+    def __init__(
+        self,
+        model: ModelSpec,
+        *,
+        model_root: SpecRoot,
+        weight_root: Path,
+        deterministic: bool,
+        chunks: Callable[[str], ChunkReader] | None = None,
+        device: str = "cpu",
+    ) -> None:
+        """Builds the model from its config alone; weights come by `load_weights`. Blocks for a second or more.
+
+        chunks: job id → its versions in Redis; None where there is no Redis.
+
+        Raises InvalidInput that names model.path (no such folder, not a causal LM, no end-of-sequence token), or
+        ONBEAT_DEVICE where there is no such device.
+        """
+        _check_device(device, deterministic=deterministic)
+        self._held: VerifiedWeights | None = None
+        self._closing = threading.Event()
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
+        torch.use_deterministic_algorithms(deterministic)
+        # Filling uninitialised memory only guards code that reads what it never wrote; it costs a pass over it.
+        torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
+        folder = model_folder(model, model_root)
+        self._model = empty_model(folder, dtype=getattr(torch, model.dtype), device=device)
+        self._receiver = WeightReceiver(dict(weight_tensors(self._model)), root=weight_root, chunks=chunks)
+        self._eos_ids = end_of_sequence_ids(folder, self._model.config)
+        self._context_tokens: int | None = getattr(self._model.config, "max_position_embeddings", None)
+
+    @property
+    def policy_version(self) -> VerifiedWeights | None:
+        return self._held
+
+    @property
+    def max_concurrent_completions(self) -> int:
+        return 1
+
+    async def generate(self, batch: PromptBatch) -> list[list[Completion]]:
+        check_version(self._held, batch)
+        given_up = threading.Event()
+        try:
+            return await self._on_thread(partial(self._generate, batch, given_up))
+        except asyncio.CancelledError:
+            given_up.set()
+            raise
+        except (RuntimeError, IndexError) as error:
+            # torch's own errors: out of memory, a token id beyond the vocabulary.
+            raise BatchFailed(f"batch {batch.batch_id}: the engine failed: {error}") from error
+
+    async def load_weights(self, weights: WeightManifest | WeightShard) -> None:
+        self._held = None
+        if isinstance(weights, WeightShard):
+            await self._on_thread(partial(self._receiver.load_ahead, weights))
+            return
+        digest = await self._on_thread(partial(self._receiver.load, weights))
+        self._held = VerifiedWeights(policy_version=weights.policy_version, weights_digest=digest)
+
+    async def aclose(self) -> None:
+        self._closing.set()
+        self._held = None
+        await asyncio.to_thread(self._thread.shutdown, wait=True, cancel_futures=True)
+        del self._model, self._receiver
+
+    async def _on_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    @torch.inference_mode()
+    def _generate(self, batch: PromptBatch, given_up: threading.Event) -> list[list[Completion]]:
+        token_ids, mask = self._left_padded(batch)
+        rows = BatchRows(batch, self._eos_ids)
+        decoding = Decoding(self._model, token_ids, mask, max_new_tokens=batch.sampling.max_new_tokens)
+        logits = decoding.prefill(batch.group_size)
+        while True:
+            next_tokens = rows.append(logits)
+            if rows.finished:
+                return rows.completions()
+            if self._closing.is_set() or given_up.is_set():
+                raise BatchFailed(f"batch {batch.batch_id} was given up")
+            kept = rows.leave()
+            if kept is not None:
+                decoding.keep(kept)
+                next_tokens = next_tokens[kept]
+            logits = decoding.step(next_tokens)
+
+    def _left_padded(self, batch: PromptBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Token ids [k, P] and mask [k, P], prompts at the right edge."""
+        prompts = [np.frombuffer(prompt.token_ids, dtype="<i4") for prompt in batch.prompts]
+        width = max(map(len, prompts))
+        needed = width + batch.sampling.max_new_tokens
+        if self._context_tokens is not None and needed > self._context_tokens:
+            raise BatchFailed(
+                f"batch {batch.batch_id} needs {needed} tokens of context, the model has {self._context_tokens}",
+                cure="lower rollout.max_prompt_tokens or rollout.sampling.max_new_tokens",
+            )
+        token_ids = np.zeros((len(prompts), width), dtype=np.int64)
+        mask = np.zeros_like(token_ids)
+        for row, prompt in enumerate(prompts):
+            token_ids[row, width - len(prompt) :] = prompt
+            mask[row, width - len(prompt) :] = 1
+        device = self._model.device
+        return torch.from_numpy(token_ids).to(device), torch.from_numpy(mask).to(device)
+
+
+def _check_device(device: str, *, deterministic: bool) -> None:
+    """Before torch's first call on the device: cuBLAS reads its workspace setting once."""
+    if device == "cpu":
+        return
+    if deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    if not torch.cuda.is_available():
+        raise InvalidInput("there is no CUDA device", field="ONBEAT_DEVICE", cure="set it to cpu")

@@ -1,0 +1,1 @@
+"""vLLM in the generator's process."""

@@ -1,0 +1,244 @@
+"""The vLLM engine: continuous batching in an engine process of its own, which this process starts and ends.
+
+    PromptBatch ─ a request for each prompt, n = G ─▶ AsyncLLM ═ ZMQ ═▶ engine core ─▶ worker + VerifiedLoader
+    Completion[k][G] ◀── token ids, log-probs ───────────┘                                  ▲
+    manifest ─ pause (drain), load_version, resume ─────────────────────────────────────────┘
+
+The prompts of several batches decode together, so the last bits of a completion's numbers depend on what else ran: jobs
+with `deterministic = true` aren't served (I7). Seeds are a sample's own all the same: a batch that is sampled again is
+nearly the same. A dead core never answers its clients, so each call has a deadline; one that passes, or a core that
+died, raises EngineUnavailable, which ends this process: its launcher starts another, and its leases expire (I5).
+Left out: a model on more than one GPU (run a server, and the openai engine), quantised and multimodal models.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import threading
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from contracts.encoding.arrays import unpack_int32
+from contracts.encoding.wire import encode_json
+from contracts.errors import BatchFailed, EngineUnavailable, InvalidInput, WeightsRejected
+from contracts.rollouts import Completion, Prompt, PromptBatch
+from contracts.settings import StackSettings
+from contracts.spec import ModelSpec
+from contracts.versions import WeightManifest
+from producer.engine.base import VerifiedWeights
+from producer.engine.batching import BatchingEngine
+from producer.engine.request_checks import all_or_none, checked_completion, num_samples, prompt_seed
+from producer.engine.vllm import worker as vllm_worker
+from weight_store.model_folder import end_of_sequence_ids, model_config
+from weight_store.model_path import FIELD, model_folder
+from weight_store.redis.chunks import ChunkReader, read_chunks
+
+log = logging.getLogger(__name__)
+
+ENVIRONMENT = {
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    # This process has threads of its own by now, and a fork would copy the locks that they hold.
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+}
+CPU_ENVIRONMENT = {
+    # vLLM's CPU build is used without triton, which dynamo would import.
+    "TORCHDYNAMO_DISABLE": "1",
+    # The engine core is a process of its own all the same; its worker isn't another one below it.
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+}
+DEATH_POLL_S = 0.2
+SHUTDOWN_S = 2.0
+"""Until an engine core that does not end is killed: it holds nothing that is worth a wait."""
+CPU_KV_CACHE_MB = 1024
+"""Where none is set: on a CPU vLLM would take most of the memory, which trainer and Redis need too."""
+
+
+def library() -> Any:
+    """The vllm package, imported once its environment is set. Takes about 10 s. Raises InvalidInput where it lacks."""
+    for name, value in (ENVIRONMENT | ({} if torch.cuda.is_available() else CPU_ENVIRONMENT)).items():
+        os.environ.setdefault(name, value)
+    try:
+        return import_module("vllm")
+    except ModuleNotFoundError as error:
+        raise InvalidInput(
+            f"this Python has no vllm: {error}",
+            field="ONBEAT_ENGINE",
+            cure="run `make setup-vllm`, or pip install vllm",
+        ) from error
+
+
+class VllmEngine(BatchingEngine):
+    """A GenerationEngine; generations run side by side, a load waits for them."""
+
+    def __init__(self, model: ModelSpec, *, settings: StackSettings, chunks: Callable[[str], ChunkReader]) -> None:
+        """Starts the engine core, with uninitialised weights; weights come by `load_weights`. Blocks for 10 s or more.
+
+        chunks: job id → its versions in Redis.
+        Raises InvalidInput that names model.path, EngineUnavailable where the core does not start.
+        """
+        super().__init__(settings)
+        self._vllm = library()
+        self._dead: tuple[type[Exception], ...] = (import_module("vllm.v1.engine.exceptions").EngineDeadError,)
+        self._refused: tuple[type[Exception], ...] = (import_module("vllm.exceptions").VLLMClientError, ValueError)
+        self._chunks = chunks
+        self._weight_root = settings.weight_root_path
+        self._num_requests = 0
+        self._cache_is_clean = True
+        folder = model_folder(model, settings.spec_root)
+        self._stop_ids = sorted(end_of_sequence_ids(folder, model_config(folder)))
+        arguments = self._vllm.AsyncEngineArgs(
+            model=str(folder),
+            dtype=model.dtype,
+            load_format="dummy",
+            skip_tokenizer_init=True,
+            generation_config="vllm",
+            logprobs_mode="processed_logprobs",
+            max_num_seqs=settings.engine_max_sequences,
+            kv_cache_memory_bytes=_kv_cache_bytes(settings.engine_kv_cache_mb),
+            enforce_eager=not torch.cuda.is_available(),
+            distributed_executor_backend="uni",
+            worker_extension_cls=vllm_worker.CLASS,
+            disable_log_stats=True,
+        )
+        try:
+            self._llm = import_module("vllm.v1.engine.async_llm").AsyncLLM.from_engine_args(arguments)
+        except ValueError as error:
+            raise InvalidInput(f"vLLM cannot serve {folder}: {error}", field=FIELD) from error
+        except RuntimeError as error:
+            raise EngineUnavailable(f"vLLM's engine core did not start: {error}") from error
+        self._bound_to_us = False
+
+    @property
+    def _context_tokens(self) -> int:
+        return self._llm.model_config.max_model_len
+
+    @property
+    def _vocabulary_tokens(self) -> int:
+        return self._llm.model_config.get_vocab_size()
+
+    async def _sample(self, batch: PromptBatch) -> list[list[Completion]]:
+        try:
+            return await all_or_none([partial(self._group, batch, prompt) for prompt in batch.prompts])
+        except BatchFailed:
+            self._cache_is_clean = False
+            raise
+
+    async def _replace_weights(self, manifest: WeightManifest) -> VerifiedWeights:
+        files = await asyncio.to_thread(self._files_in_redis, manifest)
+        if not self._bound_to_us:
+            await self._llm.collective_rpc("end_with_generator")
+            self._bound_to_us = True
+        # An update under a running request ends the engine core; `wait` lets them end, and empties the caches.
+        await self._llm.pause_generation(mode="wait", clear_cache=True)
+        if not self._cache_is_clean:
+            await self._llm.collective_rpc("clear_kv_cache")
+            self._cache_is_clean = True
+        (answer,) = await self._llm.collective_rpc(
+            "load_version", args=(str(self._weight_root), encode_json(manifest).decode(), files)
+        )
+        await self._llm.resume_generation()
+        if "rejected" in answer:
+            raise WeightsRejected(answer["rejected"])
+        return VerifiedWeights(policy_version=int(answer["policy_version"]), weights_digest=answer["weights_digest"])
+
+    async def aclose(self) -> None:
+        self._held = None
+        if self._llm.output_handler is not None:
+            # It would take the end of the core for a failure.
+            self._llm.output_handler.cancel()
+        await asyncio.to_thread(self._llm.shutdown, timeout=SHUTDOWN_S)
+        # With the last reference goes vLLM's ZMQ context, whose end waits for sockets that the context doesn't know and
+        # now and then for ever: not in the event loop, nor at the end of this process.
+        held = [self._llm]
+        del self._llm
+        threading.Thread(target=held.clear, name="vllm-end", daemon=True).start()
+
+    def _files_in_redis(self, manifest: WeightManifest) -> dict[str, bytes]:
+        """Name → content of the version's files; none where the engine core reads them itself. Raises WeightsRejected.
+
+        Only this process has an account with Redis.
+        """
+        if manifest.transport != "redis":
+            return {}
+        reader, version = self._chunks(manifest.job_id), manifest.policy_version
+        return {file.name: read_chunks(reader, file, policy_version=version) for file in manifest.files}
+
+    def _not_done(self, problem: str) -> EngineUnavailable:
+        return EngineUnavailable(problem, field="vllm", cure="raise ONBEAT_ENGINE_TIMEOUT_S")
+
+    @contextlib.asynccontextmanager
+    async def _within(self, what: str) -> AsyncIterator[None]:
+        """And one error for whatever the engine core dies of.
+
+        A call that is no request, a load for example, would wait for a dead core as long as it may: its answer is lost.
+        """
+        async with super()._within(what):
+            try:
+                async with asyncio.timeout(None) as death:
+                    watch = asyncio.ensure_future(self._cut_short_by_death(death))
+                    try:
+                        yield
+                    finally:
+                        watch.cancel()
+            except (TimeoutError, *self._dead) as error:
+                raise EngineUnavailable(
+                    f"its engine core died: {what}", field="vllm", cure="see the log above"
+                ) from error
+
+    async def _cut_short_by_death(self, call: asyncio.Timeout) -> None:
+        while not self._llm.errored:
+            await asyncio.sleep(DEATH_POLL_S)
+        call.reschedule(asyncio.get_running_loop().time())
+
+    async def _group(self, batch: PromptBatch, prompt: Prompt) -> list[Completion]:
+        """The prompt's G completions, by sample number."""
+        sampling = batch.sampling
+        params = self._vllm.SamplingParams(
+            n=num_samples(batch),
+            seed=prompt_seed(batch, prompt),
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            max_tokens=sampling.max_new_tokens,
+            stop_token_ids=self._stop_ids,
+            logprobs=0,
+            detokenize=False,
+            output_kind=import_module("vllm.sampling_params").RequestOutputKind.FINAL_ONLY,
+        )
+        self._num_requests += 1
+        tokens = {"prompt_token_ids": unpack_int32(prompt.token_ids)}
+        final = None
+        try:
+            async for output in self._llm.generate(tokens, params, request_id=str(self._num_requests)):
+                final = output
+        except self._refused as error:
+            raise BatchFailed(f"batch {batch.batch_id}: the engine failed: {error}") from error
+        outputs = [] if final is None else sorted(final.outputs, key=lambda output: output.index)
+        if len(outputs) != num_samples(batch):
+            raise BatchFailed(f"batch {batch.batch_id}: the engine answered {len(outputs)} samples of a prompt")
+        return [_completion(batch, output) for output in outputs] * (batch.group_size // len(outputs))
+
+
+def _completion(batch: PromptBatch, output: Any) -> Completion:
+    """A vllm.CompletionOutput, whose log-probs are a map a token: the sampled one's is in it."""
+    return checked_completion(
+        batch,
+        token_ids=output.token_ids,
+        logprobs=[entry[token].logprob for token, entry in zip(output.token_ids, output.logprobs, strict=True)],
+        finish_reason=output.finish_reason,
+    )
+
+
+def _kv_cache_bytes(megabytes: int) -> int | None:
+    """None leaves it to vLLM, which on a GPU takes what the model leaves."""
+    if not megabytes and torch.cuda.is_available():
+        return None
+    return (megabytes or CPU_KV_CACHE_MB) * 1024**2

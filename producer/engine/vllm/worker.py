@@ -1,0 +1,132 @@
+"""Verified weights inside vLLM: a worker extension, for the in-process engine and for servers that users run.
+
+    collective_rpc("load_version") ─▶ WeightReceiver ─▶ digest ─▶ reload_weights ─▶ {"weights_digest": …}
+                                        │ refused                (the same tensors)
+                                        └────────────────────────────────────────▶ {"rejected": …}
+
+The digest is computed here, where the model is, over the tensors that vLLM's own loader is handed next (I2). Everything
+is checked before the loader starts: a loader that ends half-way would leave layers without any weights.
+
+A server loads this module by `--worker-extension-cls producer.engine.vllm.worker.VerifiedLoader`, with `contracts`,
+`producer`, `telemetry` and `weight_store` of this repository on its path.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from contracts.encoding.wire import decode_json
+from contracts.errors import OnbeatError
+from contracts.versions import WeightManifest
+from process.launcher import PR_SET_PDEATHSIG
+from weight_store.model_folder import empty_model, weight_tensors
+from weight_store.receiver import WeightReceiver
+from weight_store.redis.chunks import CHUNK_BYTES
+
+CLASS = f"{__name__}.VerifiedLoader"
+
+
+class FilesAtHand:
+    """A ChunkReader of files that the generator has read from Redis."""
+
+    def __init__(self, files: Mapping[str, bytes]) -> None:
+        self._files = files
+
+    def get(self, policy_version: int, name: str, number: int) -> bytes | None:
+        data = self._files.get(name)
+        return None if data is None else data[number * CHUNK_BYTES : (number + 1) * CHUNK_BYTES]
+
+
+class VerifiedLoader:
+    """Methods that vLLM mixes into its worker class; answers are maps of strings, as its HTTP endpoint wants them."""
+
+    held_version: int | None = None
+    held_digest: str = ""
+    """Of the tensors that the loader was handed; "" before the first load and while one runs."""
+
+    receiver: WeightReceiver | None = None
+    """With a copy of the version in host memory, for what stands on another one: deltas, and adapters on their base."""
+
+    files: Mapping[str, bytes] = MappingProxyType({})
+    """Of the version that is being loaded, where they came with the call."""
+
+    if TYPE_CHECKING:
+        get_model: Any
+        model_config: Any
+        model_runner: Any
+        reload_weights: Any
+
+    def load_version(
+        self, weight_root: str, manifest_json: str, files: dict[str, bytes] | None = None
+    ) -> dict[str, str]:
+        """Replaces the weights by a version's. Generation must be paused.
+
+        files: name → content, of a version in Redis.
+        Answers what `describe_version` answers, with the reason under "rejected" if the version was refused.
+        """
+        self.held_version, self.held_digest = None, ""
+        try:
+            manifest = decode_json(manifest_json, WeightManifest)
+            receiver = self.receiver or WeightReceiver(
+                self._expected(), root=Path(weight_root), chunks=lambda job_id: FilesAtHand(self.files)
+            )
+            self.receiver = receiver if manifest.transport == "delta" or manifest.adapter else None
+            self.files = files or {}
+            found = receiver.load(manifest)
+        except OnbeatError as error:
+            return self.describe_version() | {"rejected": str(error)}
+        finally:
+            self.files = {}
+        self.reload_weights(weights_iterator=iter(receiver.tensors.items()))
+        self._renew_tied_head()
+        self.held_version, self.held_digest = manifest.policy_version, found
+        return self.describe_version()
+
+    def describe_version(self) -> dict[str, str]:
+        """What is loaded, and what the log-probs of the answers are."""
+        return {
+            "policy_version": "" if self.held_version is None else str(self.held_version),
+            "weights_digest": self.held_digest,
+            "logprobs_mode": str(self.model_config.logprobs_mode),
+            "context_tokens": str(self.model_config.max_model_len),
+            "vocabulary_tokens": str(self.model_config.get_vocab_size()),
+        }
+
+    def clear_kv_cache(self) -> None:
+        """After weights that gave numbers which aren't finite: masked positions of a reused block count as 0 times what
+        is in them, and 0 times NaN is NaN, whatever the weights are by then."""
+        for cache in self.model_runner.kv_caches:
+            for tensor in cache if isinstance(cache, list | tuple) else [cache]:
+                tensor.zero_()
+
+    def end_with_generator(self) -> None:
+        """This process gets SIGKILL when the generator that started it is gone: nobody else would stop it then."""
+        if sys.platform.startswith("linux"):
+            ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            if os.getppid() == 1:
+                os._exit(1)
+
+    def _renew_tied_head(self) -> None:
+        """vLLM's reload processes the layers that were handed a tensor. A head that is tied to the embedding is handed
+        none, and on a CPU it computes with a packed copy of its own: that of the version before."""
+        if not getattr(self.model_config.hf_text_config, "tie_word_embeddings", False):
+            return
+        head_class = import_module("vllm.model_executor.layers.vocab_parallel_embedding").ParallelLMHead
+        for module in self.get_model().modules():
+            if isinstance(module, head_class):
+                module.quant_method.process_weights_after_loading(module)
+
+    def _expected(self) -> dict[str, torch.Tensor]:
+        """Names, shapes and dtypes of a version, by transformers' account; vLLM's own parameters are fused."""
+        model = empty_model(Path(self.model_config.model), dtype=self.model_config.dtype, device="meta")
+        return dict(weight_tensors(model))

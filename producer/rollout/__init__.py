@@ -1,0 +1,1 @@
+"""One prompt batch on its way to a published rollout batch."""

@@ -1,0 +1,80 @@
+"""A batch between its claim and its end: what the serve loop, the heartbeat and its own carrier know of it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from contracts.rollouts import BatchTimings, Completion, PromptBatch
+from contracts.spec import JobSpec
+from producer.broker_calls import JobSide
+from producer.engine.base import VerifiedWeights
+from producer.rollout.dynamic_sampling import Places
+from producer.served_model import LoadedModel
+
+if TYPE_CHECKING:
+    from broker.generator_side import Claim
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActiveJob:
+    job_id: str
+    spec: JobSpec
+    side: JobSide
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generation:
+    """One round of a batch in the engine."""
+
+    asked: PromptBatch
+    started_s: float
+    """Unix time."""
+    answer: asyncio.Future[list[list[Completion]]]
+
+
+class CarriedBatch:
+    """Sampled, scored, and both again for the prompts that are resampled; then published."""
+
+    def __init__(self, *, job: ActiveJob, claim: Claim, loaded: LoadedModel, weights: VerifiedWeights) -> None:
+        """weights: under which all of it is sampled, what the engine holds now."""
+        self.job = job
+        self.claim = claim
+        self.loaded = loaded
+        self.weights = weights
+        self.places = Places(claim.prompt_batch)
+        self.rounds: list[BatchTimings] = []
+        self.generation: Generation | None = None
+        """While it is in the engine."""
+        self.is_settled = False
+        """Nobody needs it any more."""
+
+    @property
+    def num_sampling(self) -> int:
+        """Completions that are in the engine."""
+        return self.generation.asked.num_completions if self.generation else 0
+
+    @property
+    def needs_weights(self) -> bool:
+        """Whether it is in the engine, or may come back to it: until then the engine must hold what it holds."""
+        return self.generation is not None or (self.places.may_go_on and not self.is_settled)
+
+    def sample(self, *, started_s: float) -> None:
+        """Hands the next round to the engine."""
+        asked = self.places.take_round()
+        deadline_s = self.job.spec.timeouts.generation_s
+        answer = asyncio.ensure_future(self.loaded.generate(asked, deadline_s=deadline_s))
+        self.generation = Generation(asked=asked, started_s=started_s, answer=answer)
+
+    def settle(self) -> None:
+        """Drops what is in the engine; a round that is out of it may still be scored."""
+        self.is_settled = True
+        if self.generation is not None:
+            self.generation.answer.cancel()
+
+
+def name_of(claim: Claim) -> str:
+    """For people, and as the key of what is held for a claim."""
+    batch = claim.prompt_batch
+    return f"{batch.job_id} {batch.batch_id} (attempt {claim.attempt}{', a hedge' if claim.hedged else ''})"

@@ -1,0 +1,153 @@
+"""Carries a batch from the engine to the fence, or to a failure with its reason.
+
+engine ─▶ detokenize ─▶ reward service ─┬─ every place has its group ─▶ fence ─▶ accepted / refused
+  ▲                                     │
+  └── places of equal reward, where ────┘        an error anywhere ─▶ failed, with its reason
+      the job resamples
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from itertools import chain
+from typing import TYPE_CHECKING, Protocol
+
+from contracts.errors import BatchFailed, OnbeatError, RewardUnavailable
+from contracts.rewards import RewardItem, Scored
+from contracts.rollouts import BatchTimings
+from contracts.spec import RewardSpec
+from process.crash_points import reach
+from producer.broker_calls import BrokerCalls
+from producer.rollout.carried_batch import ActiveJob, CarriedBatch, Generation, name_of
+from producer.rollout.scored_batch import reward_items, rollout_batch, rollout_groups
+
+if TYPE_CHECKING:
+    from broker.generator_side import Claim
+
+log = logging.getLogger(__name__)
+
+REFUSED_FOR_GOOD = frozenset({"incomplete", "oversize", "wrong_weights"})
+"""Refusals that the same batch would meet again: it fails with that reason. The others mean that nobody needs it."""
+
+
+class Rewards(Protocol):
+    """`RewardClient`, or a test's."""
+
+    async def score(
+        self, reward: RewardSpec, items: list[RewardItem], *, job_id: str, settles: bool
+    ) -> list[Scored]: ...
+
+
+class Carrier:
+    """`carry` runs once for each batch, several at a time."""
+
+    def __init__(
+        self,
+        *,
+        generator_id: str,
+        calls: BrokerCalls,
+        rewards: Rewards,
+        wall_clock: Callable[[], float],
+        freed: Callable[[], None],
+    ) -> None:
+        """freed: called when a batch leaves the engine, and when it needs the engine's weights no more."""
+        self._generator_id = generator_id
+        self._calls = calls
+        self._rewards = rewards
+        self._wall_clock = wall_clock
+        self._freed = freed
+
+    async def carry(self, batch: CarriedBatch) -> None:
+        """From the engine, which has its first round already, to its end."""
+        try:
+            while batch.generation is not None:
+                if not await self._fill(batch, batch.generation):
+                    return
+                if batch.places.is_open:
+                    if batch.is_settled:
+                        return
+                    batch.sample(started_s=self._wall_clock())
+                    log.debug("%s: resamples %d completions", name_of(batch.claim), batch.num_sampling)
+        except (BatchFailed, RewardUnavailable) as error:
+            await self.fail(batch.job, batch.claim, error)
+        else:
+            await self._publish(batch)
+
+    async def fail(self, job: ActiveJob, claim: Claim, error: OnbeatError) -> None:
+        """Gives the batch back, with the reason."""
+        outcome = await self._calls(job.side.fail, claim, str(error))
+        log.warning("%s failed (%s): %s", name_of(claim), outcome.value, error)
+
+    async def _fill(self, batch: CarriedBatch, generation: Generation) -> bool:
+        """Samples and scores a round; False if it was dropped, since nobody needs it.
+
+        Raises BatchFailed or RewardUnavailable: a batch without all its scores is failed, never published (I1, I6).
+        """
+        asked, answer = generation.asked, generation.answer
+        try:
+            await asyncio.wait({answer})
+            if answer.cancelled():
+                # By the heartbeat: the batch is settled.
+                return False
+            completions = list(chain.from_iterable(answer.result()))
+            reach("producer.after_generation")
+        finally:
+            answer.cancel()
+            batch.generation = None
+            self._freed()
+        scoring_started_s = self._wall_clock()
+        texts = batch.loaded.detokenizer(completions)
+        scored = await self._rewards.score(
+            batch.job.spec.reward,
+            reward_items(asked, completions, texts),
+            job_id=batch.job.job_id,
+            settles=_settles(batch),
+        )
+        reach("producer.after_scoring")
+        timings = BatchTimings(
+            generation_started_s=generation.started_s,
+            generation_ended_s=scoring_started_s,
+            scoring_started_s=scoring_started_s,
+            scoring_ended_s=self._wall_clock(),
+        )
+        batch.rounds.append(timings)
+        num_resamples = len(batch.rounds) - 1
+        batch.places.fill(
+            rollout_groups(asked, completions=completions, texts=texts, scored=scored, num_resamples=num_resamples)
+        )
+        self._freed()
+        return True
+
+    async def _publish(self, batch: CarriedBatch) -> None:
+        job, claim = batch.job, batch.claim
+        record = rollout_batch(
+            claim.prompt_batch,
+            groups=batch.places.groups,
+            weights=batch.weights,
+            generator_id=self._generator_id,
+            attempt=claim.attempt,
+            rounds=batch.rounds,
+        )
+        outcome = await self._calls(job.side.publish, claim, record)
+        reach("producer.after_publication")
+        log.log(
+            logging.DEBUG if outcome.value == "accepted" else logging.INFO,
+            "%s: %s, %d tokens",
+            name_of(claim),
+            outcome.value,
+            record.num_tokens,
+        )
+        if outcome.value in REFUSED_FOR_GOOD:
+            await self.fail(job, claim, BatchFailed(f"the fence refused it as {outcome.value}"))
+
+
+def _settles(batch: CarriedBatch) -> bool:
+    """Whether a time-out or a crash of a scorer may get the score that its component states for it.
+
+    It is luck, not a function of the completion: in a deterministic job (I7) it has to happen in each of the batch's
+    attempts before it counts, where the batch would be dead otherwise.
+    """
+    spec = batch.job.spec
+    return not spec.deterministic or batch.claim.attempt >= spec.rollout.max_attempts

@@ -1,0 +1,1 @@
+"""What a scorer's process may do, and nothing more."""

@@ -1,0 +1,1 @@
+"""The processes that score, each with its deadline."""

@@ -1,0 +1,298 @@
+"""One lane: a thread that scores turn by turn, in cages that it owns.
+
+A completion may meet a hole in a scorer, and change the process that it is scored in. So no worker sees completions of
+two jobs, and one that parses answers (math_verify, reasoning_gym) is replaced after a few hundred items: by a fork
+of a process that has imported what is slow. Patterns can't be broken into, and plug-ins may load a model, or start
+threads, which no fork survives: their workers last for the job.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from threading import Lock, Thread
+
+from contracts.rewards import RewardComponent, RewardItem, Scored, Unscorable, UnscorableReason
+from reward_service.pool.process import ScorerProcess, WorkerDied, WorkerLate
+from reward_service.scorers import rubric
+
+Results = tuple[Scored | Unscorable, ...]
+
+TURN_S = 0.5
+"""How long a lane stays with one request while others wait."""
+QUICK_S = 0.01
+"""Items that took no longer together are sent twice as many at a time."""
+MAX_ITEMS_AT_ONCE = 32
+MAX_BYTES_AT_ONCE = 48 * 1024
+"""Fits a socket's buffer, so that sending several items never waits for the scoring of one."""
+MAX_ITEMS_OF_WORKER = 256
+"""Completions that a worker parses before a fresh one takes its place: a fork costs as much as some of them."""
+MAX_CAGES = 4
+"""Of one lane: one for each kind of built-in scorers, and for each job with plug-ins; the one unused longest goes."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(kw_only=True)
+class _Worker:
+    """What the worker of a cage has met."""
+
+    owner: str
+    num_items: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turn:
+    """Some items of one request, by their places in it."""
+
+    work: Work
+    places: Sequence[int]
+
+
+class Work:
+    """One request on its way through the lanes."""
+
+    def __init__(
+        self,
+        components: tuple[RewardComponent, ...],
+        items: tuple[RewardItem, ...],
+        *,
+        item_timeout_s: float,
+        job_id: str,
+        settles: bool,
+        number: int,
+    ) -> None:
+        self.components = components
+        self.items = items
+        self.item_timeout_s = item_timeout_s
+        self.settles = settles
+        self.number = number
+        """Of the request in its pool."""
+        self.owner = job_id or f"request {number}"
+        """Whose completions a worker may have met that scores these."""
+        self.cage_key = _cage_key(components, self.owner)
+        self.future: Future[Results] = Future()
+        self.num_begun = 0
+        """Guarded by the pool's condition, as is the next."""
+        self.num_at_once = 1
+        self.refusal: Unscorable | None = None
+        """Why the rubric cannot be warmed up: the remaining items get it too, instead of waiting for it again."""
+        self._results: dict[int, Scored | Unscorable] = {}
+        self._lock = Lock()
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self.items) - self.num_begun
+
+    def take(self, most: int) -> Turn:
+        """The next items: few enough for what they took so far, and at least one."""
+        start = self.num_begun
+        num_bytes = 0
+        while self.num_begun < len(self.items) and self.num_begun - start < min(self.num_at_once, max(1, most)):
+            item = self.items[self.num_begun]
+            num_bytes += 4 * (len(item.prompt) + len(item.completion) + len(item.reference) + len(item.task_entry))
+            if num_bytes > MAX_BYTES_AT_ONCE and self.num_begun > start:
+                break
+            self.num_begun += 1
+        return Turn(work=self, places=range(start, self.num_begun))
+
+    def pace(self, elapsed_s: float) -> None:
+        self.num_at_once = min(2 * self.num_at_once, MAX_ITEMS_AT_ONCE) if elapsed_s < QUICK_S else 1
+
+    def deliver(self, place: int, result: Scored | Unscorable) -> None:
+        with self._lock:
+            self._results[place] = result
+            complete = len(self._results) == len(self.items)
+            if complete and not self.future.done() and self.future.set_running_or_notify_cancel():
+                self.future.set_result(tuple(self._results[place] for place in range(len(self.items))))
+
+    def fail(self, error: Exception) -> None:
+        with self._lock:
+            if not self.future.done() and self.future.set_running_or_notify_cancel():
+                self.future.set_exception(error)
+
+
+class Lane(Thread):
+    """Cages are started by this thread, because Linux ends them together with the thread that started them."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        next_turn: Callable[[Work | None], Turn | None],
+        new_cage: Callable[[], ScorerProcess],
+        on_start: Callable[[tuple[str, ...]], None],
+        on_restart: Callable[[], None],
+    ) -> None:
+        """next_turn: with the request to stay with, if any. on_start: with the locks that a cage lacks."""
+        super().__init__(name=name, daemon=True)
+        self._next_turn = next_turn
+        self._new_cage = new_cage
+        self._on_start = on_start
+        self._on_restart = on_restart
+        self._cages: OrderedDict[str, ScorerProcess] = OrderedDict()
+        self._workers: dict[str, _Worker] = {}
+        """Cage → its worker; none where there is none, or it was lost."""
+        self._stopped = False
+        self._lock = Lock()
+        """Held to start, kill or reap a cage, so that `stop` never meets one that is half started or reaped."""
+
+    def run(self) -> None:
+        stays_with: Work | None = None
+        since_s = 0.0
+        while (turn := self._next_turn(stays_with)) is not None:
+            started_s = time.monotonic()
+            if turn.work is not stays_with:
+                stays_with, since_s = turn.work, started_s
+            try:
+                self._score(turn)
+            except Exception as error:  # our own fault, not a scorer's: the request learns it, the lane lives on
+                log.exception("a scorer lane failed")
+                turn.work.fail(RuntimeError(f"a scorer lane failed: {error!r}"))  # asyncio can't carry a StopIteration
+                self._end(turn.work.cage_key)
+            now_s = time.monotonic()
+            turn.work.pace(now_s - started_s)
+            if now_s - since_s > TURN_S:
+                stays_with = None
+        for key in list(self._cages):
+            self._end(key)
+
+    def stop(self) -> None:
+        """From another thread: kills the cages, so that a wait for one ends now."""
+        with self._lock:
+            self._stopped = True
+            for cage in self._cages.values():
+                cage.kill()
+
+    def pids(self) -> list[int]:
+        with self._lock:
+            return [cage.pid for cage in self._cages.values()]
+
+    def _score(self, turn: Turn) -> None:
+        work = turn.work
+        places = list(turn.places)
+        unsettled: list[tuple[int, Unscorable]] = []
+        while places:
+            if work.future.cancelled():
+                return
+            refusal = work.refusal or self._prepare(work)
+            if refusal is not None:
+                work.refusal = refusal
+                for place in places:
+                    work.deliver(place, refusal)
+                break
+            for result in self._results(work, work.components, [work.items[place] for place in places]):
+                place = places.pop(0)
+                if isinstance(result, Unscorable) and work.settles:
+                    unsettled.append((place, result))
+                else:
+                    work.deliver(place, result)
+        for place, result in unsettled:
+            work.deliver(place, self._settled(work, work.items[place], result))
+
+    def _results(
+        self, work: Work, components: tuple[RewardComponent, ...], items: Sequence[RewardItem]
+    ) -> Sequence[Scored | Unscorable]:
+        """Of the first items, up to one that cost the worker its life; a fresh worker is due after that one."""
+        results: list[Scored | Unscorable] = []
+        cage = self._cages[work.cage_key]
+        self._workers[work.cage_key].num_items += len(items)
+        try:
+            for result in cage.score(components, items, item_timeout_s=work.item_timeout_s):
+                results.append(result)
+        except (WorkerLate, WorkerDied) as error:
+            results.append(self._lost(work, components, error))
+        return results
+
+    def _settled(self, work: Work, item: RewardItem, result: Unscorable) -> Scored | Unscorable:
+        """Component by component, each under the whole deadline, so that it shows which of them can't score it."""
+        if not any(rubric.score_in_place(c, result.reason, settles=True) is not None for c in work.components):
+            return result
+        outcomes: list[float | Unscorable] = []
+        for name, component in rubric.named(work.components):
+            if rubric.needs_isolation((component,)):
+                outcome = self._component_outcome(work, component, item)
+            else:
+                outcome = rubric.score_component(name, component, item)
+            outcomes.append(outcome)
+        return rubric.weighted_sum(work.components, outcomes, settles=True)
+
+    def _component_outcome(self, work: Work, component: RewardComponent, item: RewardItem) -> float | Unscorable:
+        refusal = self._prepare(work)
+        if refusal is not None:
+            return refusal
+        (result,) = self._results(work, (component,), [item])
+        if isinstance(result, Unscorable):
+            return result
+        for reason in result.unscorable.values():
+            return Unscorable(reason=reason, detail="", component=component.name)
+        return next(iter(result.breakdown.values()))
+
+    def _prepare(self, work: Work) -> Unscorable | None:
+        """A cage and a worker that may score this request; why no item of it can be scored, or None."""
+        key = work.cage_key
+        try:
+            cage = self._cage(key)
+            built_in = rubric.without_plugins(work.components)
+            refusal = cage.warm_up(built_in, keys=rubric.warm_up_keys(built_in))
+            self._on_start(cage.missing or ())
+            if refusal is not None or self._may_go_on(work):
+                return refusal
+            cage.fresh_worker()
+            refusal = cage.warm_up_worker(work.components) if rubric.imports_plugins(work.components) else None
+            if refusal is None:
+                self._workers[key] = _Worker(owner=work.owner)
+            return refusal
+        except (WorkerLate, WorkerDied) as error:
+            return self._lost(work, work.components, error)
+
+    def _may_go_on(self, work: Work) -> bool:
+        """Whether the worker that is there may score this request, too."""
+        worker = self._workers.get(work.cage_key)
+        if worker is None or worker.owner != work.owner:
+            return False
+        return worker.num_items < MAX_ITEMS_OF_WORKER or rubric.keeps_its_worker(work.components)
+
+    def _lost(self, work: Work, components: tuple[RewardComponent, ...], error: WorkerLate | WorkerDied) -> Unscorable:
+        """What the item is told whose worker was lost; the worker is ended, and with it what it started."""
+        reason: UnscorableReason = "timeout" if isinstance(error, WorkerLate) else "crashed"
+        component = rubric.only_isolated_name(components)
+        log.warning("%s%s; another process takes its place", f"{component}: " if component else "", error)
+        key = work.cage_key
+        self._workers.pop(key, None)
+        cage = self._cages.get(key)
+        if cage is not None and cage.is_alive:
+            cage.end_worker()
+        if cage is not None and not cage.is_alive:
+            self._end(key)
+        if not self._stopped:
+            self._on_restart()
+        return Unscorable(reason=reason, detail=str(error), component=component)
+
+    def _cage(self, key: str) -> ScorerProcess:
+        while len(self._cages) >= MAX_CAGES and key not in self._cages:
+            self._end(next(iter(self._cages)))
+        with self._lock:
+            if self._stopped:
+                raise WorkerDied("the scorer pool was closed")
+            if key not in self._cages:
+                self._cages[key] = self._new_cage()
+            self._cages.move_to_end(key)
+            return self._cages[key]
+
+    def _end(self, key: str) -> None:
+        with self._lock:
+            cage = self._cages.pop(key, None)
+            self._workers.pop(key, None)
+            if cage is not None:
+                cage.end()
+
+
+def _cage_key(components: tuple[RewardComponent, ...], owner: str) -> str:
+    """Built-in scorers of one kind share a cage, and each request has a worker of its own in it."""
+    kinds = " ".join(sorted(rubric.warm_up_keys(components)))
+    return f"{owner}: {kinds}" if rubric.imports_plugins(components) else kinds

@@ -1,0 +1,157 @@
+"""A caged process that never sees a completion: it imports what scorers need, and forks a worker when it is told to.
+
+    reward service ── Order ──▶ nursery ── fork ──▶ worker ◀── tasks, answers ──▶ reward service
+                   ◀── Report ──┘
+
+One worker at a time. Ending it ends whatever it has started, and takes away what it left in its folder: the next worker
+begins as if there had been none before. The keeper above it holds the namespaces, and waits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import shutil
+import signal
+import socket
+import time
+from threading import Thread
+from typing import Literal
+
+from contracts.encoding.wire import Record, decode, decode_json, encode
+from contracts.rewards import RewardComponent, Unscorable
+from reward_service.cage.cage import Cage, CageRules, kernel
+from reward_service.pool import worker as scorer_worker
+from reward_service.pool.frames import Frames, Gone
+from reward_service.scorers import rubric
+
+MAX_ORDER_BYTES = 64 * 1024 * 1024
+ENDS_WITHIN_S = 0.3
+"""How long the threads of a service that was killed may take to end, one after the other."""
+
+
+class Order(Record, frozen=True, kw_only=True):
+    """What the reward service asks of a nursery; `worker` comes with the worker's end of a socket, and no answer."""
+
+    what: Literal["warm_up", "worker", "end_worker"]
+    components: tuple[RewardComponent, ...] = ()
+    """warm_up: whose imports to do."""
+
+
+class Report(Record, frozen=True, kw_only=True):
+    """The answer: to its start, to `warm_up`, to `end_worker`."""
+
+    missing: tuple[str, ...] = ()
+    """Its start: locks of the cage that this platform doesn't have."""
+    refusal: Unscorable | None = None
+    """warm_up: why no item can be scored."""
+    exit_code: int | None = None
+    """end_worker: as `subprocess` has it; None where it is unknown."""
+
+
+def main(control: int, rules: str) -> None:
+    """The keeper: sets the cage up, forks the nursery, and ends with it, after whatever is left of the cage.
+
+    It is out of the reach of what it keeps, and no signal but SIGKILL, which nobody sends it in time, ends it sooner.
+    """
+    parent = os.getppid()
+    _end_with(parent)
+    known = decode_json(rules, CageRules)
+    cage = Cage(known)
+    cage.separate()
+    kernel.adopt_orphans()
+    nursery = os.fork()
+    if nursery == 0:
+        try:
+            _serve(control, cage)
+        finally:
+            os._exit(0)
+    signal.signal(signal.SIGTERM, lambda *_: kernel.kill(nursery))
+    os.close(control)
+    status = os.waitpid(nursery, 0)[1]
+    kernel.end_children(nursery)
+    if _is_gone(parent):
+        _remove(known.folder)
+    os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
+
+
+def _serve(control: int, cage: Cage) -> None:
+    orders = Frames(socket.socket(fileno=control), max_bytes=MAX_ORDER_BYTES)
+    missing = cage.enter()
+    kernel.end_with_parent(signal.SIGKILL)  # after the change of uid, which would take it back
+    kernel.adopt_orphans()
+    orders.send(encode(Report(missing=missing)))
+    worker: int | None = None
+    while True:
+        try:
+            payload, handle = orders.receive_with_handle()
+        except Gone:
+            return
+        order = decode(payload, Order)
+        if order.what == "warm_up":
+            orders.send(encode(Report(refusal=rubric.warm_up(order.components))))
+            gc.collect()
+            gc.freeze()  # a worker's collector then leaves the pages alone that it shares with this process
+            continue
+        status = cage.end_all(worker) if worker is not None else None
+        worker = None
+        _empty(os.getcwd())
+        if order.what == "end_worker":
+            orders.send(encode(Report(exit_code=None if status is None else os.waitstatus_to_exitcode(status))))
+            continue
+        assert handle is not None
+        worker = _fork_worker(orders, handle)
+
+
+def _fork_worker(orders: Frames, handle: int) -> int:
+    worker = os.fork()
+    if worker:
+        os.close(handle)
+        return worker
+    try:
+        orders.close()
+        os.setsid()
+        kernel.end_with_parent(signal.SIGKILL)
+        kernel.hide_from_own_uid(hidden=False)
+        scorer_worker.serve(socket.socket(fileno=handle))
+    finally:
+        os._exit(0)
+
+
+def _empty(folder: str) -> None:
+    for entry in os.scandir(folder):
+        if entry.is_dir(follow_symlinks=False):
+            shutil.rmtree(entry.path, ignore_errors=True)
+        else:
+            with contextlib.suppress(OSError):
+                os.unlink(entry.path)
+
+
+def _is_gone(parent: int) -> bool:
+    """Its thread that forked this process may end, and tell so, a moment before the rest of it."""
+    ends_s = time.monotonic() + ENDS_WITHIN_S
+    while os.getppid() == parent and time.monotonic() < ends_s:
+        time.sleep(0.02)
+    return os.getppid() != parent
+
+
+def _remove(folder: str) -> None:
+    """The service is gone, and can't do it; while it lives, its other cages have the folder, too."""
+    kernel.unmount(folder)
+    with contextlib.suppress(OSError):
+        os.rmdir(folder)
+
+
+def _end_with(parent: int) -> None:
+    """Elsewhere than on Linux a thread watches the parent, which code that holds the interpreter lock can starve."""
+    if not kernel.end_with_parent(signal.SIGTERM):
+        Thread(target=_watch, args=(parent,), daemon=True).start()
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _watch(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os.kill(os.getpid(), signal.SIGTERM)

@@ -1,0 +1,201 @@
+"""Caged scorer processes with a hard deadline per item: one that hangs or dies costs its own item and nothing else.
+
+    submit(rubric, items) ─▶ turns ─▶ lane 1 ═ cage ═ worker ─▶ results ─▶ Future of all results, in order
+                               └────▶ lane N ═ cage ═ worker
+
+A lane (scorer_lane.py) is a thread with cages (cage.py) of its own. Requests take turns, half a second at a time,
+so that one of 4096 items does not hold up one of 8. Past its deadline a worker is killed with all that it started.
+
+Consumes:     rubrics that need isolation, with their items.
+Waits for:    the worker's answer, at most `item_timeout_s`; a start or a warm-up at most `warm_up_timeout_s`.
+Unblocked by: the answer, the worker's death, or the deadline.
+Produces:     Scored, or Unscorable with reason timeout or crashed, or what the scorer itself refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import os
+import tempfile
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from threading import Condition
+
+from contracts.errors import Unavailable
+from contracts.rewards import RewardComponent, RewardItem
+from contracts.settings import StackSettings
+from reward_service.cage.cage import CageRules
+from reward_service.pool.lane import Lane, Results, Turn, Work
+from reward_service.pool.process import ScorerProcess
+
+DEFAULTS = StackSettings()
+
+log = logging.getLogger(__name__)
+
+
+class ScorerPool:
+    """Owns the lanes. Thread-safe. Starts at the first submission; `close` ends every process."""
+
+    def __init__(
+        self,
+        *,
+        num_workers: int | None = None,
+        warm_up_timeout_s: float = DEFAULTS.scorer_start_s,
+        memory_mb: int = DEFAULTS.scorer_memory_mb,
+        network: bool = False,
+        hidden: Sequence[str] = (),
+        on_restart: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`num_workers` None: one per usable core. `on_restart` is called for each worker that was lost.
+
+        memory_mb, network: what a scorer may have. hidden: folders that no scorer may read.
+        """
+        self.num_workers = num_workers or usable_cores()
+        self._warm_up_timeout_s = warm_up_timeout_s
+        self._memory_mb = memory_mb
+        self._network = network
+        self._hidden = tuple(hidden)
+        self._on_restart = on_restart
+        self._changed = Condition()
+        self._turns: deque[Work] = deque()
+        self._lanes: list[Lane] = []
+        self._closed = False
+        self._numbers = itertools.count()
+        self._cages: set[int] = set()
+        """Numbers of those that live: no two have a uid in common."""
+        self._folder = ""
+        self._missing: tuple[str, ...] | None = None
+
+    def submit(
+        self,
+        components: tuple[RewardComponent, ...],
+        items: tuple[RewardItem, ...],
+        *,
+        item_timeout_s: float,
+        job_id: str = "",
+        settles: bool = False,
+    ) -> Future[Results]:
+        """One result per item, in order; cancelling the future drops the items not yet begun. Raises Unavailable.
+
+        job_id, settles: as in RewardRequest.
+        """
+        with self._changed:
+            if self._closed:
+                raise Unavailable("the scorer pool is closed")
+            if not self._lanes:
+                self._start_lanes()
+            number = next(self._numbers)
+            work = Work(components, items, item_timeout_s=item_timeout_s, job_id=job_id, settles=settles, number=number)
+            self._turns.append(work)
+            self._changed.notify(len(items))
+        return work.future
+
+    @property
+    def is_alive(self) -> bool:
+        """A pool that nobody has used yet is alive; a closed one is not."""
+        return not self._closed and all(lane.is_alive() for lane in self._lanes)
+
+    @property
+    def missing_locks(self) -> tuple[str, ...] | None:
+        """What the cages lack on this platform; None before the first one has started."""
+        return self._missing
+
+    def num_waiting_items(self) -> int:
+        """Items that no worker has begun."""
+        with self._changed:
+            return sum(work.num_waiting for work in self._turns)
+
+    def worker_pids(self) -> list[int]:
+        """Of the keepers of the cages that are there now; whatever is in a cage ends with its keeper."""
+        return [pid for lane in self._lanes for pid in lane.pids()]
+
+    def close(self) -> None:
+        """Kills the workers, fails what is not finished, and returns when no process is left."""
+        with self._changed:
+            self._closed = True
+            unfinished = list(self._turns)
+            self._turns.clear()
+            self._changed.notify_all()
+        for work in unfinished:
+            work.fail(Unavailable("the scorer pool was closed"))
+        for lane in self._lanes:
+            lane.stop()
+        for lane in self._lanes:
+            lane.join()
+        if self._folder:
+            with contextlib.suppress(OSError):
+                os.rmdir(self._folder)
+
+    def next_turn(self, stays_with: Work | None) -> Turn | None:
+        """Items of the request to stay with, else of the one that waits longest; None when closed. Called by lanes."""
+        with self._changed:
+            while not self._closed:
+                if not self._turns:
+                    self._changed.wait()
+                    stays_with = None
+                    continue
+                work = stays_with if stays_with in self._turns and stays_with is not None else self._turns[0]
+                if work.future.cancelled():
+                    self._turns.remove(work)
+                    continue
+                turn = work.take(work.num_waiting // (2 * self.num_workers))
+                if work is not stays_with or not work.num_waiting:
+                    self._turns.remove(work)
+                    if work.num_waiting:
+                        self._turns.append(work)
+                return turn
+        return None
+
+    def _start_lanes(self) -> None:
+        self._folder = tempfile.mkdtemp(prefix="onbeat-scorers-")
+        os.chmod(self._folder, 0o555)
+        for number in range(self.num_workers):
+            lane = Lane(
+                name=f"scorer-lane-{number + 1}",
+                next_turn=self.next_turn,
+                new_cage=self._new_cage,
+                on_start=self._say_what_is_missing,
+                on_restart=self._on_restart,
+            )
+            self._lanes.append(lane)
+            lane.start()
+        log.info("%d scorer processes", self.num_workers)
+
+    def _new_cage(self) -> ScorerProcess:
+        with self._changed:
+            number = next(number for number in itertools.count() if number not in self._cages)
+            self._cages.add(number)
+        rules = CageRules(
+            folder=self._folder,
+            memory_mb=self._memory_mb,
+            network=self._network,
+            hidden=self._hidden,
+            service_pid=os.getpid(),
+            number=number,
+        )
+        return ScorerProcess(rules, warm_up_timeout_s=self._warm_up_timeout_s, on_empty=lambda: self._give_back(number))
+
+    def _give_back(self, number: int) -> None:
+        with self._changed:
+            self._cages.discard(number)
+
+    def _say_what_is_missing(self, missing: tuple[str, ...]) -> None:
+        with self._changed:
+            if self._missing is not None:
+                return
+            self._missing = missing
+        network = ", but for the network (ONBEAT_SCORER_NETWORK)" if self._network else ""
+        if missing:
+            log.warning("scorers are caged as far as this platform allows; missing: %s%s", "; ".join(missing), network)
+        else:
+            log.info("scorers are caged%s", network)
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on, which in a container are fewer than the machine has."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -1,0 +1,246 @@
+"""The service's side of one cage: start it, have a fresh worker forked, ask it under a deadline, end it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from contracts.encoding.wire import decode, encode, encode_json
+from contracts.errors import ContractViolation
+from contracts.rewards import RewardComponent, RewardItem, Scored, Unscorable, breakdown_names, stated_scores
+from reward_service.cage.cage import CageRules
+from reward_service.pool.frames import Frames, Gone, Late
+from reward_service.pool.nursery import Order, Report
+from reward_service.pool.worker import WorkerAnswer, WorkerTask
+from reward_service.scorers import rubric
+
+REAP_TIMEOUT_S = 5.0
+"""A killed process that is still not gone is stuck in the kernel; its lane goes on without it."""
+MAX_ANSWER_BYTES = 64 * 1024
+"""Of 32 components' scores many times over: what a worker makes up costs the service little to read."""
+START = """
+import json, sys
+sys.path[:] = json.loads(sys.argv.pop())
+from reward_service.pool.nursery import main
+main(int(sys.argv[1]), sys.argv[2])
+"""
+
+
+class WorkerLate(Exception):
+    """No answer by the deadline; the worker may still be busy and must be ended."""
+
+
+class WorkerDied(Exception):
+    """The worker is gone, or what it sends is no answer; it must be ended."""
+
+
+class ScorerProcess:
+    """Used by one lane. After WorkerLate or WorkerDied only `end` may follow, or `fresh_worker` where `is_alive`.
+
+    The thread that makes it must stay alive: Linux ends a child together with the thread that started it.
+    """
+
+    def __init__(
+        self, rules: CageRules, *, warm_up_timeout_s: float, on_empty: Callable[[], None] = lambda: None
+    ) -> None:
+        """Returns as soon as the process exists; the first warm-up waits for its start.
+
+        on_empty: called by `end`, where nothing is left in the cage.
+        """
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-c", START, str(theirs.fileno()), encode_json(rules).decode(), _import_path()],
+                env={},  # from the first instruction on: what a process was started with stays readable in /proc
+                cwd=rules.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        self._on_empty = on_empty
+        self._orders = Frames(ours, max_bytes=MAX_ANSWER_BYTES)
+        self._worker: Frames | None = None
+        self._warm_up_timeout_s = warm_up_timeout_s
+        self._warm: frozenset[str] = frozenset()
+        self.missing: tuple[str, ...] | None = None
+        """Locks that this cage doesn't have; None before its start was waited for."""
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def warm_up(self, components: tuple[RewardComponent, ...], *, keys: frozenset[str]) -> Unscorable | None:
+        """Has the slow imports done in the nursery, once for each key; why no item can be scored, or None."""
+        self._wait_for_start()
+        if keys <= self._warm:
+            return None
+        deadline_s = time.monotonic() + self._warm_up_timeout_s
+        refusal = self._order(Order(what="warm_up", components=components), deadline_s).refusal
+        if refusal is None:
+            self._warm |= keys
+        return refusal
+
+    def fresh_worker(self) -> None:
+        """Ends the worker, if there is one, and has the next forked; `score` may follow at once."""
+        self._wait_for_start()
+        self._drop_worker()
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                self._orders.send_handle(encode(Order(what="worker")), theirs.fileno())
+            except Gone as error:
+                ours.close()
+                raise self._death() from error
+        self._worker = Frames(ours, max_bytes=MAX_ANSWER_BYTES)
+
+    def warm_up_worker(self, components: tuple[RewardComponent, ...]) -> Unscorable | None:
+        """As `warm_up`, in the worker itself: for code that is somebody else's, and may start threads."""
+        deadline_s = time.monotonic() + self._warm_up_timeout_s
+        self._send(WorkerTask(components=components, items=()), deadline_s, doing=_importing(self._warm_up_timeout_s))
+        answer = self._receive(deadline_s, doing=_importing(self._warm_up_timeout_s))
+        return answer if isinstance(answer, Unscorable) else None
+
+    def score(
+        self, components: tuple[RewardComponent, ...], items: Sequence[RewardItem], *, item_timeout_s: float
+    ) -> Iterator[Scored | Unscorable]:
+        """Results in order, as they come; each has the whole deadline from the one before it."""
+        doing = f"scoring the item took more than {item_timeout_s:g} s"
+        self._send(
+            WorkerTask(components=components, items=tuple(items)), time.monotonic() + item_timeout_s, doing=doing
+        )
+        for _ in items:
+            result = self._receive(time.monotonic() + item_timeout_s, doing=doing)
+            if result is None:
+                raise WorkerDied("the scorer's process answered out of turn")
+            if not _is_plausible(result, components):
+                raise WorkerDied("the scorer's process sent what is no answer")
+            yield result
+
+    def kill(self) -> None:
+        """Has the keeper end the whole cage; does not wait."""
+        self._process.terminate()
+
+    def end_worker(self) -> int | None:
+        """Kills the worker with whatever it started, and waits for it; its exit code, None where that is unknown."""
+        self._drop_worker()
+        try:
+            return self._order(Order(what="end_worker"), time.monotonic() + REAP_TIMEOUT_S).exit_code
+        except (WorkerDied, WorkerLate):
+            self.kill()
+            return None
+
+    def end(self) -> None:
+        """Ends the cage, and reaps it."""
+        if self.is_alive and self.missing is not None:
+            self.end_worker()
+        self.kill()
+        try:
+            self._process.wait(REAP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(REAP_TIMEOUT_S)
+        self._drop_worker()
+        self._orders.close()
+        if self._process.returncode not in (None, -signal.SIGKILL):  # else its keeper didn't end what it kept
+            self._on_empty()
+
+    def _wait_for_start(self) -> None:
+        if self.missing is None:
+            deadline_s = time.monotonic() + self._warm_up_timeout_s
+            self.missing = self._report(deadline_s, f"its start took more than {self._warm_up_timeout_s:g} s").missing
+
+    def _order(self, order: Order, deadline_s: float) -> Report:
+        try:
+            self._orders.send(encode(order), deadline_s=deadline_s)
+        except Gone as error:
+            raise self._death() from error
+        except Late as error:
+            raise WorkerLate("the scorer's process doesn't read; it was killed") from error
+        return self._report(deadline_s, _importing(self._warm_up_timeout_s))
+
+    def _report(self, deadline_s: float, doing: str) -> Report:
+        try:
+            return decode(self._orders.receive(deadline_s=deadline_s), Report)
+        except Late as error:
+            raise WorkerLate(f"{doing}; its process was killed") from error
+        except Gone as error:
+            raise self._death() from error
+
+    def _send(self, task: WorkerTask, deadline_s: float, *, doing: str) -> None:
+        assert self._worker is not None
+        try:
+            self._worker.send(encode(task), deadline_s=deadline_s)
+        except Late as error:
+            raise WorkerLate(f"{doing}; its process was killed") from error
+        except Gone as error:
+            raise self._worker_death() from error
+
+    def _receive(self, deadline_s: float, *, doing: str) -> Scored | Unscorable | None:
+        assert self._worker is not None
+        try:
+            return decode(self._worker.receive(deadline_s=deadline_s), WorkerAnswer).result
+        except Late as error:
+            raise WorkerLate(f"{doing}; its process was killed") from error
+        except Gone as error:
+            raise self._worker_death() from error
+        except ContractViolation as error:
+            raise WorkerDied(f"the scorer's process sent what is no answer: {error}") from error
+
+    def _worker_death(self) -> WorkerDied:
+        code = self.end_worker()
+        if code is None:
+            return self._death()
+        return WorkerDied(_of_what(code))
+
+    def _death(self) -> WorkerDied:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(REAP_TIMEOUT_S)
+        code = self._process.returncode
+        return WorkerDied("the scorer's process closed its socket" if code is None else _of_what(code))
+
+    def _drop_worker(self) -> None:
+        if self._worker is not None:
+            self._worker.close()
+            self._worker = None
+
+
+def _is_plausible(result: Scored | Unscorable, components: tuple[RewardComponent, ...]) -> bool:
+    """Whether a worker that nobody broke into may say so of this rubric: somebody else's code can write its answers."""
+    names = breakdown_names(components)
+    if isinstance(result, Unscorable):
+        return len(result.detail) <= rubric.MAX_DETAIL_CHARS and result.component in ("", *names)
+    return (
+        set(result.breakdown) == set(names)
+        and all(map(rubric.is_score, (result.reward, *result.breakdown.values())))
+        and result.unscorable.keys() <= stated_scores(components).keys()
+    )
+
+
+def _of_what(code: int) -> str:
+    if code < 0:
+        known = {one.value: one.name for one in signal.Signals}
+        return f"the scorer's process died of {known.get(-code, f'signal {-code}')}"
+    return f"the scorer's process ended with exit code {code}"
+
+
+def _importing(timeout_s: float) -> str:
+    return f"importing the scorer took more than {timeout_s:g} s"
+
+
+def _import_path() -> str:
+    """What this process imports from: with an empty environment, and alone, Python wouldn't find it."""
+    return json.dumps([os.path.abspath(entry) for entry in sys.path])

@@ -1,0 +1,174 @@
+"""Sums of gradients: exact in any order, and never wrapped."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from consumer.gradient.accumulation import CHUNK_ITEMS, ExactAccumulator, FloatAccumulator, make_accumulator
+from contracts.errors import ContractViolation, TrainingDiverged
+from tests.builders import job_spec
+
+
+def parameter(*shape: int, dtype: torch.dtype = torch.float32) -> nn.Parameter:
+    return nn.Parameter(torch.zeros(shape, dtype=dtype))
+
+
+def summed(gradients: list[Tensor], *, divisor: int = 1) -> Tensor:
+    weight = nn.Parameter(torch.zeros_like(gradients[0]))
+    accumulator = ExactAccumulator({"weight": weight}, max_micro_batches=len(gradients))
+    for gradient in gradients:
+        weight.grad = gradient.clone()
+        accumulator.add()
+        assert weight.grad is None
+    accumulator.total(divisor)
+    assert weight.grad is not None
+    return weight.grad
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.lists(st.floats(-1e3, 1e3, width=32), min_size=3, max_size=3), min_size=2, max_size=8), st.randoms())
+def test_any_order_gives_the_same_bits(values: list[list[float]], random) -> None:
+    gradients = [torch.tensor(row) for row in values]
+    expected = summed(gradients, divisor=7)
+    random.shuffle(gradients)
+    assert torch.equal(expected.view(torch.int32), summed(gradients, divisor=7).view(torch.int32))
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.floats(-1e3, 1e3, width=32), min_size=1, max_size=8), st.integers(1, 512))
+def test_the_sum_is_that_of_the_gradients_rounded_once(values: list[float], divisor: int) -> None:
+    total = summed([torch.tensor([value]) for value in values], divisor=divisor)
+    exact = sum(Fraction(round(Fraction(value) * 2**40)) for value in values) / 2**40 / divisor
+    assert total.item() == pytest.approx(float(exact), rel=1e-7, abs=1e-30)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_totals_take_the_parameters_dtype_and_shape_across_chunks(dtype: torch.dtype) -> None:
+    weight = parameter(2, CHUNK_ITEMS // 2 + 3, dtype=dtype)
+    accumulator = ExactAccumulator({"weight": weight}, max_micro_batches=2)
+    for _ in range(2):
+        weight.grad = torch.full_like(weight, 0.75)
+        accumulator.add()
+    accumulator.total(4)
+    assert weight.grad is not None
+    assert weight.grad.dtype == dtype
+    assert torch.equal(weight.grad, torch.full_like(weight, 0.375))
+
+
+def test_a_gradient_of_the_transposed_layout_keeps_its_places() -> None:
+    weight = parameter(2, 3)
+    accumulator = ExactAccumulator({"weight": weight}, max_micro_batches=1)
+    gradient = torch.arange(6.0).view(3, 2).t()
+    weight.grad = gradient
+    accumulator.add()
+    accumulator.total(1)
+    assert weight.grad is not None
+    assert weight.grad.tolist() == gradient.tolist()
+
+
+def test_a_parameter_without_gradient_totals_to_zero() -> None:
+    used, unused = parameter(2), parameter(2)
+    accumulator = ExactAccumulator({"used": used, "unused": unused}, max_micro_batches=1)
+    used.grad = torch.ones(2)
+    accumulator.add()
+    accumulator.total(1)
+    assert unused.grad is not None
+    assert unused.grad.tolist() == [0.0, 0.0]
+
+
+def test_the_next_iteration_starts_from_zero() -> None:
+    weight = parameter(2)
+    for accumulator in (
+        ExactAccumulator({"weight": weight}, max_micro_batches=1),
+        FloatAccumulator({"weight": weight}),
+    ):
+        for value in (1.0, 2.0):
+            accumulator.zero()
+            weight.grad = torch.full((2,), value)
+            accumulator.add()
+            accumulator.total(1)
+            assert weight.grad.tolist() == [value, value]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("kind", ["exact", "float"])
+def test_a_gradient_that_is_not_finite_names_its_parameter_and_adds_nothing(kind: str, bad: float) -> None:
+    good, broken = parameter(2), parameter(2)
+    named = {"layer.good": good, "layer.broken": broken}
+    accumulator = ExactAccumulator(named, max_micro_batches=4) if kind == "exact" else FloatAccumulator(named)
+    good.grad, broken.grad = torch.ones(2), torch.tensor([0.0, bad])
+    with pytest.raises(TrainingDiverged, match=r"layer\.broken: a gradient is not finite"):
+        accumulator.add()
+    accumulator.total(1)
+    assert good.grad is not None
+    assert good.grad.tolist() == [0.0, 0.0]
+
+
+def test_the_range_is_refused_at_the_limit_and_exact_below_it() -> None:
+    weight = parameter(1)
+    accumulator = ExactAccumulator({"weight": weight}, max_micro_batches=4)
+    limit = 2.0**20
+    largest = math.nextafter(limit, 0.0) // 0.125 * 0.125
+    for sign in (1.0, 1.0, 1.0, 1.0):
+        weight.grad = torch.tensor([sign * largest])
+        accumulator.add()
+    accumulator.total(4)
+    assert weight.grad.item() == largest
+    accumulator.zero()
+    weight.grad = torch.tensor([-limit])
+    with pytest.raises(TrainingDiverged, match=r"weight: a gradient of 1\.05e\+06 is beyond"):
+        accumulator.add()
+
+
+def test_more_micro_batches_than_promised_are_refused() -> None:
+    weight = parameter(1)
+    accumulator = ExactAccumulator({"weight": weight}, max_micro_batches=1)
+    accumulator.add()
+    with pytest.raises(ContractViolation, match="more than 1 micro-batches"):
+        accumulator.add()
+
+
+@pytest.mark.parametrize("kind", ["exact", "float"])
+def test_a_baseline_is_summed_apart_and_taken_off_at_the_end(kind: str) -> None:
+    weight = parameter(2)
+    accumulator = (
+        ExactAccumulator({"weight": weight}, max_micro_batches=2, with_baseline=True)
+        if kind == "exact"
+        else FloatAccumulator({"weight": weight}, with_baseline=True)
+    )
+    for values, baseline in (([1.0, 2.0], [0.5, 0.0]), ([3.0, -6.0], [0.0, 0.25])):
+        weight.grad = torch.tensor(baseline)
+        accumulator.add(to_baseline=True)
+        weight.grad = torch.tensor(values)
+        accumulator.add()
+    accumulator.total(8, baseline=4.0)
+    assert weight.grad is not None
+    assert weight.grad.tolist() == [(4.0 - 2.0) / 8, (-4.0 - 1.0) / 8]
+    accumulator.total(math.inf, baseline=4.0)
+    assert weight.grad.abs().tolist() == [0.0, 0.0]
+
+
+def test_float_sums_divide_once() -> None:
+    weight = parameter(2)
+    accumulator = FloatAccumulator({"weight": weight})
+    for values in ([1.0, 2.0], [3.0, -6.0]):
+        weight.grad = torch.tensor(values)
+        accumulator.add()
+    accumulator.total(8)
+    assert weight.grad is not None
+    assert weight.grad.tolist() == [0.5, -0.5]
+
+
+def test_the_spec_chooses_whether_sums_depend_on_the_order() -> None:
+    named = {"weight": nn.Parameter(torch.zeros(2))}
+    exact = make_accumulator(job_spec(), named, named)
+    rounded = make_accumulator(job_spec(trainer__accumulation="float", deterministic=False), named, named)
+    assert isinstance(exact, ExactAccumulator)
+    assert isinstance(rounded, FloatAccumulator)

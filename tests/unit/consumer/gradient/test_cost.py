@@ -1,0 +1,63 @@
+"""What training a batch costs, by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from consumer.gradient.cost import ModelShape, TrainingCost, model_shape, training_cost
+from consumer.model.policy import load_policy
+from contracts.spec_tables.root import SpecRoot
+from tests.builders import batch_of, job_spec, rollout, tiny_model_folder
+
+SHAPE = ModelShape(
+    num_body_parameters=1000, num_head_parameters=100, trained_share=1.0, num_layers=2, attention_width=8
+)
+BATCH = batch_of([([5, 6, 7], [rollout([8, 9], 1.0), rollout([8], 0.0)]), ([5], [rollout([8], 1.0)] * 2)])
+"""Rows of 3 + 2, 3 + 1, 1 + 1 and 1 + 1 tokens."""
+
+
+def cost(rows: list[int], *, shape: ModelShape = SHAPE, shares_prompts: bool = False, with_reference: bool = False):
+    return training_cost(shape, BATCH, np.array(rows), shares_prompts=shares_prompts, with_reference=with_reference)
+
+
+def test_a_token_costs_six_operations_a_parameter_and_the_head_meets_responses_only() -> None:
+    pairs = (6 + 6 + 3) + (6 + 3 + 1)
+    assert cost([0, 1]) == TrainingCost(num_tokens=9, flops=6.0 * (1000 * 9 + 100 * 3) + 12.0 * 2 * 8 * pairs)
+
+
+def test_a_shared_prompt_goes_through_once() -> None:
+    pairs = 6 + (6 + 3) + (3 + 1)
+    assert cost([0, 1], shares_prompts=True) == TrainingCost(
+        num_tokens=6, flops=6.0 * (1000 * 6 + 100 * 3) + 12.0 * 2 * 8 * pairs
+    )
+    assert cost([0, 2], shares_prompts=True) == cost([0, 2])
+
+
+def test_the_reference_goes_forward_only_and_frozen_matrices_have_no_gradient() -> None:
+    alone, beside = cost([2]), cost([2], with_reference=True)
+    assert beside.flops == pytest.approx(alone.flops * (1 + 1 / 3))
+    frozen = ModelShape(
+        num_body_parameters=1000, num_head_parameters=100, trained_share=0.0, num_layers=2, attention_width=8
+    )
+    assert alone.flops - cost([2], shape=frozen).flops == 2.0 * (1000 * 2 + 100)
+
+
+def test_rows_that_do_not_go_through_the_model_cost_nothing() -> None:
+    assert cost([]) == TrainingCost(num_tokens=0, flops=0.0)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_shape_of_a_model_leaves_the_input_embedding_out(tmp_path: Path, tied: bool) -> None:
+    folder = tiny_model_folder(tmp_path, hidden_size=16, num_layers=1, tied=tied)
+    policy = load_policy(
+        job_spec(model__path=folder.name).model, model_root=SpecRoot(tmp_path), gradient_checkpointing=False
+    )
+    shape = model_shape(policy.model)
+    attention = 16 * 16 + 2 * 16 * 8 + 16 * 16
+    norms = 3 * 16 + 2 * 4
+    assert shape.num_head_parameters == 79 * 16
+    assert shape.num_body_parameters == attention + 3 * 16 * 48 + norms
+    assert (shape.num_layers, shape.attention_width, shape.trained_share) == (1, 16, 1.0)

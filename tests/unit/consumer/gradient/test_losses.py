@@ -1,0 +1,263 @@
+"""Every member of the family against its equation, values and gradients, off-policy where clips and weights act."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from consumer.gradient.losses.family import LOSSES, LossTerms, TokenLogprobs, family_loss, response_divergences
+from consumer.gradient.losses.kl import k1, k2, k3
+from consumer.gradient.losses.normalisers import BatchSizes
+from contracts.spec_tables.algorithm import AlgorithmSpec
+from tests.loss_equations import Equation, Response, iteration_loss, num_clipped
+
+MASK = torch.tensor([[True, True], [True, False]])
+LENGTHS = (5, 1, 3, 4, 2, 5)
+SIZES = BatchSizes(num_tokens=sum(LENGTHS), max_new_tokens=5)
+ADVANTAGES = (1.3, -0.7, 0.4, 0.0, -1.6, 0.9)
+PADDING = 700.0
+"""Its exponential overflows: what it touches is not finite."""
+LEVELS = ("token", "sequence")
+GSPO_BY_TOKEN = ("gspo", "token")
+"""The spec refuses it."""
+DIVISOR = {"completions": len(LENGTHS), "tokens": SIZES.num_tokens, "batches": 1}
+
+
+def loss_of(
+    logprobs: Tensor,
+    *,
+    advantages: Tensor,
+    generator: Tensor | None = None,
+    reference: Tensor | None = None,
+    **algorithm: Any,
+) -> LossTerms:
+    """Of two rows under MASK."""
+    tokens = TokenLogprobs(
+        policy=logprobs, generator=logprobs.detach() if generator is None else generator, reference=reference
+    )
+    spec = AlgorithmSpec(**algorithm)
+    return family_loss(tokens, advantages=advantages, loss_mask=MASK, algorithm=spec, sizes=SIZES)
+
+
+def drawn(*, gap: float) -> tuple[TokenLogprobs, Tensor]:
+    """Log-probs of one batch in float64 and its mask; policy and generator differ by up to `gap`."""
+    draw = torch.Generator().manual_seed(2)
+    shape = (len(LENGTHS), max(LENGTHS))
+    mask = torch.arange(shape[1]).unsqueeze(0) < torch.tensor(LENGTHS).unsqueeze(1)
+
+    def around(centre: Tensor | float, spread: float) -> Tensor:
+        values = centre + spread * (2.0 * torch.rand(shape, generator=draw, dtype=torch.float64) - 1.0)
+        return values.masked_fill(~mask, PADDING)
+
+    generator = around(-2.0, 1.0)
+    policy = around(generator, gap).requires_grad_()
+    return TokenLogprobs(policy=policy, generator=generator, reference=around(-2.0, 1.0)), mask
+
+
+def compare(algorithm: dict[str, Any], equation: dict[str, Any], *, gap: float = 0.6) -> LossTerms:
+    """Loss and gradient of the family against the equation's; answers the family's terms."""
+    tokens, mask = drawn(gap=gap)
+    entropy = (tokens.policy * tokens.policy).masked_fill(~mask, PADDING)
+    spec = AlgorithmSpec(**algorithm)
+    assert tokens.reference is not None
+    given = TokenLogprobs(
+        policy=tokens.policy,
+        generator=tokens.generator,
+        reference=tokens.reference if spec.kl_coefficient else None,
+        entropy=entropy if spec.entropy_coefficient else None,
+    )
+    advantages = torch.tensor(ADVANTAGES, dtype=torch.float64)
+    terms = family_loss(given, advantages=advantages, loss_mask=mask, algorithm=spec, sizes=SIZES)
+    divisor = DIVISOR[LOSSES[spec.loss].normaliser.counts]
+    (ours,) = torch.autograd.grad(terms.loss_sum / divisor, tokens.policy, retain_graph=True)
+
+    eq = Equation(
+        loss=spec.loss, eps_low=spec.clip_range[0], eps_high=spec.clip_range[1], advantage="given", **equation
+    )
+    responses = [
+        Response(
+            logprobs=tokens.policy[row, :length],
+            generator_logprobs=tokens.generator[row, :length],
+            reference_logprobs=tokens.reference[row, :length],
+            entropy=entropy[row, :length],
+            reward=ADVANTAGES[row],
+            group=row,
+            batch=0,
+        )
+        for row, length in enumerate(LENGTHS)
+    ]
+    expected = iteration_loss(responses, eq)
+    (theirs,) = torch.autograd.grad(expected, tokens.policy)
+    assert terms.loss_sum.item() / divisor == pytest.approx(expected.item(), rel=1e-12)
+    assert theirs.abs().max() > 0.01
+    torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-15)
+    assert terms.num_clipped == num_clipped(responses, eq)
+    return terms
+
+
+@pytest.mark.parametrize("loss", sorted(LOSSES))
+@pytest.mark.parametrize("off_policy", [False, True])
+def test_a_loss_is_its_equation(loss: str, *, off_policy: bool) -> None:
+    terms = compare(
+        {"loss": loss, "old_policy": "generator" if off_policy else "trainer", "clip_low": 0.1, "clip_high": 0.15},
+        {"old_is_generator": off_policy},
+        gap=1.5,
+    )
+    assert (terms.num_clipped > 0) == off_policy
+    assert terms.can_clip == off_policy
+
+
+@pytest.mark.parametrize("loss", sorted(LOSSES))
+def test_the_clips_of_the_papers_are_the_defaults_and_act_off_policy(loss: str) -> None:
+    terms = compare({"loss": loss, "old_policy": "generator"}, {"old_is_generator": True}, gap=4.0)
+    assert terms.num_clipped > 0
+
+
+@pytest.mark.parametrize("loss", sorted(LOSSES))
+@pytest.mark.parametrize("estimator", ["k2", "k3"])
+def test_a_kl_term_and_an_entropy_bonus_are_normalised_like_the_loss(loss: str, estimator: str) -> None:
+    compare(
+        {"loss": loss, "kl_coefficient": 0.3, "kl_estimator": estimator, "entropy_coefficient": 0.05},
+        {"beta": 0.3, "kl": estimator, "alpha": 0.05},
+    )
+
+
+@pytest.mark.parametrize(
+    ("loss", "level"), [(loss, level) for loss in sorted(LOSSES) for level in LEVELS if (loss, level) != GSPO_BY_TOKEN]
+)
+@pytest.mark.parametrize("kind", ["tis", "icepop"])
+def test_a_correction_weighs_the_surrogate_and_nothing_else(loss: str, kind: str, level: str) -> None:
+    low = {} if kind == "tis" else {"correction_low": 0.8}
+    terms = compare(
+        {
+            "loss": loss,
+            "correction": kind,
+            "correction_level": level,
+            "correction_high": 1.25,
+            "kl_coefficient": 0.2,
+            **low,
+        },
+        {
+            "correction": kind,
+            "of_sequence": level == "sequence",
+            "w_low": 0.8,
+            "w_high": 1.25,
+            "beta": 0.2,
+        },
+    )
+    assert 0 < terms.num_corrected < SIZES.num_tokens
+
+
+@pytest.mark.parametrize("loss", sorted(LOSSES))
+def test_a_response_of_no_advantage_has_exactly_no_gradient(loss: str) -> None:
+    tokens, mask = drawn(gap=2.0)
+    advantages = torch.tensor(ADVANTAGES, dtype=torch.float64)
+    spec = AlgorithmSpec(loss=loss, old_policy="generator")  # type: ignore[arg-type]
+    terms = family_loss(tokens, advantages=advantages, loss_mask=mask, algorithm=spec, sizes=SIZES)
+    (gradient,) = torch.autograd.grad(terms.loss_sum, tokens.policy)
+    silent = [row for row, advantage in enumerate(ADVANTAGES) if advantage == 0.0]
+    assert gradient[silent].abs().max() == 0.0
+    assert gradient[0].abs().max() > 0.0
+
+
+@pytest.mark.parametrize("loss", sorted(LOSSES))
+def test_a_scale_of_the_advantages_is_a_scale_of_the_loss(loss: str) -> None:
+    """What lets REINFORCE++ divide by a deviation that is known only when the iteration is in."""
+    tokens, mask = drawn(gap=2.0)
+    spec = AlgorithmSpec(loss=loss, old_policy="generator")  # type: ignore[arg-type]
+    advantages = torch.tensor(ADVANTAGES, dtype=torch.float64)
+    one, four = (
+        family_loss(tokens, advantages=scale * advantages, loss_mask=mask, algorithm=spec, sizes=SIZES).loss_sum
+        for scale in (1.0, 4.0)
+    )
+    assert four.item() == 4.0 * one.item()
+
+
+def test_on_policy_the_grpo_loss_is_minus_the_advantages_and_its_gradient_that_of_a_log_pi() -> None:
+    logprobs = torch.tensor([[-1.0, -2.0], [-3.0, 9.0]], requires_grad=True)
+    loss = loss_of(logprobs, advantages=torch.tensor([2.0, -0.5]))
+    loss.loss_sum.backward()
+    assert loss.loss_sum.item() == pytest.approx(-2.0 + 0.5)
+    assert logprobs.grad is not None
+    assert logprobs.grad.tolist() == [[-1.0, -1.0], [0.5, 0.0]]
+    assert (loss.num_clipped, loss.num_corrected, loss.k3_sum, loss.entropy_sum) == (0, 0, 0.0, 0.0)
+
+
+def test_off_policy_tokens_are_clipped_on_the_pessimistic_side() -> None:
+    old = torch.tensor([[-1.0, -1.0], [-1.0, -1.0]])
+    ratio = torch.tensor([[1.5, 0.5], [0.5, 1.0]])
+    loss = loss_of(
+        old + ratio.log(), advantages=torch.tensor([1.0, -1.0]), generator=old, old_policy="generator", clip_high=0.3
+    )
+    # Row 0: min(1.5, 1.3) and min(0.5, 0.8); row 1: min(-0.5, -0.8).
+    assert loss.loss_sum.item() == pytest.approx(-(1.3 + 0.5) / 2 + 0.8)
+    # The good token at 0.5 keeps its gradient: no clip changes it.
+    assert (loss.num_clipped_low, loss.num_clipped_high) == (1, 1)
+
+
+@pytest.mark.parametrize("loss", sorted(LOSSES))
+def test_a_ratio_out_of_range_is_clipped_by_the_sign_of_the_advantage_and_cispo_clips_either(loss: str) -> None:
+    old = torch.full((2, 2), -1.0)
+    options: dict[str, Any] = {"loss": loss, "old_policy": "generator", "clip_low": 0.2, "clip_high": 0.2}
+
+    def clipped(ratio: float, *advantages: float) -> tuple[int, int]:
+        """Of row 0, with two tokens, and row 1, with one."""
+        terms = loss_of(old + math.log(ratio), advantages=torch.tensor(advantages), generator=old, **options)
+        return terms.num_clipped_low, terms.num_clipped_high
+
+    assert clipped(1.5, 1.0, -1.0) == (0, 3 if loss == "cispo" else 2)
+    assert clipped(0.5, 1.0, -1.0) == (3 if loss == "cispo" else 1, 0)
+    assert clipped(1.5, 0.0, 0.0) == clipped(0.5, 0.0, 0.0) == (0, 0)
+
+
+def test_the_kl_term_adds_k3_per_token() -> None:
+    logprobs = torch.tensor([[-1.0, -2.0], [-3.0, 0.0]])
+    reference = torch.tensor([[-1.5, -2.0], [-2.0, 50.0]])
+    loss = loss_of(logprobs, advantages=torch.zeros(2), reference=reference, kl_coefficient=0.1)
+    first, second = math.exp(-0.5) + 0.5 - 1.0, math.e - 1.0 - 1.0
+    assert loss.loss_sum.item() == pytest.approx(0.1 * (first / 2 + second), rel=1e-6)
+    assert loss.k3_sum == pytest.approx(first + second, rel=1e-6)
+
+
+def test_a_divergence_in_the_reward_leaves_the_loss_and_sums_over_the_response() -> None:
+    logprobs = torch.tensor([[-1.0, -2.0], [-3.0, 0.0]])
+    reference = torch.tensor([[-1.5, -1.0], [-2.0, 50.0]])
+    options: dict[str, Any] = {"kl_coefficient": 0.1, "kl_placement": "reward", "kl_estimator": "k1"}
+    loss = loss_of(logprobs, advantages=torch.zeros(2), reference=reference, **options)
+    assert loss.loss_sum.item() == 0.0
+    assert loss.k3_sum > 0.0
+    tokens = TokenLogprobs(policy=logprobs, generator=logprobs, reference=reference)
+    expected = {
+        "k1": [0.5 - 1.0, -1.0],
+        "k2": [0.125 + 0.5, 0.5],
+        "k3": [math.exp(-0.5) - 0.5 + math.e - 2, math.e - 2],
+    }
+    for estimator in ("k1", "k2", "k3"):
+        sums = response_divergences(tokens, loss_mask=MASK, estimator=estimator)
+        assert sums.tolist() == pytest.approx(expected[estimator])
+
+
+@pytest.mark.parametrize("estimator", [k1, k2, k3])
+def test_an_estimator_is_zero_where_the_models_agree(estimator: Any) -> None:
+    logprobs = torch.linspace(-4.0, 0.0, 9)
+    assert estimator(logprobs, logprobs).tolist() == [0.0] * 9
+
+
+@pytest.mark.parametrize("estimator", [k2, k3])
+def test_k2_and_k3_are_positive_where_the_models_differ(estimator: Any) -> None:
+    logprobs = torch.linspace(-4.0, 0.0, 9)
+    assert (estimator(logprobs, logprobs + 0.5) > 0).all()
+    assert (estimator(logprobs, logprobs - 0.5) > 0).all()
+
+
+def test_a_response_whose_product_overflows_is_truncated_or_dropped() -> None:
+    logprobs = torch.tensor([[0.0, 0.0], [0.0, 0.0]])
+    generator = torch.tensor([[-600.0, -600.0], [0.0, 0.0]])
+    for kind, expected in (("tis", -2.0 - 1.0), ("icepop", -1.0)):
+        options: dict[str, Any] = {"correction": kind, "correction_level": "sequence"}
+        loss = loss_of(logprobs, advantages=torch.ones(2), generator=generator, **options)
+        assert (loss.loss_sum.item(), loss.num_corrected) == (expected, 2)

@@ -1,0 +1,145 @@
+"""The choices of `[algorithm]`: what is combined, what is refused, and what stands where nothing is said."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, get_args, get_type_hints
+
+import pytest
+
+from consumer.gradient.losses.family import LOSSES
+from contracts.encoding.wire import convert
+from contracts.errors import InvalidInput
+from contracts.spec_tables.algorithm import CLIP_RANGES, AlgorithmSpec
+from tests.builders import job_spec
+
+KL = {"kl_coefficient": 0.1}
+
+
+def test_every_loss_of_the_spec_is_in_the_family_and_has_a_clip_range() -> None:
+    names = set(get_args(get_type_hints(AlgorithmSpec)["loss"]))
+    assert names == set(LOSSES) == set(CLIP_RANGES)
+
+
+def test_a_clip_is_the_papers_where_the_spec_has_none() -> None:
+    assert AlgorithmSpec().clip_range == (0.2, 0.2)
+    assert AlgorithmSpec(loss="dapo").clip_range == (0.2, 0.28)
+    assert AlgorithmSpec(loss="gspo", clip_high=0.01).clip_range == (3e-4, 0.01)
+    assert AlgorithmSpec(loss="cispo", clip_low=0.5).clip_range == (0.5, 4.0)
+    assert AlgorithmSpec(correction="tis").correction_range == (0.0, 2.0)
+    assert AlgorithmSpec(correction="decoupled").correction_range == (0.0, 5.0)
+    assert AlgorithmSpec(correction="icepop", correction_low=0.9, correction_high=1.1).correction_range == (0.9, 1.1)
+
+
+@pytest.mark.parametrize(
+    ("values", "field", "cure"),
+    [
+        ({"advantage": "rloo", "advantage_epsilon": 0.1}, "advantage_epsilon has no effect", "leave it out"),
+        ({"advantage": "dr_grpo", "advantage_epsilon": 0.1}, "advantage_epsilon has no effect", "leave it out"),
+        ({"kl_estimator": "k2"}, "kl_coefficient is 0", "set it above 0"),
+        ({"kl_placement": "reward"}, "kl_coefficient is 0", "set it above 0"),
+        (KL | {"kl_estimator": "k1"}, "kl_estimator", 'use "k2" there, or kl_placement = "reward"'),
+        (KL | {"advantage": "reinforce++_baseline"}, "kl_placement", 'set kl_placement = "reward"'),
+        (
+            {"entropy_coefficient": 0.1, "advantage": "reinforce++_baseline"},
+            "entropy_coefficient would be divided",
+            "set it to 0",
+        ),
+        (KL | {"advantage": "reinforce++"}, "kl_placement", 'set kl_placement = "reward"'),
+        (
+            {"entropy_coefficient": 0.1, "advantage": "reinforce++"},
+            "entropy_coefficient would be divided",
+            "set it to 0",
+        ),
+        ({"advantage": "reinforce++", "old_policy": "generator"}, "old_policy", 'set loss = "cispo"'),
+        ({"advantage": "reinforce++", "updates_per_iteration": 2}, "updates_per_iteration", "set it to 1"),
+        ({"correction_level": "sequence"}, "correction is", 'choose "tis", "icepop" or "decoupled"'),
+        ({"correction_high": 2.0}, "correction is", 'choose "tis", "icepop" or "decoupled"'),
+        ({"correction_low": 0.5}, "correction is", 'choose "tis", "icepop" or "decoupled"'),
+        ({"correction": "decoupled", "correction_low": 0.5}, "correction_low has no effect", "leave it out"),
+        ({"correction": "decoupled", "loss": "gspo"}, "correction_level", 'set correction_level = "sequence"'),
+        ({"correction": "tis", "correction_low": 0.5}, "correction_low has no effect", "leave it out"),
+        ({"correction": "tis", "old_policy": "generator"}, "correction would count", "set one of the two"),
+        ({"correction": "tis", "loss": "gspo"}, "correction_level", 'set correction_level = "sequence"'),
+        (
+            {"correction": "icepop", "correction_low": 1.0, "correction_high": 1.0},
+            "correction_low and correction_high",
+            "lower correction_low",
+        ),
+    ],
+)
+def test_a_combination_without_meaning_is_refused_with_field_and_cure(
+    values: dict[str, Any], field: str, cure: str
+) -> None:
+    with pytest.raises(InvalidInput) as refusal:
+        job_spec(algorithm=values)
+    assert str(refusal.value).startswith(f"algorithm: {field}")
+    assert cure in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        KL,
+        KL | {"kl_estimator": "k1", "kl_placement": "reward", "advantage": "reinforce++_baseline"},
+        KL | {"kl_estimator": "k2", "entropy_coefficient": 0.01, "loss": "dapo"},
+        {"correction": "icepop", "correction_level": "sequence", "loss": "gspo"},
+        {"correction": "tis", "loss": "cispo", "advantage": "rloo"},
+        {"correction": "decoupled", "loss": "dapo", "advantage": "reinforce++"},
+        {"advantage": "reinforce++", "old_policy": "generator", "loss": "cispo"},
+        KL | {"kl_estimator": "k1", "kl_placement": "reward", "advantage": "reinforce++"},
+        {"old_policy": "generator", "loss": "gspo", "clip_low": 3e-4, "clip_high": 4e-4},
+    ],
+)
+def test_what_papers_combine_is_accepted(values: dict[str, Any]) -> None:
+    assert convert(values, AlgorithmSpec) == AlgorithmSpec(**values)
+
+
+def test_only_what_acts_on_every_token_needs_every_row() -> None:
+    assert not AlgorithmSpec(loss="dapo", correction="tis", advantage="rloo").needs_every_row
+    assert AlgorithmSpec(kl_coefficient=0.1).needs_every_row
+    assert AlgorithmSpec(kl_coefficient=0.1, kl_placement="reward").needs_every_row
+    assert AlgorithmSpec(entropy_coefficient=0.1).needs_every_row
+    assert AlgorithmSpec(advantage="reinforce++").needs_every_row
+
+
+@pytest.mark.parametrize(
+    ("values", "problem"),
+    [
+        ({}, 'rollout.group_size = 1 leaves algorithm.advantage = "grpo" nothing to compare with'),
+        ({"algorithm__advantage": "rloo"}, 'set algorithm.advantage = "reinforce++"'),
+        (
+            {"algorithm": {"advantage": "reinforce++", "shuffle_rewards": True}},
+            "shuffle_rewards has no effect with rollout.group_size = 1",
+        ),
+    ],
+)
+def test_a_group_of_one_needs_an_advantage_without_groups(values: dict[str, Any], problem: str) -> None:
+    with pytest.raises(InvalidInput, match=re.escape(problem)):
+        job_spec(rollout__group_size=1, **values)
+    assert job_spec(rollout__group_size=1, algorithm__advantage="reinforce++").rollout.group_size == 1
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "problem"),
+    [
+        ({"advantage": "reinforce++"}, 'algorithm.advantage = "reinforce++" equal rewards have an advantage'),
+        (KL | {"kl_placement": "reward"}, 'kl_placement = "reward" the KL makes their rewards differ'),
+    ],
+)
+def test_groups_that_teach_whatever_their_rewards_are_not_resampled(algorithm: dict[str, Any], problem: str) -> None:
+    with pytest.raises(InvalidInput, match=re.escape(problem)):
+        job_spec(rollout__max_resamples=1, algorithm=algorithm)
+    assert job_spec(algorithm=algorithm).rollout.max_resamples == 0
+    assert job_spec(rollout__max_resamples=16, algorithm=KL).rollout.max_resamples == 16
+    with pytest.raises(InvalidInput, match="<= 16"):
+        job_spec(rollout__max_resamples=17)
+
+
+def test_a_punishment_that_no_completion_can_reach_is_refused() -> None:
+    overlong = {"type": "overlong", "max_tokens": 8, "buffer_tokens": 3}
+    with pytest.raises(InvalidInput, match=r"overlong begins above 5 tokens, rollout\.sampling\.max_new_tokens is 5"):
+        job_spec(reward__components=[{"type": "exact"}, overlong])
+    assert job_spec(reward__components=[{"type": "exact"}, overlong | {"buffer_tokens": 4}])
+    with pytest.raises(InvalidInput, match="buffer_tokens must be max_tokens or less"):
+        job_spec(reward__components=[overlong | {"buffer_tokens": 9}])

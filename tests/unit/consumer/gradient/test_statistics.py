@@ -1,0 +1,226 @@
+"""Numbers of an iteration."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+from typing import Any
+
+import pytest
+import torch
+from msgspec.structs import replace
+
+from consumer.gradient.micro_batch import batch_rewards
+from consumer.gradient.statistics import (
+    MicroBatchStats,
+    Mismatch,
+    Scaling,
+    iteration_numbers,
+    iteration_scaling,
+    mean_over_updates,
+    measure_batch,
+    measure_mismatch,
+)
+from contracts.errors import ContractViolation
+from contracts.events import IterationMetrics
+from contracts.spec_tables.algorithm import AlgorithmSpec
+from tests.builders import batch_of, rollout, rollout_batch
+
+
+def stats(index: int, **changes: object) -> MicroBatchStats:
+    batch = rollout_batch(seed=index, batch_id=f"0/train/{index}", rewards=(0.0, 0.1, 0.7))
+    return dataclasses.replace(measure_batch(batch, batch_rewards(batch)), **changes)  # type: ignore[arg-type]
+
+
+def test_a_batch_is_measured_by_its_rewards_lengths_and_groups() -> None:
+    batch = batch_of(
+        [([5], [rollout([1, 2, 3], 1.0), rollout([1], 0.0)]), ([6], [rollout([1, 2], 0.5), rollout([4, 4], 0.5)])]
+    )
+    batch = replace(batch, groups=(batch.groups[0], replace(batch.groups[1], num_resamples=2)))
+    measured = measure_batch(batch, batch_rewards(batch))
+    assert measured.rewards == (1.0, 0.0, 0.5, 0.5)
+    assert measured.component_sums == {"exact": 2.0}
+    assert (measured.num_groups, measured.num_equal_groups, measured.num_resamples) == (2, 1, 2)
+    assert (measured.num_tokens, measured.longest_response_tokens, measured.num_truncated) == (8, 3, 0)
+
+
+def test_mismatch_is_measured_over_unmasked_tokens() -> None:
+    trainer = torch.tensor([[-1.0, -2.0], [-3.0, 100.0]])
+    generator = torch.tensor([[-1.0, -1.5], [-3.0, 0.0]])
+    mismatch = measure_mismatch(trainer, generator, torch.tensor([[True, True], [True, False]]))
+    rho = math.exp(-0.5)
+    assert (mismatch.num_tokens, mismatch.largest) == (3, 0.5)
+    assert mismatch.k3_sum == pytest.approx(rho + 0.5 - 1.0)
+    assert mismatch.rho_sum == pytest.approx(2.0 + rho)
+    assert mismatch.rho_square_sum == pytest.approx(2.0 + rho**2)
+
+
+def test_generator_logprobs_that_are_not_finite_are_refused() -> None:
+    with pytest.raises(ContractViolation, match="generator_logprobs"):
+        measure_mismatch(torch.zeros(1, 1), torch.tensor([[math.nan]]), torch.tensor([[True]]))
+
+
+def test_numbers_of_an_iteration_by_hand() -> None:
+    first = MicroBatchStats(
+        batch_id="0/train/0",
+        rewards=(1.0, 0.0),
+        component_sums={"exact": 1.0},
+        num_groups=1,
+        num_equal_groups=0,
+        num_resamples=3,
+        num_tokens=6,
+        longest_response_tokens=4,
+        num_truncated=1,
+        loss_sum=-0.4,
+        surprise_sum=1.75,
+        num_clipped_low=1,
+        num_clipped_high=2,
+        advantages=(0.5, -0.5),
+        num_corrected=2,
+        entropy_sum=1.5,
+        num_entropy_tokens=6,
+        k3_sum=0.6,
+        mismatch=Mismatch(num_tokens=6, k3_sum=0.3, largest=0.2, rho_sum=6.0, rho_square_sum=12.0),
+    )
+    second = dataclasses.replace(
+        first,
+        batch_id="0/train/1",
+        rewards=(0.0, 0.0),
+        component_sums={},
+        num_equal_groups=1,
+        num_resamples=1,
+        num_tokens=2,
+        longest_response_tokens=1,
+        num_truncated=0,
+        loss_sum=0.0,
+        surprise_sum=0.25,
+        num_clipped_low=0,
+        num_clipped_high=0,
+        advantages=(0.0, 0.0),
+        num_corrected=0,
+        entropy_sum=0.0,
+        num_entropy_tokens=0,
+        k3_sum=0.0,
+        mismatch=Mismatch(),
+    )
+    numbers = iteration_numbers([second, first], scaling=Scaling(count=4))
+    assert numbers.num_batches == 2
+    assert (numbers.num_completions, numbers.num_tokens) == (4, 8)
+    assert (numbers.reward_mean, numbers.reward_std) == (0.25, 0.5)
+    assert numbers.reward_components == {"exact": 0.25}
+    assert (numbers.zero_advantage_share, numbers.num_resamples) == (0.5, 4)
+    assert (numbers.response_tokens_mean, numbers.response_tokens_max) == (2.0, 4)
+    assert numbers.truncated_share == 0.25
+    assert numbers.loss == pytest.approx(-0.1)
+    assert (numbers.clip_share, numbers.kl_to_reference) == (3 / 8, pytest.approx(0.1))
+    assert (numbers.clip_low_share, numbers.clip_high_share) == (1 / 8, 2 / 8)
+    assert (numbers.advantage_mean, numbers.advantage_std, numbers.advantage_max) == (0.0, math.sqrt(0.5 / 3), 0.5)
+    assert numbers.corrected_share == 2 / 6
+    assert (numbers.entropy, numbers.entropy_trained_tokens) == (2.0 / 8, 1.5 / 6)
+    assert (numbers.mismatch_k3, numbers.mismatch_max) == (pytest.approx(0.05), 0.2)
+    assert numbers.effective_sample_share == 36.0 / (6 * 12.0)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "divisor"),
+    [
+        ({}, 16),
+        ({"loss": "gspo"}, 16),
+        ({"loss": "dr_grpo"}, 16),
+        ({"loss": "dapo"}, 30),
+        ({"loss": "cispo"}, 30),
+        ({"loss": "bnpo"}, 2),
+        ({"advantage": "reinforce++_baseline"}, 16 * (math.sqrt(6.0 / 15) + 1e-4)),
+        ({"advantage": "reinforce++_baseline", "advantage_epsilon": 0.5, "loss": "dapo"}, 30 * (math.sqrt(0.4) + 0.5)),
+    ],
+)
+def test_the_divisor_counts_what_the_loss_says(algorithm: dict[str, Any], divisor: float) -> None:
+    advantages = [(1.0, -1.0) + (0.0,) * 6, (1.0, -1.0, 1.0, -1.0) + (0.0,) * 4]
+    batches = [stats(index, num_tokens=10 * (index + 1), advantages=advantages[index]) for index in range(2)]
+    assert sum(batch.num_completions for batch in batches) == 16
+    scaling = iteration_scaling(batches, AlgorithmSpec(**algorithm))
+    assert scaling.divisor == pytest.approx(divisor, rel=1e-15)
+    assert scaling.baseline == 0.0
+    assert iteration_scaling(batches[::-1], AlgorithmSpec(**algorithm)) == scaling
+
+
+def test_the_baseline_of_the_iteration_is_the_mean_of_its_rewards() -> None:
+    batches = [stats(index, advantages=(2.0 * index,) * 8, loss_sum=3.0, baseline_loss_sum=2.0) for index in range(2)]
+    algorithm = AlgorithmSpec(advantage="reinforce++", advantage_epsilon=1.0)
+    scaling = iteration_scaling(batches, algorithm)
+    assert (scaling.count, scaling.baseline, scaling.deviation) == (16, 1.0, math.sqrt(16 / 15) + 1.0)
+    assert iteration_scaling(batches[::-1], algorithm) == scaling
+    assert iteration_numbers(batches, scaling=scaling).loss == 2 * (3.0 - 1.0 * 2.0) / scaling.divisor
+
+
+def test_an_iteration_of_equal_rewards_moves_nothing_though_its_mean_is_rounded() -> None:
+    same = stats(0, advantages=(0.1,) * 3, loss_sum=0.3, baseline_loss_sum=3.0)
+    scaling = iteration_scaling([same], AlgorithmSpec(advantage="reinforce++"))
+    assert iteration_numbers([same], scaling=scaling).loss == 0.0
+    assert scaling.divisor == math.inf
+
+
+def test_numbers_do_not_depend_on_the_order_of_arrival() -> None:
+    batches = [stats(index, loss_sum=0.1 * index, k3_sum=0.7**index) for index in range(6)]
+    expected = iteration_numbers(batches, scaling=Scaling(count=48))
+    for seed in range(5):
+        random.Random(seed).shuffle(batches)
+        assert iteration_numbers(batches, scaling=Scaling(count=48)) == expected
+
+
+def test_numbers_that_each_update_has_are_means_and_the_others_are_those_of_the_rollouts() -> None:
+    of_rollouts = Mismatch(num_tokens=4, k3_sum=0.4, largest=0.2, rho_sum=4.0, rho_square_sum=4.0)
+    first, second = (
+        iteration_numbers(
+            [stats(0, loss_sum=8.0 * number, num_clipped_low=number, k3_sum=0.4 * number, mismatch=of_rollouts)],
+            scaling=Scaling(count=8),
+        )
+        for number in (0, 3)
+    )
+    share = 3 / stats(0).num_tokens
+    numbers = mean_over_updates([first, second], can_clip=[False, True])
+    assert (numbers.loss, numbers.clip_share) == (1.5, share)
+    assert numbers.kl_to_reference == pytest.approx(0.15)
+    assert (numbers.clip_low_share, numbers.clip_high_share) == (share, 0.0)
+    assert dataclasses.replace(numbers, loss=0.0, clip_share=0.0, clip_low_share=0.0, kl_to_reference=0.0) == first
+    assert mean_over_updates([second], can_clip=[True]) == second
+    assert mean_over_updates([first, second], can_clip=[True, True]).clip_share == share / 2
+    assert mean_over_updates([first], can_clip=[False]).clip_share == 0.0
+
+
+def test_a_mean_over_updates_has_no_entropy_where_one_of_them_has_none() -> None:
+    measured = iteration_numbers([stats(0, entropy_sum=3.0, num_entropy_tokens=4)], scaling=Scaling(count=8))
+    unmeasured = iteration_numbers([stats(0)], scaling=Scaling(count=8))
+    assert mean_over_updates([measured, measured], can_clip=[False, True]).entropy_trained_tokens == 0.75
+    assert mean_over_updates([measured, unmeasured], can_clip=[False, True]).entropy_trained_tokens is None
+
+
+def test_the_entropy_is_of_every_sampled_token_whether_its_row_teaches_or_not() -> None:
+    batch = batch_of(
+        [
+            ([5], [rollout([1, 2], 1.0, logprobs=[-0.5, -1.5]), rollout([1], 0.0, logprobs=[-1.0])]),
+            ([6], [rollout([1], 1.0, logprobs=[-4.0]), rollout([2], 1.0, logprobs=[-3.0])]),
+        ]
+    )
+    measured = measure_batch(batch, batch_rewards(batch))
+    assert measured.surprise_sum == 10.0
+    numbers = iteration_numbers([measured], scaling=Scaling(count=4))
+    assert (numbers.entropy, numbers.entropy_trained_tokens) == (2.0, None)
+
+
+@pytest.mark.parametrize("bad", [math.nan, -math.inf])
+def test_a_log_prob_that_is_not_finite_is_refused_also_where_nothing_teaches(bad: float) -> None:
+    batch = batch_of([([6], [rollout([1], 1.0, logprobs=[bad]), rollout([2], 1.0)])])
+    with pytest.raises(ContractViolation, match="generator_logprobs"):
+        measure_batch(batch, batch_rewards(batch))
+
+
+def test_an_iteration_that_teaches_nothing_has_numbers_too() -> None:
+    numbers = iteration_numbers([stats(0)], scaling=Scaling(count=8))
+    assert (numbers.loss, numbers.mismatch_k3, numbers.effective_sample_share) == (0.0, 0.0, 1.0)
+
+
+def test_every_number_is_a_field_of_the_iterations_metrics() -> None:
+    names = {field.name for field in dataclasses.fields(type(iteration_numbers([stats(0)], scaling=Scaling(count=8))))}
+    assert names <= set(IterationMetrics.__struct_fields__)

@@ -1,0 +1,72 @@
+"""Ranks that talk to each other for real, two processes over gloo: what they agree on, and what ends them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from consumer.ranks.membership import follow_lead, lead
+from consumer.ranks.orders import Begin, Done, End, Exchange, Failed, TrainBatch
+from consumer.ranks.worker import RankWorker, checksum
+from consumer.trainer.assembly import make_learner
+from contracts.errors import ContractViolation, FenceViolation
+from contracts.settings import StackSettings
+from contracts.spec import JobSpec
+from tests.builders import batch_of, job_spec, rollout, tiny_model_folder
+from tests.two_ranks import run_two_ranks
+
+DEADLINE_S = 120.0
+
+
+def spec() -> JobSpec:
+    return job_spec(trainer__world_size=2, timeouts__ranks_s=60.0)
+
+
+def be_rank(rank: int, folder: Path) -> None:
+    """Rank 1's weights are off by 1e-6; the store's server is rank 0's."""
+    member = lead(spec(), device="cpu") if rank == 0 else follow_lead(device="cpu")
+    learner = make_learner(StackSettings(model_root=str(folder)), member.spec, member)
+    with torch.no_grad():
+        next(iter(learner.policy.trained_parameters().values()))[0, 0] += rank * 1e-6
+    worker = RankWorker(member.exchange.for_another_thread(), learner, patience_s=DEADLINE_S)
+    if rank == 0:
+        give_orders(member.exchange)
+    worker.run()
+    if rank == 0:
+        say_what_came(member.exchange, folder)
+
+
+def give_orders(exchange: Exchange) -> None:
+    alien = batch_of([([5], [rollout([1], 1.0), rollout([10_000], 0.0)])])
+    exchange.order(TrainBatch(batch=alien))
+    exchange.order(Begin(checkpoint=""), copies=2)
+    exchange.order(End(), copies=2)
+
+
+def say_what_came(exchange: Exchange, folder: Path) -> None:
+    answers = [exchange.next_answer(DEADLINE_S) for _ in range(3)]
+    failures = [answer.error() for answer in answers if isinstance(answer, Failed)]
+    kinds = sorted(f"{type(error).__name__}: {error}" for error in failures)
+    lines = [*kinds, f"{sum(isinstance(answer, Done) for answer in answers)} done"]
+    (folder / "answers").write_text("\n".join(lines))
+
+
+def test_errors_of_ranks_and_weights_that_differ_reach_rank_0_as_what_they_are(tmp_path: Path) -> None:
+    tiny_model_folder(tmp_path)
+    run_two_ranks(be_rank, tmp_path)
+    refused, *differing, done = (tmp_path / "answers").read_text().splitlines()
+    assert refused.startswith(f"{ContractViolation.__name__}: token_ids: batch 0/train/0 has a token outside")
+    assert len(differing) == 2
+    for failure in differing:
+        assert failure.startswith(f"{FenceViolation.__name__}: ranks: the ranks hold different weights")
+    assert done == "0 done"
+
+
+def test_the_checksum_sees_every_bit_and_where_it_is() -> None:
+    tensors = [torch.arange(6, dtype=torch.float32), torch.ones(3, dtype=torch.bfloat16)]
+    assert checksum(tensors) == checksum([tensor.clone() for tensor in tensors])
+    smallest = tensors[0].clone()
+    smallest[5] = torch.nextafter(smallest[5], torch.tensor(9.0))
+    assert checksum([smallest, tensors[1]]) != checksum(tensors)
+    assert checksum([torch.zeros(2), torch.ones(2)]) != checksum([torch.ones(2), torch.zeros(2)])

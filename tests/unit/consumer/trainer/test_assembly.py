@@ -1,0 +1,21 @@
+"""What a rank is put together from, and what is refused before anything is trained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from consumer.trainer.assembly import make_learner
+from contracts.errors import InvalidInput
+from contracts.settings import StackSettings
+from tests.builders import job_spec, tiny_model_folder
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_device_that_is_not_there_is_refused_by_the_settings_name(tmp_path: Path) -> None:
+    tiny_model_folder(tmp_path)
+    settings = StackSettings(model_root=str(tmp_path), device="cuda")
+    with pytest.raises(InvalidInput, match="ONBEAT_DEVICE: torch sees no CUDA device here"):
+        make_learner(settings, job_spec(deterministic=False, trainer__accumulation="float"))

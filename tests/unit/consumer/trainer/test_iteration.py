@@ -1,0 +1,194 @@
+"""An open iteration: which batches it takes, and the boundary to the one before, read off its batches' timings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from broker.trainer_side import Arrived, Opening
+from consumer.trainer.iteration import Boundary, Iteration
+from contracts.encoding.arrays import pack_int32
+from contracts.errors import FenceViolation
+from contracts.events import TimelineSpan
+from contracts.rollouts import BatchTimings, Prompt, RolloutBatch, batch_digest
+from tests.builders import DIGEST, batch_of, prompt_batch, rollout
+
+BOUNDARY = Boundary(last_token_s=100.0, opening_started_s=100.5, opened_s=100.625)
+
+
+def iteration(boundary: Boundary | None, generations: list[tuple[float, float]]) -> Iteration:
+    """Took one batch for each (start, end) of a generation."""
+    asked = [
+        prompt_batch([[5]], group_size=2, batch_id=f"1/train/{number}", iteration=1, policy_version=1)
+        for number in range(len(generations))
+    ]
+    opening = Opening(iteration=1, policy_version=1, weights_digest=DIGEST, batches=tuple(asked))
+    begun = Iteration(opening, trainer_epoch=1, boundary=boundary)
+    for batch, (started_s, ended_s) in zip(asked, generations, strict=True):
+        timings = BatchTimings(
+            generation_started_s=started_s,
+            generation_ended_s=ended_s,
+            scoring_started_s=ended_s,
+            scoring_ended_s=ended_s + 0.25,
+        )
+        came = batch_of(
+            [([5], [rollout([7], 0.0), rollout([8], 1.0)])],
+            batch_id=batch.batch_id,
+            iteration=1,
+            policy_version=1,
+            timings=timings,
+        )
+        begun.take(Arrived(batch=came, digest=batch_digest(came), num_bytes=0))
+    return begun
+
+
+@pytest.mark.parametrize(
+    ("generations", "bubble_s"),
+    [([(101.0, 102.0), (100.75, 103.0)], 0.75), ([(99.0, 101.0)], 0.0), ([], 0.0)],
+)
+def test_the_bubble_lasts_from_the_last_token_to_the_first_generation(
+    generations: list[tuple[float, float]], bubble_s: float
+) -> None:
+    assert iteration(BOUNDARY, generations).bubble_s == bubble_s
+
+
+def test_a_trainers_first_iteration_has_no_bubble() -> None:
+    assert iteration(None, [(101.0, 102.0)]).bubble_s == 0.0
+
+
+def test_the_last_token_of_any_generator_counts() -> None:
+    assert iteration(None, [(101.0, 105.0), (102.0, 103.0)]).last_token_s == 105.0
+
+
+def test_opening_is_a_span_of_the_iteration_that_it_opened() -> None:
+    opened = TimelineSpan(who="trainer", what="open", iteration=1, started_s=100.5, ended_s=100.625)
+    assert iteration(BOUNDARY, []).spans == [opened]
+    assert iteration(None, []).spans == []
+
+
+RESERVE = Prompt(prompt_id="train/9", index=2, token_ids=pack_int32([9]), text="", reference="")
+RESAMPLED = {"prompt_id": "train/9", "prompt_index": 2, "prompt_token_ids": pack_int32([9]), "num_resamples": 1}
+
+
+def resampling() -> Iteration:
+    """Expects a batch of two prompts with one reserve each."""
+    asked = replace(prompt_batch([[5], [6]]), reserves=((RESERVE, replace(RESERVE, index=3)),))
+    opening = Opening(iteration=0, policy_version=0, weights_digest=DIGEST, batches=(asked,))
+    return Iteration(opening, trainer_epoch=1)
+
+
+def answer(first: dict[str, Any], *, rewards: tuple[float, float] = (0.0, 1.0)) -> RolloutBatch:
+    """The first group with these fields; the second one is as it was asked."""
+    pairs = [rollout([7], reward) for reward in rewards]
+    batch = batch_of([([5], pairs), ([6], [rollout([7], 0.0), rollout([8], 1.0)])])
+    return replace(batch, groups=(replace(batch.groups[0], **first), batch.groups[1]))
+
+
+@pytest.mark.parametrize(
+    ("first", "rewards"),
+    [({}, (0.0, 1.0)), (RESAMPLED, (0.0, 1.0)), (RESAMPLED, (1.0, 1.0))],
+    ids=["its prompt", "its reserve", "nothing left to resample"],
+)
+def test_a_place_may_hold_its_prompt_or_its_reserve(first: dict[str, Any], rewards: tuple[float, float]) -> None:
+    batch = answer(first, rewards=rewards)
+    assert resampling().take(Arrived(batch=batch, digest=batch_digest(batch), num_bytes=0))
+
+
+@pytest.mark.parametrize(
+    ("first", "rewards", "problem"),
+    [
+        ({"prompt_token_ids": pack_int32([6])}, (0.0, 1.0), "answers train/0 at place 0 after 0 resamples"),
+        (RESAMPLED | {"num_resamples": 0}, (0.0, 1.0), "it was asked train/0 there"),
+        ({"num_resamples": 1}, (0.0, 1.0), "it was asked train/9 there"),
+        (RESAMPLED | {"prompt_index": 3}, (0.0, 1.0), "answers train/9 at place 0 after 1 resamples"),
+        (RESAMPLED | {"num_resamples": 2}, (0.0, 1.0), "it was asked nothing there"),
+        ({}, (1.0, 1.0), "kept the equal rewards of train/0, though place 0 was due another prompt"),
+    ],
+    ids=["forged tokens", "early", "late", "another place's", "beyond the reserves", "not resampled"],
+)
+def test_a_place_that_holds_another_prompt_or_was_due_one_is_refused(
+    first: dict[str, Any], rewards: tuple[float, float], problem: str
+) -> None:
+    batch = answer(first, rewards=rewards)
+    with pytest.raises(FenceViolation, match=problem):
+        resampling().take(Arrived(batch=batch, digest=batch_digest(batch), num_bytes=0))
+
+
+def test_a_batch_of_another_shape_is_refused() -> None:
+    batch = batch_of([([5], [rollout([7], 0.0), rollout([8], 1.0)])])
+    with pytest.raises(FenceViolation, match="another shape"):
+        resampling().take(Arrived(batch=batch, digest=batch_digest(batch), num_bytes=0))
+
+
+def test_each_round_of_a_batch_is_a_span_of_its_own() -> None:
+    batch = answer(RESAMPLED)
+    first = BatchTimings(generation_started_s=0.0, generation_ended_s=0.5, scoring_started_s=0.5, scoring_ended_s=0.75)
+    batch = replace(batch, earlier_rounds=(first,))
+    begun = resampling()
+    begun.take(Arrived(batch=batch, digest=batch_digest(batch), num_bytes=0))
+    assert [(span.what, span.started_s, span.ended_s) for span in begun.spans] == [
+        ("generate", 0.0, 0.5),
+        ("score", 0.5, 0.75),
+        ("generate", 1.0, 2.0),
+        ("score", 2.0, 2.5),
+    ]
+
+
+def two_batches() -> Iteration:
+    """Expects 0/train/0 and 0/train/1 of version 0."""
+    asked = tuple(prompt_batch([[5]], group_size=2, batch_id=f"0/train/{number}") for number in range(2))
+    return Iteration(Opening(iteration=0, policy_version=0, weights_digest=DIGEST, batches=asked), trainer_epoch=1)
+
+
+def came(**changes: Any) -> Arrived:
+    batch = batch_of([([5], [rollout([7], 0.0), rollout([8], 1.0)])], **changes)
+    return Arrived(batch=batch, digest=batch_digest(batch), num_bytes=0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"policy_version": 1}, "was sampled with version 1"),
+        ({"weights_digest": "b" * 64}, r"was sampled with version 0 \(bbbbbbbbbbbb\), this iteration trains version 0"),
+        ({"batch_id": "0/train/2"}, "batch 0/train/2 is not of iteration 0"),
+        ({"batch_id": "1/train/0"}, "batch 1/train/0 is not of iteration 0"),
+    ],
+    ids=["another version", "another digest", "one too many", "another iteration's"],
+)
+def test_a_batch_that_nobody_sampled_for_this_iteration_is_refused_and_not_taken(
+    changes: dict[str, Any], problem: str
+) -> None:
+    """The second line of I2: the fence has looked, and a gradient trusts nobody."""
+    begun = two_batches()
+    with pytest.raises(FenceViolation, match=problem):
+        begun.take(came(**changes))
+    assert begun.digests == {}
+    assert len(begun.missing) == 2
+
+
+def test_a_second_copy_is_no_second_gradient() -> None:
+    """The second line of I3."""
+    begun = two_batches()
+    assert begun.take(came())
+    assert not begun.take(came(generator_id="generator-b"))
+    assert [batch.batch_id for batch in begun.missing] == ["0/train/1"]
+    assert [span.what for span in begun.spans] == ["generate", "score"]
+
+
+def test_a_second_copy_of_another_content_is_an_error_and_no_choice() -> None:
+    begun, first = two_batches(), came()
+    begun.take(first)
+    other = batch_of([([5], [rollout([9], 0.0), rollout([8], 1.0)])])
+    with pytest.raises(FenceViolation, match="came twice, with different content"):
+        begun.take(Arrived(batch=other, digest=batch_digest(other), num_bytes=0))
+    assert begun.digests == {"0/train/0": first.digest}
+
+
+def test_a_batch_that_was_abandoned_is_not_taken_when_it_comes_after_all() -> None:
+    begun = two_batches()
+    begun.abandon({"0/train/0": "died"})
+    assert not begun.take(came())
+    assert begun.digests == {}
+    assert [batch.batch_id for batch in begun.missing] == ["0/train/1"]

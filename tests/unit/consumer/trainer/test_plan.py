@@ -1,0 +1,39 @@
+"""What an iteration asks: prompts cut into batches, each place with reserves of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from transformers import AutoTokenizer
+
+from consumer.datasets.base import load_dataset
+from consumer.datasets.prompts import PromptSource
+from consumer.trainer.plan import IterationPlan
+from contracts.spec_tables.datasets import AdditionDataset
+from contracts.spec_tables.root import SpecRoot
+from contracts.versions import WeightFile, WeightManifest
+from tests.builders import DIGEST, job_spec
+
+ROOT = Path(__file__).parents[4]
+MANIFEST = WeightManifest(
+    policy_version=0,
+    weights_digest=DIGEST,
+    dtype="float32",
+    directory="job/weights/v000000",
+    files=(WeightFile(name="weights.safetensors", num_bytes=1),),
+)
+
+
+def test_each_place_of_a_training_batch_has_its_reserves_and_evaluation_has_none() -> None:
+    """4 batches of 2 prompts: reserve n of prompt i has the index 8 n + i."""
+    spec = job_spec(rollout__max_resamples=3)
+    dataset = load_dataset(AdditionDataset(), num_evaluation=8, seed=0, model_root=SpecRoot(ROOT))
+    tokenizer = AutoTokenizer.from_pretrained(ROOT / "configs" / "models" / "two-digit-addition")
+    plan = IterationPlan("job", spec, PromptSource(dataset, tokenizer, spec, context_tokens=64))
+    batches = plan.opening(0, MANIFEST).batches
+    training = [batch for batch in batches if batch.purpose == "train"]
+    assert len(training) == 4
+    for number, batch in enumerate(training):
+        rows = [[prompt.index for prompt in prompts] for prompts in (batch.prompts, *batch.reserves)]
+        assert rows == [[8 * row + 2 * number, 8 * row + 2 * number + 1] for row in range(4)]
+    assert {batch.reserves for batch in batches if batch.purpose == "evaluation"} == {()}

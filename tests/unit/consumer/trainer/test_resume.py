@@ -1,0 +1,108 @@
+"""Where a trainer starts, and what it may go on with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from broker.trainer_side import FenceState
+from consumer.trainer.resume import check_same_run, furthest_commit, needs_rewind
+from contracts.errors import FenceViolation, InvalidInput
+from contracts.events import AuditRecord, versions_of
+from contracts.versions import WeightFile, WeightManifest
+from tests.builders import job_spec
+
+
+def digest_of(version: int) -> str:
+    return f"{version:x}" * 64
+
+
+def commit(iteration: int, **changes: Any) -> AuditRecord:
+    made = AuditRecord(
+        kind="commit",
+        iteration=iteration,
+        policy_version=iteration,
+        weights_digest=digest_of(iteration),
+        next_weights_digest=digest_of(iteration + 1),
+        trainer_epoch=1,
+        batches={},
+        abandoned={},
+        previous="",
+    )
+    return replace(made, **changes)
+
+
+def rewind(iteration: int) -> AuditRecord:
+    return commit(iteration, kind="rewind", next_weights_digest="")
+
+
+def manifest(version: int, digest: str = "") -> WeightManifest:
+    return WeightManifest(
+        policy_version=version,
+        weights_digest=digest or digest_of(version),
+        dtype="float32",
+        directory=f"job/weights/v{version:06d}",
+        files=(WeightFile(name="a.safetensors", num_bytes=1),),
+    )
+
+
+CHAIN = [commit(0), commit(1), commit(2)]
+
+
+def test_a_deterministic_run_goes_on_with_the_version_of_its_chain_and_with_no_other() -> None:
+    check_same_run(CHAIN, manifest(2), job_spec())
+    with pytest.raises(FenceViolation, match=r"version 2 is ffffffffffff, the audit chain says 222222222222"):
+        check_same_run(CHAIN, manifest(2, digest="f" * 64), job_spec())
+
+
+def test_a_run_that_is_not_deterministic_may_have_made_another_version() -> None:
+    spec = job_spec(deterministic=False)
+    check_same_run(CHAIN, manifest(2, digest="f" * 64), spec)
+    with pytest.raises(InvalidInput, match=r"version 0 is ffffffffffff, the audit chain says 000000000000") as refusal:
+        check_same_run(CHAIN, manifest(0, digest="f" * 64), spec)
+    assert refusal.value.field == "model.path"
+
+
+def test_any_run_starts_again_with_the_model_that_it_was_started_with() -> None:
+    check_same_run(CHAIN, manifest(0), job_spec())
+    with pytest.raises(InvalidInput, match="put the folder back"):
+        check_same_run(CHAIN, manifest(0, digest="f" * 64), job_spec())
+
+
+def test_what_counts_is_the_newest_commit_that_made_the_version() -> None:
+    replayed = [*CHAIN, rewind(2), commit(1, next_weights_digest="e" * 64)]
+    check_same_run(replayed, manifest(2, digest="e" * 64), job_spec())
+    with pytest.raises(FenceViolation, match="the audit chain says eeeeeeeeeeee"):
+        check_same_run(replayed, manifest(2), job_spec())
+
+
+def test_a_rewind_takes_versions_back_and_an_evaluation_makes_none() -> None:
+    assert versions_of(CHAIN, 2) == {1: digest_of(1), 2: digest_of(2), 3: digest_of(3)}
+    assert versions_of(CHAIN, 1) == {1: digest_of(1), 2: digest_of(2)}
+    assert versions_of([*CHAIN, rewind(1)], 2) == {1: digest_of(1)}
+    assert versions_of([*CHAIN, commit(3, next_weights_digest="")], 3) == versions_of(CHAIN, 2)
+    assert furthest_commit([*CHAIN, rewind(1)]) == 2
+    assert furthest_commit([]) == -1
+
+
+@pytest.mark.parametrize(
+    ("fence", "is_ahead"),
+    [
+        ({"committed": 2}, True),
+        ({"committed": 1}, False),
+        ({"committed": 1, "state": "open", "iteration": 2, "weights_digest": digest_of(2)}, False),
+        ({"committed": 1, "state": "open", "iteration": 3, "weights_digest": digest_of(2)}, True),
+        ({"committed": 1, "state": "open", "iteration": 2, "weights_digest": "f" * 64}, True),
+    ],
+    ids=["committed it", "waits for it", "opened it", "opened another", "opened other weights"],
+)
+def test_a_fence_that_is_ahead_of_the_weights_is_rewound(fence: dict[str, Any], *, is_ahead: bool) -> None:
+    assert needs_rewind(fence_state(**fence), manifest(2)) == is_ahead
+
+
+def fence_state(**changes: Any) -> FenceState:
+    counts: dict[str, Any] = {"expected": 0, "published": 0, "dead": 0, "trainer_epoch": 1, "lease_until_s": 0.0}
+    at: dict[str, Any] = {"state": "closed", "iteration": 1, "policy_version": 1, "weights_digest": digest_of(1)}
+    return FenceState(**(counts | at | changes))

@@ -1,0 +1,116 @@
+"""What a record refuses when it is built: it is refused when it is decoded, too, and never looked at again."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from contracts.encoding.arrays import pack_float32, pack_int32
+from contracts.encoding.wire import convert, decode, encode
+from contracts.errors import Conflict, ContractViolation, InvalidInput
+from contracts.jobs import JobState, ResumeRequest, check_move
+from contracts.rollouts import Completion, Prompt, PromptBatch, Rollout, RolloutBatch, RolloutGroup
+from contracts.versions import AdapterVersion, WeightFile, WeightManifest, WeightStep
+from tests.builders import DIGEST, batch_of, prompt_batch, rollout
+
+FILE = WeightFile(name="a.safetensors", num_bytes=1)
+STEP = WeightStep(policy_version=1, weights_digest=DIGEST, directory="job/weights/v000001", files=(FILE,))
+MANIFEST = WeightManifest(
+    policy_version=2, weights_digest=DIGEST, dtype="float32", directory="job/weights/v000002", files=(FILE,)
+)
+
+
+def refused(make: Any, field: str, **changes: Any) -> None:
+    with pytest.raises(ContractViolation) as refusal:
+        make(**changes)
+    assert refusal.value.field == field
+
+
+def changed(record: Any) -> Any:
+    """Builds a record again, with other fields; as `replace` does, but by its constructor."""
+    fields = {name: getattr(record, name) for name in record.__struct_fields__}
+    return lambda **changes: type(record)(**(fields | changes))
+
+
+@pytest.mark.parametrize("tokens", [b"", b"\0\0\0", b"\0" * 6])
+def test_tokens_are_whole_numbers_of_four_bytes_and_at_least_one(tokens: bytes) -> None:
+    sampled = rollout([7], 0.0)
+    refused(changed(sampled.completion), "token_ids", token_ids=tokens)
+    refused(changed(prompt_batch([[5]]).prompts[0]), "token_ids", token_ids=tokens)
+    refused(changed(batch_of([([5], [sampled])]).groups[0]), "prompt_token_ids", prompt_token_ids=tokens)
+
+
+def test_each_token_has_a_log_prob() -> None:
+    sampled = rollout([7, 8], 0.0).completion
+    refused(changed(sampled), "generator_logprobs", generator_logprobs=pack_float32([-1.0]))
+    wire = encode(sampled).replace(encode(sampled.generator_logprobs), encode(pack_float32([-1.0] * 3)))
+    with pytest.raises(Exception, match="one log-prob per token"):
+        decode(wire, Completion)
+
+
+@pytest.mark.parametrize("reward", [math.nan, math.inf, -math.inf])
+def test_a_reward_is_finite(reward: float) -> None:
+    refused(changed(rollout([7], 0.0)), "reward", reward=reward)
+
+
+def test_a_batch_has_all_rollouts_of_each_prompt() -> None:
+    batch = batch_of([([5], [rollout([7], 0.0), rollout([8], 1.0)]), ([6], [rollout([7], 0.0), rollout([8], 1.0)])])
+    short = replace(batch.groups[1], rollouts=batch.groups[1].rollouts[:1])
+    refused(changed(batch), "groups", groups=(batch.groups[0], short))
+    refused(changed(batch), "groups", group_size=3)
+    assert isinstance(batch, RolloutBatch)
+    assert isinstance(short, RolloutGroup)
+
+
+def test_reserves_are_as_many_as_prompts_each_time() -> None:
+    asked = prompt_batch([[5], [6]])
+    reserve = Prompt(prompt_id="train/9", index=2, token_ids=pack_int32([9]), text="", reference="")
+    complete = changed(asked)(reserves=((reserve, reserve), (reserve, reserve)))
+    assert isinstance(complete, PromptBatch)
+    assert complete.prompt_at(1, num_resamples=2) == reserve
+    assert complete.prompt_at(1, num_resamples=3) is None
+    refused(changed(asked), "reserves", reserves=((reserve, reserve), (reserve,)))
+    refused(changed(asked), "reserves", reserves=((reserve,) * 3,))
+
+
+def test_a_manifest_has_files_in_each_of_its_steps() -> None:
+    delta = changed(MANIFEST)(transport="delta", base=(STEP,))
+    refused(changed(MANIFEST), "files", files=())
+    refused(changed(delta), "files", base=(changed(STEP)(files=()),))
+    adapter = AdapterVersion(scaling=1.0, adapter_digest=DIGEST, base=changed(STEP)(files=()))
+    refused(changed(MANIFEST), "files", adapter=adapter)
+
+
+@pytest.mark.parametrize("directory", ["/etc", "../other", "job/../../etc", ".."])
+def test_a_manifest_stays_below_the_weight_root(directory: str) -> None:
+    elsewhere = {"directory": directory}
+    refused(changed(MANIFEST), "directory", **elsewhere)
+    with pytest.raises(ContractViolation, match="weight root"):
+        changed(MANIFEST)(transport="delta", base=(changed(STEP)(**elsewhere),))
+
+
+def test_only_a_delta_stands_on_other_versions_and_adapters_on_one_base() -> None:
+    refused(changed(MANIFEST), "base", transport="file", base=(STEP,))
+    adapter = AdapterVersion(scaling=1.0, adapter_digest=DIGEST, base=STEP)
+    assert changed(MANIFEST)(adapter=adapter).adapter == adapter
+    refused(changed(MANIFEST), "adapter", transport="delta", base=(STEP,), adapter=adapter)
+
+
+def test_a_state_follows_the_arrows_of_the_lifecycle() -> None:
+    check_move(JobState.QUEUED, JobState.RUNNING)
+    with pytest.raises(Conflict, match="a succeeded job cannot become running"):
+        check_move(JobState.SUCCEEDED, JobState.RUNNING)
+
+
+def test_a_rollout_is_built_from_its_own_bytes() -> None:
+    sampled = rollout([7, 8], 0.5)
+    assert decode(encode(sampled), Rollout) == sampled
+
+
+def test_a_key_that_is_refused_is_named_by_its_table() -> None:
+    with pytest.raises(InvalidInput) as refusal:
+        convert({"on_unscorable": {"\x1b[2J": 0}}, ResumeRequest)
+    assert refusal.value.field == "on_unscorable"

@@ -1,0 +1,96 @@
+"""What a spec refuses beyond the range of a field: combinations that have no meaning or no effect."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from contracts.encoding.wire import Record, convert
+from contracts.errors import ContractViolation, InvalidInput
+from contracts.jobs import JobState
+from contracts.rewards import Scored
+from contracts.settings import settings_from
+from contracts.spec import JobSpec
+from tests.builders import job_spec
+
+FSDP: dict[str, Any] = {"trainer__sharding": "fsdp", "trainer__world_size": 2}
+KL: dict[str, Any] = {"algorithm__kl_coefficient": 0.1, "algorithm__kl_placement": "reward"}
+FLOAT: dict[str, Any] = {"deterministic": False, "trainer__accumulation": "float"}
+ALONE: dict[str, Any] = {"rollout__group_size": 1, "algorithm__advantage": "reinforce++"}
+
+
+def rewarded(**component: Any) -> dict[str, Any]:
+    return {"reward__components": [component]}
+
+
+def refused(**fields: Any) -> str:
+    with pytest.raises(InvalidInput) as refusal:
+        job_spec(**fields)
+    return str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"trainer__accumulation": "float"}, 'deterministic needs trainer.accumulation = "exact"'),
+        (
+            {"trainer__lora": {"publish": "adapter"}, "weights": {"transport": "delta"}},
+            'weights.transport = "delta" nothing to save',
+        ),
+        ({"rollout__sampling__temperature": 0.0}, "temperature must be above 0"),
+        ({"trackers": ["wandb", "wandb"]}, "trackers names one twice"),
+        ({"rollout__group_size": 1}, 'leaves algorithm.advantage = "grpo" nothing to compare'),
+        (ALONE | {"algorithm__shuffle_rewards": True}, "shuffle_rewards has no effect"),
+        ({"rollout__max_resamples": 1, "algorithm__advantage": "reinforce++"}, "equal rewards have an advantage"),
+        ({"rollout__max_resamples": 1} | KL, "the KL makes their rewards differ"),
+        ({"trainer__sharding": "fsdp"}, "needs trainer.world_size above 1"),
+        (FSDP | FLOAT, 'trainer.sharding = "fsdp" needs trainer.accumulation = "exact"'),
+        (FSDP | {"optimizer__type": "adamw_8bit"}, "its blocks would depend on the ranks"),
+        (FSDP | {"algorithm__advantage": "reinforce++"}, 'needs trainer.sharding = "none"'),
+        ({"trainer__lora": {"target_modules": ["all-linear", "lm_head"]}}, 'names "all-linear" and others'),
+        (rewarded(type="length", target_chars=5, max_chars=5), "max_chars must be above target_chars"),
+        (rewarded(type="overlong", max_tokens=4, buffer_tokens=5), "buffer_tokens must be max_tokens or less"),
+        (rewarded(type="overlong", max_tokens=9, buffer_tokens=4), "overlong begins above 5 tokens"),
+        ({"schedule": "weekly"}, "periodic"),
+    ],
+)
+def test_a_combination_without_meaning_is_refused_with_its_fields(fields: dict[str, Any], problem: str) -> None:
+    assert problem in refused(**fields)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [FLOAT, ALONE, {"rollout__max_resamples": 1}, FSDP, FSDP | {"trainer__lora": {}, "optimizer__type": "adamw_8bit"}],
+)
+def test_what_has_one_is_taken(fields: dict[str, Any]) -> None:
+    assert isinstance(job_spec(**fields), JobSpec)
+
+
+def test_held_out_prompts_are_sampled_before_after_and_each_n_iterations_where_there_are_any() -> None:
+    spec = job_spec(iterations=5, evaluation__num_prompts=4, evaluation__every_iterations=2)
+    assert [spec.evaluates(iteration) for iteration in range(6)] == [True, False, True, False, True, True]
+    without = job_spec(iterations=5, evaluation__num_prompts=0, evaluation__every_iterations=2)
+    assert not any(without.evaluates(iteration) for iteration in range(6))
+    assert (spec.last_iteration, without.last_iteration) == (5, 4)
+
+
+@pytest.mark.parametrize("reward", [float("nan"), float("inf")])
+def test_a_score_that_is_not_finite_is_an_error(reward: float) -> None:
+    with pytest.raises(ContractViolation, match="finite"):
+        Scored(reward=reward, breakdown={})
+
+
+class OfAState(Record, frozen=True, kw_only=True):
+    state: JobState
+
+
+def test_a_word_that_is_none_of_a_kind_is_refused_with_those_that_are() -> None:
+    with pytest.raises(InvalidInput, match="succeeded"):
+        convert({"state": "paused"}, OfAState)
+
+
+@pytest.mark.parametrize("variable", ["ONBEAT_LOG_FORMAT", "ONBEAT_DEVICE"])
+def test_a_setting_that_is_none_of_its_words_is_refused_by_its_variable(variable: str) -> None:
+    with pytest.raises(InvalidInput, match=f"{variable[7:].lower()} must be"):
+        settings_from({variable: "other"})

@@ -1,0 +1,91 @@
+"""Settings are closed and bounded, and an orchestrator's variables for a service of our name are none of them."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+from msgspec import inspect as types
+
+from contracts.errors import InvalidInput
+from contracts.service_links import is_service_link
+from contracts.settings import PREFIX, StackSettings, settings_from
+from onbeat.stack.plan import stack_settings
+from onbeat.stack.profile import StackProfile
+from tests.unit.contracts.test_spec_bounds import unbounded
+
+SERVICE_LINKS = {
+    "ONBEAT_SERVICE_HOST": "10.0.0.1",
+    "ONBEAT_SERVICE_PORT": "8000",
+    "ONBEAT_SERVICE_PORT_HTTP": "8000",
+    "ONBEAT_PORT": "tcp://10.0.0.1:8000",
+    "ONBEAT_PORT_8000_TCP": "tcp://10.0.0.1:8000",
+    "ONBEAT_PORT_8000_TCP_PROTO": "tcp",
+    "ONBEAT_PORT_8000_TCP_PORT": "8000",
+    "ONBEAT_PORT_8000_TCP_ADDR": "10.0.0.1",
+    "ONBEAT_PORT_53_UDP_ADDR": "fd00::1",
+    "ONBEAT_GATEWAY_SERVICE_HOST": "10.0.0.1",
+    "ONBEAT_GATEWAY_PORT": "tcp://10.0.0.1:8000",
+    "ONBEAT_REWARD_SERVICE_PORT_8100_TCP_ADDR": "10.0.0.2",
+}
+
+
+def test_the_variables_of_a_service_called_onbeat_stop_no_process() -> None:
+    assert settings_from({**SERVICE_LINKS, "ONBEAT_THREADS": "3"}) == StackSettings(threads=3)
+
+
+def test_a_stack_of_ones_own_is_started_beside_them() -> None:
+    assert stack_settings(SERVICE_LINKS) == StackSettings()
+
+
+def test_a_port_that_is_a_number_is_ours() -> None:
+    assert settings_from({"ONBEAT_PORT": "8100"}).port == 8100
+
+
+def test_no_setting_is_taken_for_a_service_link() -> None:
+    for variable in StackSettings().environment():
+        for value in ("8000", "http://10.0.0.1:8000", "10.0.0.1", "tcp"):
+            assert not is_service_link(variable, value), variable
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("ONBEAT_SERVICE_PORT", "a secret"),
+        ("ONBEAT_PORT_8000_TCP", "8000"),
+        ("ONBEAT_PORT_8000", "tcp://10.0.0.1:8000"),
+        ("ONBEAT_GATEWAY_PORT", "8000"),
+        ("ONBEAT_NAME", "/web/onbeat"),
+        ("ONBEAT_THREAD", "3"),
+    ],
+)
+def test_what_only_looks_like_one_is_refused(variable: str, value: str) -> None:
+    with pytest.raises(InvalidInput, match=f"{variable}: unknown setting"):
+        settings_from({variable: value})
+
+
+@pytest.mark.parametrize("kind", [StackSettings, StackProfile])
+def test_every_number_of_a_stack_has_two_bounds(kind: Any) -> None:
+    assert list(unbounded(types.type_info(kind), "", texts=False)) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("THREADS", "0"),
+        ("PORT", "65536"),
+        ("BROKER_TIMEOUT_S", "1e300"),
+        ("BROKER_TIMEOUT_S", "nan"),
+        ("MAX_RANKS", "-1"),
+    ],
+)
+def test_a_number_beyond_its_bounds_is_refused_by_its_variable(name: str, value: str) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        settings_from({f"{PREFIX}{name}": value})
+    assert refused.value.field == f"{PREFIX}{name}"
+
+
+def test_a_trainer_has_no_more_ranks_than_there_are_cores_unless_the_operator_says_so() -> None:
+    assert 1 <= StackSettings().most_ranks <= (os.cpu_count() or 1)
+    assert StackSettings(max_ranks=7).most_ranks == 7

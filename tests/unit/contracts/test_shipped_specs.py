@@ -1,0 +1,79 @@
+"""Every job spec in configs/ is valid, and the demo model that two of them use loads offline."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from consumer.datasets.base import load_dataset
+from consumer.datasets.prompts import PromptSource
+from contracts.encoding.wire import convert
+from contracts.errors import InvalidInput
+from contracts.spec import JobSpec
+from contracts.spec_tables.root import SpecRoot
+
+ROOT = Path(__file__).parents[3]
+SPECS = sorted((ROOT / "configs").glob("*.toml"))
+DEMO_MODEL = ROOT / "configs" / "models" / "two-digit-addition"
+
+
+def read_spec(name: str) -> JobSpec:
+    return convert(tomllib.loads((ROOT / "configs" / name).read_text()), JobSpec)
+
+
+def test_the_specs_that_the_docs_name_are_shipped() -> None:
+    whole = {"demo.toml", "reasoning-gym.toml", "smollm2-chain-sum.toml"}
+    assert whole | {"dapo.toml", "demo-lora.toml", "smollm2-chain-sum-lora.toml"} <= {path.name for path in SPECS}
+
+
+@pytest.mark.parametrize("path", SPECS, ids=lambda path: path.name)
+def test_a_shipped_spec_is_a_valid_job(path: Path) -> None:
+    spec = read_spec(path.name)
+    assert spec.deterministic
+    assert spec.evaluation.num_prompts > 0
+
+
+def test_an_unknown_key_in_a_spec_fails_and_names_itself() -> None:
+    values = tomllib.loads((ROOT / "configs" / "demo.toml").read_text())
+    values["rollout"]["groupsize"] = 8
+    with pytest.raises(InvalidInput, match="groupsize") as error:
+        convert(values, JobSpec)
+    assert error.value.field == "rollout"
+
+
+@pytest.mark.parametrize("name", ["demo.toml", "reasoning-gym.toml"])
+def test_the_demo_models_vocabulary_and_context_cover_the_specs_prompts(name: str) -> None:
+    spec = read_spec(name)
+    tokenizer = AutoTokenizer.from_pretrained(ROOT / spec.model.path)
+    dataset = load_dataset(spec.dataset, num_evaluation=spec.evaluation.num_prompts, seed=0, model_root=SpecRoot(ROOT))
+    prompts = PromptSource(dataset, tokenizer, spec, context_tokens=tokenizer.model_max_length)
+    assert len(prompts.training_prompts(0)) == spec.rollout.prompts_per_iteration
+    # An unknown character would come back as <unk>.
+    decoded = [tokenizer.decode(tokenizer(prompt.text).input_ids) for prompt in prompts.evaluation_prompts()]
+    assert decoded == [prompt.text for prompt in prompts.evaluation_prompts()]
+
+
+def test_the_demo_tokenizer_returns_what_it_was_given_and_drops_special_tokens() -> None:
+    tokenizer = AutoTokenizer.from_pretrained(DEMO_MODEL)
+    text = "State: 4 - 1 =\n{answer}  ~!"
+    assert tokenizer.decode(tokenizer(text).input_ids) == text
+    answer = [*tokenizer("521").input_ids, tokenizer.eos_token_id, tokenizer.pad_token_id]
+    assert tokenizer.decode(answer, skip_special_tokens=True) == "521"
+
+
+def test_the_demo_model_loads_strictly_and_greedily_answers_most_additions() -> None:
+    tokenizer = AutoTokenizer.from_pretrained(DEMO_MODEL)
+    model: Any = AutoModelForCausalLM.from_pretrained(DEMO_MODEL, dtype=torch.float32)
+    spec = read_spec("demo.toml")
+    examples = load_dataset(spec.dataset, num_evaluation=256, seed=0, model_root=SpecRoot(ROOT)).evaluation
+    inputs = tokenizer([example.question for example in examples], return_tensors="pt", padding=True)
+    output = model.generate(**inputs, max_new_tokens=5, do_sample=False)
+    answers = tokenizer.batch_decode(output[:, inputs.input_ids.shape[1] :], skip_special_tokens=True)
+    right = sum(answer == example.reference for answer, example in zip(answers, examples, strict=True))
+    assert 0.6 < right / len(examples) < 0.8
+    assert (DEMO_MODEL / "model.safetensors").stat().st_size < 1_000_000

@@ -1,0 +1,76 @@
+"""docs/configuration.md says what the config types say, and says it of every key."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+
+import msgspec
+import pytest
+
+from contracts.encoding.wire import convert
+from contracts.rewards import ExactReward, LengthReward
+from contracts.spec import JobSpec, RolloutSpec
+from docs.make_configuration import PAGE, configuration_page, field_docstrings, undocumented_fields
+from onbeat.cli import app
+
+
+def test_the_committed_page_is_the_generated_one() -> None:
+    assert PAGE.read_text() == configuration_page(), "python -m docs.make_configuration > docs/configuration.md"
+
+
+def test_every_config_field_has_a_docstring_under_it() -> None:
+    assert undocumented_fields() == []
+
+
+def test_a_docstring_belongs_to_the_field_above_it_and_is_inherited() -> None:
+    assert field_docstrings(RolloutSpec)["group_size"] == "G: completions per prompt."
+    assert field_docstrings(ExactReward).keys() == {"weight", "on_unscorable", "ignore_case"}
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        "| `iterations` | integer ≥ 1, ≤ 1000000 | required |",
+        '| `schedule` | `"periodic"` or `"synchronous"` | `"periodic"` |',
+        "| `sampling` | table | `{ max_new_tokens = 128 }` |",
+        "| `beta1` | number ≥ 0, < 1 | `0.9` |",
+        "| `ONBEAT_THREADS` | integer ≥ 1, ≤ 4096 | `1` |",
+        "| `count` | integer ≥ 1, ≤ 1024 | `1` |",
+        "| `kv_cache_mb` | integer ≥ 0, ≤ 16777216 | none |",
+    ],
+)
+def test_a_row_tells_type_range_and_default(row: str) -> None:
+    assert row in configuration_page()
+
+
+def test_each_member_of_a_union_has_its_own_table() -> None:
+    page = configuration_page()
+    for tag in ("addition", "jsonl", "exact", "plugin"):
+        assert f'### `type = "{tag}"`' in page
+    length = page.partition('### `type = "length"`')[2].partition("###")[0]
+    assert all(f"`{name}`" in length for name in LengthReward.__struct_fields__)
+
+
+def test_every_section_of_a_job_has_a_heading() -> None:
+    page = configuration_page()
+    tables = [field.name for field in msgspec.structs.fields(JobSpec) if f"| `{field.name}` | table |" in page]
+    assert {"model", "rollout", "optimizer", "limits"} <= set(tables)
+    assert all(f"## `[{name}]`" in page for name in tables)
+
+
+def test_the_job_in_the_readme_is_a_valid_spec() -> None:
+    block = re.search(r"```toml\n(name = .*?)```", (PAGE.parents[1] / "README.md").read_text(), re.DOTALL)
+    assert block is not None
+    assert convert(tomllib.loads(block[1]), JobSpec).rollout.prompts_per_iteration == 64
+
+
+def test_every_command_in_the_readme_and_the_operators_page_exists() -> None:
+    text = (PAGE.parents[1] / "README.md").read_text() + (PAGE.parent / "operations.md").read_text()
+    commands = {callback.__name__ for command in app.registered_commands if (callback := command.callback)}
+    assert set(re.findall(r"\bonbeat (\w+)(?= |$|`)", "\n".join(console_lines(text)))) <= commands
+
+
+def console_lines(text: str) -> list[str]:
+    """Lines that a reader types."""
+    return [line for line in text.splitlines() if line.startswith("$ ")]

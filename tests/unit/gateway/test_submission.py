@@ -1,0 +1,67 @@
+"""What the gateway refuses before it starts a trainer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from broker.presence import NOT_REPRODUCIBLE, GeneratorInfo
+from contracts.settings import StackSettings
+from contracts.weights import RedisWeights
+from gateway.submission import check_generators, check_paths
+from http_service.problems import Problem
+from tests.builders import job_spec
+
+
+def generators(*engines: str) -> list[GeneratorInfo]:
+    """One for each name of an engine that is not reproducible, or ""."""
+    return [
+        GeneratorInfo(generator_id=f"g{number}", seen_s=0.0, info={NOT_REPRODUCIBLE: engine})
+        for number, engine in enumerate(engines)
+    ]
+
+
+def test_a_deterministic_job_is_refused_where_no_live_generator_would_serve_it() -> None:
+    with pytest.raises(Problem) as caught:
+        check_generators(job_spec(), generators("vllm", "vllm"))
+    assert (caught.value.status, caught.value.field) == (422, "deterministic")
+    assert "deterministic = false" in (caught.value.cure or "")
+
+
+@pytest.mark.parametrize("engines", [(), ("vllm", ""), ("",)])
+def test_it_is_taken_where_one_would_or_where_none_lives_yet(engines: tuple[str, ...]) -> None:
+    check_generators(job_spec(), generators(*engines))
+
+
+def test_weights_in_redis_are_refused_where_a_live_generator_s_server_would_have_to_read_them() -> None:
+    spec = job_spec(deterministic=False, weights=RedisWeights())
+    with pytest.raises(Problem) as caught:
+        check_generators(spec, generators("vllm", "openai"))
+    assert (caught.value.status, caught.value.field) == (422, "weights.transport")
+    check_generators(spec, generators("vllm"))
+    check_generators(job_spec(weights=RedisWeights()), generators("", "openai"))
+
+
+def test_a_job_that_is_not_deterministic_is_taken_by_any() -> None:
+    check_generators(job_spec(deterministic=False), generators("vllm"))
+
+
+def test_a_model_or_data_that_is_not_there_is_refused_by_what_is_missing(tmp_path: Path) -> None:
+    """The root's own check finds a path that leads outside; here it leads to nothing, or to something else."""
+    settings = StackSettings(model_root=str(tmp_path))
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "whole" / "config.json").write_text("{}")
+    (tmp_path / "file").write_text("")
+    data = {"type": "jsonl", "train_path": "empty"}
+    for spec, field, problem in (
+        (job_spec(model__path="file"), "model.path", "there is no folder file"),
+        (job_spec(model__path="empty"), "model.path", "empty has no config.json"),
+        (job_spec(model__path="whole", dataset=data), "dataset.train_path", "there is no file empty"),
+    ):
+        with pytest.raises(Problem) as caught:
+            check_paths(spec, settings)
+        assert (caught.value.status, caught.value.field) == (422, field)
+        assert problem in str(caught.value)
+    check_paths(job_spec(model__path="whole"), settings)

@@ -1,0 +1,190 @@
+"""What a stack's processes are told: each documented setting has its effect, or is refused by its name."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import onbeat.commands.chaos as chaos_command
+import onbeat.commands.stack as stack_commands
+from broker.connection.roles import GATEWAY, GENERATOR, TRAINER
+from contracts.errors import InvalidInput
+from contracts.settings import PREFIX, StackSettings, settings_from
+from onbeat.commands.chaos import chaos
+from onbeat.commands.stack import demo, up
+from onbeat.stack.plan import DECIDED, SECRETS, StackPlan
+from onbeat.stack.profile import load_profile
+from onbeat.stack.stack import EmbeddedStack
+
+ROOT = Path(__file__).parents[4]
+CHOSEN: dict[str, tuple[object, dict[str, object]]] = {
+    "redis_url": ("redis://:word@127.0.0.1:6390/0", {}),
+    "api_key": ("chosen-key", {}),
+    "reward_key": ("chosen-key", {}),
+    "run_root": ("/tmp/chosen", {}),
+    "weight_root": ("/dev/shm/chosen", {}),
+    "model_root": (str(ROOT), {}),
+    "extra_roots": ("/tmp/chosen", {}),
+    "allowed_hosts": ("chosen.example", {}),
+    "threads": (3, {}),
+    "device": ("cuda", {}),
+    "peak_flops": (1e12, {}),
+    "max_ranks": (5, {}),
+    "max_jobs": (7, {}),
+    "log_format": ("json", {}),
+    "broker_timeout_s": (7.5, {}),
+    "broker_full_timeout_s": (8.5, {}),
+    "trainer_start_s": (9.5, {}),
+    "scorer_start_s": (10.5, {}),
+    "scorer_memory_mb": (2048, {}),
+    "scorer_network": ("host", {}),
+    "engine": ("vllm", {}),
+    "engine_url": ("http://127.0.0.1:9", {"engine": "openai"}),
+    "engine_server": ("sglang", {"engine": "openai", "engine_url": "http://127.0.0.1:9"}),
+    "engine_api_key": ("chosen-key", {"engine": "openai", "engine_url": "http://127.0.0.1:9"}),
+    "engine_max_sequences": (64, {"engine": "vllm"}),
+    "engine_kv_cache_mb": (128, {"engine": "vllm"}),
+    "engine_timeout_s": (11.5, {"engine": "vllm"}),
+    "crash_at": ("consumer.after_step:2", {}),
+}
+"""Setting → a value that isn't its default, and what must be set for it to have an effect."""
+SERVICES = ("reward_service", "gateway", "worker", "generator-1")
+
+
+class Started(Exception):
+    """Carries the plan that a command would have run."""
+
+    def __init__(self, plan: StackPlan) -> None:
+        self.plan = plan
+
+
+@pytest.fixture(params=["up", "demo", "chaos"])
+def command(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """Calls the command as the command line does; answers the plan instead of running it."""
+
+    def refuse(*arguments: Any, **_: Any) -> None:
+        raise Started(next(argument for argument in arguments if isinstance(argument, StackPlan)))
+
+    for module in (stack_commands, chaos_command):
+        monkeypatch.setattr(module, "EmbeddedStack", refuse)
+    monkeypatch.setattr(stack_commands, "run_demo", refuse)
+    for variable in [name for name in os.environ if name.startswith(PREFIX)]:
+        monkeypatch.delenv(variable)
+    monkeypatch.chdir(ROOT)
+    run: dict[str, Any] = {"up": lambda: up(port=0), "demo": demo, "chaos": lambda: chaos(rounds=1, max_faults=1)}
+
+    def planned() -> StackPlan:
+        with pytest.raises(Started) as caught:
+            run[request.param]()
+        return caught.value.plan
+
+    return planned
+
+
+def set_in_environment(monkeypatch: pytest.MonkeyPatch, values: dict[str, object]) -> None:
+    for name, value in values.items():
+        monkeypatch.setenv(f"{PREFIX}{name.upper()}", str(value))
+
+
+def told(plan: StackPlan) -> dict[str, StackSettings]:
+    """Service → the settings that its process would read."""
+    stack = EmbeddedStack(plan)
+    children = stack._plan_children(stack._settings())
+    assert [child.name for child in children][:4] == list(SERVICES)
+    return {child.name: settings_from(child.environment) for child in children[:4]}
+
+
+def test_every_setting_is_chosen_here_or_decided_by_the_stack() -> None:
+    assert set(CHOSEN) | set(DECIDED) == set(StackSettings.__struct_fields__)
+    assert not set(CHOSEN) & set(DECIDED)
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_a_setting_reaches_every_process_that_it_belongs_to(
+    name: str, command: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    value, with_others = CHOSEN[name]
+    assert value != getattr(StackSettings(), name)
+    set_in_environment(monkeypatch, {**with_others, name: value})
+    for service, settings in told(command()).items():
+        kind = service.partition("-")[0]
+        is_secret = any(name in secrets for secrets in SECRETS.values())
+        expected = "" if is_secret and name not in SECRETS[kind] else value
+        if name == "run_root":
+            assert settings.run_root.startswith(str(value))
+        else:
+            assert getattr(settings, name) == expected, service
+
+
+@pytest.mark.parametrize("name", DECIDED)
+def test_a_setting_that_the_stack_decides_is_refused_by_its_name(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    set_in_environment(monkeypatch, {name: "1" if name == "port" else "http://127.0.0.1:9"})
+    for command in (lambda: up(port=0, run_dir=tmp_path), demo, lambda: chaos(rounds=1, max_faults=1)):
+        with pytest.raises(InvalidInput, match="decides it itself") as caught:
+            command()
+        assert caught.value.field == f"{PREFIX}{name.upper()}"
+
+
+def test_a_flag_comes_before_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    plans: list[StackPlan] = []
+
+    def capture(plan: StackPlan, **_: Any) -> EmbeddedStack:
+        plans.append(plan)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(stack_commands, "EmbeddedStack", capture)
+    set_in_environment(monkeypatch, {"threads": 3, "run_root": "/tmp/chosen"})
+    with pytest.raises(KeyboardInterrupt):
+        up(threads=2, run_dir=tmp_path, port=0)
+    assert (plans[0].threads, plans[0].run_root) == (2, tmp_path)
+
+
+def test_an_engine_of_the_environment_and_a_profile_contradict_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_in_environment(monkeypatch, {"engine": "vllm"})
+    with pytest.raises(InvalidInput, match="the profile says") as caught:
+        up(profile=ROOT / "configs" / "stacks" / "mixed.toml", port=0)
+    assert caught.value.field == "ONBEAT_ENGINE"
+
+
+def test_a_process_of_a_private_redis_gets_the_user_of_its_role_and_no_other_secret(tmp_path: Path) -> None:
+    stack = EmbeddedStack(StackPlan(run_root=tmp_path, model_root=tmp_path))
+    stack.start_redis()
+    assert stack.redis is not None
+    try:
+        children = {child.name: child.environment for child in stack._plan_children(stack._settings())}
+    finally:
+        stack.stop()
+    redis = stack.redis
+    users = {"gateway": GATEWAY, "worker": TRAINER, "generator-1": GENERATOR}
+    for service, role in users.items():
+        assert children[service]["ONBEAT_REDIS_URL"] == redis.url_of(role)
+        assert [name for name in children if password_of(redis.url_of(role)) in told_to(children[name])] == [service]
+    assert children["reward_service"]["ONBEAT_REDIS_URL"] == ""
+    assert not any(password_of(redis.url) in told_to(environment) for environment in children.values())
+
+
+def password_of(url: str) -> str:
+    return url.split(":")[2].split("@")[0]
+
+
+def told_to(environment: dict[str, str]) -> str:
+    return "\n".join(environment.values())
+
+
+def test_the_key_of_an_engines_server_stays_with_its_generator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SERVER_KEY", "secret-of-the-server")
+    profile = tmp_path / "profile.toml"
+    profile.write_text(
+        '[[generators]]\nengine = { type = "openai", url = "http://127.0.0.1:9", api_key_variable = "SERVER_KEY" }\n'
+        "[[generators]]\n"
+    )
+    plan = StackPlan(run_root=tmp_path, model_root=tmp_path, generators=2, profile=load_profile(profile))
+    stack = EmbeddedStack(plan)
+    children = {child.name: child.environment for child in stack._plan_children(stack._settings())}
+    holders = [name for name, environment in children.items() if "secret-of-the-server" in environment.values()]
+    assert holders == ["generator-1"]

@@ -1,0 +1,129 @@
+"""A stack profile: which generators a stack has, under which interpreter, with which engine."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from contracts.errors import InvalidInput
+from contracts.settings import StackSettings
+from contracts.weights import RedisWeights
+from onbeat.commands.options import profile_and_count
+from onbeat.stack.plan import StackPlan
+from onbeat.stack.profile import GeneratorProfile, StackProfile, load_profile
+from tests.builders import job_spec
+
+STACKS = sorted((Path(__file__).parents[4] / "configs" / "stacks").glob("*.toml"))
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "stack.toml"
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize("path", STACKS, ids=lambda path: path.stem)
+def test_every_shipped_profile_gives_settings_that_a_generator_takes(path: Path) -> None:
+    for generator in load_profile(path).each:
+        assert generator.engine.settings(StackSettings(), {}).engine == generator.engine.type
+
+
+def test_the_mixed_profile_is_a_vllm_and_a_transformers_generator() -> None:
+    mixed = load_profile(next(path for path in STACKS if path.stem == "mixed"))
+    assert [(one.engine.type, one.python) for one in mixed.each] == [
+        ("vllm", ".venv-vllm/bin/python"),
+        ("transformers", ""),
+    ]
+    mixed.check(job_spec())
+
+
+def test_engine_keys_become_the_settings_of_the_same_name(tmp_path: Path) -> None:
+    profile = load_profile(
+        written(
+            tmp_path,
+            """
+            [[generators]]
+            count = 2
+            engine = { type = "openai", url = "http://host:1", server = "sglang", api_key_variable = "KEY",
+                       max_sequences = 9, timeout_s = 5.0 }
+            """.replace("\n                       ", " "),
+        )
+    )
+    shared = StackSettings(redis_url="redis://host", threads=3)
+    settings = profile.each[1].engine.settings(shared, {"KEY": "secret"})
+    assert settings == StackSettings(
+        redis_url="redis://host",
+        threads=3,
+        engine="openai",
+        engine_url="http://host:1",
+        engine_server="sglang",
+        engine_api_key="secret",
+        engine_max_sequences=9,
+        engine_timeout_s=5.0,
+    )
+    with pytest.raises(InvalidInput, match="KEY is not set"):
+        profile.each[0].engine.settings(shared, {})
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("[[generators]]\ncolour = 1", "colour"),
+        ("[[generators]]\nengine = { type = 'llama.cpp' }", "llama.cpp"),
+        ("generators = []", "generators"),
+        ("generators", "stack.toml"),
+    ],
+)
+def test_a_bad_profile_is_named(tmp_path: Path, text: str, problem: str) -> None:
+    with pytest.raises(InvalidInput, match=problem):
+        load_profile(written(tmp_path, text))
+
+
+def test_a_key_that_the_engine_would_ignore_is_refused(tmp_path: Path) -> None:
+    profile = load_profile(written(tmp_path, "[[generators]]\nengine = { kv_cache_mb = 64 }"))
+    with pytest.raises(InvalidInput, match="engine_kv_cache_mb has no effect with engine = transformers"):
+        profile.each[0].engine.settings(StackSettings(), {})
+
+
+def test_an_interpreter_starts_at_the_model_root_and_must_be_there(tmp_path: Path) -> None:
+    assert GeneratorProfile().interpreter(tmp_path) == sys.executable
+    (tmp_path / "python").symlink_to(sys.executable)
+    assert GeneratorProfile(python="python").interpreter(tmp_path) == str(tmp_path / "python")
+    with pytest.raises(InvalidInput, match="make setup-vllm") as caught:
+        GeneratorProfile(python=".venv-vllm/bin/python").interpreter(tmp_path)
+    assert caught.value.field == "generators.python"
+
+
+def test_the_flags_name_a_profile_or_a_number_of_generators(tmp_path: Path) -> None:
+    path = written(tmp_path, "[[generators]]\ncount = 3")
+    assert profile_and_count(None, None) == (None, 1)
+    assert profile_and_count(None, 2) == (None, 2)
+    assert profile_and_count(path, None)[1] == 3
+    with pytest.raises(InvalidInput, match="--generators"):
+        profile_and_count(path, 3)
+    with pytest.raises(InvalidInput, match="the profile has 3 generators"):
+        StackPlan(run_root=tmp_path, model_root=tmp_path, generators=1, profile=load_profile(path))
+
+
+def test_a_deterministic_job_needs_a_generator_that_serves_it() -> None:
+    vllm = load_profile(next(path for path in STACKS if path.stem == "vllm"))
+    with pytest.raises(InvalidInput, match="--set deterministic=false") as caught:
+        vllm.check(job_spec())
+    assert caught.value.field == "deterministic"
+    vllm.check(job_spec(deterministic=False))
+    StackProfile(generators=(GeneratorProfile(count=2),)).check(job_spec())
+    assert len(StackProfile().each) == 1
+
+
+def test_weights_in_redis_are_refused_where_a_server_would_have_to_read_them(tmp_path: Path) -> None:
+    text = "[[generators]]\n\n[[generators]]\nengine = { type = 'openai', url = 'http://host:1' }"
+    profile = load_profile(written(tmp_path, text))
+    with pytest.raises(InvalidInput, match="reads files, not Redis") as caught:
+        profile.check(job_spec(deterministic=False, weights=RedisWeights()))
+    assert caught.value.field == "weights.transport"
+    profile.check(job_spec(weights=RedisWeights()))
+    load_profile(next(path for path in STACKS if path.stem == "mixed")).check(
+        job_spec(deterministic=False, weights=RedisWeights())
+    )

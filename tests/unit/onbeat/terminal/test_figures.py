@@ -1,0 +1,61 @@
+"""Figures and the summary of a finished run."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import pytest
+
+from contracts.encoding.wire import encode_json
+from contracts.errors import ContractViolation
+from contracts.events import TimelineSpan
+from contracts.run_folder import RunFolder
+from onbeat.terminal.figures import draw_figures, middle_iterations, moving_mean, read_json_lines
+from tests.e2e.stand_in_gateway import evaluation, metrics_of
+
+
+def span(iteration: int, what: str = "train", who: str = "trainer") -> TimelineSpan:
+    return TimelineSpan(who=who, what=what, iteration=iteration, started_s=float(iteration), ended_s=iteration + 0.5)
+
+
+def png_size(path: Path) -> tuple[int, int]:
+    data = path.read_bytes()
+    assert data[:8] == b"\x89PNG\r\n\x1a\n"
+    width, height = struct.unpack(">II", data[16:24])
+    return width, height
+
+
+def test_a_run_is_drawn_as_a_reward_curve_and_a_timeline(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path, "job")
+    folder.path.mkdir()
+    spans = [span(n, what, who) for n in range(8) for what, who in (("train", "trainer"), ("generate", "generator-a"))]
+    folder.timeline.write_bytes(b"\n".join(map(encode_json, spans)) + b"\n")
+    metrics = [metrics_of(n, n / 8) for n in range(8)]
+    paths = draw_figures(folder, metrics=metrics, evaluations=[evaluation(0, 0.4), evaluation(8, 0.9)], title="test")
+    assert [path.name for path in paths] == ["reward_curve.png", "timeline.png"]
+    assert [png_size(path) for path in paths] == [(1350, 675), (1350, 675)]
+
+
+def test_a_run_without_data_has_no_figures(tmp_path: Path) -> None:
+    assert draw_figures(RunFolder(tmp_path, "job"), metrics=[], evaluations=[], title="") == []
+
+
+def test_the_timeline_shows_whole_iterations_from_the_middle_of_the_training() -> None:
+    spans = [span(iteration, what) for iteration in range(10) for what in ("generate", "train")]
+    assert {found.iteration for found in middle_iterations([*spans, span(10, "generate")], 4)} == {3, 4, 5, 6}
+    assert {found.iteration for found in middle_iterations(spans[:4], 4)} == {0, 1}
+
+
+def test_a_moving_mean_narrows_at_the_ends() -> None:
+    assert moving_mean([0.0, 3.0, 6.0, 9.0], 3) == [1.5, 3.0, 6.0, 7.5]
+
+
+def test_an_unfinished_last_line_is_dropped_and_a_damaged_one_before_it_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "timeline.jsonl"
+    good = encode_json(span(1))
+    path.write_bytes(good + b"\n" + good[:10])
+    assert read_json_lines(path, TimelineSpan) == [span(1)]
+    path.write_bytes(good[:10] + b"\n" + good)
+    with pytest.raises(ContractViolation, match=r"timeline\.jsonl: line 1 does not decode"):
+        read_json_lines(path, TimelineSpan)

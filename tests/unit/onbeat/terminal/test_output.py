@@ -1,0 +1,218 @@
+"""What commands print: other people's text is text, an empty value is a dash, and an end is quiet."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from contracts.encoding.wire import encode_json
+from contracts.errors import InvalidInput
+from contracts.events import BatchDead, StateChanged
+from contracts.jobs import JobState, JobStatus
+from onbeat.audit.chain import Verdict
+from onbeat.chaos.result import RoundResult
+from onbeat.client.gateway import GatewayClient
+from onbeat.client.progress import JobProgress
+from onbeat.commands import bench
+from onbeat.commands.chaos import show_round
+from onbeat.commands.jobs import _job_table, _show_verdict
+from onbeat.commands.stack import show_summary
+from onbeat.demo import DemoSummary
+from onbeat.terminal.follow import EventReader
+from onbeat.terminal.job_view import PlainView, panel, view_for
+from onbeat.terminal.output import TextConsole, emit, emit_error
+from onbeat.terminal.stream_report import cell, report_tables
+from onbeat.terminal.words import UNKNOWN
+from process.waiting import Waiting
+
+HOSTILE = "[bold]a[/bold][/]\x1b[2Jb\x9b31m\nc :boom:\u202e"
+"""Markup that is open and closed wrongly, what clears a screen, a line of its own, an emoji's name, a turned line."""
+AS_TEXT = r"[bold]a[/bold][/]\x1b[2Jb\x9b31m\nc :boom:\u202e"
+STATUS = JobStatus(
+    job_id="job-1",
+    name=HOSTILE,
+    reason=HOSTILE,
+    state=JobState.FAILED,
+    schedule="periodic",
+    iterations=3,
+    created_s=1.0,
+)
+SUMMARY = DemoSummary(
+    job_id="job-1",
+    status="failed",
+    reason=HOSTILE,
+    schedule="periodic",
+    seed=0,
+    generators=1,
+    iterations=0,
+    wall_s=1.0,
+    eval_before=0.1,
+    eval_after=0.2,
+    eval_before_greedy=None,
+    eval_after_greedy=None,
+    eval_prompts=4,
+    reward_first=None,
+    reward_last=None,
+    final_policy_version=0,
+    final_weights_digest="",
+    batches_trained=0,
+    batches_rejected={},
+    batches_reclaimed=0,
+    tokens_per_s=0.0,
+    verified=False,
+    gaps=(HOSTILE,),
+    run_dir=HOSTILE,
+    figures=(),
+)
+ROUND = RoundResult(
+    number=1,
+    job_id="job-1",
+    status="failed",
+    from_submission=True,
+    opened_s=None,
+    faults=(),
+    wall_s=1.0,
+    rewinds=0,
+    rejected={},
+    problems=(HOSTILE,),
+)
+VERDICT = Verdict(
+    num_records=0,
+    num_iterations=0,
+    num_trained_batches=0,
+    num_evaluation_batches=0,
+    num_rewinds=0,
+    gaps=(HOSTILE,),
+)
+
+
+def terminal() -> tuple[TextConsole, io.StringIO]:
+    """Of colours, as wide as any line."""
+    shown = io.StringIO()
+    return TextConsole(file=shown, force_terminal=True, width=1000), shown
+
+
+def show_streams(console: TextConsole) -> None:
+    lease = {"generator_id": HOSTILE, "info": {"engine": HOSTILE}, "names": [HOSTILE]}
+    for table in report_tables({"fence_state": HOSTILE, "leases": [lease]}):
+        console.print(table)
+
+
+def show_events(console: TextConsole) -> None:
+    view, progress = PlainView(console), JobProgress(STATUS)
+    view.event(BatchDead(at_s=0.0, batch_id="3/train/0", reason=HOSTILE), progress)
+    view.event(StateChanged(at_s=0.0, state=JobState.FAILED, reason=HOSTILE), progress)
+
+
+def show_live(console: TextConsole) -> None:
+    with view_for(console) as view:
+        view.refresh(JobProgress(STATUS))
+
+
+VIEWS = {
+    "panel": lambda console: console.print(panel(JobProgress(STATUS))),
+    "live panel": show_live,
+    "lines": show_events,
+    "jobs": lambda console: console.print(_job_table([STATUS])),
+    "streams": show_streams,
+    "verify": lambda console: _show_verdict(console, HOSTILE, VERDICT),
+    "demo": lambda console: show_summary(console, SUMMARY),
+    "chaos": lambda console: show_round(console, ROUND),
+    "any text": lambda console: console.print(HOSTILE.replace("\n", r"\n")),
+}
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_what_others_wrote_is_text_in_every_view(view: str) -> None:
+    console, shown = terminal()
+    VIEWS[view](console)
+    text = shown.getvalue()
+    assert AS_TEXT in text
+    for control in ("\x1b[2J", "\x9b", "\u202e", "\N{COLLISION SYMBOL}"):
+        assert control not in text
+
+
+def test_an_error_is_one_line_of_text(capsys: pytest.CaptureFixture[str]) -> None:
+    emit_error(InvalidInput(HOSTILE), json_output=False)
+    assert capsys.readouterr().err == f"onbeat: {AS_TEXT}\n"
+
+
+def test_an_object_has_no_controls_and_means_what_it_meant(capsys: pytest.CaptureFixture[str]) -> None:
+    emit({"name": HOSTILE})
+    (line,) = capsys.readouterr().out.split("\n")[:-1]
+    assert line.isprintable()
+    assert json.loads(line) == {"name": HOSTILE}
+
+
+def test_an_empty_value_is_a_dash() -> None:
+    shown = io.StringIO()
+    report: dict[str, Any] = {"fence_state": "", "counts": {}, "names": [], "none": None, "nested": {"engine": ""}}
+    (table,) = report_tables(report)
+    TextConsole(file=shown).print(table)
+    values = [line.split()[-1] for line in shown.getvalue().splitlines()]
+    assert values == [UNKNOWN, "0", UNKNOWN, UNKNOWN, UNKNOWN]
+    assert cell("info", {"rejected_weights": "", "engine": "vllm"}) == f"rejected weights {UNKNOWN}   engine vllm"
+
+
+def test_a_benchmark_answers_one_object_with_the_results_that_it_wrote(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from onbeat.cli import app
+
+    scripts = tmp_path / "benchmarks"
+    (scripts / "results").mkdir(parents=True)
+    (scripts / "__init__.py").write_text("")
+    (scripts / "results" / "old.json").write_text("{}")
+    (scripts / "one_number.py").write_text(
+        "import pathlib, sys\n"
+        "print('for people', sys.argv[1:])\n"
+        "pathlib.Path('benchmarks/results/new.json').write_text('{\"number\": 3}')\n"
+        "sys.exit(1)\n"
+    )
+    monkeypatch.setattr(bench, "REPOSITORY", tmp_path)
+    monkeypatch.setattr(bench, "FOLDER", scripts)
+    assert app(["bench", "one-number", "--json", "--fast"], standalone_mode=False) == 1
+    out, err = capfd.readouterr()
+    assert json.loads(out) == {"benchmark": "one-number", "exit_code": 1, "results": {"new.json": {"number": 3}}}
+    assert "for people ['--fast']" in err
+
+
+class Held(httpx.SyncByteStream):
+    """One event, and then nothing until the connection is closed."""
+
+    def __init__(self) -> None:
+        self.closed = threading.Event()
+
+    def __iter__(self) -> Iterator[bytes]:
+        event = encode_json(StateChanged(at_s=0.0, state=JobState.RUNNING)).decode()
+        yield f"id: 1-0\ndata: {event}\n\n".encode()
+        self.closed.wait()
+        raise httpx.ReadError("closed")
+
+
+def test_who_stops_following_is_not_told_that_the_stream_broke_off(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    stream = Held()
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, stream=stream))
+    with GatewayClient("http://127.0.0.1:1", "", transport=transport) as client:
+        reader = EventReader(client, "job-1")
+        reader.start()
+        until(lambda: bool(reader.take(0.1)), "the event")
+    stream.closed.set()
+    until(lambda: reader.ended, "the reader's end")
+    assert reader.take(0.0) == []
+    assert "event stream" not in caplog.text
+
+
+def until(true: Any, what: str) -> None:
+    waiting = Waiting(what, deadline_s=60.0)
+    while not true():
+        waiting.poke()

@@ -1,0 +1,61 @@
+"""Numbers as people read them."""
+
+from __future__ import annotations
+
+import pytest
+
+from onbeat.terminal.stream_report import cell
+from onbeat.terminal.words import by_reason, count, duration, plural, short, size, sparkline
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (None, "\N{EN DASH}"),
+        (0.04, "0.0 s"),
+        (9.94, "9.9 s"),
+        (9.96, "10 s"),
+        (59.4, "59 s"),
+        (65, "1 min 05 s"),
+        (7380, "2 h 03 min"),
+    ],
+)
+def test_durations(seconds: float | None, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_sparkline_runs_from_the_smallest_to_the_largest_value() -> None:
+    assert sparkline([0.0, 0.5, 1.0]) == "▁▅█"
+    assert sparkline([]) == ""
+    assert sparkline([2.0, 2.0]) == "▅▅"
+
+
+def test_a_long_series_is_squeezed_into_the_width_by_means() -> None:
+    assert sparkline([0.0] * 50 + [1.0] * 50, width=4) == "▁▁██"
+    assert len(sparkline(list(range(1000)), width=40)) == 40
+
+
+def test_sizes_counts_plurals_and_digests() -> None:
+    assert [size(n) for n in (812, 46285, 1572864, 3 * 1024**3)] == ["812 B", "45.2 KB", "1.5 MB", "3.0 GB"]
+    assert count(4812.4) == "4\u202f812"
+    assert [plural(1, "batch"), plural(3, "batch"), plural(2, "generator")] == ["1 batch", "3 batches", "2 generators"]
+    assert [plural(1, "copy"), plural(2, "copy")] == ["1 copy", "2 copies"]
+    assert short("0123456789abcdef") == "0123456789ab…"
+
+
+def test_refusals_are_shown_by_reason_the_most_frequent_first() -> None:
+    assert by_reason({}) == "0"
+    assert by_reason({"stale": 1, "duplicate": 3, "future": 0}) == "4 (duplicate 3, stale 1)"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "text"),
+    [
+        ("trainer_epoch", 1795248437744, "1795248437744"),
+        ("accepted_bytes", 2048, "2.0 KB"),
+        ("oldest_age_s", 65, "1 min 05 s"),
+        ("batches_rejected", {"stale": 2}, "2 (stale 2)"),
+    ],
+)
+def test_a_value_of_the_stream_monitor_is_shown_as_its_key_asks(key: str, value: object, text: str) -> None:
+    assert cell(key, value) == text

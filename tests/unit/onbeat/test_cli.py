@@ -1,0 +1,301 @@
+"""The command line against a real HTTP server with the gateway's routes."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from contracts.encoding.wire import encode_json
+from contracts.events import IterationCommitted, StateChanged
+from contracts.jobs import JobState
+from contracts.run_folder import RunFolder
+from onbeat.audit.folder import write_audit
+from onbeat.cli import run
+from onbeat.client.gateway import GatewayClient
+from onbeat.client.progress import JobProgress
+from onbeat.stack.signals import ENDING
+from onbeat.terminal.job_view import iteration_line, panel
+from tests.e2e.stand_in_gateway import JOB, KEY, FakeGateway, events_of, fake_gateway, metrics_of
+
+
+@pytest.fixture(autouse=True)
+def restored_process() -> Iterator[None]:
+    """`run` owns its process: it sets signal handlers and the root logger."""
+    handlers = {number: signal.getsignal(number) for number in ENDING}
+    root = logging.getLogger()
+    lines, level = root.handlers[:], root.level
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+    root.handlers[:], root.level = lines, level
+
+
+@pytest.fixture
+def gateway(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeGateway]:
+    with fake_gateway() as server:
+        monkeypatch.setenv("ONBEAT_GATEWAY_URL", server.url)
+        monkeypatch.setenv("ONBEAT_API_KEY", KEY)
+        monkeypatch.setenv("ONBEAT_RUN_ROOT", str(tmp_path / "runs"))
+        monkeypatch.chdir(tmp_path)
+        yield server
+
+
+@pytest.fixture
+def spec_file(tmp_path: Path) -> Path:
+    path = tmp_path / "job.toml"
+    path.write_text(
+        'name = "test"\niterations = 2\n[model]\npath = "x"\n[dataset]\ntype = "addition"\n'
+        '[reward]\ncomponents = [{ type = "exact" }]\n'
+    )
+    return path
+
+
+def only_object(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    """Exactly one JSON object, on one line of stdout."""
+    (line,) = capsys.readouterr().out.splitlines()
+    found = json.loads(line)
+    assert isinstance(found, dict)
+    return found
+
+
+def save_spec(gateway: FakeGateway, run_root: Path) -> RunFolder:
+    folder = RunFolder(run_root, JOB)
+    folder.path.mkdir(parents=True)
+    folder.spec.write_bytes(encode_json(gateway.spec))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("command", "key"),
+    [
+        (["jobs"], "jobs"),
+        (["watch", JOB], "job_id"),
+        (["streams", JOB], "num_prompts"),
+        (["remove", JOB], "removed"),
+        (["submit", "job.toml"], "job_id"),
+    ],
+)
+@pytest.mark.usefixtures("gateway", "spec_file")
+def test_every_command_prints_exactly_one_object_with_json(
+    command: list[str], key: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([*command, "--json"]) == 0
+    assert key in only_object(capsys)
+
+
+def test_a_submitted_spec_carries_flags_settings_and_an_idempotency_key(
+    gateway: FakeGateway, spec_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--seed", "7", "--schedule", "synchronous", "--set", "optimizer.learning_rate=1e-3"]
+    assert run(["submit", str(spec_file), *flags, "--idempotency-key", "once"]) == 0
+    ((key, spec),) = gateway.submitted
+    assert key == "once"
+    assert (spec.seed, spec.schedule, spec.optimizer.learning_rate) == (7, "synchronous", 1e-3)
+    assert JOB in capsys.readouterr().out
+    assert run(["submit", str(spec_file), "--run-dir", "other"]) == 0
+    assert f"follow it: onbeat watch {JOB} --run-dir other\n" in capsys.readouterr().out
+
+
+def test_watch_prints_a_line_an_iteration_and_its_exit_code_is_the_jobs(
+    gateway: FakeGateway, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["watch", JOB]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "iteration 1/2  reward 0.500  version 0 → 1  1 batches  2.0 s  20 tokens/s" in lines[3]
+    assert "held-out accuracy under version 2: sampled 0.700, greedy 0.700 (2 prompts)" in lines
+    gateway.final = JobState.FAILED
+    assert run(["watch", JOB]) == 1
+    assert "job failed: the loss is not finite" in capsys.readouterr().out
+
+
+def test_submit_and_wait_fails_when_the_job_fails(
+    gateway: FakeGateway, spec_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gateway.final = JobState.FAILED
+    assert run(["submit", str(spec_file), "--wait", "--json"]) == 1
+    assert only_object(capsys)["state"] == "failed"
+
+
+def test_resume_asks_for_the_iterations_and_follows_the_job(
+    gateway: FakeGateway, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["resume", JOB, "--iterations", "9", "--wait", "--json"]) == 0
+    assert only_object(capsys)["state"] == "succeeded"
+    assert run(["resume", JOB]) == 0
+    assert f"{JOB}  succeeded   follow it: onbeat watch {JOB}" in capsys.readouterr().out
+    assert run(["resume", JOB, "--run-dir", "other"]) == 0
+    assert f"follow it: onbeat watch {JOB} --run-dir other\n" in capsys.readouterr().out
+    assert [asked.iterations for asked in gateway.resumed] == [9, None, None]
+
+
+def test_resume_states_scores_for_what_components_cannot_score(
+    gateway: FakeGateway, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["resume", JOB, "--on-unscorable", "math_verify=-0.5", "--on-unscorable", "plugin_2=fail"]) == 0
+    assert gateway.resumed[-1].on_unscorable == {"math_verify": -0.5, "plugin_2": "fail"}
+    for wrong in ("math_verify", "math_verify=none", "math_verify=1e9", "math_verify=nan"):
+        assert run(["resume", JOB, "--on-unscorable", wrong]) == 2
+        assert "on" in capsys.readouterr().err
+
+
+def test_the_events_of_a_resumed_job_go_on_after_its_first_end(gateway: FakeGateway) -> None:
+    gateway.earlier = events_of(JobState.FAILED)
+    with GatewayClient(gateway.url, KEY) as client:
+        found = [event for _, event in client.events(JOB)]
+    assert [event.state for event in found if isinstance(event, StateChanged)] == [
+        JobState.RUNNING,
+        JobState.FAILED,
+        JobState.RUNNING,
+        JobState.SUCCEEDED,
+    ]
+
+
+def test_an_event_stream_that_breaks_off_is_taken_up_after_its_last_event(gateway: FakeGateway) -> None:
+    gateway.break_after = 4
+    with GatewayClient(gateway.url, KEY) as client:
+        found = [event_id for event_id, _ in client.events(JOB)]
+    assert gateway.last_event_ids == [None, "4"]
+    assert found == ["1", "2", "3", "4", "5", "6", "7"]
+
+
+@pytest.mark.parametrize(
+    ("command", "line"),
+    [
+        (["watch", "unknown"], "onbeat: job: there is no such job (GET /v1/jobs lists them)"),
+        (["remove", "job-none"], "onbeat: job: there is no such job"),
+        (["cancel", JOB], "onbeat: state: a succeeded job cannot become cancelling"),
+        (
+            ["jobs", "--api-key", "wrong"],
+            "onbeat: api_key: the key is wrong (give the stack's key by --api-key or ONBEAT_API_KEY)",
+        ),
+        (["watch", "../jobs"], "onbeat: job: `../jobs` is not a job id (`onbeat jobs` lists them)"),
+        (["submit", "absent.toml"], "onbeat: absent.toml: no such file (configs/ holds the shipped specs)"),
+        (["nonsense"], "onbeat: No such command 'nonsense'. (onbeat --help)"),
+    ],
+)
+@pytest.mark.usefixtures("gateway")
+def test_bad_input_is_one_line_and_exit_code_2(
+    command: list[str], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(command) == 2
+    captured = capsys.readouterr()
+    assert captured.err.splitlines() == [line]
+    assert captured.out == ""
+
+
+@pytest.mark.usefixtures("gateway")
+def test_an_error_with_json_is_one_object_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["watch", "unknown", "--json"]) == 2
+    assert only_object(capsys) == {
+        "error": {
+            "type": "NotFound",
+            "field": "job",
+            "problem": "there is no such job",
+            "cure": "GET /v1/jobs lists them",
+        }
+    }
+
+
+def test_an_unknown_setting_in_the_environment_names_itself(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ONBEAT_COLOUR", "red")
+    assert run(["jobs"]) == 2
+    assert capsys.readouterr().err.startswith("onbeat: ONBEAT_COLOUR: unknown setting (known: ONBEAT_ALLOWED_HOSTS")
+
+
+@pytest.mark.usefixtures("monkeypatch")
+def test_a_gateway_that_is_away_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["jobs", "--gateway", "http://127.0.0.1:9"]) == 2
+    assert capsys.readouterr().err.startswith("onbeat: gateway: no answer from http://127.0.0.1:9: ")
+
+
+def test_verify_asks_the_gateway_and_fails_on_a_gap(
+    gateway: FakeGateway, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = save_spec(gateway, tmp_path / "runs")
+    assert run(["verify", JOB, "--json"]) == 0
+    assert only_object(capsys)["verified"] is True
+    folder.weights_of(1).mkdir(parents=True)
+    (folder.weights_of(1) / "weights-00001-of-00001.safetensors").write_bytes(b"\x02" + bytes(7) + b"{}")
+    assert run(["verify", JOB, "--json"]) == 1
+    (gap,) = only_object(capsys)["gaps"]
+    assert gap.startswith(f"{JOB}/weights/v000001: the files have digest")
+
+
+def test_verify_needs_no_gateway_where_the_run_folder_holds_the_chain(
+    gateway: FakeGateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = save_spec(gateway, tmp_path / "kept")
+    with GatewayClient(gateway.url, KEY) as client:
+        write_audit(folder, client.job(JOB), client.audit(JOB))
+    monkeypatch.setenv("ONBEAT_GATEWAY_URL", "http://127.0.0.1:9")
+    assert run(["verify", JOB, "--run-dir", str(tmp_path / "kept")]) == 0
+    assert "verified  job-0a1b: 2 iterations, 2 training and 2 evaluation batches" in capsys.readouterr().out
+    monkeypatch.setenv("ONBEAT_RUN_ROOT", str(tmp_path / "kept"))
+    assert run(["verify", JOB]) == 0
+
+
+@pytest.mark.parametrize("command", [["verify", JOB], ["export", JOB, "out"]])
+def test_a_job_that_wrote_no_spec_was_not_trained(
+    command: list[str], gateway: FakeGateway, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(command) == 2
+    assert "cannot be read" in capsys.readouterr().err
+    RunFolder(tmp_path / "runs", JOB).path.mkdir(parents=True)
+    assert run(command) == 2
+    said = f"onbeat: job: {JOB} ended before it wrote its spec, or has yet to begin, so nothing was trained ("
+    assert capsys.readouterr().err.startswith(said)
+
+
+@pytest.mark.parametrize("command", [["verify", JOB], ["export", JOB, "out"]])
+@pytest.mark.usefixtures("gateway")
+def test_without_a_stack_an_unknown_job_is_told_of_the_run_folder(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("ONBEAT_GATEWAY_URL")
+    assert run(command) == 2
+    line = capsys.readouterr().err
+    assert f"and {JOB} has no folder there (give the folder of its stack or demo with --run-dir DIR)" in line
+
+
+def test_progress_folds_events_and_estimates_the_time_left(gateway: FakeGateway) -> None:
+    gateway.final = JobState.RUNNING
+    progress = JobProgress(gateway.status())
+    for event in events_of(JobState.RUNNING)[:4]:
+        progress.apply(event)
+    assert progress.rewards == [0.5]
+    assert progress.evaluation_latest is not None
+    assert progress.evaluation_latest.sampled == 0.4
+    assert progress.left_s == 0.0
+    progress.apply(IterationCommitted(at_s=9.0, metrics=metrics_of(0, 0.6), weights_digest=""))
+    assert progress.rewards == [0.6]
+
+
+def test_the_live_panel_shows_what_an_onlooker_asks_for(gateway: FakeGateway) -> None:
+    progress = JobProgress(gateway.status())
+    for event in events_of(JobState.SUCCEEDED):
+        progress.apply(event)
+    console = Console(width=110, record=True, file=io.StringIO())
+    console.print(panel(progress))
+    text = console.export_text()
+    for part in (
+        "0.750",
+        "▁█",
+        "sampled 0.400 → 0.700",
+        "version 2",
+        "1 (stale 1) rejected",
+        "3 copies of late batches   2 won",
+        "2 of 2 iterations",
+        "20 tokens/s",
+    ):
+        assert part in text
+    assert iteration_line(metrics_of(1, 0.75), progress).startswith("iteration 2/2  reward 0.750  version 1 → 2")

@@ -1,0 +1,124 @@
+"""A batch that nobody needs any more is dropped where it is, and that is no failure."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from msgspec.structs import replace
+
+from broker.generator_side import Claim
+from contracts.rewards import RewardItem, Scored
+from contracts.rollouts import Completion, PromptBatch
+from contracts.spec import RewardSpec
+from contracts.versions import WeightFile, WeightManifest
+from producer.engine.base import VerifiedWeights
+from producer.rollout.carried_batch import ActiveJob, CarriedBatch
+from producer.rollout.carrier import Carrier
+from tests.builders import DIGEST, completion, job_spec, prompt_batch
+from tests.fakes import Changes, FakeSide, spell
+
+MANIFEST = WeightManifest(
+    policy_version=0,
+    weights_digest=DIGEST,
+    dtype="float32",
+    directory="job/weights/v000000",
+    files=(WeightFile(name="a.safetensors", num_bytes=1),),
+)
+
+
+class Loaded:
+    """A LoadedModel whose engine samples at once, or never."""
+
+    detokenizer = staticmethod(spell)
+
+    def __init__(self, *, hangs: bool) -> None:
+        self.asked: list[PromptBatch] = []
+        self._hangs = hangs
+
+    async def generate(self, batch: PromptBatch, *, deadline_s: float) -> list[list[Completion]]:
+        self.asked.append(batch)
+        if self._hangs:
+            await asyncio.Event().wait()
+        return [[completion([5]) for _ in range(batch.group_size)] for _ in batch.prompts]
+
+
+class EqualRewards:
+    def __init__(self, on_score: Callable[[], None]) -> None:
+        self._on_score = on_score
+
+    async def score(self, reward: RewardSpec, items: list[RewardItem], *, job_id: str, settles: bool) -> list[Scored]:
+        self._on_score()
+        return [Scored(reward=1.0, breakdown={}) for _ in items]
+
+
+async def at_once(call: Callable[..., Any], *arguments: Any) -> Any:
+    return call(*arguments)
+
+
+class Carried:
+    """One batch of two prompts with a reserve each, and who carries it."""
+
+    def __init__(self, *, hangs: bool = False, settled_while_scored: bool = False) -> None:
+        asked = prompt_batch([[5, 6], [7]])
+        asked = replace(asked, reserves=(asked.prompts,))
+        self.side, self.freed = FakeSide(Changes()), 0
+        self.loaded: Any = Loaded(hangs=hangs)
+        job = ActiveJob(job_id="job", spec=job_spec(), side=self.side)
+        claim = Claim(prompt_batch=asked, entry_id="0-0", attempt=1, manifest=MANIFEST, hedged=False)
+        weights = VerifiedWeights(policy_version=0, weights_digest=DIGEST)
+        self.batch = CarriedBatch(job=job, claim=claim, loaded=self.loaded, weights=weights)
+        calls: Any = at_once
+        self.carrier = Carrier(
+            generator_id="g",
+            calls=calls,
+            rewards=EqualRewards(self.batch.settle if settled_while_scored else lambda: None),
+            wall_clock=lambda: 1.0,
+            freed=self.free,
+        )
+
+    def free(self) -> None:
+        self.freed += 1
+
+    @property
+    def ends(self) -> tuple[int, int, int]:
+        """(rounds that were sampled, batches published, failed)."""
+        return len(self.loaded.asked), len(self.side.published), len(self.side.failed)
+
+
+def test_a_batch_of_equal_rewards_is_sampled_again_and_published() -> None:
+    async def run() -> Carried:
+        carried = Carried()
+        carried.batch.sample(started_s=0.0)
+        await carried.carrier.carry(carried.batch)
+        return carried
+
+    assert asyncio.run(run()).ends == (2, 1, 0)
+
+
+def test_a_batch_that_is_settled_while_it_is_scored_is_not_sampled_again() -> None:
+    async def run() -> Carried:
+        carried = Carried(settled_while_scored=True)
+        carried.batch.sample(started_s=0.0)
+        await carried.carrier.carry(carried.batch)
+        return carried
+
+    assert asyncio.run(run()).ends == (1, 0, 0)
+
+
+def test_a_batch_that_is_settled_in_the_engine_ends_without_an_error_and_frees_it() -> None:
+    async def run() -> Carried:
+        carried = Carried(hangs=True)
+        carried.batch.sample(started_s=0.0)
+        carrying = asyncio.create_task(carried.carrier.carry(carried.batch))
+        while not carried.loaded.asked:
+            await asyncio.sleep(0)
+        carried.batch.settle()
+        await carrying
+        return carried
+
+    carried = asyncio.run(run())
+    assert carried.ends == (1, 0, 0)
+    assert carried.freed == 1
+    assert carried.batch.generation is None

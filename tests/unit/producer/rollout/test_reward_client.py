@@ -1,0 +1,175 @@
+"""A score for every completion, or a failed batch that says why: never a 0 in its place (I6)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import httpx
+import pytest
+
+from contracts.encoding.wire import decode, encode
+from contracts.errors import BatchFailed, OnbeatError, RewardUnavailable
+from contracts.rewards import ExactReward, RewardItem, RewardRequest, RewardResponse, Scored, Unscorable
+from contracts.spec import RewardSpec
+from producer.rollout.reward_client import MAX_ITEMS, RewardClient
+
+SPEC = RewardSpec(components=(ExactReward(),), max_attempts=3, item_timeout_s=2.0)
+Step = Callable[[RewardRequest], httpx.Response]
+
+
+def item(completion: str) -> RewardItem:
+    return RewardItem(prompt="1+1=", completion=completion, reference="2")
+
+
+def score_of(completion: str) -> Scored:
+    return Scored(reward=float(len(completion)), breakdown={"exact": float(len(completion))})
+
+
+def unscorable(reason: str) -> Unscorable:
+    return Unscorable(reason=reason, detail="what happened", component="exact")  # pyright: ignore[reportArgumentType]
+
+
+def answer(results: Sequence[Scored | Unscorable]) -> httpx.Response:
+    return httpx.Response(200, content=encode(RewardResponse(results=tuple(results))))
+
+
+def score_all(request: RewardRequest) -> httpx.Response:
+    return answer([score_of(one.completion) for one in request.items])
+
+
+def refuse_connection(request: RewardRequest) -> httpx.Response:
+    raise httpx.ConnectError("refused")
+
+
+def time_out(request: RewardRequest) -> httpx.Response:
+    raise httpx.ReadTimeout("too slow")
+
+
+def status(code: int) -> Step:
+    return lambda request: httpx.Response(code, text="because")
+
+
+class Service:
+    """Plays the steps in order, the last one for ever, and remembers the requests and the pauses between them."""
+
+    def __init__(self, *steps: Step) -> None:
+        self.steps = list(steps)
+        self.requests: list[RewardRequest] = []
+        self.slept_s: list[float] = []
+
+    def handle(self, request: httpx.Request) -> httpx.Response:
+        assert request.url.path == "/v1/score"
+        assert request.headers["content-type"] == "application/msgpack"
+        assert request.headers["authorization"] == "Bearer reward-key"
+        self.requests.append(decode(request.content, RewardRequest))
+        step = self.steps.pop(0) if len(self.steps) > 1 else self.steps[0]
+        return step(self.requests[-1])
+
+    async def _sleep(self, seconds: float) -> None:
+        self.slept_s.append(seconds)
+
+    def score(self, *completions: str, spec: RewardSpec = SPEC, settles: bool = False) -> list[float]:
+        async def run() -> list[Scored]:
+            transport = httpx.MockTransport(self.handle)
+            async with httpx.AsyncClient(transport=transport, base_url="http://reward") as http:
+                client = RewardClient(http, key="reward-key", sleep=self._sleep, jitter=lambda: 0.5)
+                return await client.score(spec, [item(text) for text in completions], job_id="job-1", settles=settles)
+
+        return [scored.reward for scored in asyncio.run(run())]
+
+
+def test_scores_come_back_in_the_order_of_the_completions() -> None:
+    service = Service(score_all)
+    assert service.score("aaa", "b", "cc") == [3.0, 1.0, 2.0]
+    assert service.requests[0].components == SPEC.components
+    assert service.requests[0].item_timeout_s == 2.0
+    assert service.slept_s == []
+
+
+def not_msgpack(request: RewardRequest) -> httpx.Response:
+    return httpx.Response(200, content=b"<html>")
+
+
+def one_result_too_few(request: RewardRequest) -> httpx.Response:
+    return answer([score_of(one.completion) for one in request.items[1:]])
+
+
+@pytest.mark.parametrize(
+    "failure", [refuse_connection, time_out, status(503), status(429), not_msgpack, one_result_too_few]
+)
+def test_a_passing_failure_is_retried_with_back_off(failure: Step) -> None:
+    service = Service(failure, failure, score_all)
+    assert service.score("aa", "b") == [2.0, 1.0]
+    assert service.slept_s == [0.5, 1.0], "half of 1 s, half of 2 s"
+
+
+@pytest.mark.parametrize("failure", [refuse_connection, time_out, status(500), not_msgpack, one_result_too_few])
+def test_a_lasting_failure_ends_in_an_error_after_max_attempts(failure: Step) -> None:
+    service = Service(failure)
+    with pytest.raises(RewardUnavailable):
+        service.score("aa")
+    assert len(service.requests) == SPEC.max_attempts
+    assert len(service.slept_s) == SPEC.max_attempts - 1
+
+
+def test_a_refused_request_fails_the_batch_at_once() -> None:
+    service = Service(status(422), score_all)
+    with pytest.raises(BatchFailed, match="422: because"):
+        service.score("aa")
+    assert len(service.requests) == 1
+
+
+@pytest.mark.parametrize("reason", ["timeout", "crashed"])
+def test_only_what_has_no_score_yet_is_asked_again(reason: str) -> None:
+    service = Service(lambda request: answer([score_of("aa"), unscorable(reason), score_of("c")]), score_all)
+    assert service.score("aa", "bbb", "c") == [2.0, 3.0, 1.0]
+    assert [one.completion for one in service.requests[1].items] == ["bbb"]
+
+
+def test_a_completion_that_stays_unscorable_fails_the_batch_with_its_reason() -> None:
+    service = Service(lambda request: answer([unscorable("timeout") for _ in request.items]))
+    with pytest.raises(BatchFailed, match="timeout in component exact: what happened"):
+        service.score("aa", "b")
+    assert len(service.requests) == SPEC.max_attempts
+
+
+@pytest.mark.parametrize("reason", ["raised", "not_finite", "bad_reference", "unknown_entry_point"])
+def test_what_no_retry_can_cure_fails_the_batch_at_once(reason: str) -> None:
+    service = Service(lambda request: answer([unscorable("timeout"), unscorable(reason)]))
+    with pytest.raises(BatchFailed, match=f"{reason} in component exact"):
+        service.score("aa", "b")
+    assert len(service.requests) == 1
+
+
+def test_more_items_than_a_request_holds_are_split() -> None:
+    service = Service(score_all)
+    texts = ["a" * (number % 7) for number in range(MAX_ITEMS + 1)]
+    assert service.score(*texts) == [float(len(text)) for text in texts]
+    assert [len(request.items) for request in service.requests] == [MAX_ITEMS, 1]
+
+
+def test_one_attempt_means_one_request() -> None:
+    service = Service(refuse_connection)
+    with pytest.raises(OnbeatError):
+        service.score("aa", spec=RewardSpec(components=(ExactReward(),), max_attempts=1))
+    assert len(service.requests) == 1
+    assert service.slept_s == []
+
+
+STATED = RewardSpec(components=(ExactReward(on_unscorable=0.0),), max_attempts=3)
+
+
+@pytest.mark.parametrize("reason", ["timeout", "raised"])
+def test_only_the_last_request_of_a_caller_that_settles_does(reason: str) -> None:
+    def until_it_settles(request: RewardRequest) -> httpx.Response:
+        return score_all(request) if request.settles else answer([unscorable(reason) for _ in request.items])
+
+    service = Service(until_it_settles)
+    assert service.score("aa", spec=STATED, settles=True) == [2.0]
+    assert [request.settles for request in service.requests] == [False, False, True]
+    service = Service(until_it_settles)
+    with pytest.raises(BatchFailed, match=reason):
+        service.score("aa", spec=STATED)
+    assert [request.settles for request in service.requests] == [False] * 3
+    assert {request.job_id for request in service.requests} == {"job-1"}

@@ -1,0 +1,90 @@
+"""How long a generator outlasts a broker that is away, and whose turn it gives."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from contracts.errors import BrokerFull, BrokerUnavailable, OnbeatError
+from contracts.spec import ModelSpec
+from producer.broker_calls import BrokerCalls
+from producer.fair_share import MODEL_SLICE_S, FairShare
+
+
+class Server:
+    """Answers after `failures` errors; its clock moves by what callers sleep."""
+
+    def __init__(self, error: OnbeatError, *, failures: int) -> None:
+        self.error = error
+        self.failures = failures
+        self.calls = 0
+        self.now_s = 0.0
+
+    def answer(self, value: int) -> int:
+        self.calls += 1
+        if self.calls <= self.failures:
+            raise self.error
+        return value
+
+    async def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+    def ask(self) -> int:
+        async def run() -> int:
+            calls = BrokerCalls(timeout_s=30.0, full_timeout_s=300.0, clock=lambda: self.now_s, sleep=self.sleep)
+            try:
+                return await calls(self.answer, 42)
+            finally:
+                calls.close()
+
+        return asyncio.run(run())
+
+
+@pytest.mark.parametrize("error", [BrokerUnavailable("refused"), BrokerFull("maxmemory")])
+def test_a_short_outage_is_outlasted(error: OnbeatError) -> None:
+    server = Server(error, failures=8)
+    assert server.ask() == 42
+    assert server.calls == 9
+
+
+def test_an_outage_beyond_the_deadline_is_an_error() -> None:
+    server = Server(BrokerUnavailable("refused"), failures=10_000)
+    with pytest.raises(BrokerUnavailable):
+        server.ask()
+    assert 30.0 <= server.now_s <= 32.0
+
+
+def test_a_full_server_is_waited_for_longer_than_one_that_is_away() -> None:
+    server = Server(BrokerFull("maxmemory"), failures=10_000)
+    with pytest.raises(BrokerFull):
+        server.ask()
+    assert 300.0 <= server.now_s <= 302.0
+
+
+A, B = ModelSpec(path="a"), ModelSpec(path="b")
+
+
+def test_the_least_recently_served_job_is_next() -> None:
+    turns, active = FairShare(), {"1": A, "2": A, "3": A}
+    order = []
+    for now_s in range(6):
+        first = turns.order(active, float(now_s))[0]
+        turns.served(first, active[first], float(now_s))
+        order.append(first)
+    assert order == ["1", "2", "3", "1", "2", "3"]
+
+
+def test_a_loaded_model_keeps_its_slice_and_then_gives_way() -> None:
+    turns, active = FairShare(), {"1": A, "2": B}
+    turns.served("1", A, 100.0)
+    assert turns.order(active, 100.0 + MODEL_SLICE_S / 2) == ["1", "2"]
+    assert turns.order(active, 100.0 + MODEL_SLICE_S) == ["2", "1"]
+
+
+def test_a_job_that_ended_is_forgotten() -> None:
+    turns = FairShare()
+    turns.served("1", A, 0.0)
+    turns.served("2", A, 1.0)
+    turns.forget_all_but({"2": A})
+    assert turns.order({"1": A, "2": A}, 100.0) == ["1", "2"]

@@ -1,0 +1,486 @@
+"""A generator that loses nothing: each claimed batch ends published, failed with its reason, or given up to another."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.generator_side import PublishOutcome
+from contracts.errors import BatchFailed, BrokerUnavailable, EngineUnavailable, RewardUnavailable
+from contracts.rollouts import PromptBatch
+from contracts.versions import WeightManifest
+from contracts.weights import WeightShard
+from producer.broker_calls import BrokerCalls
+from producer.served_model import RELOAD_PAUSES_S, ServedModel
+from producer.worker import MAX_FINISHING, Worker
+from tests.builders import job_spec, prompt_batch
+from tests.fakes import Changes, EngineShop, FakeJobs, FakeRewards, FakeSide, fake_version, spell
+
+
+async def at_once(_seconds: float) -> None:
+    """A pause that is over."""
+
+
+class Stack:
+    """A worker over fakes."""
+
+    def __init__(self, run_root: Path, *, stop_grace_s: float = 20.0, not_reproducible: str = "") -> None:
+        self.run_root = run_root
+        self.changes = Changes()
+        self.jobs = FakeJobs()
+        self.rewards = FakeRewards(self.changes)
+        self.shop = EngineShop(run_root)
+        self.sides: dict[str, FakeSide] = {}
+        self.worker = Worker(
+            generator_id="generator-a",
+            jobs=self.jobs,
+            make_side=self.sides.__getitem__,
+            presence=self.jobs,
+            calls=BrokerCalls(timeout_s=0.05, full_timeout_s=0.05),
+            model=ServedModel(self.shop.make, lambda model: spell, sleep=at_once),
+            rewards=self.rewards,
+            stop_grace_s=stop_grace_s,
+            not_reproducible=not_reproducible,
+        )
+
+    def add_job(self, job_id: str = "job", *, num_batches: int = 0, **spec: Any) -> FakeSide:
+        side = self.sides[job_id] = FakeSide(self.changes)
+        for number in range(num_batches):
+            side.add(*self.work(job_id, number))
+        self.jobs.specs[job_id] = job_spec(**spec)
+        self.jobs.active.append(job_id)
+        return side
+
+    def work(self, job_id: str, number: int, *, version: int = 0) -> tuple[PromptBatch, WeightManifest]:
+        manifest = fake_version(self.run_root, job_id, version)
+        batch = prompt_batch(
+            [[5, 6], [7]],
+            job_id=job_id,
+            batch_id=f"{version}/train/{number}",
+            iteration=version,
+            policy_version=version,
+            weights_digest=manifest.weights_digest,
+        )
+        return batch, manifest
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[asyncio.Task[None]]:
+        """The worker as a task that must end by itself after `stop`."""
+        task = asyncio.create_task(self.worker.run())
+        task.add_done_callback(lambda _: self.changes.notify())
+        yield task
+        self.worker.stop()
+        async with asyncio.timeout(20.0):
+            await task
+
+
+def drive(run_root: Path, scenario: Callable[[Stack], Awaitable[None]], **options: Any) -> None:
+    async def run() -> None:
+        await scenario(Stack(run_root, **options))
+
+    asyncio.run(run())
+
+
+def test_every_claimed_batch_is_published_complete_under_the_verified_version(tmp_path: Path) -> None:
+    async def scenario(stack: Stack) -> None:
+        side = stack.add_job(num_batches=3)
+        async with stack.running():
+            await stack.changes.until(lambda: len(side.published) == 3)
+        assert sorted(batch.batch_id for batch in side.published) == ["0/train/0", "0/train/1", "0/train/2"]
+        expected, manifest = stack.work("job", 0)
+        batch = next(batch for batch in side.published if batch.batch_id == "0/train/0")
+        assert (batch.policy_version, batch.weights_digest) == (0, manifest.weights_digest)
+        assert (batch.generator_id, batch.attempt, batch.purpose) == ("generator-a", 1, "train")
+        assert [group.prompt_token_ids for group in batch.groups] == [p.token_ids for p in expected.prompts]
+        for group in batch.groups:
+            for rollout in group.rollouts:
+                assert rollout.text == "x" * rollout.completion.num_tokens
+                assert rollout.reward == len(rollout.text)
+        times = batch.timings
+        assert times.generation_started_s <= times.generation_ended_s <= times.scoring_started_s
+        assert times.scoring_started_s <= times.scoring_ended_s
+        assert (side.failed, stack.jobs.left) == ([], ["generator-a"])
+
+    drive(tmp_path, scenario)
+
+
+def test_an_idle_generator_reads_the_next_version_while_it_is_written(tmp_path: Path) -> None:
+    async def scenario(stack: Stack) -> None:
+        side = stack.add_job(num_batches=1)
+        async with stack.running():
+            await stack.changes.until(lambda: len(side.published) == 1)
+            side.shards = [shard("job", 1), shard("job", 2), shard("another", 1), shard("job", 1)]
+            await stack.changes.until(lambda: not side.shards)
+            side.add(*stack.work("job", 0, version=1))
+            await stack.changes.until(lambda: len(side.published) == 2)
+        loads = [event for event in stack.shop.log if event.startswith("load")]
+        assert loads == ["load 0", "load 1 ahead", "load 1 ahead", "load 1"]
+        assert side.published[1].policy_version == 1
+
+    def shard(job_id: str, version: int) -> WeightShard:
+        path = f"{job_id}/weights/.v00000{version}.0123456789ab/a.safetensors"
+        return WeightShard(policy_version=version, path=path, name="a.safetensors", num_bytes=8)
+
+    drive(tmp_path, scenario)
+
+
+def test_the_next_batch_is_sampled_while_the_last_is_scored(tmp_path: Path) -> None:
+    async def scenario(stack: Stack) -> None:
+        side = stack.add_job(num_batches=2)
+        stack.rewards.gate.clear()
+        async with stack.running():
+            await stack.changes.until(lambda: len(stack.rewards.requests) == 2)
+            assert side.published == []
+            stack.rewards.gate.set()
+            await stack.changes.until(lambda: len(side.published) == 2)
+
+    drive(tmp_path, scenario)
+
+
+def test_nothing_is_claimed_beyond_what_the_reward_service_keeps_up_with(tmp_path: Path) -> None:
+    async def scenario(stack: Stack) -> None:
+        side = stack.add_job(num_batches=MAX_FINISHING + 2, timeouts__generator_lease_s=0.03)
+        stack.rewards.gate.clear()
+        async with stack.running():
+            await stack.changes.until(lambda: len(stack.rewards.requests) == MAX_FINISHING)
+            beats = len(side.renewed)
+            await stack.changes.until(lambda: len(side.renewed) >= beats + 3)
+            assert len(side.claimed) == MAX_FINISHING
+            stack.rewards.gate.set()
+            await stack.changes.until(lambda: len(side.published) == MAX_FINISHING + 2)
+
+    drive(tmp_path, scenario)
+
+
+def test_leases_are_renewed_from_claim_to_end_and_a_lost_one_is_let_go(tmp_path: Path) -> None:
+    async def scenario(stack: Stack) -> None:
+        side = stack.add_job(num_batches=2, timeouts__generator_lease_s=0.03)
+        stack.rewards.gate.clear()
+        async with stack.running():
+            await stack.changes.until(lambda: side.renewed.count(["0/train/0", "0/train/1"]) >= 2)
+            side.lost.add("0/train/0")
+            await stack.changes.until(lambda: side.renewed[-2:] == [["0/train/1"]] * 2)
+            assert stack.jobs.infos[-1]["policy_version"] == "0"
+            assert stack.jobs.infos[-1]["batches"] == "job 0/train/1 (attempt 1)"
+            stack.rewards.gate.set()
+            await stack.changes.until(lambda: len(side.published) == 2)
+
+    drive(tmp_path, scenario)
+
+
+@pytest.mark.parametrize(("deterministic", "settled"), [(True, [False, True]), (False, [True, True])])
+def test_luck_counts_in_the_last_attempt_of_a_deterministic_jobs_batch_and_in_each_of_another(
+    tmp_path: Path, deterministic: bool, settled: list[bool]
+) -> None:
+    async def scenario(stack: Stack) -> None:
+        side = stack.add_job(num_batches=1, deterministic=deterministic, rollout__max_attempts=2)
+        stack.rewards.errors.append(BatchFailed("a time-out"))
+        async with stack.running():
+            await stack.changes.until(lambda: len(side.failed) == 1)
+            side.attempt = 2
+            side.add(*stack.work("job", 0))
+            await stack.changes.until(lambda: len(side.published) == 1)
+        assert stack.rewards.settled == settled
+
+    drive(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("error", [BatchFailed("2 completions: timeout"), RewardUnavailable("no answer")])
+def test_a_batch_without_scores_is_failed_with_its_reason_and_the_next_goes_on(
+    tmp_path: Path, error: Exception
+) -> None:
+    async def scenario(stack: Stack) -> None:
+        side = stack.add_job(num_batches=2)
+        stack.rewards.errors.append(error)
+        async with stack.running():
+            await stack.changes.until(lambda: len(side.published) == 1 and len(side.failed) == 1)
+        assert side.failed[0][1] == str(error)
+        assert {side.failed[0][0], side.published[0].batch_id} == {"0/train/0", "0/train/1"}
+
+    drive(tmp_path, scenario)
+
+
+def test_weights_are_loaded_before_the_first_batch_of_a_version_and_bad_ones_fail_it(tmp_path: Path) -> None:
+    async def scenario(stack: Stack) -> None:
+        side = stack.add_job(num_batches=2)
+        bad_batch, bad_manifest = stack.work("job", 0, version=1)
+        (tmp_path / bad_manifest.directory / "weights.safetensors").unlink()
+        side.add(bad_batch, bad_manifest)
+        side.add(*stack.work("job", 0, version=2))
+        async with stack.running():
+            await stack.changes.until(lambda: len(side.published) == 3 and len(side.failed) == 1)
+        assert stack.shop.log == [
+            "open qwen3",
+            "load 0",
+            "generate job 0/train/0",
+            "generate job 0/train/1",
+            *["load 1"] * (1 + len(RELOAD_PAUSES_S)),
+            "load 2",
+            "generate job 2/train/0",
+            "close qwen3",
+        ]
+        assert side.failed[0][0] == "1/train/0"
+        assert "version 1 is not at" in side.failed[0][1]
+
+    drive(tmp_path, scenario)
+
+
+def test_an_engine_gets_as_many_batches_at_once_as_it_takes(tmp_path: Path) -> None:
+    async def scenario(stack: Stack) -> None:
+        stack.shop.capacity = 8
+        side = stack.add_job(num_batches=4, timeouts__generator_lease_s=0.03)
+        for number in range(4):
+            stack.shop.gates[f"0/train/{number}"] = asyncio.Event()
+        async with stack.running():
+            await stack.changes.until(lambda: len(side.claimed) == 2)
+            beats = len(side.renewed)
+            await stack.changes.until(lambda: len(side.renewed) >= beats + 3)
+            assert len(side.claimed) == 2, "a batch has 4 completions"
+            stack.shop.gates["0/train/1"].set()
+            await stack.changes.until(lambda: len(side.claimed) == 3 and len(side.published) == 1)
+            for gate in stack.shop.gates.values():
+                gate.set()
+            await stack.changes.until(lambda: len(side.published) == 4)
+        assert side.published[0].batch_id == "0/train/1"
+        assert stack.shop.log[2:5] == [f"generate job 0/train/{number}" for number in range(3)]
+
+    drive(tmp_path, scenario)
+
+
+def test_weights_are_replaced_once_every_batch_of_the_old_ones_is_sampled(tmp_path: Path) -> None:
+    async def scenario(stack: Stack) -> None:
+        stack.shop.capacity = 100
+        side = stack.add_job(num_batches=2, timeouts__generator_lease_s=0.03)
+        side.add(*stack.work("job", 0, version=1))
+        stack.shop.gates["0/train/0"] = asyncio.Event()
+        async with stack.running():
+            await stack.changes.until(lambda: len(side.claimed) == 3)
+            beats = len(side.renewed)
+            await stack.changes.until(lambda: len(side.renewed) >= beats + 3)
+            assert "load 1" not in stack.shop.log
+            stack.shop.gates["0/train/0"].set()
+            await stack.changes.until(lambda: len(side.published) == 3)
+        assert {batch.batch_id: batch.policy_version for batch in side.published} == {
+            "0/train/0": 0,
+            "0/train/1": 0,
+            "1/train/0": 1,
+        }
+
+    drive(tmp_path, scenario)
+
+
+def test_an_engine_that_is_gone_ends_the_worker_and_fails_no_batch(tmp_path: Path) -> None:
+    async def scenario(stack: Stack) -> None:
+        side = stack.add_job(num_batches=1)
+        stack.shop.errors["0/train/0"] = EngineUnavailable("its core died", field="vllm")
+        with pytest.raises(BaseExceptionGroup) as caught:
+            await stack.worker.run()
+        assert caught.group_contains(EngineUnavailable, match="its core died")
+        assert side.failed == [], "the lease expires, and another generator takes the batch"
+
+    drive(tmp_path, scenario)
+
+
+def test_an_engine_that_hangs_ends_the_worker_at_the_jobs_deadline_and_is_not_waited_for(tmp_path: Path) -> None:
+    async def scenario(stack: Stack) -> None:
+        side = stack.add_job(num_batches=1, timeouts__generation_s=0.05)
+        stack.shop.gates["0/train/0"] = asyncio.Event()
+        with pytest.raises(BaseExceptionGroup) as caught:
+            await stack.worker.run()
+        assert caught.group_contains(
+            EngineUnavailable, match=r"timeouts\.generation_s: batch 0/train/0 is not done after 0\.05 s"
+        )
+        assert side.failed == [], "the lease expires, and another generator takes the batch"
+        assert not [event for event in stack.shop.log if event.startswith("close")], "its thread would never come back"
+
+    drive(tmp_path, scenario)
+
+
+def test_an_engine_whose_bytes_depend_on_what_ran_leaves_deterministic_jobs_alone(tmp_path: Path) -> None:
+    async def scenario(stack: Stack) -> None:
+        strict = stack.add_job("strict", num_batches=1)
+        loose = stack.add_job("loose", num_batches=2, deterministic=False)
+        async with stack.running():
+            await stack.changes.until(lambda: len(loose.published) == 2)
+        assert strict.claimed == []
+        assert stack.jobs.infos[-1]["not_reproducible"] == "vllm"
+
+    drive(tmp_path, scenario, not_reproducible="vllm")
+
+
+def test_jobs_of_one_model_are_served_in_turn(tmp_path: Path) -> None:
+    async def scenario(stack: Stack) -> None:
+        sides = [stack.add_job(job_id, num_batches=3) for job_id in ("a", "b")]
+        async with stack.running():
+            await stack.changes.until(lambda: all(len(side.published) == 3 for side in sides))
+        served = [event.split()[1] for event in stack.shop.log if event.startswith("generate")]
+        assert served == ["a", "b"] * 3
+
+    drive(tmp_path, scenario)
+
+
+def test_one_model_is_in_memory_at_a_time(tmp_path: Path) -> None:
+    async def scenario(stack: Stack) -> None:
+        first = stack.add_job("a", num_batches=2)
+        second = stack.add_job("b", num_batches=1, model__path="other")
+        async with stack.running():
+            await stack.changes.until(lambda: len(first.published) == 2 and len(second.published) == 1)
+        models = [event for event in stack.shop.log if event.split()[0] in ("open", "close")]
+        assert models == ["open qwen3", "close qwen3", "open other", "close other"]
+
+    drive(tmp_path, scenario)
+
+
+def test_a_job_that_appears_while_idle_is_served(tmp_path: Path) -> None:
+    async def scenario(stack: Stack) -> None:
+        async with stack.running():
+            await stack.changes.until(lambda: True)
+            side = stack.add_job(num_batches=1)
+            await stack.changes.until(lambda: len(side.published) == 1)
+
+    drive(tmp_path, scenario)
+
+
+def test_a_stop_lets_the_batches_in_flight_end_and_claims_nothing_more(tmp_path: Path) -> None:
+    async def scenario(stack: Stack) -> None:
+        side = stack.add_job(num_batches=MAX_FINISHING + 2)
+        stack.rewards.gate.clear()
+        async with stack.running() as task:
+            await stack.changes.until(lambda: len(stack.rewards.requests) == MAX_FINISHING)
+            stack.worker.stop()
+            stack.rewards.gate.set()
+            await stack.changes.until(task.done)
+        assert len(side.claimed) == len(side.published) == MAX_FINISHING
+        assert stack.jobs.left == ["generator-a"]
+
+    drive(tmp_path, scenario)
+
+
+def test_a_stop_gives_up_what_does_not_end_within_the_grace(tmp_path: Path) -> None:
+    async def scenario(stack: Stack) -> None:
+        side = stack.add_job(num_batches=1)
+        stack.rewards.gate.clear()
+        async with stack.running() as task:
+            await stack.changes.until(lambda: len(stack.rewards.requests) == 1)
+            stack.worker.stop()
+            await stack.changes.until(task.done)
+        assert (side.published, side.failed) == ([], []), "its lease expires, and another generator takes it"
+        assert stack.jobs.left == ["generator-a"]
+
+    drive(tmp_path, scenario, stop_grace_s=0.05)
+
+
+def test_a_background_task_that_dies_ends_the_worker(tmp_path: Path) -> None:
+    async def scenario(stack: Stack) -> None:
+        stack.add_job(num_batches=1)
+        stack.rewards.errors.append(ZeroDivisionError("a bug"))
+        with pytest.raises(BaseExceptionGroup) as caught:
+            await stack.worker.run()
+        assert caught.group_contains(ZeroDivisionError, match="a bug")
+        assert stack.shop.log[-1] == "close qwen3"
+
+    drive(tmp_path, scenario)
+
+
+def test_a_broker_that_stays_away_ends_the_worker_with_that_error(tmp_path: Path) -> None:
+    async def scenario(stack: Stack) -> None:
+        stack.jobs.away = True
+        with pytest.raises(BaseExceptionGroup) as caught:
+            await stack.worker.run()
+        assert caught.group_contains(BrokerUnavailable, match="connection refused")
+
+    drive(tmp_path, scenario)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "fails"),
+    [
+        (PublishOutcome.OVERSIZE, True),
+        (PublishOutcome.WRONG_WEIGHTS, True),
+        (PublishOutcome.STALE, False),
+        (PublishOutcome.DUPLICATE, False),
+        (PublishOutcome.CLOSED, False),
+    ],
+)
+def test_a_refusal_fails_the_batch_only_if_it_would_be_refused_again(
+    tmp_path: Path, outcome: PublishOutcome, fails: bool
+) -> None:
+    async def scenario(stack: Stack) -> None:
+        side = stack.add_job(num_batches=2)
+        side.outcomes["0/train/0"] = outcome
+        async with stack.running():
+            await stack.changes.until(lambda: len(side.published) == 1)
+        reasons = [("0/train/0", f"the fence refused it as {outcome.value}")]
+        assert side.failed == (reasons if fails else [])
+
+    drive(tmp_path, scenario)
+
+
+def test_an_idle_generator_hedges_and_losing_the_race_is_no_failure(tmp_path: Path) -> None:
+    async def scenario(stack: Stack) -> None:
+        side = stack.add_job(num_batches=1)
+        side.late.append(stack.work("job", 7))
+        side.outcomes["0/train/7"] = PublishOutcome.DUPLICATE
+        async with stack.running():
+            await stack.changes.until(lambda: len(side.published) == 1 and len(side.refused) == 1)
+        assert [(claim.prompt_batch.batch_id, claim.hedged) for claim in side.claimed] == [
+            ("0/train/0", False),
+            ("0/train/7", True),
+        ]
+        assert (side.refused, side.failed) == (["0/train/7"], [])
+
+    drive(tmp_path, scenario)
+
+
+def test_the_work_of_one_job_comes_before_a_copy_for_another(tmp_path: Path) -> None:
+    async def scenario(stack: Stack) -> None:
+        first, second = stack.add_job("a"), stack.add_job("b", num_batches=3)
+        first.late.append(stack.work("a", 7))
+        async with stack.running():
+            await stack.changes.until(lambda: len(first.published) == 1)
+        assert [event for event in stack.shop.log if event.startswith("generate")] == [
+            *[f"generate b 0/train/{number}" for number in range(3)],
+            "generate a 0/train/7",
+        ]
+        assert len(second.published) == 3
+
+    drive(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("hedged", [False, True], ids=["a straggler", "a hedger"])
+def test_a_generation_that_nobody_needs_is_dropped_and_the_next_batch_is_claimed(tmp_path: Path, hedged: bool) -> None:
+    async def scenario(stack: Stack) -> None:
+        side = stack.add_job(timeouts__generator_lease_s=0.03)
+        (side.late.append if hedged else lambda work: side.add(*work))(stack.work("job", 0))
+        stack.shop.gates["0/train/0"] = asyncio.Event()
+        async with stack.running():
+            await stack.changes.until(lambda: len(side.renewed) >= 2)
+            side.settled.add("0/train/0")
+            side.add(*stack.work("job", 1))
+            await stack.changes.until(lambda: len(side.published) == 1)
+        assert [batch.batch_id for batch in side.published] == ["0/train/1"]
+        assert stack.shop.log[2:5] == ["generate job 0/train/0", "drop job 0/train/0", "generate job 0/train/1"]
+        assert (side.failed, side.refused) == ([], [])
+
+    drive(tmp_path, scenario)
+
+
+def test_a_generation_whose_lease_went_to_another_is_finished(tmp_path: Path) -> None:
+    async def scenario(stack: Stack) -> None:
+        side = stack.add_job(num_batches=2, timeouts__generator_lease_s=0.03)
+        stack.rewards.gate.clear()
+        generation = stack.shop.gates["0/train/1"] = asyncio.Event()
+        async with stack.running():
+            await stack.changes.until(lambda: ["0/train/0", "0/train/1"] in side.renewed)
+            side.lost.add("0/train/1")
+            await stack.changes.until(lambda: side.renewed[-2:] == [["0/train/0"]] * 2)
+            generation.set()
+            stack.rewards.gate.set()
+            await stack.changes.until(lambda: len(side.published) == 2)
+
+    drive(tmp_path, scenario)

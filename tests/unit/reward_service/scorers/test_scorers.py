@@ -1,0 +1,512 @@
+"""What each scorer says about a completion, and what makes an item unscorable instead of worth 0 (I6)."""
+
+from __future__ import annotations
+
+import builtins
+import json
+from typing import Any
+
+import math_verify.parser
+import pytest
+import reasoning_gym
+
+from contracts.encoding.numbers import MAX_CHARS, NUMBER
+from contracts.rewards import (
+    ExactReward,
+    FormatReward,
+    LengthReward,
+    MathVerifyReward,
+    NumericReward,
+    OverlongReward,
+    PluginReward,
+    ReasoningGymReward,
+    RegexReward,
+    RewardComponent,
+    RewardItem,
+    Scored,
+    Unscorable,
+    UnscorableReason,
+)
+from reward_service.scorers import math_verify as math_verify_scorer
+from reward_service.scorers import plugin, rubric
+from reward_service.scorers.expression_size import are_surely_unequal
+
+
+def item(completion: str, reference: str = "", *, task_entry: str = "", prompt: str = "2+3=") -> RewardItem:
+    return RewardItem(prompt=prompt, completion=completion, reference=reference, task_entry=task_entry)
+
+
+def score(component: RewardComponent, scored_item: RewardItem) -> float:
+    result = rubric.score_item((component,), scored_item)
+    assert isinstance(result, Scored), result
+    assert result.breakdown == {component.name: result.reward}
+    return result.reward
+
+
+def refusal(component: RewardComponent, scored_item: RewardItem) -> Unscorable:
+    result = rubric.score_item((component,), scored_item)
+    assert isinstance(result, Unscorable), result
+    assert result.component == component.name
+    return result
+
+
+@pytest.mark.parametrize(
+    ("completion", "reference", "ignore_case", "expected"),
+    [
+        (" 42\n", "42", False, 1.0),
+        ("42", " 42 ", False, 1.0),
+        ("421", "42", False, 0.0),
+        ("Paris", "paris", False, 0.0),
+        ("STRASSE", "straße", True, 1.0),
+        ("", "", False, 1.0),
+    ],
+)
+def test_exact_compares_without_the_white_space_around(
+    completion: str, reference: str, ignore_case: bool, expected: float
+) -> None:
+    assert score(ExactReward(ignore_case=ignore_case), item(completion, reference)) == expected
+
+
+@pytest.mark.parametrize(
+    ("completion", "reference", "expected"),
+    [
+        ("first 7, then 42.", "42", 1.0),
+        ("42, then 7", "42", 0.0),
+        ("10-5", "5", 1.0),
+        ("x = -5", "-5", 1.0),
+        ("x = \N{MINUS SIGN}5", "-5", 1.0),
+        ("about 1,234.50 euros", "1234.5", 1.0),
+        ("2.5e-3", "0.0025", 1.0),
+        (".5", "0.5", 1.0),
+        ("9007199254740993", "9007199254740992", 0.0),
+        ("1e999999", "5", 0.0),
+        ("no number here", "5", 0.0),
+        ("", "5", 0.0),
+    ],
+)
+def test_numeric_takes_the_last_number(completion: str, reference: str, expected: float) -> None:
+    assert score(NumericReward(), item(completion, reference)) == expected
+
+
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [
+        # signs, which the minus of a difference or the dash of a range is not
+        ("-5", "-5"),
+        ("+5", "5"),
+        ("\N{MINUS SIGN}5", "-5"),
+        ("\N{EN DASH}5", "-5"),
+        ("3\N{EN DASH}5", "5"),
+        ("- 5 apples", "5"),
+        ("(2)-5", "5"),
+        # currencies
+        ("-$5", "-5"),
+        ("$-5", "-5"),
+        (r"-\$5", "-5"),
+        ("\N{EURO SIGN} 5", "5"),
+        ("US$1,000.50", "1000.5"),
+        ("x = -$5$", "-5"),
+        # thousands
+        ("1,234", "1234"),
+        ("1{,}234", "1234"),
+        (r"1\,234", "1234"),
+        ("1 234", "1234"),
+        ("1\N{NARROW NO-BREAK SPACE}234\N{NARROW NO-BREAK SPACE}567", "1234567"),
+        ("1'234", "1234"),
+        ("1_234", "1234"),
+        ("1.234.567", "1234567"),
+        ("1.234,5", "1234.5"),
+        ("1,00,000", "100000"),
+        ("1,234,567.89", "1234567.89"),
+        # a comma that cannot separate thousands
+        ("12,34", "12.34"),
+        ("0,123", "0.123"),
+        ("1,2,3", "3"),
+        ("1, 2", "2"),
+        # fractions, and what is none
+        ("1/2", "0.5"),
+        ("12/5", "2.4"),
+        ("-1 / 2", "-0.5"),
+        ("3 1/2", "3.5"),
+        (r"-\frac{1}{2}", "-0.5"),
+        (r"3\frac{1}{2}", "3.5"),
+        (r"$\dfrac{-3}{4}$", "-0.75"),
+        ("on 7/10/2024", "2024"),
+        # powers
+        ("10^6", "1000000"),
+        ("10^{-3}", "0.001"),
+        ("2**10", "1024"),
+        ("-2^2", "-4"),
+        ("10\N{SUPERSCRIPT SIX}", "1000000"),
+        (r"2.5 \times 10^{6}", "2500000"),
+        ("2.5*10^-3", "0.0025"),
+        ("2.5e-3", "0.0025"),
+        ("x^2", "2"),
+        # other arithmetic is not computed
+        ("3*4", "4"),
+        ("7-3", "3"),
+    ],
+)
+def test_numeric_reads_a_number_as_people_write_it(written: str, value: str) -> None:
+    assert score(NumericReward(tolerance=0.0), item(f"so it is {written}", value)) == 1.0
+    assert score(NumericReward(tolerance=0.0), item(f"{written}.", value)) == 1.0
+
+
+@pytest.mark.parametrize(
+    "completion",
+    [
+        "5/0",
+        "10^10^10",
+        "10^9999999",
+        "1e9999999",
+        r"\frac{1}{0}",
+        "7" * 500,
+        "5" + "0" * 400,
+        "\u0665",
+    ],
+)
+def test_what_is_no_number_for_any_answer_is_wrong(completion: str) -> None:
+    for reference in ("5", "0", "10", "7", "1"):
+        assert score(NumericReward(tolerance=1.0), item(completion, reference)) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("completion", "reference", "expected"),
+    [
+        ("42 %", "42", 1.0),
+        (r"42\%", "0.42", 1.0),
+        ("42 percent", "42%", 1.0),
+        ("0.42", "42 %", 1.0),
+        ("42", "42%", 1.0),
+        ("0.42%", "42%", 0.0),
+        ("42%", "4200", 0.0),
+    ],
+)
+def test_a_percentage_is_its_share_or_as_many_percent(completion: str, reference: str, expected: float) -> None:
+    assert score(NumericReward(), item(completion, reference)) == expected
+
+
+@pytest.mark.parametrize("part", ["1", "1,", "1,222", "1 ", "1/", "1^", "-", "$", "{,}", "1.222", r"\frac{1}{", " "])
+def test_numeric_reads_no_more_than_the_end_of_a_text(part: str) -> None:
+    long = part * 100_000
+    looked_at = NUMBER.finditer(long + " 5", len(long) - MAX_CHARS)
+    assert score(NumericReward(), item(long + " = 5", "5")) == 1.0
+    assert sum(1 for _ in looked_at) <= MAX_CHARS + 2
+
+
+@pytest.mark.parametrize(("completion", "expected"), [("3.1", 1.0), ("3.2", 0.0)])
+def test_numeric_tolerance_is_absolute(completion: str, expected: float) -> None:
+    assert score(NumericReward(tolerance=0.05), item(completion, "3.14")) == expected
+
+
+@pytest.mark.parametrize("reference", ["", "five", "42 apples", "1 2", "inf", "nan", "1/0", "3*4", "5" * 500])
+def test_numeric_reference_that_is_no_number_is_a_bad_reference(reference: str) -> None:
+    assert refusal(NumericReward(), item("42", reference)).reason == "bad_reference"
+
+
+def test_regex_is_found_anywhere() -> None:
+    component = RegexReward(pattern=r"\bfive\b")
+    assert score(component, item("it is five.")) == 1.0
+    assert score(component, item("it is fiveish")) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("completion", "expected"),
+    [("answer: 4 answer: 5", 1.0), ("answer: 5 answer: 4", 0.0), ("answer: none", 0.0), ("5", 0.0)],
+)
+def test_regex_answer_group_of_the_last_match_must_equal_the_reference(completion: str, expected: float) -> None:
+    assert score(RegexReward(pattern=r"answer: (?:(?P<answer>\d)|none)"), item(completion, "5")) == expected
+
+
+def test_format_must_match_the_whole_completion_across_lines() -> None:
+    component = FormatReward(pattern=r"<think>.*</think>\d+")
+    assert score(component, item("<think>one\ntwo</think>5")) == 1.0
+    assert score(component, item("<think>one</think>5 ")) == 0.0
+
+
+@pytest.mark.parametrize(("num_chars", "expected"), [(0, 1.0), (10, 1.0), (15, 0.5), (20, 0.0), (99, 0.0)])
+def test_length_falls_linearly_between_target_and_maximum(num_chars: int, expected: float) -> None:
+    assert score(LengthReward(target_chars=10, max_chars=20), item("é" * num_chars)) == expected
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "expected"), [(1, 0.0), (12, 0.0), (13, -0.25), (15, -0.75), (16, -1.0), (99, -1.0)]
+)
+def test_the_overlong_punishment_falls_linearly_over_the_buffer(num_tokens: int, expected: float) -> None:
+    long = RewardItem(prompt="", completion="x", reference="", num_tokens=num_tokens)
+    assert score(OverlongReward(max_tokens=16, buffer_tokens=4), long) == expected
+
+
+def test_a_punishment_by_tokens_needs_their_number() -> None:
+    refused = refusal(OverlongReward(max_tokens=16, buffer_tokens=4), item("x"))
+    assert (refused.reason, "num_tokens" in refused.detail) == ("bad_reference", True)
+
+
+def chain_sum_entry() -> tuple[str, str]:
+    """(task entry, right answer)"""
+    entry: dict[str, Any] = reasoning_gym.create_dataset("chain_sum", size=1, seed=3)[0]
+    return json.dumps({"task": "chain_sum", "entry": entry}), entry["answer"]
+
+
+def test_reasoning_gym_scores_the_text_between_the_last_answer_tags() -> None:
+    task_entry, answer = chain_sum_entry()
+    component = ReasoningGymReward()
+    assert score(component, item(f"so <answer>\n{answer}\n</answer>", task_entry=task_entry)) == 1.0
+    assert score(component, item(f"<answer>0</answer> no, <answer>{answer}</answer>", task_entry=task_entry)) == 1.0
+    assert score(component, item(f"<answer>{answer}</answer> <answer>x</answer>", task_entry=task_entry)) == 0.0
+    assert score(component, item(answer, task_entry=task_entry)) == 0.0
+
+
+def test_reasoning_gym_partial_credit_counts_only_when_not_strict() -> None:
+    task_entry, answer = chain_sum_entry()
+    rambling = item(f"{answer} or something else", task_entry=task_entry)
+    assert score(ReasoningGymReward(answer_pattern=""), rambling) == 0.0
+    assert 0.0 < score(ReasoningGymReward(answer_pattern="", strict=False), rambling) < 1.0
+    assert score(ReasoningGymReward(answer_pattern=""), item(answer, task_entry=task_entry)) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("task_entry", "named"),
+    [
+        ("", "JSON"),
+        ("[1]", "expected"),
+        ('{"task": "chain_sum", "entry": {"question": "1+1"}}', "answer, metadata"),
+        ('{"task": "no_such_task", "entry": {"question": "", "answer": "", "metadata": {}}}', "no_such_task"),
+    ],
+)
+def test_task_entry_that_cannot_be_scored_is_a_bad_reference(task_entry: str, named: str) -> None:
+    unscorable = refusal(ReasoningGymReward(), item("no answer tags at all", task_entry=task_entry))
+    assert unscorable.reason == "bad_reference"
+    assert named in unscorable.detail
+
+
+@pytest.mark.parametrize(
+    ("completion", "reference", "expected"),
+    [
+        (r"The answer is $\frac{2}{4}$.", "1/2", 1.0),
+        (r"\boxed{0.5}", r"\frac{1}{2}", 1.0),
+        (r"$1+2x$", "2x+1", 1.0),
+        ("2", "2x+1", 0.0),
+        (r"$\{2, 1\}$", r"\{1, 2\}", 1.0),
+        ("<think>6·7</think><answer>42</answer>", "42", 1.0),
+        ("it is 3", "4", 0.0),
+        ("no idea", "4", 0.0),
+        (r"$\frac{$", "4", 0.0),
+    ],
+)
+def test_math_verify_compares_values_not_texts(completion: str, reference: str, expected: float) -> None:
+    assert score(MathVerifyReward(), item(completion, reference)) == expected
+
+
+@pytest.mark.parametrize(
+    ("completion", "reference", "expected"),
+    [
+        (r"\boxed{10^{10^{10}}}", "5", 0.0),
+        (r"$(x+1)^{3000}$", "x^2", 0.0),
+        (r"$(x+y+z)^{60}$", "x", 0.0),
+        (r"$(x+1)^{3000}$", "(x+1)^{3000}", 1.0),
+        (r"$10^{-10000000}$", "5", 0.0),
+        ("9**9**9", "5", 0.0),
+        (r"$2^{2024}$", "2^{2024}", 1.0),
+        (r"$2^{2023} \cdot 2$", "2^{2024}", 1.0),
+        (r"$\binom{1000000}{500000}$", "5", 0.0),
+        (r"$\operatorname{eye}(100000)$", "5", 0.0),
+        ("$" + "(" * 1000 + "1" + ")" * 1000 + "$", "5", 0.0),
+        ("$" + r"\frac{1}{" * 500 + "1" + "}" * 500 + "$", "5", 0.0),
+        ("$" + "x+" * 20_000 + "x$", "5", 0.0),
+        (r"\[" * 50_000, "5", 0.0),
+        (r"\[\boxed{" * 20_000, "5", 0.0),
+        (r"\(\boxed{1}" * 20_000, "5", 0.0),
+        (r"\[ 5 \]" + r"\[" * 4_000, "5", 1.0),
+        (r"\boxed{4} " * 100 + r"\(\boxed{5}\)", "5", 1.0),
+    ],
+)
+def test_math_verify_ends_on_what_would_not_end(completion: str, reference: str, expected: float) -> None:
+    assert score(MathVerifyReward(), item(completion, reference)) == expected
+
+
+@pytest.mark.parametrize("completion", ["$5!!!!$", r"$\tan^{200}(x)$", "$9^{9^{9^9}}$", r"$(1+\sqrt{2})^{5000}$"])
+def test_what_cannot_be_compared_in_time_has_a_reason_and_no_score(completion: str) -> None:
+    assert refusal(MathVerifyReward(), item(completion, "5")).reason == "too_complex"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        ("(x+1)^2", "x^2+2x+1", False),
+        ("(x+1)^{400}", "(x+1)^{401}", True),
+        (r"\frac{x^2-1}{x-1}", "x+1", False),
+        (r"\frac{1}{2}", "0.5", False),
+        (r"\sin x", "x", False),
+    ],
+)
+def test_only_a_proof_makes_two_expressions_unequal(first: str, second: str, expected: bool) -> None:
+    parsed = [math_verify_scorer._parse(f"${text}$")[0] for text in (first, second)]
+    assert are_surely_unequal(*parsed) == expected
+
+
+@pytest.mark.parametrize("payload", ["__import__('os').getcwd()", "().__class__", "1 if 1 else 2", "(lambda: 5)()"])
+def test_math_verify_evaluates_nothing_that_has_a_name(payload: str) -> None:
+    sources: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        compiled = compile
+
+        def watched(source: Any, *arguments: Any, **options: Any) -> Any:
+            sources.append(str(source))
+            return compiled(source, *arguments, **options)
+
+        patch.setattr(builtins, "compile", watched)
+        for completion in (payload, f"${payload}$", rf"\boxed{{{payload}}}", f"the final answer is {payload} 1+1"):
+            assert score(MathVerifyReward(), item(completion, "7")) == 0.0
+    assert not [source for source in sources if payload[:8] in source]
+
+
+@pytest.mark.parametrize("reference", ["", "cat", "not math at all", r"\frac{"])
+def test_reference_that_is_no_mathematics_is_a_bad_reference(reference: str) -> None:
+    assert refusal(MathVerifyReward(), item("4", reference)).reason == "bad_reference"
+
+
+@pytest.fixture
+def user_function(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Stands in for an installed function: `returns` is what it returns or raises, `called_with` what it was told."""
+    told: dict[str, Any] = {}
+
+    def function(**arguments: str) -> object:
+        told["called_with"] = arguments
+        if isinstance(told["returns"], Exception):
+            raise told["returns"]
+        return told["returns"]
+
+    monkeypatch.setattr(plugin, "_load", lambda name: function)
+    return told
+
+
+def test_plugin_is_called_with_the_items_texts(user_function: dict[str, Any]) -> None:
+    user_function["returns"] = 1
+    assert score(PluginReward(entry_point="mine"), item("c", "r", task_entry="t", prompt="p")) == 1.0
+    assert user_function["called_with"] == {"prompt": "p", "completion": "c", "reference": "r", "task_entry": "t"}
+
+
+@pytest.mark.parametrize(
+    ("returns", "reason", "detail"),
+    [
+        ("1.0", "raised", "TypeError: returned str, not a number"),
+        (None, "raised", "TypeError: returned NoneType, not a number"),
+        (ValueError("too \udc80 odd"), "raised", "ValueError: too \\udc80 odd"),
+        (float("nan"), "not_finite", "the score is nan"),
+        (float("inf"), "not_finite", "the score is inf"),
+        (-1e308, "not_finite", "the score is -1e+308"),
+    ],
+)
+def test_plugin_without_a_finite_number_leaves_the_item_unscorable(
+    user_function: dict[str, Any], returns: object, reason: str, detail: str
+) -> None:
+    user_function["returns"] = returns
+    unscorable = refusal(PluginReward(entry_point="mine"), item("c"))
+    assert (unscorable.reason, unscorable.detail) == (reason, detail)
+
+
+def test_unknown_entry_point_is_named_with_the_ones_that_exist() -> None:
+    unscorable = refusal(PluginReward(entry_point="no_such_reward"), item("c"))
+    assert unscorable.reason == "unknown_entry_point"
+    assert "no_such_reward" in unscorable.detail
+
+
+def test_rubric_adds_weighted_scores_and_tells_equal_types_apart() -> None:
+    components = (
+        ExactReward(weight=2.0),
+        LengthReward(weight=-0.5, target_chars=1, max_chars=3),
+        RegexReward(weight=0.25, pattern="5"),
+        RegexReward(weight=8.0, pattern="6"),
+    )
+    result = rubric.score_item(components, item("55", "55"))
+    assert result == Scored(reward=2.0, breakdown={"exact": 1.0, "length": 0.5, "regex": 1.0, "regex_2": 0.0})
+
+
+def test_one_failing_component_makes_the_item_unscorable_and_is_named() -> None:
+    components = (ExactReward(), NumericReward(), NumericReward(tolerance=1.0))
+    result = rubric.score_item(components, item("5", "five"))
+    assert isinstance(result, Unscorable)
+    assert (result.reason, result.component) == ("bad_reference", "numeric")
+
+
+def test_rubric_sum_that_overflows_is_not_finite(user_function: dict[str, Any]) -> None:
+    user_function["returns"] = 1e12
+    result = rubric.score_item((PluginReward(entry_point="mine", weight=1000.0),), item("c"))
+    assert isinstance(result, Unscorable)
+    assert result.reason == "not_finite"
+
+
+@pytest.mark.parametrize("place", ["grader.sympy_expr_eq", "parser.latex2sympy", "parser.extract_target_from_pred"])
+@pytest.mark.parametrize(("error", "reason"), [(MemoryError(), "crashed"), (RecursionError(), "too_complex")])
+def test_memory_or_stack_that_ends_inside_math_verify_is_no_wrong_answer(
+    monkeypatch: pytest.MonkeyPatch, place: str, error: Exception, reason: str
+) -> None:
+    component = MathVerifyReward()
+    scored_item = item(r"\boxed{1+x+y}", "$y+x+1$")
+    assert score(component, scored_item) == 1.0
+
+    def ends(*_args: object, **_options: object) -> None:
+        raise error
+
+    math_verify_scorer._parse_reference.cache_clear()
+    math_verify.parser.parse_latex_cached.__wrapped__.cache_clear()  # pyright: ignore[reportFunctionMemberAccess]
+    monkeypatch.setattr(f"math_verify.{place}", ends)
+    assert refusal(component, scored_item).reason == reason
+
+
+def test_what_math_verify_can_not_compare_is_not_equal(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ends(*_args: object, **_options: object) -> None:
+        raise TypeError("no such comparison")
+
+    monkeypatch.setattr("math_verify.grader.sympy_expr_eq", ends)
+    assert score(MathVerifyReward(), item(r"\boxed{1+x+y}", "$y+x+1$")) == 0.0
+
+
+def test_only_linear_time_scorers_run_outside_the_pool() -> None:
+    safe = (ExactReward(), NumericReward(), LengthReward(target_chars=1, max_chars=2))
+    assert not rubric.needs_isolation(safe)
+    for hostile in (
+        RegexReward(pattern="a"),
+        FormatReward(pattern="a"),
+        ReasoningGymReward(),
+        MathVerifyReward(),
+        PluginReward(entry_point="mine"),
+    ):
+        assert rubric.needs_isolation((*safe, hostile))
+
+
+def test_a_completion_that_can_never_be_scored_gets_the_stated_score_and_its_neighbours_keep_theirs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def never(component: object, item: RewardItem) -> float:
+        raise OverflowError("a number of a billion digits")
+
+    monkeypatch.setitem(rubric.SCORERS, MathVerifyReward, never)
+    one = item("a")
+    components = (MathVerifyReward(weight=2.0, on_unscorable=-1.0), LengthReward(target_chars=10, max_chars=20))
+    expected = Scored(reward=-1.0, breakdown={"math_verify": -1.0, "length": 1.0}, unscorable={"math_verify": "raised"})
+    assert rubric.score_item(components, one) == expected
+    failed = rubric.score_item((MathVerifyReward(), components[1]), one)
+    assert isinstance(failed, Unscorable)
+    assert failed.reason == "raised"
+
+
+@pytest.mark.parametrize(
+    ("component", "reason", "at_once", "at_last"),
+    [
+        (MathVerifyReward(on_unscorable=0.5), "raised", 0.5, 0.5),
+        (MathVerifyReward(on_unscorable=0.5), "not_finite", 0.5, 0.5),
+        (MathVerifyReward(on_unscorable=0.5), "timeout", None, 0.5),
+        (MathVerifyReward(on_unscorable=0.5), "crashed", None, 0.5),
+        (PluginReward(entry_point="p", on_unscorable=0.5), "raised", None, 0.5),
+        (NumericReward(on_unscorable=0.5), "bad_reference", None, None),
+        (PluginReward(entry_point="p", on_unscorable=0.5), "unknown_entry_point", None, None),
+        (MathVerifyReward(), "timeout", None, None),
+    ],
+)
+def test_luck_gets_a_score_at_last_and_what_is_not_the_completions_fault_never(
+    component: RewardComponent, reason: UnscorableReason, at_once: float | None, at_last: float | None
+) -> None:
+    assert rubric.score_in_place(component, reason, settles=False) == at_once
+    assert rubric.score_in_place(component, reason, settles=True) == at_last

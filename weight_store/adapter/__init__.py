@@ -1,0 +1,1 @@
+"""A version as its LoRA matrices."""

@@ -1,0 +1,124 @@
+"""Versions as adapters: their base is written once, and each version after it is some percent of the weights.
+
+    weights/base/weights-00001-of-00003.safetensors
+    weights/v000003/weights-00001-of-00001.safetensors     A and B of version 3
+
+The digest of a version is that of the merged weights, as if they had been published.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+from torch import Tensor
+
+from contracts.run_folder import RunFolder
+from contracts.versions import AdapterVersion, WeightManifest, WeightStep
+from weight_store.adapter.matrices import AdapterSource, matrices_of
+from weight_store.files.tensor_folder import remove_folders, remove_scratch
+from weight_store.files.version_folders import WholeVersion, files_of, holds
+from weight_store.hashing import tensors_digest
+from weight_store.layout import Layout, layout_of, published_dtype
+from weight_store.publication import Publication
+
+if TYPE_CHECKING:
+    from weight_store.transports import WeightPublisher
+
+BASE_NAME = "base"
+
+
+class AdapterPublisher:
+    """A WeightPublisher; another one carries the matrices."""
+
+    def __init__(self, carrier: WeightPublisher, source: AdapterSource, folder: RunFolder, *, wait_s: float) -> None:
+        """wait_s: of `FilePublisher`."""
+        self._carrier = carrier
+        self._source = source
+        self._folder = folder
+        self._wait_s = wait_s
+        self._directory = folder.weights / BASE_NAME
+        self._base: WeightStep | None = None
+        """None until this trainer has seen that it is there, whole."""
+
+    def begin(self, layout: Layout, *, policy_version: int, is_again: bool = False) -> Publication:
+        """layout: of the merged weights, which are hashed and go nowhere; with each go its layer's matrices, as they
+        are then."""
+        base = self._publish_base() if self._base is None or is_again else self._base
+        matrices = self._source.matrices()
+        carrier = self._carrier.begin(layout_of(matrices), policy_version=policy_version, is_again=is_again)
+        sink = AdapterSink(
+            layout, carrier, matrices, AdapterVersion(scaling=self._source.scaling, adapter_digest="0" * 64, base=base)
+        )
+        return Publication(layout, sink, wait_s=self._wait_s)
+
+    def remove_before(self, policy_version: int, *, in_use: Collection[str] = ()) -> None:
+        self._carrier.remove_before(policy_version, in_use=in_use)
+
+    def remove_after(self, policy_version: int) -> None:
+        self._carrier.remove_after(policy_version)
+
+    def clear_scratch(self) -> None:
+        """Of the base, too, which is in a folder whatever the carrier."""
+        self._carrier.clear_scratch()
+        remove_scratch(self._folder.weights)
+
+    def remove_all(self) -> None:
+        """The base goes like the versions of a FilePublisher."""
+        self._carrier.remove_all()
+        if self._folder.weight_root != self._folder.run_root and self._directory.is_dir():
+            remove_folders([self._directory])
+
+    def _publish_base(self) -> WeightStep:
+        """What is there already is read and hashed; it is written again if it is damaged."""
+        tensors = self._source.base()
+        digest = tensors_digest(tensors)
+        if not holds(self._directory, digest):
+            whole = WholeVersion(layout_of(tensors), self._directory)
+            try:
+                for name, tensor in tensors.items():
+                    whole.put(name, tensor.detach().cpu().contiguous())
+                whole.close()
+            finally:
+                whole.discard()
+        self._base = WeightStep(
+            policy_version=0,
+            weights_digest=digest,
+            directory=self._folder.relative(self._directory),
+            files=files_of(self._directory),
+        )
+        return self._base
+
+
+class AdapterSink:
+    """A VersionSink. Of a merged weight it sends the matrices."""
+
+    def __init__(
+        self, layout: Layout, carrier: Publication, matrices: Mapping[str, Tensor], adapter: AdapterVersion
+    ) -> None:
+        """adapter: but for the digest of the matrices."""
+        self._layout = layout
+        self._carrier = carrier
+        self._matrices = dict(matrices)
+        self._adapter = adapter
+
+    def put(self, name: str, tensor: Tensor) -> None:
+        for matrix in matrices_of(name):
+            if matrix in self._matrices:
+                self._carrier.add(matrix, self._matrices.pop(matrix))
+
+    def close(self, weights_digest: str) -> WeightManifest:
+        # Those of layers that the model lacks: a receiver says what is wrong with them.
+        for matrix, tensor in self._matrices.items():
+            self._carrier.add(matrix, tensor)
+        manifest = self._carrier.finish()
+        return replace(
+            manifest,
+            weights_digest=weights_digest,
+            dtype=published_dtype(self._layout),
+            adapter=replace(self._adapter, adapter_digest=manifest.weights_digest),
+        )
+
+    def discard(self) -> None:
+        self._carrier.abandon()

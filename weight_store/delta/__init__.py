@@ -1,0 +1,1 @@
+"""A version as what changed since the one before it."""

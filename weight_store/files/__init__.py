@@ -1,0 +1,1 @@
+"""A version as safetensors files in a folder."""

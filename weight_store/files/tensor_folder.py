@@ -1,0 +1,139 @@
+"""Folders of safetensors that are complete or absent: written under another name, then renamed."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from contracts.errors import OnbeatError
+from process.private_folders import make_missing
+
+logger = logging.getLogger(__name__)
+
+HIDDEN_PREFIX = "."
+"""Folders that start with it are being written or removed; no reader looks at them."""
+SCRATCH_NAME = re.compile(r"\..+\.[0-9a-f]{12}")
+
+
+class ScratchFolder:
+    """A folder that is being written beside `target`, under a hidden name, until it takes its place.
+
+    Every method raises OnbeatError naming the target when it cannot be written (no space, no permission).
+    """
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+        self.path = target.with_name(f"{HIDDEN_PREFIX}{target.name}.{uuid.uuid4().hex[:12]}")
+
+    def create(self) -> None:
+        """Does nothing where it is there already."""
+        with self.errors():
+            make_missing(self.path)
+
+    def put_in_place(self, *, durable: bool) -> None:
+        """durable: the bytes are on disk before the name is, so that a power cut cannot leave a named, empty file."""
+        with self.errors():
+            if durable:
+                for path in [*sorted(self.path.iterdir()), self.path]:
+                    _sync(path)
+            _replace(self.target, self.path)
+            if durable:
+                _sync(self.target.parent)
+
+    def put_in_empty_place(self) -> None:
+        """On disk when it returns. What is in the target is never replaced: an empty folder alone gives way."""
+        with self.errors():
+            for path in [*sorted(self.path.iterdir()), self.path]:
+                _sync(path)
+            self.path.rename(self.target)
+            _sync(self.target.parent)
+
+    def remove(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    @contextlib.contextmanager
+    def errors(self) -> Iterator[None]:
+        """Inside, what the file system refuses is said in our words."""
+        try:
+            yield
+        except (OSError, SafetensorError) as error:
+            raise OnbeatError(
+                f"cannot write: {error}", field=str(self.target), cure="free space there, or make the folder writable"
+            ) from error
+
+
+def write_folder(target: Path, fill: Callable[[Path], None], *, durable: bool) -> None:
+    """Calls `fill` with a new folder beside `target`, then puts it in `target`'s place.
+
+    durable: of `put_in_place`. Raises OnbeatError naming the folder when it cannot be written; then `target` is as it
+    was, and nothing is left behind.
+    """
+    scratch = ScratchFolder(target)
+    try:
+        scratch.create()
+        with scratch.errors():
+            fill(scratch.path)
+        scratch.put_in_place(durable=durable)
+    finally:
+        scratch.remove()
+
+
+def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """One safetensors file; the tensors must not share memory."""
+    save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, path)
+
+
+def remove_folders(folders: Iterable[Path]) -> None:
+    """Removes each under a hidden name, so that no reader sees half of one; what cannot be removed is logged."""
+    for folder in folders:
+        hidden = folder
+        if not folder.name.startswith(HIDDEN_PREFIX):
+            hidden = folder.with_name(f"{HIDDEN_PREFIX}{folder.name}.{uuid.uuid4().hex[:12]}")
+        try:
+            if hidden != folder:
+                folder.rename(hidden)
+            shutil.rmtree(hidden)
+        except OSError as error:
+            logger.warning("could not remove %s: %s", folder, error)
+
+
+def remove_scratch(parent: Path) -> None:
+    """Removes what killed writers left in `parent`: folders that were being written, put aside or removed.
+
+    For the only writer there, before it writes.
+    """
+    if parent.is_dir():
+        remove_folders([path for path in parent.iterdir() if SCRATCH_NAME.fullmatch(path.name)])
+
+
+def _replace(target: Path, scratch: Path) -> None:
+    """A rename cannot replace a folder that has entries: the old one steps aside and returns if the rename fails."""
+    if not target.exists():
+        scratch.rename(target)
+        return
+    aside = target.with_name(f"{HIDDEN_PREFIX}{target.name}.{uuid.uuid4().hex[:12]}")
+    target.rename(aside)
+    try:
+        scratch.rename(target)
+    except OSError:
+        aside.rename(target)
+        raise
+    shutil.rmtree(aside)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

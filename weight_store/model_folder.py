@@ -1,0 +1,76 @@
+"""What engines read from a model folder: config and end-of-sequence tokens, never weights or code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+from transformers.initialization import no_init_weights
+
+from contracts.errors import InvalidInput
+from weight_store.model_path import FIELD
+
+
+def model_config(folder: Path) -> PreTrainedConfig:
+    """config.json. Raises InvalidInput that names model.path where it isn't one that transformers itself implements."""
+    try:
+        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        raise InvalidInput(f"{folder} is not a causal language model: {error}", field=FIELD) from error
+
+
+def empty_model(folder: Path, *, dtype: torch.dtype, device: str = "cpu") -> PreTrainedModel:
+    """The architecture of config.json with uninitialised weights: a strict load fills every one of them.
+
+    On the device "meta" it takes no memory, and says which tensors a version of this model has.
+    Raises InvalidInput that names model.path where the folder is not a causal LM that transformers itself implements.
+    """
+    config = model_config(folder)
+    try:
+        with torch.device(device), no_init_weights():
+            model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
+    except (ValueError, KeyError) as error:
+        raise InvalidInput(f"{folder} is not a causal language model: {error}", field=FIELD) from error
+    model.tie_weights()
+    return model.eval().requires_grad_(False)
+
+
+def weight_tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """The published set: every parameter once (a tied one under its first name), and the persistent buffers."""
+    yield from model.named_parameters(remove_duplicate=True)
+    persistent = model.state_dict().keys()
+    yield from ((name, buffer) for name, buffer in model.named_buffers() if name in persistent)
+
+
+def end_of_sequence_ids(folder: Path, config: PreTrainedConfig) -> frozenset[int]:
+    """Ids that end a completion: those of generation_config.json (else config.json), and the tokenizer's own.
+
+    Chat models end a turn with the tokenizer's token, which their generation_config may leave out.
+    Raises InvalidInput that names model.path where there is none.
+    """
+    if (folder / "generation_config.json").is_file():
+        declared = GenerationConfig.from_pretrained(folder, local_files_only=True).eos_token_id
+    else:
+        declared = getattr(config, "eos_token_id", None)
+    found = set(declared) if isinstance(declared, list) else {declared}
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise InvalidInput(f"{folder} has no tokenizer: {error}", field=FIELD) from error
+    ids = frozenset(token for token in (*found, tokenizer.eos_token_id) if token is not None)
+    if not ids:
+        raise InvalidInput(
+            f"{folder} has no end-of-sequence token",
+            field=FIELD,
+            cure="set eos_token_id in generation_config.json, or eos_token in tokenizer_config.json",
+        )
+    return ids

@@ -1,0 +1,119 @@
+"""Whole versions in chunks through Redis: no shared folder, for models and adapters that are small."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Collection
+
+from torch import Tensor
+
+from contracts.errors import BrokerFull
+from contracts.run_folder import RunFolder
+from contracts.versions import WeightFile, WeightManifest
+from process.crash_points import reach
+from process.waiting import Waiting
+from weight_store.files.safetensors_file import FilePlan
+from weight_store.hashing import bytes_of
+from weight_store.layout import Layout, published_dtype
+from weight_store.publication import Publication
+from weight_store.redis.chunks import ChunkedFile, ChunkWriter
+
+FILE_NAME = "weights.safetensors"
+FULL_PAUSE_S = 0.5
+VERSION_NAME = re.compile(r".*/v(\d{6,})")
+
+
+class RedisPublisher:
+    """A WeightPublisher. A version that is published again is written over itself: equal bytes, chunk by chunk."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        chunks: ChunkWriter,
+        *,
+        wait_s: float,
+        keep_s: float,
+        pause: Callable[[float], None],
+    ) -> None:
+        """wait_s: for room, while Redis is at maxmemory. keep_s: how long chunks outlive a trainer that is no more.
+
+        pause: sleeps; it may raise.
+        """
+        self._folder = folder
+        self._chunks = chunks
+        self._wait_s = wait_s
+        self._keep_s = keep_s
+        self._pause = pause
+
+    def begin(self, layout: Layout, *, policy_version: int, is_again: bool = False) -> Publication:
+        """Raises InvalidInput for a version that is too large. `finish` raises DeadlineExceeded while Redis stays
+        full."""
+        plan = FilePlan(layout)
+
+        def put_chunk(number: int, data: bytes) -> None:
+            waiting = Waiting(
+                "room for weights in Redis, which is at maxmemory",
+                deadline_s=self._wait_s,
+                cure="raise maxmemory or end jobs",
+            )
+            while True:
+                try:
+                    self._chunks.put_chunk(policy_version, FILE_NAME, number, data, keep_s=self._keep_s)
+                    return
+                except BrokerFull:
+                    waiting.poke()
+                    self._pause(FULL_PAUSE_S)
+
+        file = ChunkedFile(plan.num_bytes, put_chunk)
+        directory = self._folder.relative(self._folder.weights_of(policy_version))
+        sink = ChunkSink(layout, plan, file, directory=directory, policy_version=policy_version)
+        # A chunk waits for room no longer than wait_s, and a tensor has some chunks.
+        return Publication(layout, sink, wait_s=2 * self._wait_s)
+
+    def remove_before(self, policy_version: int, *, in_use: Collection[str] = ()) -> None:
+        held = [match for directory in in_use if (match := VERSION_NAME.fullmatch(directory))]
+        self._chunks.drop_chunks_before(policy_version, {int(match[1]) for match in held})
+
+    def remove_after(self, policy_version: int) -> None:
+        """Nothing: each of their chunks is written over before it is announced again."""
+
+    def clear_scratch(self) -> None:
+        """Nothing: there are no folders."""
+
+    def remove_all(self) -> None:
+        self._chunks.drop_chunks_before(sys.maxsize)
+
+
+class ChunkSink:
+    """A VersionSink."""
+
+    def __init__(
+        self, layout: Layout, plan: FilePlan, file: ChunkedFile, *, directory: str, policy_version: int
+    ) -> None:
+        self._layout = layout
+        self._plan = plan
+        self._file = file
+        self._directory = directory
+        self._policy_version = policy_version
+        self._has_header = False
+
+    def put(self, name: str, tensor: Tensor) -> None:
+        if not self._has_header:
+            self._file.write(0, memoryview(self._plan.header))
+            self._has_header = True
+        self._file.write(self._plan.start_of(name), bytes_of(tensor))
+
+    def close(self, weights_digest: str) -> WeightManifest:
+        reach("consumer.writing_weights")
+        return WeightManifest(
+            policy_version=self._policy_version,
+            weights_digest=weights_digest,
+            dtype=published_dtype(self._layout),
+            transport="redis",
+            directory=self._directory,
+            files=(WeightFile(name=FILE_NAME, num_bytes=self._plan.num_bytes),),
+        )
+
+    def discard(self) -> None:
+        """Chunks of a version that was not announced are written over, or go with the older ones."""
