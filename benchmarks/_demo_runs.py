@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks._results import REPOSITORY
-from contracts.encoding.wire import decode_json
+from contracts.encoding.json_lines import read_json_lines
 from contracts.events import IterationMetrics, TimelineSpan
 from contracts.run_folder import RunFolder
 
@@ -59,8 +59,8 @@ def run_demo(spec: Path, folder: Path, *flags: str) -> DemoRun:
     files = RunFolder(folder, summary["job_id"])
     return DemoRun(
         summary=summary,
-        metrics=[decode_json(line, IterationMetrics) for line in files.metrics.read_bytes().splitlines()],
-        spans=[decode_json(line, TimelineSpan) for line in files.timeline.read_bytes().splitlines()],
+        metrics=read_json_lines(files.metrics, IterationMetrics),
+        spans=read_json_lines(files.timeline, TimelineSpan),
     )
 
 

@@ -24,7 +24,7 @@ from typing import Any
 
 from benchmarks._results import REPOSITORY, write_result
 from benchmarks.overlap import make_model
-from contracts.encoding.wire import decode_json
+from contracts.encoding.json_lines import read_json_lines
 from contracts.events import IterationMetrics, TimelineSpan
 from contracts.jobs import JobState
 from contracts.run_folder import RunFolder
@@ -95,8 +95,8 @@ def run_job(stack: EmbeddedStack, client: GatewayClient, spec: JobSpec) -> tuple
 
 def measure(folder: RunFolder, report: dict[str, Any]) -> dict[str, Any]:
     """Seconds of each iteration after the warm-up, and what was hedged over the whole run."""
-    metrics = [decode_json(line, IterationMetrics) for line in folder.metrics.read_bytes().splitlines()]
-    spans = [decode_json(line, TimelineSpan) for line in folder.timeline.read_bytes().splitlines()]
+    metrics = read_json_lines(folder.metrics, IterationMetrics)
+    spans = read_json_lines(folder.timeline, TimelineSpan)
     kept = metrics[WARM_UP:]
     return {
         "wall_s": [round(one.wall_s, 3) for one in kept],

@@ -17,7 +17,7 @@ from fastapi import Request
 from starlette.requests import ClientDisconnect
 
 from broker.presence import NOT_REPRODUCIBLE, GeneratorInfo
-from contracts.encoding.wire import decode_json
+from contracts.encoding.wire import KEY_IN_PROBLEM, decode_json
 from contracts.errors import InvalidInput
 from contracts.jobs import ResumeRequest
 from contracts.settings import StackSettings
@@ -29,7 +29,6 @@ from http_service.problems import Problem
 
 T = TypeVar("T")
 JSON = "application/json"
-KEY_IN_PROBLEM = re.compile(r"object (?:contains unknown|missing required) field `(?P<key>[^`]+)`")
 IDEMPOTENCY_KEY = re.compile(r"[\x21-\x7e]{1,200}")
 
 

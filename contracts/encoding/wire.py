@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, TypeVar
 
 import msgspec
@@ -21,6 +22,9 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 UNREADABLE = (msgspec.DecodeError, UnicodeError, RecursionError)
 """What bytes that are no record make a decoder raise; the last one where they are thousands of levels deep."""
+
+KEY_IN_PROBLEM = re.compile(r"object (?P<fault>contains unknown|missing required) field `(?P<key>[^`]+)`")
+"""What `invalid_input` says of a key of the table that it names as the field."""
 
 _encoder = msgspec.msgpack.Encoder()
 _json_encoder = msgspec.json.Encoder()

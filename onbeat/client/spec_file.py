@@ -6,7 +6,6 @@ text), `--set reward.components.0.weight=2.0` an entry of a list.
 
 from __future__ import annotations
 
-import re
 import tomllib
 import typing
 from collections.abc import Mapping, Sequence
@@ -15,12 +14,9 @@ from typing import Any
 
 import msgspec
 
-from contracts.encoding.wire import convert
+from contracts.encoding.wire import KEY_IN_PROBLEM, convert
 from contracts.errors import InvalidInput
 from contracts.spec import JobSpec
-
-UNKNOWN_KEY = re.compile(r"object contains unknown field `(?P<key>[^`]+)`")
-MISSING_KEY = re.compile(r"object missing required field `(?P<key>[^`]+)`")
 
 
 def load_spec(path: Path, settings: Sequence[str] = ()) -> JobSpec:
@@ -101,13 +97,15 @@ def _index(container: Sequence[Any], key: str, *, path: str) -> int:
 def _with_full_path(error: InvalidInput) -> InvalidInput:
     """`model: object contains unknown field `pth`` → `model.pth: unknown key (known here: path, dtype)`."""
     parent = (error.field or "").replace("[", ".").replace("]", "")
-    if match := UNKNOWN_KEY.search(error.problem):
-        known = _known_keys(parent)
-        cure = f"known here: {', '.join(known)}" if known else "docs/configuration.md lists the keys"
-        return InvalidInput("unknown key", field=_join(parent, match["key"]), cure=cure)
-    if match := MISSING_KEY.search(error.problem):
-        return InvalidInput("is required", field=_join(parent, match["key"]), cure="docs/configuration.md explains it")
-    return InvalidInput(error.problem, field=parent or "spec", cure=error.cure)
+    found = KEY_IN_PROBLEM.fullmatch(error.problem)
+    if found is None:
+        return InvalidInput(error.problem, field=parent or "spec", cure=error.cure)
+    field = f"{parent}.{found['key']}" if parent else found["key"]
+    if found["fault"] == "missing required":
+        return InvalidInput("is required", field=field, cure="docs/configuration.md explains it")
+    known = _known_keys(parent)
+    cure = f"known here: {', '.join(known)}" if known else "docs/configuration.md lists the keys"
+    return InvalidInput("unknown key", field=field, cure=cure)
 
 
 def _known_keys(path: str) -> tuple[str, ...]:
@@ -118,10 +116,6 @@ def _known_keys(path: str) -> tuple[str, ...]:
         if not (isinstance(kind, type) and issubclass(kind, msgspec.Struct)):
             return ()
     return tuple(kind.__struct_fields__)
-
-
-def _join(parent: str, key: str) -> str:
-    return f"{parent}.{key}" if parent else key
 
 
 def flag_settings(*, schedule: str | None, iterations: int | None, seed: int | None) -> list[str]:

@@ -5,11 +5,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar
 
-import msgspec
-
-from contracts.errors import ContractViolation
+from contracts.encoding.json_lines import read_json_lines
 from contracts.events import IterationMetrics, TimelineSpan
 from contracts.jobs import EvaluationScore
 from contracts.run_folder import RunFolder
@@ -29,13 +26,12 @@ COLORS = {
     "publish": "#6b4fa0",
     "open": "#2e7d5b",
 }
-T = TypeVar("T")
 
 
 def draw_figures(
     folder: RunFolder, *, metrics: Sequence[IterationMetrics], evaluations: Sequence[EvaluationScore], title: str
 ) -> list[Path]:
-    """Writes the figures for which there are data, and answers their paths. Raises ContractViolation, OSError."""
+    """Writes the figures for which there are data, and returns their paths. Raises OSError."""
     # The import takes half a second, which only a finished run should pay.
     import matplotlib
 
@@ -47,21 +43,6 @@ def draw_figures(
     if spans:
         drawn.append(_draw_timeline(folder.path / TIMELINE, spans, title))
     return drawn
-
-
-def read_json_lines(path: Path, kind: type[T]) -> list[T]:
-    """One record a line; [] where the file is missing. A last line that a killed writer left unfinished is dropped."""
-    if not path.exists():
-        return []
-    lines = path.read_bytes().splitlines()
-    records = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            records.append(msgspec.json.decode(line, type=kind))
-        except msgspec.DecodeError as error:
-            if number < len(lines):
-                raise ContractViolation(f"line {number} does not decode: {error}", field=str(path)) from error
-    return records
 
 
 def middle_iterations(spans: Sequence[TimelineSpan], number: int) -> list[TimelineSpan]:

@@ -5,13 +5,10 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 
-import pytest
-
 from contracts.encoding.wire import encode_json
-from contracts.errors import ContractViolation
 from contracts.events import TimelineSpan
 from contracts.run_folder import RunFolder
-from onbeat.terminal.figures import draw_figures, middle_iterations, moving_mean, read_json_lines
+from onbeat.terminal.figures import draw_figures, middle_iterations, moving_mean
 from tests.e2e.stand_in_gateway import evaluation, metrics_of
 
 
@@ -49,13 +46,3 @@ def test_the_timeline_shows_whole_iterations_from_the_middle_of_the_training() -
 
 def test_a_moving_mean_narrows_at_the_ends() -> None:
     assert moving_mean([0.0, 3.0, 6.0, 9.0], 3) == [1.5, 3.0, 6.0, 7.5]
-
-
-def test_an_unfinished_last_line_is_dropped_and_a_damaged_one_before_it_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "timeline.jsonl"
-    good = encode_json(span(1))
-    path.write_bytes(good + b"\n" + good[:10])
-    assert read_json_lines(path, TimelineSpan) == [span(1)]
-    path.write_bytes(good[:10] + b"\n" + good)
-    with pytest.raises(ContractViolation, match=r"timeline\.jsonl: line 1 does not decode"):
-        read_json_lines(path, TimelineSpan)

@@ -1,0 +1,67 @@
+"""JSON lines of a run folder: metrics, timeline, evaluations.
+
+A writer that is killed, or that finds the disk full, leaves a torn line: the beginning of a record without its line
+break. A reader leaves out each line that does not decode, and the log names it unless it is the last one, which its
+writer may not have finished yet. The next writer begins a line of its own behind a torn one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from contracts.encoding.wire import UNREADABLE, Record, encode_json
+
+T = TypeVar("T")
+TAIL_BYTES = 64 * 1024
+"""Far more than one line of metrics.jsonl."""
+
+log = logging.getLogger(__name__)
+
+
+def read_json_lines(path: Path, kind: type[T]) -> list[T]:
+    """All records, in the file's order; [] where the file is missing. Raises OSError."""
+    return _decoded(path.read_bytes(), kind, source=str(path)) if path.exists() else []
+
+
+def last_json_line(path: Path, kind: type[T]) -> T | None:
+    """The last whole record, without reading the file up to it; None where there is none. Raises OSError."""
+    if not path.exists():
+        return None
+    with path.open("rb") as file:
+        start = max(0, file.seek(0, 2) - TAIL_BYTES)
+        file.seek(start)
+        if start:
+            file.readline()
+        records = _decoded(file.read(), kind, source=f"the end of {path}")
+    return records[-1] if records else None
+
+
+def append_json_lines(path: Path, records: Iterable[Record]) -> None:
+    """Raises OSError."""
+    with path.open("ab+") as file:
+        if file.seek(0, 2):
+            file.seek(-1, 2)
+        is_torn = file.read(1) not in (b"", b"\n")
+        file.write(b"\n" * is_torn + b"".join(encode_json(record) + b"\n" for record in records))
+
+
+def _decoded(data: bytes, kind: type[T], *, source: str) -> list[T]:
+    decoder = msgspec.json.Decoder(kind)
+    try:
+        return decoder.decode_lines(data)
+    except UNREADABLE:
+        pass  # one line by one, to find those that are torn
+    records: list[T] = []
+    lines = data.rstrip().split(b"\n")
+    for number, line in enumerate(lines, start=1):
+        try:
+            records.extend(decoder.decode_lines(line))
+        except UNREADABLE as error:
+            if number < len(lines):
+                log.warning("line %d of %s is left out, it does not decode: %s", number, source, error)
+    return records
