@@ -34,9 +34,9 @@ from benchmarks._batches import one_group
 from benchmarks._results import REPOSITORY, write_result
 from benchmarks._tensor_memory import peak_bytes
 from consumer.gradient.advantages.family import group_advantages
+from consumer.gradient.assembly import make_learner
 from consumer.gradient.learner import Learner
 from consumer.gradient.micro_batch import Packing, batch_rewards, make_micro_batch
-from consumer.trainer.assembly import make_learner
 from contracts.encoding.wire import convert
 from contracts.rollouts import RolloutBatch
 from contracts.settings import StackSettings

@@ -34,7 +34,7 @@ def run(settings: StackSettings, job_id: str) -> int:
     if rank is not None:
         end_with_parent(signal.SIGTERM if rank == "0" else signal.SIGKILL)
     if rank is not None and rank != "0":
-        from consumer.ranks.follower import follow
+        from consumer.ranks.rank import follow
 
         return follow(settings)
     broker = connect(settings, patience_s=settings.broker_timeout_s)

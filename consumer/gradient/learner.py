@@ -32,6 +32,19 @@ Kept = tuple[MicroBatchStats, KeptBatch]
 
 
 @dataclass(frozen=True, kw_only=True)
+class Place:
+    """One rank's place among the ranks of its trainer."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    """Among the ranks of this machine."""
+
+
+ALONE = Place(rank=0, world_size=1, local_rank=0)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Trained:
     """A rollout batch whose gradient is in a sum."""
 
@@ -51,8 +64,7 @@ class Learner:
     optimizer: PolicyOptimizer
     accumulator: GradientAccumulator
     reference: PreTrainedModel | None
-    rank: int = 0
-    world_size: int = 1
+    place: Place = ALONE
     lockstep: Lockstep | None = None
     """Where the ranks share the policy's parameters."""
     kept: list[Kept] = field(default_factory=list)
@@ -127,9 +139,9 @@ class Learner:
 
     def save(self, folder: Path) -> None:
         """Writes what this rank has of weights and optimizer state (consumer/model/checkpoint.py)."""
-        of = (self.rank, self.world_size) if self.shares_state else (0, 1)
-        save_state(folder, self.policy, self.optimizer, rank=of[0], num_ranks=of[1])
+        of = self.place if self.shares_state else ALONE
+        save_state(folder, self.policy, self.optimizer, rank=of.rank, num_ranks=of.world_size)
 
     def _trained(self, stats: MicroBatchStats, started_s: float) -> Trained:
         reach("consumer.after_micro_batch")
-        return Trained(stats=stats, rank=self.rank, started_s=started_s, ended_s=time.time())
+        return Trained(stats=stats, rank=self.place.rank, started_s=started_s, ended_s=time.time())

@@ -18,7 +18,7 @@ from torch import nn
 from transformers.modeling_utils import PreTrainedModel
 
 from consumer.model.adapters import Adapters
-from consumer.model.rank_errors import store_errors
+from consumer.model.rows import store_errors
 
 
 class Pass(IntEnum):

@@ -1,11 +1,18 @@
-"""The rows of a tensor that a rank has, where the ranks share one model's parameters; elsewhere all of them."""
+"""The rows of a tensor that a rank has, where the ranks share one model's parameters; elsewhere all of them.
+
+Also the edge where what torch.distributed raises becomes ours.
+"""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 from torch import Tensor
+from torch.distributed import QueueEmptyError  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.tensor import DTensor
 
-from consumer.model.rank_errors import store_errors
+from contracts.errors import Unavailable
 
 
 def local_rows(tensor: Tensor) -> Tensor:
@@ -44,3 +51,15 @@ def gathered(tensor: Tensor) -> Tensor:
     """All rows of a tensor, on every rank: those that share it call this at the same time. Raises Unavailable."""
     with store_errors():
         return whole(local_rows(tensor), tensor)
+
+
+@contextlib.contextmanager
+def store_errors() -> Iterator[None]:
+    """torch says by RuntimeError, and no more exactly, that a peer or the launcher's store is gone or silent."""
+    try:
+        yield
+    except QueueEmptyError:
+        raise
+    except RuntimeError as error:
+        first_line = str(error).strip().partition("\n")[0]
+        raise Unavailable(f"the trainer's ranks have lost each other: {first_line}", field="ranks") from error

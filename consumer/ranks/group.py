@@ -8,6 +8,7 @@ rank 0, main thread    claims, hands out, decides ── orders ──▶ rank 0
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
 import threading
 from collections.abc import Callable
@@ -16,9 +17,12 @@ from pathlib import Path
 
 from torch import Tensor
 
+from consumer.gradient.assembly import make_learner
 from consumer.gradient.learner import Learner, Trained
 from consumer.model.checkpoint import Checkpoint
 from consumer.model.published_weights import TensorsOnDemand
+from consumer.ranks.base import OneRank, Ranks
+from consumer.ranks.membership import lead
 from consumer.ranks.orders import (
     AnyAnswer,
     Begin,
@@ -34,10 +38,13 @@ from consumer.ranks.orders import (
     Step,
     TrainAgain,
     TrainBatch,
+    idle_patience_s,
 )
-from consumer.ranks.worker import RankWorker
+from consumer.ranks.rank import Rank
 from contracts.errors import Unavailable
 from contracts.rollouts import RolloutBatch
+from contracts.settings import StackSettings
+from contracts.spec import JobSpec
 from process.waiting import Waiting
 from weight_store.adapter.matrices import AdapterSource
 from weight_store.publication import Publication
@@ -49,19 +56,33 @@ END_GRACE_S = 5.0
 """For what a rank is at when it is asked to end; rank 0 doesn't wait longer for its own thread."""
 
 
+def make_ranks(settings: StackSettings, spec: JobSpec) -> Ranks:
+    """What rank 0 trains with: this process alone, or the group that its launcher has put it into.
+
+    Raises what `make_learner` and `lead` raise.
+    """
+    if "RANK" not in os.environ:
+        return OneRank(make_learner(settings, spec))
+    member = lead(spec, device=settings.device)
+    return RankGroup(
+        member.exchange,
+        make_learner(settings, spec, member.place),
+        answer_s=spec.timeouts.ranks_s,
+        patience_s=idle_patience_s(spec),
+    )
+
+
 class RankGroup:
     """`Ranks` over the other processes of this trainer's group. Not thread-safe: rank 0's main thread calls it."""
 
-    def __init__(
-        self, exchange: Exchange, learner: Learner, *, world_size: int, answer_s: float, patience_s: float
-    ) -> None:
+    def __init__(self, exchange: Exchange, learner: Learner, *, answer_s: float, patience_s: float) -> None:
         """answer_s: for what all ranks do at the same time; patience_s: of an idle rank.
 
         Where ranks share the policy's parameters (`Learner.lockstep`), batches go out in rounds, one for each rank.
         """
         self.learner = learner
         self._exchange = exchange
-        self._world_size = world_size
+        self._world_size = learner.place.world_size
         self._answer_s = answer_s
         self._patience_s = patience_s
         self._num_training = 0
@@ -69,8 +90,8 @@ class RankGroup:
         self._arrived: queue.SimpleQueue[AnyAnswer | BaseException] = queue.SimpleQueue()
         self._round: list[RolloutBatch] = []
         """Not handed out yet."""
-        self._rank_0 = RankWorker(exchange.for_another_thread(), learner, patience_s=patience_s)
-        self._worker = self._thread(self._rank_0.run, name="rank 0")
+        self._rank_0 = Rank(exchange.for_another_thread(), learner, patience_s=patience_s)
+        self._rank_0_thread = self._thread(self._rank_0.run, name="rank 0")
         listening = exchange.for_another_thread()
         self._listener = self._thread(lambda: self._listen(listening), name="ranks' answers")
 
@@ -159,7 +180,7 @@ class RankGroup:
             if self.learner.lockstep is None:
                 self._exchange.drop_orders()
             self._exchange.order(End(), copies=self._world_size)
-        self._worker.join(END_GRACE_S)
+        self._rank_0_thread.join(END_GRACE_S)
 
     def _hand_out(self) -> None:
         for batch in self._round:

@@ -10,7 +10,8 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.rendezvous import rendezvous
 
-from consumer.model.rank_errors import store_errors
+from consumer.gradient.learner import Place
+from consumer.model.rows import store_errors
 from consumer.ranks.orders import Exchange
 from contracts.encoding.wire import decode_json, encode_json
 from contracts.spec import JobSpec
@@ -22,12 +23,9 @@ WAIT_FOR_SPEC_S = 120.0
 
 @dataclass(frozen=True, kw_only=True)
 class Membership:
-    """One rank's place in its group."""
+    """What a process has once it is a rank of a group."""
 
-    rank: int
-    world_size: int
-    local_rank: int
-    """Among the ranks of this machine."""
+    place: Place
     exchange: Exchange
     spec: JobSpec
 
@@ -65,9 +63,7 @@ def _join(store: Store, spec: JobSpec, *, rank: int, device: str) -> Membership:
             timeout=timedelta(seconds=spec.timeouts.ranks_s),
         )
     return Membership(
-        rank=rank,
-        world_size=world_size,
-        local_rank=int(os.environ.get("LOCAL_RANK", rank)),
+        place=Place(rank=rank, world_size=world_size, local_rank=int(os.environ.get("LOCAL_RANK", rank))),
         exchange=Exchange(store),
         spec=spec,
     )

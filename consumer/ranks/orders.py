@@ -16,11 +16,12 @@ from datetime import timedelta
 from torch.distributed import QueueEmptyError, Store  # pyright: ignore[reportPrivateImportUsage]
 
 from consumer.gradient.learner import Trained
-from consumer.model.rank_errors import store_errors
+from consumer.model.rows import store_errors
 from contracts import errors
 from contracts.encoding.wire import Record, decode, encode
 from contracts.errors import OnbeatError
 from contracts.rollouts import RolloutBatch
+from contracts.spec import JobSpec
 
 ORDERS = "orders"
 ANSWERS = "answers"
@@ -126,6 +127,11 @@ class Failed(Answer, tag="failed", frozen=True, kw_only=True):
 
 
 AnyAnswer = HasTrained | Done | Failed
+
+
+def idle_patience_s(spec: JobSpec) -> float:
+    """Longest that a rank waits for an order: while an iteration is generated there may be none."""
+    return spec.timeouts.iteration_s + spec.timeouts.ranks_s
 
 
 class Exchange:

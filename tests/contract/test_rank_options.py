@@ -16,13 +16,13 @@ from torch import Tensor
 from torch.distributed import PrefixStore
 from transformers import modeling_utils
 
+from consumer.gradient.assembly import make_learner
 from consumer.model.rows import local_rows
 from consumer.ranks.base import OneRank, Ranks
 from consumer.ranks.group import RankGroup
 from consumer.ranks.membership import follow_lead, lead
 from consumer.ranks.orders import Exchange
-from consumer.ranks.worker import RankWorker
-from consumer.trainer.assembly import make_learner
+from consumer.ranks.rank import Rank
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 from tests.builders import job_spec, rollout_batch, tiny_model_folder
@@ -168,15 +168,15 @@ def be_rank(rank: int, folder: Path) -> None:
         exchange = Exchange(PrefixStore(variant, member.exchange._store))
         here = replace(member, spec=spec_of(variant), exchange=exchange)
         reads.clear()
-        learner = make_learner(settings, here.spec, here)
+        learner = make_learner(settings, here.spec, here.place)
         if variant == UNTIED:
             parameters = learner.policy.trained_parameters().values()
             items = [sum(map(Tensor.numel, parameters)), sum(local_rows(one).numel() for one in parameters), sum(reads)]
             (folder / f"items-{rank}.json").write_text(json.dumps(items))
         if rank:
-            RankWorker(exchange, learner, patience_s=DEADLINE_S).run()
+            Rank(exchange, learner, patience_s=DEADLINE_S).run()
             continue
-        group = RankGroup(exchange, learner, world_size=2, answer_s=DEADLINE_S, patience_s=DEADLINE_S)
+        group = RankGroup(exchange, learner, answer_s=DEADLINE_S, patience_s=DEADLINE_S)
         one = OneRank(make_learner(settings, spec_of(variant, trainer__world_size=1, trainer__sharding="none")))
         before = digest_of(one)
         digests[variant] = [before, digest_after_training(group), digest_after_training(one)]

@@ -12,12 +12,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from consumer.gradient.assembly import make_learner
 from consumer.gradient.learner import Learner
 from consumer.model import published_weights
 from consumer.model.published_weights import NOWHERE, PublishedWeights, WeightStream
 from consumer.model.rows import gathered
 from consumer.ranks.membership import follow_lead, lead
-from consumer.trainer.assembly import make_learner
 from contracts.errors import TrainingDiverged
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
@@ -42,12 +42,12 @@ def publish_twice(learner: Learner, folder: RunFolder) -> list[WeightManifest | 
     manifests: list[WeightManifest | None] = []
     for number in range(2):
         with publisher.begin(learner.policy.weights().layout, policy_version=number) as one:
-            sink = one if learner.rank == 0 else NOWHERE
+            sink = one if learner.place.rank == 0 else NOWHERE
             if number:
                 learner.step(divisor=1.0, baseline=0.0, learning_rate=0.1, is_last=True, sink=sink)
             else:
                 learner.publish(sink)
-            manifests.append(one.finish() if learner.rank == 0 else None)
+            manifests.append(one.finish() if learner.place.rank == 0 else None)
     return manifests
 
 
@@ -121,7 +121,7 @@ def test_a_step_that_diverges_leaves_no_version(tmp_path: Path) -> None:
 def be_rank(rank: int, root: Path) -> None:
     sharded = spec(trainer__world_size=2, trainer__sharding="fsdp", timeouts__ranks_s=60.0)
     member = lead(sharded, device="cpu") if rank == 0 else follow_lead(device="cpu")
-    learner = make_learner(StackSettings(model_root=str(root)), member.spec, member)
+    learner = make_learner(StackSettings(model_root=str(root)), member.spec, member.place)
     publication.PASSING_BYTES = 1
     memory = GatheredMemory()
     published_weights.gathered = memory.gather

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import torch
 
+from consumer.gradient.assembly import make_learner
 from consumer.ranks.membership import follow_lead, lead
 from consumer.ranks.orders import Begin, Done, End, Exchange, Failed, TrainBatch
-from consumer.ranks.worker import RankWorker, checksum
-from consumer.trainer.assembly import make_learner
+from consumer.ranks.rank import Rank, checksum
 from contracts.errors import ContractViolation, FenceViolation
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
@@ -26,13 +26,13 @@ def spec() -> JobSpec:
 def be_rank(rank: int, folder: Path) -> None:
     """Rank 1's weights are off by 1e-6; the store's server is rank 0's."""
     member = lead(spec(), device="cpu") if rank == 0 else follow_lead(device="cpu")
-    learner = make_learner(StackSettings(model_root=str(folder)), member.spec, member)
+    learner = make_learner(StackSettings(model_root=str(folder)), member.spec, member.place)
     with torch.no_grad():
         next(iter(learner.policy.trained_parameters().values()))[0, 0] += rank * 1e-6
-    worker = RankWorker(member.exchange.for_another_thread(), learner, patience_s=DEADLINE_S)
+    this = Rank(member.exchange.for_another_thread(), learner, patience_s=DEADLINE_S)
     if rank == 0:
         give_orders(member.exchange)
-    worker.run()
+    this.run()
     if rank == 0:
         say_what_came(member.exchange, folder)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from consumer.trainer.assembly import make_learner
+from consumer.gradient.assembly import make_learner
 from contracts.errors import InvalidInput
 from contracts.settings import StackSettings
 from tests.builders import job_spec, tiny_model_folder

@@ -1,7 +1,13 @@
-"""One rank's hands: it carries out orders until the end. A thread of rank 0, all that any other rank does."""
+"""One rank carries out orders until the end.
+
+rank 0             a thread of its own does so; the main thread knows the lease and Redis (`RankGroup`)
+every other rank   does nothing else (`follow`), and knows neither
+"""
 
 from __future__ import annotations
 
+import logging
+import signal
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -9,11 +15,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from consumer.exit_codes import DONE
+from consumer.gradient.assembly import make_learner
 from consumer.gradient.learner import Learner
 from consumer.model.checkpoint import read_checkpoint
 from consumer.model.published_weights import NOWHERE
-from consumer.model.rank_errors import store_errors
-from consumer.model.rows import gathered
+from consumer.model.rows import gathered, store_errors
+from consumer.ranks.membership import follow_lead
 from consumer.ranks.orders import (
     AnyAnswer,
     AnyOrder,
@@ -31,15 +39,44 @@ from consumer.ranks.orders import (
     Step,
     TrainAgain,
     TrainBatch,
+    idle_patience_s,
 )
 from contracts.errors import FenceViolation, OnbeatError
+from contracts.settings import StackSettings
 from weight_store.publication import TensorSink
 
 WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Bytes of an element → the integers that hold its bits."""
 
+log = logging.getLogger(__name__)
 
-class RankWorker:
+
+def follow(settings: StackSettings) -> int:
+    """Is a rank other than 0 until the End; the exit code. Raises Unavailable where rank 0 or the launcher is gone."""
+    member = follow_lead(device=settings.device)
+    patience_s = idle_patience_s(member.spec)
+    try:
+        learner = make_learner(settings, member.spec, member.place)
+    except OnbeatError as error:
+        # Rank 0 ends the job with this reason, if not with its own: to die first would only end the group.
+        log.error("%s", error)
+        member.exchange.answer(Failed.of(member.place.rank, error))
+        while not isinstance(member.exchange.next_order(patience_s), End):
+            pass
+        return DONE
+    log.info("ready")
+
+    def on_training() -> None:
+        if learner.lockstep is not None:
+            # Asked to stop, rank 0 saves first, and can't do it alone.
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+    Rank(member.exchange, learner, patience_s=patience_s, on_training=on_training).run()
+    dist.destroy_process_group()
+    return DONE
+
+
+class Rank:
     """Waits for orders as long as its patience; `run` returns at the End."""
 
     def __init__(
@@ -66,7 +103,7 @@ class RankWorker:
             try:
                 answer = self._carry_out(order)
             except OnbeatError as error:
-                answer = Failed.of(self._learner.rank, error)
+                answer = Failed.of(self._learner.place.rank, error)
             if answer is not None:
                 self._exchange.answer(answer)
 
@@ -77,7 +114,7 @@ class RankWorker:
             # Who has met the others has left them their copies of the order.
             with store_errors():
                 dist.all_reduce(torch.zeros(1))
-        rank, value = self._learner.rank, 0.0
+        rank, value = self._learner.place.rank, 0.0
         match order:
             case TrainBatch():
                 trained = self._learner.train(order.batch)
@@ -112,7 +149,7 @@ class RankWorker:
     def _train_again(self) -> None:
         # Rank 0's loop looks after the lease meanwhile.
         for trained in self._learner.train_again(lambda: None):
-            self._exchange.answer(HasTrained(rank=self._learner.rank, trained=trained))
+            self._exchange.answer(HasTrained(rank=self._learner.place.rank, trained=trained))
         self._keep_step()
 
     def _step(self, order: Step) -> float:
@@ -131,7 +168,7 @@ class RankWorker:
 
     def _sink(self) -> TensorSink | None:
         """Of the version that rank 0 publishes; None where that is nothing to this rank."""
-        if self._learner.rank == 0:
+        if self._learner.place.rank == 0:
             return self.sink
         return None if self._learner.lockstep is None else NOWHERE
 

@@ -1,0 +1,139 @@
+"""Puts the numerics of one rank together from a job's spec: torch's settings, the model, its optimizer, its sums."""
+
+from __future__ import annotations
+
+import functools
+import os
+from typing import cast
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule
+from transformers.modeling_utils import PreTrainedModel
+
+from consumer.gradient.accumulation import make_accumulator
+from consumer.gradient.learner import ALONE, Learner, Place
+from consumer.gradient.lockstep import Lockstep
+from consumer.gradient.optimizer import PolicyOptimizer
+from consumer.gradient.sharded_sums import ShardedAccumulator
+from consumer.model.policy import LoadModel, Policy, load_model, load_policy, load_whole
+from consumer.model.sharded_loading import load_sharded
+from consumer.model.shared_prompt.trial import share_prompts
+from contracts.errors import InvalidInput
+from contracts.settings import StackSettings
+from contracts.spec import JobSpec
+
+
+def make_learner(settings: StackSettings, spec: JobSpec, place: Place = ALONE) -> Learner:
+    """Loads the model onto the setting's device, and sets torch up for this process. Raises InvalidInput.
+
+    Ranks that share a model (trainer.sharding = "fsdp") each read their rows of it, all at the same time.
+    """
+    _set_up_torch(settings, spec)
+    device = _device(settings, place)
+    if spec.trainer.sharding == "fsdp" and place.world_size > 1:
+        return _sharded_learner(settings, spec, place=place, device=device)
+    policy = _policy(settings, spec, load_whole)
+    if spec.trainer.packing == "shared_prompt":
+        share_prompts(policy.model)
+    # Before any checkpoint is restored: the reference is the model as the job found it.
+    reference = policy.reference() if spec.algorithm.kl_coefficient > 0.0 else None
+    for model in (policy.model, reference):
+        if model is not None:
+            cast(nn.Module, model).to(device)
+    optimizer = _optimizer(spec, policy)
+    return Learner(
+        spec=spec,
+        policy=policy,
+        optimizer=optimizer,
+        accumulator=make_accumulator(spec, policy.trained_parameters(), optimizer.stepped),
+        reference=reference,
+        place=place,
+    )
+
+
+def _sharded_learner(settings: StackSettings, spec: JobSpec, *, place: Place, device: torch.device) -> Learner:
+    """Every rank calls it at the same time.
+
+    The ranks share all parameters of a model that is trained whole. They don't share adapters: those are small, and
+    each rank has them beside its rows of the frozen base, with sums that are added up once for each step, as without
+    sharding.
+    """
+    load = functools.partial(load_sharded, mesh=init_device_mesh(device.type, (place.world_size,)), device=device)
+    policy = _policy(settings, spec, load)
+    if policy.adapters is not None:
+        # All ranks are here now, and gather the base at the same time.
+        _ = policy.base_digest
+    reference = _sharded_reference(settings, spec, policy, load) if spec.algorithm.kl_coefficient > 0.0 else None
+    for model in (policy.model, reference):
+        if model is not None and spec.trainer.packing == "shared_prompt":
+            share_prompts(model)
+            # A pass leaves the outermost parameters whole; a checkpoint is put into the rows.
+            cast(FSDPModule, model).reshard()
+    parameters, optimizer = policy.trained_parameters(), _optimizer(spec, policy)
+    if policy.adapters is not None:
+        accumulator = make_accumulator(spec, parameters, optimizer.stepped)
+        # The reference is the policy's model.
+        lockstep = Lockstep(policy.model, None, mute=lambda _: None, adapters=policy.adapters)
+    else:
+        accumulator = ShardedAccumulator(
+            policy.model,
+            parameters,
+            targets=optimizer.stepped,
+            max_micro_batches=spec.rollout.batches_per_iteration,
+        )
+        lockstep = Lockstep(policy.model, reference, mute=accumulator.mute)
+    return Learner(
+        spec=spec,
+        policy=policy,
+        optimizer=optimizer,
+        accumulator=accumulator,
+        reference=reference,
+        place=place,
+        lockstep=lockstep,
+    )
+
+
+def _policy(settings: StackSettings, spec: JobSpec, load: LoadModel) -> Policy:
+    policy = load_policy(
+        spec.model,
+        model_root=settings.spec_root,
+        gradient_checkpointing=spec.trainer.gradient_checkpointing,
+        load=load,
+    )
+    return policy if spec.trainer.lora is None else policy.with_adapters(spec.trainer.lora, seed=spec.seed)
+
+
+def _optimizer(spec: JobSpec, policy: Policy) -> PolicyOptimizer:
+    return PolicyOptimizer(policy.trained_parameters(), spec.optimizer, embeddings=policy.embedding_names())
+
+
+def _sharded_reference(settings: StackSettings, spec: JobSpec, policy: Policy, load: LoadModel) -> PreTrainedModel:
+    """`Policy.reference`, but read once more: a model that is whole nowhere can't be copied."""
+    if policy.adapters is not None:
+        return policy.reference()
+    reference = load_model(spec.model, model_root=settings.spec_root, gradient_checkpointing=False, load=load)
+    reference.requires_grad_(False)
+    return reference
+
+
+def _set_up_torch(settings: StackSettings, spec: JobSpec) -> None:
+    torch.set_num_threads(settings.threads)
+    if spec.deterministic:
+        torch.use_deterministic_algorithms(True)
+        # Filling uninitialised memory only guards code that reads what it never wrote; it costs a pass over it.
+        torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
+        # cuBLAS reads it when it starts, and refuses deterministic work without it.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.manual_seed(spec.seed)
+
+
+def _device(settings: StackSettings, place: Place) -> torch.device:
+    if settings.device == "cuda" and not torch.cuda.is_available():
+        raise InvalidInput("torch sees no CUDA device here", field="ONBEAT_DEVICE", cure="set it to cpu")
+    if settings.device == "cpu":
+        return torch.device("cpu")
+    device = torch.device("cuda", place.local_rank)
+    torch.cuda.set_device(device)
+    return device
