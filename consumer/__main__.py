@@ -3,7 +3,7 @@
     one rank     this process is the trainer
     more ranks   this process is their launcher: torch's, as torchrun has it, which starts this program once for each
 
-Exit codes: consumer/exit_codes.py.
+Exit codes: `contracts.jobs.TrainerExit`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import sys
 
 from broker.connection.client import connect
 from broker.job_store import JobStore
-from consumer.exit_codes import DIED, FAILED
 from contracts.errors import InvalidInput, OnbeatError, Unavailable
+from contracts.jobs import TrainerExit
 from contracts.settings import StackSettings, settings_from
 from process import crash_points
 from process.launcher import end_with_parent
@@ -62,7 +62,7 @@ def main(arguments: list[str]) -> int:
     configure(StackSettings(), service=service)
     if len(arguments) != 1:
         log.error("one argument is needed: the job id")
-        return FAILED
+        return TrainerExit.FAILED
     try:
         settings = settings_from(os.environ)
         configure(settings, service=service)
@@ -70,10 +70,10 @@ def main(arguments: list[str]) -> int:
         return run(settings, arguments[0])
     except Unavailable as error:
         log.error("%s", error)
-        return DIED
+        return TrainerExit.DIED
     except OnbeatError as error:
         log.error("%s", error)
-        return FAILED
+        return TrainerExit.FAILED
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A job's life, as other processes see it.
+"""A job's life, as other processes see it, and what the exit code of a process that works on it says.
 
     queued ──▶ running ──▶ succeeded ──┐
     ▲ │           │  └───▶ failed ─────┤
@@ -12,14 +12,13 @@ stays `running`: it is replaced. A final state is left by a resume only, and `su
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import Enum, IntEnum
 from typing import Annotated
 
 from msgspec import Meta, field
 
 from contracts.encoding.ranges import Iterations, Line
 from contracts.encoding.wire import Record
-from contracts.errors import Conflict
 from contracts.rewards import OnUnscorable
 
 
@@ -46,10 +45,37 @@ NEXT_STATES: dict[JobState, frozenset[JobState]] = {
 }
 
 
-def check_move(before: JobState, after: JobState) -> None:
-    """Raises Conflict if the lifecycle has no such arrow."""
-    if after not in NEXT_STATES[before]:
-        raise Conflict(f"a {before.value} job cannot become {after.value}", field="state")
+class TrainerExit(IntEnum):
+    """How `python -m consumer JOB_ID` ends: its worker decides by it whether the job gets another trainer."""
+
+    DONE = 0
+    """The job is final, or this trainer was stopped and gave its lease back."""
+    DIED = 1
+    """It may be started again: Redis stayed away, the fence moved under it, a rank is gone."""
+    FAILED = 2
+    """The job failed, and says why."""
+    HELD = 3
+    """Another trainer holds the job."""
+    STOPPED = 4
+    """It was asked to end while it loaded, or while Redis was away: it ended where it stood, with nothing to save."""
+
+
+class GeneratorExit(IntEnum):
+    """How `python -m producer` ends."""
+
+    STOPPED = 0
+    """It was asked to end, and finished what it held."""
+    DIED = 1
+    """Redis stayed away, or a task died, before the generator had claimed any work."""
+    REFUSED = 2
+    """A setting is bad."""
+    DIED_AT_WORK = 4
+    """It had claimed work before: perhaps it died of a batch, which the fence takes out of circulation in the end."""
+
+
+def is_of_work(exit_code: int) -> bool:
+    """Whether a generator may have died of what it worked on: a kernel without memory ends a process by a signal."""
+    return exit_code == GeneratorExit.DIED_AT_WORK or exit_code < 0
 
 
 class ResumeRequest(Record, frozen=True, kw_only=True):

@@ -1,7 +1,7 @@
 """`python -m producer`: one generator, until SIGTERM or SIGINT.
 
 Exit 0 after a clean stop; 1 with one line when Redis stays away or a task dies before any work was claimed; 4 when one
-dies after that (contracts/exit_codes.py); 2 for a bad setting.
+dies after that (`contracts.jobs.GeneratorExit`); 2 for a bad setting.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from broker.job_store import JobStore
 from broker.presence import Presence
 from broker.weight_chunks import WeightChunks
 from contracts.errors import EngineUnavailable, InvalidInput, OnbeatError
-from contracts.exit_codes import DIED_AT_WORK
+from contracts.jobs import GeneratorExit
 from contracts.settings import StackSettings, settings_from
 from http_service.listening import exit_cleanly_on_signals
 from process import crash_points
@@ -79,13 +79,13 @@ async def run_to_its_end(worker: Worker) -> int:
         engine, _ = group.split(EngineUnavailable)
         if engine is not None:
             log.error("%s", first_error(engine))
-            os._exit(DIED_AT_WORK)
+            os._exit(GeneratorExit.DIED_AT_WORK)
         if not worker.has_claimed:
             raise
         _, foreign = group.split(OnbeatError)
         log.error("%s", first_error(group), exc_info=foreign)
-        return DIED_AT_WORK
-    return 0
+        return GeneratorExit.DIED_AT_WORK
+    return GeneratorExit.STOPPED
 
 
 def new_generator_id() -> str:
@@ -100,20 +100,20 @@ def main() -> int:
         crash_points.arm(settings.crash_at)
     except InvalidInput as error:
         log.error("%s", error)
-        return 2
+        return GeneratorExit.REFUSED
     configure(settings, service="producer")
     try:
         exit_cleanly_on_signals()
         return asyncio.run(serve(settings, connect_within(settings), generator_id=new_generator_id()))
     except OnbeatError as error:
         log.error("%s", error)
-        return 1
+        return GeneratorExit.DIED
     except BaseExceptionGroup as group:
         ours, others = group.split(OnbeatError)
         if others is not None:
             raise
         log.error("%s", first_error(ours))
-        return 1
+        return GeneratorExit.DIED
 
 
 def first_error(group: BaseExceptionGroup | None) -> BaseException | None:

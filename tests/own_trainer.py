@@ -16,9 +16,9 @@ from broker.connection.client import Broker
 from broker.generator_side import GeneratorSide
 from broker.job_store import JobStore
 from broker.presence import Presence
-from consumer.exit_codes import HELD
 from consumer.trainer.job_run import train
 from contracts.encoding.arrays import pack_int32
+from contracts.jobs import TrainerExit
 from contracts.rollouts import PromptBatch, RolloutBatch, RolloutGroup
 from contracts.settings import StackSettings
 from process.waiting import Waiting
@@ -94,7 +94,7 @@ def one_trainer(settings: StackSettings, broker: Broker, job_id: str) -> int:
     jobs = JobStore(broker)
     jobs.count_trainer_start(job_id)
     waiting = Waiting("the lease", deadline_s=60.0)
-    while (code := train(settings, broker, jobs.spec(job_id), job_id)) == HELD:
+    while (code := train(settings, broker, jobs.spec(job_id), job_id)) == TrainerExit.HELD:
         waiting.poke()
     return code
 

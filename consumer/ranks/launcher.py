@@ -17,7 +17,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalEx
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from consumer.exit_codes import DIED, DONE
+from contracts.jobs import TrainerExit
 from process.launcher import LAUNCHER_PID
 
 HOST = "127.0.0.1"
@@ -55,7 +55,7 @@ def launch_ranks(job_id: str, world_size: int) -> int:
             return _exit_code({rank: failure.exitcode for rank, failure in error.failures.items()})
         except SignalException:
             log.info("the ranks were stopped")
-    return DONE
+    return TrainerExit.DONE
 
 
 def _store_on_loopback() -> TCPStore:
@@ -78,4 +78,4 @@ def _exit_code(codes: dict[int, int]) -> int:
         if code not in (0, -signal.SIGTERM):
             how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
             log.log(logging.INFO if rank == 0 else logging.ERROR, "rank %d %s, and the others with it", rank, how)
-    return codes[0] if codes.get(0, 0) > 0 else DIED
+    return codes[0] if codes.get(0, 0) > 0 else TrainerExit.DIED

@@ -15,7 +15,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from consumer.exit_codes import DONE
 from consumer.gradient.assembly import make_learner
 from consumer.gradient.learner import Learner
 from consumer.model.checkpoint import read_checkpoint
@@ -42,6 +41,7 @@ from consumer.ranks.orders import (
     idle_patience_s,
 )
 from contracts.errors import FenceViolation, OnbeatError
+from contracts.jobs import TrainerExit
 from contracts.settings import StackSettings
 from weight_store.publication import TensorSink
 
@@ -63,7 +63,7 @@ def follow(settings: StackSettings) -> int:
         member.exchange.answer(Failed.of(member.place.rank, error))
         while not isinstance(member.exchange.next_order(patience_s), End):
             pass
-        return DONE
+        return TrainerExit.DONE
     log.info("ready")
 
     def on_training() -> None:
@@ -73,7 +73,7 @@ def follow(settings: StackSettings) -> int:
 
     Rank(member.exchange, learner, patience_s=patience_s, on_training=on_training).run()
     dist.destroy_process_group()
-    return DONE
+    return TrainerExit.DONE
 
 
 class Rank:

@@ -21,11 +21,10 @@ from broker.connection.client import Broker
 from broker.job_store import JobStore
 from broker.keys import JobKeys
 from broker.trainer_side import read_fence
-from consumer.exit_codes import DONE, HELD, STOPPED
 from consumer.supervisor.run_roots import RunRoots
 from consumer.supervisor.trainer_process import Ended, TrainerProcesses
 from contracts.errors import Conflict, NotFound, OnbeatError, Unavailable
-from contracts.jobs import JobState
+from contracts.jobs import JobState, TrainerExit
 
 RESERVATION_S = 8.0
 """Renewed while the trainer loads; so long other consumers wait after this one's death."""
@@ -148,11 +147,11 @@ class Reconciler:
             log.info("job %s ended meanwhile: %s", job_id, error)
 
     def _book(self, ended: Ended) -> None:
-        if ended.exit_code in (DONE, STOPPED):
+        if ended.exit_code in (TrainerExit.DONE, TrainerExit.STOPPED):
             log.info("%s", ended)
         elif not ended.asked:
             log.warning("%s: %s", ended, self._trainers.tail(ended.job_id))
-        if ended.asked or ended.exit_code == HELD:
+        if ended.asked or ended.exit_code == TrainerExit.HELD:
             # That it was asked to end, or that another one lives, says nothing about the job; any other end does.
             self._jobs.uncount_trainer_start(ended.job_id)
         self._jobs.release_start(ended.job_id, self._consumer_id)

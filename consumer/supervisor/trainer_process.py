@@ -35,7 +35,7 @@ class Ended:
 
     job_id: str
     exit_code: int
-    """Of `python -m consumer` (consumer/exit_codes.py); negative: a signal."""
+    """Of `python -m consumer` (`TrainerExit`); negative: a signal."""
     asked: bool = False
     """It was asked to end, by this process."""
 

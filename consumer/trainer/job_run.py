@@ -10,11 +10,11 @@ import socket
 import threading
 import uuid
 from collections.abc import Iterator
+from typing import NoReturn
 
 from broker.connection.client import Broker
 from broker.job_store import JobStore
 from broker.trainer_side import TrainerSide
-from consumer.exit_codes import DIED, DONE, FAILED, HELD, STOPPED
 from consumer.trainer.assembly import make_trainer
 from consumer.trainer.lease_keeper import STOP_PATIENCE_S, Cancelled, LeaseKeeper, Stopped
 from consumer.trainer.trainer import Trainer
@@ -28,7 +28,7 @@ from contracts.errors import (
     OnbeatError,
     Unavailable,
 )
-from contracts.jobs import JobState
+from contracts.jobs import JobState, TrainerExit
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 
@@ -42,7 +42,7 @@ def train(settings: StackSettings, broker: Broker, spec: JobSpec, job_id: str) -
         epoch = side.acquire()
     except Conflict as error:
         log.info("job %s: %s", job_id, error)
-        return HELD
+        return TrainerExit.HELD
     log.info("trainer epoch %d holds job %s", epoch, job_id)
     keeper = LeaseKeeper(
         side,
@@ -65,10 +65,10 @@ def _keep(
         return code
     except FencedOff as error:
         log.error("%s", error)
-        return HELD
+        return TrainerExit.HELD
     except (Unavailable, FenceViolation) as error:
         log.error("this trainer ends, the job goes on in another: %s", error)
-        return DIED
+        return TrainerExit.DIED
     finally:
         keeper.close()
 
@@ -79,7 +79,7 @@ def _train_held(
     jobs = JobStore(broker)
     state = jobs.state(job_id)
     if state.is_final:
-        return DONE
+        return TrainerExit.DONE
     trainer: Trainer | None = None
     try:
         if state is JobState.CANCELLING:
@@ -107,7 +107,7 @@ def _train_held(
         jobs.fail(job_id, str(error), trainer_epoch=side.trainer_epoch)
         if trainer is not None:
             trainer.clear()
-        return FAILED
+        return TrainerExit.FAILED
     else:
         jobs.move(job_id, JobState.SUCCEEDED, trainer_epoch=side.trainer_epoch)
         log.info("job %s succeeded", job_id)
@@ -115,7 +115,7 @@ def _train_held(
     finally:
         if trainer is not None:
             trainer.close()
-    return DONE
+    return TrainerExit.DONE
 
 
 def _begin(jobs: JobStore, job_id: str, side: TrainerSide) -> None:
@@ -179,15 +179,17 @@ def _end_loading(why: Exception, jobs: JobStore, *, side: TrainerSide, job_id: s
     telling = threading.Thread(target=tell, name="last words", daemon=True)
     telling.start()
     telling.join(STOP_PATIENCE_S)
-    _exit(HELD if isinstance(why, FencedOff) else DIED if isinstance(why, Unavailable) else STOPPED)
+    if isinstance(why, FencedOff):
+        _exit(TrainerExit.HELD)
+    _exit(TrainerExit.DIED if isinstance(why, Unavailable) else TrainerExit.STOPPED)
 
 
 def _end_stopped() -> None:
     log.warning("asked to end while Redis is away: ends without giving the lease back")
-    _exit(STOPPED)
+    _exit(TrainerExit.STOPPED)
 
 
-def _exit(code: int) -> None:
+def _exit(code: TrainerExit) -> NoReturn:
     logging.shutdown()
     os._exit(code)
 

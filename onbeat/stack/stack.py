@@ -28,7 +28,7 @@ from msgspec.structs import replace
 
 from broker.connection.roles import CELERY
 from contracts.errors import InvalidInput, OnbeatError, Unavailable
-from contracts.exit_codes import is_of_work
+from contracts.jobs import is_of_work
 from contracts.settings import StackSettings
 from onbeat.stack.access import StackFile, refuse_second_stack, write_stack_file
 from onbeat.stack.plan import REDIS_ROLES, StackPlan, child_environment, settings_of

@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from consumer.exit_codes import DIED, DONE, FAILED, STOPPED
 from consumer.model.checkpoint import latest_checkpoint
 from contracts.encoding.wire import decode_json
 from contracts.events import TimelineSpan, versions_of
-from contracts.jobs import JobState
+from contracts.jobs import JobState, TrainerExit
 from contracts.run_folder import RunFolder
 from tests.chaos.short_job import assert_undisturbed, committed, long_variant, short_job, until
 from tests.pipeline import Pipeline, wait_for_exit
@@ -64,11 +63,11 @@ def test_ranks_that_share_the_model_give_the_same_weights_and_stop_and_resume_as
     two_ranks = pipeline.start(f"consumer-{job_id}-two", job_id)
     until(committed(pipeline, job_id, 3), "three iterations")
     two_ranks.terminate()
-    assert wait_for_exit(two_ranks) == DONE, two_ranks.tail()
+    assert wait_for_exit(two_ranks) == TrainerExit.DONE, two_ranks.tail()
     folder = RunFolder(pipeline.settings.run_root_path, job_id)
     assert len(list(folder.checkpoints.glob("i*/model-*-of-00002.safetensors"))) == 2
     one_rank = pipeline.start(f"consumer-{job_id}-one", job_id, max_ranks=1)
-    assert wait_for_exit(one_rank) == DONE, one_rank.tail()
+    assert wait_for_exit(one_rank) == TrainerExit.DONE, one_rank.tail()
     assert pipeline.verdict(job_id).num_rewinds == 0
     assert_undisturbed(pipeline, job_id, undisturbed)
 
@@ -81,7 +80,7 @@ def test_a_rank_that_dies_ends_its_group_and_the_job_goes_on_to_the_same_weights
     first = pipeline.start(f"consumer-{job_id}-first", job_id)
     until(committed(pipeline, job_id, 1), "the first iteration")
     os.kill(process_of_rank(rank, job_id), signal.SIGKILL)
-    assert wait_for_exit(first) == DIED, first.tail()
+    assert wait_for_exit(first) == TrainerExit.DIED, first.tail()
     assert f"rank {rank} was killed by signal 9" in first.tail(50)
     assert not process_of_rank(0, job_id)
     assert not process_of_rank(1, job_id)
@@ -97,7 +96,7 @@ def test_sigterm_to_the_launcher_leaves_a_checkpoint_and_no_process(pipeline: Pi
     first = pipeline.start(f"consumer-{job_id}", job_id)
     until(committed(pipeline, job_id, 2), "two iterations")
     first.terminate()
-    assert wait_for_exit(first) == DONE, first.tail()
+    assert wait_for_exit(first) == TrainerExit.DONE, first.tail()
     folder = RunFolder(pipeline.settings.run_root_path, job_id)
     checkpoint = latest_checkpoint(folder.checkpoints, job_id=job_id, versions=versions_of(pipeline.jobs.audit(job_id)))
     assert checkpoint is not None
@@ -111,7 +110,7 @@ def test_sigterm_to_the_launcher_leaves_a_checkpoint_and_no_process(pipeline: Pi
 def test_a_job_whose_ranks_cannot_load_its_model_fails_with_the_reason(pipeline: Pipeline) -> None:
     job_id, _ = pipeline.jobs.create(short_job(trainer__world_size=2, model__path="no/such/model"))
     trainer = pipeline.start(f"consumer-{job_id}", job_id)
-    assert wait_for_exit(trainer) == FAILED, trainer.tail()
+    assert wait_for_exit(trainer) == TrainerExit.FAILED, trainer.tail()
     assert "Traceback" not in trainer.tail()
     assert pipeline.jobs.fields(job_id)["reason"].decode().startswith("model.path: no folder")
 
@@ -148,11 +147,11 @@ def test_ranks_that_load_end_at_once_and_leave_no_process(
     until(lambda: len(rank_processes(job_id)) == 2, "its ranks")
     if end == "a cancel":
         pipeline.jobs.request_cancel(job_id)
-        assert wait_for_exit(trainer) == STOPPED, trainer.tail(50)
+        assert wait_for_exit(trainer) == TrainerExit.STOPPED, trainer.tail(50)
         assert pipeline.jobs.state(job_id) is JobState.CANCELLED
     elif end == "a stop":
         trainer.terminate()
-        assert wait_for_exit(trainer) == DONE, trainer.tail(50)
+        assert wait_for_exit(trainer) == TrainerExit.DONE, trainer.tail(50)
         assert pipeline.jobs.state(job_id) is JobState.RUNNING
     else:
         os.kill(trainer.pid or 0, signal.SIGKILL)

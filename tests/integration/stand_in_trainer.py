@@ -14,10 +14,9 @@ import time
 from broker.connection.client import connect
 from broker.job_store import JobStore
 from broker.trainer_side import TrainerSide
-from consumer.exit_codes import HELD, STOPPED
 from consumer.trainer.lease_keeper import Cancelled, LeaseKeeper, Stopped
 from contracts.errors import Conflict
-from contracts.jobs import JobState
+from contracts.jobs import JobState, TrainerExit
 from contracts.settings import settings_from
 
 broker = connect(settings_from(os.environ), patience_s=30.0)
@@ -28,14 +27,14 @@ if jobs.spec(job_id).name == "crash":
 if jobs.spec(job_id).name == "stuck":
     signal.pause()
 if jobs.spec(job_id).name == "held":
-    sys.exit(HELD)
+    sys.exit(TrainerExit.HELD)
 side = TrainerSide(broker, job_id, owner=str(os.getpid()), lease_s=1.0)
-keeper = LeaseKeeper(side, lease_s=1.0, end_stopped=lambda: os._exit(STOPPED))
+keeper = LeaseKeeper(side, lease_s=1.0, end_stopped=lambda: os._exit(TrainerExit.STOPPED))
 signal.signal(signal.SIGTERM, lambda _number, _frame: keeper.request_stop())
 try:
     side.acquire()
 except Conflict:
-    sys.exit(HELD)
+    sys.exit(TrainerExit.HELD)
 if jobs.state(job_id) is not JobState.CANCELLING:
     jobs.move(job_id, JobState.RUNNING)
 keeper.start()

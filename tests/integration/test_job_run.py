@@ -12,7 +12,6 @@ from broker.connection.client import Broker, connect
 from broker.job_store import JobStore
 from broker.keys import JobKeys
 from broker.trainer_side import read_fence
-from consumer.exit_codes import DIED, DONE, FAILED, HELD
 from consumer.trainer.lease_keeper import Cancelled, LeaseKeeper, Stopped
 from contracts.errors import (
     BatchFailed,
@@ -24,7 +23,7 @@ from contracts.errors import (
     TrainingDiverged,
     Unavailable,
 )
-from contracts.jobs import JobState
+from contracts.jobs import JobState, TrainerExit
 from contracts.settings import StackSettings
 from tests.builders import job_spec
 
@@ -105,7 +104,7 @@ def test_a_cancel_is_a_cancel_with_a_checkpoint(job: OneJob) -> None:
         assert job.jobs.request_cancel(job.job_id) is JobState.CANCELLING
         raise Cancelled
 
-    assert job.train(lambda _: StandIn(runs=runs, saves=lambda: saved.append(True))) == DONE
+    assert job.train(lambda _: StandIn(runs=runs, saves=lambda: saved.append(True))) == TrainerExit.DONE
     assert (job.end, saved, job.is_held) == ((JobState.CANCELLED, ""), [True], False)
 
 
@@ -115,7 +114,7 @@ def test_a_cancel_that_cannot_save_is_a_cancel_that_says_so(job: OneJob, error: 
         job.jobs.request_cancel(job.job_id)
         raise Cancelled
 
-    assert job.train(lambda _: StandIn(runs=runs, saves=raising(error))) == DONE
+    assert job.train(lambda _: StandIn(runs=runs, saves=raising(error))) == TrainerExit.DONE
     state, reason = job.end
     assert state is JobState.CANCELLED
     assert reason == f"its last checkpoint could not be written: {error}"
@@ -131,7 +130,7 @@ def test_an_error_of_a_job_that_is_being_cancelled_does_not_make_it_fail(job: On
         job.jobs.request_cancel(job.job_id)
         raise error
 
-    assert job.train(lambda _: StandIn(runs=runs)) == FAILED
+    assert job.train(lambda _: StandIn(runs=runs)) == TrainerExit.FAILED
     assert (job.end, job.is_held) == ((JobState.CANCELLED, str(error)), False)
 
 
@@ -140,7 +139,7 @@ def test_an_error_while_it_loads_does_not_make_a_cancel_a_failure(job: OneJob) -
         job.jobs.request_cancel(job.job_id)
         raise InvalidInput("no folder", field="model.path")
 
-    assert job.train(make) == FAILED
+    assert job.train(make) == TrainerExit.FAILED
     assert job.end == (JobState.CANCELLED, "model.path: no folder")
 
 
@@ -157,13 +156,17 @@ def test_a_cancel_between_the_look_at_the_state_and_the_start_is_a_cancel(
         return state
 
     monkeypatch.setattr(JobStore, "state", look_and_cancel)
-    assert job.train(lambda _: pytest.fail("nothing is loaded")) == DONE
+    assert job.train(lambda _: pytest.fail("nothing is loaded")) == TrainerExit.DONE
     assert job.end == (JobState.CANCELLED, "")
 
 
 @pytest.mark.parametrize(
     ("error", "code"),
-    [(Unavailable("a rank died"), DIED), (BrokerUnavailable("away"), DIED), (FencedOff("over"), HELD)],
+    [
+        (Unavailable("a rank died"), TrainerExit.DIED),
+        (BrokerUnavailable("away"), TrainerExit.DIED),
+        (FencedOff("over"), TrainerExit.HELD),
+    ],
 )
 def test_a_trainer_that_dies_while_the_job_is_cancelled_leaves_the_end_to_a_consumer(
     job: OneJob, error: OnbeatError, code: int
@@ -180,12 +183,12 @@ def test_a_trainer_that_dies_while_the_job_is_cancelled_leaves_the_end_to_a_cons
 
 
 def test_a_stop_that_cannot_save_is_a_stop(job: OneJob) -> None:
-    assert job.train(lambda _: StandIn(runs=raising(Stopped()), saves=raising(FULL))) == DONE
+    assert job.train(lambda _: StandIn(runs=raising(Stopped()), saves=raising(FULL))) == TrainerExit.DONE
     assert (job.end[0], job.is_held) == (JobState.RUNNING, False)
 
 
 def test_a_failure_is_a_failure_with_its_reason(job: OneJob) -> None:
-    assert job.train(lambda _: StandIn(runs=raising(BatchFailed("is dead")), saves=raising(FULL))) == FAILED
+    assert job.train(lambda _: StandIn(runs=raising(BatchFailed("is dead")), saves=raising(FULL))) == TrainerExit.FAILED
     assert job.end == (JobState.FAILED, "is dead")
 
 
@@ -195,7 +198,7 @@ def test_the_end_of_a_job_that_another_has_ended_stays(job: OneJob) -> None:
         job.jobs.move(job.job_id, JobState.CANCELLED, reason="by hand")
         raise BatchFailed("is dead")
 
-    assert job.train(lambda _: StandIn(runs=runs)) in (FAILED, HELD)
+    assert job.train(lambda _: StandIn(runs=runs)) in (TrainerExit.FAILED, TrainerExit.HELD)
     assert job.end == (JobState.CANCELLED, "by hand")
 
 

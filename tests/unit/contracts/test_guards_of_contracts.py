@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from contracts.encoding.arrays import pack_float32, pack_int32
 from contracts.encoding.wire import convert, decode, encode
-from contracts.errors import Conflict, ContractViolation, InvalidInput
-from contracts.jobs import JobState, ResumeRequest, check_move
+from contracts.errors import ContractViolation, InvalidInput
+from contracts.jobs import NEXT_STATES, JobState, ResumeRequest
 from contracts.rollouts import Completion, Prompt, PromptBatch, Rollout, RolloutBatch, RolloutGroup
 from contracts.versions import AdapterVersion, WeightFile, WeightManifest, WeightStep
 from tests.builders import DIGEST, batch_of, prompt_batch, rollout
@@ -100,9 +100,11 @@ def test_only_a_delta_stands_on_other_versions_and_adapters_on_one_base() -> Non
 
 
 def test_a_state_follows_the_arrows_of_the_lifecycle() -> None:
-    check_move(JobState.QUEUED, JobState.RUNNING)
-    with pytest.raises(Conflict, match="a succeeded job cannot become running"):
-        check_move(JobState.SUCCEEDED, JobState.RUNNING)
+    assert set(NEXT_STATES) == set(JobState)
+    assert JobState.RUNNING in NEXT_STATES[JobState.QUEUED]
+    assert [state for state in JobState if state.is_final] == [
+        s for s in JobState if NEXT_STATES[s] == {JobState.QUEUED}
+    ]
 
 
 def test_a_rollout_is_built_from_its_own_bytes() -> None:

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from contracts.exit_codes import DIED_AT_WORK
+from contracts.jobs import GeneratorExit
 
 
 def run_producer(**environment: str) -> subprocess.CompletedProcess[str]:
@@ -63,7 +63,7 @@ sys.exit(asyncio.run(run_to_its_end(Worker())))
 """
 
 
-@pytest.mark.parametrize(("when", "code"), [("at its start", 1), ("at work", DIED_AT_WORK)])
+@pytest.mark.parametrize(("when", "code"), [("at its start", 1), ("at work", GeneratorExit.DIED_AT_WORK)])
 def test_a_launcher_can_tell_a_death_at_work_from_one_at_the_start(when: str, code: int) -> None:
     ended = subprocess.run([sys.executable, "-c", DIES, when], capture_output=True, text=True, timeout=300, check=False)
     assert ended.returncode == code
@@ -87,5 +87,5 @@ asyncio.run(run_to_its_end(Worker()))
 
 def test_a_thread_that_hangs_in_the_engine_does_not_keep_the_process() -> None:
     ended = subprocess.run([sys.executable, "-c", HANGS], capture_output=True, text=True, timeout=300.0, check=False)
-    assert ended.returncode == DIED_AT_WORK
+    assert ended.returncode == GeneratorExit.DIED_AT_WORK
     assert "batch 0/train/0 is not done" in ended.stderr
