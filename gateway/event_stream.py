@@ -15,8 +15,8 @@ import time
 from collections.abc import AsyncIterator, Callable
 from http import HTTPStatus
 
+from fastapi.sse import EventSourceResponse, format_sse_event
 from starlette.concurrency import run_in_threadpool
-from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from broker.job_store import JobStore
@@ -89,7 +89,7 @@ class EventStream:
                 return
             if time.monotonic() - said_s >= self._keep_alive_s:
                 said_s = time.monotonic()
-                yield b": keep-alive\n\n"
+                yield format_sse_event(comment="keep-alive")
             await self._pause()
 
     def _look(self) -> tuple[bool, list[tuple[str, JobEvent]]]:
@@ -104,12 +104,12 @@ class EventStream:
             return
 
 
-class CountedStream(StreamingResponse):
+class CountedStream(EventSourceResponse):
     """An answer that counts from where it is made: of many requests at once no more pass the check than may."""
 
     def __init__(self, stream: EventStream, *, count: Callable[[int], None], headers: dict[str, str]) -> None:
         """count: adds to the number of open streams."""
-        super().__init__(stream, media_type="text/event-stream", headers=headers)
+        super().__init__(stream, headers=headers)
         self._count = count
         count(1)
 
@@ -121,8 +121,8 @@ class CountedStream(StreamingResponse):
 
 
 def encode_event(event_id: str, event: JobEvent) -> bytes:
-    kind = event.__struct_config__.tag
-    return b"id: %s\nevent: %s\ndata: %s\n\n" % (event_id.encode(), str(kind).encode(), encode_json(event))
+    kind = str(event.__struct_config__.tag)
+    return format_sse_event(id=event_id, event=kind, data_str=encode_json(event).decode())
 
 
 def _may_wait(broker_away: Waiting, error: Unavailable) -> bool:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import httpx
 import msgspec
+from httpx_sse import EventSource
 
 from contracts.encoding.wire import convert, encode_json
 from contracts.errors import Conflict, ContractViolation, InvalidInput, NotFound, OnbeatError, Unavailable
@@ -138,7 +139,7 @@ class GatewayClient:
             if not answer.is_success:
                 answer.read()
                 raise problem_of(answer)
-            yield from parse_events(answer.iter_lines())
+            yield from parse_events(answer)
 
     def _ask(self, method: str, path: str, **request: Any) -> Any:
         try:
@@ -163,19 +164,11 @@ class GatewayClient:
         )
 
 
-def parse_events(lines: Iterator[str]) -> Iterator[tuple[str, JobEvent]]:
-    """Server-sent events (https://html.spec.whatwg.org/multipage/server-sent-events.html) of one connection."""
-    event_id, data = "", []
-    for line in lines:
-        name, _, value = line.partition(":")
-        value = value.removeprefix(" ")
-        if name == "id":
-            event_id = value
-        elif name == "data":
-            data.append(value)
-        elif not line and data:
-            yield event_id, _decode_event("\n".join(data))
-            data = []
+def parse_events(answer: httpx.Response) -> Iterator[tuple[str, JobEvent]]:
+    """Server-sent events of one connection. Raises httpx.TransportError where it breaks off, or holds none."""
+    for event in EventSource(answer).iter_sse():
+        if event.data:  # the blank line after a comment ends an event without data
+            yield event.id, _decode_event(event.data)
 
 
 def audit_entries(body: Any) -> list[AuditEntry]:

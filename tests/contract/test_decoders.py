@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+import httpx
 import msgpack
 import msgspec
 import pytest
@@ -126,6 +127,11 @@ def test_nothing_is_too_deep_to_be_refused(kind: type, depth: int) -> None:
         answers_or_refuses(lambda packed=packed: decode(packed, kind), ContractViolation)
 
 
+def event_stream(text: str) -> httpx.Response:
+    body = f"data: {text}\n\nid:{text}\ndata:{{}}\n\n".encode(errors="replace")
+    return httpx.Response(200, headers={"Content-Type": "text/event-stream"}, content=body)
+
+
 @SEARCH
 @given(st.data())
 def test_the_readers_above_the_wire_refuse_in_their_own_form(data: st.DataObject) -> None:
@@ -135,8 +141,7 @@ def test_the_readers_above_the_wire_refuse_in_their_own_form(data: st.DataObject
     entries = damaged(encode_json(GOLDEN["task_entry"])).map(lambda one: one.decode("latin-1"))
     text = data.draw(ANY_TEXT | entries)
     answers_or_refuses(lambda: read_task_entry(text), OnbeatError)
-    lines = [f"data: {text}", "", f"id:{text}", "data:{}", ""]
-    answers_or_refuses(lambda: list(parse_events(iter(lines))), OnbeatError)
+    answers_or_refuses(lambda: list(parse_events(event_stream(text))), OnbeatError)
 
 
 @SEARCH
