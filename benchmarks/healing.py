@@ -40,7 +40,7 @@ from onbeat.client.gateway import GatewayClient
 from onbeat.client.spec_file import load_spec
 from onbeat.stack.plan import StackPlan
 from onbeat.stack.stack import EmbeddedStack
-from process import process_tree
+from process import child_process
 from process.waiting import Waiting
 
 SPEC = REPOSITORY / "configs/demo.toml"
@@ -92,7 +92,7 @@ class Healing:
 
     def of_a_trainer(self, spec: JobSpec) -> float:
         """Seconds until its successor has committed an iteration."""
-        return self._of_who_trains(spec, lambda job_id: process_tree.running("consumer", job_id)[0])
+        return self._of_who_trains(spec, lambda job_id: child_process.running("consumer", job_id)[0])
 
     def of_a_worker(self, spec: JobSpec) -> float:
         """Seconds until the successor of its trainer has committed an iteration."""

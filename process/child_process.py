@@ -1,5 +1,8 @@
 """One operating-system process of the stack: its own process group, its own log file, an end that leaves no orphan.
 
+A psutil.Process is a number with the start time: a stranger that was given the number of a dead process is neither
+found as living nor killed.
+
 A child dies with its launcher: on Linux the kernel sends it SIGTERM when the thread that started it ends, so start
 children from a thread that lives as long as they should. Elsewhere a child ends when it loses Redis.
 """
@@ -10,11 +13,12 @@ import contextlib
 import os
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
+import psutil
+
 from contracts.errors import InvalidInput, Unavailable
-from process import process_tree
 from process.launcher import end_with_launcher
 from process.private_folders import make_missing
 
@@ -92,22 +96,22 @@ class ChildProcess:
             self._process.terminate()
 
     def stop(self, *, grace_s: float = 10.0) -> None:
-        """SIGTERM, then SIGKILL after the grace; whatever it started and left behind is killed too."""
+        """SIGTERM, then SIGKILL after the grace; processes that it started and left behind are killed too."""
         if self._process is None:
             return
-        offspring = process_tree.descendants(self._process.pid)
+        offspring = descendants(self._process.pid)
         self.terminate()
         if not self.wait(grace_s):
-            offspring |= process_tree.descendants(self._process.pid)
+            offspring |= descendants(self._process.pid)
         self._end_group()
-        process_tree.kill(offspring)
+        kill_all(offspring)
 
     def kill(self) -> None:
         """SIGKILL to its process group, as a crash would end it."""
         if self._process is not None:
-            offspring = process_tree.descendants(self._process.pid)
+            offspring = descendants(self._process.pid)
             self._end_group()
-            process_tree.kill(offspring)
+            kill_all(offspring)
 
     def tail(self, num_lines: int = 12) -> str:
         """The last lines of its log."""
@@ -125,3 +129,47 @@ class ChildProcess:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+
+
+def descendants(pid: int) -> set[psutil.Process]:
+    """Living children of `pid`, their children and so on."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return living(psutil.Process(pid).children(recursive=True))
+    return set()
+
+
+def marked(name: str, value: str) -> set[psutil.Process]:
+    """Living processes of this user whose environment at their start held `name=value`, whatever their parent is."""
+    return _found(lambda process: process.environ().get(name) == value)
+
+
+def running(module: str, argument: str) -> list[int]:
+    """Process numbers of every `python -m MODULE ARGUMENT` that runs now."""
+    return [process.pid for process in _found(lambda process: process.cmdline()[-3:] == ["-m", module, argument])]
+
+
+def living(processes: Iterable[psutil.Process]) -> set[psutil.Process]:
+    """Those that still run; zombies do not."""
+    found = set()
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                found.add(process)
+    return found
+
+
+def kill_all(processes: Iterable[psutil.Process]) -> None:
+    """SIGKILL to those that still run."""
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
+def _found(is_wanted: Callable[[psutil.Process], bool]) -> set[psutil.Process]:
+    found = set()
+    for pid in psutil.pids():
+        with contextlib.suppress(psutil.Error):  # another user's process, or one that ended
+            process = psutil.Process(pid)
+            if is_wanted(process):
+                found.add(process)
+    return found

@@ -168,8 +168,9 @@ def connect(settings: StackSettings, *, patience_s: float = PATIENCE_S) -> Broke
     retry = DeadlineRetry(ExponentialWithJitterBackoff(base=0.05, cap=1.0), patience)
     try:
         client = redis.Redis.from_url(settings.redis_url, health_check_interval=30, retry=retry)
-    except ValueError as error:
-        raise InvalidInput(str(error), field="ONBEAT_REDIS_URL") from error
+    except ValueError:  # its text may hold a part of the password
+        cure = "redis://:PASSWORD@HOST:PORT/0, with a password as in a URL"
+        raise InvalidInput("is not a Redis address", field="ONBEAT_REDIS_URL", cure=cure) from None
     pool = client.connection_pool
     pool.connection_class = bounded(pool.connection_class, patience)
     broker = Broker(client, patience)

@@ -31,7 +31,7 @@ from onbeat.audit.weights import digests_on_disk
 from onbeat.chaos.result import TRAINER_FAULTS, CampaignResult, Fault, RoundResult, summed
 from onbeat.client.gateway import GatewayClient
 from onbeat.stack.stack import EmbeddedStack
-from process import process_tree
+from process import child_process
 from process.waiting import Waiting
 
 log = logging.getLogger(__name__)
@@ -230,7 +230,7 @@ class Campaign:
                 if time.monotonic() - polled_s >= (POLL_UNOPENED_S if run.opened_s is None else POLL_S):
                     polled_s = time.monotonic()
                     status = self._status(run.job_id) or status
-                    run.see(status, process_tree.running("consumer", run.job_id))
+                    run.see(status, child_process.running("consumer", run.job_id))
                 time.sleep(TICK_S)
         finally:
             run.ended_s = run.elapsed_s
@@ -265,7 +265,7 @@ class Campaign:
 
     def _trainer(self, run: DisturbedRun) -> int:
         """The process to hit. Raises LookupError while there is none, or none that this round hits."""
-        trainers = process_tree.running("consumer", run.job_id)
+        trainers = child_process.running("consumer", run.job_id)
         if not run.from_submission:
             trainers = [pid for pid in trainers if run.is_at_work(pid)]
         return trainers[-1]

@@ -17,10 +17,10 @@ import time
 from pathlib import Path
 
 from broker.connection.client import load_scripts
+from broker.connection.probe import RedisServer, probe
 from broker.connection.roles import LOADER, OPERATOR, ROLES, password_hash, users_acl
 from contracts.errors import BrokerUnavailable, InvalidInput, Unavailable
 from onbeat.stack.ports import free_port
-from onbeat.stack.redis_probe import RedisServer, probe
 from process.child_process import ChildProcess
 from process.private_folders import make_private
 from process.waiting import Waiting

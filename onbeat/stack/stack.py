@@ -26,6 +26,7 @@ from pathlib import Path
 import httpx
 from msgspec.structs import replace
 
+from broker.connection.probe import probe
 from broker.connection.roles import CELERY
 from contracts.errors import InvalidInput, OnbeatError, Unavailable
 from contracts.jobs import is_of_work
@@ -34,10 +35,9 @@ from onbeat.stack.access import StackFile, refuse_second_stack, write_stack_file
 from onbeat.stack.plan import REDIS_ROLES, StackPlan, child_environment, settings_of
 from onbeat.stack.ports import free_port, require_free
 from onbeat.stack.redis import EmbeddedRedis
-from onbeat.stack.redis_probe import probe
 from onbeat.stack.signals import uninterrupted
 from onbeat.stack.supervision import PATIENT, RestartPolicy, Supervised, describe_exit
-from process import process_tree
+from process import child_process
 from process.child_process import ChildProcess
 from process.private_folders import make_private
 from process.waiting import Waiting
@@ -145,7 +145,7 @@ class EmbeddedStack:
             if name in self.children:
                 self.children[name].stop(grace_s=grace_s)
         # A trainer whose worker was killed has another parent by now; the mark that it inherited is still there.
-        process_tree.kill(process_tree.marked(STACK_MARK, self._mark))
+        child_process.kill_all(child_process.marked(STACK_MARK, self._mark))
         if self.redis is not None:
             self.redis.stop()
             if self.plan.fresh:
@@ -166,7 +166,7 @@ class EmbeddedStack:
 
     def start_redis(self) -> None:
         if redis_url := self.plan.settings.redis_url:
-            server = probe(redis_url, timeout_s=5.0)
+            server = probe(redis_url, patience_s=5.0)
             log.warning(
                 "using the configured %s as one user: generators may do all that a gateway may (docs/operations.md)",
                 server.label,

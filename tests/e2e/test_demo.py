@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -22,7 +23,7 @@ from contracts.run_folder import RunFolder
 from contracts.spec_tables.root import SpecRoot
 from onbeat.audit.folder import read_spec
 from onbeat.audit.weights import digest_of, digests_on_disk
-from process import process_tree
+from process import child_process
 from process.waiting import Waiting
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -50,9 +51,9 @@ def start_demo(run_dir: Path, flags: Sequence[str]) -> subprocess.Popen[str]:
     )
 
 
-def processes_of(run_dir: Path) -> set[process_tree.Identity]:
+def processes_of(run_dir: Path) -> set[psutil.Process]:
     """Processes that were started for this run folder, by their environment."""
-    return process_tree.marked("ONBEAT_RUN_ROOT", str(run_dir.resolve()))
+    return child_process.marked("ONBEAT_RUN_ROOT", str(run_dir.resolve()))
 
 
 def finish(demo: subprocess.Popen[str]) -> tuple[int, str, str]:
@@ -150,7 +151,7 @@ def test_a_demo_that_is_interrupted_in_the_middle_stops_every_process(tmp_path: 
     assert out == ""
     assert "Traceback" not in err
     assert len(started) >= 6
-    assert not process_tree.living(started)
+    assert not child_process.living(started)
     assert not processes_of(run_dir)
 
 

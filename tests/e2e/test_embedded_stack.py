@@ -13,14 +13,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
+from broker.connection.probe import probe
 from contracts.errors import Conflict, InvalidInput, Unavailable
 from onbeat.stack.access import StackFile, gateway_access, read_stack_file, write_stack_file
 from onbeat.stack.plan import StackPlan
-from onbeat.stack.redis_probe import probe
 from onbeat.stack.stack import STACK_MARK, EmbeddedStack
-from process import process_tree
+from process import child_process
 from process.waiting import Waiting
 
 STAND_INS = Path(__file__).parent / "stand_ins"
@@ -51,9 +52,9 @@ def until(condition: Callable[[], bool], what: str, tick: Callable[[], None] = l
         time.sleep(0.02)
 
 
-def identities(pids: dict[str, int]) -> set[process_tree.Identity]:
-    table = process_tree.descendants(1) | process_tree.descendants(os.getpid())
-    return {identity for identity in table if identity[0] in pids.values()}
+def identities(pids: dict[str, int]) -> set[psutil.Process]:
+    table = child_process.descendants(1) | child_process.descendants(os.getpid())
+    return {identity for identity in table if identity.pid in pids.values()}
 
 
 @linux_only
@@ -63,13 +64,13 @@ def test_every_service_is_its_own_process_and_none_outlives_the_stack(tmp_path: 
         assert set(stack.pids) == {"redis", "reward_service", "gateway", "worker", "generator-1", "generator-2"}
         assert len(set(stack.pids.values())) == 6
         worker = stack.pids["worker"]
-        until(lambda: len(process_tree.descendants(worker)) == 1, "the worker's trainer")
-        everything = identities(stack.pids) | process_tree.descendants(worker)
+        until(lambda: len(child_process.descendants(worker)) == 1, "the worker's trainer")
+        everything = identities(stack.pids) | child_process.descendants(worker)
         assert len(everything) == 7
         assert httpx.get(f"{stack.gateway_url}/readyz").is_success
         assert stack.redis is not None
         assert probe(stack.redis.url).version
-    assert not process_tree.living(everything)
+    assert not child_process.living(everything)
     stack.stop()
 
 
@@ -77,12 +78,12 @@ def test_every_service_is_its_own_process_and_none_outlives_the_stack(tmp_path: 
 def test_a_trainer_whose_worker_was_killed_still_ends_with_the_stack(tmp_path: Path) -> None:
     with EmbeddedStack(plan(tmp_path), modules=MODULES) as stack:
         worker = stack.pids["worker"]
-        until(lambda: len(process_tree.descendants(worker)) == 1, "the worker's trainer")
-        trainer = process_tree.descendants(worker)
+        until(lambda: len(child_process.descendants(worker)) == 1, "the worker's trainer")
+        trainer = child_process.descendants(worker)
         os.kill(worker, signal.SIGKILL)
         until(lambda: stack.pids["worker"] != worker, "another worker", stack.tick)
-        assert process_tree.living(trainer) == trainer
-    assert not process_tree.living(trainer)
+        assert child_process.living(trainer) == trainer
+    assert not child_process.living(trainer)
 
 
 def test_a_killed_service_and_a_killed_redis_come_back_at_their_addresses(tmp_path: Path) -> None:
@@ -183,12 +184,12 @@ def test_the_children_of_a_killed_launcher_end_too(tmp_path: Path) -> None:
     )
     try:
         until(pid_file.exists, "the stack to be up")
-        children = process_tree.descendants(launcher.pid)
-        assert {pid for pid, _ in children} == set(json.loads(pid_file.read_text()).values())
+        children = child_process.descendants(launcher.pid)
+        assert {child.pid for child in children} == set(json.loads(pid_file.read_text()).values())
     finally:
         launcher.kill()
         launcher.wait()
-    until(lambda: not process_tree.living(children), "the children to end")
+    until(lambda: not child_process.living(children), "the children to end")
 
 
 @linux_only
@@ -197,8 +198,8 @@ def test_a_process_is_found_by_its_mark_whoever_its_parent_is(monkeypatch: pytes
     process = subprocess.Popen([sys.executable, "-m", "stand_in_generator"], start_new_session=True)
     monkeypatch.delenv(STACK_MARK)
     try:
-        until(lambda: process.pid in {pid for pid, _ in process_tree.marked(STACK_MARK, "mine")}, "the process")
-        assert not process_tree.marked(STACK_MARK, "other")
+        until(lambda: psutil.Process(process.pid) in child_process.marked(STACK_MARK, "mine"), "the process")
+        assert not child_process.marked(STACK_MARK, "other")
     finally:
         process.kill()
         process.wait()

@@ -21,7 +21,7 @@ from onbeat.client.spec_file import load_spec
 from onbeat.stack.plan import StackPlan
 from onbeat.stack.profile import load_profile
 from onbeat.stack.stack import EmbeddedStack
-from process import process_tree
+from process import child_process
 from process.waiting import Waiting
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -129,7 +129,7 @@ def test_an_engine_core_that_is_killed_ends_its_generator_and_the_job_goes_on_wi
     job_id = run.submit(iterations=1000)
     run.until(lambda: VLLM in run.holders(job_id) and run.client.job(job_id).policy_version > 0, "a batch at vLLM")
     before = run.stack.pids[VLLM]
-    process_tree.kill(process_tree.descendants(before))
+    child_process.kill_all(child_process.descendants(before))
     run.until(lambda: run.stack.pids[VLLM] != before, "another generator")
     assert "its engine core died" in run.stack.children[VLLM].tail(200)
     run.until(lambda: VLLM in run.holders(job_id), "the new generator's first batch")
@@ -143,10 +143,10 @@ def test_an_engine_core_that_is_killed_ends_its_generator_and_the_job_goes_on_wi
 
 def test_a_generator_that_is_killed_takes_its_engine_core_with_it(run: Run) -> None:
     generator = run.stack.pids[VLLM]
-    below = process_tree.descendants(generator)
+    below = child_process.descendants(generator)
     assert below
     os.kill(generator, 9)
-    run.until(lambda: not process_tree.living(below), "the end of its engine core")
+    run.until(lambda: not child_process.living(below), "the end of its engine core")
 
 
 def test_a_deterministic_job_is_sampled_by_the_other_generator_alone(run: Run) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import stat
+import threading
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,10 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from broker.connection.probe import RedisServer, check_version, probe
 from contracts.errors import BrokerUnavailable, InvalidInput, Unavailable
 from onbeat.stack.redis import EmbeddedRedis
-from onbeat.stack.redis_probe import probe
-from process import process_tree
+from process import child_process
 
 
 def command_line(pid: int) -> str:
@@ -93,9 +94,9 @@ def test_stop_leaves_no_process(tmp_path: Path) -> None:
     server = EmbeddedRedis(tmp_path / "redis")
     server.start()
     assert server.pid is not None
-    before = {identity for identity in process_tree.descendants(1) if identity[0] == server.pid}
+    before = {identity for identity in child_process.descendants(1) if identity.pid == server.pid}
     server.stop()
-    assert not process_tree.living(before)
+    assert not child_process.living(before)
     server.stop()
 
 
@@ -114,3 +115,56 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     server = EmbeddedRedis(tmp_path / "file" / "redis")
     with pytest.raises(InvalidInput, match="--run-dir: "):
         server.start()
+
+
+@pytest.mark.parametrize(
+    ("answer", "problem"),
+    [
+        (b"HTTP/1.0 400 Bad Request\r\n\r\n", "does not answer like Redis"),
+        (b"-LOADING Redis is loading the dataset in memory\r\n" * 9, "loading the dataset"),
+        (b"", "Redis does not answer"),
+    ],
+    ids=["HTTP", "it loads its data", "silence"],
+)
+def test_what_answers_is_named_where_it_is_no_redis_or_none_yet(answer: bytes, problem: str) -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        threading.Thread(target=answer_all, args=(listener, answer), daemon=True).start()
+        with pytest.raises(Unavailable, match=problem):
+            probe(f"redis://127.0.0.1:{listener.getsockname()[1]}/0")
+
+
+def answer_all(listener: socket.socket, answer: bytes) -> None:
+    while True:
+        try:
+            connection, _ = listener.accept()
+        except OSError:
+            return
+        with connection:
+            connection.recv(1024)
+            connection.sendall(answer)
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "is_old"),
+    [("redis", (6, 2, 14), True), ("redis", (7, 0, 0), False), ("valkey", (7, 1), True), ("valkey", (9, 1, 2), False)],
+)
+def test_a_server_that_is_too_old_is_named_with_what_is_needed(
+    name: str, version: tuple[int, ...], is_old: bool
+) -> None:
+    server = RedisServer(name=name, version=version)
+    if not is_old:
+        return check_version(server)
+    with pytest.raises(Unavailable, match=rf"{name} {version[0]}\.{version[1]}.* is too old \({name} 7\.\d or newer"):
+        check_version(server)
+
+
+@pytest.mark.parametrize(
+    "url", ["redis://:pass/word@127.0.0.1:6379/0", "redis://:p@127.0.0.1:word/0", "http://:word@x", "redis://[word"]
+)
+def test_an_address_that_is_none_is_refused_without_showing_it(url: str) -> None:
+    with pytest.raises(InvalidInput, match="ONBEAT_REDIS_URL: is not a Redis address") as caught:
+        probe(url)
+    assert "word" not in str(caught.value).replace("password", "").replace("PASSWORD", "")
+    assert caught.value.__cause__ is None

@@ -1,0 +1,52 @@
+"""Which server answers at an address, and whether it is new enough."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import Any
+
+from redis.exceptions import InvalidResponse
+
+from broker.connection.client import connect
+from contracts.errors import Unavailable
+from contracts.settings import StackSettings
+
+OLDEST = {"redis": (7, 0), "valkey": (7, 2)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RedisServer:
+    """What answered."""
+
+    name: str
+    """redis or valkey."""
+    version: tuple[int, ...]
+
+    @property
+    def label(self) -> str:
+        return f"{self.name} {'.'.join(map(str, self.version))}"
+
+
+def probe(url: str, *, patience_s: float = 1.0) -> RedisServer:
+    """Raises as `connect` does, and Unavailable for a server that is too old, or is none of Redis's kind."""
+    try:
+        with contextlib.closing(connect(StackSettings(redis_url=url), patience_s=patience_s)) as broker, broker.call():
+            info: Any = broker.redis.info("server")
+    except InvalidResponse as error:
+        raise Unavailable(f"this does not answer like Redis: {error}", field="redis") from error
+    name = "valkey" if "valkey_version" in info else "redis"
+    parts = str(info.get(f"{name}_version", 0)).split(".")
+    server = RedisServer(name=name, version=tuple(int(part) for part in parts if part.isdigit()))
+    check_version(server)
+    return server
+
+
+def check_version(server: RedisServer) -> None:
+    """Raises Unavailable below Redis 7.0 and Valkey 7.2."""
+    oldest = OLDEST[server.name]
+    if server.version < oldest:
+        needed = ".".join(map(str, oldest))
+        raise Unavailable(
+            f"{server.label} is too old", field="redis", cure=f"{server.name} {needed} or newer is needed"
+        )
