@@ -45,10 +45,16 @@ def empty_model(folder: Path, *, dtype: torch.dtype, device: str = "cpu") -> Pre
 
 
 def weight_tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """The published set: every parameter once (a tied one under its first name), and the persistent buffers."""
+    """The published set, on which every digest of a version rests, in the order in which it is published.
+
+    Each parameter once, a tied one under its first name, and then the buffers that `state_dict` saves: a buffer that
+    the architecture computes itself, as the frequencies of a rotary embedding, is in no version.
+    """
     yield from model.named_parameters(remove_duplicate=True)
-    persistent = model.state_dict().keys()
-    yield from ((name, buffer) for name, buffer in model.named_buffers() if name in persistent)
+    persistent = model.state_dict(keep_vars=True).keys()
+    for name, buffer in model.named_buffers(remove_duplicate=True):
+        if name in persistent:
+            yield name, buffer
 
 
 def end_of_sequence_ids(folder: Path, config: PreTrainedConfig) -> frozenset[int]:

@@ -17,11 +17,13 @@ from consumer.gradient.lockstep import Lockstep
 from consumer.gradient.micro_batch import rows_that_teach
 from consumer.gradient.micro_step import KeptBatch, train_kept_batch, train_micro_batch
 from consumer.gradient.optimizer import PolicyOptimizer
+from consumer.gradient.saved_state import restore_state, save_state
 from consumer.gradient.statistics import MicroBatchStats
-from consumer.model.checkpoint import save_state
+from consumer.model.checkpoint import Checkpoint
 from consumer.model.policy import Policy
 from consumer.model.published_weights import WeightStream
 from consumer.model.rows import is_shared
+from contracts.encoding.wire import Record
 from contracts.rollouts import RolloutBatch
 from contracts.spec import JobSpec
 from process.crash_points import reach
@@ -42,6 +44,17 @@ class Place:
 
 
 ALONE = Place(rank=0, world_size=1, local_rank=0)
+
+
+class OptimizerStep(Record, frozen=True, kw_only=True):
+    """How the sums of an iteration become one optimizer step: by (sum - baseline * baseline's sum) / divisor."""
+
+    divisor: float
+    baseline: float
+    """0.0 without a late baseline (`Scaling`)."""
+    learning_rate: float
+    is_last: bool
+    """Whether it is the iteration's last update, after which its batches are let go."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,30 +104,21 @@ class Learner:
             again = train_kept_batch(self.policy, kept, stats, self.spec, self.accumulator)
             yield self._trained(self._with_cost(again, kept.batch, with_reference=False), started_s)
 
-    def step(
-        self,
-        *,
-        divisor: float,
-        baseline: float,
-        learning_rate: float,
-        is_last: bool,
-        sink: TensorSink | None = None,
-    ) -> float:
-        """One optimizer step on the accumulated sums (`Scaling`), and new sums; the gradient's norm before clipping.
+    def step(self, step: OptimizerStep, sink: TensorSink | None = None) -> float:
+        """Steps on the accumulated sums, and starts new ones; returns the gradient's norm before clipping.
 
-        is_last: of the iteration: its batches are let go. sink: is given the weights, each as soon as it has its new
-        value.
+        sink: is given the weights, each as soon as it has its new value.
         """
-        self.accumulator.total(divisor, baseline=baseline)
+        self.accumulator.total(step.divisor, baseline=step.baseline)
         if sink is None:
-            grad_norm = self.optimizer.step(learning_rate)
+            grad_norm = self.optimizer.step(step.learning_rate)
         else:
             stream = WeightStream(self.policy.weights(), sink)
             stream.begin()
-            grad_norm = self.optimizer.step(learning_rate, on_stepped=stream.stepped)
+            grad_norm = self.optimizer.step(step.learning_rate, on_stepped=stream.stepped)
         self.policy.follow()
         self.accumulator.zero()
-        if is_last:
+        if step.is_last:
             self.kept.clear()
         return grad_norm
 
@@ -138,9 +142,13 @@ class Learner:
         return any(map(is_shared, self.policy.trained_parameters().values()))
 
     def save(self, folder: Path) -> None:
-        """Writes what this rank has of weights and optimizer state (consumer/model/checkpoint.py)."""
+        """Writes what this rank has of weights and optimizer state."""
         of = self.place if self.shares_state else ALONE
         save_state(folder, self.policy, self.optimizer, rank=of.rank, num_ranks=of.world_size)
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Goes back to a checkpoint. Raises what `restore_state` raises."""
+        restore_state(checkpoint, self.policy, self.optimizer)
 
     def _trained(self, stats: MicroBatchStats, started_s: float) -> Trained:
         reach("consumer.after_micro_batch")

@@ -17,27 +17,13 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
-from transformers.modeling_utils import PreTrainedModel
+from torch.distributed.fsdp import FSDPModule
 
 from consumer.gradient.accumulation import check_range
-from contracts.errors import ContractViolation, InvalidInput
+from contracts.errors import ContractViolation
 
 SCALE_BITS = 40
 """Of `ExactAccumulator`: the sums are the same integers."""
-
-
-def shard_model(model: PreTrainedModel, mesh: DeviceMesh) -> None:
-    """Replaces each parameter by this rank's rows of it, in place. Raises InvalidInput for a model without layers."""
-    layers = set(model._no_split_modules or ())
-    found = [module for module in model.modules() if type(module).__name__ in layers]
-    if not found:
-        raise InvalidInput(
-            f"{type(model).__name__} does not name its layers", field="trainer.sharding", cure='set it to "none"'
-        )
-    for module in (*found, model):
-        fully_shard(cast(nn.Module, module), mesh=mesh)
 
 
 @dataclass(kw_only=True)

@@ -21,20 +21,14 @@ from typing import Annotated
 import torch
 from blake3 import blake3
 from msgspec import Meta
-from torch.distributed.tensor import DTensor
 
-from consumer.gradient.optimizer import PolicyOptimizer
-from consumer.model.policy import Policy
-from consumer.model.rows import local_rows
-from consumer.model.stored_tensors import stored_rows
 from contracts.encoding.digests import Digest
 from contracts.encoding.names import FileName
 from contracts.encoding.wire import Record, decode_json, encode_json
 from contracts.errors import ContractViolation, InvalidInput, NotFound, OnbeatError, WeightsRejected
 from contracts.versions import PolicyVersion
-from process.crash_points import reach
 from weight_store.files.stored_tensors import StoredTensors
-from weight_store.files.tensor_folder import remove_folders, remove_scratch, save_tensors, write_folder
+from weight_store.files.tensor_folder import remove_folders, remove_scratch, write_folder
 from weight_store.hashing import tensors_digest
 
 logger = logging.getLogger(__name__)
@@ -82,32 +76,6 @@ class Checkpoint:
     model_tensors: StoredTensors
     optimizer_tensors: StoredTensors
 
-    def restore(self, policy: Policy, optimizer: PolicyOptimizer) -> None:
-        """Puts weights, optimizer state and random state back in place.
-
-        Raises InvalidInput or ContractViolation where the tensors are not this model's.
-        """
-        self._check_base(policy)
-        trained = policy.trained_parameters()
-        policy.load_state_tensors(self.model_tensors)
-        optimizer.load_state_tensors(
-            {
-                name: stored_rows(self.optimizer_tensors, name, like=trained.get(name.partition(".")[2]))
-                for name in self.optimizer_tensors
-            }
-        )
-        random_state = bytearray.fromhex(self.state.torch_random_state)
-        torch.set_rng_state(torch.frombuffer(random_state, dtype=torch.uint8))
-
-    def _check_base(self, policy: Policy) -> None:
-        adapters = self.state.adapters
-        if adapters is not None and adapters.base_digest != policy.base_digest:
-            raise InvalidInput(
-                f"the model is not the one that the adapters of {self.folder.name} were trained on",
-                field="model.path",
-                cure="put the folder back that the job was started with",
-            )
-
 
 def write_checkpoint(
     folder: Path,
@@ -120,9 +88,10 @@ def write_checkpoint(
 ) -> CheckpointState:
     """Writes the state after `iteration` to `folder` (`RunFolder.checkpoint_after`), on disk when it returns.
 
-    weights_digest: of the version that the iteration made, as its manifest has it. save: has `save_state` called for
-    every rank that has some. adapters: of `adapter_state`. Raises OnbeatError naming the folder when it cannot be
-    written; earlier checkpoints stay good and nothing is left behind.
+    weights_digest: of the version that the iteration made, as its manifest has it. save: writes the
+    tensors' files into a folder, each rank its own (`file_of_rank`). adapters: what the model's files hold instead of
+    the weights. Raises OnbeatError naming the folder when it cannot be written; earlier checkpoints stay good and
+    nothing is left behind.
     """
     states: list[CheckpointState] = []
 
@@ -143,22 +112,6 @@ def write_checkpoint(
 
     write_folder(folder, fill, durable=True)
     return states[0]
-
-
-def save_state(folder: Path, policy: Policy, optimizer: PolicyOptimizer, *, rank: int = 0, num_ranks: int = 1) -> None:
-    """Writes one rank's files: its rows of what the ranks share, and rank 0 what each of them has whole."""
-    rows = {name: local_rows(t) for name, t in policy.state_tensors().items() if rank == 0 or isinstance(t, DTensor)}
-    save_tensors(rows, folder / _file_name(MODEL_FILE, rank, num_ranks))
-    reach("consumer.writing_checkpoint")
-    state = {name: t for name, t in optimizer.state_tensors().items() if rank == 0 or t.dim() > 0}
-    save_tensors(state, folder / _file_name(OPTIMIZER_FILE, rank, num_ranks))
-
-
-def adapter_state(policy: Policy) -> AdapterState | None:
-    """What a checkpoint says of adapters; None for a policy without."""
-    if policy.adapters is None:
-        return None
-    return AdapterState(base_digest=policy.base_digest, adapters_digest=tensors_digest(policy.state_tensors()))
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
@@ -231,6 +184,12 @@ def keep_newest_and_best(checkpoints: Path, count: int, *, scores: Mapping[int, 
     remove_folders([folder for folder in folders[:-count] if folder != best])
 
 
+def file_of_rank(name: str, rank: int, num_ranks: int) -> str:
+    """`model.safetensors`, of several ranks `model-00001-of-00004.safetensors`."""
+    stem, _, suffix = name.partition(".")
+    return name if num_ranks == 1 else f"{stem}-{rank + 1:05d}-of-{num_ranks:05d}.{suffix}"
+
+
 def checkpoint_folders(checkpoints: Path) -> list[Path]:
     """Named checkpoints, oldest first, not verified."""
     if not checkpoints.is_dir():
@@ -270,12 +229,6 @@ def _verify_file(path: Path, expected: str) -> None:
         raise NotFound(f"cannot read: {error.strerror}", field=str(path)) from error
     if actual != expected:
         raise ContractViolation("is damaged: its digest is not the recorded one", field=str(path))
-
-
-def _file_name(name: str, rank: int, num_ranks: int) -> str:
-    """`model.safetensors`, of several ranks `model-00001-of-00004.safetensors`."""
-    stem, _, suffix = name.partition(".")
-    return name if num_ranks == 1 else f"{stem}-{rank + 1:05d}-of-{num_ranks:05d}.{suffix}"
 
 
 def _stored(folder: Path, state: CheckpointState, name: str) -> StoredTensors:

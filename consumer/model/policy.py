@@ -30,6 +30,7 @@ from contracts.spec_tables.lora import LoraSpec
 from contracts.spec_tables.root import SpecRoot
 from weight_store.adapter.matrices import AdapterSource
 from weight_store.hashing import tensors_digest
+from weight_store.model_folder import weight_tensors
 
 FIELD = "model.path"
 UNLIMITED_CONTEXT_TOKENS = 2**31 - 1
@@ -97,15 +98,8 @@ class Policy:
 
     def base_tensors(self) -> dict[str, Tensor]:
         """`weight_tensors` without the adapters, under the names of the model as it was."""
-        tensors: dict[str, Tensor] = {
-            base_name(name): parameter.detach()
-            for name, parameter in self.model.named_parameters(remove_duplicate=True)
-            if not is_adapter_name(name)
-        }
-        persistent = self.model.state_dict(keep_vars=True).keys()
-        for name, buffer in self.model.named_buffers(remove_duplicate=True):
-            if name in persistent:
-                tensors[base_name(name)] = buffer.detach()
+        published = weight_tensors(cast(nn.Module, self.model))
+        tensors = {base_name(name): tensor.detach() for name, tensor in published if not is_adapter_name(name)}
         if self.adapters is not None and self.adapters.merged_layers is not None:
             tensors |= {f"{layer}.weight": weight for layer, weight in self.adapters.merged_layers.base().items()}
         return tensors

@@ -15,13 +15,13 @@ from typing import Any, cast
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 from transformers import AutoModelForCausalLM, PretrainedConfig
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import Concatenate, MergeModulelist, WeightConverter
 from transformers.modeling_utils import LoadStateDictConfig, PreTrainedModel
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
-from consumer.gradient.sharded_sums import shard_model
 from contracts.errors import InvalidInput
 
 
@@ -56,6 +56,18 @@ def load_sharded(
     # FSDP2 takes up the tensors that were read.
     cast(nn.Module, model).to(device)
     return model, loading.to_dict()
+
+
+def shard_model(model: PreTrainedModel, mesh: DeviceMesh) -> None:
+    """Replaces each parameter by this rank's rows of it, in place. Raises InvalidInput for a model without layers."""
+    layers = set(model._no_split_modules or ())
+    found = [module for module in model.modules() if type(module).__name__ in layers]
+    if not found:
+        raise InvalidInput(
+            f"{type(model).__name__} does not name its layers", field="trainer.sharding", cure='set it to "none"'
+        )
+    for module in (*found, model):
+        fully_shard(cast(nn.Module, module), mesh=mesh)
 
 
 def _keeps_rows(operation: Any) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from consumer.gradient.learner import Learner, Trained
+from consumer.gradient.learner import Learner, OptimizerStep, Trained
 from consumer.model.checkpoint import Checkpoint
 from contracts.rollouts import RolloutBatch
 from weight_store.adapter.matrices import AdapterSource
@@ -54,20 +54,11 @@ class Ranks(Protocol):
         """
         ...
 
-    def step(
-        self,
-        *,
-        divisor: float,
-        baseline: float,
-        learning_rate: float,
-        is_last: bool,
-        publication: Publication | None = None,
-    ) -> float:
-        """One optimizer step on the sums over all ranks (`Scaling`); the gradient's norm before clipping.
+    def step(self, step: OptimizerStep, publication: Publication | None = None) -> float:
+        """Steps on the sums over all ranks; returns the gradient's norm before clipping.
 
-        is_last: it is the iteration's last update, and its batches are let go. publication: of the weights that the
-        step makes: each is added as soon as it has its new value, by rank 0; one that the ranks share is gathered
-        before, and let go when it is written.
+        publication: takes the weights that the step makes. Rank 0 adds each as soon as it has its new value; one that
+        the ranks share is gathered before, and let go when it is written.
         """
         ...
 
@@ -105,7 +96,7 @@ class OneRank:
 
     def begin(self, checkpoint: Checkpoint | None) -> None:
         if checkpoint is not None:
-            checkpoint.restore(self.learner.policy, self.learner.optimizer)
+            self.learner.restore(checkpoint)
 
     def train(self, batch: RolloutBatch) -> None:
         self._trained.append(self.learner.train(batch))
@@ -120,18 +111,8 @@ class OneRank:
     def train_again(self, check: Callable[[], None]) -> list[Trained]:
         return list(self.learner.train_again(check))
 
-    def step(
-        self,
-        *,
-        divisor: float,
-        baseline: float,
-        learning_rate: float,
-        is_last: bool,
-        publication: Publication | None = None,
-    ) -> float:
-        return self.learner.step(
-            divisor=divisor, baseline=baseline, learning_rate=learning_rate, is_last=is_last, sink=publication
-        )
+    def step(self, step: OptimizerStep, publication: Publication | None = None) -> float:
+        return self.learner.step(step, publication)
 
     def publish(self, publication: Publication) -> None:
         self.learner.publish(publication)

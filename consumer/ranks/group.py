@@ -18,7 +18,7 @@ from pathlib import Path
 from torch import Tensor
 
 from consumer.gradient.assembly import make_learner
-from consumer.gradient.learner import Learner, Trained
+from consumer.gradient.learner import Learner, OptimizerStep, Trained
 from consumer.model.checkpoint import Checkpoint
 from consumer.model.published_weights import TensorsOnDemand
 from consumer.ranks.base import OneRank, Ranks
@@ -132,24 +132,9 @@ class RankGroup:
         self._num_training = 0
         return self.trained()
 
-    def step(
-        self,
-        *,
-        divisor: float,
-        baseline: float,
-        learning_rate: float,
-        is_last: bool,
-        publication: Publication | None = None,
-    ) -> float:
+    def step(self, step: OptimizerStep, publication: Publication | None = None) -> float:
         self._rank_0.sink = publication
-        order = Step(
-            divisor=divisor,
-            baseline=baseline,
-            learning_rate=learning_rate,
-            is_last=is_last,
-            publishes=publication is not None,
-        )
-        self._exchange.order(order, copies=self._world_size)
+        self._exchange.order(Step(step=step, publishes=publication is not None), copies=self._world_size)
         return self._until_all_done("to step")
 
     def publish(self, publication: Publication) -> None:

@@ -15,7 +15,7 @@ from datetime import timedelta
 
 from torch.distributed import QueueEmptyError, Store  # pyright: ignore[reportPrivateImportUsage]
 
-from consumer.gradient.learner import Trained
+from consumer.gradient.learner import OptimizerStep, Trained
 from consumer.model.rows import store_errors
 from contracts import errors
 from contracts.encoding.wire import Record, decode, encode
@@ -57,12 +57,9 @@ class TrainAgain(OrderToAll, tag="train_again", frozen=True, kw_only=True):
 
 
 class Step(OrderToAll, tag="step", frozen=True, kw_only=True):
-    """One optimizer step on the sums over all ranks: `Ranks.step`."""
+    """Step on the sums over all ranks: `Ranks.step`."""
 
-    divisor: float
-    baseline: float
-    learning_rate: float
-    is_last: bool
+    step: OptimizerStep
     publishes: bool
     """Rank 0 publishes the weights as they are stepped; ranks that share them take part."""
 

@@ -143,7 +143,7 @@ class Rank:
 
     def _begin(self, order: Begin) -> None:
         if order.checkpoint:
-            read_checkpoint(Path(order.checkpoint)).restore(self._learner.policy, self._learner.optimizer)
+            self._learner.restore(read_checkpoint(Path(order.checkpoint)))
         self._check_agreement()
 
     def _train_again(self) -> None:
@@ -156,13 +156,7 @@ class Rank:
         if self._learner.accumulator.sums is not None:
             with store_errors():
                 dist.all_reduce(self._learner.accumulator.sums)
-        grad_norm = self._learner.step(
-            divisor=order.divisor,
-            baseline=order.baseline,
-            learning_rate=order.learning_rate,
-            is_last=order.is_last,
-            sink=self._sink() if order.publishes else None,
-        )
+        grad_norm = self._learner.step(order.step, self._sink() if order.publishes else None)
         self._check_agreement()
         return grad_norm
 

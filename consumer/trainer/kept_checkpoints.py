@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable
 
 from broker.trainer_side import TrainerSide
+from consumer.gradient.saved_state import adapter_state
 from consumer.model.checkpoint import (
     Checkpoint,
-    adapter_state,
     forget_after,
     keep_newest_and_best,
     latest_checkpoint,

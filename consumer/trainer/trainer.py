@@ -17,6 +17,7 @@ from broker.connection.client import Broker
 from broker.job_store import JobStore
 from broker.presence import Presence
 from broker.trainer_side import Opening, TrainerSide
+from consumer.gradient.learner import OptimizerStep
 from consumer.gradient.optimizer import horizon_at, learning_rate_at
 from consumer.gradient.statistics import MicroBatchStats, Scaling, Update, iteration_scaling
 from consumer.ranks.base import Ranks
@@ -286,13 +287,10 @@ class Trainer:
         for left in reversed(range(self._spec.algorithm.updates_per_iteration)):
             stats = self._train_again(iteration) if updates else iteration.stats
             with iteration.span("step"):
-                grad_norm = self._ranks.step(
-                    divisor=scaling.divisor,
-                    baseline=scaling.baseline,
-                    learning_rate=rate,
-                    is_last=left == 0,
-                    publication=None if left else publication,
+                step = OptimizerStep(
+                    divisor=scaling.divisor, baseline=scaling.baseline, learning_rate=rate, is_last=left == 0
                 )
+                grad_norm = self._ranks.step(step, None if left else publication)
             updates.append(Update(stats=stats, grad_norm=grad_norm))
             reach("consumer.after_step")
         return updates

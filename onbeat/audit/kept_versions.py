@@ -180,9 +180,11 @@ def _base(folder: RunFolder, spec: JobSpec, model_folder: Path, *, digest: str) 
 
 
 def _tensors_of_model(folder: Path, *, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Parameters and persistent buffers, each once, under the names that versions have."""
+    """`weight_tensors` of the model in a folder."""
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
+
+    from weight_store.model_folder import weight_tensors
 
     logging.disable_progress_bar()
     try:
@@ -192,10 +194,7 @@ def _tensors_of_model(folder: Path, *, dtype: torch.dtype) -> dict[str, Tensor]:
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         line = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise NotFound(f"the job's model does not load: {line}", field=str(folder), cure="give --model-root") from error
-    tensors = {name: parameter.detach() for name, parameter in model.named_parameters(remove_duplicate=True)}
-    persistent = model.state_dict(keep_vars=True).keys()
-    buffers = model.named_buffers(remove_duplicate=True)
-    return tensors | {name: buffer.detach() for name, buffer in buffers if name in persistent}
+    return {name: tensor.detach() for name, tensor in weight_tensors(model)}
 
 
 def _folders(parent: Path) -> list[Path]:

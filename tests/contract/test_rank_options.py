@@ -17,6 +17,7 @@ from torch.distributed import PrefixStore
 from transformers import modeling_utils
 
 from consumer.gradient.assembly import make_learner
+from consumer.gradient.learner import OptimizerStep
 from consumer.model.rows import local_rows
 from consumer.ranks.base import OneRank, Ranks
 from consumer.ranks.group import RankGroup
@@ -87,11 +88,9 @@ def digest_after_training(ranks: Ranks) -> str:
         for update in range(num_updates):
             if update:
                 ranks.train_again(lambda: None)
+            is_last = update == num_updates - 1
             ranks.step(
-                divisor=3.0,
-                baseline=0.0,
-                learning_rate=spec.optimizer.learning_rate,
-                is_last=update == num_updates - 1,
+                OptimizerStep(divisor=3.0, baseline=0.0, learning_rate=spec.optimizer.learning_rate, is_last=is_last)
             )
     digest = digest_of(ranks)
     ranks.close()

@@ -22,6 +22,10 @@ PRODUCER = (
     "tests/unit/producer/test_served_model.py",
     "tests/unit/producer/test_worker.py",
 )
+CHECKPOINT = (
+    "tests/unit/consumer/model/test_checkpoint.py",
+    "tests/unit/consumer/model/test_adapters.py",
+)
 FENCE = (
     "tests/integration/test_fence.py",
     "tests/integration/test_fence_repeats.py",
@@ -42,10 +46,8 @@ TESTS: dict[str, tuple[str, ...]] = {
     ),
     "consumer/trainer/iteration.py": ("tests/unit/consumer/trainer/test_iteration.py",),
     "consumer/gradient/accumulation.py": ("tests/unit/consumer/gradient/test_accumulation.py",),
-    "consumer/model/checkpoint.py": (
-        "tests/unit/consumer/model/test_checkpoint.py",
-        "tests/unit/consumer/model/test_adapters.py",
-    ),
+    "consumer/gradient/saved_state.py": CHECKPOINT,
+    "consumer/model/checkpoint.py": CHECKPOINT,
     "consumer/trainer/resume.py": ("tests/unit/consumer/trainer/test_resume.py",),
     "producer/rollout/carrier.py": PRODUCER,
     "producer/served_model.py": PRODUCER,

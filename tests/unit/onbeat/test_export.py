@@ -15,8 +15,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import onbeat.export as exporting
 from consumer.gradient.optimizer import PolicyOptimizer
+from consumer.gradient.saved_state import adapter_state, save_state
 from consumer.model.adapters import base_name
-from consumer.model.checkpoint import adapter_state, save_state, write_checkpoint
+from consumer.model.checkpoint import write_checkpoint
 from consumer.model.policy import Policy, load_policy
 from contracts.encoding.wire import decode_json, encode_json
 from contracts.errors import ContractViolation, InvalidInput, NotFound, OnbeatError, WeightsRejected

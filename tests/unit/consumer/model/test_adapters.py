@@ -15,7 +15,8 @@ from torch import Tensor
 from consumer.gradient.log_probs import response_logprobs
 from consumer.gradient.micro_batch import make_micro_batch
 from consumer.gradient.optimizer import PolicyOptimizer
-from consumer.model.checkpoint import adapter_state, read_checkpoint, save_state, write_checkpoint
+from consumer.gradient.saved_state import adapter_state, restore_state, save_state
+from consumer.model.checkpoint import read_checkpoint, write_checkpoint
 from consumer.model.policy import Policy, load_policy
 from contracts.encoding.wire import convert
 from contracts.errors import InvalidInput
@@ -307,8 +308,10 @@ def test_where_merging_rounds_a_restored_policy_goes_on_from_the_published_weigh
     policy.follow()
     checkpoint_of(policy, optimizer, tmp_path / "i000000")
     fresh = halved(tmp_path)
-    read_checkpoint(tmp_path / "i000000").restore(
-        fresh, PolicyOptimizer(fresh.trained_parameters(), OptimizerSpec(learning_rate=0.1))
+    restore_state(
+        read_checkpoint(tmp_path / "i000000"),
+        fresh,
+        PolicyOptimizer(fresh.trained_parameters(), OptimizerSpec(learning_rate=0.1)),
     )
     assert same(fresh.weight_tensors(), policy.weight_tensors())
     assert torch.equal(logprobs(fresh), logprobs(policy))
@@ -342,7 +345,7 @@ def test_a_checkpoint_holds_adapters_alone_and_restores_them(tmp_path: Path) -> 
 
     fresh = load(folder).with_adapters(ATTENTION, seed=5)
     fresh_optimizer = PolicyOptimizer(fresh.trained_parameters(), OptimizerSpec())
-    read_checkpoint(tmp_path / "i000000").restore(fresh, fresh_optimizer)
+    restore_state(read_checkpoint(tmp_path / "i000000"), fresh, fresh_optimizer)
     assert same(fresh.weight_tensors(), policy.weight_tensors())
     assert same(fresh_optimizer.state_tensors(), optimizer.state_tensors())
 
@@ -360,8 +363,8 @@ def test_a_checkpoint_on_another_base_is_refused(tmp_path: Path) -> None:
     checkpoint_of(policy, stepped(policy), tmp_path / "i000000")
     other = load(tiny_model_folder(tmp_path / "other", seed=1)).with_adapters(ATTENTION, seed=0)
     with pytest.raises(InvalidInput, match="not the one that the adapters") as refusal:
-        read_checkpoint(tmp_path / "i000000").restore(
-            other, PolicyOptimizer(other.trained_parameters(), OptimizerSpec())
+        restore_state(
+            read_checkpoint(tmp_path / "i000000"), other, PolicyOptimizer(other.trained_parameters(), OptimizerSpec())
         )
     assert refusal.value.field == "model.path"
 

@@ -16,6 +16,7 @@ import weight_store.files.tensor_folder as tensor_folder
 from consumer.gradient.accumulation import ExactAccumulator
 from consumer.gradient.micro_step import train_micro_batch
 from consumer.gradient.optimizer import PolicyOptimizer, learning_rate_at
+from consumer.gradient.saved_state import restore_state, save_state
 from consumer.model.checkpoint import (
     FORMAT_VERSION,
     Checkpoint,
@@ -24,7 +25,6 @@ from consumer.model.checkpoint import (
     keep_newest_and_best,
     latest_checkpoint,
     read_checkpoint,
-    save_state,
     write_checkpoint,
 )
 from consumer.model.policy import Policy, load_policy
@@ -95,7 +95,7 @@ def test_four_steps_are_two_steps_a_checkpoint_and_two_more_bit_for_bit(model_ro
     resumed = Run(model_root)
     checkpoint = latest_checkpoint(checkpoints, job_id="job", versions=versions_in(checkpoints))
     assert checkpoint is not None
-    checkpoint.restore(resumed.policy, resumed.optimizer)
+    restore_state(checkpoint, resumed.policy, resumed.optimizer)
     assert torch.equal(torch.rand(3), random_after)
     assert (checkpoint.state.iteration, checkpoint.state.policy_version) == (1, 2)
     for iteration in range(2, 4):
@@ -203,7 +203,7 @@ def test_a_checkpoint_of_another_model_is_refused(model_root: Path, checkpoints:
     tiny_model_folder(tmp_path / "wide", hidden_size=64)
     other = Run(tmp_path / "wide")
     with pytest.raises(InvalidInput, match="has shape"):
-        read_checkpoint(folder).restore(other.policy, other.optimizer)
+        restore_state(read_checkpoint(folder), other.policy, other.optimizer)
 
 
 def test_only_the_newest_are_kept(model_root: Path, checkpoints: Path) -> None:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from consumer.gradient.assembly import make_learner
-from consumer.gradient.learner import Learner
+from consumer.gradient.learner import Learner, OptimizerStep
 from consumer.model import published_weights
 from consumer.model.published_weights import NOWHERE, PublishedWeights, WeightStream
 from consumer.model.rows import gathered
@@ -36,6 +36,10 @@ def spec(**changes: object) -> JobSpec:
     return job_spec(optimizer__weight_decay=0.5, **changes)
 
 
+def step_by(divisor: float) -> OptimizerStep:
+    return OptimizerStep(divisor=divisor, baseline=0.0, learning_rate=0.1, is_last=True)
+
+
 def publish_twice(learner: Learner, folder: RunFolder) -> list[WeightManifest | None]:
     """The weights as they are, and those of a step; None for each on other ranks."""
     publisher = FilePublisher(folder, announce=lambda shard: None, wait_s=DEADLINE_S)
@@ -44,7 +48,7 @@ def publish_twice(learner: Learner, folder: RunFolder) -> list[WeightManifest | 
         with publisher.begin(learner.policy.weights().layout, policy_version=number) as one:
             sink = one if learner.place.rank == 0 else NOWHERE
             if number:
-                learner.step(divisor=1.0, baseline=0.0, learning_rate=0.1, is_last=True, sink=sink)
+                learner.step(step_by(1.0), sink)
             else:
                 learner.publish(sink)
             manifests.append(one.finish() if learner.place.rank == 0 else None)
@@ -81,7 +85,7 @@ def test_a_step_gives_each_weight_once_with_its_new_value(
         with torch.no_grad():
             for name, master in learner.optimizer.stepped.items():
                 master.copy_(before[name])
-    learner.step(divisor=1.0, baseline=0.0, learning_rate=0.1, is_last=True, sink=kept)
+    learner.step(step_by(1.0), kept)
     after = learner.policy.weight_tensors()
     assert kept.tensors.keys() == after.keys()
     assert all(torch.equal(tensor, after[name]) for name, tensor in kept.tensors.items())
@@ -114,7 +118,7 @@ def test_a_step_that_diverges_leaves_no_version(tmp_path: Path) -> None:
         pytest.raises(TrainingDiverged),
         publisher.begin(learner.policy.weights().layout, policy_version=1) as one,
     ):
-        learner.step(divisor=0.0, baseline=0.0, learning_rate=0.1, is_last=True, sink=one)
+        learner.step(step_by(0.0), one)
     assert list(folder.weights.glob("*")) == []
 
 

@@ -1,0 +1,57 @@
+"""What a rank puts of its policy and its optimizer into a checkpoint (consumer/model/checkpoint.py), and takes back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from consumer.gradient.optimizer import PolicyOptimizer
+from consumer.model.checkpoint import MODEL_FILE, OPTIMIZER_FILE, AdapterState, Checkpoint, file_of_rank
+from consumer.model.policy import Policy
+from consumer.model.rows import local_rows
+from consumer.model.stored_tensors import stored_rows
+from contracts.errors import InvalidInput
+from process.crash_points import reach
+from weight_store.files.tensor_folder import save_tensors
+from weight_store.hashing import tensors_digest
+
+
+def save_state(folder: Path, policy: Policy, optimizer: PolicyOptimizer, *, rank: int = 0, num_ranks: int = 1) -> None:
+    """Writes one rank's files: its rows of what the ranks share, and on rank 0 also what each of them has whole."""
+    rows = {name: local_rows(t) for name, t in policy.state_tensors().items() if rank == 0 or isinstance(t, DTensor)}
+    save_tensors(rows, folder / file_of_rank(MODEL_FILE, rank, num_ranks))
+    reach("consumer.writing_checkpoint")
+    # A scalar, as the number of steps, is the same on every rank.
+    state = {name: t for name, t in optimizer.state_tensors().items() if rank == 0 or t.dim() > 0}
+    save_tensors(state, folder / file_of_rank(OPTIMIZER_FILE, rank, num_ranks))
+
+
+def restore_state(checkpoint: Checkpoint, policy: Policy, optimizer: PolicyOptimizer) -> None:
+    """Puts weights, optimizer state and random state back in place; each rank reads its own rows.
+
+    Raises InvalidInput or ContractViolation where the tensors are not this model's.
+    """
+    adapters = checkpoint.state.adapters
+    if adapters is not None and adapters.base_digest != policy.base_digest:
+        raise InvalidInput(
+            f"the model is not the one that the adapters of {checkpoint.folder.name} were trained on",
+            field="model.path",
+            cure="put the folder back that the job was started with",
+        )
+    policy.load_state_tensors(checkpoint.model_tensors)
+    trained, stored = policy.trained_parameters(), checkpoint.optimizer_tensors
+    # A state's name is `{state}.{parameter}`, and it is sharded as its parameter is.
+    optimizer.load_state_tensors(
+        {name: stored_rows(stored, name, like=trained.get(name.partition(".")[2])) for name in stored}
+    )
+    random_state = bytearray.fromhex(checkpoint.state.torch_random_state)
+    torch.set_rng_state(torch.frombuffer(random_state, dtype=torch.uint8))
+
+
+def adapter_state(policy: Policy) -> AdapterState | None:
+    """What a checkpoint says of adapters; None for a policy without."""
+    if policy.adapters is None:
+        return None
+    return AdapterState(base_digest=policy.base_digest, adapters_digest=tensors_digest(policy.state_tensors()))
