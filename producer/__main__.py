@@ -31,19 +31,19 @@ from process import crash_points
 from producer.broker_calls import BrokerCalls
 from producer.detokenizer import FolderDetokenizer
 from producer.engine.factory import make_engine, preload
+from producer.generator import Generator
 from producer.rollout.reward_client import RewardClient
 from producer.served_model import ServedModel
-from producer.worker import Worker
 from telemetry.logs import configure
 
 log = logging.getLogger(__name__)
 
 
 async def serve(settings: StackSettings, broker: Broker, *, generator_id: str) -> int:
-    """Wires the worker to its broker, reward service and model, and runs it until a signal; the exit code."""
+    """Wires the generator to its broker, reward service and model, and runs it until a signal; the exit code."""
     threading.Thread(target=preload, args=(settings.engine,), name="preload", daemon=True).start()
     async with httpx.AsyncClient(base_url=settings.reward_url) as http:
-        worker = Worker(
+        generator = Generator(
             generator_id=generator_id,
             jobs=JobStore(broker),
             make_side=lambda job_id: GeneratorSide(broker, job_id, generator_id),
@@ -61,26 +61,26 @@ async def serve(settings: StackSettings, broker: Broker, *, generator_id: str) -
             not_reproducible="" if settings.engine_is_reproducible else settings.engine,
         )
         for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, worker.stop)
+            asyncio.get_running_loop().add_signal_handler(number, generator.stop)
         log.info("generator %s serves the active jobs", generator_id)
-        code = await run_to_its_end(worker)
+        code = await run_to_its_end(generator)
     log.info("generator %s left", generator_id)
     return code
 
 
-async def run_to_its_end(worker: Worker) -> int:
-    """The exit code. Raises what a worker died of that had claimed nothing yet.
+async def run_to_its_end(generator: Generator) -> int:
+    """The exit code. Raises the error that a generator died of before it claimed anything.
 
     Ends this process at once where its engine hangs: asyncio and Python would wait for the engine's thread.
     """
     try:
-        await worker.run()
+        await generator.run()
     except BaseExceptionGroup as group:
         engine, _ = group.split(EngineUnavailable)
         if engine is not None:
             log.error("%s", first_error(engine))
             os._exit(GeneratorExit.DIED_AT_WORK)
-        if not worker.has_claimed:
+        if not generator.has_claimed:
             raise
         _, foreign = group.split(OnbeatError)
         log.error("%s", first_error(group), exc_info=foreign)

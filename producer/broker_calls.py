@@ -1,6 +1,9 @@
-"""What the worker needs of the broker, and no more: `broker.generator_side` and its siblings fit these Protocols.
+"""Calls of the broker from an event loop: they block, so threads make them; an outage is outlasted by repeating them.
 
-The broker's API is synchronous; `BrokerCalls` runs it on threads of its own, and outlasts a server that restarts.
+await calls(side.claim, …) ─▶ thread ─▶ Redis ─┬─▶ answer
+                                ▲              ├─ away ─┐ until timeout_s is over: BrokerUnavailable
+                                │              ├─ full ─┤ until full_timeout_s is over: BrokerFull
+                                └── pause ◀────┴────────┘
 """
 
 from __future__ import annotations
@@ -8,19 +11,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, ParamSpec, Protocol, TypeVar
+from typing import ParamSpec, TypeVar
 
 from broker.connection.deadlines import within
 from contracts.errors import BrokerFull, BrokerUnavailable
-from contracts.rollouts import RolloutBatch
-from contracts.spec import JobSpec
-from contracts.weights import WeightShard
-
-if TYPE_CHECKING:
-    from broker.generator_side import Claim, FailOutcome, PublishOutcome, Renewal
 
 log = logging.getLogger(__name__)
 P = ParamSpec("P")
@@ -30,36 +27,6 @@ FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 2.0
 NUM_THREADS = 8
 """Calls at once: the serve loop's, the heartbeat's, and one for each batch that is being published."""
-
-
-class JobSide(Protocol):
-    """The generator's side of one job."""
-
-    def claim(self, lease_s: float, *, hedge: bool) -> Claim | None: ...
-
-    def wait_for_prompts(self, timeout_s: float) -> list[WeightShard]: ...
-
-    def renew(self, claims: Sequence[Claim]) -> Renewal: ...
-
-    def publish(self, claim: Claim, batch: RolloutBatch) -> PublishOutcome: ...
-
-    def fail(self, claim: Claim, reason: str) -> FailOutcome: ...
-
-
-class Jobs(Protocol):
-    """The jobs that want generators."""
-
-    def active_jobs(self) -> list[str]: ...
-
-    def spec(self, job_id: str) -> JobSpec: ...
-
-
-class PresenceBoard(Protocol):
-    """Who is alive."""
-
-    def beat(self, generator_id: str, info: dict[str, str]) -> object: ...
-
-    def leave(self, generator_id: str) -> object: ...
 
 
 class BrokerCalls:

@@ -1,10 +1,11 @@
-"""The seam between the worker and an inference engine: five members, the worker's minimum."""
+"""The seam between the generator and an inference engine: five members, the generator's minimum."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Protocol
 
+from contracts.errors import BatchFailed
 from contracts.rollouts import Completion, PromptBatch
 from contracts.versions import WeightManifest
 from contracts.weights import WeightShard
@@ -59,3 +60,14 @@ class GenerationEngine(Protocol):
     async def aclose(self) -> None:
         """Stops a running generation at its next token and frees the model. Called once, last."""
         ...
+
+
+def check_version(held: VerifiedWeights | None, batch: PromptBatch) -> None:
+    """Raises BatchFailed unless the engine holds exactly the weights that the batch asks for (I2)."""
+    asked = VerifiedWeights(policy_version=batch.policy_version, weights_digest=batch.weights_digest)
+    if held != asked:
+        has = "no verified weights" if held is None else f"version {held.policy_version} ({held.weights_digest})"
+        raise BatchFailed(
+            f"batch {batch.batch_id} asks for version {asked.policy_version} ({asked.weights_digest}), "
+            f"the engine has {has}"
+        )

@@ -8,22 +8,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from contracts.errors import BatchFailed
 from contracts.rollouts import Completion, PromptBatch
-from producer.engine.base import VerifiedWeights
 from producer.engine.sampling import completion_uniforms, sample
-
-
-def check_version(held: VerifiedWeights | None, batch: PromptBatch) -> None:
-    """Raises BatchFailed unless the engine holds exactly the weights that the batch asks for (I2)."""
-    asked = VerifiedWeights(policy_version=batch.policy_version, weights_digest=batch.weights_digest)
-    if held != asked:
-        has = "no verified weights" if held is None else f"version {held.policy_version} ({held.weights_digest})"
-        raise BatchFailed(
-            f"batch {batch.batch_id} asks for version {asked.policy_version} ({asked.weights_digest}), "
-            f"the engine has {has}"
-        )
-
 
 FEWEST_ROWS = 8
 """Matrix products of very few rows take other kernels, whose last bits differ; and hardly cost less."""

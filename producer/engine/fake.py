@@ -17,8 +17,8 @@ from contracts.errors import WeightsRejected
 from contracts.rollouts import Completion, PromptBatch
 from contracts.versions import WeightManifest, weights_digest
 from contracts.weights import WeightShard
-from producer.engine.base import VerifiedWeights
-from producer.engine.batch_rows import BatchRows, check_version
+from producer.engine.base import VerifiedWeights, check_version
+from producer.engine.batch_rows import BatchRows
 from weight_store.version_files import check_digest, check_names, weight_files
 
 DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "I64": "int64"}

@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from broker.generator_side import Claim, GeneratorSide
 from contracts.rollouts import BatchTimings, Completion, PromptBatch
 from contracts.spec import JobSpec
-from producer.broker_calls import JobSide
 from producer.engine.base import VerifiedWeights
 from producer.rollout.dynamic_sampling import Places
 from producer.served_model import LoadedModel
-
-if TYPE_CHECKING:
-    from broker.generator_side import Claim
 
 
 @dataclass(frozen=True, kw_only=True)
 class ActiveJob:
     job_id: str
     spec: JobSpec
-    side: JobSide
+    side: GeneratorSide
 
 
 @dataclass(frozen=True, kw_only=True)

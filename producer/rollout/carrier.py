@@ -12,32 +12,20 @@ import asyncio
 import logging
 from collections.abc import Callable
 from itertools import chain
-from typing import TYPE_CHECKING, Protocol
 
+from broker.generator_side import Claim
 from contracts.errors import BatchFailed, OnbeatError, RewardUnavailable
-from contracts.rewards import RewardItem, Scored
 from contracts.rollouts import BatchTimings
-from contracts.spec import RewardSpec
 from process.crash_points import reach
 from producer.broker_calls import BrokerCalls
 from producer.rollout.carried_batch import ActiveJob, CarriedBatch, Generation, name_of
+from producer.rollout.reward_client import RewardClient
 from producer.rollout.scored_batch import reward_items, rollout_batch, rollout_groups
-
-if TYPE_CHECKING:
-    from broker.generator_side import Claim
 
 log = logging.getLogger(__name__)
 
 REFUSED_FOR_GOOD = frozenset({"incomplete", "oversize", "wrong_weights"})
 """Refusals that the same batch would meet again: it fails with that reason. The others mean that nobody needs it."""
-
-
-class Rewards(Protocol):
-    """`RewardClient`, or a test's."""
-
-    async def score(
-        self, reward: RewardSpec, items: list[RewardItem], *, job_id: str, settles: bool
-    ) -> list[Scored]: ...
 
 
 class Carrier:
@@ -48,7 +36,7 @@ class Carrier:
         *,
         generator_id: str,
         calls: BrokerCalls,
-        rewards: Rewards,
+        rewards: RewardClient,
         wall_clock: Callable[[], float],
         freed: Callable[[], None],
     ) -> None:

@@ -192,7 +192,7 @@ def start_vllm_server(folder: Path, url: str, log_path: Path) -> subprocess.Pope
         "host": "127.0.0.1",
         "port": url.rpartition(":")[2],
         "logprobs-mode": "processed_logprobs",
-        "worker-extension-cls": "producer.engine.vllm.worker.VerifiedLoader",
+        "worker-extension-cls": "producer.engine.vllm.extension.VerifiedLoader",
         "dtype": "float32",
         "kv-cache-memory-bytes": 64 * 1024**2,
         "max-num-seqs": 256,

@@ -20,7 +20,7 @@ RECEIVER = (
 PRODUCER = (
     "tests/unit/producer/rollout/test_carrier.py",
     "tests/unit/producer/test_served_model.py",
-    "tests/unit/producer/test_worker.py",
+    "tests/unit/producer/test_generator.py",
 )
 CHECKPOINT = (
     "tests/unit/consumer/model/test_checkpoint.py",

@@ -24,7 +24,7 @@ from contracts.errors import BatchFailed, EngineUnavailable, InvalidInput, Weigh
 from contracts.rollouts import Completion, Prompt, PromptBatch
 from contracts.versions import WeightManifest
 from producer.engine.base import VerifiedWeights
-from producer.engine.request_checks import checked_completion, num_samples, prompt_seed
+from producer.engine.batching import checked_completion, num_samples, prompt_seed
 from producer.engine.server.requests import ServerRequests
 from weight_store.receiver import WeightReceiver
 
@@ -95,7 +95,7 @@ class Server(Protocol):
 class VllmServer:
     cure = (
         "start vLLM with VLLM_SERVER_DEV_MODE=1, --logprobs-mode processed_logprobs and "
-        "--worker-extension-cls producer.engine.vllm.worker.VerifiedLoader: docs/operations.md"
+        "--worker-extension-cls producer.engine.vllm.extension.VerifiedLoader: docs/operations.md"
     )
 
     def __init__(self, requests: ServerRequests, *, model: str, stop_ids: list[int], weight_root: Path) -> None:

@@ -25,8 +25,7 @@ from contracts.settings import StackSettings
 from contracts.spec import ModelSpec
 from contracts.versions import WeightManifest
 from producer.engine.base import VerifiedWeights
-from producer.engine.batching import BatchingEngine
-from producer.engine.request_checks import all_or_none
+from producer.engine.batching import BatchingEngine, all_or_none
 from producer.engine.server.dialects import Server, SglangServer, VllmServer
 from producer.engine.server.requests import ServerRequests
 from weight_store.model_folder import empty_model, end_of_sequence_ids, weight_tensors

@@ -29,8 +29,8 @@ from contracts.spec import ModelSpec
 from contracts.spec_tables.root import SpecRoot
 from contracts.versions import WeightManifest
 from contracts.weights import WeightShard
-from producer.engine.base import VerifiedWeights
-from producer.engine.batch_rows import BatchRows, check_version
+from producer.engine.base import VerifiedWeights, check_version
+from producer.engine.batch_rows import BatchRows
 from producer.engine.transformers.decoding import Decoding
 from weight_store.model_folder import empty_model, end_of_sequence_ids, weight_tensors
 from weight_store.model_path import model_folder

@@ -33,9 +33,8 @@ from contracts.settings import StackSettings
 from contracts.spec import ModelSpec
 from contracts.versions import WeightManifest
 from producer.engine.base import VerifiedWeights
-from producer.engine.batching import BatchingEngine
-from producer.engine.request_checks import all_or_none, checked_completion, num_samples, prompt_seed
-from producer.engine.vllm import worker as vllm_worker
+from producer.engine.batching import BatchingEngine, all_or_none, checked_completion, num_samples, prompt_seed
+from producer.engine.vllm import extension
 from weight_store.model_folder import end_of_sequence_ids, model_config
 from weight_store.model_path import FIELD, model_folder
 from weight_store.redis.chunks import ChunkReader, read_chunks
@@ -105,7 +104,7 @@ class VllmEngine(BatchingEngine):
             kv_cache_memory_bytes=_kv_cache_bytes(settings.engine_kv_cache_mb),
             enforce_eager=not torch.cuda.is_available(),
             distributed_executor_backend="uni",
-            worker_extension_cls=vllm_worker.CLASS,
+            worker_extension_cls=extension.CLASS,
             disable_log_stats=True,
         )
         try:

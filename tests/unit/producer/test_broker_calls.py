@@ -1,4 +1,4 @@
-"""How long a generator outlasts a broker that is away, and whose turn it gives."""
+"""How long a generator outlasts a broker that is away."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ import asyncio
 import pytest
 
 from contracts.errors import BrokerFull, BrokerUnavailable, OnbeatError
-from contracts.spec import ModelSpec
 from producer.broker_calls import BrokerCalls
-from producer.fair_share import MODEL_SLICE_S, FairShare
 
 
 class Server:
@@ -60,31 +58,3 @@ def test_a_full_server_is_waited_for_longer_than_one_that_is_away() -> None:
     with pytest.raises(BrokerFull):
         server.ask()
     assert 300.0 <= server.now_s <= 302.0
-
-
-A, B = ModelSpec(path="a"), ModelSpec(path="b")
-
-
-def test_the_least_recently_served_job_is_next() -> None:
-    turns, active = FairShare(), {"1": A, "2": A, "3": A}
-    order = []
-    for now_s in range(6):
-        first = turns.order(active, float(now_s))[0]
-        turns.served(first, active[first], float(now_s))
-        order.append(first)
-    assert order == ["1", "2", "3", "1", "2", "3"]
-
-
-def test_a_loaded_model_keeps_its_slice_and_then_gives_way() -> None:
-    turns, active = FairShare(), {"1": A, "2": B}
-    turns.served("1", A, 100.0)
-    assert turns.order(active, 100.0 + MODEL_SLICE_S / 2) == ["1", "2"]
-    assert turns.order(active, 100.0 + MODEL_SLICE_S) == ["2", "1"]
-
-
-def test_a_job_that_ended_is_forgotten() -> None:
-    turns = FairShare()
-    turns.served("1", A, 0.0)
-    turns.served("2", A, 1.0)
-    turns.forget_all_but({"2": A})
-    assert turns.order({"1": A, "2": A}, 100.0) == ["1", "2"]

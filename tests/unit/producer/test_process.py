@@ -53,13 +53,13 @@ DIES = """
 import asyncio, sys
 from producer.__main__ import run_to_its_end
 
-class Worker:
+class Generator:
     has_claimed = sys.argv[1] == "at work"
 
     async def run(self):
         raise BaseExceptionGroup("", [MemoryError("of a batch")])
 
-sys.exit(asyncio.run(run_to_its_end(Worker())))
+sys.exit(asyncio.run(run_to_its_end(Generator())))
 """
 
 
@@ -76,12 +76,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contracts.errors import EngineUnavailable
 from producer.__main__ import run_to_its_end
 
-class Worker:
+class Generator:
     async def run(self):
         ThreadPoolExecutor().submit(threading.Event().wait)
         raise BaseExceptionGroup("", [EngineUnavailable("batch 0/train/0 is not done after 1800 s")])
 
-asyncio.run(run_to_its_end(Worker()))
+asyncio.run(run_to_its_end(Generator()))
 """
 
 

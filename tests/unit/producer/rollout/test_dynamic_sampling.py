@@ -13,7 +13,7 @@ from contracts.errors import BatchFailed
 from contracts.rollouts import Prompt, PromptBatch, RolloutBatch, RolloutGroup, batch_digest
 from producer.rollout.dynamic_sampling import Places
 from tests.builders import prompt_batch, rollout
-from tests.unit.producer.test_worker import Stack, drive
+from tests.unit.producer.test_generator import Stack, drive
 
 RESERVES = (("c", "d"), ("e", "f"))
 """For the prompts `a` and `b`, attempt by attempt."""

@@ -16,8 +16,8 @@ from contracts.rollouts import PromptBatch
 from contracts.versions import WeightManifest
 from contracts.weights import WeightShard
 from producer.broker_calls import BrokerCalls
+from producer.generator import MAX_FINISHING, Generator
 from producer.served_model import RELOAD_PAUSES_S, ServedModel
-from producer.worker import MAX_FINISHING, Worker
 from tests.builders import job_spec, prompt_batch
 from tests.fakes import Changes, EngineShop, FakeJobs, FakeRewards, FakeSide, fake_version, spell
 
@@ -27,7 +27,7 @@ async def at_once(_seconds: float) -> None:
 
 
 class Stack:
-    """A worker over fakes."""
+    """A generator over fakes."""
 
     def __init__(self, run_root: Path, *, stop_grace_s: float = 20.0, not_reproducible: str = "") -> None:
         self.run_root = run_root
@@ -36,7 +36,7 @@ class Stack:
         self.rewards = FakeRewards(self.changes)
         self.shop = EngineShop(run_root)
         self.sides: dict[str, FakeSide] = {}
-        self.worker = Worker(
+        self.generator = Generator(
             generator_id="generator-a",
             jobs=self.jobs,
             make_side=self.sides.__getitem__,
@@ -70,11 +70,11 @@ class Stack:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[asyncio.Task[None]]:
-        """The worker as a task that must end by itself after `stop`."""
-        task = asyncio.create_task(self.worker.run())
+        """The generator as a task that must end by itself after `stop`."""
+        task = asyncio.create_task(self.generator.run())
         task.add_done_callback(lambda _: self.changes.notify())
         yield task
-        self.worker.stop()
+        self.generator.stop()
         async with asyncio.timeout(20.0):
             await task
 
@@ -274,24 +274,24 @@ def test_weights_are_replaced_once_every_batch_of_the_old_ones_is_sampled(tmp_pa
     drive(tmp_path, scenario)
 
 
-def test_an_engine_that_is_gone_ends_the_worker_and_fails_no_batch(tmp_path: Path) -> None:
+def test_an_engine_that_is_gone_ends_the_generator_and_fails_no_batch(tmp_path: Path) -> None:
     async def scenario(stack: Stack) -> None:
         side = stack.add_job(num_batches=1)
         stack.shop.errors["0/train/0"] = EngineUnavailable("its core died", field="vllm")
         with pytest.raises(BaseExceptionGroup) as caught:
-            await stack.worker.run()
+            await stack.generator.run()
         assert caught.group_contains(EngineUnavailable, match="its core died")
         assert side.failed == [], "the lease expires, and another generator takes the batch"
 
     drive(tmp_path, scenario)
 
 
-def test_an_engine_that_hangs_ends_the_worker_at_the_jobs_deadline_and_is_not_waited_for(tmp_path: Path) -> None:
+def test_an_engine_that_hangs_ends_the_generator_at_the_jobs_deadline_and_is_not_waited_for(tmp_path: Path) -> None:
     async def scenario(stack: Stack) -> None:
         side = stack.add_job(num_batches=1, timeouts__generation_s=0.05)
         stack.shop.gates["0/train/0"] = asyncio.Event()
         with pytest.raises(BaseExceptionGroup) as caught:
-            await stack.worker.run()
+            await stack.generator.run()
         assert caught.group_contains(
             EngineUnavailable, match=r"timeouts\.generation_s: batch 0/train/0 is not done after 0\.05 s"
         )
@@ -352,7 +352,7 @@ def test_a_stop_lets_the_batches_in_flight_end_and_claims_nothing_more(tmp_path:
         stack.rewards.gate.clear()
         async with stack.running() as task:
             await stack.changes.until(lambda: len(stack.rewards.requests) == MAX_FINISHING)
-            stack.worker.stop()
+            stack.generator.stop()
             stack.rewards.gate.set()
             await stack.changes.until(task.done)
         assert len(side.claimed) == len(side.published) == MAX_FINISHING
@@ -367,7 +367,7 @@ def test_a_stop_gives_up_what_does_not_end_within_the_grace(tmp_path: Path) -> N
         stack.rewards.gate.clear()
         async with stack.running() as task:
             await stack.changes.until(lambda: len(stack.rewards.requests) == 1)
-            stack.worker.stop()
+            stack.generator.stop()
             await stack.changes.until(task.done)
         assert (side.published, side.failed) == ([], []), "its lease expires, and another generator takes it"
         assert stack.jobs.left == ["generator-a"]
@@ -375,23 +375,23 @@ def test_a_stop_gives_up_what_does_not_end_within_the_grace(tmp_path: Path) -> N
     drive(tmp_path, scenario, stop_grace_s=0.05)
 
 
-def test_a_background_task_that_dies_ends_the_worker(tmp_path: Path) -> None:
+def test_a_background_task_that_dies_ends_the_generator(tmp_path: Path) -> None:
     async def scenario(stack: Stack) -> None:
         stack.add_job(num_batches=1)
         stack.rewards.errors.append(ZeroDivisionError("a bug"))
         with pytest.raises(BaseExceptionGroup) as caught:
-            await stack.worker.run()
+            await stack.generator.run()
         assert caught.group_contains(ZeroDivisionError, match="a bug")
         assert stack.shop.log[-1] == "close qwen3"
 
     drive(tmp_path, scenario)
 
 
-def test_a_broker_that_stays_away_ends_the_worker_with_that_error(tmp_path: Path) -> None:
+def test_a_broker_that_stays_away_ends_the_generator_with_that_error(tmp_path: Path) -> None:
     async def scenario(stack: Stack) -> None:
         stack.jobs.away = True
         with pytest.raises(BaseExceptionGroup) as caught:
-            await stack.worker.run()
+            await stack.generator.run()
         assert caught.group_contains(BrokerUnavailable, match="connection refused")
 
     drive(tmp_path, scenario)

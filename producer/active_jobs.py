@@ -1,0 +1,96 @@
+"""Which jobs a generator serves, and whose turn it is: generators belong to the stack, and serve its jobs in turn."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Mapping
+
+from broker.generator_side import GeneratorSide
+from broker.job_store import JobStore
+from contracts.errors import NotFound
+from contracts.spec import ModelSpec
+from producer.broker_calls import BrokerCalls
+from producer.rollout.carried_batch import ActiveJob
+
+log = logging.getLogger(__name__)
+
+MODEL_SLICE_S = 10.0
+"""A loaded model serves at least this long while its jobs have work: loading another at every batch would take longer
+than the batches."""
+
+
+class FairShare:
+    """Puts the least recently served job first. Times are monotonic seconds."""
+
+    def __init__(self) -> None:
+        self._served_s: dict[str, float] = {}
+        self._model: ModelSpec | None = None
+        self._loaded_s = 0.0
+
+    def order(self, active: Mapping[str, ModelSpec], now_s: float) -> list[str]:
+        """Ids of the active jobs in the order in which they should be asked for work."""
+        never = float("-inf")
+        turns = sorted(active, key=lambda job_id: (self._served_s.get(job_id, never), job_id))
+        if now_s - self._loaded_s < MODEL_SLICE_S:
+            turns.sort(key=lambda job_id: active[job_id] != self._model)
+        return turns
+
+    def served(self, job_id: str, model: ModelSpec, now_s: float) -> None:
+        """Records that a batch of the job was claimed."""
+        self._served_s[job_id] = now_s
+        if model != self._model:
+            self._model = model
+            self._loaded_s = now_s
+
+    def forget_all_but(self, active: Collection[str]) -> None:
+        """Drops ended jobs: jobs come and go for as long as a generator lives."""
+        self._served_s = {job_id: at for job_id, at in self._served_s.items() if job_id in active}
+
+
+class ActiveJobs:
+    """The stack's active jobs, but for those that this generator's engine can't serve."""
+
+    def __init__(
+        self, store: JobStore, make_side: Callable[[str], GeneratorSide], *, calls: BrokerCalls, not_reproducible: str
+    ) -> None:
+        self._store = store
+        self._make_side = make_side
+        self._calls = calls
+        self._not_reproducible = not_reproducible
+        self._turns = FairShare()
+        self._jobs: dict[str, ActiveJob] = {}
+        self._left_alone: set[str] = set()
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def __str__(self) -> str:
+        return ", ".join(sorted(self._jobs))
+
+    async def refresh(self) -> None:
+        """Asks the broker which jobs are active. Raises BrokerUnavailable."""
+        job_ids = await self._calls(self._store.active_jobs)
+        self._left_alone &= set(job_ids)
+        for job_id in set(job_ids) - self._left_alone:
+            try:
+                spec = await self._calls(self._store.spec, job_id)
+            except NotFound:
+                continue
+            if self._not_reproducible and spec.deterministic:
+                log.warning("leaves %s alone: it is deterministic, %s is not", job_id, self._not_reproducible)
+                self._left_alone.add(job_id)
+                continue
+            # A resume may have changed it, so soon that the job was never seen to have ended.
+            if job_id not in self._jobs or self._jobs[job_id].spec != spec:
+                self._jobs[job_id] = ActiveJob(job_id=job_id, spec=spec, side=self._make_side(job_id))
+        self._jobs = {job_id: self._jobs[job_id] for job_id in job_ids if job_id in self._jobs}
+        self._turns.forget_all_but(self._jobs)
+
+    def in_turn(self, now_s: float) -> list[ActiveJob]:
+        """The jobs in the order in which they should be asked for work."""
+        models = {job_id: job.spec.model for job_id, job in self._jobs.items()}
+        return [self._jobs[job_id] for job_id in self._turns.order(models, now_s)]
+
+    def served(self, job: ActiveJob, now_s: float) -> None:
+        """Records that a batch of the job was claimed."""
+        self._turns.served(job.job_id, job.spec.model, now_s)

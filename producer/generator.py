@@ -1,0 +1,253 @@
+"""The generator: claims prompt batches, samples them, has them scored, publishes them through the fence.
+
+    ActiveJobs ─ whose turn ─▶ claim ─▶ ServedModel ─▶ engine.generate ─┐        serve loop, as many batches at a time
+       ▲                      (lease)   (model, weights)                │        as the engine takes: one, or several
+       │                                     ┌──────────────────────────┘
+       │                                     ▼
+       │                            detokenize ─▶ reward service ─▶ fence        up to MAX_FINISHING batches at once
+       │                                     │                        │
+       └──── failed, with its reason ◀───────┴── accepted / refused ◀─┘          (rollout/carrier.py)
+
+    heartbeat: presence of the generator, leases of every batch between its claim and its end (heartbeat.py)
+
+serve      consumes active jobs and prompt batches; waits for prompts, or for room in the engine and among the
+           finishing batches; unblocked by an opened iteration or an expired lease; produces a carry for each batch.
+carry      consumes a claimed batch; waits for the engine, the reward service and the broker; produces a rollout batch
+           or a failure. Where the job resamples, it goes back to the engine with the prompts of equal reward.
+
+A batch is claimed only when the engine has room for it: there is no prefetch, so work goes to an idle generator.
+Another version, or another model, is loaded when no batch is in the engine or may come back to it. A generator that
+finds no work in any job hedges: it samples a copy of a batch that another generator is late with. A generation whose
+batch another generator has published is dropped at the next heartbeat. A task of these that dies ends the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+
+from broker.generator_side import Claim, GeneratorSide
+from broker.job_store import JobStore
+from broker.presence import Presence
+from contracts.errors import BatchFailed, BrokerUnavailable, InvalidInput, WeightsRejected
+from process.crash_points import reach
+from producer.active_jobs import ActiveJobs
+from producer.broker_calls import BrokerCalls
+from producer.heartbeat import Heartbeat, HeldBatches, wait_for
+from producer.rollout.carried_batch import ActiveJob, CarriedBatch, name_of
+from producer.rollout.carrier import Carrier
+from producer.rollout.reward_client import RewardClient
+from producer.served_model import LoadedModel, ServedModel
+
+log = logging.getLogger(__name__)
+
+MAX_FINISHING = 4
+"""Batches that are scored and published while the next is sampled; beyond it sampling waits for the reward service."""
+IDLE_POLL_S = 0.5
+"""Without an active job: how soon a new one is noticed."""
+PROMPTS_WAIT_S = 1.0
+"""With one active job: how long one blocking wait for its prompts lasts."""
+SHARED_PROMPTS_WAIT_S = 0.2
+"""With several: the wait is on one of them, so it is short for the sake of the others."""
+LOG_AFTER_S = 10.0
+STOP_GRACE_S = 10.0
+"""After a stop: how long the batches in flight may still take."""
+IDLE_GRACE_S = 2.0
+"""After a stop: how long a wait for prompts may still take."""
+LEAVE_S = 1.0
+"""Longest that the last word to a server may take."""
+
+
+class Generator:
+    """One generator process. `run` ends after `stop`, or raises what killed one of its tasks."""
+
+    def __init__(
+        self,
+        *,
+        generator_id: str,
+        jobs: JobStore,
+        make_side: Callable[[str], GeneratorSide],
+        presence: Presence,
+        calls: BrokerCalls,
+        model: ServedModel,
+        rewards: RewardClient,
+        not_reproducible: str = "",
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+        stop_grace_s: float = STOP_GRACE_S,
+    ) -> None:
+        """not_reproducible: name of an engine that can't serve deterministic jobs (I7), "" for one that can."""
+        self._generator_id = generator_id
+        self._presence = presence
+        self._calls = calls
+        self._model = model
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._stop_grace_s = stop_grace_s
+        self._jobs = ActiveJobs(jobs, make_side, calls=calls, not_reproducible=not_reproducible)
+        self._held = HeldBatches()
+        self._heartbeat = Heartbeat(
+            generator_id=generator_id,
+            presence=presence,
+            calls=calls,
+            model=model,
+            held=self._held,
+            not_reproducible=not_reproducible,
+        )
+        self._carrier = Carrier(
+            generator_id=generator_id,
+            calls=calls,
+            rewards=rewards,
+            wall_clock=wall_clock,
+            freed=self._held.freed.set,
+        )
+        self._carries: set[asyncio.Task[None]] = set()
+        self._stopping = asyncio.Event()
+        self._idle_since_s: float | None = None
+        self._idle_logged = False
+        self.has_claimed = False
+        """Whether it ever held a batch: the batch may then be what it dies of."""
+
+    def stop(self) -> None:
+        """Claims nothing more; `run` ends once the batches in flight have, or after the grace."""
+        self._stopping.set()
+        self._held.freed.set()
+
+    async def run(self) -> None:
+        """Serves until `stop`. Raises BrokerUnavailable when Redis stays away, and the error that a task dies of."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                heartbeat = tasks.create_task(self._heartbeat.run())
+                serving = tasks.create_task(self._serve(tasks))
+                await self._stopping.wait()
+                await self._drain(serving)
+                heartbeat.cancel()
+            await self._leave()
+        finally:
+            self._calls.break_off()
+            await self._model.aclose()
+            self._calls.close()
+
+    async def _serve(self, tasks: asyncio.TaskGroup) -> None:
+        while not self._stopping.is_set():
+            await self._until_freed(self._is_full)
+            found = await self._claim_next()
+            if found is None:
+                await self._wait_for_work()
+                continue
+            job, claim = found
+            loaded = await self._ready(job, claim)
+            if loaded is None:
+                self._held.end(claim)
+                continue
+            task = tasks.create_task(self._carry(self._begin(job, claim, loaded)))
+            self._carries.add(task)
+            task.add_done_callback(self._carries.discard)
+
+    def _is_full(self) -> bool:
+        """Whether the engine takes no other batch, or the reward service has enough to do; never after a stop."""
+        if self._stopping.is_set():
+            return False
+        loaded = self._model.loaded
+        is_busy = loaded is not None and self._held.num_sampling >= loaded.engine.max_concurrent_completions
+        return is_busy or self._held.num_finishing >= MAX_FINISHING
+
+    async def _until_freed(self, is_blocked: Callable[[], bool]) -> None:
+        """Waits while `is_blocked`; generating, scoring and publishing have deadlines of their own, so this ends."""
+        while is_blocked():
+            self._held.freed.clear()
+            await wait_for(self._held.freed, LOG_AFTER_S)
+            if not self._held.freed.is_set():
+                log.info("waiting for %s", self._held)
+
+    async def _claim_next(self) -> tuple[ActiveJob, Claim] | None:
+        """A batch of the job whose turn it is, under a lease that the heartbeat keeps; None if there is no work."""
+        await self._jobs.refresh()
+        jobs = self._jobs.in_turn(self._clock())
+        # A copy for one job must not come before the work of another: every job is first asked for work alone.
+        for job, hedge in [(job, False) for job in jobs if len(jobs) > 1] + [(job, True) for job in jobs]:
+            if self._stopping.is_set():
+                return None
+            claim = await self._calls(job.side.claim, job.spec.timeouts.generator_lease_s, hedge=hedge)
+            if claim is not None:
+                if claim.hedged:
+                    log.info("hedges %s", name_of(claim))
+                self._jobs.served(job, self._clock())
+                self._held.lease(job, claim)
+                self.has_claimed = True
+                reach("producer.after_claim")
+                self._idle_since_s = None
+                return job, claim
+        return None
+
+    async def _wait_for_work(self) -> None:
+        """Waits for prompts, a short deadline, or `stop`; a generator may be idle as long as the stack is."""
+        now_s = self._clock()
+        if self._idle_since_s is None:
+            self._idle_since_s, self._idle_logged = now_s, False
+        elif now_s - self._idle_since_s >= LOG_AFTER_S and not self._idle_logged:
+            self._idle_logged = True
+            log.info("waiting for %s", f"prompts of {self._jobs}" if self._jobs else "a job")
+        if self._stopping.is_set():
+            return
+        if not self._jobs:
+            await wait_for(self._stopping, IDLE_POLL_S)
+            return
+        first = self._jobs.in_turn(now_s)[0]
+        timeout_s = PROMPTS_WAIT_S if len(self._jobs) == 1 else SHARED_PROMPTS_WAIT_S
+        for shard in await self._calls(first.side.wait_for_prompts, timeout_s):
+            # The iteration is over where the next version is being written; what still generates is in vain.
+            if not self._held.need_weights:
+                await self._model.load_ahead(shard)
+
+    async def _ready(self, job: ActiveJob, claim: Claim) -> LoadedModel | None:
+        """The model with the claim's weights in it, or None after the failure was reported."""
+        try:
+            if not self._model.holds(job.spec, claim.manifest):
+                await self._until_freed(lambda: self._held.need_weights)
+            return await self._model.ready_for(
+                job.spec, claim.manifest, still_needed=lambda: self._held.has_lease(claim)
+            )
+        except (BatchFailed, WeightsRejected, InvalidInput) as error:
+            await self._carrier.fail(job, claim, error)
+            return None
+
+    def _begin(self, job: ActiveJob, claim: Claim, loaded: LoadedModel) -> CarriedBatch:
+        """Puts a claimed batch into the engine."""
+        weights = loaded.engine.policy_version
+        if weights is None:
+            raise AssertionError("an engine without verified weights is not ready")
+        batch = CarriedBatch(job=job, claim=claim, loaded=loaded, weights=weights)
+        batch.sample(started_s=self._wall_clock())
+        self._held.carry(batch)
+        return batch
+
+    async def _carry(self, batch: CarriedBatch) -> None:
+        try:
+            await self._carrier.carry(batch)
+        finally:
+            self._held.end(batch.claim)
+
+    async def _drain(self, serving: asyncio.Task[None]) -> None:
+        """Lets what is in flight end. What does not end in time is given up: its lease expires, another takes it."""
+        try:
+            async with asyncio.timeout(self._stop_grace_s):
+                await asyncio.wait({serving}, timeout=IDLE_GRACE_S)
+                if not self._held.leases:
+                    serving.cancel()  # it waits for Redis, and holds nothing
+                await asyncio.wait({serving})
+                if self._carries:
+                    await asyncio.wait(self._carries)
+        except TimeoutError:
+            log.warning("gave up %s", self._held)
+            for task in (serving, *self._carries):
+                task.cancel()
+
+    async def _leave(self) -> None:
+        """Takes its name off the board; a server that is away forgets it by itself, and must not hold the end up."""
+        with contextlib.suppress(TimeoutError, BrokerUnavailable):
+            async with asyncio.timeout(LEAVE_S):
+                await self._calls(self._presence.leave, self._generator_id)

@@ -1,0 +1,148 @@
+"""What a generator holds, and how the stack learns that it lives: its presence, and the leases of its batches (I5).
+
+    serve loop ─ lease, carry ─▶ HeldBatches ◀─ end ─ carry
+                                   │      ▲
+                          leases   ▼      │ lost, settled
+                                 Heartbeat ─▶ presence
+
+Heartbeat   waits for its next beat or a new claim; unblocked by either; produces renewed leases and presence.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from broker.generator_side import Claim, GeneratorSide
+from broker.presence import Presence
+from producer.broker_calls import BrokerCalls
+from producer.rollout.carried_batch import ActiveJob, CarriedBatch, name_of
+from producer.served_model import ServedModel
+
+log = logging.getLogger(__name__)
+
+PRESENCE_INTERVAL_S = 2.0
+"""Longest time between two signs of life."""
+
+
+class HeldBatches:
+    """Every batch between its claim and its end."""
+
+    def __init__(self) -> None:
+        self.leases: dict[str, tuple[ActiveJob, Claim]] = {}
+        """Name of a claim → its job and the claim; a lost or settled one is no longer here, though it may go on."""
+        self._carried: dict[str, CarriedBatch] = {}
+        self.claimed = asyncio.Event()
+        """Set at a claim, so that its lease is renewed soon enough; cleared at each beat."""
+        self.freed = asyncio.Event()
+        """Set when a batch leaves the engine, needs its weights no more, or ends."""
+
+    def __str__(self) -> str:
+        return ", ".join(sorted(self.leases))
+
+    def lease(self, job: ActiveJob, claim: Claim) -> None:
+        self.leases[name_of(claim)] = (job, claim)
+        self.claimed.set()
+
+    def has_lease(self, claim: Claim) -> bool:
+        return name_of(claim) in self.leases
+
+    def carry(self, batch: CarriedBatch) -> None:
+        self._carried[name_of(batch.claim)] = batch
+
+    def end(self, claim: Claim) -> None:
+        self._carried.pop(name_of(claim), None)
+        self.leases.pop(name_of(claim), None)
+        self.freed.set()
+
+    def let_go(self, claim: Claim, *, is_settled: bool) -> None:
+        """Drops the lease of a batch that the broker gave to another, and the generation of one that is settled."""
+        # A batch that ended while the renewal ran has no lease either, and is no loss.
+        if self.leases.pop(name_of(claim), None):
+            log.info("no longer holds %s", name_of(claim))
+        batch = self._carried.get(name_of(claim))
+        if is_settled and batch is not None:
+            batch.settle()
+
+    @property
+    def num_sampling(self) -> int:
+        """Completions that are in the engine."""
+        return sum(batch.num_sampling for batch in self._carried.values())
+
+    @property
+    def num_finishing(self) -> int:
+        """Batches that are out of the engine, on their way through the reward service and the fence."""
+        return sum(not batch.num_sampling for batch in self._carried.values())
+
+    @property
+    def need_weights(self) -> bool:
+        """Whether a batch is in the engine, or may come back to it."""
+        return any(batch.needs_weights for batch in self._carried.values())
+
+
+class Heartbeat:
+    """`run` beats until it is cancelled; it dies of a broker that stays away."""
+
+    def __init__(
+        self,
+        *,
+        generator_id: str,
+        presence: Presence,
+        calls: BrokerCalls,
+        model: ServedModel,
+        held: HeldBatches,
+        not_reproducible: str,
+    ) -> None:
+        self._generator_id = generator_id
+        self._presence = presence
+        self._calls = calls
+        self._model = model
+        self._held = held
+        self._not_reproducible = not_reproducible
+
+    async def run(self) -> None:
+        while True:
+            self._held.claimed.clear()
+            await self._calls(self._presence.beat, self._generator_id, self._info())
+            leases_s = [job.spec.timeouts.generator_lease_s for job, _ in self._held.leases.values()]
+            await self._renew()
+            # Three beats fit into the shortest lease: one or two may fail before it runs out.
+            await wait_for(self._held.claimed, min([PRESENCE_INTERVAL_S, *(lease_s / 3 for lease_s in leases_s)]))
+
+    def _info(self) -> dict[str, str]:
+        """What an operator sees of this generator; the version is the one whose digest was verified."""
+        loaded = self._model.loaded
+        weights = loaded.engine.policy_version if loaded else None
+        return {
+            "model": loaded.model.path if loaded else "",
+            "policy_version": str(weights.policy_version) if weights else "",
+            "weights_digest": weights.weights_digest if weights else "",
+            "loading_weights": self._model.loading_weights,
+            "rejected_weights": self._model.rejected_weights,
+            "batches": str(self._held),
+            "not_reproducible": self._not_reproducible,
+        }
+
+    async def _renew(self) -> None:
+        """Renews every lease; a lost one is let go. Its batch may still win, if it is published first (I3).
+
+        A settled batch needs no more tokens: an engine that was late, or hedged in vain, is free for the next batch.
+        """
+        held: dict[str, tuple[GeneratorSide, list[Claim]]] = {}
+        for job, claim in self._held.leases.values():
+            held.setdefault(job.job_id, (job.side, []))[1].append(claim)
+        for side, claims in held.values():
+            renewal = await self._calls(side.renew, claims)
+            for claim in renewal.lost:
+                self._held.let_go(claim, is_settled=False)
+            for claim in renewal.settled:
+                self._held.let_go(claim, is_settled=True)
+
+
+async def wait_for(event: asyncio.Event, timeout_s: float) -> None:
+    """Returns when the event is set, or the time is over."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
+    except TimeoutError:
+        return
