@@ -1,1 +1,1 @@
-"""One script for each number in the README: `onbeat bench NAME`. Results lie in benchmarks/results/."""
+"""One script for each number of docs/benchmarks.md: `onbeat bench NAME`. Results lie in benchmarks/results/."""

@@ -15,12 +15,12 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def result_path(name: str) -> Path:
-    """Of a run that ends today."""
+    """The result file of a run that ends today."""
     return RESULTS / f"{name}-{datetime.datetime.now(datetime.UTC).date().isoformat()}.json"
 
 
 def write_result(name: str, result: dict[str, Any]) -> Path:
-    """Writes the result with its circumstances; answers the file."""
+    """Writes the result with its circumstances; returns the file."""
     RESULTS.mkdir(exist_ok=True)
     path = result_path(name)
     command = " ".join(["onbeat", "bench", Path(sys.argv[0]).stem.replace("_", "-"), *sys.argv[1:]])

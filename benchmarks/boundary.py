@@ -2,8 +2,8 @@
 
     onbeat bench boundary
 
-Of the demo, and of overlap's job, in which generation and training take about as long. Every part is read off the
-timeline of a run, so what the processes' own clocks say of real boundaries:
+It is measured in the demo, and in overlap's job, in which generation and training take about as long. Every part is
+read off the timeline of a run, so the numbers are what the processes' own clocks say about real boundaries:
 
     last token ─ score ─▶ train what is left ─▶ step ─▶ weights written, hashed, announced ─▶ commit, open ─▶ load
 """

@@ -50,7 +50,7 @@ EXPECTED = (
 TARGET_RATIO = 2.0
 NUM_GROUPS = {"45 KB": 1, "1 MB": 22, "8 MB": 178}
 NUM_BATCHES = {"45 KB": 128, "1 MB": 32, "8 MB": 16}
-"""Of a round: a multiple of every number of producers."""
+"""The batches of a round: a multiple of every number of producers."""
 PRODUCERS = (1, 4, 16)
 READ_AT_ONCE = 4
 LEASE_S = 600.0
@@ -58,7 +58,7 @@ LEASE_S = 600.0
 
 @dataclass
 class Order:
-    """What a producer does next."""
+    """What a producer is to do next."""
 
     way: str
     size: str
@@ -101,7 +101,7 @@ def fenced_work(broker: Broker, order: Order, batch: RolloutBatch) -> list[Calla
 
 
 def publish(side: GeneratorSide, claim: Claim, batch: RolloutBatch) -> float:
-    """Seconds, from the answer as records to the fence's word."""
+    """Seconds from the answer as records to the fence's outcome."""
     asked = claim.prompt_batch
     answer = replace(
         batch,
@@ -133,10 +133,10 @@ class RawReader:
         self._redis.xgroup_create(self.source, "readers", id="0", mkstream=True)
 
     def prepare(self) -> None:
-        """There is nothing to get ready."""
+        """Does nothing: a raw round needs no preparation."""
 
     def take(self, count: int) -> None:
-        """All entries of the round, then their end."""
+        """Reads all entries of the round, then acknowledges and deletes them."""
         entries: list[bytes] = []
         while len(entries) < count:
             answer = self._redis.xreadgroup("readers", "r", {self.source: ">"}, count=READ_AT_ONCE, block=1000)
@@ -169,11 +169,11 @@ class FencedTrainer:
         self._following = self._opening(1)
 
     def prepare(self) -> None:
-        """The next iteration's prompts are the plan's work, not the broker's."""
+        """Makes the next iteration's prompts beforehand: they are the plan's work, not the broker's."""
         self._following = self._opening(self._iteration + 1)
 
     def take(self, count: int) -> None:
-        """All batches of the iteration, then its commit, which opens the next one."""
+        """Trains all batches of the iteration, then commits it, which opens the next one."""
         trained: dict[str, str] = {}
         while len(trained) < count:
             self._side.wait_for_rollouts(1.0)
@@ -215,7 +215,7 @@ class Way:
     cpu_s: dict[str, list[float]] = field(default_factory=lambda: {"producers": [], "reader": [], "server": []})
 
     def cpu_ms(self, num_batches: int) -> dict[str, float]:
-        """Median milliseconds of a batch, by who spent them."""
+        """Median milliseconds of a batch, by the process that spent them."""
         return {who: round(1000 * statistics.median(rounds) / num_batches, 3) for who, rounds in self.cpu_s.items()}
 
     def numbers(self, num_batches: int, num_bytes: int) -> dict[str, Any]:

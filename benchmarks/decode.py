@@ -2,9 +2,9 @@
 
     onbeat bench decode
 
-The two alternate, call by call, and the ratio is of neighbours. Each is timed by the clock and by the processor time of
-its process: the second holds on a machine that does other work, too. `generate` samples only; ours also reports the
-log-prob of each token, and seeds each row by itself.
+The two alternate, call by call, and a ratio compares neighbours. Each is timed by the clock and by the processor
+time of its process: the second holds on a machine that does other work, too. `generate` samples only; ours also reports
+the log-prob of each token, and seeds each row by itself.
 """
 
 from __future__ import annotations

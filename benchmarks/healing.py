@@ -50,7 +50,7 @@ WARM_UP = 2
 
 
 class Healing:
-    """Kills on a started stack of two generators, and waits."""
+    """Kills processes of a started stack of two generators, and waits."""
 
     def __init__(self, stack: EmbeddedStack, client: GatewayClient, broker: Broker) -> None:
         self._stack = stack

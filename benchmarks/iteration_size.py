@@ -3,8 +3,8 @@
     onbeat bench iteration-size
 
 For each shape of an iteration, on a server of its own: how long it takes to open, the longest PING of another client
-meanwhile, and what the server pays for one call of who waits: the trainer's reconciliation, and an idle generator's
-look for something to copy while another one holds all batches. At last, the memory that a trainer's start takes to
+meanwhile, and what a call of a waiting process costs the server: the trainer's reconciliation, and an idle generator's
+look for something to copy while another one holds all batches. Last comes the memory that a trainer's start takes to
 read its audit chain. Server times are its processor's, which other work on the machine disturbs little.
 """
 

@@ -1,7 +1,8 @@
 """LoRA below float32: do generators sample what is trained? The shipped LoRA job in both dtypes, at some rates.
 
-Of each run: how far trainer and generator are apart (mismatch_k3, effective sample share), what it learns, and how much
-of the matrices' product is left when it is merged into weights of that dtype, in the direction of the product:
+For each run it measures how far trainer and generator are apart (mismatch_k3, effective sample share), what it learns,
+and how much of the matrices' product is left when it is merged into weights of that dtype, in the direction of the
+product:
 <W' - W, scaling B A> / |scaling B A|^2, over all layers.
 
 onbeat bench lora-rounding
@@ -36,7 +37,7 @@ EXPECTED = (
 
 
 def share_left(run: DemoRun, folder: Path, dtype: torch.dtype) -> float:
-    """Of the last checkpoint's adapters."""
+    """How much of the last checkpoint's product is left in the merged weights."""
     checkpoints = RunFolder(folder, run.summary["job_id"]).checkpoints
     newest = max(checkpoints.glob("i*"), key=lambda path: path.name)
     weights = {name: tensor.to(dtype) for name, tensor in load_file(MODEL).items()}
@@ -51,7 +52,7 @@ def share_left(run: DemoRun, folder: Path, dtype: torch.dtype) -> float:
 
 
 def measured(run: DemoRun, folder: Path, dtype: torch.dtype) -> dict[str, Any]:
-    # In the first iteration the adapters are nothing yet.
+    # In the first iteration the adapters are still zero.
     metrics = run.metrics[1:]
     return {
         "mismatch_k3": fmean(one.mismatch_k3 for one in metrics),

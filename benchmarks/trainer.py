@@ -4,7 +4,7 @@
 
 Random weights of the named shape, groups of responses of 1/4 to all of --response-tokens, the spec's defaults (GRPO,
 exact sums, AdamW). An iteration is what a job does between its rollouts and its weights: each batch decoded, forward,
-backward, accumulated; then one optimizer step. The peak of MFU is not a data sheet's: it is that of one large matrix
+backward, accumulated; then one optimizer step. MFU is relative to no data sheet, but to one large matrix
 product in the model's dtype, measured here. TRL takes part where it is importable (`make test-trl` makes .venv-trl:
 `PYTHONPATH=. .venv-trl/bin/python -m benchmarks.trainer`), with `GRPOTrainer._compute_loss` on the same tokens and
 advantages, a group at a time, and its own optimizer; equal gradient norms show that the work is the same.
@@ -95,14 +95,14 @@ class Row:
     iteration_s: float
     """Median."""
     step_s: float
-    """Of that, the optimizer."""
+    """The optimizer's part of it."""
     response_tokens_per_s: float
     mfu: float | None
     """Counted operations over those of the matrix product; None for TRL, which computes the padded row's."""
     peak_mib: float
-    """Above weights and optimizer state."""
+    """What is held above weights and optimizer state."""
     grad_norm: float
-    """Of the first iteration, before clipping."""
+    """The first iteration's norm, before clipping."""
     iterations_s: list[float]
 
 
@@ -112,9 +112,9 @@ class Contender:
 
     name: str
     train: Callable[[RolloutBatch], float]
-    """The batch's gradient, summed; answers its floating-point operations."""
+    """Adds up the batch's gradient; returns its floating-point operations."""
     step: Callable[[], float]
-    """The optimizer; answers the gradient's norm."""
+    """Steps the optimizer; returns the gradient's norm."""
 
 
 def save_model(shape: str, folder: Path, *, dtype: torch.dtype) -> None:
@@ -267,7 +267,7 @@ def _iteration(
 
 
 def _clock_s(device: torch.device) -> float:
-    """Of the processor on a CPU, which other work stretches less; on a device of the clock, when its queue is done."""
+    """Seconds of the processor on a CPU, which other work stretches less; else of the clock, when all work is done."""
     if device.type == "cpu":
         return time.process_time()
     torch.cuda.synchronize(device)

@@ -7,8 +7,8 @@ engine are the real ones, in one process: a shard that the publisher announces g
 torch's fused AdamW over as many float32 values as the model has, in memory that all groups share (the real state would
 be 16 bytes a parameter), and the change of the hundredth; what a group has changed is added to the publication, as the
 trainer does it. `file_after` is `file` as it would be without that: begun when the step has ended. "total" begins at
-the step's end. What publishing costs the step itself is `step` less `step_alone`. Of each time the best round counts,
-as on a machine that does other work the others measure that work; CPU seconds of all threads stand beside it.
+the step's end. What publishing costs the step itself is `step` less `step_alone`. The best round of each time counts,
+since on a machine that does other work the others measure that work; CPU seconds of all threads stand beside it.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ EXPECTED = (
 JOB = "bench"
 PIECE_BYTES = 16 * 1024**2
 NEEDED_COPIES = 5
-"""Of the weights, in memory: trainer and engine, two versions on tmpfs or one and a delta's base, and one to spare."""
+"""Copies of the weights that memory must hold: trainer and engine, two versions on tmpfs or one and a delta's base, and
+one to spare."""
 Times = dict[str, float]
 
 

@@ -77,9 +77,9 @@ class FakeSide:
         self.settled: set[str] = set()
         self.outcomes: dict[str, PublishOutcome] = {}
         self.shards: list[WeightShard] = []
-        """Announced, and not yet noticed by the generator."""
+        """Versions that are announced, and not yet noticed by the generator."""
         self.attempt = 1
-        """Of what is claimed next."""
+        """The attempt number of what is claimed next."""
         self._more = threading.Event()
 
     def add(self, batch: PromptBatch, manifest: WeightManifest) -> None:

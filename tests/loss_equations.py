@@ -24,7 +24,7 @@ class Response:
     generator_logprobs: Tensor
     reference_logprobs: Tensor
     entropy: Tensor
-    """Of pi at each token, with gradient."""
+    """The entropy of pi at each token, with gradient."""
     reward: float
     group: int
     batch: int

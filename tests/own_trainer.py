@@ -90,7 +90,10 @@ def generating(broker: Broker, job_id: str, *, salt: Callable[[], str] = lambda:
 
 
 def one_trainer(settings: StackSettings, broker: Broker, job_id: str) -> int:
-    """Counted and run as a consumer does, once the lease of the one before has run out; its exit code, or its death."""
+    """Counts and runs a trainer as a consumer does, once the lease of the one before has run out.
+
+    Returns its exit code, or raises its death.
+    """
     jobs = JobStore(broker)
     jobs.count_trainer_start(job_id)
     waiting = Waiting("the lease", deadline_s=60.0)

@@ -14,7 +14,7 @@ CHUNK_BYTES = 1 << 16
 
 
 class CuttingProxy:
-    """Of the answers of each script, the first is lost, and each `every`-th after it. A context manager."""
+    """A context manager that loses each script's first answer, and each `every`-th after it."""
 
     def __init__(self, server_port: int, *, every: int) -> None:
         self._server_port = server_port

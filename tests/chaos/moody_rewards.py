@@ -23,7 +23,7 @@ RELEASE_S = 60.0
 
 
 class MoodyRewards:
-    """Passes requests on, except the next ones, which it spoils as `moods` says. A context manager."""
+    """A context manager that passes requests on, except the next ones, which it spoils as `moods` says."""
 
     def __init__(self, service_url: str) -> None:
         self.moods: list[str] = []

@@ -20,7 +20,7 @@ from tests.builders import job_spec
 from tests.pipeline import Pipeline, wait_for_exit
 
 DEADLINE_S = 120.0
-"""Of what a hung process alone can reach."""
+"""A deadline that only a hung process can reach."""
 ITERATIONS = 8
 IS_LONG = bool(os.environ.get("CHAOS_LONG"))
 """`make chaos` sets it."""
@@ -42,19 +42,19 @@ def short_job(**changes: Any) -> JobSpec:
 
 
 def undisturbed_digest(pipeline: Pipeline, spec: JobSpec) -> str:
-    """Of the job's final weights, synchronous and in one go; a generator runs already."""
+    """The digest of the job's final weights, synchronous and in one go; a generator runs already."""
     return pipeline.final_digest(pipeline.train(replace(spec, schedule="synchronous")))
 
 
 def assert_undisturbed(pipeline: Pipeline, job_id: str, digest: str) -> None:
-    """Succeeded, with the undisturbed run's digest and a chain without a gap."""
+    """Asserts that the job succeeded, with the undisturbed run's digest and a chain without a gap."""
     assert pipeline.jobs.state(job_id) is JobState.SUCCEEDED
     assert pipeline.final_digest(job_id) == digest
     assert pipeline.verdict(job_id).gaps == ()
 
 
 def until(condition: Callable[[], bool], what: str) -> None:
-    """Asks until it is so; a Redis that is away answers no."""
+    """Asks until it is true; while Redis is away it counts as false."""
     waiting = Waiting(what, deadline_s=DEADLINE_S)
     while True:
         try:
@@ -82,6 +82,6 @@ def running(pipeline: Pipeline, name: str, *arguments: str) -> Iterator[ChildPro
 
 
 def succeed(trainer: ChildProcess) -> None:
-    """Waits for its end, which must be a good one."""
+    """Waits for the end of the job, which must be a success."""
     wait_for_exit(trainer, DEADLINE_S)
     assert trainer.exit_code == 0, trainer.tail()

@@ -1,4 +1,4 @@
-"""Each named place to die, once: whatever it leaves behind, the run ends with the weights of the undisturbed one."""
+"""A process dies once at each crash point: the run ends with the weights of the undisturbed one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Generators join and leave in the middle of a run: nobody waits for a group to be rebuilt, and no weight changes."""
+"""Generators join and leave in the middle of a run: none waits for a group to be rebuilt, and no weight changes."""
 
 from __future__ import annotations
 

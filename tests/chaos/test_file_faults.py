@@ -34,7 +34,7 @@ def cut(path: Path) -> None:
 
 
 def flip_a_bit(path: Path) -> None:
-    """In the last tensor: the file has its size, its header and every name."""
+    """Flips a bit in the last tensor: the file keeps its size, its header and every name."""
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)

@@ -1,4 +1,4 @@
-"""A batch that kills every generator that samples it: it ends, and neither the stack nor anybody else's job does."""
+"""A batch kills every generator that samples it: it ends, and neither the stack nor another job ends with it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A trainer of several ranks ends with the weights of one rank, bit for bit, whoever of them dies."""
+"""A trainer of several ranks ends with the weights of one rank, bit for bit, whichever of them dies."""
 
 from __future__ import annotations
 

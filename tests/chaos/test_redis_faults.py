@@ -136,7 +136,7 @@ def test_a_redis_that_lost_its_last_writes_loses_no_run(pipeline: Pipeline, undi
         pipeline.redis.kill()
         os.truncate(file, mark)
         pipeline.redis.restart()
-        # One that finds its opening lost ends: its successor, whom a consumer would start, does it again.
+        # A trainer that finds its opening lost ends; its successor, which a consumer would start, opens again.
         if wait_for_exit(trainer, DEADLINE_S) != 0:
             pipeline.train_to_the_end(job_id)
     assert_undisturbed(pipeline, job_id, undisturbed)

@@ -1,4 +1,4 @@
-"""A reward service that dies, hangs, or talks nonsense: a batch is scored in the end, or it is dead with its reason."""
+"""A reward service that dies, hangs, or talks nonsense: a batch is scored in the end, or it is dead with a reason."""
 
 from __future__ import annotations
 

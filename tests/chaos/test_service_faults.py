@@ -1,4 +1,4 @@
-"""The gateway and the worker die under a job on a whole stack: it goes on, and who watches it misses nothing."""
+"""The gateway and the worker die under a job on a whole stack: it goes on, and its watchers miss nothing."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def tick_until(stack: EmbeddedStack, condition: Callable[[], bool], what: str) -
 
 
 def kill(stack: EmbeddedStack, service: str) -> None:
-    """SIGKILL; returns when the stack has started it again."""
+    """Sends SIGKILL; returns when the stack has started it again."""
     killed = stack.pids[service]
     os.kill(killed, signal.SIGKILL)
     tick_until(stack, lambda: stack.pids[service] != killed, f"another {service}")
@@ -66,7 +66,7 @@ def test_a_killed_gateway_and_a_killed_worker_cost_the_job_and_its_watchers_noth
     plan = StackPlan(run_root=tmp_path / "runs", model_root=REPOSITORY, threads=1)
     spec = short_job()
     with EmbeddedStack(plan) as stack, GatewayClient(stack.gateway_url, stack.api_key) as client:
-        # The job can't end before its worker does: nobody generates.
+        # The job can't end before its worker does: no generator runs.
         os.kill(stack.pids["generator-1"], signal.SIGSTOP)
         job_id = client.submit(spec, idempotency_key=uuid.uuid4().hex).job_id
         watcher = Watcher(client, job_id)

@@ -1,4 +1,4 @@
-"""Two trainers for one job: the second waits outside, and one that slept past its lease comes back to nothing."""
+"""Two trainers for one job: the second is refused, and one that slept past its lease is fenced off when it wakes."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def cut_delta(pipeline: Pipeline, job_id: str) -> None:
 
 
 def flip_a_bit_in_redis(pipeline: Pipeline, job_id: str) -> None:
-    """In the last tensor: the chunk has its size, its header and every name."""
+    """Flips a bit in the last tensor: the chunk keeps its size, its header and every name."""
     key, field = JobKeys(job_id).chunks, chunk_field(1, FILE_NAME, 0)
     data = bytearray(pipeline.broker.redis.hget(key, field))  # type: ignore[arg-type]
     data[-1] ^= 1
@@ -42,7 +42,7 @@ def test_a_damaged_version_is_refused_and_written_again(tmp_path: Path, undistur
         first = pipeline.start("producer-first", crash_at="producer.loading_weights:2")
         job_id, _ = pipeline.jobs.create(short_job(weights=weights))
         with running(pipeline, f"consumer-{job_id}", job_id) as trainer:
-            # It dies while it loads version 1, whose iteration nobody else can sample.
+            # It dies while it loads version 1, whose iteration no other generator can sample.
             wait_for_exit(first, DEADLINE_S)
             DAMAGE[type(weights)](pipeline, job_id)
             pipeline.start_generators(1)

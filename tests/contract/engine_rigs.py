@@ -58,7 +58,7 @@ class Rig:
     full_logits: Callable[[list[int]], torch.Tensor]
     """Tokens so far [S] → float32 logits [V] of the next one, under the tensors of version 0."""
     folder: Path | None = None
-    """Of the model, where there is one."""
+    """The model's folder, where there is one."""
     server: subprocess.Popen[bytes] | None = None
     runner: asyncio.Runner = field(default_factory=asyncio.Runner)
     """One event loop for all calls, as in a generator."""

@@ -54,7 +54,7 @@ DEPTHS = (100, 5_000, 300_000)
 
 @st.composite
 def damaged(draw: st.DrawFn, original: bytes) -> bytes:
-    """A piece of it cut out, another written over, and a third put in again elsewhere."""
+    """Damaged bytes: one piece is cut out, one is written over, and one is repeated elsewhere."""
     data = bytearray(original)
     for _ in range(draw(st.integers(1, 4))):
         start = draw(st.integers(0, len(data)))
@@ -76,7 +76,7 @@ def changed(draw: st.DrawFn, original: Any) -> Any:
 
 
 def answers_or_refuses(decode_it: Callable[[], object], *refusals: type[Exception]) -> None:
-    """What it refuses with has words, which can be sent."""
+    """Asserts that the error's message can be sent."""
     said = "a value"
     try:
         decode_it()

@@ -1,4 +1,4 @@
-"""Decoding by our own step: transformers' logits bit for bit, whatever is padded and whoever has left."""
+"""Decoding by our own step: transformers' logits bit for bit, whatever is padded and whichever rows have left."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_every_step_agrees_with_a_full_forward_pass(name: str, prompts: str) -> 
 
 def test_a_layer_that_is_not_plain_leaves_the_step_to_transformers() -> None:
     class Adapter(torch.nn.Linear):
-        """As LoRA's: it computes more than its weight."""
+        """A layer that computes more than its weight, as LoRA's does."""
 
     model: Any = build(LEAN["llama"])
     model.model.layers[1].self_attn.v_proj = Adapter(32, 16, bias=False)

@@ -1,4 +1,4 @@
-"""What every engine promises its worker: honest log-probs, complete batches, verified weights, equal bytes."""
+"""What every engine promises its generator: honest log-probs, complete batches, verified weights, equal bytes."""
 
 from __future__ import annotations
 

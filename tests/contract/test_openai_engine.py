@@ -1,4 +1,4 @@
-"""A server that somebody else runs: what is sent, what is believed, and what happens when it errs or goes away.
+"""A server that another operator runs: what is sent, what is believed, and what happens when it errs or goes away.
 
 tests/contract/test_engines.py runs the same engine against a real server of vLLM, where vllm is installed.
 """
@@ -29,7 +29,7 @@ FAILING = (500, b'{"error": "EngineDeadError"}')
 
 
 async def at_once(_seconds: float) -> None:
-    """A pause that is over."""
+    """Returns at once, in the place of a pause."""
 
 
 @pytest.fixture(scope="module")

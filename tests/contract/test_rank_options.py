@@ -1,4 +1,4 @@
-"""What a trainer's options make of several ranks: the weights of one rank, bit for bit (I7), whoever trains what.
+"""What a trainer's options make of several ranks: the weights of one rank, bit for bit (I7), whichever trains a batch.
 
 Two processes over gloo go through every variant, one after the other; rank 0 trains each alone, too.
 """
@@ -74,7 +74,7 @@ def spec_of(variant: str, **changes: Any) -> JobSpec:
 
 
 def digest_after_training(ranks: Ranks) -> str:
-    """Of the weights after some iterations on random batches."""
+    """The digest of the weights after some iterations on random batches."""
     ranks.begin(None)
     spec = ranks.learner.spec
     num_updates = spec.algorithm.updates_per_iteration
@@ -101,14 +101,14 @@ class Collected(dict[str, Tensor]):
     """A TensorSink."""
 
     def make_room(self, num_bytes: int) -> None:
-        """There is enough."""
+        """Does nothing: the memory suffices."""
 
     def add(self, name: str, tensor: Tensor) -> None:
         self[name] = tensor.clone()
 
 
 def digest_of(ranks: Ranks) -> str:
-    """Of the weights that a generator would get."""
+    """The digest of the weights that a generator would get."""
     weights: Any = Collected()
     ranks.publish(weights)
     return tensors_digest(weights)
@@ -131,7 +131,7 @@ class CountingSlice:
 
 
 def count_reads(reads: list[int]) -> None:
-    """Of this process, from now on: the items of each read of a model's files."""
+    """Records, in this process from now on, how many items each read of a model's files takes."""
 
     def counting_open(*arguments: Any, **options: Any) -> Any:
         file = safe_open(*arguments, **options)
@@ -185,7 +185,7 @@ def be_rank(rank: int, folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of models, in which both ranks have left what they say."""
+    """The folder of models, in which both ranks have left their results."""
     folder = tmp_path_factory.mktemp("ranks")
     tiny_model_folder(folder)
     tiny_model_folder(folder, "llama", tied=False)

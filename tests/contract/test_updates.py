@@ -107,7 +107,7 @@ def test_an_update_against_kept_log_probs_of_the_same_weights_is_the_streamed_on
     streamed = total(policy, stats, spec, accumulator)
     explicit = [with_explicit_pass(policy, of_batch) for of_batch in kept]
     again = later_update(policy, (stats, explicit), spec, accumulator)
-    # All but that: the first update's ratio is 1 by definition, the later one's because nothing moved.
+    # Everything else is equal: the first update's ratio is 1 by definition, the later one's because no weight moved.
     assert again == [replace(of_batch, can_clip=of_batch.mismatch.num_tokens > 0) for of_batch in stats]
     gradients = total(policy, again, spec, accumulator)
     assert any(gradient.abs().max() > 0 for gradient in gradients.values())

@@ -114,7 +114,7 @@ class FakeGateway(ThreadingHTTPServer):
         self.submitted: list[tuple[str, JobSpec]] = []
         self.resumed: list[ResumeRequest] = []
         self.earlier: list[JobEvent] = []
-        """Before those of the last run."""
+        """Events that come before those of the last run."""
         self.break_after: int | None = None
         """The first event stream breaks off after so many events."""
         self.last_event_ids: list[str | None] = []

@@ -114,7 +114,7 @@ def test_a_short_demo_succeeds_is_verified_and_leaves_no_process(tmp_path: Path)
 
 
 def assert_exported_model_answers_as_the_policy(folder: RunFolder, summary: dict[str, Any], target: Path) -> None:
-    """From the run folder alone: the stack is down."""
+    """Runs the command on the run folder alone: the stack is down."""
     command = [sys.executable, "-m", "onbeat.cli", "export", summary["job_id"], str(target)]
     flags = ["--run-dir", str(folder.run_root), "--model-root", str(REPOSITORY), "--json"]
     exported = subprocess.run([*command, *flags], capture_output=True, text=True, check=True)

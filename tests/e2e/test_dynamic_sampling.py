@@ -1,4 +1,4 @@
-"""Resampled prompts keep the promise of test_same_weights.py (I7), whoever samples them and whoever dies."""
+"""Resampled prompts keep the promise of test_same_weights.py (I7), by any generator and after any death."""
 
 from __future__ import annotations
 

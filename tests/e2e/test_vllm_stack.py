@@ -63,7 +63,7 @@ class Run:
         return self.client.job(job_id)
 
     def watched_end(self, job_id: str) -> tuple[JobStatus, set[str]]:
-        """And the generators that were seen to hold a batch until then."""
+        """Also records the generators that were seen to hold a batch until then."""
         seen: set[str] = set()
 
         def ended() -> bool:

@@ -39,7 +39,7 @@ PLUGIN = Path(__file__).parent / "hostile_plugin"
 
 
 def become(uid: int) -> None:
-    """Another user, who can read the code wherever it is."""
+    """Makes this process another user, which can read the code wherever it is."""
     assert kernel.unshare(kernel.CLONE_NEWNS)
     assert kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
     kernel.show_to_all([*sys.path, sys.prefix, sys.base_prefix])

@@ -186,7 +186,7 @@ def test_a_lost_commit_is_repeated_and_recorded_once(crash: Crash, job: Job) -> 
 
 
 def test_a_commit_that_was_answered_and_lost_is_not_taken_for_done(crash: Crash, job: Job) -> None:
-    """Or a job would succeed, or a checkpoint be written, of an iteration that the audit chain doesn't have."""
+    """Else a job would succeed, or a checkpoint be written, with an iteration that the audit chain doesn't have."""
     trained = commit_and_lose_it(crash, job)
     with pytest.raises(FenceViolation, match="has lost the commit of iteration 0"):
         job.trainer.confirm(0)
@@ -238,7 +238,7 @@ def test_a_job_that_was_accepted_is_there_after_a_crash(crash: Crash) -> None:
 
 
 def test_a_rewind_that_follows_a_lost_record_is_refused_and_the_chain_stays_whole(crash: Crash, job: Job) -> None:
-    """Who lives through a restart may have read a chain that is no more."""
+    """A process that lives through a restart may have read a chain that is gone."""
     generator = job.generator()
     for _ in range(2):
         publish(generator, take(generator), "g1")

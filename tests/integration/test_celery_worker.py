@@ -1,4 +1,4 @@
-"""A consumer as a real process, with a stand-in for the trainer: each active job has one, whoever dies."""
+"""A consumer as a real process, with a stand-in for the trainer: each active job has one, whichever process dies."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def own_settings(own_redis: EmbeddedRedis, tmp_path: Path) -> StackSettings:
 
 @pytest.fixture
 def broker(own_redis: EmbeddedRedis) -> Iterator[Broker]:
-    """The operator's. Nothing was refused to the worker, nor to its trainers."""
+    """Connects as the operator; asserts at the end that nothing was refused to the worker or its trainers."""
     made = connect(StackSettings(redis_url=own_redis.url), patience_s=30.0)
     yield made
     if own_redis.is_running:
@@ -98,7 +98,7 @@ def worker(settings: StackSettings, log_path: Path) -> Iterator[subprocess.Popen
 
 
 class Holder:
-    """Who holds a job's lease: the stand-in names itself by its process number."""
+    """The holder of a job's lease: the stand-in names itself by its process number."""
 
     def __init__(self, broker: Broker, job_id: str) -> None:
         self._broker = broker
@@ -110,7 +110,7 @@ class Holder:
 
     @property
     def pid(self) -> int:
-        """0 while nobody holds the job."""
+        """Returns 0 while no trainer holds the job."""
         owner = self._broker.redis.hget(self._keys.fence, "owner")
         return int(owner or 0)  # type: ignore[arg-type]
 

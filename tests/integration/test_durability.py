@@ -1,4 +1,4 @@
-"""What a trainer takes for safe: the server's word where it has one, and a line in the log where it has none (I4)."""
+"""What a trainer takes for saved: the server's answer where it can tell, and a line in the log where it can't (I4)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The end of a job ends what is in work of it: nobody samples on, publishes or trains, and nothing of it stays."""
+"""The end of a job ends its work: no process samples on, publishes or trains, and no key of the work stays."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_a_commit_forgets_who_has_read_the_streams(job: Job) -> None:
 
 
 def test_a_clock_that_steps_back_holds_nobody_off_for_as_long_as_the_step(job: Job) -> None:
-    """As if the holder had got its lease an hour later than it is now, and had died."""
+    """Writes the lease as if its holder had got it an hour from now, and had died."""
     redis, keys = job.broker.redis, JobKeys(job.job_id)
     redis.hset(keys.fence, "lease_until", str(int(1000 * (job.broker.now_s() + 3600 + 1))))
     assert not job.trainer.fence().is_held(job.broker.now_s())

@@ -1,4 +1,4 @@
-"""A straggler against a real server: who may take a copy of its batch, when, how often, and which copy counts.
+"""A straggler against a real server: which generators may copy its batch, when, how often, and which copy counts.
 
 Time is not slept: how long a batch is held, and how long others took, is written into the server's state.
 """

@@ -1,4 +1,4 @@
-"""Who reaches the gateway and the reward service: nobody without a key, no web page, and no error without a status."""
+"""The gateway and the reward service answer no client without a key and no web page, and no error without a status."""
 
 from __future__ import annotations
 

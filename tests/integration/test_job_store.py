@@ -149,7 +149,7 @@ def test_a_cancel_ends_a_queued_job_asks_a_running_one_and_leaves_a_final_one(jo
 
 
 class Overtaken(Broker):
-    """Before its first move, a trainer begins and somebody else asks for the same cancel."""
+    """Before its first move, a trainer begins and another client asks for the same cancel."""
 
     is_overtaken = False
 

@@ -24,7 +24,7 @@ LEASE_S = 600.0
 
 
 class CountingBroker(Broker):
-    """Knows what was called with how many bytes, and dies before the n-th call of a script if it is told so."""
+    """Records each call's script and bytes, and dies before the n-th call of a script if it is told so."""
 
     def __init__(self, broker: Broker) -> None:
         super().__init__(broker.redis, broker.patience)

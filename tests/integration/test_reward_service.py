@@ -1,4 +1,4 @@
-"""The reward service with real worker processes, a real uvicorn server on loopback, and hostile scorers."""
+"""The reward service with real scorer processes, a real uvicorn server on loopback, and hostile scorers."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def plugin_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def plugins(plugin_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Worker processes inherit the path of the process that starts them."""
+    """Scorer processes inherit the path of the process that starts them."""
     monkeypatch.syspath_prepend(str(plugin_folder))
     return plugin_folder
 
@@ -243,7 +243,7 @@ def test_unknown_plugin_is_told_without_losing_a_process(plugins: Path) -> None:
 
 
 class Gate:
-    """One item that waits inside the worker until the test lets it go. A scorer can write nowhere: it reads FIFOs."""
+    """One item that waits inside the scorer process until the test lets it go. It can write nowhere: it reads FIFOs."""
 
     def __init__(self, folder: Path) -> None:
         folder = Path(tempfile.mkdtemp(dir=folder))
@@ -590,7 +590,7 @@ def test_killed_service_leaves_no_process_even_if_a_scorer_holds_the_interpreter
         hanging = threads.submit(service.client.post, "/v1/score", content=encode(request), headers=MSGPACK)
         gate.wait_for_entry()
         scorers = family(service.process.pid)[1:]
-        gate.let_go()  # into a match that never ends, inside C code: no thread of the worker runs again
+        gate.let_go()  # into a match that never ends, inside C code: no thread of the process runs again
         service.process.kill()
         assert isinstance(hanging.exception(), httpx.TransportError)
     for pid in scorers:

@@ -93,7 +93,7 @@ def operator(redis_server: EmbeddedRedis) -> redis.Redis:
 
 
 def raw(server: EmbeddedRedis, role: str) -> redis.Redis:
-    """The role's connection as anybody opens it who has its password."""
+    """The role's connection, as any holder of its password opens it."""
     return redis.Redis.from_url(server.url_of(role), retry=Retry(NoBackoff(), 0))
 
 
@@ -111,7 +111,7 @@ def job(redis_server: EmbeddedRedis) -> Job:
 
 
 def attacks(job_id: str) -> dict[str, tuple[tuple[str, ...], tuple[Any, ...]]]:
-    """What is tried → (who must not, the command)."""
+    """What is tried → (the roles that must not, the command)."""
     keys = JobKeys(job_id)
     not_gateway, not_trainer = (TRAINER, GENERATOR, CELERY, LOADER), (GATEWAY, GENERATOR, CELERY, LOADER)
     not_celery = (GATEWAY, TRAINER, GENERATOR, LOADER)
@@ -181,7 +181,7 @@ def test_the_server_refuses_what_is_not_the_roles(what: str, redis_server: Embed
     for role in who:
         with raw(redis_server, role) as client, pytest.raises(ResponseError) as caught:
             client.execute_command(*command)
-        # DEBUG and MODULE are switched off for everybody, before the server asks who wants them.
+        # DEBUG and MODULE are switched off for all users, before the server looks at the user's rights.
         assert isinstance(caught.value, NoPermissionError) or "command not allowed" in str(caught.value)
 
 

@@ -1,4 +1,4 @@
-"""What a scorer can't do to anybody else, tried by a plug-in that wants to: as root's, as a user's, in a container."""
+"""What a scorer can't do to other processes, tried by a hostile plug-in: as root's, as a user's, in a container."""
 
 from __future__ import annotations
 

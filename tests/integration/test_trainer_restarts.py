@@ -1,4 +1,4 @@
-"""Trainers of one job, one after the other: what counts as progress, and what stays of a future that was rewound."""
+"""Trainers of one job, one after the other: what counts as progress, and what stays of iterations that were rewound."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_what_is_replayed_is_no_progress_and_a_new_iteration_is(
         with pytest.raises(Dead):
             one_trainer(own, broker, job_id)
         counted.append(starts(broker, job_id))
-    assert counted == [0, 1, 2, 0], "only the first trainer and the last one committed what nobody had before"
+    assert counted == [0, 1, 2, 0], "only the first trainer and the last one committed iterations that were new"
 
 
 def on_disk(folder: RunFolder) -> tuple[list[str], list[str]]:

@@ -1,7 +1,7 @@
 """Leaves each guard out, and says which ones no test misses.
 
 python -m tests.mutants                       all of them
-python -m tests.mutants consumer broker       of the sources whose path begins so
+python -m tests.mutants consumer broker       those in sources whose path begins so
 
 Exit code 1 where a guard that no test misses isn't in `kept.py`, or one of `kept.py` is missed after all.
 """
@@ -19,7 +19,7 @@ from tests.mutants.sources import TESTS
 
 DEADLINE_S = 30.0
 DEADLINE_FACTOR = 4.0
-"""Of a mutant's tests, over the time that they take unharmed: a guard that ends a loop is missed by a hang."""
+"""A mutant's deadline over the time of its tests unharmed: without a guard that ends a loop they hang."""
 
 
 def survivors(prefixes: tuple[str, ...]) -> Iterator[tuple[Guard, bool]]:

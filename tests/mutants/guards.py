@@ -22,7 +22,7 @@ class Guard:
     text: str
     """The condition; of a script the line."""
     copy: int = 0
-    """Of guards of the same text in the same place, in order."""
+    """The number among guards of the same text in the same place, in order."""
     line: int
     """For people: a guard keeps its name when lines before it come or go."""
 

@@ -7,7 +7,7 @@ KEPT: dict[str, str] = {
         "a shard of a version after the one that is in work: the digest refuses what it would make, after the work"
     ),
     "weight_store/receiver.py WeightReceiver._apply: tensor is None": (
-        "whoever holds the base has its names checked: it says what is wrong with a file that was changed since"
+        "a receiver that holds the base has its names checked: it says what is wrong with a file that was changed since"
     ),
     "broker/scripts/prelude.lua if fence('state') ~= 'open' then return end": (
         "what is closed is empty: it spares the work, and changes nothing"

@@ -35,7 +35,7 @@ HOLDS = {
     "producer": {"generator", "reward"},
     "reward_service": {"reward"},
 }
-"""Service → whose secrets it is told."""
+"""Service → the secrets that it is told."""
 ROLES = {"gateway": GATEWAY, "consumer": TRAINER, "producer": GENERATOR}
 PINNED = re.compile(r"^([A-Za-z0-9_.-]+)==(\S+)([^\n]*(?:\n    [^\n]*)*)", re.MULTILINE)
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -90,7 +90,7 @@ def test_a_container_has_few_rights_and_bounded_means(name: str) -> None:
     is_root = name == "reward_service"
     assert service.get("cap_add", []) == (["SETUID", "SETGID", "KILL"] if is_root else [])
     assert service.get("user") == ("0:0" if is_root else None)
-    assert is_root is not bool(service.get("volumes")), "who is root sees no files of the stack"
+    assert is_root is not bool(service.get("volumes")), "a process that is root sees no files of the stack"
 
 
 @pytest.mark.parametrize("name", ["Dockerfile", "deploy/redis.Dockerfile"])

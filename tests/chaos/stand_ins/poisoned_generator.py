@@ -1,4 +1,4 @@
-"""A generator that a kernel without memory would kill: it dies of the first batch of the job with this seed."""
+"""A generator that dies of the first batch of the job with this seed, as if the kernel had killed it for its memory."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def connect(port: str) -> str:
 
 
 def fork(_: str) -> str:
-    """Until it is refused; the children stay."""
+    """Forks until it is refused; the children stay."""
     for number in range(300):
         try:
             if os.fork() == 0:
@@ -115,7 +115,7 @@ def become_root(_: str) -> str:
 
 
 def kill(pid: str) -> str:
-    """The reward service, its own parent, the first process, and everybody."""
+    """The reward service, its own parent, the first process, and all processes."""
     targets = {int(pid), os.getppid(), 1}
     said = [refused(lambda target=target: os.kill(target, signal.SIGKILL)) for target in sorted(targets - {0})]
     with contextlib.suppress(OSError):
@@ -129,7 +129,7 @@ def leave_a_child(mark: str) -> str:
 
 
 def lie(_: str) -> str:
-    """Says that every further item has the highest score, whoever's it is."""
+    """Answers the highest score for every further item, also for those of other requests."""
     global score_of_everything
     score_of_everything = 1000.0
     from reward_service.scorers import format as whole_format

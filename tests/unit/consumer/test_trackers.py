@@ -186,7 +186,7 @@ def wandb_rows(folder: Path) -> list[dict[str, str]]:
 
 
 def log_records(data: bytes) -> Iterator[bytes]:
-    """Of LevelDB's log format: in blocks of 32 KiB, pieces of (checksum 4, length 2, kind 1), after wandb's 7 bytes."""
+    """Records of LevelDB's log: blocks of 32 KiB, pieces of (checksum 4, length 2, kind 1), after wandb's 7 bytes."""
     start, joined = 7, b""
     while start + 7 <= len(data):
         if 32768 - start % 32768 < 7:

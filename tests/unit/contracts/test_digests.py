@@ -1,4 +1,4 @@
-"""The digest of the contracts is plain BLAKE3-256, whoever computes it and on however many threads."""
+"""The digest of the contracts is plain BLAKE3-256, whichever library computes it and on however many threads."""
 
 from __future__ import annotations
 

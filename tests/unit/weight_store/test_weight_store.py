@@ -65,7 +65,7 @@ class Store:
         self.publisher = self.another_publisher()
 
     def another_publisher(self) -> WeightPublisher:
-        """Of a trainer that takes over."""
+        """The publisher of a trainer that takes over."""
         return make_publisher(
             self.spec, self.folder, chunks=self.chunks, announce=self.announced.append, pause=self.pauses.append
         )
@@ -78,7 +78,7 @@ class Store:
         return publish(self.publisher, version(number) if tensors is None else tensors, policy_version=number)
 
     def damage(self, manifest: WeightManifest, spoil: Callable[[bytes], bytes | None]) -> None:
-        """Of the version's own file or first chunk; None takes it away."""
+        """Replaces the bytes of the version's own file or first chunk; None takes it away."""
         if manifest.transport == "redis":
             key = (manifest.policy_version, manifest.files[0].name, 0)
             spoilt = spoil(self.chunks.data.pop(key))

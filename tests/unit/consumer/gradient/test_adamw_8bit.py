@@ -18,7 +18,7 @@ from tests.builders import job_spec
 QUANTISED = OptimizerSpec(type="adamw_8bit", learning_rate=1e-2, weight_decay=0.1, max_grad_norm=1e9)
 SHAPES = {"large": (70, 100), "small": (10, 10)}
 NUM_BLOCKS = 28
-"""Of 7,000 items."""
+"""How many blocks 7,000 items take."""
 
 
 def parameters(dtype: torch.dtype = torch.float32) -> dict[str, nn.Parameter]:

@@ -35,7 +35,7 @@ def loss_of(
     reference: Tensor | None = None,
     **algorithm: Any,
 ) -> LossTerms:
-    """Of two rows under MASK."""
+    """The loss terms of two rows under MASK."""
     tokens = TokenLogprobs(
         policy=logprobs, generator=logprobs.detach() if generator is None else generator, reference=reference
     )
@@ -205,7 +205,7 @@ def test_a_ratio_out_of_range_is_clipped_by_the_sign_of_the_advantage_and_cispo_
     options: dict[str, Any] = {"loss": loss, "old_policy": "generator", "clip_low": 0.2, "clip_high": 0.2}
 
     def clipped(ratio: float, *advantages: float) -> tuple[int, int]:
-        """Of row 0, with two tokens, and row 1, with one."""
+        """How many tokens of row 0, which has two, and row 1, which has one, are clipped low and high."""
         terms = loss_of(old + math.log(ratio), advantages=torch.tensor(advantages), generator=old, **options)
         return terms.num_clipped_low, terms.num_clipped_high
 

@@ -16,7 +16,7 @@ WHOLE = {"weight": torch.arange(15.0).reshape(5, 3), "bias": torch.arange(2.0), 
 
 @pytest.fixture
 def stored(tmp_path: Path) -> StoredTensors:
-    """Of three ranks: two rows each, as far as they go; what has no rows is rank 0's."""
+    """The files of three ranks: two rows each, as far as they go; what has no rows is rank 0's."""
     paths = [tmp_path / f"{rank}.safetensors" for rank in range(3)]
     for rank, path in enumerate(paths):
         rows = {name: WHOLE[name][2 * rank : 2 * rank + 2].clone() for name in ("weight", "bias")}

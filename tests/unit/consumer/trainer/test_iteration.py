@@ -160,7 +160,7 @@ def came(**changes: Any) -> Arrived:
 def test_a_batch_that_nobody_sampled_for_this_iteration_is_refused_and_not_taken(
     changes: dict[str, Any], problem: str
 ) -> None:
-    """The second line of I2: the fence has looked, and a gradient trusts nobody."""
+    """The second line of I2: the trainer checks again what the fence has checked."""
     begun = two_batches()
     with pytest.raises(FenceViolation, match=problem):
         begun.take(came(**changes))

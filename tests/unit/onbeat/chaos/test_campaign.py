@@ -1,4 +1,4 @@
-"""The chaos campaign: when its faults fall, whom they hit, and what its file keeps."""
+"""The chaos campaign: when its faults fall, which processes they hit, and what its file keeps."""
 
 from __future__ import annotations
 

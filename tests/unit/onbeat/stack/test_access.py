@@ -18,7 +18,7 @@ ELSEWHERE = "http://gateway.example:8011"
 
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
-    """Of a running stack with the key `stack`."""
+    """The file of a running stack with the key `stack`."""
     write_stack_file(tmp_path, StackFile(gateway_url=HERE, api_key="stack", pid=os.getpid()))
     return tmp_path
 

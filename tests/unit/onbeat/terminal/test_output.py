@@ -95,7 +95,7 @@ VERDICT = Verdict(
 
 
 def terminal() -> tuple[TextConsole, io.StringIO]:
-    """Of colours, as wide as any line."""
+    """A console with colours, as wide as any line."""
     shown = io.StringIO()
     return TextConsole(file=shown, force_terminal=True, width=1000), shown
 

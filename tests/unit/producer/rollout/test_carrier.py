@@ -1,4 +1,4 @@
-"""A batch that nobody needs any more is dropped where it is, and that is no failure."""
+"""A batch that isn't needed any more is dropped where it is, and that is no failure."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def at_once(call: Callable[..., Any], *arguments: Any) -> Any:
 
 
 class Carried:
-    """One batch of two prompts with a reserve each, and who carries it."""
+    """One batch of two prompts with a reserve each, and its carrier."""
 
     def __init__(self, *, hangs: bool = False, settled_while_scored: bool = False) -> None:
         asked = prompt_batch([[5, 6], [7]])

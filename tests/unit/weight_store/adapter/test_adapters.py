@@ -36,7 +36,7 @@ def base(seed: int = 0) -> Tensors:
 
 
 def matrices(number: int, layers: dict[str, tuple[int, int]] = LAYERS) -> Tensors:
-    """Of version 0 the B are zero, as peft makes them."""
+    """Random adapters; those of version 0 have B = 0, as peft makes them."""
     draw = torch.Generator().manual_seed(100 + number)
     tensors: Tensors = {}
     for name, (out, inner) in layers.items():
@@ -66,7 +66,7 @@ class Store:
         self.publisher = self.another_publisher()
 
     def another_publisher(self) -> WeightPublisher:
-        """Of a trainer that takes over."""
+        """The publisher of a trainer that takes over."""
         return make_publisher(
             self._spec,
             self.folder,
@@ -165,7 +165,7 @@ def test_damaged_adapters_and_a_damaged_base_are_refused_until_they_are_mended(
 
 
 def test_a_merge_that_is_not_the_trainers_is_refused(files: Store) -> None:
-    """As of a trainer whose arithmetic is another: the matrices are whole, what they make is not the version."""
+    """Publishes as a trainer with other arithmetic: the matrices are whole, but merged they aren't the version."""
     manifest = files.publish(1)
     other = merged(1)
     other["one.weight"][0, 0] += 0.5
