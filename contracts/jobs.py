@@ -17,8 +17,7 @@ from typing import Annotated
 
 from msgspec import Meta, field
 
-from contracts.encoding.ranges import Iterations, Line
-from contracts.encoding.wire import Record
+from contracts.encoding.wire import Iterations, Line, Record
 from contracts.rewards import OnUnscorable
 
 

@@ -11,8 +11,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, field
 from msgspec.structs import replace
 
-from contracts.encoding.ranges import Characters, Line, Pattern, Tokens
-from contracts.encoding.wire import Record
+from contracts.encoding.wire import Characters, Line, Pattern, Record, Tokens
 from contracts.errors import ContractViolation, InvalidInput
 
 Weight = Annotated[float, Meta(ge=-1000.0, le=1000.0)]

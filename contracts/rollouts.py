@@ -16,8 +16,7 @@ from msgspec import Meta, field
 
 from contracts.encoding.arrays import ITEM_BYTES
 from contracts.encoding.digests import Digest, content_digest
-from contracts.encoding.ranges import Tokens
-from contracts.encoding.wire import Record, encode
+from contracts.encoding.wire import Record, Tokens, encode
 from contracts.errors import ContractViolation
 from contracts.rewards import UnscorableReason
 from contracts.versions import PolicyVersion

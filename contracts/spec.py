@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, field
 
-from contracts.encoding.ranges import (
+from contracts.encoding.wire import (
     NO_CONTROL_CHARACTERS,
     Attempts,
     Batches,
@@ -20,10 +20,10 @@ from contracts.encoding.ranges import (
     IterationsOrNone,
     Lease,
     Prompts,
+    Record,
     Seconds,
     Tokens,
 )
-from contracts.encoding.wire import Record
 from contracts.rewards import OverlongReward, RewardComponent
 from contracts.rollouts import SamplingParams
 from contracts.spec_limits import check_products

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from contracts.encoding.ranges import MAX_BATCHES
+from contracts.encoding.wire import MAX_BATCHES
 
 if TYPE_CHECKING:
     from contracts.spec import JobSpec

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import inspect as types
 
 from contracts import spec_limits
-from contracts.encoding.ranges import MAX_BATCHES
+from contracts.encoding.wire import MAX_BATCHES
 from contracts.settings import PREFIX, StackSettings
 from contracts.spec import JobSpec
 from onbeat.stack.profile import EngineProfile, GeneratorProfile, StackProfile

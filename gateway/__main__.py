@@ -16,8 +16,9 @@ from contracts.settings import settings_from
 from gateway.app import create_app
 from gateway.services import Services
 from http_service.access import AccessRules
-from http_service.listening import exit_cleanly_on_signals, listen
+from http_service.listening import listen
 from http_service.server import server_config
+from process.signals import exit_cleanly_on_signals
 from telemetry import logs
 
 DEFAULT_PORT = 8000

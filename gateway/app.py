@@ -1,10 +1,10 @@
 """The wiring of the gateway.
 
-request ─ measure.py ─ http_access.py (Host, origin, key)
-             └─ routes.py ─┬─ submission.py, reward_plugins.py ─▶ job store ─▶ Celery: `onbeat.ensure_trainer`
-                           ├─ event_stream.py ◀─ the job's events
-                           ├─ run_files.py ◀─ the job's run folder
-                           └─ broker/monitor.py ◀─ fence, counters, streams
+request ─ metrics.py ─ http_service/access.py (Host, origin, key)
+             └─ api/ ─┬─ submission.py, reward_plugins.py ─▶ job store ─▶ Celery: `onbeat.ensure_trainer`
+                      ├─ event_stream.py ◀─ the job's events
+                      ├─ run_files.py ◀─ the job's run folder
+                      └─ broker/monitor.py ◀─ fence, counters, streams
 """
 
 from __future__ import annotations
@@ -15,14 +15,16 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 
-from gateway.measure import Measure
-from gateway.openapi import describe_contracts
-from gateway.routes import jobs_api, process_api
+from gateway.api import jobs, process, watch
+from gateway.metrics import Measure
+from gateway.openapi import REFUSALS, describe_contracts
 from gateway.services import Services
 from http_service.access import Access, AccessRules
 from http_service.problems import answer_with_problems
 
 VERSION = "0.1.0"
+ROUTERS = (jobs.router, watch.router, process.router)
+"""Every endpoint: a new one is a file in api/ and a name here."""
 
 
 def create_app(services: Services) -> FastAPI:
@@ -39,9 +41,9 @@ def create_app(services: Services) -> FastAPI:
         redoc_url=None,
     )
     app.state.services = services
-    app.include_router(jobs_api)
-    app.include_router(process_api)
-    answer_with_problems(app, [*jobs_api.routes, *process_api.routes])
+    for router in ROUTERS:
+        app.include_router(router, responses=REFUSALS)
+    answer_with_problems(app, ROUTERS, service="the gateway")
     describe_contracts(app)
     app.add_middleware(Access, rules)
     app.add_middleware(Measure, services.metrics)  # the last one added is the first that a request meets

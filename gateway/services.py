@@ -1,14 +1,18 @@
-"""What the routes work with."""
+"""What the endpoints work with, and how they get at it."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from dataclasses import dataclass, field
+from typing import Annotated
+
+from fastapi import Depends, Request
 
 from broker.celery_app import TrainerRequests
 from broker.connection.client import Broker
 from broker.job_store import JobStore
+from contracts.encoding.names import check_job_id
 from contracts.errors import BrokerUnavailable
 from contracts.settings import StackSettings
 from gateway.event_stream import KEEP_ALIVE_S
@@ -28,13 +32,13 @@ class Services:
     requests: TrainerRequests
     metrics: GatewayMetrics = field(default_factory=GatewayMetrics)
     closing: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when the process was asked to end: event streams end, so that nobody waits for them."""
+    """Set when the process was asked to end: event streams end, so that its end waits for none of them."""
     max_body_bytes: int = MAX_BODY_BYTES
     keep_alive_s: float = KEEP_ALIVE_S
     max_event_streams: int = 100
     """Each looks into Redis four times a second."""
     num_event_streams: int = 0
-    """Touched by the event loop's thread alone."""
+    """The event loop's thread alone touches it."""
 
     @property
     def jobs(self) -> JobStore:
@@ -50,3 +54,20 @@ class Services:
             self.requests.ensure_trainer(job_id)
         except BrokerUnavailable as error:
             log.warning("%s", error)
+
+
+def services_of(request: Request) -> Services:
+    return request.app.state.services
+
+
+HasServices = Annotated[Services, Depends(services_of)]
+
+
+def known_job(job_id: str, services: HasServices) -> str:
+    """Raises NotFound; an id of another form is looked up nowhere."""
+    check_job_id(job_id)
+    services.jobs.state(job_id)
+    return job_id
+
+
+KnownJob = Annotated[str, Depends(known_job)]

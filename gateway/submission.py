@@ -24,11 +24,10 @@ from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 from contracts.spec_tables.datasets import JsonlDataset
 from contracts.weights import RedisWeights
-from http_service.body import read_within
+from http_service.bodies import JSON, media_type_of, read_body
 from http_service.problems import Problem
 
 T = TypeVar("T")
-JSON = "application/json"
 IDEMPOTENCY_KEY = re.compile(r"[\x21-\x7e]{1,200}")
 
 
@@ -48,7 +47,7 @@ async def read_resume(request: Request, *, max_bytes: int) -> ResumeRequest:
 
 
 def _require_json(request: Request) -> None:
-    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    media_type = media_type_of(request)
     if media_type != JSON:
         raise Problem(
             HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"`{media_type}` is not understood", field="Content-Type", cure=JSON
@@ -131,17 +130,7 @@ def _missing(detail: str, field: str) -> Problem:
 
 
 async def _read_body(request: Request, *, max_bytes: int) -> bytes:
-    """The whole body, refused as soon as it is known to be too long."""
-    declared = request.headers.get("content-length", "")
     try:
-        body = await read_within(request.stream(), declared=declared, max_bytes=max_bytes)
-    except ClientDisconnect as error:  # nobody reads the answer; the counters see it
+        return await read_body(request, max_bytes=max_bytes, cure="a job spec names models and data by path")
+    except ClientDisconnect as error:  # no client reads the answer; the counters see it
         raise Problem(HTTPStatus.REQUEST_TIMEOUT, "the body ended early", field="body") from error
-    if body is None:
-        raise Problem(
-            HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-            f"the body is over {max_bytes} bytes",
-            field="body",
-            cure="a job spec names models and data by path",
-        )
-    return body

@@ -1,11 +1,9 @@
-"""Taking the port before anything is started, and leaving on a signal."""
+"""The port of a service, taken before anything else is started."""
 
 from __future__ import annotations
 
 import errno
-import signal
 import socket
-from types import FrameType
 
 from contracts.errors import InvalidInput
 
@@ -30,13 +28,3 @@ def listen(host: str, port: int) -> socket.socket:
             f"cannot listen on {host}:{port}: {error.strerror}", field=field, cure="choose another"
         ) from error
     return listener
-
-
-def exit_cleanly_on_signals() -> None:
-    """uvicorn repeats the signal that stopped it, after its shutdown: that, too, is exit code 0."""
-    signal.signal(signal.SIGTERM, _leave)
-    signal.signal(signal.SIGINT, _leave)
-
-
-def _leave(number: int, frame: FrameType | None) -> None:
-    raise SystemExit(0)

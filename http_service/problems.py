@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from http import HTTPStatus
 
-from fastapi import FastAPI, Request, Response
+from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Match, Route
@@ -34,9 +35,13 @@ def problem_response(status: int, detail: str, *, field: str | None = None, cure
     return Response(body, status_code=status, media_type=MEDIA_TYPE)
 
 
-def answer_with_problems(app: FastAPI, routes: list[BaseRoute]) -> None:
-    """Makes the app answer its own problems, the stack's errors, and the framework's, in this form."""
-    app.state.routes = routes
+def answer_with_problems(app: FastAPI, routers: Sequence[APIRouter], *, service: str) -> None:
+    """Makes the app, whose routes these are, answer its problems, the stack's errors, and the framework's in this form.
+
+    service: what calls itself defective where it is.
+    """
+    app.state.routes = [route for router in routers for route in router.routes]
+    app.state.service = service
     app.add_exception_handler(Problem, _on_problem)
     app.add_exception_handler(OnbeatError, _on_onbeat_error)
     app.add_exception_handler(RequestValidationError, _on_bad_parameter)
@@ -77,7 +82,7 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
 
 
 def _allowed(request: Request) -> str:
-    """Of every route with this path: the framework's own header names those of the first one."""
+    """The methods of every route with this path: the framework's own header names those of the first one."""
     routes: list[BaseRoute] = request.app.state.routes
     found = [
         route for route in routes if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE
@@ -87,4 +92,5 @@ def _allowed(request: Request) -> str:
 
 async def _on_defect(request: Request, error: Exception) -> Response:
     """Starlette raises the error again after this answer, and the server logs it with its traceback."""
-    return problem_response(HTTPStatus.INTERNAL_SERVER_ERROR, "the gateway has a defect; its log says more")
+    detail = f"{request.app.state.service} has a defect; its log says more"
+    return problem_response(HTTPStatus.INTERNAL_SERVER_ERROR, detail)

@@ -18,8 +18,8 @@ from typer.exceptions import TyperException
 from contracts.errors import InvalidInput, OnbeatError
 from contracts.settings import PREFIX, StackSettings
 from onbeat.commands import bench, chaos, export, jobs, remove, stack
-from onbeat.stack.signals import end_on_signals
 from onbeat.terminal.output import BAD_INPUT, INTERRUPTED, emit_error
+from process.signals import end_on_signals
 from telemetry import logs
 
 app = typer.Typer(

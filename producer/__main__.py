@@ -26,8 +26,8 @@ from broker.weight_chunks import WeightChunks
 from contracts.errors import EngineUnavailable, InvalidInput, OnbeatError
 from contracts.jobs import GeneratorExit
 from contracts.settings import StackSettings, settings_from
-from http_service.listening import exit_cleanly_on_signals
 from process import crash_points
+from process.signals import exit_cleanly_on_signals
 from producer.broker_calls import BrokerCalls
 from producer.detokenizer import FolderDetokenizer
 from producer.engine.factory import make_engine, preload

@@ -25,8 +25,9 @@ def main() -> int:
 
     from contracts.errors import InvalidInput
     from contracts.settings import settings_from
-    from http_service.listening import exit_cleanly_on_signals, listen
+    from http_service.listening import listen
     from http_service.server import server_config
+    from process.signals import exit_cleanly_on_signals
     from reward_service.app import create_app
     from telemetry import logs
 

@@ -1,8 +1,8 @@
 """The wiring of the reward service.
 
-POST ─ http_access.py (Host, origin, key)
+POST ─ http_service/access.py (Host, origin, key)
    └─ bodies.py ─▶ RewardRequest ─ scoring.py ─┬─ linear-time rubric ─▶ scorers/ in a thread
-                                               └─ anything else ─▶ scorer_pool.py ═ caged scorer_worker.py
+                                               └─ anything else ─▶ pool/pool.py ═ caged scorer process
 RewardResponse ◀─ one Scored or Unscorable per item, in order ◀───────────────────┘
 """
 
@@ -16,10 +16,10 @@ from starlette.concurrency import run_in_threadpool
 
 from contracts.settings import StackSettings
 from http_service.access import Access, AccessRules
+from http_service.problems import answer_with_problems
 from reward_service.metrics import RewardMetrics
 from reward_service.pool.pool import ScorerPool
-from reward_service.problems import answer_with_problems
-from reward_service.routes import router
+from reward_service.routes import ROUTERS
 
 MAX_BODY_BYTES = 64 * 1024 * 1024
 
@@ -54,8 +54,9 @@ def create_app(
     app.state.metrics = metrics
     app.state.pool = pool
     app.state.max_body_bytes = max_body_bytes
-    app.include_router(router)
-    answer_with_problems(app)
+    for router in ROUTERS:
+        app.include_router(router)
+    answer_with_problems(app, ROUTERS, service="the reward service")
     app.add_middleware(Access, rules)
     return app
 

@@ -11,8 +11,8 @@ from fastapi import Request
 from contracts.encoding.wire import decode, decode_json, encode, encode_json, invalid_input
 from contracts.errors import ContractViolation, InvalidInput
 from contracts.rewards import RewardRequest, RewardResponse
-from http_service.body import read_within
-from reward_service.problems import Problem
+from http_service.bodies import media_type_of
+from http_service.problems import Problem
 
 
 class BodyFormat(Enum):
@@ -28,8 +28,8 @@ FORMATS = {
 
 
 def format_of(request: Request) -> BodyFormat:
-    """By Content-Type, whose parameters (charset) say nothing. Raises Problem 415."""
-    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    """Raises Problem 415."""
+    media_type = media_type_of(request)
     body_format = FORMATS.get(media_type)
     if body_format is None:
         raise Problem(
@@ -38,15 +38,6 @@ def format_of(request: Request) -> BodyFormat:
             field="Content-Type",
         )
     return body_format
-
-
-async def read_body(request: Request, *, max_bytes: int) -> bytes:
-    """The whole body, refused as soon as it is known to be too long. Raises Problem 413."""
-    declared = request.headers.get("content-length", "")
-    body = await read_within(request.stream(), declared=declared, max_bytes=max_bytes)
-    if body is None:
-        raise Problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the body is over {max_bytes} bytes; send fewer items")
-    return body
 
 
 def decode_request(body: bytes, body_format: BodyFormat) -> RewardRequest:

@@ -7,17 +7,17 @@ import time
 from http import HTTPStatus
 
 from fastapi import APIRouter, Request, Response
-from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 
-from contracts.encoding.wire import encode_json
 from contracts.errors import OnbeatError, Unavailable
 from contracts.rewards import PluginNames, RewardRequest, RewardResponse
+from http_service.bodies import json_answer, read_body
+from http_service.problems import Problem
+from http_service.process_routes import process_routes
 from reward_service import bodies, scoring
 from reward_service.metrics import RewardMetrics
 from reward_service.pool.pool import ScorerPool
-from reward_service.problems import Problem
 from reward_service.scorers import plugin
 
 CLIENT_GONE = 499
@@ -47,37 +47,28 @@ async def score(request: Request) -> Response:
 @router.get("/v1/plugins")
 def plugins() -> Response:
     """PluginNames: what a rubric may name."""
-    return Response(encode_json(PluginNames(entry_points=plugin.installed())), media_type="application/json")
+    return json_answer(PluginNames(entry_points=plugin.installed()))
 
 
-@router.get("/healthz")
-async def healthz() -> Response:
-    """The process answers."""
-    return _json({"status": "ok"})
-
-
-@router.get("/readyz")
-async def readyz(request: Request) -> Response:
-    """The pool scores an item now; 503 says why not."""
+async def _require_ready(request: Request) -> None:
+    """The pool scores an item now."""
     try:
         await scoring.self_test(request.app.state.pool)
     except OnbeatError as error:
         raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, str(error)) from error
-    return _json({"status": "ready"})
 
 
-@router.get("/metrics")
-async def prometheus(request: Request) -> Response:
+def _exposition(request: Request) -> bytes:
     metrics: RewardMetrics = request.app.state.metrics
     pool: ScorerPool = request.app.state.pool
     metrics.waiting_items.set(pool.num_waiting_items())
-    return Response(metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
+    return metrics.exposition()
 
 
 async def _answer(request: Request) -> Response:
     body_format = bodies.format_of(request)
     try:
-        body = await bodies.read_body(request, max_bytes=request.app.state.max_body_bytes)
+        body = await read_body(request, max_bytes=request.app.state.max_body_bytes, cure="send fewer items")
     except ClientDisconnect:
         return Response(status_code=CLIENT_GONE)
     reward_request = await run_in_threadpool(bodies.decode_request, body, body_format)
@@ -110,5 +101,4 @@ async def _disconnected(request: Request) -> None:
         pass
 
 
-def _json(values: dict[str, str]) -> Response:
-    return Response(encode_json(values), media_type="application/json")
+ROUTERS = (router, process_routes(require_ready=_require_ready, exposition=_exposition))

@@ -1,16 +1,55 @@
-"""MessagePack on the wire, JSON at the HTTP edge. Decoding validates; a bad record names its field."""
+"""MessagePack on the wire, JSON at the HTTP edge. Decoding validates; a bad record names its field.
+
+Every number of a job has two bounds, and every text and list a longest length, so that no valid job can end a stack.
+The ranges that spec fields share stand here; contracts/spec_limits.py bounds their products. The upper bounds are far
+beyond what the largest known runs use, and within what one Redis and one process can hold.
+"""
 
 from __future__ import annotations
 
 import re
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
+from msgspec import Meta
 
-from contracts.encoding.ranges import NO_CONTROL_CHARACTERS
 from contracts.errors import ContractViolation, InvalidInput
 
 T = TypeVar("T")
+
+MAX_ITERATIONS = 1_000_000
+MAX_BATCHES = 10_000
+MAX_PROMPTS = 4096
+MAX_TOKENS = 2**20
+MAX_ATTEMPTS = 1000
+NO_CONTROL_CHARACTERS = r"^(?![\s\S]*[\x00-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069])"
+"""Neither line breaks, escapes, nor marks that turn the direction of writing around: the text is shown in logs and
+terminals, or is a path."""
+
+Iterations = Annotated[int, Meta(ge=1, le=MAX_ITERATIONS)]
+IterationsOrNone = Annotated[int, Meta(ge=0, le=MAX_ITERATIONS)]
+Batches = Annotated[int, Meta(ge=1, le=MAX_BATCHES)]
+"""In an iteration: each is an entry of the ledger and of a stream, and one script opens them all."""
+Prompts = Annotated[int, Meta(ge=1, le=MAX_PROMPTS)]
+"""In a batch."""
+Tokens = Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
+"""In one text: contexts have a million tokens at most."""
+Characters = Annotated[int, Meta(ge=0, le=2**27)]
+Attempts = Annotated[int, Meta(ge=1, le=MAX_ATTEMPTS)]
+Seconds = Annotated[float, Meta(gt=0.0, le=604800.0)]
+"""A deadline of a week at most."""
+Lease = Annotated[float, Meta(ge=0.01, le=86400.0)]
+"""A holder renews it three times in this time."""
+Factor = Annotated[float, Meta(ge=0.0, le=1000.0)]
+"""A coefficient of the loss, or what is added to a denominator."""
+Line = Annotated[str, Meta(min_length=1, max_length=256, pattern=NO_CONTROL_CHARACTERS)]
+"""A name."""
+FilePath = Annotated[str, Meta(min_length=1, max_length=1024, pattern=NO_CONTROL_CHARACTERS)]
+FilePathOrNone = Annotated[str, Meta(max_length=1024, pattern=NO_CONTROL_CHARACTERS)]
+Text = Annotated[str, Meta(max_length=65536)]
+"""A part of a prompt."""
+Pattern = Annotated[str, Meta(max_length=4096)]
+"""A regular expression."""
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -7,8 +7,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from contracts.encoding.ranges import Factor
-from contracts.encoding.wire import Record
+from contracts.encoding.wire import Factor, Record
 
 CLIP_RANGES = {
     "grpo": (0.2, 0.2),

@@ -6,8 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta, field
 
-from contracts.encoding.ranges import FilePath, FilePathOrNone, Line, Text
-from contracts.encoding.wire import Record
+from contracts.encoding.wire import FilePath, FilePathOrNone, Line, Record, Text
 
 TaskNumber = Annotated[int, Meta(ge=-(2**53), le=2**53)]
 TaskRatio = Annotated[float, Meta(ge=-1e15, le=1e15)]

@@ -6,8 +6,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from contracts.encoding.ranges import Line
-from contracts.encoding.wire import Record
+from contracts.encoding.wire import Line, Record
 
 ALL_LINEAR = "all-linear"
 """peft's word for every linear layer but the output head."""

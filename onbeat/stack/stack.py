@@ -35,11 +35,11 @@ from onbeat.stack.access import StackFile, refuse_second_stack, write_stack_file
 from onbeat.stack.plan import REDIS_ROLES, StackPlan, child_environment, settings_of
 from onbeat.stack.ports import free_port, require_free
 from onbeat.stack.redis import EmbeddedRedis
-from onbeat.stack.signals import uninterrupted
 from onbeat.stack.supervision import PATIENT, RestartPolicy, Supervised, describe_exit
 from process import child_process
 from process.child_process import ChildProcess
 from process.private_folders import make_private
+from process.signals import uninterrupted
 from process.waiting import Waiting
 
 log = logging.getLogger(__name__)

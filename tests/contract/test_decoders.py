@@ -22,9 +22,9 @@ from contracts.errors import ContractViolation, InvalidInput, OnbeatError
 from contracts.settings import StackSettings, settings_from
 from contracts.spec import JobSpec
 from contracts.spec_tables.reasoning_tasks import read_task_entry
+from http_service.problems import Problem
 from onbeat.client.gateway import audit_entries, parse_events
 from reward_service.bodies import BodyFormat, decode_request
-from reward_service.problems import Problem
 from tests.contract.make_golden import GOLDEN
 from tests.contract.test_golden_bytes import golden_bytes, record_types
 

@@ -21,8 +21,8 @@ from onbeat.audit.folder import write_audit
 from onbeat.cli import run
 from onbeat.client.gateway import GatewayClient
 from onbeat.client.progress import JobProgress
-from onbeat.stack.signals import ENDING
 from onbeat.terminal.job_view import iteration_line, panel
+from process.signals import ENDING
 from tests.e2e.stand_in_gateway import JOB, KEY, FakeGateway, events_of, fake_gateway, metrics_of
 
 

@@ -1,4 +1,7 @@
-"""Every request to end arrives as KeyboardInterrupt, so that there is one way out; a clean-up is not interrupted."""
+"""How a process answers a request to end: a service leaves with exit code 0, the command line by KeyboardInterrupt.
+
+Both have one way out, and a clean-up is not interrupted.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,14 @@ from types import FrameType
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
+def exit_cleanly_on_signals() -> None:
+    """uvicorn repeats the signal that stopped it, after its shutdown: that, too, is exit code 0."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _leave)
+
+
 def end_on_signals() -> None:
-    """Called once by the command line, in the main thread."""
+    """The command line calls it once, in the main thread."""
     for number in ENDING:
         signal.signal(number, _interrupt)
 
@@ -29,6 +38,10 @@ def uninterrupted() -> Iterator[None]:
     finally:
         for number, handler in held.items():
             signal.signal(number, handler)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(0)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

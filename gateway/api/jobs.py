@@ -1,0 +1,150 @@
+"""What a job is told: to begin, to end, to go on; and what its status is. Version 1.
+
+Plain functions run in the thread pool: the broker's calls block.
+"""
+
+from __future__ import annotations
+
+import logging
+from http import HTTPStatus
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request, Response
+from starlette.concurrency import run_in_threadpool
+
+from broker.monitor import job_status
+from broker.presence import Presence
+from contracts.errors import Conflict, NotFound
+from contracts.jobs import JobState, JobStatus, ResumeRequest
+from contracts.spec import JobSpec
+from contracts.spec_tables.reasoning_tasks import check_job
+from gateway import openapi, submission
+from gateway.reward_plugins import check_plugins
+from gateway.services import HasServices, KnownJob, Services
+from http_service.bodies import json_answer
+
+MAX_LISTED = 1000
+EXAMPLE_JOB = {
+    "name": "addition",
+    "iterations": 30,
+    "model": {"path": "configs/models/two-digit-addition"},
+    "dataset": {"type": "addition"},
+    "reward": {"components": [{"type": "exact"}]},
+    "rollout": {
+        "batches_per_iteration": 4,
+        "prompts_per_batch": 4,
+        "group_size": 4,
+        "sampling": {"max_new_tokens": 6},
+    },
+}
+LOCATION = {"Location": {"description": "Path of the job", "schema": {"type": "string"}}}
+IDEMPOTENCY_KEY = {
+    "name": "Idempotency-Key",
+    "in": "header",
+    "required": False,
+    "description": "The same key and spec answer the same job, for 24 hours",
+    "schema": {"type": "string", "pattern": r"^[\x21-\x7e]{1,200}$"},
+}
+JOB = openapi.record(JobStatus)
+SUBMIT: dict[str, Any] = {
+    "responses": {
+        201: openapi.answer(JOB, "The new job") | {"headers": LOCATION},
+        200: openapi.answer(JOB, "The job that this Idempotency-Key made before") | {"headers": LOCATION},
+    },
+    "openapi_extra": {
+        **openapi.takes(JobSpec, required=True, examples={"the demo's model": {"value": EXAMPLE_JOB}}),
+        "parameters": [IDEMPOTENCY_KEY],
+    },
+}
+STATUS: dict[str, Any] = openapi.answers(JOB, "Its status now")
+RESUME: dict[str, Any] = STATUS | {"openapi_extra": openapi.takes(ResumeRequest, required=False)}
+
+log = logging.getLogger(__name__)
+router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+
+
+@router.post("", status_code=HTTPStatus.CREATED, **SUBMIT)
+async def submit(request: Request, services: HasServices) -> Response:
+    """Create a job from a JobSpec. The same `Idempotency-Key` and spec answer the same job, with status 200."""
+    key = submission.idempotency_key(request)
+    spec = await submission.read_spec(request, max_bytes=services.max_body_bytes)
+    status, is_new = await run_in_threadpool(_create, services, spec, key)
+    return json_answer(
+        status,
+        HTTPStatus.CREATED if is_new else HTTPStatus.OK,
+        headers={"Location": f"/v1/jobs/{status.job_id}"},
+    )
+
+
+@router.get("", **openapi.answers(openapi.list_of("JobList", "jobs", JOB)))
+def list_jobs(services: HasServices, limit: Annotated[int, Query(ge=1, le=MAX_LISTED)] = 100) -> Response:
+    """The newest jobs, newest first."""
+    live_generators = len(Presence(services.broker).live())
+    found = []
+    for job_id in services.jobs.job_ids()[:limit]:
+        try:
+            found.append(job_status(services.broker, job_id, live_generators=live_generators))
+        except NotFound:
+            log.warning("%s is listed and has no record: the server lost it", job_id)
+    return json_answer({"jobs": found})
+
+
+@router.get("/{job_id}", **STATUS)
+def get_job(job_id: KnownJob, services: HasServices) -> Response:
+    """A job's status."""
+    return json_answer(job_status(services.broker, job_id))
+
+
+@router.delete("/{job_id}", status_code=HTTPStatus.NO_CONTENT, responses={204: {"description": "It is gone"}})
+def remove(job_id: KnownJob, services: HasServices) -> Response:
+    """Forget an ended job, its events and its audit chain; 409 for one that has not ended. Its run folder stays."""
+    services.jobs.remove(job_id)
+    log.info("job %s is removed", job_id)
+    return Response(status_code=HTTPStatus.NO_CONTENT)
+
+
+@router.post("/{job_id}/cancel", **STATUS)
+def cancel(job_id: KnownJob, services: HasServices) -> Response:
+    """Cancel a job: a queued one at once, a running one after its trainer's micro-batch and a checkpoint.
+
+    Repeating it changes nothing; a job that succeeded or failed answers 409.
+    """
+    state = services.jobs.request_cancel(job_id)
+    if state in (JobState.SUCCEEDED, JobState.FAILED):
+        raise Conflict(f"a {state.value} job cannot be cancelled", field="state")
+    services.ensure_trainer(job_id)
+    return json_answer(job_status(services.broker, job_id))
+
+
+@router.post("/{job_id}/resume", **RESUME)
+async def resume(request: Request, job_id: KnownJob, services: HasServices) -> Response:
+    """Queue a job that failed or was cancelled again: a trainer goes on from its newest checkpoint.
+
+    With `iterations`, the job is given another number of them; one that succeeded can be given more. `on_unscorable`
+    says what completions get from now on that a reward component can't score. A job that is
+    queued already answers its status; one that runs answers 409.
+    """
+    asked = await submission.read_resume(request, max_bytes=services.max_body_bytes)
+    return json_answer(await run_in_threadpool(_resume, services, job_id, asked))
+
+
+def _create(services: Services, spec: JobSpec, key: str) -> tuple[JobStatus, bool]:
+    """The job's status, and whether it is new. Raises Problem, InvalidInput, Conflict or Unavailable."""
+    check_job(spec.dataset, spec.reward.components)
+    submission.check_paths(spec, services.settings)
+    submission.check_generators(spec, Presence(services.broker).live())
+    check_plugins(spec, services.settings)
+    job_id, is_new = services.jobs.create(spec, idempotency_key=key, max_jobs=services.settings.max_jobs)
+    if is_new:
+        services.metrics.jobs_created.inc()
+        log.info("job %s (%s) is queued", job_id, spec.name)
+    services.ensure_trainer(job_id)
+    return job_status(services.broker, job_id), is_new
+
+
+def _resume(services: Services, job_id: str, asked: ResumeRequest) -> JobStatus:
+    """Raises NotFound, Conflict, InvalidInput or Unavailable."""
+    services.jobs.resume(job_id, iterations=asked.iterations, on_unscorable=asked.on_unscorable)
+    log.info("job %s is queued again", job_id)
+    services.ensure_trainer(job_id)
+    return job_status(services.broker, job_id)

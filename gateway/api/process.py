@@ -1,0 +1,27 @@
+"""What the gateway says about its own process."""
+
+from __future__ import annotations
+
+from fastapi import Request
+from starlette.concurrency import run_in_threadpool
+
+from broker.presence import Presence
+from gateway.metrics import job_gauges
+from gateway.services import services_of
+from http_service.process_routes import process_routes
+
+
+async def _require_ready(request: Request) -> None:
+    """The broker answers."""
+    await run_in_threadpool(services_of(request).broker.ping)
+
+
+def _exposition(request: Request) -> bytes:
+    """Counts, and each active job's last iteration."""
+    services = services_of(request)
+    services.metrics.active_jobs.set(len(services.jobs.active_jobs()))
+    services.metrics.live_generators.set(len(Presence(services.broker).live()))
+    return services.metrics.exposition() + job_gauges(services.jobs, services.settings.run_root_path)
+
+
+router = process_routes(require_ready=_require_ready, exposition=_exposition)

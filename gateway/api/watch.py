@@ -1,0 +1,69 @@
+"""What a job tells: its events as they come, its numbers, its streams, its audit chain."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Request, Response
+from fastapi.responses import StreamingResponse
+from msgspec import to_builtins
+
+from broker.monitor import stream_report
+from contracts.errors import Unavailable
+from contracts.events import AuditRecord, IterationMetrics, record_digest
+from contracts.monitor import StreamReport
+from contracts.run_folder import RunFolder
+from gateway import openapi
+from gateway.event_stream import CountedStream, EventStream, resume_point
+from gateway.run_files import iteration_metrics
+from gateway.services import HasServices, KnownJob
+from http_service.bodies import json_answer
+
+DIGEST: dict[str, Any] = {"type": "object", "properties": {"digest": {"type": "string"}}}
+LINK: dict[str, Any] = {"allOf": [openapi.record(AuditRecord), DIGEST]}
+METRICS = openapi.answers(openapi.list_of("IterationList", "iterations", openapi.record(IterationMetrics)))
+AUDIT = openapi.answers(openapi.list_of("AuditChain", "records", LINK))
+EVENTS = openapi.answers({"type": "string"}, "Events to the job's final state", media_type="text/event-stream")
+
+router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["jobs"])
+
+
+@router.get("/events", response_class=StreamingResponse, **EVENTS)
+async def events(
+    request: Request,
+    job_id: KnownJob,
+    services: HasServices,
+    last_event_id: Annotated[str | None, Header()] = None,
+) -> Response:
+    """Server-sent events from the first, or after `Last-Event-ID`, to the job's final state."""
+    after = resume_point(last_event_id)
+    if services.num_event_streams >= services.max_event_streams:
+        raise Unavailable(f"{services.num_event_streams} event streams are open", cure="end some, or poll the job")
+    stream = EventStream(
+        services.jobs,
+        job_id,
+        after=after,
+        closing=services.closing,
+        keep_alive_s=services.keep_alive_s,
+    )
+    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+    return CountedStream(stream, count=services.count_event_streams, headers=headers)
+
+
+@router.get("/metrics", **METRICS)
+def job_metrics(job_id: KnownJob, services: HasServices) -> Response:
+    """Every trained iteration in numbers, oldest first."""
+    return json_answer({"iterations": iteration_metrics(RunFolder(services.settings.run_root_path, job_id))})
+
+
+@router.get("/streams", **openapi.answers(openapi.record(StreamReport)))
+def streams(job_id: KnownJob, services: HasServices) -> Response:
+    """The job's Redis streams: lengths, pending, ages, leases, rejections by reason, bytes."""
+    return json_answer(stream_report(services.broker, job_id))
+
+
+@router.get("/audit", **AUDIT)
+def audit(job_id: KnownJob, services: HasServices) -> Response:
+    """The audit chain, oldest first; each record with the digest that the next one names as `previous`."""
+    records = services.jobs.audit(job_id)
+    return json_answer({"records": [{**to_builtins(record), "digest": record_digest(record)} for record in records]})
