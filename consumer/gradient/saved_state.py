@@ -10,8 +10,7 @@ from torch.distributed.tensor import DTensor
 from consumer.gradient.optimizer import PolicyOptimizer
 from consumer.model.checkpoint import MODEL_FILE, OPTIMIZER_FILE, AdapterState, Checkpoint, file_of_rank
 from consumer.model.policy import Policy
-from consumer.model.rows import local_rows
-from consumer.model.stored_tensors import stored_rows
+from consumer.model.rows import local_rows, stored_rows
 from contracts.errors import InvalidInput
 from process.crash_points import reach
 from weight_store.files.tensor_folder import save_tensors

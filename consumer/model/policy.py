@@ -22,8 +22,7 @@ from transformers.utils import logging as transformers_logging
 
 from consumer.model.adapters import Adapters, attach_adapters, base_name, is_adapter_name
 from consumer.model.published_weights import PublishedWeights
-from consumer.model.rows import local_rows
-from consumer.model.stored_tensors import stored_rows, stored_shape
+from consumer.model.rows import local_rows, stored_rows, stored_shape
 from contracts.errors import InvalidInput
 from contracts.spec import ModelSpec
 from contracts.spec_tables.lora import LoraSpec

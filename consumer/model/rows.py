@@ -6,13 +6,14 @@ Also the edge where what torch.distributed raises becomes ours.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from torch import Tensor
 from torch.distributed import QueueEmptyError  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.tensor import DTensor
 
 from contracts.errors import Unavailable
+from weight_store.files.stored_tensors import StoredTensors
 
 
 def local_rows(tensor: Tensor) -> Tensor:
@@ -51,6 +52,19 @@ def gathered(tensor: Tensor) -> Tensor:
     """All rows of a tensor, on every rank: those that share it call this at the same time. Raises Unavailable."""
     with store_errors():
         return whole(local_rows(tensor), tensor)
+
+
+def stored_shape(stored: Mapping[str, Tensor], name: str) -> tuple[int, ...]:
+    """Without reading the tensor, where it is in a file."""
+    return stored.shape(name) if isinstance(stored, StoredTensors) else tuple(stored[name].shape)
+
+
+def stored_rows(stored: Mapping[str, Tensor], name: str, *, like: Tensor | None) -> Tensor:
+    """The rows that this rank has of `like`, which `name` has the shape of; all of it where `like` isn't sharded."""
+    if not isinstance(like, DTensor) or not stored_shape(stored, name):
+        return stored[name]
+    first, count = first_row(like), local_rows(like).shape[0]
+    return stored.rows(name, first, count) if isinstance(stored, StoredTensors) else stored[name][first : first + count]
 
 
 @contextlib.contextmanager

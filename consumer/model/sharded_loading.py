@@ -2,25 +2,34 @@
 
     config ─▶ model without memory ─▶ `shard_model` ─▶ each rank: its rows of each tensor, out of the safetensors
 
-transformers reads what is a DTensor by rows. It names layers to shard itself only for some architectures, so here the
-parameters are sharded before it reads; the steps in between are those of its `from_pretrained`.
+transformers reads a parameter that is a DTensor by rows. Its `from_pretrained` shards only some architectures, so here
+the parameters are sharded before transformers reads. The steps are those of `from_pretrained`, by public functions of
+transformers; tests/contract/test_sharded_loading.py holds the result against what `from_pretrained` loads.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any, cast
 
 import torch
+from safetensors import safe_open
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from transformers import AutoModelForCausalLM, PretrainedConfig
 from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import Concatenate, MergeModulelist, WeightConverter
+from transformers.core_model_loading import (
+    Concatenate,
+    MergeModulelist,
+    WeightConverter,
+    convert_and_load_state_dict_in_model,
+)
 from transformers.modeling_utils import LoadStateDictConfig, PreTrainedModel
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
+from transformers.utils.loading_report import LoadStateDictInfo, log_state_dict_report
 
 from contracts.errors import InvalidInput
 
@@ -43,18 +52,13 @@ def load_sharded(
                 cure='set it to "none"',
             )
     shard_model(model, mesh)
-    load = LoadStateDictConfig(
-        pretrained_model_name_or_path=str(folder),
-        use_safetensors=True,
-        dtype=dtype,
-        dtype_plan=model._get_dtype_plan(dtype),
-        weight_mapping=conversions,
-        device_mesh=mesh,
-    )
-    loading, _ = type(model)._load_pretrained_model(model, None, _files(folder), load)
-    loading = type(model)._finalize_model_loading(model, load, loading)
-    # FSDP2 takes up the tensors that were read.
-    cast(nn.Module, model).to(device)
+    loading = _read_rows(model, folder, dtype, mesh, conversions)
+    model.tie_weights(missing_keys=loading.missing_keys, recompute_mapping=False)
+    log_state_dict_report(model, str(folder), ignore_mismatched_sizes=False, loading_info=loading)
+    if not loading.missing_keys:
+        _compute_buffers(model)
+        # FSDP2 takes up the tensors that were read.
+        cast(nn.Module, model).to(device)
     return model, loading.to_dict()
 
 
@@ -68,6 +72,34 @@ def shard_model(model: PreTrainedModel, mesh: DeviceMesh) -> None:
         )
     for module in (*found, model):
         fully_shard(cast(nn.Module, module), mesh=mesh)
+
+
+def _read_rows(
+    model: PreTrainedModel, folder: Path, dtype: torch.dtype, mesh: DeviceMesh, conversions: Any
+) -> LoadStateDictInfo:
+    in_float32 = (model._keep_in_fp32_modules_strict or ()) if dtype is torch.bfloat16 else ()
+    with contextlib.ExitStack() as opened:
+        stored: dict[str, Any] = {}
+        for path in _files(folder):
+            file = opened.enter_context(safe_open(path, framework="pt"))
+            # A slice reads nothing until it is indexed.
+            stored |= {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+        load = LoadStateDictConfig(
+            dtype=dtype,
+            dtype_plan=dict.fromkeys(in_float32, torch.float32),
+            weight_mapping=conversions,
+            device_mesh=mesh,
+        )
+        loading, _ = convert_and_load_state_dict_in_model(model, stored, load)
+    return loading
+
+
+def _compute_buffers(model: PreTrainedModel) -> None:
+    """Fills the buffers that no file holds, as the frequencies of a rotary embedding; what was read stays as it is."""
+    for name, buffer in list(model.named_non_persistent_buffers()):
+        module, _, own_name = name.rpartition(".")
+        setattr(model.get_submodule(module), own_name, torch.empty_like(buffer, device="cpu"))
+    model.initialize_weights()
 
 
 def _keeps_rows(operation: Any) -> bool:

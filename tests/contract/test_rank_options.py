@@ -14,10 +14,10 @@ import pytest
 from safetensors import safe_open
 from torch import Tensor
 from torch.distributed import PrefixStore
-from transformers import modeling_utils
 
 from consumer.gradient.assembly import make_learner
 from consumer.gradient.learner import OptimizerStep
+from consumer.model import sharded_loading
 from consumer.model.rows import local_rows
 from consumer.ranks.base import OneRank, Ranks
 from consumer.ranks.group import RankGroup
@@ -137,7 +137,7 @@ def count_reads(reads: list[int]) -> None:
         file = safe_open(*arguments, **options)
         return CountingFile(file, reads)
 
-    modeling_utils.safe_open = counting_open  # pyright: ignore[reportPrivateImportUsage]
+    sharded_loading.safe_open = counting_open  # type: ignore[assignment]
 
 
 class CountingFile:
@@ -147,6 +147,9 @@ class CountingFile:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._file, name)
+
+    def __enter__(self) -> CountingFile:
+        return self
 
     def __exit__(self, *error: Any) -> None:
         self._file.__exit__(*error)
