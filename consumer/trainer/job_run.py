@@ -15,7 +15,7 @@ from typing import NoReturn
 from broker.connection.client import Broker
 from broker.job_store import JobStore
 from broker.trainer_side import TrainerSide
-from consumer.trainer.assembly import make_trainer
+from consumer.trainer.held_job import load_job
 from consumer.trainer.lease_keeper import STOP_PATIENCE_S, Cancelled, LeaseKeeper, Stopped
 from consumer.trainer.trainer import Trainer
 from contracts.errors import (
@@ -85,7 +85,7 @@ def _train_held(
         if state is JobState.CANCELLING:
             raise Cancelled
         _begin(jobs, job_id, side)
-        trainer = make_trainer(settings, broker, spec, side=side, keeper=keeper, job_id=job_id)
+        trainer = Trainer(load_job(settings, broker, spec, side=side, keeper=keeper, job_id=job_id))
         trainer.run()
     except Cancelled:
         reason = _saved(trainer) if trainer is not None else ""

@@ -22,7 +22,7 @@ class IterationPlan:
         self._source = source
 
     def opening(self, iteration: int, manifest: WeightManifest) -> Opening:
-        """`manifest` is that of version `iteration`."""
+        """manifest: of the version that samples the iteration (`Schedule.version_of`)."""
         batches: list[PromptBatch] = []
         if iteration < self._spec.iterations:
             batches += self._training(iteration, manifest)

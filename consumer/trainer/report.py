@@ -1,19 +1,29 @@
-"""What a run leaves to read: metrics, timeline and evaluations as JSON lines, and the events of the job."""
+"""What an iteration leaves to read: lines of the run log, the score of its evaluation, an alarm about its log-probs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import math
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from consumer.gradient.statistics import MicroBatchStats, trainer_generator_gap
 from consumer.trackers.family import Trackers, tracker_makers
-from contracts.encoding.wire import Record, decode_json, encode_json
-from contracts.errors import InvalidInput, OnbeatError
-from contracts.events import IterationMetrics, TimelineSpan
+from contracts.encoding.json_lines import append_json_lines, read_json_lines
+from contracts.encoding.wire import Record, encode_json
+from contracts.errors import OnbeatError
+from contracts.events import IterationMetrics, MismatchAlarm, TimelineSpan
 from contracts.jobs import EvaluationScore
+from contracts.rollouts import PromptBatch, RolloutBatch
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
 from process.private_folders import make_private
+
+LIKELY_CAUSES = (
+    "likely causes: another dtype or other kernels in the generator, top_p or top_k below the whole distribution, "
+    "a logits processor of the engine, weights that were changed after they were hashed"
+)
 
 T = TypeVar("T", bound=Record)
 
@@ -37,8 +47,8 @@ class RunLog:
         makers = tracker_makers(spec, folder)
         self._trackers = Trackers(
             makers,
-            last_iteration=max(_iterations(folder.metrics, IterationMetrics), default=-1) if makers else -1,
-            last_evaluation=max(_iterations(folder.evaluations, EvaluationScore), default=-1) if makers else -1,
+            last_iteration=_last_iteration(folder.metrics, IterationMetrics) if makers else -1,
+            last_evaluation=_last_iteration(folder.evaluations, EvaluationScore) if makers else -1,
         )
 
     def close(self) -> None:
@@ -60,33 +70,66 @@ class RunLog:
 def sampled_scores(folder: RunFolder) -> dict[int, float]:
     """Policy version → its held-out score under the job's sampling; the last evaluation of a version counts.
 
-    A line that a killed writer cut off is passed over. Raises OnbeatError naming the file when it cannot be read.
+    Raises OnbeatError naming the file when it cannot be read.
     """
-    return {score.policy_version: score.sampled for score in _records(folder.evaluations, EvaluationScore)}
+    return {score.policy_version: score.sampled for score in _read(folder.evaluations, EvaluationScore)}
 
 
-def _iterations(path: Path, kind: type[IterationMetrics] | type[EvaluationScore]) -> list[int]:
-    return [record.iteration for record in _records(path, kind)]
+def evaluation_score(expected: Sequence[PromptBatch], arrived: Mapping[str, RolloutBatch]) -> EvaluationScore | None:
+    """Mean reward of the sampled and of the greedy batches; None where the iteration has no (complete) evaluation.
+
+    `expected` are the iteration's evaluation batches; an abandoned one leaves its prompts out of the mean.
+    """
+    sampled = [arrived[b.batch_id] for b in expected if b.sampling.temperature > 0.0 and b.batch_id in arrived]
+    greedy = [arrived[b.batch_id] for b in expected if b.sampling.temperature == 0.0 and b.batch_id in arrived]
+    if not sampled:
+        return None
+    return EvaluationScore(
+        iteration=expected[0].iteration,
+        policy_version=expected[0].policy_version,
+        sampled=_mean_reward(sampled),
+        greedy=_mean_reward(greedy) if greedy else None,
+        num_prompts=sum(len(batch.groups) for batch in sampled),
+    )
 
 
-def _records(path: Path, kind: type[T]) -> Iterator[T]:
-    """A line that a killed writer cut off is passed over."""
+def mismatch_alarm(stats: Sequence[MicroBatchStats], *, iteration: int, threshold: float) -> MismatchAlarm | None:
+    """None up to the threshold of the mean K3 a token; stats: of every training batch under the sampled weights."""
+    gap = trainer_generator_gap([of_batch.mismatch for of_batch in stats])
+    # Written so that a K3 that overflowed to NaN is above every threshold: NaN <= x is False.
+    if gap["mismatch_k3"] <= threshold:
+        return None
+    return MismatchAlarm(at_s=time.time(), iteration=iteration, threshold=threshold, **gap)
+
+
+def in_words(alarm: MismatchAlarm) -> str:
+    """`trainer and generator log-probs differ by a mean K3 of 0.31 a token (alarm above 0.01), at most by 5.1, …`"""
+    return (
+        f"in iteration {alarm.iteration} trainer and generator log-probs differ by a mean K3 of "
+        f"{alarm.mismatch_k3:.3g} a token (alarm above {alarm.threshold:g}), at most by {alarm.mismatch_max:.3g}; "
+        f"effective sample share {alarm.effective_sample_share:.2f}"
+    )
+
+
+def _mean_reward(batches: Sequence[RolloutBatch]) -> float:
+    rewards = [rollout.reward for batch in batches for group in batch.groups for rollout in group.rollouts]
+    # fsum rounds once: the mean doesn't depend on the order in which the batches came (I7).
+    return math.fsum(rewards) / len(rewards)
+
+
+def _last_iteration(path: Path, kind: type[IterationMetrics] | type[EvaluationScore]) -> int:
+    return max((record.iteration for record in _read(path, kind)), default=-1)
+
+
+def _read(path: Path, kind: type[T]) -> list[T]:
     try:
-        lines = path.read_bytes().splitlines() if path.exists() else []
+        return read_json_lines(path, kind)
     except OSError as error:
         raise OnbeatError(f"cannot be read: {error.strerror}", field=str(path)) from error
-    for line in lines:
-        try:
-            record = decode_json(line, kind)
-        except InvalidInput:
-            continue
-        yield record
 
 
 def _append(path: Path, records: Iterable[Record]) -> None:
-    lines = b"".join(encode_json(record) + b"\n" for record in records)
     try:
-        with path.open("ab") as file:
-            file.write(lines)
+        append_json_lines(path, records)
     except OSError as error:
         raise OnbeatError(f"cannot be written: {error.strerror}", field=str(path)) from error

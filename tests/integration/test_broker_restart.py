@@ -17,7 +17,7 @@ from broker.connection.client import Broker, connect
 from broker.generator_side import Claim, GeneratorSide, PublishOutcome, Renewal
 from broker.job_store import JobStore
 from broker.trainer_side import TrainerSide
-from consumer.trainer.resume import rewind_record
+from consumer.trainer.start import rewind_record
 from contracts.errors import BrokerUnavailable, FencedOff, FenceViolation
 from contracts.events import record_digest
 from contracts.jobs import JobState

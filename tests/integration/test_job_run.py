@@ -69,10 +69,11 @@ class OneJob:
         self.job_id, _ = self.jobs.create(job_spec())
 
     def train(self, make: Callable[[LeaseKeeper], StandIn]) -> int:
-        def make_trainer(*_: object, keeper: LeaseKeeper, **__: object) -> StandIn:
+        def load_job(*_: object, keeper: LeaseKeeper, **__: object) -> StandIn:
             return make(keeper)
 
-        self.monkeypatch.setattr(job_run, "make_trainer", make_trainer)
+        self.monkeypatch.setattr(job_run, "load_job", load_job)
+        self.monkeypatch.setattr(job_run, "Trainer", lambda made: made)
         return job_run.train(self.settings, self.broker, self.jobs.spec(self.job_id), self.job_id)
 
     @property

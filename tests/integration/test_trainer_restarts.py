@@ -10,9 +10,12 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+import consumer.trainer.trainer as trainer
 from broker.connection.client import Broker, connect
 from broker.job_store import JobStore
-from consumer.trainer.trainer import Trainer
+from consumer.trainer.held_job import HeldJob
+from consumer.trainer.iteration import Iteration
+from consumer.trainer.step import Stepped
 from contracts.events import record_digest
 from contracts.jobs import JobState
 from contracts.run_folder import RunFolder
@@ -23,7 +26,7 @@ from onbeat.audit.weights import digests_on_disk
 from tests.builders import job_spec, tiny_model_folder
 from tests.own_trainer import generating, names_in, one_trainer
 
-STEP = Trainer._step
+STEP = trainer.step
 
 
 class Dead(Exception):
@@ -67,12 +70,12 @@ def spec_of(**changes: object) -> JobSpec:
 def dies_at(monkeypatch: pytest.MonkeyPatch, iteration: int) -> None:
     """Every trainer from now on dies before the step of this iteration; -1: none does."""
 
-    def fatal(trainer: Trainer, current: object) -> object:
-        if current.number == iteration:  # type: ignore[attr-defined]
+    def fatal(held: HeldJob, current: Iteration) -> Stepped:
+        if current.number == iteration:
             raise Dead
-        return STEP(trainer, current)  # type: ignore[arg-type]
+        return STEP(held, current)
 
-    monkeypatch.setattr(Trainer, "_step", fatal)
+    monkeypatch.setattr(trainer, "step", fatal)
 
 
 def starts(broker: Broker, job_id: str) -> int:

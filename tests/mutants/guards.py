@@ -16,7 +16,7 @@ class Guard:
     """One condition; a mutant is the source without it."""
 
     source: str
-    """Path below the repository, e.g. "consumer/trainer/resume.py"."""
+    """Path below the repository, e.g. "consumer/trainer/start.py"."""
     place: str
     """The function that it stands in; "" in a script."""
     text: str
@@ -28,7 +28,7 @@ class Guard:
 
     @property
     def name(self) -> str:
-        """`consumer/trainer/resume.py restart: at is None`"""
+        """`consumer/trainer/start.py restart: at is None`"""
         again = f" #{self.copy + 1}" if self.copy else ""
         return f"{self.source} {self.place}: {self.text}{again}" if self.place else f"{self.source} {self.text}{again}"
 

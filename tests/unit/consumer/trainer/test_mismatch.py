@@ -9,7 +9,7 @@ import pytest
 
 from consumer.gradient.micro_batch import batch_rewards
 from consumer.gradient.statistics import MicroBatchStats, Mismatch, measure_batch
-from consumer.trainer.mismatch import in_words, mismatch_alarm
+from consumer.trainer.report import in_words, mismatch_alarm
 from tests.builders import rollout_batch
 
 

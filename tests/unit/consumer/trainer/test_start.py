@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from broker.trainer_side import FenceState
-from consumer.trainer.resume import check_same_run, furthest_commit, needs_rewind
+from consumer.trainer.start import check_same_run, furthest_commit, needs_rewind
 from contracts.errors import FenceViolation, InvalidInput
 from contracts.events import AuditRecord, versions_of
 from contracts.versions import WeightFile, WeightManifest

@@ -1,0 +1,177 @@
+"""Ends an iteration: reports it, commits it and opens the next in one script, then saves what is due.
+
+    metrics, timeline, evaluation ─▶ commit t, open t+1 ─▶ checkpoint of t ─▶ old versions and checkpoints go
+                                     (one script)          └── the generators are at work again ──┘
+
+A checkpoint is written after its commit is on the server's disk: it costs the generators no waiting, and it is never
+ahead of the fence (I4). A trainer that dies in between leaves an older one, and its successor replays from there.
+
+Consumes:     a complete iteration, and the version that its step made; none where it only evaluated.
+Waits for:    Redis, and the disk under the checkpoint.
+Unblocked by: nothing but them.
+Produces:     an audit record, the next open iteration, lines of the run log; a checkpoint where one is due.
+"""
+
+from __future__ import annotations
+
+import time
+
+from msgspec import UNSET
+
+from broker.trainer_side import Opening
+from consumer.gradient.saved_state import adapter_state
+from consumer.model.checkpoint import keep_newest_and_best, write_checkpoint
+from consumer.trainer.held_job import HeldJob
+from consumer.trainer.iteration import Boundary, Iteration
+from consumer.trainer.report import RunLog, evaluation_score, sampled_scores
+from consumer.trainer.start import Started
+from consumer.trainer.step import Stepped
+from contracts.events import (
+    AuditRecord,
+    CheckpointWritten,
+    EvaluationFinished,
+    IterationCommitted,
+    record_digest,
+)
+from contracts.rewards import stated_scores
+from contracts.spec import JobSpec
+from contracts.versions import WeightManifest
+from process.crash_points import reach
+
+
+class Commits:
+    """The commits of one trainer, one after the other: each record of the audit chain names the one before it."""
+
+    def __init__(self, held: HeldJob, run_log: RunLog, started: Started) -> None:
+        self._held = held
+        self._run_log = run_log
+        self._last_link = started.last_link
+        self._furthest = started.furthest
+
+    def commit(self, iteration: Iteration, stepped: Stepped | None) -> tuple[Opening | None, Boundary]:
+        """(the next iteration, None after the last one; the times between the two). stepped: None for an evaluation."""
+        opening_started_s = time.time()
+        self._report(iteration, stepped)
+        following = self._following(iteration, stepped)
+        self._commit(iteration, stepped, following)
+        boundary = Boundary(
+            last_token_s=iteration.last_token_s, opening_started_s=opening_started_s, opened_s=time.time()
+        )
+        if stepped is not None:
+            self._settle(stepped.made)
+        return following, boundary
+
+    def _report(self, iteration: Iteration, stepped: Stepped | None) -> None:
+        """Precedes the commit: a watcher that sees an iteration committed finds its numbers. A replay repeats it."""
+        held = self._held
+        if stepped is not None:
+            self._run_log.metrics(stepped.metrics)
+        self._run_log.timeline(iteration.spans)
+        score = evaluation_score(iteration.evaluation_batches, iteration.evaluation)
+        if score is not None:
+            self._run_log.evaluation(score)
+            held.jobs.record_evaluation(held.folder.job_id, score)
+            held.tell(EvaluationFinished(at_s=time.time(), score=score))
+
+    def _following(self, iteration: Iteration, stepped: Stepped | None) -> Opening | None:
+        """An iteration that only evaluates is the last one."""
+        if stepped is None or iteration.number >= self._held.spec.last_iteration:
+            return None
+        return self._held.plan.opening(self._held.schedule.opened_by(iteration.number), stepped.made)
+
+    def _commit(self, iteration: Iteration, stepped: Stepped | None, following: Opening | None) -> None:
+        side = self._held.side
+        record = commit_record(
+            iteration, self._held.spec, stepped, trainer_epoch=side.trainer_epoch, previous=self._last_link
+        )
+        event = None
+        if stepped is not None:
+            event = IterationCommitted(
+                at_s=time.time(), metrics=stepped.metrics, weights_digest=stepped.made.weights_digest
+            )
+        side.commit(record, iteration.digests, event=event, opening=following)
+        self._last_link = record_digest(record)
+        reach("consumer.after_commit")
+
+    def _settle(self, made: WeightManifest) -> None:
+        """After a commit, while the generators are at work again: checkpoint, old files, the count of starts."""
+        held = self._held
+        held.settled = made
+        # The lease comes before the files: a trainer that was paused since its commit would take away versions that
+        # its successor's generators load.
+        held.side.renew()
+        iteration = made.policy_version - 1
+        if is_due(held.spec, iteration):
+            _write(held, made)
+        # Of the two newest versions generators are asked for one, and were for the other until this commit. An older
+        # one is read by a generator that lost its lease while it loads: it says so in its heartbeat, and would report
+        # a damaged store if the version went away under it.
+        held.weights.remove_before(iteration, in_use=held.generators.loading())
+        if iteration > self._furthest:
+            # What is replayed is no progress: a trainer that always dies at the same place would start for ever.
+            self._furthest = iteration
+            held.jobs.reset_trainer_starts(held.folder.job_id)
+
+
+def commit_record(
+    iteration: Iteration, spec: JobSpec, stepped: Stepped | None, *, trainer_epoch: int, previous: str
+) -> AuditRecord:
+    """previous: digest of the record before; stepped: None where the iteration only evaluated."""
+    return AuditRecord(
+        kind="commit",
+        iteration=iteration.number,
+        policy_version=iteration.policy_version,
+        weights_digest=iteration.weights_digest,
+        next_weights_digest=stepped.made.weights_digest if stepped else "",
+        trainer_epoch=trainer_epoch,
+        batches=iteration.digests,
+        abandoned=iteration.abandoned,
+        loss=stepped.metrics.loss if stepped else 0.0,
+        grad_norm=stepped.metrics.grad_norm if stepped else 0.0,
+        reward_mean=stepped.metrics.reward_mean if stepped else 0.0,
+        on_unscorable=stated_scores(spec.reward.components) or UNSET,
+        unscorable=dict(sorted(iteration.unscorable.items())) or UNSET,
+        previous=previous,
+    )
+
+
+def is_due(spec: JobSpec, iteration: int) -> bool:
+    """Whether a checkpoint follows the commit of this iteration."""
+    num_done = iteration + 1
+    return num_done % spec.trainer.checkpoint_every_iterations == 0 or num_done == spec.iterations
+
+
+def save(held: HeldJob) -> None:
+    """A checkpoint of the last committed version, unless there is one already or nothing was trained."""
+    settled = held.settled
+    if settled is None or settled.policy_version == 0:
+        return
+    if not held.folder.checkpoint_after(settled.policy_version - 1).exists():
+        _write(held, settled)
+
+
+def _write(held: HeldJob, settled: WeightManifest) -> None:
+    iteration = settled.policy_version - 1
+    # The commit comes before its checkpoint, on disk: a server that lost the commit would be behind it (I4).
+    held.side.confirm(iteration)
+    target = held.folder.checkpoint_after(iteration)
+    write_checkpoint(
+        target,
+        job_id=held.folder.job_id,
+        iteration=iteration,
+        weights_digest=settled.weights_digest,
+        save=held.ranks.save,
+        adapters=adapter_state(held.ranks.learner.policy),
+    )
+    reach("consumer.after_checkpoint")
+    keep_newest_and_best(
+        held.folder.checkpoints, held.spec.trainer.keep_checkpoints, scores=sampled_scores(held.folder)
+    )
+    held.tell(
+        CheckpointWritten(
+            at_s=time.time(),
+            iteration=iteration,
+            directory=held.folder.relative(target),
+            weights_digest=settled.weights_digest,
+        )
+    )

@@ -1,0 +1,108 @@
+"""Trains what arrives until no batch of the open iteration is missing.
+
+    published batch ─▶ claimed, checked ─▶ a rank that is free: forward, backward ─▶ its sums wait for the step
+    dead batch ──────▶ abandoned, or the end of the job
+
+Consumes:     rollout batches of the open iteration, in the order in which they arrive.
+Waits for:    the next batch, or a rank; `timeouts.iteration_s` for all of them, `timeouts.no_generator_s` for a
+              generator. Under `synchronous` the first claim waits until the last batch is published.
+Unblocked by: generators that publish, or fail, a batch; ranks that answer.
+Produces:     a complete iteration, its gradient in the ranks.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from consumer.trainer.held_job import HeldJob
+from consumer.trainer.iteration import Iteration
+from contracts.errors import BatchFailed
+from contracts.events import BatchDead
+from process.waiting import Waiting
+
+CLAIMED_AT_ONCE = 4
+"""Few enough that a cancel is noticed soon, many enough that a small model does not wait for round trips."""
+WAIT_S = 1.0
+RECONCILE_EVERY_S = 2.0
+
+log = logging.getLogger(__name__)
+
+
+def gather(held: HeldJob, iteration: Iteration) -> None:
+    """Returns when each expected batch is trained, scored as an evaluation, or abandoned.
+
+    Raises what `LeaseKeeper.check` does, BatchFailed, DeadlineExceeded, and what ended the training of a batch.
+    """
+    ranks, side = held.ranks, held.side
+
+    def has_use_for_more() -> bool:
+        return not iteration.is_complete and ranks.has_room
+
+    waiting = Waiting(
+        iteration.missing_in_words, deadline_s=held.spec.timeouts.iteration_s, cure="raise timeouts.iteration_s"
+    )
+    reconciled_s = time.monotonic()
+    may_take = held.schedule.takes_at_once
+    while not iteration.is_complete or ranks.num_training:
+        held.keeper.check()
+        may_take = may_take or held.schedule.may_take(side.fence())
+        if may_take and has_use_for_more() and _take(held, iteration):
+            continue
+        idle_since_s = time.monotonic()
+        _mend_weights(held, iteration)
+        waiting.poke(iteration.missing_in_words)
+        if idle_since_s - reconciled_s >= RECONCILE_EVERY_S:
+            reconciled_s = idle_since_s
+            if again := side.reconcile(iteration.number, iteration.missing):
+                log.warning("%d batches of iteration %d were lost and go out again", again, iteration.number)
+        if has_use_for_more():
+            side.wait_for_rollouts(WAIT_S)
+        elif ranks.num_training:
+            ranks.wait(WAIT_S)
+        if not ranks.num_training:
+            iteration.waiting_s += time.monotonic() - idle_since_s
+        _record(held, iteration)
+
+
+def _take(held: HeldJob, iteration: Iteration) -> int:
+    """Claims what is published, trains it, settles what is dead; how many batches came."""
+    arrived, num_dead = held.side.claim_rollouts(max_batches=CLAIMED_AT_ONCE)
+    if num_dead > len(iteration.abandoned):
+        _settle_dead(held, iteration)
+    for item in arrived:
+        if not iteration.take(item):
+            log.info("a second copy of batch %s is ignored", item.batch.batch_id)
+        elif item.batch.purpose == "train":
+            held.keeper.check()
+            held.ranks.train(item.batch)
+    _record(held, iteration)
+    return len(arrived)
+
+
+def _record(held: HeldJob, iteration: Iteration) -> None:
+    for trained in held.ranks.trained():
+        iteration.record(trained)
+
+
+def _settle_dead(held: HeldJob, iteration: Iteration) -> None:
+    """Raises BatchFailed where the spec says that a dead batch fails the job."""
+    for batch_id, reason in iteration.abandon(held.side.dead_batches()).items():
+        held.tell(BatchDead(at_s=time.time(), batch_id=batch_id, reason=reason))
+        if held.spec.rollout.on_failed_batch == "fail":
+            raise BatchFailed(
+                f"is dead after {held.spec.rollout.max_attempts} attempts: {reason}", field=f"batch {batch_id}"
+            )
+        log.warning("batch %s is abandoned: %s", batch_id, reason)
+
+
+def _mend_weights(held: HeldJob, iteration: Iteration) -> None:
+    """Writes the open version again if a generator refuses it and its files are not what was published.
+
+    Parameters do not move inside an iteration: the policy holds this very version.
+    """
+    version = iteration.policy_version
+    directory = held.folder.relative(held.folder.weights_of(version))
+    if directory in held.generators.check():
+        log.warning("a generator refuses %s: it is checked, and written again if it is damaged", directory)
+        held.publish_weights(version, is_again=True)

@@ -1,0 +1,112 @@
+"""A job whose lease this process holds: what its trainer is made of, and what the phases of an iteration share."""
+
+from __future__ import annotations
+
+import time
+
+from broker.connection.client import Broker
+from broker.job_store import JobStore
+from broker.presence import Presence
+from broker.trainer_side import TrainerSide
+from consumer.datasets.base import load_dataset
+from consumer.datasets.prompts import PromptSource
+from consumer.ranks.base import Ranks
+from consumer.ranks.group import make_ranks
+from consumer.trainer.generator_watch import GeneratorWatch
+from consumer.trainer.lease_keeper import LeaseKeeper
+from consumer.trainer.plan import IterationPlan
+from consumer.trainer.schedule import Schedule
+from contracts.events import JobEvent
+from contracts.run_folder import RunFolder
+from contracts.settings import StackSettings
+from contracts.spec import JobSpec
+from contracts.versions import WeightManifest
+from weight_store.transports import make_publisher
+
+
+class HeldJob:
+    """One job under one trainer epoch. Its parts stay as they are; only `settled` changes from phase to phase."""
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        *,
+        broker: Broker,
+        side: TrainerSide,
+        keeper: LeaseKeeper,
+        ranks: Ranks,
+        plan: IterationPlan,
+        folder: RunFolder,
+        peak_flops: float = 0.0,
+    ) -> None:
+        """peak_flops: floating-point operations a second of one rank; 0.0 where it is unknown."""
+        self.spec = spec
+        self.schedule = Schedule(spec.schedule)
+        self.side = side
+        self.keeper = keeper
+        self.ranks = ranks
+        self.plan = plan
+        self.folder = folder
+        self.peak_flops = peak_flops
+        self.jobs = JobStore(broker)
+        self.horizons = self.jobs.horizons(folder.job_id)
+        """`JobStore.horizons`, of the learning rate."""
+        self.generators = GeneratorWatch(
+            Presence(broker), deadline_s=spec.timeouts.no_generator_s, deterministic=spec.deterministic
+        )
+        self.layout = ranks.learner.policy.weights().layout
+        """Name, shape and dtype of each tensor of a version."""
+        lora = spec.trainer.lora
+        self.weights = make_publisher(
+            spec,
+            folder,
+            chunks=side,
+            announce=side.announce_shard,
+            pause=self.pause,
+            adapters=ranks.adapter_source() if lora and lora.publish == "adapter" else None,
+        )
+        self.settled: WeightManifest | None = None
+        """The version that the policy holds and that the fence has committed: it can be saved. None before the start,
+        and from a step, which moves the policy away from it, to the commit of what the step made."""
+
+    def publish_weights(self, policy_version: int, *, is_again: bool = False) -> WeightManifest:
+        """Writes the policy as it is; the fence isn't told. is_again: `WeightPublisher.begin`."""
+        # The lease comes before the files: a trainer that was fenced off writes none beside its successor's.
+        self.side.renew()
+        with self.weights.begin(self.layout, policy_version=policy_version, is_again=is_again) as publication:
+            self.ranks.publish(publication)
+            return publication.finish()
+
+    def pause(self, seconds: float) -> None:
+        """Sleeps, in a wait for Redis to have room. Raises what `LeaseKeeper.check` does."""
+        self.keeper.check()
+        time.sleep(seconds)
+
+    def tell(self, event: JobEvent) -> None:
+        self.jobs.tell(self.folder.job_id, event)
+
+
+def load_job(
+    settings: StackSettings, broker: Broker, spec: JobSpec, *, side: TrainerSide, keeper: LeaseKeeper, job_id: str
+) -> HeldJob:
+    """Loads model and data. Raises InvalidInput that names the spec's field, or the setting."""
+    ranks = make_ranks(settings, spec)
+    policy = ranks.learner.policy
+    dataset = load_dataset(
+        spec.dataset,
+        num_evaluation=spec.evaluation.num_prompts,
+        seed=spec.seed,
+        model_root=settings.spec_root,
+        components=spec.reward.components,
+    )
+    source = PromptSource(dataset, policy.tokenizer, spec, context_tokens=policy.context_tokens)
+    return HeldJob(
+        spec,
+        broker=broker,
+        side=side,
+        keeper=keeper,
+        ranks=ranks,
+        plan=IterationPlan(job_id, spec, source),
+        folder=RunFolder(settings.run_root_path, job_id, weight_root=settings.weight_root_path),
+        peak_flops=settings.peak_flops,
+    )

@@ -1,0 +1,153 @@
+"""Where a trainer starts: at the iteration after the newest checkpoint of a version that the audit chain has.
+
+    checkpoint ─▶ ranks ─▶ its version is written ─▶ the chain has it ─▶ rewind, where the fence is ahead ─▶ open
+
+Consumes:     the fence, the audit chain, the job's checkpoints.
+Waits for:    the ranks, to load; Redis and the disk. The lease keeper ends a trainer that is asked to end meanwhile.
+Unblocked by: nothing but itself: no generator works for a job before its iteration is open.
+Produces:     the version that the ranks hold, and the open iteration that it samples; a rewind, where there is one.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+
+from broker.trainer_side import FenceState, Opening
+from consumer.model.checkpoint import Checkpoint, forget_after, latest_checkpoint
+from consumer.trainer.held_job import HeldJob
+from contracts.errors import FenceViolation, InvalidInput
+from contracts.events import AuditRecord, TrainerStarted, record_digest, versions_of
+from contracts.spec import JobSpec
+from contracts.versions import WeightManifest
+from process.crash_points import reach
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Started:
+    """What the loop goes on with."""
+
+    opening: Opening | None
+    """The open iteration; None where every one is committed."""
+    last_link: str
+    """Digest of the newest record of the audit chain, which the next one has to name."""
+    furthest: int
+    """The last iteration that was ever committed, rewound or not; -1 for none."""
+
+
+def start(held: HeldJob) -> Started:
+    """Restores, rewinds where the fence is ahead, and opens the first iteration.
+
+    Raises InvalidInput or FenceViolation where the model, or the version that it made, is not the one of the chain.
+    """
+    side = held.side
+    fence = side.fence()
+    chain, last_link = held.jobs.audit_outline(held.folder.job_id)
+    checkpoint = _newest_checkpoint(held, chain, fence)
+    first = next_iteration(checkpoint)
+    held.ranks.begin(checkpoint)
+    # The lease comes before the files, here and below: a trainer that was fenced off removes none of its successor's.
+    side.renew()
+    held.weights.clear_scratch()
+    manifest = held.publish_weights(held.schedule.version_of(first))
+    check_same_run(chain, manifest, held.spec)
+    held.settled = manifest
+    epoch = side.trainer_epoch
+    held.tell(TrainerStarted(at_s=time.time(), trainer_epoch=epoch, next_iteration=first, resumed=bool(chain)))
+    opening = None
+    if not is_finished(fence, checkpoint, held.spec):
+        if needs_rewind(fence, manifest):
+            log.warning("the fence is at iteration %d, the newest checkpoint resumes at %d", fence.iteration, first)
+            record = rewind_record(last_link, manifest, trainer_epoch=epoch)
+            side.rewind(record)
+            last_link = record_digest(record)
+            held.weights.remove_after(first)
+        opening = _open(held, first, manifest)
+    return Started(opening=opening, last_link=last_link, furthest=furthest_commit(chain))
+
+
+def _newest_checkpoint(held: HeldJob, chain: list[AuditRecord], fence: FenceState) -> Checkpoint | None:
+    """The newest one of a version that the chain has, and that the job's iterations still reach."""
+    versions = versions_of(chain, min(fence.committed, held.spec.iterations))
+    return latest_checkpoint(held.folder.checkpoints, job_id=held.folder.job_id, versions=versions)
+
+
+def _open(held: HeldJob, iteration: int, manifest: WeightManifest) -> Opening:
+    """Announces the version, then opens the iteration: the fence opens none whose version has no manifest."""
+    held.side.publish_weights(manifest, oldest_kept=iteration)
+    forget_after(held.folder.checkpoints, iteration - 1)
+    opening = held.plan.opening(iteration, manifest)
+    held.side.open_iteration(opening)
+    reach("consumer.after_opening")
+    return opening
+
+
+def next_iteration(checkpoint: Checkpoint | None) -> int:
+    """The first one that was not trained yet."""
+    return checkpoint.state.iteration + 1 if checkpoint else 0
+
+
+def furthest_commit(chain: list[AuditRecord]) -> int:
+    """The last iteration that was ever committed, rewound or not; -1 for none."""
+    return max((record.iteration for record in chain if record.kind == "commit"), default=-1)
+
+
+def is_finished(fence: FenceState, checkpoint: Checkpoint | None, spec: JobSpec) -> bool:
+    """Every iteration is committed, and the last weights are in a checkpoint."""
+    return fence.committed >= spec.last_iteration and next_iteration(checkpoint) == spec.iterations
+
+
+def needs_rewind(fence: FenceState, manifest: WeightManifest) -> bool:
+    """Whether the fence is ahead of the weights that the trainer starts with: what came after is done again.
+
+    An open iteration of the same number but another digest stands on weights that are gone.
+    """
+    start = manifest.policy_version
+    if fence.committed >= start:
+        return True
+    return fence.state == "open" and (fence.iteration != start or fence.weights_digest != manifest.weights_digest)
+
+
+def rewind_record(previous: str, manifest: WeightManifest, *, trainer_epoch: int) -> AuditRecord:
+    """The record that says from where the run is replayed. previous: digest of the newest record."""
+    return AuditRecord(
+        kind="rewind",
+        iteration=manifest.policy_version,
+        policy_version=manifest.policy_version,
+        weights_digest=manifest.weights_digest,
+        next_weights_digest="",
+        trainer_epoch=trainer_epoch,
+        batches={},
+        abandoned={},
+        previous=previous,
+    )
+
+
+def check_same_run(chain: list[AuditRecord], manifest: WeightManifest, spec: JobSpec) -> None:
+    """Raises FenceViolation where a deterministic run would go on with weights that its own chain contradicts, and
+    InvalidInput where any run would start again with another model."""
+    for record in reversed(chain):
+        if record.kind == "commit" and record.policy_version == manifest.policy_version == 0:
+            _check_model(record, manifest)
+            return
+        if record.kind != "commit" or record.policy_version + 1 != manifest.policy_version:
+            continue
+        if spec.deterministic and record.next_weights_digest != manifest.weights_digest:
+            raise FenceViolation(
+                f"version {manifest.policy_version} is {manifest.weights_digest[:12]}, "
+                f"the audit chain says {record.next_weights_digest[:12]}",
+                field="weights_digest",
+            )
+        return
+
+
+def _check_model(record: AuditRecord, manifest: WeightManifest) -> None:
+    if record.weights_digest != manifest.weights_digest:
+        raise InvalidInput(
+            f"version 0 is {manifest.weights_digest[:12]}, the audit chain says {record.weights_digest[:12]}",
+            field="model.path",
+            cure="put the folder back that the job was started with",
+        )

@@ -1,0 +1,102 @@
+"""The optimizer steps of an iteration, and the version that they make.
+
+    sums of the ranks ─▶ step ─▶ (the batches again ─▶ step) ─▶ … the last step writes version t+1 as it makes it
+
+Consumes:     a complete iteration, its gradient in the ranks.
+Waits for:    the ranks, and the disk or Redis, which takes the version.
+Unblocked by: the ranks.
+Produces:     version t+1, written and announced, and the iteration's numbers. Nothing is committed yet.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from consumer.gradient.learner import OptimizerStep
+from consumer.gradient.optimizer import horizon_at, learning_rate_at
+from consumer.gradient.statistics import MicroBatchStats, Scaling, Update, iteration_scaling
+from consumer.trainer.held_job import HeldJob
+from consumer.trainer.iteration import Iteration
+from consumer.trainer.report import LIKELY_CAUSES, in_words, mismatch_alarm
+from contracts.errors import BatchFailed, TrainingDiverged
+from contracts.events import IterationMetrics
+from contracts.versions import WeightManifest
+from process.crash_points import reach
+from weight_store.publication import Publication
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stepped:
+    """A training iteration after its last step."""
+
+    made: WeightManifest
+    """The version that the steps made."""
+    metrics: IterationMetrics
+
+
+def step(held: HeldJob, iteration: Iteration) -> Stepped:
+    """Raises BatchFailed or TrainingDiverged before it moves a weight; what the ranks and the publisher raise after."""
+    spec = held.spec
+    rate = learning_rate_at(
+        iteration.number, spec.optimizer, horizon_at(iteration.number, held.horizons, spec.iterations)
+    )
+    if not iteration.stats:
+        raise BatchFailed(f"every training batch of iteration {iteration.number} is dead", field="rollout")
+    _check_mismatch(held, iteration)
+    # From here to the commit the policy is no version that could be saved.
+    held.settled = None
+    scaling = iteration_scaling(iteration.stats, spec.algorithm)
+    with held.weights.begin(held.layout, policy_version=iteration.number + 1) as publication:
+        updates = _update(held, iteration, rate=rate, scaling=scaling, publication=publication)
+        with iteration.span("publish"):
+            # The lease comes before the name: a version is complete, and believed, once it is finished.
+            held.side.renew()
+            made = publication.finish()
+            held.side.publish_weights(made, oldest_kept=iteration.number)
+    reach("consumer.after_weights")
+    metrics = iteration.metrics(updates, learning_rate=rate, scaling=scaling, peak_flops=held.peak_flops)
+    return Stepped(made=made, metrics=metrics)
+
+
+def _update(
+    held: HeldJob, iteration: Iteration, *, rate: float, scaling: Scaling, publication: Publication
+) -> list[Update]:
+    """`algorithm.updates_per_iteration` steps; the version is written while the last one makes it."""
+    updates: list[Update] = []
+    for left in reversed(range(held.spec.algorithm.updates_per_iteration)):
+        stats = _train_again(held, iteration) if updates else iteration.stats
+        with iteration.span("step"):
+            one = OptimizerStep(
+                divisor=scaling.divisor, baseline=scaling.baseline, learning_rate=rate, is_last=left == 0
+            )
+            grad_norm = held.ranks.step(one, None if left else publication)
+        updates.append(Update(stats=stats, grad_norm=grad_norm))
+        reach("consumer.after_step")
+    return updates
+
+
+def _train_again(held: HeldJob, iteration: Iteration) -> list[MicroBatchStats]:
+    """The numbers of every batch under the weights of the last step.
+
+    A cancel waits for the end of the iteration: weights between two updates are no version that could be saved.
+    """
+    again = {stats.batch_id: stats for stats in iteration.stats}
+    for trained in held.ranks.train_again(held.keeper.check_lease):
+        iteration.record_span(trained)
+        again[trained.stats.batch_id] = trained.stats
+    return list(again.values())
+
+
+def _check_mismatch(held: HeldJob, iteration: Iteration) -> None:
+    """Raises TrainingDiverged where the spec says that an alarm fails the job."""
+    trainer = held.spec.trainer
+    alarm = mismatch_alarm(iteration.stats, iteration=iteration.number, threshold=trainer.mismatch_alarm)
+    if alarm is None:
+        return
+    held.tell(alarm)
+    if trainer.on_mismatch == "fail":
+        raise TrainingDiverged(in_words(alarm), field="mismatch_k3", cure=LIKELY_CAUSES)
+    log.warning("%s; %s", in_words(alarm), LIKELY_CAUSES)
