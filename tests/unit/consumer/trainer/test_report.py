@@ -1,13 +1,21 @@
-"""What the trainer reads back of its own run log."""
+"""What a run reports: the lines that the trainer reads back, the held-out score, the alarm about log-probs."""
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from pathlib import Path
 
-from consumer.trainer.report import RunLog, sampled_scores
+import pytest
+from msgspec.structs import replace
+
+from consumer.gradient.micro_batch import batch_rewards
+from consumer.gradient.statistics import MicroBatchStats, Mismatch, measure_batch
+from consumer.trainer.report import RunLog, evaluation_score, in_words, mismatch_alarm, sampled_scores
 from contracts.jobs import EvaluationScore
+from contracts.rollouts import PromptBatch, RolloutBatch
 from contracts.run_folder import RunFolder
-from tests.builders import job_spec
+from tests.builders import batch_of, job_spec, prompt_batch, rollout, rollout_batch
 
 
 def score(version: int, sampled: float) -> EvaluationScore:
@@ -23,3 +31,51 @@ def test_the_last_score_of_a_version_counts_and_a_line_that_was_cut_off_does_not
     with folder.evaluations.open("ab") as file:
         file.write(b'{"iteration": 4, "pol')
     assert sampled_scores(folder) == {0: 0.25, 2: 0.75}
+
+
+def asked(batch_id: str, *, temperature: float) -> PromptBatch:
+    batch = prompt_batch([[5]], batch_id=batch_id, purpose="evaluation", group_size=1)
+    return replace(batch, sampling=replace(batch.sampling, temperature=temperature))
+
+
+def answered(*rewards: float) -> RolloutBatch:
+    return batch_of([([5], [rollout([7], reward)]) for reward in rewards])
+
+
+def test_the_score_is_the_mean_over_the_prompts_that_came_sampled_and_greedy_apart() -> None:
+    expected = [asked("a", temperature=1.0), asked("b", temperature=1.0), asked("c", temperature=0.0)]
+    arrived = {"a": answered(0.0, 1.0), "b": answered(1.0, 1.0), "c": answered(0.5)}
+    whole = evaluation_score(expected, arrived)
+    assert whole is not None
+    assert (whole.sampled, whole.greedy, whole.num_prompts) == (0.75, 0.5, 4)
+    abandoned = evaluation_score(expected, {"b": arrived["b"]})
+    assert abandoned is not None
+    assert (abandoned.sampled, abandoned.greedy, abandoned.num_prompts) == (1.0, None, 2)
+    assert evaluation_score(expected, {"c": arrived["c"]}) is None
+    assert evaluation_score([], {}) is None
+
+
+def stats(k3_sum: float, *, largest: float = 0.5) -> MicroBatchStats:
+    batch = rollout_batch()
+    gap = Mismatch(num_tokens=10, k3_sum=k3_sum, largest=largest, rho_sum=10.0, rho_square_sum=20.0)
+    return dataclasses.replace(measure_batch(batch, batch_rewards(batch)), mismatch=gap)
+
+
+def test_up_to_the_threshold_nobody_is_told() -> None:
+    assert mismatch_alarm([stats(0.1), stats(0.1)], iteration=3, threshold=0.01) is None
+
+
+def test_above_it_the_alarm_has_the_numbers() -> None:
+    alarm = mismatch_alarm([stats(0.1), stats(4.1, largest=2.5)], iteration=3, threshold=0.01)
+    assert alarm is not None
+    assert (alarm.iteration, alarm.threshold, alarm.mismatch_max) == (3, 0.01, 2.5)
+    assert (alarm.mismatch_k3, alarm.effective_sample_share) == (pytest.approx(0.21), 0.5)
+    assert in_words(alarm) == (
+        "in iteration 3 trainer and generator log-probs differ by a mean K3 of 0.21 a token (alarm above 0.01), "
+        "at most by 2.5; effective sample share 0.50"
+    )
+
+
+@pytest.mark.parametrize("k3_sum", [math.inf, math.nan])
+def test_a_gap_that_overflows_is_an_alarm(k3_sum: float) -> None:
+    assert mismatch_alarm([stats(k3_sum)], iteration=0, threshold=1e9) is not None

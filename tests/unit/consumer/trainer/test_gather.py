@@ -1,0 +1,166 @@
+"""Gathering, with a fence, generators and ranks that the test plays: a batch is published when the trainer waits."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import pytest
+
+from broker.trainer_side import Arrived, FenceState, Opening
+from consumer.gradient.learner import Trained
+from consumer.gradient.micro_batch import batch_rewards
+from consumer.gradient.statistics import measure_batch
+from consumer.trainer.gather import gather
+from consumer.trainer.iteration import Iteration
+from consumer.trainer.schedule import Schedule
+from contracts.errors import BatchFailed
+from contracts.events import BatchDead
+from contracts.rollouts import RolloutBatch, batch_digest
+from contracts.run_folder import RunFolder
+from tests.builders import DIGEST, batch_of, job_spec, prompt_batch, rollout
+
+IDS = ("0/train/0", "0/train/1", "0/train/2")
+
+
+def sampled(batch_id: str) -> Arrived:
+    batch = batch_of([([5], [rollout([7], 0.0), rollout([8], 1.0)])], batch_id=batch_id)
+    return Arrived(batch=batch, digest=batch_digest(batch), num_bytes=0)
+
+
+class Played:
+    """The parts of a held job that gathering speaks to, in one; `said` has what happened, in order."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        *coming: str,
+        schedule: Literal["periodic", "synchronous"] = "periodic",
+        on_failed_batch: str = "fail",
+        dead: dict[str, str] | None = None,
+        rejected: str = "",
+    ) -> None:
+        self.spec = job_spec(rollout__on_failed_batch=on_failed_batch)
+        self.schedule = Schedule(schedule)
+        self.folder = folder
+        self.side = self.ranks = self.keeper = self.generators = self
+        self.said: list[str] = []
+        self.told: list[object] = []
+        self._coming = list(coming)
+        self._published: list[Arrived] = []
+        self._num_published = 0
+        self._dead = dead or {}
+        self._rejected = rejected
+        self._trained: list[Trained] = []
+
+    # TrainerSide
+
+    def fence(self) -> FenceState:
+        return FenceState(
+            state="open",
+            iteration=0,
+            policy_version=0,
+            weights_digest=DIGEST,
+            committed=-1,
+            expected=len(IDS),
+            published=self._num_published,
+            dead=len(self._dead),
+            trainer_epoch=1,
+            lease_until_s=0.0,
+        )
+
+    def claim_rollouts(self, *, max_batches: int) -> tuple[list[Arrived], int]:
+        arrived, self._published = self._published[:max_batches], self._published[max_batches:]
+        return arrived, len(self._dead)
+
+    def dead_batches(self) -> dict[str, str]:
+        return self._dead
+
+    def wait_for_rollouts(self, timeout_s: float) -> None:
+        batch_id = self._coming.pop(0)
+        self.said.append(f"published {batch_id}")
+        self._published.append(sampled(batch_id))
+        self._num_published += 1
+
+    # Ranks
+
+    has_room = True
+
+    @property
+    def num_training(self) -> int:
+        return len(self._trained)
+
+    def train(self, batch: RolloutBatch) -> None:
+        self.said.append(f"trained {batch.batch_id}")
+        stats = measure_batch(batch, batch_rewards(batch))
+        self._trained.append(Trained(stats=stats, rank=0, started_s=1.0, ended_s=2.0))
+
+    def trained(self) -> list[Trained]:
+        trained, self._trained = self._trained, []
+        return trained
+
+    # LeaseKeeper, GeneratorWatch, HeldJob
+
+    def check(self) -> frozenset[str]:
+        return frozenset({self._rejected})
+
+    def tell(self, event: object) -> None:
+        self.told.append(event)
+
+    def publish_weights(self, policy_version: int, *, is_again: bool) -> None:
+        assert is_again
+        self.said.append(f"wrote version {policy_version} again")
+        self._rejected = ""
+
+
+def gathered(held: Any) -> Iteration:
+    asked = tuple(prompt_batch([[5]], batch_id=batch_id) for batch_id in IDS)
+    opening = Opening(iteration=0, policy_version=0, weights_digest=DIGEST, batches=asked)
+    iteration = Iteration(opening, trainer_epoch=1)
+    gather(held, iteration)
+    return iteration
+
+
+@pytest.fixture
+def folder(tmp_path: Any) -> RunFolder:
+    return RunFolder(tmp_path, "job")
+
+
+def test_periodic_trains_a_batch_as_soon_as_it_is_published(folder: RunFolder) -> None:
+    held = Played(folder, *IDS)
+    assert [stats.batch_id for stats in gathered(held).stats] == list(IDS)
+    assert held.said == [f"{what} {batch_id}" for batch_id in IDS for what in ("published", "trained")]
+
+
+def test_synchronous_trains_none_before_the_last_one_is_published(folder: RunFolder) -> None:
+    held = Played(folder, *IDS, schedule="synchronous")
+    assert [stats.batch_id for stats in gathered(held).stats] == list(IDS)
+    assert held.said == [f"{what} {batch_id}" for what in ("published", "trained") for batch_id in IDS]
+
+
+def test_synchronous_does_not_wait_for_a_batch_that_is_dead(folder: RunFolder) -> None:
+    held = Played(folder, *IDS[1:], schedule="synchronous", dead={IDS[0]: "no reward"}, on_failed_batch="abandon")
+    iteration = gathered(held)
+    assert [stats.batch_id for stats in iteration.stats] == list(IDS[1:])
+    assert iteration.abandoned == {IDS[0]: "no reward"}
+
+
+def test_a_dead_batch_fails_the_job_by_its_reason_unless_the_spec_goes_on_without(folder: RunFolder) -> None:
+    held = Played(folder, *IDS[1:], dead={IDS[0]: "no reward"})
+    with pytest.raises(BatchFailed, match=r"^batch 0/train/0: is dead after \d+ attempts: no reward"):
+        gathered(held)
+    assert [event.batch_id for event in held.told if isinstance(event, BatchDead)] == [IDS[0]]
+    assert held.said == []
+
+
+def test_a_second_copy_of_a_batch_is_not_trained(folder: RunFolder) -> None:
+    held = Played(folder, IDS[0], IDS[0], *IDS[1:])
+    assert [stats.batch_id for stats in gathered(held).stats] == list(IDS)
+
+
+def test_the_open_version_is_written_again_where_a_generator_refuses_it_and_no_other_is(folder: RunFolder) -> None:
+    held = Played(folder, *IDS, rejected="job/weights/v000000")
+    gathered(held)
+    assert held.said.count("wrote version 0 again") == 1
+    other = Played(folder, *IDS, rejected="job/weights/v000007")
+    gathered(other)
+    assert len(other.said) == 2 * len(IDS)
