@@ -60,7 +60,7 @@ def tiny_model_folder(
     context_tokens: int = 128,
     seed: int = 0,
 ) -> Path:
-    """Saves a random model of the character vocabulary with its tokenizer to folder/architecture, and answers that."""
+    """Saves a random model of the character vocabulary with its tokenizer; returns its folder, folder/architecture."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 

@@ -142,7 +142,7 @@ class FakeJobs:
         self.infos: list[dict[str, str]] = []
         self.left: list[str] = []
         self.away = False
-        """Redis does not answer."""
+        """Whether Redis doesn't answer."""
 
     def active_jobs(self) -> list[str]:
         if self.away:

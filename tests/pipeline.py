@@ -29,7 +29,7 @@ from process.waiting import Waiting
 
 REPOSITORY = Path(__file__).parents[1]
 DEADLINE_S = 300.0
-"""Only a process that hangs reaches it, also on a machine with other work."""
+"""A deadline that only a hanging process reaches, also on a machine with other work."""
 ROLES = {"consumer": TRAINER, "producer": GENERATOR}
 """Module → its user in Redis."""
 HELD = 3

@@ -41,11 +41,11 @@ class CuttingProxy:
         self._listener.close()
 
     def swallow(self) -> None:
-        """From now on no byte of the server arrives; nothing is closed."""
+        """Holds back every byte of the server from now on; no connection is closed."""
         self._answers.clear()
 
     def answer(self) -> None:
-        """The server's bytes arrive again, over connections that are open still."""
+        """Lets the server's bytes through again, over the connections that are still open."""
         self._answers.set()
 
     def _accept(self) -> None:

@@ -46,7 +46,7 @@ class MoodyRewards:
                 moody._answer(self, mood, service_url + self.path, body)
 
             def log_message(self, format: str, *_: object) -> None:
-                """Silent."""
+                """Logs nothing."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True

@@ -21,7 +21,7 @@ from tests.pipeline import REPOSITORY
 
 STAND_INS = Path(__file__).parent / "stand_ins"
 IMPATIENT = RestartPolicy(first_pause_s=0.1, longest_pause_s=0.1, max_in_a_row=1)
-"""It gives up at the second death that says something about how the generator was started."""
+"""The stack gives up at the second death of a generator that could not start."""
 DEADLINE_S = 400.0
 
 

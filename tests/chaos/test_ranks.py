@@ -26,7 +26,7 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
 
 
 def process_of_rank(rank: int, job_id: str) -> int:
-    """Its number; 0 while there is none."""
+    """Its process number; 0 while there is none."""
     for path in Path("/proc").glob("[0-9]*"):
         try:
             command = (path / "cmdline").read_bytes().split(b"\0")

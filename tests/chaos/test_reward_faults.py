@@ -24,7 +24,7 @@ FAILED = 2
 
 
 class MoodyPipeline(Pipeline):
-    """Its generators reach the reward service through one that can be told to misbehave."""
+    """Its generators reach the reward service through a proxy that can be told to misbehave."""
 
     rewards: MoodyRewards | None = None
 

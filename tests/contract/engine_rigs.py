@@ -84,7 +84,7 @@ class Rig:
         return self.run(self.engine.generate(under(manifest, prompts, **changes)))
 
     def forget(self) -> None:
-        """An engine that several tests share holds nothing again, as a new one."""
+        """Makes an engine that several tests share hold nothing, as a new one does."""
         missing = self.publish(0)
         (self.run_root / missing.directory / missing.files[0].name).unlink()
         with contextlib.suppress(WeightsRejected):
@@ -186,7 +186,7 @@ def vllm_settings(root: Path, **changes: Any) -> StackSettings:
 
 
 def start_vllm_server(folder: Path, url: str, log_path: Path) -> subprocess.Popen[bytes]:
-    """With the flags that docs/operations.md names; the rest is for a CPU."""
+    """Starts it with the flags that docs/operations.md names; the other flags are for a CPU."""
     flags = {
         "model": folder,
         "host": "127.0.0.1",

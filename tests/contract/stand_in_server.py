@@ -26,7 +26,7 @@ class StandIn:
         self.key = ""
         self.hang = threading.Event()
         self.hang.set()
-        """While cleared, answers wait."""
+        """Answers wait while it is cleared."""
 
     def answer(self, path: str, body: Any) -> Answer:
         self.hang.wait(60.0)
@@ -79,7 +79,7 @@ class StandIn:
 
 @contextmanager
 def serving() -> Iterator[StandIn]:
-    """On a port of its own."""
+    """The running server, on a port of its own."""
     stand_in = StandIn()
 
     class Handler(BaseHTTPRequestHandler):
@@ -100,7 +100,7 @@ def serving() -> Iterator[StandIn]:
             self.wfile.write(data)
 
         def log_message(self, format: str, *args: Any) -> None:
-            """Nothing."""
+            """Logs nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     stand_in.url = f"http://127.0.0.1:{server.server_port}"

@@ -48,7 +48,7 @@ PLAIN = st.recursive(
     max_leaves=12,
 )
 ANY_TEXT = st.text(st.characters(), max_size=200)
-"""Half characters are among it."""
+"""Any text, unpaired surrogates included."""
 DEPTHS = (100, 5_000, 300_000)
 
 

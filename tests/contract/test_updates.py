@@ -99,7 +99,7 @@ def two_updates(
 
 @pytest.mark.parametrize("case", CASES)
 def test_an_update_against_kept_log_probs_of_the_same_weights_is_the_streamed_one(tmp_path: Path, case: str) -> None:
-    """What one update an iteration saves by not computing pi_old: nothing but the pass; every bit is the same."""
+    """One update an iteration doesn't compute pi_old, and saves that pass alone: every bit is the same."""
     pair, batches = models(tmp_path, float64=False), iteration_of()
     policy, spec = pair[0], job_spec(algorithm=CASES[case][0])
     accumulator = ExactAccumulator(policy.trained_parameters(), max_micro_batches=len(batches))

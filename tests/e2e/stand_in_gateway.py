@@ -192,7 +192,7 @@ class Routes(BaseHTTPRequestHandler):
             self._problem(404, detail="there is no such job", field="job")
 
     def log_message(self, *_: object) -> None:
-        """Silent."""
+        """Logs nothing."""
 
     def _refused(self) -> bool:
         if self.headers.get("Authorization") == f"Bearer {KEY}":

@@ -63,7 +63,7 @@ def spec(variant: str, **changes: object) -> JobSpec:
 def test_a_killed_trainer_and_two_generators_leave_the_weights_of_the_undisturbed_run(
     pipeline: Pipeline, oracles: dict[str, str], variant: str
 ) -> None:
-    """It dies between two updates of its last iteration, where there are several."""
+    """The trainer dies between two updates of its last iteration, where there are several."""
     job_id, _ = pipeline.jobs.create(spec(variant))
     crash_at = f"consumer.after_step:{STEPS_BEFORE_DEATH[variant]}"
     assert pipeline.train_until_death(job_id, crash_at=crash_at) == -signal.SIGKILL

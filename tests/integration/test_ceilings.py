@@ -106,7 +106,7 @@ class Died(Exception):
 
 
 class MortalBroker(Broker):
-    """Its process dies with its first script's answer."""
+    """A broker whose process dies when its first script has answered."""
 
     def run(self, name: str, keys: Sequence[str], args: Sequence[str | int | bytes]) -> list[Any]:
         super().run(name, keys, args)

@@ -97,7 +97,7 @@ def test_a_server_that_looks_as_if_it_never_synced_is_looked_at_again(monkeypatc
         disk.num_pending = 0
         settings = StackSettings(redis_url=f"redis://127.0.0.1:{disk.server_address[1]}/0?protocol=2")
         broker = connect(settings)
-        disk.syncs_at = 2  # of its looks
+        disk.syncs_at = 2  # at the second look
         assert broker.persisted(), "it was paused during the first look"
         disk.syncs_at = float("inf")
         assert not broker.persisted()

@@ -48,7 +48,7 @@ JSON = {"Content-Type": "application/json"}
 
 @pytest.fixture
 def services(settings: StackSettings, tmp_path: Path) -> Iterator[Services]:
-    """Over a model root that holds the model of `job_spec`."""
+    """Settings over a model root that holds the model of `job_spec`."""
     model = tmp_path / "models" / "qwen3"
     model.mkdir(parents=True)
     (model / "config.json").write_text("{}")

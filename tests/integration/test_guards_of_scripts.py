@@ -316,7 +316,7 @@ def test_the_script_that_dispatches_asks_the_fence_itself(
 def test_the_script_that_looks_for_what_is_lost_asks_the_fence_itself(
     job: Job, epoch_more: int, iteration: int, state: str, answer: list[bytes]
 ) -> None:
-    """So that a trainer learns of its end, and of a lost opening, while it only waits."""
+    """A trainer learns of its job's end, and of a lost opening, while it only waits."""
     job.trainer.open_iteration(job.opening(0))
     epoch = epoch_more + int(job.broker.redis.hget(keys(job).fence, "epoch") or 0)  # type: ignore[arg-type]
     job.broker.redis.hset(keys(job).fence, "state", state)

@@ -45,7 +45,7 @@ class Straggling:
         return self.job.broker
 
     def held_for(self, seconds: float) -> None:
-        """The straggler has worked for so long."""
+        """Makes the straggler's claim this old."""
         claimed_ms = int((self.broker.now_s() - seconds) * 1000)
         set_ledger_times(self.broker, self.keys, STRAGGLER_BATCH, claimed_ms=claimed_ms)
 

@@ -32,7 +32,7 @@ FULL = OnbeatError("cannot write: no space left", field="checkpoints/i000003")
 
 @pytest.fixture(autouse=True)
 def handlers() -> Iterator[None]:
-    """A trainer installs its own."""
+    """Puts back the signal handlers: a trainer installs its own."""
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     yield
     for number, handler in before.items():

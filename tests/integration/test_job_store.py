@@ -55,7 +55,7 @@ class Died(Exception):
 
 
 class MortalBroker(Broker):
-    """Its process dies with its first script's answer."""
+    """A broker whose process dies when its first script has answered."""
 
     dies = True
 

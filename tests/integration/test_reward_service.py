@@ -303,7 +303,7 @@ def test_closing_the_pool_ends_running_work_and_every_process(plugins: Path) -> 
     gate.wait_for_entry()
     (keeper,) = pool.worker_pids()
     pids = family(keeper)
-    assert len(pids) == 3, "keeper, nursery, worker"
+    assert len(pids) == 3, "keeper, nursery, scorer process"
     pool.close()
     for pid in pids:
         wait_until_gone(pid)
@@ -532,10 +532,10 @@ class Service:
         self.client = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=60.0, headers=BEARER)
 
     def scorer_pids(self) -> list[int]:
-        """Once it has scored something."""
+        """Its scorer processes, once it has scored an item."""
         assert reasons(post(self.client, FormatReward(pattern="a"), items=items_of("a")).results) == ["scored"]
         scorers = family(self.process.pid)[1:]
-        assert len(scorers) >= 3, "keeper, nursery, worker"
+        assert len(scorers) >= 3, "keeper, nursery, scorer process"
         return scorers
 
     def end(self) -> None:

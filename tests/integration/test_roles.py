@@ -38,7 +38,7 @@ OF_A_SCRIPT = {
     "remove_job": (JOBS, ACTIVE, idempotency("k")),
     "announce_shard": (KEYS.shards,),
 } | dict.fromkeys(("put_chunk", "drop_chunks"), (KEYS.chunks,))
-"""KEYS[13] and on of the scripts that have more than all have."""
+"""KEYS[13] and later ones, for the scripts that have more keys than the common ones."""
 FIRST = "\x00the key"
 """Where the key stands in a sample call."""
 SAMPLES: dict[str, tuple[str, ...]] = {

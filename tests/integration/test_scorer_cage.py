@@ -123,7 +123,7 @@ def test_privileges_are_gone_for_good_and_no_file_of_the_service_is_open(outcome
 
 
 def test_neither_the_service_nor_the_stack_can_be_killed(outcome: Outcome) -> None:
-    """The driver, which is the reward service here, has lived to tell the other outcomes."""
+    """The driver, which is the reward service here, survives to report the other outcomes."""
     assert outcome.told["its format"] == "0.0"
 
 

@@ -30,12 +30,12 @@ STEP = trainer.step
 
 
 class Dead(Exception):
-    """What no trainer expects."""
+    """An error that no trainer expects."""
 
 
 @pytest.fixture(autouse=True)
 def handlers() -> Iterator[None]:
-    """A trainer installs its own."""
+    """Puts back the signal handlers: a trainer installs its own."""
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     yield
     for number, handler in before.items():

@@ -37,7 +37,7 @@ LIBRARIES = (
     "starlette",
 )
 FAILED = (int(pytest.ExitCode.TESTS_FAILED), int(pytest.ExitCode.INTERRUPTED))
-"""A test misses the guard, or can't even import the module without it."""
+"""Exit codes of a test that notices the missing guard, or can't import the module without it."""
 LOOK_AGAIN_S = 0.05
 
 

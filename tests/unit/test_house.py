@@ -61,6 +61,7 @@ SMALL_FILES = {
     "consumer/trackers/": "a tracker each, with its library",
     "contracts/encoding/digests.py": "what every digest is made of",
     "contracts/service_links.py": "the variables of an orchestrator, which are no settings",
+    "gateway/api/": "the endpoints of one subject each",
     "http_service/body.py": "the one way to read a body",
     "onbeat/commands/remove.py": "one command",
     "process/private_folders.py": "the mode of every folder that is made",

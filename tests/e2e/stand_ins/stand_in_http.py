@@ -12,7 +12,7 @@ class Ready(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, *_: object) -> None:
-        """Silent."""
+        """Logs nothing."""
 
 
 HTTPServer(("127.0.0.1", int(os.environ["ONBEAT_PORT"])), Ready).serve_forever()

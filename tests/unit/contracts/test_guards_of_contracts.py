@@ -1,4 +1,4 @@
-"""What a record refuses when it is built: it is refused when it is decoded, too, and never looked at again."""
+"""What a record refuses when it is built: decoding refuses it too, so that no other code has to check it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings are closed and bounded, and an orchestrator's variables for a service of our name are none of them."""
+"""Settings are closed and bounded, and an orchestrator's variables for a service of our name are ignored."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ LINE = '{"prompt": "1+1=", "reference": "2"}\n'
 
 @pytest.fixture
 def stack(tmp_path: Path) -> StackSettings:
-    """A model root with data, a run root below it with a secret, and what is none of a spec's business beside it."""
+    """A model root with data, a run root below it with a secret, and beside them files that no spec may name."""
     root = tmp_path / "app"
     for folder in (root / "data", root / "runs" / "redis", root / ".git", tmp_path / "home", tmp_path / "models"):
         folder.mkdir(parents=True)

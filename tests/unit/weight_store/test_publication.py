@@ -241,7 +241,7 @@ def test_deltas_of_another_version_1_are_refused_and_the_chain_is_read(
     assert ahead.put_in_place() != set(version(1))
     assert ahead.receiver.load(manifest) == manifest.weights_digest
     assert_equal(ahead.receiver.tensors, version(1))
-    # Not after the work, by the digest.
+    # It is noticed before the rest is applied, and not afterwards by the digest.
     assert caplog.messages == ["shards of another version 1 were put in place; reading the whole version"]
 
 

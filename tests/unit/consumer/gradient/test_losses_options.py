@@ -1,4 +1,4 @@
-"""The choices of `[algorithm]`: what is combined, what is refused, and what stands where nothing is said."""
+"""The choices of `[algorithm]`: what is combined, what is refused, and what the defaults are."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from contracts.jobs import JobState
 from process.waiting import Waiting
 
 SOON_S = 60.0
-"""Only a keeper that never comes to it takes so long."""
+"""A deadline that only a keeper which never gets there reaches."""
 
 
 class Side:
@@ -43,7 +43,7 @@ class Kept:
         )
 
     def raises(self, kind: type[Exception], words: str = "") -> None:
-        """`check`, once the thread has seen what it was answered."""
+        """Calls `check` once the thread has seen its answer."""
         waiting = Waiting(f"a {kind.__name__}", deadline_s=SOON_S)
         while (error := self._error()) is None:
             waiting.poke()

@@ -1,4 +1,4 @@
-"""What commands print: other people's text is text, an empty value is a dash, and an end is quiet."""
+"""What commands print: text from outside stays text, an empty value is a dash, and a stop is no warning."""
 
 from __future__ import annotations
 
@@ -201,7 +201,8 @@ class Held(httpx.SyncByteStream):
 def test_who_stops_following_is_not_told_that_the_stream_broke_off(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     stream = Held()
-    transport = httpx.MockTransport(lambda _: httpx.Response(200, stream=stream))
+    headers = {"Content-Type": "text/event-stream"}
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, headers=headers, stream=stream))
     with GatewayClient("http://127.0.0.1:1", "", transport=transport) as client:
         reader = EventReader(client, "job-1")
         reader.start()

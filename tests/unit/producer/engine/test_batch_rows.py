@@ -12,7 +12,7 @@ from tests.builders import prompt_batch
 
 VOCAB_SIZE = 4
 EOS = frozenset({0})
-"""A quarter of the draws: rows end all along."""
+"""A quarter of the draws ends a row, so that rows end at every step."""
 
 
 def decode(*, rows_leave: bool) -> tuple[list[list[Completion]], list[int]]:

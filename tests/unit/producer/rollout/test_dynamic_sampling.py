@@ -104,7 +104,7 @@ def test_a_batch_is_published_once_every_place_has_a_group_that_teaches_or_no_re
 
 
 def test_two_generators_make_the_same_batch_whatever_else_they_sample(tmp_path: Path) -> None:
-    """One has an engine for several batches at once and other work, the other only this batch (I7)."""
+    """One generator samples several batches at once and has other work, the other has only this batch (I7)."""
     digests: list[str] = []
 
     async def scenario(stack: Stack) -> None:
