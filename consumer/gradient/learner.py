@@ -86,7 +86,9 @@ class Learner:
     def train(self, batch: RolloutBatch) -> Trained:
         """Forward, backward, accumulate. Raises what `train_micro_batch` raises."""
         started_s = time.time()
-        stats, kept = train_micro_batch(self.policy, self.reference, batch, self.spec, self.accumulator)
+        stats, kept = train_micro_batch(
+            self.policy, batch, reference=self.reference, spec=self.spec, accumulator=self.accumulator
+        )
         if kept is not None and self.spec.algorithm.updates_per_iteration > 1:
             self.kept.append((stats, kept))
         return self._trained(
@@ -101,7 +103,7 @@ class Learner:
         for stats, kept in self.kept:
             check()
             started_s = time.time()
-            again = train_kept_batch(self.policy, kept, stats, self.spec, self.accumulator)
+            again = train_kept_batch(self.policy, kept, stats=stats, spec=self.spec, accumulator=self.accumulator)
             yield self._trained(self._with_cost(again, kept.batch, with_reference=False), started_s)
 
     def step(self, step: OptimizerStep, sink: TensorSink | None = None) -> float:

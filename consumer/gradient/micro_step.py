@@ -6,10 +6,10 @@ order. Where an iteration has several steps, those after the first train its bat
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -36,11 +36,11 @@ class KeptRows:
     """The rows of one pass, and what the first update measured of them."""
 
     rows: NDArray[np.int64]
-    """Of the batch."""
+    """[R] of the batch."""
     old_logprobs: Tensor
-    """[R, T] of the policy that sampled; detached."""
+    """[R, T] log pi_old, of the policy that sampled; detached."""
     reference_logprobs: Tensor | None
-    """[R, T]."""
+    """[R, T] log pi_ref; None without a KL term."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,87 +53,204 @@ class KeptBatch:
     passes: tuple[KeptRows, ...]
 
 
+@dataclass(frozen=True, kw_only=True)
+class PreparedBatch:
+    """A batch as it stands before a model has seen it."""
+
+    batch: RolloutBatch
+    rewards: NDArray[np.float64]
+    """[k, G] as they are trained: shuffled, where the job is a negative control."""
+    advantages: NDArray[np.float64]
+    """[k, G]."""
+    passes: tuple[NDArray[np.int64], ...]
+    """[R] rows of the batch in each pass, ascending; none where nothing teaches."""
+    stats: MicroBatchStats
+    """What is known of the batch by itself."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredPass:
+    """One pass, whose advantages are final."""
+
+    rows: NDArray[np.int64]
+    """[R] of the batch."""
+    micro_batch: MicroBatch
+    logprobs: Callable[[], TokenLogprobs]
+    """Answers what the models give to its tokens, with the graph of the policy's: a forward pass, or a known value."""
+    is_known: bool
+    """Whether `logprobs` answers the same graph each time."""
+
+
 def train_micro_batch(
     policy: Policy,
-    reference: PreTrainedModel | None,
     batch: RolloutBatch,
+    *,
+    reference: PreTrainedModel | None,
     spec: JobSpec,
     accumulator: GradientAccumulator,
 ) -> tuple[MicroBatchStats, KeptBatch | None]:
-    """Decode, advantages, forward, loss, backward, accumulate; `.grad` is None before and after.
+    """Prepares, measures, goes backward and accumulates; `.grad` is None before and after.
+
+        prepare    rewards → advantages, rows that teach, passes       no model
+        measure    log-probs of a batch of one pass; KL in the reward  forward
+        backward   loss and gradient of each pass, into the sum        forward where it isn't known, backward
 
     A batch with more tokens than a pass may have goes through in several, always the same ones, and the accumulator
-    rounds the gradient of each (I7). reference: `Policy.reference` where
-    spec.algorithm.kl_coefficient > 0, else None. A batch in which nothing teaches costs no forward pass, and there is
-    nothing to keep of it. Raises ContractViolation for tokens that the model cannot take, TrainingDiverged for a loss
-    or gradient that is not finite.
+    rounds the gradient of each (I7). reference: `Policy.reference` where spec.algorithm.kl_coefficient > 0, else None.
+    A batch in which nothing teaches costs no forward pass, and there is nothing to keep of it. Raises ContractViolation
+    for tokens that the model cannot take, TrainingDiverged for a loss or gradient that is not finite.
     """
-    algorithm, trainer = spec.algorithm, spec.trainer
-    rewards = batch_rewards(batch)
-    stats = measure_batch(batch, rewards)
-    if algorithm.shuffle_rewards:
-        rewards = shuffled_rewards(rewards, seed=spec.seed, batch_id=batch.batch_id)
-    advantages = group_advantages(rewards, algorithm)
-    stats = dataclasses.replace(stats, advantages=tuple(advantages.reshape(-1).tolist()))
-    rows = rows_that_teach(advantages, every_row=algorithm.needs_every_row)
-    if not rows.size:
-        return stats, None
-    parts = split_rows(batch, rows, packing=trainer.packing, max_tokens=trainer.max_tokens_per_micro_batch)
-    micro_batches = [_micro_batch(batch, part, advantages, spec) for part in parts]
-    for micro_batch in micro_batches:
-        _check_fits(micro_batch, policy, batch_id=batch.batch_id)
+    prepared = _prepare(batch, spec)
+    if not prepared.passes:
+        return replace(prepared.stats, advantages=_flat(prepared.advantages)), None
     forward = functools.partial(_token_logprobs, policy, reference, spec=spec)
-    # The only pass of a batch serves everything that is asked of it.
-    known = [forward(micro_batch) for micro_batch in micro_batches] if len(parts) == 1 else []
-    if reference is not None and algorithm.kl_placement == "reward":
-        with torch.no_grad():
-            measured = known or [forward(micro_batch) for micro_batch in micro_batches]
-        penalties = _penalties(rewards.shape, measured, micro_batches, spec)
-        advantages = penalised_advantages(rewards, penalties, algorithm)
-        micro_batches = [_micro_batch(batch, part, advantages, spec) for part in parts]
-    stats = dataclasses.replace(stats, advantages=tuple(advantages.reshape(-1).tolist()))
-    if algorithm.has_late_baseline:
-        ones = [dataclasses.replace(one, advantages=torch.ones_like(one.advantages)) for one in micro_batches]
-        logprobs = known or map(forward, ones)
-        terms: list[LossTerms] = []
-        for micro_batch, measured in zip(ones, logprobs, strict=True):
-            terms.append(_backward(measured, micro_batch, spec, stats, keep_graph=bool(known)))
-            accumulator.add(to_baseline=True, more=len(terms) < len(parts))
-        stats = dataclasses.replace(stats, baseline_loss_sum=sum(one.loss_sum.item() for one in terms))
-
-    passes: list[KeptRows] = []
-    terms = []
-    mismatch = Mismatch()
-    for part, micro_batch, logprobs in zip(parts, micro_batches, known or map(forward, micro_batches), strict=True):
-        loss_mask = micro_batch.loss_mask.to(logprobs.policy.device)
-        mismatch = mismatch.joined(measure_mismatch(logprobs.policy, logprobs.generator, loss_mask))
-        old_logprobs = logprobs.policy.detach()
-        passes.append(KeptRows(rows=part, old_logprobs=old_logprobs, reference_logprobs=logprobs.reference))
-        terms.append(_backward(logprobs, micro_batch, spec, stats))
-        accumulator.add(more=len(terms) < len(parts))
-    stats = dataclasses.replace(_with(stats, terms), mismatch=mismatch)
-    return stats, KeptBatch(batch=batch, advantages=advantages, passes=tuple(passes))
+    passes, advantages = _measure(prepared, policy, forward, spec=spec)
+    stats, kept_rows = _backward(passes, prepared.stats, spec=spec, accumulator=accumulator)
+    kept = KeptBatch(batch=batch, advantages=advantages, passes=tuple(kept_rows))
+    return replace(stats, advantages=_flat(advantages)), kept
 
 
 def train_kept_batch(
-    policy: Policy, kept: KeptBatch, stats: MicroBatchStats, spec: JobSpec, accumulator: GradientAccumulator
+    policy: Policy, kept: KeptBatch, *, stats: MicroBatchStats, spec: JobSpec, accumulator: GradientAccumulator
 ) -> MicroBatchStats:
-    """One batch of a later update: forward under the weights of now, loss against the kept log-probs, backward.
+    """Trains a batch in a later update: forward under the weights of now, loss against the kept log-probs, backward.
 
-    stats: the batch's of the first update; answers them with the loss, the clips and the KL of this one. Raises
+    stats: the batch's of the first update; returns them with the loss, the clips and the KL of this one. Raises
     TrainingDiverged like `train_micro_batch`.
     """
-    terms: list[LossTerms] = []
-    for one in kept.passes:
-        micro_batch = _micro_batch(kept.batch, one.rows, kept.advantages, spec)
-        logprobs = dataclasses.replace(
-            _token_logprobs(policy, None, micro_batch, spec=spec),
-            old=one.old_logprobs,
-            reference=one.reference_logprobs,
+
+    def logprobs(rows: KeptRows, micro_batch: MicroBatch) -> TokenLogprobs:
+        now = _token_logprobs(policy, None, micro_batch, spec=spec)
+        return replace(now, old=rows.old_logprobs, reference=rows.reference_logprobs)
+
+    passes: list[MeasuredPass] = []
+    for rows in kept.passes:
+        micro_batch = _micro_batch(kept.batch, rows.rows, kept.advantages, spec)
+        passes.append(
+            MeasuredPass(
+                rows=rows.rows,
+                micro_batch=micro_batch,
+                logprobs=functools.partial(logprobs, rows, micro_batch),
+                is_known=False,
+            )
         )
-        terms.append(_backward(logprobs, micro_batch, spec, stats))
-        accumulator.add(more=len(terms) < len(kept.passes))
-    return _with(stats, terms)
+    trained = _add_gradients(passes, stats, spec=spec, accumulator=accumulator)
+    return _summed(stats, [terms for _, terms in trained])
+
+
+def _prepare(batch: RolloutBatch, spec: JobSpec) -> PreparedBatch:
+    """Makes all that needs no model. Raises ContractViolation where the generator's log-probs are not finite."""
+    algorithm, trainer = spec.algorithm, spec.trainer
+    sampled = batch_rewards(batch)
+    rewards = sampled
+    if algorithm.shuffle_rewards:
+        rewards = shuffled_rewards(sampled, seed=spec.seed, batch_id=batch.batch_id)
+    advantages = group_advantages(rewards, algorithm)
+    rows = rows_that_teach(advantages, every_row=algorithm.needs_every_row)
+    return PreparedBatch(
+        batch=batch,
+        rewards=rewards,
+        advantages=advantages,
+        passes=tuple(split_rows(batch, rows, packing=trainer.packing, max_tokens=trainer.max_tokens_per_micro_batch))
+        if rows.size
+        else (),
+        # Of the rewards as sampled: a negative control reports what its policy earned.
+        stats=measure_batch(batch, sampled),
+    )
+
+
+def _measure(
+    prepared: PreparedBatch, policy: Policy, forward: Callable[[MicroBatch], TokenLogprobs], *, spec: JobSpec
+) -> tuple[list[MeasuredPass], NDArray[np.float64]]:
+    """Makes the passes with their final advantages, and returns those of the whole batch, [k, G], beside them."""
+    batch, algorithm = prepared.batch, spec.algorithm
+    advantages = prepared.advantages
+    micro_batches = [_micro_batch(batch, rows, advantages, spec) for rows in prepared.passes]
+    for micro_batch in micro_batches:
+        _check_fits(micro_batch, policy, batch_id=batch.batch_id)
+    # A batch of one pass goes through the models once, for all that is asked of it. The passes of a larger one go
+    # through again when their gradient is due: their graphs together would be what the split is there to avoid.
+    known = [forward(micro_batch) for micro_batch in micro_batches] if len(micro_batches) == 1 else []
+    if algorithm.kl_coefficient > 0.0 and algorithm.kl_placement == "reward":
+        with torch.no_grad():
+            measured = known or [forward(micro_batch) for micro_batch in micro_batches]
+        divergences = [
+            response_divergences(
+                logprobs, loss_mask=micro_batch.loss_mask.to(logprobs.policy.device), estimator=algorithm.kl_estimator
+            )
+            for logprobs, micro_batch in zip(measured, micro_batches, strict=True)
+        ]
+        # [R] of each pass → [k, G]: under a KL every row goes through, in the order of the batch.
+        penalties = algorithm.kl_coefficient * np.concatenate(divergences).reshape(prepared.rewards.shape)
+        advantages = penalised_advantages(prepared.rewards, penalties, algorithm)
+        micro_batches = [_micro_batch(batch, rows, advantages, spec) for rows in prepared.passes]
+    passes = [
+        MeasuredPass(
+            rows=rows,
+            micro_batch=micro_batch,
+            logprobs=(lambda: known[0]) if known else functools.partial(forward, micro_batch),
+            is_known=bool(known),
+        )
+        for rows, micro_batch in zip(prepared.passes, micro_batches, strict=True)
+    ]
+    return passes, advantages
+
+
+def _backward(
+    passes: Sequence[MeasuredPass], stats: MicroBatchStats, *, spec: JobSpec, accumulator: GradientAccumulator
+) -> tuple[MicroBatchStats, list[KeptRows]]:
+    """Adds the batch's gradient to the sum, and that of its baseline to the baseline's, where there is one."""
+    baseline_loss_sum = 0.0
+    if spec.algorithm.has_late_baseline:
+        # The gradient of advantages of 1.0. The iteration's mean reward, known at its end, times this one is taken off
+        # the gradient of the rewards: mean(r) is subtracted from each r, as the loss is linear in them.
+        ones = [
+            replace(one, micro_batch=replace(one.micro_batch, advantages=torch.ones_like(one.micro_batch.advantages)))
+            for one in passes
+        ]
+        baseline = _add_gradients(ones, stats, spec=spec, accumulator=accumulator, to_baseline=True)
+        baseline_loss_sum = sum(terms.loss_sum.item() for _, terms in baseline)
+    kept: list[KeptRows] = []
+    all_terms: list[LossTerms] = []
+    mismatch = Mismatch()
+    trained = _add_gradients(passes, stats, spec=spec, accumulator=accumulator)
+    for one, (logprobs, terms) in zip(passes, trained, strict=True):
+        loss_mask = one.micro_batch.loss_mask.to(logprobs.policy.device)
+        mismatch = mismatch.joined(measure_mismatch(logprobs.policy, logprobs.generator, loss_mask))
+        kept.append(
+            KeptRows(rows=one.rows, old_logprobs=logprobs.policy.detach(), reference_logprobs=logprobs.reference)
+        )
+        all_terms.append(terms)
+    return replace(_summed(stats, all_terms), baseline_loss_sum=baseline_loss_sum, mismatch=mismatch), kept
+
+
+def _add_gradients(
+    passes: Sequence[MeasuredPass],
+    stats: MicroBatchStats,
+    *,
+    spec: JobSpec,
+    accumulator: GradientAccumulator,
+    to_baseline: bool = False,
+) -> Iterator[tuple[TokenLogprobs, LossTerms]]:
+    """Yields the log-probs and the loss of each pass, whose gradient is in the sum by then."""
+    for number, one in enumerate(passes, start=1):
+        logprobs = one.logprobs()
+        loss_mask = one.micro_batch.loss_mask.to(logprobs.policy.device)
+        terms = family_loss(
+            logprobs,
+            # float64 [R] → the log-probs' dtype: the one rounding of an advantage.
+            advantages=one.micro_batch.advantages.to(logprobs.policy),
+            loss_mask=loss_mask,
+            algorithm=spec.algorithm,
+            sizes=BatchSizes(num_tokens=stats.num_tokens, max_new_tokens=spec.rollout.sampling.max_new_tokens),
+        )
+        if not math.isfinite(terms.loss_sum.item()):
+            raise TrainingDiverged(f"the loss of batch {stats.batch_id} is {terms.loss_sum.item()}", field="loss")
+        # A known graph is gone through once more, after that of the baseline.
+        terms.loss_sum.backward(retain_graph=to_baseline and one.is_known)
+        accumulator.add(to_baseline=to_baseline, more=number < len(passes))
+        # Detached, or every pass's graph would live until the last one.
+        yield logprobs, replace(terms, loss_sum=terms.loss_sum.detach())
 
 
 def _micro_batch(
@@ -142,41 +259,9 @@ def _micro_batch(
     return make_micro_batch(batch, advantages=advantages, rows=rows, packing=spec.trainer.packing)
 
 
-def _penalties(
-    shape: tuple[int, ...], measured: list[TokenLogprobs], micro_batches: list[MicroBatch], spec: JobSpec
-) -> NDArray[np.float64]:
-    """The weighted divergence of each completion, in that shape [k, G]; measured: pass by pass, every row."""
-    algorithm = spec.algorithm
-    divergences = [
-        response_divergences(
-            logprobs, loss_mask=micro_batch.loss_mask.to(logprobs.policy.device), estimator=algorithm.kl_estimator
-        )
-        for logprobs, micro_batch in zip(measured, micro_batches, strict=True)
-    ]
-    return algorithm.kl_coefficient * np.concatenate(divergences).reshape(shape)
-
-
-def _backward(
-    logprobs: TokenLogprobs, micro_batch: MicroBatch, spec: JobSpec, stats: MicroBatchStats, *, keep_graph: bool = False
-) -> LossTerms:
-    """The loss of one pass, its gradient added to `.grad`."""
-    terms = family_loss(
-        logprobs,
-        advantages=micro_batch.advantages.to(logprobs.policy),
-        loss_mask=micro_batch.loss_mask.to(logprobs.policy.device),
-        algorithm=spec.algorithm,
-        sizes=BatchSizes(num_tokens=stats.num_tokens, max_new_tokens=spec.rollout.sampling.max_new_tokens),
-    )
-    if not math.isfinite(terms.loss_sum.item()):
-        raise TrainingDiverged(f"the loss of batch {stats.batch_id} is {terms.loss_sum.item()}", field="loss")
-    terms.loss_sum.backward(retain_graph=keep_graph)
-    # Detached, or every pass's graph would live until the last one.
-    return dataclasses.replace(terms, loss_sum=terms.loss_sum.detach())
-
-
-def _with(stats: MicroBatchStats, terms: list[LossTerms]) -> MicroBatchStats:
-    """The batch's numbers, with the sums over its passes."""
-    return dataclasses.replace(
+def _summed(stats: MicroBatchStats, terms: list[LossTerms]) -> MicroBatchStats:
+    """Returns the batch's numbers, with the sums over its passes."""
+    return replace(
         stats,
         loss_sum=sum(one.loss_sum.item() for one in terms),
         num_clipped_low=sum(one.num_clipped_low for one in terms),
@@ -189,10 +274,14 @@ def _with(stats: MicroBatchStats, terms: list[LossTerms]) -> MicroBatchStats:
     )
 
 
+def _flat(advantages: NDArray[np.float64]) -> tuple[float, ...]:
+    return tuple(advantages.reshape(-1).tolist())
+
+
 def _token_logprobs(
     policy: Policy, reference: PreTrainedModel | None, micro_batch: MicroBatch, *, spec: JobSpec
 ) -> TokenLogprobs:
-    """One pass of each model that the loss needs."""
+    """Passes once through each model that the loss needs."""
     temperature = spec.rollout.sampling.temperature
     reference_logprobs = entropy = None
     if reference is not None:
@@ -214,7 +303,7 @@ def _token_logprobs(
 
 def _check_fits(micro_batch: MicroBatch, policy: Policy, *, batch_id: str) -> None:
     inputs = micro_batch.inputs
-    # Positions start at 0, and a response's last token is never an input.
+    # Positions start at 0, and a response's last token is never an input: + 1 for each.
     longest = int(inputs.position_ids.max()) + 2
     if longest > policy.context_tokens:
         raise ContractViolation(

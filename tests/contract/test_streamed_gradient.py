@@ -83,7 +83,11 @@ def streamed_gradient(
     )
     stats = []
     for batch in batches:
-        stats.append(train_micro_batch(policy, reference.model if reference else None, batch, spec, accumulator)[0])
+        stats.append(
+            train_micro_batch(
+                policy, batch, reference=reference.model if reference else None, spec=spec, accumulator=accumulator
+            )[0]
+        )
         assert all(parameter.grad is None for parameter in parameters.values())
     scaling = iteration_scaling(stats, spec.algorithm)
     accumulator.total(scaling.divisor, baseline=scaling.baseline)
@@ -244,7 +248,7 @@ def test_a_batch_in_which_nothing_teaches_needs_no_forward_pass(tmp_path: Path) 
     passes: list[int] = []
     policy.model.register_forward_pre_hook(lambda *_: passes.append(1))
     accumulator = ExactAccumulator(policy.trained_parameters(), max_micro_batches=1)
-    stats, _ = train_micro_batch(policy, None, batch, job_spec(), accumulator)
+    stats, _ = train_micro_batch(policy, batch, reference=None, spec=job_spec(), accumulator=accumulator)
     assert passes == []
     assert (stats.loss_sum, stats.num_equal_groups, stats.mismatch.num_tokens) == (0.0, 2, 0)
 
@@ -260,7 +264,9 @@ def test_statistics_compare_the_trainer_with_the_generator(tmp_path: Path) -> No
         chosen = torch.log_softmax(logits, dim=-1)[range(len(response)), response]
         rollouts.append(rollout(response, float(reward), logprobs=(chosen - 0.1).tolist()))
     accumulator = ExactAccumulator(policy.trained_parameters(), max_micro_batches=1)
-    stats, _ = train_micro_batch(policy, None, batch_of([(prompt, rollouts)]), spec, accumulator)
+    stats, _ = train_micro_batch(
+        policy, batch_of([(prompt, rollouts)]), reference=None, spec=spec, accumulator=accumulator
+    )
     assert stats.mismatch.num_tokens == 5
     assert stats.mismatch.largest == pytest.approx(0.1, abs=1e-5)
     assert stats.mismatch.rho_sum == pytest.approx(5 * 2.718281828**0.1, rel=1e-5)
@@ -273,10 +279,10 @@ def test_tokens_that_the_model_cannot_take_are_refused(tmp_path: Path) -> None:
     accumulator = ExactAccumulator(policy.trained_parameters(), max_micro_batches=1)
     alien = batch_of([([5], [rollout([1], 1.0), rollout([policy.vocabulary_size], 0.0)])])
     with pytest.raises(ContractViolation, match="outside the vocabulary of 79"):
-        train_micro_batch(policy, None, alien, spec, accumulator)
+        train_micro_batch(policy, alien, reference=None, spec=spec, accumulator=accumulator)
     long = batch_of([([5] * 100, [rollout([1] * 29, 1.0), rollout([1], 0.0)])])
     with pytest.raises(ContractViolation, match="a row of 129 tokens, the model's context is 128"):
-        train_micro_batch(policy, None, long, spec, accumulator)
+        train_micro_batch(policy, long, reference=None, spec=spec, accumulator=accumulator)
 
 
 def test_a_diverged_policy_stops_the_batch(tmp_path: Path) -> None:
@@ -285,4 +291,4 @@ def test_a_diverged_policy_stops_the_batch(tmp_path: Path) -> None:
         policy.trained_parameters()["model.embed_tokens.weight"].fill_(float("nan"))
     accumulator = ExactAccumulator(policy.trained_parameters(), max_micro_batches=1)
     with pytest.raises(TrainingDiverged, match="the loss of batch 0/train/0 is nan"):
-        train_micro_batch(policy, None, rollout_batch(), spec, accumulator)
+        train_micro_batch(policy, rollout_batch(), reference=None, spec=spec, accumulator=accumulator)

@@ -58,14 +58,16 @@ def first_update(
 ) -> Trained:
     policy, reference = pair
     frozen = reference.model if spec.algorithm.kl_coefficient else None
-    trained = [train_micro_batch(policy, frozen, batch, spec, accumulator) for batch in batches]
+    trained = [
+        train_micro_batch(policy, batch, reference=frozen, spec=spec, accumulator=accumulator) for batch in batches
+    ]
     return [stats for stats, _ in trained], [kept for _, kept in trained]
 
 
 def later_update(policy: Policy, trained: Trained, spec: JobSpec, accumulator: ExactAccumulator) -> list:
     accumulator.zero()
     return [
-        train_kept_batch(policy, kept, stats, spec, accumulator) if kept else stats
+        train_kept_batch(policy, kept, stats=stats, spec=spec, accumulator=accumulator) if kept else stats
         for stats, kept in zip(*trained, strict=True)
     ]
 

@@ -51,7 +51,7 @@ class Run:
         self.accumulator.zero()
         for index in range(2):
             batch = rollout_batch(seed=10 * iteration + index, batch_id=f"{iteration}/train/{index}")
-            train_micro_batch(self.policy, None, batch, SPEC, self.accumulator)
+            train_micro_batch(self.policy, batch, reference=None, spec=SPEC, accumulator=self.accumulator)
         self.accumulator.total(16)
         self.optimizer.step(learning_rate_at(iteration, SPEC.optimizer, SPEC.iterations))
 
