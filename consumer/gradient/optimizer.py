@@ -1,37 +1,48 @@
-"""AdamW: global-norm clipping, and a learning rate that is a function of the iteration."""
+"""AdamW: global-norm clipping, and a learning rate that is a function of the iteration.
+
+`optimizer.type` names one of two, and what a checkpoint keeps of its state are tensors:
+
+    adamw        exp_avg, exp_avg_sq: float32, 8 bytes a parameter
+    adamw_8bit   state1, state2: a byte each and a float32 for 256 of them (arXiv 2110.02861), by bitsandbytes
+                 parameters of fewer than 4,096 items: float32
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from consumer.gradient.adamw import load_checked, make_adamw
 from consumer.model.rows import local_rows, whole
-from contracts.errors import ContractViolation, TrainingDiverged
+from contracts.errors import ContractViolation, InvalidInput, TrainingDiverged
 from contracts.spec import OptimizerSpec
 
 GROUP_BYTES = 32 * 1024**2
-"""Of what is stepped at a time. Whoever publishes has only the last group left when the step is done; a call of the
-optimizer costs some 0.1 ms."""
+"""What is stepped at a time. A publisher has only the last group left when the step is done; a call of the optimizer
+costs some 0.1 ms."""
+BLOCK_ITEMS = 256
+SMALLEST_8BIT_ITEMS = 4096
+"""bitsandbytes' own choice: below it the bytes saved are few, and norms and biases are sensitive."""
 
 
 def horizon_at(iteration: int, horizons: Mapping[int, int], iterations: int) -> int:
-    """What `learning_rate_at` takes as `iterations` there: a resume that changed them left `JobStore.horizons`."""
+    """Returns the `iterations` of `learning_rate_at` there: a resume that changes it leaves `JobStore.horizons`."""
     firsts = [first for first in horizons if first <= iteration]
     return horizons[max(firsts)] if firsts else iterations
 
 
 def learning_rate_at(iteration: int, spec: OptimizerSpec, iterations: int) -> float:
-    """Learning rate of one iteration: linear warm-up, then constant, or decay that reaches 0 at `iterations`.
+    """Returns one iteration's learning rate: linear warm-up, then constant, or decay that reaches 0 at `iterations`.
 
-    A pure function, so that resuming needs no scheduler state.
+    It is a pure function, so that resuming needs no scheduler state.
     """
     if iteration < spec.warmup_iterations:
         return spec.learning_rate * (iteration + 1) / spec.warmup_iterations
+    # 0.0 at the first iteration after the warm-up, 1.0 at the end of the job.
     progress = (iteration - spec.warmup_iterations) / max(1, iterations - spec.warmup_iterations)
     if spec.schedule == "linear":
         return spec.learning_rate * (1.0 - progress)
@@ -41,19 +52,19 @@ def learning_rate_at(iteration: int, spec: OptimizerSpec, iterations: int) -> fl
 
 
 def is_decayed(name: str, parameter: nn.Parameter, *, embeddings: Collection[str]) -> bool:
-    """Whether weight decay is for it: matrices alone, which norms and biases aren't, and of these no embedding.
+    """Tells whether weight decay acts on it: on matrices alone, and not on an embedding's.
 
-    A norm's scale has a size of its own that isn't 0, and an embedding's row would be decayed in each step, but learns
-    only in those that have its token.
+    Norms and biases are no matrices. A norm's scale has a size of its own that isn't 0, and an embedding's row would be
+    decayed in each step, but learns only in those that have its token.
     """
     return parameter.dim() >= 2 and name not in embeddings
 
 
 class PolicyOptimizer:
-    """AdamW over named parameters (consumer/gradient/adamw.py), bitwise repeatable.
+    """AdamW over named parameters (`Adamw`), bitwise repeatable.
 
-    Of sharded parameters it steps this rank's rows. Parameters below float32 have float32 masters that it steps; they
-    are the masters' rounding. A step of 1e-6 is less than half of a bfloat16's last bit for any weight above 1e-3, and
+    It steps this rank's rows of sharded parameters. Parameters below float32 are the rounding of float32 masters, which
+    it steps. A step of 1e-6 is less than half of a bfloat16's last bit for any weight above 1e-3, and
     would be lost without them.
     """
 
@@ -74,10 +85,10 @@ class PolicyOptimizer:
         self._adamw = self._moments.optimizer
 
     def step(self, learning_rate: float, *, on_stepped: Callable[[str], None] = lambda name: None) -> float:
-        """Clips the gradients to max_grad_norm, steps, clears them; answers the norm before clipping.
+        """Clips the gradients to max_grad_norm, steps and clears them, and returns the norm before clipping.
 
-        A group of parameters is stepped after the other, and on_stepped is told of each parameter that has its new
-        value: what it starts goes on beside the next groups. The bits are those of one step over all of them.
+        It steps one group of parameters after the other, and calls on_stepped with the name of each parameter that has
+        its new value: what that starts goes on beside the next groups. The bits are those of one step over all of them.
         Raises TrainingDiverged, with the parameters as they were, when the norm is not finite.
         """
         norm = self._gradient_norm()
@@ -95,7 +106,7 @@ class PolicyOptimizer:
         for group in self._groups():
             for name in group:
                 self.stepped[name].grad = gradients.pop(name)
-            # It passes over those that have no gradient.
+            # The optimizer passes over parameters that have no gradient: the groups that are not due.
             self._adamw.step()
             for name in group:
                 self.stepped[name].grad = None
@@ -106,9 +117,9 @@ class PolicyOptimizer:
         return grad_norm
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """`{state}.{parameter}` for each state of consumer/gradient/adamw.py; empty before the first step.
+        """Returns `{state}.{parameter}` for each state of `Adamw`, and `master.{parameter}` where there is one.
 
-        And `master.{parameter}` where it has one.
+        It is empty before the first step.
         """
         tensors = {
             f"{state_name}.{name}": tensor
@@ -129,8 +140,11 @@ class PolicyOptimizer:
         if differing := sorted(expected ^ tensors.keys()):
             raise ContractViolation(f"the optimizer state is not this model's, e.g. {differing[0]}", field="optimizer")
         for name, parameter in self.stepped.items():
-            state = {state_name: tensors[f"{state_name}.{name}"] for state_name in self._moments.shapes(parameter)}
-            load_checked(self._moments, name, parameter, state)
+            shapes = self._moments.shapes(parameter)
+            state = {state_name: tensors[f"{state_name}.{name}"] for state_name in shapes}
+            if {state_name: tuple(tensor.shape) for state_name, tensor in state.items()} != shapes:
+                raise ContractViolation("the optimizer state has another shape than its parameter", field=name)
+            self._moments.load(parameter, state)
         with torch.no_grad():
             for name, master in self._masters().items():
                 master.copy_(tensors[f"master.{name}"])
@@ -141,7 +155,7 @@ class PolicyOptimizer:
         }
 
     def _groups(self) -> list[list[str]]:
-        """Names in order, some megabytes at a time: the demo's model is one group."""
+        """Returns the names in order, some megabytes at a time: the demo's model is one group."""
         groups: list[list[str]] = [[]]
         num_bytes = 0
         for name, stepped in self.stepped.items():
@@ -153,7 +167,10 @@ class PolicyOptimizer:
         return groups
 
     def _gradient_norm(self) -> Tensor:
-        """torch's `get_total_norm`, a tensor at a time: it isn't the norm of its parts, bit for bit."""
+        """Computes torch's `get_total_norm`: the norm of the tensors' norms.
+
+        Each norm is that of the whole tensor, also where ranks share it: the norm of its rows' norms has other bits.
+        """
         norms = [
             torch.linalg.vector_norm(whole(stepped.grad, self._parameters[name]))
             for name, stepped in self.stepped.items()
@@ -167,3 +184,93 @@ def _master(parameter: nn.Parameter) -> nn.Parameter:
     if parameter.dtype not in (torch.float32, torch.float64):
         return nn.Parameter(rows.float())
     return nn.Parameter(rows) if isinstance(parameter, DTensor) else parameter
+
+
+class Adamw(Protocol):
+    """An optimizer of torch's kind, whose state of a parameter is named tensors."""
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer: ...
+
+    def shapes(self, parameter: Tensor) -> dict[str, tuple[int, ...]]:
+        """Returns the shape of each state of a parameter, by name."""
+        ...
+
+    def state(self, parameter: Tensor) -> dict[str, Tensor]:
+        """Returns the state of a parameter that was stepped."""
+        ...
+
+    def load(self, parameter: Tensor, state: Mapping[str, Tensor]) -> None:
+        """Takes what `state` returned."""
+        ...
+
+
+def make_adamw(
+    parameters: Iterable[nn.Parameter], spec: OptimizerSpec, *, undecayed: Iterable[nn.Parameter] = ()
+) -> Adamw:
+    """Makes the optimizer that the spec names. undecayed: more parameters, which it steps without weight decay.
+
+    Raises InvalidInput where its library isn't installed.
+    """
+    options: dict[str, Any] = {"lr": spec.learning_rate, "betas": (spec.beta1, spec.beta2), "eps": spec.epsilon}
+    groups = [
+        {"params": list(parameters), "weight_decay": spec.weight_decay},
+        {"params": list(undecayed), "weight_decay": 0.0},
+    ]
+    # Neither library takes an empty group everywhere.
+    groups = [group for group in groups if group["params"]]
+    return Adamw32bit(groups, options) if spec.type == "adamw" else Adamw8bit(groups, options)
+
+
+class Adamw32bit:
+    """torch's fused AdamW: one pass over each parameter."""
+
+    def __init__(self, groups: list[dict[str, Any]], options: dict[str, Any]) -> None:
+        self.optimizer = torch.optim.AdamW(groups, **options, fused=True)
+
+    def shapes(self, parameter: Tensor) -> dict[str, tuple[int, ...]]:
+        return {"exp_avg": tuple(parameter.shape), "exp_avg_sq": tuple(parameter.shape), "step": ()}
+
+    def state(self, parameter: Tensor) -> dict[str, Tensor]:
+        return {name: self.optimizer.state[parameter][name] for name in self.shapes(parameter)}
+
+    def load(self, parameter: Tensor, state: Mapping[str, Tensor]) -> None:
+        # The fused kernel reads its step, a float32, where the parameter is.
+        self.optimizer.state[parameter] = {
+            name: tensor.to(parameter.device, torch.float32 if name == "step" else parameter.dtype, copy=True)
+            for name, tensor in state.items()
+        }
+
+
+class Adamw8bit:
+    """bitsandbytes' AdamW with blockwise quantised moments, on CUDA and on the CPU; deterministic on both."""
+
+    def __init__(self, groups: list[dict[str, Any]], options: dict[str, Any]) -> None:
+        try:
+            from bitsandbytes.optim import AdamW8bit  # pyright: ignore[reportMissingImports]
+        except ImportError as error:
+            raise InvalidInput(
+                "bitsandbytes is not installed", field="optimizer.type", cure='pip install "onbeat[adamw8bit]"'
+            ) from error
+        self.optimizer = AdamW8bit(groups, **options, min_8bit_size=SMALLEST_8BIT_ITEMS)
+
+    def shapes(self, parameter: Tensor) -> dict[str, tuple[int, ...]]:
+        shape = tuple(parameter.shape)
+        shapes = {"state1": shape, "state2": shape, "step": ()}
+        if parameter.numel() >= SMALLEST_8BIT_ITEMS:
+            num_blocks = -(-parameter.numel() // BLOCK_ITEMS)  # rounded up
+            shapes |= {"absmax1": (num_blocks,), "absmax2": (num_blocks,)}
+        return shapes
+
+    def state(self, parameter: Tensor) -> dict[str, Tensor]:
+        state = self.optimizer.state[parameter]
+        return {name: torch.as_tensor(state[name]) for name in self.shapes(parameter)}
+
+    def load(self, parameter: Tensor, state: Mapping[str, Tensor]) -> None:
+        loaded: dict[str, Any] = {name: tensor.to(parameter.device, copy=True) for name, tensor in state.items()}
+        loaded["step"] = int(state["step"])
+        if "absmax1" in state:
+            # The tables of what a byte stands for are the same for all parameters.
+            loaded["qmap1"] = self.optimizer.name2qmap["dynamic"].to(parameter.device)
+            loaded["qmap2"] = self.optimizer.name2qmap["udynamic"].to(parameter.device)
+        self.optimizer.state[parameter] = loaded

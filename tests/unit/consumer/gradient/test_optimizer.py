@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from consumer.gradient.adamw import Adamw32bit
-from consumer.gradient.optimizer import PolicyOptimizer, horizon_at, is_decayed, learning_rate_at
+from consumer.gradient.optimizer import Adamw32bit, PolicyOptimizer, horizon_at, is_decayed, learning_rate_at
 from contracts.errors import ContractViolation, TrainingDiverged
 from contracts.spec import OptimizerSpec
 
