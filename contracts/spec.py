@@ -6,7 +6,7 @@ docs/configuration.md is generated from the docstrings under the fields.
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from msgspec import Meta, field
 
@@ -31,6 +31,9 @@ from contracts.spec_tables.algorithm import AlgorithmSpec
 from contracts.spec_tables.datasets import DatasetSpec
 from contracts.spec_tables.lora import LoraSpec
 from contracts.weights import DeltaWeights, FileWeights, WeightsSpec
+
+TrackerName = Literal["tensorboard", "wandb", "mlflow"]
+"""What `trackers` may name; `TRACKERS` of consumer/trackers/family.py has their classes."""
 
 
 class ModelSpec(Record, frozen=True, kw_only=True):
@@ -215,7 +218,7 @@ class JobSpec(Record, frozen=True, kw_only=True):
     """What one iteration samples."""
     algorithm: AlgorithmSpec = field(default_factory=AlgorithmSpec)
     """Advantage and loss."""
-    trackers: Annotated[tuple[Literal["tensorboard", "wandb", "mlflow"], ...], Meta(max_length=3)] = ()
+    trackers: Annotated[tuple[TrackerName, ...], Meta(max_length=len(get_args(TrackerName)))] = ()
     """Experiment trackers that get each iteration's numbers, beside the run folder; each is an extra of the package."""
     optimizer: OptimizerSpec = field(default_factory=OptimizerSpec)
     """AdamW."""
@@ -254,7 +257,7 @@ class JobSpec(Record, frozen=True, kw_only=True):
     def _check_group_size(self) -> None:
         if self.rollout.group_size > 1:
             return
-        if self.algorithm.advantage != "reinforce++":
+        if not self.algorithm.has_late_baseline:
             raise ValueError(
                 f'rollout.group_size = 1 leaves algorithm.advantage = "{self.algorithm.advantage}" nothing to compare '
                 'with; sample 2 or more, or set algorithm.advantage = "reinforce++"'

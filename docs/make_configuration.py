@@ -25,6 +25,7 @@ from onbeat.stack.profile import EngineProfile, GeneratorProfile, StackProfile
 PAGE = Path(__file__).parent / "configuration.md"
 UNIONS = {
     "dataset": ("`[dataset]`", "Where prompts come from; `type` is one of:"),
+    "loss": ("`algorithm.loss`", "A name, or a table `{ type = ..., ... }`; `type` is:"),
     "components": ("`reward.components`", "A list of scorers, each a table `{ type = ..., ... }`; `type` is one of:"),
     "weights": ("`[weights]`", 'How each version gets to the generators; `transport`, "file" if unset, is one of:'),
 }
@@ -200,11 +201,12 @@ def _type_words(kind: types.Type) -> str:
         case types.VarTupleType():
             items = "tables" if _structs_in(kind) else f"{_type_words(kind.item_type).split(',')[0]}s"
             return f"list of {items}" + (f", at most {kind.max_length}" if kind.max_length else "")
-    if _structs_in(kind):
-        return "table"
     if isinstance(kind, types.UnionType):
         # What may be left out is written like what it is when given: TOML has no null.
-        return " or ".join(_type_words(member) for member in kind.types if not isinstance(member, types.NoneType))
+        words = [_type_words(member) for member in kind.types if not isinstance(member, types.NoneType)]
+        return " or ".join(dict.fromkeys(words))
+    if _structs_in(kind):
+        return "table"
     raise TypeError(f"no words for a config field of type {kind}")
 
 

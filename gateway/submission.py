@@ -22,7 +22,6 @@ from contracts.errors import InvalidInput
 from contracts.jobs import ResumeRequest
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
-from contracts.spec_tables.datasets import JsonlDataset
 from contracts.weights import RedisWeights
 from http_service.bodies import JSON, media_type_of, read_body
 from http_service.problems import Problem
@@ -85,11 +84,9 @@ def check_paths(spec: JobSpec, settings: StackSettings) -> None:
         raise _missing(f"there is no folder {spec.model.path} under the model root", "model.path")
     if not (folder / "config.json").is_file():
         raise _missing(f"{spec.model.path} has no config.json", "model.path")
-    if isinstance(spec.dataset, JsonlDataset):
-        for field in ("train_path", "evaluation_path"):
-            path = getattr(spec.dataset, field)
-            if path and not _found(settings, path, f"dataset.{field}").is_file():
-                raise _missing(f"there is no file {path} under the model root", f"dataset.{field}")
+    for field, path in spec.dataset.files().items():
+        if not _found(settings, path, f"dataset.{field}").is_file():
+            raise _missing(f"there is no file {path} under the model root", f"dataset.{field}")
 
 
 def check_generators(spec: JobSpec, live: Sequence[GeneratorInfo]) -> None:

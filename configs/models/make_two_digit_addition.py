@@ -18,8 +18,10 @@ import torch.nn.functional as functional
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from consumer.datasets.addition import NUM_HELD_OUT, load_addition
-from consumer.datasets.examples import Example
+from consumer.datasets.addition import NUM_HELD_OUT
+from consumer.datasets.base import Example, load_dataset
+from contracts.spec_tables.datasets import AdditionDataset
+from contracts.spec_tables.root import SpecRoot
 
 FOLDER = Path(__file__).parent / "two-digit-addition"
 SPECIAL_TOKENS = ("<pad>", "<eos>", "<unk>")
@@ -132,7 +134,7 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     tokenizer = make_tokenizer()
-    dataset = load_addition(num_evaluation=NUM_HELD_OUT)
+    dataset = load_dataset(AdditionDataset(), num_evaluation=NUM_HELD_OUT, seed=SEED, model_root=SpecRoot(FOLDER))
     model = make_model(len(tokenizer))
     logger.info("%d parameters", sum(parameter.numel() for parameter in model.parameters()))
     steps = train(model, *encode(tokenizer, dataset.train))

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import random
 
-from consumer.datasets.examples import Example, ExampleSets
+from consumer.datasets.examples import Example, ExampleSets, Request
 from contracts.errors import InvalidInput
+from contracts.spec_tables.datasets import AdditionDataset
 
 NUM_TERMS = 100
 """Terms are 0..99."""
@@ -17,8 +18,9 @@ SPLIT_SEED = 20_260_414
 """Not the job's seed: the committed warm start was trained on this very split."""
 
 
-def load_addition(*, num_evaluation: int) -> ExampleSets:
-    """9,488 training pairs and the first `num_evaluation` of the 512 held-out ones; the same split for every job."""
+def load_addition(_spec: AdditionDataset, request: Request) -> ExampleSets:
+    """Makes the 9,488 training pairs and the first of the 512 held-out ones; the split is the same for every job."""
+    num_evaluation = request.num_evaluation
     if num_evaluation > NUM_HELD_OUT:
         raise InvalidInput(
             f"{num_evaluation} prompts are asked for, the addition data set holds {NUM_HELD_OUT} out",

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
+
+from contracts.errors import InvalidInput
+from contracts.spec_tables.root import SpecRoot
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -19,6 +25,10 @@ class Example:
     """The reference answer, for the reward."""
     task_entry: str = ""
     """JSON of the task's own entry, "" where the reference is enough."""
+    origin: str = ""
+    """File and line, "" where its id says enough."""
+    field: str = "dataset"
+    """Field of the spec that leads to it."""
 
 
 class Dataset(Protocol):
@@ -37,3 +47,39 @@ class ExampleSets:
 
     train: tuple[Example, ...]
     evaluation: tuple[Example, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What a loader is asked for; with the data set's table in the spec it decides every example (I7)."""
+
+    num_evaluation: int
+    """Held-out examples: so many, or InvalidInput."""
+    seed: int
+    """The job's seed."""
+    model_root: SpecRoot
+    """Where files are found."""
+
+
+def disjoint(train: Sequence[Example], held_out: Sequence[Example], *, source: str, field: str) -> ExampleSets:
+    """Returns both sets without the training examples whose prompt is also held out; white space makes no other prompt.
+
+    source: what a message calls the training examples' origin. Raises InvalidInput where none is left to train.
+    """
+    if not train:
+        raise InvalidInput(f"{source} holds no prompts", field=field, cure="add lines")
+    asked = {_normalized(example.question) for example in held_out}
+    fresh = tuple(example for example in train if _normalized(example.question) not in asked)
+    if not fresh:
+        raise InvalidInput(
+            f"every prompt of {source} is also held out, none is left to train on",
+            field=field,
+            cure="remove the repeated prompts, or hold others out",
+        )
+    if len(fresh) < len(train):
+        log.warning("%d lines of %s are also held out, and not trained", len(train) - len(fresh), source)
+    return ExampleSets(train=fresh, evaluation=tuple(held_out))
+
+
+def _normalized(question: str) -> str:
+    return " ".join(question.split())

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 
 import msgspec
 
-from consumer.datasets.examples import Example, ExampleSets
+from consumer.datasets.examples import Example, ExampleSets, Request, disjoint
 from contracts.errors import InvalidInput
 from contracts.spec_tables.datasets import JsonlDataset
 from contracts.spec_tables.root import SpecRoot
-
-log = logging.getLogger(__name__)
 
 
 class JsonlLine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -23,11 +20,12 @@ class JsonlLine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     task_entry: str = ""
 
 
-def load_jsonl(spec: JsonlDataset, *, num_evaluation: int, model_root: SpecRoot) -> ExampleSets:
-    """Both files, or one file whose last `num_evaluation` lines are held out; lines keep their order.
+def load_jsonl(spec: JsonlDataset, request: Request) -> ExampleSets:
+    """Reads both files, or one file whose last `num_evaluation` lines are held out; lines keep their order.
 
-    No prompt is both trained and held out: `_disjoint`.
+    No prompt is both trained and held out: `disjoint`.
     """
+    num_evaluation, model_root = request.num_evaluation, request.model_root
     train = _read_lines(model_root, spec.train_path, field="dataset.train_path", pool="train")
     if spec.evaluation_path:
         evaluation = _read_lines(model_root, spec.evaluation_path, field="dataset.evaluation_path", pool="evaluation")
@@ -37,7 +35,7 @@ def load_jsonl(spec: JsonlDataset, *, num_evaluation: int, model_root: SpecRoot)
                 field="evaluation.num_prompts",
                 cure=f"use at most {len(evaluation)}",
             )
-        return _disjoint(train, evaluation[:num_evaluation], spec=spec)
+        return disjoint(train, evaluation[:num_evaluation], source=spec.train_path, field="dataset.train_path")
     num_train = len(train) - num_evaluation
     if train and num_train < 1:
         raise InvalidInput(
@@ -45,26 +43,7 @@ def load_jsonl(spec: JsonlDataset, *, num_evaluation: int, model_root: SpecRoot)
             field="evaluation.num_prompts",
             cure=f"use at most {len(train) - 1}, or name a dataset.evaluation_path",
         )
-    return _disjoint(train[:num_train], train[num_train:], spec=spec)
-
-
-def _disjoint(train: tuple[Example, ...], held_out: tuple[Example, ...], *, spec: JsonlDataset) -> ExampleSets:
-    """Both sets without the training lines whose prompt is also held out; white space makes no other prompt."""
-    asked = {_normalized(example.question) for example in held_out}
-    fresh = tuple(example for example in train if _normalized(example.question) not in asked)
-    if train and not fresh:
-        raise InvalidInput(
-            f"every prompt of {spec.train_path} is also held out, none is left to train on",
-            field="dataset.train_path",
-            cure="remove the repeated prompts, or hold others out",
-        )
-    if len(fresh) < len(train):
-        log.warning("%d lines of %s are also held out, and not trained", len(train) - len(fresh), spec.train_path)
-    return ExampleSets(train=fresh, evaluation=held_out)
-
-
-def _normalized(question: str) -> str:
-    return " ".join(question.split())
+    return disjoint(train[:num_train], train[num_train:], source=spec.train_path, field="dataset.train_path")
 
 
 def _read_lines(model_root: SpecRoot, name: str, *, field: str, pool: str) -> tuple[Example, ...]:
@@ -89,6 +68,8 @@ def _read_lines(model_root: SpecRoot, name: str, *, field: str, pool: str) -> tu
                 question=record.prompt,
                 reference=record.reference,
                 task_entry=record.task_entry,
+                origin=f"{name}:{line_number}",
+                field=field,
             )
         )
     return tuple(examples)

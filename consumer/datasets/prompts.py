@@ -16,7 +16,7 @@ from contracts.encoding.arrays import pack_int32
 from contracts.errors import InvalidInput
 from contracts.rollouts import Prompt
 from contracts.spec import JobSpec
-from contracts.spec_tables.datasets import AdditionDataset, ChatSpec
+from contracts.spec_tables.datasets import ChatSpec
 
 TOKENIZED_AT_ONCE = 1024
 
@@ -34,7 +34,7 @@ class PromptSource:
         self._spec = spec
         self._context_tokens = context_tokens
         self._tokenizer = tokenizer
-        self._chat = None if isinstance(spec.dataset, AdditionDataset) else spec.dataset.chat
+        self._chat = spec.dataset.chat
         self._train = self._tokenize(dataset.train)
         self._evaluation = self._tokenize(dataset.evaluation)
         self._cached_pass: tuple[int, list[int]] | None = None

@@ -7,9 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import version
 from typing import Any, cast
 
-import reasoning_gym
-
-from consumer.datasets.examples import Example, ExampleSets
+from consumer.datasets.examples import Example, ExampleSets, Request
 from contracts.errors import InvalidInput
 from contracts.spec_tables.datasets import ReasoningGymDataset
 from contracts.spec_tables.reasoning_tasks import ITS_SCORERS, check_version
@@ -27,12 +25,13 @@ CANDIDATES_PER_EVALUATION_PROMPT = 8
 """Items drawn for each held-out prompt before a task counts as too small to have so many different questions."""
 
 
-def load_reasoning_gym(spec: ReasoningGymDataset, *, num_evaluation: int, seed: int) -> ExampleSets:
-    """Every question occurs once over both sets; raises InvalidInput that names the field of the spec.
+def load_reasoning_gym(spec: ReasoningGymDataset, request: Request) -> ExampleSets:
+    """Generates both sets, in which every question occurs once. Raises InvalidInput that names the field of the spec.
 
     The task is one of contracts/spec_tables/reasoning_tasks.py (`check_job`).
     """
     check_version(version("reasoning_gym"))
+    num_evaluation, seed = request.num_evaluation, request.seed
     num_candidates = num_evaluation * CANDIDATES_PER_EVALUATION_PROMPT
     seen: set[str] = set()
     evaluation: list[Example] = []
@@ -61,7 +60,9 @@ def load_reasoning_gym(spec: ReasoningGymDataset, *, num_evaluation: int, seed: 
 
 
 def _generate(spec: ReasoningGymDataset, *, size: int, seed: int) -> Iterator[Entry]:
-    """`size` entries of the task, made one by one."""
+    """Makes `size` entries of the task, one by one."""
+    import reasoning_gym  # it takes seconds, which only its own jobs should pay
+
     try:
         items = reasoning_gym.create_dataset(spec.task, size=size, seed=seed, **spec.params)
         for index in range(size):
@@ -78,7 +79,7 @@ def _generate(spec: ReasoningGymDataset, *, size: int, seed: int) -> Iterator[En
 def _unseen_examples(
     entries: Iterator[Entry], *, spec: ReasoningGymDataset, pool: str, seen: set[str]
 ) -> Iterator[Example]:
-    """Examples of the questions that are not in `seen` yet, which grows."""
+    """Yields examples of the questions that are not in `seen` yet, which grows."""
     for index, entry in enumerate(entries):
         if index == 0 and spec.task in ITS_SCORERS:
             _check_scores_from_json(spec.task, entry)
@@ -94,7 +95,9 @@ def _unseen_examples(
 
 
 def _check_scores_from_json(task: str, entry: Entry) -> None:
-    """The reward service scores from the entry's JSON: raises InvalidInput if that loses what the scorer needs."""
+    """Raises InvalidInput where the entry's JSON, from which the reward service scores, loses what the scorer needs."""
+    import reasoning_gym
+
     # Its own annotation says that the scorer takes no arguments.
     score = cast(Callable[[Any, Entry], float], reasoning_gym.get_score_answer_fn(task))
     try:

@@ -14,10 +14,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from consumer.gradient.advantages.family import ADVANTAGES
 from consumer.gradient.advantages.group_relative import equal_groups
-from consumer.gradient.advantages.reinforce_plus_plus import centred_scale, mean_and_scale
 from consumer.gradient.cost import TrainingCost
-from consumer.gradient.losses.family import LOSSES
+from consumer.gradient.losses.family import policy_loss
 from contracts.errors import ContractViolation
 from contracts.rollouts import Rollout, RolloutBatch
 from contracts.spec_tables.algorithm import AlgorithmSpec
@@ -209,23 +209,17 @@ def measure_mismatch(trainer_logprobs: Tensor, generator_logprobs: Tensor, loss_
 
 
 def iteration_scaling(batches: Sequence[MicroBatchStats], algorithm: AlgorithmSpec) -> Scaling:
-    """What only the whole iteration knows; at least one batch, in any order."""
-    num_completions = sum(stats.num_completions for stats in batches)
+    """Computes what only the whole iteration knows; at least one batch, in any order."""
     counts = {
-        "completions": num_completions,
+        "completions": sum(stats.num_completions for stats in batches),
         "tokens": sum(stats.num_tokens for stats in batches),
         "batches": len(batches),
     }
-    count = counts[LOSSES[algorithm.loss].normaliser.counts]
     advantages = [advantage for stats in batches for advantage in stats.advantages]
-    epsilon = algorithm.advantage_epsilon
-    if algorithm.advantage == "reinforce++":
-        baseline, deviation = mean_and_scale(advantages, epsilon=epsilon)
-        return Scaling(count=count, baseline=baseline, deviation=deviation)
-    if algorithm.advantage == "reinforce++_baseline":
-        deviation = centred_scale(advantages, num_completions=num_completions, epsilon=epsilon)
-        return Scaling(count=count, deviation=deviation)
-    return Scaling(count=count)
+    late = ADVANTAGES[algorithm.advantage].late(advantages, algorithm.advantage_epsilon)
+    return Scaling(
+        count=counts[policy_loss(algorithm).normaliser.counts], baseline=late.baseline, deviation=late.deviation
+    )
 
 
 def iteration_numbers(batches: Iterable[MicroBatchStats], *, scaling: Scaling) -> IterationNumbers:

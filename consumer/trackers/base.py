@@ -14,14 +14,14 @@ from contracts.jobs import EvaluationScore
 log = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_S = 30.0
-"""Of each tracker at the job's end."""
+"""What each tracker has at the job's end."""
 
 
 class Tracker(Protocol):
     """What a tracker's library is asked for."""
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Steps never go back; a step may come twice, with other names."""
+        """Takes one point of each name. Steps never go back; a step may come twice, with other names."""
         ...
 
     def close(self) -> None: ...
@@ -38,7 +38,7 @@ class BackgroundTracker:
         self._thread.start()
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Doesn't wait; does nothing once the tracker is off."""
+        """Hands the point to the thread, without waiting; does nothing once the tracker is off."""
         if self._thread.is_alive():
             self._points.put((step, values))
 
@@ -50,7 +50,7 @@ class BackgroundTracker:
             log.warning("tracker %s did not end within %g s: its last points may be lost", self._name, CLOSE_TIMEOUT_S)
 
     def _run(self) -> None:
-        """Any exception of foreign code has the same answer here: the tracker is off, training goes on."""
+        """Runs the library. Any exception of foreign code has the same answer: the tracker is off, training goes on."""
         try:
             tracker = self._make()
             while (point := self._points.get()) is not None:
@@ -61,11 +61,11 @@ class BackgroundTracker:
 
 
 def iteration_values(metrics: IterationMetrics) -> dict[str, float]:
-    """By field name; reward components as `reward_components/NAME`."""
+    """Returns the numbers by field name; reward components as `reward_components/NAME`."""
     return metrics.numbers() | {f"reward_components/{name}": value for name, value in metrics.reward_components.items()}
 
 
 def evaluation_values(score: EvaluationScore) -> dict[str, float]:
-    """`evaluation/sampled`, and `evaluation/greedy` where there is one."""
+    """Returns `evaluation/sampled`, and `evaluation/greedy` where there is one."""
     values = {"evaluation/sampled": score.sampled}
     return values if score.greedy is None else values | {"evaluation/greedy": score.greedy}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 
 from consumer.trackers.base import BackgroundTracker, Tracker, evaluation_values, iteration_values
 from contracts.errors import InvalidInput
@@ -11,14 +12,24 @@ from contracts.jobs import EvaluationScore
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
 
+TRACKERS = {
+    "tensorboard": "consumer.trackers.to_tensorboard:TensorBoardTracker",
+    "wandb": "consumer.trackers.to_wandb:WandbTracker",
+    "mlflow": "consumer.trackers.to_mlflow:MlflowTracker",
+}
+"""A line for each `TrackerName` of contracts/spec.py: its class, which is made of (run folder, spec).
+
+Only what a spec names is imported: the libraries are extras, and slow to import.
+"""
+
 
 class Trackers:
-    """All of one job. A replayed iteration has its points already: it is passed over."""
+    """The trackers of one job. A replayed iteration has its points already: it is passed over."""
 
     def __init__(
         self, makers: dict[str, Callable[[], Tracker]], *, last_iteration: int = -1, last_evaluation: int = -1
     ) -> None:
-        """last_iteration, last_evaluation: the newest that an earlier trainer reported."""
+        """Starts them. last_iteration, last_evaluation: the newest that an earlier trainer reported."""
         self._trackers = [BackgroundTracker(name, make) for name, make in makers.items()]
         self._last_iteration = last_iteration
         self._last_evaluation = last_evaluation
@@ -34,7 +45,7 @@ class Trackers:
             self._log(score.iteration, evaluation_values(score))
 
     def close(self) -> None:
-        """Each has its deadline."""
+        """Ends each within its deadline."""
         for tracker in self._trackers:
             tracker.close()
 
@@ -59,17 +70,6 @@ def tracker_makers(spec: JobSpec, folder: RunFolder) -> dict[str, Callable[[], T
 
 
 def _maker(name: str, spec: JobSpec, folder: RunFolder) -> Callable[[], Tracker]:
-    """Only what a spec names is imported: the libraries are extras, and slow to import."""
-    match name:
-        case "tensorboard":
-            from consumer.trackers.to_tensorboard import TensorBoardTracker
-
-            return lambda: TensorBoardTracker(folder)
-        case "wandb":
-            from consumer.trackers.to_wandb import WandbTracker
-
-            return lambda: WandbTracker(folder, spec)
-        case _:
-            from consumer.trackers.to_mlflow import MlflowTracker
-
-            return lambda: MlflowTracker(folder, spec)
+    module, _, tracker = TRACKERS[name].partition(":")
+    make = getattr(import_module(module), tracker)
+    return lambda: make(folder, spec)

@@ -32,7 +32,7 @@ class MlflowTracker:
         self._client.set_terminated(self._run_id)
 
     def _find(self, job_id: str, experiment_name: str, run_name: str) -> str:
-        """The job's run: a successor of a trainer that died goes on with it."""
+        """Returns the job's run: a successor of a trainer that died goes on with it."""
         experiment = self._client.get_experiment_by_name(experiment_name)
         experiment_id = experiment.experiment_id if experiment else self._client.create_experiment(experiment_name)
         for run in self._client.search_runs([experiment_id], filter_string=f"tags.`{JOB_TAG}` = '{job_id}'"):
@@ -41,5 +41,5 @@ class MlflowTracker:
 
 
 def _allowed(name: str) -> str:
-    """MLflow takes letters, digits and some marks in a metric's name."""
+    """Replaces what MLflow doesn't take in a metric's name: all but letters, digits and some marks."""
     return "".join(mark if mark.isalnum() or mark in "_-. /" else "_" for mark in name)

@@ -3,32 +3,82 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from dataclasses import dataclass
+from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta
 
-from contracts.encoding.wire import Factor, Record
+from contracts.encoding.wire import Factor, Line, Record
 
-CLIP_RANGES = {
-    "grpo": (0.2, 0.2),
-    "dr_grpo": (0.2, 0.2),
-    "dapo": (0.2, 0.28),
-    "bnpo": (0.2, 0.2),
-    "gspo": (3e-4, 4e-4),
-    "cispo": (1.0, 4.0),
+
+@dataclass(frozen=True, kw_only=True)
+class LossKind:
+    """What a spec has to know of a loss; its equation is in consumer/gradient/losses/."""
+
+    clip_range: tuple[float, float] = (0.2, 0.2)
+    """(clip_low, clip_high) where a spec leaves them out; sources in docs/algorithms.md."""
+    clips_by_sign: bool = True
+    """Whether the sign of the advantage decides which clip acts."""
+    has_token_ratios: bool = True
+    """Whether each token has a policy ratio of its own, and not the response one."""
+
+
+LOSS_KINDS = {
+    "grpo": LossKind(),
+    "dr_grpo": LossKind(),
+    "dapo": LossKind(clip_range=(0.2, 0.28)),
+    "bnpo": LossKind(),
+    "gspo": LossKind(clip_range=(3e-4, 4e-4), has_token_ratios=False),
+    "cispo": LossKind(clip_range=(1.0, 4.0), clips_by_sign=False),
 }
-"""Loss → (clip_low, clip_high) where a spec leaves them out; sources in docs/algorithms.md."""
+"""The losses that a spec may name; `LOSSES` of consumer/gradient/losses/family.py has their functions."""
+LossName: TypeAlias = Literal[tuple(LOSS_KINDS)]  # pyright: ignore[reportInvalidTypeForm]  # msgspec reads it when it runs
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdvantageKind:
+    """What a spec has to know of an advantage; its equation is in consumer/gradient/advantages/."""
+
+    uses_epsilon: bool = False
+    """Whether it divides by a deviation, to which advantage_epsilon is added."""
+    is_scaled_late: bool = False
+    """Whether that is the deviation of the whole iteration."""
+    has_late_baseline: bool = False
+    """Whether it subtracts the mean of the whole iteration, and so needs no groups."""
+
+
+ADVANTAGE_KINDS = {
+    "grpo": AdvantageKind(uses_epsilon=True),
+    "dr_grpo": AdvantageKind(),
+    "rloo": AdvantageKind(),
+    "reinforce++_baseline": AdvantageKind(uses_epsilon=True, is_scaled_late=True),
+    "reinforce++": AdvantageKind(uses_epsilon=True, is_scaled_late=True, has_late_baseline=True),
+}
+"""The advantages that a spec may name; `ADVANTAGES` of consumer/gradient/advantages/family.py has their functions."""
+AdvantageName: TypeAlias = Literal[tuple(ADVANTAGE_KINDS)]  # pyright: ignore[reportInvalidTypeForm]
+
 CORRECTION_RANGES = {"none": (0.0, 0.0), "tis": (0.0, 2.0), "icepop": (0.5, 5.0), "decoupled": (0.0, 5.0)}
 """Correction → (low, high) where a spec leaves them out."""
+
+
+class PluginLoss(Record, tag_field="type", tag="plugin", frozen=True, kw_only=True):
+    """A user's loss, found by its name among the entry points of group `onbeat.losses` where the trainer runs.
+
+    docs/extending.md says what it is given and what it must keep.
+    """
+
+    entry_point: Line
+    """Name of the `PolicyLoss` in group `onbeat.losses`."""
 
 
 class AlgorithmSpec(Record, frozen=True, kw_only=True):
     """Advantage and loss; docs/algorithms.md has the equations."""
 
-    loss: Literal["grpo", "dr_grpo", "dapo", "bnpo", "gspo", "cispo"] = "grpo"
+    loss: LossName | PluginLoss = "grpo"
     """The objective and how it is normalised: the mean of response means (grpo, gspo), a constant budget (dr_grpo), the
-    mean over the iteration's tokens (dapo, cispo), the mean of the batches' token means (bnpo)."""
-    advantage: Literal["grpo", "dr_grpo", "rloo", "reinforce++_baseline", "reinforce++"] = "grpo"
+    mean over the iteration's tokens (dapo, cispo), the mean of the batches' token means (bnpo). Or a table: the loss of
+    an installed package."""
+    advantage: AdvantageName = "grpo"
     """From the rewards of a group: over mean and deviation (grpo), over the mean (dr_grpo), over the mean of the other
     samples (rloo), over the mean and then the deviation of the whole iteration (reinforce++_baseline). Without groups:
     over mean and deviation of the whole iteration (reinforce++), for a second backward pass and a second sum."""
@@ -74,7 +124,7 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
     @property
     def clip_range(self) -> tuple[float, float]:
         """(clip_low, clip_high) as set, else as in the loss's paper."""
-        low, high = CLIP_RANGES[self.loss]
+        low, high = self._loss_kind.clip_range
         return (low if self.clip_low is None else self.clip_low, high if self.clip_high is None else self.clip_high)
 
     @property
@@ -94,14 +144,32 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
     @property
     def has_late_baseline(self) -> bool:
         """Whether what is taken off the rewards is known only when the whole iteration is in."""
-        return self.advantage == "reinforce++"
+        return self._advantage_kind.has_late_baseline
+
+    @property
+    def is_scaled_late(self) -> bool:
+        """Whether the advantages are divided by the deviation of the whole iteration."""
+        return self._advantage_kind.is_scaled_late
+
+    @property
+    def loss_name(self) -> str:
+        """The loss in a message."""
+        return self.loss.entry_point if isinstance(self.loss, PluginLoss) else self.loss
+
+    @property
+    def _loss_kind(self) -> LossKind:
+        return LossKind() if isinstance(self.loss, PluginLoss) else LOSS_KINDS[self.loss]
+
+    @property
+    def _advantage_kind(self) -> AdvantageKind:
+        return ADVANTAGE_KINDS[self.advantage]
 
     def _refusals(self) -> Iterator[tuple[bool, str]]:
-        """(whether it holds, field, reason and cure), of each combination that has no meaning or no effect."""
-        scaled = self.advantage in ("reinforce++_baseline", "reinforce++")
+        """Yields (whether it holds; field, reason and cure) for each combination without a meaning or an effect."""
+        scaled = self.is_scaled_late
         kl_in_loss = self.kl_coefficient > 0.0 and self.kl_placement == "loss"
         yield (
-            self.advantage in ("dr_grpo", "rloo") and self.advantage_epsilon != 1e-4,
+            not self._advantage_kind.uses_epsilon and self.advantage_epsilon != 1e-4,
             f'advantage_epsilon has no effect with advantage = "{self.advantage}"; leave it out',
         )
         yield (
@@ -129,8 +197,8 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
             '"reinforce++" is known too late; set it to 1, or advantage = "reinforce++_baseline"',
         )
         yield (
-            self.has_late_baseline and self.old_policy == "generator" and self.loss != "cispo",
-            f'old_policy = "generator" lets loss = "{self.loss}" clip by the sign of the advantage, which under '
+            self.has_late_baseline and self.old_policy == "generator" and self._loss_kind.clips_by_sign,
+            f'old_policy = "generator" lets loss = "{self.loss_name}" clip by the sign of the advantage, which under '
             'advantage = "reinforce++" is known too late; set loss = "cispo", or old_policy = "trainer"',
         )
         yield from self._correction_refusals()
@@ -153,8 +221,9 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
             'correction would count the generator twice with old_policy = "generator"; set one of the two',
         )
         yield (
-            self.correction != "none" and self.loss == "gspo" and self.correction_level == "token",
-            'correction_level = "token" would undo the one ratio of loss = "gspo"; set correction_level = "sequence"',
+            self.correction != "none" and not self._loss_kind.has_token_ratios and self.correction_level == "token",
+            f'correction_level = "token" would undo the one ratio of loss = "{self.loss_name}"; '
+            'set correction_level = "sequence"',
         )
         yield (
             self.correction == "icepop" and low == high,

@@ -1,4 +1,4 @@
-"""Where a job's prompts come from."""
+"""Where a job's prompts come from: a type for each kind, which `LOADERS` of consumer/datasets/base.py loads."""
 
 from __future__ import annotations
 
@@ -20,11 +20,36 @@ class ChatSpec(Record, frozen=True, kw_only=True):
     """"" leaves the system turn out (the template may have a default of its own)."""
 
 
-class AdditionDataset(Record, tag_field="type", tag="addition", frozen=True, kw_only=True):
+class DatasetTable(Record, tag_field="type", frozen=True, kw_only=True):
+    """What every kind of data set says of itself."""
+
+    @property
+    def kind(self) -> str:
+        return str(self.__struct_config__.tag)
+
+    @property
+    def has_task_entries(self) -> bool:
+        """Whether its examples may have the entries that a reward of type `reasoning_gym` needs."""
+        return True
+
+    def files(self) -> dict[str, str]:
+        """Returns the paths that it names below the stack's model root, by their field."""
+        return {}
+
+
+class AdditionDataset(DatasetTable, tag="addition", frozen=True, kw_only=True):
     """`a+b=` for all pairs of numbers below 100, answers with the digits reversed; 512 pairs are held out."""
 
+    @property
+    def has_task_entries(self) -> bool:
+        return False
 
-class ReasoningGymDataset(Record, tag_field="type", tag="reasoning_gym", frozen=True, kw_only=True):
+    @property
+    def chat(self) -> None:
+        """Its model is no chat model."""
+
+
+class ReasoningGymDataset(DatasetTable, tag="reasoning_gym", frozen=True, kw_only=True):
     """Procedural tasks of reasoning-gym; evaluation items come from another seed, repeated questions are dropped."""
 
     task: Line
@@ -39,7 +64,7 @@ class ReasoningGymDataset(Record, tag_field="type", tag="reasoning_gym", frozen=
     """Renders the question by the chat template; without it the question text is the prompt."""
 
 
-class JsonlDataset(Record, tag_field="type", tag="jsonl", frozen=True, kw_only=True):
+class JsonlDataset(DatasetTable, tag="jsonl", frozen=True, kw_only=True):
     """One JSON object a line: `{"prompt": "...", "reference": "..."}`, optionally `"task_entry"`.
 
     A line whose prompt is also held out is not trained. `task_entry` is data: the JSON that reasoning-gym's tasks are
@@ -53,5 +78,23 @@ class JsonlDataset(Record, tag_field="type", tag="jsonl", frozen=True, kw_only=T
     chat: ChatSpec | None = None
     """Renders the prompt by the chat template; without it the prompt text is used as it is."""
 
+    def files(self) -> dict[str, str]:
+        named = {"train_path": self.train_path, "evaluation_path": self.evaluation_path}
+        return {name: path for name, path in named.items() if path}
 
-DatasetSpec = AdditionDataset | ReasoningGymDataset | JsonlDataset
+
+class PluginDataset(DatasetTable, tag="plugin", frozen=True, kw_only=True):
+    """A user's function, found by its name among the entry points of group `onbeat.datasets` where the trainer runs.
+
+    docs/extending.md says what it is called with and what it must keep.
+    """
+
+    entry_point: Line
+    """Name of the function in group `onbeat.datasets`."""
+    params: TaskParams = field(default_factory=dict)
+    """Parameters that the function gets."""
+    chat: ChatSpec | None = None
+    """Renders the question by the chat template; without it the question text is the prompt."""
+
+
+DatasetSpec = AdditionDataset | ReasoningGymDataset | JsonlDataset | PluginDataset

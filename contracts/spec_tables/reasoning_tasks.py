@@ -14,7 +14,7 @@ from typing import Any
 from contracts.encoding.wire import Record, decode_json
 from contracts.errors import InvalidInput
 from contracts.rewards import ReasoningGymReward, RewardComponent
-from contracts.spec_tables.datasets import AdditionDataset, DatasetSpec, ReasoningGymDataset
+from contracts.spec_tables.datasets import DatasetSpec, ReasoningGymDataset
 
 VERSION = "0.1.25"
 """The version of reasoning-gym whose scorers were read."""
@@ -107,9 +107,9 @@ def check_job(dataset: DatasetSpec, components: tuple[RewardComponent, ...]) -> 
     for place, component in enumerate(components):
         if not isinstance(component, ReasoningGymReward):
             continue
-        if isinstance(dataset, AdditionDataset):
+        if not dataset.has_task_entries:
             raise InvalidInput(
-                "a reward of type `reasoning_gym` needs task entries, and the addition data set has none",
+                f"a reward of type `reasoning_gym` needs task entries, and the {dataset.kind} data set has none",
                 field=f"reward.components[{place}].type",
                 cure='use "exact", or a data set of type "reasoning_gym"',
             )

@@ -65,7 +65,15 @@ from contracts.spec import (
     TimeoutSpec,
     TrainerSpec,
 )
-from contracts.spec_tables.datasets import AdditionDataset, ChatSpec, JsonlDataset, ReasoningGymDataset
+from contracts.spec_tables.algorithm import AlgorithmSpec, PluginLoss
+from contracts.spec_tables.datasets import (
+    AdditionDataset,
+    ChatSpec,
+    DatasetSpec,
+    JsonlDataset,
+    PluginDataset,
+    ReasoningGymDataset,
+)
 from contracts.spec_tables.lora import LoraSpec
 from contracts.spec_tables.reasoning_tasks import TaskEntry
 from contracts.versions import AdapterVersion, WeightFile, WeightManifest
@@ -83,6 +91,7 @@ FOLDER = Path(__file__).parent / "golden"
 DIGEST = "0123456789abcdef" * 4
 NEXT_DIGEST = "fedcba9876543210" * 4
 WHOLE_FILES = FileWeights()
+DEFAULT_ALGORITHM = AlgorithmSpec()
 PROMPT_TOKENS = [5, 70_000, 2_147_483_647]
 RESERVE_TOKENS = [5, 6]
 RESPONSE_TOKENS = [17, 1]
@@ -256,7 +265,7 @@ def reward_response() -> RewardResponse:
 
 
 def job_spec(
-    dataset: AdditionDataset | ReasoningGymDataset | JsonlDataset, weights: WeightsSpec = WHOLE_FILES
+    dataset: DatasetSpec, weights: WeightsSpec = WHOLE_FILES, algorithm: AlgorithmSpec = DEFAULT_ALGORITHM
 ) -> JobSpec:
     """Each section differs from its defaults where that is legal."""
     return JobSpec(
@@ -274,6 +283,7 @@ def job_spec(
             sampling=SamplingParams(max_new_tokens=6),
             on_failed_batch="abandon",
         ),
+        algorithm=algorithm,
         optimizer=OptimizerSpec(learning_rate=0.0002, schedule="cosine", warmup_iterations=3),
         trainer=TrainerSpec(
             checkpoint_every_iterations=5, lora=LoraSpec(rank=8, alpha=16.0, target_modules=("q_proj", "v_proj"))
@@ -429,6 +439,10 @@ GOLDEN: dict[str, Record] = {
         DeltaWeights(snapshot_every_versions=20),
     ),
     "job_spec_jsonl": job_spec(JsonlDataset(train_path="train.jsonl", evaluation_path="test.jsonl"), RedisWeights()),
+    "job_spec_plugins": job_spec(
+        PluginDataset(entry_point="riddles", params={"level": 2}, chat=ChatSpec(system_prompt="Be brief.")),
+        algorithm=AlgorithmSpec(loss=PluginLoss(entry_point="mine")),
+    ),
     "job_status": job_status(),
     "resume_request": ResumeRequest(iterations=20, on_unscorable={"math_verify": 0.0, "plugin": "fail"}),
     "stream_report": stream_report(),

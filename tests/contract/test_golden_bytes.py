@@ -18,6 +18,7 @@ from contracts.events import Event, JobEvent
 from contracts.rewards import Component
 from contracts.rollouts import batch_digest
 from contracts.settings import StackSettings
+from contracts.spec_tables.datasets import DatasetTable
 from tests.contract.make_golden import (
     FOLDER,
     GOLDEN,
@@ -27,7 +28,7 @@ from tests.contract.make_golden import (
     rollout_batch,
 )
 
-NEVER_SENT = {Record, Component, Event, StackSettings}
+NEVER_SENT = {Record, Component, DatasetTable, Event, StackSettings}
 """The bases, and what a process reads from its own environment."""
 
 

@@ -2,40 +2,33 @@
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
-
-from consumer.gradient.advantages.dr_grpo import dr_grpo_advantages
-from consumer.gradient.advantages.group_relative import centred_rewards
-from consumer.gradient.advantages.grpo import grpo_advantages
-from consumer.gradient.advantages.reinforce_plus_plus import undivided_advantages
-from consumer.gradient.advantages.rloo import rloo_advantages
+from consumer.gradient.advantages.base import Advantage, Rewards
+from consumer.gradient.advantages.group_relative import centred_rewards, grpo_advantages, rloo_advantages
+from consumer.gradient.advantages.reinforce_plus_plus import centred_scale, mean_and_scale
 from contracts.spec_tables.algorithm import AlgorithmSpec
 
-
-def group_advantages(rewards: NDArray[np.float64], algorithm: AlgorithmSpec) -> NDArray[np.float64]:
-    """rewards: [k, G], G >= 2; answers [k, G], without what only the whole iteration knows."""
-    match algorithm.advantage:
-        case "grpo":
-            return grpo_advantages(rewards, epsilon=algorithm.advantage_epsilon)
-        case "dr_grpo":
-            return dr_grpo_advantages(rewards)
-        case "rloo":
-            return rloo_advantages(rewards)
-        case "reinforce++_baseline":
-            return undivided_advantages(rewards)
-        case "reinforce++":
-            return rewards
+ADVANTAGES = {
+    # Over the deviation of rewards and penalties together, a group of equal rewards would be all penalty, blown up to
+    # a deviation of 1 however small its weight is: so grpo's deviation is that of the rewards alone.
+    "grpo": Advantage(
+        of_groups=lambda rewards, epsilon: grpo_advantages(rewards, epsilon=epsilon), of_penalties=centred_rewards
+    ),
+    "dr_grpo": Advantage(of_groups=lambda rewards, _: centred_rewards(rewards)),
+    "rloo": Advantage(of_groups=lambda rewards, _: rloo_advantages(rewards)),
+    "reinforce++_baseline": Advantage(of_groups=lambda rewards, _: centred_rewards(rewards), late=centred_scale),
+    "reinforce++": Advantage(of_groups=lambda rewards, _: rewards, late=mean_and_scale),
+}
+"""A line for each name of `ADVANTAGE_KINDS`."""
 
 
-def penalised_advantages(
-    rewards: NDArray[np.float64], penalties: NDArray[np.float64], algorithm: AlgorithmSpec
-) -> NDArray[np.float64]:
-    """`group_advantages` of rewards less penalties, [k, G] each.
+def group_advantages(rewards: Rewards, algorithm: AlgorithmSpec) -> Rewards:
+    """Returns [k, G], without what only the whole iteration knows. rewards: [k, G]."""
+    return ADVANTAGES[algorithm.advantage].of_groups(rewards, algorithm.advantage_epsilon)
 
-    grpo's deviation is that of the rewards alone: over that of both, a group of equal rewards would be all penalty,
-    blown up to a deviation of 1 however small its weight is.
-    """
-    if algorithm.advantage == "grpo":
-        return group_advantages(rewards, algorithm) - centred_rewards(penalties)
-    return group_advantages(rewards - penalties, algorithm)
+
+def penalised_advantages(rewards: Rewards, penalties: Rewards, algorithm: AlgorithmSpec) -> Rewards:
+    """Returns `group_advantages` of rewards less penalties, [k, G] each."""
+    of_penalties = ADVANTAGES[algorithm.advantage].of_penalties
+    if of_penalties is None:
+        return group_advantages(rewards - penalties, algorithm)
+    return group_advantages(rewards, algorithm) - of_penalties(penalties)

@@ -1,4 +1,16 @@
-"""Rewards of a rollout batch, a row for each group."""
+"""Advantages that compare a reward with those of its group: GRPO, Dr. GRPO and RLOO.
+
+    grpo      A_i = (r_i - mean) / (std + epsilon)           Shao et al., arXiv 2402.03300, section 4.1.2
+    dr_grpo   A_i = r_i - mean                               Liu et al., arXiv 2503.20783, section 3.2
+    rloo      A_i = r_i - 1/(G - 1) sum_{j != i} r_j         Ahmadian et al., arXiv 2402.14740
+                  = G/(G - 1) (r_i - mean)
+
+dr_grpo leaves the deviation out: a prompt that is nearly always solved, or nearly never, weighs no more than another.
+rloo's baseline doesn't contain the reward that it is taken off, so it is unbiased.
+
+Every function takes rewards [k, G], a row for each group with G >= 2, and returns [k, G] in float64: the loss rounds
+once, to its own dtype.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +20,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 
+def grpo_advantages(rewards: NDArray[np.float64], *, epsilon: float) -> NDArray[np.float64]:
+    """Divides by the unbiased std (ddof = 1) of the group."""
+    return centred_rewards(rewards) / (rewards.std(axis=1, ddof=1, keepdims=True) + epsilon)
+
+
+def rloo_advantages(rewards: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Subtracts the mean of the other samples."""
+    size = rewards.shape[1]
+    return centred_rewards(rewards) * (size / (size - 1))
+
+
 def centred_rewards(rewards: NDArray[np.float64]) -> NDArray[np.float64]:
-    """r - mean of its group. rewards: [k, G], G >= 2; answers [k, G].
+    """Returns r - mean of its group, which is dr_grpo's advantage.
 
     A group of equal rewards gives exactly 0.0, where a rounded mean would leave a residue that a division magnifies.
     """
@@ -22,7 +45,7 @@ def equal_groups(rewards: NDArray[np.float64]) -> NDArray[np.bool_]:
 
 
 def shuffled_rewards(rewards: NDArray[np.float64], *, seed: int, batch_id: str) -> NDArray[np.float64]:
-    """The negative control: each group's rewards in a random order of its own.
+    """Puts each group's rewards into a random order of its own: the negative control.
 
     The order depends on (seed, batch id) alone, so that a batch that is trained again is shuffled the same way (I7).
     """

@@ -12,30 +12,24 @@ and the mean times the second is taken off the first (I7).
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Sequence
 
-import numpy as np
-from numpy.typing import NDArray
-
-from consumer.gradient.advantages.group_relative import centred_rewards
+from consumer.gradient.advantages.base import LateScale
 
 
-def undivided_advantages(rewards: NDArray[np.float64]) -> NDArray[np.float64]:
-    """r'. rewards: [k, G]; answers [k, G]."""
-    return centred_rewards(rewards)
+def centred_scale(centred: Sequence[float], epsilon: float) -> LateScale:
+    """Divides by std + epsilon, with the unbiased std; centred: every r', in any order. Their mean is 0."""
+    return LateScale(deviation=math.sqrt(math.fsum(value * value for value in centred) / (len(centred) - 1)) + epsilon)
 
 
-def centred_scale(centred: Iterable[float], *, num_completions: int, epsilon: float) -> float:
-    """The divisor std + epsilon, with the unbiased std; centred: every r', in any order."""
-    return math.sqrt(math.fsum(value * value for value in centred) / (num_completions - 1)) + epsilon
+def mean_and_scale(rewards: Sequence[float], epsilon: float) -> LateScale:
+    """Subtracts the mean and divides by std + epsilon, those of the iteration's rewards in any order.
 
-
-def mean_and_scale(rewards: Collection[float], *, epsilon: float) -> tuple[float, float]:
-    """(mean, std + epsilon) of the iteration's rewards, in any order; equal rewards have an infinite scale.
-
-    They teach nothing, and a rounded mean would leave a residue that a division by epsilon magnifies.
+    Equal rewards have an infinite scale: they teach nothing, and a rounded mean would leave a residue that a division
+    by epsilon magnifies.
     """
     mean = math.fsum(rewards) / len(rewards)
     if min(rewards) == max(rewards):
-        return mean, math.inf
-    return mean, math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / (len(rewards) - 1)) + epsilon
+        return LateScale(baseline=mean, deviation=math.inf)
+    variance = math.fsum((reward - mean) ** 2 for reward in rewards) / (len(rewards) - 1)
+    return LateScale(baseline=mean, deviation=math.sqrt(variance) + epsilon)

@@ -10,19 +10,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from consumer.gradient.losses.base import LossInputs, PolicyLoss
-from consumer.gradient.losses.bnpo import BNPO
 from consumer.gradient.losses.cispo import CISPO
 from consumer.gradient.losses.correction import correction_weights
-from consumer.gradient.losses.dapo import DAPO
-from consumer.gradient.losses.dr_grpo import DR_GRPO
-from consumer.gradient.losses.grpo import GRPO
+from consumer.gradient.losses.grpo import BNPO, DAPO, DR_GRPO, GRPO
 from consumer.gradient.losses.gspo import GSPO
 from consumer.gradient.losses.kl import ESTIMATORS, k3
 from consumer.gradient.losses.normalisers import BatchSizes
-from contracts.spec_tables.algorithm import AlgorithmSpec
+from consumer.gradient.losses.plugin import load_loss
+from contracts.spec_tables.algorithm import AlgorithmSpec, PluginLoss
 
-LossName = Literal["grpo", "dr_grpo", "dapo", "bnpo", "gspo", "cispo"]
-LOSSES: dict[LossName, PolicyLoss] = {
+LOSSES = {
     "grpo": GRPO,
     "dr_grpo": DR_GRPO,
     "dapo": DAPO,
@@ -30,6 +27,14 @@ LOSSES: dict[LossName, PolicyLoss] = {
     "gspo": GSPO,
     "cispo": CISPO,
 }
+"""A line for each name of `LOSS_KINDS`."""
+
+
+def policy_loss(algorithm: AlgorithmSpec) -> PolicyLoss:
+    """Returns the loss that a spec chooses. Raises InvalidInput for a plug-in that isn't there or keeps no promise."""
+    if isinstance(algorithm.loss, PluginLoss):
+        return load_loss(algorithm.loss.entry_point)
+    return LOSSES[algorithm.loss]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +96,10 @@ class LossTerms:
 def family_loss(
     logprobs: TokenLogprobs, *, advantages: Tensor, loss_mask: Tensor, algorithm: AlgorithmSpec, sizes: BatchSizes
 ) -> LossTerms:
-    """advantages: [R]; loss_mask: bool [R, T], at least one True in each row."""
+    """Computes the loss of one micro-batch. advantages: [R]; loss_mask: bool [R, T], one True or more in each row.
+
+    sum of w (policy term, weighed against the generator) + beta KL - alpha entropy,  w by the normaliser
+    """
     tokens = logprobs.masked(loss_mask)
     clip_low, clip_high = algorithm.clip_range
     inputs = LossInputs(
@@ -102,9 +110,9 @@ def family_loss(
         clip_low=clip_low,
         clip_high=clip_high,
     )
-    member = LOSSES[algorithm.loss]
+    member = policy_loss(algorithm)
     term = member.surrogate(inputs)
-    token_loss, num_corrected = _corrected(term.token_loss, tokens, loss_mask, algorithm)
+    token_loss, num_corrected = _corrected(term.token_loss, tokens, loss_mask=loss_mask, algorithm=algorithm)
     k3_sum = entropy_sum = 0.0
     if tokens.reference is not None:
         if algorithm.kl_placement == "loss":
@@ -113,11 +121,12 @@ def family_loss(
         k3_sum = float(k3(tokens.policy.detach(), tokens.reference)[loss_mask].double().sum())
     if tokens.entropy is not None:
         if algorithm.entropy_coefficient > 0.0:
+            # A bonus: more entropy makes the loss smaller.
             token_loss = token_loss - algorithm.entropy_coefficient * tokens.entropy
         entropy_sum = float(tokens.entropy.detach().double().sum())
     counted = loss_mask
     if not algorithm.has_late_baseline:
-        # Where it has one, these are rewards, and an advantage of 0 isn't known yet.
+        # [R] → [R, 1]. With a late baseline these are rewards, and an advantage of 0 isn't known yet.
         counted = loss_mask & (advantages != 0.0).unsqueeze(1)
     return LossTerms(
         loss_sum=member.normaliser.reduce(token_loss, loss_mask, sizes),
@@ -134,7 +143,7 @@ def family_loss(
 def response_divergences(
     logprobs: TokenLogprobs, *, loss_mask: Tensor, estimator: Literal["k1", "k2", "k3"]
 ) -> NDArray[np.float64]:
-    """float64 [R]: the estimate summed over each response, for a KL in the reward. Needs a reference."""
+    """Sums the estimate over each response, for a KL in the reward: float64 [R]. Needs a reference."""
     tokens = logprobs.masked(loss_mask)
     if tokens.reference is None:
         raise ValueError("a divergence needs the reference's log-probs")
@@ -143,9 +152,9 @@ def response_divergences(
 
 
 def _corrected(
-    token_loss: Tensor, tokens: TokenLogprobs, loss_mask: Tensor, algorithm: AlgorithmSpec
+    token_loss: Tensor, tokens: TokenLogprobs, *, loss_mask: Tensor, algorithm: AlgorithmSpec
 ) -> tuple[Tensor, int]:
-    """The weighted surrogate, and how many tokens the bounds acted on."""
+    """Weighs the surrogate [R, T], and counts the tokens that the bounds acted on."""
     if algorithm.correction == "none":
         return token_loss, 0
     low, high = algorithm.correction_range

@@ -1,7 +1,21 @@
-"""GRPO, outcome supervision (Shao et al., DeepSeekMath, arXiv 2402.03300, equation 3).
+"""GRPO and the losses that only divide it otherwise: one clipped surrogate, four normalisers.
 
-L = 1/N sum_i 1/|o_i| sum_t -min(rho A_i, clip(rho, 1 - clip_low, 1 + clip_high) A_i)
-rho = exp(log pi(o_t) - log pi_old(o_t))
+    L = Z sum_i w_i sum_t -min(rho A_i, clip(rho, 1 - clip_low, 1 + clip_high) A_i),  rho = pi(o_t) / pi_old(o_t)
+
+    grpo      Z = 1/N            w_i = 1/|o_i|            Shao et al., DeepSeekMath, arXiv 2402.03300, equation 3
+    dr_grpo   Z = 1/N            w_i = 1/max_new_tokens   Liu et al., arXiv 2503.20783, section 3.2
+    dapo      Z = 1/sum_i |o_i|  w_i = 1                  Yu et al., arXiv 2503.14476, equations 8 and 12
+    bnpo      Z = 1/B            w_i = 1/sum_{j in b} |o_j|, with b the rollout batch of i
+
+dr_grpo takes GRPO's 1/|o_i| away, which makes long wrong answers cheap: the constant budget stands in its place. The
+paper drops the deviation of the advantages, too: that is `algorithm.advantage = "dr_grpo"`.
+
+dapo's token count is that of the whole iteration, not of a micro-batch, and its clip_high is above its clip_low. The
+paper's two other parts, dynamic sampling and overlong shaping, belong to sampling and to rewards (`overlong`).
+
+bnpo is what TRL's GRPOTrainer calls so: the result depends on `rollout.prompts_per_batch`, and on nothing that is
+decided while the job runs. The name comes from Xiao et al., arXiv 2506.02864, whose beta-normalised advantages are not
+here.
 """
 
 from __future__ import annotations
@@ -9,15 +23,16 @@ from __future__ import annotations
 import torch
 
 from consumer.gradient.losses.base import LossInputs, PolicyLoss, PolicyTerm
-from consumer.gradient.losses.normalisers import RESPONSE_MEAN
+from consumer.gradient.losses.normalisers import BATCH_TOKEN_MEAN, CONSTANT, RESPONSE_MEAN, TOKEN_MEAN
 
 
 def clipped_surrogate(inputs: LossInputs) -> PolicyTerm:
-    """PPO's pessimistic bound for each token (Schulman et al., arXiv 1707.06347, equation 7)."""
-    ratio = inputs.log_ratio().exp()
-    gain = inputs.advantages.unsqueeze(1)
+    """Takes PPO's pessimistic bound for each token (Schulman et al., arXiv 1707.06347, equation 7)."""
+    ratio = inputs.log_ratio().exp()  # [R, T] rho; 1.0 on padding
+    gain = inputs.advantages.unsqueeze(1)  # [R] → [R, 1]: all tokens of a response share its advantage
     clipped = inputs.clip(ratio)
     return PolicyTerm(
+        # The objective is maximised, a loss is minimised: hence the sign.
         token_loss=-torch.minimum(ratio * gain, clipped * gain),
         # The bound is pessimistic: a good token's ratio is held down, a bad one's up, and never the other way round.
         clipped_low=(ratio < clipped) & (gain < 0.0),
@@ -26,3 +41,6 @@ def clipped_surrogate(inputs: LossInputs) -> PolicyTerm:
 
 
 GRPO = PolicyLoss(surrogate=clipped_surrogate, normaliser=RESPONSE_MEAN)
+DR_GRPO = PolicyLoss(surrogate=clipped_surrogate, normaliser=CONSTANT)
+DAPO = PolicyLoss(surrogate=clipped_surrogate, normaliser=TOKEN_MEAN)
+BNPO = PolicyLoss(surrogate=clipped_surrogate, normaliser=BATCH_TOKEN_MEAN)

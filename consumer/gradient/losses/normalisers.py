@@ -60,3 +60,5 @@ CONSTANT = Normaliser(reduce=_budget_shares, counts="completions")
 """1/N sum_i 1/max_new_tokens sum_t."""
 BATCH_TOKEN_MEAN = Normaliser(reduce=_batch_mean, counts="batches")
 """Token mean inside each rollout batch, then the mean over rollout batches."""
+NORMALISERS = (RESPONSE_MEAN, TOKEN_MEAN, CONSTANT, BATCH_TOKEN_MEAN)
+"""All there are."""

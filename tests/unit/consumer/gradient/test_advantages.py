@@ -7,13 +7,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from consumer.gradient.advantages.dr_grpo import dr_grpo_advantages
-from consumer.gradient.advantages.family import group_advantages, penalised_advantages
-from consumer.gradient.advantages.group_relative import equal_groups, shuffled_rewards
-from consumer.gradient.advantages.grpo import grpo_advantages
-from consumer.gradient.advantages.reinforce_plus_plus import centred_scale, mean_and_scale, undivided_advantages
-from consumer.gradient.advantages.rloo import rloo_advantages
-from contracts.spec_tables.algorithm import AlgorithmSpec
+from consumer.gradient.advantages.base import LateScale
+from consumer.gradient.advantages.family import ADVANTAGES, group_advantages, penalised_advantages
+from consumer.gradient.advantages.group_relative import (
+    centred_rewards,
+    equal_groups,
+    grpo_advantages,
+    rloo_advantages,
+    shuffled_rewards,
+)
+from consumer.gradient.advantages.reinforce_plus_plus import centred_scale, mean_and_scale
+from contracts.spec_tables.algorithm import ADVANTAGE_KINDS, AlgorithmSpec
+
+
+def test_every_advantage_of_the_spec_is_in_the_family() -> None:
+    assert set(ADVANTAGES) == set(ADVANTAGE_KINDS)
+    for name, kind in ADVANTAGE_KINDS.items():
+        late = ADVANTAGES[name].late([0.5, -0.5, 0.25, 0.0], 1e-4)
+        assert (late.deviation != 1.0, late.baseline != 0.0) == (kind.is_scaled_late, kind.has_late_baseline)
 
 
 def test_advantages_are_the_rewards_in_units_of_the_unbiased_deviation() -> None:
@@ -27,30 +38,30 @@ def test_advantages_are_the_rewards_in_units_of_the_unbiased_deviation() -> None
 def test_a_group_of_equal_rewards_has_exactly_no_advantage(reward: float, size: int) -> None:
     rewards = np.full((1, size), reward)
     assert grpo_advantages(rewards, epsilon=1e-12).tolist() == [[0.0] * size]
-    for advantages in (dr_grpo_advantages, rloo_advantages, undivided_advantages):
+    for advantages in (centred_rewards, rloo_advantages):
         assert advantages(rewards).tolist() == [[0.0] * size]
     assert equal_groups(rewards).tolist() == [True]
 
 
 def test_dr_grpo_takes_the_mean_off_and_rloo_the_mean_of_the_others() -> None:
     rewards = np.array([[1.0, 0.0, 0.5], [3.0, 3.0, 0.0]])
-    assert dr_grpo_advantages(rewards).tolist() == [[0.5, -0.5, 0.0], [1.0, 1.0, -2.0]]
+    assert centred_rewards(rewards).tolist() == [[0.5, -0.5, 0.0], [1.0, 1.0, -2.0]]
     assert rloo_advantages(rewards).tolist() == [[0.75, -0.75, 0.0], [1.5, 1.5, -3.0]]
 
 
 def test_reinforce_divides_by_the_deviation_of_the_whole_iteration() -> None:
     batches = [np.array([[1.0, 0.0], [0.5, 0.5]]), np.array([[4.0, 0.0], [0.0, 1.0]])]
-    centred = np.concatenate([undivided_advantages(rewards) for rewards in batches])
+    centred = np.concatenate([centred_rewards(rewards) for rewards in batches])
     assert centred.tolist() == [[0.5, -0.5], [0.0, 0.0], [2.0, -2.0], [-0.5, 0.5]]
-    scale = centred_scale(centred.reshape(-1).tolist(), num_completions=8, epsilon=1e-4)
-    assert scale == pytest.approx(centred.std(ddof=1) + 1e-4, rel=1e-15)
+    scale = centred_scale(centred.reshape(-1).tolist(), 1e-4)
+    assert scale == LateScale(deviation=pytest.approx(centred.std(ddof=1) + 1e-4, rel=1e-15))
 
 
 def test_without_groups_the_mean_and_the_deviation_are_those_of_the_iteration() -> None:
     rewards = [1.0, 0.0, 0.5, 0.5, 4.0, 0.0, 0.0, 1.0]
-    mean, scale = mean_and_scale(rewards, epsilon=1e-4)
-    assert (mean, scale) == (0.875, pytest.approx(np.std(rewards, ddof=1) + 1e-4, rel=1e-15))
-    assert mean_and_scale([0.1, 0.1, 0.1], epsilon=1e-4)[1] == float("inf")
+    late = mean_and_scale(rewards, 1e-4)
+    assert (late.baseline, late.deviation) == (0.875, pytest.approx(np.std(rewards, ddof=1) + 1e-4, rel=1e-15))
+    assert mean_and_scale([0.1, 0.1, 0.1], 1e-4).deviation == float("inf")
 
 
 def test_the_spec_chooses_the_advantage() -> None:

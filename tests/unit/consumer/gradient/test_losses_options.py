@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import re
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args
 
 import pytest
 
 from consumer.gradient.losses.family import LOSSES
 from contracts.encoding.wire import convert
 from contracts.errors import InvalidInput
-from contracts.spec_tables.algorithm import CLIP_RANGES, AlgorithmSpec
+from contracts.spec_tables.algorithm import LOSS_KINDS, AlgorithmSpec, LossName
 from tests.builders import job_spec
 
 KL = {"kl_coefficient": 0.1}
 
 
 def test_every_loss_of_the_spec_is_in_the_family_and_has_a_clip_range() -> None:
-    names = set(get_args(get_type_hints(AlgorithmSpec)["loss"]))
-    assert names == set(LOSSES) == set(CLIP_RANGES)
+    assert set(get_args(LossName)) == set(LOSSES) == set(LOSS_KINDS)
+    assert all(low > 0.0 and high > 0.0 for low, high in (kind.clip_range for kind in LOSS_KINDS.values()))
 
 
 def test_a_clip_is_the_papers_where_the_spec_has_none() -> None:

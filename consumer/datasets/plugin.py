@@ -1,0 +1,58 @@
+"""A data set from an installed package: what its function must keep stands in docs/extending.md."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from consumer.datasets.examples import Example, ExampleSets, Request, disjoint
+from consumer.entry_points import load_entry_point
+from contracts.errors import InvalidInput
+from contracts.spec_tables.datasets import PluginDataset
+
+GROUP = "onbeat.datasets"
+FIELD = "dataset.entry_point"
+
+
+def load_plugin(spec: PluginDataset, request: Request) -> ExampleSets:
+    """Calls the function and checks what it returns. Raises InvalidInput that names the field of the spec."""
+    load = load_entry_point(GROUP, spec.entry_point, field=FIELD)
+    try:
+        train, evaluation = load(params=dict(spec.params), num_evaluation=request.num_evaluation, seed=request.seed)
+        train, evaluation = list(_checked(train)), list(_checked(evaluation))
+    # Foreign code may raise anything, and each of it has the same answer.
+    except Exception as error:
+        raise _refusal(spec, f"failed: {type(error).__name__}: {error}") from error
+    ids = [example.example_id for example in (*train, *evaluation)]
+    if len(set(ids)) < len(ids):
+        raise _refusal(spec, "gives two examples the same example_id")
+    if len(evaluation) < request.num_evaluation:
+        raise InvalidInput(
+            f"{request.num_evaluation} prompts are asked for, the data set `{spec.entry_point}` holds "
+            f"{len(evaluation)} out",
+            field="evaluation.num_prompts",
+            cure=f"use at most {len(evaluation)}",
+        )
+    held_out = evaluation[: request.num_evaluation]
+    return disjoint(train, held_out, source=f"the data set `{spec.entry_point}`", field=FIELD)
+
+
+def _checked(examples: Iterable[Any]) -> Iterator[Example]:
+    """Yields them; raises TypeError for what is none, and UnicodeEncodeError for text that can't be sent."""
+    for example in examples:
+        if not isinstance(example, Example):
+            raise TypeError(f"{type(example).__name__} is no consumer.datasets.examples.Example")
+        for name in ("example_id", "question", "reference", "task_entry", "origin"):
+            text = getattr(example, name)
+            if not isinstance(text, str):
+                raise TypeError(f"{name} is a {type(text).__name__}, not a string")
+            text.encode()
+        yield example
+
+
+def _refusal(spec: PluginDataset, problem: str) -> InvalidInput:
+    return InvalidInput(
+        f"the data set `{spec.entry_point}` {problem}",
+        field=FIELD,
+        cure="docs/extending.md says what its function must return",
+    )
