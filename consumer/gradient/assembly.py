@@ -15,6 +15,7 @@ from transformers.modeling_utils import PreTrainedModel
 from consumer.gradient.accumulation import make_accumulator
 from consumer.gradient.learner import ALONE, Learner, Place
 from consumer.gradient.lockstep import Lockstep
+from consumer.gradient.losses.family import policy_loss
 from consumer.gradient.optimizer import PolicyOptimizer
 from consumer.gradient.sharded_sums import ShardedAccumulator
 from consumer.model.policy import LoadModel, Policy, load_model, load_policy, load_whole
@@ -30,6 +31,7 @@ def make_learner(settings: StackSettings, spec: JobSpec, place: Place = ALONE) -
 
     Ranks that share a model (trainer.sharding = "fsdp") each read their rows of it, all at the same time.
     """
+    policy_loss(spec.algorithm)  # a plug-in that is missing is refused before the model is read
     _set_up_torch(settings, spec)
     device = _device(settings, place)
     if spec.trainer.sharding == "fsdp" and place.world_size > 1:

@@ -1,0 +1,192 @@
+"""Losses and data sets of an installed package: equal to ours where they say the same, refused where they can't be."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from msgspec.structs import replace
+
+from broker.connection.client import Broker, connect
+from broker.job_store import JobStore
+from consumer.datasets.base import load_dataset
+from consumer.datasets.prompts import PromptSource
+from consumer.gradient.losses.base import LossInputs
+from consumer.gradient.losses.family import policy_loss
+from contracts.errors import InvalidInput
+from contracts.jobs import JobState, TrainerExit
+from contracts.settings import StackSettings
+from contracts.spec import JobSpec
+from contracts.spec_tables.algorithm import AlgorithmSpec, PluginLoss
+from contracts.spec_tables.datasets import JsonlDataset, PluginDataset
+from contracts.spec_tables.root import SpecRoot
+from tests.builders import char_tokenizer, job_spec, tiny_model_folder
+from tests.own_trainer import generating, one_trainer
+
+SITE = Path(__file__).parent / "trainer_plugins"
+
+
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[None]:
+    """A trainer installs its own."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture(autouse=True)
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(SITE))
+
+
+@pytest.fixture
+def own(settings: StackSettings, tmp_path: Path) -> StackSettings:
+    tiny_model_folder(tmp_path / "models")
+    return replace(settings, model_root=str(tmp_path / "models"), run_root=str(tmp_path / "runs"), threads=1)
+
+
+@pytest.fixture
+def broker(own: StackSettings) -> Iterator[Broker]:
+    made = connect(own)
+    yield made
+    made.close()
+
+
+def spec_of(**changes: object) -> JobSpec:
+    return job_spec(**{"iterations": 3, "evaluation__num_prompts": 0, "timeouts__trainer_lease_s": 0.5, **changes})
+
+
+def trained(own: StackSettings, broker: Broker, spec: JobSpec) -> list[str]:
+    """Digests of the versions that the job made."""
+    jobs = JobStore(broker)
+    job_id, _ = jobs.create(spec)
+    with generating(broker, job_id):
+        assert one_trainer(own, broker, job_id) == TrainerExit.DONE
+    return [record.next_weights_digest for record in jobs.audit(job_id) if record.next_weights_digest]
+
+
+def failed(own: StackSettings, broker: Broker, spec: JobSpec) -> str:
+    """Reason of a job that ends as failed."""
+    jobs = JobStore(broker)
+    job_id, _ = jobs.create(spec)
+    with generating(broker, job_id):
+        one_trainer(own, broker, job_id)
+    assert jobs.state(job_id) is JobState.FAILED
+    return jobs.fields(job_id)["reason"].decode()
+
+
+def plugin(name: str) -> dict[str, str]:
+    return {"type": "plugin", "entry_point": name}
+
+
+def test_a_loss_that_equals_grpo_makes_the_weights_of_grpo(own: StackSettings, broker: Broker) -> None:
+    """The clips act: they are narrow, and the second update leaves the policy that sampled."""
+    clips = {"updates_per_iteration": 2, "clip_low": 0.001, "clip_high": 0.001}
+    ours = trained(own, broker, spec_of(algorithm=clips | {"loss": "grpo"}))
+    assert len(set(ours)) == 3
+    assert trained(own, broker, spec_of(algorithm=clips | {"loss": plugin("as_grpo")})) == ours
+    assert trained(own, broker, spec_of(algorithm=clips | {"loss": "cispo"})) != ours
+
+
+def test_a_job_whose_loss_is_not_installed_fails_at_its_start_with_field_and_cure(
+    own: StackSettings, broker: Broker
+) -> None:
+    reason = failed(own, broker, spec_of(algorithm__loss=plugin("mine")))
+    assert "algorithm.loss.entry_point: no package offers `mine` in group onbeat.losses where the trainer" in reason
+    assert "install its package there; installed: as_grpo, " in reason
+
+
+def test_a_loss_that_raises_in_an_iteration_fails_the_job_with_the_reason(own: StackSettings, broker: Broker) -> None:
+    reason = failed(own, broker, spec_of(algorithm__loss=plugin("raises_later")))
+    assert "algorithm.loss.entry_point: the loss `raises_later` raised KeyError: 'nothing'" in reason
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("no_loss", "is a function, not a consumer.gradient.losses.base.PolicyLoss"),
+        ("not_there", "of trainer-plugins 1.0 cannot be imported: AttributeError"),
+        ("no_module", "of trainer-plugins 1.0 cannot be imported: ModuleNotFoundError"),
+        ("own_normaliser", "has a normaliser that is none of"),
+        ("draws", "answered the same inputs with two different losses"),
+        ("squares", "is not linear in a positive scale of the advantages"),
+        ("idles", "gives a loss to a response of advantage 0"),
+        ("mixes", "lets one response change the loss of another"),
+        ("sums", r"answered token_loss without the shape \[3, 4\]"),
+        ("raises", "raised KeyError: 'nothing'"),
+        ("detached", "without a gradient"),
+        ("overflows", "a loss that is not finite"),
+    ],
+)
+def test_a_loss_that_breaks_a_promise_is_refused_before_it_trains(name: str, problem: str) -> None:
+    with pytest.raises(InvalidInput, match=problem) as refusal:
+        policy_loss(AlgorithmSpec(loss=PluginLoss(entry_point=name)))
+    assert refusal.value.field == "algorithm.loss.entry_point"
+
+
+def test_a_plug_in_loss_knows_its_clips_and_takes_what_others_take() -> None:
+    algorithm = job_spec(algorithm={"loss": plugin("as_grpo"), "clip_high": 0.5, "correction": "tis"}).algorithm
+    assert algorithm.clip_range == (0.2, 0.5)
+    inputs = LossInputs(
+        logprobs=torch.tensor([[-1.0, -2.0]], requires_grad=True),
+        old_logprobs=torch.tensor([[-2.0, -1.0]]),
+        advantages=torch.tensor([1.0]),
+        loss_mask=torch.ones(1, 2, dtype=torch.bool),
+        clip_low=0.2,
+        clip_high=0.5,
+    )
+    term = policy_loss(algorithm).surrogate(inputs)
+    assert term.token_loss.tolist() == [[-1.5, pytest.approx(-0.36788, abs=1e-5)]]
+    assert (term.clipped_high.tolist(), term.clipped_low.tolist()) == ([[True, False]], [[False, False]])
+    with pytest.raises(InvalidInput, match='lets loss = "as_grpo" clip by the sign of the advantage'):
+        job_spec(algorithm={"loss": plugin("as_grpo"), "advantage": "reinforce++", "old_policy": "generator"})
+
+
+def test_a_name_that_two_packages_offer_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    info = tmp_path / "rival-2.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: rival\nVersion: 2.0\n")
+    (info / "entry_points.txt").write_text("[onbeat.losses]\nonce = rival:LOSS\nno_module = rival:LOSS\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(InvalidInput, match=r"several packages .*: rival 2\.0, trainer-plugins 1\.0 \(keep one of them"):
+        policy_loss(AlgorithmSpec(loss=PluginLoss(entry_point="no_module")))
+
+
+def prompts_of(dataset: JsonlDataset | PluginDataset, root: Path) -> list[object]:
+    """What three iterations and an evaluation ask."""
+    spec = replace(job_spec(evaluation__num_prompts=4), dataset=dataset)
+    loaded = load_dataset(dataset, num_evaluation=4, seed=3, model_root=SpecRoot(root))
+    source = PromptSource(loaded, char_tokenizer(), spec, context_tokens=128)
+    return [source.evaluation_prompts(), *(source.training_prompts(iteration) for iteration in range(3))]
+
+
+def test_a_data_set_that_equals_a_file_of_lines_asks_the_same_prompts(tmp_path: Path) -> None:
+    lines = [json.dumps({"prompt": f"{number}+{number}=", "reference": str(2 * number)}) for number in range(24)]
+    (tmp_path / "sums.jsonl").write_text("\n".join(lines))
+    of_file = prompts_of(JsonlDataset(train_path="sums.jsonl"), tmp_path)
+    assert prompts_of(PluginDataset(entry_point="riddles", params={"count": 24}), tmp_path) == of_file
+    assert prompts_of(PluginDataset(entry_point="riddles", params={"count": 23}), tmp_path) != of_file
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "problem"),
+    [
+        ("absent", "dataset.entry_point", "no package offers `absent` in group onbeat.datasets"),
+        ("short", "evaluation.num_prompts", "1 prompts are asked for, the data set `short` holds 0 out"),
+        ("twice", "dataset.entry_point", "gives two examples the same example_id"),
+        ("none_left", "dataset.entry_point", "every prompt of the data set `none_left` is also held out"),
+        ("dicts", "dataset.entry_point", "failed: TypeError: dict is no consumer.datasets.examples.Example"),
+        ("broken_text", "dataset.entry_point", "failed: UnicodeEncodeError"),
+        ("fails", "dataset.entry_point", "failed: OSError: the disk is away"),
+    ],
+)
+def test_a_data_set_that_cannot_be_had_is_refused_with_its_field(name: str, field: str, problem: str) -> None:
+    with pytest.raises(InvalidInput, match=problem) as refusal:
+        load_dataset(PluginDataset(entry_point=name), num_evaluation=1, seed=0, model_root=SpecRoot(SITE))
+    assert refusal.value.field == field
+    assert refusal.value.cure
