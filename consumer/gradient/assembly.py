@@ -39,7 +39,7 @@ def make_learner(settings: StackSettings, spec: JobSpec, place: Place = ALONE) -
     policy = _policy(settings, spec, load_whole)
     if spec.trainer.packing == "shared_prompt":
         share_prompts(policy.model)
-    # Before any checkpoint is restored: the reference is the model as the job found it.
+    # No checkpoint is restored yet: the reference is the model as the job found it.
     reference = policy.reference() if spec.algorithm.kl_coefficient > 0.0 else None
     for model in (policy.model, reference):
         if model is not None:
@@ -71,12 +71,12 @@ def _sharded_learner(settings: StackSettings, spec: JobSpec, *, place: Place, de
     for model in (policy.model, reference):
         if model is not None and spec.trainer.packing == "shared_prompt":
             share_prompts(model)
-            # A pass leaves the outermost parameters whole; a checkpoint is put into the rows.
+            # A pass leaves the outermost parameters whole, but a checkpoint is restored into rows.
             cast(FSDPModule, model).reshard()
     parameters, optimizer = policy.trained_parameters(), _optimizer(spec, policy)
     if policy.adapters is not None:
         accumulator = make_accumulator(spec, parameters, optimizer.stepped)
-        # The reference is the policy's model.
+        # Without its adapters the policy's model is the reference: there is no second model to keep in step.
         lockstep = Lockstep(policy.model, None, mute=lambda _: None, adapters=policy.adapters)
     else:
         accumulator = ShardedAccumulator(

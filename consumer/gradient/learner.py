@@ -1,4 +1,4 @@
-"""The numerics of one job on one rank: what a micro-batch needs, and everything that a checkpoint holds."""
+"""The numerics of one job on one rank: it trains micro-batches, steps on their sums, gives the weights away."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from process.crash_points import reach
 from weight_store.publication import TensorSink
 
 Kept = tuple[MicroBatchStats, KeptBatch]
-"""A batch as the first update left it."""
+"""A batch as the first update left it, for the further ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ ALONE = Place(rank=0, world_size=1, local_rank=0)
 
 
 class OptimizerStep(Record, frozen=True, kw_only=True):
-    """How the sums of an iteration become one optimizer step: by (sum - baseline * baseline's sum) / divisor."""
+    """One optimizer step on an iteration's sums: its gradient is (sum - baseline * baseline's sum) / divisor."""
 
     divisor: float
     baseline: float
@@ -79,12 +79,12 @@ class Learner:
     reference: PreTrainedModel | None
     place: Place = ALONE
     lockstep: Lockstep | None = None
-    """Where the ranks share the policy's parameters."""
+    """Not None where the ranks share the policy's parameters."""
     kept: list[Kept] = field(default_factory=list)
-    """What the further updates of the open iteration train; empty where each iteration has one update."""
+    """The batches that further updates of the open iteration train; empty where each iteration has one update."""
 
     def train(self, batch: RolloutBatch) -> Trained:
-        """Forward, backward, accumulate. Raises what `train_micro_batch` raises."""
+        """Adds a batch's gradient to the sums. Raises what `train_micro_batch` raises."""
         started_s = time.time()
         stats, kept = train_micro_batch(
             self.policy, batch, reference=self.reference, spec=self.spec, accumulator=self.accumulator
@@ -96,7 +96,7 @@ class Learner:
         )
 
     def train_again(self, check: Callable[[], None]) -> Iterator[Trained]:
-        """The kept batches, under the weights of the last step; `check` is called before each.
+        """Trains the kept batches under the weights of the last step; `check` is called before each.
 
         Raises what `check` or `train_kept_batch` raises.
         """
@@ -125,7 +125,7 @@ class Learner:
         return grad_norm
 
     def publish(self, sink: TensorSink) -> None:
-        """Gives it all the weights as they are. Ranks that share parameters do it at the same time."""
+        """Gives a sink all the weights as they are. Ranks that share parameters call it at the same time."""
         WeightStream(self.policy.weights(), sink).all()
 
     @cached_property
@@ -140,11 +140,11 @@ class Learner:
 
     @cached_property
     def shares_state(self) -> bool:
-        """Whether each rank has rows of what is trained, and not all of it: adapters are whole on every rank."""
+        """Whether a rank has only some rows of what is trained. Adapters are whole on every rank."""
         return any(map(is_shared, self.policy.trained_parameters().values()))
 
     def save(self, folder: Path) -> None:
-        """Writes what this rank has of weights and optimizer state."""
+        """Writes this rank's weights and optimizer state; on one rank of several, its rows."""
         of = self.place if self.shares_state else ALONE
         save_state(folder, self.policy, self.optimizer, rank=of.rank, num_ranks=of.world_size)
 

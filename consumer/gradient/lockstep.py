@@ -1,7 +1,7 @@
 """Ranks that share one model's parameters pass through it at the same time, however many batches each of them has.
 
 rank 0   batch a ── pass ── pass ── through                  ┐ before each pass all say what they are about to do,
-rank 1   batch b ── pass ── idle ── through                  │ and who has nothing to do goes along idly
+rank 1   batch b ── pass ── idle ── through                  │ and a rank with nothing to do goes along idly
 rank 2   (none)  ── idle ── idle ── through                  ┘
 """
 
@@ -22,19 +22,19 @@ from consumer.model.rows import store_errors
 
 
 class Pass(IntEnum):
-    """What a rank is about to do; where they want different things, the lowest one comes first."""
+    """A pass that a rank is about to make; where ranks want different ones, the lowest comes first."""
 
     NONE = 0
     REFERENCE = 1
-    """Forward, of the reference; where it is the policy without adapters, of that."""
+    """Forward, through the reference, or through the policy without its adapters where that is the reference."""
     FORWARD = 2
-    """Without gradient, of the policy."""
+    """Forward without gradient, through the policy."""
     GRADIENT = 3
-    """Forward and backward."""
+    """Forward and backward, through the policy."""
 
 
 class Lockstep:
-    """Of one rank. Every rank makes one, and calls `through` after each of its turns."""
+    """One rank's step with the others. Every rank makes one, and calls `through` after each of its turns."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Lockstep:
         mute: Callable[[bool], None],
         adapters: Adapters | None = None,
     ) -> None:
-        """mute: of `ShardedAccumulator`. adapters: without which the policy is the reference, so that there is none."""
+        """reference: None also where the policy without `adapters` is it. mute: `ShardedAccumulator.mute`."""
         self._policy = policy
         self._reference = reference
         self._mute = mute
@@ -68,7 +68,7 @@ class Lockstep:
             if not self._is_idle:
                 self._wait_for_turn(kind())
 
-        # Before FSDP2's own hook, which gathers parameters.
+        # First of the hooks: FSDP2's own gathers parameters, for which all ranks must be there.
         cast(nn.Module, model).register_forward_pre_hook(before, prepend=True)
 
     def _wait_for_turn(self, wanted: Pass) -> None:
@@ -77,7 +77,8 @@ class Lockstep:
                 self._pass(common)
 
     def _common(self, wanted: Pass) -> Pass:
-        """The lowest kind that some rank wants; NONE where nobody wants any."""
+        """The lowest kind that some rank wants; NONE where no rank wants one."""
+        # [kinds] how many ranks want each; the sum is the same on every rank, and so is the choice.
         wishes = torch.zeros(len(Pass), dtype=torch.int64)
         wishes[wanted] = 1
         with store_errors():
@@ -87,7 +88,7 @@ class Lockstep:
     def _pass(self, kind: Pass) -> None:
         is_reference = kind is Pass.REFERENCE
         model = self._reference if is_reference and self._reference is not None else self._policy
-        # Each rank's rows must be those of the same weights.
+        # A pass gathers the rows of all ranks: each must hold those of the weights that the pass goes through.
         without = self._adapters.disabled() if is_reference and self._adapters is not None else nullcontext()
         tokens = torch.zeros((1, 2), dtype=torch.int64, device=model.device)
         with without, torch.set_grad_enabled(kind is Pass.GRADIENT):

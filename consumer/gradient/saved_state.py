@@ -1,4 +1,4 @@
-"""What a rank puts of its policy and its optimizer into a checkpoint (consumer/model/checkpoint.py), and takes back."""
+"""A rank puts its policy and its optimizer into a checkpoint (consumer/model/checkpoint.py), and takes them back."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def restore_state(checkpoint: Checkpoint, policy: Policy, optimizer: PolicyOptim
 
 
 def adapter_state(policy: Policy) -> AdapterState | None:
-    """What a checkpoint says of adapters; None for a policy without."""
+    """The digests that a checkpoint of adapters records; None for a policy without adapters."""
     if policy.adapters is None:
         return None
     return AdapterState(base_digest=policy.base_digest, adapters_digest=tensors_digest(policy.state_tensors()))

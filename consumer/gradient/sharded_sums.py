@@ -4,7 +4,7 @@
     its gradient, on each rank       rounded to 64-bit fixed point, then reduce-scattered as integers (I7)
     optimizer                        steps the rows that its rank keeps
 
-FSDP2 itself would add floats, in an order that depends on who trained which batch.
+FSDP2 itself would add floats, in an order that depends on which rank trained which batch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from consumer.gradient.accumulation import check_range
 from contracts.errors import ContractViolation
 
 SCALE_BITS = 40
-"""Of `ExactAccumulator`: the sums are the same integers."""
+"""The scale of `ExactAccumulator`: the sums are the same integers."""
 
 
 @dataclass(kw_only=True)
@@ -31,7 +31,7 @@ class Part:
     """A parameter's place in what its layer's reduce-scatter answers."""
 
     padded_items: int
-    """Each rank has as many rows as the first one."""
+    """Items of each rank's share: as many rows as the first rank has, padding behind the rank's own."""
     sums: Tensor
     """[items] int64 of this rank's rows."""
 
@@ -49,7 +49,7 @@ class SummingReduceScatter:
         self.reached = 0.0
         """Largest magnitude that the passes of the open rollout batch can have added up to."""
         self.is_muted = False
-        """This rank's pass is nobody's gradient: it only keeps step."""
+        """Whether this rank only keeps step: its pass belongs to no batch and adds zeros."""
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
@@ -57,17 +57,22 @@ class SummingReduceScatter:
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
     ) -> None:
-        """input_tensor: [world_size * padded items] the layer's gradient, in the parameters' dtype."""
+        """input_tensor: [world_size * padded items] the layer's gradient, in the parameters' dtype, rank by rank.
+
+        output_tensor: [padded items] FSDP2's gradient of this rank's rows, which becomes zeros.
+        """
         if self.is_muted:
             addends = torch.zeros(input_tensor.shape, dtype=torch.int64, device=input_tensor.device)
         else:
             self.reached += check_range({self._name: input_tensor}, limit=self._limit - self.reached)
+            # One rounding, before anything is added: a power of two only moves the exponent.
             addends = input_tensor.mul_(2.0**SCALE_BITS).round_().to(torch.int64)
         summed = torch.empty(output_tensor.shape, dtype=torch.int64, device=output_tensor.device)
         dist.reduce_scatter_single(summed, addends, group=group)
         if summed.numel() != sum(part.padded_items for part in self._parts):
             raise ContractViolation("a parameter of the layer has no gradient", field=self._name)
         for part, items in zip(self._parts, summed.split([p.padded_items for p in self._parts]), strict=True):
+            # Padding stands behind the rows.
             part.sums.add_(items[: part.sums.numel()])
         output_tensor.zero_()
 
@@ -79,7 +84,7 @@ class ShardedAccumulator:
     """
 
     sums: Tensor | None = None
-    """The ranks have nothing left to add up."""
+    """None: the ranks have added up already."""
 
     def __init__(
         self,
@@ -99,12 +104,12 @@ class ShardedAccumulator:
         self._layers = self._take_over(model, limit=2.0 ** (62 - SCALE_BITS) / max_micro_batches)
 
     def mute(self, is_muted: bool) -> None:
-        """Whether this rank's passes count for nothing."""
+        """Sets whether this rank's passes add zeros, as an idle rank's do."""
         for layer in self._layers:
             layer.is_muted = is_muted
 
     def add(self, *, to_baseline: bool = False, more: bool = False) -> None:
-        """The backward pass has added already; what it left is zeros."""
+        """Clears the gradients: the backward pass has added to the sums already, and left zeros."""
         assert not to_baseline, "refused by the spec"
         for parameter in self._parameters.values():
             parameter.grad = None
@@ -140,7 +145,7 @@ class ShardedAccumulator:
 
 
 def layer_parameters(module: nn.Module) -> list[nn.Parameter]:
-    """Those that FSDP2 moves together with `module`, in its order: children first, layers of their own left out."""
+    """The parameters that FSDP2 moves together with `module`, in its order: children first, no inner layer."""
     found: dict[nn.Parameter, None] = {}
     for child in module.children():
         if not isinstance(child, FSDPModule):

@@ -34,17 +34,17 @@ FIELD = "trainer.lora"
 
 @dataclass(frozen=True, kw_only=True)
 class Adapters:
-    """Those of one model."""
+    """The adapters of one model."""
 
     layers: Mapping[str, LoraLinear]
-    """By the name of the layer in the model as it was: a layer's weight is `{name}.weight` there."""
+    """Layers by their name in the model as it was, where a layer's weight is `{name}.weight`."""
     scaling: float
     """alpha / rank."""
     merged_layers: MergedLayers | None = None
-    """Where the model's dtype is below that of A and B: passes go through what is published."""
+    """Not None where the model's dtype is below float32, A's and B's: passes go through the published weights."""
 
     def parameters(self) -> dict[str, nn.Parameter]:
-        """A and B of each layer, float32, under the names that peft saves them by."""
+        """A [rank, inputs] and B [outputs, rank] of each layer, float32, under the names that peft saves them by."""
         named: dict[str, nn.Parameter] = {}
         for name, layer in self.layers.items():
             name_a, name_b = matrix_names(name)
@@ -53,7 +53,7 @@ class Adapters:
         return named
 
     def merged(self, layer: str, weight: Tensor) -> Tensor:
-        """A new tensor: a layer's weight in the model as it was, with its adapter in it."""
+        """Returns a new tensor: a layer's weight in the model as it was, with its adapter in it."""
         merged = torch.empty_like(weight)
         adapted = self.layers[layer]
         merge_into(
@@ -109,7 +109,7 @@ def attach_adapters(model: PreTrainedModel, spec: LoraSpec, *, seed: int) -> Ada
         name: module for name, module in cast(nn.Module, model).named_modules() if isinstance(module, LoraLinear)
     }
     for layer in layers.values():
-        # peft makes them in the model's dtype; a step is smaller than what bfloat16 can tell apart.
+        # peft makes A and B in the model's dtype; a step is smaller than what bfloat16 can tell apart.
         layer.lora_A[ADAPTER].float()
         layer.lora_B[ADAPTER].float()
     scaling = spec.alpha / spec.rank
@@ -120,7 +120,7 @@ def attach_adapters(model: PreTrainedModel, spec: LoraSpec, *, seed: int) -> Ada
 
 
 def base_name(name: str) -> str:
-    """Of a parameter in a model with adapters, its name in the model as it was."""
+    """The name that a parameter of a model with adapters has in the model as it was."""
     return name.replace(".base_layer.", ".")
 
 
@@ -157,7 +157,7 @@ def _check_targets(model: PreTrainedModel, spec: LoraSpec) -> None:
 
 
 def _is_linear(module: nn.Module) -> bool:
-    """What peft's all-linear takes: Conv1D is GPT-2's transposed linear layer."""
+    """Whether peft's all-linear takes it: Conv1D is GPT-2's transposed linear layer."""
     return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
 
 

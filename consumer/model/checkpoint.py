@@ -1,8 +1,8 @@
-"""Checkpoints: everything that the next iteration needs to give the same bits. No pickle.
+"""Checkpoints hold everything that the next iteration needs to give the same bits. No pickle.
 
     checkpoints/i000010/          state after iteration 10: it resumes at 11
         model.safetensors         `Policy.state_tensors`: the weights in the trained dtype, or the adapters alone
-        optimizer.safetensors     `PolicyOptimizer.state_tensors`
+        optimizer.safetensors     the optimizer's state, `{state}.{parameter}`
         model-00001-of-00004.safetensors, …    instead of these, where ranks share the parameters: each rank's rows
         state.json                CheckpointState, with a digest of each file above
 
@@ -44,7 +44,7 @@ class AdapterState(Record, frozen=True, kw_only=True):
     """A version as adapters on weights that are not in the checkpoint."""
 
     base_digest: Digest
-    """Of the model without them."""
+    """Digest of the model without adapters."""
     adapters_digest: Digest
 
 
@@ -58,9 +58,9 @@ class CheckpointState(Record, frozen=True, kw_only=True):
     policy_version: PolicyVersion
     """The version that it made: iteration + 1."""
     weights_digest: Digest
-    """Of that version."""
+    """Digest of that version."""
     adapters: AdapterState | None = None
-    """Where model.safetensors holds adapters alone."""
+    """Not None where model.safetensors holds adapters alone."""
     torch_random_state: str
     """Hex of torch's CPU generator. No pass draws from it (dropout is off); a model's own code might."""
     files: dict[FileName, Digest]
@@ -163,10 +163,10 @@ def latest_checkpoint(checkpoints: Path, *, job_id: str, versions: Mapping[int, 
 
 
 def forget_after(checkpoints: Path, iteration: int) -> None:
-    """Removes what a trainer that goes on after `iteration` leaves behind: later checkpoints, of a future that is no
-    more or that can't be read, and what killed writers left. -1 leaves none.
+    """Removes the checkpoints after `iteration`, with which a trainer goes on, and the scratch of killed writers.
 
-    They would push out fresh ones, and be believed by a later start.
+    iteration: -1 removes all. Later checkpoints are of a future that was taken back, or can't be read: they would push
+    out fresh ones, and a later start would believe them.
     """
     remove_folders([folder for folder in checkpoint_folders(checkpoints) if _iteration_of(folder) > iteration])
     remove_scratch(checkpoints)
@@ -185,13 +185,13 @@ def keep_newest_and_best(checkpoints: Path, count: int, *, scores: Mapping[int, 
 
 
 def file_of_rank(name: str, rank: int, num_ranks: int) -> str:
-    """`model.safetensors`, of several ranks `model-00001-of-00004.safetensors`."""
+    """The name of a rank's file: `model.safetensors`, for several ranks `model-00001-of-00004.safetensors`."""
     stem, _, suffix = name.partition(".")
     return name if num_ranks == 1 else f"{stem}-{rank + 1:05d}-of-{num_ranks:05d}.{suffix}"
 
 
 def checkpoint_folders(checkpoints: Path) -> list[Path]:
-    """Named checkpoints, oldest first, not verified."""
+    """The folders that are named as checkpoints, oldest first, not verified."""
     if not checkpoints.is_dir():
         return []
     return sorted((path for path in checkpoints.iterdir() if FOLDER_NAME.fullmatch(path.name)), key=_iteration_of)
@@ -232,7 +232,7 @@ def _verify_file(path: Path, expected: str) -> None:
 
 
 def _stored(folder: Path, state: CheckpointState, name: str) -> StoredTensors:
-    """Of the file of that name, or of those that the ranks wrote instead."""
+    """The tensors of the file of that name, or of the files that the ranks wrote instead."""
     stem = name.partition(".")[0]
     return StoredTensors([folder / file for file in sorted(state.files) if re.split(r"[-.]", file)[0] == stem])
 

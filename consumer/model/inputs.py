@@ -1,4 +1,4 @@
-"""The two layouts in which the rows of a micro-batch go through a model.
+"""The rows of a micro-batch go through a model in one of two layouts.
 
 `padded`, a row for each response, here with prompts [5, 6] and [7], responses [1, 2, 3] and [4] (P = 2, T_max = 3):
 
@@ -43,13 +43,13 @@ class PaddedInputs:
     position_ids: Tensor
     """int64 [R, P + T_max - 1]."""
     prompts_are_padded: bool
-    """Prompts differ in length: only then does causal attention need the mask."""
+    """Whether prompts differ in length: only then does causal attention need the mask."""
     predicting: Tensor
     """int64 [R, T_max]: index into input_ids, flattened, of the token whose logits are those of a response token; 0 in
     padding."""
 
     def arguments(self, device: torch.device) -> dict[str, Any]:
-        """Of the model's forward."""
+        """Arguments of the model's forward."""
         # Without left padding causal attention never looks at a padded token, and the maskless kernel is faster.
         inputs = {"input_ids": self.input_ids.to(device)}
         if self.prompts_are_padded:
@@ -71,7 +71,7 @@ class PackedInputs:
     """int64 [R, T_max], as in PaddedInputs."""
 
     def arguments(self, device: torch.device) -> dict[str, Any]:
-        """Of the model's forward; `layout` reaches `shared_prompt_attention`."""
+        """Arguments of the model's forward; `layout` reaches `shared_prompt_attention`."""
         return {
             "input_ids": self.input_ids.to(device),
             "position_ids": self.position_ids.to(device),
@@ -83,7 +83,7 @@ ModelInputs = PaddedInputs | PackedInputs
 
 
 def padded_inputs(prompts: Sequence[Tokens], responses: Sequence[Tokens]) -> PaddedInputs:
-    """Row by row; at least one, no response empty."""
+    """Lays prompts and responses out row by row; there is at least one row, and no response is empty."""
     prompt_width = max(prompt.size for prompt in prompts)
     response_width = max(response.size for response in responses)
     width = prompt_width + response_width - 1
@@ -91,13 +91,16 @@ def padded_inputs(prompts: Sequence[Tokens], responses: Sequence[Tokens]) -> Pad
     real = np.zeros(tokens.shape, dtype=np.int64)
     predicting = np.zeros((len(prompts), response_width), dtype=np.int64)
     for row, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
+        # Every prompt ends at column prompt_width; a response's last token is never an input.
         span = slice(prompt_width - prompt.size, prompt_width + response.size - 1)
         tokens[row, span] = np.concatenate((prompt, response[:-1]))
         real[row, span] = 1
+        # The token before a response token predicts it: the first one's is the prompt's last.
         predicting[row, : response.size] = row * width + prompt_width - 1 + np.arange(response.size)
     return PaddedInputs(
         input_ids=torch.from_numpy(tokens),
         attention_mask=torch.from_numpy(real),
+        # Positions count real tokens from 0; left padding, where the count is -1, gets 0.
         position_ids=torch.from_numpy(np.maximum(real.cumsum(axis=1) - 1, 0)),
         prompts_are_padded=min(prompt.size for prompt in prompts) < prompt_width,
         predicting=torch.from_numpy(predicting),
@@ -105,7 +108,10 @@ def padded_inputs(prompts: Sequence[Tokens], responses: Sequence[Tokens]) -> Pad
 
 
 def packed_inputs(prompts: Sequence[Tokens], responses: Sequence[Tokens], group_index: Sequence[int]) -> PackedInputs:
-    """Row by row; rows of one group stand together and have the same prompt; at least one, no response empty."""
+    """Packs rows one after another; those of one group stand together and have the same prompt.
+
+    There is at least one row, and no response is empty.
+    """
     predicting = np.zeros((len(prompts), max(response.size for response in responses)), dtype=np.int64)
     pieces: list[Tokens] = []
     positions: list[NDArray[np.int64]] = []
@@ -116,6 +122,7 @@ def packed_inputs(prompts: Sequence[Tokens], responses: Sequence[Tokens], group_
         prompt = prompts[rows[0]]
         inputs = [responses[row][:-1] for row in rows]
         pieces += [prompt, *inputs]
+        # Each response goes on at the position behind its prompt.
         positions += [np.arange(prompt.size), *(prompt.size + np.arange(response.size) for response in inputs)]
         groups.append(
             GroupLengths(prompt_tokens=prompt.size, response_tokens=tuple(response.size for response in inputs))
@@ -123,6 +130,7 @@ def packed_inputs(prompts: Sequence[Tokens], responses: Sequence[Tokens], group_
         end += prompt.size
         last_of_prompt = end - 1
         for row, response in zip(rows, inputs, strict=True):
+            # The responses of a group share the token that predicts their first.
             predicting[row, 0] = last_of_prompt
             predicting[row, 1 : response.size + 1] = end + np.arange(response.size)
             end += response.size

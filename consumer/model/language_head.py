@@ -1,9 +1,9 @@
-"""From the last hidden states to log-probs, a chunk of tokens at a time: the whole vocabulary is never held at once.
+"""Log-probs are made of the last hidden states a chunk of tokens at a time: all logits are never held at once.
 
     last hidden states [N, h] ─▶ head ─▶ logits [chunk, V] ─▶ log-prob of the chosen token, entropy ─▶ [N]
 
 Where there is more than one chunk, the backward pass computes each chunk's logits again: memory is bounded by one
-chunk, and costs one more product with the head.
+chunk, at the cost of one more product with the head.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from transformers.modeling_utils import PreTrainedModel
 from contracts.errors import InvalidInput
 
 CHUNK_LOGITS = 1 << 25
-"""Of logits that exist at a time: 128 MiB in float32, 220 tokens of a vocabulary of 152,000."""
+"""Logits that exist at a time: 128 MiB in float32, 220 tokens of a vocabulary of 152,000."""
 
 
 def base_causal_lm(model: Any) -> PreTrainedModel:
-    """The causal LM itself, where adapters are wrapped around it."""
+    """The causal LM itself, also where adapters are wrapped around it."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
@@ -35,7 +35,7 @@ def upcast(logits: Tensor) -> Tensor:
 
 
 def last_states(model: PreTrainedModel, **inputs: Any) -> Tensor:
-    """Last hidden states [B, L, h], of which the head makes logits; with gradient. inputs: of the model's forward.
+    """Last hidden states [B, L, h], of which the head makes logits; with gradient. inputs: arguments of the forward.
 
     The whole model is called, so that what wraps it (adapters, sharding) does its part; it is asked for no logits.
     Raises InvalidInput for an architecture whose states don't pass through its base model: see `has_plain_head`.
@@ -60,7 +60,7 @@ def takes_logits_to_keep(architecture: type[PreTrainedModel]) -> bool:
 
 
 def has_plain_head(model: PreTrainedModel) -> bool:
-    """Whether `project` of `last_states` is what the model itself answers, by trial; the answer is kept for the model.
+    """Whether `project` of `last_states` is what the model itself answers: each model is tried once.
 
     False for an architecture that does something else to its states or logits, and for one without `logits_to_keep`.
     """
@@ -120,12 +120,15 @@ def chosen_values(
     temperature: float,
     entropy: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Log-probs [N] of `chosen` int64 [N] under logits_of(states [N, h]) / temperature, and where asked for the entropy
-    [N] of each of these distributions, in nats (else [0])."""
+    """Log-probs [N] of `chosen` int64 [N] under logits_of(states [N, h]) / temperature, and the entropies.
+
+    The entropies, in nats, are [N] where `entropy` asks for them and [0] elsewhere.
+    """
     chunk = max(1, CHUNK_LOGITS // vocabulary_size)
     values = functools.partial(_chunk_values, logits_of, temperature=temperature, entropy=entropy)
     if chosen.numel() <= chunk:
         return values(states, chosen)
+    # Recomputed in the backward pass; nothing in a chunk draws random numbers, so that no state is kept.
     parts = [
         checkpoint(values, *part, use_reentrant=False, preserve_rng_state=False)
         for part in zip(states.split(chunk), chosen.split(chunk), strict=True)
@@ -137,6 +140,7 @@ def chosen_values(
 def _chunk_values(
     logits_of: Callable[[Tensor], Tensor], states: Tensor, chosen: Tensor, *, temperature: float, entropy: bool
 ) -> tuple[Tensor, Tensor]:
+    # [chunk, V]
     logits = logits_of(states)
     if temperature != 1.0:
         logits = logits / temperature

@@ -1,10 +1,10 @@
-"""Layers with adapters whose merged weight is rounded, as in bfloat16: a pass goes through the rounded one.
+"""Layers with adapters in a model below float32: a pass goes through the merged weight as it is rounded.
 
     forward     y = W'x,  W' = W + scaling · B A, rounded: what generators hold, and sample with
     backward    dA = scaling · (dy B)ᵀ x,  dB = scaling · dyᵀ (x Aᵀ),  dx = dy W': as if nothing had been rounded
 
 Most of a step is smaller than what bfloat16 tells apart in W. Applied beside W, as peft does it, the trainer would see
-all of the step, and the generators what is left of it: a policy that nobody sampled would be trained. So A and B are to
+all of the step, and the generators what is left of it: it would train a policy that was not sampled. So A and B are to
 W' what float32 masters are to a bfloat16 parameter (consumer/gradient/optimizer.py): its gradient goes to them.
 """
 
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 
 class MergedLayers:
-    """The layers of one model; each holds its merged weight, and this the base's, as many bytes again.
+    """The layers of one model: each holds its merged weight, and this object the base's, as many bytes again.
 
-    Of a weight that ranks share both are this rank's rows.
+    Both are this rank's rows where ranks share the weight.
     """
 
     def __init__(self, model: nn.Module, layers: Mapping[str, LoraLinear], *, adapter: str, scaling: float) -> None:
@@ -45,7 +45,7 @@ class MergedLayers:
             cast(Any, layer).forward = functools.partial(_forward, layer, adapter=adapter, scaling=scaling)
 
     def merge(self) -> None:
-        """Takes A and B as they are now; each rank its rows."""
+        """Merges A and B as they are now into the layers' weights; each rank does so with its rows."""
         self._reshard()
         for name, layer in self._layers.items():
             weight = _weight(layer.base_layer)
@@ -62,12 +62,12 @@ class MergedLayers:
             )
 
     def base(self) -> dict[str, Tensor]:
-        """Layer → its weight without the adapter, shared as the layer's is."""
+        """Layer → its weight without the adapter, spread over the ranks as the layer's is."""
         return {name: spread_like(rows, _weight(self._layers[name].base_layer)) for name, rows in self._base.items()}
 
     @contextlib.contextmanager
     def swapped(self) -> Iterator[None]:
-        """Inside, the layers hold the base's weights."""
+        """Lets the layers hold the base's weights inside."""
         self._swap()
         try:
             yield
@@ -84,13 +84,16 @@ class MergedLayers:
                 other.copy_(kept)
 
     def _reshard(self) -> None:
-        """A pass leaves the outermost parameters whole, and the next one would go through them as they were."""
+        """Lets the outermost parameters go, which a pass leaves whole: the next would go through them as they were."""
         if isinstance(self._model, FSDPModule):
             self._model.reshard()
 
 
 class _ToMatrices(torch.autograd.Function):
-    """The layer's output, whose gradient goes on to A and B, too."""
+    """The identity on a layer's output, whose gradient goes on to A and B, too.
+
+    The rank is r here: output [..., outputs], inputs [..., inputs], lora_a [r, inputs], lora_b [outputs, r].
+    """
 
     @staticmethod
     def forward(ctx: Any, output: Tensor, inputs: Tensor, lora_a: Tensor, lora_b: Tensor, scaling: float) -> Tensor:
@@ -102,15 +105,17 @@ class _ToMatrices(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         inputs, lora_a, lora_b = ctx.saved_tensors
+        # [tokens, outputs] and [tokens, inputs]; tokens are summed over by the products.
         rows = gradient.flatten(0, -2).to(lora_a.dtype)
         states = inputs.flatten(0, -2).to(lora_a.dtype)
+        # The product with the small matrix comes first: it is [tokens, r] both times.
         of_a = ctx.scaling * (rows @ lora_b).T @ states
         of_b = ctx.scaling * (rows.T @ (states @ lora_a.T))
         return gradient, None, of_a, of_b, None
 
 
 def _forward(layer: LoraLinear, inputs: Tensor, *, adapter: str, scaling: float) -> Tensor:
-    """In place of peft's."""
+    """Replaces the forward of peft's layer."""
     output = layer.base_layer(inputs)
     if layer.disable_adapters:
         return output

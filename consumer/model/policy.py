@@ -45,7 +45,7 @@ LOADING_ERRORS = (
     SafetensorError,
     StrictDataclassError,
 )
-"""What transformers raises for a folder that it cannot read; it has no exception of its own."""
+"""transformers raises these for a folder that it cannot read; it has no exception of its own."""
 LoadModel = Callable[[Path, Any, torch.dtype], tuple[PreTrainedModel, dict[str, Any]]]
 """(folder, config, dtype) → the model and transformers' loading info."""
 
@@ -57,9 +57,9 @@ class Policy:
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     context_tokens: int
-    """Prompt and response together may not be longer."""
+    """Upper bound of a prompt and its response together."""
     adapters: Adapters | None = None
-    """Where only adapters are trained: those in `model`."""
+    """The adapters in `model` where they alone are trained."""
 
     @property
     def vocabulary_size(self) -> int:
@@ -78,15 +78,15 @@ class Policy:
         return dict(self.model.named_parameters(remove_duplicate=True))
 
     def embedding_names(self) -> frozenset[str]:
-        """Those of `trained_parameters` that are an embedding, of tokens or positions; a tied head is its embedding."""
+        """Names of trained parameters that are an embedding, of tokens or positions; a tied head is its embedding."""
         modules = cast(nn.Module, self.model).modules()
         embeddings = {id(module.weight) for module in modules if isinstance(module, nn.Embedding)}
         return frozenset(name for name, parameter in self.trained_parameters().items() if id(parameter) in embeddings)
 
     def weights(self) -> PublishedWeights:
-        """All that a generator must load to be this policy: parameters and persistent buffers, each once.
+        """All that a generator must load to be this policy: the published set (weight_store/model_folder.py).
 
-        With adapters, those of the merged model: the layers that have one are new tensors, made when they are asked
+        With adapters they are those of the merged model: a layer that has one is a new tensor, made when it is asked
         for.
         """
         return PublishedWeights(self.base_tensors(), trained=self.trained_parameters(), adapters=self.adapters)
@@ -96,7 +96,7 @@ class Policy:
         return dict(self.weights())
 
     def base_tensors(self) -> dict[str, Tensor]:
-        """`weight_tensors` without the adapters, under the names of the model as it was."""
+        """The published tensors without the adapters, under the names of the model as it was."""
         published = weight_tensors(cast(nn.Module, self.model))
         tensors = {base_name(name): tensor.detach() for name, tensor in published if not is_adapter_name(name)}
         if self.adapters is not None and self.adapters.merged_layers is not None:
@@ -105,23 +105,23 @@ class Policy:
 
     @functools.cached_property
     def base_digest(self) -> str:
-        """Of `base_tensors`, which never move where there are adapters. Ranks that share them ask at the same time."""
+        """Digest of `base_tensors`, which never move where there are adapters. Ranks that share them ask together."""
         return tensors_digest(PublishedWeights(self.base_tensors(), trained=()))
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """What training moves: `weight_tensors`, or the adapters alone."""
+        """The tensors that training moves: `base_tensors`, or the adapters alone."""
         if self.adapters is None:
             return self.base_tensors()
         return {name: parameter.detach() for name, parameter in self.adapters.parameters().items()}
 
     def adapter_source(self) -> AdapterSource | None:
-        """For a publisher of adapters alone; None without adapters."""
+        """The source of a publisher of adapters alone; None without adapters."""
         if self.adapters is None:
             return None
         return AdapterSource(scaling=self.adapters.scaling, matrices=self.state_tensors, base=self.base_tensors)
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copies a full set of `state_tensors` in place, of a sharded tensor this rank's rows.
+        """Copies a full set of `state_tensors` in place; of a sharded tensor it copies this rank's rows.
 
         Raises InvalidInput where names or shapes differ.
         """
@@ -138,14 +138,15 @@ class Policy:
         self.follow()
 
     def follow(self) -> None:
-        """After trained parameters have moved: what passes go through follows them, where it is something else."""
+        """Brings the weights that passes go through up to the trained parameters, where they are other tensors."""
         if self.adapters is not None and self.adapters.merged_layers is not None:
             self.adapters.merged_layers.merge()
 
     def reference(self) -> PreTrainedModel:
-        """The reference of the KL term, to be asked inside `without_adapters`.
+        """The reference of the KL term; its passes are made inside `without_adapters`.
 
-        A frozen copy of the model as it is now; with adapters the model itself: without them it is what it was.
+        It is a frozen copy of the model as it is now. With adapters it is the model itself, which is without them what
+        it was.
         """
         if self.adapters is not None:
             return self.model
@@ -159,7 +160,7 @@ class Policy:
 
 
 def load_whole(folder: Path, config: Any, dtype: torch.dtype) -> tuple[PreTrainedModel, dict[str, Any]]:
-    """A `LoadModel`."""
+    """A `LoadModel` that reads all of the model."""
     loaded: Any = AutoModelForCausalLM.from_pretrained(
         folder,
         config=config,
@@ -220,7 +221,7 @@ def _load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
 def load_model(
     model: ModelSpec, *, model_root: SpecRoot, gradient_checkpointing: bool, load: LoadModel
 ) -> PreTrainedModel:
-    """The policy's model alone; raises what `load_policy` raises."""
+    """Loads the policy's model alone; raises what `load_policy` raises."""
     folder = model_root.find(model.path, field=FIELD)
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
@@ -247,7 +248,7 @@ def load_model(
 
 
 def checkpoint_activations(model: PreTrainedModel) -> None:
-    """transformers recomputes activations only in layers in training mode; their children stay in eval mode."""
+    """Has activations recomputed: transformers does so only in layers in training mode; their children stay in eval."""
     if not model.supports_gradient_checkpointing:
         raise InvalidInput(
             f"{type(model).__name__} cannot recompute activations",
@@ -261,7 +262,7 @@ def checkpoint_activations(model: PreTrainedModel) -> None:
 
 
 def _turn_dropout_off(config: Any) -> None:
-    """Some layers apply dropout themselves, and a layer in training mode would: see `checkpoint_activations`."""
+    """Sets every dropout to 0: a layer in training mode would apply its own (`checkpoint_activations`)."""
     for name, value in config.to_dict().items():
         if "drop" in name and isinstance(value, float):
             setattr(config, name, 0.0)

@@ -1,4 +1,4 @@
-"""The weights that a generator loads, made one by one from what is trained, and given away as they become final.
+"""The weights that a generator loads are made one by one from the trained ones, and given away as they become final.
 
     optimizer: parameter stepped ─▶ all of a tensor's parameters are ─▶ gathered, merged ─▶ sink ─▶ let go
 
@@ -21,7 +21,7 @@ from weight_store.publication import TensorSink
 class PublishedWeights(Mapping[str, Tensor]):
     """Each tensor by its published name, as it is when it is asked for.
 
-    A tensor that ranks share is gathered: they ask for the same ones at the same time.
+    A tensor that ranks share is gathered: they ask for the same ones at the same time, in the same order.
     """
 
     def __init__(
@@ -46,11 +46,11 @@ class PublishedWeights(Mapping[str, Tensor]):
 
     @property
     def layout(self) -> dict[str, TensorLayout]:
-        """Without making any of them."""
+        """Layout of all tensors; none of them is made for it."""
         return layout_of(self._base)
 
     def is_made(self, name: str) -> bool:
-        """Whether it is a new tensor each time."""
+        """Whether the tensor is a new one each time that it is asked for."""
         return self._is_merged(name) or is_shared(self._base[name])
 
     def made_from(self, name: str) -> frozenset[str]:
@@ -67,7 +67,7 @@ class PublishedWeights(Mapping[str, Tensor]):
 
 
 class TensorsOnDemand(Mapping[str, Tensor]):
-    """Tensors that are got one at a time, and not kept."""
+    """Tensors that are fetched one at a time, and not kept."""
 
     def __init__(self, names: Collection[str], get: Callable[[str], Tensor]) -> None:
         self._names = names
@@ -97,20 +97,20 @@ class WeightStream:
                 self._of_parameter.setdefault(parameter, []).append(name)
 
     def begin(self) -> None:
-        """What no step changes."""
+        """Gives the tensors that no step changes."""
         for name, parameters in self._missing.items():
             if not parameters:
                 self._give(name)
 
     def stepped(self, parameter: str) -> None:
-        """The parameter has its new value."""
+        """Takes note that a parameter has its new value, and gives the tensors that are final by it."""
         for name in self._of_parameter[parameter]:
             self._missing[name].discard(parameter)
             if not self._missing[name]:
                 self._give(name)
 
     def all(self) -> None:
-        """Everything, as it is."""
+        """Gives every tensor as it is."""
         for name in self._weights:
             self._give(name)
 
@@ -121,13 +121,13 @@ class WeightStream:
 
 
 class Nowhere:
-    """A TensorSink of a rank that only takes part in gathering."""
+    """The TensorSink of a rank that only takes part in gathering."""
 
     def make_room(self, num_bytes: int) -> None:
-        """There is nothing to wait for."""
+        """Waits for nothing."""
 
     def add(self, name: str, tensor: Tensor) -> None:
-        """Rank 0 has it."""
+        """Drops the tensor: rank 0 has it."""
 
 
 NOWHERE = Nowhere()

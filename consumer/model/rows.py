@@ -1,6 +1,7 @@
 """The rows of a tensor that a rank has, where the ranks share one model's parameters; elsewhere all of them.
 
-Also the edge where what torch.distributed raises becomes ours.
+FSDP2 cuts dimension 0 into as many equal parts as there are ranks, rounded up; the last ranks have fewer rows, or none.
+At `store_errors`, the edge to torch.distributed, its errors become ours.
 """
 
 from __future__ import annotations
@@ -23,19 +24,19 @@ def local_rows(tensor: Tensor) -> Tensor:
 
 
 def first_row(tensor: DTensor) -> int:
-    """Of the rows that this rank has."""
+    """Index of the first row that this rank has."""
     rows_each = -(-tensor.shape[0] // tensor.device_mesh.size())
     return min(tensor.device_mesh.get_local_rank() * rows_each, tensor.shape[0])
 
 
 def whole(rows: Tensor, like: Tensor) -> Tensor:
-    """All rows of a tensor that is sharded as `like`, on every rank: all of them call it at the same time."""
+    """All rows of a tensor that is sharded as `like`, on every rank: all ranks call it at the same time."""
     spread = spread_like(rows, like)
     return spread.full_tensor() if isinstance(spread, DTensor) else rows
 
 
 def spread_like(rows: Tensor, like: Tensor) -> Tensor:
-    """A tensor of which each rank has these rows, in the same memory, where `like` is shared; else the rows."""
+    """A tensor in the same memory, spread over the ranks as `like` is, of which this rank has `rows`; else the rows."""
     if not isinstance(like, DTensor):
         return rows
     return DTensor.from_local(
@@ -55,12 +56,15 @@ def gathered(tensor: Tensor) -> Tensor:
 
 
 def stored_shape(stored: Mapping[str, Tensor], name: str) -> tuple[int, ...]:
-    """Without reading the tensor, where it is in a file."""
+    """Shape of a tensor; one in a file is not read for it."""
     return stored.shape(name) if isinstance(stored, StoredTensors) else tuple(stored[name].shape)
 
 
 def stored_rows(stored: Mapping[str, Tensor], name: str, *, like: Tensor | None) -> Tensor:
-    """The rows that this rank has of `like`, which `name` has the shape of; all of it where `like` isn't sharded."""
+    """The same rows of a stored tensor that this rank has of `like`; all of them where `like` isn't sharded.
+
+    A sharded `like` has the shape of the stored tensor, unless that is a scalar, which every rank has.
+    """
     if not isinstance(like, DTensor) or not stored_shape(stored, name):
         return stored[name]
     first, count = first_row(like), local_rows(like).shape[0]
@@ -69,7 +73,7 @@ def stored_rows(stored: Mapping[str, Tensor], name: str, *, like: Tensor | None)
 
 @contextlib.contextmanager
 def store_errors() -> Iterator[None]:
-    """torch says by RuntimeError, and no more exactly, that a peer or the launcher's store is gone or silent."""
+    """Raises Unavailable for torch's RuntimeError, which says that a peer or the launcher's store is gone or silent."""
     try:
         yield
     except QueueEmptyError:

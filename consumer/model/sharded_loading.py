@@ -103,7 +103,10 @@ def _compute_buffers(model: PreTrainedModel) -> None:
 
 
 def _keeps_rows(operation: Any) -> bool:
-    """Experts of a layer are the rows of one parameter; what else is joined must leave rows what they are."""
+    """Whether a conversion of files' tensors leaves rows what they are.
+
+    The experts of a layer become the rows of one parameter; other tensors may be joined along any other dimension.
+    """
     if isinstance(operation, MergeModulelist):
         return operation.dim == 0
     return isinstance(operation, Concatenate) and operation.dim > 0

@@ -1,1 +1,1 @@
-"""The processes that share one job's training: what rank 0 asks of the others, and how they answer."""
+"""The processes that share one job's training: rank 0 gives orders, and every rank carries them out and answers."""

@@ -1,4 +1,4 @@
-"""Where the batches of an iteration are trained: here, or on several ranks that take them as they are free."""
+"""The trainer's loop hands batches to `Ranks`: this process trains them, or several ranks do, each as it is free."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from weight_store.publication import Publication
 
 
 class Ranks(Protocol):
-    """What the trainer's loop asks of them. Rank 0 alone holds the lease and speaks to the fence."""
+    """What trains, as the trainer's loop sees it. Rank 0 alone holds the lease and speaks to the fence."""
 
     @property
     def learner(self) -> Learner:
-        """Of rank 0."""
+        """Rank 0's learner."""
         ...
 
     @property
     def num_training(self) -> int:
-        """Batches that were handed over and are not among the answers of `trained` yet."""
+        """Batches that were handed over and that `trained` has not returned yet."""
         ...
 
     @property
@@ -32,25 +32,25 @@ class Ranks(Protocol):
         ...
 
     def begin(self, checkpoint: Checkpoint | None) -> None:
-        """Restores weights, optimizer and random state; None: all stay as they were loaded."""
+        """Restores weights, optimizer and random state; without a checkpoint all stay as they were loaded."""
         ...
 
     def train(self, batch: RolloutBatch) -> None:
-        """Each batch once. Raises what ended the training of any batch."""
+        """Hands over a batch; each batch is handed over once. Raises the error that ended the training of any batch."""
         ...
 
     def trained(self) -> list[Trained]:
-        """What was trained since the last call, in any order. Raises what ended the training of any batch."""
+        """Returns what was trained since the last call, in any order; raises as `train` does."""
         ...
 
     def wait(self, timeout_s: float) -> None:
-        """Blocks until `trained` has an answer, or for timeout_s."""
+        """Blocks until a batch was trained, or for timeout_s."""
         ...
 
     def train_again(self, check: Callable[[], None]) -> list[Trained]:
-        """Each batch of the iteration that teaches, for a further update; each rank trains those that it has kept.
+        """Trains the iteration's batches that teach for a further update: each rank those that it has kept.
 
-        check: called now and then; what it raises ends the training. Raises what ended the training of any batch.
+        check: is called now and then; an error that it raises ends the training. Raises as `train` does.
         """
         ...
 
@@ -63,15 +63,15 @@ class Ranks(Protocol):
         ...
 
     def publish(self, publication: Publication) -> None:
-        """Adds all the weights as they are, in the same way."""
+        """Adds all the weights as they are to a publication, in the same way."""
         ...
 
     def adapter_source(self) -> AdapterSource | None:
-        """`Policy.adapter_source`; of a base that ranks share, a tensor is gathered when it is asked for."""
+        """Returns `Policy.adapter_source`; a tensor of a base that ranks share is gathered when it is asked for."""
         ...
 
     def save(self, folder: Path) -> None:
-        """Every rank writes its files of a checkpoint into a folder that exists."""
+        """Has every rank write its files of a checkpoint into a folder that exists."""
         ...
 
     def close(self) -> None:
@@ -106,7 +106,7 @@ class OneRank:
         return trained
 
     def wait(self, timeout_s: float) -> None:
-        """There is an answer as soon as `train` returns."""
+        """Returns at once: a batch is trained when `train` returns."""
 
     def train_again(self, check: Callable[[], None]) -> list[Trained]:
         return list(self.learner.train_again(check))
@@ -124,4 +124,4 @@ class OneRank:
         self.learner.save(folder)
 
     def close(self) -> None:
-        """There are no others."""
+        """Does nothing: there are no other ranks."""

@@ -1,4 +1,4 @@
-"""A trainer of several ranks, as rank 0's loop sees it: batches go to whichever rank is free, one sum for each step.
+"""A trainer of several ranks, as rank 0's loop sees it: a batch goes to a rank that is free, a step takes one sum.
 
 rank 0, main thread    claims, hands out, decides ── orders ──▶ rank 0, a thread of its own ─┐ all-reduce
                            ▲                      └─────────▶ rank 1, rank 2, …          ────┤ of int64 sums
@@ -50,10 +50,10 @@ from weight_store.adapter.matrices import AdapterSource
 from weight_store.publication import Publication
 
 HANDED_OUT_PER_RANK = 2
-"""One that it trains and one that it takes up next."""
+"""A rank trains one batch and takes up the other one next."""
 POKE_S = 1.0
 END_GRACE_S = 5.0
-"""For what a rank is at when it is asked to end; rank 0 doesn't wait longer for its own thread."""
+"""The time in which a rank finishes its order when it is asked to end: rank 0 waits no longer for its own thread."""
 
 
 def make_ranks(settings: StackSettings, spec: JobSpec) -> Ranks:
@@ -76,7 +76,7 @@ class RankGroup:
     """`Ranks` over the other processes of this trainer's group. Not thread-safe: rank 0's main thread calls it."""
 
     def __init__(self, exchange: Exchange, learner: Learner, *, answer_s: float, patience_s: float) -> None:
-        """answer_s: for what all ranks do at the same time; patience_s: of an idle rank.
+        """answer_s: limit for an order that all ranks carry out at the same time; patience_s: limit of an idle rank.
 
         Where ranks share the policy's parameters (`Learner.lockstep`), batches go out in rounds, one for each rank.
         """
@@ -89,7 +89,7 @@ class RankGroup:
         self._trained: list[Trained] = []
         self._arrived: queue.SimpleQueue[AnyAnswer | BaseException] = queue.SimpleQueue()
         self._round: list[RolloutBatch] = []
-        """Not handed out yet."""
+        """Batches that are not handed out yet."""
         self._rank_0 = Rank(exchange.for_another_thread(), learner, patience_s=patience_s)
         self._rank_0_thread = self._thread(self._rank_0.run, name="rank 0")
         listening = exchange.for_another_thread()
@@ -117,7 +117,7 @@ class RankGroup:
         while not self._arrived.empty():
             self._take(self._arrived.get())
         if self._round and self._num_training == len(self._round):
-            # Ranks that have nothing to do don't wait for a full round.
+            # Every rank is free, so that waiting for a full round would only lose time.
             self._hand_out()
         trained, self._trained = self._trained, []
         return trained
@@ -182,7 +182,10 @@ class RankGroup:
         return tensor
 
     def _until_all_done(self, what: str, check: Callable[[], None] = lambda: None) -> float:
-        """Value of rank 0. Raises what ended the order on any rank, or `check`; DeadlineExceeded past answer_s."""
+        """Waits for every rank's Done; returns rank 0's value.
+
+        Raises the error that ended the order on any rank, what `check` raises, and DeadlineExceeded past answer_s.
+        """
         missing = set(range(self._world_size))
         waiting = Waiting("the ranks", deadline_s=self._answer_s, cure="raise timeouts.ranks_s")
         value = 0.0
@@ -215,7 +218,7 @@ class RankGroup:
             self._arrived.put(exchange.next_answer(self._patience_s))
 
     def _thread(self, work: Callable[[], None], *, name: str) -> threading.Thread:
-        """A thread whose death is raised in the main one."""
+        """Starts a thread; an error that ends it is raised in the main thread."""
 
         def run() -> None:
             try:

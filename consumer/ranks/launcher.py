@@ -1,6 +1,6 @@
 """Starts the ranks of a trainer by torch's elastic launcher, and ends with them.
 
-One that dies takes the others along: the job goes on in another group, under a new epoch. Everything is on loopback.
+A rank that dies takes the others along: the job goes on in another group, under a new epoch. All listen on loopback.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ HOST = "127.0.0.1"
 LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
 RENDEZVOUS_S = 120
 STOP_GRACE_S = 12
-"""Below the consumer's own grace for its trainer, so that ranks are ended by who started them."""
+"""The launcher ends its ranks itself: this is below the grace that the consumer gives its trainer."""
 
 log = logging.getLogger(__name__)
 
 
 def launch_ranks(job_id: str, world_size: int) -> int:
-    """Runs `python -m consumer JOB_ID` once for each rank; the exit code of the trainer that they are together."""
+    """Runs `python -m consumer JOB_ID` once for each rank; returns the exit code of the trainer that they make up."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK_INTERFACE)
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     store = _store_on_loopback()
@@ -41,7 +41,7 @@ def launch_ranks(job_id: str, world_size: int) -> int:
             max_nodes=1,
             nproc_per_node=world_size,
             run_id=job_id,
-            # The others keep their state pickled in the store.
+            # Other backends keep their state pickled in the store.
             rdzv_backend="static",
             rdzv_endpoint=f"{HOST}:{store.port}",
             rdzv_configs={"rank": 0, "timeout": RENDEZVOUS_S},
@@ -59,7 +59,7 @@ def launch_ranks(job_id: str, world_size: int) -> int:
 
 
 def _store_on_loopback() -> TCPStore:
-    """The launcher's store, opened before it asks for one: its own would listen on every interface, on a given port."""
+    """Opens the launcher's store in its place: the launcher's own would listen on every interface, on a given port."""
     listening = socket.create_server((HOST, 0), backlog=128)
     port = listening.getsockname()[1]
     return TCPStore(
@@ -73,7 +73,10 @@ def _store_on_loopback() -> TCPStore:
 
 
 def _exit_code(codes: dict[int, int]) -> int:
-    """codes: rank → exit code, negative for a signal. Rank 0 decides what becomes of the job; the others only die."""
+    """Rank 0's code decides what becomes of the job; another rank only dies.
+
+    codes: rank → exit code, negative for a signal.
+    """
     for rank, code in sorted(codes.items()):
         if code not in (0, -signal.SIGTERM):
             how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"

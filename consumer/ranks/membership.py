@@ -1,4 +1,4 @@
-"""How a process comes into its trainer's group of ranks: the launcher's store, the job's spec, the process group."""
+"""A process comes into its trainer's group of ranks: by the launcher's store, the job's spec, the process group."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from contracts.spec import JobSpec
 
 SPEC = "spec"
 WAIT_FOR_SPEC_S = 120.0
-"""Rank 0 tells it once it holds the job's lease."""
+"""Rank 0 writes the spec once it holds the job's lease."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Membership:
-    """What a process has once it is a rank of a group."""
+    """A process as a rank of its group."""
 
     place: Place
     exchange: Exchange
@@ -31,7 +31,7 @@ class Membership:
 
 
 def lead(spec: JobSpec, *, device: str) -> Membership:
-    """Rank 0's way in: it tells the others what the job is. Raises Unavailable where they don't come."""
+    """Joins as rank 0, which tells the others what the job is. Raises Unavailable where they don't come."""
     with store_errors():
         store = _store()
         store.set(SPEC, encode_json(spec).decode())
@@ -39,7 +39,7 @@ def lead(spec: JobSpec, *, device: str) -> Membership:
 
 
 def follow_lead(*, device: str) -> Membership:
-    """The way in of the others. Raises Unavailable where rank 0 has nothing to say."""
+    """Joins as another rank. Raises Unavailable where rank 0 does not say what the job is."""
     with store_errors():
         store = _store()
         store.set_timeout(timedelta(seconds=WAIT_FOR_SPEC_S))

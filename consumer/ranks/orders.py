@@ -1,11 +1,11 @@
-"""What rank 0 tells the ranks of its group, and what they answer.
+"""Rank 0 tells the ranks of its group what to do, and they answer.
 
-    rank 0 ── orders ──▶ one queue, of which whoever is free takes the next ──▶ each rank
-       ▲                                                                           │
-       └───────────────────────────── answers ◀────────────────────────────────────┘
+    rank 0 ── orders ──▶ one queue, of which a free rank takes the next ──▶ each rank
+       ▲                                                                       │
+       └──────────────────────────── answers ◀─────────────────────────────────┘
 
 MessagePack through the launcher's store. An order for every rank is in the queue once for each of them: they meet
-before they carry it out, so that nobody takes two. The records are of one group of one release, and outlive neither.
+before they carry it out, so that none of them takes two. The records live as long as one group of one release.
 """
 
 from __future__ import annotations
@@ -28,68 +28,68 @@ ANSWERS = "answers"
 
 
 class Order(Record, tag_field="type", frozen=True, kw_only=True):
-    """Base of what rank 0 asks for."""
+    """Base of rank 0's orders."""
 
 
 class TrainBatch(Order, tag="train_batch", frozen=True, kw_only=True):
-    """For one rank, whichever is free; it answers Trained."""
+    """One rank that is free trains a batch; it answers HasTrained."""
 
     batch: RolloutBatch
 
 
 class Idle(Order, tag="idle", frozen=True, kw_only=True):
-    """For one rank, where others train and none may stay away (consumer/gradient/lockstep.py); there is no answer."""
+    """One rank takes part while others train (consumer/gradient/lockstep.py); it does not answer."""
 
 
 class OrderToAll(Order, frozen=True, kw_only=True):
-    """Base of what every rank does at the same time; each answers Done."""
+    """Base of the orders that every rank carries out at the same time; each answers Done."""
 
 
 class Begin(OrderToAll, tag="begin", frozen=True, kw_only=True):
-    """Start from a checkpoint, or from the model as it is."""
+    """Each rank starts from a checkpoint, or from the model as it is."""
 
     checkpoint: str
     """Its folder; "" for none."""
 
 
 class TrainAgain(OrderToAll, tag="train_again", frozen=True, kw_only=True):
-    """A further update: each rank answers HasTrained for every batch that it has kept, and then Done."""
+    """Each rank trains for a further update: it answers HasTrained for every batch that it has kept, and then Done."""
 
 
 class Step(OrderToAll, tag="step", frozen=True, kw_only=True):
-    """Step on the sums over all ranks: `Ranks.step`."""
+    """Each rank steps on the sums over all ranks: `Ranks.step`."""
 
     step: OptimizerStep
     publishes: bool
-    """Rank 0 publishes the weights as they are stepped; ranks that share them take part."""
+    """Whether rank 0 publishes the weights as they are stepped; ranks that share them take part."""
 
 
 class PublishWeights(OrderToAll, tag="publish_weights", frozen=True, kw_only=True):
-    """Take part while rank 0 publishes the weights, a tensor at a time."""
+    """Each rank takes part while rank 0 publishes the weights, a tensor at a time."""
 
 
 class GatherBase(OrderToAll, tag="gather_base", frozen=True, kw_only=True):
-    """Take part while rank 0 gets one tensor of the base that adapters stand on."""
+    """Each rank takes part while rank 0 gets one tensor of the base that adapters stand on."""
 
     name: str
-    """Of `Policy.base_tensors`."""
+    """A name of `Policy.base_tensors`."""
 
 
 class Save(OrderToAll, tag="save", frozen=True, kw_only=True):
-    """Each rank writes what it has of the weights and of the optimizer's state."""
+    """Each rank writes its rows of the weights and of the optimizer's state."""
 
     folder: str
 
 
 class End(OrderToAll, tag="end", frozen=True, kw_only=True):
-    """Nothing more will be asked; there is no answer."""
+    """A rank that takes it ends; it does not answer."""
 
 
 AnyOrder = TrainBatch | Idle | Begin | TrainAgain | Step | PublishWeights | GatherBase | Save | End
 
 
 class Answer(Record, tag_field="type", frozen=True, kw_only=True):
-    """Base of what a rank says to rank 0."""
+    """Base of a rank's answers."""
 
     rank: int
 
@@ -102,7 +102,7 @@ class Done(Answer, tag="done", frozen=True, kw_only=True):
     """An order to all was carried out."""
 
     value: float
-    """Of a step the gradient's norm, else 0.0."""
+    """The gradient's norm of a step, else 0.0."""
 
 
 class Failed(Answer, tag="failed", frozen=True, kw_only=True):
@@ -119,7 +119,7 @@ class Failed(Answer, tag="failed", frozen=True, kw_only=True):
         return cls(rank=rank, kind=type(error).__name__, problem=error.problem, field=error.field, cure=error.cure)
 
     def error(self) -> OnbeatError:
-        """As it was raised on its rank."""
+        """The error as it was raised on its rank."""
         return getattr(errors, self.kind)(self.problem, field=self.field, cure=self.cure)
 
 
@@ -127,7 +127,7 @@ AnyAnswer = HasTrained | Done | Failed
 
 
 def idle_patience_s(spec: JobSpec) -> float:
-    """Longest that a rank waits for an order: while an iteration is generated there may be none."""
+    """Longest time that a rank waits for an order: while an iteration is generated there may be none."""
     return spec.timeouts.iteration_s + spec.timeouts.ranks_s
 
 
@@ -138,22 +138,22 @@ class Exchange:
         self._store = store
 
     def for_another_thread(self) -> Exchange:
-        """A connection of its own."""
+        """The same queues over a connection of their own."""
         return Exchange(self._store.clone())  # pyright: ignore[reportAttributeAccessIssue]
 
     def order(self, order: AnyOrder, *, copies: int = 1) -> None:
-        """Raises Unavailable where the launcher is gone, as every call here does."""
+        """Puts an order into the queue. Raises Unavailable where the launcher is gone, as every method here does."""
         payload = encode(order)
         with store_errors():
             for _ in range(copies):
                 self._store.queue_push(ORDERS, payload)
 
     def next_order(self, timeout_s: float) -> AnyOrder:
-        """Raises Unavailable after timeout_s, too."""
+        """Takes the next order; raises Unavailable also after timeout_s."""
         return decode(self._pop(ORDERS, timeout_s), AnyOrder)  # type: ignore[arg-type]
 
     def drop_orders(self) -> None:
-        """Takes back what nobody has taken up."""
+        """Takes back the orders that no rank has taken up."""
         with store_errors(), contextlib.suppress(QueueEmptyError):
             while True:
                 self._store.queue_pop(ORDERS, False)
@@ -163,13 +163,13 @@ class Exchange:
             self._store.queue_push(ANSWERS, encode(answer))
 
     def next_answer(self, timeout_s: float) -> AnyAnswer:
-        """Raises Unavailable after timeout_s, too."""
+        """Takes the next answer; raises Unavailable also after timeout_s."""
         return decode(self._pop(ANSWERS, timeout_s), AnyAnswer)  # type: ignore[arg-type]
 
     def _pop(self, queue: str, timeout_s: float) -> bytes:
         with store_errors():
             self._store.set_timeout(timedelta(seconds=timeout_s))
             while True:
-                # Of two that were waiting, the slower one finds what woke it gone.
+                # An order wakes every rank that waits; the slower one finds it gone and waits again.
                 with contextlib.suppress(QueueEmptyError):
                     return bytes(self._store.queue_pop(queue))

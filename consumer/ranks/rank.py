@@ -52,13 +52,16 @@ log = logging.getLogger(__name__)
 
 
 def follow(settings: StackSettings) -> int:
-    """Is a rank other than 0 until the End; the exit code. Raises Unavailable where rank 0 or the launcher is gone."""
+    """Runs a rank other than 0 until the End, and returns the exit code.
+
+    Raises Unavailable where rank 0 or the launcher is gone.
+    """
     member = follow_lead(device=settings.device)
     patience_s = idle_patience_s(member.spec)
     try:
         learner = make_learner(settings, member.spec, member.place)
     except OnbeatError as error:
-        # Rank 0 ends the job with this reason, if not with its own: to die first would only end the group.
+        # Rank 0 ends the job with this reason, if not with its own. A rank that died first would only end the group.
         log.error("%s", error)
         member.exchange.answer(Failed.of(member.place.rank, error))
         while not isinstance(member.exchange.next_order(patience_s), End):
@@ -68,7 +71,7 @@ def follow(settings: StackSettings) -> int:
 
     def on_training() -> None:
         if learner.lockstep is not None:
-            # Asked to stop, rank 0 saves first, and can't do it alone.
+            # Rank 0 saves before it stops, and can't save alone: this rank stays until its End.
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
     Rank(member.exchange, learner, patience_s=patience_s, on_training=on_training).run()
@@ -77,7 +80,7 @@ def follow(settings: StackSettings) -> int:
 
 
 class Rank:
-    """Waits for orders as long as its patience; `run` returns at the End."""
+    """Carries out the orders of one exchange on one learner."""
 
     def __init__(
         self,
@@ -87,18 +90,21 @@ class Rank:
         patience_s: float,
         on_training: Callable[[], None] = lambda: None,
     ) -> None:
-        """on_training: called before each order that only a trainer with something to save gives."""
+        """patience_s: longest wait for an order. on_training: is called before each order but those of a start."""
         self._exchange = exchange
         self._learner = learner
         self._patience_s = patience_s
         self._on_training = on_training
         self.sink: TensorSink | None = None
-        """Of rank 0: the publication that a Step or PublishWeights is about."""
+        """On rank 0 the publication that a Step or PublishWeights is about."""
         self.base_tensor: Tensor | None = None
-        """Of rank 0: what a GatherBase was for, until it is taken."""
+        """On rank 0 the tensor that a GatherBase asked for, until it is taken."""
 
     def run(self) -> None:
-        """An error of ours is an answer: rank 0 decides what becomes of the job. Raises Unavailable past patience."""
+        """Returns at the End. Raises Unavailable past patience_s.
+
+        An error of ours becomes an answer: rank 0 decides what becomes of the job.
+        """
         while not isinstance(order := self._exchange.next_order(self._patience_s), End):
             try:
                 answer = self._carry_out(order)
@@ -111,7 +117,7 @@ class Rank:
         if not isinstance(order, (Begin, PublishWeights, GatherBase)):
             self._on_training()
         if isinstance(order, OrderToAll):
-            # Who has met the others has left them their copies of the order.
+            # A rank takes no second copy before all have met, so that each rank gets one.
             with store_errors():
                 dist.all_reduce(torch.zeros(1))
         rank, value = self._learner.place.rank, 0.0
@@ -147,7 +153,7 @@ class Rank:
         self._check_agreement()
 
     def _train_again(self) -> None:
-        # Rank 0's loop looks after the lease meanwhile.
+        # The lease needs no check here: rank 0's main thread looks after it meanwhile.
         for trained in self._learner.train_again(lambda: None):
             self._exchange.answer(HasTrained(rank=self._learner.place.rank, trained=trained))
         self._keep_step()
@@ -155,13 +161,14 @@ class Rank:
     def _step(self, order: Step) -> float:
         if self._learner.accumulator.sums is not None:
             with store_errors():
+                # int64, or float32 where the spec allows it: integers add up to the same sum in any order (I7).
                 dist.all_reduce(self._learner.accumulator.sums)
         grad_norm = self._learner.step(order.step, self._sink() if order.publishes else None)
         self._check_agreement()
         return grad_norm
 
     def _sink(self) -> TensorSink | None:
-        """Of the version that rank 0 publishes; None where that is nothing to this rank."""
+        """The sink of the version that rank 0 publishes; None where this rank takes no part."""
         if self._learner.place.rank == 0:
             return self.sink
         return None if self._learner.lockstep is None else NOWHERE
@@ -171,10 +178,14 @@ class Rank:
             self._learner.lockstep.through()
 
     def _check_agreement(self) -> None:
-        """Each rank's gradient must be of the weights that rank 0 publishes (I2); another kind of CPU may drift off."""
+        """Raises FenceViolation where the ranks hold different weights.
+
+        Each rank's gradient must be of the weights that rank 0 publishes (I2); another kind of CPU may drift off.
+        """
         if self._learner.shares_state:
             return
         mine = checksum(self._learner.policy.state_tensors().values())
+        # MAX over (c, -c) gives the largest checksum and minus the smallest one: all are equal where the two cancel.
         extremes = torch.tensor([mine, -mine])
         with store_errors():
             dist.all_reduce(extremes, op=dist.ReduceOp.MAX)
@@ -185,9 +196,14 @@ class Rank:
 
 
 def checksum(tensors: Iterable[Tensor]) -> int:
-    """Of all bits: equal for equal tensors, and for different ones almost never. One pass, no copy of a CPU tensor."""
+    """A sum over all bits: equal for equal tensors, and almost never equal for different ones.
+
+    It takes one pass and no copy of a CPU tensor.
+    """
     total = 0
     for number, tensor in enumerate(tensors, start=1):
         words = tensor.detach().contiguous().view(-1).view(WORDS[tensor.element_size()])
+        # The factor tells tensors apart that have changed places.
         total += number * int(words.sum(dtype=torch.int64))
+    # Below 2**62 both the checksum and its negative fit into int64.
     return total % (1 << 62)

@@ -21,9 +21,9 @@ from consumer.model.shared_prompt.layout import SharedPromptLayout
 from contracts.errors import InvalidInput
 
 SHARED_PROMPT = "shared_prompt"
-"""The name under which a model finds it."""
+"""The name under which a model finds `shared_prompt_attention`."""
 NOT_ON_CPU = {"softcap": "attn_logit_softcapping", "s_aux": "attention sinks", "position_bias": "position biases"}
-"""What some architectures hand to their attention → its name in a config or paper."""
+"""Arguments that some architectures hand to their attention → their names in a config or paper."""
 
 
 def shared_prompt_attention(
@@ -38,10 +38,11 @@ def shared_prompt_attention(
     sliding_window: int | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """query: [1, H, L, D]; key, value: [1, H_kv, L, D]; answers [1, L, H, D], like every attention function there.
+    """Returns [1, L, H, D], like every attention function of transformers, and no weights.
 
-    Without a layout it is SDPA with the model's mask. sliding_window: tokens that this layer looks back, by position,
-    itself included. Raises InvalidInput for options that SDPA has no argument for.
+    query: [1, H, L, D]; key, value: [1, H_kv, L, D]. Without a layout it is SDPA with the model's mask.
+    sliding_window: tokens that this layer looks back, by position, itself included.
+    Raises InvalidInput for options that SDPA has no argument for.
     """
     if layout is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
@@ -64,7 +65,10 @@ AttentionMaskInterface.register(SHARED_PROMPT, sdpa_mask)
 
 
 def attention_arguments(layout: SharedPromptLayout) -> dict[str, Any]:
-    """What a model's forward hands on to its layers. A mask of four dimensions keeps the model from making its own."""
+    """Arguments of a model's forward, which hands them on to its layers.
+
+    A mask of four dimensions keeps the model from making its own.
+    """
     return {"layout": layout, "attention_mask": torch.ones(1, 1, 1, 1, dtype=torch.bool, device=layout.device)}
 
 
@@ -74,6 +78,7 @@ def block_mask(layout: SharedPromptLayout, window: int | None) -> BlockMask:
         group, segment, position = layout.group, layout.segment, layout.position
 
         def may_see(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            # Causal within one group; a prompt's tokens are seen by all its responses, a response's by itself alone.
             seen = (key <= query) & (group[key] == group[query])
             seen &= (segment[key] == 0) | (segment[key] == segment[query])
             return seen if window is None else seen & (position[query] - position[key] < window)
@@ -86,13 +91,19 @@ def block_mask(layout: SharedPromptLayout, window: int | None) -> BlockMask:
 def _split_attention(
     query: Tensor, key: Tensor, value: Tensor, layout: SharedPromptLayout, *, scaling: float | None, window: int | None
 ) -> Tensor:
-    """Prompts [g, H, P, D] among themselves, responses [r, H, R, D] against keys [r, H_kv, P + R, D]."""
+    """Attention of prompts [g, H, P, D] among themselves, of responses [r, H, R, D] to keys [r, H_kv, P + R, D].
+
+    Padding stands on the right of P and R. A padded query's output is not taken up (`source`). A padded key of a prompt
+    is behind every query of that prompt, and masked for responses; one of a response is behind its queries.
+    """
     if window is not None and int(layout.position.max()) < window:
+        # No token looks back as far as the window, and a plain causal kernel needs no mask.
         window = None
     grouped = query.shape[1] != key.shape[1]
 
     def rows(heads: Tensor, index: Tensor) -> Tensor:
         """[1, H, L, D] → [rows, H, width, D] of the tokens in index [rows, width]."""
+        # [L, H * D] by token, then [rows, width, H, D]: shape[1::2] is (H, D).
         tokens = heads[0].transpose(0, 1).flatten(1).index_select(0, index.reshape(-1))
         return tokens.view(*index.shape, *heads.shape[1::2]).transpose(1, 2)
 
@@ -106,6 +117,7 @@ def _split_attention(
         scale=scaling,
         enable_gqa=grouped,
     )
+    # [g * P, H * D], as `layout.source` counts; the responses' [r * R, H * D] follow.
     parts = [prompts.transpose(1, 2).flatten(2).flatten(0, 1)]
     if layout.response_tokens.numel():
         owner = layout.prompt_of_response
@@ -118,5 +130,6 @@ def _split_attention(
             enable_gqa=grouped,
         )
         parts.append(responses.transpose(1, 2).flatten(2).flatten(0, 1))
+    # [L, H * D] in the order of the sequence; shape[2:0:-1] is (L, H).
     tokens = torch.cat(parts).index_select(0, layout.source)
     return tokens.view(1, *query.shape[2:0:-1], query.shape[3])

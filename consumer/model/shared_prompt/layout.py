@@ -1,4 +1,4 @@
-"""Where each token of a packed sequence stands: its group, its segment, its position.
+"""A packed sequence gives each token a group, a segment and a position.
 
 Worked example, one group with prompt [5, 6] and responses [1, 2, 3] and [4, 9]; the last token of a response is never
 an input, and the last prompt token predicts the first token of both:
@@ -29,12 +29,12 @@ from torch.nn.attention.flex_attention import BlockMask
 
 @dataclass(frozen=True, kw_only=True)
 class GroupLengths:
-    """Input tokens of a group: of its prompt, and of each of its responses in the order of the sequence."""
+    """Input tokens of a group: its prompt's, and those of each of its responses in the order of the sequence."""
 
     prompt_tokens: int
     """At least 1."""
     response_tokens: tuple[int, ...]
-    """0 for a response of one token: that one is only predicted."""
+    """0 for a response of one token, which is only predicted."""
 
     @property
     def num_tokens(self) -> int:
@@ -43,25 +43,25 @@ class GroupLengths:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SharedPromptLayout:
-    """Groups of one packed sequence, one after another; travels to every attention layer beside the hidden states."""
+    """The groups of one packed sequence, in order; it travels to every attention layer beside the hidden states."""
 
     groups: tuple[GroupLengths, ...]
     device: torch.device
     windows_seen: list[int | None] = field(default_factory=list)
-    """What each attention layer that was called looks back, in the order of calls: a trial reads it."""
+    """The window of each attention layer that was called, in the order of calls: a trial reads it."""
     response_masks: dict[int | None, Tensor] = field(default_factory=dict)
-    """By window: see `response_mask`."""
+    """Masks by window: see `response_mask`."""
     block_masks: dict[int | None, BlockMask] = field(default_factory=dict)
     """FlexAttention's masks by window, each made once for all layers of that window."""
 
     @property
     def num_tokens(self) -> int:
-        """L."""
+        """L, the length of the sequence."""
         return sum(group.num_tokens for group in self.groups)
 
     @functools.cached_property
     def group(self) -> Tensor:
-        """int64 [L]."""
+        """int64 [L]: index of a token's group."""
         return self._tensor([number for number, group in enumerate(self.groups) for _ in range(group.num_tokens)])
 
     @functools.cached_property
@@ -72,7 +72,7 @@ class SharedPromptLayout:
 
     @functools.cached_property
     def position(self) -> Tensor:
-        """int64 [L]: as if each response stood right behind a prompt of its own."""
+        """int64 [L]: the position that a token has where each response stands right behind a prompt of its own."""
         positions: list[int] = []
         for group in self.groups:
             positions += range(group.prompt_tokens)
@@ -109,13 +109,13 @@ class SharedPromptLayout:
         return self._tensor(source)
 
     def prompt_mask(self, window: int) -> Tensor:
-        """bool [P, P]: causal, and no further back than `window` tokens, itself included."""
+        """bool [P, P]: a token sees itself and those before it, `window` tokens in all."""
         index = torch.arange(self.prompt_tokens.shape[1], device=self.device)
         distance = index[:, None] - index[None, :]
         return (distance >= 0) & (distance < window)
 
     def response_mask(self, window: int | None) -> Tensor:
-        """bool [r, 1, R, P + R]: a response token sees its prompt, and itself and those before it in its response."""
+        """bool [r, 1, R, P + R]: a response token sees its prompt, itself, and those before it in its response."""
         if window not in self.response_masks:
             self.response_masks[window] = self._response_mask(window)
         return self.response_masks[window]
@@ -126,11 +126,14 @@ class SharedPromptLayout:
         prompt_index = torch.arange(width, device=self.device)
         index = torch.arange(length, device=self.device)
         mask = torch.empty(len(prompt_length), length, width + length, dtype=torch.bool, device=self.device)
+        # Keys of the prompt [r, 1, P]: no padding. Keys of the response [R, R]: causal, so that padding is never seen.
         mask[:, :, :width] = (prompt_index < prompt_length[:, None])[:, None, :]
         mask[:, :, width:] = index[:, None] >= index[None, :]
         if window is not None:
+            # Response token i stands at position prompt_length + i; a distance below the window is seen.
             mask[:, :, :width] &= prompt_length[:, None, None] + index[:, None] - prompt_index < window
             mask[:, :, width:] &= index[:, None] - index[None, :] < window
+        # One mask for all heads.
         return mask[:, None]
 
     def _starts(self) -> list[tuple[int, GroupLengths]]:

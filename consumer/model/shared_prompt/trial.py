@@ -1,7 +1,7 @@
-"""Turns a model to packed sequences, or says why it can't take them.
+"""A model is turned to packed sequences, or refused with the reason why it can't take them.
 
-Whether an architecture can is not read off a list but tried: the last hidden states of a small packed group must be
-those of its rows by themselves.
+A trial tells, and no list of architectures: the last hidden states of a small packed group must be those of its rows
+by themselves.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from contracts.errors import InvalidInput
 KNOWN_LAYERS = {"full_attention", "sliding_attention"}
 TRIAL_PROMPT, TRIAL_RESPONSES = [3, 1, 4], [[1, 5, 2], [6, 5]]
 TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3}
-"""Largest difference relative to the largest state; another dtype: 0.1. A wrong mask is off by as much as that."""
+"""Largest difference relative to the largest state; 0.1 for another dtype. A wrong mask is off by as much as that."""
 
 
 def share_prompts(model: PreTrainedModel) -> None:
-    """From now on the model takes packed sequences as well; a model that does already is left alone.
+    """Has the model take packed sequences as well from now on; a model that does already is left alone.
 
     Raises InvalidInput that names `trainer.packing` and the reason for an architecture that can't.
     """
@@ -45,7 +45,7 @@ def share_prompts(model: PreTrainedModel) -> None:
 
 
 def packed_arguments(tokens: Tensor, layout: SharedPromptLayout) -> dict[str, Any]:
-    """What a model is called with for one packed sequence of tokens int64 [L]."""
+    """Arguments of a model's forward for one packed sequence of tokens int64 [L]."""
     return {"input_ids": tokens[None], "position_ids": layout.position[None], **attention_arguments(layout)}
 
 
@@ -78,7 +78,7 @@ def _try(model: PreTrainedModel, expected: list[Tensor]) -> None:
     for response, alone in zip(TRIAL_RESPONSES, expected, strict=True):
         states = torch.cat((packed[: len(TRIAL_PROMPT)], packed[at : at + len(response)]))
         largest = TOLERANCE.get(alone.dtype, 0.1) * alone.abs().max()
-        # A policy that is not finite diverges where its loss is taken, and says so there.
+        # NaN is not above it: a policy that is not finite is refused where its loss is taken, as diverged.
         if bool((states - alone).abs().max() > largest):
             raise _refusal(causal_lm, "gives other states for a packed sequence than for its rows by themselves")
         at += len(response)
