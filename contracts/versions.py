@@ -17,6 +17,7 @@ PolicyVersion = Annotated[int, Meta(ge=0)]
 
 
 WeightTransport = Literal["file", "delta", "redis"]
+"""The names in TRANSPORTS of weight_store/transports.py: the tags of `WeightsSpec`."""
 
 
 class WeightFile(Record, frozen=True, kw_only=True):
@@ -36,14 +37,14 @@ class WeightStep(Record, frozen=True, kw_only=True):
 
 
 class AdapterVersion(Record, frozen=True, kw_only=True):
-    """A version as LoRA matrices: the weights are those of the base + scaling · B A (weight_store/adapter/merge.py)."""
+    """A version as LoRA matrices: each weight is the base's + scaling · B A (weight_store/adapter/merge.py)."""
 
     scaling: float
     """alpha / rank."""
     adapter_digest: Digest
-    """Of the matrices in the manifest's files."""
+    """`weights_digest` of the matrices in the manifest's files."""
     base: WeightStep
-    """The weights that the job found, in folders whatever the transport; the same for all of its versions."""
+    """The weights that the job began with, in a folder whatever the transport; the same for all of its versions."""
 
 
 class WeightManifest(Record, frozen=True, kw_only=True):
@@ -52,19 +53,19 @@ class WeightManifest(Record, frozen=True, kw_only=True):
     policy_version: PolicyVersion
     weights_digest: Digest
     digest_algorithm: DigestAlgorithm = "blake3-256"
-    """Of `weights_digest`."""
+    """The hash in `weights_digest`."""
     dtype: str
     """torch name of the published dtype, e.g. "float32"."""
     transport: WeightTransport = "file"
-    """Where the files are: in folders, or in chunks in Redis. Both kinds of folders may hold a whole version."""
+    """Where the files are: in folders, or in chunks in Redis. A folder of a delta may hold a whole version instead."""
     directory: RelativePath
     """Below the weight root, which every process mounts at its own place; also the version's name."""
     files: tuple[WeightFile, ...]
-    """Of the whole version, or of its delta on the last of `base`."""
+    """The files of the whole version, or of its delta on the last of `base`."""
     base: tuple[WeightStep, ...] = ()
     """What a delta stands on, a whole version first."""
     adapter: AdapterVersion | None = None
-    """Where the files hold adapters alone; weights_digest is of what they make of their base."""
+    """What the files' adapters are merged into; None where they hold weights. weights_digest is of the merged ones."""
 
     def __post_init__(self) -> None:
         for step in (*self.steps, *([self.adapter.base] if self.adapter else [])):
@@ -81,7 +82,7 @@ class WeightManifest(Record, frozen=True, kw_only=True):
 
     @property
     def steps(self) -> tuple[WeightStep, ...]:
-        """From a whole version to this one."""
+        """The steps from a whole version to this one."""
         own = WeightStep(
             policy_version=self.policy_version,
             weights_digest=self.weights_digest,
@@ -92,14 +93,14 @@ class WeightManifest(Record, frozen=True, kw_only=True):
 
     @property
     def job_id(self) -> str:
-        """Run folders have the names of their jobs."""
+        """The job, which its run folder is named after."""
         return self.directory.partition("/")[0]
 
 
 def weights_digest(tensors: Iterable[tuple[str, str, tuple[int, ...], bytes | memoryview]]) -> str:
     """Digest of named tensors (name, dtype, shape, little-endian bytes), independent of file layout and order.
 
-    Each tensor is hashed alone and the sorted list of those is hashed, so that shards may be read in any order.
+    Each tensor is hashed alone, and the sorted list of those digests is hashed: shards may be read in any order.
     """
     return digest_of_lines(tensor_line(*tensor) for tensor in tensors)
 

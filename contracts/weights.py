@@ -42,8 +42,8 @@ class TensorDelta(Record, frozen=True, kw_only=True):
     name: str
     num_changed: Annotated[int, Meta(ge=1, le=2**32 - 1)]
     gaps: bytes
-    """zstd of uint32[num_changed]: the first position, then the distance to each next one; "" where all positions
-    are listed."""
+    """zstd of uint32[num_changed]: the first position, then the distance to each next one; b"" where the differences
+    of all positions are listed."""
     differences: bytes
     """zstd of uint[num_changed]: old bits XOR new bits."""
 
@@ -61,12 +61,12 @@ class WeightShard(Record, frozen=True, kw_only=True):
 
     policy_version: PolicyVersion
     path: RelativePath
-    """Below the weight root; the file moves when the version is complete, and whoever has it open keeps it."""
+    """Below the weight root; the file moves when the version is complete, and a process that has it open keeps it."""
     name: FileName
     """As the manifest will list it."""
     num_bytes: Annotated[int, Meta(ge=0, le=2**62)]
 
     @property
     def job_id(self) -> str:
-        """Run folders have the names of their jobs."""
+        """The job, which its run folder is named after."""
         return self.path.partition("/")[0]

@@ -14,22 +14,23 @@ from contracts.versions import digest_of_lines, tensor_line, weights_digest
 from weight_store.layout import dtype_name
 
 NUM_THREADS = min(4, os.cpu_count() or 1)
-"""Of a process; a hash and a comparison are bound by memory from a few threads on."""
+"""Threads of a process that hash: from a few on, memory is the bound and not the processor."""
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
-    """Raw little-endian bytes, without a copy of a contiguous CPU tensor."""
+    """Raw little-endian bytes, row by row; of a contiguous CPU tensor no copy, but its own memory."""
+    # Memory is taken as it is: digests, files and deltas are little-endian, and so must the machine be.
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy().data
 
 
 def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
-    """`contracts.versions.weights_digest` of the values."""
+    """Computes `contracts.versions.weights_digest` over tensors that are at hand."""
     return weights_digest(_hashable(name, tensor) for name, tensor in tensors.items())
 
 
 class HashingThreads:
-    """Hashes what is added, in the background; a context manager.
+    """Hashes what is added, by threads beside the caller; a context manager.
 
     The tensors must not change until `digest` has returned.
     """
@@ -51,22 +52,22 @@ class HashingThreads:
         self._threads.shutdown(wait=True, cancel_futures=True)
 
     def add(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """Replaces what was added before under the same names."""
+        """Begins to hash them; a tensor takes the place of one that was added before under its name."""
         for name, tensor in tensors:
             self.add_one(name, tensor)
 
     def add_one(self, name: str, tensor: Tensor) -> Future[str]:
-        """Its result is of no use but to wait for: the tensor may go then."""
+        """Begins to hash one tensor. When the future is done, the tensor may change or go."""
         line = self._lines[name] = self._threads.submit(_line, name, [tensor])
         return line
 
     def digest(self) -> str:
-        """`weights_digest` of all that was added; waits for it."""
+        """Waits for all that was added; answers the `weights_digest` of it."""
         return digest_of_lines(line.result() for line in self._lines.values())
 
 
 def _line(name: str, held: list[Tensor]) -> str:
-    """held: the tensor; emptied, for a thread keeps its arguments a moment longer than its result."""
+    """held: the tensor, alone in its list; it is taken out, for a thread keeps its arguments longer than its result."""
     return tensor_line(*_hashable(name, held.pop()))
 
 

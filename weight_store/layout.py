@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -10,6 +12,11 @@ import torch
 from torch import Tensor
 
 from contracts.errors import ContractViolation, OnbeatError
+from contracts.run_folder import RunFolder
+from contracts.versions import WeightFile, WeightManifest, WeightStep, WeightTransport
+from weight_store.dtypes import STORED_NAMES
+
+HEADER_ALIGNMENT = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,11 +36,80 @@ class TensorLayout:
 
 
 Layout = Mapping[str, TensorLayout]
-"""In the order in which the tensors are expected: those that come together share a file."""
+"""Tensors in the order in which they are expected: those that come together share a file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedVersion:
+    """A version that is about to be published: its names, and what it will hold."""
+
+    policy_version: int
+    layout: Layout
+    directory: str
+    """The version's folder below the weight root, as its manifest names it; also where no folder is written."""
+
+    def manifest(
+        self,
+        weights_digest: str,
+        *,
+        transport: WeightTransport,
+        files: tuple[WeightFile, ...],
+        base: tuple[WeightStep, ...] = (),
+    ) -> WeightManifest:
+        return WeightManifest(
+            policy_version=self.policy_version,
+            weights_digest=weights_digest,
+            dtype=published_dtype(self.layout),
+            transport=transport,
+            directory=self.directory,
+            files=files,
+            base=base,
+        )
+
+
+def planned(folder: RunFolder, layout: Layout, *, policy_version: int) -> PlannedVersion:
+    """The version in the folder that its number names."""
+    directory = folder.relative(folder.weights_of(policy_version))
+    return PlannedVersion(policy_version=policy_version, layout=layout, directory=directory)
+
+
+class FilePlan:
+    """Where each tensor lies in one safetensors file, so that they can be written in any order.
+
+    An 8-byte little-endian header length, a JSON header (name → dtype, shape, data_offsets), and the tensors'
+    little-endian bytes (https://github.com/huggingface/safetensors#format).
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        # Tensors of wide elements come first, so that each begins at a multiple of its element's width.
+        in_order = sorted(layout.items(), key=lambda item: -item[1].dtype.itemsize)
+        offsets: dict[str, int] = {}
+        end = 0
+        for name, one in in_order:
+            offsets[name], end = end, end + one.num_bytes
+        entries = {
+            name: {
+                "dtype": STORED_NAMES[dtype_name(one)],
+                "shape": list(one.shape),
+                "data_offsets": [offsets[name], offsets[name] + one.num_bytes],
+            }
+            for name, one in in_order
+        }
+        text = json.dumps(entries, separators=(",", ":")).encode()
+        # data_offsets count from the header's end, so blanks make its length a multiple of 8: a reader that maps the
+        # file can use what is aligned among the tensors in place only where the tensors begin at such a multiple.
+        text += b" " * (-len(text) % HEADER_ALIGNMENT)
+        self.header = struct.pack("<Q", len(text)) + text
+        self.num_bytes = len(self.header) + end
+        self._starts = {name: len(self.header) + offset for name, offset in offsets.items()}
+
+    def start_of(self, name: str) -> int:
+        """Position of a tensor's first byte, from the beginning of the file."""
+        return self._starts[name]
 
 
 def layout_of(tensors: Mapping[str, Tensor]) -> dict[str, TensorLayout]:
-    """Of tensors that are at hand, sharded ones included: their shape is that of the whole."""
+    """Takes the shapes of tensors that are at hand; a sharded tensor has that of the whole."""
     return {name: TensorLayout(dtype=t.dtype, shape=tuple(t.shape)) for name, t in tensors.items()}
 
 
@@ -49,7 +125,7 @@ def check_layout(layout: Layout, name: str, tensor: Tensor) -> None:
 
 
 def published_dtype(layout: Layout) -> str:
-    """Of the parameters, as a manifest says it; buffers may have others."""
+    """The parameters' dtype as a manifest names it; buffers may have others."""
     for one in layout.values():
         if one.dtype.is_floating_point:
             return dtype_name(one)
@@ -57,7 +133,7 @@ def published_dtype(layout: Layout) -> str:
 
 
 def dtype_name(tensor: Tensor | TensorLayout) -> str:
-    """ "float32", as a manifest says it."""
+    """The dtype as a manifest names it, e.g. "float32"."""
     return str(tensor.dtype).removeprefix("torch.")
 
 

@@ -1,4 +1,4 @@
-"""Where a spec's model lies on this machine."""
+"""Where a spec's model lies on this machine; apart from model_folder.py, which imports the model library."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FIELD = "model.path"
 
 
 def model_folder(model: ModelSpec, model_root: SpecRoot) -> Path:
-    """The model's folder; a relative path starts at the model root. Raises InvalidInput that names model.path."""
+    """Finds the model's folder; a relative path starts at the model root. Raises InvalidInput that names model.path."""
     folder = model_root.find(model.path, field=FIELD)
     if not folder.is_dir():
         raise InvalidInput(f"there is no folder {folder}", field=FIELD, cure="name a Hugging Face model folder")

@@ -1,19 +1,20 @@
 """One version on its way out: tensors come one by one, and are hashed and written by threads beside the caller.
 
-    add(name, tensor) ─┬─▶ hashed ─────────────┬─▶ finish() ─▶ WeightManifest
-                       └─▶ sink: file, delta,  ┘
-                           chunks, adapter
+    add(name, tensor) ─┬─▶ hashed ──────────────────────┬─▶ finish() ─▶ WeightManifest ─▶ announced by the trainer
+                       └─▶ sink: files, delta, chunks,  ┘
+                           adapters
 
     with publisher.begin(layout, policy_version=4) as publication:
         for name, tensor in ...: publication.add(name, tensor)
         manifest = publication.finish()
 
-Left without `finish`, everything is taken back, and nobody is told of a version.
+A publication that ends without `finish` takes everything back, and no generator is told of a version.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Collection, Mapping
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
 from types import TracebackType
@@ -25,18 +26,18 @@ from contracts.errors import ContractViolation
 from contracts.versions import WeightManifest
 from process.waiting import Waiting
 from weight_store.hashing import HashingThreads
-from weight_store.layout import Layout, check_layout
+from weight_store.layout import Layout, check_layout, layout_of
 
 PASSING_BYTES = 64 * 1024**2
-"""Of tensors that live for the publication alone: so many wait to be hashed and written, or one that is larger."""
+"""Bytes of tensors, living for the publication alone, that wait to be hashed and written; one tensor may be larger."""
 POKE_S = 1.0
 
 
 class TensorSink(Protocol):
-    """Whoever takes a version's tensors one by one: a Publication, or a rank that only keeps step."""
+    """What takes a version's tensors one by one: a Publication, or a rank that only keeps step."""
 
     def make_room(self, num_bytes: int) -> None:
-        """Before a tensor is made that lives for the publication alone: returns when it may be."""
+        """Returns when a tensor that lives for the publication alone may be made."""
         ...
 
     def add(self, name: str, tensor: Tensor) -> None: ...
@@ -58,11 +59,43 @@ class VersionSink(Protocol):
         ...
 
 
+class WeightPublisher(Protocol):
+    """One trainer's versions. tests/unit/weight_store/test_weight_store.py runs over every implementation."""
+
+    def begin(self, layout: Layout, *, policy_version: int, is_again: bool = False) -> Publication:
+        """Takes a version's tensors from now on; finished, it makes it loadable by its manifest, complete or not at
+        all. Safe to repeat.
+
+        is_again: the version was published, and receivers refuse it: it is written again if it is damaged, so that the
+        manifest it was published under holds.
+        """
+        ...
+
+    def remove_before(self, policy_version: int, *, in_use: Collection[str] = ()) -> None:
+        """Removes older versions, but for those that kept ones stand on.
+
+        in_use: directories of versions that generators are loading, as manifests name them; they stay.
+        """
+        ...
+
+    def remove_after(self, policy_version: int) -> None:
+        """Removes the versions of a future that a rewind took back. Chunks in Redis are written over."""
+        ...
+
+    def clear_scratch(self) -> None:
+        """Removes what killed publishers left, before anything is published."""
+        ...
+
+    def remove_all(self) -> None:
+        """Removes everything that the end of the job would leave where no reader looks for it."""
+        ...
+
+
 class Publication:
-    """Used by one thread, as a context manager."""
+    """A TensorSink, used by one thread as a context manager."""
 
     def __init__(self, layout: Layout, sink: VersionSink, *, wait_s: float) -> None:
-        """wait_s: longest that the storage may take for one tensor."""
+        """wait_s: the longest that the storage may take for one tensor."""
         self._layout = layout
         self._sink = sink
         self._wait_s = wait_s
@@ -95,8 +128,8 @@ class Publication:
                 self._moved.wait(POKE_S)
 
     def add(self, name: str, tensor: Tensor) -> None:
-        """The tensor must not change until `finish` has returned; one that nobody else holds is let go when it is
-        written.
+        """Hands a tensor to the threads: it must not change until `finish` has returned. One that nothing else holds
+        is let go when it is written.
 
         Raises ContractViolation for a tensor that the layout does not have, or that was added before; what goes wrong
         in the threads is raised by `finish`, so that ranks that add tensors together stay in step.
@@ -112,8 +145,11 @@ class Publication:
         self._puts.append(self._writer.submit(self._put, name, [data], hashed))
 
     def finish(self) -> WeightManifest:
-        """Raises ContractViolation while tensors are missing, and whatever ended the writing (OnbeatError that names a
-        folder, FencedOff, BrokerUnavailable, DeadlineExceeded); then nothing of the version is left."""
+        """Waits for the threads, and makes the version loadable.
+
+        Raises ContractViolation while tensors are missing, and what ended the writing (OnbeatError that names a folder,
+        FencedOff, BrokerUnavailable, DeadlineExceeded); then nothing of the version is left.
+        """
         try:
             if self._missing:
                 raise ContractViolation(f"{len(self._missing)} tensors are missing", field=min(self._missing))
@@ -128,7 +164,7 @@ class Publication:
             self.abandon()
 
     def abandon(self) -> None:
-        """Ends the threads; without `finish` nothing is left of the version. Safe to repeat."""
+        """Ends the threads; where `finish` has not returned, nothing is left of the version. Safe to repeat."""
         self._given_up = True
         self._writer.shutdown(wait=True, cancel_futures=True)
         self._hashing.close()
@@ -137,11 +173,11 @@ class Publication:
             self._sink.discard()
 
     def _put(self, name: str, held: list[Tensor], hashed: Future[str]) -> None:
-        """held: the tensor; emptied, so that it is gone before anybody is told that there is room."""
+        """held: the tensor, alone in its list; it is taken out, so that it is gone before `make_room` learns of it."""
         data = held.pop()
         num_bytes = data.nbytes
         try:
-            # One failure is enough: what comes after it is only let go.
+            # After a failure the tensors that follow are only let go.
             if not self._given_up:
                 self._sink.put(name, data)
                 hashed.result()
@@ -149,6 +185,7 @@ class Publication:
             self._given_up = True
             raise
         finally:
+            # The tensor goes first: `make_room` would let the next one be made while this one is still in memory.
             del data
             with self._moved:
                 self._waiting_bytes -= num_bytes
@@ -165,3 +202,13 @@ class Publication:
 
     def _wait(self, what: str) -> Waiting:
         return Waiting(what, deadline_s=self._wait_s, cure="is the storage of the weights there, and has it room?")
+
+
+def publish(
+    publisher: WeightPublisher, tensors: Mapping[str, Tensor], *, policy_version: int, is_again: bool = False
+) -> WeightManifest:
+    """Publishes a version whose tensors are all at hand. Raises what `begin` and `Publication.finish` raise."""
+    with publisher.begin(layout_of(tensors), policy_version=policy_version, is_again=is_again) as publication:
+        for name, tensor in tensors.items():
+            publication.add(name, tensor)
+        return publication.finish()

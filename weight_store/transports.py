@@ -1,72 +1,74 @@
-"""The trainer's side: a version becomes files or chunks, and a manifest that names them.
+"""The transports: how a version becomes files, a delta or chunks, and tensors again. What travels differs, the digest
+does not.
 
-    tensors, ─┬─▶ hashed by threads ─────────────────────────┐
-    one by one └─▶ shards, a delta, or chunks in Redis ──────┴─▶ WeightManifest ─▶ announced by the trainer, and opened
+    spec.weights ─▶ TRANSPORTS[…].publisher ─▶ files, a delta, chunks ─▶ TRANSPORTS[manifest.transport].reader
 
-What travels is up to the transport; the digest is not. `Publication` is what they have in common.
+A new transport is a room with a publisher and a reader, one line in TRANSPORTS, its spec type in contracts/weights.py
+and its name in contracts/versions.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from typing import Protocol
-
-from torch import Tensor
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
-from contracts.versions import WeightManifest
-from contracts.weights import DeltaWeights, RedisWeights, WeightShard
+from contracts.weights import WeightShard
 from weight_store.adapter.matrices import AdapterSource
 from weight_store.adapter.publisher import AdapterPublisher
+from weight_store.arrival import VersionReader
 from weight_store.delta.publisher import DeltaPublisher
+from weight_store.delta.reader import DeltaReader
 from weight_store.files.publisher import FilePublisher
-from weight_store.layout import Layout, layout_of
-from weight_store.publication import Publication
-from weight_store.redis.chunks import ChunkWriter
+from weight_store.files.reader import FileReader
+from weight_store.publication import WeightPublisher
+from weight_store.redis.chunks import ChunkReader, ChunkWriter
 from weight_store.redis.publisher import RedisPublisher
+from weight_store.redis.reader import RedisReader
+
+ChunksOf = Callable[[str], ChunkReader]
 
 
-class WeightPublisher(Protocol):
-    """One trainer's versions. tests/unit/weight_store/test_weight_store.py runs over every implementation."""
+@dataclass(frozen=True, kw_only=True)
+class PublisherNeeds:
+    """What a publisher may need of its trainer."""
 
-    def begin(self, layout: Layout, *, policy_version: int, is_again: bool = False) -> Publication:
-        """Takes a version's tensors from now on; finished, it makes it loadable by its manifest, complete or not at
-        all. Safe to repeat.
-
-        is_again: the version was published, and receivers refuse it: it is written again if it is damaged, so that the
-        manifest it was published under holds.
-        """
-        ...
-
-    def remove_before(self, policy_version: int, *, in_use: Collection[str] = ()) -> None:
-        """Removes older versions, but for those that kept ones stand on.
-
-        in_use: directories of versions that generators are loading, as manifests name them; they stay.
-        """
-        ...
-
-    def remove_after(self, policy_version: int) -> None:
-        """Removes the versions of a future that a rewind took back. Chunks in Redis are written over."""
-        ...
-
-    def clear_scratch(self) -> None:
-        """Removes what killed publishers left, before anything is published."""
-        ...
-
-    def remove_all(self) -> None:
-        """The job is over: nothing is left where nobody would look for it."""
-        ...
+    folder: RunFolder
+    wait_s: float
+    """The longest that the storage may take for one tensor."""
+    announce: Callable[[WeightShard], None]
+    chunks: ChunkWriter
+    pause: Callable[[float], None]
 
 
-def publish(
-    publisher: WeightPublisher, tensors: Mapping[str, Tensor], *, policy_version: int, is_again: bool = False
-) -> WeightManifest:
-    """A version whose tensors are all there already. Raises what `begin` and `Publication.finish` raise."""
-    with publisher.begin(layout_of(tensors), policy_version=policy_version, is_again=is_again) as publication:
-        for name, tensor in tensors.items():
-            publication.add(name, tensor)
-        return publication.finish()
+@dataclass(frozen=True, kw_only=True)
+class Transport:
+    """Both sides of one transport."""
+
+    publisher: Callable[[Any, PublisherNeeds], WeightPublisher]
+    """Takes the job's `spec.weights`, too."""
+    reader: Callable[[Path, ChunksOf | None], VersionReader]
+    """Takes the weight root, and job id → its chunks; None where there is no Redis."""
+
+
+TRANSPORTS: Mapping[str, Transport] = {
+    "file": Transport(
+        publisher=lambda spec, of: FilePublisher(of.folder, announce=of.announce, wait_s=of.wait_s),
+        reader=lambda root, chunks: FileReader(root),
+    ),
+    "delta": Transport(
+        publisher=lambda spec, of: DeltaPublisher(spec, of.folder, announce=of.announce, wait_s=of.wait_s),
+        reader=lambda root, chunks: DeltaReader(root),
+    ),
+    "redis": Transport(
+        publisher=lambda spec, of: RedisPublisher(of.folder, of.chunks, wait_s=of.wait_s, pause=of.pause),
+        reader=lambda root, chunks: RedisReader(chunks),
+    ),
+}
+"""Name in specs and manifests → transport."""
 
 
 def make_publisher(
@@ -78,19 +80,18 @@ def make_publisher(
     pause: Callable[[float], None],
     adapters: AdapterSource | None = None,
 ) -> WeightPublisher:
-    """The one that `spec.weights` names.
+    """Makes the publisher that `spec.weights` names.
 
     announce: tells generators of a shard before its version is whole. pause: sleeps while Redis is full; it may raise.
-    adapters: of a job that publishes them alone.
+    adapters: where the job publishes them alone; the transport carries them then.
     """
-    patience_s = spec.timeouts.iteration_s
-    if adapters is not None:
-        carrier = make_publisher(spec, folder, chunks=chunks, announce=announce, pause=pause)
-        return AdapterPublisher(carrier, adapters, folder, wait_s=patience_s)
-    match spec.weights:
-        case DeltaWeights() as weights:
-            return DeltaPublisher(weights, folder, announce=announce, wait_s=patience_s)
-        case RedisWeights():
-            return RedisPublisher(folder, chunks, wait_s=patience_s, keep_s=2 * patience_s, pause=pause)
-        case _:
-            return FilePublisher(folder, announce=announce, wait_s=patience_s)
+    needs = PublisherNeeds(
+        folder=folder, wait_s=spec.timeouts.iteration_s, announce=announce, chunks=chunks, pause=pause
+    )
+    publisher = TRANSPORTS[str(spec.weights.__struct_config__.tag)].publisher(spec.weights, needs)
+    return publisher if adapters is None else AdapterPublisher(publisher, adapters, folder, wait_s=needs.wait_s)
+
+
+def make_readers(root: Path, chunks: ChunksOf | None) -> dict[str, VersionReader]:
+    """Makes a reader of each transport: a generator serves whichever one a job asks for."""
+    return {name: transport.reader(root, chunks) for name, transport in TRANSPORTS.items()}

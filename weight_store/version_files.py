@@ -12,7 +12,7 @@ from contracts.weights import WeightShard
 
 
 def weight_files(root: Path, step: WeightStep | WeightManifest) -> list[Path]:
-    """Paths of the step's files below the weight root. Raises WeightsRejected for a missing or shortened file."""
+    """Finds the step's files below the weight root. Raises WeightsRejected for a missing or shortened file."""
     folder = folder_of(root, step)
     paths = []
     for file in step.files:
@@ -33,12 +33,12 @@ def weight_files(root: Path, step: WeightStep | WeightManifest) -> list[Path]:
 
 
 def folder_of(root: Path, step: WeightStep | WeightManifest) -> Path:
-    """Raises WeightsRejected for a folder that isn't below the weight root, links followed."""
+    """Finds a version's folder. Raises WeightsRejected where it isn't below the weight root, links followed."""
     return _below(root, step.directory, policy_version=step.policy_version)
 
 
 def path_of(root: Path, shard: WeightShard) -> Path:
-    """Raises WeightsRejected as `folder_of` does."""
+    """Finds an announced file. Raises WeightsRejected as `folder_of` does."""
     return _below(root, shard.path, policy_version=shard.policy_version)
 
 

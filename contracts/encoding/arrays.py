@@ -33,6 +33,7 @@ def unpack_float32(data: bytes) -> list[float]:
 
 
 def _little_endian(values: array) -> array:
+    # `array` has the machine's byte order.
     if sys.byteorder == "big":
         values.byteswap()
     return values

@@ -23,35 +23,8 @@ from contracts.run_folder import RunFolder
 from contracts.versions import weights_digest
 from contracts.weights import WeightDelta
 from weight_store.delta.codec import DELTA_PREFIX, apply
+from weight_store.dtypes import ITEM_BYTES, TORCH_NAMES
 
-TORCH_NAMES = {
-    "F64": "float64",
-    "F32": "float32",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "F8_E4M3": "float8_e4m3fn",
-    "F8_E5M2": "float8_e5m2",
-    "I64": "int64",
-    "I32": "int32",
-    "I16": "int16",
-    "I8": "int8",
-    "U8": "uint8",
-    "BOOL": "bool",
-}
-ITEM_BYTES = {
-    "float64": 8,
-    "float32": 4,
-    "float16": 2,
-    "bfloat16": 2,
-    "float8_e4m3fn": 1,
-    "float8_e5m2": 1,
-    "int64": 8,
-    "int32": 4,
-    "int16": 2,
-    "int8": 1,
-    "uint8": 1,
-    "bool": 1,
-}
 ADAPTER_END = ".lora_A.weight"
 MAX_HEADER_BYTES = 100_000_000
 VERSION_FOLDER = re.compile(r"v(\d{6,})")

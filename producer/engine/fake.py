@@ -19,10 +19,8 @@ from contracts.versions import WeightManifest, weights_digest
 from contracts.weights import WeightShard
 from producer.engine.base import VerifiedWeights, check_version
 from producer.engine.batch_rows import BatchRows
+from weight_store.dtypes import TORCH_NAMES
 from weight_store.version_files import check_digest, check_names, weight_files
-
-DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "I64": "int64"}
-"""safetensors' names → torch's."""
 
 
 class FakeEngine:
@@ -71,7 +69,7 @@ class FakeEngine:
             except (SafetensorError, OSError) as error:
                 raise WeightsRejected(f"{path} cannot be read: {error}") from error
             for name, entry in entries:
-                tensors.append((name, DTYPES[entry["dtype"]], tuple(entry["shape"]), bytes(entry["data"])))
+                tensors.append((name, TORCH_NAMES[entry["dtype"]], tuple(entry["shape"]), bytes(entry["data"])))
         check_names(manifest.policy_version, expected=set(self._tensor_names), found={tensor[0] for tensor in tensors})
         found = weights_digest(tensors)
         check_digest(manifest, found)

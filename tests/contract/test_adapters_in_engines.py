@@ -20,7 +20,7 @@ from producer.engine.transformers.engine import TransformersEngine
 from tests.builders import prompt_batch, tiny_model_folder
 from weight_store.adapter.publisher import AdapterPublisher
 from weight_store.files.publisher import FilePublisher
-from weight_store.transports import WeightPublisher, publish
+from weight_store.publication import WeightPublisher, publish
 
 PROMPTS = ([5, 6, 7], [8, 9])
 

@@ -38,8 +38,8 @@ from weight_store.adapter.matrices import AdapterSource, layers_of, matrix_names
 from weight_store.adapter.merge import merge_into
 from weight_store.adapter.publisher import AdapterPublisher
 from weight_store.files.publisher import FilePublisher
+from weight_store.publication import publish
 from weight_store.redis.chunks import CHUNK_BYTES, num_chunks
-from weight_store.transports import publish
 
 PROMPTS = ([5, 6, 7], [8], [4, 9, 10])
 LONG = SamplingParams(max_new_tokens=100)

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 KEPT: dict[str, str] = {
-    "weight_store/receiver.py WeightReceiver._apply_ahead: ahead.base != stands_on": (
-        "a shard of a version after the one that is in work: the digest refuses what it would make, after the work"
-    ),
-    "weight_store/receiver.py WeightReceiver._apply: tensor is None": (
+    "weight_store/delta/reader.py _apply: tensor is None": (
         "a receiver that holds the base has its names checked: it says what is wrong with a file that was changed since"
     ),
     "broker/scripts/prelude.lua if fence('state') ~= 'open' then return end": (

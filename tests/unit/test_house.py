@@ -66,6 +66,7 @@ SMALL_FILES = {
     "onbeat/commands/remove.py": "one command",
     "process/private_folders.py": "the mode of every folder that is made",
     "reward_service/scorers/": "a scorer each",
+    "weight_store/dtypes.py": "the one table of element types, for readers without torch",
     "weight_store/model_path.py": "the one check of a model's path",
 }
 """File, or folder with a slash → the reason why its modules may be smaller than MIN_FILE_LINES."""
@@ -85,7 +86,6 @@ TO_BE_MENDED = (
     "tests/integration/fence_",
     "tests/integration/test_fence",
     "tests/model/",
-    "weight_store/",
 )
 """Paths whose sentences have yet to get their subjects."""
 

@@ -1,7 +1,7 @@
-"""Versions that are LoRA matrices on a base: how their tensors are called, and how they become the weights.
+"""Versions that are LoRA matrices on a base: how their tensors are called, and which weight each pair belongs to.
 
-base_model.model.{layer}.lora_A.weight  [r, in]  ─┐
-base_model.model.{layer}.lora_B.weight  [out, r] ─┴─ lora_merge ─▶ {layer}.weight  [out, in]
+    base_model.model.{layer}.lora_A.weight  [r, in]  ─┐
+    base_model.model.{layer}.lora_B.weight  [out, r] ─┴─ merge ─▶ {layer}.weight  [out, in]
 
 The names are those of peft's files, which vLLM reads as well.
 """
@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from contracts.errors import WeightsRejected
-from weight_store.adapter.merge import merge_into
 
 PREFIX = "base_model.model."
 A_END = ".lora_A.weight"
@@ -24,14 +23,14 @@ B_END = ".lora_B.weight"
 
 @dataclass(frozen=True, kw_only=True)
 class AdapterSource:
-    """Where a publisher of adapters takes them from; all of it float tensors."""
+    """Where a publisher of adapters takes them from; all tensors are of floats."""
 
     scaling: float
     """alpha / rank."""
     matrices: Callable[[], Mapping[str, Tensor]]
-    """A and B of each layer: the trained ones, which a layer's merged weight is made of when it is added."""
+    """The trained A and B of each layer, which its merged weight is made of when it is added."""
     base: Callable[[], Mapping[str, Tensor]]
-    """The weights without them, which never change."""
+    """The weights without adapters, which never change."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,23 +43,8 @@ class LayerMatrices:
     """float32 [out, r]."""
 
 
-class AdaptedBase:
-    """A copy of the base's weights of those layers that have adapters: each version is merged into them anew."""
-
-    def __init__(self, base_digest: str, weights: Mapping[str, Tensor]) -> None:
-        self._digest = base_digest
-        self._weights = {name: weight.clone() for name, weight in weights.items()}
-
-    def fits(self, base_digest: str, layers: Mapping[str, LayerMatrices]) -> bool:
-        return self._digest == base_digest and self._weights.keys() == layers.keys()
-
-    def merge(self, name: str, matrices: LayerMatrices, *, scaling: float, target: Tensor) -> None:
-        """Writes one layer's weight."""
-        merge_into(target, self._weights[name], lora_a=matrices.lora_a, lora_b=matrices.lora_b, scaling=scaling)
-
-
 def matrix_names(layer: str) -> tuple[str, str]:
-    """(of A, of B)."""
+    """The names of a layer's A and of its B."""
     return f"{PREFIX}{layer}{A_END}", f"{PREFIX}{layer}{B_END}"
 
 
@@ -70,7 +54,7 @@ def matrices_of(weight: str) -> tuple[str, str]:
 
 
 def layers_of(tensors: Mapping[str, Tensor], *, weights: Mapping[str, Tensor]) -> dict[str, LayerMatrices]:
-    """Weight name → its adapter. Raises WeightsRejected for what is not an adapter of one of `weights`."""
+    """Pairs the matrices: weight name → its adapter. Raises WeightsRejected for what is no adapter of `weights`."""
     layers: dict[str, LayerMatrices] = {}
     for name, lora_a in tensors.items():
         if not name.endswith(A_END):

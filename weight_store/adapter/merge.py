@@ -19,7 +19,7 @@ import math
 from torch import Tensor
 
 CHUNK_ITEMS = 1 << 18
-"""Items worked on at a time: the float64 temporaries stay small."""
+"""Items that are worked on at a time: the float64 temporaries stay small."""
 EXACT_BITS = 53
 
 
@@ -31,13 +31,16 @@ def merge_into(
     target, weight: [out, in] of one dtype, or the rows of both from `first_row` on; `target` may be `weight`.
     lora_a: float32 [r, in]; lora_b: float32 [out, r].
     """
+    # A sum of r products of two numbers of `bits` bits has 2 · bits + ceil(log2 r) bits, 53 at most.
     bits = (EXACT_BITS - math.ceil(math.log2(lora_a.shape[0]))) // 2
     whole_a, exponent_a = _integers(lora_a, bits)
     whole_b, exponent_b = _integers(lora_b, bits)
+    # A power of two times `scaling`: undoing both shifts rounds nothing.
     factor = math.ldexp(scaling, exponent_a + exponent_b - 2 * bits)
     rows_at_once = max(1, CHUNK_ITEMS // weight.shape[1])
     for start in range(0, weight.shape[0], rows_at_once):
         rows = slice(start, min(start + rows_at_once, weight.shape[0]))
+        # [rows, r] @ [r, in]: exact in float64. Then each element is rounded by the product, the sum and the copy.
         product = whole_b[first_row + rows.start : first_row + rows.stop] @ whole_a
         target[rows] = product.mul_(factor).add_(weight[rows])
 

@@ -9,7 +9,6 @@ The digest of a version is that of the merged weights, as if they had been publi
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 from torch import Tensor
@@ -17,14 +16,11 @@ from torch import Tensor
 from contracts.run_folder import RunFolder
 from contracts.versions import AdapterVersion, WeightManifest, WeightStep
 from weight_store.adapter.matrices import AdapterSource, matrices_of
+from weight_store.files.publisher import FileSink
 from weight_store.files.tensor_folder import remove_folders, remove_scratch
-from weight_store.files.version_folders import WholeVersion, files_of, holds
 from weight_store.hashing import tensors_digest
-from weight_store.layout import Layout, layout_of, published_dtype
-from weight_store.publication import Publication
-
-if TYPE_CHECKING:
-    from weight_store.transports import WeightPublisher
+from weight_store.layout import Layout, PlannedVersion, layout_of, published_dtype
+from weight_store.publication import Publication, WeightPublisher
 
 BASE_NAME = "base"
 
@@ -33,7 +29,7 @@ class AdapterPublisher:
     """A WeightPublisher; another one carries the matrices."""
 
     def __init__(self, carrier: WeightPublisher, source: AdapterSource, folder: RunFolder, *, wait_s: float) -> None:
-        """wait_s: of `FilePublisher`."""
+        """wait_s: as for a FilePublisher."""
         self._carrier = carrier
         self._source = source
         self._folder = folder
@@ -43,8 +39,11 @@ class AdapterPublisher:
         """None until this trainer has seen that it is there, whole."""
 
     def begin(self, layout: Layout, *, policy_version: int, is_again: bool = False) -> Publication:
-        """layout: of the merged weights, which are hashed and go nowhere; with each go its layer's matrices, as they
-        are then."""
+        """Begins a version.
+
+        layout: the merged weights, which are hashed and go nowhere; with each goes its layer's matrices, as they are
+        then.
+        """
         base = self._publish_base() if self._base is None or is_again else self._base
         matrices = self._source.matrices()
         carrier = self._carrier.begin(layout_of(matrices), policy_version=policy_version, is_again=is_again)
@@ -60,44 +59,39 @@ class AdapterPublisher:
         self._carrier.remove_after(policy_version)
 
     def clear_scratch(self) -> None:
-        """Of the base, too, which is in a folder whatever the carrier."""
+        """Clears the base's, too, which is in a folder whatever the carrier."""
         self._carrier.clear_scratch()
         remove_scratch(self._folder.weights)
 
     def remove_all(self) -> None:
-        """The base goes like the versions of a FilePublisher."""
+        """Removes the base as a FilePublisher does its versions."""
         self._carrier.remove_all()
         if self._folder.weight_root != self._folder.run_root and self._directory.is_dir():
             remove_folders([self._directory])
 
     def _publish_base(self) -> WeightStep:
-        """What is there already is read and hashed; it is written again if it is damaged."""
+        """Compares what is there already, and writes it again if it is damaged."""
         tensors = self._source.base()
-        digest = tensors_digest(tensors)
-        if not holds(self._directory, digest):
-            whole = WholeVersion(layout_of(tensors), self._directory)
-            try:
-                for name, tensor in tensors.items():
-                    whole.put(name, tensor.detach().cpu().contiguous())
-                whole.close()
-            finally:
-                whole.discard()
-        self._base = WeightStep(
-            policy_version=0,
-            weights_digest=digest,
-            directory=self._folder.relative(self._directory),
-            files=files_of(self._directory),
+        plan = PlannedVersion(
+            policy_version=0, layout=layout_of(tensors), directory=self._folder.relative(self._directory)
         )
+        sink = FileSink(plan, self._folder.weight_root, announce=lambda shard: None)
+        try:
+            for name, tensor in tensors.items():
+                sink.put(name, tensor.detach().cpu().contiguous())
+            self._base = sink.close(tensors_digest(tensors)).steps[-1]
+        finally:
+            sink.discard()
         return self._base
 
 
 class AdapterSink:
-    """A VersionSink. Of a merged weight it sends the matrices."""
+    """A VersionSink that sends the matrices of a merged weight instead of the weight."""
 
     def __init__(
         self, layout: Layout, carrier: Publication, matrices: Mapping[str, Tensor], adapter: AdapterVersion
     ) -> None:
-        """adapter: but for the digest of the matrices."""
+        """adapter: lacks the digest of the matrices."""
         self._layout = layout
         self._carrier = carrier
         self._matrices = dict(matrices)
@@ -109,7 +103,7 @@ class AdapterSink:
                 self._carrier.add(matrix, self._matrices.pop(matrix))
 
     def close(self, weights_digest: str) -> WeightManifest:
-        # Those of layers that the model lacks: a receiver says what is wrong with them.
+        # What is left belongs to layers that the model lacks: a receiver says what is wrong with them.
         for matrix, tensor in self._matrices.items():
             self._carrier.add(matrix, tensor)
         manifest = self._carrier.finish()

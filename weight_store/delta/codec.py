@@ -19,13 +19,13 @@ from contracts.weights import TensorDelta
 DELTA_PREFIX = "delta-"
 DELTA_NAME = DELTA_PREFIX + "{number:05d}-of-{count:05d}.msgpack"
 DELTA_SHARD_BYTES = 32 * 1024**2
-"""Of the tensors that one file is about: small enough that a receiver applies the first while others are compared."""
+"""Bytes of the tensors that one file is about: few enough that a receiver applies it while others are compared."""
 ZSTD_LEVEL = 1
 """Level 3 takes twice as long for a few percent."""
 WORDS_AT_ONCE = 1 << 16
 """512 KiB of each version: both stay in a core's cache."""
 DENSE_FROM = 0.25
-"""Share of changed elements from which gaps cost more than listing all elements."""
+"""Share of changed elements from which gaps cost more than a list of all elements."""
 MAX_ELEMENTS = 2**32 - 1
 """Positions are 32-bit; no tensor of a language model comes near."""
 UNSIGNED: dict[int, np.dtype] = {width: np.dtype(f"<u{width}") for width in (1, 2, 4, 8)}
@@ -35,6 +35,7 @@ Bytes = NDArray[np.uint8]
 
 def advance(name: str, old: Bytes, new: Bytes, *, item_bytes: int) -> TensorDelta | None:
     """Makes `old` equal to `new` (raw bytes of one tensor, equally long), and answers how; None if nothing changed."""
+    # Bits are compared, as unsigned integers: as floats, 0.0 would equal -0.0, and no NaN itself.
     ours, theirs = new.view(UNSIGNED[item_bytes]), old.view(UNSIGNED[item_bytes])
     positions, differences = _take_over(ours, theirs)
     if not len(positions):
@@ -50,7 +51,7 @@ def advance(name: str, old: Bytes, new: Bytes, *, item_bytes: int) -> TensorDelt
 def apply(delta: TensorDelta, target: Bytes, *, item_bytes: int) -> None:
     """Makes `target`, the raw bytes of the old tensor, the new one. Raises WeightsRejected for a damaged delta."""
     elements = target.view(UNSIGNED[item_bytes])
-    # Before anything is unpacked: 32 KB of zeros become a gigabyte.
+    # Checked before anything is unpacked: 32 KB of zeros become a gigabyte.
     if delta.num_changed > len(elements):
         raise WeightsRejected(f"the delta of {delta.name} changes {delta.num_changed} of {len(elements)} elements")
     differences = _unpacked(delta, delta.differences, UNSIGNED[item_bytes])
@@ -59,16 +60,19 @@ def apply(delta: TensorDelta, target: Bytes, *, item_bytes: int) -> None:
             raise WeightsRejected(f"the delta of {delta.name} lists {delta.num_changed} of {len(elements)} elements")
         elements ^= differences
         return
+    # The first gap counts from element 0; the sum is 64-bit, for 32-bit gaps of a damaged delta could wrap around.
     positions = np.cumsum(_unpacked(delta, delta.gaps, UNSIGNED[4]), dtype=np.int64)
     if positions[-1] >= len(elements):
         raise WeightsRejected(f"the delta of {delta.name} changes element {positions[-1]} of {len(elements)}")
+    # Gaps of 0 would name an element twice, which numpy changes once: the version's digest refuses that (I2).
     elements[positions] ^= differences
 
 
 def _take_over(new: NDArray, old: NDArray) -> tuple[NDArray[np.int64], NDArray]:
-    """Makes `old` equal to `new`; positions of the elements that differed, ascending, and the XOR of each."""
+    """Makes `old` equal to `new`; answers the positions of elements that differed, ascending, and the XOR of each."""
     per_word = 8 // new.itemsize
     num_words = len(new) // per_word
+    # Whole 8-byte words first; the elements behind the last of them are the tail.
     new_words, old_words = (side[: num_words * per_word].view("<u8") for side in (new, old))
     words: list[NDArray[np.int64]] = []
     xors: list[NDArray] = []
@@ -87,6 +91,7 @@ def _take_over(new: NDArray, old: NDArray) -> tuple[NDArray[np.int64], NDArray]:
     old[num_words * per_word :] = new[num_words * per_word :]
     if not words:
         return in_tail + num_words * per_word, tail[in_tail]
+    # Each XOR of a word is cut into its elements, the first one in the low bytes: words are little-endian ("<u8").
     parts = np.concatenate(xors).view(new.dtype)
     in_words = np.flatnonzero(parts != 0)
     # per_word is a power of two, and shifts are several times as fast as divisions.
@@ -101,6 +106,7 @@ def _take_over(new: NDArray, old: NDArray) -> tuple[NDArray[np.int64], NDArray]:
 
 
 def _packed(array: NDArray) -> bytes:
+    # Byte planes: all first bytes, then all second bytes, … The high bytes of small numbers are one run of zeros.
     planes = np.ascontiguousarray(array.view(np.uint8).reshape(-1, array.itemsize).T)
     return zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress(planes.data)
 

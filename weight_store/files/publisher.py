@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from torch import Tensor
@@ -10,56 +10,97 @@ from torch import Tensor
 from contracts.run_folder import RunFolder
 from contracts.versions import WeightManifest
 from contracts.weights import WeightShard
-from weight_store.files.tensor_folder import remove_folders, remove_scratch
+from process.crash_points import reach
+from weight_store.files.safetensors_file import TensorFile
+from weight_store.files.tensor_folder import ScratchFolder, remove_folders, remove_scratch
 from weight_store.files.version_folders import (
-    SHARD_BYTES,
-    WholeVersion,
+    are_same,
+    files_of,
+    read_folder,
     remove_versions_after,
     remove_versions_before,
-    shard_of,
 )
-from weight_store.layout import Layout, published_dtype
+from weight_store.hashing import bytes_of
+from weight_store.layout import Layout, PlannedVersion, planned, split_into_shards
 from weight_store.publication import Publication
+
+SHARD_BYTES = 256 * 1024**2
+"""Small enough that a receiver reads the first shards of a large model while the others are written."""
+SHARD_NAME = "weights-{number:05d}-of-{count:05d}.safetensors"
+Announce = Callable[[WeightShard], None]
 
 
 class FileSink:
-    """A VersionSink."""
+    """A VersionSink: a whole version on its way into a folder, shard by shard.
 
-    def __init__(self, layout: Layout, whole: WholeVersion, *, directory: str, policy_version: int) -> None:
-        """directory: as the manifest names it."""
-        self._layout = layout
-        self._whole = whole
-        self._directory = directory
-        self._policy_version = policy_version
+    Where the folder is there already, what comes is compared with it, and nothing is written until they differ: a
+    version that is published again leaves the files alone that generators may be reading.
+    """
+
+    def __init__(self, plan: PlannedVersion, root: Path, *, announce: Announce, shard_bytes: int = SHARD_BYTES) -> None:
+        """announce: is told of each shard but the last one as soon as it can be read."""
+        self._plan = plan
+        self._root = root
+        self._announce = announce
+        self._scratch = ScratchFolder(root / plan.directory)
+        shards = split_into_shards(plan.layout, shard_bytes=shard_bytes)
+        self._files: dict[str, TensorFile] = {}
+        for number, shard in enumerate(shards, start=1):
+            file = TensorFile(self._scratch.path / SHARD_NAME.format(number=number, count=len(shards)), shard)
+            self._files |= dict.fromkeys(shard, file)
+        self._num_open = len(shards)
+        self._equal: dict[str, Tensor] | None = {}
+        """The tensors there that are equal to those that came; None while a version is being written."""
+        self._there: dict[str, Tensor] | None = None
+        """The tensors that are there; None until the first tensor comes."""
 
     def put(self, name: str, tensor: Tensor) -> None:
-        self._whole.put(name, tensor)
+        """Raises OnbeatError naming the folder when it cannot be written, and what `announce` raises."""
+        if self._there is None:
+            self._there = read_folder(self._scratch.target)
+        if self._equal is not None:
+            if (found := self._there.get(name)) is not None and are_same(found, tensor):
+                self._equal[name] = found
+                return
+            self._begin_writing(self._equal)
+        self._write(name, tensor)
 
     def close(self, weights_digest: str) -> WeightManifest:
-        return WeightManifest(
-            policy_version=self._policy_version,
-            weights_digest=weights_digest,
-            dtype=published_dtype(self._layout),
-            transport="file",
-            directory=self._directory,
-            files=self._whole.close(),
-        )
+        if self._equal is not None and (self._there or {}).keys() != self._equal.keys():
+            # The folder holds more than the version.
+            self._begin_writing(self._equal)
+        if self._equal is None:
+            self._scratch.put_in_place(durable=False)
+        return self._plan.manifest(weights_digest, transport="file", files=files_of(self._scratch.target))
 
     def discard(self) -> None:
-        self._whole.discard()
+        for file in self._files.values():
+            file.close()
+        self._scratch.remove()
+
+    def _begin_writing(self, earlier: Mapping[str, Tensor]) -> None:
+        self._equal = None
+        self._scratch.create()
+        for name, found in earlier.items():
+            self._write(name, found)
+
+    def _write(self, name: str, tensor: Tensor) -> None:
+        file = self._files[name]
+        with self._scratch.errors():
+            file.write(name, bytes_of(tensor))
+        if file.num_missing:
+            return
+        reach("consumer.writing_weights")
+        self._num_open -= 1
+        # The last shard is not announced: the manifest, which follows at once, names it.
+        if self._num_open:
+            self._announce(shard_of(self._plan, self._root, file.path, num_bytes=file.num_bytes))
 
 
 class FilePublisher:
-    """A WeightPublisher."""
+    """A WeightPublisher of whole versions."""
 
-    def __init__(
-        self,
-        folder: RunFolder,
-        *,
-        announce: Callable[[WeightShard], None],
-        wait_s: float,
-        shard_bytes: int = SHARD_BYTES,
-    ) -> None:
+    def __init__(self, folder: RunFolder, *, announce: Announce, wait_s: float, shard_bytes: int = SHARD_BYTES) -> None:
         """announce: is told of each shard before the version is whole. wait_s: for the storage, for one tensor."""
         self._folder = folder
         self._announce = announce
@@ -67,17 +108,9 @@ class FilePublisher:
         self._shard_bytes = shard_bytes
 
     def begin(self, layout: Layout, *, policy_version: int, is_again: bool = False) -> Publication:
-        """A version that is there already is left as it is; one with other content is replaced."""
-        return Publication(layout, self.sink(layout, policy_version=policy_version), wait_s=self._wait_s)
-
-    def sink(self, layout: Layout, *, policy_version: int) -> FileSink:
-        target = self._folder.weights_of(policy_version)
-
-        def on_shard(path: Path, num_bytes: int) -> None:
-            self._announce(shard_of(self._folder, path, policy_version=policy_version, num_bytes=num_bytes))
-
-        whole = WholeVersion(layout, target, shard_bytes=self._shard_bytes, on_shard=on_shard)
-        return FileSink(layout, whole, directory=self._folder.relative(target), policy_version=policy_version)
+        """Begins a version. One that is there already is left as it is; one with other content is replaced."""
+        sink = self._whole(planned(self._folder, layout, policy_version=policy_version))
+        return Publication(layout, sink, wait_s=self._wait_s)
 
     def remove_before(self, policy_version: int, *, in_use: Collection[str] = ()) -> None:
         remove_versions_before(self._folder, policy_version, in_use=in_use)
@@ -86,17 +119,26 @@ class FilePublisher:
         remove_versions_after(self._folder, policy_version)
 
     def clear_scratch(self) -> None:
-        """In a weight root also what jobs left that ended while they removed their versions."""
+        """Removes, in a weight root, also what jobs left that ended while they removed their versions."""
         remove_scratch(self._folder.weights)
         if self._is_elsewhere and self._folder.weight_root.is_dir():
             for job in self._folder.weight_root.iterdir():
                 remove_scratch(job)
 
     def remove_all(self) -> None:
-        """Only outside the run folder, where versions would take a host's memory for ever."""
+        """Removes versions outside the run folder alone, where they would take a host's memory for ever."""
         if self._is_elsewhere and self._folder.weights.is_dir():
             remove_folders([self._folder.weights])
+
+    def _whole(self, plan: PlannedVersion) -> FileSink:
+        return FileSink(plan, self._folder.weight_root, announce=self._announce, shard_bytes=self._shard_bytes)
 
     @property
     def _is_elsewhere(self) -> bool:
         return self._folder.weight_root != self._folder.run_root
+
+
+def shard_of(plan: PlannedVersion, root: Path, path: Path, *, num_bytes: int) -> WeightShard:
+    """The file as it is announced."""
+    where = path.relative_to(root).as_posix()
+    return WeightShard(policy_version=plan.policy_version, path=where, name=path.name, num_bytes=num_bytes)

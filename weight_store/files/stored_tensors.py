@@ -35,16 +35,17 @@ class StoredTensors(Mapping[str, Tensor]):
         return len(self._parts)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Of the whole tensor."""
+        """The whole tensor's shape, without reading it."""
         shapes = [part.get_shape() for _, part in self._parts[name]]
         return (sum(shape[0] for shape in shapes), *shapes[0][1:]) if shapes[0] else ()
 
     def rows(self, name: str, first: int, count: int | None) -> Tensor:
-        """[count, …] rows from `first` on, None: all that follow; all of a tensor that has no rows."""
+        """Reads [count, …] rows from `first` on, with None all that follow; a tensor without rows is read whole."""
         if not self.shape(name):
             return self._read(name, 0, ...)
         last = self.shape(name)[0] if count is None else first + count
         pieces, start = [], 0
+        # Each file holds the rows [start, start + num_rows) of the whole tensor.
         for number, (_, part) in enumerate(self._parts[name]):
             num_rows = part.get_shape()[0]
             here = slice(max(0, first - start), max(0, min(num_rows, last - start)))

@@ -1,4 +1,7 @@
-"""Folders of safetensors that are complete or absent: written under another name, then renamed."""
+"""Folders of safetensors that are complete or absent: written under another name, then renamed.
+
+.v000003.0123456789ab/  being written  ─▶  v000003/  ─▶  .v000003.ba9876543210/  being removed
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from process.private_folders import make_missing
 logger = logging.getLogger(__name__)
 
 HIDDEN_PREFIX = "."
-"""Folders that start with it are being written or removed; no reader looks at them."""
+"""The names of folders that are being written or removed start with it; no reader looks at them."""
 SCRATCH_NAME = re.compile(r"\..+\.[0-9a-f]{12}")
 
 
@@ -33,37 +36,43 @@ class ScratchFolder:
 
     def __init__(self, target: Path) -> None:
         self.target = target
-        self.path = target.with_name(f"{HIDDEN_PREFIX}{target.name}.{uuid.uuid4().hex[:12]}")
+        self.path = _hidden(target)
 
     def create(self) -> None:
-        """Does nothing where it is there already."""
+        """Makes the folder; one that is there already is left as it is."""
         with self.errors():
             make_missing(self.path)
 
     def put_in_place(self, *, durable: bool) -> None:
-        """durable: the bytes are on disk before the name is, so that a power cut cannot leave a named, empty file."""
+        """Gives the folder its name, in place of what has that name now.
+
+        durable: the bytes are on disk before the name is, so that a power cut cannot leave a named, empty file.
+        """
         with self.errors():
             if durable:
-                for path in [*sorted(self.path.iterdir()), self.path]:
-                    _sync(path)
+                self._sync_content()
             _replace(self.target, self.path)
             if durable:
                 _sync(self.target.parent)
 
     def put_in_empty_place(self) -> None:
-        """On disk when it returns. What is in the target is never replaced: an empty folder alone gives way."""
+        """Gives the folder its name, durably, where there is nothing or an empty folder: no file is ever replaced."""
         with self.errors():
-            for path in [*sorted(self.path.iterdir()), self.path]:
-                _sync(path)
+            self._sync_content()
             self.path.rename(self.target)
             _sync(self.target.parent)
 
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
 
+    def _sync_content(self) -> None:
+        # The files first, then the folder that names them: after a power cut each name has its bytes.
+        for path in [*sorted(self.path.iterdir()), self.path]:
+            _sync(path)
+
     @contextlib.contextmanager
     def errors(self) -> Iterator[None]:
-        """Inside, what the file system refuses is said in our words."""
+        """Turns what the file system refuses inside into an OnbeatError that names the target and the cure."""
         try:
             yield
         except (OSError, SafetensorError) as error:
@@ -75,8 +84,8 @@ class ScratchFolder:
 def write_folder(target: Path, fill: Callable[[Path], None], *, durable: bool) -> None:
     """Calls `fill` with a new folder beside `target`, then puts it in `target`'s place.
 
-    durable: of `put_in_place`. Raises OnbeatError naming the folder when it cannot be written; then `target` is as it
-    was, and nothing is left behind.
+    durable: as for `put_in_place`. Raises OnbeatError naming the folder when it cannot be written; then `target` is as
+    it was, and nothing is left behind.
     """
     scratch = ScratchFolder(target)
     try:
@@ -89,16 +98,14 @@ def write_folder(target: Path, fill: Callable[[Path], None], *, durable: bool) -
 
 
 def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """One safetensors file; the tensors must not share memory."""
+    """Writes one safetensors file; the tensors must not share memory."""
     save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, path)
 
 
 def remove_folders(folders: Iterable[Path]) -> None:
     """Removes each under a hidden name, so that no reader sees half of one; what cannot be removed is logged."""
     for folder in folders:
-        hidden = folder
-        if not folder.name.startswith(HIDDEN_PREFIX):
-            hidden = folder.with_name(f"{HIDDEN_PREFIX}{folder.name}.{uuid.uuid4().hex[:12]}")
+        hidden = folder if folder.name.startswith(HIDDEN_PREFIX) else _hidden(folder)
         try:
             if hidden != folder:
                 folder.rename(hidden)
@@ -110,10 +117,15 @@ def remove_folders(folders: Iterable[Path]) -> None:
 def remove_scratch(parent: Path) -> None:
     """Removes what killed writers left in `parent`: folders that were being written, put aside or removed.
 
-    For the only writer there, before it writes.
+    Only the one writer there may call it, and before it writes: it would take a folder of another one for a rest.
     """
     if parent.is_dir():
         remove_folders([path for path in parent.iterdir() if SCRATCH_NAME.fullmatch(path.name)])
+
+
+def _hidden(folder: Path) -> Path:
+    """A new name beside the folder, by which `remove_scratch` knows what a killed writer left."""
+    return folder.with_name(f"{HIDDEN_PREFIX}{folder.name}.{uuid.uuid4().hex[:12]}")
 
 
 def _replace(target: Path, scratch: Path) -> None:
@@ -121,7 +133,7 @@ def _replace(target: Path, scratch: Path) -> None:
     if not target.exists():
         scratch.rename(target)
         return
-    aside = target.with_name(f"{HIDDEN_PREFIX}{target.name}.{uuid.uuid4().hex[:12]}")
+    aside = _hidden(target)
     target.rename(aside)
     try:
         scratch.rename(target)

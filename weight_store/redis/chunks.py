@@ -9,7 +9,7 @@ from contracts.errors import InvalidInput, WeightsRejected
 from contracts.versions import WeightFile
 
 CHUNK_BYTES = 4 * 1024**2
-"""A script that writes one blocks the server for some milliseconds."""
+"""So small that a script which writes one blocks the server for some milliseconds only."""
 MAX_VERSION_BYTES = 256 * 1024**2
 """Redis holds two versions, three for a moment, and its append-only file takes every one."""
 
@@ -18,7 +18,7 @@ class ChunkWriter(Protocol):
     """The trainer's side; it raises FencedOff for a trainer whose epoch is over."""
 
     def put_chunk(self, policy_version: int, name: str, number: int, data: bytes, *, keep_s: float) -> None:
-        """keep_s: after so long without another chunk all of them go."""
+        """Stores one chunk. keep_s: after so long without another one, all of the job's chunks go."""
         ...
 
     def drop_chunks_before(self, policy_version: int, kept: Collection[int] = ()) -> None:
@@ -27,7 +27,7 @@ class ChunkWriter(Protocol):
 
 
 class ChunkReader(Protocol):
-    """A generator's side."""
+    """The generator's side."""
 
     def get(self, policy_version: int, name: str, number: int) -> bytes | None: ...
 
@@ -52,7 +52,7 @@ class ChunkedFile:
         """Chunk number → its bytes, and how many are missing."""
 
     def write(self, start: int, data: memoryview) -> None:
-        """No byte twice. Raises what put_chunk raises."""
+        """Takes the bytes from `start` on, of which none came before. Raises what put_chunk raises."""
         while len(data):
             number, first = divmod(start, CHUNK_BYTES)
             size = min(CHUNK_BYTES, self._num_bytes - number * CHUNK_BYTES)
@@ -67,7 +67,8 @@ class ChunkedFile:
 
 
 def read_chunks(reader: ChunkReader, file: WeightFile, *, policy_version: int) -> bytes:
-    """The file, put together. Raises WeightsRejected where a chunk is missing or the size is another."""
+    """Puts a file together. Raises WeightsRejected where a chunk is missing or the size is another."""
+    # Sizes are checked before anything is read, and chunk by chunk: a forged one must not fill the memory.
     if file.num_bytes > MAX_VERSION_BYTES:
         raise WeightsRejected(f"version {policy_version} says that it has {file.num_bytes} bytes in Redis")
     chunks: list[bytes] = []

@@ -13,9 +13,8 @@ from contracts.run_folder import RunFolder
 from contracts.versions import WeightFile, WeightManifest
 from process.crash_points import reach
 from process.waiting import Waiting
-from weight_store.files.safetensors_file import FilePlan
 from weight_store.hashing import bytes_of
-from weight_store.layout import Layout, published_dtype
+from weight_store.layout import FilePlan, Layout, PlannedVersion, planned
 from weight_store.publication import Publication
 from weight_store.redis.chunks import ChunkedFile, ChunkWriter
 
@@ -28,28 +27,19 @@ class RedisPublisher:
     """A WeightPublisher. A version that is published again is written over itself: equal bytes, chunk by chunk."""
 
     def __init__(
-        self,
-        folder: RunFolder,
-        chunks: ChunkWriter,
-        *,
-        wait_s: float,
-        keep_s: float,
-        pause: Callable[[float], None],
+        self, folder: RunFolder, chunks: ChunkWriter, *, wait_s: float, pause: Callable[[float], None]
     ) -> None:
-        """wait_s: for room, while Redis is at maxmemory. keep_s: how long chunks outlive a trainer that is no more.
-
-        pause: sleeps; it may raise.
-        """
+        """wait_s: for room, while Redis is at maxmemory. pause: sleeps; it may raise."""
         self._folder = folder
         self._chunks = chunks
         self._wait_s = wait_s
-        self._keep_s = keep_s
+        self._keep_s = 2 * wait_s
+        """How long chunks outlive a trainer that is no more."""
         self._pause = pause
 
     def begin(self, layout: Layout, *, policy_version: int, is_again: bool = False) -> Publication:
-        """Raises InvalidInput for a version that is too large. `finish` raises DeadlineExceeded while Redis stays
-        full."""
-        plan = FilePlan(layout)
+        """Begins a version. Raises InvalidInput for one that is too large; its `finish` raises DeadlineExceeded while
+        Redis stays full."""
 
         def put_chunk(number: int, data: bytes) -> None:
             waiting = Waiting(
@@ -65,9 +55,7 @@ class RedisPublisher:
                     waiting.poke()
                     self._pause(FULL_PAUSE_S)
 
-        file = ChunkedFile(plan.num_bytes, put_chunk)
-        directory = self._folder.relative(self._folder.weights_of(policy_version))
-        sink = ChunkSink(layout, plan, file, directory=directory, policy_version=policy_version)
+        sink = ChunkSink(planned(self._folder, layout, policy_version=policy_version), put_chunk)
         # A chunk waits for room no longer than wait_s, and a tensor has some chunks.
         return Publication(layout, sink, wait_s=2 * self._wait_s)
 
@@ -86,34 +74,24 @@ class RedisPublisher:
 
 
 class ChunkSink:
-    """A VersionSink."""
+    """A VersionSink: one safetensors file in chunks."""
 
-    def __init__(
-        self, layout: Layout, plan: FilePlan, file: ChunkedFile, *, directory: str, policy_version: int
-    ) -> None:
-        self._layout = layout
+    def __init__(self, plan: PlannedVersion, put_chunk: Callable[[int, bytes], None]) -> None:
         self._plan = plan
-        self._file = file
-        self._directory = directory
-        self._policy_version = policy_version
+        self._places = FilePlan(plan.layout)
+        self._file = ChunkedFile(self._places.num_bytes, put_chunk)
         self._has_header = False
 
     def put(self, name: str, tensor: Tensor) -> None:
         if not self._has_header:
-            self._file.write(0, memoryview(self._plan.header))
+            self._file.write(0, memoryview(self._places.header))
             self._has_header = True
-        self._file.write(self._plan.start_of(name), bytes_of(tensor))
+        self._file.write(self._places.start_of(name), bytes_of(tensor))
 
     def close(self, weights_digest: str) -> WeightManifest:
         reach("consumer.writing_weights")
-        return WeightManifest(
-            policy_version=self._policy_version,
-            weights_digest=weights_digest,
-            dtype=published_dtype(self._layout),
-            transport="redis",
-            directory=self._directory,
-            files=(WeightFile(name=FILE_NAME, num_bytes=self._plan.num_bytes),),
-        )
+        file = WeightFile(name=FILE_NAME, num_bytes=self._places.num_bytes)
+        return self._plan.manifest(weights_digest, transport="redis", files=(file,))
 
     def discard(self) -> None:
-        """Chunks of a version that was not announced are written over, or go with the older ones."""
+        """Nothing: chunks of a version that was not announced are written over, or go with the older ones."""

@@ -21,9 +21,8 @@ from weight_store import publication as publication_module
 from weight_store.delta.publisher import DeltaPublisher
 from weight_store.hashing import tensors_digest
 from weight_store.layout import layout_of
-from weight_store.publication import Publication
+from weight_store.publication import Publication, publish
 from weight_store.receiver import WeightReceiver
-from weight_store.transports import publish
 
 DEADLINE_S = 60.0
 LAYOUT = layout_of({name: torch.zeros(4, dtype=torch.uint8) for name in "abc"})

@@ -21,9 +21,10 @@ from weight_store.files.publisher import FilePublisher
 from weight_store.files.version_folders import are_same, remove_versions_before
 from weight_store.hashing import tensors_digest
 from weight_store.layout import layout_of, split_into_shards
+from weight_store.publication import WeightPublisher, publish
 from weight_store.receiver import WeightReceiver
 from weight_store.redis import chunks as chunk_store
-from weight_store.transports import WeightPublisher, make_publisher, publish
+from weight_store.transports import make_publisher
 
 TRANSPORTS: dict[str, WeightsSpec] = {
     "file": FileWeights(),

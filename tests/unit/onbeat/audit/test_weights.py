@@ -18,7 +18,7 @@ from onbeat.audit.weights import digest_of, digest_of_rows, digests_on_disk
 from weight_store.delta.codec import DELTA_NAME
 from weight_store.delta.publisher import DeltaPublisher
 from weight_store.hashing import tensors_digest
-from weight_store.transports import publish
+from weight_store.publication import publish
 
 TENSORS = {
     "layer.weight": torch.arange(12, dtype=torch.float32).reshape(3, 4),

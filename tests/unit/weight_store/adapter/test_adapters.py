@@ -20,8 +20,9 @@ from tests.unit.weight_store.test_weight_store import FakeChunks, flip_a_bit
 from weight_store.adapter.matrices import AdapterSource, matrix_names
 from weight_store.adapter.merge import merge_into
 from weight_store.hashing import tensors_digest
+from weight_store.publication import WeightPublisher, publish
 from weight_store.receiver import WeightReceiver
-from weight_store.transports import WeightPublisher, make_publisher, publish
+from weight_store.transports import make_publisher
 
 LAYERS = {"one": (400, 90), "two.proj": (30, 500)}
 RANK = 3

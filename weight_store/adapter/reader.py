@@ -1,0 +1,70 @@
+"""Versions as adapters: matrices that any transport carries, merged into a base that is read once."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from contracts.errors import WeightsRejected
+from contracts.versions import AdapterVersion, WeightManifest, WeightStep
+from weight_store.adapter.matrices import layers_of
+from weight_store.adapter.merge import merge_into
+from weight_store.arrival import Arrival, EngineTensors, Identity, VersionReader, fill_and_check, identity
+from weight_store.hashing import tensors_digest
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldBase:
+    """Copies of the base's weights that have adapters; the engine's own are overwritten by the merge."""
+
+    digest: str
+    weights: Mapping[str, Tensor]
+
+
+class AdapterReader:
+    """A VersionFiller. It keeps the base: each version is merged into it anew."""
+
+    def __init__(self, readers: Mapping[str, VersionReader]) -> None:
+        """readers: of each transport; the manifest's carries the matrices, that of files the base."""
+        self._readers = readers
+        self._base: HeldBase | None = None
+        self._made: Identity | None = None
+        """The version that was merged last: while the engine holds it, its tensors without adapters are the base's."""
+
+    def fill(self, manifest: WeightManifest, engine: EngineTensors, arrival: Arrival) -> None:
+        adapter = manifest.adapter
+        assert adapter is not None
+        layers = layers_of(self._matrices(manifest, adapter), weights=engine.tensors)
+        base = self._base if arrival.base is not None and arrival.base == self._made else None
+        if base is None or (base.digest, base.weights.keys()) != (adapter.base.weights_digest, layers.keys()):
+            base = self._base = self._read_base(adapter.base, engine, names=layers, dtype=manifest.dtype)
+        arrival.hashing.add((name, tensor) for name, tensor in engine.tensors.items() if name not in layers)
+        for name, layer in layers.items():
+            target, weight = engine.tensors[name], base.weights[name]
+            merge_into(target, weight, lora_a=layer.lora_a, lora_b=layer.lora_b, scaling=adapter.scaling)
+            arrival.hashing.add([(name, target)])
+        self._made = identity(manifest)
+
+    def _matrices(self, manifest: WeightManifest, adapter: AdapterVersion) -> dict[str, Tensor]:
+        matrices: dict[str, Tensor] = {}
+        for tensors in self._readers[manifest.transport].shards(manifest):
+            matrices |= tensors
+        if (found := tensors_digest(matrices)) != adapter.adapter_digest:
+            raise WeightsRejected(
+                f"the adapters of version {manifest.policy_version} have digest {found}, their manifest says "
+                f"{adapter.adapter_digest}"
+            )
+        return matrices
+
+    def _read_base(self, step: WeightStep, engine: EngineTensors, *, names: Collection[str], dtype: str) -> HeldBase:
+        whole = WeightManifest(
+            policy_version=step.policy_version,
+            weights_digest=step.weights_digest,
+            dtype=dtype,
+            directory=step.directory,
+            files=step.files,
+        )
+        digest = fill_and_check(self._readers["file"], whole, engine, Arrival(policy_version=step.policy_version))
+        return HeldBase(digest=digest, weights={name: engine.tensors[name].clone() for name in names})
