@@ -24,6 +24,7 @@ import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -31,6 +32,7 @@ from benchmarks._results import REPOSITORY, write_result
 from broker.connection.client import Broker, connect
 from broker.job_store import JobStore
 from broker.keys import JobKeys
+from broker.ledger import Published, batch_record
 from broker.monitor import stream_report
 from broker.presence import Presence
 from contracts.errors import Unavailable
@@ -77,18 +79,18 @@ class Healing:
         pid, batch_id = held[0]
         os.kill(pid, signal.SIGKILL)
         started_s = time.monotonic()
-        ledger = JobKeys(job_id).ledger
         iteration = int(batch_id.partition("/")[0])
         self._until(
-            lambda: (
-                (self._broker.redis.hget(ledger, batch_id) or b"").startswith(b"published")  # type: ignore[union-attr]
-                or len(self._jobs.audit(job_id)) > iteration
-            ),
+            lambda: self._is_published(job_id, batch_id) or len(self._jobs.audit(job_id)) > iteration,
             f"{batch_id} to be published",
         )
         healed_s = time.monotonic() - started_s
         self._end(job_id)
         return healed_s
+
+    def _is_published(self, job_id: str, batch_id: str) -> bool:
+        held: Any = self._broker.redis.hget(JobKeys(job_id).ledger, batch_id)
+        return held is not None and isinstance(batch_record(held), Published)
 
     def of_a_trainer(self, spec: JobSpec) -> float:
         """Seconds until its successor has committed an iteration."""

@@ -113,7 +113,7 @@ def measure(url: str, number: int, num_prompts: int) -> dict[str, Any]:
         trainer.open_iteration(opening)
         opened_s = time.perf_counter() - began_s
     slow: Any = broker.redis.slowlog_get(1000)
-    broker.redis.hset(JobKeys(job_id).progress, "recent_ms", "600000")
+    broker.redis.hset(JobKeys(job_id).progress, "recent_ms", encode([600_000]))
     busy, idle = GeneratorSide(broker, job_id, "busy"), GeneratorSide(broker, job_id, "idle")
     while busy.claim(LEASE_S):
         pass

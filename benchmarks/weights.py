@@ -33,9 +33,9 @@ import torch
 from benchmarks._results import write_result
 from benchmarks._weight_model import SHARE_CHANGED, SIZES, Model
 from broker.connection.client import connect
+from broker.generator_side import WeightChunks
 from broker.job_store import JobStore
 from broker.trainer_side import TrainerSide
-from broker.weight_chunks import WeightChunks
 from contracts.encoding.arrays import pack_int32
 from contracts.rewards import ExactReward
 from contracts.rollouts import Prompt, PromptBatch, SamplingParams

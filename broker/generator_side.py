@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
-from itertools import chain
 
 from broker.connection.client import Broker
-from broker.keys import JobKeys, batch_shape
+from broker.keys import JobKeys, batch_shape, chunk_field
+from broker.script_calls import ClaimPrompt, FailBatch, HeldClaim, PublishBatch, RenewPrompts, ScriptCall
 from contracts.encoding.wire import Record, decode, encode
 from contracts.errors import ContractViolation
 from contracts.rollouts import PromptBatch, RolloutBatch, batch_digest
 from contracts.spec import JobSpec
 from contracts.versions import WeightManifest
 from contracts.weights import WeightShard
+
+MAX_REASON_BYTES = 2000
 
 
 class PublishOutcome(str, Enum):
@@ -76,15 +78,14 @@ class GeneratorSide:
         hedge: else a copy of another generator's batch that is late, where the spec hedges; for who is idle otherwise.
         """
         spec = self._job_spec()
-        may_hedge = int(hedge and spec.hedges)
-        outcome, *rest = self._run(
-            "claim_prompt",
-            self._generator_id,
-            int(lease_s * 1000),
-            spec.rollout.max_attempts,
-            may_hedge,
-            1 + spec.rollout.max_resamples,
+        call = ClaimPrompt(
+            generator=self._generator_id,
+            lease_ms=int(lease_s * 1000),
+            max_attempts=spec.rollout.max_attempts,
+            may_hedge=hedge and spec.hedges,
+            max_rounds=1 + spec.rollout.max_resamples,
         )
+        outcome, *rest = self._run(call)
         if outcome == b"none":
             self._last_entry = rest[0].decode()
             self._hedge_due_s = rest[1] / 1000 if rest[1] > 0 else None
@@ -120,8 +121,8 @@ class GeneratorSide:
         """Resets the leases; answers those that are no longer this generator's (I5)."""
         if not claims:
             return Renewal()
-        batches = chain.from_iterable((claim.prompt_batch.batch_id, claim.entry_id) for claim in claims)
-        states = self._run("renew_prompts", self._generator_id, *batches)[1:]
+        held = tuple(HeldClaim(batch_id=claim.prompt_batch.batch_id, entry=claim.entry_id) for claim in claims)
+        states = self._run(RenewPrompts(generator=self._generator_id, claims=held))[1:]
         return Renewal(
             lost=tuple(claim for claim, state in zip(claims, states, strict=True) if state == b"lost"),
             settled=tuple(claim for claim, state in zip(claims, states, strict=True) if state == b"settled"),
@@ -131,40 +132,40 @@ class GeneratorSide:
         """Publishes through the fence (I1, I2, I3). Raises ContractViolation for a batch that is not the claim's."""
         if batch.batch_id != claim.prompt_batch.batch_id:
             raise ContractViolation(f"claimed {claim.prompt_batch.batch_id}, got {batch.batch_id}", field="batch_id")
-        answer = self._run(
-            "publish_batch",
-            batch.batch_id,
-            batch.iteration,
-            batch.policy_version,
-            batch.weights_digest,
-            batch_shape(len(batch.groups), batch.group_size),
-            batch_digest(batch),
-            batch.generator_id,
-            batch.attempt,
-            self._job_spec().limits.max_batch_bytes,
-            encode(batch),
-            len(batch.rounds),
+        call = PublishBatch(
+            batch_id=batch.batch_id,
+            iteration=batch.iteration,
+            policy_version=batch.policy_version,
+            weights_digest=batch.weights_digest,
+            shape=batch_shape(len(batch.groups), batch.group_size),
+            digest=batch_digest(batch),
+            generator=batch.generator_id,
+            attempt=batch.attempt,
+            max_bytes=self._job_spec().limits.max_batch_bytes,
+            num_rounds=len(batch.rounds),
         )
+        answer = self._run(call, encode(batch))
         outcome = PublishOutcome(answer[0].decode())
         if outcome is not PublishOutcome.ACCEPTED and not answer[1]:
-            self._broker.write("HINCRBY", self._keys.counters, f"rejected:{outcome.value}", 1)
+            self._broker.write("HINCRBY", self._keys.counters, f"rejected:{outcome.value}", 1, job=self._keys)
         return outcome
 
     def fail(self, claim: Claim, reason: str) -> FailOutcome:
         """Gives the batch back: tried again at once, or dead-lettered with its reason after the cap (I6)."""
-        answer = self._run(
-            "fail_batch",
-            claim.prompt_batch.batch_id,
-            claim.entry_id,
-            self._generator_id,
-            claim.attempt,
-            self._job_spec().rollout.max_attempts,
-            reason.encode(errors="backslashreplace"),
+        call = FailBatch(
+            batch_id=claim.prompt_batch.batch_id,
+            entry=claim.entry_id,
+            generator=self._generator_id,
+            attempt=claim.attempt,
+            max_attempts=self._job_spec().rollout.max_attempts,
+            # Cut between two characters: the ledger's reader wants whole ones.
+            reason=reason.encode(errors="backslashreplace")[:MAX_REASON_BYTES].decode(errors="ignore"),
         )
+        answer = self._run(call)
         return FailOutcome(answer[0].decode())
 
-    def _run(self, script: str, *args: str | int | bytes) -> list:
-        return self._broker.run(script, self._keys.script_keys, args)
+    def _run(self, call: ScriptCall, *payloads: bytes) -> list:
+        return self._broker.run(call, self._keys.script_keys, *payloads)
 
     def _job_spec(self) -> JobSpec:
         if self._spec is None:
@@ -174,3 +175,18 @@ class GeneratorSide:
                 raise ContractViolation("the job has no spec", field=self._keys.spec)
             self._spec = decode(data, JobSpec)  # type: ignore[arg-type]
         return self._spec
+
+
+class WeightChunks:
+    """The chunks of one job's versions, as a generator reads them; the trainer writes them (trainer_side.py)."""
+
+    def __init__(self, broker: Broker, job_id: str) -> None:
+        self._broker = broker
+        self._keys = JobKeys(job_id)
+
+    def get(self, policy_version: int, name: str, number: int) -> bytes | None:
+        """None for a chunk that is gone, or never was there."""
+        with self._broker.call():
+            return self._broker.redis.hget(  # type: ignore[return-value]
+                self._keys.chunks, chunk_field(policy_version, name, number)
+            )

@@ -15,6 +15,7 @@ import msgspec
 from broker import keys
 from broker.connection.client import Broker
 from broker.keys import JobKeys
+from broker.script_calls import CreateJob, RemoveJob, ResumeJob, SetState
 from contracts.encoding.wire import decode, encode
 from contracts.errors import Conflict, FencedOff, InvalidInput, NotFound
 from contracts.events import AuditRecord, JobEvent, StateChanged
@@ -45,15 +46,10 @@ class JobStore:
             job_id = self._reserve(idempotency_key, job_id, hashlib.blake2b(body, digest_size=16).hexdigest())
         self._require_room(job_id, max_jobs)
         now_s = time.time()
-        fields: list[str] = ["state", JobState.QUEUED.value, "reason", "", "created_s", repr(now_s)]
-        fields += ["idempotency_key", idempotency_key]
         event = encode(StateChanged(at_s=now_s, state=JobState.QUEUED))
         job_keys = JobKeys(job_id)
-        created = self._broker.run(
-            "create_job",
-            [*job_keys.script_keys, job_keys.spec, keys.JOBS, keys.ACTIVE],
-            [job_id, repr(now_s), body, event, *fields],
-        )
+        call = CreateJob(job_id=job_id, state=JobState.QUEUED.value, created_s=now_s, idempotency_key=idempotency_key)
+        created = self._broker.run(call, [*job_keys.script_keys, job_keys.spec, keys.JOBS, keys.ACTIVE], body, event)
         self._broker.persisted()
         return job_id, created[0] == b"created"
 
@@ -91,13 +87,12 @@ class JobStore:
             key = (self._redis.hget(job_keys.job, "idempotency_key") or b"").decode()
         num_script_keys = len(job_keys.script_keys)
         outcome, *rest = self._broker.run(
-            "remove_job",
+            RemoveJob(job_id=job_id),
             [
                 *job_keys.script_keys,
                 *(keys.JOBS, keys.ACTIVE, keys.idempotency(key)),
                 *job_keys.all_keys[num_script_keys:],
             ],
-            [job_id],
         )
         if outcome == b"held":
             left_s = rest[0] / 1000
@@ -163,20 +158,18 @@ class JobStore:
         `resume`, which does more than to move.
         """
         now_s = time.time()
-        before = [
+        allowed = tuple(
             old.value
             for old, nexts in NEXT_STATES.items()
             if state in nexts and state is not JobState.QUEUED and after in (None, old)
-        ]
-        event = encode(StateChanged(at_s=now_s, state=state, reason=reason))
-        epoch = "" if trainer_epoch is None else str(trainer_epoch)
-        outcome, *current = self._broker.run(
-            "set_state",
-            [*JobKeys(job_id).script_keys, keys.ACTIVE],
-            [job_id, state.value, reason, event, repr(now_s), epoch, *before],
         )
+        call = SetState(
+            job_id=job_id, state=state.value, reason=reason, at_s=now_s, epoch=trainer_epoch, allowed=allowed
+        )
+        event = encode(StateChanged(at_s=now_s, state=state, reason=reason))
+        outcome, *current = self._broker.run(call, [*JobKeys(job_id).script_keys, keys.ACTIVE], event)
         if outcome == b"fenced":
-            raise FencedOff(f"epoch {epoch} is over: another trainer holds the job", field="trainer_epoch")
+            raise FencedOff(f"epoch {trainer_epoch} is over: another trainer holds the job", field="trainer_epoch")
         if outcome == b"refused":
             if current == [b"unknown"]:
                 raise _unknown(job_id)
@@ -246,8 +239,10 @@ class JobStore:
         job_keys = JobKeys(job_id)
         event = encode(StateChanged(at_s=time.time(), state=JobState.QUEUED))
         new_body = encode(after) if after != before else body
-        args = [job_id, body, new_body, horizons, len(chain), event, *(state.value for state in RESUMABLE)]
-        return self._broker.run("resume_job", [*job_keys.script_keys, job_keys.spec, keys.ACTIVE], args)
+        allowed = tuple(state.value for state in RESUMABLE)
+        call = ResumeJob(job_id=job_id, allowed=allowed, num_records=len(chain))
+        job_and_active = [*job_keys.script_keys, job_keys.spec, keys.ACTIVE]
+        return self._broker.run(call, job_and_active, body, new_body, horizons, event)
 
     def horizons(self, job_id: str) -> dict[int, int]:
         """First iteration → the `iterations` that its learning rate and the later ones' are scheduled by.
@@ -268,24 +263,32 @@ class JobStore:
         return state
 
     def count_trainer_start(self, job_id: str) -> int:
-        """Starts since the last one that made progress, this one included."""
-        return self._broker.write("HINCRBY", JobKeys(job_id).job, "trainer_starts", 1)
+        """Starts since the last one that made progress, this one included. Raises NotFound."""
+        job_keys = JobKeys(job_id)
+        num_starts = self._broker.write("HINCRBY", job_keys.job, "trainer_starts", 1, job=job_keys)
+        if num_starts is None:
+            raise _unknown(job_id)
+        return num_starts
 
     def uncount_trainer_start(self, job_id: str) -> None:
-        """Of a trainer that was asked to end: it says nothing about the job."""
-        if self._broker.write("HINCRBY", JobKeys(job_id).job, "trainer_starts", -1) < 0:
+        """Takes back the start of a trainer that was asked to end: it says nothing about the job."""
+        job_keys = JobKeys(job_id)
+        num_starts = self._broker.write("HINCRBY", job_keys.job, "trainer_starts", -1, job=job_keys)
+        if num_starts is not None and num_starts < 0:
             self.reset_trainer_starts(job_id)
 
     def reset_trainer_starts(self, job_id: str) -> None:
-        self._broker.write("HSET", JobKeys(job_id).job, "trainer_starts", 0)
+        job_keys = JobKeys(job_id)
+        self._broker.write("HSET", job_keys.job, "trainer_starts", 0, job=job_keys)
 
     def reserve_start(self, job_id: str, consumer_id: str, *, life_s: float) -> bool:
         """Whether this consumer may start the job's trainer: another one's may be loading, with no lease to show yet.
 
-        Renews the reservation that it holds already.
+        Renews the reservation that it holds already. False for a job that was removed.
         """
-        key = JobKeys(job_id).starting
-        if self._broker.write("SET", key, consumer_id, "NX", "PX", int(life_s * 1000)):
+        job_keys = JobKeys(job_id)
+        key = job_keys.starting
+        if self._broker.write("SET", key, consumer_id, "NX", "PX", int(life_s * 1000), job=job_keys):
             return True
         with self._broker.call():
             holds = self._redis.get(key) == consumer_id.encode()
@@ -299,14 +302,15 @@ class JobStore:
                 self._redis.delete(key)
 
     def record_evaluation(self, job_id: str, score: EvaluationScore) -> None:
-        """The first one stays as `evaluation_before`."""
-        job = JobKeys(job_id).job
-        self._broker.write("HSETNX", job, "evaluation_before", encode(score))
-        self._broker.write("HSET", job, "evaluation_latest", encode(score))
+        """Keeps the newest score; the first one stays as `evaluation_before`."""
+        job_keys, value = JobKeys(job_id), encode(score)
+        self._broker.write("HSETNX", job_keys.job, "evaluation_before", value, job=job_keys)
+        self._broker.write("HSET", job_keys.job, "evaluation_latest", value, job=job_keys)
 
     def tell(self, job_id: str, event: JobEvent) -> None:
-        """Appends an event."""
-        self._broker.write("XADD", JobKeys(job_id).events, "MAXLEN", "~", 10_000, "*", "event", encode(event))
+        """Appends an event; a job that was removed gets none."""
+        job_keys = JobKeys(job_id)
+        self._broker.write("XADD", job_keys.events, "MAXLEN", "~", 10_000, "*", "event", encode(event), job=job_keys)
 
     def events_after(self, job_id: str, entry_id: str, *, count: int = 100) -> list[tuple[str, JobEvent]]:
         """(entry id, event) after entry_id, oldest first; "0-0" starts at the beginning. Doesn't block."""

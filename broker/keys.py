@@ -9,7 +9,7 @@
 | onbeat:{J}:fence | hash | trainer scripts, resume | all scripts | job |
 | onbeat:{J}:prompts | stream, group `generators` | open, reconcile, fail | claim | entry: until published or dead |
 | onbeat:{J}:rollouts | stream, group `trainers` | publish | claim_rollouts | entry: until its commit |
-| onbeat:{J}:ledger | hash, batch id → state | open, claim, renew, publish, fail | all scripts | iteration |
+| onbeat:{J}:ledger | hash, batch id → BatchRecord | open, claim, renew, publish, fail | all scripts | iteration |
 | onbeat:{J}:claims | sorted set, batch id → its claim in ms | claim, publish, fail | claim, to hedge | iteration |
 | onbeat:{J}:weights | hash, version → WeightManifest | trainer | generators | newest versions |
 | onbeat:{J}:chunks | hash, VERSION/FILE/N → bytes | trainer | generators | newest versions, hours |
@@ -28,9 +28,7 @@
 | onbeat:role:R | never there | nobody | `acl_check_cmd` of the scripts: who may read it has role R | never |
 | onbeat:generators | hash, generator id → GeneratorInfo | generators | status | heartbeat |
 
-A ledger entry is `expected:ENTRY:PROMPTSxGROUP`, `published:ENTRY:DIGEST:GENERATOR:ATTEMPT` or `dead:REASON`. The
-first is followed by `:CLAIMED_MS` once it is claimed, and by `:HEDGER:HEDGED_MS` once another generator works on a
-copy, since when. Times are the server's, in milliseconds.
+What stands in the ledger for a batch is `BatchRecord` of ledger.py.
 """
 
 from __future__ import annotations
@@ -47,6 +45,11 @@ TRAINER_GROUP = "trainers"
 
 def idempotency(key: str) -> str:
     return f"onbeat:idempotency:{key}"
+
+
+def chunk_field(policy_version: int, name: str, number: int) -> str:
+    """The field of a chunk in the hash `JobKeys.chunks`."""
+    return f"{policy_version}/{name}/{number}"
 
 
 def batch_shape(num_prompts: int, group_size: int) -> str:

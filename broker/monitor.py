@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,10 +11,11 @@ from redis import exceptions
 
 from broker.connection.client import Broker
 from broker.keys import GENERATOR_GROUP, TRAINER_GROUP, JobKeys
+from broker.ledger import Expected, Published, batch_record
 from broker.presence import Presence
 from broker.trainer_side import FenceState, read_fence
 from contracts.encoding.wire import decode
-from contracts.errors import NotFound
+from contracts.errors import ContractViolation, NotFound
 from contracts.events import AuditRecord
 from contracts.jobs import EvaluationScore, JobState, JobStatus
 from contracts.monitor import GeneratorSeen, PromptLease, StreamReport, StreamState
@@ -226,12 +228,13 @@ def _stream_state(
 
 def _ledger_entries(ledger: Mapping[bytes, bytes]) -> list[LedgerEntry]:
     """Entry ids without reading the entries, whose payloads are large."""
-    streams = {"expected": "prompts", "published": "rollouts"}
+    streams = {Expected: "prompts", Published: "rollouts"}
     entries = []
     for batch_id, value in ledger.items():
-        state, _, rest = value.decode(errors="replace").partition(":")
-        if state in streams:
-            entries.append(LedgerEntry(batch_id.decode(), streams[state], rest.partition(":")[0]))
+        with contextlib.suppress(ContractViolation):  # of an older version: a report shows what it can
+            batch = batch_record(value)
+            if isinstance(batch, Expected | Published):
+                entries.append(LedgerEntry(batch_id.decode(), streams[type(batch)], batch.entry))
     return entries
 
 

@@ -4,13 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 from broker.connection.client import Broker
-from broker.keys import JobKeys, batch_shape
-from broker.weight_chunks import chunk_field
+from broker.keys import JobKeys, batch_shape, chunk_field
+from broker.ledger import Dead, batch_record
+from broker.script_calls import (
+    AcquireTrainer,
+    AnnounceShard,
+    ClaimRollouts,
+    CommitIteration,
+    Dispatch,
+    DropChunks,
+    NewBatch,
+    NextIteration,
+    OpenIteration,
+    PublishWeights,
+    PutChunk,
+    Reconcile,
+    RenewTrainer,
+    Rewind,
+    TrainerCall,
+)
 from contracts.encoding.wire import Record, decode, encode
-from contracts.errors import Conflict, FencedOff, FenceViolation
+from contracts.errors import Conflict, FencedOff, FenceViolation, NotFound
 from contracts.events import AuditRecord, JobEvent, record_digest
 from contracts.jobs import JobState
 from contracts.rollouts import PromptBatch, RolloutBatch, batch_digest
@@ -79,7 +96,7 @@ class TrainerSide:
         self._keys = JobKeys(job_id)
         self._owner = owner
         self._lease_ms = int(lease_s * 1000)
-        self._epoch = ""
+        self._epoch: int | None = None
         self._last_entry = NO_ENTRY
         """The newest published batch that this trainer holds."""
         self._awaited_entry = NO_ENTRY
@@ -88,46 +105,58 @@ class TrainerSide:
 
     @property
     def trainer_epoch(self) -> int:
-        return int(self._epoch)
+        """Raises FencedOff before one was acquired."""
+        if self._epoch is None:
+            raise FencedOff("this trainer holds no epoch: it has not acquired the job", field="trainer_epoch")
+        return self._epoch
 
     def acquire(self) -> int:
-        """The new trainer epoch, a fencing token. Raises Conflict while another trainer's lease lives."""
-        outcome, value = self._run("acquire_trainer", self._owner, self._lease_ms)
+        """The new trainer epoch, a fencing token.
+
+        Raises Conflict while another trainer's lease lives, NotFound for a job that was removed.
+        """
+        call = AcquireTrainer(owner=self._owner, lease_ms=self._lease_ms)
+        outcome, *rest = self._broker.run(call, self._keys.script_keys)
+        if outcome == b"unknown":
+            raise NotFound("there is no such job", field=self._keys.job, cure="`onbeat jobs` lists them")
         if outcome == b"held":
-            raise Conflict(f"another trainer holds the job for {value / 1000:.1f} s more", field="trainer lease")
-        self._epoch = value.decode()
+            raise Conflict(f"another trainer holds the job for {rest[0] / 1000:.1f} s more", field="trainer lease")
+        self._epoch = int(rest[0])
         self._last_entry = self._awaited_entry = NO_ENTRY
         self._read_ahead.clear()
-        return int(self._epoch)
+        return self._epoch
 
     def renew(self) -> JobState:
         """Extends the lease and answers the job's state, so that a cancel is noticed. Raises FencedOff."""
-        _, state = self._fenced("renew_trainer", self._lease_ms)
+        _, state = self._fenced(RenewTrainer(epoch=self._epoch, lease_ms=self._lease_ms))
         return JobState(state.decode())
 
     def release(self) -> None:
         """Gives the lease back, so that a successor need not wait. Raises FencedOff."""
-        self._fenced("renew_trainer", 0)
+        self._fenced(RenewTrainer(epoch=self._epoch, lease_ms=0))
 
     def fence(self) -> FenceState:
         return read_fence(self._broker, self._keys)
 
     def publish_weights(self, manifest: WeightManifest, *, oldest_kept: int) -> None:
         """Announces a version; manifests older than oldest_kept go. Raises FencedOff."""
-        self._fenced("publish_weights", manifest.policy_version, encode(manifest), oldest_kept)
+        call = PublishWeights(epoch=self._epoch, policy_version=manifest.policy_version, oldest_kept=oldest_kept)
+        self._fenced(call, encode(manifest))
 
     def announce_shard(self, shard: WeightShard) -> None:
         """Tells generators of a file before its version is announced. Raises FencedOff."""
-        self._fenced_on(self._keys.shards, "announce_shard", encode(shard))
+        self._fenced(AnnounceShard(epoch=self._epoch), encode(shard), key=self._keys.shards)
 
     def put_chunk(self, policy_version: int, name: str, number: int, data: bytes, *, keep_s: float) -> None:
         """keep_s: after so long without another chunk all of them go. Raises FencedOff, BrokerFull."""
         field = chunk_field(policy_version, name, number)
-        self._fenced_on(self._keys.chunks, "put_chunk", field, data, int(keep_s * 1000))
+        call = PutChunk(epoch=self._epoch, field=field, keep_ms=int(keep_s * 1000))
+        self._fenced(call, data, key=self._keys.chunks)
 
     def drop_chunks_before(self, policy_version: int, kept: Collection[int] = ()) -> None:
         """Removes the chunks of older versions but `kept`. Raises FencedOff."""
-        self._fenced_on(self._keys.chunks, "drop_chunks", policy_version, *kept)
+        call = DropChunks(epoch=self._epoch, oldest_kept=policy_version, kept=tuple(kept))
+        self._fenced(call, key=self._keys.chunks)
 
     def open_iteration(self, opening: Opening) -> bool:
         """True if it was opened now, False if it stood open already: its batches go on.
@@ -136,7 +165,8 @@ class TrainerSide:
         Raises FencedOff, or FenceViolation for an iteration that is not the next one.
         """
         chunks = dispatch_chunks(opening.batches)
-        outcome, *rest = self._fenced("open_iteration", *_opening_args(opening, chunks))
+        call, payloads = _next_iteration(opening, chunks)
+        outcome, *rest = self._fenced(OpenIteration(epoch=self._epoch, opening=call), *payloads)
         if outcome not in (b"opened", b"already_open"):
             raise FenceViolation(f"iteration {opening.iteration} cannot open: {_said(outcome, rest)}")
         if outcome == b"opened":
@@ -149,7 +179,10 @@ class TrainerSide:
         Raises FencedOff, or FenceViolation for an iteration that would leave a gap after the last committed one, and
         for a record that doesn't follow the newest.
         """
-        outcome, *rest = self._fenced("rewind", record.iteration, *_link_args(record))
+        call = Rewind(
+            epoch=self._epoch, iteration=record.iteration, digest=record_digest(record), previous=record.previous
+        )
+        outcome, *rest = self._fenced(call, encode(record))
         if outcome not in (b"rewound", b"already_rewound"):
             raise FenceViolation(f"iteration {record.iteration} cannot be next: {_said(outcome, rest)}")
         self._read_ahead.clear()
@@ -160,7 +193,10 @@ class TrainerSide:
         The first calls also answer what an earlier epoch claimed and did not commit. Raises FencedOff.
         """
         known = self._read_ahead
-        _, num_dead, *rows = self._fenced("claim_rollouts", self._epoch, max_batches, self._last_entry, *known)
+        call = ClaimRollouts(
+            epoch=self._epoch, max_batches=max_batches, last_entry=self._last_entry, read_ahead=tuple(known)
+        )
+        _, num_dead, *rows = self._fenced(call)
         arrived = []
         for entry, payload, digest in zip(rows[0::3], rows[1::3], rows[2::3], strict=True):
             if not payload:
@@ -189,7 +225,10 @@ class TrainerSide:
 
     def dead_batches(self) -> dict[str, str]:
         """Batch id → reason, of the open iteration."""
-        return {batch_id: rest for batch_id, (state, rest) in self._ledger().items() if state == "dead"}
+        with self._broker.call():
+            rows: dict[bytes, bytes] = self._broker.redis.hgetall(self._keys.ledger)  # type: ignore[assignment]
+        batches = {batch_id.decode(): batch_record(value) for batch_id, value in rows.items()}
+        return {batch_id: batch.reason for batch_id, batch in batches.items() if isinstance(batch, Dead)}
 
     def reconcile(self, iteration: int, batches: Sequence[PromptBatch]) -> int:
         """Dispatches again what is neither published nor on the prompts stream; how many.
@@ -206,15 +245,17 @@ class TrainerSide:
 
     def _lost(self, iteration: int, batch_ids: Sequence[str]) -> list[str] | None:
         """Those of the batches that are nowhere; None where no batch of the iteration is."""
-        outcome, *rest = self._fenced("reconcile", iteration, *batch_ids)
+        call = Reconcile(epoch=self._epoch, iteration=iteration, batch_ids=tuple(batch_ids))
+        outcome, *rest = self._fenced(call)
         if outcome not in (b"whole", b"lost"):
             raise FenceViolation(f"the fence is not open at iteration {iteration}: {_said(outcome, rest)}")
         return None if outcome == b"whole" else [batch_id.decode() for batch_id in rest]
 
-    def _dispatch(self, iteration: int, chunks: Iterable[list[str | int | bytes]]) -> int:
+    def _dispatch(self, iteration: int, chunks: Iterable[DispatchChunk]) -> int:
         num_dispatched = 0
         for chunk in chunks:
-            outcome, value = self._fenced("dispatch", iteration, *chunk)
+            call = Dispatch(epoch=self._epoch, iteration=iteration, batches=tuple(chunk.batches))
+            outcome, value = self._fenced(call, *chunk.payloads)
             if outcome != b"dispatched":
                 raise FenceViolation(f"the fence is not open at iteration {iteration}: {_said(outcome, [value])}")
             num_dispatched += value
@@ -228,13 +269,17 @@ class TrainerSide:
         `trained` maps batch id to digest. Raises FencedOff, or FenceViolation for a ledger that is not complete,
         and for a record that doesn't follow the newest: a restart has lost what this trainer had committed.
         """
-        args: list[str | int | bytes] = [record.iteration, *_link_args(record), encode(event) if event else ""]
-        args.append(len(trained))
-        for batch_id, digest in trained.items():
-            args += [batch_id, digest]
         chunks = dispatch_chunks(opening.batches if opening else ())
-        args += _opening_args(opening, chunks) if opening else [""]
-        outcome, *rest = self._fenced("commit_iteration", *args)
+        following, prompts = _next_iteration(opening, chunks) if opening else (None, [])
+        call = CommitIteration(
+            epoch=self._epoch,
+            iteration=record.iteration,
+            digest=record_digest(record),
+            previous=record.previous,
+            trained=dict(trained),
+            opening=following,
+        )
+        outcome, *rest = self._fenced(call, encode(record), encode(event) if event else b"", *prompts)
         if outcome not in (b"committed", b"already_committed"):
             raise FenceViolation(f"iteration {record.iteration} cannot be committed: {_said(outcome, rest)}")
         self._read_ahead.clear()
@@ -251,29 +296,13 @@ class TrainerSide:
         if self.fence().committed < iteration:
             raise FenceViolation(f"a restart of the server has lost the commit of iteration {iteration}")
 
-    def _ledger(self) -> dict[str, tuple[str, str]]:
-        """Batch id → (state, what follows it): a reason has colons of its own, and may be cut inside a character."""
-        with self._broker.call():
-            rows: dict[bytes, bytes] = self._broker.redis.hgetall(self._keys.ledger)  # type: ignore[assignment]
-        entries = {batch_id.decode(): entry.decode(errors="replace").partition(":") for batch_id, entry in rows.items()}
-        return {batch_id: (state, rest) for batch_id, (state, _, rest) in entries.items()}
-
-    def _fenced(self, script: str, *args: str | int | bytes) -> list:
-        answer = self._run(script, self._epoch, *args)
-        self._check_epoch(answer)
-        return answer
-
-    def _fenced_on(self, key: str, script: str, *args: str | int | bytes) -> None:
-        """A script with one key of its own beside those that all have."""
-        answer = self._broker.run(script, [*self._keys.script_keys, key], [self._epoch, *args])
-        self._check_epoch(answer)
-
-    def _check_epoch(self, answer: list) -> None:
+    def _fenced(self, call: TrainerCall, *payloads: bytes, key: str = "") -> list:
+        """The answer. key: of the script's own beside those that all have. Raises FencedOff."""
+        names = self._keys.script_keys
+        answer = self._broker.run(call, [*names, key] if key else names, *payloads)
         if answer[0] == b"fenced":
             raise FencedOff(f"epoch {self._epoch} is over: another trainer holds the job", field="trainer_epoch")
-
-    def _run(self, script: str, *args: str | int | bytes) -> list:
-        return self._broker.run(script, self._keys.script_keys, args)
+        return answer
 
 
 def read_fence(broker: Broker, job_keys: JobKeys) -> FenceState:
@@ -297,29 +326,39 @@ def read_fence(broker: Broker, job_keys: JobKeys) -> FenceState:
     )
 
 
-def _opening_args(opening: Opening, chunks: Iterator[list[str | int | bytes]]) -> list[str | int | bytes]:
-    """With the first of the chunks."""
-    args: list[str | int | bytes] = [opening.iteration, opening.policy_version, opening.weights_digest]
-    return [*args, len(opening.batches), *next(chunks, [0])]
+class DispatchChunk(NamedTuple):
+    """Prompt batches that one script puts on the stream."""
+
+    batches: list[NewBatch]
+    payloads: list[bytes]
 
 
-def dispatch_chunks(batches: Iterable[PromptBatch]) -> Iterator[list[str | int | bytes]]:
-    """What scripts take at once: how many, and (batch id, shape, payload) of each. Encoded as they are asked for."""
-    args: list[str | int | bytes] = []
-    num_bytes = 0
+def dispatch_chunks(batches: Iterable[PromptBatch]) -> Iterator[DispatchChunk]:
+    """What scripts take at once. Encoded as they are asked for."""
+    chunk, num_bytes = DispatchChunk([], []), 0
     for batch in batches:
         payload = encode(batch)
-        if args and (num_bytes + len(payload) > CHUNK_BYTES or len(args) == 3 * CHUNK_BATCHES):
-            yield [len(args) // 3, *args]
-            args, num_bytes = [], 0
-        args += [batch.batch_id, batch_shape(len(batch.prompts), batch.group_size), payload]
+        if chunk.batches and (num_bytes + len(payload) > CHUNK_BYTES or len(chunk.batches) == CHUNK_BATCHES):
+            yield chunk
+            chunk, num_bytes = DispatchChunk([], []), 0
+        chunk.batches.append(NewBatch(id=batch.batch_id, shape=batch_shape(len(batch.prompts), batch.group_size)))
+        chunk.payloads.append(payload)
         num_bytes += len(payload)
-    if args:
-        yield [len(args) // 3, *args]
+    if chunk.batches:
+        yield chunk
 
 
-def _link_args(record: AuditRecord) -> tuple[bytes, str, str]:
-    return encode(record), record_digest(record), record.previous
+def _next_iteration(opening: Opening, chunks: Iterator[DispatchChunk]) -> tuple[NextIteration, list[bytes]]:
+    """With the first of the chunks, and its payloads."""
+    first = next(chunks, DispatchChunk([], []))
+    call = NextIteration(
+        iteration=opening.iteration,
+        policy_version=opening.policy_version,
+        weights_digest=opening.weights_digest,
+        num_batches=len(opening.batches),
+        batches=tuple(first.batches),
+    )
+    return call, first.payloads
 
 
 def _said(outcome: bytes, rest: Sequence[bytes | int]) -> str:

@@ -19,10 +19,9 @@ from functools import partial
 import httpx
 
 from broker.connection.client import Broker, connect_within
-from broker.generator_side import GeneratorSide
+from broker.generator_side import GeneratorSide, WeightChunks
 from broker.job_store import JobStore
 from broker.presence import Presence
-from broker.weight_chunks import WeightChunks
 from contracts.errors import EngineUnavailable, InvalidInput, OnbeatError
 from contracts.jobs import GeneratorExit
 from contracts.settings import StackSettings, settings_from

@@ -19,6 +19,9 @@ from broker.connection.deadlines import DeadlineRetry, Patience, bounded, within
 from broker.connection.roles import SCRIPT_ROLES
 from broker.connection.script_texts import script_sha, script_text
 from broker.connection.server_errors import translated
+from broker.keys import JobKeys
+from broker.script_calls import ScriptCall, Write, script_of
+from contracts.encoding.wire import encode
 from contracts.errors import BrokerUnavailable, InvalidInput
 from contracts.settings import StackSettings
 from process.waiting import Waiting
@@ -63,12 +66,16 @@ class Broker:
         """Ends every call at once with BrokerUnavailable, those of other threads too; for a process that is to end."""
         self.patience.break_off()
 
-    def run(self, name: str, keys: Sequence[str], args: Sequence[str | int | bytes]) -> list[Any]:
-        """Runs scripts/{name}.lua. A server without it is sent it by who may, and is waited for by who may not."""
+    def run(self, call: ScriptCall, keys: Sequence[str], *payloads: str | int | bytes) -> list[Any]:
+        """Runs the script that the call is of; payloads: in the order in which its head names them.
+
+        A server without the script is sent it by a user that may, and is waited for by one that may not.
+        """
+        name, told = script_of(type(call)), encode(call)
         with self.call():
             while True:
                 try:
-                    return self.redis.evalsha(script_sha(name), len(keys), *keys, *args)  # type: ignore[return-value]
+                    return self.redis.evalsha(script_sha(name), len(keys), *keys, told, *payloads)  # type: ignore[return-value]
                 except exceptions.NoScriptError:
                     if not self._load(name):
                         if self.patience.left_s <= 0:
@@ -83,9 +90,12 @@ class Broker:
             return False
         return True
 
-    def write(self, command: str, key: str, *args: str | int | bytes) -> Any:
-        """The answer of one small write that goes on at maxmemory: a heartbeat, an event, a count."""
-        return self.run("write", [key], [command, *args])
+    def write(self, command: str, key: str, *args: str | int | bytes, job: JobKeys | None = None) -> Any:
+        """The answer of one small write that goes on at maxmemory: a heartbeat, an event, a count.
+
+        job: the one whose key it is; None is answered where that was removed, and nothing is written.
+        """
+        return self.run(Write(command=command), [key, job.job] if job else [key], *args)
 
     def ping(self) -> None:
         """Raises BrokerUnavailable."""
@@ -121,7 +131,7 @@ class Broker:
         """Whether the append-only file had it all within some seconds (WAITAOF)."""
         # The server waits for the writes of the asking connection only: with one of its own, all before it are covered.
         pipeline = self.redis.pipeline(transaction=False)
-        pipeline.evalsha(script_sha("write"), 1, keys.PERSISTED, "SET", 1)
+        pipeline.evalsha(script_sha("write"), 1, keys.PERSISTED, encode(Write(command="SET")), 1)
         pipeline.execute_command("WAITAOF", 1, 0, max(1, int(1000 * min(DISK_WAIT_S, self.patience.left_s))))
         written, answer = pipeline.execute(raise_on_error=False)
         if isinstance(written, exceptions.NoScriptError):

@@ -1,5 +1,6 @@
--- announce_shard: KEYS[13] shards; ARGV epoch, shard -> {announced} | {fenced}
--- Whoever misses one reads it with the rest of its version, so old ones may go.
-if not is_trainer(ARGV[1]) then return { 'fenced' } end
-redis.call('XADD', KEYS[13], 'MAXLEN', '~', '100', '*', 'shard', ARGV[2])
+-- announce_shard: KEYS[13] shards; {epoch}, payload WeightShard -> {announced} | {fenced}
+-- A generator that misses one reads it with the rest of its version, so old ones may go.
+local SHARDS = KEYS[13]
+if not is_trainer(read_fence()) then return { 'fenced' } end
+redis.call('XADD', SHARDS, 'MAXLEN', '~', '100', '*', 'shard', payload())
 return { 'announced' }

@@ -1,23 +1,22 @@
--- commit_iteration: ARGV epoch, iteration, audit record, its digest, the digest that it follows, event or '', n trained,
---   n x (batch id, digest), then '' or what open() takes
+-- commit_iteration: {epoch, iteration, digest, previous, trained, opening}
+--   digest, previous: of the audit record, and of the one that it follows; trained: batch id -> digest; opening: see the
+--   prelude, or none; payloads AuditRecord, JobEvent or '', then a PromptBatch of each of opening.batches
 --   -> {committed} | {already_committed} | {fenced} | {wrong_iteration, iteration} | {broken_link} | {missing, batch id}
 --    | {divergent, batch id} | {out_of_order, iteration} | {no_manifest}
-if not is_trainer(ARGV[1]) then return { 'fenced' } end
-local iteration = tonumber(ARGV[2])
-if (tonumber(fence('committed')) or -1) >= iteration then return { 'already_committed' } end
-if fence('state') ~= 'open' or fence('iteration') ~= ARGV[2] then return { 'wrong_iteration', fence('iteration') } end
-if not is_linked(ARGV[5]) then return { 'broken_link' } end
-local n = tonumber(ARGV[7])
-local trained = {}
-for i = 0, n - 1 do trained[ARGV[8 + 2 * i]] = ARGV[9 + 2 * i] end
+local fence = read_fence()
+if not is_trainer(fence) then return { 'fenced' } end
+if fence.committed >= a.iteration then return { 'already_committed' } end
+if not is_open_at(fence, a.iteration) then return { 'wrong_iteration', fence.iteration } end
+if a.previous ~= last_link() then return { 'broken_link' } end
 local ledger = redis.call('HGETALL', LEDGER)
--- Batches of an opening that never came: who lacks them can't have trained them.
-if #ledger / 2 ~= tonumber(fence('expected')) then return { 'missing', 'dispatch' } end
+-- Batches of an opening that never came: a trainer that lacks them can't have trained them.
+if #ledger / 2 ~= fence.open.expected then return { 'missing', 'dispatch' } end
+local trained = a.trained
 for i = 1, #ledger, 2 do
-  local id, parts = ledger[i], split(ledger[i + 1])
-  if parts[1] ~= 'dead' then
+  local id, batch = ledger[i], unpacked(ledger[i + 1]) or {}
+  if batch.state ~= 'dead' then
     if not trained[id] then return { 'missing', id } end
-    if parts[1] == 'published' and parts[3] ~= trained[id] then return { 'divergent', id } end
+    if batch.state == 'published' and batch.digest ~= trained[id] then return { 'divergent', id } end
   elseif trained[id] then
     return { 'divergent', id }
   end
@@ -25,13 +24,12 @@ for i = 1, #ledger, 2 do
 end
 local extra = next(trained)
 if extra then return { 'divergent', extra } end
-local at = 8 + 2 * n
-local opens = ARGV[at] and ARGV[at] ~= ''
-if opens and not follows(at, iteration) then return { 'out_of_order', ARGV[at] } end
-if opens and not is_announced(at) then return { 'no_manifest' } end
+if a.opening and not follows(a.opening, a.iteration) then return { 'out_of_order', a.opening.iteration } end
+if a.opening and not is_announced(a.opening) then return { 'no_manifest' } end
+local record, event = payload(), payload()
 clear_iteration()
-redis.call('XADD', AUDIT, '*', 'record', ARGV[3], 'digest', ARGV[4])
-redis.call('HSET', FENCE, 'committed', iteration, 'state', 'closed')
-if ARGV[6] ~= '' then tell(ARGV[6]) end
-if opens then open(at) end
+redis.call('XADD', AUDIT, '*', 'record', record, 'digest', a.digest)
+redis.call('HSET', FENCE, 'committed', a.iteration, 'state', 'closed')
+if event ~= '' then tell(event) end
+if a.opening then open(a.opening) end
 return { 'committed' }

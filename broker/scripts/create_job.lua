@@ -1,10 +1,11 @@
--- create_job: KEYS[13] spec, [14] jobs, [15] active; ARGV job id, unix time, spec, event, n x (field, value)
+-- create_job: KEYS[13] spec, [14] jobs, [15] active; {job_id, state, created_s, idempotency_key}, payloads JobSpec, JobEvent
 --   -> {created} | {already}
 -- A repeat after a lost answer changes nothing.
+local SPEC, JOBS, ACTIVE = unpack(KEYS, 13)
 if redis.call('EXISTS', JOB) == 1 then return { 'already' } end
-redis.call('SET', KEYS[13], ARGV[3])
-redis.call('HSET', JOB, unpack(ARGV, 5))
-redis.call('ZADD', KEYS[14], ARGV[2], ARGV[1])
-redis.call('SADD', KEYS[15], ARGV[1])
-tell(ARGV[4])
+redis.call('SET', SPEC, payload())
+redis.call('HSET', JOB, 'state', a.state, 'reason', '', 'created_s', a.created_s, 'idempotency_key', a.idempotency_key)
+redis.call('ZADD', JOBS, a.created_s, a.job_id)
+redis.call('SADD', ACTIVE, a.job_id)
+tell(payload())
 return { 'created' }

@@ -1,12 +1,13 @@
--- drop_chunks: KEYS[13] chunks; ARGV epoch, oldest version kept, older versions that stay... -> {dropped, n} | {fenced}
-if not is_trainer(ARGV[1]) then return { 'fenced' } end
+-- drop_chunks: KEYS[13] chunks; {epoch, oldest_kept, kept}; kept: older versions that stay -> {dropped, n} | {fenced}
+local CHUNKS = KEYS[13]
+if not is_trainer(read_fence()) then return { 'fenced' } end
 local stays = {}
-for i = 3, #ARGV do stays[ARGV[i]] = true end
+for _, version in ipairs(a.kept) do stays[version] = true end
 local dropped = 0
-for _, field in ipairs(redis.call('HKEYS', KEYS[13])) do
-  local version = string.match(field, '^%d+')
-  if tonumber(version) < tonumber(ARGV[2]) and not stays[version] then
-    dropped = dropped + redis.call('HDEL', KEYS[13], field)
+for _, field in ipairs(redis.call('HKEYS', CHUNKS)) do
+  local version = tonumber(string.match(field, '^%d+'))
+  if version < a.oldest_kept and not stays[version] then
+    dropped = dropped + redis.call('HDEL', CHUNKS, field)
   end
 end
 return { 'dropped', dropped }

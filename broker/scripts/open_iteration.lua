@@ -1,11 +1,11 @@
--- open_iteration: ARGV epoch, then what open() takes
+-- open_iteration: {epoch, opening}; opening: see the prelude; payloads a PromptBatch of each of opening.batches
 --   -> {opened} | {already_open} | {fenced} | {out_of_order, committed} | {no_manifest}
-if not is_trainer(ARGV[1]) then return { 'fenced' } end
-if fence('state') == 'open' and fence('iteration') == ARGV[2] and fence('digest') == ARGV[4] then
-  return { 'already_open' }
-end
-local committed = tonumber(fence('committed')) or -1
-if fence('state') == 'open' or not follows(2, committed) then return { 'out_of_order', committed } end
-if not is_announced(2) then return { 'no_manifest' } end
-open(2)
+local fence = read_fence()
+if not is_trainer(fence) then return { 'fenced' } end
+local is_same = is_open_at(fence, a.opening.iteration) and fence.open.digest == a.opening.weights_digest
+if is_same and fence.open.is_readable then return { 'already_open' } end
+if (fence.open and not is_same) or not follows(a.opening, fence.committed) then return { 'out_of_order', fence.committed } end
+if not is_announced(a.opening) then return { 'no_manifest' } end
+if is_same then clear_iteration() end
+open(a.opening)
 return { 'opened' }

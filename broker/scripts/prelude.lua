@@ -1,29 +1,83 @@
--- Shared head of every script. KEYS, the same for all:
---   1 fence     hash     epoch owner lease_until lease_ms iteration version digest state committed expected opened_ms
+-- The shared head of every script. KEYS, the same for all:
+--   1 fence     hash     epoch owner lease_until lease_ms iteration version digest state committed expected opened_ms ledger_format
 --   2 prompts   stream   field batch (PromptBatch), attempt, batch_id
 --   3 rollouts  stream   field batch (RolloutBatch), batch_id, digest
---   4 ledger    hash     batch id -> expected:ENTRY:PROMPTSxGROUP[:CLAIMED_MS[:HEDGER:HEDGED_MS]]
---                                  | published:ENTRY:DIGEST:GENERATOR:ATTEMPT | dead:REASON
+--   4 ledger    hash     batch id -> a packed map, by its `state`:
+--                          expected    entry, shape; once claimed holder, claimed_ms; once copied hedger, hedged_ms
+--                          published   entry, digest, generator, attempt
+--                          dead        reason
 --   5 weights   hash     version -> WeightManifest
 --   6 counters  hash
---   7 dead      stream
+--   7 dead      stream   field batch_id, reason
 --   8 audit     stream   field record (AuditRecord), digest (the next record's `previous`)
 --   9 job       hash     state reason created_s started_s ended_s ...
 --  10 events    stream   field event (JobEvent), newest 10,000
---  11 progress  hash     published dead (of the open iteration) recent_ms: what generators move; the fence they only read
+--  11 progress  hash     published dead (of the open iteration), recent_ms: what generators move; the fence they only read
 --  12 claims    zset     batch id -> ms of its claim: batches that may be hedged, those of a first holder without a hedge
--- A script may have more of its own, from the 13th on.
+-- A script may have more keys of its own, from the 13th on.
+-- ARGV[1] is one packed map, `a`: the script's small arguments by their names (broker/script_calls.py has its record). After it
+-- come the payloads, in the order in which the script takes them; none of them is ever packed, joined or cut here.
 -- A script checks everything before it writes: scripts do not roll back. Each answers a list whose first item is its outcome.
-local FENCE, PROMPTS, ROLLOUTS, LEDGER, WEIGHTS, COUNTERS, DEAD, AUDIT, JOB, EVENTS, PROGRESS, CLAIMS =
-  KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10], KEYS[11], KEYS[12]
+local FENCE, PROMPTS, ROLLOUTS, LEDGER, WEIGHTS, COUNTERS, DEAD, AUDIT, JOB, EVENTS, PROGRESS, CLAIMS = unpack(KEYS)
+local a = cmsgpack.unpack(ARGV[1])
+
+local num_taken = 1
+local function payload()
+  num_taken = num_taken + 1
+  return ARGV[num_taken]
+end
 
 local function now_ms()
   local t = redis.call('TIME')
   return t[1] * 1000 + math.floor(t[2] / 1000)
 end
 
-local function fence(field)
-  return redis.call('HGET', FENCE, field) or ''
+-- Redis writes some large numbers as 1.7e+12.
+local function whole(number)
+  return string.format('%.0f', number)
+end
+
+-- The named fields of a hash; one that is not there is nil.
+local function fields_of(key, ...)
+  local names, found = { ... }, {}
+  for i, value in ipairs(redis.call('HMGET', key, ...)) do found[names[i]] = value or nil end
+  return found
+end
+
+-- An entry of a stream: its fields by their names, and its `id`.
+local function entry_of(row)
+  local entry = { id = row[1] }
+  for i = 1, #row[2], 2 do entry[row[2][i]] = row[2][i + 1] end
+  return entry
+end
+
+-- What stands packed in a hash, or nil for what is none of ours.
+local function unpacked(text)
+  local is_packed, value = pcall(cmsgpack.unpack, text)
+  return is_packed and type(value) == 'table' and value or nil
+end
+
+-- A ledger of another format is of an older Onbeat: its iteration is opened anew.
+local LEDGER_FORMAT = 2
+
+-- The fence as it stands. One iteration at a time is open: `open` is that one, or nil.
+local function read_fence()
+  local found = fields_of(FENCE, 'epoch', 'committed', 'state', 'iteration', 'version', 'digest', 'expected', 'ledger_format')
+  local fence = { epoch = tonumber(found.epoch), committed = tonumber(found.committed) or -1, iteration = tonumber(found.iteration) or -1 }
+  if found.state == 'open' then
+    fence.open = { iteration = fence.iteration, version = tonumber(found.version), digest = found.digest,
+      expected = tonumber(found.expected), is_readable = tonumber(found.ledger_format) == LEDGER_FORMAT }
+  end
+  return fence
+end
+
+local function is_open_at(fence, iteration)
+  return fence.open ~= nil and fence.open.iteration == iteration
+end
+
+-- Only the holder of the newest epoch may move the fence (I4); a trainer that never acquired has none.
+local function is_trainer(fence)
+  return a.epoch ~= nil and fence.epoch == a.epoch
 end
 
 local function group(stream, name)
@@ -33,20 +87,19 @@ local function group(stream, name)
   end
 end
 
--- Only the holder of the newest epoch may move the fence (I4); who never acquired has none.
-local function is_trainer(epoch)
-  return epoch ~= '' and fence('epoch') == epoch
+-- The ledger's record of a batch; one that is not there, or not ours, has no state.
+local function batch_of(id)
+  local text = redis.call('HGET', LEDGER, id)
+  return text and unpacked(text) or {}
 end
 
-local function split(text)
-  local parts = {}
-  for part in string.gmatch(text, '[^:]+') do parts[#parts + 1] = part end
-  return parts
+local function write_batch(id, batch)
+  redis.call('HSET', LEDGER, id, cmsgpack.pack(batch))
 end
 
--- A job that was removed has no fence: whoever comes late must leave nothing of it.
+-- Only a script that has seen the fence or the ledger may count: of a job that was removed nothing comes back.
 local function count(name, by)
-  if redis.call('EXISTS', FENCE) == 1 then redis.call('HINCRBY', COUNTERS, name, by or 1) end
+  redis.call('HINCRBY', COUNTERS, name, by or 1)
 end
 
 -- Events are for watching, not data: old ones may go.
@@ -54,18 +107,19 @@ local function tell(event)
   redis.call('XADD', EVENTS, 'MAXLEN', '~', '10000', '*', 'event', event)
 end
 
--- The pending row {entry, owner, idle_ms, deliveries} of a prompt, or nil.
+-- Who holds a prompt and how often it was delivered, or nil for one that is not pending.
 local function lease(entry)
-  return redis.call('EXISTS', PROMPTS) == 1 and redis.call('XPENDING', PROMPTS, 'generators', entry, entry, '1')[1]
+  if redis.call('EXISTS', PROMPTS) == 0 then return nil end
+  local row = redis.call('XPENDING', PROMPTS, 'generators', entry, entry, '1')[1]
+  return row and { holder = row[2], deliveries = row[4] }
 end
 
 -- How long the latest publications took from their claim, divided by their rounds of sampling; more of them than a median
 -- needs would only make it slow to follow.
 local RECENT = 31
 local function recent_ms()
-  local recent = {}
-  for ms in string.gmatch(redis.call('HGET', PROGRESS, 'recent_ms') or '', '[^,]+') do recent[#recent + 1] = tonumber(ms) end
-  return recent
+  local text = redis.call('HGET', PROGRESS, 'recent_ms')
+  return text and unpacked(text) or {}
 end
 
 -- A final state clears the iteration, and stands beside it: nothing of an ended job is claimed, renewed or published.
@@ -79,7 +133,7 @@ local function drop_prompt(entry)
   redis.call('XDEL', PROMPTS, entry)
 end
 
--- Where a blocking XREAD starts so that no later entry is missed.
+-- Where a blocking XREAD starts so that it misses no later entry.
 local function last_id(stream)
   if redis.call('EXISTS', stream) == 0 then return '0-0' end
   local info = redis.call('XINFO', 'STREAM', stream)
@@ -89,7 +143,7 @@ local function last_id(stream)
 end
 
 -- Empties the iteration: ledger, its prompts and its rollouts, without a look at them. A group goes with what is pending
--- in it and with the names of all who ever read, the dead too. The streams stay: ids must grow for whoever waits.
+-- in it and with the names of all that ever read, the dead too. The streams stay: a reader that waits counts on ids that grow.
 local function clear_iteration()
   for stream, name in pairs({ [PROMPTS] = 'generators', [ROLLOUTS] = 'trainers' }) do
     group(stream, name)
@@ -103,60 +157,62 @@ end
 
 -- What is in work of a job that ends, or starts again from a checkpoint, goes.
 local function close_iteration()
-  if fence('state') ~= 'open' then return end
+  local fence = read_fence()
+  if not fence.open then return end
   clear_iteration()
-  redis.call('HSET', FENCE, 'state', 'closed', 'iteration', tonumber(fence('committed')) or -1)
+  redis.call('HSET', FENCE, 'state', 'closed', 'iteration', fence.committed)
 end
 
 -- Fences the trainer off, if there ever was one: it may sleep, or hold an epoch that a restart has forgotten (I4).
 local function end_epoch()
-  local epoch = tonumber(fence('epoch'))
+  local epoch = read_fence().epoch
   if epoch then
-    redis.call('HSET', FENCE, 'epoch', string.format('%.0f', math.max(epoch + 1, now_ms())), 'owner', '', 'lease_until', '0')
+    redis.call('HSET', FENCE, 'epoch', whole(math.max(epoch + 1, now_ms())), 'owner', '', 'lease_until', '0')
   end
 end
 
--- Iteration t samples version t, and follows the committed one (I4); arguments as open() takes them.
-local function follows(at, committed)
-  return tonumber(ARGV[at]) == committed + 1 and tonumber(ARGV[at + 1]) == committed + 1
+-- Puts a batch {id, shape} on the stream, for its first attempt.
+local function expect(batch, prompts)
+  local entry = redis.call('XADD', PROMPTS, '*', 'batch', prompts, 'attempt', '1', 'batch_id', batch.id)
+  write_batch(batch.id, { state = 'expected', entry = entry, shape = batch.shape })
+end
+
+-- Whether a batch is neither on the stream nor settled.
+local function is_lost(id)
+  local batch = batch_of(id)
+  if batch.state ~= 'expected' then return batch.state == nil end
+  return #redis.call('XRANGE', PROMPTS, batch.entry, batch.entry) == 0
+end
+
+-- An opening is {iteration, policy_version, weights_digest, num_batches, batches}: `batches` are the first of them, whose
+-- payloads come with it. dispatch.lua takes the rest, so that no script holds the server for long.
+
+-- Iteration t samples version t, and follows the committed one (I4).
+local function follows(opening, committed)
+  return opening.iteration == committed + 1 and opening.policy_version == committed + 1
 end
 
 -- Whether the version's manifest is of these very weights: a restart may have lost the newer one, and generators would
 -- load what the fence then refuses.
-local function is_announced(at)
-  local manifest = redis.call('HGET', WEIGHTS, ARGV[at + 1])
-  return manifest and string.find(manifest, ARGV[at + 2], 1, true) ~= nil
+local function is_announced(opening)
+  local manifest = redis.call('HGET', WEIGHTS, opening.policy_version)
+  return manifest and string.find(manifest, opening.weights_digest, 1, true) ~= nil
 end
 
--- Puts a batch on the stream, for its first attempt.
-local function expect(id, shape, payload)
-  local entry = redis.call('XADD', PROMPTS, '*', 'batch', payload, 'attempt', '1', 'batch_id', id)
-  redis.call('HSET', LEDGER, id, 'expected:' .. entry .. ':' .. shape)
-end
-
--- Whether an expected batch is neither on the stream nor settled.
-local function is_lost(id)
-  local parts = split(redis.call('HGET', LEDGER, id) or 'gone')
-  if parts[1] ~= 'expected' then return parts[1] == 'gone' end
-  return #redis.call('XRANGE', PROMPTS, parts[2], parts[2]) == 0
-end
-
--- Opens an iteration; arguments from `at`: iteration, version, digest, how many batches it expects, n, then n times (batch
--- id, shape, payload): the first ones. dispatch.lua takes the rest, so that no script holds the server for long.
-local function open(at)
-  local iteration, version, digest, expected = ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3]
+local function open(opening)
   group(PROMPTS, 'generators')
   group(ROLLOUTS, 'trainers')
-  for i = at + 5, at + 4 + 3 * tonumber(ARGV[at + 4]), 3 do expect(ARGV[i], ARGV[i + 1], ARGV[i + 2]) end
-  redis.call('HSET', FENCE, 'state', 'open', 'iteration', iteration, 'version', version, 'digest', digest,
-    'expected', expected, 'opened_ms', now_ms())
+  for _, batch in ipairs(opening.batches) do expect(batch, payload()) end
+  redis.call('HSET', FENCE, 'state', 'open', 'iteration', opening.iteration, 'version', opening.policy_version,
+    'digest', opening.weights_digest, 'expected', opening.num_batches, 'opened_ms', whole(now_ms()),
+    'ledger_format', LEDGER_FORMAT)
   redis.call('HSET', PROGRESS, 'published', 0, 'dead', 0)
 end
 
--- Whether a record follows the newest one: a restart may have lost the one that its writer holds for the last (I4).
-local function is_linked(previous)
+-- The digest of the newest audit record, '' before the first.
+local function last_link()
   local last = redis.call('XREVRANGE', AUDIT, '+', '-', 'COUNT', '1')[1]
-  return previous == (last and last[2][4] or '')
+  return last and entry_of(last).digest or ''
 end
 
 -- Takes a batch out for good; the trainer sees it in the ledger and decides by its policy.
@@ -165,7 +221,7 @@ local function bury(id, entry, reason)
   reason = string.sub(reason, 1, 2000)
   drop_prompt(entry)
   redis.call('ZREM', CLAIMS, id)
-  redis.call('HSET', LEDGER, id, 'dead:' .. reason)
+  write_batch(id, { state = 'dead', reason = reason })
   redis.call('HINCRBY', PROGRESS, 'dead', 1)
   redis.call('XADD', DEAD, 'MAXLEN', '1000', '*', 'batch_id', id, 'reason', reason)
   count('dead')

@@ -1,7 +1,7 @@
--- publish_weights: ARGV epoch, version, manifest, oldest version kept -> {published} | {fenced}
-if not is_trainer(ARGV[1]) then return { 'fenced' } end
-redis.call('HSET', WEIGHTS, ARGV[2], ARGV[3])
+-- publish_weights: {epoch, policy_version, oldest_kept}, payload WeightManifest -> {published} | {fenced}
+if not is_trainer(read_fence()) then return { 'fenced' } end
+redis.call('HSET', WEIGHTS, a.policy_version, payload())
 for _, version in ipairs(redis.call('HKEYS', WEIGHTS)) do
-  if tonumber(version) < tonumber(ARGV[4]) then redis.call('HDEL', WEIGHTS, version) end
+  if tonumber(version) < a.oldest_kept then redis.call('HDEL', WEIGHTS, version) end
 end
 return { 'published' }

@@ -1,5 +1,6 @@
--- put_chunk: KEYS[13] chunks; ARGV epoch, field, data, milliseconds until all chunks go -> {put} | {fenced}
-if not is_trainer(ARGV[1]) then return { 'fenced' } end
-redis.call('HSET', KEYS[13], ARGV[2], ARGV[3])
-redis.call('PEXPIRE', KEYS[13], ARGV[4])
+-- put_chunk: KEYS[13] chunks; {epoch, field, keep_ms}, payload its bytes -> {put} | {fenced}; keep_ms: until all chunks go
+local CHUNKS = KEYS[13]
+if not is_trainer(read_fence()) then return { 'fenced' } end
+redis.call('HSET', CHUNKS, a.field, payload())
+redis.call('PEXPIRE', CHUNKS, whole(a.keep_ms))
 return { 'put' }

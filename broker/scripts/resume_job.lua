@@ -1,20 +1,22 @@
--- resume_job: KEYS[13] spec, [14] active;
---   ARGV job id, spec before, spec, horizons or '', length of the audit chain, event, n resumable states
+-- resume_job: KEYS[13] spec, [14] active; {job_id, allowed, num_records}; allowed: states that can be resumed; num_records:
+--   length of the audit chain; payloads the spec before, the spec, horizons or '', JobEvent
 --   -> {resumed} | {already} | {refused, state} | {changed}: what the caller looked at is no longer so
 -- An iteration that stands open goes, with its dead batches: it is sampled again from its first batch.
-local state, spec = redis.call('HGET', JOB, 'state'), redis.call('GET', KEYS[13])
+local SPEC, ACTIVE = unpack(KEYS, 13)
+local before, after, horizons, event = payload(), payload(), payload(), payload()
+local state, spec = redis.call('HGET', JOB, 'state'), redis.call('GET', SPEC)
 if not state or not spec then return { 'refused', 'unknown' } end
-if state == 'queued' and spec == ARGV[3] then return { 'already' } end
-local allowed = false
-for i = 7, #ARGV do allowed = allowed or ARGV[i] == state end
-if not allowed then return { 'refused', state } end
-if spec ~= ARGV[2] or redis.call('XLEN', AUDIT) ~= tonumber(ARGV[5]) then return { 'changed' } end
+if state == 'queued' and spec == after then return { 'already' } end
+local is_allowed = false
+for _, one in ipairs(a.allowed) do is_allowed = is_allowed or one == state end
+if not is_allowed then return { 'refused', state } end
+if spec ~= before or redis.call('XLEN', AUDIT) ~= a.num_records then return { 'changed' } end
 end_epoch()
 close_iteration()
-redis.call('SET', KEYS[13], ARGV[3])
-redis.call('SADD', KEYS[14], ARGV[1])
+redis.call('SET', SPEC, after)
+redis.call('SADD', ACTIVE, a.job_id)
 redis.call('HSET', JOB, 'state', 'queued', 'reason', '', 'trainer_starts', 0)
-if ARGV[4] ~= '' then redis.call('HSET', JOB, 'horizons', ARGV[4]) end
+if horizons ~= '' then redis.call('HSET', JOB, 'horizons', horizons) end
 redis.call('HDEL', JOB, 'ended_s')
-tell(ARGV[6])
+tell(event)
 return { 'resumed' }

@@ -1,16 +1,16 @@
--- rewind: ARGV epoch, next iteration, audit record, its digest, the digest that it follows
+-- rewind: {epoch, iteration, digest, previous}, payload AuditRecord; iteration: the next to open; digest, previous: of the
+--   record, and of the one that it follows
 --   -> {rewound} | {already_rewound} | {fenced} | {out_of_order, committed} | {broken_link}
 -- The trainer resumes from a checkpoint that is older than the fence: what came after is done again under this epoch.
-if not is_trainer(ARGV[1]) then return { 'fenced' } end
-local committed, before = tonumber(fence('committed')) or -1, tonumber(ARGV[2]) - 1
-local last = redis.call('XREVRANGE', AUDIT, '+', '-', 'COUNT', '1')[1]
-if last and last[2][4] == ARGV[4] and fence('state') == 'closed' and committed == before then
-  return { 'already_rewound' }
-end
-if before > committed then return { 'out_of_order', committed } end
-if not is_linked(ARGV[5]) then return { 'broken_link' } end
+local fence = read_fence()
+if not is_trainer(fence) then return { 'fenced' } end
+local before, last = a.iteration - 1, last_link()
+local is_repeated = last == a.digest and not fence.open and fence.committed == before
+if is_repeated then return { 'already_rewound' } end
+if before > fence.committed then return { 'out_of_order', fence.committed } end
+if a.previous ~= last then return { 'broken_link' } end
 clear_iteration()
 redis.call('HSET', FENCE, 'committed', before, 'iteration', before, 'state', 'closed')
-redis.call('XADD', AUDIT, '*', 'record', ARGV[3], 'digest', ARGV[4])
+redis.call('XADD', AUDIT, '*', 'record', payload(), 'digest', a.digest)
 count('rewinds')
 return { 'rewound' }

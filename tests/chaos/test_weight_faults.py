@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.keys import JobKeys
-from broker.weight_chunks import chunk_field
+from broker.keys import JobKeys, chunk_field
 from contracts.run_folder import RunFolder
 from contracts.weights import DeltaWeights, RedisWeights, WeightsSpec
 from tests.chaos.short_job import DEADLINE_S, assert_undisturbed, long_variant, running, short_job, succeed

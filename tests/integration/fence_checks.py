@@ -7,6 +7,7 @@ from typing import Any
 
 from broker.connection.client import Broker
 from broker.keys import GENERATOR_GROUP, JobKeys
+from broker.ledger import BatchRecord, Dead, Expected, Published, batch_record
 from contracts.encoding.wire import decode
 from contracts.events import AuditRecord
 from contracts.rollouts import PromptBatch, RolloutBatch, batch_digest
@@ -19,10 +20,10 @@ class Held:
     """Everything that the server holds of a job, read at one moment."""
 
     fence: dict[str, str]
-    progress: dict[str, str]
+    progress: dict[str, int]
     weights: dict[int, str]
     """Version → digest."""
-    ledger: dict[str, list[str]]
+    ledger: dict[str, BatchRecord]
     counters: dict[str, int]
     prompts: list[tuple[str, str, int]]
     """(entry id, batch id, attempt) of the prompts stream."""
@@ -49,9 +50,9 @@ def read(broker: Broker, keys: JobKeys) -> Held:
     rows: Any = leases if isinstance(leases, list) else []  # no group before the first iteration
     return Held(
         fence=_text(fence),
-        progress=_text(progress),
+        progress={name: int(progress.get(name.encode(), 0)) for name in ("published", "dead")},
         weights={int(key): decode(value, WeightManifest).weights_digest for key, value in weights.items()},
-        ledger={key: value.split(":") for key, value in _text(ledger).items()},
+        ledger={batch_id.decode(): batch_record(value) for batch_id, value in ledger.items()},
         counters={key: int(value) for key, value in _text(counters).items()},
         prompts=[
             (entry.decode(), decode(fields[b"batch"], PromptBatch).batch_id, int(fields[b"attempt"]))
@@ -63,6 +64,10 @@ def read(broker: Broker, keys: JobKeys) -> Held:
         dead=[fields[b"batch_id"].decode() for _, fields in dead],
         audit=[decode(fields[b"record"], AuditRecord) for _, fields in audit],
     )
+
+
+def word_of(record: BatchRecord) -> str:
+    return type(record).__name__.lower()
 
 
 def _text(rows: dict[bytes, bytes]) -> dict[str, str]:
@@ -78,7 +83,7 @@ def check_fence(held: Held, model: ServerModel) -> None:
     assert held.weights == model.weights
     if model.state == "open":
         assert (int(fence["version"]), fence["digest"]) == (model.version, model.digest)
-        counts = [int(fence["expected"]), int(held.progress["published"]), int(held.progress["dead"])]
+        counts = [int(fence["expected"]), held.progress["published"], held.progress["dead"]]
         num_dead = sum(slot.status == "dead" for slot in model.ledger.values())
         assert counts == [len(model.ledger), len(model.published), num_dead]
 
@@ -96,14 +101,15 @@ def check_rollouts(held: Held, model: ServerModel) -> None:
 
 def check_ledger(held: Held, model: ServerModel) -> None:
     """I3: the ledger says of each expected batch what became of it."""
-    assert {key: parts[0] for key, parts in held.ledger.items()} == {
+    assert {key: word_of(one) for key, one in held.ledger.items()} == {
         key: slot.status for key, slot in model.ledger.items()
     }
     for key, slot in model.ledger.items():
-        if slot.status == "published":
-            assert held.ledger[key][2:] == [slot.digest, slot.generator, str(slot.attempt)]
-        elif slot.status == "expected":
-            assert held.ledger[key][4:5] == ([slot.entry.hedger] if slot.entry.hedger else [])
+        one = held.ledger[key]
+        if isinstance(one, Published):
+            assert (one.digest, one.generator, one.attempt) == (slot.digest, slot.generator, slot.attempt)
+        elif isinstance(one, Expected):
+            assert one.hedger == slot.entry.hedger
 
 
 def check_prompts(held: Held, model: ServerModel) -> None:
@@ -122,11 +128,12 @@ def check_claims(held: Held) -> None:
     """The index of what may be hedged is the ledger's: leased to a first holder, and copied by nobody."""
     first_holders = {entry_id for entry_id, _, deliveries in held.leases if deliveries == 1}
     may_be_hedged = {
-        batch_id: int(parts[3])
-        for batch_id, parts in held.ledger.items()
-        if parts[0] == "expected" and len(parts) == 4 and parts[1] in first_holders
+        batch_id: one.claimed_ms
+        for batch_id, one in held.ledger.items()
+        if isinstance(one, Expected) and one.holder and not one.hedger and one.entry in first_holders
     }
-    lost = {batch_id for batch_id, parts in held.ledger.items() if parts[1] not in {one[0] for one in held.prompts}}
+    there = {entry_id for entry_id, _, _ in held.prompts}
+    lost = {batch_id for batch_id, one in held.ledger.items() if isinstance(one, Dead) or one.entry not in there}
     assert {key: at_ms for key, at_ms in held.claims.items() if key not in lost} == may_be_hedged
 
 

@@ -6,9 +6,14 @@ import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
 from broker.connection.client import Broker
 from broker.generator_side import Claim
 from broker.keys import JobKeys
+from broker.ledger import batch_record
+from broker.script_calls import ScriptCall
+from contracts.encoding.wire import decode, encode
 from contracts.rollouts import PromptBatch, RolloutBatch
 from contracts.versions import WeightFile, WeightManifest
 from tests.builders import rollout_batch
@@ -62,24 +67,27 @@ def answer_to(claim: Claim, generator_id: str, fault: str) -> RolloutBatch:
     return rollout_batch(**(fields | (FAULTS[fault](batch) if fault else {})))
 
 
-LEDGER_TIMES = {"claimed_ms": 3, "hedged_ms": 5}
-"""Where they stand in the ledger's entry of a claimed, or hedged, batch."""
-
-
 def set_ledger_times(broker: Broker, keys: JobKeys, batch_id: str, **times_ms: int) -> None:
     """As if the batch had been claimed, or hedged, at these server times."""
-    entry: Any = broker.redis.hget(keys.ledger, batch_id)
-    parts = entry.decode().split(":")
-    for name, value in times_ms.items():
-        parts[LEDGER_TIMES[name]] = str(value)
-    broker.redis.hset(keys.ledger, batch_id, ":".join(parts))
+    held: Any = broker.redis.hget(keys.ledger, batch_id)
+    broker.redis.hset(keys.ledger, batch_id, encode(replace(batch_record(held), **times_ms)))
     if "claimed_ms" in times_ms:
         broker.redis.zadd(keys.claims, {batch_id: times_ms["claimed_ms"]}, xx=True)
 
 
 def set_typical_time(broker: Broker, keys: JobKeys, typical_s: float) -> None:
     """As if the latest publications had all taken this long."""
-    broker.redis.hset(keys.progress, "recent_ms", str(int(typical_s * 1000)))
+    set_recent_times(broker, keys, [int(typical_s * 1000)])
+
+
+def set_recent_times(broker: Broker, keys: JobKeys, recent_ms: list[int]) -> None:
+    broker.redis.hset(keys.progress, "recent_ms", encode(recent_ms))
+
+
+def recent_times(broker: Broker, keys: JobKeys) -> list[int]:
+    """Milliseconds of the latest publications, the newest first."""
+    recent: Any = broker.redis.hget(keys.progress, "recent_ms")
+    return decode(recent, list[int])
 
 
 class StutteringBroker(Broker):
@@ -87,8 +95,8 @@ class StutteringBroker(Broker):
 
     loses_next_answer = False
 
-    def run(self, name: str, keys: Sequence[str], args: Sequence[str | int | bytes]) -> list[Any]:
+    def run(self, call: ScriptCall, keys: Sequence[str], *payloads: str | int | bytes) -> list[Any]:
         if self.loses_next_answer:
             self.loses_next_answer = False
-            super().run(name, keys, args)
-        return super().run(name, keys, args)
+            super().run(call, keys, *payloads)
+        return super().run(call, keys, *payloads)

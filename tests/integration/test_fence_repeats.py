@@ -9,6 +9,7 @@ from broker.connection.client import connect
 from broker.generator_side import FailOutcome, PublishOutcome, Renewal
 from broker.job_store import JobStore
 from broker.keys import GENERATOR_GROUP, JobKeys
+from broker.script_calls import ClaimRollouts
 from broker.trainer_side import TrainerSide
 from contracts.errors import FencedOff, FenceViolation
 from contracts.settings import StackSettings
@@ -69,9 +70,10 @@ def test_batches_whose_answer_was_lost_are_answered_again(fence: Job) -> None:
         assert claim is not None
         generator.publish(claim, answer_to(claim.prompt_batch, "g1"))
     keys = JobKeys(fence.job_id).script_keys
-    epoch = str(fence.trainer.trainer_epoch)
+    epoch = fence.trainer.trainer_epoch
     first = fence.trainer.claim_rollouts(max_batches=1)[0]
-    fence.broker.run("claim_rollouts", keys, [epoch, epoch, 8, "0-1"])  # delivered, and its answer lost
+    call = ClaimRollouts(epoch=epoch, max_batches=8, last_entry="0-1", read_ahead=())
+    fence.broker.run(call, keys)  # delivered, and its answer lost
     assert len(fence.trainer.claim_rollouts(max_batches=8)[0]) == 1
     assert fence.trainer.claim_rollouts(max_batches=8)[0] == []
     assert first[0].batch.batch_id == "0/train/0"

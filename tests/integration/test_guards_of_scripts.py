@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,12 +10,18 @@ from msgspec.structs import replace
 
 from broker.connection.client import connect
 from broker.generator_side import FailOutcome, PublishOutcome
+from broker.job_store import JobStore
 from broker.keys import ACTIVE, JobKeys
+from broker.ledger import BatchRecord, Dead, Expected, Published, batch_record
+from broker.monitor import stream_report
+from broker.script_calls import Dispatch, NewBatch, Reconcile, RenewTrainer, ResumeJob
 from broker.trainer_side import TrainerSide
 from contracts.encoding.wire import encode
-from contracts.errors import FencedOff, FenceViolation
-from contracts.events import AuditRecord
+from contracts.errors import FencedOff, FenceViolation, NotFound
+from contracts.events import AuditRecord, StateChanged
+from contracts.jobs import EvaluationScore, JobState
 from contracts.settings import StackSettings
+from contracts.weights import WeightShard
 from onbeat.stack.redis import EmbeddedRedis
 from tests.builders import job_spec
 from tests.integration.test_fence import Job, answer_to, job_of, manifest, record
@@ -31,9 +38,9 @@ def keys(job: Job) -> JobKeys:
     return JobKeys(job.job_id)
 
 
-def ledger(job: Job, batch_id: str) -> str:
-    entry: Any = job.broker.redis.hget(keys(job).ledger, batch_id)
-    return entry.decode()
+def ledger(job: Job, batch_id: str) -> BatchRecord:
+    held: Any = job.broker.redis.hget(keys(job).ledger, batch_id)
+    return batch_record(held)
 
 
 def test_nothing_is_claimed_of_an_iteration_that_is_closed_though_a_prompt_is_left(job: Job) -> None:
@@ -55,7 +62,7 @@ def test_a_claim_of_a_prompt_whose_batch_is_published_leaves_the_ledger(job: Job
     assert claim is not None
     generator.publish(claim, answer_to(claim.prompt_batch, "g1"))
     published = ledger(job, "0/train/0")
-    assert published.startswith("published:")
+    assert isinstance(published, Published)
     prompt: Any = {"batch": encode(claim.prompt_batch), "attempt": "1", "batch_id": "0/train/0"}
     job.broker.redis.xadd(keys(job).prompts, prompt)
     assert job.generator("g2").claim(10) is not None
@@ -179,9 +186,10 @@ def test_a_batch_that_is_published_cannot_fail_though_its_prompt_is_left(job: Jo
     job.trainer.open_iteration(job.opening(0, count=1))
     claim = job.generator().claim(10)
     assert claim is not None
-    job.broker.redis.hset(keys(job).ledger, "0/train/0", f"published:{claim.entry_id}:{'f' * 64}:g2:1")
+    published = Published(entry=claim.entry_id, digest="f" * 64, generator="g2", attempt=1)
+    job.broker.redis.hset(keys(job).ledger, "0/train/0", encode(published))
     assert job.generator().fail(claim, "no reason") is FailOutcome.SETTLED
-    assert ledger(job, "0/train/0").startswith("published:")
+    assert ledger(job, "0/train/0") == published
 
 
 @pytest.mark.parametrize(
@@ -207,7 +215,7 @@ def test_a_publication_that_is_wrong_in_one_thing_alone_is_refused_for_it(
         job.broker.redis.hset(keys(job).fence, items=[part for item in fence.items() for part in item])
     assert job.generator().publish(claim, answer_to(claim.prompt_batch, "g1", **changes)) is outcome
     assert job.broker.redis.xlen(keys(job).rollouts) == 0
-    assert ledger(job, "0/train/0").startswith("expected:")
+    assert isinstance(ledger(job, "0/train/0"), Expected)
 
 
 def test_a_publication_of_a_job_that_has_ended_is_refused_though_its_iteration_is_open(job: Job) -> None:
@@ -224,8 +232,8 @@ def test_there_is_nothing_to_claim_where_a_restart_has_forgotten_the_prompts(job
     assert job.generator().claim(10) is None
 
 
-@pytest.mark.parametrize("entry", ["", "dead:no reason"])
-def test_a_publication_that_nobody_expects_any_more_is_refused(job: Job, entry: str) -> None:
+@pytest.mark.parametrize("entry", [b"", encode(Dead(reason="no reason")), b"none of ours", b"\xc1"])
+def test_a_publication_that_nobody_expects_any_more_is_refused(job: Job, entry: bytes) -> None:
     job.trainer.open_iteration(job.opening(0))
     claim = job.generator().claim(10)
     assert claim is not None
@@ -261,7 +269,7 @@ def test_what_is_published_or_dead_is_not_dispatched_again_and_what_is_gone_is(j
     claim = job.generator().claim(10)
     assert claim is not None
     job.generator().publish(claim, answer_to(claim.prompt_batch, "g1"))
-    job.broker.redis.hset(keys(job).ledger, "0/train/1", "dead:no reason")
+    job.broker.redis.hset(keys(job).ledger, "0/train/1", encode(Dead(reason="no reason")))
     assert job.trainer.reconcile(0, job.batches(0, 3)) == 0
     job.broker.redis.hdel(keys(job).ledger, "0/train/2")
     assert job.trainer.reconcile(0, job.batches(0, 3)) == 1
@@ -299,7 +307,8 @@ def test_the_script_that_dispatches_asks_the_fence_itself(
     epoch = epoch_more + int(job.broker.redis.hget(keys(job).fence, "epoch") or 0)  # type: ignore[arg-type]
     job.broker.redis.hset(keys(job).fence, "state", state)
     before = job.broker.redis.xlen(keys(job).prompts)
-    said = job.broker.run("dispatch", keys(job).script_keys, [epoch, iteration, 1, "0/train/9", "2x4", b"prompts"])
+    call = Dispatch(epoch=epoch, iteration=iteration, batches=(NewBatch(id="0/train/9", shape="2x4"),))
+    said = job.broker.run(call, keys(job).script_keys, b"prompts")
     assert said[0] == answer
     assert job.broker.redis.xlen(keys(job).prompts) == before + (answer == b"dispatched")
 
@@ -308,19 +317,20 @@ def test_the_script_that_dispatches_asks_the_fence_itself(
     ("epoch_more", "iteration", "state", "answer"),
     [
         (1, 0, "open", [b"fenced"]),
-        (0, 1, "open", [b"wrong_iteration", b"0"]),
-        (0, 0, "closed", [b"wrong_iteration", b"0"]),
+        (0, 1, "open", [b"wrong_iteration", 0]),
+        (0, 0, "closed", [b"wrong_iteration", 0]),
         (0, 0, "open", [b"whole"]),
     ],
 )
 def test_the_script_that_looks_for_what_is_lost_asks_the_fence_itself(
-    job: Job, epoch_more: int, iteration: int, state: str, answer: list[bytes]
+    job: Job, epoch_more: int, iteration: int, state: str, answer: list[bytes | int]
 ) -> None:
     """A trainer learns of its job's end, and of a lost opening, while it only waits."""
     job.trainer.open_iteration(job.opening(0))
     epoch = epoch_more + int(job.broker.redis.hget(keys(job).fence, "epoch") or 0)  # type: ignore[arg-type]
     job.broker.redis.hset(keys(job).fence, "state", state)
-    assert job.broker.run("reconcile", keys(job).script_keys, [epoch, iteration]) == answer
+    call = Reconcile(epoch=epoch, iteration=iteration, batch_ids=())
+    assert job.broker.run(call, keys(job).script_keys) == answer
 
 
 def test_a_trainer_whose_epoch_is_over_extends_nobodys_lease(job: Job) -> None:
@@ -357,17 +367,9 @@ def test_a_resume_stands_on_what_its_caller_looked_at(
 ) -> None:
     spec: Any = job.broker.redis.get(keys(job).spec)
     job.broker.redis.hset(keys(job).job, "state", state)
-    resume: list[str | int | bytes] = [
-        job.job_id,
-        spec_before or spec,
-        b"another spec",
-        "",
-        num_records,
-        b"event",
-        "failed",
-    ]
+    call = ResumeJob(job_id=job.job_id, allowed=("failed",), num_records=num_records)
     names = [*keys(job).script_keys, keys(job).spec, ACTIVE]
-    assert job.broker.run("resume_job", names, resume) == answer
+    assert job.broker.run(call, names, spec_before or spec, b"another spec", "", b"event") == answer
     assert job.broker.redis.get(keys(job).spec) == (b"another spec" if answer == [b"resumed"] else spec)
 
 
@@ -375,6 +377,91 @@ def test_a_job_without_a_spec_is_not_resumed(job: Job) -> None:
     job.broker.redis.hset(keys(job).job, "state", "failed")
     job.broker.redis.delete(keys(job).spec)
     names = [*keys(job).script_keys, keys(job).spec, ACTIVE]
-    resume: list[str | int | bytes] = [job.job_id, b"", b"another spec", "", 0, b"event", "failed"]
-    assert job.broker.run("resume_job", names, resume) == [b"refused", b"unknown"]
+    call = ResumeJob(job_id=job.job_id, allowed=("failed",), num_records=0)
+    assert job.broker.run(call, names, b"", b"another spec", "", b"event") == [b"refused", b"unknown"]
     assert job.broker.redis.hget(keys(job).job, "state") == b"failed"
+
+
+def test_an_iteration_that_an_older_version_left_open_is_opened_anew(job: Job) -> None:
+    """Its ledger has another format: its batches are sampled again, once, and the job goes on."""
+    job.trainer.open_iteration(job.opening(0))
+    redis, names = job.broker.redis, keys(job)
+    old = job.generator().claim(10)
+    assert old is not None
+    for batch_id in ("0/train/0", "0/train/1"):
+        redis.hset(names.ledger, batch_id, f"expected:{old.entry_id}:2x2")
+    redis.hset(names.progress, "recent_ms", "100,200")
+    redis.hdel(names.fence, "ledger_format")
+    assert job.generator("g2").publish(old, answer_to(old.prompt_batch, "g1")) is PublishOutcome.UNEXPECTED
+    assert stream_report(job.broker, job.job_id).batches_expected == 2
+    job.trainer.release()
+    successor = job.trainer = TrainerSide(job.broker, job.job_id, owner="t2", lease_s=30)
+    successor.acquire()
+    assert successor.open_iteration(job.opening(0)), "opened, not gone on with"
+    assert not successor.open_iteration(job.opening(0))
+    assert redis.xlen(names.prompts) == 2
+    trained = {}
+    while claim := job.generator("g2").claim(10):
+        assert job.generator("g2").publish(claim, answer_to(claim.prompt_batch, "g2")) is PublishOutcome.ACCEPTED
+    for arrived in successor.claim_rollouts(max_batches=8)[0]:
+        trained[arrived.batch.batch_id] = arrived.digest
+    successor.commit(record(0, trained), trained, event=None, opening=None)
+    assert successor.fence().committed == 0
+
+
+def test_epochs_and_milliseconds_are_exact_up_to_the_largest_that_lua_counts(job: Job) -> None:
+    """Lua's numbers are doubles: 2^53 - 1 and its neighbour must stay two epochs."""
+    largest = 2**53 - 1
+    job.broker.redis.hset(keys(job).fence, mapping={"epoch": largest - 1, "lease_until": 0})
+    successor = TrainerSide(job.broker, job.job_id, owner="t2", lease_s=30)
+    assert successor.acquire() == largest
+    assert job.broker.redis.hget(keys(job).fence, "epoch") == str(largest).encode()
+    successor.renew()
+    for epoch, answer in ((largest - 1, b"fenced"), (largest, b"renewed")):
+        assert job.broker.run(RenewTrainer(epoch=epoch, lease_ms=5), keys(job).script_keys)[0] == answer
+    successor.open_iteration(job.opening(0, count=1))
+    job.generator().claim(10)
+    claimed = ledger(job, "0/train/0")
+    assert isinstance(claimed, Expected)
+    assert job.broker.redis.zscore(keys(job).claims, "0/train/0") == claimed.claimed_ms
+
+
+def test_nothing_of_a_removed_job_comes_back_whoever_calls_late(job: Job) -> None:
+    job.trainer.open_iteration(job.opening(0))
+    generator, jobs, names = job.generator(), JobStore(job.broker), keys(job)
+    claim = generator.claim(10)
+    assert claim is not None
+    job.trainer.release()
+    late = TrainerSide(job.broker, job.job_id, owner="t1", lease_s=30)
+    late.acquire()
+    late.release()
+    jobs.move(job.job_id, JobState.CANCELLED)
+    jobs.remove(job.job_id)
+    score = EvaluationScore(iteration=0, policy_version=0, sampled=1.0, num_prompts=1)
+    shard = WeightShard(policy_version=1, path="j/weights/.v000001.0/a", name="a", num_bytes=8)
+    refused: list[Callable[[], object]] = [
+        late.acquire,
+        lambda: job.trainer.publish_weights(manifest(1), oldest_kept=0),
+        lambda: job.trainer.announce_shard(shard),
+        lambda: job.trainer.put_chunk(0, "m", 0, b"bytes", keep_s=60),
+        lambda: job.trainer.open_iteration(job.opening(0)),
+        lambda: job.trainer.reconcile(0, job.batches(0)),
+        lambda: job.trainer.commit(record(0, {}), {}, event=None, opening=None),
+        lambda: job.trainer.rewind(record(0, {})),
+        lambda: job.trainer.claim_rollouts(max_batches=1),
+        lambda: jobs.move(job.job_id, JobState.FAILED),
+        lambda: jobs.count_trainer_start(job.job_id),
+    ]
+    for call in refused:
+        with pytest.raises((FencedOff, NotFound)):
+            call()
+    assert generator.claim(10) is None
+    assert generator.publish(claim, answer_to(claim.prompt_batch, "g1")) is PublishOutcome.FUTURE
+    assert generator.fail(claim, "no reward") is FailOutcome.SETTLED
+    assert generator.renew([claim]).settled == (claim,)
+    jobs.record_evaluation(job.job_id, score)
+    jobs.tell(job.job_id, StateChanged(at_s=0.0, state=JobState.FAILED))
+    jobs.reset_trainer_starts(job.job_id)
+    jobs.uncount_trainer_start(job.job_id)
+    assert not jobs.reserve_start(job.job_id, "c1", life_s=60)
+    assert job.broker.redis.exists(*names.all_keys) == 0

@@ -6,7 +6,6 @@ Time is not slept: how long a batch is held, and how long others took, is writte
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -19,7 +18,7 @@ from broker.monitor import job_status, stream_report
 from broker.trainer_side import TrainerSide
 from contracts.settings import StackSettings
 from tests.builders import job_spec
-from tests.integration.fence_parts import set_ledger_times, set_typical_time
+from tests.integration.fence_parts import recent_times, set_ledger_times, set_recent_times, set_typical_time
 from tests.integration.test_fence import Job, answer_to, record
 from tests.integration.test_fence_repeats import expire
 
@@ -127,7 +126,7 @@ def test_before_any_publication_nothing_is_late(stack: Straggling) -> None:
 
 
 def test_one_slow_publication_does_not_move_what_is_typical(stack: Straggling) -> None:
-    stack.broker.redis.hset(stack.keys.progress, "recent_ms", "100000,90000,9000000")
+    set_recent_times(stack.broker, stack.keys, [100_000, 90_000, 9_000_000])
     stack.held_for(1.6 * TYPICAL_S)
     assert stack.hedge() is not None
 
@@ -136,8 +135,7 @@ def test_a_publication_is_timed_from_the_claim_of_who_published(stack: Stragglin
     copy = stack.hedged()
     set_ledger_times(stack.broker, stack.keys, STRAGGLER_BATCH, hedged_ms=int((stack.broker.now_s() - 70) * 1000))
     stack.publish("quick", copy)
-    recent: Any = stack.broker.redis.hget(stack.keys.progress, "recent_ms")
-    newest_ms, before_ms = map(int, recent.split(b","))
+    newest_ms, before_ms = recent_times(stack.broker, stack.keys)
     assert (newest_ms // 10_000, before_ms) == (7, TYPICAL_S * 1000)
 
 
@@ -151,8 +149,7 @@ def test_a_batch_that_may_take_several_rounds_is_late_only_after_the_time_of_all
     set_ledger_times(stack.broker, stack.keys, STRAGGLER_BATCH, hedged_ms=int((stack.broker.now_s() - 240) * 1000))
     batch = answer_to(copy.prompt_batch, "quick", attempt=copy.attempt)
     assert stack.quick.publish(copy, replace(batch, earlier_rounds=(batch.timings,) * 2)) is PublishOutcome.ACCEPTED
-    recent: Any = stack.broker.redis.hget(stack.keys.progress, "recent_ms")
-    assert int(recent.split(b",")[0]) // 1000 == 80, "of three rounds, each"
+    assert recent_times(stack.broker, stack.keys)[0] // 1000 == 80, "of three rounds, each"
 
 
 def test_new_work_and_expired_leases_come_before_copies(stack: Straggling) -> None:

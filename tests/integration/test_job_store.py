@@ -10,6 +10,7 @@ import pytest
 
 from broker.connection.client import Broker, connect
 from broker.job_store import JobStore
+from broker.script_calls import ScriptCall, SetState
 from broker.trainer_side import TrainerSide
 from contracts.encoding.wire import decode
 from contracts.errors import Conflict, FencedOff, InvalidInput, NotFound
@@ -59,8 +60,8 @@ class MortalBroker(Broker):
 
     dies = True
 
-    def run(self, name: str, keys: Sequence[str], args: Sequence[str | int | bytes]) -> list[Any]:
-        answer = super().run(name, keys, args)
+    def run(self, call: ScriptCall, keys: Sequence[str], *payloads: str | int | bytes) -> list[Any]:
+        answer = super().run(call, keys, *payloads)
         if self.dies:
             raise Died
         return answer
@@ -153,13 +154,13 @@ class Overtaken(Broker):
 
     is_overtaken = False
 
-    def run(self, name: str, keys: Sequence[str], args: Sequence[str | int | bytes]) -> list[Any]:
-        if name == "set_state" and not self.is_overtaken:
+    def run(self, call: ScriptCall, keys: Sequence[str], *payloads: str | int | bytes) -> list[Any]:
+        if isinstance(call, SetState) and not self.is_overtaken:
             self.is_overtaken = True
             others = JobStore(Broker(self.redis))
-            others.move(str(args[0]), JobState.RUNNING)
-            others.request_cancel(str(args[0]))
-        return super().run(name, keys, args)
+            others.move(call.job_id, JobState.RUNNING)
+            others.request_cancel(call.job_id)
+        return super().run(call, keys, *payloads)
 
 
 def test_of_two_cancels_at_once_none_ends_a_trainer_that_may_save(jobs: JobStore, settings: StackSettings) -> None:

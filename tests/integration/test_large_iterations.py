@@ -12,6 +12,7 @@ from broker import trainer_side
 from broker.connection.client import Broker, connect
 from broker.job_store import JobStore
 from broker.keys import JobKeys
+from broker.script_calls import ScriptCall, script_of
 from broker.trainer_side import TrainerSide
 from contracts.errors import BrokerUnavailable, FenceViolation
 from contracts.events import AuditRecord, record_digest
@@ -32,12 +33,13 @@ class CountingBroker(Broker):
         self.num_bytes: Counter[str] = Counter()
         self.dies_at: tuple[str, int] = ("", 0)
 
-    def run(self, name: str, keys: Sequence[str], args: Sequence[str | int | bytes]) -> list[Any]:
+    def run(self, call: ScriptCall, keys: Sequence[str], *payloads: str | int | bytes) -> list[Any]:
+        name = script_of(type(call))
         self.calls[name] += 1
-        self.num_bytes[name] += sum(len(one) for one in args if isinstance(one, bytes))
+        self.num_bytes[name] += sum(len(one) for one in payloads if isinstance(one, bytes))
         if (name, self.calls[name]) == self.dies_at:
             raise BrokerUnavailable("died here")
-        return super().run(name, keys, args)
+        return super().run(call, keys, *payloads)
 
 
 @pytest.fixture
@@ -77,7 +79,7 @@ def test_an_iteration_opens_in_pieces_and_is_whole_in_the_end(job: Job, broker: 
 
 def test_a_piece_is_bounded_by_its_bytes_too(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trainer_side, "CHUNK_BYTES", 1)
-    assert [chunk[0] for chunk in trainer_side.dispatch_chunks(job.batches(0, 3))] == [1, 1, 1]
+    assert [len(chunk.batches) for chunk in trainer_side.dispatch_chunks(job.batches(0, 3))] == [1, 1, 1]
 
 
 @pytest.mark.parametrize("script", ["open_iteration", "commit_iteration"])

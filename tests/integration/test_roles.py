@@ -83,7 +83,9 @@ SAMPLES: dict[str, tuple[str, ...]] = {
 CALL = re.compile(r"redis\.p?call\('(\w+)'([^\n]*)")
 NAMES = ["FENCE", "PROMPTS", "ROLLOUTS", "LEDGER", "WEIGHTS", "COUNTERS", "DEAD", "AUDIT", "JOB", "EVENTS", "PROGRESS"]
 NAMES += ["CLAIMS"]
-KEY = re.compile(rf"\b({'|'.join(NAMES)}|stream)\b|KEYS\[(\d+)\]")
+OWN_NAMES = {"SPEC", "JOBS", "ACTIVE", "IDEMPOTENCY", "SHARDS", "CHUNKS"}
+KEY = re.compile(rf"\b({'|'.join([*NAMES, *sorted(OWN_NAMES)])}|stream)\b")
+OWN_KEYS = re.compile(r"^local ([A-Z, ]+) = (?:unpack\(KEYS, 13|KEYS\[13\])", re.MULTILINE)
 GROUP_CALL = re.compile(r"'(CREATE|DESTROY)'")
 
 
@@ -211,13 +213,13 @@ def test_the_write_script_gives_nobody_more_than_his_own_rights(redis_server: Em
 def called(script: str) -> Iterator[tuple[str, str]]:
     """(command, variable of its key or "") of every call that the script can reach, through the prelude too."""
     functions = dict(re.findall(r"^local function (\w+)\([^)]*\)\n(.*?)^end$", PRELUDE, re.MULTILINE | re.DOTALL))
-    texts, seen = [(SCRIPTS / f"{script}.lua").read_text()], set()
+    texts, seen = [(SCRIPTS / f"{script}.lua").read_text()], {"fields_of"}
     while texts:
-        text = texts.pop()
+        text = texts.pop().replace("fields_of(", "redis.call('HMGET', ")
         for command, rest in CALL.findall(text):
             found, of_group = KEY.search(rest), GROUP_CALL.search(rest)
             name = f"{command} {of_group[1]}" if command == "XGROUP" and of_group else command
-            yield name, (found[2] or found[0]) if found else ""
+            yield name, found[0] if found else ""
         reached = {name for name in functions if re.search(rf"\b{name}\(", text)} - seen
         seen |= reached
         texts += [functions[name] for name in reached]
@@ -241,8 +243,10 @@ def _keys_of(script: str, variable: str) -> list[str]:
         return [KEYS.prompts, KEYS.rollouts] if GENERATOR not in SCRIPT_ROLES[script] else [KEYS.prompts]
     if script == "remove_job" and not variable:
         return KEYS.all_keys
-    if variable.isdigit():
-        return [OF_A_SCRIPT[script][int(variable) - len(NAMES) - 1]]
+    if variable in OWN_NAMES:
+        named = OWN_KEYS.search((SCRIPTS / f"{script}.lua").read_text())
+        assert named is not None
+        return [OF_A_SCRIPT[script][named[1].split(", ").index(variable)]]
     return [KEYS.script_keys[NAMES.index(variable)]] if variable else [""]
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 
 from broker.connection.client import Broker, connect
-from broker.generator_side import GeneratorSide
+from broker.generator_side import GeneratorSide, WeightChunks
 from broker.job_store import JobStore
 from broker.keys import JobKeys
 from broker.trainer_side import TrainerSide
-from broker.weight_chunks import WeightChunks
 from contracts.errors import FencedOff
 from contracts.settings import StackSettings
 from contracts.weights import WeightShard

@@ -16,7 +16,7 @@ from contracts.events import AuditRecord, record_digest
 from contracts.jobs import JobState
 from contracts.rollouts import PromptBatch, RolloutBatch, batch_digest
 from tests.builders import job_spec, prompt_batch, rollout_batch
-from tests.integration.fence_checks import check_claims, read
+from tests.integration.fence_checks import check_claims, read, word_of
 from tests.integration.fence_parts import manifest, weights_digest
 from tests.model import fence
 from tests.model.fence import VARIANTS
@@ -303,7 +303,7 @@ class Walk:
         assert (int(stands["iteration"]), stands["digest"]) == (server.iteration, digest_text(server.digest)), name
         prefix = f"{server.iteration}/train/"
         words = {f"{prefix}{i}": LEDGER_WORDS[ledger[0]] for i, (ledger, _) in enumerate(server.batches)}
-        assert {key: parts[0] for key, parts in held.ledger.items()} == words, name
+        assert {key: word_of(one) for key, one in held.ledger.items()} == words, name
         attempts = {f"{prefix}{i}": entry[1] for i, (_, entry) in enumerate(server.batches) if entry}
         assert {batch_id: first for _, batch_id, first in held.prompts} == attempts, name
         owners = {

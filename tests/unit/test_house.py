@@ -54,7 +54,6 @@ LARGE_FOLDERS = {
 """Folder → the reason why it has more than MAX_FOLDER_FILES modules."""
 SMALL_FILES = {
     "broker/celery_transport.py": "the class that Celery's settings name by its path",
-    "broker/weight_chunks.py": "both sides of one key",
     "consumer/gradient/advantages/": "a paper's advantage each",
     "consumer/gradient/losses/": "a paper's loss each",
     "consumer/model/stored_tensors.py": "one class, for readers of checkpoints by rows",

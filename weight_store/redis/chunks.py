@@ -1,4 +1,4 @@
-"""Versions in chunks: what a store of them must do (`broker.weight_chunks` does it in Redis), and how a file is cut."""
+"""Versions in chunks: what a store of them must do (`WeightChunks` reads from Redis), and how a file is cut."""
 
 from __future__ import annotations
 

@@ -1,0 +1,41 @@
+"""What the ledger holds of a batch of the open iteration, as scripts/prelude.lua packs it. Times are the server's."""
+
+from __future__ import annotations
+
+from contracts.encoding.wire import Record, decode
+
+
+class Expected(Record, frozen=True, kw_only=True, tag_field="state", tag="expected"):
+    """Nothing is published yet."""
+
+    entry: str
+    """Of the prompts stream."""
+    shape: str
+    holder: str = ""
+    """The generator that claimed it last; "" before any claim."""
+    claimed_ms: int = 0
+    hedger: str = ""
+    """The generator that works on a copy; "" where none does."""
+    hedged_ms: int = 0
+
+
+class Published(Record, frozen=True, kw_only=True, tag_field="state", tag="published"):
+    entry: str
+    """Of the rollouts stream."""
+    digest: str
+    generator: str
+    attempt: int
+
+
+class Dead(Record, frozen=True, kw_only=True, tag_field="state", tag="dead"):
+    """Given up; the trainer decides by its policy."""
+
+    reason: str
+
+
+BatchRecord = Expected | Published | Dead
+
+
+def batch_record(value: bytes) -> BatchRecord:
+    """Raises ContractViolation for what no script of this version has written."""
+    return decode(value, BatchRecord)  # type: ignore[arg-type]
