@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 def run(settings: StackSettings, job_id: str) -> int:
-    """The exit code. Raises OnbeatError before the job's lease is held.
+    """Runs what this process is, and returns its exit code. Raises OnbeatError before the job's lease is held.
 
     Each branch imports what it needs: a launcher needs no model library, a rank no launcher.
     """

@@ -1,4 +1,4 @@
-"""What a job tells: typed events (server-sent, resumable), iteration metrics, the timeline, the audit chain."""
+"""What a job tells: events (server-sent, resumable), metrics of its iterations, a timeline, an audit chain."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class UpdateMetrics(Record, frozen=True, kw_only=True):
     log-probs."""
     kl_to_reference: float
     grad_norm: float
-    """Before clipping."""
+    """The gradient's norm before clipping."""
 
 
 NOT_DRAWN = frozenset({"iteration", "policy_version", "trainer_epoch", "started_s", "reward_components", "updates"})
@@ -44,16 +44,16 @@ class IterationMetrics(Record, frozen=True, kw_only=True):
     reward_components: dict[str, float]
     """Mean unweighted score by component."""
     zero_advantage_share: float
-    """Share of groups whose rewards are all equal: they teach nothing, except under reinforce++. Of the groups that
-    were trained: where prompts are resampled, what was still equal after the last time."""
+    """Share of the trained groups whose rewards are all equal: they teach nothing, except under reinforce++. Where
+    prompts are resampled, these groups were still equal after the last time."""
     num_resamples: int = 0
-    """Prompts that gave their place to fresh ones, since the rewards of their groups were equal."""
+    """Prompts that gave their places to fresh ones, because the rewards of their groups were equal."""
     advantage_mean: float = 0.0
-    """Over completions, like the next two."""
+    """Mean over completions."""
     advantage_std: float = 0.0
-    """Unbiased."""
+    """Unbiased standard deviation over completions."""
     advantage_max: float = 0.0
-    """Largest magnitude."""
+    """Largest magnitude over completions."""
     response_tokens_mean: float
     response_tokens_max: int
     truncated_share: float
@@ -66,9 +66,9 @@ class IterationMetrics(Record, frozen=True, kw_only=True):
     clip_share: float
     """Share of the sampled tokens whose loss a clip changed, over the updates that can clip; 0.0 where none can."""
     clip_low_share: float = 0.0
-    """The part of it that the lower clip changed."""
+    """The part of clip_share that the lower clip changed."""
     clip_high_share: float = 0.0
-    """The part of it that the upper clip changed."""
+    """The part of clip_share that the upper clip changed."""
     kl_to_reference: float
     """Mean k3 over the sampled tokens; 0.0 without a reference."""
     entropy: float = 0.0
@@ -76,12 +76,12 @@ class IterationMetrics(Record, frozen=True, kw_only=True):
     that sampled, at its temperature."""
     entropy_trained_tokens: float | None = None
     """Mean entropy of the whole distribution, in nats, over the tokens that went through the trainer's model: rows that
-    teach nothing are not in it. None where it is not measured, or nothing teaches."""
+    teach nothing are not among them. None where it is not measured, or nothing teaches."""
     corrected_share: float = 0.0
     """Share, of the tokens that went through the trainer's model, whose weight against the generator was truncated or
     set to 0; 0.0 without a correction."""
     grad_norm: float
-    """Before clipping."""
+    """The gradient's norm before clipping."""
     learning_rate: float
     mismatch_k3: float
     """Mean of rho - log(rho) - 1 with log(rho) = trainer_logprobs - generator_logprobs, over the tokens that went
@@ -91,43 +91,45 @@ class IterationMetrics(Record, frozen=True, kw_only=True):
     effective_sample_share: float
     """ESS / N of the weights rho; 1.0 where there are none."""
     started_s: float
-    """Unix time of opening."""
+    """Unix time at which the trainer turned to the iteration: after the checkpoint of the one before."""
     wall_s: float
+    """Seconds from started_s until the version that the iteration made was announced."""
     generation_s: float
-    """Sum over batches of generator time; above wall_s with several generators."""
+    """Seconds of generation, summed over batches; above wall_s with several generators."""
     training_s: float
-    """Forward and backward passes."""
+    """Seconds of forward and backward passes, summed over ranks."""
     waiting_s: float
-    """The trainer waited for batches."""
+    """Seconds that the trainer had nothing to train."""
     step_s: float
-    """Optimizer step."""
+    """Seconds of optimizer steps. The last of them hashes and writes the version that it makes."""
     publish_s: float
-    """Checkpoint and weights written and hashed, iteration committed."""
+    """Seconds from the last step to the announcement of its version: what was left to hash and to write."""
     bubble_s: float = 0.0
-    """From the last token of the iteration before to this one's first generation: no generator sampled. Scoring, the
-    last micro-batches, step, weights, commit, and their loading; 0.0 in a trainer's first iteration."""
+    """Seconds from the last token of the iteration before to this one's first generation: no generator sampled.
+    Scoring, the last micro-batches, step, weights, commit, and loading are in them. 0.0 in a trainer's first
+    iteration."""
     tokens_per_s: float
     """num_tokens / wall_s."""
     trained_tokens: int = 0
-    """Through the policy's layers, prompts included, over all updates."""
+    """Tokens that went through the policy's layers, prompts included, over all updates."""
     trained_tokens_per_s: float = 0.0
-    """trained_tokens / training_s: of one rank."""
+    """trained_tokens / training_s: the rate of one rank."""
     mfu: float | None = None
     """Floating-point operations of training (consumer/gradient/cost.py) over training_s and the setting peak_flops."""
     updates: tuple[UpdateMetrics, ...] = ()
     """Each optimizer step by itself, where an iteration takes several."""
 
     def numbers(self) -> dict[str, float]:
-        """What can be drawn over the iterations, by field name; without what is unknown, and reward_components."""
+        """Numbers that can be drawn over the iterations, by field name; without unknown ones and reward_components."""
         fields = {name: getattr(self, name) for name in self.__struct_fields__ if name not in NOT_DRAWN}
         return {name: float(value) for name, value in fields.items() if value is not None}
 
 
 class TimelineSpan(Record, frozen=True, kw_only=True):
-    """A line of timeline.jsonl: who did what when."""
+    """A line of timeline.jsonl: which process did what, and when."""
 
     who: str
-    """Generator id, or "trainer"."""
+    """Generator id, "trainer" for rank 0 of the trainer, or "trainer 1" for rank 1."""
     what: str
     """generate, score, train, step, publish (the weights) or open (the one before committed, this one opened)."""
     iteration: int
@@ -158,7 +160,7 @@ class TrainerStarted(Event, tag="trainer_started", frozen=True, kw_only=True):
 class IterationCommitted(Event, tag="iteration_committed", frozen=True, kw_only=True):
     metrics: IterationMetrics
     weights_digest: Digest
-    """Of the version that this iteration made."""
+    """Digest of the version that this iteration made."""
 
 
 class EvaluationFinished(Event, tag="evaluation_finished", frozen=True, kw_only=True):
@@ -177,14 +179,14 @@ class BatchDead(Event, tag="batch_dead", frozen=True, kw_only=True):
 
 
 class MismatchAlarm(Event, tag="mismatch_alarm", frozen=True, kw_only=True):
-    """Trainer and generator disagree about what was sampled by more than `trainer.mismatch_alarm`."""
+    """Trainer and generator log-probs differ by more than `trainer.mismatch_alarm`."""
 
     iteration: int
     mismatch_k3: float
     mismatch_max: float
     effective_sample_share: float
     threshold: float
-    """Of mismatch_k3."""
+    """The mismatch_k3 above which the alarm is raised."""
 
 
 JobEvent = (
@@ -204,12 +206,12 @@ class AuditRecord(Record, frozen=True, kw_only=True):
     kind: str
     """commit, or rewind: the trainer resumed from an older checkpoint under a new epoch."""
     iteration: int
-    """Committed iteration; for a rewind, the iteration that will be replayed first."""
+    """The committed iteration; for a rewind, the iteration that is replayed first."""
     policy_version: PolicyVersion
     weights_digest: str
-    """Of the version that every batch was sampled with."""
+    """Digest of the version that sampled every batch."""
     next_weights_digest: str
-    """Of the version that the step made; "" where the iteration only evaluated, or for a rewind."""
+    """Digest of the version that the step made; "" where the iteration only evaluated, or for a rewind."""
     trainer_epoch: int
     batches: dict[str, str]
     """Batch id → batch digest, each trained or evaluated exactly once."""
@@ -227,12 +229,12 @@ class AuditRecord(Record, frozen=True, kw_only=True):
 
 
 def record_digest(record: AuditRecord) -> str:
-    """Link of the audit chain."""
+    """The digest by which the next record of the audit chain names this one."""
     return content_digest(encode(record))
 
 
 def versions_of(chain: Iterable[AuditRecord], committed: int | None = None) -> dict[int, str]:
-    """Version → digest: those that commits made, up to iteration `committed`, and that no rewind took back."""
+    """Version → digest, of those that commits up to iteration `committed` have made and no rewind took back."""
     versions: dict[int, str] = {}
     for record in chain:
         if record.kind == "rewind":

@@ -6,8 +6,9 @@
     │ └────────────────────────────▲   │
     └──────────── resume ──────────────┘
 
-`cancelling` waits for the trainer's checkpoint; whatever it meets, it doesn't become `failed`. A job whose trainer died
-stays `running`: it is replaced. A final state is left by a resume only, and `succeeded` only for more iterations.
+A `cancelling` job waits for its trainer's checkpoint; whatever that meets, the job doesn't become `failed`. A job whose
+trainer died stays `running`: the trainer is replaced. Only a resume leaves a final state, and `succeeded` only for more
+iterations.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def is_of_work(exit_code: int) -> bool:
 
 
 class ResumeRequest(Record, frozen=True, kw_only=True):
-    """Body of `POST /v1/jobs/{id}/resume`; it may be left out."""
+    """Body of `POST /v1/jobs/{id}/resume`; a request may leave it out."""
 
     iterations: Iterations | None = None
     """The job's new number of iterations; None keeps it."""
@@ -99,7 +100,7 @@ class EvaluationScore(Record, frozen=True, kw_only=True):
 
 
 class JobStatus(Record, frozen=True, kw_only=True):
-    """What `GET /v1/jobs/{id}` answers."""
+    """The answer to `GET /v1/jobs/{id}`."""
 
     job_id: str
     name: str
@@ -121,9 +122,9 @@ class JobStatus(Record, frozen=True, kw_only=True):
     """Relative to the run root."""
     trainer_epoch: int = 0
     batches_expected: int = 0
-    """Of the open iteration."""
+    """Batches of the open iteration."""
     batches_published: int = 0
-    """Of the open iteration."""
+    """Those of them that are published."""
     batches_accepted: int = 0
     """Published batches over the whole job."""
     batches_rejected: dict[str, int] = field(default_factory=dict)

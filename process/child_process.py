@@ -99,17 +99,17 @@ class ChildProcess:
         """SIGTERM, then SIGKILL after the grace; processes that it started and left behind are killed too."""
         if self._process is None:
             return
-        offspring = descendants(self._process.pid)
+        offspring = self._offspring()
         self.terminate()
         if not self.wait(grace_s):
-            offspring |= descendants(self._process.pid)
+            offspring |= self._offspring()
         self._end_group()
         kill_all(offspring)
 
     def kill(self) -> None:
         """SIGKILL to its process group, as a crash would end it."""
         if self._process is not None:
-            offspring = descendants(self._process.pid)
+            offspring = self._offspring()
             self._end_group()
             kill_all(offspring)
 
@@ -121,6 +121,10 @@ class ChildProcess:
             file.seek(max(0, self.log_path.stat().st_size - TAIL_BYTES))
             text = file.read().decode(errors="replace")
         return "\n".join(text.splitlines()[-num_lines:])
+
+    def _offspring(self) -> set[psutil.Process]:
+        """What it has started; nothing once it was reaped, when its number may be a stranger's."""
+        return descendants(self._process.pid) if self._process is not None and self.is_running else set()
 
     def _end_group(self) -> None:
         assert self._process is not None

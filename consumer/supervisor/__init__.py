@@ -1,1 +1,1 @@
-"""Which jobs get a trainer here, and the process that each of them is: no torch."""
+"""The worker: decides which jobs get a trainer here, and runs each as a process of its own. It imports no torch."""

@@ -3,7 +3,7 @@
 Consumes:     Celery messages that name a job, and the beat's.
 Waits for:    messages; the beat, a thread of this process, sends one every RECONCILE_EVERY_S.
 Unblocked by: gateways, the beat, SIGTERM or SIGINT.
-Produces:     trainer processes, and the end of jobs that nobody can train.
+Produces:     trainer processes, and the end of jobs that no trainer can train.
 
 Exit 0: it was asked to end. 1: the beat died, or Celery gave up. 2: a bad setting, a run root that cannot be written,
 or no Redis. It imports no torch: trainers are processes of their own.
@@ -27,7 +27,7 @@ from broker.celery_app import make_celery_app
 from broker.connection.client import connect_within
 from consumer.supervisor.reconciler import Reconciler, register_tasks
 from consumer.supervisor.run_roots import RunRoots
-from consumer.supervisor.trainer_process import TrainerProcesses
+from consumer.supervisor.trainer_process import TrainerProcess
 from consumer.supervisor.worker_end import WorkerEnd
 from contracts.errors import OnbeatError, Unavailable
 from contracts.settings import StackSettings, settings_from
@@ -41,7 +41,8 @@ log = logging.getLogger(__name__)
 
 
 class BriefScheduler(Scheduler):
-    """In memory, since its one entry is due at once after a start; a line, not a stack, while Redis is away."""
+    """Keeps its one entry in memory, since that is due at once after a start; logs a line, not a stack, while Redis is
+    away."""
 
     def apply_entry(self, entry: ScheduleEntry, producer: object = None) -> None:
         try:
@@ -71,29 +72,27 @@ class BeatThread(threading.Thread):
                 os.kill(os.getpid(), signal.SIGTERM)
 
     def stop(self) -> None:
-        """Without waiting: a beat that waits for Redis ends with the process."""
+        """Returns without waiting: a beat that waits for Redis ends with the process."""
         self._stopping = True
         self._service.stop()
 
 
 def run(settings: StackSettings, *, trainer_module: str = "consumer") -> int:
-    """Works until a signal; the exit code. Raises OnbeatError where Redis does not answer or refuses."""
+    """Works until a signal, and returns the exit code. Raises OnbeatError where Redis does not answer or refuses."""
     roots = RunRoots(settings)
     roots.check()
     broker = connect_within(settings, patience_s=REDIS_PATIENCE_S)
-    consumer_id = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
-    trainers = TrainerProcesses(settings.run_root_path, module=trainer_module)
-    reconciler = Reconciler(
-        broker, trainers, roots=roots, consumer_id=consumer_id, trainer_start_s=settings.trainer_start_s
-    )
-    end = WorkerEnd(trainers)
+    worker_id = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+    trainer = TrainerProcess(settings.run_root_path, module=trainer_module)
+    reconciler = Reconciler(broker, trainer, roots=roots, worker_id=worker_id, trainer_start_s=settings.trainer_start_s)
+    end = WorkerEnd(trainer)
     signals.worker_shutting_down.connect(lambda **_: end.begin(), weak=False)
     app = make_celery_app(settings)
     register_tasks(app, reconciler)
     beat = BeatThread(app)
     worker = Worker(
         app=app,
-        hostname=f"consumer@{consumer_id}",
+        hostname=f"consumer@{worker_id}",
         pool="solo",
         concurrency=1,
         quiet=True,
@@ -101,24 +100,24 @@ def run(settings: StackSettings, *, trainer_module: str = "consumer") -> int:
         without_mingle=True,
         without_heartbeat=True,
     )
-    signals.worker_ready.connect(lambda **_: log.info("consumer %s is ready for jobs", consumer_id), weak=False)
+    signals.worker_ready.connect(lambda **_: log.info("consumer %s is ready for jobs", worker_id), weak=False)
     beat.start()
     try:
         worker.start()
     finally:
         beat.stop()
-        _close(reconciler, trainers)
+        _close(reconciler, trainer)
         broker.close()
     return 1 if beat.died else int(worker.exitcode or 0)
 
 
-def _close(reconciler: Reconciler, trainers: TrainerProcesses) -> None:
+def _close(reconciler: Reconciler, trainer: TrainerProcess) -> None:
     try:
         reconciler.close()
     except Unavailable as error:
         log.warning("ended without telling the broker: %s", error)
     finally:
-        trainers.stop()
+        trainer.stop()
 
 
 @signals.setup_logging.connect

@@ -1,12 +1,12 @@
-"""The Celery tasks of a consumer, and what they do: see to it that each active job has a trainer that holds its lease.
+"""The worker's Celery tasks, and what they do: they see to it that a trainer holds the lease of each active job.
 
     ensure_trainer(job) ─┐                       ┌─ a lease lives: nothing to do
     reconcile() ─────────┴─ for each active job ─┼─ its trainer runs here: wait, end one that is needless or silent
-                                                 ├─ cancelling: cancelled, there is nobody to save anything
-                                                 ├─ another consumer's trainer loads, or this consumer is busy: later
+                                                 ├─ cancelling: cancelled, there is no trainer to save anything
+                                                 ├─ another worker's trainer loads, or this worker is busy: later
                                                  └─ start one, or fail the job that used up its starts
 
-Both are safe to run at any time, any number of times: the fence lets only one trainer work, whoever starts how many.
+Both are safe to run at any time, any number of times: however many trainers are started, the fence lets one work.
 """
 
 from __future__ import annotations
@@ -22,52 +22,52 @@ from broker.job_store import JobStore
 from broker.keys import JobKeys
 from broker.trainer_side import read_fence
 from consumer.supervisor.run_roots import RunRoots
-from consumer.supervisor.trainer_process import Ended, TrainerProcesses
+from consumer.supervisor.trainer_process import Ended, TrainerProcess
 from contracts.errors import Conflict, NotFound, OnbeatError, Unavailable
 from contracts.jobs import JobState, TrainerExit
 
 RESERVATION_S = 8.0
-"""Renewed while the trainer loads; so long other consumers wait after this one's death."""
+"""It is renewed while the trainer loads; other workers wait so long after the death of this one."""
 LOADING_GRACE_S = 3.0
-"""For a trainer that nobody needs any more, and its ranks: they have nothing to save."""
+"""Time for a trainer that is not needed any more, and its ranks, to end: they have nothing to save."""
 
 log = logging.getLogger(__name__)
 
 
 class Reconciler:
-    """One consumer's view of the jobs, and its hands."""
+    """What one worker sees of the jobs, and does for them."""
 
     def __init__(
         self,
         broker: Broker,
-        trainers: TrainerProcesses,
+        trainer: TrainerProcess,
         *,
         roots: RunRoots,
-        consumer_id: str,
+        worker_id: str,
         trainer_start_s: float,
     ) -> None:
         """trainer_start_s: `StackSettings.trainer_start_s`."""
         self._broker = broker
         self._jobs = JobStore(broker)
-        self._trainers = trainers
+        self._trainer = trainer
         self._roots = roots
-        self._consumer_id = consumer_id
+        self._worker_id = worker_id
         self._trainer_start_s = trainer_start_s
 
     def reconcile(self) -> None:
-        """Every active job, oldest first. Raises Unavailable."""
+        """Sees to every active job, oldest first. Raises Unavailable."""
         self._see_to_own()
         for job_id in self._jobs.active_jobs():
             self._see_to_known(job_id)
 
     def ensure_trainer(self, job_id: str) -> None:
-        """One job. Raises Unavailable."""
+        """Sees to one job. Raises Unavailable."""
         self._see_to_own()
         self._see_to_known(job_id)
 
     def close(self) -> None:
         """Ends the trainer that runs here; its job goes on in another one."""
-        ended = self._trainers.stop()
+        ended = self._trainer.stop()
         if ended is not None:
             self._book(ended)
 
@@ -81,42 +81,42 @@ class Reconciler:
     def _see_to(self, job_id: str) -> None:
         state = self._jobs.state(job_id)
         if state.is_final:
-            # Takes it off the active jobs, where whoever ended it died in between.
+            # It is among the active jobs where the process that ended it died in between.
             self._jobs.leave_active(job_id)
-        elif job_id == self._trainers.job_id or self._is_held(job_id):
+        elif job_id == self._trainer.job_id or self._is_held(job_id):
             return
         elif state is JobState.CANCELLING:
             self._end(job_id, JobState.CANCELLED)
-        elif not self._trainers.job_id and self._roots.are_writable() and self._reserve(job_id):
+        elif not self._trainer.job_id and self._roots.are_writable() and self._reserve(job_id):
             self._start(job_id)
 
     def _see_to_own(self) -> None:
-        """The trainer that runs here: it has ended, it holds its job, it loads, or it is stuck (I8)."""
-        ended = self._trainers.reap()
-        job_id = self._trainers.job_id
+        """Sees to the trainer that runs here: it has ended, it holds its job, it loads, or it is stuck (I8)."""
+        ended = self._trainer.reap()
+        job_id = self._trainer.job_id
         if job_id and self._is_held(job_id):
-            self._trainers.answered()
-            self._jobs.release_start(job_id, self._consumer_id)
+            self._trainer.answered()
+            self._jobs.release_start(job_id, self._worker_id)
         elif job_id and self._is_needless(job_id):
             log.info("the trainer of %s is ended: the job is, or will be", job_id)
-            ended = self._trainers.stop(grace_s=LOADING_GRACE_S)
-        elif job_id and self._trainers.silent_s < self._trainer_start_s:
+            ended = self._trainer.stop(grace_s=LOADING_GRACE_S)
+        elif job_id and self._trainer.silent_s < self._trainer_start_s:
             self._reserve(job_id)
         elif job_id:
-            log.error("the trainer of %s has not answered for %.0f s, killing it", job_id, self._trainers.silent_s)
-            self._trainers.kill()
-            ended = self._trainers.reap()
+            log.error("the trainer of %s has not answered for %.0f s, killing it", job_id, self._trainer.silent_s)
+            self._trainer.kill()
+            ended = self._trainer.reap()
         if ended is not None:
             self._book(ended)
 
     def _is_needless(self, job_id: str) -> bool:
-        """Of a trainer that doesn't hold its job: the job has ended, or is to end, and there is nothing to save."""
+        """Whether a trainer that doesn't hold its job can go: the job has ended, or is to end, with nothing to save."""
         try:
             state = self._jobs.state(job_id)
         except NotFound:
             return True
-        # One that has held it may be on its way out, after it said how the job ended.
-        return state is JobState.CANCELLING or (state.is_final and not self._trainers.has_held)
+        # A trainer that has held it may be on its way out, after it said how the job ended.
+        return state is JobState.CANCELLING or (state.is_final and not self._trainer.has_held)
 
     def _is_held(self, job_id: str) -> bool:
         return read_fence(self._broker, JobKeys(job_id)).is_held(self._broker.now_s())
@@ -127,18 +127,18 @@ class Reconciler:
             self._give_up(
                 job_id,
                 f"{limit} trainers ended without committing a new iteration (timeouts.max_trainer_starts); "
-                f"the last one's log ends: {self._trainers.tail(job_id)}",
+                f"the last one's log ends: {self._trainer.tail(job_id)}",
             )
             return
         try:
-            self._trainers.start(job_id)
+            self._trainer.start(job_id)
         except OnbeatError as error:
             self._give_up(job_id, str(error))
 
     def _give_up(self, job_id: str, reason: str) -> None:
         log.error("job %s fails: %s", job_id, reason)
         self._jobs.fail(job_id, reason)
-        self._jobs.release_start(job_id, self._consumer_id)
+        self._jobs.release_start(job_id, self._worker_id)
 
     def _end(self, job_id: str, state: JobState) -> None:
         try:
@@ -150,14 +150,14 @@ class Reconciler:
         if ended.exit_code in (TrainerExit.DONE, TrainerExit.STOPPED):
             log.info("%s", ended)
         elif not ended.asked:
-            log.warning("%s: %s", ended, self._trainers.tail(ended.job_id))
+            log.warning("%s: %s", ended, self._trainer.tail(ended.job_id))
         if ended.asked or ended.exit_code == TrainerExit.HELD:
-            # That it was asked to end, or that another one lives, says nothing about the job; any other end does.
+            # A trainer that was asked to end, or that found another one alive, says nothing about the job.
             self._jobs.uncount_trainer_start(ended.job_id)
-        self._jobs.release_start(ended.job_id, self._consumer_id)
+        self._jobs.release_start(ended.job_id, self._worker_id)
 
     def _reserve(self, job_id: str) -> bool:
-        return self._jobs.reserve_start(job_id, self._consumer_id, life_s=RESERVATION_S)
+        return self._jobs.reserve_start(job_id, self._worker_id, life_s=RESERVATION_S)
 
 
 def register_tasks(app: Celery, reconciler: Reconciler) -> None:
@@ -174,7 +174,7 @@ def register_tasks(app: Celery, reconciler: Reconciler) -> None:
 
 
 def _while_available(work: Callable[[], None]) -> None:
-    """A server that is away ends the attempt, not the worker: the beat brings the next one."""
+    """A server that is away ends the attempt, not the worker: the beat brings the next attempt."""
     try:
         work()
     except Unavailable as error:

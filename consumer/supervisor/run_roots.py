@@ -1,4 +1,4 @@
-"""The folders that trainers write to: a consumer that can't write there takes no jobs, and says so."""
+"""The folders that trainers write to: a worker that can't write there takes no jobs, and says so."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class RunRoots:
         for field, root in self._roots.items():
             try:
                 make_missing(root)
-                # Permission bits don't tell: of a read-only mount, a full disk, a server that is away.
+                # Permission bits don't tell of a read-only mount, of a full disk, or of a file server that is away.
                 with tempfile.TemporaryFile(dir=root) as file:
                     file.write(b"\0")
             except OSError as error:
@@ -38,7 +38,7 @@ class RunRoots:
                 ) from error
 
     def are_writable(self) -> bool:
-        """`check` for a consumer at work: what it lacks is logged once, and so is that it has it again."""
+        """Checks for a worker that is at work: what it lacks is logged once, and so is that it has it again."""
         try:
             self.check()
         except InvalidInput as error:

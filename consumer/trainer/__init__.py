@@ -1,1 +1,1 @@
-"""One job, from its checkpoint to its end: start, gather, commit, iteration after iteration."""
+"""One job, from its checkpoint to its end: start, then gather, step and commit, iteration after iteration."""

@@ -94,7 +94,7 @@ class Commits:
         reach("consumer.after_commit")
 
     def _settle(self, made: WeightManifest) -> None:
-        """After a commit, while the generators are at work again: checkpoint, old files, the count of starts."""
+        """Saves and clears up after a commit, while the generators are at work again."""
         held = self._held
         held.settled = made
         # The lease comes before the files: a trainer that was paused since its commit would take away versions that

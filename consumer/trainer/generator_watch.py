@@ -1,4 +1,4 @@
-"""Notices a job that nobody generates for, and weights that somebody cannot load."""
+"""Notices a job that no generator serves, and weights that a generator cannot load."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CURE = (
 
 
 class GeneratorWatch:
-    """`check` is called while the trainer waits."""
+    """What a trainer knows of the live generators; it calls `check` while it waits."""
 
     def __init__(
         self,
@@ -25,7 +25,7 @@ class GeneratorWatch:
         deterministic: bool,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """deterministic: the job's; generators that leave such a job alone count as absent (I7)."""
+        """deterministic: as the job's spec has it; generators that leave such a job alone count as absent (I7)."""
         self._presence = presence
         self._deterministic = deterministic
         self._deadline_s = deadline_s
@@ -34,7 +34,7 @@ class GeneratorWatch:
         self._waiting: Waiting | None = None
 
     def loading(self) -> frozenset[str]:
-        """Folders of the weights that live generators load now, as their manifests name them."""
+        """Returns the folders of the weights that live generators load now, as their manifests name them."""
         return frozenset(
             directory
             for generator in self._presence.live()
@@ -42,9 +42,10 @@ class GeneratorWatch:
         )
 
     def check(self) -> frozenset[str]:
-        """Looks every 2 s; folders of the weights that generators refuse now, as their manifests name them.
+        """Returns the folders of the weights that generators refuse now, as their manifests name them.
 
-        Raises DeadlineExceeded after deadline_s without a live generator that serves this job.
+        It looks every 2 s, and returns none in between. Raises DeadlineExceeded after deadline_s without a live
+        generator that serves this job.
         """
         if self._clock() - self._looked_s < LOOK_EVERY_S:
             return frozenset()

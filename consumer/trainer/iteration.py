@@ -39,10 +39,10 @@ class Boundary:
 
 
 class Iteration:
-    """Takes each expected batch once, in whatever order; the rest of the iteration is read off it."""
+    """Takes each expected batch once, in any order; the rest of the iteration is read off it."""
 
     def __init__(self, opening: Opening, *, trainer_epoch: int, boundary: Boundary | None = None) -> None:
-        """boundary: to the iteration before; None for a trainer's first."""
+        """boundary: the times between the iteration before and this one; None for a trainer's first."""
         self.number = opening.iteration
         self.policy_version = opening.policy_version
         self.weights_digest = opening.weights_digest
@@ -56,11 +56,11 @@ class Iteration:
         self.unscorable: dict[str, dict[str, int]] = {}
         """Batch id → "component: reason" → completions that got an `on_unscorable` score."""
         self.num_unscorable = 0
-        """Trained ones."""
+        """Trained completions that got one."""
         self.stats: list[MicroBatchStats] = []
         self.spans: list[TimelineSpan] = []
         self.waiting_s = 0.0
-        """The trainer had nothing to train."""
+        """Seconds that the trainer had nothing to train."""
         self._trainer_epoch = trainer_epoch
         self._boundary = boundary
         self._generation_s = 0.0
@@ -88,9 +88,9 @@ class Iteration:
         return [batch for batch in self.expected.values() if batch.purpose == "evaluation"]
 
     def take(self, arrived: Arrived) -> bool:
-        """Whether it is the first copy of this batch. Raises FenceViolation for one that this iteration can't use.
+        """Returns whether it is the first copy of this batch. Raises FenceViolation for one that is none of this iteration.
 
-        The fence checked the same at publication; a gradient trusts nobody (I2, I3).
+        The fence checked the same at publication; before a gradient it is checked again (I2, I3).
         """
         batch = arrived.batch
         self._check(batch)
@@ -120,7 +120,7 @@ class Iteration:
         )
 
     def abandon(self, dead: Mapping[str, str]) -> dict[str, str]:
-        """Gives up dead batches; answers those that are new."""
+        """Gives up dead batches, and returns those that it did not know to be dead."""
         new = {batch_id: reason for batch_id, reason in dead.items() if batch_id not in self.abandoned}
         self.abandoned |= new
         for batch_id in new:
@@ -135,7 +135,7 @@ class Iteration:
         self._add_span(TRAINER, what, batch_id=batch_id, started_s=started_s, ended_s=time.time())
 
     def seconds(self, what: str) -> float:
-        """Sum of the trainer's spans of one kind, over its ranks."""
+        """Sums the trainer's spans of one kind over its ranks."""
         return sum(s.ended_s - s.started_s for s in self.spans if s.who.startswith(TRAINER) and s.what == what)
 
     @property
@@ -154,9 +154,9 @@ class Iteration:
     def metrics(
         self, updates: Sequence[Update], *, learning_rate: float, scaling: Scaling, peak_flops: float = 0.0
     ) -> IterationMetrics:
-        """Of a training iteration whose batches are all in; updates: at least one, in order.
+        """The numbers of a training iteration whose batches are all in; updates: at least one, in order.
 
-        peak_flops: of one rank; 0.0 where it is unknown, and the mfu with it.
+        peak_flops: `HeldJob.peak_flops`; where it is 0.0, the mfu is unknown.
         """
         of_each = [iteration_numbers(update.stats, scaling=scaling) for update in updates]
         numbers = mean_over_updates(of_each, can_clip=[update.can_clip for update in updates])
@@ -231,7 +231,7 @@ class Iteration:
 
 
 def _check_group(group: RolloutGroup, place: int, expected: PromptBatch) -> None:
-    """Raises FenceViolation unless its place holds its prompt after so many resamples, and was due no further one."""
+    """Raises FenceViolation unless the place holds its prompt after so many resamples, and was due no further one."""
     asked = expected.prompt_at(place, num_resamples=group.num_resamples)
     answered = (group.prompt_id, group.prompt_index, group.prompt_token_ids)
     if asked is None or answered != (asked.prompt_id, asked.index, asked.token_ids):

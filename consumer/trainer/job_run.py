@@ -35,8 +35,8 @@ from contracts.spec import JobSpec
 log = logging.getLogger(__name__)
 
 
-def train(settings: StackSettings, broker: Broker, spec: JobSpec, job_id: str) -> int:
-    """In the only process of a trainer, or its rank 0; the exit code. Raises OnbeatError before the lease is held."""
+def train(settings: StackSettings, broker: Broker, spec: JobSpec, job_id: str) -> TrainerExit:
+    """Trains in the only process of a trainer, or in its rank 0. Raises OnbeatError before the lease is held."""
     side = TrainerSide(broker, job_id, owner=_owner(), lease_s=spec.timeouts.trainer_lease_s)
     try:
         epoch = side.acquire()
@@ -57,8 +57,8 @@ def train(settings: StackSettings, broker: Broker, spec: JobSpec, job_id: str) -
 
 def _keep(
     settings: StackSettings, broker: Broker, spec: JobSpec, *, side: TrainerSide, keeper: LeaseKeeper, job_id: str
-) -> int:
-    """The exit code."""
+) -> TrainerExit:
+    """Gives the lease back at an end that is the trainer's own; a trainer that was fenced off or cut off has none."""
     try:
         code = _train_held(settings, broker, spec, side=side, keeper=keeper, job_id=job_id)
         side.release()
@@ -75,7 +75,7 @@ def _keep(
 
 def _train_held(
     settings: StackSettings, broker: Broker, spec: JobSpec, *, side: TrainerSide, keeper: LeaseKeeper, job_id: str
-) -> int:
+) -> TrainerExit:
     jobs = JobStore(broker)
     state = jobs.state(job_id)
     if state.is_final:
@@ -100,7 +100,7 @@ def _train_held(
         raise
     except OnbeatError as error:
         log.error("job %s failed: %s", job_id, error)
-        # Who slept past its lease writes no checkpoint beside another's.
+        # The lease comes before the files: a trainer that slept past it writes no checkpoint beside its successor's.
         side.renew()
         if trainer is not None and isinstance(error, (BatchFailed, DeadlineExceeded)):
             _saved(trainer)
@@ -128,7 +128,7 @@ def _begin(jobs: JobStore, job_id: str, side: TrainerSide) -> None:
 
 
 def _saved(trainer: Trainer) -> str:
-    """What was committed is kept; "", or why it could not be: that must not change how the job ends."""
+    """Saves what was committed; returns "", or why it could not: that must not change how the job ends."""
     try:
         trainer.save()
     except (FencedOff, BrokerUnavailable):
@@ -141,10 +141,10 @@ def _saved(trainer: Trainer) -> str:
 
 @contextlib.contextmanager
 def _stopped_by_signals(keeper: LeaseKeeper) -> Iterator[None]:
-    """SIGTERM and SIGINT ask the keeper to stop.
+    """Asks the keeper to stop at SIGTERM and SIGINT.
 
-    Python runs a handler in the main thread, between two of its instructions: never, while that waits in a library for
-    a rank that is gone. So a thread reads the signals, too.
+    Python runs a handler in the main thread, between two of its instructions: never while that thread waits in a
+    library for a rank that is gone. So another thread reads the signals, too.
     """
     reader, writer = socket.socketpair()
     writer.setblocking(False)
@@ -166,7 +166,7 @@ def _stopped_by_signals(keeper: LeaseKeeper) -> Iterator[None]:
 
 
 def _end_loading(why: Exception, jobs: JobStore, *, side: TrainerSide, job_id: str) -> None:
-    """From the keeper's thread, while the main one loads: nothing is to be saved, so the process ends where it is."""
+    """Ends the process in the keeper's thread while the main one loads: nothing is to be saved."""
     log.info("ends while it loads: %s", why if str(why) else type(why).__name__.lower())
 
     def tell() -> None:
@@ -175,7 +175,7 @@ def _end_loading(why: Exception, jobs: JobStore, *, side: TrainerSide, job_id: s
         if isinstance(why, (Cancelled, Stopped)):
             side.release()
 
-    # A Redis that is away doesn't hold it up: the lease runs out, and a consumer finds the job cancelling.
+    # A Redis that is away doesn't hold the end up: the lease runs out, and a worker finds the job cancelling.
     telling = threading.Thread(target=tell, name="last words", daemon=True)
     telling.start()
     telling.join(STOP_PATIENCE_S)

@@ -14,7 +14,7 @@ from contracts.jobs import JobState
 log = logging.getLogger(__name__)
 
 STOP_PATIENCE_S = 5.0
-"""Redis may be away so long before a trainer that was asked to stop ends without it: its lease runs out by itself."""
+"""A trainer that was asked to stop ends without Redis when that is away for so long: its lease runs out by itself."""
 LOOK_S = 0.25
 
 
@@ -30,7 +30,7 @@ class LeaseKeeper:
     """A thread that renews the lease every third of it, and every second so that a cancel is soon noticed.
 
     A trainer that trains calls `check` between micro-batches: what the thread saw is raised there, where it can be
-    answered. One that loads a model makes no such calls for minutes: until it says `loaded`, the thread ends it.
+    answered. One that loads a model makes no such calls for minutes: until it says `loaded`, another thread ends it.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class LeaseKeeper:
     ) -> None:
         """end_loading: ends the process while it loads, where nothing is to be saved; takes what `check` would raise.
 
-        end_stopped: ends one that was asked to stop and doesn't get to it, because Redis is away.
+        end_stopped: ends a process that was asked to stop and doesn't get to it, because Redis is away.
         """
         self._side = side
         self._interval_s = min(lease_s / 3, 1.0)
@@ -53,7 +53,7 @@ class LeaseKeeper:
         self._error: OnbeatError | None = None
         self._heard_s = time.monotonic()
         self._loading = threading.Lock()
-        """Held by the thread while it ends the process: `loaded` doesn't return then."""
+        """The thread holds it while it ends the process, so that `loaded` doesn't return then."""
         self._is_loading = True
         self._closing = threading.Event()
         self._stop_requested = threading.Event()
@@ -67,11 +67,11 @@ class LeaseKeeper:
             thread.start()
 
     def request_stop(self) -> None:
-        """From a signal handler: `check` raises Stopped from now on."""
+        """Makes `check` raise Stopped from now on; a signal handler may call it."""
         self._stop_requested.set()
 
     def loaded(self) -> None:
-        """From now on `check` is called often enough. Raises what it raises."""
+        """Says that the trainer calls `check` often enough from now on. Raises what that raises."""
         with self._loading:
             self._is_loading = False
         self.check()
@@ -85,7 +85,7 @@ class LeaseKeeper:
             raise Cancelled
 
     def check_lease(self) -> None:
-        """Raises what ended the renewals (FencedOff, Unavailable), and FencedOff where the job has ended without us."""
+        """Raises what ended the renewals (FencedOff, Unavailable), and FencedOff where the job ended without it."""
         if self._error is not None:
             raise self._error
         if self._state.is_final:
@@ -120,7 +120,7 @@ class LeaseKeeper:
                 return
 
     def _reason(self) -> Exception | None:
-        """What `check` raises now."""
+        """Returns what `check` would raise now."""
         try:
             self.check()
         except (OnbeatError, Stopped, Cancelled) as why:

@@ -14,7 +14,7 @@ from contracts.versions import WeightManifest
 
 
 class IterationPlan:
-    """Training batches first, so that the trainer has work while the held-out prompts are sampled."""
+    """Plans the training batches first, so that the trainer has work while the held-out prompts are sampled."""
 
     def __init__(self, job_id: str, spec: JobSpec, source: PromptSource) -> None:
         self._job_id = job_id

@@ -61,5 +61,5 @@ class Trainer:
         self._held.ranks.close()
 
     def clear(self) -> None:
-        """After the job's end its versions leave memory that others need. A resume writes its first one again."""
+        """Removes the versions of a job that has ended; a resume writes its first one again."""
         self._held.weights.remove_all()

@@ -22,7 +22,7 @@ from broker.keys import JobKeys
 from broker.trainer_side import TrainerSide, read_fence
 from consumer.supervisor.reconciler import Reconciler
 from consumer.supervisor.run_roots import RunRoots
-from consumer.supervisor.trainer_process import TrainerProcesses
+from consumer.supervisor.trainer_process import TrainerProcess
 from contracts.jobs import JobState
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
@@ -193,17 +193,17 @@ def test_a_restarted_redis_harms_neither_worker_nor_trainer(
 @contextmanager
 def reconciling(
     settings: StackSettings, broker: Broker, monkeypatch: pytest.MonkeyPatch, *, trainer_start_s: float = 180.0
-) -> Iterator[tuple[Reconciler, TrainerProcesses]]:
+) -> Iterator[tuple[Reconciler, TrainerProcess]]:
     """A reconciler in this process, over trainer processes of the stand-in."""
     for name, value in settings.environment().items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(ROOT)
-    trainers = TrainerProcesses(settings.run_root_path, module=TRAINER)
+    trainer = TrainerProcess(settings.run_root_path, module=TRAINER)
     reconciler = Reconciler(
-        broker, trainers, roots=RunRoots(settings), consumer_id="consumer-a", trainer_start_s=trainer_start_s
+        broker, trainer, roots=RunRoots(settings), worker_id="consumer-a", trainer_start_s=trainer_start_s
     )
     try:
-        yield reconciler, trainers
+        yield reconciler, trainer
     finally:
         reconciler.close()
 
@@ -234,19 +234,19 @@ def test_a_consumer_runs_one_trainer_and_the_next_job_waits_for_its_end(
     jobs = JobStore(broker)
     first_id, _ = jobs.create(job_spec())
     second_id, _ = jobs.create(job_spec())
-    with reconciling(own_settings, broker, monkeypatch) as (reconciler, trainers):
+    with reconciling(own_settings, broker, monkeypatch) as (reconciler, trainer):
         reconciler.reconcile()
-        assert trainers.job_id == first_id
+        assert trainer.job_id == first_id
         Holder(broker, first_id).appears()
         reconciler.reconcile()
         reconciler.ensure_trainer(second_id)
-        assert (trainers.job_id, jobs.state(second_id)) == (first_id, JobState.QUEUED)
+        assert (trainer.job_id, jobs.state(second_id)) == (first_id, JobState.QUEUED)
         until(lambda: jobs.state(first_id) is JobState.RUNNING, "a running job")
         jobs.request_cancel(first_id)
 
         def moved_on() -> bool:
             reconciler.reconcile()
-            return trainers.job_id == second_id
+            return trainer.job_id == second_id
 
         until(moved_on, "the second job's trainer")
         assert jobs.state(first_id) is JobState.CANCELLED
@@ -258,15 +258,15 @@ def test_only_one_consumer_starts_the_trainer_of_a_job(
     jobs = JobStore(broker)
     job_id, _ = jobs.create(job_spec())
     assert jobs.reserve_start(job_id, "consumer-b", life_s=60.0)
-    with reconciling(own_settings, broker, monkeypatch) as (reconciler, trainers):
+    with reconciling(own_settings, broker, monkeypatch) as (reconciler, trainer):
         reconciler.reconcile()
-        assert trainers.job_id == ""
+        assert trainer.job_id == ""
         jobs.release_start(job_id, "consumer-a")
         reconciler.reconcile()
-        assert trainers.job_id == ""
+        assert trainer.job_id == ""
         jobs.release_start(job_id, "consumer-b")
         reconciler.reconcile()
-        assert trainers.job_id == job_id
+        assert trainer.job_id == job_id
         assert not jobs.reserve_start(job_id, "consumer-b", life_s=60.0)
 
 
@@ -276,11 +276,11 @@ def test_a_trainer_that_outlives_its_job_does_not_keep_the_consumer_from_others(
     jobs = JobStore(broker)
     first_id, _ = jobs.create(job_spec(name="stuck"))
     second_id, _ = jobs.create(job_spec())
-    with reconciling(own_settings, broker, monkeypatch, trainer_start_s=0.0) as (reconciler, trainers):
-        trainers.start(first_id)
+    with reconciling(own_settings, broker, monkeypatch, trainer_start_s=0.0) as (reconciler, trainer):
+        trainer.start(first_id)
         jobs.move(first_id, JobState.CANCELLED)
         reconciler.reconcile()
-        assert trainers.job_id == second_id
+        assert trainer.job_id == second_id
 
 
 def test_a_trainer_that_never_answers_is_killed_and_replaced(
@@ -288,10 +288,10 @@ def test_a_trainer_that_never_answers_is_killed_and_replaced(
 ) -> None:
     jobs = JobStore(broker)
     job_id, _ = jobs.create(job_spec(name="stuck"))
-    with reconciling(own_settings, broker, monkeypatch, trainer_start_s=0.0) as (reconciler, trainers):
-        trainers.start(job_id)
+    with reconciling(own_settings, broker, monkeypatch, trainer_start_s=0.0) as (reconciler, trainer):
+        trainer.start(job_id)
         reconciler.ensure_trainer(job_id)
-        assert trainers.job_id == job_id
+        assert trainer.job_id == job_id
         assert jobs.count_trainer_start(job_id) == 2, "the reconciler's start, and this one"
 
 
@@ -304,14 +304,14 @@ def test_a_cancelling_job_without_a_trainer_is_cancelled(
     TrainerSide(broker, job_id, owner="dead", lease_s=0.001).acquire()
     assert jobs.request_cancel(job_id) is JobState.CANCELLING
 
-    with reconciling(own_settings, broker, monkeypatch) as (reconciler, trainers):
+    with reconciling(own_settings, broker, monkeypatch) as (reconciler, trainer):
 
         def cancelled() -> bool:
             reconciler.reconcile()
             return jobs.state(job_id) is JobState.CANCELLED
 
         until(cancelled, "the job's end")
-        assert trainers.job_id == ""
+        assert trainer.job_id == ""
 
 
 @pytest.mark.parametrize("root", ["run_root", "weight_root"])
@@ -337,16 +337,16 @@ def test_a_run_root_that_cannot_be_written_any_more_leaves_jobs_to_others_until_
     jobs = JobStore(broker)
     job_id, _ = jobs.create(job_spec())
     (tmp_path / "runs").write_text("in the way")
-    with reconciling(own_settings, broker, monkeypatch) as (reconciler, trainers):
+    with reconciling(own_settings, broker, monkeypatch) as (reconciler, trainer):
         reconciler.reconcile()
         reconciler.reconcile()
-        assert (jobs.state(job_id), trainers.job_id) == (JobState.QUEUED, "")
+        assert (jobs.state(job_id), trainer.job_id) == (JobState.QUEUED, "")
         assert jobs.reserve_start(job_id, "consumer-b", life_s=60.0), "another consumer may start it"
         jobs.release_start(job_id, "consumer-b")
         assert caplog.text.count("this consumer takes no jobs: ONBEAT_RUN_ROOT") == 1
         (tmp_path / "runs").unlink()
         reconciler.reconcile()
-        assert trainers.job_id == job_id
+        assert trainer.job_id == job_id
 
 
 def test_an_ended_trainers_starts_no_longer_count(
@@ -376,11 +376,11 @@ def test_a_job_whose_record_is_lost_does_not_keep_others_from_a_trainer(
     lost_id, _ = jobs.create(job_spec())
     job_id, _ = jobs.create(job_spec())
     broker.redis.delete(JobKeys(lost_id).job)
-    with reconciling(own_settings, broker, monkeypatch) as (reconciler, trainers):
+    with reconciling(own_settings, broker, monkeypatch) as (reconciler, trainer):
         reconciler.ensure_trainer(lost_id)
-        assert trainers.job_id == ""
+        assert trainer.job_id == ""
         reconciler.reconcile()
-        assert trainers.job_id == job_id
+        assert trainer.job_id == job_id
 
 
 def test_a_job_that_is_cancelled_while_its_trainer_loads_frees_the_consumer_at_once(
@@ -389,12 +389,12 @@ def test_a_job_that_is_cancelled_while_its_trainer_loads_frees_the_consumer_at_o
     jobs = JobStore(broker)
     first_id, _ = jobs.create(job_spec(name="stuck"))
     second_id, _ = jobs.create(job_spec())
-    with reconciling(own_settings, broker, monkeypatch) as (reconciler, trainers):
+    with reconciling(own_settings, broker, monkeypatch) as (reconciler, trainer):
         reconciler.reconcile()
-        assert trainers.job_id == first_id
+        assert trainer.job_id == first_id
         jobs.request_cancel(first_id)
         reconciler.reconcile()
-        assert trainers.job_id == second_id
+        assert trainer.job_id == second_id
     assert jobs.state(first_id) is JobState.CANCELLED
     assert jobs.count_trainer_start(first_id) == 1, "a start that was taken back doesn't count"
 
@@ -405,12 +405,12 @@ def test_a_successor_that_loads_is_ended_with_its_job(
     jobs = JobStore(broker)
     job_id, _ = jobs.create(job_spec(name="stuck"))
     jobs.move(job_id, JobState.RUNNING)
-    with reconciling(own_settings, broker, monkeypatch) as (reconciler, trainers):
+    with reconciling(own_settings, broker, monkeypatch) as (reconciler, trainer):
         reconciler.ensure_trainer(job_id)
-        assert trainers.job_id == job_id
+        assert trainer.job_id == job_id
         assert jobs.request_cancel(job_id) is JobState.CANCELLING
         reconciler.ensure_trainer(job_id)
-        assert (jobs.state(job_id), trainers.job_id) == (JobState.CANCELLED, "")
+        assert (jobs.state(job_id), trainer.job_id) == (JobState.CANCELLED, "")
 
 
 def test_a_trainer_that_others_stop_has_used_up_its_start(
@@ -419,14 +419,14 @@ def test_a_trainer_that_others_stop_has_used_up_its_start(
     jobs = JobStore(broker)
     job_id, _ = jobs.create(job_spec())
     holder = Holder(broker, job_id)
-    with reconciling(own_settings, broker, monkeypatch) as (reconciler, trainers):
+    with reconciling(own_settings, broker, monkeypatch) as (reconciler, trainer):
         epoch = 0
         for _ in range(2):
             reconciler.ensure_trainer(job_id)
             epoch = holder.appears(after_epoch=epoch)
             os.kill(holder.pid, signal.SIGTERM)
 
-            until(lambda: not trainers.is_running, "the trainer's end")
+            until(lambda: not trainer.is_running, "the trainer's end")
     assert jobs.count_trainer_start(job_id) == 3
 
 
@@ -435,11 +435,11 @@ def test_a_trainer_that_finds_another_one_has_not_used_up_its_start(
 ) -> None:
     jobs = JobStore(broker)
     job_id, _ = jobs.create(job_spec(name="held", timeouts__max_trainer_starts=1))
-    with reconciling(own_settings, broker, monkeypatch) as (reconciler, trainers):
+    with reconciling(own_settings, broker, monkeypatch) as (reconciler, trainer):
         for _ in range(2):
             reconciler.ensure_trainer(job_id)
-            assert trainers.job_id == job_id, "one is started, the job has not failed"
-            until(lambda: not trainers.is_running, "the trainer's end")
+            assert trainer.job_id == job_id, "one is started, the job has not failed"
+            until(lambda: not trainer.is_running, "the trainer's end")
     assert jobs.state(job_id) is JobState.QUEUED
 
 

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from broker.keys import JobKeys
 from consumer.model.checkpoint import CheckpointState, read_checkpoint
-from consumer.supervisor.trainer_process import TrainerProcesses
+from consumer.supervisor.trainer_process import TrainerProcess
 from consumer.trainer.report import RunLog
 from contracts.encoding.wire import decode, encode, encode_json
 from contracts.errors import ContractViolation, NotFound, OnbeatError, WeightsRejected
@@ -45,7 +45,7 @@ def test_what_is_no_jobs_id_makes_no_path_and_no_key(tmp_path: Path, job_id: str
 
 def test_no_trainer_is_started_for_a_forged_id(tmp_path: Path) -> None:
     with pytest.raises(NotFound):
-        TrainerProcesses(tmp_path / "runs").start("../escape")
+        TrainerProcess(tmp_path / "runs").start("../escape")
     assert list(tmp_path.iterdir()) == []
 
 
