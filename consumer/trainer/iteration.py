@@ -88,7 +88,7 @@ class Iteration:
         return [batch for batch in self.expected.values() if batch.purpose == "evaluation"]
 
     def take(self, arrived: Arrived) -> bool:
-        """Returns whether it is the first copy of this batch. Raises FenceViolation for one that is none of this iteration.
+        """Returns whether it is the first copy of this batch. Raises FenceViolation for one of another iteration.
 
         The fence checked the same at publication; before a gradient it is checked again (I2, I3).
         """

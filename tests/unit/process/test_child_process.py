@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
@@ -47,3 +48,17 @@ def test_a_zombie_does_not_live_and_a_process_that_is_gone_has_no_descendants(sl
     sleeper.wait()
     assert child_process.living([ours]) == child_process.descendants(sleeper.pid) == set()
     child_process.kill_all([ours])
+
+
+def test_the_children_of_a_stranger_with_the_number_of_a_reaped_child_are_not_killed(
+    sleeper: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    child = child_process.ChildProcess(
+        "child", command=(sys.executable, "-c", ""), environment=os.environ, log_path=tmp_path / "child.log"
+    )
+    child.start()
+    assert child.wait(60.0)
+    monkeypatch.setattr(child_process, "descendants", lambda pid: {psutil.Process(sleeper.pid)})
+    child.kill()
+    child.stop()
+    assert sleeper.poll() is None
