@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from contracts.encoding.wire import MAX_BATCHES
-
-if TYPE_CHECKING:
-    from contracts.spec import JobSpec
+from contracts.spec_tables.rollout import EvaluationSpec, RolloutSpec
 
 MAX_BATCH_COMPLETIONS = 2**14
 """A batch is one call of an engine and one message: 1,024 prompts with 16 completions each."""
@@ -25,15 +22,14 @@ Product = tuple[str, str, int, int, str]
 """(fields, what they make, how many, at most, cure)."""
 
 
-def check_products(spec: JobSpec) -> None:
+def check_products(rollout: RolloutSpec, evaluation: EvaluationSpec) -> None:
     """Raises ValueError that names the fields, their product and its bound."""
-    for fields, what, value, limit, cure in (*_of_a_batch(spec), *_of_an_iteration(spec)):
+    for fields, what, value, limit, cure in (*_of_a_batch(rollout, evaluation), *_of_an_iteration(rollout, evaluation)):
         if value > limit:
             raise ValueError(f"{fields} make {value:,} {what}, the most are {limit:,}; {cure}")
 
 
-def _of_a_batch(spec: JobSpec) -> Iterator[Product]:
-    rollout, evaluation = spec.rollout, spec.evaluation
+def _of_a_batch(rollout: RolloutSpec, evaluation: EvaluationSpec) -> Iterator[Product]:
     completions, longest = rollout.prompts_per_batch * rollout.group_size, rollout.sampling.max_new_tokens
     sampled = "rollout.prompts_per_batch * rollout.group_size"
     cure = "use more and smaller batches"
@@ -63,8 +59,7 @@ def _of_a_batch(spec: JobSpec) -> Iterator[Product]:
     )
 
 
-def _of_an_iteration(spec: JobSpec) -> Iterator[Product]:
-    rollout, evaluation = spec.rollout, spec.evaluation
+def _of_an_iteration(rollout: RolloutSpec, evaluation: EvaluationSpec) -> Iterator[Product]:
     completions = rollout.prompts_per_iteration * rollout.group_size
     sampled = "rollout.batches_per_iteration * rollout.prompts_per_batch * rollout.group_size"
     cure = "sample less in an iteration"

@@ -30,18 +30,24 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(stack.demo)
-app.command()(stack.up)
-app.command()(jobs.submit)
-app.command()(jobs.jobs)
-app.command()(jobs.watch)
-app.command()(jobs.cancel)
-app.command()(jobs.resume)
-app.command()(remove.remove)
-app.command()(jobs.streams)
-app.command()(jobs.verify)
-app.command()(export.export)
-app.command()(chaos.chaos)
+COMMANDS = (
+    stack.demo,
+    stack.up,
+    jobs.submit,
+    jobs.jobs,
+    jobs.watch,
+    jobs.cancel,
+    jobs.resume,
+    remove.remove,
+    jobs.streams,
+    jobs.verify,
+    export.export,
+    chaos.chaos,
+)
+"""In the order of `onbeat --help`: a new command is a function of onbeat/commands/ and a name here."""
+for command in COMMANDS:
+    app.command()(command)
+# The arguments of a benchmark are its own, `--help` with them.
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})(
     bench.bench
 )
@@ -53,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def run(arguments: list[str]) -> int:
-    """Runs a command and answers its exit code; whatever goes wrong is one line, never a traceback."""
+    """Runs a command and returns its exit code; an error is one line, never a traceback."""
     json_output = "--json" in arguments
     try:
         end_on_signals()

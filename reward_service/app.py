@@ -27,22 +27,22 @@ MAX_BODY_BYTES = 64 * 1024 * 1024
 def create_app(
     settings: StackSettings,
     *,
-    num_workers: int | None = None,
+    num_lanes: int | None = None,
     max_body_bytes: int = MAX_BODY_BYTES,
 ) -> FastAPI:
-    """An app with its own pool and metrics. `num_workers` None: one scorer process per usable core.
+    """An app with its own pool and metrics. `num_lanes` None: one scorer process per usable core.
 
     Raises InvalidInput for settings without a key.
     """
     rules = AccessRules.of(settings, key=settings.reward_key, key_setting="ONBEAT_REWARD_KEY")
     metrics = RewardMetrics()
     pool = ScorerPool(
-        num_workers=num_workers,
+        num_lanes=num_lanes,
         warm_up_timeout_s=settings.scorer_start_s,
         memory_mb=settings.scorer_memory_mb,
         network=settings.scorer_network == "host",
         hidden=(str(settings.run_root_path), str(settings.weight_root_path)),
-        on_restart=metrics.worker_restarts.inc,
+        on_restart=metrics.scorer_restarts.inc,
     )
     app = FastAPI(
         title="Onbeat reward service",

@@ -29,7 +29,7 @@ class RewardMetrics:
             buckets=SECONDS_BUCKETS,
             registry=self.registry,
         )
-        self.worker_restarts = Counter(
+        self.scorer_restarts = Counter(
             "onbeat_reward_worker_restarts",
             "Scorer processes that were lost and replaced.",
             registry=self.registry,

@@ -1,6 +1,6 @@
 """What a scorer's processes may do: completions and plug-ins are other people's, and so is whatever they make happen.
 
-    reward service ── exec, empty environment ──▶ keeper ── fork, caged here ──▶ nursery ── fork ──▶ worker
+    reward service ── exec, empty environment ──▶ keeper ── fork, caged here ──▶ nursery ── fork ──▶ scorer process
                                                   waits                          imports, forks      scores
 
 Each lock is tried by itself, since no platform has them all; `enter` answers which ones are not there, in words that
@@ -22,7 +22,7 @@ from reward_service.cage.file_rules import restrict_files, scopes_signals
 from reward_service.cage.syscall_filter import NETWORK, OTHERS, refuse_syscalls
 
 SCRATCH_BYTES = 64 * 1024 * 1024
-"""A worker's own folder, where it has one: a memory file system of this size, emptied for the next worker."""
+"""The scorer process's own folder, where it has one, is a memory file system of this size, emptied for the next one."""
 MAX_FILE_BYTES = SCRATCH_BYTES
 MAX_OPEN_FILES = 256
 MAX_PROCESSES = 64
@@ -119,14 +119,14 @@ class Cage:
         kernel.hide_from_own_uid(hidden=True)
         return tuple(missing)
 
-    def end_all(self, worker: int) -> int | None:
-        """Kills a worker and whatever it has started, as far as this cage can tell; its wait status or None."""
+    def end_all(self, scorer: int) -> int | None:
+        """Kills a scorer process and whatever it has started, as far as this cage can tell; its wait status or None."""
         reaches_all = self.has_own_namespaces or self.has_own_uid
         if reaches_all:
             kernel.kill(-1)  # nobody but this cage has the uid, or is in the namespace
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(worker, signal.SIGKILL)
-        return kernel.end_children(worker, scans=not reaches_all)
+            os.killpg(scorer, signal.SIGKILL)
+        return kernel.end_children(scorer, scans=not reaches_all)
 
     def _mount(self) -> None:
         """A scratch folder of limited size, and a /proc that shows this cage only; without them it goes on."""

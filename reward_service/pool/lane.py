@@ -1,9 +1,9 @@
 """One lane: a thread that scores turn by turn, in cages that it owns.
 
-A completion may meet a hole in a scorer, and change the process that it is scored in. So no worker sees completions of
-two jobs, and one that parses answers (math_verify, reasoning_gym) is replaced after a few hundred items: by a fork
-of a process that has imported what is slow. Patterns can't be broken into, and plug-ins may load a model, or start
-threads, which no fork survives: their workers last for the job.
+A completion may meet a hole in a scorer, and change the process that it is scored in. So no scorer process sees
+completions of two jobs, and one that parses answers (math_verify, reasoning_gym) is replaced after a few hundred items:
+by a fork of a process that has imported what is slow. Patterns can't be broken into, and plug-ins may load a model, or
+start threads, which no fork survives: their scorer processes last for the job.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from threading import Lock, Thread
 
 from contracts.rewards import RewardComponent, RewardItem, Scored, Unscorable, UnscorableReason
-from reward_service.pool.process import ScorerProcess, WorkerDied, WorkerLate
+from reward_service.pool.scorer_cage import ScorerCage, ScorerDied, ScorerLate
 from reward_service.scorers import rubric
 
 Results = tuple[Scored | Unscorable, ...]
@@ -29,17 +29,17 @@ QUICK_S = 0.01
 MAX_ITEMS_AT_ONCE = 32
 MAX_BYTES_AT_ONCE = 48 * 1024
 """Fits a socket's buffer, so that sending several items never waits for the scoring of one."""
-MAX_ITEMS_OF_WORKER = 256
-"""Completions that a worker parses before a fresh one takes its place: a fork costs as much as some of them."""
+MAX_ITEMS_OF_PROCESS = 256
+"""Completions that a scorer process parses before a fresh one takes its place: a fork costs as much as some of them."""
 MAX_CAGES = 4
-"""Of one lane: one for each kind of built-in scorers, and for each job with plug-ins; the one unused longest goes."""
+"""A lane has one for each kind of built-in scorers, and for each job with plug-ins; the one unused longest goes."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True)
-class _Worker:
-    """What the worker of a cage has met."""
+class _Scorer:
+    """What the scorer process of a cage has met."""
 
     owner: str
     num_items: int = 0
@@ -71,9 +71,9 @@ class Work:
         self.item_timeout_s = item_timeout_s
         self.settles = settles
         self.number = number
-        """Of the request in its pool."""
+        """The request's, in its pool."""
         self.owner = job_id or f"request {number}"
-        """Whose completions a worker may have met that scores these."""
+        """The job, or the request, whose completions the scorer process of these may have met."""
         self.cage_key = _cage_key(components, self.owner)
         self.future: Future[Results] = Future()
         self.num_begun = 0
@@ -124,7 +124,7 @@ class Lane(Thread):
         *,
         name: str,
         next_turn: Callable[[Work | None], Turn | None],
-        new_cage: Callable[[], ScorerProcess],
+        new_cage: Callable[[], ScorerCage],
         on_start: Callable[[tuple[str, ...]], None],
         on_restart: Callable[[], None],
     ) -> None:
@@ -134,9 +134,9 @@ class Lane(Thread):
         self._new_cage = new_cage
         self._on_start = on_start
         self._on_restart = on_restart
-        self._cages: OrderedDict[str, ScorerProcess] = OrderedDict()
-        self._workers: dict[str, _Worker] = {}
-        """Cage → its worker; none where there is none, or it was lost."""
+        self._cages: OrderedDict[str, ScorerCage] = OrderedDict()
+        self._scorers: dict[str, _Scorer] = {}
+        """Cage → its scorer process; none where there is none, or it was lost."""
         self._stopped = False
         self._lock = Lock()
         """Held to start, kill or reap a cage, so that `stop` never meets one that is half started or reaped."""
@@ -197,14 +197,14 @@ class Lane(Thread):
     def _results(
         self, work: Work, components: tuple[RewardComponent, ...], items: Sequence[RewardItem]
     ) -> Sequence[Scored | Unscorable]:
-        """Of the first items, up to one that cost the worker its life; a fresh worker is due after that one."""
+        """Results of the first items, up to one that cost the scorer process its life; a fresh one is due after it."""
         results: list[Scored | Unscorable] = []
         cage = self._cages[work.cage_key]
-        self._workers[work.cage_key].num_items += len(items)
+        self._scorers[work.cage_key].num_items += len(items)
         try:
             for result in cage.score(components, items, item_timeout_s=work.item_timeout_s):
                 results.append(result)
-        except (WorkerLate, WorkerDied) as error:
+        except (ScorerLate, ScorerDied) as error:
             results.append(self._lost(work, components, error))
         return results
 
@@ -233,7 +233,7 @@ class Lane(Thread):
         return next(iter(result.breakdown.values()))
 
     def _prepare(self, work: Work) -> Unscorable | None:
-        """A cage and a worker that may score this request; why no item of it can be scored, or None."""
+        """A cage and a scorer process that may score this request; why no item of it can be scored, or None."""
         key = work.cage_key
         try:
             cage = self._cage(key)
@@ -242,43 +242,43 @@ class Lane(Thread):
             self._on_start(cage.missing or ())
             if refusal is not None or self._may_go_on(work):
                 return refusal
-            cage.fresh_worker()
-            refusal = cage.warm_up_worker(work.components) if rubric.imports_plugins(work.components) else None
+            cage.fresh_scorer()
+            refusal = cage.warm_up_scorer(work.components) if rubric.imports_plugins(work.components) else None
             if refusal is None:
-                self._workers[key] = _Worker(owner=work.owner)
+                self._scorers[key] = _Scorer(owner=work.owner)
             return refusal
-        except (WorkerLate, WorkerDied) as error:
+        except (ScorerLate, ScorerDied) as error:
             return self._lost(work, work.components, error)
 
     def _may_go_on(self, work: Work) -> bool:
-        """Whether the worker that is there may score this request, too."""
-        worker = self._workers.get(work.cage_key)
-        if worker is None or worker.owner != work.owner:
+        """Whether the scorer process that is there may score this request, too."""
+        scorer = self._scorers.get(work.cage_key)
+        if scorer is None or scorer.owner != work.owner:
             return False
-        return worker.num_items < MAX_ITEMS_OF_WORKER or rubric.keeps_its_worker(work.components)
+        return scorer.num_items < MAX_ITEMS_OF_PROCESS or rubric.keeps_its_process(work.components)
 
-    def _lost(self, work: Work, components: tuple[RewardComponent, ...], error: WorkerLate | WorkerDied) -> Unscorable:
-        """What the item is told whose worker was lost; the worker is ended, and with it what it started."""
-        reason: UnscorableReason = "timeout" if isinstance(error, WorkerLate) else "crashed"
+    def _lost(self, work: Work, components: tuple[RewardComponent, ...], error: ScorerLate | ScorerDied) -> Unscorable:
+        """The result of an item whose scorer process was lost; that process is ended, with whatever it started."""
+        reason: UnscorableReason = "timeout" if isinstance(error, ScorerLate) else "crashed"
         component = rubric.only_isolated_name(components)
         log.warning("%s%s; another process takes its place", f"{component}: " if component else "", error)
         key = work.cage_key
-        self._workers.pop(key, None)
+        self._scorers.pop(key, None)
         cage = self._cages.get(key)
         if cage is not None and cage.is_alive:
-            cage.end_worker()
+            cage.end_scorer()
         if cage is not None and not cage.is_alive:
             self._end(key)
         if not self._stopped:
             self._on_restart()
         return Unscorable(reason=reason, detail=str(error), component=component)
 
-    def _cage(self, key: str) -> ScorerProcess:
+    def _cage(self, key: str) -> ScorerCage:
         while len(self._cages) >= MAX_CAGES and key not in self._cages:
             self._end(next(iter(self._cages)))
         with self._lock:
             if self._stopped:
-                raise WorkerDied("the scorer pool was closed")
+                raise ScorerDied("the scorer pool was closed")
             if key not in self._cages:
                 self._cages[key] = self._new_cage()
             self._cages.move_to_end(key)
@@ -287,12 +287,12 @@ class Lane(Thread):
     def _end(self, key: str) -> None:
         with self._lock:
             cage = self._cages.pop(key, None)
-            self._workers.pop(key, None)
+            self._scorers.pop(key, None)
             if cage is not None:
                 cage.end()
 
 
 def _cage_key(components: tuple[RewardComponent, ...], owner: str) -> str:
-    """Built-in scorers of one kind share a cage, and each request has a worker of its own in it."""
+    """Built-in scorers of one kind share a cage, and each request has a scorer process of its own in it."""
     kinds = " ".join(sorted(rubric.warm_up_keys(components)))
     return f"{owner}: {kinds}" if rubric.imports_plugins(components) else kinds

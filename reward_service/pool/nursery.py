@@ -1,10 +1,10 @@
-"""A caged process that never sees a completion: it imports what scorers need, and forks a worker when it is told to.
+"""A caged process that never sees a completion: it imports what scorers need, and forks scorer processes when told to.
 
-    reward service ── Order ──▶ nursery ── fork ──▶ worker ◀── tasks, answers ──▶ reward service
+    reward service ── Order ──▶ nursery ── fork ──▶ scorer process ◀── tasks, answers ──▶ reward service
                    ◀── Report ──┘
 
-One worker at a time. Ending it ends whatever it has started, and takes away what it left in its folder: the next worker
-begins as if there had been none before. The keeper above it holds the namespaces, and waits.
+There is one scorer process at a time. Ending it ends all that it has started, and takes away what it left in its
+folder: the next one begins as if there had been none before. The keeper above holds the namespaces, and waits.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Literal
 from contracts.encoding.wire import Record, decode, decode_json, encode
 from contracts.rewards import RewardComponent, Unscorable
 from reward_service.cage.cage import Cage, CageRules, kernel
-from reward_service.pool import worker as scorer_worker
+from reward_service.pool import scorer_process
 from reward_service.pool.frames import Frames, Gone
 from reward_service.scorers import rubric
 
@@ -32,22 +32,22 @@ ENDS_WITHIN_S = 0.3
 
 
 class Order(Record, frozen=True, kw_only=True):
-    """What the reward service asks of a nursery; `worker` comes with the worker's end of a socket, and no answer."""
+    """What the reward service asks of a nursery; `scorer` comes with its end of a socket, and has no answer."""
 
-    what: Literal["warm_up", "worker", "end_worker"]
+    what: Literal["warm_up", "scorer", "end_scorer"]
     components: tuple[RewardComponent, ...] = ()
     """warm_up: whose imports to do."""
 
 
 class Report(Record, frozen=True, kw_only=True):
-    """The answer: to its start, to `warm_up`, to `end_worker`."""
+    """The answer: to its start, to `warm_up`, to `end_scorer`."""
 
     missing: tuple[str, ...] = ()
     """Its start: locks of the cage that this platform doesn't have."""
     refusal: Unscorable | None = None
     """warm_up: why no item can be scored."""
     exit_code: int | None = None
-    """end_worker: as `subprocess` has it; None where it is unknown."""
+    """end_scorer: as `subprocess` has it; None where it is unknown."""
 
 
 def main(control: int, rules: str) -> None:
@@ -82,7 +82,7 @@ def _serve(control: int, cage: Cage) -> None:
     kernel.end_with_parent(signal.SIGKILL)  # after the change of uid, which would take it back
     kernel.adopt_orphans()
     orders.send(encode(Report(missing=missing)))
-    worker: int | None = None
+    scorer: int | None = None
     while True:
         try:
             payload, handle = orders.receive_with_handle()
@@ -92,29 +92,29 @@ def _serve(control: int, cage: Cage) -> None:
         if order.what == "warm_up":
             orders.send(encode(Report(refusal=rubric.warm_up(order.components))))
             gc.collect()
-            gc.freeze()  # a worker's collector then leaves the pages alone that it shares with this process
+            gc.freeze()  # a scorer process's collector then leaves the pages alone that it shares with this process
             continue
-        status = cage.end_all(worker) if worker is not None else None
-        worker = None
+        status = cage.end_all(scorer) if scorer is not None else None
+        scorer = None
         _empty(os.getcwd())
-        if order.what == "end_worker":
+        if order.what == "end_scorer":
             orders.send(encode(Report(exit_code=None if status is None else os.waitstatus_to_exitcode(status))))
             continue
         assert handle is not None
-        worker = _fork_worker(orders, handle)
+        scorer = _fork_scorer(orders, handle)
 
 
-def _fork_worker(orders: Frames, handle: int) -> int:
-    worker = os.fork()
-    if worker:
+def _fork_scorer(orders: Frames, handle: int) -> int:
+    scorer = os.fork()
+    if scorer:
         os.close(handle)
-        return worker
+        return scorer
     try:
         orders.close()
         os.setsid()
         kernel.end_with_parent(signal.SIGKILL)
         kernel.hide_from_own_uid(hidden=False)
-        scorer_worker.serve(socket.socket(fileno=handle))
+        scorer_process.serve(socket.socket(fileno=handle))
     finally:
         os._exit(0)
 

@@ -1,14 +1,14 @@
 """Caged scorer processes with a hard deadline per item: one that hangs or dies costs its own item and nothing else.
 
-    submit(rubric, items) ─▶ turns ─▶ lane 1 ═ cage ═ worker ─▶ results ─▶ Future of all results, in order
-                               └────▶ lane N ═ cage ═ worker
+    submit(rubric, items) ─▶ turns ─▶ lane 1 ═ cage ═ scorer process ─▶ results ─▶ Future of all results, in order
+                               └────▶ lane N ═ cage ═ scorer process
 
-A lane (scorer_lane.py) is a thread with cages (cage.py) of its own. Requests take turns, half a second at a time,
-so that one of 4096 items does not hold up one of 8. Past its deadline a worker is killed with all that it started.
+A lane (lane.py) is a thread with cages (scorer_cage.py) of its own. Requests take turns, half a second at a time, so
+that one of 4096 items does not hold up one of 8. Past its deadline a scorer process is killed with all that it started.
 
 Consumes:     rubrics that need isolation, with their items.
-Waits for:    the worker's answer, at most `item_timeout_s`; a start or a warm-up at most `warm_up_timeout_s`.
-Unblocked by: the answer, the worker's death, or the deadline.
+Waits for:    the scorer process's answer, at most `item_timeout_s`; a start or a warm-up at most `warm_up_timeout_s`.
+Unblocked by: the answer, the scorer process's death, or the deadline.
 Produces:     Scored, or Unscorable with reason timeout or crashed, or what the scorer itself refused.
 """
 
@@ -29,7 +29,7 @@ from contracts.rewards import RewardComponent, RewardItem
 from contracts.settings import StackSettings
 from reward_service.cage.cage import CageRules
 from reward_service.pool.lane import Lane, Results, Turn, Work
-from reward_service.pool.process import ScorerProcess
+from reward_service.pool.scorer_cage import ScorerCage
 
 DEFAULTS = StackSettings()
 
@@ -42,18 +42,18 @@ class ScorerPool:
     def __init__(
         self,
         *,
-        num_workers: int | None = None,
+        num_lanes: int | None = None,
         warm_up_timeout_s: float = DEFAULTS.scorer_start_s,
         memory_mb: int = DEFAULTS.scorer_memory_mb,
         network: bool = False,
         hidden: Sequence[str] = (),
         on_restart: Callable[[], None] = lambda: None,
     ) -> None:
-        """`num_workers` None: one per usable core. `on_restart` is called for each worker that was lost.
+        """`num_lanes` None: one per usable core. `on_restart` is called for each scorer process that was lost.
 
         memory_mb, network: what a scorer may have. hidden: folders that no scorer may read.
         """
-        self.num_workers = num_workers or usable_cores()
+        self.num_lanes = num_lanes or usable_cores()
         self._warm_up_timeout_s = warm_up_timeout_s
         self._memory_mb = memory_mb
         self._network = network
@@ -104,16 +104,16 @@ class ScorerPool:
         return self._missing
 
     def num_waiting_items(self) -> int:
-        """Items that no worker has begun."""
+        """Items that no scorer process has begun."""
         with self._changed:
             return sum(work.num_waiting for work in self._turns)
 
-    def worker_pids(self) -> list[int]:
+    def cage_pids(self) -> list[int]:
         """Of the keepers of the cages that are there now; whatever is in a cage ends with its keeper."""
         return [pid for lane in self._lanes for pid in lane.pids()]
 
     def close(self) -> None:
-        """Kills the workers, fails what is not finished, and returns when no process is left."""
+        """Kills the scorer processes, fails what is not finished, and returns when no process is left."""
         with self._changed:
             self._closed = True
             unfinished = list(self._turns)
@@ -141,7 +141,7 @@ class ScorerPool:
                 if work.future.cancelled():
                     self._turns.remove(work)
                     continue
-                turn = work.take(work.num_waiting // (2 * self.num_workers))
+                turn = work.take(work.num_waiting // (2 * self.num_lanes))
                 if work is not stays_with or not work.num_waiting:
                     self._turns.remove(work)
                     if work.num_waiting:
@@ -152,7 +152,7 @@ class ScorerPool:
     def _start_lanes(self) -> None:
         self._folder = tempfile.mkdtemp(prefix="onbeat-scorers-")
         os.chmod(self._folder, 0o555)
-        for number in range(self.num_workers):
+        for number in range(self.num_lanes):
             lane = Lane(
                 name=f"scorer-lane-{number + 1}",
                 next_turn=self.next_turn,
@@ -162,9 +162,9 @@ class ScorerPool:
             )
             self._lanes.append(lane)
             lane.start()
-        log.info("%d scorer processes", self.num_workers)
+        log.info("%d scorer processes", self.num_lanes)
 
-    def _new_cage(self) -> ScorerProcess:
+    def _new_cage(self) -> ScorerCage:
         with self._changed:
             number = next(number for number in itertools.count() if number not in self._cages)
             self._cages.add(number)
@@ -176,7 +176,7 @@ class ScorerPool:
             service_pid=os.getpid(),
             number=number,
         )
-        return ScorerProcess(rules, warm_up_timeout_s=self._warm_up_timeout_s, on_empty=lambda: self._give_back(number))
+        return ScorerCage(rules, warm_up_timeout_s=self._warm_up_timeout_s, on_empty=lambda: self._give_back(number))
 
     def _give_back(self, number: int) -> None:
         with self._changed:

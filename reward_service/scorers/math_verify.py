@@ -22,17 +22,27 @@ TAG = re.compile(r"</?[A-Za-z][\w-]*>")
 """Set apart from what it encloses: math-verify finds no number in `<answer>42</answer>`."""
 
 MAX_CHARS = 16_384
-"""Of a completion's end: the search takes quadratic time, and answers stand at the end."""
+"""The end of a completion that is searched: the search takes quadratic time, and answers stand at the end."""
 MAX_BOXES = 8
 MAX_EXPRESSION_CHARS = 2_000
 MAX_DEPTH = 25
-"""Of brackets in one expression: the LaTeX parser takes exponential time in it."""
+"""The deepest brackets of one expression: the LaTeX parser takes exponential time in their depth."""
 NOTHING = "\N{REPLACEMENT CHARACTER}"
 ARITHMETIC = re.compile(r"[0-9.\s+\-*/()]*", re.ASCII)
 """What sympy's own parser may see, which evaluates its text: nothing in it can be a name."""
 MADE_AT_ONCE = re.compile(r"binom|eye|zeros|ones|diag")
 LARGE = re.compile(r"[0-9]{4}")
 """Binomials and matrices are computed while they are parsed."""
+REHEARSALS = tuple(
+    RewardItem(prompt="", completion=completion, reference=reference)
+    for completion, reference in (
+        (r"so \boxed{\frac{1}{2}}", r"\frac{3}{4}"),
+        ("hence $x^2+1$", "$(x+1)^2$"),
+        ("The answer is 12.", "13"),
+        (r"$\{1, 2\}$ or $(1, 3]$", r"$[1, 3)$"),
+    )
+)
+"""Each of them has another part of the package loaded."""
 
 
 def warm_up(component: MathVerifyReward) -> None:

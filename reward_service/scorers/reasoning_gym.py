@@ -1,8 +1,8 @@
 """reasoning-gym: the score of the task that made the prompt. The package's parsers are not ours: runs in the pool.
 
 task_entry ─▶ contracts/spec_tables/reasoning_tasks.py ─┬─ its scorer evaluates nothing ─▶ its_tasks.py ─▶ the package
-                                            ├─ else, where there is one of ours ─▶ own_tasks.py
-                                            └─ else refused by name
+                                                        ├─ else, where there is one of ours ─▶ own_tasks.py
+                                                        └─ else refused by name
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from __future__ import annotations
 from contracts.errors import InvalidInput
 from contracts.rewards import ReasoningGymReward, RewardItem
 from contracts.spec_tables.reasoning_tasks import OUR_SCORERS, TaskEntry, read_task_entry
-from reward_service.scorers import its_tasks, own_tasks
-from reward_service.scorers.known_package import check_package
-from reward_service.scorers.last_tag import last_answer
+from reward_service.scorers.grammars.last_tag import last_answer
+from reward_service.scorers.reasoning import its_tasks, own_tasks
+from reward_service.scorers.reasoning.known_package import check_package
 from reward_service.scorers.refusals import BadReference
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from contracts.rewards import (
@@ -27,43 +28,36 @@ from reward_service.scorers import exact, length, math_verify, numeric, overlong
 from reward_service.scorers import format as whole_format
 from reward_service.scorers.refusals import BadReference, TooComplex, UnknownEntryPoint
 
-SCORERS: dict[type[Component], Callable[[Any, RewardItem], float]] = {
-    ExactReward: exact.score,
-    NumericReward: numeric.score,
-    RegexReward: regex.score,
-    FormatReward: whole_format.score,
-    LengthReward: length.score,
-    OverlongReward: overlong.score,
-    ReasoningGymReward: reasoning_gym.score,
-    MathVerifyReward: math_verify.score,
-    PluginReward: plugin.score,
-}
 
-WARM_UPS: dict[type[Component], Callable[[Any], None]] = {
-    ReasoningGymReward: reasoning_gym.warm_up,
-    MathVerifyReward: math_verify.warm_up,
-    PluginReward: plugin.warm_up,
-}
+@dataclass(frozen=True, kw_only=True)
+class Scorer:
+    """One kind of reward component."""
 
-REHEARSALS: dict[type[Component], tuple[RewardItem, ...]] = {
-    MathVerifyReward: tuple(
-        RewardItem(prompt="", completion=completion, reference=reference)
-        for completion, reference in (
-            (r"so \boxed{\frac{1}{2}}", r"\frac{3}{4}"),
-            ("hence $x^2+1$", "$(x+1)^2$"),
-            ("The answer is 12.", "13"),
-            (r"$\{1, 2\}$ or $(1, 3]$", r"$[1, 3)$"),
-        )
-    ),
-}
-"""Items of our own, scored once where scorers are imported: what is loaded at the first use is loaded by then."""
+    score: Callable[[Any, RewardItem], float]
+    warm_up: Callable[[Any], None] | None = None
+    """Does the slow imports of `score`."""
+    rehearsals: tuple[RewardItem, ...] = ()
+    """Items of our own, scored once after `warm_up`: what is loaded at the first use is loaded by then."""
+    is_linear: bool = False
+    """Linear in the completion's length and free of foreign code: safe without a deadline, in the service's process."""
 
-LINEAR_TIME = (ExactReward, NumericReward, LengthReward, OverlongReward)
-"""Linear in the completion's length and free of foreign code: safe without a deadline, in the service's process."""
+
+SCORERS: dict[type[Component], Scorer] = {
+    ExactReward: Scorer(score=exact.score, is_linear=True),
+    NumericReward: Scorer(score=numeric.score, is_linear=True),
+    RegexReward: Scorer(score=regex.score),
+    FormatReward: Scorer(score=whole_format.score),
+    LengthReward: Scorer(score=length.score, is_linear=True),
+    OverlongReward: Scorer(score=overlong.score, is_linear=True),
+    ReasoningGymReward: Scorer(score=reasoning_gym.score, warm_up=reasoning_gym.warm_up),
+    MathVerifyReward: Scorer(score=math_verify.score, warm_up=math_verify.warm_up, rehearsals=math_verify.REHEARSALS),
+    PluginReward: Scorer(score=plugin.score, warm_up=plugin.warm_up),
+}
+"""A new kind of component is a file beside this one, its record in contracts/rewards.py, and a line here."""
 
 MAX_DETAIL_CHARS = 500
 MAX_SCORE = 1e12
-"""Of a score or a reward, on either side of 0: sums and squares of a batch of them are finite."""
+"""The most that a score or a reward may be, on either side of 0: sums and squares of a batch of them are finite."""
 
 NEVER_SCORED = frozenset({"bad_reference", "unknown_entry_point"})
 """Not the completion's fault: no score may hide it."""
@@ -85,7 +79,7 @@ def score_in_place(component: RewardComponent, reason: UnscorableReason, *, sett
 
 def needs_isolation(components: tuple[RewardComponent, ...]) -> bool:
     """True if any component may run away, crash, or run foreign code."""
-    return not all(isinstance(component, LINEAR_TIME) for component in components)
+    return not all(SCORERS[type(component)].is_linear for component in components)
 
 
 def only_isolated_name(components: tuple[RewardComponent, ...]) -> str:
@@ -93,17 +87,17 @@ def only_isolated_name(components: tuple[RewardComponent, ...]) -> str:
     names = [
         name
         for name, component in zip(breakdown_names(components), components, strict=True)
-        if not isinstance(component, LINEAR_TIME)
+        if not SCORERS[type(component)].is_linear
     ]
     return names[0] if len(names) == 1 else ""
 
 
 def imports_plugins(components: tuple[RewardComponent, ...]) -> bool:
-    """True if somebody else's code is imported for it."""
+    """True if foreign code is imported for it."""
     return any(isinstance(component, PluginReward) for component in components)
 
 
-def keeps_its_worker(components: tuple[RewardComponent, ...]) -> bool:
+def keeps_its_process(components: tuple[RewardComponent, ...]) -> bool:
     """True if one process may score all of a job: plug-ins, whose imports may take minutes, and what parses nothing."""
     return imports_plugins(components) or not warm_up_keys(components)
 
@@ -113,7 +107,7 @@ def warm_up_keys(components: tuple[RewardComponent, ...]) -> frozenset[str]:
     return frozenset(
         component.name
         for component in components
-        if type(component) in WARM_UPS and not isinstance(component, PluginReward)
+        if SCORERS[type(component)].warm_up and not isinstance(component, PluginReward)
     )
 
 
@@ -129,13 +123,13 @@ def without_plugins(components: tuple[RewardComponent, ...]) -> tuple[RewardComp
 def warm_up(components: tuple[RewardComponent, ...]) -> Unscorable | None:
     """Does the slow imports of a rubric once; the reason why no item can be scored, or None."""
     for name, component in named(components):
-        prepare = WARM_UPS.get(type(component))
-        if prepare is None:
+        scorer = SCORERS[type(component)]
+        if scorer.warm_up is None:
             continue
         try:
-            prepare(component)
-            for item in REHEARSALS.get(type(component), ()):
-                SCORERS[type(component)](component, item)
+            scorer.warm_up(component)
+            for item in scorer.rehearsals:
+                scorer.score(component, item)
         except Exception as error:
             return _unscorable(name, error)
     return None
@@ -155,7 +149,7 @@ def score_item(components: tuple[RewardComponent, ...], item: RewardItem) -> Sco
 def weighted_sum(
     components: tuple[RewardComponent, ...], outcomes: Sequence[float | Unscorable], *, settles: bool
 ) -> Scored | Unscorable:
-    """Of each component's score, or of what stands in its place; the first that nothing may stand for decides."""
+    """Sums each component's score, or what stands in its place; the first that nothing may stand for decides."""
     breakdown: dict[str, float] = {}
     replaced: dict[str, UnscorableReason] = {}
     reward = 0.0
@@ -175,9 +169,9 @@ def weighted_sum(
 
 
 def score_component(name: str, component: RewardComponent, item: RewardItem) -> float | Unscorable:
-    """Unweighted."""
+    """The unweighted score."""
     try:
-        value = float(SCORERS[type(component)](component, item))
+        value = float(SCORERS[type(component)].score(component, item))
     except Exception as error:
         return _unscorable(name, error)
     if not is_score(value):

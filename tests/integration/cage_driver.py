@@ -61,7 +61,7 @@ class Tries:
         self.secret_file = hidden / "stack.json"
         self.secret_file.write_text("a key")
         self.secret_file.chmod(0o644)
-        self.pool = ScorerPool(num_workers=1, memory_mb=MEMORY_MB, hidden=(str(hidden),))
+        self.pool = ScorerPool(num_lanes=1, memory_mb=MEMORY_MB, hidden=(str(hidden),))
 
     def ask(
         self,

@@ -116,8 +116,8 @@ def plugins(plugin_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @contextmanager
-def open_pool(num_workers: int = 1) -> Iterator[ScorerPool]:
-    pool = ScorerPool(num_workers=num_workers)
+def open_pool(num_lanes: int = 1) -> Iterator[ScorerPool]:
+    pool = ScorerPool(num_lanes=num_lanes)
     try:
         yield pool
     finally:
@@ -196,9 +196,9 @@ def with_argument(argument: str) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize(("num_workers"), [1, 2])
-def test_hanging_and_dying_scorers_cost_only_their_own_items(plugins: Path, num_workers: int) -> None:
-    with open_pool(num_workers) as pool:
+@pytest.mark.parametrize(("num_lanes"), [1, 2])
+def test_hanging_and_dying_scorers_cost_only_their_own_items(plugins: Path, num_lanes: int) -> None:
+    with open_pool(num_lanes) as pool:
         completions = ("a", "hang", "bb", "die", "ccc", "exit", "raise", "dddd")
         work = pool.submit((PluginReward(entry_point="hostile"),), items_of(*completions), item_timeout_s=1.0)
         results = work.result()
@@ -221,7 +221,7 @@ def test_plugin_that_dies_at_import_fails_its_request_and_not_the_next(plugins: 
 
 
 def test_plugin_that_hangs_at_import_is_killed_after_the_time_to_start(plugins: Path) -> None:
-    pool = ScorerPool(num_workers=1, warm_up_timeout_s=3.0)
+    pool = ScorerPool(num_lanes=1, warm_up_timeout_s=3.0)
     try:
         hanging = pool.submit((PluginReward(entry_point="hangs_at_import"),), items_of("a", "b"), item_timeout_s=1.0)
         assert reasons(hanging.result()) == ["timeout", "timeout"]
@@ -232,7 +232,7 @@ def test_plugin_that_hangs_at_import_is_killed_after_the_time_to_start(plugins: 
 
 def test_unknown_plugin_is_told_without_losing_a_process(plugins: Path) -> None:
     restarts: list[int] = []
-    pool = ScorerPool(num_workers=1, on_restart=lambda: restarts.append(1))
+    pool = ScorerPool(num_lanes=1, on_restart=lambda: restarts.append(1))
     try:
         work = pool.submit((PluginReward(entry_point="absent"),), items_of("a", "b"), item_timeout_s=1.0)
         assert reasons(work.result()) == ["unknown_entry_point", "unknown_entry_point"]
@@ -298,10 +298,10 @@ def test_cancelled_request_leaves_its_remaining_items_unscored(plugins: Path) ->
 
 def test_closing_the_pool_ends_running_work_and_every_process(plugins: Path) -> None:
     gate = Gate(plugins)
-    pool = ScorerPool(num_workers=1)
+    pool = ScorerPool(num_lanes=1)
     running = submit_gated(pool, gate.closed_item(), OPEN_ITEM)
     gate.wait_for_entry()
-    (keeper,) = pool.worker_pids()
+    (keeper,) = pool.cage_pids()
     pids = family(keeper)
     assert len(pids) == 3, "keeper, nursery, scorer process"
     pool.close()
@@ -329,7 +329,7 @@ def test_processes_that_a_scorer_started_are_killed_with_it(plugins: Path) -> No
 
 
 def test_catastrophic_regex_is_stopped_over_http_and_its_neighbours_are_scored() -> None:
-    with serve(create_app(SETTINGS, num_workers=1)) as client:
+    with serve(create_app(SETTINGS, num_lanes=1)) as client:
         response = post(client, RegexReward(pattern=r"(a+)+$"), items=items_of("aa", "a" * 50 + "b", "b"))
         assert reasons(response.results) == ["scored", "timeout", "scored"]
         assert [result.reward for result in response.results if isinstance(result, Scored)] == [1.0, 0.0]
@@ -366,7 +366,7 @@ def test_what_hangs_gets_the_score_that_is_stated_for_it_once_nobody_will_ask_ag
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[httpx.Client]:
-    with serve(create_app(SETTINGS, num_workers=1, max_body_bytes=100_000)) as client:
+    with serve(create_app(SETTINGS, num_lanes=1, max_body_bytes=100_000)) as client:
         yield client
 
 
@@ -481,7 +481,7 @@ def test_unknown_path_and_method_are_problems_too(client: httpx.Client) -> None:
 
 def test_health_answers_while_a_scorer_hangs(plugins: Path) -> None:
     gate = Gate(plugins)
-    with serve(create_app(SETTINGS, num_workers=1)) as client, ThreadPoolExecutor(1) as threads:
+    with serve(create_app(SETTINGS, num_lanes=1)) as client, ThreadPoolExecutor(1) as threads:
         request = RewardRequest(components=GATED, items=(gate.closed_item(),))
         waiting = threads.submit(client.post, "/v1/score", content=encode(request), headers=MSGPACK)
         gate.wait_for_entry()
@@ -493,7 +493,7 @@ def test_health_answers_while_a_scorer_hangs(plugins: Path) -> None:
 
 def test_client_that_goes_away_frees_its_place(plugins: Path) -> None:
     gate = Gate(plugins)
-    with serve(create_app(SETTINGS, num_workers=1)) as client:
+    with serve(create_app(SETTINGS, num_lanes=1)) as client:
         body = encode(RewardRequest(components=GATED, items=(gate.closed_item(), OPEN_ITEM), job_id="job-1"))
         head = (
             f"POST /v1/score HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEY}\r\n"

@@ -32,7 +32,7 @@ def rewards(settings: StackSettings, tmp_path: Path, monkeypatch: pytest.MonkeyP
     (info / "entry_points.txt").write_text("[onbeat.rewards]\nbrevity = not_there:brevity\n")
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(server_config(create_app(settings, num_workers=1), grace_s=5.0))
+    server = uvicorn.Server(server_config(create_app(settings, num_lanes=1), grace_s=5.0))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     yield replace(settings, reward_url=f"http://127.0.0.1:{listener.getsockname()[1]}")

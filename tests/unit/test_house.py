@@ -49,7 +49,6 @@ LARGE_FOLDERS = {
     "consumer/gradient": "the steps from rows to an optimizer step, in the order of its assembly",
     "consumer/trainer": "the phases of the loop, and what each of them asks",
     "contracts": "a subject each, as their names say",
-    "reward_service/scorers": "a scorer each, which a reader looks for by its name",
 }
 """Folder → the reason why it has more than MAX_FOLDER_FILES modules."""
 SMALL_FILES = {
@@ -61,7 +60,6 @@ SMALL_FILES = {
     "contracts/encoding/digests.py": "what every digest is made of",
     "contracts/service_links.py": "the variables of an orchestrator, which are no settings",
     "gateway/api/": "the endpoints of one subject each",
-    "http_service/body.py": "the one way to read a body",
     "onbeat/commands/remove.py": "one command",
     "process/private_folders.py": "the mode of every folder that is made",
     "reward_service/scorers/": "a scorer each",

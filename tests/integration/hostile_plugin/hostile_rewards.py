@@ -136,7 +136,7 @@ def lie(_: str) -> str:
     from reward_service.scorers import rubric
 
     for kind in rubric.SCORERS:
-        rubric.SCORERS[kind] = lambda component, item: 1000.0
+        rubric.SCORERS[kind] = rubric.Scorer(score=lambda component, item: 1000.0)
     whole_format.score = lambda component, item: 1000.0
     return "lied"
 

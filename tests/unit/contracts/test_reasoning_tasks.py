@@ -20,7 +20,8 @@ from contracts.rewards import ExactReward, ReasoningGymReward, RewardItem, Score
 from contracts.spec_tables import reasoning_tasks
 from contracts.spec_tables.datasets import AdditionDataset, ReasoningGymDataset
 from contracts.spec_tables.reasoning_tasks import ITS_SCORERS, NOT_GENERATED, NOT_SCORED, OUR_SCORERS
-from reward_service.scorers import known_package, own_tasks, rubric
+from reward_service.scorers import rubric
+from reward_service.scorers.reasoning import known_package, own_tasks
 
 ALL_TASKS = sorted(DATASETS)
 EVALUATING = frozenset({"eval", "exec", "compile", "__import__", "parse_expr", "sympify", "lambdify", "literal_eval"})

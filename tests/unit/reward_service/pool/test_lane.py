@@ -21,7 +21,7 @@ def test_a_fault_that_asyncio_can_not_carry_ends_its_request_all_the_same(monkey
         raise StopIteration
 
     monkeypatch.setattr(Lane, "_score", fails)
-    pool = ScorerPool(num_workers=1)
+    pool = ScorerPool(num_lanes=1)
     item = RewardItem(prompt="", completion="c", reference="")
 
     async def ask() -> None:
@@ -36,7 +36,7 @@ def test_no_two_cages_that_live_have_a_number_in_common_and_a_number_comes_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("reward_service.pool.lane.MAX_CAGES", 2)
-    pool = ScorerPool(num_workers=1)
+    pool = ScorerPool(num_lanes=1)
     item = RewardItem(prompt="", completion="c", reference="")
     numbers: list[set[int]] = []
     for job in ("a", "b", "c", "d"):
@@ -54,10 +54,10 @@ def test_a_killed_service_leaves_no_folder() -> None:
 import os
 from contracts.rewards import FormatReward, RewardItem
 from reward_service.pool.pool import ScorerPool
-pool = ScorerPool(num_workers=1)
+pool = ScorerPool(num_lanes=1)
 item = RewardItem(prompt="", completion="c", reference="")
 pool.submit((FormatReward(pattern="c"),), (item,), item_timeout_s=5.0).result()
-print(pool._folder, pool.worker_pids()[0], flush=True)
+print(pool._folder, pool.cage_pids()[0], flush=True)
 os.kill(os.getpid(), 9)
 """
     folder, keeper = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.split()

@@ -482,7 +482,7 @@ def test_a_completion_that_can_never_be_scored_gets_the_stated_score_and_its_nei
     def never(component: object, item: RewardItem) -> float:
         raise OverflowError("a number of a billion digits")
 
-    monkeypatch.setitem(rubric.SCORERS, MathVerifyReward, never)
+    monkeypatch.setitem(rubric.SCORERS, MathVerifyReward, rubric.Scorer(score=never))
     one = item("a")
     components = (MathVerifyReward(weight=2.0, on_unscorable=-1.0), LengthReward(target_chars=10, max_chars=20))
     expected = Scored(reward=-1.0, breakdown={"math_verify": -1.0, "length": 1.0}, unscorable={"math_verify": "raised"})

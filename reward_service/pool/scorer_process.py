@@ -1,6 +1,6 @@
-"""One worker: reads a task, answers its items in order, reads on; ends when it is killed, or its socket closes.
+"""One scorer process: reads a task, answers its items in order, reads on; ends when it is killed, or its socket closes.
 
-    reward service ── WorkerTask ──▶ worker ── WorkerAnswer ──▶ reward service      one answer an item
+    reward service ── ScorerTask ──▶ scorer process ── ScorerAnswer ──▶ reward service      one answer an item
 
 The loop runs in the main thread, where a scorer may use signals. Whatever a scorer does to this process, the service
 sees it as an answer that never came (timeout) or a closed socket (crashed).
@@ -19,14 +19,14 @@ from reward_service.scorers import rubric
 MAX_TASK_BYTES = 256 * 1024 * 1024
 
 
-class WorkerTask(Record, frozen=True, kw_only=True):
+class ScorerTask(Record, frozen=True, kw_only=True):
     """A rubric with the items to score; without any, the rubric to warm up, which is answered once."""
 
     components: tuple[RewardComponent, ...]
     items: tuple[RewardItem, ...]
 
 
-class WorkerAnswer(Record, frozen=True, kw_only=True):
+class ScorerAnswer(Record, frozen=True, kw_only=True):
     """An item's result; None: warmed up."""
 
     result: Scored | Unscorable | None
@@ -37,10 +37,10 @@ def serve(connection: socket.socket) -> None:
     frames = Frames(connection, max_bytes=MAX_TASK_BYTES)
     try:
         while True:
-            task = decode(frames.receive(), WorkerTask)
+            task = decode(frames.receive(), ScorerTask)
             if not task.items:
-                frames.send(encode(WorkerAnswer(result=rubric.warm_up(task.components))))
+                frames.send(encode(ScorerAnswer(result=rubric.warm_up(task.components))))
             for item in task.items:
-                frames.send(encode(WorkerAnswer(result=rubric.score_item(task.components, item))))
+                frames.send(encode(ScorerAnswer(result=rubric.score_item(task.components, item))))
     except Gone:
         return

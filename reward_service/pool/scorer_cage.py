@@ -1,4 +1,4 @@
-"""The service's side of one cage: start it, have a fresh worker forked, ask it under a deadline, end it."""
+"""The service's side of one cage: start it, have a fresh scorer process forked, ask it under a deadline, end it."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from contracts.rewards import RewardComponent, RewardItem, Scored, Unscorable, b
 from reward_service.cage.cage import CageRules
 from reward_service.pool.frames import Frames, Gone, Late
 from reward_service.pool.nursery import Order, Report
-from reward_service.pool.worker import WorkerAnswer, WorkerTask
+from reward_service.pool.scorer_process import ScorerAnswer, ScorerTask
 from reward_service.scorers import rubric
 
 REAP_TIMEOUT_S = 5.0
 """A killed process that is still not gone is stuck in the kernel; its lane goes on without it."""
 MAX_ANSWER_BYTES = 64 * 1024
-"""Of 32 components' scores many times over: what a worker makes up costs the service little to read."""
+"""Many times what 32 components' scores need: whatever a scorer process makes up costs the service little to read."""
 START = """
 import json, sys
 sys.path[:] = json.loads(sys.argv.pop())
@@ -33,16 +33,16 @@ main(int(sys.argv[1]), sys.argv[2])
 """
 
 
-class WorkerLate(Exception):
-    """No answer by the deadline; the worker may still be busy and must be ended."""
+class ScorerLate(Exception):
+    """No answer by the deadline; the scorer process may still be busy and must be ended."""
 
 
-class WorkerDied(Exception):
-    """The worker is gone, or what it sends is no answer; it must be ended."""
+class ScorerDied(Exception):
+    """The scorer process is gone, or what it sends is no answer; it must be ended."""
 
 
-class ScorerProcess:
-    """Used by one lane. After WorkerLate or WorkerDied only `end` may follow, or `fresh_worker` where `is_alive`.
+class ScorerCage:
+    """Used by one lane. After ScorerLate or ScorerDied only `end` may follow, or `fresh_scorer` where `is_alive`.
 
     The thread that makes it must stay alive: Linux ends a child together with the thread that started it.
     """
@@ -68,7 +68,7 @@ class ScorerProcess:
             )
         self._on_empty = on_empty
         self._orders = Frames(ours, max_bytes=MAX_ANSWER_BYTES)
-        self._worker: Frames | None = None
+        self._scorer: Frames | None = None
         self._warm_up_timeout_s = warm_up_timeout_s
         self._warm: frozenset[str] = frozenset()
         self.missing: tuple[str, ...] | None = None
@@ -93,23 +93,23 @@ class ScorerProcess:
             self._warm |= keys
         return refusal
 
-    def fresh_worker(self) -> None:
-        """Ends the worker, if there is one, and has the next forked; `score` may follow at once."""
+    def fresh_scorer(self) -> None:
+        """Ends the scorer process, if there is one, and has the next forked; `score` may follow at once."""
         self._wait_for_start()
-        self._drop_worker()
+        self._drop_scorer()
         ours, theirs = socket.socketpair()
         with theirs:
             try:
-                self._orders.send_handle(encode(Order(what="worker")), theirs.fileno())
+                self._orders.send_handle(encode(Order(what="scorer")), theirs.fileno())
             except Gone as error:
                 ours.close()
                 raise self._death() from error
-        self._worker = Frames(ours, max_bytes=MAX_ANSWER_BYTES)
+        self._scorer = Frames(ours, max_bytes=MAX_ANSWER_BYTES)
 
-    def warm_up_worker(self, components: tuple[RewardComponent, ...]) -> Unscorable | None:
-        """As `warm_up`, in the worker itself: for code that is somebody else's, and may start threads."""
+    def warm_up_scorer(self, components: tuple[RewardComponent, ...]) -> Unscorable | None:
+        """As `warm_up`, in the scorer process itself: for foreign code, which may start threads."""
         deadline_s = time.monotonic() + self._warm_up_timeout_s
-        self._send(WorkerTask(components=components, items=()), deadline_s, doing=_importing(self._warm_up_timeout_s))
+        self._send(ScorerTask(components=components, items=()), deadline_s, doing=_importing(self._warm_up_timeout_s))
         answer = self._receive(deadline_s, doing=_importing(self._warm_up_timeout_s))
         return answer if isinstance(answer, Unscorable) else None
 
@@ -119,33 +119,33 @@ class ScorerProcess:
         """Results in order, as they come; each has the whole deadline from the one before it."""
         doing = f"scoring the item took more than {item_timeout_s:g} s"
         self._send(
-            WorkerTask(components=components, items=tuple(items)), time.monotonic() + item_timeout_s, doing=doing
+            ScorerTask(components=components, items=tuple(items)), time.monotonic() + item_timeout_s, doing=doing
         )
         for _ in items:
             result = self._receive(time.monotonic() + item_timeout_s, doing=doing)
             if result is None:
-                raise WorkerDied("the scorer's process answered out of turn")
+                raise ScorerDied("the scorer's process answered out of turn")
             if not _is_plausible(result, components):
-                raise WorkerDied("the scorer's process sent what is no answer")
+                raise ScorerDied("the scorer's process sent what is no answer")
             yield result
 
     def kill(self) -> None:
         """Has the keeper end the whole cage; does not wait."""
         self._process.terminate()
 
-    def end_worker(self) -> int | None:
-        """Kills the worker with whatever it started, and waits for it; its exit code, None where that is unknown."""
-        self._drop_worker()
+    def end_scorer(self) -> int | None:
+        """Kills the scorer process with all that it started, and waits for it; its exit code, None if unknown."""
+        self._drop_scorer()
         try:
-            return self._order(Order(what="end_worker"), time.monotonic() + REAP_TIMEOUT_S).exit_code
-        except (WorkerDied, WorkerLate):
+            return self._order(Order(what="end_scorer"), time.monotonic() + REAP_TIMEOUT_S).exit_code
+        except (ScorerDied, ScorerLate):
             self.kill()
             return None
 
     def end(self) -> None:
         """Ends the cage, and reaps it."""
         if self.is_alive and self.missing is not None:
-            self.end_worker()
+            self.end_scorer()
         self.kill()
         try:
             self._process.wait(REAP_TIMEOUT_S)
@@ -153,7 +153,7 @@ class ScorerProcess:
             self._process.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(REAP_TIMEOUT_S)
-        self._drop_worker()
+        self._drop_scorer()
         self._orders.close()
         if self._process.returncode not in (None, -signal.SIGKILL):  # else its keeper didn't end what it kept
             self._on_empty()
@@ -169,57 +169,57 @@ class ScorerProcess:
         except Gone as error:
             raise self._death() from error
         except Late as error:
-            raise WorkerLate("the scorer's process doesn't read; it was killed") from error
+            raise ScorerLate("the scorer's process doesn't read; it was killed") from error
         return self._report(deadline_s, _importing(self._warm_up_timeout_s))
 
     def _report(self, deadline_s: float, doing: str) -> Report:
         try:
             return decode(self._orders.receive(deadline_s=deadline_s), Report)
         except Late as error:
-            raise WorkerLate(f"{doing}; its process was killed") from error
+            raise ScorerLate(f"{doing}; its process was killed") from error
         except Gone as error:
             raise self._death() from error
 
-    def _send(self, task: WorkerTask, deadline_s: float, *, doing: str) -> None:
-        assert self._worker is not None
+    def _send(self, task: ScorerTask, deadline_s: float, *, doing: str) -> None:
+        assert self._scorer is not None
         try:
-            self._worker.send(encode(task), deadline_s=deadline_s)
+            self._scorer.send(encode(task), deadline_s=deadline_s)
         except Late as error:
-            raise WorkerLate(f"{doing}; its process was killed") from error
+            raise ScorerLate(f"{doing}; its process was killed") from error
         except Gone as error:
-            raise self._worker_death() from error
+            raise self._scorer_death() from error
 
     def _receive(self, deadline_s: float, *, doing: str) -> Scored | Unscorable | None:
-        assert self._worker is not None
+        assert self._scorer is not None
         try:
-            return decode(self._worker.receive(deadline_s=deadline_s), WorkerAnswer).result
+            return decode(self._scorer.receive(deadline_s=deadline_s), ScorerAnswer).result
         except Late as error:
-            raise WorkerLate(f"{doing}; its process was killed") from error
+            raise ScorerLate(f"{doing}; its process was killed") from error
         except Gone as error:
-            raise self._worker_death() from error
+            raise self._scorer_death() from error
         except ContractViolation as error:
-            raise WorkerDied(f"the scorer's process sent what is no answer: {error}") from error
+            raise ScorerDied(f"the scorer's process sent what is no answer: {error}") from error
 
-    def _worker_death(self) -> WorkerDied:
-        code = self.end_worker()
+    def _scorer_death(self) -> ScorerDied:
+        code = self.end_scorer()
         if code is None:
             return self._death()
-        return WorkerDied(_of_what(code))
+        return ScorerDied(_of_what(code))
 
-    def _death(self) -> WorkerDied:
+    def _death(self) -> ScorerDied:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(REAP_TIMEOUT_S)
         code = self._process.returncode
-        return WorkerDied("the scorer's process closed its socket" if code is None else _of_what(code))
+        return ScorerDied("the scorer's process closed its socket" if code is None else _of_what(code))
 
-    def _drop_worker(self) -> None:
-        if self._worker is not None:
-            self._worker.close()
-            self._worker = None
+    def _drop_scorer(self) -> None:
+        if self._scorer is not None:
+            self._scorer.close()
+            self._scorer = None
 
 
 def _is_plausible(result: Scored | Unscorable, components: tuple[RewardComponent, ...]) -> bool:
-    """Whether a worker that nobody broke into may say so of this rubric: somebody else's code can write its answers."""
+    """Whether a sound scorer process may say so of this rubric: foreign code in it can write its answers."""
     names = breakdown_names(components)
     if isinstance(result, Unscorable):
         return len(result.detail) <= rubric.MAX_DETAIL_CHARS and result.component in ("", *names)

@@ -12,9 +12,9 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from reward_service.scorers.arithmetic import Integers, Malformed, Rationals, value_of
-from reward_service.scorers.literals import Items, read_list, read_string
-from reward_service.scorers.polynomials import Polynomials, derivative
+from reward_service.scorers.grammars.arithmetic import Integers, Malformed, Rationals, value_of
+from reward_service.scorers.grammars.literals import Items, read_list, read_string
+from reward_service.scorers.grammars.polynomials import Polynomials, derivative
 from reward_service.scorers.refusals import BadReference
 
 Entry = dict[str, Any]
