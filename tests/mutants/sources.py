@@ -38,7 +38,8 @@ SCRIPTS = sorted(path.stem for path in (Path(__file__).parents[2] / "broker" / "
 
 TESTS: dict[str, tuple[str, ...]] = {
     **{f"contracts/{name}.py": RECORDS for name in ("jobs", "rollouts", "versions")},
-    **{f"contracts/{name}.py": SPECS for name in ("algorithm", "lora", "rewards", "spec", "spec_limits", "wire")},
+    **{f"contracts/{name}.py": SPECS for name in ("encoding/wire", "rewards", "spec", "spec_limits")},
+    **{f"contracts/spec_tables/{name}.py": SPECS for name in ("algorithm", "lora", "rollout")},
     "contracts/settings.py": (
         "tests/unit/contracts/test_guards_of_specs.py",
         "tests/unit/contracts/test_settings.py",
