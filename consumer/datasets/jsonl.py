@@ -47,7 +47,7 @@ def load_jsonl(spec: JsonlDataset, request: Request) -> ExampleSets:
 
 
 def _read_lines(model_root: SpecRoot, name: str, *, field: str, pool: str) -> tuple[Example, ...]:
-    """Blank lines are skipped; an example is named by its line, counted from 1."""
+    """Reads a file without its blank lines; an example is named by its line, counted from 1."""
     path = model_root.find(name, field=field)
     decoder = msgspec.json.Decoder(JsonlLine)
     examples = []

@@ -1,5 +1,6 @@
-"""Which prompts an iteration samples: a pure function of the job's spec and the iteration, so that a resumed job asks
-the same questions as an undisturbed one (I7).
+"""Chooses an iteration's prompts by a pure function of the job's spec and the iteration.
+
+So a resumed job asks the same questions as an undisturbed one (I7).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class PromptSource:
     """
 
     def __init__(
-        self, dataset: Dataset, tokenizer: PreTrainedTokenizerBase, spec: JobSpec, *, context_tokens: int
+        self, dataset: Dataset, *, tokenizer: PreTrainedTokenizerBase, spec: JobSpec, context_tokens: int
     ) -> None:
         self._spec = spec
         self._context_tokens = context_tokens
@@ -41,11 +42,11 @@ class PromptSource:
         self._check_reserves()
 
     def training_prompts(self, iteration: int) -> tuple[Prompt, ...]:
-        """`rollout.prompts_per_iteration` prompts: the next ones of the shuffled passes through the training pool."""
+        """Returns the next `rollout.prompts_per_iteration` prompts of the shuffled passes through the training pool."""
         return _numbered([self._train[place] for place in self._training_places(iteration)])
 
     def reserve_prompts(self, iteration: int) -> tuple[tuple[Prompt, ...], ...]:
-        """[rollout.max_resamples][rollout.prompts_per_iteration]: what takes the places of `training_prompts`.
+        """Returns [rollout.max_resamples][rollout.prompts_per_iteration]: what takes the places of `training_prompts`.
 
         None of them is among those, and none comes twice as long as the training pool has others.
         """
@@ -62,17 +63,17 @@ class PromptSource:
         return tuple(reserves[start : start + num_prompts] for start in range(0, len(reserves), num_prompts))
 
     def evaluation_prompts(self) -> tuple[Prompt, ...]:
-        """All held-out prompts, the same at every evaluation; () where evaluation is off."""
+        """Returns all held-out prompts, the same at every evaluation; () where evaluation is off."""
         return _numbered(self._evaluation)
 
     def _training_places(self, iteration: int) -> list[int]:
-        """Where an iteration's prompts are in the training pool."""
+        """Returns the places of an iteration's prompts in the training pool."""
         num_prompts = self._spec.rollout.prompts_per_iteration
         start = iteration * num_prompts
         return [self._training_place(start + offset) for offset in range(num_prompts)]
 
     def _training_place(self, position: int) -> int:
-        """The place in the pool that stands at a position of the endless sequence of passes."""
+        """Returns the place in the pool that stands at a position of the endless sequence of passes."""
         pass_number, offset = divmod(position, len(self._train))
         if self._cached_pass is None or self._cached_pass[0] != pass_number:
             self._cached_pass = (pass_number, pass_order(len(self._train), self._spec.seed, pass_number))
@@ -100,15 +101,15 @@ class PromptSource:
         return prompts
 
     def _render(self, question: str) -> str:
-        """The exact text that is tokenised."""
+        """Returns the exact text that is tokenised."""
         if self._chat is None:
             return question
         return render_chat(self._tokenizer, question, self._chat)
 
     def _prefix_ids(self) -> list[int]:
-        """The BOS token where the tokenizer itself puts one before plain text; a chat template writes its own.
+        """Returns the BOS token where the tokenizer itself puts one before plain text; a chat template writes its own.
 
-        Never the closing token that some tokenizers also add: the model would answer an ended text.
+        The closing token, which some tokenizers also add, is left out: the model would answer an ended text.
         """
         bos_token_id = self._tokenizer.bos_token_id
         if self._chat is not None or not isinstance(bos_token_id, int):
@@ -147,7 +148,7 @@ class PromptSource:
 
 
 def pass_order(num_examples: int, seed: int, pass_number: int) -> list[int]:
-    """Permutation of the training pool in one pass, from (seed, pass) alone."""
+    """Permutes the training pool for one pass, from (seed, pass) alone."""
     digest = hashlib.blake2b(f"{seed}/{pass_number}".encode(), digest_size=8).digest()
     order = list(range(num_examples))
     random.Random(int.from_bytes(digest, "big")).shuffle(order)
@@ -157,9 +158,9 @@ def pass_order(num_examples: int, seed: int, pass_number: int) -> list[int]:
 def reserve_places(
     num_examples: int, *, taken: Collection[int], num_reserves: int, seed: int, iteration: int
 ) -> list[int]:
-    """Places in the training pool for an iteration's reserves, from (seed, iteration) and what the iteration took.
+    """Draws places in the training pool for an iteration's reserves, from (seed, iteration) and what it took.
 
-    Drawn without replacement, and again in another order once all have been; at least one place is not taken.
+    They are drawn without replacement, and again in another order once all have been; at least one place is not taken.
     """
     digest = hashlib.blake2b(f"{seed}/reserve/{iteration}".encode(), digest_size=8).digest()
     draw = random.Random(int.from_bytes(digest, "big"))
@@ -173,7 +174,7 @@ def reserve_places(
 
 
 def render_chat(tokenizer: PreTrainedTokenizerBase, question: str, chat: ChatSpec) -> str:
-    """System turn where there is one, the question as the user's turn, and the opening of the assistant's turn."""
+    """Writes the system turn where there is one, the question as the user's turn, and the assistant's opening."""
     if not tokenizer.chat_template:
         raise InvalidInput(
             "the model's tokenizer has no chat template", field="dataset.chat", cure="leave dataset.chat out"
@@ -187,5 +188,5 @@ def render_chat(tokenizer: PreTrainedTokenizerBase, question: str, chat: ChatSpe
 
 
 def _numbered(prompts: Sequence[Prompt], *, first: int = 0) -> tuple[Prompt, ...]:
-    """Each prompt with its position, which seeds its samples (I7)."""
+    """Numbers each prompt by its position, which seeds its samples (I7)."""
     return tuple(msgspec.structs.replace(prompt, index=index) for index, prompt in enumerate(prompts, first))

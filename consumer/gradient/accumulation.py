@@ -17,15 +17,15 @@ from contracts.errors import ContractViolation, TrainingDiverged
 from contracts.spec import JobSpec
 
 CHUNK_ITEMS = 1 << 18
-"""Items converted at a time: the temporaries stay in cache, and a large embedding needs no second copy."""
+"""Items that are converted at a time: the temporaries stay in cache, and a large embedding needs no second copy."""
 
 
 class GradientAccumulator(Protocol):
-    """The sum of the gradients of one iteration, and apart from it that of their baseline, where there is one."""
+    """Sums the gradients of one iteration, and apart from them those of their baseline, where there is one."""
 
     @property
     def sums(self) -> Tensor | None:
-        """[N] all that was added, for ranks to add up over each other in place; None: they have done so already."""
+        """[N] all that was added, which ranks add up in place over all of them; None: they have done so already."""
         ...
 
     def add(self, *, to_baseline: bool = False, more: bool = False) -> None:
@@ -47,7 +47,7 @@ class GradientAccumulator(Protocol):
 
 
 class ExactAccumulator:
-    """int64 fixed point: a gradient g is kept as round(g * 2**scale_bits), and integers are summed.
+    """Sums in int64 fixed point: a gradient g is kept as round(g * 2**scale_bits), and integers are added.
 
     With at most `max_micro_batches` micro-batches, the passes of each together below 2**62 / max_micro_batches, the sum
     cannot wrap. Resolution is 2**-40 = 9e-13 by default, range 2**22 / max_micro_batches. Memory: 8 bytes a parameter,
@@ -63,7 +63,7 @@ class ExactAccumulator:
         with_baseline: bool = False,
         targets: Mapping[str, nn.Parameter] | None = None,
     ) -> None:
-        """targets: what `total` writes to, by the same names, where it is not the parameters."""
+        """Starts with zeros. targets: what `total` writes to, by the same names, where it is not the parameters."""
         self._parameters = dict(parameters)
         self._targets = dict(targets or parameters)
         self._max_micro_batches = max_micro_batches
@@ -82,7 +82,8 @@ class ExactAccumulator:
         for name, gradient in gradients.items():
             chunks = self._sums[name][int(to_baseline)].split(CHUNK_ITEMS)
             for values, sums in zip(gradient.split(CHUNK_ITEMS), chunks, strict=True):
-                # A power of two only moves the exponent, and a rounded float is representable: both steps are exact.
+                # The rounding is the only loss: a power of two moves the exponent alone, and a float that is an integer
+                # below 2**62 is an int64.
                 sums.add_(values.mul_(self._scale).round_().to(torch.int64))
         if not more:
             self._reached = 0.0
@@ -93,6 +94,7 @@ class ExactAccumulator:
             gradient = torch.empty(parameter.numel(), dtype=parameter.dtype, device=parameter.device)
             chunks = self._sums[name].split(CHUNK_ITEMS, dim=1)
             for target, sums in zip(gradient.split(CHUNK_ITEMS), chunks, strict=True):
+                # The sums are divided in float64, and rounded once to the parameter's dtype.
                 target.copy_(_less_baseline(sums.double(), baseline).div_(self._scale * divisor))
             parameter.grad = gradient.view(parameter.shape)
 
@@ -103,7 +105,7 @@ class ExactAccumulator:
 
 
 class FloatAccumulator:
-    """float32 sums: 4 bytes a parameter, 8 with a baseline, and the last bits depend on arrival order."""
+    """Sums in float32: 4 bytes a parameter, 8 with a baseline, and the last bits depend on arrival order."""
 
     def __init__(
         self,
@@ -112,7 +114,7 @@ class FloatAccumulator:
         with_baseline: bool = False,
         targets: Mapping[str, nn.Parameter] | None = None,
     ) -> None:
-        """targets: of `ExactAccumulator`."""
+        """Starts with zeros. targets: as `ExactAccumulator` has them."""
         self._parameters = dict(parameters)
         self._targets = dict(targets or parameters)
         self.sums, self._sums = _zeros(self._parameters, 1 + with_baseline, torch.float32)
@@ -135,7 +137,7 @@ class FloatAccumulator:
 def make_accumulator(
     spec: JobSpec, parameters: Mapping[str, nn.Parameter], targets: Mapping[str, nn.Parameter]
 ) -> GradientAccumulator:
-    """Of parameters that each rank has whole. targets: what the optimizer steps, by the same names."""
+    """Makes the sums of parameters that each rank has whole. targets: what the optimizer steps, by the same names."""
     with_baseline = spec.algorithm.has_late_baseline
     if spec.trainer.accumulation == "exact":
         return ExactAccumulator(
@@ -150,7 +152,10 @@ def make_accumulator(
 def _zeros(
     parameters: Mapping[str, nn.Parameter], num_sums: int, dtype: torch.dtype
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """One flat tensor, and each parameter's part of it: [num_sums, items], row 0 the sum, row 1 the baseline's."""
+    """Makes one flat tensor, and each parameter's part of it: [num_sums, items], row 0 the sum, row 1 the baseline's.
+
+    Ranks add up the flat one, in one all-reduce.
+    """
     sizes = [num_sums * parameter.numel() for parameter in parameters.values()]
     flat = torch.zeros(sum(sizes), dtype=dtype, device=next(iter(parameters.values())).device)
     parts = zip(parameters, flat.split(sizes), strict=True)
@@ -158,12 +163,12 @@ def _zeros(
 
 
 def _less_baseline(sums: Tensor, baseline: float) -> Tensor:
-    """[1 or 2, items] → [items]; a sum without a baseline is left as it is, bit for bit."""
+    """Subtracts the baseline's sum: [1 or 2, items] → [items]; a sum without one is left as it is, bit for bit."""
     return sums[0] if len(sums) == 1 else sums[0] - baseline * sums[1]
 
 
 def take_gradients(parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
-    """Flat gradients by name, taken out of the parameters; a parameter that backward did not reach is left out."""
+    """Takes the gradients out of the parameters, flat and by name, but for those that backward did not reach."""
     gradients: dict[str, Tensor] = {}
     for name, parameter in parameters.items():
         if parameter.grad is not None:
@@ -173,7 +178,7 @@ def take_gradients(parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
 
 
 def check_range(gradients: Mapping[str, Tensor], *, limit: float) -> float:
-    """The largest magnitude, 0.0 where there is no gradient.
+    """Returns the largest magnitude, 0.0 where there is no gradient.
 
     Raises TrainingDiverged for a NaN, an infinity or a magnitude of `limit` and more, naming the parameter.
     """
@@ -192,7 +197,7 @@ def check_range(gradients: Mapping[str, Tensor], *, limit: float) -> float:
 
 
 def _largest(gradients: Mapping[str, Tensor]) -> Iterator[float]:
-    """Largest magnitude of each, NaN where one holds NaN; a single transfer from the device."""
+    """Returns the largest magnitude of each, NaN where one holds NaN, in a single transfer from the device."""
     if not gradients:
         return iter(())
     extremes = [torch.stack(gradient.aminmax()).double() for gradient in gradients.values()]

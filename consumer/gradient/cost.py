@@ -1,4 +1,4 @@
-"""What a rollout batch costs the trainer, counted from shapes: tokens through the layers, floating-point operations.
+"""Counts from shapes what a rollout batch costs the trainer: tokens through the layers, floating-point operations.
 
     6 N a token (Kaplan et al., arXiv 2001.08361, section 2.1), and 12 layers * width for each pair of attending tokens
 
@@ -22,14 +22,14 @@ from contracts.rollouts import RolloutBatch
 
 @dataclass(frozen=True, kw_only=True)
 class ModelShape:
-    """Of a model's matrices."""
+    """The sizes of a model's matrices that decide what a token costs."""
 
     num_body_parameters: int
-    """Of the layers."""
+    """Parameters of the layers."""
     num_head_parameters: int
-    """Of the output matrix, also where it is the embedding."""
+    """Parameters of the output matrix, also where it is the embedding."""
     trained_share: float
-    """Of both, by parameters: below 1.0 under adapters."""
+    """Trained parameters over both: below 1.0 under adapters."""
     num_layers: int
     attention_width: int
     """Heads times their width."""
@@ -37,15 +37,15 @@ class ModelShape:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingCost:
-    """Of one update on one batch."""
+    """What one update on one batch costs."""
 
     num_tokens: int = 0
-    """Through the policy's layers; a prompt counts as often as it goes through."""
+    """Tokens through the policy's layers; a prompt counts as often as it goes through."""
     flops: float = 0.0
 
 
 def model_shape(model: PreTrainedModel) -> ModelShape:
-    """Counted once: shapes don't change while a job runs."""
+    """Reads the shape of a model, once for a job: shapes don't change while it runs."""
     config = model.config.get_text_config()
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     outside = {id(parameter) for part in (embedding, head) if part is not None for parameter in part.parameters()}
@@ -65,9 +65,9 @@ def model_shape(model: PreTrainedModel) -> ModelShape:
 
 
 def training_cost(
-    shape: ModelShape, batch: RolloutBatch, rows: NDArray[np.int64], *, shares_prompts: bool, with_reference: bool
+    shape: ModelShape, batch: RolloutBatch, *, rows: NDArray[np.int64], shares_prompts: bool, with_reference: bool
 ) -> TrainingCost:
-    """Of the given rows of a batch; shares_prompts: a group's prompt goes through once.
+    """Counts the given rows of a batch. shares_prompts: a group's prompt goes through once.
 
     The last token of a response is never an input; its length counts all the same, since its log-prob is asked for.
     """
@@ -83,12 +83,16 @@ def training_cost(
         seen.add(row // size)
         if is_new or not shares_prompts:
             num_tokens += prompt
+            # Token t of a sequence attends to t tokens, itself included: 1 + 2 + ... + T.
             pairs += prompt * (prompt + 1) / 2
         num_tokens += response
         num_responses += response
+        # Each token of the response attends to the whole prompt, and to the response up to itself.
         pairs += response * prompt + response * (response + 1) / 2
     multiplied = shape.num_body_parameters * num_tokens + shape.num_head_parameters * num_responses
     attention = shape.num_layers * shape.attention_width * pairs
+    # A multiply-add is 2 operations: 2 forward, 2 for the gradient of the input, and 2 for that of a trained weight.
+    # Attention has two products of no weight, queries by keys and scores by values: 4 forward, 8 backward.
     flops = (4.0 + 2.0 * shape.trained_share) * multiplied + 12.0 * attention
     if with_reference:
         flops += 2.0 * multiplied + 4.0 * attention

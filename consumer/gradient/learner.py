@@ -135,7 +135,9 @@ class Learner:
     def _with_cost(self, stats: MicroBatchStats, batch: RolloutBatch, *, with_reference: bool) -> MicroBatchStats:
         rows = rows_that_teach(np.array(stats.advantages), every_row=self.spec.algorithm.needs_every_row)
         shares_prompts = self.spec.trainer.packing == "shared_prompt"
-        cost = training_cost(self._shape, batch, rows, shares_prompts=shares_prompts, with_reference=with_reference)
+        cost = training_cost(
+            self._shape, batch, rows=rows, shares_prompts=shares_prompts, with_reference=with_reference
+        )
         return replace(stats, cost=cost)
 
     @cached_property

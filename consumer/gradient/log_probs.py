@@ -24,23 +24,23 @@ from consumer.model.shared_prompt.trial import share_prompts
 
 
 def response_logprobs(model: PreTrainedModel, micro_batch: MicroBatch, temperature: float) -> Tensor:
-    """[rows, T_max] log-probs of the response tokens under logits / temperature; padding holds 0.0."""
-    logprobs, _ = _values(model, micro_batch, temperature, entropy=False)
+    """Returns [R, T_max] log-probs of the response tokens under logits / temperature; padding holds 0.0."""
+    logprobs, _ = _values(model, micro_batch, temperature=temperature, entropy=False)
     return _in_rows(logprobs, micro_batch)
 
 
 def response_logprobs_and_entropy(
     model: PreTrainedModel, micro_batch: MicroBatch, temperature: float
 ) -> tuple[Tensor, Tensor]:
-    """`response_logprobs`, and [rows, T_max] the entropy in nats of the distribution that each token was drawn from."""
-    logprobs, entropy = _values(model, micro_batch, temperature, entropy=True)
+    """Returns `response_logprobs`, and [R, T_max] the entropy in nats of the distribution that each token came from."""
+    logprobs, entropy = _values(model, micro_batch, temperature=temperature, entropy=True)
     return _in_rows(logprobs, micro_batch), _in_rows(entropy, micro_batch)
 
 
 def _values(
-    model: PreTrainedModel, micro_batch: MicroBatch, temperature: float, *, entropy: bool
+    model: PreTrainedModel, micro_batch: MicroBatch, *, temperature: float, entropy: bool
 ) -> tuple[Tensor, Tensor]:
-    """Log-probs [N] of the real response tokens, row by row, and entropies [N] (or [0] where they aren't asked for)."""
+    """Returns log-probs [N] of the real response tokens, row by row, and entropies [N] ([0] where not asked for)."""
     if isinstance(micro_batch.inputs, PackedInputs):
         share_prompts(model)
     if has_plain_head(model):
@@ -58,14 +58,17 @@ def _values(
 
 
 def _predicting_states(model: PreTrainedModel, micro_batch: MicroBatch) -> Tensor:
-    """[N, h]: the last hidden states that the head turns into the response tokens' logits."""
+    """Returns [N, h]: the last hidden states, which the head turns into the response tokens' logits.
+
+    The logits that predict a token stand one position before it.
+    """
     inputs = micro_batch.inputs
     states = last_states(model, **inputs.arguments(model.device))
     return states.flatten(0, 1).index_select(0, inputs.predicting[micro_batch.loss_mask].to(model.device))
 
 
 def _predicting_logits(model: PreTrainedModel, micro_batch: MicroBatch) -> Tensor:
-    """[N, V]: of an architecture that makes its logits in a way of its own, all response positions at once."""
+    """Returns [N, V] of an architecture with logits of its own making, for all response positions at once."""
     num_positions = micro_batch.response_ids.shape[1]
     keep = {"logits_to_keep": num_positions} if takes_logits_to_keep(type(base_causal_lm(model))) else {}
     output = model(use_cache=False, **micro_batch.inputs.arguments(model.device), **keep)
@@ -73,5 +76,6 @@ def _predicting_logits(model: PreTrainedModel, micro_batch: MicroBatch) -> Tenso
 
 
 def _in_rows(values: Tensor, micro_batch: MicroBatch) -> Tensor:
+    """Puts [N] values of the real tokens back into [R, T_max], with 0.0 on padding."""
     real = micro_batch.loss_mask.to(values.device)
     return torch.zeros(real.shape, dtype=values.dtype, device=values.device).index_put((real,), values)

@@ -1,6 +1,7 @@
 """Rollout batch → micro-batches: the rows of one forward and backward pass, as tensors.
 
-Worked example, two rows with responses [1, 2, 3] and [4] (T_max = 3); how they go into a model is `model_inputs`:
+Worked example, two rows with responses [1, 2, 3] and [4] (T_max = 3); consumer/model/inputs.py says how they go into a
+model:
 
     response_ids         [[1, 2, 3], [4, 0, 0]]
     loss_mask            [[1, 1, 1], [1, 0, 0]]
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from consumer.model.inputs import ModelInputs, packed_inputs, padded_inputs
+from contracts.encoding.arrays import ITEM_BYTES
 from contracts.rollouts import RolloutBatch
 
 Packing = Literal["shared_prompt", "padded"]
@@ -41,14 +43,15 @@ class MicroBatch:
 
 
 def batch_rewards(batch: RolloutBatch) -> NDArray[np.float64]:
-    """float64 [k, G] rewards, in the order of the batch."""
+    """Returns the rewards, float64 [k, G], in the order of the batch."""
     return np.array([[rollout.reward for rollout in group.rollouts] for group in batch.groups], dtype=np.float64)
 
 
 def rows_that_teach(advantages: NDArray[np.float64], *, every_row: bool) -> NDArray[np.int64]:
-    """Rows whose gradient can differ from zero: those of nonzero advantage, or all of them under a KL or entropy term.
+    """Picks the rows whose gradient can differ from zero: those of nonzero advantage, or all of them.
 
-    advantages: [k, G]; answers flat row numbers, ascending. Left-out rows contribute exactly 0 to the summed loss.
+    advantages: [k, G]; returns flat row numbers g * G + i, ascending. A row that is left out would add exactly 0 to the
+    summed loss. every_row: `AlgorithmSpec.needs_every_row`.
     """
     flat = advantages.reshape(-1)
     return np.arange(flat.size) if every_row else np.flatnonzero(flat)
@@ -57,10 +60,10 @@ def rows_that_teach(advantages: NDArray[np.float64], *, every_row: bool) -> NDAr
 def split_rows(
     batch: RolloutBatch, rows: NDArray[np.int64], *, packing: Packing, max_tokens: int
 ) -> list[NDArray[np.int64]]:
-    """Rows of each pass, so that a pass has at most max_tokens input tokens, padding included; a row is never cut.
+    """Cuts the rows into passes of at most max_tokens input tokens each, padding included; a row is never cut.
 
-    A function of the batch alone, and the order of the rows is kept (I7). Packed, a group that fits into a pass is not
-    split, so that its prompt goes through once.
+    The cut is a function of the batch alone, and keeps the order of the rows (I7). Packed, a group that fits into a
+    pass is not split, so that its prompt goes through once.
     """
     lengths = [_row_tokens(batch, row) for row in rows.tolist()]
     parts = _packed_parts if packing == "shared_prompt" else _padded_parts
@@ -103,28 +106,30 @@ def make_micro_batch(
 
 
 def _row_tokens(batch: RolloutBatch, row: int) -> tuple[int, int]:
-    """(prompt tokens, response tokens)."""
+    """Returns (prompt tokens, response tokens)."""
     group = batch.groups[row // batch.group_size]
-    return len(group.prompt_token_ids) // 4, group.rollouts[row % batch.group_size].completion.num_tokens
+    return len(group.prompt_token_ids) // ITEM_BYTES, group.rollouts[row % batch.group_size].completion.num_tokens
 
 
 def _padded_parts(lengths: Sequence[tuple[int, int]], _groups: Sequence[int], max_tokens: int) -> Iterator[int]:
-    """Row counts at which a new pass starts."""
+    """Yields the row counts at which a new pass starts."""
     start = longest_prompt = longest_response = 0
     for number, (prompt, response) in enumerate(lengths):
         longest_prompt, longest_response = max(longest_prompt, prompt), max(longest_response, response)
+        # Every row is as wide as the longest prompt and the longest response; its last token is never an input.
         if number > start and (number + 1 - start) * (longest_prompt + longest_response - 1) > max_tokens:
             yield number
             start, longest_prompt, longest_response = number, prompt, response
 
 
 def _packed_parts(lengths: Sequence[tuple[int, int]], groups: Sequence[int], max_tokens: int) -> Iterator[int]:
-    """Row counts at which a new pass starts."""
+    """Yields the row counts at which a new pass starts."""
     whole: dict[int, int] = {}
     for group, (prompt, response) in zip(groups, lengths, strict=True):
         whole[group] = whole.get(group, prompt) + response - 1
     used, previous = 0, -1
     for number, (group, (prompt, response)) in enumerate(zip(groups, lengths, strict=True)):
+        # The last token of a response is never an input, and a group's prompt goes through with its first row only.
         more = response - 1 + (prompt if group != previous else 0)
         fits_elsewhere = group != previous and used + whole[group] > max_tokens >= whole[group]
         if number and (used + more > max_tokens or fits_elsewhere):

@@ -76,9 +76,9 @@ class MeasuredPass:
     """[R] of the batch."""
     micro_batch: MicroBatch
     logprobs: Callable[[], TokenLogprobs]
-    """Answers what the models give to its tokens, with the graph of the policy's: a forward pass, or a known value."""
+    """Returns what the models give to its tokens, with the graph of the policy: a forward pass, or a known value."""
     is_known: bool
-    """Whether `logprobs` answers the same graph each time."""
+    """Whether `logprobs` returns the same graph each time."""
 
 
 def train_micro_batch(
@@ -103,8 +103,8 @@ def train_micro_batch(
     prepared = _prepare(batch, spec)
     if not prepared.passes:
         return replace(prepared.stats, advantages=_flat(prepared.advantages)), None
-    forward = functools.partial(_token_logprobs, policy, reference, spec=spec)
-    passes, advantages = _measure(prepared, policy, forward, spec=spec)
+    forward = functools.partial(_token_logprobs, policy, reference=reference, spec=spec)
+    passes, advantages = _measure(prepared, policy=policy, forward=forward, spec=spec)
     stats, kept_rows = _backward(passes, prepared.stats, spec=spec, accumulator=accumulator)
     kept = KeptBatch(batch=batch, advantages=advantages, passes=tuple(kept_rows))
     return replace(stats, advantages=_flat(advantages)), kept
@@ -120,12 +120,12 @@ def train_kept_batch(
     """
 
     def logprobs(rows: KeptRows, micro_batch: MicroBatch) -> TokenLogprobs:
-        now = _token_logprobs(policy, None, micro_batch, spec=spec)
+        now = _token_logprobs(policy, micro_batch, reference=None, spec=spec)
         return replace(now, old=rows.old_logprobs, reference=rows.reference_logprobs)
 
     passes: list[MeasuredPass] = []
     for rows in kept.passes:
-        micro_batch = _micro_batch(kept.batch, rows.rows, kept.advantages, spec)
+        micro_batch = _micro_batch(kept.batch, rows=rows.rows, advantages=kept.advantages, spec=spec)
         passes.append(
             MeasuredPass(
                 rows=rows.rows,
@@ -160,12 +160,12 @@ def _prepare(batch: RolloutBatch, spec: JobSpec) -> PreparedBatch:
 
 
 def _measure(
-    prepared: PreparedBatch, policy: Policy, forward: Callable[[MicroBatch], TokenLogprobs], *, spec: JobSpec
+    prepared: PreparedBatch, *, policy: Policy, forward: Callable[[MicroBatch], TokenLogprobs], spec: JobSpec
 ) -> tuple[list[MeasuredPass], NDArray[np.float64]]:
     """Makes the passes with their final advantages, and returns those of the whole batch, [k, G], beside them."""
     batch, algorithm = prepared.batch, spec.algorithm
     advantages = prepared.advantages
-    micro_batches = [_micro_batch(batch, rows, advantages, spec) for rows in prepared.passes]
+    micro_batches = [_micro_batch(batch, rows=rows, advantages=advantages, spec=spec) for rows in prepared.passes]
     for micro_batch in micro_batches:
         _check_fits(micro_batch, policy, batch_id=batch.batch_id)
     # A batch of one pass goes through the models once, for all that is asked of it. The passes of a larger one go
@@ -183,7 +183,7 @@ def _measure(
         # [R] of each pass → [k, G]: under a KL every row goes through, in the order of the batch.
         penalties = algorithm.kl_coefficient * np.concatenate(divergences).reshape(prepared.rewards.shape)
         advantages = penalised_advantages(prepared.rewards, penalties, algorithm)
-        micro_batches = [_micro_batch(batch, rows, advantages, spec) for rows in prepared.passes]
+        micro_batches = [_micro_batch(batch, rows=rows, advantages=advantages, spec=spec) for rows in prepared.passes]
     passes = [
         MeasuredPass(
             rows=rows,
@@ -254,7 +254,7 @@ def _add_gradients(
 
 
 def _micro_batch(
-    batch: RolloutBatch, rows: NDArray[np.int64], advantages: NDArray[np.float64], spec: JobSpec
+    batch: RolloutBatch, *, rows: NDArray[np.int64], advantages: NDArray[np.float64], spec: JobSpec
 ) -> MicroBatch:
     return make_micro_batch(batch, advantages=advantages, rows=rows, packing=spec.trainer.packing)
 
@@ -279,7 +279,7 @@ def _flat(advantages: NDArray[np.float64]) -> tuple[float, ...]:
 
 
 def _token_logprobs(
-    policy: Policy, reference: PreTrainedModel | None, micro_batch: MicroBatch, *, spec: JobSpec
+    policy: Policy, micro_batch: MicroBatch, *, reference: PreTrainedModel | None, spec: JobSpec
 ) -> TokenLogprobs:
     """Passes once through each model that the loss needs."""
     temperature = spec.rollout.sampling.temperature

@@ -1,4 +1,4 @@
-"""Numbers of an iteration from those of its micro-batches, independent of arrival order (I7).
+"""Makes the numbers of an iteration from those of its batches, independent of arrival order (I7).
 
 `math.fsum` rounds once, so its result does not depend on the order of its addends.
 """
@@ -25,18 +25,18 @@ from contracts.spec_tables.algorithm import AlgorithmSpec
 
 @dataclass(frozen=True, kw_only=True)
 class Mismatch:
-    """Trainer against generator log-probs over the tokens of one micro-batch; rho = trainer / generator probability."""
+    """How far trainer and generator are apart over some tokens; rho = trainer probability / generator probability."""
 
     num_tokens: int = 0
     k3_sum: float = 0.0
-    """Sum of rho - log(rho) - 1."""
+    """Sum of rho - log(rho) - 1, an estimate of KL(generator || trainer) at each token."""
     largest: float = 0.0
     """Largest |trainer_logprobs - generator_logprobs|."""
     rho_sum: float = 0.0
     rho_square_sum: float = 0.0
 
     def joined(self, other: Mismatch) -> Mismatch:
-        """Of the tokens of both."""
+        """Returns the mismatch over the tokens of both."""
         return Mismatch(
             num_tokens=self.num_tokens + other.num_tokens,
             k3_sum=self.k3_sum + other.k3_sum,
@@ -52,7 +52,7 @@ class MicroBatchStats:
 
     batch_id: str
     rewards: tuple[float, ...]
-    """Of every completion, before any shuffling."""
+    """The reward of every completion, before any shuffling."""
     component_sums: dict[str, float]
     """Sum over completions of each unweighted score."""
     num_groups: int
@@ -66,7 +66,7 @@ class MicroBatchStats:
     num_truncated: int
     """Completions that hit max_new_tokens."""
     advantages: tuple[float, ...] = ()
-    """Of every completion, before what only the whole iteration knows (`Scaling`)."""
+    """The advantage of every completion, before what only the whole iteration knows (`Scaling`)."""
     loss_sum: float = 0.0
     baseline_loss_sum: float = 0.0
     """The loss sum of advantages of 1.0; 0.0 without a late baseline."""
@@ -77,13 +77,13 @@ class MicroBatchStats:
     can_clip: bool = False
     num_corrected: int = 0
     entropy_sum: float = 0.0
-    """Of the whole distribution at each of num_entropy_tokens, in nats."""
+    """Sum of the entropy of the whole distribution at each of num_entropy_tokens, in nats."""
     num_entropy_tokens: int = 0
-    """Those that went through the model, where it is measured."""
+    """Tokens that went through the model, where the entropy is measured."""
     k3_sum: float = 0.0
     """Sum over tokens of k3 to the reference."""
     mismatch: Mismatch = field(default_factory=Mismatch)
-    """Over the rows that went through the model: see `rows_that_teach`."""
+    """The mismatch over the rows that went through the model: see `rows_that_teach`."""
     cost: TrainingCost = field(default_factory=TrainingCost)
 
     @property
@@ -93,7 +93,7 @@ class MicroBatchStats:
 
 @dataclass(frozen=True, kw_only=True)
 class Scaling:
-    """What makes the loss and the gradient of the iteration's sums, once: (sum - baseline * its sum) / divisor."""
+    """What makes loss and gradient of the iteration's sums, once: (sum - baseline * the baseline's sum) / divisor."""
 
     count: int
     """Completions, tokens or batches, by the loss."""
@@ -141,7 +141,7 @@ class IterationNumbers:
 OF_ONE_UPDATE = ("loss", "kl_to_reference", "entropy_trained_tokens", "corrected_share")
 """Numbers that each update of an iteration has for itself; the others are of the rollouts."""
 OF_A_CLIPPING_UPDATE = ("clip_share", "clip_low_share", "clip_high_share")
-"""Those that mean something only where the ratio can leave 1."""
+"""Numbers that mean something only where the ratio can leave 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,9 +149,9 @@ class Update:
     """One optimizer step."""
 
     stats: Sequence[MicroBatchStats]
-    """Of every training batch, with the loss that this step went down."""
+    """The numbers of every training batch, with the loss that this step went down."""
     grad_norm: float
-    """Before clipping."""
+    """The gradient's norm before clipping."""
 
     @property
     def can_clip(self) -> bool:
@@ -159,7 +159,7 @@ class Update:
 
 
 def measure_batch(batch: RolloutBatch, rewards: NDArray[np.float64]) -> MicroBatchStats:
-    """What is known of a batch before any forward pass. rewards: [k, G], as sampled.
+    """Measures what is known of a batch before any forward pass. rewards: [k, G], as sampled.
 
     Raises ContractViolation where the generator's log-probs are not finite.
     """
@@ -187,11 +187,15 @@ def _surprise(rollouts: Sequence[Rollout]) -> float:
     total = float(np.frombuffer(logprobs, dtype="<f4").sum(dtype=np.float64))
     if not math.isfinite(total):
         raise ContractViolation("log-probs must be finite", field="generator_logprobs")
+    # The surprise of a sampled token is -log mu: its mean estimates the entropy of the generator's distribution.
     return -total
 
 
 def measure_mismatch(trainer_logprobs: Tensor, generator_logprobs: Tensor, loss_mask: Tensor) -> Mismatch:
-    """[R, T] each; in float64. Raises ContractViolation where the generator's log-probs are not finite."""
+    """Measures the masked tokens of [R, T] log-probs, in float64.
+
+    Raises ContractViolation where the generator's log-probs are not finite.
+    """
     log_ratio = (trainer_logprobs.detach().double() - generator_logprobs.double())[loss_mask]
     ratio = log_ratio.exp()
     k3_sum, rho_sum, rho_square_sum, largest = torch.stack(
@@ -223,7 +227,7 @@ def iteration_scaling(batches: Sequence[MicroBatchStats], algorithm: AlgorithmSp
 
 
 def iteration_numbers(batches: Iterable[MicroBatchStats], *, scaling: Scaling) -> IterationNumbers:
-    """Numbers of the whole iteration; at least one batch, in any order. scaling: of `iteration_scaling`."""
+    """Makes the numbers of the whole iteration; at least one batch, in any order. scaling: of `iteration_scaling`."""
     ordered = sorted(batches, key=lambda stats: stats.batch_id)
     mismatches = [stats.mismatch for stats in ordered]
     rewards = [reward for stats in ordered for reward in stats.rewards]
@@ -269,7 +273,7 @@ def iteration_numbers(batches: Iterable[MicroBatchStats], *, scaling: Scaling) -
 
 
 def trainer_generator_gap(mismatches: Sequence[Mismatch]) -> dict[str, float]:
-    """mismatch_k3, mismatch_max and effective_sample_share over micro-batches in any order; at least one."""
+    """Returns mismatch_k3, mismatch_max and effective_sample_share over micro-batches in any order; at least one."""
     num_tokens = sum(mismatch.num_tokens for mismatch in mismatches)
     return {
         "mismatch_k3": _share(math.fsum(mismatch.k3_sum for mismatch in mismatches), num_tokens),
@@ -279,9 +283,9 @@ def trainer_generator_gap(mismatches: Sequence[Mismatch]) -> dict[str, float]:
 
 
 def mean_over_updates(numbers: Sequence[IterationNumbers], *, can_clip: Sequence[bool]) -> IterationNumbers:
-    """Numbers of the iteration from those under the loss of each update, the first first; at least one.
+    """Makes the numbers of the iteration from those of each update, in their order; at least one.
 
-    can_clip: of each update. Clips are averaged over those that can: the others would only dilute them.
+    can_clip: whether each update can. Clips are averaged over those that can: the others would only dilute them.
     """
     clipping = [of_one for of_one, clips in zip(numbers, can_clip, strict=True) if clips]
     means = {name: _mean(numbers, name) for name in OF_ONE_UPDATE}
@@ -290,19 +294,22 @@ def mean_over_updates(numbers: Sequence[IterationNumbers], *, can_clip: Sequence
 
 
 def _mean(numbers: Sequence[IterationNumbers], name: str) -> float | None:
-    """None where there are none, or one of them is."""
+    """Returns the mean of one number; None where there are no updates, or one of them doesn't have it."""
     values = [getattr(of_one, name) for of_one in numbers]
     return None if not values or None in values else math.fsum(values) / len(values)
 
 
 def _trained_entropy(batches: Sequence[MicroBatchStats]) -> float | None:
-    """None where no token's distribution was measured."""
+    """Returns the mean entropy a token; None where no token's distribution was measured."""
     num_tokens = sum(stats.num_entropy_tokens for stats in batches)
     return math.fsum(stats.entropy_sum for stats in batches) / num_tokens if num_tokens else None
 
 
 def _effective_sample_share(mismatches: Sequence[Mismatch], num_tokens: int) -> float:
-    """(sum rho)^2 / (N sum rho^2); 1.0 where no token was trained."""
+    """Computes (sum rho)^2 / (N sum rho^2), 1.0 where no token was trained.
+
+    It is the share of the tokens that would tell as much if all of them weighed the same: Kish's effective sample size.
+    """
     squares = math.fsum(mismatch.rho_square_sum for mismatch in mismatches)
     if not num_tokens:
         return 1.0

@@ -99,7 +99,7 @@ def load_job(
         model_root=settings.spec_root,
         components=spec.reward.components,
     )
-    source = PromptSource(dataset, policy.tokenizer, spec, context_tokens=policy.context_tokens)
+    source = PromptSource(dataset, tokenizer=policy.tokenizer, spec=spec, context_tokens=policy.context_tokens)
     return HeldJob(
         spec,
         broker=broker,

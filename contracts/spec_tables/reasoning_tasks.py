@@ -1,4 +1,4 @@
-"""Which tasks of reasoning-gym are scored, and by whom.
+"""The tasks of reasoning-gym that are scored, and which scorer does it.
 
 Some of its scorers evaluate as Python what the model wrote, or what stands in the data set's entry. The table below is
 the result of reading every scorer of one version, with all that it calls: a task stands in one of three sets, and no
@@ -101,7 +101,7 @@ def read_task_entry(text: str) -> TaskEntry:
 
 
 def check_job(dataset: DatasetSpec, components: tuple[RewardComponent, ...]) -> None:
-    """What is known of a job's task from its spec alone. Raises InvalidInput that names the field."""
+    """Checks what is known of a job's task from its spec alone. Raises InvalidInput that names the field."""
     if isinstance(dataset, ReasoningGymDataset):
         _check_generated(dataset)
     for place, component in enumerate(components):
@@ -129,7 +129,7 @@ def check_scored(task: str, *, field: str) -> None:
 
 
 def check_version(installed: str) -> None:
-    """Raises InvalidInput for a version of the package whose scorers nobody has read."""
+    """Raises InvalidInput for a version of the package whose scorers have not been read."""
     if installed != VERSION:
         raise InvalidInput(
             f"reasoning-gym {installed} is installed, whose scorers are not known to evaluate nothing",

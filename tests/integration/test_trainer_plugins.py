@@ -161,7 +161,7 @@ def prompts_of(dataset: JsonlDataset | PluginDataset, root: Path) -> list[object
     """What three iterations and an evaluation ask."""
     spec = replace(job_spec(evaluation__num_prompts=4), dataset=dataset)
     loaded = load_dataset(dataset, num_evaluation=4, seed=3, model_root=SpecRoot(root))
-    source = PromptSource(loaded, char_tokenizer(), spec, context_tokens=128)
+    source = PromptSource(loaded, tokenizer=char_tokenizer(), spec=spec, context_tokens=128)
     return [source.evaluation_prompts(), *(source.training_prompts(iteration) for iteration in range(3))]
 
 

@@ -1,4 +1,4 @@
-"""What a loss of the family is made of.
+"""What a loss of the family is made of; a loss of an installed package is made of the same (docs/extending.md).
 
 The surrogate's [R, T] token losses are weighed by the correction, the KL is added and the entropy taken off; the
 normaliser makes a scalar of them, which is summed over the iteration and divided once, at its end (I7).
@@ -30,28 +30,32 @@ class LossInputs:
     clip_high: float
 
     def log_ratio(self) -> Tensor:
-        """[R, T] log rho = log pi - log pi_old, with gradient; 0.0 where loss_mask is False."""
+        """Returns [R, T] log rho = log pi - log pi_old, with gradient; 0.0 where loss_mask is False.
+
+        On the policy it is exactly 0.0, and still has the gradient of log pi.
+        """
         return self.logprobs - (self.logprobs.detach() if self.old_logprobs is None else self.old_logprobs)
 
     def clip(self, ratio: Tensor) -> Tensor:
+        """Bounds a ratio by 1 - clip_low and 1 + clip_high; beyond them it has no gradient."""
         return ratio.clamp(1.0 - self.clip_low, 1.0 + self.clip_high)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyTerm:
-    """What a surrogate answers; padding may hold any finite value."""
+    """What a surrogate returns; padding may hold any finite value."""
 
     token_loss: Tensor
     """[R, T] with gradient; linear in the advantages' scale, and exactly 0.0 for an advantage of 0.0."""
     clipped_low: Tensor
-    """bool [R, T]: tokens whose loss the lower clip changes, given an advantage that isn't 0."""
+    """bool [R, T] tokens whose loss the lower clip changes, given an advantage that isn't 0."""
     clipped_high: Tensor
-    """bool [R, T]: those whose loss the upper one changes."""
+    """bool [R, T] tokens whose loss the upper clip changes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyLoss:
-    """A member of the family."""
+    """A member of the family. `LOSS_KINDS` of contracts/spec_tables/algorithm.py says what goes with it."""
 
     surrogate: Callable[[LossInputs], PolicyTerm]
     normaliser: Normaliser

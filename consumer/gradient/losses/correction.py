@@ -1,4 +1,4 @@
-"""Weights against the gap between the trainer's and the generator's arithmetic, detached.
+"""Computes weights against the gap between the trainer's and the generator's arithmetic, detached.
 
 With k = pi(o_t) / mu(o_t), where pi is the trainer's probability under the sampled version (pi_old, where an iteration
 has several updates) and mu the generator's:
@@ -30,10 +30,11 @@ def correction_weights(
     low: float,
     high: float,
 ) -> tuple[Tensor, Tensor]:
-    """(weights [R, T] in the dtype of logprobs, without gradient; bool [R, T], True where a bound acted).
+    """Returns weights [R, T] in the dtype of logprobs, without gradient, and bool [R, T], True where a bound acted.
 
     Log-probs are [R, T]; padding weighs 1.0. low is IcePop's alone, and 0.0 for the others.
     """
+    # log k in float64: a sequence adds up thousands of them before the exponential.
     log_ratio = (logprobs.detach().double() - generator_logprobs.double()).masked_fill(~loss_mask, 0.0)
     if level == "sequence":
         log_ratio = log_ratio.sum(dim=1, keepdim=True).expand_as(log_ratio)

@@ -53,7 +53,7 @@ class TokenLogprobs:
     """[R, T] with gradient, in nats, of the whole distribution at each token; None where it was not measured."""
 
     def masked(self, loss_mask: Tensor) -> TokenLogprobs:
-        """0.0 where loss_mask is False: an exponential of padding could overflow, and its gradient be NaN."""
+        """Puts 0.0 where loss_mask is False: an exponential of padding could overflow, and its gradient be NaN."""
 
         def mask(values: Tensor | None) -> Tensor | None:
             return None if values is None else values.masked_fill(~loss_mask, 0.0)
@@ -69,7 +69,7 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, kw_only=True)
 class LossTerms:
-    """Loss of one micro-batch, and what is logged of it."""
+    """The loss of one micro-batch, and what is logged of it."""
 
     loss_sum: Tensor
     """Scalar with gradient, undivided: see `Normaliser`."""

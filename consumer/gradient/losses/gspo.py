@@ -15,9 +15,9 @@ from consumer.gradient.losses.normalisers import RESPONSE_MEAN
 
 
 def sequence_surrogate(inputs: LossInputs) -> PolicyTerm:
-    """The response's loss stands on each of its tokens: their mean is the loss."""
-    log_ratio = inputs.log_ratio()
-    ratio = (log_ratio.sum(dim=1) / inputs.loss_mask.sum(dim=1)).exp()
+    """Puts the response's loss on each of its tokens, so that their mean is the loss."""
+    log_ratio = inputs.log_ratio()  # [R, T]; 0.0 on padding, which leaves the sum alone
+    ratio = (log_ratio.sum(dim=1) / inputs.loss_mask.sum(dim=1)).exp()  # [R] s_i
     clipped = inputs.clip(ratio)
     gain = inputs.advantages
     loss = -torch.minimum(ratio * gain, clipped * gain)

@@ -1,4 +1,4 @@
-"""From token losses to one scalar: a weighted sum in a micro-batch, and one division at the end of the iteration.
+"""Token losses become one scalar: a weighted sum in a micro-batch, and one division at the end of the iteration.
 
 Every weight is a constant of the row or of its rollout batch, and the divisor is a count of the whole iteration: that
 is what makes the gradient independent of how the iteration was cut and in which order it came (I7).

@@ -65,7 +65,9 @@ def tokenizer() -> PreTrainedTokenizerBase:
 def source(
     tokenizer: PreTrainedTokenizerBase, spec: JobSpec, *, dataset: Dataset | None = None, context_tokens: int = 512
 ) -> PromptSource:
-    return PromptSource(dataset or load(AdditionDataset()), tokenizer, spec, context_tokens=context_tokens)
+    return PromptSource(
+        dataset or load(AdditionDataset()), tokenizer=tokenizer, spec=spec, context_tokens=context_tokens
+    )
 
 
 def test_addition_holds_512_of_its_ten_thousand_pairs_out() -> None:

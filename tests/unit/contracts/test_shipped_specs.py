@@ -51,7 +51,7 @@ def test_the_demo_models_vocabulary_and_context_cover_the_specs_prompts(name: st
     spec = read_spec(name)
     tokenizer = AutoTokenizer.from_pretrained(ROOT / spec.model.path)
     dataset = load_dataset(spec.dataset, num_evaluation=spec.evaluation.num_prompts, seed=0, model_root=SpecRoot(ROOT))
-    prompts = PromptSource(dataset, tokenizer, spec, context_tokens=tokenizer.model_max_length)
+    prompts = PromptSource(dataset, tokenizer=tokenizer, spec=spec, context_tokens=tokenizer.model_max_length)
     assert len(prompts.training_prompts(0)) == spec.rollout.prompts_per_iteration
     # An unknown character would come back as <unk>.
     decoded = [tokenizer.decode(tokenizer(prompt.text).input_ids) for prompt in prompts.evaluation_prompts()]

@@ -20,7 +20,9 @@ BATCH = batch_of([([5, 6, 7], [rollout([8, 9], 1.0), rollout([8], 0.0)]), ([5], 
 
 
 def cost(rows: list[int], *, shape: ModelShape = SHAPE, shares_prompts: bool = False, with_reference: bool = False):
-    return training_cost(shape, BATCH, np.array(rows), shares_prompts=shares_prompts, with_reference=with_reference)
+    return training_cost(
+        shape, BATCH, rows=np.array(rows), shares_prompts=shares_prompts, with_reference=with_reference
+    )
 
 
 def test_a_token_costs_six_operations_a_parameter_and_the_head_meets_responses_only() -> None:

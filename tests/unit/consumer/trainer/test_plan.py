@@ -29,7 +29,7 @@ def test_each_place_of_a_training_batch_has_its_reserves_and_evaluation_has_none
     spec = job_spec(rollout__max_resamples=3)
     dataset = load_dataset(AdditionDataset(), num_evaluation=8, seed=0, model_root=SpecRoot(ROOT))
     tokenizer = AutoTokenizer.from_pretrained(ROOT / "configs" / "models" / "two-digit-addition")
-    plan = IterationPlan("job", spec, PromptSource(dataset, tokenizer, spec, context_tokens=64))
+    plan = IterationPlan("job", spec, PromptSource(dataset, tokenizer=tokenizer, spec=spec, context_tokens=64))
     batches = plan.opening(0, MANIFEST).batches
     training = [batch for batch in batches if batch.purpose == "train"]
     assert len(training) == 4
