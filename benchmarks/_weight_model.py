@@ -118,7 +118,7 @@ class Model:
         return [list(group) for group in split_into_shards(masters, shard_bytes=GROUP_BYTES)]
 
     def _change(self, tensor: Tensor) -> None:
-        """Another bit pattern for a hundredth of the values, at random places: the next bfloat16 up or down."""
+        """Gives a hundredth of the values, at random places, another bit pattern: the next bfloat16 up or down."""
         bits = tensor.view(torch.int16).reshape(-1).numpy()
         at = self._draw.integers(0, len(bits), max(1, int(SHARE_CHANGED * len(bits))))
         bits[at] += self._draw.integers(0, 2, len(at), dtype=np.int16) * 2 - 1

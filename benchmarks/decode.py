@@ -43,7 +43,7 @@ CASES = {"demo": ((16, 8, 5), (4, 8, 5), (1, 8, 5), (128, 1, 5)), "8 M": ((16, 8
 
 
 def make_8m(folder: Path) -> None:
-    """Random weights, 8.1 M parameters: eight layers of 256, a vocabulary of 4,096."""
+    """Writes random weights of 8.1 M parameters: eight layers of 256, a vocabulary of 4,096."""
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=4096,
@@ -136,7 +136,7 @@ class Rivals:
 
 
 def tokens_per_s(generate: Callable[[], int], calls: int) -> tuple[float, float]:
-    """By the clock, and by processor time."""
+    """Tokens per second by the clock, and by processor time."""
     started_s, started_cpu_s = time.perf_counter(), time.process_time()
     tokens = sum(generate() for _ in range(calls))
     return tokens / (time.perf_counter() - started_s), tokens / (time.process_time() - started_cpu_s)

@@ -33,7 +33,7 @@ ARRANGEMENTS = {
 
 
 def make_model(folder: Path, *, hidden_size: int = 128, num_layers: int = 4) -> None:
-    """A random Qwen3 with a vocabulary so wide that a sample hardly ever ends before max_new_tokens."""
+    """Writes a random Qwen3 with a vocabulary so wide that few samples end before max_new_tokens."""
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=512,

@@ -89,7 +89,7 @@ class Row:
 
 
 def train_pass(model: PreTrainedModel, batch: RolloutBatch, packing: Packing) -> None:
-    """Forward and backward of one group; the gradients are let go."""
+    """Runs one group forward and backward, and drops the gradients."""
     micro_batch = make_micro_batch(batch, advantages=np.ones((1, batch.group_size)), packing=packing)
     logprobs = response_logprobs(model, micro_batch, 1.0)
     (logprobs * micro_batch.generator_logprobs.to(logprobs)).sum().backward()

@@ -118,7 +118,7 @@ class Contender:
 
 
 def save_model(shape: str, folder: Path, *, dtype: torch.dtype) -> None:
-    """Random weights, with a tokenizer that no batch of tokens needs."""
+    """Saves random weights, with a tokenizer that the batches, which are tokens, don't need."""
     torch.manual_seed(0)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(TOKENIZER)
     config = SHAPES[shape]()

@@ -60,7 +60,7 @@ class CuttingProxy:
             threading.Thread(target=self._answer, args=(client, server, called), daemon=True).start()
 
     def _forward(self, client: socket.socket, server: socket.socket, called: list[str]) -> None:
-        """A client sends its next command after the answer to the one before, so a call starts a chunk."""
+        """Passes chunks on: a client sends a command after the answer to the one before, so a call starts a chunk."""
         for chunk in _chunks(client):
             if call := SCRIPT_CALL.match(chunk):
                 called[:] = [call[1].decode()]

@@ -22,9 +22,9 @@ from tests.chaos.short_job import DEADLINE_S, IS_LONG, assert_undisturbed, commi
 from tests.pipeline import Pipeline, wait_for_exit
 
 OUTAGE_S = 20.0 if IS_LONG else 3.0
-"""Beyond the leases."""
+"""An outage that outlasts the leases."""
 HANG_S = 40.0 if IS_LONG else 7.0
-"""Beyond the leases, and beyond one call of a generator; the long one beyond what any process waits."""
+"""A hang that outlasts the leases and one call of a generator; the long one outlasts what any process waits."""
 TRANSITIONS = (
     "acquire_trainer",
     "renew_trainer",

@@ -44,7 +44,7 @@ SERVER = ("openai qwen3",)
 """A server of vLLM, as a user starts it."""
 SHARED = (*VLLM, *SERVER)
 MODELS = ("qwen3", "llama", *SHARED)
-"""With a Hugging Face model inside."""
+"""The kinds with a Hugging Face model inside."""
 KINDS = ("fake", *MODELS)
 TIED = {"qwen3": True, "llama": False}
 

@@ -99,7 +99,7 @@ def be_rank(rank: int, folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """By rank."""
+    """What each rank found, by rank."""
     folder = tmp_path_factory.mktemp("models")
     for name, options in LOADED.items():
         config = AutoConfig.for_model(name, **SHAPE, **options)
@@ -131,7 +131,7 @@ def test_ranks_that_read_their_rows_hold_what_transformers_loads(
 
 @pytest.mark.parametrize("name", SPOILT)
 def test_files_that_are_not_the_models_are_refused(said: list[dict[str, Any]], name: str) -> None:
-    """By a rank whose rows they lack: what it says ends the job."""
+    """A rank whose rows they lack refuses them; its error ends the job."""
     refusals = [of_rank[name] for of_rank in said if name in of_rank]
     assert refusals
     assert all(re.search(SPOILT[name], refusal) for refusal in refusals)

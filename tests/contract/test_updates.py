@@ -80,7 +80,7 @@ def total(policy: Policy, stats: list[MicroBatchStats], spec: JobSpec, accumulat
 
 
 def step_down(policy: Policy, gradients: Gradients) -> None:
-    """A plain step, so large that ratios leave the clip range."""
+    """Takes a plain step, so large that ratios leave the clip range."""
     with torch.no_grad():
         for name, parameter in policy.trained_parameters().items():
             parameter.sub_(0.02 * gradients[name].sign())

@@ -37,7 +37,7 @@ SMALL = (
 
 
 def start_demo(run_dir: Path, flags: Sequence[str]) -> subprocess.Popen[str]:
-    """In a session of its own, without this process's settings."""
+    """Starts the demo in a session of its own, without this process's settings."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("ONBEAT_")}
     command = [sys.executable, "-m", "onbeat.cli", "demo", "--json", "--run-dir", str(run_dir), *SMALL, *flags]
     return subprocess.Popen(

@@ -53,7 +53,7 @@ def job(broker: Broker) -> Job:
 
 
 def limit(broker: Broker, num_bytes: int) -> None:
-    """0: no limit."""
+    """Limits the server's memory; 0 is no limit."""
     broker.redis.config_set("maxmemory", num_bytes)
 
 
@@ -78,7 +78,7 @@ def test_a_full_server_refuses_rollouts_and_new_jobs_until_there_is_room(broker:
 
 
 def test_a_full_server_answers_what_it_refuses_anyway_and_counts_it(broker: Broker, job: Job) -> None:
-    """Else a generator would hold a batch that isn't wanted, for as long as the server is full."""
+    """If it didn't, a generator would hold a batch that isn't wanted for as long as the server is full."""
     generator = job.generator()
     claim = generator.claim(LEASE_S)
     assert claim is not None

@@ -43,7 +43,7 @@ class Crash:
         return self._file().stat().st_size
 
     def kill_and_restart(self, *, keep_bytes: int | None = None) -> None:
-        """SIGKILL; with keep_bytes, what was written after that mark is gone."""
+        """Sends SIGKILL and starts the server again; with keep_bytes, without what was written after that mark."""
         self.server.kill()
         if keep_bytes is not None:
             assert self._file().stat().st_size > keep_bytes, "nothing was written after the mark"
@@ -186,7 +186,7 @@ def test_a_lost_commit_is_repeated_and_recorded_once(crash: Crash, job: Job) -> 
 
 
 def test_a_commit_that_was_answered_and_lost_is_not_taken_for_done(crash: Crash, job: Job) -> None:
-    """Else a job would succeed, or a checkpoint be written, with an iteration that the audit chain doesn't have."""
+    """If it did, a job would succeed, or a checkpoint be written, with an iteration that the audit chain lacks."""
     trained = commit_and_lose_it(crash, job)
     with pytest.raises(FenceViolation, match="has lost the commit of iteration 0"):
         job.trainer.confirm(0)

@@ -68,7 +68,7 @@ def broker(own_redis: EmbeddedRedis) -> Iterator[Broker]:
 
 
 def until(true: Callable[[], bool], what: str) -> None:
-    """A deadline that only a broken build reaches."""
+    """Waits with a deadline that only a broken build reaches."""
     waiting = Waiting(what, deadline_s=300.0)
     while not true():
         waiting.poke()

@@ -105,7 +105,7 @@ def brokers(server: EmbeddedRedis) -> dict[str, Broker]:
 
 @pytest.fixture
 def job(redis_server: EmbeddedRedis) -> Job:
-    """With an open iteration of two batches."""
+    """A job with an open iteration of two batches."""
     redis_server.load_scripts()
     job = job_of(*brokers(redis_server).values())
     job.trainer.open_iteration(job.opening(0))

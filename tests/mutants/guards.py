@@ -24,7 +24,7 @@ class Guard:
     copy: int = 0
     """The number among guards of the same text in the same place, in order."""
     line: int
-    """For people: a guard keeps its name when lines before it come or go."""
+    """Where a reader finds it; not in its name, so that the name stays when lines before it come or go."""
 
     @property
     def name(self) -> str:
@@ -34,7 +34,7 @@ class Guard:
 
 
 def python_guards(source: str, text: str) -> list[Guard]:
-    """In the order of the source."""
+    """The guards of a module, in the order of the source."""
     found: list[Guard] = []
     for place, condition in _conditions(ast.parse(text), ""):
         words = ast.unparse(condition)[:WORDS_OF_A_NAME]

@@ -106,7 +106,7 @@ def _wait(child: int, deadline_s: float) -> int | None:
 
 
 def _kill_group(child: int) -> None:
-    """And what a killed test left behind."""
+    """Kills the child and what a killed test left behind."""
     try:
         os.killpg(child, signal.SIGKILL)
     except ProcessLookupError:

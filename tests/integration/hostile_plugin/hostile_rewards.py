@@ -174,7 +174,7 @@ def call(name: str) -> str:
 
 
 def clone(_: str) -> str:
-    """Into a user namespace of its own; then a thread, as every library makes it."""
+    """Clones into a user namespace of its own; then starts a thread, as every library does."""
     libc = ctypes.CDLL(None, use_errno=True)
     flags = 0x10000000 | signal.SIGCHLD
     pid = libc.syscall(ctypes.c_long(CLONES[os.uname().machine]), ctypes.c_ulong(flags), None, None, None, None)

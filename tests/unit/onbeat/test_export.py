@@ -114,7 +114,7 @@ def as_one_file(run: Run) -> None:
 
 
 def as_rows_of_ranks(run: Run) -> None:
-    """As FSDP's ranks write them."""
+    """Writes the checkpoint's files again as FSDP's ranks write them."""
     folder = run.save(1)
     tensors = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()

@@ -288,7 +288,7 @@ def test_a_version_in_shards_is_announced_as_it_is_written(tmp_path: Path) -> No
     receiver = Store(FileWeights(), tmp_path).receiver()
 
     def announce(shard: WeightShard) -> None:
-        """The generator reads each before the next one is written."""
+        """Lets the generator read each shard before the next one is written."""
         announced.append(shard.name)
         assert not folder.weights_of(1).exists()
         receiver.load_ahead(shard)

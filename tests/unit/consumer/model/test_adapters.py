@@ -41,7 +41,7 @@ def load(folder: Path, **options: Any) -> Policy:
 
 
 def moved(policy: Policy, *, seed: int = 0) -> Policy:
-    """As if trained: adapters far from zero."""
+    """Moves the adapters far from zero, as if they were trained."""
     draw = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in policy.trained_parameters().values():
@@ -223,7 +223,7 @@ def with_threads(count: int, work: Callable[[], None]) -> None:
 
 
 def halved(tmp_path: Path, *, tied: bool = True, **options: Any) -> Policy:
-    """In bfloat16, where merging rounds."""
+    """A policy in bfloat16, where merging rounds."""
     folder = tiny_model_folder(tmp_path, tied=tied)
     targets = ("q_proj", "down_proj") if tied else ("q_proj", "down_proj", "lm_head")
     return load(folder, dtype="bfloat16", **options).with_adapters(LoraSpec(rank=4, target_modules=targets), seed=0)

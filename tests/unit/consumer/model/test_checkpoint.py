@@ -108,7 +108,7 @@ def test_four_steps_are_two_steps_a_checkpoint_and_two_more_bit_for_bit(model_ro
 
 
 def versions_in(checkpoints: Path) -> dict[int, str]:
-    """As the audit chain would have them."""
+    """Version → digest, as the audit chain would have them."""
     states = [decode_json((folder / "state.json").read_bytes(), dict) for folder in checkpoint_folders(checkpoints)]
     return {state["policy_version"]: state["weights_digest"] for state in states}
 

@@ -16,7 +16,7 @@ from tests.builders import prompt_batch, rollout
 from tests.unit.producer.test_generator import Stack, drive
 
 RESERVES = (("c", "d"), ("e", "f"))
-"""For the prompts `a` and `b`, attempt by attempt."""
+"""The reserves of the prompts `a` and `b`, attempt by attempt."""
 
 
 def prompt(name: str, index: int) -> Prompt:
