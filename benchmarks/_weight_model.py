@@ -15,6 +15,7 @@ from benchmarks._results import REPOSITORY
 from consumer.gradient.optimizer import GROUP_BYTES
 from contracts.spec import ModelSpec
 from contracts.spec_tables.root import SpecRoot
+from producer.engine.base import EngineSetup
 from producer.engine.transformers.engine import TransformersEngine
 from weight_store.layout import TensorLayout, split_into_shards
 from weight_store.model_folder import empty_model, weight_tensors
@@ -125,5 +126,11 @@ class Model:
 
     def engine(self, weight_root: Path, chunks: Callable[[str], ChunkReader]) -> TransformersEngine:
         return TransformersEngine(
-            self.spec, model_root=SpecRoot(Path("/")), weight_root=weight_root, deterministic=False, chunks=chunks
+            EngineSetup(
+                model=self.spec,
+                model_root=SpecRoot(Path("/")),
+                weight_root=weight_root,
+                deterministic=False,
+                chunks=chunks,
+            )
         )

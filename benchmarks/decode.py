@@ -31,6 +31,7 @@ from contracts.rollouts import Prompt, PromptBatch, SamplingParams
 from contracts.spec import ModelSpec
 from contracts.spec_tables.root import SpecRoot
 from contracts.versions import WeightFile, WeightManifest, weights_digest
+from producer.engine.base import EngineSetup
 from producer.engine.transformers.engine import TransformersEngine
 
 DEMO = REPOSITORY / "configs/models/two-digit-addition"
@@ -91,7 +92,9 @@ class Rivals:
             files=(WeightFile(name=path.name, num_bytes=path.stat().st_size),),
         )
         self.engine = TransformersEngine(
-            ModelSpec(path=str(folder)), model_root=SpecRoot(folder), weight_root=run_root, deterministic=True
+            EngineSetup(
+                model=ModelSpec(path=str(folder)), model_root=SpecRoot(folder), weight_root=run_root, deterministic=True
+            )
         )
         asyncio.run(self.engine.load_weights(self.manifest))
 

@@ -1,19 +1,23 @@
 """What a process of the stack is told by its launcher: environment variables, typed, closed, the same for all.
 
 `onbeat` sets them for the embedded stack and docker-compose.yml for its services.
+
+    ONBEAT_… ─┬─▶ settings_from ─▶ StackSettings    every process
+              └─▶ engine_from ─▶ Engine             a generator, and the launcher of a stack (contracts/engines.py)
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
 from msgspec import Meta
-from msgspec import inspect as types
 
+from contracts import engines
 from contracts.encoding.wire import Record, convert
+from contracts.engines import ENGINES, Engine, Patience, engine_options
 from contracts.errors import InvalidInput
 from contracts.service_links import is_service_link
 from contracts.spec_tables.root import SpecRoot
@@ -22,10 +26,7 @@ PREFIX = "ONBEAT_"
 
 Start = Annotated[float, Meta(gt=0.0, le=86400.0)]
 """A process's start, in seconds: a day at most."""
-Patience = Annotated[float, Meta(gt=0.0, le=604800.0)]
-"""A wait for a server, in seconds: a week at most."""
-Sequences = Annotated[int, Meta(ge=1, le=2**20)]
-Megabytes = Annotated[int, Meta(ge=0, le=2**24)]
+ENGINE_OPTIONS = sorted({option for kind in ENGINES.values() for option in kind.__struct_fields__})
 
 
 class StackSettings(Record, frozen=True, kw_only=True):
@@ -63,7 +64,7 @@ class StackSettings(Record, frozen=True, kw_only=True):
     """Port that an HTTP service listens on; 0 takes the service's default."""
     threads: Annotated[int, Meta(ge=1, le=4096)] = 1
     """Compute threads of a process: OMP_NUM_THREADS, set by the launcher before torch is imported."""
-    device: str = "cpu"
+    device: Literal["cpu", "cuda"] = "cpu"
     """Where trainers and the transformers engine of generators compute: cpu, or cuda."""
     peak_flops: Annotated[float, Meta(ge=0.0, le=1e21)] = 0.0
     """Floating-point operations a second that one trainer rank could do at best, for the metric mfu; 0: unknown."""
@@ -71,7 +72,7 @@ class StackSettings(Record, frozen=True, kw_only=True):
     """Most ranks of a trainer here, of a job that asks for more; 0: as many as this process may use cores."""
     max_jobs: Annotated[int, Meta(ge=1, le=1_000_000)] = 1000
     """How many jobs the gateway keeps; at that number a new one is refused until an ended one is removed."""
-    log_format: str = "human"
+    log_format: Literal["human", "json"] = "human"
     """human, or json: one object a line."""
     broker_timeout_s: Patience = 30.0
     """How long a process keeps trying to reach Redis before it ends with an error."""
@@ -89,39 +90,12 @@ class StackSettings(Record, frozen=True, kw_only=True):
     scorer_network: Literal["none", "host"] = "none"
     """none: no scorer can open a connection; host: every scorer can, as a plug-in needs that asks a judge model over
     HTTP: then a completion that finds a hole in a scorer can, too."""
-    engine: Literal["transformers", "vllm", "openai"] = "transformers"
-    """What a generator samples with: transformers, vllm in this process, or openai: a server of vLLM or SGLang that
-    somebody else runs (docs/operations.md)."""
-    engine_url: str = ""
-    """openai: base URL of the server, e.g. http://127.0.0.1:8200. A server belongs to one generator."""
-    engine_server: Literal["vllm", "sglang"] = "vllm"
-    """openai: what the server is."""
-    engine_api_key: str = ""
-    """openai: bearer key of the server; "" where it wants none."""
-    engine_max_sequences: Sequences = 256
-    """vllm, openai: batches are claimed while fewer completions than this are being sampled."""
-    engine_kv_cache_mb: Megabytes = 0
-    """vllm: memory of its key-value cache; 0 takes 1024 on a CPU, and on a GPU what the model leaves."""
-    engine_timeout_s: Patience = 600.0
-    """vllm, openai: longest time for one batch, or one load of weights; the generator ends with an error past it."""
     crash_at: str = ""
     """For tests: the crash point (docs/failure-modes.md) at which a trainer or generator kills itself."""
 
-    def __post_init__(self) -> None:
-        if self.log_format not in ("human", "json"):
-            raise ValueError("log_format must be human or json")
-        if self.device not in ("cpu", "cuda"):
-            raise ValueError("device must be cpu or cuda")
-        self._check_engine()
-
-    @property
-    def engine_is_reproducible(self) -> bool:
-        """Whether the same batch gives the same bytes whatever ran before: deterministic jobs need that (I7)."""
-        return self.engine == "transformers"
-
     @property
     def most_ranks(self) -> int:
-        """Of a trainer here."""
+        """Most ranks of a trainer here."""
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
         return self.max_ranks or cores or 1
 
@@ -143,53 +117,52 @@ class StackSettings(Record, frozen=True, kw_only=True):
         """The variables that make another process read these settings."""
         return {f"{PREFIX}{name.upper()}": str(getattr(self, name)) for name in self.__struct_fields__}
 
-    def _check_engine(self) -> None:
-        """A setting that the chosen engine would ignore is refused."""
-        engines = {
-            "engine_url": ("openai",),
-            "engine_server": ("openai",),
-            "engine_api_key": ("openai",),
-            "engine_max_sequences": ("vllm", "openai"),
-            "engine_kv_cache_mb": ("vllm",),
-            "engine_timeout_s": ("vllm", "openai"),
-        }
-        defaults = dict(zip(self.__struct_fields__, self.__struct_defaults__, strict=True))
-        for name, users in engines.items():
-            if self.engine not in users and getattr(self, name) != defaults[name]:
-                raise ValueError(
-                    f"{name} has no effect with engine = {self.engine}; it belongs to {' and '.join(users)}"
-                )
-        if self.engine == "openai" and not self.engine_url.startswith(("http://", "https://")):
-            raise ValueError("engine_url must be the http:// or https:// address of the server where engine is openai")
-
 
 def settings_from(environment: Mapping[str, str]) -> StackSettings:
-    """Reads every ONBEAT_ variable but service links; an unknown one fails and names itself."""
-    numbers = _numbers()
-    values: dict[str, object] = {}
+    """Reads every ONBEAT_ variable but service links; an unknown one fails and names itself.
+
+    The variables of a generator's engine are `engine_from`'s.
+    """
+    given = _given(environment)
+    own = {name: given[name] for name in StackSettings.__struct_fields__ if name in given}
+    try:
+        return convert(own, StackSettings, strict=False)
+    except InvalidInput as error:
+        if error.field not in own:
+            raise
+        raise _named(error, own[error.field], f"{PREFIX}{error.field.upper()}") from error
+
+
+def engine_from(environment: Mapping[str, str]) -> Engine:
+    """Reads ONBEAT_ENGINE and its options; an option that the engine would ignore fails and names itself."""
+    given = _given(environment)
+    own = {name: given[f"engine_{name}"] for name in ENGINE_OPTIONS if f"engine_{name}" in given}
+    name = given.get("engine", engines.DEFAULT)
+    try:
+        return engine_options(name, own, strict=False)
+    except InvalidInput as error:
+        variables = {"type": engines.VARIABLE} | {option: engines.variable(option) for option in own}
+        if error.field not in variables:
+            raise
+        raise _named(error, own.get(error.field, name), variables[error.field]) from error
+
+
+def _given(environment: Mapping[str, str]) -> dict[str, str]:
+    """Setting → its text. Raises InvalidInput for a variable that is none."""
+    known = {*StackSettings.__struct_fields__, "engine", *(f"engine_{name}" for name in ENGINE_OPTIONS)}
+    given: dict[str, str] = {}
     for variable, text in environment.items():
         if not variable.startswith(PREFIX) or is_service_link(variable, text):
             continue
         name = variable.removeprefix(PREFIX).lower()
-        if name not in StackSettings.__struct_fields__:
-            raise InvalidInput("unknown setting", field=variable, cure=f"known: {', '.join(sorted(_variables()))}")
-        try:
-            values[name] = numbers.get(name, str)(text)
-        except ValueError as error:
-            raise InvalidInput(f"`{text}` is not a number", field=variable) from error
-    try:
-        return convert(values, StackSettings)
-    except InvalidInput as error:
-        variable = f"{PREFIX}{error.field.upper()}" if error.field in values else error.field
-        raise InvalidInput(error.problem, field=variable, cure=error.cure) from error
+        if name not in known:
+            variables = sorted(f"{PREFIX}{name.upper()}" for name in known)
+            raise InvalidInput("unknown setting", field=variable, cure=f"known: {', '.join(variables)}")
+        given[name] = text
+    return given
 
 
-def _numbers() -> dict[str, Callable[[str], object]]:
-    """Settings that are numbers → how their text is read."""
-    fields = types.type_info(StackSettings).fields  # type: ignore[attr-defined]
-    readers: dict[type, Callable[[str], object]] = {types.IntType: int, types.FloatType: float}
-    return {field.name: readers[type(field.type)] for field in fields if type(field.type) in readers}
-
-
-def _variables() -> list[str]:
-    return [f"{PREFIX}{name.upper()}" for name in StackSettings.__struct_fields__]
+def _named(error: InvalidInput, text: str, variable: str) -> InvalidInput:
+    """The error with the variable as its field. Every variable is a text: one that is `got` as a text was no number."""
+    problem = f"`{text}` is not a number" if error.problem.endswith("got `str`") else error.problem
+    return InvalidInput(problem, field=variable, cure=error.cure)

@@ -1,7 +1,7 @@
 """docs/configuration.md, made from the config types: `python -m docs.make_configuration > docs/configuration.md`.
 
-contracts/{spec,…,settings}.py, onbeat/stack/profile.py ─▶ fields, types, ranges, defaults ─┐
-                              their source text ─▶ docstrings under the fields ─────────────┴▶ one page
+contracts/{spec,…,settings,engines}.py, onbeat/stack/profile.py ─▶ fields, types, ranges, defaults ─┐
+                                      their source text ─▶ docstrings under the fields ─────────────┴▶ one page
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from msgspec import inspect as types
 
 from contracts import spec_limits
 from contracts.encoding.wire import MAX_BATCHES
-from contracts.settings import PREFIX, StackSettings
+from contracts.engines import DEFAULT, ENGINES, VARIABLE, users_of, variable
+from contracts.settings import ENGINE_OPTIONS, PREFIX, StackSettings
 from contracts.spec import JobSpec
-from onbeat.stack.profile import EngineProfile, GeneratorProfile, StackProfile
+from onbeat.stack.profile import KEY_VARIABLE, GeneratorProfile, StackProfile
 
 PAGE = Path(__file__).parent / "configuration.md"
 UNIONS = {
@@ -101,7 +102,7 @@ def undocumented_fields() -> list[str]:
 
 def documented_types() -> set[type]:
     """All that the page describes."""
-    return {JobSpec, StackProfile, StackSettings, *_reachable(JobSpec), *_reachable(StackProfile)}
+    return {JobSpec, StackProfile, StackSettings, *ENGINES.values(), *_reachable(JobSpec), *_reachable(StackProfile)}
 
 
 def field_docstrings(cls: type) -> dict[str, str]:
@@ -151,8 +152,16 @@ def _table(struct: types.StructType) -> str:
 
 
 def _profile_tables() -> list[str]:
-    engine = f"### `engine`\n\n{_summary(EngineProfile)}\n"
-    return [_table(_struct(GeneratorProfile)), engine, _table(_struct(EngineProfile))]
+    head = (
+        "### `engine`\n\nA generator's engine and its options, which are those of the [environment](#environment) "
+        f"under other names. A key doesn't belong into a file: `{KEY_VARIABLE}` names the variable of the launcher "
+        "that holds it.\n\n| key | engines | variable |\n| --- | --- | --- |\n"
+    )
+    rows = [f"| `type` | `{json.dumps(DEFAULT)}` if unset | {VARIABLE} |"]
+    for option in ENGINE_OPTIONS:
+        key = KEY_VARIABLE if option == "api_key" else option
+        rows.append(f"| `{key}` | {', '.join(users_of(option))} | {variable(option)} |")
+    return [_table(_struct(GeneratorProfile)), head + "\n".join(rows) + "\n"]
 
 
 def _settings_table() -> str:
@@ -161,7 +170,22 @@ def _settings_table() -> str:
         _row(field, name=f"{PREFIX}{field.name.upper()}", docstring=docstrings[field.name])
         for field in _struct(StackSettings).fields
     ]
+    rows += [_engine_row(), *map(_option_row, ENGINE_OPTIONS)]
     return "\n".join(["| variable | type | default | effect |", RULE, *rows]) + "\n"
+
+
+def _engine_row() -> str:
+    names = " or ".join(f"`{json.dumps(name)}`" for name in sorted(ENGINES))
+    engines = " ".join(f"{name}: {_summary(kind)}" for name, kind in ENGINES.items())
+    return f"| `{VARIABLE}` | {names} | `{json.dumps(DEFAULT)}` | What a generator samples with. {engines} |"
+
+
+def _option_row(option: str) -> str:
+    """An option of one engine or several, which the row names."""
+    users = users_of(option)
+    kind = ENGINES[users[0]]
+    field = next(field for field in _struct(kind).fields if field.name == option)
+    return _row(field, name=variable(option), docstring=f"{', '.join(users)}: {field_docstrings(kind)[option]}")
 
 
 def _row(field: types.Field, *, name: str, docstring: str) -> str:

@@ -22,9 +22,10 @@ from broker.connection.client import Broker, connect_within
 from broker.generator_side import GeneratorSide, WeightChunks
 from broker.job_store import JobStore
 from broker.presence import Presence
+from contracts.engines import Engine
 from contracts.errors import EngineUnavailable, InvalidInput, OnbeatError
 from contracts.jobs import GeneratorExit
-from contracts.settings import StackSettings, settings_from
+from contracts.settings import StackSettings, engine_from, settings_from
 from process import crash_points
 from process.signals import exit_cleanly_on_signals
 from producer.broker_calls import BrokerCalls
@@ -38,9 +39,9 @@ from telemetry.logs import configure
 log = logging.getLogger(__name__)
 
 
-async def serve(settings: StackSettings, broker: Broker, *, generator_id: str) -> int:
+async def serve(settings: StackSettings, engine: Engine, broker: Broker, *, generator_id: str) -> int:
     """Wires the generator to its broker, reward service and model, and runs it until a signal; the exit code."""
-    threading.Thread(target=preload, args=(settings.engine,), name="preload", daemon=True).start()
+    threading.Thread(target=preload, args=(type(engine),), name="preload", daemon=True).start()
     async with httpx.AsyncClient(base_url=settings.reward_url) as http:
         generator = Generator(
             generator_id=generator_id,
@@ -53,11 +54,11 @@ async def serve(settings: StackSettings, broker: Broker, *, generator_id: str) -
                 break_off=broker.break_off,
             ),
             model=ServedModel(
-                partial(make_engine, settings=settings, chunks=partial(WeightChunks, broker)),
+                partial(make_engine, options=engine, settings=settings, chunks=partial(WeightChunks, broker)),
                 partial(FolderDetokenizer, settings=settings),
             ),
             rewards=RewardClient(http, key=settings.reward_key),
-            not_reproducible="" if settings.engine_is_reproducible else settings.engine,
+            not_reproducible="" if engine.is_reproducible else engine.name,
         )
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, generator.stop)
@@ -95,7 +96,7 @@ def new_generator_id() -> str:
 def main() -> int:
     configure(StackSettings(), service="producer")
     try:
-        settings = settings_from(os.environ)
+        settings, engine = settings_from(os.environ), engine_from(os.environ)
         crash_points.arm(settings.crash_at)
     except InvalidInput as error:
         log.error("%s", error)
@@ -103,7 +104,7 @@ def main() -> int:
     configure(settings, service="producer")
     try:
         exit_cleanly_on_signals()
-        return asyncio.run(serve(settings, connect_within(settings), generator_id=new_generator_id()))
+        return asyncio.run(serve(settings, engine, connect_within(settings), generator_id=new_generator_id()))
     except OnbeatError as error:
         log.error("%s", error)
         return GeneratorExit.DIED

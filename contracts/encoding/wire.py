@@ -101,10 +101,13 @@ def decode_json(data: bytes | str, kind: type[T]) -> T:
         raise InvalidInput(f"the body is not JSON: {error}") from error
 
 
-def convert(values: Any, kind: type[T]) -> T:
-    """Plain dicts and lists (a parsed TOML file) → record. Raises InvalidInput that names the field."""
+def convert(values: Any, kind: type[T], *, strict: bool = True) -> T:
+    """Plain dicts and lists (a parsed TOML file) → record; without `strict`, numbers may be texts (variables).
+
+    Raises InvalidInput that names the field.
+    """
     try:
-        return msgspec.convert(values, kind)
+        return msgspec.convert(values, kind, strict=strict)
     except msgspec.ValidationError as error:
         raise invalid_input(error, kind) from error
     except RecursionError as error:

@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from contracts.settings import engine_from
 from onbeat.chaos.campaign import Campaign
 from onbeat.chaos.circumstances import circumstances
 from onbeat.chaos.result import CampaignResult, ResultFile, RoundResult
@@ -62,6 +63,7 @@ def chaos(
         generators=generators,
         threads=threads_from(os.environ, None) or 1,
         settings=from_environment,
+        engine=engine_from(os.environ),
         fresh=True,
     )
     console = console_for(json_output=json_output)

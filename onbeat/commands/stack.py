@@ -13,6 +13,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from contracts.settings import engine_from
 from onbeat.client.spec_file import flag_settings, load_spec
 from onbeat.commands import options
 from onbeat.demo import DemoSummary, run_demo
@@ -55,6 +56,7 @@ def demo(
         profile=stack_profile,
         threads=threads_from(os.environ, threads),
         settings=from_environment,
+        engine=engine_from(os.environ),
         fresh=True,
     )
     console = console_for(json_output=json_output)
@@ -87,6 +89,7 @@ def up(
         threads=threads_from(os.environ, threads),
         gateway_port=port,
         settings=from_environment,
+        engine=engine_from(os.environ),
     )
     console = console_for(json_output=json_output)
     stack = EmbeddedStack(plan)

@@ -13,6 +13,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from broker.connection.roles import GATEWAY, GENERATOR, TRAINER
+from contracts.engines import VARIABLE, Engine, TransformersOptions
 from contracts.errors import InvalidInput
 from contracts.service_links import is_service_link
 from contracts.settings import PREFIX, StackSettings, settings_from
@@ -24,7 +25,7 @@ SECRETS: Mapping[str, frozenset[str]] = {
     "reward_service": frozenset({"reward_key"}),
     "gateway": frozenset({"redis_url", "celery_url", "api_key", "reward_key"}),
     "worker": frozenset({"redis_url", "celery_url"}),
-    "generator": frozenset({"redis_url", "reward_key", "engine_api_key"}),
+    "generator": frozenset({"redis_url", "reward_key"}),
 }
 """Service → the secrets among its settings; it gets no other's."""
 DECIDED = {
@@ -35,7 +36,6 @@ DECIDED = {
     "celery_url": "it makes the users of its Redis, and ONBEAT_REDIS_URL is used for messages too",
 }
 """Setting that the stack decides itself → why."""
-ENGINE = tuple(name for name in StackSettings.__struct_fields__ if name.startswith("engine"))
 NUMERIC_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 
 
@@ -55,6 +55,8 @@ class StackPlan:
     settings: StackSettings = field(default_factory=StackSettings)
     """Of every process, where the stack doesn't decide: a redis_url is a server that somebody else runs, "" starts a
     private one; "" as a key makes a random one."""
+    engine: Engine = field(default_factory=TransformersOptions)
+    """What every generator samples with, where there is no profile; no other process is told."""
     fresh: bool = False
     """Forgets the private server's data of an earlier stack, and removes it at the end."""
 
@@ -65,8 +67,8 @@ class StackPlan:
             raise InvalidInput(f"the profile has {len(self.profile.each)} generators", field="--generators")
         if self.threads is not None and self.threads < 1:
             raise InvalidInput("must be 1 or more", field="--threads")
-        if self.profile is not None and (name := _first_changed(self.settings, ENGINE)):
-            raise InvalidInput("the profile says what generators sample with", field=_variable(name), cure="unset it")
+        if self.profile is not None and self.engine != TransformersOptions():
+            raise InvalidInput("the profile says what generators sample with", field=VARIABLE, cure="unset it")
 
     @property
     def threads_each(self) -> int:
@@ -102,11 +104,6 @@ def child_environment(inherited: Mapping[str, str], settings: StackSettings, *, 
     environment |= dict.fromkeys(NUMERIC_THREADS, str(settings.threads))
     environment |= {"PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     return environment | settings.environment() | {f"{PREFIX}PORT": str(port)}
-
-
-def _first_changed(settings: StackSettings, names: tuple[str, ...]) -> str:
-    default = StackSettings()
-    return next((name for name in names if getattr(settings, name) != getattr(default, name)), "")
 
 
 def _variable(name: str) -> str:

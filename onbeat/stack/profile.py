@@ -16,47 +16,24 @@ import sys
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
 from contracts.encoding.wire import Record, convert
+from contracts.engines import DEFAULT, ENGINES, Engine, engine_options
 from contracts.errors import InvalidInput
-from contracts.settings import Megabytes, Patience, Sequences, StackSettings
 from contracts.spec import JobSpec
 from contracts.weights import RedisWeights
 
+KEY_VARIABLE = "api_key_variable"
+"""Key of an engine's table that names a variable of the launcher: a server's key doesn't belong into a file."""
 
-class EngineProfile(Record, frozen=True, kw_only=True):
-    """A generator's engine; what is left out has the default of its ONBEAT_ENGINE_ setting."""
-
-    type: Literal["transformers", "vllm", "openai"] = "transformers"
-    """ONBEAT_ENGINE."""
-    url: str | None = None
-    """ONBEAT_ENGINE_URL."""
-    server: Literal["vllm", "sglang"] | None = None
-    """ONBEAT_ENGINE_SERVER."""
-    api_key_variable: str | None = None
-    """Environment variable of the launcher that holds ONBEAT_ENGINE_API_KEY: a key doesn't belong into a file."""
-    max_sequences: Sequences | None = None
-    """ONBEAT_ENGINE_MAX_SEQUENCES."""
-    kv_cache_mb: Megabytes | None = None
-    """ONBEAT_ENGINE_KV_CACHE_MB."""
-    timeout_s: Patience | None = None
-    """ONBEAT_ENGINE_TIMEOUT_S."""
-
-    def settings(self, shared: StackSettings, environment: Mapping[str, str]) -> StackSettings:
-        """The stack's settings with this engine's. Raises InvalidInput for a setting that the engine would ignore."""
-        chosen: dict[str, object] = {"engine": self.type}
-        for name in ("url", "server", "max_sequences", "kv_cache_mb", "timeout_s"):
-            if (value := getattr(self, name)) is not None:
-                chosen[f"engine_{name}"] = value
-        if self.api_key_variable is not None:
-            if self.api_key_variable not in environment:
-                raise InvalidInput(f"{self.api_key_variable} is not set", field="generators.engine.api_key_variable")
-            chosen["engine_api_key"] = environment[self.api_key_variable]
-        return convert(msgspec.structs.asdict(shared) | chosen, StackSettings)
+Whole = Annotated[int, Meta(ge=-(2**53), le=2**53)]
+Real = Annotated[float, Meta(ge=-1e15, le=1e15)]
+EngineTable = Annotated[dict[str, str | Whole | Real | bool], Meta(max_length=64)]
+"""An engine's `type` and options, as they are written; `engine_options` says what each engine takes."""
 
 
 class GeneratorProfile(Record, frozen=True, kw_only=True):
@@ -66,8 +43,31 @@ class GeneratorProfile(Record, frozen=True, kw_only=True):
     """How many."""
     python: str = ""
     """Interpreter that runs them; relative paths start at the model root, "" is the launcher's own."""
-    engine: EngineProfile = msgspec.field(default_factory=EngineProfile)
-    """What they sample with."""
+    engine: EngineTable = msgspec.field(default_factory=lambda: {"type": DEFAULT})
+    """What they sample with, and its options."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.engine.get(KEY_VARIABLE, ""), str):
+            raise ValueError(f"{KEY_VARIABLE} must be the name of a variable")
+        self._options({"api_key": "the variable's"} if self.key_variable else {})
+
+    @property
+    def kind(self) -> type[Engine]:
+        """Type of the engine's options."""
+        return ENGINES[str(self.engine.get("type", DEFAULT))]
+
+    @property
+    def key_variable(self) -> str:
+        """Environment variable of the launcher that holds the key of the engine's server; "" where there is none."""
+        return str(self.engine.get(KEY_VARIABLE, ""))
+
+    def options(self, environment: Mapping[str, str]) -> Engine:
+        """The engine's options. Raises InvalidInput where the variable of its server's key is not set."""
+        if not self.key_variable:
+            return self._options({})
+        if self.key_variable not in environment:
+            raise InvalidInput(f"{self.key_variable} is not set", field=f"generators.engine.{KEY_VARIABLE}")
+        return self._options({"api_key": environment[self.key_variable]})
 
     def interpreter(self, root: Path) -> str:
         """Raises InvalidInput where there is none."""
@@ -80,6 +80,20 @@ class GeneratorProfile(Record, frozen=True, kw_only=True):
                 f"there is no interpreter {path}", field="generators.python", cure="run `make setup-vllm`"
             )
         return str(path)
+
+    def _options(self, key: dict[str, str]) -> Engine:
+        given = {name: value for name, value in self.engine.items() if name not in ("type", KEY_VARIABLE)}
+        if "api_key" in given:
+            raise InvalidInput(
+                "a key doesn't belong into a file",
+                field="generators.engine.api_key",
+                cure=f"name a variable of the launcher in {KEY_VARIABLE}",
+            )
+        try:
+            return engine_options(self.engine.get("type", DEFAULT), given | key)
+        except InvalidInput as error:
+            field = ".".join(filter(None, ("generators.engine", error.field)))
+            raise InvalidInput(error.problem, field=field, cure=error.cure) from error
 
 
 class StackProfile(Record, frozen=True, kw_only=True):
@@ -95,13 +109,13 @@ class StackProfile(Record, frozen=True, kw_only=True):
 
     def check(self, spec: JobSpec) -> None:
         """Raises InvalidInput for a job that none of the generators would serve (I7), or that one of them cannot."""
-        if spec.deterministic and all(kind.engine.type != "transformers" for kind in self.generators):
+        if spec.deterministic and not any(kind.kind.is_reproducible for kind in self.generators):
             raise InvalidInput(
                 "the profile's engines sample batches beside each other, so last bits depend on what else runs",
                 field="deterministic",
                 cure="--set deterministic=false, or a profile with a transformers generator",
             )
-        by_server = not spec.deterministic and any(kind.engine.type == "openai" for kind in self.generators)
+        by_server = not spec.deterministic and not all(kind.kind.reads_redis for kind in self.generators)
         if by_server and isinstance(spec.weights, RedisWeights):
             raise InvalidInput(
                 "a server of the profile's openai generators reads files, not Redis",

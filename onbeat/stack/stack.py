@@ -197,25 +197,25 @@ class EmbeddedStack:
 
     def _plan_child(self, name: str, settings: StackSettings, port: int) -> ChildProcess:
         service, _, number = name.partition("-")
-        python = sys.executable
+        python, engine = sys.executable, self.plan.engine
         if service == "generator" and self.plan.profile is not None:
             kind = self.plan.profile.each[int(number) - 1]
-            python = kind.interpreter(self.plan.model_root)
-            settings = kind.engine.settings(settings, os.environ)
+            python, engine = kind.interpreter(self.plan.model_root), kind.options(os.environ)
         if self.redis is not None and service in REDIS_ROLES:
             role_url, celery_url = self.redis.url_of(REDIS_ROLES[service]), self.redis.url_of(CELERY)
             settings = replace(settings, redis_url=role_url, celery_url=celery_url)
+        environment = child_environment(self._inherited(), settings_of(service, settings), port=port)
         return ChildProcess(
             name,
             command=(python, "-m", self._modules[service]),
-            environment=child_environment(self._inherited(), settings_of(service, settings), port=port),
+            environment=environment | (engine.environment() if service == "generator" else {}),
             log_path=self.logs / f"{name}.log",
         )
 
     def _inherited(self) -> dict[str, str]:
         """The launcher's environment, without the variables in which a profile finds the keys of engines' servers."""
         kinds = self.plan.profile.generators if self.plan.profile else ()
-        keys = {kind.engine.api_key_variable for kind in kinds}
+        keys = {kind.key_variable for kind in kinds}
         environment = {name: value for name, value in os.environ.items() if name not in keys}
         return environment | {STACK_MARK: self._mark}
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from contracts.errors import BatchFailed
 from contracts.rollouts import Completion, PromptBatch
+from contracts.spec import ModelSpec
+from contracts.spec_tables.root import SpecRoot
 from contracts.versions import WeightManifest
 from contracts.weights import WeightShard
+from weight_store.redis.chunks import ChunkReader
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,10 +24,26 @@ class VerifiedWeights:
     weights_digest: str
 
 
+@dataclass(frozen=True, kw_only=True)
+class EngineSetup:
+    """What any engine is made from; its own options come beside it."""
+
+    model: ModelSpec
+    model_root: SpecRoot
+    """Where the model's folder may lie."""
+    weight_root: Path
+    """Folder of the published versions."""
+    deterministic: bool = False
+    device: str = "cpu"
+    """cpu or cuda, for an engine that computes in this process."""
+    chunks: Callable[[str], ChunkReader] | None = None
+    """Job id → its versions in Redis; None where there is no Redis."""
+
+
 class GenerationEngine(Protocol):
     """One model in memory, which samples one batch at a time, or several.
 
-    Every implementation passes tests/contract/test_engines.py; its own options stay in its constructor.
+    Every implementation passes tests/contract/test_engines.py; its own options are a record in contracts/engines.py.
     """
 
     @property
@@ -39,7 +60,7 @@ class GenerationEngine(Protocol):
         """Completions [k][G], in the order of the prompts and of the sample numbers.
 
         The same batch under the same weights gives the same bytes, whatever ran before (I7), unless
-        `StackSettings.engine_is_reproducible` says otherwise.
+        `is_reproducible` of its options says otherwise.
         A call that is cancelled ends at its next token, and the next one is as good as ever.
         Raises BatchFailed: no verified weights or others than the batch asks for, a prompt that does not fit
         the model's context, logits that are not finite. Raises EngineUnavailable where the engine is gone.

@@ -14,9 +14,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from contracts.encoding.arrays import ITEM_BYTES, pack_float32, pack_int32, unpack_int32
+from contracts.engines import BatchingOptions
 from contracts.errors import BatchFailed, EngineUnavailable
 from contracts.rollouts import Completion, Prompt, PromptBatch
-from contracts.settings import StackSettings
 from contracts.versions import WeightManifest
 from contracts.weights import WeightShard
 from process.crash_points import reach
@@ -29,9 +29,9 @@ FINISH_REASONS = ("stop", "length")
 class BatchingEngine(ABC):
     """A GenerationEngine; generations run side by side, a load waits for them. An implementation adds the calls."""
 
-    def __init__(self, settings: StackSettings) -> None:
-        self._timeout_s = settings.engine_timeout_s
-        self._max_sequences = settings.engine_max_sequences
+    def __init__(self, options: BatchingOptions) -> None:
+        self._timeout_s = options.timeout_s
+        self._max_sequences = options.max_sequences
         self._held: VerifiedWeights | None = None
 
     @property

@@ -20,19 +20,18 @@ from safetensors.numpy import load_file as load_numpy
 from safetensors.numpy import save_file as save_numpy
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from contracts.engines import OpenaiOptions, VllmOptions
 from contracts.errors import WeightsRejected
 from contracts.rollouts import Completion, PromptBatch
-from contracts.settings import StackSettings
 from contracts.spec import ModelSpec
 from contracts.spec_tables.root import SpecRoot
 from contracts.versions import WeightFile, WeightManifest, weights_digest
 from onbeat.stack.ports import free_port
 from process.launcher import end_with_launcher
-from producer.engine.base import GenerationEngine
+from producer.engine.base import EngineSetup, GenerationEngine
 from producer.engine.fake import FakeEngine
 from producer.engine.transformers.engine import TransformersEngine
 from tests.builders import prompt_batch, tiny_model_folder
-from weight_store.redis.chunks import ChunkReader
 
 T = TypeVar("T")
 Tensors = dict[str, np.ndarray]
@@ -46,6 +45,7 @@ SHARED = (*VLLM, *SERVER)
 MODELS = ("qwen3", "llama", *SHARED)
 """The kinds with a Hugging Face model inside."""
 KINDS = ("fake", *MODELS)
+VLLM_OPTIONS = VllmOptions(kv_cache_mb=64, timeout_s=120.0)
 TIED = {"qwen3": True, "llama": False}
 
 
@@ -136,7 +136,9 @@ def fake_rig(run_root: Path) -> Rig:
 
 def transformers_rig(architecture: str, folders: Path, run_root: Path) -> Rig:
     engine = TransformersEngine(
-        ModelSpec(path=architecture), model_root=SpecRoot(folders), weight_root=run_root, deterministic=False
+        EngineSetup(
+            model=ModelSpec(path=architecture), model_root=SpecRoot(folders), weight_root=run_root, deterministic=False
+        )
     )
     return rig_of(architecture, engine, folders / architecture, run_root)
 
@@ -147,7 +149,7 @@ def vllm_rig(kind: str, root: Path) -> Rig:
     from producer.engine.vllm.engine import VllmEngine
 
     folder = vllm_folder(root, kind.split()[1])
-    engine = VllmEngine(ModelSpec(path=folder.name), settings=vllm_settings(root), chunks=no_chunks)
+    engine = VllmEngine(setup(folder), VLLM_OPTIONS)
     return rig_of(kind, engine, folder, root / "runs")
 
 
@@ -160,10 +162,8 @@ def server_rig(kind: str, root: Path) -> Rig:
     url = f"http://127.0.0.1:{free_port()}"
     server = start_vllm_server(folder, url, root / "server.log")
     try:
-        settings = StackSettings(
-            engine="openai", engine_url=url, engine_timeout_s=240.0, model_root=str(root), run_root=str(root / "runs")
-        )
-        rig = rig_of(kind, OpenaiEngine(ModelSpec(path=folder.name), settings=settings), folder, root / "runs")
+        engine = OpenaiEngine(setup(folder), OpenaiOptions(url=url, timeout_s=240.0))
+        rig = rig_of(kind, engine, folder, root / "runs")
     except BaseException:
         server.kill()
         raise
@@ -171,18 +171,16 @@ def server_rig(kind: str, root: Path) -> Rig:
     return rig
 
 
-def no_chunks(job_id: str) -> ChunkReader:
-    raise AssertionError("its versions are files")
-
-
 def need_vllm() -> None:
     if find_spec("vllm") is None:
         pytest.skip("vllm is not installed in this environment: make test-vllm")
 
 
-def vllm_settings(root: Path, **changes: Any) -> StackSettings:
-    fields: dict[str, Any] = {"engine_kv_cache_mb": 64, "engine_timeout_s": 120.0}
-    return StackSettings(engine="vllm", model_root=str(root), run_root=str(root / "runs"), **(fields | changes))
+def setup(folder: Path, **changes: Any) -> EngineSetup:
+    """The setup of a model folder whose versions are in `runs` beside it."""
+    root = folder.parent
+    fields: dict[str, Any] = {"model": ModelSpec(path=folder.name), "model_root": SpecRoot(root)}
+    return EngineSetup(**(fields | {"weight_root": root / "runs"} | changes))
 
 
 def start_vllm_server(folder: Path, url: str, log_path: Path) -> subprocess.Popen[bytes]:

@@ -15,7 +15,7 @@ from contracts.run_folder import RunFolder
 from contracts.spec import ModelSpec
 from contracts.spec_tables.lora import LoraSpec
 from contracts.spec_tables.root import SpecRoot
-from producer.engine.base import VerifiedWeights
+from producer.engine.base import EngineSetup, VerifiedWeights
 from producer.engine.transformers.engine import TransformersEngine
 from tests.builders import prompt_batch, tiny_model_folder
 from weight_store.adapter.publisher import AdapterPublisher
@@ -52,7 +52,9 @@ def test_an_engine_samples_with_the_log_probs_of_the_trainer(
     manifest = publish(publisher, policy.weight_tensors(), policy_version=3)
     assert (manifest.adapter is None) == (published == "merged")
     engine = TransformersEngine(
-        ModelSpec(path="qwen3"), model_root=SpecRoot(tmp_path), weight_root=tmp_path, deterministic=True
+        EngineSetup(
+            model=ModelSpec(path="qwen3"), model_root=SpecRoot(tmp_path), weight_root=tmp_path, deterministic=True
+        )
     )
     asyncio.run(engine.load_weights(manifest))
     assert engine.policy_version == VerifiedWeights(policy_version=3, weights_digest=manifest.weights_digest)

@@ -20,7 +20,7 @@ from contracts.rollouts import Completion, SamplingParams
 from contracts.spec import ModelSpec
 from contracts.spec_tables.root import SpecRoot
 from contracts.versions import WeightFile, WeightManifest, weights_digest
-from producer.engine.base import VerifiedWeights
+from producer.engine.base import EngineSetup, VerifiedWeights
 from producer.engine.transformers.decoding import Decoding
 from producer.engine.transformers.engine import TransformersEngine
 from tests.builders import tiny_model_folder
@@ -317,7 +317,9 @@ def test_a_device_that_is_not_there_is_named(folders: Path, tmp_path: Path, monk
     model = ModelSpec(path="qwen3")
     with pytest.raises(InvalidInput, match="no CUDA device") as caught:
         TransformersEngine(
-            model, model_root=SpecRoot(folders), weight_root=tmp_path, deterministic=False, device="cuda"
+            EngineSetup(
+                model=model, model_root=SpecRoot(folders), weight_root=tmp_path, deterministic=False, device="cuda"
+            )
         )
     assert caught.value.field == "ONBEAT_DEVICE"
 
@@ -355,7 +357,9 @@ def test_a_bfloat16_model_loads_and_samples(folders: Path, tmp_path: Path) -> No
     from safetensors.torch import load_file, save_file
 
     model = ModelSpec(path="qwen3", dtype="bfloat16")
-    engine = TransformersEngine(model, model_root=SpecRoot(folders), weight_root=tmp_path, deterministic=False)
+    engine = TransformersEngine(
+        EngineSetup(model=model, model_root=SpecRoot(folders), weight_root=tmp_path, deterministic=False)
+    )
     tensors = {name: tensor.bfloat16() for name, tensor in load_file(folders / "qwen3" / "model.safetensors").items()}
     (tmp_path / "v000000").mkdir()
     file = tmp_path / "v000000" / "weights.safetensors"
@@ -395,7 +399,9 @@ def test_a_bad_model_folder_is_named(tmp_path: Path, spoil: Callable[[Path], Non
     spoil(tiny_model_folder(tmp_path, "qwen3"))
     with pytest.raises(InvalidInput, match=problem) as caught:
         TransformersEngine(
-            ModelSpec(path="qwen3"), model_root=SpecRoot(tmp_path), weight_root=tmp_path, deterministic=False
+            EngineSetup(
+                model=ModelSpec(path="qwen3"), model_root=SpecRoot(tmp_path), weight_root=tmp_path, deterministic=False
+            )
         )
     assert caught.value.field == "model.path"
 
@@ -413,7 +419,9 @@ def test_a_model_without_end_of_sequence_is_refused(tmp_path: Path) -> None:
         path.write_text(text.replace(wanted, wanted.split(":")[0] + ": null"))
     with pytest.raises(InvalidInput, match="no end-of-sequence token") as caught:
         TransformersEngine(
-            ModelSpec(path="qwen3"), model_root=SpecRoot(tmp_path), weight_root=tmp_path, deterministic=False
+            EngineSetup(
+                model=ModelSpec(path="qwen3"), model_root=SpecRoot(tmp_path), weight_root=tmp_path, deterministic=False
+            )
         )
     assert caught.value.field == "model.path"
 

@@ -13,15 +13,14 @@ from typing import Any
 import pytest
 
 from contracts.encoding.arrays import unpack_float32, unpack_int32
+from contracts.engines import OpenaiOptions
 from contracts.errors import BatchFailed, EngineUnavailable, InvalidInput, WeightsRejected
 from contracts.rollouts import SamplingParams
-from contracts.settings import StackSettings
-from contracts.spec import ModelSpec
 from contracts.versions import WeightManifest
 from producer.engine.server.engine import OpenaiEngine
 from producer.engine.server.requests import PAUSES_S
 from tests.builders import tiny_model_folder
-from tests.contract.engine_rigs import Rig, rig_of, scaled
+from tests.contract.engine_rigs import Rig, rig_of, scaled, setup
 from tests.contract.stand_in_server import StandIn, serving
 
 PROMPTS = ([5, 6, 7], [8])
@@ -45,15 +44,15 @@ def server() -> Iterator[StandIn]:
         yield stand_in
 
 
-def engine_of(folders: Path, run_root: Path, server: StandIn, **changes: Any) -> OpenaiEngine:
-    fields: dict[str, Any] = {"engine_url": server.url, "engine_timeout_s": 60.0}
-    settings = StackSettings(engine="openai", model_root=str(folders), run_root=str(run_root), **(fields | changes))
-    return OpenaiEngine(ModelSpec(path="qwen3"), settings=settings, sleep=at_once)
+def engine_of(folders: Path, run_root: Path, stand_in: StandIn, **changes: Any) -> OpenaiEngine:
+    fields: dict[str, Any] = {"url": stand_in.url, "timeout_s": 60.0}
+    options = OpenaiOptions(**(fields | changes))
+    return OpenaiEngine(setup(folders / "qwen3", weight_root=run_root), options, sleep=at_once)
 
 
 @pytest.fixture(params=["vllm", "sglang"])
 def rig(request: pytest.FixtureRequest, folders: Path, tmp_path: Path, server: StandIn) -> Iterator[Rig]:
-    engine = engine_of(folders, tmp_path, server, engine_server=request.param)
+    engine = engine_of(folders, tmp_path, server, server=request.param)
     built = rig_of(request.param, engine, folders / "qwen3", tmp_path)
     yield built
     built.close()
@@ -233,9 +232,9 @@ def test_a_vllm_with_raw_logprobs_is_refused(rig: Rig, server: StandIn) -> None:
 def test_the_key_is_sent_and_a_wrong_one_is_named(folders: Path, tmp_path: Path, server: StandIn) -> None:
     server.key = "secret"
     with pytest.raises(InvalidInput) as caught:
-        engine_of(folders, tmp_path, server, engine_api_key="wrong")
+        engine_of(folders, tmp_path, server, api_key="wrong")
     assert caught.value.field == "ONBEAT_ENGINE_API_KEY"
-    engine = engine_of(folders, tmp_path, server, engine_api_key="secret")
+    engine = engine_of(folders, tmp_path, server, api_key="secret")
     rig = rig_of("vllm", engine, folders / "qwen3", tmp_path)
     rig.load()
     assert {authorization for _, _, authorization in server.requests} == {"Bearer secret"}
@@ -245,4 +244,4 @@ def test_the_key_is_sent_and_a_wrong_one_is_named(folders: Path, tmp_path: Path,
 def test_a_server_that_never_answers_is_named(folders: Path, tmp_path: Path, server: StandIn) -> None:
     server.url = "http://127.0.0.1:9"
     with pytest.raises(EngineUnavailable, match=r"the server at http://127\.0\.0\.1:9"):
-        engine_of(folders, tmp_path, server, engine_timeout_s=0.2)
+        engine_of(folders, tmp_path, server, timeout_s=0.2)

@@ -20,18 +20,18 @@ from contracts.encoding.arrays import unpack_float32, unpack_int32
 from contracts.errors import BatchFailed, EngineUnavailable, WeightsRejected
 from contracts.rollouts import SamplingParams
 from contracts.run_folder import RunFolder
-from contracts.spec import ModelSpec
 from contracts.versions import WeightFile, WeightManifest
 from producer.engine.base import VerifiedWeights
 from tests.contract.engine_rigs import (
+    VLLM_OPTIONS,
     Rig,
     need_vllm,
     reference_model,
     rig_of,
     scaled,
+    setup,
     under,
     vllm_folder,
-    vllm_settings,
 )
 from tests.unit.weight_store.test_weight_store import FakeChunks
 from weight_store.adapter.matrices import AdapterSource, layers_of, matrix_names
@@ -58,7 +58,7 @@ def new_rig(root: Path) -> Rig:
     from producer.engine.vllm.engine import VllmEngine
 
     folder = vllm_folder(root, "llama")
-    engine = VllmEngine(ModelSpec(path="llama"), settings=vllm_settings(root), chunks=lambda job_id: IN_REDIS)
+    engine = VllmEngine(setup(folder, chunks=lambda job_id: IN_REDIS), VLLM_OPTIONS)
     return rig_of("vllm llama", engine, folder, root / "runs")
 
 

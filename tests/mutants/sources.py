@@ -45,6 +45,10 @@ TESTS: dict[str, tuple[str, ...]] = {
         "tests/unit/contracts/test_settings.py",
         "tests/unit/contracts/test_engine_settings.py",
     ),
+    "contracts/engines.py": (
+        "tests/unit/contracts/test_engine_settings.py",
+        "tests/unit/onbeat/stack/test_profile.py",
+    ),
     "consumer/trainer/iteration.py": ("tests/unit/consumer/trainer/test_iteration.py",),
     "consumer/gradient/accumulation.py": ("tests/unit/consumer/gradient/test_accumulation.py",),
     "consumer/gradient/saved_state.py": CHECKPOINT,

@@ -19,12 +19,11 @@ from functools import partial
 
 import torch
 
+from contracts.engines import OpenaiOptions
 from contracts.errors import BatchFailed, EngineUnavailable, InvalidInput
 from contracts.rollouts import Completion, PromptBatch
-from contracts.settings import StackSettings
-from contracts.spec import ModelSpec
 from contracts.versions import WeightManifest
-from producer.engine.base import VerifiedWeights
+from producer.engine.base import EngineSetup, VerifiedWeights
 from producer.engine.batching import BatchingEngine, all_or_none
 from producer.engine.server.dialects import Server, SglangServer, VllmServer
 from producer.engine.server.requests import ServerRequests
@@ -37,29 +36,29 @@ class OpenaiEngine(BatchingEngine):
 
     def __init__(
         self,
-        model: ModelSpec,
+        setup: EngineSetup,
+        options: OpenaiOptions,
         *,
-        settings: StackSettings,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         """Waits until the server answers. The model's folder is read for its limits, never for weights.
 
-        Raises InvalidInput that names model.path or a setting, EngineUnavailable past engine_timeout_s.
+        Raises InvalidInput that names model.path or a setting, EngineUnavailable once `timeout_s` is over.
         """
-        super().__init__(settings)
-        folder = model_folder(model, settings.spec_root)
-        described = empty_model(folder, dtype=getattr(torch, model.dtype), device="meta")
+        super().__init__(options)
+        folder = model_folder(setup.model, setup.model_root)
+        described = empty_model(folder, dtype=getattr(torch, setup.model.dtype), device="meta")
         self._config = described.config
-        self._requests = ServerRequests(settings, sleep=sleep)
+        self._requests = ServerRequests(options, sleep=sleep)
         served_model = self._requests.served_model()
         stop_ids = sorted(end_of_sequence_ids(folder, described.config))
         self._server: Server = (
-            VllmServer(self._requests, model=served_model, stop_ids=stop_ids, weight_root=settings.weight_root_path)
-            if settings.engine_server == "vllm"
+            VllmServer(self._requests, model=served_model, stop_ids=stop_ids, weight_root=setup.weight_root)
+            if options.server == "vllm"
             else SglangServer(
                 self._requests,
                 stop_ids=stop_ids,
-                weight_root=settings.weight_root_path,
+                weight_root=setup.weight_root,
                 expected=dict(weight_tensors(described)),
             )
         )

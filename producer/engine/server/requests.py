@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 import msgspec
 
+from contracts.engines import OpenaiOptions
 from contracts.errors import BatchFailed, DeadlineExceeded, EngineUnavailable, InvalidInput
-from contracts.settings import StackSettings
 from process.waiting import Waiting
 
 log = logging.getLogger(__name__)
@@ -38,20 +38,20 @@ class _Models(msgspec.Struct):
 class ServerRequests:
     """`post` may be called by many tasks at once."""
 
-    def __init__(self, settings: StackSettings, *, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
-        self._url = settings.engine_url
-        self._timeout_s = settings.engine_timeout_s
+    def __init__(self, options: OpenaiOptions, *, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
+        self._url = options.url
+        self._timeout_s = options.timeout_s
         self._sleep = sleep
         self._options: dict[str, Any] = {
-            "base_url": settings.engine_url,
-            "headers": {"authorization": f"Bearer {settings.engine_api_key}"} if settings.engine_api_key else {},
-            "timeout": httpx.Timeout(settings.engine_timeout_s, connect=CONNECT_TIMEOUT_S),
+            "base_url": options.url,
+            "headers": {"authorization": f"Bearer {options.api_key}"} if options.api_key else {},
+            "timeout": httpx.Timeout(options.timeout_s, connect=CONNECT_TIMEOUT_S),
             "trust_env": False,
         }
         self._http = httpx.AsyncClient(limits=httpx.Limits(max_connections=None), **self._options)
 
     def served_model(self) -> str:
-        """Name of the model that the server serves. Blocks until it answers, or engine_timeout_s.
+        """Name of the model that the server serves. Blocks until it answers, or `timeout_s` is over.
 
         Raises InvalidInput that names ONBEAT_ENGINE_API_KEY or ONBEAT_ENGINE_URL, EngineUnavailable.
         """

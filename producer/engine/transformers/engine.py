@@ -17,25 +17,22 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 import torch
 
+from contracts.engines import TransformersOptions
 from contracts.errors import BatchFailed, InvalidInput
 from contracts.rollouts import Completion, PromptBatch
-from contracts.spec import ModelSpec
-from contracts.spec_tables.root import SpecRoot
 from contracts.versions import WeightManifest
 from contracts.weights import WeightShard
-from producer.engine.base import VerifiedWeights, check_version
+from producer.engine.base import EngineSetup, VerifiedWeights, check_version
 from producer.engine.batch_rows import BatchRows
 from producer.engine.transformers.decoding import Decoding
 from weight_store.model_folder import empty_model, end_of_sequence_ids, weight_tensors
 from weight_store.model_path import model_folder
 from weight_store.receiver import WeightReceiver
-from weight_store.redis.chunks import ChunkReader
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -44,33 +41,23 @@ T = TypeVar("T")
 class TransformersEngine:
     """A GenerationEngine; torch runs on one thread of its own, so the event loop stays free for heartbeats."""
 
-    def __init__(
-        self,
-        model: ModelSpec,
-        *,
-        model_root: SpecRoot,
-        weight_root: Path,
-        deterministic: bool,
-        chunks: Callable[[str], ChunkReader] | None = None,
-        device: str = "cpu",
-    ) -> None:
+    def __init__(self, setup: EngineSetup, _options: TransformersOptions | None = None) -> None:
         """Builds the model from its config alone; weights come by `load_weights`. Blocks for a second or more.
 
-        chunks: job id → its versions in Redis; None where there is no Redis.
-
+        It has no options: setup is all that its numbers depend on.
         Raises InvalidInput that names model.path (no such folder, not a causal LM, no end-of-sequence token), or
         ONBEAT_DEVICE where there is no such device.
         """
-        _check_device(device, deterministic=deterministic)
+        _check_device(setup.device, deterministic=setup.deterministic)
         self._held: VerifiedWeights | None = None
         self._closing = threading.Event()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
-        torch.use_deterministic_algorithms(deterministic)
+        torch.use_deterministic_algorithms(setup.deterministic)
         # Filling uninitialised memory only guards code that reads what it never wrote; it costs a pass over it.
         torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
-        folder = model_folder(model, model_root)
-        self._model = empty_model(folder, dtype=getattr(torch, model.dtype), device=device)
-        self._receiver = WeightReceiver(dict(weight_tensors(self._model)), root=weight_root, chunks=chunks)
+        folder = model_folder(setup.model, setup.model_root)
+        self._model = empty_model(folder, dtype=getattr(torch, setup.model.dtype), device=setup.device)
+        self._receiver = WeightReceiver(dict(weight_tensors(self._model)), root=setup.weight_root, chunks=setup.chunks)
         self._eos_ids = end_of_sequence_ids(folder, self._model.config)
         self._context_tokens: int | None = getattr(self._model.config, "max_position_embeddings", None)
 

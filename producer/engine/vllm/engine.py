@@ -18,7 +18,7 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -27,17 +27,16 @@ import torch
 
 from contracts.encoding.arrays import unpack_int32
 from contracts.encoding.wire import encode_json
+from contracts.engines import VllmOptions
 from contracts.errors import BatchFailed, EngineUnavailable, InvalidInput, WeightsRejected
 from contracts.rollouts import Completion, Prompt, PromptBatch
-from contracts.settings import StackSettings
-from contracts.spec import ModelSpec
 from contracts.versions import WeightManifest
-from producer.engine.base import VerifiedWeights
+from producer.engine.base import EngineSetup, VerifiedWeights
 from producer.engine.batching import BatchingEngine, all_or_none, checked_completion, num_samples, prompt_seed
 from producer.engine.vllm import extension
 from weight_store.model_folder import end_of_sequence_ids, model_config
 from weight_store.model_path import FIELD, model_folder
-from weight_store.redis.chunks import ChunkReader, read_chunks
+from weight_store.redis.chunks import read_chunks
 
 log = logging.getLogger(__name__)
 
@@ -77,31 +76,30 @@ def library() -> Any:
 class VllmEngine(BatchingEngine):
     """A GenerationEngine; generations run side by side, a load waits for them."""
 
-    def __init__(self, model: ModelSpec, *, settings: StackSettings, chunks: Callable[[str], ChunkReader]) -> None:
+    def __init__(self, setup: EngineSetup, options: VllmOptions) -> None:
         """Starts the engine core, with uninitialised weights; weights come by `load_weights`. Blocks for 10 s or more.
 
-        chunks: job id → its versions in Redis.
         Raises InvalidInput that names model.path, EngineUnavailable where the core does not start.
         """
-        super().__init__(settings)
+        super().__init__(options)
         self._vllm = library()
         self._dead: tuple[type[Exception], ...] = (import_module("vllm.v1.engine.exceptions").EngineDeadError,)
         self._refused: tuple[type[Exception], ...] = (import_module("vllm.exceptions").VLLMClientError, ValueError)
-        self._chunks = chunks
-        self._weight_root = settings.weight_root_path
+        self._chunks = setup.chunks
+        self._weight_root = setup.weight_root
         self._num_requests = 0
         self._cache_is_clean = True
-        folder = model_folder(model, settings.spec_root)
+        folder = model_folder(setup.model, setup.model_root)
         self._stop_ids = sorted(end_of_sequence_ids(folder, model_config(folder)))
         arguments = self._vllm.AsyncEngineArgs(
             model=str(folder),
-            dtype=model.dtype,
+            dtype=setup.model.dtype,
             load_format="dummy",
             skip_tokenizer_init=True,
             generation_config="vllm",
             logprobs_mode="processed_logprobs",
-            max_num_seqs=settings.engine_max_sequences,
-            kv_cache_memory_bytes=_kv_cache_bytes(settings.engine_kv_cache_mb),
+            max_num_seqs=options.max_sequences,
+            kv_cache_memory_bytes=_kv_cache_bytes(options.kv_cache_mb),
             enforce_eager=not torch.cuda.is_available(),
             distributed_executor_backend="uni",
             worker_extension_cls=extension.CLASS,
@@ -165,7 +163,7 @@ class VllmEngine(BatchingEngine):
 
         Only this process has an account with Redis.
         """
-        if manifest.transport != "redis":
+        if manifest.transport != "redis" or self._chunks is None:
             return {}
         reader, version = self._chunks(manifest.job_id), manifest.policy_version
         return {file.name: read_chunks(reader, file, policy_version=version) for file in manifest.files}

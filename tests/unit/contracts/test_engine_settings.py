@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
+from contracts.engines import ENGINES, OpenaiOptions, VllmOptions
 from contracts.errors import InvalidInput
-from contracts.settings import StackSettings, settings_from
+from contracts.settings import StackSettings, engine_from, settings_from
 from contracts.spec import ModelSpec
-from producer.engine.factory import make_engine
+from producer.engine.factory import CLASSES, make_engine
 
 
 @pytest.mark.parametrize(
@@ -26,19 +30,43 @@ from producer.engine.factory import make_engine
 )
 def test_an_engine_setting_without_effect_or_meaning_is_refused(environment: dict[str, str], problem: str) -> None:
     with pytest.raises(InvalidInput, match=problem):
-        settings_from(environment)
+        engine_from(environment)
+
+
+def test_the_default_of_another_engine_s_option_is_no_contradiction() -> None:
+    assert engine_from({"ONBEAT_ENGINE_TIMEOUT_S": "600", "ONBEAT_ENGINE_URL": ""}).name == "transformers"
+
+
+def test_an_engines_options_are_no_setting_of_another_process_and_a_misspelt_one_is_refused_by_every_process() -> None:
+    settings = settings_from({"ONBEAT_ENGINE": "vllm", "ONBEAT_ENGINE_KV_CACHE_MB": "64"})
+    assert settings == StackSettings()
+    for read in (settings_from, engine_from):
+        with pytest.raises(InvalidInput, match="ONBEAT_ENGINE_KV_CACHE: unknown setting"):
+            read({"ONBEAT_ENGINE_KV_CACHE": "64"})
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_every_engine_of_the_table_has_a_name_and_is_a_class_of_its_room(kind: Any) -> None:
+    module, name = CLASSES[kind]
+    room = Path(__file__).parents[3].joinpath(*module.split(".")).with_suffix(".py")
+    assert f"class {name}(" in room.read_text() or f"class {name}:" in room.read_text()
+    assert list(CLASSES) == list(ENGINES.values())
 
 
 def test_engine_settings_survive_the_way_through_the_environment() -> None:
-    settings = StackSettings(engine="vllm", engine_max_sequences=32, engine_kv_cache_mb=64, engine_timeout_s=5.0)
-    assert settings_from(settings.environment()) == settings
+    for options in (
+        VllmOptions(max_sequences=32, kv_cache_mb=64, timeout_s=5.0),
+        OpenaiOptions(url="http://127.0.0.1:1", server="sglang", api_key="secret"),
+    ):
+        assert engine_from(options.environment()) == options
 
 
 def test_an_engine_that_samples_batches_beside_each_other_is_not_made_for_a_deterministic_job() -> None:
     with pytest.raises(InvalidInput, match="deterministic = false") as caught:
         make_engine(
             ModelSpec(path="any"),
-            settings=StackSettings(engine="vllm"),
+            options=VllmOptions(),
+            settings=StackSettings(),
             deterministic=True,
             chunks=lambda job_id: pytest.fail(f"{job_id} is not asked for"),
         )

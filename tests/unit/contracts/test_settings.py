@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from msgspec import inspect as types
 
+from contracts.engines import ENGINES, OpenaiOptions, VllmOptions
 from contracts.errors import InvalidInput
 from contracts.service_links import is_service_link
 from contracts.settings import PREFIX, StackSettings, settings_from
@@ -44,7 +45,9 @@ def test_a_port_that_is_a_number_is_ours() -> None:
 
 
 def test_no_setting_is_taken_for_a_service_link() -> None:
-    for variable in StackSettings().environment():
+    of_engines = (OpenaiOptions(url="http://host"), VllmOptions())
+    variables = StackSettings().environment().keys() | {name for one in of_engines for name in one.environment()}
+    for variable in variables:
         for value in ("8000", "http://10.0.0.1:8000", "10.0.0.1", "tcp"):
             assert not is_service_link(variable, value), variable
 
@@ -65,7 +68,7 @@ def test_what_only_looks_like_one_is_refused(variable: str, value: str) -> None:
         settings_from({variable: value})
 
 
-@pytest.mark.parametrize("kind", [StackSettings, StackProfile])
+@pytest.mark.parametrize("kind", [StackSettings, StackProfile, *ENGINES.values()])
 def test_every_number_of_a_stack_has_two_bounds(kind: Any) -> None:
     assert list(unbounded(types.type_info(kind), "", texts=False)) == []
 

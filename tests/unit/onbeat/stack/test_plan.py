@@ -12,7 +12,7 @@ import onbeat.commands.chaos as chaos_command
 import onbeat.commands.stack as stack_commands
 from broker.connection.roles import GATEWAY, GENERATOR, TRAINER
 from contracts.errors import InvalidInput
-from contracts.settings import PREFIX, StackSettings, settings_from
+from contracts.settings import ENGINE_OPTIONS, PREFIX, StackSettings, engine_from, settings_from
 from onbeat.commands.chaos import chaos
 from onbeat.commands.stack import demo, up
 from onbeat.stack.plan import DECIDED, SECRETS, StackPlan
@@ -41,16 +41,18 @@ CHOSEN: dict[str, tuple[object, dict[str, object]]] = {
     "scorer_start_s": (10.5, {}),
     "scorer_memory_mb": (2048, {}),
     "scorer_network": ("host", {}),
-    "engine": ("vllm", {}),
-    "engine_url": ("http://127.0.0.1:9", {"engine": "openai"}),
-    "engine_server": ("sglang", {"engine": "openai", "engine_url": "http://127.0.0.1:9"}),
-    "engine_api_key": ("chosen-key", {"engine": "openai", "engine_url": "http://127.0.0.1:9"}),
-    "engine_max_sequences": (64, {"engine": "vllm"}),
-    "engine_kv_cache_mb": (128, {"engine": "vllm"}),
-    "engine_timeout_s": (11.5, {"engine": "vllm"}),
     "crash_at": ("consumer.after_step:2", {}),
 }
 """Setting → a value that isn't its default, and what must be set for it to have an effect."""
+ENGINE_CHOSEN: dict[str, tuple[object, dict[str, object]]] = {
+    "url": ("http://127.0.0.1:9", {"engine": "openai"}),
+    "server": ("sglang", {"engine": "openai", "engine_url": "http://127.0.0.1:9"}),
+    "api_key": ("chosen-key", {"engine": "openai", "engine_url": "http://127.0.0.1:9"}),
+    "max_sequences": (64, {"engine": "vllm"}),
+    "kv_cache_mb": (128, {"engine": "vllm"}),
+    "timeout_s": (11.5, {"engine": "vllm"}),
+}
+"""Option of an engine → the same."""
 SERVICES = ("reward_service", "gateway", "worker", "generator-1")
 
 
@@ -89,17 +91,36 @@ def set_in_environment(monkeypatch: pytest.MonkeyPatch, values: dict[str, object
         monkeypatch.setenv(f"{PREFIX}{name.upper()}", str(value))
 
 
-def told(plan: StackPlan) -> dict[str, StackSettings]:
-    """Service → the settings that its process would read."""
+def environments(plan: StackPlan) -> dict[str, dict[str, str]]:
+    """Service → the environment of its process."""
     stack = EmbeddedStack(plan)
     children = stack._plan_children(stack._settings())
     assert [child.name for child in children][:4] == list(SERVICES)
-    return {child.name: settings_from(child.environment) for child in children[:4]}
+    return {child.name: child.environment for child in children[:4]}
+
+
+def told(plan: StackPlan) -> dict[str, StackSettings]:
+    """Service → the settings that its process would read."""
+    return {service: settings_from(environment) for service, environment in environments(plan).items()}
 
 
 def test_every_setting_is_chosen_here_or_decided_by_the_stack() -> None:
     assert set(CHOSEN) | set(DECIDED) == set(StackSettings.__struct_fields__)
     assert not set(CHOSEN) & set(DECIDED)
+    assert set(ENGINE_CHOSEN) == set(ENGINE_OPTIONS)
+
+
+@pytest.mark.parametrize("name", ENGINE_CHOSEN)
+def test_an_engines_option_reaches_the_generators_and_no_other_process(
+    name: str, command: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    value, with_others = ENGINE_CHOSEN[name]
+    set_in_environment(monkeypatch, {**with_others, f"engine_{name}": value})
+    environment_of = environments(command())
+    options = engine_from(environment_of.pop("generator-1"))
+    assert (options.name, getattr(options, name)) == (with_others["engine"], value)
+    for service, environment in environment_of.items():
+        assert not [variable for variable in environment if variable.startswith("ONBEAT_ENGINE")], service
 
 
 @pytest.mark.parametrize("name", CHOSEN)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from contracts.engines import OpenaiOptions
 from contracts.errors import InvalidInput
-from contracts.settings import StackSettings
 from contracts.weights import RedisWeights
 from onbeat.commands.options import profile_and_count
 from onbeat.stack.plan import StackPlan
@@ -27,12 +27,12 @@ def written(folder: Path, text: str) -> Path:
 @pytest.mark.parametrize("path", STACKS, ids=lambda path: path.stem)
 def test_every_shipped_profile_gives_settings_that_a_generator_takes(path: Path) -> None:
     for generator in load_profile(path).each:
-        assert generator.engine.settings(StackSettings(), {}).engine == generator.engine.type
+        assert generator.options({}).name == generator.engine["type"]
 
 
 def test_the_mixed_profile_is_a_vllm_and_a_transformers_generator() -> None:
     mixed = load_profile(next(path for path in STACKS if path.stem == "mixed"))
-    assert [(one.engine.type, one.python) for one in mixed.each] == [
+    assert [(one.options({}).name, one.python) for one in mixed.each] == [
         ("vllm", ".venv-vllm/bin/python"),
         ("transformers", ""),
     ]
@@ -51,20 +51,11 @@ def test_engine_keys_become_the_settings_of_the_same_name(tmp_path: Path) -> Non
             """.replace("\n                       ", " "),
         )
     )
-    shared = StackSettings(redis_url="redis://host", threads=3)
-    settings = profile.each[1].engine.settings(shared, {"KEY": "secret"})
-    assert settings == StackSettings(
-        redis_url="redis://host",
-        threads=3,
-        engine="openai",
-        engine_url="http://host:1",
-        engine_server="sglang",
-        engine_api_key="secret",
-        engine_max_sequences=9,
-        engine_timeout_s=5.0,
+    assert profile.each[1].options({"KEY": "secret"}) == OpenaiOptions(
+        url="http://host:1", server="sglang", api_key="secret", max_sequences=9, timeout_s=5.0
     )
     with pytest.raises(InvalidInput, match="KEY is not set"):
-        profile.each[0].engine.settings(shared, {})
+        profile.each[0].options({})
 
 
 @pytest.mark.parametrize(
@@ -72,6 +63,12 @@ def test_engine_keys_become_the_settings_of_the_same_name(tmp_path: Path) -> Non
     [
         ("[[generators]]\ncolour = 1", "colour"),
         ("[[generators]]\nengine = { type = 'llama.cpp' }", "llama.cpp"),
+        ("[[generators]]\nengine = { type = ['vllm'] }", "generators"),
+        ("[[generators]]\nengine = { type = 3 }", "generators.engine.type"),
+        ("[[generators]]\nengine = { colour = 1 }", "colour"),
+        ("[[generators]]\nengine = { type = 'vllm', max_sequences = 0 }", "generators.engine.max_sequences"),
+        ("[[generators]]\nengine = { type = 'vllm', timeout_s = 'soon' }", "generators.engine.timeout_s"),
+        ("[[generators]]\nengine = { type = 'openai', url = 'http://h', api_key_variable = 1 }", "api_key_variable"),
         ("generators = []", "generators"),
         ("generators", "stack.toml"),
     ],
@@ -82,9 +79,16 @@ def test_a_bad_profile_is_named(tmp_path: Path, text: str, problem: str) -> None
 
 
 def test_a_key_that_the_engine_would_ignore_is_refused(tmp_path: Path) -> None:
-    profile = load_profile(written(tmp_path, "[[generators]]\nengine = { kv_cache_mb = 64 }"))
-    with pytest.raises(InvalidInput, match="engine_kv_cache_mb has no effect with engine = transformers"):
-        profile.each[0].engine.settings(StackSettings(), {})
+    for engine, option in (("{ kv_cache_mb = 64 }", "kv_cache_mb"), ("{ api_key_variable = 'KEY' }", "api_key")):
+        with pytest.raises(InvalidInput, match=f"engine_{option} has no effect with engine = transformers") as caught:
+            load_profile(written(tmp_path, f"[[generators]]\nengine = {engine}"))
+        assert caught.value.field == f"generators.engine.{option}"
+
+
+def test_a_key_of_a_server_is_refused_in_a_file(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="a key doesn't belong into a file") as caught:
+        load_profile(written(tmp_path, "[[generators]]\nengine = { type = 'openai', url = 'http://h', api_key = 'k' }"))
+    assert caught.value.field == "generators.engine.api_key"
 
 
 def test_an_interpreter_starts_at_the_model_root_and_must_be_there(tmp_path: Path) -> None:

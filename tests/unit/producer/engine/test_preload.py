@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import threading
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+from contracts.engines import TransformersOptions
 from contracts.errors import InvalidInput
 from contracts.settings import StackSettings
 from contracts.spec import ModelSpec
@@ -44,7 +47,12 @@ def test_tokenizer_and_engine_wait_for_the_import_before_they_use_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     imported: list[str] = []
-    monkeypatch.setattr(factory, "import_module", imported.append)
+
+    def importing(name: str) -> ModuleType:
+        imported.append(name)
+        return import_module(name)
+
+    monkeypatch.setattr(factory, "import_module", importing)
     model, settings = ModelSpec(path="missing"), StackSettings(model_root=str(tmp_path))
 
     def no_chunks(job_id: str) -> ChunkReader:
@@ -53,5 +61,5 @@ def test_tokenizer_and_engine_wait_for_the_import_before_they_use_it(
     with pytest.raises(InvalidInput, match=r"model\.path"):
         FolderDetokenizer(model, settings=settings)
     with pytest.raises(InvalidInput, match=r"model\.path"):
-        make_engine(model, settings=settings, deterministic=True, chunks=no_chunks)
+        make_engine(model, options=TransformersOptions(), settings=settings, deterministic=True, chunks=no_chunks)
     assert len(imported) == 2

@@ -1,0 +1,125 @@
+"""The engines that a generator may sample with, and the options of each.
+
+    ONBEAT_ENGINE, ONBEAT_ENGINE_… ─▶ contracts/settings.py ─┐
+    engine = { type = …, … } ─▶ onbeat/stack/profile.py ─────┴▶ engine_options ─▶ options ─▶ producer/engine/factory.py
+
+An engine is a record here, its line in the factory's table, and a room in producer/engine/.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, get_args
+
+import msgspec
+from msgspec import Meta
+
+from contracts.encoding.wire import Record, convert
+from contracts.errors import InvalidInput
+
+VARIABLE = "ONBEAT_ENGINE"
+"""The environment variable of an engine's name; ONBEAT_ENGINE_URL is that of its option `url`."""
+Patience = Annotated[float, Meta(gt=0.0, le=604800.0)]
+"""A wait for a server, in seconds: a week at most."""
+Sequences = Annotated[int, Meta(ge=1, le=2**20)]
+Megabytes = Annotated[int, Meta(ge=0, le=2**24)]
+
+
+class EngineOptions(Record, tag_field="type", frozen=True, kw_only=True):
+    """Base of an engine's options; the tag is the engine's name."""
+
+    is_reproducible: ClassVar[bool] = False
+    """Whether the same batch gives the same bytes whatever ran before: deterministic jobs need that (I7)."""
+    reads_redis: ClassVar[bool] = True
+    """Whether it can load a version that is in Redis."""
+
+    @property
+    def name(self) -> str:
+        return str(self.__struct_config__.tag)
+
+    def environment(self) -> dict[str, str]:
+        """The variables that make a generator sample with this engine."""
+        return {VARIABLE: self.name} | {variable(name): str(getattr(self, name)) for name in self.__struct_fields__}
+
+
+class TransformersOptions(EngineOptions, tag="transformers", frozen=True, kw_only=True):
+    """Transformers' model and a decoding loop of Onbeat's own, in the generator's process."""
+
+    is_reproducible: ClassVar[bool] = True
+
+
+class BatchingOptions(EngineOptions, frozen=True, kw_only=True):
+    """Options of every engine that samples several batches beside each other."""
+
+    max_sequences: Sequences = 256
+    """Batches are claimed while fewer completions than this are being sampled."""
+    timeout_s: Patience = 600.0
+    """Longest time for one batch, or one load of weights; the generator ends with an error past it."""
+
+
+class VllmOptions(BatchingOptions, tag="vllm", frozen=True, kw_only=True):
+    """vLLM, in an engine process that the generator starts and ends."""
+
+    kv_cache_mb: Megabytes = 0
+    """Memory of its key-value cache; 0 takes 1024 on a CPU, and on a GPU what the model leaves."""
+
+
+class OpenaiOptions(BatchingOptions, tag="openai", frozen=True, kw_only=True):
+    """A server of vLLM or SGLang that somebody else runs (docs/operations.md)."""
+
+    reads_redis: ClassVar[bool] = False
+
+    url: str = ""
+    """Base URL of the server, e.g. http://127.0.0.1:8200. A server belongs to one generator."""
+    server: Literal["vllm", "sglang"] = "vllm"
+    """What the server is."""
+    api_key: str = ""
+    """Bearer key of the server; "" where it wants none."""
+
+    def __post_init__(self) -> None:
+        if not self.url.startswith(("http://", "https://")):
+            raise ValueError("engine_url must be the http:// or https:// address of the server where engine is openai")
+
+
+Engine = TransformersOptions | VllmOptions | OpenaiOptions
+ENGINES: dict[str, type[Engine]] = {str(kind.__struct_config__.tag): kind for kind in get_args(Engine)}
+DEFAULT = "transformers"
+
+
+def engine_options(name: object, given: Mapping[str, Any], *, strict: bool = True) -> Engine:
+    """The options of the engine called `name`, from what is given of them; without `strict`, numbers may be texts.
+
+    Raises InvalidInput: an unknown name, an option of another engine. Its field is "type", or the option.
+    """
+    kind = ENGINES.get(name) if isinstance(name, str) else None
+    if kind is None:
+        raise InvalidInput(f"invalid enum value '{name}'", field="type", cure=f"one of {', '.join(sorted(ENGINES))}")
+    own = {option: value for option, value in given.items() if not _belongs_to_others(option, value, kind, strict)}
+    return convert({"type": name, **own}, kind, strict=strict)
+
+
+def users_of(option: str) -> list[str]:
+    """Names of the engines that have the option."""
+    return [name for name, kind in ENGINES.items() if option in kind.__struct_fields__]
+
+
+def variable(option: str) -> str:
+    return f"{VARIABLE}_{option.upper()}"
+
+
+def _belongs_to_others(option: str, value: Any, kind: type[Engine], strict: bool) -> bool:
+    """Whether only other engines have the option. Raises InvalidInput unless its value is their default."""
+    users = users_of(option)
+    name = str(kind.__struct_config__.tag)
+    if not users or name in users:
+        return False
+    field = next(field for field in msgspec.structs.fields(ENGINES[users[0]]) if field.name == option)
+    try:
+        is_default = msgspec.convert(value, field.type, strict=strict) == field.default
+    except msgspec.ValidationError:
+        is_default = False
+    if not is_default:
+        raise InvalidInput(
+            f"engine_{option} has no effect with engine = {name}; it belongs to {' and '.join(users)}", field=option
+        )
+    return True
