@@ -102,7 +102,7 @@ class Commits:
         held.side.renew()
         iteration = made.policy_version - 1
         if is_due(held.spec, iteration):
-            _write(held, made)
+            _write_checkpoint(held, made)
         # Of the two newest versions generators are asked for one, and were for the other until this commit. An older
         # one is read by a generator that lost its lease while it loads: it says so in its heartbeat, and would report
         # a damaged store if the version went away under it.
@@ -147,10 +147,10 @@ def save(held: HeldJob) -> None:
     if settled is None or settled.policy_version == 0:
         return
     if not held.folder.checkpoint_after(settled.policy_version - 1).exists():
-        _write(held, settled)
+        _write_checkpoint(held, settled)
 
 
-def _write(held: HeldJob, settled: WeightManifest) -> None:
+def _write_checkpoint(held: HeldJob, settled: WeightManifest) -> None:
     iteration = settled.policy_version - 1
     # The commit comes before its checkpoint, on disk: a server that lost the commit would be behind it (I4).
     held.side.confirm(iteration)

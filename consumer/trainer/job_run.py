@@ -1,4 +1,16 @@
-"""Takes a job's lease, trains it, and says how it ended."""
+"""Takes a job's lease, trains it, and says how it ended.
+
+    what ended it                       the job          saved    exit code
+    the last iteration is committed     succeeded                 DONE
+    Cancelled                           cancelled        yes      DONE
+    Stopped, by SIGTERM or SIGINT       stays running    yes      DONE
+    BatchFailed, DeadlineExceeded       failed           yes      FAILED
+    another OnbeatError                 failed                    FAILED
+    Unavailable, FenceViolation         stays running             DIED
+    FencedOff                           is another's              HELD
+
+Saved is the last committed version, as a checkpoint. A job that was being cancelled is cancelled by an error, too.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +21,14 @@ import signal
 import socket
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NoReturn
 
 from broker.connection.client import Broker
 from broker.job_store import JobStore
 from broker.trainer_side import TrainerSide
-from consumer.trainer.held_job import load_job
+from consumer.trainer.held_job import HeldJob, load_job
 from consumer.trainer.lease_keeper import STOP_PATIENCE_S, Cancelled, LeaseKeeper, Stopped
 from consumer.trainer.trainer import Trainer
 from contracts.errors import (
@@ -52,15 +65,16 @@ def train(settings: StackSettings, broker: Broker, spec: JobSpec, job_id: str) -
     )
     keeper.start()
     with _stopped_by_signals(keeper):
-        return _keep(settings, broker, spec, side=side, keeper=keeper, job_id=job_id)
+        load = partial(load_job, settings, broker, spec, side=side, keeper=keeper, job_id=job_id)
+        return _keep(JobStore(broker), job_id, side=side, keeper=keeper, load=load)
 
 
 def _keep(
-    settings: StackSettings, broker: Broker, spec: JobSpec, *, side: TrainerSide, keeper: LeaseKeeper, job_id: str
+    jobs: JobStore, job_id: str, *, side: TrainerSide, keeper: LeaseKeeper, load: Callable[[], HeldJob]
 ) -> TrainerExit:
     """Gives the lease back at an end that is the trainer's own; a trainer that was fenced off or cut off has none."""
     try:
-        code = _train_held(settings, broker, spec, side=side, keeper=keeper, job_id=job_id)
+        code = _train_held(jobs, job_id, side=side, load=load)
         side.release()
         return code
     except FencedOff as error:
@@ -73,10 +87,7 @@ def _keep(
         keeper.close()
 
 
-def _train_held(
-    settings: StackSettings, broker: Broker, spec: JobSpec, *, side: TrainerSide, keeper: LeaseKeeper, job_id: str
-) -> TrainerExit:
-    jobs = JobStore(broker)
+def _train_held(jobs: JobStore, job_id: str, *, side: TrainerSide, load: Callable[[], HeldJob]) -> TrainerExit:
     state = jobs.state(job_id)
     if state.is_final:
         return TrainerExit.DONE
@@ -85,7 +96,7 @@ def _train_held(
         if state is JobState.CANCELLING:
             raise Cancelled
         _begin(jobs, job_id, side)
-        trainer = Trainer(load_job(settings, broker, spec, side=side, keeper=keeper, job_id=job_id))
+        trainer = Trainer(load())
         trainer.run()
     except Cancelled:
         reason = _saved(trainer) if trainer is not None else ""

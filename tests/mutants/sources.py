@@ -53,10 +53,10 @@ TESTS: dict[str, tuple[str, ...]] = {
     "consumer/gradient/accumulation.py": ("tests/unit/consumer/gradient/test_accumulation.py",),
     "consumer/gradient/saved_state.py": CHECKPOINT,
     "consumer/model/checkpoint.py": CHECKPOINT,
-    "consumer/trainer/start.py": (
-        "tests/unit/consumer/trainer/test_start.py",
-        "tests/integration/test_trainer_restarts.py",
-    ),
+    **{
+        f"consumer/trainer/{name}.py": (f"tests/unit/consumer/trainer/test_{name}.py",)
+        for name in ("start", "gather", "commit")
+    },
     "producer/rollout/carrier.py": PRODUCER,
     "producer/served_model.py": PRODUCER,
     "weight_store/receiver.py": RECEIVER,

@@ -1,9 +1,166 @@
-"""When a checkpoint follows a commit."""
+"""How an iteration ends, with a fence, ranks and a run log that the test plays: what comes before what."""
 
 from __future__ import annotations
 
-from consumer.trainer.commit import is_due
-from tests.builders import job_spec
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from broker.trainer_side import Opening
+from consumer.trainer.commit import Commits, is_due, save
+from consumer.trainer.iteration import Iteration
+from consumer.trainer.schedule import Schedule
+from consumer.trainer.start import Started
+from consumer.trainer.step import Stepped
+from contracts.errors import FenceViolation
+from contracts.events import AuditRecord, record_digest
+from contracts.run_folder import RunFolder
+from contracts.versions import WeightFile, WeightManifest
+from tests.builders import DIGEST, job_spec
+from tests.contract.make_golden import iteration_metrics
+
+
+def manifest(version: int) -> WeightManifest:
+    return WeightManifest(
+        policy_version=version,
+        weights_digest=DIGEST,
+        dtype="float32",
+        directory=f"job/weights/v{version:06d}",
+        files=(WeightFile(name="a.safetensors", num_bytes=1),),
+    )
+
+
+def stepped(iteration: int) -> Stepped:
+    metrics = replace(iteration_metrics(), iteration=iteration, policy_version=iteration)
+    return Stepped(made=manifest(iteration + 1), metrics=metrics)
+
+
+def opening(iteration: int) -> Opening:
+    return Opening(iteration=iteration, policy_version=iteration, weights_digest=DIGEST, batches=())
+
+
+class Played:
+    """A held job; `said` has what was asked of its parts, in order."""
+
+    def __init__(self, folder: RunFolder, **spec: Any) -> None:
+        self.spec = job_spec(evaluation__num_prompts=0, **spec)
+        self.schedule = Schedule("periodic")
+        self.folder = folder
+        self.settled: WeightManifest | None = None
+        self.said: list[str] = []
+        self.records: list[AuditRecord] = []
+        self.is_on_disk = True
+        self.side = self.jobs = self.generators = self.weights = self.plan = self
+        self.trainer_epoch = 1
+        policy = SimpleNamespace(adapters=None)
+        self.ranks = SimpleNamespace(learner=SimpleNamespace(policy=policy), save=self._save)
+
+    def commit(self, record: AuditRecord, trained: dict[str, str], *, event: object, opening: Opening | None) -> None:
+        self.records.append(record)
+        self.said.append(f"committed {record.iteration}, opened {opening.iteration if opening else 'none'}")
+
+    def opening(self, iteration: int, manifest: WeightManifest) -> Opening:
+        assert manifest.policy_version == self.schedule.version_of(iteration)
+        return opening(iteration)
+
+    def renew(self) -> None:
+        self.said.append("renewed")
+
+    def confirm(self, iteration: int) -> None:
+        if not self.is_on_disk:
+            raise FenceViolation("a restart of the server has lost the commit")
+        self.said.append(f"confirmed {iteration}")
+
+    def _save(self, folder: Path) -> None:
+        self.said.append("saved")
+        (folder / "model.safetensors").write_bytes(b"weights")
+
+    def loading(self) -> frozenset[str]:
+        return frozenset()
+
+    def remove_before(self, policy_version: int, *, in_use: frozenset[str]) -> None:
+        self.said.append(f"removed versions before {policy_version}")
+
+    def reset_trainer_starts(self, job_id: str) -> None:
+        self.said.append("progress")
+
+    def tell(self, event: object) -> None: ...
+
+    # RunLog
+
+    def metrics(self, metrics: object) -> None:
+        self.said.append("metrics")
+
+    def timeline(self, spans: object) -> None:
+        self.said.append("timeline")
+
+
+def commits(held: Any, *, furthest: int = -1) -> Commits:
+    return Commits(held, held, Started(opening=None, last_link="before", furthest=furthest))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    return RunFolder(tmp_path, "job")
+
+
+def test_numbers_come_before_the_commit_and_the_lease_and_the_disk_before_a_checkpoint(folder: RunFolder) -> None:
+    held = Played(folder, trainer__checkpoint_every_iterations=1)
+    following, boundary = commits(held).commit(Iteration(opening(0), trainer_epoch=1), stepped(0))
+    assert held.said == [
+        "metrics",
+        "timeline",
+        "committed 0, opened 1",
+        "renewed",
+        "confirmed 0",
+        "saved",
+        "removed versions before 0",
+        "progress",
+    ]
+    assert (following, held.settled) == (opening(1), manifest(1))
+    assert boundary.opening_started_s <= boundary.opened_s
+
+
+def test_each_record_names_the_one_before_it(folder: RunFolder) -> None:
+    held = Played(folder)
+    chain = commits(held)
+    for number in range(2):
+        chain.commit(Iteration(opening(number), trainer_epoch=1), stepped(number))
+    assert [record.previous for record in held.records] == ["before", record_digest(held.records[0])]
+
+
+def test_an_iteration_that_only_evaluates_is_the_last_one_and_changes_no_file(folder: RunFolder) -> None:
+    held = Played(folder, trainer__checkpoint_every_iterations=1)
+    following, _ = commits(held).commit(Iteration(opening(4), trainer_epoch=1), None)
+    assert (following, held.said) == (None, ["timeline", "committed 4, opened none"])
+
+
+def test_a_replayed_iteration_is_no_progress(folder: RunFolder) -> None:
+    held = Played(folder)
+    chain = commits(held, furthest=0)
+    for number in range(2):
+        chain.commit(Iteration(opening(number), trainer_epoch=1), stepped(number))
+    assert held.said.count("progress") == 1
+
+
+def test_what_is_settled_is_saved_once_and_nothing_is_where_the_commit_is_lost(folder: RunFolder) -> None:
+    held: Any = Played(folder)
+    save(held)
+    held.settled = manifest(0)
+    save(held)
+    assert held.said == []
+    held.settled = manifest(3)
+    held.is_on_disk = False
+    with pytest.raises(FenceViolation):
+        save(held)
+    assert held.said == []
+    held.is_on_disk = True
+    save(held)
+    save(held)
+    assert held.said == ["confirmed 2", "saved"]
 
 
 def test_a_checkpoint_follows_every_so_many_iterations_and_the_last_one() -> None:
