@@ -136,6 +136,17 @@ def test_each_round_of_a_batch_is_a_span_of_its_own() -> None:
     ]
 
 
+def test_a_batch_without_a_stated_score_leaves_no_trace_and_one_with_them_their_counts() -> None:
+    plain, begun = answer({}), resampling()
+    begun.take(Arrived(batch=plain, digest=batch_digest(plain), num_bytes=0))
+    assert (begun.unscorable, begun.num_unscorable) == ({}, 0)
+    first = plain.groups[0]
+    rollouts = (replace(first.rollouts[0], unscorable={"exact": "timeout"}), first.rollouts[1])
+    stated, begun = replace(plain, groups=(replace(first, rollouts=rollouts), plain.groups[1])), resampling()
+    begun.take(Arrived(batch=stated, digest=batch_digest(stated), num_bytes=0))
+    assert (begun.unscorable, begun.num_unscorable) == ({"0/train/0": {"exact: timeout": 1}}, 1)
+
+
 def two_batches() -> Iteration:
     """Expects 0/train/0 and 0/train/1 of version 0."""
     asked = tuple(prompt_batch([[5]], group_size=2, batch_id=f"0/train/{number}") for number in range(2))
