@@ -46,16 +46,13 @@ MIN_FILE_LINES = 30
 MAX_FOLDER_FILES = 12
 MAX_README_ROWS = 8
 LARGE_FOLDERS = {
-    "consumer/gradient": "the steps from rows to an optimizer step, in the order of its assembly",
     "consumer/trainer": "the phases of the loop, and what each of them asks",
     "contracts": "a subject each, as their names say",
 }
 """Folder → the reason why it has more than MAX_FOLDER_FILES modules."""
 SMALL_FILES = {
     "broker/celery_transport.py": "the class that Celery's settings name by its path",
-    "consumer/gradient/advantages/": "a paper's advantage each",
     "consumer/gradient/losses/": "a paper's loss each",
-    "consumer/model/stored_tensors.py": "one class, for readers of checkpoints by rows",
     "consumer/trackers/": "a tracker each, with its library",
     "contracts/encoding/digests.py": "what every digest is made of",
     "contracts/service_links.py": "the variables of an orchestrator, which are no settings",
@@ -70,7 +67,6 @@ SMALL_FILES = {
 VAGUE_SUBJECT = re.compile(r"\b(?:no|some|any|every)bo" r"dy\b|\bwho" r"ever\b", re.IGNORECASE)
 TO_BE_MENDED = (
     "broker/",
-    "consumer/",
     "contracts/",
     "docs/configuration.md",
     "gateway/",
@@ -79,7 +75,6 @@ TO_BE_MENDED = (
     "process/",
     "producer/",
     "reward_service/",
-    "telemetry/",
     "tests/integration/fence_",
     "tests/integration/test_fence",
     "tests/model/",
@@ -248,6 +243,19 @@ def test_every_file_that_the_documents_name_exists() -> None:
     for path in tracked("*.md"):
         for name in NAMED_PATH.findall(path.read_text()):
             assert (ROOT / name).exists(), f"{path.relative_to(ROOT)} names {name}"
+
+
+def test_the_readme_shows_every_package_and_the_rooms_of_consumer_and_producer() -> None:
+    tree = (ROOT / "README.md").read_text().partition("## What is where")[2].split("```")[1]
+    shown: list[str] = []
+    for line in tree.strip("\n").splitlines():
+        name = line.split()[0].rstrip("/")
+        parent = next(folder for folder in reversed(["", *shown]) if "/" not in folder)
+        shown.append(f"{parent}/{name}" if line.startswith(" ") else name)
+    assert [name for name in shown if not (ROOT / name).is_dir()] == []
+    rooms = {f"{path.parent.parent.name}/{path.parent.name}" for path in tracked("consumer/*/*.py", "producer/*/*.py")}
+    wanted = {room for room in rooms if room.partition("/")[0] in ("consumer", "producer")}
+    assert set(PACKAGES) | wanted <= set(shown)
 
 
 def test_the_key_table_names_each_key_once_and_every_key_of_a_job() -> None:
