@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 
+import process.own_packages  # noqa: F401  (first: it refuses packages of ours that are a stranger's)
 from broker.connection.client import connect
 from broker.job_store import JobStore
 from contracts.errors import InvalidInput, OnbeatError, Unavailable

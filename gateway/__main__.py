@@ -9,6 +9,7 @@ from types import FrameType
 
 import uvicorn
 
+import process.own_packages  # noqa: F401  (first: it refuses packages of ours that are a stranger's)
 from broker.celery_app import TrainerRequests
 from broker.connection.client import connect_within
 from contracts.errors import OnbeatError

@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 
 from contracts.errors import InvalidInput, Unavailable
-from process.launcher import end_with_launcher
+from process.launcher import end_with_launcher, with_own_packages
 from process.private_folders import make_missing
 
 TAIL_BYTES = 16_384
@@ -39,7 +39,7 @@ class ChildProcess:
     ) -> None:
         self.name = name
         self.command = tuple(command)
-        self.environment = dict(environment)
+        self.environment = with_own_packages(environment)
         self.log_path = log_path
         self.cwd = cwd
         self._process: subprocess.Popen[bytes] | None = None

@@ -1,4 +1,4 @@
-"""A child process that ends with its launcher."""
+"""What a child process gets from its launcher: the packages that it runs, and its end."""
 
 from __future__ import annotations
 
@@ -6,11 +6,28 @@ import ctypes
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
 LAUNCHER_PID = "TRAINER_LAUNCHER_PID"
-"""Environment variable: whose child a rank is."""
+"""Environment variable: the process number of a rank's parent."""
+HOME = Path(__file__).resolve().parents[1]
+"""The folder of our packages: a checkout, or an installation's."""
+
+
+def with_own_packages(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment in which `python -m gateway` runs our package, whatever folders the working directory has.
+
+    Python would look there first. A checkout need not be installed: there its folder takes that place.
+    """
+    made = {**environment, "PYTHONSAFEPATH": "1"}
+    if (HOME / "pyproject.toml").is_file():
+        others = [
+            entry for entry in environment.get("PYTHONPATH", "").split(os.pathsep) if entry not in ("", str(HOME))
+        ]
+        made["PYTHONPATH"] = os.pathsep.join([str(HOME), *others])
+    return made
 
 
 def end_with_launcher() -> Callable[[], None] | None:

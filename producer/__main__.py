@@ -18,6 +18,7 @@ from functools import partial
 
 import httpx
 
+import process.own_packages  # noqa: F401  (first: it refuses packages of ours that are a stranger's)
 from broker.connection.client import Broker, connect_within
 from broker.generator_side import GeneratorSide, WeightChunks
 from broker.job_store import JobStore

@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 import sys
 
+import process.own_packages  # noqa: F401  (first: it refuses packages of ours that are a stranger's)
+
 DEFAULT_PORT = 8100
 OTHERS_SECRETS = ("ONBEAT_REDIS_URL", "ONBEAT_CELERY_URL", "ONBEAT_API_KEY", "ONBEAT_ENGINE_API_KEY")
 GRACE_S = 5.0

@@ -23,6 +23,7 @@ from celery import Celery, signals
 from celery.apps.worker import Worker
 from celery.beat import ScheduleEntry, Scheduler, SchedulingError, Service
 
+import process.own_packages  # noqa: F401  (first: it refuses packages of ours that are a stranger's)
 from broker.celery_app import make_celery_app
 from broker.connection.client import connect_within
 from consumer.supervisor.reconciler import Reconciler, register_tasks

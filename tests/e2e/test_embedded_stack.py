@@ -176,6 +176,17 @@ def test_a_gateway_port_in_use_is_an_error_that_names_the_flag(tmp_path: Path) -
             EmbeddedStack(plan(tmp_path / "other", gateway_port=port), modules=MODULES).start_or_stop()
 
 
+def test_folders_of_the_services_names_in_the_working_directory_are_not_taken_for_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in {*MODULES.values(), "contracts", "process"}:
+        (tmp_path / module).mkdir()
+        (tmp_path / module / "__init__.py").write_text('raise SystemExit("a stranger")')
+    monkeypatch.chdir(tmp_path)
+    with EmbeddedStack(plan(tmp_path), modules=MODULES) as stack:
+        assert httpx.get(f"{stack.gateway_url}/readyz").is_success
+
+
 @linux_only
 def test_the_children_of_a_killed_launcher_end_too(tmp_path: Path) -> None:
     pid_file = tmp_path / "pids.json"
