@@ -37,7 +37,7 @@ def test_a_docstring_belongs_to_the_field_above_it_and_is_inherited() -> None:
         "| `beta1` | number ≥ 0, < 1 | `0.9` |",
         "| `ONBEAT_THREADS` | integer ≥ 1, ≤ 4096 | `1` |",
         "| `count` | integer ≥ 1, ≤ 1024 | `1` |",
-        "| `kv_cache_mb` | integer ≥ 0, ≤ 16777216 | none |",
+        "| `correction_high` | number ≥ 1, ≤ 1000000 | none |",
     ],
 )
 def test_a_row_tells_type_range_and_default(row: str) -> None:
