@@ -8,7 +8,7 @@ from typing import cast
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 from transformers.modeling_utils import PreTrainedModel
 
@@ -25,6 +25,9 @@ from contracts.errors import InvalidInput
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 
+Models = tuple[Policy, PreTrainedModel | None]
+"""The policy and its reference; None without a KL term."""
+
 
 def make_learner(settings: StackSettings, spec: JobSpec, place: Place = ALONE) -> Learner:
     """Loads the model onto the setting's device, and sets torch up for this process. Raises InvalidInput.
@@ -34,51 +37,15 @@ def make_learner(settings: StackSettings, spec: JobSpec, place: Place = ALONE) -
     policy_loss(spec.algorithm)  # a plug-in that is missing is refused before the model is read
     _set_up_torch(settings, spec)
     device = _device(settings, place)
-    if spec.trainer.sharding == "fsdp" and place.world_size > 1:
-        return _sharded_learner(settings, spec, place=place, device=device)
-    policy = _policy(settings, spec, load_whole)
-    if spec.trainer.packing == "shared_prompt":
-        share_prompts(policy.model)
-    # No checkpoint is restored yet: the reference is the model as the job found it.
-    reference = policy.reference() if spec.algorithm.kl_coefficient > 0.0 else None
-    for model in (policy.model, reference):
-        if model is not None:
-            cast(nn.Module, model).to(device)
-    optimizer = _optimizer(spec, policy)
-    return Learner(
-        spec=spec,
-        policy=policy,
-        optimizer=optimizer,
-        accumulator=make_accumulator(spec, policy.trained_parameters(), optimizer.stepped),
-        reference=reference,
-        place=place,
-    )
-
-
-def _sharded_learner(settings: StackSettings, spec: JobSpec, *, place: Place, device: torch.device) -> Learner:
-    """Every rank calls it at the same time.
-
-    The ranks share all parameters of a model that is trained whole. They don't share adapters: those are small, and
-    each rank has them beside its rows of the frozen base, with sums that are added up once for each step, as without
-    sharding.
-    """
-    load = functools.partial(load_sharded, mesh=init_device_mesh(device.type, (place.world_size,)), device=device)
-    policy = _policy(settings, spec, load)
-    if policy.adapters is not None:
-        # All ranks are here now, and gather the base at the same time.
-        _ = policy.base_digest
-    reference = _sharded_reference(settings, spec, policy, load) if spec.algorithm.kl_coefficient > 0.0 else None
-    for model in (policy.model, reference):
-        if model is not None and spec.trainer.packing == "shared_prompt":
-            share_prompts(model)
-            # A pass leaves the outermost parameters whole, but a checkpoint is restored into rows.
-            cast(FSDPModule, model).reshard()
-    parameters, optimizer = policy.trained_parameters(), _optimizer(spec, policy)
-    if policy.adapters is not None:
-        accumulator = make_accumulator(spec, parameters, optimizer.stepped)
-        # Without its adapters the policy's model is the reference: there is no second model to keep in step.
-        lockstep = Lockstep(policy.model, None, mute=lambda _: None, adapters=policy.adapters)
+    is_shared = spec.trainer.sharding == "fsdp" and place.world_size > 1
+    if is_shared:
+        policy, reference = _shared_models(settings, spec, init_device_mesh(device.type, (place.world_size,)), device)
     else:
+        policy, reference = _whole_models(settings, spec, device)
+    parameters = policy.trained_parameters()
+    optimizer = PolicyOptimizer(parameters, spec.optimizer, embeddings=policy.embedding_names())
+    lockstep = None
+    if is_shared and policy.adapters is None:
         accumulator = ShardedAccumulator(
             policy.model,
             parameters,
@@ -86,6 +53,11 @@ def _sharded_learner(settings: StackSettings, spec: JobSpec, *, place: Place, de
             max_micro_batches=spec.rollout.batches_per_iteration,
         )
         lockstep = Lockstep(policy.model, reference, mute=accumulator.mute)
+    else:
+        accumulator = make_accumulator(spec, parameters, optimizer.stepped)
+        if is_shared:
+            # Without its adapters the policy's model is the reference: there is no second model to keep in step.
+            lockstep = Lockstep(policy.model, None, mute=lambda _: None, adapters=policy.adapters)
     return Learner(
         spec=spec,
         policy=policy,
@@ -95,6 +67,42 @@ def _sharded_learner(settings: StackSettings, spec: JobSpec, *, place: Place, de
         place=place,
         lockstep=lockstep,
     )
+
+
+def _whole_models(settings: StackSettings, spec: JobSpec, device: torch.device) -> Models:
+    """This rank has all of the policy and its reference."""
+    policy = _policy(settings, spec, load_whole)
+    if spec.trainer.packing == "shared_prompt":
+        share_prompts(policy.model)
+    # No checkpoint is restored yet: the reference is the model as the job found it.
+    reference = policy.reference() if spec.algorithm.kl_coefficient > 0.0 else None
+    for model in (policy.model, reference):
+        if model is not None:
+            cast(nn.Module, model).to(device)
+    return policy, reference
+
+
+def _shared_models(settings: StackSettings, spec: JobSpec, mesh: DeviceMesh, device: torch.device) -> Models:
+    """This rank has its rows of the policy and its reference; every rank calls it at the same time.
+
+    The ranks share all parameters of a model that is trained whole. They don't share adapters: those are small, and
+    each rank has them beside its rows of the frozen base, with sums that are added up once for each step, as without
+    sharding.
+    """
+    load = functools.partial(load_sharded, mesh=mesh, device=device)
+    policy = _policy(settings, spec, load)
+    reference = None
+    if policy.adapters is not None:
+        # All ranks are here now, and gather the base at the same time.
+        _ = policy.base_digest
+    if spec.algorithm.kl_coefficient > 0.0:
+        reference = policy.reference() if policy.adapters is not None else _read_reference(settings, spec, load)
+    for model in (policy.model, reference):
+        if model is not None and spec.trainer.packing == "shared_prompt":
+            share_prompts(model)
+            # A pass leaves the outermost parameters whole, but a checkpoint is restored into rows.
+            cast(FSDPModule, model).reshard()
+    return policy, reference
 
 
 def _policy(settings: StackSettings, spec: JobSpec, load: LoadModel) -> Policy:
@@ -107,14 +115,8 @@ def _policy(settings: StackSettings, spec: JobSpec, load: LoadModel) -> Policy:
     return policy if spec.trainer.lora is None else policy.with_adapters(spec.trainer.lora, seed=spec.seed)
 
 
-def _optimizer(spec: JobSpec, policy: Policy) -> PolicyOptimizer:
-    return PolicyOptimizer(policy.trained_parameters(), spec.optimizer, embeddings=policy.embedding_names())
-
-
-def _sharded_reference(settings: StackSettings, spec: JobSpec, policy: Policy, load: LoadModel) -> PreTrainedModel:
+def _read_reference(settings: StackSettings, spec: JobSpec, load: LoadModel) -> PreTrainedModel:
     """`Policy.reference`, but read once more: a model that is whole nowhere can't be copied."""
-    if policy.adapters is not None:
-        return policy.reference()
     reference = load_model(spec.model, model_root=settings.spec_root, gradient_checkpointing=False, load=load)
     reference.requires_grad_(False)
     return reference

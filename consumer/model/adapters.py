@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_utils import PreTrainedModel
 
-from consumer.model.merged_layers import MergedLayers
+from consumer.model.merged_layers import MergedLayers, weight_of
 from contracts.errors import InvalidInput
 from contracts.spec_tables.lora import ALL_LINEAR, LoraSpec
 from weight_store.adapter.matrices import matrix_names
@@ -48,8 +48,8 @@ class Adapters:
         named: dict[str, nn.Parameter] = {}
         for name, layer in self.layers.items():
             name_a, name_b = matrix_names(name)
-            named[name_a] = _weight(layer.lora_A[ADAPTER])
-            named[name_b] = _weight(layer.lora_B[ADAPTER])
+            named[name_a] = weight_of(layer.lora_A[ADAPTER])
+            named[name_b] = weight_of(layer.lora_B[ADAPTER])
         return named
 
     def merged(self, layer: str, weight: Tensor) -> Tensor:
@@ -59,8 +59,8 @@ class Adapters:
         merge_into(
             merged,
             weight,
-            lora_a=_weight(adapted.lora_A[ADAPTER]).detach(),
-            lora_b=_weight(adapted.lora_B[ADAPTER]).detach(),
+            lora_a=weight_of(adapted.lora_A[ADAPTER]).detach(),
+            lora_b=weight_of(adapted.lora_B[ADAPTER]).detach(),
             scaling=self.scaling,
         )
         return merged
@@ -168,7 +168,3 @@ def _ends_with(name: str, target: str) -> bool:
 def _layer_words(modules: Mapping[str, nn.Module]) -> str:
     names = sorted({name.rpartition(".")[2] for name, module in modules.items() if type(module) is nn.Linear})
     return f"linear layers of this model end in {', '.join(names)}" if names else "this model takes no adapters"
-
-
-def _weight(linear: nn.Module) -> nn.Parameter:
-    return cast(nn.Parameter, linear.weight)

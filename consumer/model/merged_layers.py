@@ -48,22 +48,22 @@ class MergedLayers:
         """Merges A and B as they are now into the layers' weights; each rank does so with its rows."""
         self._reshard()
         for name, layer in self._layers.items():
-            weight = _weight(layer.base_layer)
+            weight = weight_of(layer.base_layer)
             rows = local_rows(weight)
             if name not in self._base:
                 self._base[name] = rows.clone()
             merge_into(
                 rows,
                 self._base[name],
-                lora_a=_weight(layer.lora_A[self._adapter]).detach(),
-                lora_b=_weight(layer.lora_B[self._adapter]).detach(),
+                lora_a=weight_of(layer.lora_A[self._adapter]).detach(),
+                lora_b=weight_of(layer.lora_B[self._adapter]).detach(),
                 scaling=self._scaling,
                 first_row=first_row(weight) if isinstance(weight, DTensor) else 0,
             )
 
     def base(self) -> dict[str, Tensor]:
         """Layer → its weight without the adapter, spread over the ranks as the layer's is."""
-        return {name: spread_like(rows, _weight(self._layers[name].base_layer)) for name, rows in self._base.items()}
+        return {name: spread_like(rows, weight_of(self._layers[name].base_layer)) for name, rows in self._base.items()}
 
     @contextlib.contextmanager
     def swapped(self) -> Iterator[None]:
@@ -77,7 +77,7 @@ class MergedLayers:
     def _swap(self) -> None:
         self._reshard()
         for name, rows in self._base.items():
-            parts = zip(_chunks(local_rows(_weight(self._layers[name].base_layer))), _chunks(rows), strict=True)
+            parts = zip(_chunks(local_rows(weight_of(self._layers[name].base_layer))), _chunks(rows), strict=True)
             for one, other in parts:
                 kept = one.clone()
                 one.copy_(other)
@@ -119,7 +119,7 @@ def _forward(layer: LoraLinear, inputs: Tensor, *, adapter: str, scaling: float)
     output = layer.base_layer(inputs)
     if layer.disable_adapters:
         return output
-    matrices = _weight(layer.lora_A[adapter]), _weight(layer.lora_B[adapter])
+    matrices = weight_of(layer.lora_A[adapter]), weight_of(layer.lora_B[adapter])
     return cast(Tensor, _ToMatrices.apply(output, inputs, *matrices, scaling))
 
 
@@ -127,5 +127,5 @@ def _chunks(rows: Tensor) -> tuple[Tensor, ...]:
     return rows.view(-1).split(CHUNK_ITEMS) if rows.numel() else ()
 
 
-def _weight(linear: nn.Module) -> nn.Parameter:
+def weight_of(linear: nn.Module) -> nn.Parameter:
     return cast(nn.Parameter, linear.weight)
