@@ -45,7 +45,7 @@ RUN pip install --no-deps /build
 
 FROM ${PYTHON_IMAGE}
 
-ENV PATH=/opt/onbeat/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
+ENV PATH=/opt/onbeat/bin:$PATH PYTHONSAFEPATH=1 PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 # The root is read-only in docker-compose.yml: what libraries keep for themselves goes to memory.
 ENV HOME=/tmp MPLCONFIGDIR=/tmp/matplotlib XDG_CACHE_HOME=/tmp/cache
 # The processes need no root; the volume of runs inherits the owner of its folder from here.
