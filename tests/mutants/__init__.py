@@ -3,5 +3,5 @@
 Consumes:     the sources, and the tests that belong to them.
 Waits for:    nothing outside this machine; `make mutants` takes some minutes on two cores.
 Unblocked by: nothing.
-Produces:     what no test misses; an error where that isn't what `kept.py` lists, with its reason.
+Produces:     the guards whose absence no test notices; an error where `kept.py` does not list exactly these.
 """

@@ -1,4 +1,4 @@
-"""Guards that no test of theirs misses, each with the reason why it stays."""
+"""Guards whose absence none of their tests notices, each with the reason why it stays."""
 
 from __future__ import annotations
 

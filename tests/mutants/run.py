@@ -60,7 +60,7 @@ def seconds_of(tests: Sequence[str]) -> float:
     return time.monotonic() - began_s
 
 
-def is_missed(guard: Guard, tests: Sequence[str], *, deadline_s: float) -> bool:
+def is_noticed(guard: Guard, tests: Sequence[str], *, deadline_s: float) -> bool:
     """Whether the tests notice that it was left out; one that hangs does.
 
     Raises RuntimeError where there are no such tests.
