@@ -52,26 +52,18 @@ class TrainerProcess:
     def __init__(self, run_root: Path, *, module: str = "consumer") -> None:
         self._run_root = run_root
         self._module = module
-        self._child: ChildProcess | None = None
-        self._job_id = ""
-        self._answered_s = 0.0
-        self._has_held = False
-        self._asked = False
-
-    @property
-    def job_id(self) -> str:
+        self.job_id = ""
         """The job of the trainer that runs here; "" when there is none."""
-        return self._job_id
+        self.has_held = False
+        """The trainer was seen with its job's lease; until then it has nothing to save."""
+        self._child: ChildProcess | None = None
+        self._answered_s = 0.0
+        self._asked = False
 
     @property
     def silent_s(self) -> float:
         """Seconds since the trainer was started, or last held its job's lease."""
         return time.monotonic() - self._answered_s
-
-    @property
-    def has_held(self) -> bool:
-        """Whether the trainer was seen with its job's lease; until then it has nothing to save."""
-        return self._has_held
 
     @property
     def is_running(self) -> bool:
@@ -82,7 +74,7 @@ class TrainerProcess:
     def answered(self) -> None:
         """The trainer holds its job's lease."""
         self._answered_s = time.monotonic()
-        self._has_held = True
+        self.has_held = True
 
     def ask_to_end(self) -> None:
         """Sends SIGTERM, without waiting; a signal handler may call it."""
@@ -93,7 +85,7 @@ class TrainerProcess:
 
     def start(self, job_id: str) -> None:
         """Raises OnbeatError where its log or the program cannot be opened."""
-        assert not self._job_id, f"a trainer for {self._job_id} runs here"
+        assert not self.job_id, f"a trainer for {self.job_id} runs here"
         child = self._child_for(job_id)
         try:
             make_private(child.log_path.parent)
@@ -105,18 +97,18 @@ class TrainerProcess:
                 cure="choose another run root",
             ) from error
         self._child = child
-        self._job_id = job_id
+        self.job_id = job_id
         self._answered_s = time.monotonic()
-        self._has_held = self._asked = False
+        self.has_held = self._asked = False
         log.info("started a trainer for %s, process %d, log %s", job_id, child.pid, child.log_path)
 
     def reap(self) -> Ended | None:
         """The trainer that ended since the last call; what it started and left behind is killed."""
         if self._child is None or (code := self._child.exit_code) is None:
             return None
-        ended = Ended(self._job_id, code, asked=self._asked)
+        ended = Ended(self.job_id, code, asked=self._asked)
         self._child.kill()
-        self._child, self._job_id = None, ""
+        self._child, self.job_id = None, ""
         return ended
 
     def kill(self) -> None:
@@ -131,7 +123,7 @@ class TrainerProcess:
             return None
         self.ask_to_end()
         if not self._child.wait(grace_s):
-            log.warning("the trainer of %s did not end within %.0f s, killing it", self._job_id, grace_s)
+            log.warning("the trainer of %s did not end within %.0f s, killing it", self.job_id, grace_s)
         self.kill()
         return self.reap()
 

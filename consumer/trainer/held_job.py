@@ -10,7 +10,7 @@ from broker.presence import Presence
 from broker.trainer_side import TrainerSide
 from consumer.datasets.base import load_dataset
 from consumer.datasets.prompts import PromptSource
-from consumer.ranks.base import Ranks
+from consumer.model.policy import Policy
 from consumer.ranks.group import make_ranks
 from consumer.trainer.generator_watch import GeneratorWatch
 from consumer.trainer.lease_keeper import LeaseKeeper
@@ -29,41 +29,39 @@ class HeldJob:
 
     def __init__(
         self,
+        settings: StackSettings,
+        broker: Broker,
         spec: JobSpec,
         *,
-        broker: Broker,
         side: TrainerSide,
         keeper: LeaseKeeper,
-        ranks: Ranks,
-        plan: IterationPlan,
-        folder: RunFolder,
-        peak_flops: float = 0.0,
+        job_id: str,
     ) -> None:
-        """peak_flops: floating-point operations a second of one rank; 0.0 where it is unknown."""
+        """Loads model and data. Raises InvalidInput that names the spec's field, or the setting."""
         self.spec = spec
         self.schedule = Schedule(spec.schedule)
         self.side = side
         self.keeper = keeper
-        self.ranks = ranks
-        self.plan = plan
-        self.folder = folder
-        self.peak_flops = peak_flops
+        self.ranks = make_ranks(settings, spec)
+        self.plan = IterationPlan(job_id, spec, _prompts(settings, spec, self.ranks.learner.policy))
+        self.folder = RunFolder(settings.run_root_path, job_id, weight_root=settings.weight_root_path)
+        self.peak_flops = settings.peak_flops
         self.jobs = JobStore(broker)
-        self.horizons = self.jobs.horizons(folder.job_id)
+        self.horizons = self.jobs.horizons(job_id)
         """`JobStore.horizons`, of the learning rate."""
         self.generators = GeneratorWatch(
             Presence(broker), deadline_s=spec.timeouts.no_generator_s, deterministic=spec.deterministic
         )
-        self.layout = ranks.learner.policy.weights().layout
+        self.layout = self.ranks.learner.policy.weights().layout
         """Name, shape and dtype of each tensor of a version."""
         lora = spec.trainer.lora
         self.weights = make_publisher(
             spec,
-            folder,
+            self.folder,
             chunks=side,
             announce=side.announce_shard,
             pause=self.pause,
-            adapters=ranks.adapter_source() if lora and lora.publish == "adapter" else None,
+            adapters=self.ranks.adapter_source() if lora and lora.publish == "adapter" else None,
         )
         self.settled: WeightManifest | None = None
         """The version that the policy holds and that the fence has committed: it can be saved. None before the start,
@@ -86,12 +84,7 @@ class HeldJob:
         self.jobs.tell(self.folder.job_id, event)
 
 
-def load_job(
-    settings: StackSettings, broker: Broker, spec: JobSpec, *, side: TrainerSide, keeper: LeaseKeeper, job_id: str
-) -> HeldJob:
-    """Loads model and data. Raises InvalidInput that names the spec's field, or the setting."""
-    ranks = make_ranks(settings, spec)
-    policy = ranks.learner.policy
+def _prompts(settings: StackSettings, spec: JobSpec, policy: Policy) -> PromptSource:
     dataset = load_dataset(
         spec.dataset,
         num_evaluation=spec.evaluation.num_prompts,
@@ -99,14 +92,4 @@ def load_job(
         model_root=settings.spec_root,
         components=spec.reward.components,
     )
-    source = PromptSource(dataset, tokenizer=policy.tokenizer, spec=spec, context_tokens=policy.context_tokens)
-    return HeldJob(
-        spec,
-        broker=broker,
-        side=side,
-        keeper=keeper,
-        ranks=ranks,
-        plan=IterationPlan(job_id, spec, source),
-        folder=RunFolder(settings.run_root_path, job_id, weight_root=settings.weight_root_path),
-        peak_flops=settings.peak_flops,
-    )
+    return PromptSource(dataset, tokenizer=policy.tokenizer, spec=spec, context_tokens=policy.context_tokens)

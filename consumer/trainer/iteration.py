@@ -156,7 +156,7 @@ class Iteration:
     ) -> IterationMetrics:
         """The numbers of a training iteration whose batches are all in; updates: at least one, in order.
 
-        peak_flops: `HeldJob.peak_flops`; where it is 0.0, the mfu is unknown.
+        peak_flops: floating-point operations a second of one rank; where they are 0.0, unknown, so is the mfu.
         """
         of_each = [iteration_numbers(update.stats, scaling=scaling) for update in updates]
         numbers = mean_over_updates(of_each, can_clip=[update.can_clip for update in updates])

@@ -28,7 +28,7 @@ from typing import NoReturn
 from broker.connection.client import Broker
 from broker.job_store import JobStore
 from broker.trainer_side import TrainerSide
-from consumer.trainer.held_job import HeldJob, load_job
+from consumer.trainer.held_job import HeldJob
 from consumer.trainer.lease_keeper import STOP_PATIENCE_S, Cancelled, LeaseKeeper, Stopped
 from consumer.trainer.trainer import Trainer
 from contracts.errors import (
@@ -65,7 +65,7 @@ def train(settings: StackSettings, broker: Broker, spec: JobSpec, job_id: str) -
     )
     keeper.start()
     with _stopped_by_signals(keeper):
-        load = partial(load_job, settings, broker, spec, side=side, keeper=keeper, job_id=job_id)
+        load = partial(HeldJob, settings, broker, spec, side=side, keeper=keeper, job_id=job_id)
         return _keep(JobStore(broker), job_id, side=side, keeper=keeper, load=load)
 
 

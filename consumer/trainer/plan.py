@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import msgspec
 
 from broker.trainer_side import Opening
 from consumer.datasets.prompts import PromptSource
-from contracts.rollouts import Prompt, PromptBatch, Purpose, SamplingParams
+from contracts.rollouts import Prompt, PromptBatch
 from contracts.spec import JobSpec
 from contracts.versions import WeightManifest
 
@@ -23,11 +24,19 @@ class IterationPlan:
 
     def opening(self, iteration: int, manifest: WeightManifest) -> Opening:
         """manifest: of the version that samples the iteration (`Schedule.version_of`)."""
+        batch = partial(
+            PromptBatch,
+            job_id=self._job_id,
+            iteration=iteration,
+            policy_version=manifest.policy_version,
+            weights_digest=manifest.weights_digest,
+            seed=self._spec.seed,
+        )
         batches: list[PromptBatch] = []
         if iteration < self._spec.iterations:
-            batches += self._training(iteration, manifest)
+            batches += self._training(iteration, batch)
         if self._spec.evaluates(iteration):
-            batches += self._evaluation(iteration, manifest)
+            batches += self._evaluation(iteration, batch)
         return Opening(
             iteration=iteration,
             policy_version=manifest.policy_version,
@@ -35,16 +44,14 @@ class IterationPlan:
             batches=tuple(batches),
         )
 
-    def _training(self, iteration: int, manifest: WeightManifest) -> list[PromptBatch]:
+    def _training(self, iteration: int, batch: Callable[..., PromptBatch]) -> list[PromptBatch]:
         rollout = self._spec.rollout
         chunks = _chunks(self._source.training_prompts(iteration), rollout.prompts_per_batch)
         reserves = [_chunks(prompts, rollout.prompts_per_batch) for prompts in self._source.reserve_prompts(iteration)]
         return [
-            self._batch(
-                iteration=iteration,
+            batch(
+                batch_id=f"{iteration}/train/{index}",
                 purpose="train",
-                index=index,
-                manifest=manifest,
                 group_size=rollout.group_size,
                 sampling=rollout.sampling,
                 prompts=chunk,
@@ -53,7 +60,7 @@ class IterationPlan:
             for index, chunk in enumerate(chunks)
         ]
 
-    def _evaluation(self, iteration: int, manifest: WeightManifest) -> list[PromptBatch]:
+    def _evaluation(self, iteration: int, batch: Callable[..., PromptBatch]) -> list[PromptBatch]:
         """The held-out prompts with the job's sampling, then greedily: `evaluation.num_batches` in all."""
         evaluation = self._spec.evaluation
         samplings = [self._spec.rollout.sampling]
@@ -62,43 +69,15 @@ class IterationPlan:
         chunks = _chunks(self._source.evaluation_prompts(), evaluation.prompts_per_batch)
         work = [(sampling, chunk) for sampling in samplings for chunk in chunks]
         return [
-            self._batch(
-                iteration=iteration,
+            batch(
+                batch_id=f"{iteration}/evaluation/{index}",
                 purpose="evaluation",
-                index=index,
-                manifest=manifest,
                 group_size=1,
                 sampling=sampling,
                 prompts=chunk,
             )
             for index, (sampling, chunk) in enumerate(work)
         ]
-
-    def _batch(
-        self,
-        *,
-        iteration: int,
-        purpose: Purpose,
-        index: int,
-        manifest: WeightManifest,
-        group_size: int,
-        sampling: SamplingParams,
-        prompts: tuple[Prompt, ...],
-        reserves: tuple[tuple[Prompt, ...], ...] = (),
-    ) -> PromptBatch:
-        return PromptBatch(
-            job_id=self._job_id,
-            batch_id=f"{iteration}/{purpose}/{index}",
-            iteration=iteration,
-            purpose=purpose,
-            policy_version=manifest.policy_version,
-            weights_digest=manifest.weights_digest,
-            group_size=group_size,
-            sampling=sampling,
-            seed=self._spec.seed,
-            prompts=prompts,
-            reserves=reserves,
-        )
 
 
 def _chunks(prompts: Sequence[Prompt], size: int) -> list[tuple[Prompt, ...]]:

@@ -69,10 +69,10 @@ class OneJob:
         self.job_id, _ = self.jobs.create(job_spec())
 
     def train(self, make: Callable[[LeaseKeeper], StandIn]) -> int:
-        def load_job(*_: object, keeper: LeaseKeeper, **__: object) -> StandIn:
+        def held_job(*_: object, keeper: LeaseKeeper, **__: object) -> StandIn:
             return make(keeper)
 
-        self.monkeypatch.setattr(job_run, "load_job", load_job)
+        self.monkeypatch.setattr(job_run, "HeldJob", held_job)
         self.monkeypatch.setattr(job_run, "Trainer", lambda made: made)
         return job_run.train(self.settings, self.broker, self.jobs.spec(self.job_id), self.job_id)
 
