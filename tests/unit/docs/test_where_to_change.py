@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from onbeat.stack.redis import EmbeddedRedis
-from tests.unit.where_to_change.additions import ADDITIONS, Edit
+from tests.unit.docs.additions import ADDITIONS, Edit
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "where-to-change.md"
@@ -37,10 +37,10 @@ COPIED = (
     "telemetry",
     "weight_store",
 )
-PATH = re.compile(r"`((?:[\w.-]+/)+[\w.-]+)`")
+PATH = re.compile(r"`((?:[\w.<>-]+/)+[\w.<>-]+)`")
 PLACE = re.compile(r"`([\w.]+)`(?: and `([\w.]+)`)? in `((?:[\w.-]+/)+[\w.-]+)`")
-NEW = "novel"
-"""What the new kinds are called; NAME in the page."""
+NAME, NEW = "<name>", "novel"
+"""What the page writes for the name of a new kind, and what the new kinds are called here."""
 
 
 def rows(heading: str) -> dict[str, tuple[str, ...]]:
@@ -115,8 +115,8 @@ def said(tmp_path_factory: pytest.TempPathFactory, redis_server: EmbeddedRedis) 
         shutil.copytree(ROOT / package, copy / package, ignore=shutil.ignore_patterns("__pycache__"))
     for kind, (files, *tables) in rows("A new kind").items():
         addition = ADDITIONS[kind]
-        for path, text in zip([path for path in PATH.findall(files) if "NAME" in path], addition.files, strict=True):
-            file = copy / path.replace("NAME", NEW)
+        for path, text in zip([path for path in PATH.findall(files) if NAME in path], addition.files, strict=True):
+            file = copy / path.replace(NAME, NEW)
             file.parent.mkdir(exist_ok=True)
             file.write_text(text)
         found = places(" ".join(tables))
@@ -143,13 +143,10 @@ def test_a_new_kind_works_once_it_is_added_where_the_page_says(said: dict[str, A
 
 def test_every_path_of_the_page_exists() -> None:
     for path in PATH.findall(PAGE.read_text()):
-        named = ROOT / path
-        if "NAME" in named.parts:
-            named = Path(*named.parts[: named.parts.index("NAME")])
-        elif named.stem == "NAME":
-            assert any(named.parent.glob(f"*{named.suffix}")), path
-            named = named.parent
-        assert named.exists(), path
+        folder, placeholder, end = path.partition(NAME)
+        assert (ROOT / folder).exists(), path
+        if placeholder:
+            assert list((ROOT / folder).glob(f"*{end}")), f"{path}: there is none yet"
 
 
 def test_every_symbol_of_the_page_is_defined_where_it_says() -> None:
