@@ -279,3 +279,11 @@ def test_each_test_that_the_docs_name_exists() -> None:
     for page in tracked("docs/*.md"):
         for path, name in named.findall(page.read_text()):
             assert f"def {name}(" in (ROOT / path).read_text(), f"{page.name} names {path}::{name}"
+
+
+def test_each_sentence_that_the_invariants_name_is_a_test() -> None:
+    page = (ROOT / "docs" / "invariants.md").read_text()
+    sentences = set(re.findall(r"`([a-z][a-z0-9]*(?:_[a-z0-9]+){3,})`", page))
+    tests = "".join(path.read_text() for path in tracked("tests/*.py"))
+    assert len(sentences) > 20
+    assert [sentence for sentence in sorted(sentences) if f"def test_{sentence}(" not in tests] == []
