@@ -14,9 +14,9 @@ class StreamState(Record, frozen=True, kw_only=True):
     """prompts, rollouts, dead, audit or events."""
     num_entries: int
     num_pending: int
-    """Delivered to a consumer and not yet acknowledged; 0 for a stream that nobody claims from."""
+    """Delivered to a consumer and not yet acknowledged; 0 for a stream from which no process claims."""
     num_waiting: int
-    """Not delivered to anybody yet. Counted by us: the server's own lag is unknown after deletes."""
+    """Not delivered to any consumer yet. We count them: the server's own lag is unknown after deletes."""
     oldest_age_s: float | None = None
     """Age of the oldest batch of the open iteration that lies on the stream; None where there is none."""
     memory_bytes: int
@@ -45,7 +45,7 @@ class GeneratorSeen(Record, frozen=True, kw_only=True):
 
 
 class StreamReport(Record, frozen=True, kw_only=True):
-    """One moment of a job: its fence, its streams, who holds what, and what was counted over the whole job."""
+    """One moment of a job: its fence, its streams, its leases, and what was counted over the whole job."""
 
     job_id: str
     fence_state: str
@@ -59,9 +59,9 @@ class StreamReport(Record, frozen=True, kw_only=True):
     trainer_lease_s: float | None = None
     """Until the trainer's lease ends; None while no trainer holds the job."""
     batches_expected: int
-    """Of the open or last iteration."""
+    """In the open or last iteration."""
     batches_published: int
-    """Of the open or last iteration."""
+    """In the open or last iteration."""
     batches_accepted: int
     """Publications that the fence accepted, over the whole job."""
     accepted_bytes: int

@@ -30,7 +30,7 @@ class Component(Record, tag_field="type", frozen=True, kw_only=True):
 
     @property
     def stated_score(self) -> float | None:
-        """Of what it can't score; None where that fails."""
+        """The score of what it can't score; None where that fails."""
         return None if isinstance(self.on_unscorable, str) else self.on_unscorable
 
     @property
@@ -169,11 +169,11 @@ class RewardRequest(Record, frozen=True, kw_only=True):
     item_timeout_s: Annotated[float, Meta(gt=0.0, le=600.0)] = 10.0
     """Hard deadline of one item over all components; past it its process is killed."""
     job_id: Annotated[str, Meta(max_length=64)] = ""
-    """Whose completions these are: plug-ins keep their process from one request of a job to the next, and share it with
-    no other job. "": nobody's, with a process for this request alone."""
+    """The job of these completions: plug-ins keep their process from one request of a job to the next, and share it
+    with no other job. "": none, with a process for this request alone."""
     settles: bool = False
-    """Whether nobody will ask again: then a time-out or a crash, too, gets its component's `on_unscorable` score. Each
-    component that is left has the deadline for itself."""
+    """Whether this is the last request for them: then a time-out or a crash, too, gets its component's `on_unscorable`
+    score. Each component that is left has the deadline for itself."""
 
 
 UnscorableReason = Literal[

@@ -43,7 +43,7 @@ class SamplingParams(Record, frozen=True, kw_only=True):
 
 
 class Prompt(Record, frozen=True, kw_only=True):
-    """One prompt, already tokenised: nobody downstream tokenises it again."""
+    """One prompt, already tokenised: no process downstream tokenises it again."""
 
     prompt_id: str
     """Stable name in the data set, e.g. "train/4711"."""
@@ -170,7 +170,7 @@ class RolloutBatch(Record, frozen=True, kw_only=True):
     generator_id: str
     attempt: Annotated[int, Meta(ge=1)]
     timings: BatchTimings
-    """Of the last round."""
+    """In the last round."""
     earlier_rounds: tuple[BatchTimings, ...] = ()
     """The rounds after which prompts were resampled, in order."""
     groups: Annotated[tuple[RolloutGroup, ...], Meta(min_length=1)]
@@ -201,7 +201,7 @@ class RolloutBatch(Record, frozen=True, kw_only=True):
 def batch_digest(batch: RolloutBatch) -> str:
     """Digest of what was sampled and scored: equal for two generators that sampled the same batch (I7).
 
-    Generator id, attempt and timings are left out: they say who and when, not what.
+    Generator id, attempt and timings are left out: they don't change what was sampled.
     """
     identity = (batch.job_id, batch.batch_id, batch.policy_version, batch.weights_digest, batch.groups)
     return content_digest(encode(identity))

@@ -33,7 +33,7 @@ BROKER_AWAY_S = 60.0
 MAX_EVENTS = 100
 EVENT_ID = re.compile(r"(\d{1,20})(?:-(\d{1,20}))?", re.ASCII)
 LAST_PART = 2**64 - 1
-"""Of the two parts of an entry's id, the largest that a stream has."""
+"""The largest that each of the two parts of an entry's id may be."""
 FIRST = "0-0"
 
 log = logging.getLogger(__name__)

@@ -54,7 +54,7 @@ class AccessRules:
 
     @classmethod
     def of(cls, settings: StackSettings, *, key: str, key_setting: str) -> AccessRules:
-        """Raises InvalidInput for a service without a key: anybody could use it. `key_setting` is its variable."""
+        """Raises InvalidInput for a service without a key: any process could use it. `key_setting` is its variable."""
         if not key:
             raise InvalidInput("is not set", field=key_setting, cure="give the service a long random key")
         if not KEY_FORM.fullmatch(key):
@@ -93,7 +93,7 @@ class Access:
             self._require_key(headers)
 
     def _is_ours(self, host: str) -> bool:
-        """An address of numbers is nobody's name: a page can't have one that points here but the service's own."""
+        """Whether it is a name of ours, or an address of numbers: a page can have none that points here but our own."""
         name = _name_of(host)
         return name in self._rules.names or _is_address(name)
 
@@ -136,7 +136,7 @@ def _is_address(name: str) -> bool:
 
 
 def _refuse_other_origins(headers: list[tuple[bytes, bytes]], host: str) -> None:
-    """Browsers send one of the two with whatever a page asks for; nobody else does."""
+    """Browsers, and no other clients, send one of the two with all that a page asks for."""
     origins = [origin.partition(b"://")[2].decode("latin-1").lower() for origin in _values(headers, b"origin")]
     sites = _values(headers, b"sec-fetch-site")
     if any(origin != host.lower() for origin in origins) or any(site not in SAME_SITE for site in sites):

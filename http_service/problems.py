@@ -38,7 +38,7 @@ def problem_response(status: int, detail: str, *, field: str | None = None, cure
 def answer_with_problems(app: FastAPI, routers: Sequence[APIRouter], *, service: str) -> None:
     """Makes the app, whose routes these are, answer its problems, the stack's errors, and the framework's in this form.
 
-    service: what calls itself defective where it is.
+    service: what an answer calls the service, where it has a defect.
     """
     app.state.routes = [route for router in routers for route in router.routes]
     app.state.service = service

@@ -36,7 +36,7 @@ BESIDE_WEIGHTS = (
     *("vocab.json", "vocab.txt", "merges.txt", "spiece.model", "preprocessor_config.json"),
     *("LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE"),
 )
-"""Of a model folder; no code, and no weights."""
+"""The files of a model folder that are copied: no code, and no weights."""
 PROVENANCE = "onbeat.json"
 
 
@@ -46,7 +46,7 @@ class Exported:
     directory: str
     policy_version: int
     weights_digest: str
-    """Of the version; with adapters, of what they make of their base."""
+    """The version's digest; with adapters, that of what they make of their base."""
     adapters_digest: str
     """"" for a whole model."""
     base: str

@@ -52,7 +52,7 @@ def end_with_launcher() -> Callable[[], None] | None:
 def end_with_parent(number: signal.Signals) -> None:
     """What `end_with_launcher` does, with a signal of the caller's choice, from inside a process that is running.
 
-    One whose parent, as LAUNCHER_PID names it, died before this call ends at once: nobody would tell it.
+    A process whose parent, as LAUNCHER_PID names it, died before this call ends at once: no signal would come.
     """
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)

@@ -82,7 +82,7 @@ async def _answer(request: Request) -> Response:
 
 
 async def _score_while_connected(request: Request, reward_request: RewardRequest) -> RewardResponse | None:
-    """None once the client has gone: its retry must not queue behind work that nobody will read."""
+    """None once the client has gone: its retry must not queue behind work that no client will read."""
     work = asyncio.create_task(scoring.score(reward_request, request.app.state.pool))
     gone = asyncio.create_task(_disconnected(request))
     try:
@@ -93,7 +93,7 @@ async def _score_while_connected(request: Request, reward_request: RewardRequest
     finally:
         work.cancel()
         gone.cancel()
-        await asyncio.wait({work, gone})  # so that its items are withdrawn before anybody hears of the end
+        await asyncio.wait({work, gone})  # so that its items are withdrawn before a client hears of the end
 
 
 async def _disconnected(request: Request) -> None:

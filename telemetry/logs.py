@@ -32,7 +32,7 @@ which no stream can encode."""
 def configure(settings: StackSettings, *, service: str, stream: TextIO | None = None) -> None:
     """Makes the root logger write in `settings.log_format`; called once, first thing in a process.
 
-    A second call replaces the first, so that a test or a forked worker may call it again.
+    A second call replaces the first, so that a test or a forked process may call it again.
     """
     handler = logging.StreamHandler(stream) if stream else StderrHandler()
     handler.setFormatter(JsonLines(service) if settings.log_format == "json" else HumanLines(service))

@@ -1,4 +1,4 @@
-"""Names that come from other processes and become a path or a key: checked where they do, whoever brings them."""
+"""Names from other processes that become a path or a key are checked where they do, whichever process brings them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from contracts.errors import ContractViolation, NotFound
 
 JOB_ID = re.compile(r"[A-Za-z0-9-]{1,64}")
 SEGMENT = r"(?!\.{1,2}(?:/|$))[A-Za-z0-9._-]{1,128}"
-"""Of a path: neither this folder nor the one above it, and nothing that a shell or a terminal reads otherwise."""
+"""Part of a path: neither this folder nor the one above it, and nothing that a shell or a terminal reads otherwise."""
 FileName = Annotated[str, Meta(min_length=1, max_length=128, pattern=rf"^{SEGMENT}$(?![\s\S])")]
 RelativePath = Annotated[str, Meta(min_length=1, max_length=1024, pattern=rf"^{SEGMENT}(?:/{SEGMENT})*$(?![\s\S])")]
 """Below a folder that each process has at its own place."""

@@ -1,4 +1,4 @@
-"""Where the paths of a spec may lead: whoever may submit a job must not read the rest of the machine by it."""
+"""Where the paths of a spec may lead: a client that may submit jobs must not read the rest of the machine by them."""
 
 from __future__ import annotations
 

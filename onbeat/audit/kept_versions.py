@@ -41,7 +41,7 @@ class AdapterDigests(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckpointSays(msgspec.Struct, frozen=True, kw_only=True):
-    """Of a checkpoint's state.json, what an export asks."""
+    """The part of a checkpoint's state.json that an export asks for."""
 
     job_id: str
     policy_version: int
@@ -66,7 +66,7 @@ class Weights:
 
     tensors: Mapping[str, Tensor]
     matrices: Mapping[str, Tensor] = field(default_factory=dict)
-    """Of adapters; {} where there are none."""
+    """The adapters'; {} where there are none."""
 
 
 def kept_versions(folder: RunFolder, versions: Mapping[int, str] | None) -> list[KeptVersion]:

@@ -58,7 +58,7 @@ def digests_on_disk(folder: RunFolder) -> dict[str, tuple[int, str]]:
 
 
 def _digest_of_delta(folder: RunFolder, path: Path) -> str:
-    """Of what the delta in `path` makes of the version that it stands on; "" where that one is gone."""
+    """The digest of what the delta in `path` makes of the version below it; "" where that one is gone."""
     tensors = tensors_of_delta(folder, path)
     return (
         weights_digest((name, dtype, shape, data.data) for name, (dtype, shape, data) in tensors.items())
@@ -163,8 +163,10 @@ def read_tensors(path: Path) -> Iterator[Tensor]:
 
 
 def _regular(path: Path) -> Path:
-    """Raises ContractViolation for a link, which may lead anywhere, and for a pipe, which may never end: a run folder
-    may have come from somebody else."""
+    """Raises ContractViolation for a link, which may lead anywhere, and for a pipe, which may never end.
+
+    A run folder may be a stranger's.
+    """
     if not stat.S_ISREG(path.lstat().st_mode):
         raise ContractViolation("is no plain file", field=str(path))
     return path

@@ -5,7 +5,7 @@ round n  the job again, faults at times drawn from (seed, n)      ─▶ succeed
 
 A round's faults fall into a window that begins with its first open iteration; in one round of four with its submission,
 so that the loading of models is disturbed too: in the others a trainer is hit when it is at work. A fault that finds
-nobody to hit comes again later.
+no process to hit comes again later.
 """
 
 from __future__ import annotations
@@ -48,9 +48,10 @@ PAUSE_S = (0.2, 3.0)
 HANG_S = (0.2, 9.0)
 """A server that hangs goes on before a call of it is given up, or long after: gateways and Celery give up after 3 s."""
 PUT_OFF_S = (0.2, 2.0)
-"""Until a fault that found nobody comes again."""
+"""How long a fault that found no process waits before it comes again."""
 WINDOW_SHARE = 0.6
-"""Of the oracle's training: an undisturbed periodic run may take little more than half of it."""
+"""The share of the oracle's training time in which faults come: an undisturbed periodic run may take little more than
+half of it."""
 FROM_SUBMISSION_EVERY = 4
 """One round of so many has its faults from its submission on."""
 

@@ -13,7 +13,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 def circumstances(command: str) -> dict[str, Any]:
-    """Of this moment; the commit ends with `+` where the tree differs from it, and is "unknown" without git."""
+    """Moment, machine and commit, which ends with `+` where the tree differs from it, and is "unknown" without git."""
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "machine": {

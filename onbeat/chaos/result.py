@@ -26,7 +26,7 @@ class Fault(Record, frozen=True, kw_only=True):
     kind: str
     target: str
     at_work: bool = False
-    """Of a trainer: whether it had committed or rewound, or else it was starting."""
+    """Whether a trainer had committed or rewound, or else was starting."""
 
 
 class RoundResult(Record, frozen=True, kw_only=True):
@@ -50,7 +50,7 @@ class CampaignResult(Record, frozen=True, kw_only=True):
 
     seed: int
     digest: str
-    """Of the undisturbed synchronous run."""
+    """The undisturbed synchronous run's."""
     undisturbed_s: float
     """How long that one trained, from its first open iteration."""
     window_s: float
@@ -63,7 +63,7 @@ class CampaignResult(Record, frozen=True, kw_only=True):
     trainers_hit: int
     """Kills and pauses of trainers."""
     trainers_hit_at_work: int
-    """Of these, how many were in the middle of iterations."""
+    """How many of these came in the middle of iterations."""
     rewinds: int
     rejected: dict[str, int]
     """Refused publications by reason."""

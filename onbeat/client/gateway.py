@@ -108,7 +108,7 @@ class GatewayClient:
     def events(self, job_id: str, *, after: str = "") -> Iterator[tuple[str, JobEvent]]:
         """(event id, event) from the one after `after` to the job's final state, over as many connections as it takes.
 
-        Ends with this client, too, when whoever followed has gone. Raises Unavailable when the gateway stays away.
+        It ends when this client is closed, too. Raises Unavailable when the gateway stays away.
         """
         last_heard_s = time.monotonic()
         is_over = False
@@ -181,7 +181,7 @@ def audit_entries(body: Any) -> list[AuditEntry]:
 
 
 def _member(body: Any, name: str, kind: type[T]) -> T:
-    """Of an answer that should be an object with this member. Raises ContractViolation or InvalidInput."""
+    """The member of an answer that should be an object with it. Raises ContractViolation or InvalidInput."""
     if not isinstance(body, dict) or name not in body:
         raise ContractViolation(f"the answer has no `{name}`", field="gateway")
     return convert(body[name], kind)

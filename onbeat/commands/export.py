@@ -61,7 +61,7 @@ def export(
 
 
 def _model_folder(spec: JobSpec, model_root: Path) -> Path:
-    """Where the stack read the model from; the run folder, and so the spec, may be somebody else's."""
+    """Where the stack read the model from; the run folder, and so the spec, may be another person's."""
     settings = replace(settings_from(os.environ), model_root=str(model_root))
     return settings.spec_root.find(spec.model.path, field="model.path")
 

@@ -53,7 +53,7 @@ def refuse_second_stack(run_root: Path) -> None:
 def read_stack_file(run_root: Path) -> StackFile | None:
     path = run_root / FILE_NAME
     try:
-        # Who can plant a file here could have specs and keys sent to an address of his own.
+        # A user that can plant a file here could have specs and keys sent to another address.
         if os.geteuid() not in (0, path.stat().st_uid):
             raise InvalidInput(
                 f"{path} belongs to another user", field="--run-dir", cure="choose a --run-dir of your own"

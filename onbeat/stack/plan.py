@@ -53,8 +53,8 @@ class StackPlan:
     gateway_port: int = 0
     """0: any free port."""
     settings: StackSettings = field(default_factory=StackSettings)
-    """Of every process, where the stack doesn't decide: a redis_url is a server that somebody else runs, "" starts a
-    private one; "" as a key makes a random one."""
+    """The settings of every process, where the stack doesn't decide: a redis_url is a server that runs already, ""
+    starts a private one; "" as a key makes a random one."""
     engine: Engine = field(default_factory=TransformersOptions)
     """What every generator samples with, where there is no profile; no other process is told."""
     fresh: bool = False
@@ -77,7 +77,7 @@ class StackPlan:
 
 
 def stack_settings(environment: Mapping[str, str]) -> StackSettings:
-    """The ONBEAT_ variables of who starts a stack. Raises InvalidInput for one that the stack decides itself."""
+    """The ONBEAT_ variables that a stack is started with. Raises InvalidInput for one that the stack decides itself."""
     for name, reason in DECIDED.items():
         variable = _variable(name)
         if environment.get(variable) and not is_service_link(variable, environment[variable]):

@@ -1,4 +1,4 @@
-"""Ports on loopback that nobody listens on.
+"""Ports on loopback on which no process listens.
 
 They lie below the range from which kernels draw the local port of a connection (32768 on Linux, 49152 on macOS): a
 client that keeps trying to reach a server that is down could otherwise be given the server's own port, and either

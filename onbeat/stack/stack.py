@@ -7,8 +7,8 @@
                                            generators ──completions──▶ reward service      │
                                               └─────────── fenced publication ─────────────┘
 
-Started in the order redis → reward_service, gateway → worker, generators; stopped in the reverse order, so that nobody
-loses a server that it still needs. A service that dies is started again; what it held is in Redis.
+Started in the order redis → reward_service, gateway → worker, generators; stopped in the reverse order, so that no
+process loses a server that it still needs. A service that dies is started again; what it held is in Redis.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Keeps a child process running: a dead one is started again after a growing pause, up to a cap.
 
 A generator that dies of its work counts for the pause and not for the cap: a batch that kills generators must not end
-the stack, and with it everybody else's jobs. The fence buries such a batch after rollout.max_attempts deaths.
+the stack, and all other jobs with it. The fence buries such a batch after rollout.max_attempts deaths.
 """
 
 from __future__ import annotations

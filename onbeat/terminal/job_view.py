@@ -38,7 +38,7 @@ STATE_STYLES = {
 
 
 class JobView(Protocol):
-    """What a follower tells whoever looks on."""
+    """What a follower shows."""
 
     def event(self, event: JobEvent, progress: JobProgress) -> None: ...
 

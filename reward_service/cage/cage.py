@@ -28,7 +28,7 @@ MAX_OPEN_FILES = 256
 MAX_PROCESSES = 64
 """Processes and threads of one cage, the nursery included."""
 MAX_CPU_S = 24 * 3600
-"""Of one process, whatever its deadline: what escapes every other end meets this one."""
+"""Processor seconds of one process, whatever its deadline: what escapes every other end meets this one."""
 FIRST_UID = 1_000_000_000
 UIDS_EACH = 256
 """For each reward service its own, told apart by its process id, and for each of its cages another: the limit on
@@ -57,7 +57,7 @@ class CageRules(Record, frozen=True, kw_only=True):
     """Folders whose files no scorer may read: the stack's own."""
     service_pid: int
     number: int
-    """Of the cage in its service."""
+    """The cage's number in its service."""
 
     @property
     def own_uids(self) -> tuple[int, int]:
@@ -123,7 +123,7 @@ class Cage:
         """Kills a scorer process and whatever it has started, as far as this cage can tell; its wait status or None."""
         reaches_all = self.has_own_namespaces or self.has_own_uid
         if reaches_all:
-            kernel.kill(-1)  # nobody but this cage has the uid, or is in the namespace
+            kernel.kill(-1)  # no process outside this cage has the uid, or is in the namespace
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(scorer, signal.SIGKILL)
         return kernel.end_children(scorer, scans=not reaches_all)
@@ -141,7 +141,7 @@ class Cage:
         os.chdir(self._rules.folder)
 
     def _take_own_uid(self) -> None:
-        """Root becomes somebody whom nobody else is; where that one can't read the code, root without privileges."""
+        """Root becomes a user of its own; where that user can't read the code, it stays root without privileges."""
         if os.getuid() != 0 or self._has_user_namespace:
             return
         for uid in self._rules.own_uids:
@@ -168,7 +168,7 @@ class Cage:
         os.environ["MPLCONFIGDIR"] = str(folder if os.access(folder, os.W_OK) else folder.parent)
 
     def _limit(self) -> list[str]:
-        """Of each process: memory, files, core dumps; of the cage: processes."""
+        """Limits each process's memory, files and core dumps, and the cage's processes."""
         memory = self._rules.memory_mb * 1024 * 1024
         missing: list[str] = []
         limits = {

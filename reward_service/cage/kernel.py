@@ -122,7 +122,7 @@ def kill(pid: int) -> None:
 def end_children(wanted: int, *, scans: bool = True) -> int | None:
     """Kills and waits for children, those adopted meanwhile too, until none is left; the wait status of one, or None.
 
-    scans: looks for them; else somebody has killed them all, and they are only waited for.
+    scans: looks for them; else all are killed already, and are only waited for.
     """
     status: int | None = None
     while True:
@@ -136,7 +136,7 @@ def end_children(wanted: int, *, scans: bool = True) -> int | None:
 
 
 def children() -> list[int]:
-    """Of this process, adopted ones included; [] where the system doesn't tell."""
+    """Children of this process, adopted ones included; [] where the system doesn't tell."""
     own = os.getpid()
     found: list[int] = []
     for status in Path("/proc").glob("[0-9]*/stat") if IS_LINUX else ():

@@ -81,7 +81,7 @@ ARCHITECTURES: dict[str, tuple[int, int, dict[str, int]]] = {
     ),
 }
 NETWORK = frozenset({"socket"})
-"""Of every family: a path of a Unix socket may lead to a database, too. Pairs of sockets are no way out."""
+"""Sockets of every family: the path of a Unix socket may lead to a database, too. Pairs of sockets are no way out."""
 OTHERS = frozenset(ARCHITECTURES["x86_64"][2]) - NETWORK
 """Ways into other processes, into the kernel's keys, to memory that counts for no process, and around this filter."""
 CLONE = {"x86_64": 56, "aarch64": 220}

@@ -53,7 +53,7 @@ class Report(Record, frozen=True, kw_only=True):
 def main(control: int, rules: str) -> None:
     """The keeper: sets the cage up, forks the nursery, and ends with it, after whatever is left of the cage.
 
-    It is out of the reach of what it keeps, and no signal but SIGKILL, which nobody sends it in time, ends it sooner.
+    It is out of the reach of what it keeps, and no signal but SIGKILL, which the service sends it last, ends it sooner.
     """
     parent = os.getppid()
     _end_with(parent)

@@ -95,7 +95,7 @@ class ScorerPool:
 
     @property
     def is_alive(self) -> bool:
-        """A pool that nobody has used yet is alive; a closed one is not."""
+        """Whether it may score: one that is unused yet may, a closed one may not."""
         return not self._closed and all(lane.is_alive() for lane in self._lanes)
 
     @property
@@ -109,7 +109,7 @@ class ScorerPool:
             return sum(work.num_waiting for work in self._turns)
 
     def cage_pids(self) -> list[int]:
-        """Of the keepers of the cages that are there now; whatever is in a cage ends with its keeper."""
+        """The keepers of the cages that are there now; whatever is in a cage ends with its keeper."""
         return [pid for lane in self._lanes for pid in lane.pids()]
 
     def close(self) -> None:

@@ -16,13 +16,13 @@ from reward_service.scorers.refusals import TooComplex
 
 MAX_NODES = 4000
 MAX_BITS = 1 << 20
-"""Of a number: some 300,000 digits, which sympy computes in a tenth of a second."""
+"""The size of the largest number: some 300,000 digits, which sympy computes in a tenth of a second."""
 MAX_TERMS = 200
-"""Of a sum with symbols, once its products and powers are expanded."""
+"""The most terms of a sum with symbols, once its products and powers are expanded."""
 MAX_NUMERIC_TERMS = 1000
-"""Of one without, such as (1 + sqrt(2))**n."""
+"""The most terms of a sum without symbols, such as (1 + sqrt(2))**n."""
 MAX_FUNCTION_POWER = 40
-"""Of an expression that holds a sine or another function: simplifying expands these in many ways."""
+"""The highest power of an expression with a sine or another function: simplifying expands these in many ways."""
 MAX_FACTORIAL = 20_000
 MAX_EXACT_BITS = 1 << 12
 PRIME = (1 << 61) - 1

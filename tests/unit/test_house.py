@@ -67,14 +67,7 @@ SMALL_FILES = {
 VAGUE_SUBJECT = re.compile(r"\b(?:no|some|any|every)bo" r"dy\b|\bwho" r"ever\b", re.IGNORECASE)
 TO_BE_MENDED = (
     "broker/",
-    "contracts/",
-    "docs/configuration.md",
-    "gateway/",
-    "http_service/",
-    "onbeat/",
-    "process/",
     "producer/",
-    "reward_service/",
     "tests/integration/fence_",
     "tests/integration/test_fence",
     "tests/model/",

@@ -19,9 +19,9 @@ SPACE = re.compile(r"[ \t\r\n]*")
 MAX_TOKEN_CHARS = 1000
 """A longer number is no answer to any task, and would cost quadratic time to read."""
 MAX_BITS = 1 << 11
-"""Of a numerator or denominator on the way; no task's answer comes near it."""
+"""The size of the largest numerator or denominator on the way; no task's answer comes near it."""
 MAX_INTEGER_BITS = 1 << 15
-"""Of a whole number on the way: what the hardest bitwise task can reach, twice."""
+"""The size of the largest whole number on the way: twice what the hardest bitwise task can reach."""
 MAX_SHIFT = 64
 
 Value = TypeVar("Value")

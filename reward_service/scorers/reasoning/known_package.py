@@ -1,4 +1,4 @@
-"""Is the installed reasoning-gym the one whose scorers were read? By its version and by its source."""
+"""Whether the installed reasoning-gym is the one whose scorers were read: by its version and by its source."""
 
 from __future__ import annotations
 
