@@ -70,7 +70,8 @@ class GeneratorExit(IntEnum):
     REFUSED = 2
     """A setting is bad."""
     DIED_AT_WORK = 4
-    """It had claimed work before: perhaps it died of a batch, which the fence takes out of circulation in the end."""
+    """Its engine died or hangs, or a task died after work was claimed: perhaps of a batch, which the fence takes out of
+    circulation in the end."""
 
 
 def is_of_work(exit_code: int) -> bool:

@@ -24,11 +24,11 @@ class Schedule:
     """Iterations whose batches generators may sample at the same time."""
 
     def version_of(self, iteration: int) -> int:
-        """The policy version that samples an iteration: the one that all the iterations before it have made."""
+        """Returns the policy version that samples an iteration: the one that the iterations before it have made."""
         return iteration
 
     def opened_by(self, committed: int) -> int:
-        """The iteration that the commit of `committed` opens, so that `num_open` of them stay open."""
+        """Returns the iteration that the commit of `committed` opens, so that `num_open` of them stay open."""
         return committed + self.num_open
 
     @property
@@ -37,5 +37,5 @@ class Schedule:
         return self.name == "periodic"
 
     def may_take(self, fence: FenceState) -> bool:
-        """Whether the trainer may take batches of the open iteration; once it may, it may until the commit."""
+        """Returns whether the trainer may take batches of the open iteration; once it may, it may until the commit."""
         return self.takes_at_once or fence.published + fence.dead >= fence.expected

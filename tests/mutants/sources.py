@@ -55,7 +55,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "consumer/model/checkpoint.py": CHECKPOINT,
     **{
         f"consumer/trainer/{name}.py": (f"tests/unit/consumer/trainer/test_{name}.py",)
-        for name in ("start", "gather", "commit")
+        for name in ("start", "gather", "step", "commit")
     },
     "producer/rollout/carrier.py": PRODUCER,
     "producer/served_model.py": PRODUCER,

@@ -1,0 +1,118 @@
+"""The steps of an iteration, with ranks and a publisher that the test plays: what comes before a weight moves."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from broker.trainer_side import Opening
+from consumer.gradient.learner import OptimizerStep, Trained
+from consumer.gradient.micro_batch import batch_rewards
+from consumer.gradient.statistics import Mismatch, measure_batch
+from consumer.trainer.iteration import Iteration
+from consumer.trainer.step import step
+from contracts.errors import BatchFailed, TrainingDiverged
+from contracts.events import MismatchAlarm
+from tests.builders import DIGEST, job_spec, rollout_batch
+
+SETTLED = "the version that is committed"
+
+
+def gathered(*, k3_sum: float = 0.0, num_batches: int = 1) -> Iteration:
+    iteration = Iteration(
+        Opening(iteration=0, policy_version=0, weights_digest=DIGEST, batches=()), trainer_epoch=1, boundary=None
+    )
+    for number in range(num_batches):
+        iteration.record(trained(f"0/train/{number}", k3_sum=k3_sum))
+    return iteration
+
+
+def trained(batch_id: str, *, k3_sum: float = 0.0) -> Trained:
+    batch = rollout_batch(batch_id=batch_id)
+    mismatch = Mismatch(num_tokens=10, k3_sum=k3_sum, largest=0.5, rho_sum=10.0, rho_square_sum=10.0)
+    stats = dataclasses.replace(measure_batch(batch, batch_rewards(batch)), mismatch=mismatch)
+    return Trained(stats=stats, rank=0, started_s=1.0, ended_s=2.0)
+
+
+class Played:
+    """A held job, its ranks, its publisher and the publication; `said` has what was asked of them, in order."""
+
+    def __init__(self, **spec: Any) -> None:
+        self.spec = job_spec(**spec)
+        self.horizons: dict[int, int] = {}
+        self.peak_flops = 0.0
+        self.layout = object()
+        self.settled: str | None = SETTLED
+        self.side = self.ranks = self.weights = self
+        self.keeper = SimpleNamespace(check_lease=lambda: None)
+        self.said: list[str] = []
+        self.told: list[object] = []
+
+    def begin(self, layout: object, *, policy_version: int) -> Played:
+        assert self.settled is None
+        self.said.append(f"began version {policy_version}")
+        return self
+
+    def __enter__(self) -> Played:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def finish(self) -> str:
+        self.said.append("finished")
+        return "made"
+
+    def renew(self) -> None:
+        self.said.append("renewed")
+
+    def publish_weights(self, made: object, *, oldest_kept: int) -> None:
+        self.said.append(f"announced, kept from {oldest_kept}")
+
+    def step(self, step: OptimizerStep, publication: object) -> float:
+        self.said.append("last step, published" if step.is_last and publication else "step")
+        return 1.0
+
+    def train_again(self, check: Callable[[], None]) -> list[Trained]:
+        self.said.append("trained again")
+        return [trained("0/train/0")]
+
+    def tell(self, event: object) -> None:
+        self.told.append(event)
+
+
+def test_a_version_is_written_by_the_last_step_and_named_under_a_lease_that_was_renewed() -> None:
+    held: Any = Played(algorithm__updates_per_iteration=2)
+    stepped = step(held, gathered())
+    assert held.said == [
+        "began version 1",
+        "step",
+        "trained again",
+        "last step, published",
+        "renewed",
+        "finished",
+        "announced, kept from 0",
+    ]
+    assert (stepped.made, stepped.metrics.iteration, len(stepped.metrics.updates)) == ("made", 0, 2)
+    assert held.settled is None
+
+
+def test_an_iteration_without_a_training_batch_fails_while_the_committed_version_can_be_saved() -> None:
+    held: Any = Played()
+    with pytest.raises(BatchFailed, match="every training batch of iteration 0 is dead"):
+        step(held, gathered(num_batches=0))
+    assert (held.settled, held.said) == (SETTLED, [])
+
+
+def test_log_probs_that_differ_fail_the_job_before_a_weight_moves_or_are_told_as_the_spec_says() -> None:
+    failing: Any = Played(trainer__on_mismatch="fail")
+    with pytest.raises(TrainingDiverged, match="differ by a mean K3 of 1 a token"):
+        step(failing, gathered(k3_sum=10.0))
+    assert (failing.settled, failing.said) == (SETTLED, [])
+    warned: Any = Played()
+    step(warned, gathered(k3_sum=10.0))
+    for held in (failing, warned):
+        assert [type(event) for event in held.told] == [MismatchAlarm]
