@@ -68,7 +68,7 @@ while true do
   end
   drop_prompt(prompt.id)
 end
-local recent = a.may_hedge and recent_ms() or {}
+local recent = a.may_hedge and progress().recent_ms or {}
 if #recent == 0 then return { 'none', last_id(PROMPTS), -1 } end
 local id, batch, copied = oldest_of_others()
 if not id then return { 'none', last_id(PROMPTS), -1 } end

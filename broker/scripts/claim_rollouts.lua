@@ -4,7 +4,7 @@
 --   -> {claimed, dead count, n x (entry, payload, digest)} | {fenced}
 -- A repeat after a lost answer gives the same again: what is pending after the last entry comes before what is new.
 if not is_trainer(read_fence()) then return { 'fenced' } end
-local out = { 'claimed', tonumber(redis.call('HGET', PROGRESS, 'dead') or 0) }
+local out = { 'claimed', progress().dead }
 if redis.call('EXISTS', ROLLOUTS) == 0 then return out end
 local trainer, last, left = whole(a.epoch), a.last_entry, a.max_batches
 local function give(entry, batch, digest)
@@ -25,9 +25,10 @@ if last == '0-0' then
   redis.call('XAUTOCLAIM', ROLLOUTS, 'trainers', trainer, '0', '0', 'COUNT', '10000', 'JUSTID')
 end
 -- As XREADGROUP would deliver them, without a look at their payloads.
-for _, id in ipairs(a.read_ahead) do
-  if left <= 0 then break end
-  if redis.call('XCLAIM', ROLLOUTS, 'trainers', trainer, '0', id, 'FORCE', 'JUSTID', 'LASTID', id)[1] then
+local read = { unpack(a.read_ahead, 1, math.min(left, #a.read_ahead)) }
+if #read > 0 then
+  for _, word in ipairs({ 'FORCE', 'JUSTID', 'LASTID', read[#read] }) do read[#read + 1] = word end
+  for _, id in ipairs(redis.call('XCLAIM', ROLLOUTS, 'trainers', trainer, '0', unpack(read))) do
     give(id, '', '')
     last = id
   end

@@ -37,13 +37,6 @@ local function whole(number)
   return string.format('%.0f', number)
 end
 
--- The named fields of a hash; one that is not there is nil.
-local function fields_of(key, ...)
-  local names, found = { ... }, {}
-  for i, value in ipairs(redis.call('HMGET', key, ...)) do found[names[i]] = value or nil end
-  return found
-end
-
 -- An entry of a stream: its fields by their names, and its `id`.
 local function entry_of(row)
   local entry = { id = row[1] }
@@ -62,11 +55,12 @@ local LEDGER_FORMAT = 2
 
 -- The fence as it stands. One iteration at a time is open: `open` is that one, or nil.
 local function read_fence()
-  local found = fields_of(FENCE, 'epoch', 'committed', 'state', 'iteration', 'version', 'digest', 'expected', 'ledger_format')
-  local fence = { epoch = tonumber(found.epoch), committed = tonumber(found.committed) or -1, iteration = tonumber(found.iteration) or -1 }
-  if found.state == 'open' then
-    fence.open = { iteration = fence.iteration, version = tonumber(found.version), digest = found.digest,
-      expected = tonumber(found.expected), is_readable = tonumber(found.ledger_format) == LEDGER_FORMAT }
+  local epoch, committed, state, iteration, version, digest, expected, format = unpack(redis.call('HMGET', FENCE,
+    'epoch', 'committed', 'state', 'iteration', 'version', 'digest', 'expected', 'ledger_format'))
+  local fence = { epoch = tonumber(epoch), committed = tonumber(committed) or -1, iteration = tonumber(iteration) or -1 }
+  if state == 'open' then
+    fence.open = { iteration = fence.iteration, version = tonumber(version), digest = digest,
+      expected = tonumber(expected), is_readable = tonumber(format) == LEDGER_FORMAT }
   end
   return fence
 end
@@ -117,9 +111,10 @@ end
 -- How long the latest publications took from their claim, divided by their rounds of sampling; more of them than a median
 -- needs would only make it slow to follow.
 local RECENT = 31
-local function recent_ms()
-  local text = redis.call('HGET', PROGRESS, 'recent_ms')
-  return text and unpacked(text) or {}
+-- How many batches are published, how many are dead, and those times.
+local function progress()
+  local published, dead, recent_ms = unpack(redis.call('HMGET', PROGRESS, 'published', 'dead', 'recent_ms'))
+  return { published = tonumber(published) or 0, dead = tonumber(dead) or 0, recent_ms = recent_ms and unpacked(recent_ms) or {} }
 end
 
 -- A final state clears the iteration, and stands beside it: nothing of an ended job is claimed, renewed or published.

@@ -31,13 +31,12 @@ local entry = redis.call('XADD', ROLLOUTS, '*', 'batch', rollouts, 'batch_id', a
 write_batch(a.batch_id, { state = 'published', entry = entry, digest = a.digest, generator = a.generator, attempt = a.attempt })
 drop_prompt(batch.entry)
 redis.call('ZREM', CLAIMS, a.batch_id)
-redis.call('HINCRBY', PROGRESS, 'published', 1)
+local so_far = progress()
 if claimed_ms then
-  local recent = recent_ms()
-  table.insert(recent, 1, math.floor(math.max(0, now_ms() - claimed_ms) / a.num_rounds))
-  recent[RECENT + 1] = nil
-  redis.call('HSET', PROGRESS, 'recent_ms', cmsgpack.pack(recent))
+  table.insert(so_far.recent_ms, 1, math.floor(math.max(0, now_ms() - claimed_ms) / a.num_rounds))
+  so_far.recent_ms[RECENT + 1] = nil
 end
+redis.call('HSET', PROGRESS, 'published', so_far.published + 1, 'recent_ms', cmsgpack.pack(so_far.recent_ms))
 if is_hedge then count('hedges_won') end
 count('accepted')
 count('accepted_bytes', #rollouts)

@@ -5,8 +5,8 @@
 local fence = read_fence()
 if not is_trainer(fence) then return { 'fenced' } end
 if not is_open_at(fence, a.iteration) then return { 'wrong_iteration', fence.iteration } end
-local expected, settled = fence.open.expected, fields_of(PROGRESS, 'published', 'dead')
-local left = expected - (tonumber(settled.published) or 0) - (tonumber(settled.dead) or 0)
+local expected, settled = fence.open.expected, progress()
+local left = expected - settled.published - settled.dead
 if redis.call('HLEN', LEDGER) == expected and redis.call('XLEN', PROMPTS) == left then return { 'whole' } end
 local out = { 'lost' }
 for _, id in ipairs(a.batch_ids) do

@@ -213,9 +213,9 @@ def test_the_write_script_gives_nobody_more_than_his_own_rights(redis_server: Em
 def called(script: str) -> Iterator[tuple[str, str]]:
     """(command, variable of its key or "") of every call that the script can reach, through the prelude too."""
     functions = dict(re.findall(r"^local function (\w+)\([^)]*\)\n(.*?)^end$", PRELUDE, re.MULTILINE | re.DOTALL))
-    texts, seen = [(SCRIPTS / f"{script}.lua").read_text()], {"fields_of"}
+    texts, seen = [(SCRIPTS / f"{script}.lua").read_text()], set()
     while texts:
-        text = texts.pop().replace("fields_of(", "redis.call('HMGET', ")
+        text = texts.pop()
         for command, rest in CALL.findall(text):
             found, of_group = KEY.search(rest), GROUP_CALL.search(rest)
             name = f"{command} {of_group[1]}" if command == "XGROUP" and of_group else command
