@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from broker.connection.client import Broker
 from broker.generator_side import Claim
-from broker.keys import JobKeys
+from broker.keys import GENERATOR_GROUP, JobKeys
 from broker.ledger import batch_record
 from broker.script_calls import ScriptCall
 from contracts.encoding.wire import decode, encode
@@ -73,6 +73,11 @@ def set_ledger_times(broker: Broker, keys: JobKeys, batch_id: str, **times_ms: i
     broker.redis.hset(keys.ledger, batch_id, encode(replace(batch_record(held), **times_ms)))
     if "claimed_ms" in times_ms:
         broker.redis.zadd(keys.claims, {batch_id: times_ms["claimed_ms"]}, xx=True)
+
+
+def let_expire(broker: Broker, keys: JobKeys, generator: str, entry_id: str) -> None:
+    """As if the generator had not renewed this lease for very long."""
+    broker.redis.xclaim(keys.prompts, GENERATOR_GROUP, generator, 0, [entry_id], idle=10_000_000, justid=True)
 
 
 def set_typical_time(broker: Broker, keys: JobKeys, typical_s: float) -> None:

@@ -108,15 +108,18 @@ def open_iteration(
     return "opened", _opened(server, epoch, iteration, digest, first)
 
 
-def claim_rollouts(server: Server, epoch: int, last: int, off: Off) -> tuple[str, Server, tuple[Rollout, ...]]:
+def claim_rollouts(
+    server: Server, epoch: int, last: int, off: Off, *, max_batches: int = 99
+) -> tuple[str, Server, tuple[Rollout, ...]]:
     """last: id of the newest rollout that this trainer holds; 0: none, it takes over what others were given."""
     if _is_fenced(server, epoch, "claim_rollouts.epoch", off):
         return "fenced", server, ()
     takes_over = last == 0 and "claim_rollouts.takeover" not in off
     answered, after = [], []
     for one in server.rollouts:
-        given = one[6]
-        if given == 0 or takes_over or (given == epoch and one[0] > last):
+        given = epoch if one[6] and takes_over else one[6]
+        one = (*one[:6], given)
+        if len(answered) < max_batches and (given == 0 or (given == epoch and one[0] > last)):
             one = (*one[:6], epoch)
             answered.append(one)
             if "trainer.acknowledges_at_commit" in off:
@@ -243,8 +246,17 @@ def claim_prompt(server: Server, batch: int, generator: int, max_attempts: int) 
 
 
 def publish(
-    server: Server, claim: Claim, generator: int, content: int, *, is_complete: bool, rollout_id: int, off: Off
+    server: Server,
+    claim: Claim,
+    generator: int,
+    content: int,
+    *,
+    is_complete: bool,
+    fits: bool = True,
+    rollout_id: int,
+    off: Off,
 ) -> tuple[str, Server]:
+    """fits: whether it is below the largest size that the spec allows."""
     iteration, batch, digest, _, attempt = claim
     refusal = _refusal(server, claim, off)
     if refusal:
@@ -257,6 +269,8 @@ def publish(
             return "duplicate", server
     if not is_complete and "publish.complete" not in off:
         return "incomplete", server
+    if not fits:
+        return "oversize", server
     rollout = (rollout_id, batch, iteration, digest, content, int(is_complete), 0)
     server = server.with_batch(batch, ((PUBLISHED, content, generator, attempt), ()))
     return "accepted", server._replace(rollouts=(*server.rollouts, rollout))
@@ -274,7 +288,7 @@ def _refusal(server: Server, claim: Claim, off: Off) -> str:
         return "stale" if digest < server.digest else "future"
     if digest != server.digest and "publish.digest" not in off:
         return "wrong_weights"
-    ledger = server.batches[batch][0]
+    ledger = server.batches[batch][0] if batch < len(server.batches) else ()
     is_expected = ledger and ledger[0] != DEAD and iteration == server.iteration  # the id says its iteration
     return "" if is_expected or "publish.expected" in off else "unexpected"
 
@@ -296,10 +310,15 @@ def fail(server: Server, claim: Claim, generator: int, max_attempts: int, off: O
     return "retried", server.with_batch(batch, ((ledger[0], again), (again, attempt + 1, 0, NOBODY)))
 
 
-def renew_prompt(server: Server, claim: Claim, generator: int, off: Off) -> Server:
-    """Changes nothing that is asked about here, unless it gives the lease to who has lost it."""
+def renew_prompt(server: Server, claim: Claim, generator: int, off: Off) -> tuple[str, Server]:
+    """Changes nothing that is asked about here, unless it gives the lease to a generator that has lost it.
+
+    A generator that works on a copy holds a mark of its own, which is left out here: `lost` may be `held` for it.
+    """
     iteration, batch, _, entry_id, _ = claim
     ledger, entry = server.batches[batch]
-    if not entry or iteration != server.iteration or entry[0] != entry_id or "renew.owner" not in off:
-        return server
-    return server.with_batch(batch, (ledger, (*entry[:3], generator)))
+    if server.job != ACTIVE or iteration != server.iteration:
+        return "settled", server
+    if entry and entry[0] == entry_id and (entry[3] == generator or "renew.owner" in off):
+        return "held", server.with_batch(batch, (ledger, (*entry[:3], generator)))
+    return "lost" if ledger[:1] == (EXPECTED,) else "settled", server

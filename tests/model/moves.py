@@ -303,7 +303,7 @@ def _generator_moves(state: State, bounds: Bounds, off: Off, who: int, may_fail:
             yield Move(f"publishes a part: {outcome}", who, _with_generator(moved, who, IDLE), batch=batch)
         elif moved is not state and may_fail:
             yield Move("publishes, answer lost", who, moved._replace(faults=state.faults + 1), True, batch=batch)
-    renewed = fence.renew_prompt(server, claim, who, off)
+    _, renewed = fence.renew_prompt(server, claim, who, off)
     if renewed != server:
         yield Move("renews its lease", who, _after(state, renewed, bounds), breaks=robbery(state, renewed, who, batch))
     if may_fail:
