@@ -25,7 +25,7 @@ from contracts.spec_tables.root import SpecRoot
 PREFIX = "ONBEAT_"
 
 Start = Annotated[float, Meta(gt=0.0, le=86400.0)]
-"""A process's start, in seconds: a day at most."""
+"""Seconds that a process may take to start: a day at most."""
 ENGINE_OPTIONS = sorted({option for kind in ENGINES.values() for option in kind.__struct_fields__})
 
 
@@ -51,7 +51,7 @@ class StackSettings(Record, frozen=True, kw_only=True):
     """Folder of the published versions, e.g. below /dev/shm where one host runs all; shared by trainers and generators.
     "" takes run_root. Elsewhere, a job's versions are removed when it ends."""
     model_root: str = "."
-    """Where relative model and data paths of a spec start; what a spec names lies below it, links followed."""
+    """Folder where relative model and data paths of a spec start; what a spec names lies below it, links followed."""
     extra_roots: str = ""
     """More folders below which a spec may name models and data, by absolute paths; separated as in PATH. The run root
     and the weight root stay closed to specs, and so does what is hidden."""
@@ -65,7 +65,7 @@ class StackSettings(Record, frozen=True, kw_only=True):
     threads: Annotated[int, Meta(ge=1, le=4096)] = 1
     """Compute threads of a process: OMP_NUM_THREADS, set by the launcher before torch is imported."""
     device: Literal["cpu", "cuda"] = "cpu"
-    """Where trainers and the transformers engine of generators compute: cpu, or cuda."""
+    """Device on which trainers and the transformers engine of generators compute."""
     peak_flops: Annotated[float, Meta(ge=0.0, le=1e21)] = 0.0
     """Floating-point operations a second that one trainer rank could do at best, for the metric mfu; 0: unknown."""
     max_ranks: Annotated[int, Meta(ge=0, le=4096)] = 0
@@ -91,7 +91,7 @@ class StackSettings(Record, frozen=True, kw_only=True):
     """none: no scorer can open a connection; host: every scorer can, as a plug-in needs that asks a judge model over
     HTTP: then a completion that finds a hole in a scorer can, too."""
     crash_at: str = ""
-    """For tests: the crash point (docs/failure-modes.md) at which a trainer or generator kills itself."""
+    """Crash point (docs/failure-modes.md) at which a trainer or generator kills itself; for tests."""
 
     @property
     def most_ranks(self) -> int:
@@ -109,7 +109,7 @@ class StackSettings(Record, frozen=True, kw_only=True):
 
     @property
     def spec_root(self) -> SpecRoot:
-        """Where a spec's model and data may lie."""
+        """Roots below which a spec's model and data may lie."""
         extra = [Path(folder) for folder in self.extra_roots.split(os.pathsep) if folder]
         return SpecRoot(Path(self.model_root), extra=extra, closed=(self.run_root_path, self.weight_root_path))
 

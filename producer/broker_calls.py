@@ -54,7 +54,7 @@ class BrokerCalls:
         self._threads = ThreadPoolExecutor(max_workers=NUM_THREADS, thread_name_prefix="broker")
 
     async def __call__(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """The function's result. Every transition is safe to repeat, so a call whose answer was lost is made again.
+        """Answers the function's result. Every transition is safe to repeat: a call that lost its answer is.
 
         Raises BrokerUnavailable after timeout_s without an answer, or once they are broken off, and BrokerFull after
         full_timeout_s without room.
@@ -84,7 +84,7 @@ class BrokerCalls:
             pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
 
     def break_off(self) -> None:
-        """Ends the calls that wait for a server, and those that come: nobody wants their answers any more."""
+        """Ends the calls that wait for a server, and those that come: their answers are of no use any more."""
         self._is_broken_off = True
         self._break_off()
 
@@ -93,6 +93,6 @@ class BrokerCalls:
 
 
 def _ending(left_s: float, work: Callable[[], T]) -> T:
-    """The work, whose calls of the broker end by then."""
+    """Does the work, whose calls of the broker end within `left_s`."""
     with within(left_s):
         return work()

@@ -1,4 +1,4 @@
-"""Completion tokens to text, for rewards and people; training uses the token ids themselves."""
+"""Completion tokens become text, for rewards and people; training uses the token ids themselves."""
 
 from __future__ import annotations
 

@@ -47,18 +47,18 @@ log = logging.getLogger(__name__)
 MAX_FINISHING = 4
 """Batches that are scored and published while the next is sampled; beyond it sampling waits for the reward service."""
 IDLE_POLL_S = 0.5
-"""Without an active job: how soon a new one is noticed."""
+"""Time in which a new job is noticed while there is none."""
 PROMPTS_WAIT_S = 1.0
-"""With one active job: how long one blocking wait for its prompts lasts."""
+"""Longest blocking wait for prompts while there is one active job."""
 SHARED_PROMPTS_WAIT_S = 0.2
-"""With several: the wait is on one of them, so it is short for the sake of the others."""
+"""The same while there are several: the wait is on one of them, so it is short for the sake of the others."""
 LOG_AFTER_S = 10.0
 STOP_GRACE_S = 10.0
-"""After a stop: how long the batches in flight may still take."""
+"""Time that the batches in flight may still take after a stop."""
 IDLE_GRACE_S = 2.0
-"""After a stop: how long a wait for prompts may still take."""
+"""Time that a wait for prompts may still take after a stop."""
 LEAVE_S = 1.0
-"""Longest that the last word to a server may take."""
+"""Time that the last word to a server may take."""
 
 
 class Generator:

@@ -10,6 +10,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_after_attempt, wait_chain, wait_fixed
+
 from contracts.errors import EngineUnavailable, WeightsRejected
 from contracts.rollouts import Completion, PromptBatch
 from contracts.spec import JobSpec, ModelSpec
@@ -21,7 +23,7 @@ from producer.engine.base import GenerationEngine, VerifiedWeights
 log = logging.getLogger(__name__)
 
 RELOAD_PAUSES_S = (1.0, 2.0, 4.0)
-"""Between loads of a refused version: time for its trainer to see that in our presence, and to write it again."""
+"""Pauses between loads of a refused version: its trainer sees the refusal in our presence, and writes it again."""
 
 
 class MakeEngine(Protocol):
@@ -37,7 +39,7 @@ class LoadedModel:
     engine: GenerationEngine
     detokenizer: Detokenizer
     hangs: bool = False
-    """A call of the engine let its deadline pass; a thread that is in it would not let it be closed either."""
+    """Whether a call of the engine let its deadline pass: the thread that is in it would keep it from being closed."""
 
     async def generate(self, batch: PromptBatch, *, deadline_s: float) -> list[list[Completion]]:
         """Raises what the engine raises, and EngineUnavailable past the deadline."""
@@ -46,7 +48,7 @@ class LoadedModel:
 
     @contextlib.asynccontextmanager
     async def within(self, deadline_s: float, what: str) -> AsyncIterator[None]:
-        """A job's deadline for a call of any engine, also of one that computes in this process. See `hangs`."""
+        """Sets a job's deadline for a call of any engine, also of one that computes in this process; see `hangs`."""
         try:
             async with asyncio.timeout(deadline_s):
                 yield
@@ -58,7 +60,7 @@ class LoadedModel:
 
 
 class ServedModel:
-    """Used by the serve loop alone, so nothing here is locked."""
+    """The model in memory. The serve loop alone uses it, so nothing here is locked."""
 
     def __init__(
         self,
@@ -74,11 +76,11 @@ class ServedModel:
         self._rejected_weights = ""
         self._loading_weights = ""
         self._held_job = ""
-        """Whose version the engine holds, or held before `load_ahead`."""
+        """Id of the job whose version the engine holds, or held before `load_ahead`; "" for none."""
         self._awaited_version: int | None = None
-        """The version whose shards are put in place; the engine holds none meanwhile."""
+        """Number of the version whose shards are put in place; the engine holds none meanwhile."""
         self._deadline_s = math.inf
-        """Of the held job."""
+        """Deadline of the held job for a load."""
 
     @property
     def loaded(self) -> LoadedModel | None:
@@ -101,9 +103,9 @@ class ServedModel:
     async def ready_for(
         self, spec: JobSpec, manifest: WeightManifest, *, still_needed: Callable[[], bool] = lambda: True
     ) -> LoadedModel:
-        """The job's model with the manifest's weights in it; replaces the model or the weights if they are others.
+        """Answers the job's model with the manifest's weights in it; replaces either where it holds another.
 
-        still_needed: whether it is worth to try again to load a version that is refused.
+        still_needed: whether a version that is refused is worth another load.
 
         Raises InvalidInput for a bad model folder, WeightsRejected for weights that stay bad for a while, and
         EngineUnavailable past timeouts.generation_s.
@@ -155,22 +157,24 @@ class ServedModel:
             await loaded.engine.aclose()
 
     async def _load(self, engine: GenerationEngine, manifest: WeightManifest, still_needed: Callable[[], bool]) -> None:
-        for pause_s in RELOAD_PAUSES_S:
-            try:
-                await engine.load_weights(manifest)
-                break
-            except WeightsRejected as error:
-                if not still_needed():
-                    raise
-                self._rejected_weights = manifest.directory
-                log.warning("%s; loading it again in %.0f s", error, pause_s)
-                await self._sleep(pause_s)
-        else:
-            await engine.load_weights(manifest)
+        def say_so(state: RetryCallState) -> None:
+            self._rejected_weights = manifest.directory
+            log.warning(
+                "%s; loading it again in %.0f s", state.outcome and state.outcome.exception(), state.upcoming_sleep
+            )
+
+        await AsyncRetrying(
+            retry=retry_if_exception(lambda error: isinstance(error, WeightsRejected) and still_needed()),
+            stop=stop_after_attempt(1 + len(RELOAD_PAUSES_S)),
+            wait=wait_chain(*map(wait_fixed, RELOAD_PAUSES_S)),
+            before_sleep=say_so,
+            sleep=self._sleep,
+            reraise=True,
+        )(engine.load_weights, manifest)
         self._rejected_weights = ""
 
     async def _replace(self, spec: JobSpec) -> LoadedModel:
-        # Freed before the next is built: two models may not fit.
+        # The old model is freed before the next is built: two may not fit.
         await self.aclose()
         log.info("loading model %s", spec.model.path)
         detokenizer = await asyncio.to_thread(self._make_detokenizer, spec.model)

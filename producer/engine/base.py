@@ -18,7 +18,7 @@ from weight_store.redis.chunks import ChunkReader
 
 @dataclass(frozen=True, kw_only=True)
 class VerifiedWeights:
-    """What an engine holds: a version whose digest it computed itself, over the tensors it loaded (I2)."""
+    """The version that an engine holds, whose digest it computed itself over the tensors it loaded (I2)."""
 
     policy_version: int
     weights_digest: str
@@ -26,11 +26,11 @@ class VerifiedWeights:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSetup:
-    """What any engine is made from; its own options come beside it."""
+    """What every engine is made from; its own options come beside it."""
 
     model: ModelSpec
     model_root: SpecRoot
-    """Where the model's folder may lie."""
+    """Roots below which the model's folder may lie."""
     weight_root: Path
     """Folder of the published versions."""
     deterministic: bool = False
@@ -48,16 +48,16 @@ class GenerationEngine(Protocol):
 
     @property
     def policy_version(self) -> VerifiedWeights | None:
-        """None before the first verified load, and after a load that failed."""
+        """The version that it holds; None before the first verified load, and after a load that failed."""
         ...
 
     @property
     def max_concurrent_completions(self) -> int:
-        """Another batch is claimed while fewer completions than this are being sampled; 1: one batch at a time."""
+        """Number of completions below which another batch is claimed; 1 is one batch at a time."""
         ...
 
     async def generate(self, batch: PromptBatch) -> list[list[Completion]]:
-        """Completions [k][G], in the order of the prompts and of the sample numbers.
+        """Samples completions [k][G], in the order of the prompts and of the sample numbers.
 
         The same batch under the same weights gives the same bytes, whatever ran before (I7), unless
         `is_reproducible` of its options says otherwise.

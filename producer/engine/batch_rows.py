@@ -12,9 +12,9 @@ from contracts.rollouts import Completion, PromptBatch
 from producer.engine.sampling import completion_uniforms, sample
 
 FEWEST_ROWS = 8
-"""Matrix products of very few rows take other kernels, whose last bits differ; and hardly cost less."""
+"""Least number of held rows: products of fewer take other kernels, whose last bits differ, and hardly cost less."""
 LEAVE_SHARE = 0.25
-"""Rows leave when so large a share of those that are held has stopped: moving the others has its price."""
+"""Rows leave when so large a share of the held ones has stopped: moving the others has its price."""
 
 
 class BatchRows:
@@ -38,7 +38,7 @@ class BatchRows:
 
     @property
     def finished(self) -> bool:
-        """Every row has its end-of-sequence token, or max_new_tokens tokens."""
+        """Whether every row has its end-of-sequence token, or max_new_tokens tokens."""
         return self._step == self._tokens.shape[1] or bool(self._stopped.all())
 
     def append(self, logits: NDArray[np.floating]) -> NDArray[np.int64]:
@@ -47,13 +47,14 @@ class BatchRows:
         tokens, logprobs = sample(logits, self._batch.sampling, self._uniforms[held, self._step])
         self._tokens[held, self._step] = tokens
         self._logprobs[held, self._step] = logprobs
+        # Counted before rows stop: the end-of-sequence token is a row's own, and what follows it is not.
         self._num_tokens[held] += ~self._stopped[held]
         self._stopped[held] |= (tokens[:, None] == self._eos_ids).any(axis=1)
         self._step += 1
         return tokens
 
     def leave(self) -> NDArray[np.int64] | None:
-        """Lets stopped rows go: the places [n], among the held ones, of those that stay; None if all stay.
+        """Lets stopped rows go. Answers the places [n], among the held ones, of those that stay; None if all stay.
 
         An engine that never asks decodes every row to the end. FEWEST_ROWS stay in any case, stopped ones among them.
         """
@@ -61,6 +62,8 @@ class BatchRows:
         num_kept = max(FEWEST_ROWS, len(stopped) - int(stopped.sum()))
         if len(stopped) - num_kept < LEAVE_SHARE * len(stopped):
             return None
+        # False sorts before True: rows that go on come first, then as many stopped ones as are needed. Then they are
+        # sorted by place again, since an engine moves the rows of its cache forward only.
         kept = np.sort(np.argsort(stopped, kind="stable")[:num_kept])
         self._held = self._held[kept]
         return kept

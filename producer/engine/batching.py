@@ -27,7 +27,7 @@ FINISH_REASONS = ("stop", "length")
 
 
 class BatchingEngine(ABC):
-    """A GenerationEngine; generations run side by side, a load waits for them. An implementation adds the calls."""
+    """A GenerationEngine: generations run side by side, a load waits for them. An implementation adds the calls."""
 
     def __init__(self, options: BatchingOptions) -> None:
         self._timeout_s = options.timeout_s
@@ -49,7 +49,10 @@ class BatchingEngine(ABC):
 
     @abstractmethod
     async def _replace_weights(self, manifest: WeightManifest) -> VerifiedWeights:
-        """What the engine holds then, by the digest of what it loaded. Raises WeightsRejected, EngineUnavailable."""
+        """Loads a version; answers what is held then, by the digest of what was loaded.
+
+        Raises WeightsRejected, EngineUnavailable.
+        """
 
     @abstractmethod
     def _not_done(self, problem: str) -> EngineUnavailable:
@@ -81,7 +84,7 @@ class BatchingEngine(ABC):
 
     @contextlib.asynccontextmanager
     async def _within(self, what: str) -> AsyncIterator[None]:
-        """A deadline over all that one call asks of the engine."""
+        """Sets a deadline over all that one call asks of the engine."""
         try:
             async with asyncio.timeout(self._timeout_s):
                 yield
@@ -90,7 +93,7 @@ class BatchingEngine(ABC):
 
 
 def check_prompts(batch: PromptBatch, *, context_tokens: int, vocabulary_tokens: int) -> None:
-    """Raises BatchFailed for a prompt that the model can't take: such a one ends some engines, and not only itself."""
+    """Raises BatchFailed for a prompt that the model can't take: some engines die of one, with all that they sample."""
     longest = max(len(prompt.token_ids) for prompt in batch.prompts) // ITEM_BYTES
     needed = longest + batch.sampling.max_new_tokens
     if needed > context_tokens:
@@ -108,12 +111,12 @@ def check_prompts(batch: PromptBatch, *, context_tokens: int, vocabulary_tokens:
 
 
 def num_samples(batch: PromptBatch) -> int:
-    """Of a prompt's request: greedy samples are all the same, and vLLM refuses to make several."""
+    """The samples to ask for: one where they are greedy and so all the same, of which vLLM refuses to make several."""
     return 1 if batch.sampling.temperature == 0.0 else batch.group_size
 
 
 async def all_or_none(calls: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
-    """Results in order. Once one fails, or this is cancelled, the others are cancelled: nobody wants their tokens."""
+    """Results in order. Once one fails, or this is cancelled, the others are cancelled: their tokens are of no use."""
     tasks = [asyncio.ensure_future(call()) for call in calls]
     try:
         return await asyncio.gather(*tasks)
@@ -124,7 +127,8 @@ async def all_or_none(calls: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
 
 
 def prompt_seed(batch: PromptBatch, prompt: Prompt) -> int:
-    """Seed of a prompt's first sample, below 2**62; sample g has this seed + g, as vLLM and SGLang count them."""
+    """Seed of a prompt's first sample; sample g has this seed + g, as vLLM and SGLang count them."""
+    # Two bits less than a digest of 64: seed + g stays a signed 64-bit number for every g.
     name = f"{batch.seed}/{batch.iteration}/{batch.purpose}/{prompt.index}"
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little") >> 2
 
@@ -132,7 +136,7 @@ def prompt_seed(batch: PromptBatch, prompt: Prompt) -> int:
 def checked_completion(
     batch: PromptBatch, *, token_ids: Sequence[int], logprobs: Sequence[float | None], finish_reason: str | None
 ) -> Completion:
-    """An engine's answer as a Completion. Raises BatchFailed for one that is no complete and finite sample (I1, I6)."""
+    """Makes a Completion of an answer. Raises BatchFailed unless it is a complete and finite sample (I1, I6)."""
     if finish_reason not in FINISH_REASONS:
         raise BatchFailed(f"batch {batch.batch_id}: the engine ended a completion for the reason {finish_reason}")
     if not 0 < len(token_ids) <= batch.sampling.max_new_tokens or len(logprobs) != len(token_ids):

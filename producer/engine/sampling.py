@@ -1,4 +1,4 @@
-"""From logits to tokens: the distribution that SamplingParams define, and exact, reproducible draws from it.
+"""Logits become tokens: the distribution that SamplingParams define, and exact, reproducible draws from it.
 
 Random state is a function of (job seed, iteration, purpose, prompt index, sample index) alone, so that neither the
 generator that samples a batch, nor what it sampled before, nor a retry can change a completion (I7).
@@ -18,7 +18,7 @@ from contracts.rollouts import PromptBatch, SamplingParams
 Floats = NDArray[np.float64]
 
 BLOCK_ITEMS = 65_536
-"""Log-probs that are worked on at a time, half a megabyte: what fits the core's cache is several times as fast."""
+"""Log-probs that are worked on at a time, half a megabyte: in the core's cache they are several times as fast."""
 
 
 def sample(
@@ -30,6 +30,7 @@ def sample(
     """
     num_rows, vocab_size = logits.shape
     tokens, token_logprobs = np.empty(num_rows, dtype=np.int64), np.empty(num_rows)
+    # Rows are independent of each other, so how they are cut into blocks changes no number.
     block = max(1, BLOCK_ITEMS // vocab_size)
     for start in range(0, num_rows, block):
         rows = slice(start, min(start + block, num_rows))
@@ -49,6 +50,8 @@ def log_distribution(logits: NDArray[np.floating], sampling: SamplingParams) -> 
     top = values.max(axis=-1, keepdims=True)
     if not np.isfinite(top).all():
         raise BatchFailed("the model's logits are not finite", cure="the weights of this version have diverged")
+    # softmax(x) = softmax(x - max x), whose exponentials lie in [0, 1] and can't overflow. The arg-max is 0 now, and
+    # no filter below removes it: the sum is 1 or more, and its logarithm finite.
     values -= top
     if sampling.temperature not in (0.0, 1.0):
         values /= sampling.temperature
@@ -56,19 +59,21 @@ def log_distribution(logits: NDArray[np.floating], sampling: SamplingParams) -> 
         _keep_top_k(values, sampling.top_k)
     if sampling.top_p < 1.0:
         _keep_top_p(values, sampling.top_p)
+    # log p = x - log sum exp x, over what is left: exp(-inf) = 0 adds nothing, and -inf stays -inf.
     values -= np.log(np.exp(values).sum(axis=-1, keepdims=True))
     return values
 
 
 def draw(logprobs: Floats, uniforms: Floats) -> NDArray[np.int64]:
-    """Inverse CDF: [N, V] log-probs and [N] uniforms in [0, 1) → [N] token ids.
+    """Draws by the inverse CDF: [N, V] log-probs and [N] uniforms in [0, 1) → [N] token ids.
 
-    The first token whose cumulative probability exceeds the uniform, so a token of probability 0 is never drawn. The
+    The token is the first whose cumulative probability exceeds the uniform, so none of probability 0 is ever drawn. The
     uniform is scaled by the rounded total, so a total just below 1.0 leaves no gap at the end.
     """
     cumulative = np.exp(logprobs)
     np.cumsum(cumulative, axis=-1, out=cumulative)
     targets = uniforms[:, None] * cumulative[:, -1:]
+    # A row of cumulative sums never falls: the number of those up to the target is the place of the first above it.
     return (cumulative <= targets).sum(axis=-1)
 
 
@@ -84,9 +89,10 @@ def completion_uniforms(batch: PromptBatch) -> Floats:
 
     Philox is counter-based: each row is its stream from the start, under the 128-bit hash of what the completion is.
     """
-    # One generator whose key is set for each row: to make one for each row takes several times as long.
+    # The key of one generator is set for each row: to make a generator for each row takes several times as long.
     philox = np.random.Philox(key=0)
     generator = np.random.Generator(philox)
+    # Counter 0 and an empty buffer: with another key, the state of a stream that was never drawn from.
     at_start = philox.state
     rows = [(prompt.index, sample) for prompt in batch.prompts for sample in range(batch.group_size)]
     uniforms = np.empty((len(rows), batch.sampling.max_new_tokens))
@@ -103,16 +109,18 @@ def _key(batch: PromptBatch, prompt_index: int, sample: int) -> NDArray[np.uint6
 
 
 def _keep_top_k(values: Floats, top_k: int) -> None:
-    """Exactly k tokens a row stay; the lower id wins a tie, so that the choice does not depend on the sort."""
+    """Lets exactly k tokens a row stay; the lower id wins a tie, so that the choice does not depend on the sort."""
+    # A stable sort of the negated values: the largest first, equal ones by ascending id.
     order = np.argsort(-values, axis=-1, kind="stable")
     np.put_along_axis(values, order[:, top_k:], -np.inf, axis=-1)
 
 
 def _keep_top_p(values: Floats, top_p: float) -> None:
-    """The fewest most likely tokens with a mass of at least top_p stay: at least one."""
+    """Lets the fewest most likely tokens with a mass of at least top_p stay: at least one."""
     order = np.argsort(-values, axis=-1, kind="stable")
     probabilities = np.exp(np.take_along_axis(values, order, axis=-1))
     probabilities /= probabilities.sum(axis=-1, keepdims=True)
+    # The mass of the tokens before each: 0 for the most likely one, which so stays whatever top_p is.
     mass_before = probabilities.cumsum(axis=-1) - probabilities
     kept = np.where(mass_before < top_p, np.take_along_axis(values, order, axis=-1), -np.inf)
     np.put_along_axis(values, order, kept, axis=-1)

@@ -1,4 +1,4 @@
-"""A batch between its claim and its end: what the serve loop, the heartbeat and its own carrier know of it."""
+"""A batch between its claim and its end, as the serve loop, the heartbeat and its own carrier share it."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class Generation:
 
 
 class CarriedBatch:
-    """Sampled, scored, and both again for the prompts that are resampled; then published."""
+    """A batch that is sampled and scored, and both again for the prompts that are resampled; then published."""
 
     def __init__(self, *, job: ActiveJob, claim: Claim, loaded: LoadedModel, weights: VerifiedWeights) -> None:
-        """weights: under which all of it is sampled, what the engine holds now."""
+        """weights: what the engine holds now, under which all of the batch is sampled."""
         self.job = job
         self.claim = claim
         self.loaded = loaded
@@ -42,9 +42,9 @@ class CarriedBatch:
         self.places = Places(claim.prompt_batch)
         self.rounds: list[BatchTimings] = []
         self.generation: Generation | None = None
-        """While it is in the engine."""
+        """Its round in the engine; None while there is none."""
         self.is_settled = False
-        """Nobody needs it any more."""
+        """Whether another generator published it, or its iteration is over: it is not needed any more."""
 
     @property
     def num_sampling(self) -> int:
@@ -71,6 +71,6 @@ class CarriedBatch:
 
 
 def name_of(claim: Claim) -> str:
-    """For people, and as the key of what is held for a claim."""
+    """A claim's name for people, which is also the key under which it is held."""
     batch = claim.prompt_batch
     return f"{batch.job_id} {batch.batch_id} (attempt {claim.attempt}{', a hedge' if claim.hedged else ''})"

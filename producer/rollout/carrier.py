@@ -25,7 +25,7 @@ from producer.rollout.scored_batch import reward_items, rollout_batch, rollout_g
 log = logging.getLogger(__name__)
 
 REFUSED_FOR_GOOD = frozenset({"incomplete", "oversize", "wrong_weights"})
-"""Refusals that the same batch would meet again: it fails with that reason. The others mean that nobody needs it."""
+"""Refusals that the same batch would meet again: it fails with that reason. After any other it is not needed."""
 
 
 class Carrier:
@@ -48,7 +48,7 @@ class Carrier:
         self._freed = freed
 
     async def carry(self, batch: CarriedBatch) -> None:
-        """From the engine, which has its first round already, to its end."""
+        """Takes a batch from the engine, which has its first round already, to its end."""
         try:
             while batch.generation is not None:
                 if not await self._fill(batch, batch.generation):
@@ -69,7 +69,7 @@ class Carrier:
         log.warning("%s failed (%s): %s", name_of(claim), outcome.value, error)
 
     async def _fill(self, batch: CarriedBatch, generation: Generation) -> bool:
-        """Samples and scores a round; False if it was dropped, since nobody needs it.
+        """Samples and scores a round; False if it was dropped, since it is not needed any more.
 
         Raises BatchFailed or RewardUnavailable: a batch without all its scores is failed, never published (I1, I6).
         """
@@ -77,7 +77,7 @@ class Carrier:
         try:
             await asyncio.wait({answer})
             if answer.cancelled():
-                # By the heartbeat: the batch is settled.
+                # The heartbeat cancelled it: the batch is settled.
                 return False
             completions = list(chain.from_iterable(answer.result()))
             reach("producer.after_generation")
@@ -134,8 +134,8 @@ class Carrier:
 def _settles(batch: CarriedBatch) -> bool:
     """Whether a time-out or a crash of a scorer may get the score that its component states for it.
 
-    It is luck, not a function of the completion: in a deterministic job (I7) it has to happen in each of the batch's
-    attempts before it counts, where the batch would be dead otherwise.
+    Such a failure is luck, not a function of the completion: in a deterministic job (I7) it has to happen in each of
+    the batch's attempts before it counts, where the batch would be dead otherwise.
     """
     spec = batch.job.spec
     return not spec.deterministic or batch.claim.attempt >= spec.rollout.max_attempts

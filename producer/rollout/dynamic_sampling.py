@@ -1,4 +1,4 @@
-"""Dynamic sampling (DAPO, arXiv 2503.14476, section 3.2): what teaches nothing gives its place to another prompt.
+"""Dynamic sampling (DAPO, arXiv 2503.14476, section 3.2): a prompt that teaches nothing gives its place to another.
 
     prompts ─ sample, score ─▶ k groups ─┬─ rewards differ ───────────────────▶ kept in their places
        ▲                                 ├─ equal, a reserve is left ─┐
@@ -6,7 +6,7 @@
                                          └─ equal, none is left ──────────────▶ kept: zero advantage costs no training
 
 All of it is one batch under one lease and one version. What a round samples is a function of the batch and of the
-rewards in the rounds before, so two generators go the same way (I7), and what is trained depends on nobody's speed.
+rewards in the rounds before, so two generators go the same way (I7): no generator's speed decides what is trained.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Places:
         return tuple(self._groups[place] for place in range(len(self._batch.prompts)))
 
     def take_round(self) -> PromptBatch:
-        """What is to be sampled now: the prompts of the open places."""
+        """The batch to sample now: the prompts of the open places."""
         prompts = [self._batch.prompts, *self._batch.reserves][self._num_rounds]
         self._num_rounds += 1
         return replace(self._batch, prompts=tuple(prompts[place] for place in self._open), reserves=())

@@ -38,7 +38,7 @@ RETRIED_STATUSES = frozenset({408, 425, 429})
 
 
 class RewardClient:
-    """`score` is called by the worker, once a batch; one HTTP client serves them all."""
+    """The reward service, as a generator asks it: `score` once a round of a batch, over one HTTP client."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class RewardClient:
     async def score(
         self, reward: RewardSpec, items: Sequence[RewardItem], *, job_id: str, settles: bool
     ) -> list[Scored]:
-        """One Scored an item, in order. settles: as in RewardRequest, of the last request.
+        """Answers one Scored for each item, in order. settles: that of the last RewardRequest.
 
         Raises BatchFailed: the service refused the request, or an item has no score; RewardUnavailable: no usable
         answer within reward.max_attempts requests.
@@ -106,7 +106,7 @@ class RewardClient:
             await self._sleep(delay_s)
 
     async def _post(self, request: RewardRequest, *, timeout_s: float) -> tuple[Scored | Unscorable, ...]:
-        """One request. Raises RewardUnavailable if it may be repeated, BatchFailed if not."""
+        """Makes one request. Raises RewardUnavailable if it may be repeated, BatchFailed if not."""
         try:
             answer = await self._http.post(
                 "/v1/score",
@@ -132,13 +132,13 @@ class RewardClient:
 
 
 def _is_worth_retrying(result: Unscorable, reward: RewardSpec) -> bool:
-    """What has a score stated for it is asked for until the last request, which gets that score."""
+    """An item with a stated score is asked for again too, until the last request, which gets that score."""
     stated = result.component in stated_scores(reward.components) and result.reason in ("raised", "not_finite")
     return result.reason in WORTH_RETRYING or stated
 
 
 def _failed(unscorable: Sequence[Unscorable]) -> BatchFailed:
-    """Speaks of the first item that no retry can cure, else of the first."""
+    """The failure, which names the first item that no retry can cure, else the first item."""
     first = min(unscorable, key=lambda result: result.reason in WORTH_RETRYING)
     component = f" in component {first.component}" if first.component else ""
     return BatchFailed(

@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def reward_items(batch: PromptBatch, completions: Sequence[Completion], texts: Sequence[str]) -> list[RewardItem]:
-    """k·G completions and their texts, prompt by prompt → k·G items."""
+    """[k·G] completions and their texts, prompt by prompt → [k·G] items."""
     sampled = list(zip(completions, texts, strict=True))
     return [
         RewardItem(
@@ -36,7 +36,7 @@ def rollout_groups(
     scored: Sequence[Scored],
     num_resamples: int = 0,
 ) -> list[RolloutGroup]:
-    """k·G completions, texts and scores, prompt by prompt → k groups."""
+    """[k·G] completions, texts and scores, prompt by prompt → [k] groups."""
     rollouts = [
         Rollout(
             completion=completion,

@@ -67,7 +67,6 @@ SMALL_FILES = {
 VAGUE_SUBJECT = re.compile(r"\b(?:no|some|any|every)bo" r"dy\b|\bwho" r"ever\b", re.IGNORECASE)
 TO_BE_MENDED = (
     "broker/",
-    "producer/",
     "tests/integration/fence_",
     "tests/integration/test_fence",
     "tests/model/",

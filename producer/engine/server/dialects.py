@@ -41,7 +41,7 @@ class _Choice(msgspec.Struct):
 
 
 class CompletionsAnswer(msgspec.Struct):
-    """What is read of an answer of /v1/completions."""
+    """The part of an answer of /v1/completions that is read."""
 
     choices: list[_Choice]
 
@@ -57,7 +57,7 @@ class _MetaInfo(msgspec.Struct):
 
 
 class GenerateAnswer(msgspec.Struct):
-    """What is read of one sample of /generate's answer."""
+    """The part of one sample of /generate's answer that is read."""
 
     meta_info: _MetaInfo
 
@@ -72,7 +72,7 @@ class _UpdateAnswer(msgspec.Struct):
 
 
 class Server(Protocol):
-    """What the engine needs of a kind of servers; requests raise what `ServerRequests.post` raises."""
+    """The engine's view of a kind of servers; requests raise the errors of `ServerRequests.post`."""
 
     @property
     def cure(self) -> str:
@@ -84,7 +84,7 @@ class Server(Protocol):
         ...
 
     async def check_weights(self, batch: PromptBatch) -> None:
-        """After a batch: raises BatchFailed if other weights than the batch's may have sampled it (I2)."""
+        """Raises BatchFailed, after a batch, if other weights than the batch's may have sampled it (I2)."""
         ...
 
     async def load(self, manifest: WeightManifest) -> VerifiedWeights:
@@ -132,7 +132,7 @@ class VllmServer:
         return VerifiedWeights(policy_version=int(answer["policy_version"]), weights_digest=answer["weights_digest"])
 
     async def _call(self, method: str, *args: str) -> dict[str, str]:
-        """A method of our worker extension; its answer, which is the same on every rank of the server."""
+        """Calls a method of our worker extension; its answer is the same on every rank of the server."""
         body = {"method": method, "args": args}
         try:
             results = (await self._requests.post("/collective_rpc", body, _RpcAnswer)).results
@@ -162,7 +162,7 @@ class SglangServer:
         )
 
     async def check_weights(self, batch: PromptBatch) -> None:
-        """Each answer said it."""
+        """Does nothing: each answer named its weights."""
 
     async def load(self, manifest: WeightManifest) -> VerifiedWeights:
         if manifest.transport != "file":
@@ -182,7 +182,7 @@ class SglangServer:
         return VerifiedWeights(policy_version=manifest.policy_version, weights_digest=found)
 
     def _digest_of_files(self, manifest: WeightManifest) -> str:
-        """Of the version as it lies in the weight root. Raises WeightsRejected."""
+        """The digest of a version as it lies in the weight root. Raises WeightsRejected."""
         return WeightReceiver(self._expected, root=self._weight_root).load(manifest)
 
 
@@ -287,5 +287,5 @@ def _whole_group(batch: PromptBatch, completions: list[Completion]) -> list[Comp
 def _other_weights(batch: PromptBatch, found: str) -> BatchFailed:
     return BatchFailed(
         f"batch {batch.batch_id}: the server holds the weights `{found}`, it was given {batch.weights_digest}",
-        cure="was it restarted, or does somebody else load weights into it?",
+        cure="was it restarted, or does another client load weights into it?",
     )

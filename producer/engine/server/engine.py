@@ -1,11 +1,11 @@
-"""The openai engine: a server of vLLM or SGLang that somebody else runs, token ids in and out.
+"""The openai engine: a server of vLLM or SGLang that the user runs, token ids in and out.
 
     PromptBatch ─ a request for each prompt, n = G ─▶ POST {engine_url}/… ─▶ Completion[k][G]
     manifest ─ load ─▶ the server reads the version from the weight root, which it sees at the same path
                           vLLM: our worker extension hashes what its loader is handed (I2)
                           SGLang: hashed here, just before; the server labels its answers with that digest
 
-A batch that other weights sampled, because the server was restarted or somebody else loads weights into it, fails, and
+A batch that other weights sampled, because the server was restarted or is given weights by another client, fails, and
 the version is loaded again. Requests are repeated after lost answers and 5xx; a server that stays away ends this
 process, whose launcher starts it again. A server belongs to one generator. As with vLLM in this process, deterministic
 jobs aren't served (I7).
@@ -32,7 +32,7 @@ from weight_store.model_path import model_folder
 
 
 class OpenaiEngine(BatchingEngine):
-    """A GenerationEngine; generations run side by side in the server, a load waits for them."""
+    """A GenerationEngine: generations run side by side in the server, a load waits for them."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class OpenaiEngine(BatchingEngine):
             groups = await all_or_none([partial(self._server.ask, batch, prompt) for prompt in batch.prompts])
             await self._server.check_weights(batch)
         except BatchFailed:
-            # Whatever it was, the server is given the version again before it samples another batch.
+            # The server is given the version again before it samples another batch, whatever the failure was.
             self._held = None
             raise
         return groups

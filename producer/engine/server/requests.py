@@ -1,16 +1,16 @@
-"""Requests to an inference server that somebody else runs: repeated where that may help, each answer decoded."""
+"""Requests to an inference server that the user runs: repeated where that may help, each answer decoded."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import httpx
 import msgspec
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_after_attempt, wait_chain, wait_random
 
 from contracts.engines import OpenaiOptions
 from contracts.errors import BatchFailed, DeadlineExceeded, EngineUnavailable, InvalidInput
@@ -20,11 +20,12 @@ log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S = 10.0
 PAUSES_S = (0.25, 0.5, 1.0, 2.0)
-"""Before each repetition of a request, half to one and a half times; after the last the server counts as gone."""
+"""Pauses before each repetition of a request, times 0.5 to 1.5; after the last the server counts as gone."""
 POLL_S = 0.5
 RETRIED_STATUSES = frozenset({408, 425, 429})
 """Refusals that speak of the moment; any other 4xx speaks of the request."""
 REFUSED_KEY = frozenset({401, 403})
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError)
 
 
 class _ModelCard(msgspec.Struct):
@@ -82,32 +83,42 @@ class ServerRequests:
         Raises BatchFailed for a refusal, or an answer that stays unreadable; EngineUnavailable for a server that stays
         away.
         """
-        attempt = 0
-        while True:
-            problem: BatchFailed | EngineUnavailable
-            try:
-                answer = await self._http.post(path, json=body)
-            except httpx.RequestError as error:
-                problem = self.gone(f"{path}: {type(error).__name__} {error}".rstrip())
-            else:
-                if answer.is_client_error and answer.status_code not in RETRIED_STATUSES:
-                    raise BatchFailed(f"the server refused {path} with {answer.status_code}: {answer.text[:300]}")
-                if answer.is_success:
-                    try:
-                        return msgspec.json.decode(answer.content, type=kind)
-                    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                        problem = BatchFailed(f"the server's answer to {path} does not decode: {error}")
-                else:
-                    problem = self.gone(f"{path}: {answer.status_code} {answer.text[:300]}")
-            if attempt == len(PAUSES_S):
-                raise problem
-            pause_s = PAUSES_S[attempt] * (0.5 + random.random())
-            attempt += 1
-            log.warning("%s; again in %.1f s", problem, pause_s)
-            await self._sleep(pause_s)
+        retrying = AsyncRetrying(
+            retry=retry_if_exception(_may_pass),
+            stop=stop_after_attempt(1 + len(PAUSES_S)),
+            wait=wait_chain(*(wait_random(0.5 * pause_s, 1.5 * pause_s) for pause_s in PAUSES_S)),
+            before_sleep=_say_so,
+            sleep=self._sleep,
+            reraise=True,
+        )
+        return await retrying(self._post, path, body, kind)
+
+    async def _post(self, path: str, body: dict[str, Any] | None, kind: Any) -> Any:
+        """Makes one request. Raises BatchFailed, EngineUnavailable."""
+        try:
+            answer = await self._http.post(path, json=body)
+        except httpx.RequestError as error:
+            raise self.gone(f"{path}: {type(error).__name__} {error}".rstrip()) from error
+        if answer.is_client_error and answer.status_code not in RETRIED_STATUSES:
+            raise BatchFailed(f"the server refused {path} with {answer.status_code}: {answer.text[:300]}")
+        if not answer.is_success:
+            raise self.gone(f"{path}: {answer.status_code} {answer.text[:300]}")
+        try:
+            return msgspec.json.decode(answer.content, type=kind)
+        except UNREADABLE as error:
+            raise BatchFailed(f"the server's answer to {path} does not decode: {error}") from error
 
     def gone(self, problem: str) -> EngineUnavailable:
         return EngineUnavailable(problem, field=self._url, cure="is the server up?")
 
     async def aclose(self) -> None:
         await self._http.aclose()
+
+
+def _may_pass(error: BaseException) -> bool:
+    """Whether the request is worth repeating: after no answer, or one that is cut; a refusal would come again."""
+    return isinstance(error, EngineUnavailable) or isinstance(error.__cause__, UNREADABLE)
+
+
+def _say_so(state: RetryCallState) -> None:
+    log.warning("%s; again in %.1f s", state.outcome and state.outcome.exception(), state.upcoming_sleep)

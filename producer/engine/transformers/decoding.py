@@ -23,7 +23,8 @@ from producer.engine.transformers.lean_step import LeanStep, lean_step
 class RoomLayer(DynamicLayer):
     """A layer's keys and values in tensors that have room for every token to come: a step writes one column.
 
-    What transformers' own layer does by concatenation copies all earlier tokens at every step.
+    Axes are [row, head, token, head dimension]. Transformers' own layer concatenates, and so copies all earlier tokens
+    at every step.
     """
 
     def __init__(self, *, num_tokens: int) -> None:
@@ -34,7 +35,7 @@ class RoomLayer(DynamicLayer):
         self._used = 0
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """[N, H, S, D] new keys and values → views of all so far. The first are the prompts', held as they are."""
+        """Takes [N, H, S, D] new keys and values; answers views of all so far. The prompts' are held as they are."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
             self.keys, self.values, self._used = key_states, value_states, key_states.shape[-2]
@@ -49,17 +50,19 @@ class RoomLayer(DynamicLayer):
         return self._used
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        """[k, H, P, D] → [k·repeats, H, P + T, D], of which P are used. Called once, between prompt and first step."""
+        """[k, H, P, D] → [k·repeats, H, P + T, D], of which P are used; called once, after the prompts."""
         self.keys, self.values = (self._with_room(held, repeats) for held in (self.keys, self.values))
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Moves the rows of `indices` (ascending) to the front, and forgets the others."""
+        # The right side is a copy, so no row is overwritten before it is read; columns to come hold nothing yet.
         for held in (self.keys, self.values):
             held[: len(indices), :, : self._used] = held[indices, :, : self._used]
         self.keys, self.values = self.keys[: len(indices)], self.values[: len(indices)]
 
     def _with_room(self, held: Tensor, repeats: int) -> Tensor:
         num_prompts, num_heads, used, head_dim = held.shape
+        # Row p·G + g is sample g of prompt p: the repeats are an axis of their own behind the prompts, then flattened.
         room = held.new_empty(num_prompts, repeats, num_heads, self._num_tokens, head_dim)
         room[:, :, :, :used] = held[:, None]
         return room.flatten(0, 1)
@@ -69,7 +72,7 @@ class Decoding:
     """The rows of one batch in the model. Runs under torch.inference_mode."""
 
     def __init__(self, model: PreTrainedModel, token_ids: Tensor, mask: Tensor, *, max_new_tokens: int) -> None:
-        """token_ids, mask: [k, P], prompts at the right edge, mask 0 left of them."""
+        """token_ids, mask: [k, P] with the prompts at the right edge; the mask is 0 left of them."""
         self._model = model
         self._prompt_ids = token_ids
         self._mask = mask
@@ -95,11 +98,12 @@ class Decoding:
         tokens = torch.from_numpy(next_tokens).to(self._mask.device)
         if self._lean is not None:
             return _on_host(self._lean(tokens))
+        # [N, P + t] → [N, P + t + 1]: the new token is attended to, also in rows that are padded on the left.
         self._mask = torch.cat([self._mask, self._mask.new_ones(len(tokens), 1)], dim=1)
         return self._forward(tokens[:, None])
 
     def keep(self, rows: np.ndarray) -> None:
-        """Only these rows (ascending) go on."""
+        """Lets only these rows (ascending) go on."""
         indices = torch.from_numpy(rows).to(self._mask.device)
         self._cache.batch_select_indices(indices)
         self._mask = self._mask[indices]
@@ -108,6 +112,8 @@ class Decoding:
 
     def _forward(self, token_ids: Tensor) -> np.ndarray:
         """[N, S] new tokens → [N, V] logits after the last one, by transformers' own forward."""
+        # A token's position is the number of real tokens before it. Padding, which the mask hides, gets 0, not -1.
+        # Only the S columns of the new tokens are needed.
         positions = (self._mask.cumsum(dim=1) - 1).clamp_(min=0)[:, -token_ids.shape[1] :]
         output = self._model(
             input_ids=token_ids,

@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 
 class TransformersEngine:
-    """A GenerationEngine; torch runs on one thread of its own, so the event loop stays free for heartbeats."""
+    """A GenerationEngine: torch runs on one thread of its own, so the event loop stays free for heartbeats."""
 
     def __init__(self, setup: EngineSetup, _options: TransformersOptions | None = None) -> None:
         """Builds the model from its config alone; weights come by `load_weights`. Blocks for a second or more.
@@ -53,7 +53,7 @@ class TransformersEngine:
         self._closing = threading.Event()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
         torch.use_deterministic_algorithms(setup.deterministic)
-        # Filling uninitialised memory only guards code that reads what it never wrote; it costs a pass over it.
+        # Filling uninitialised memory only guards code that reads memory which it never wrote; it costs a pass over it.
         torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
         folder = model_folder(setup.model, setup.model_root)
         self._model = empty_model(folder, dtype=getattr(torch, setup.model.dtype), device=setup.device)
@@ -117,7 +117,7 @@ class TransformersEngine:
             logits = decoding.step(next_tokens)
 
     def _left_padded(self, batch: PromptBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Token ids [k, P] and mask [k, P], prompts at the right edge."""
+        """Token ids [k, P] and mask [k, P] with the prompts at the right edge: each ends in the last column."""
         prompts = [np.frombuffer(prompt.token_ids, dtype="<i4") for prompt in batch.prompts]
         width = max(map(len, prompts))
         needed = width + batch.sampling.max_new_tokens
@@ -136,7 +136,7 @@ class TransformersEngine:
 
 
 def _check_device(device: str, *, deterministic: bool) -> None:
-    """Before torch's first call on the device: cuBLAS reads its workspace setting once."""
+    """Raises InvalidInput without the device. Runs before torch's first call on it: cuBLAS reads its setting once."""
     if device == "cpu":
         return
     if deterministic:

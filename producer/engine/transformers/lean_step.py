@@ -1,7 +1,7 @@
-"""One token a row through a Llama-shaped model: the same kernels as transformers' forward, and little else.
+"""One token a row goes through a Llama-shaped model: the same kernels as transformers' forward, and little else.
 
 For a small model most of a step of transformers' forward is not arithmetic: module calls, masks and keyword arguments
-for one token. Here are the operations alone, in the same order on the same numbers, so the logits are equal bit for bit
+for one token. Here the operations stand alone, in the same order on the same numbers, so logits are equal bit for bit
 (tests/contract/test_decoding.py). Queries and keys are normalised and rotated together: fewer and larger operations.
 
 Left out: prompts (transformers' forward takes them), and every other architecture (it takes those altogether).
@@ -25,7 +25,8 @@ FAMILIES = (LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
 class RotaryTable:
     """Cosines and signed sines [R, T, 1, D] of the T tokens to come; R is N, or 1 where all prompts are equally long.
 
-    The sine's first half carries the minus of rotate_half, whose product is the same number.
+    Transformers computes heads · cos + rotate_half(heads) · sin, where rotate_half maps (a, b) to (-b, a). Here the
+    first half of the sine carries the minus, and heads are only swapped: -b · sin and b · (-sin) are the same bits.
     """
 
     cos: Tensor
@@ -46,7 +47,7 @@ class LeanStep:
     """Decodes the rows of one batch from their prompts' keys and values on, which stand in `cache`."""
 
     def __init__(self, model: Any, cache: Cache, *, rotary: RotaryTable, mask: Tensor | None) -> None:
-        """mask: [N, 1, 1, P + T] bool, False where a prompt is padded; None where none is."""
+        """mask: [N, 1, 1, P + T] bool, which is False where a prompt is padded; None where none is."""
         self._decoder = model.model
         self._head: nn.Linear = model.lm_head
         self._cache = cache
@@ -62,6 +63,7 @@ class LeanStep:
             normed = _rms_norm(hidden, layer.input_layernorm)
             hidden = hidden + self._attention(index, layer.self_attn, normed)
             normed = _rms_norm(hidden, layer.post_attention_layernorm)
+            # Llama's gated MLP: down(act(gate(x)) · up(x)).
             mlp = layer.mlp
             gated = mlp.act_fn(_linear(normed, mlp.gate_proj)) * _linear(normed, mlp.up_proj)
             hidden = hidden + _linear(gated, mlp.down_proj)
@@ -69,7 +71,7 @@ class LeanStep:
         return _linear(_rms_norm(hidden, self._decoder.norm), self._head)
 
     def keep(self, rows: Tensor) -> None:
-        """The cache is its owner's to shrink."""
+        """Lets only these rows go on; their keys and values are shrunk by the owner of the cache."""
         self._rotary.keep(rows)
         if self._mask is not None:
             self._mask = self._mask[rows]
@@ -78,6 +80,7 @@ class LeanStep:
         """[N, hidden] → [N, hidden]; the layer's cache takes the token's key and value."""
         num_rows = len(normed)
         queries, keys = _linear(normed, attention.q_proj), _linear(normed, attention.k_proj)
+        # [N, Hq + Hk, D]: query heads first. Both are normalised and rotated alike, so one operation does for both.
         heads = torch.cat((queries, keys), dim=-1).view(num_rows, -1, attention.head_dim)
         norm_weight = self._norm_weights[index]
         if norm_weight is not None:
@@ -85,11 +88,13 @@ class LeanStep:
         heads = self._rotary.rotate(heads, self._step)
         num_query_heads = queries.shape[-1] // attention.head_dim
         values = _linear(normed, attention.v_proj).view(num_rows, -1, 1, attention.head_dim)
+        # [N, Hk, 1, D]: one token; the cache answers [N, Hk, P + t + 1, D], this token's column last.
         all_keys, all_values = self._cache.update(heads[:, num_query_heads:, None], values, index)
         attended = functional.scaled_dot_product_attention(
             heads[:, :num_query_heads, None],
             all_keys,
             all_values,
+            # No causal mask: the only query is the newest token, before which everything lies. Only padding is masked.
             attn_mask=None if self._mask is None else self._mask[..., : all_keys.shape[2]],
             scale=attention.scaling,
             enable_gqa=True,
@@ -98,9 +103,9 @@ class LeanStep:
 
 
 def lean_step(model: PreTrainedModel, cache: Cache, mask: Tensor, *, num_tokens: int) -> LeanStep | None:
-    """None where the model is not of the shape that LeanStep computes.
+    """The LeanStep of a model, or None where it is not of the shape that LeanStep computes.
 
-    mask: [N, P] of the prompts that `cache` holds; num_tokens: P + T.
+    mask: [N, P], the mask of the prompts that `cache` holds; num_tokens: P + T.
     """
     if not _is_lean(model):
         return None
@@ -108,9 +113,11 @@ def lean_step(model: PreTrainedModel, cache: Cache, mask: Tensor, *, num_tokens:
     lengths = mask.sum(dim=1, keepdim=True)
     padded = bool((lengths < width).any())
     steps = torch.arange(num_tokens - width, device=mask.device)
+    # Token t after a prompt of L tokens has position L + t: [N, T], or [1, T] where every prompt has as many.
     positions = (lengths if padded else lengths[:1]) + steps
     decoder: Any = model.model
     cos, sin = decoder.rotary_emb(decoder.embed_tokens.weight[:1], positions)
+    # [R, T, D] → [R, T, 1, D]: the same for every head.
     half = sin.shape[-1] // 2
     signed_sin = torch.cat((-sin[..., :half], sin[..., half:]), dim=-1)
     whole_mask = None
@@ -122,7 +129,7 @@ def lean_step(model: PreTrainedModel, cache: Cache, mask: Tensor, *, num_tokens:
 
 
 def _is_lean(model: Any) -> bool:
-    """Exact classes, full attention by SDPA, rotary frequencies that no length changes, plain linear layers."""
+    """Whether LeanStep computes it: an exact class, full attention by SDPA, fixed rotary frequencies, plain linears."""
     if type(model) not in FAMILIES:
         return False
     config = model.config
@@ -158,7 +165,7 @@ def _rms_norm(hidden: Tensor, norm: Any) -> Tensor:
 
 
 def _normalised(hidden: Tensor, epsilon: float) -> Tensor:
-    """In float32, as transformers does it, and back to the input's dtype."""
+    """x / sqrt(mean(x²) + epsilon), in float32 as transformers computes it, and back in the input's dtype."""
     wide = hidden.to(torch.float32)
     variance = wide.pow(2).mean(-1, keepdim=True)
     return (wide * torch.rsqrt(variance + epsilon)).to(hidden.dtype)

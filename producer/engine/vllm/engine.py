@@ -54,13 +54,13 @@ CPU_ENVIRONMENT = {
 }
 DEATH_POLL_S = 0.2
 SHUTDOWN_S = 2.0
-"""Until an engine core that does not end is killed: it holds nothing that is worth a wait."""
+"""Time until an engine core that does not end is killed: it holds nothing that is worth a wait."""
 CPU_KV_CACHE_MB = 1024
-"""Where none is set: on a CPU vLLM would take most of the memory, which trainer and Redis need too."""
+"""The cache where none is set: on a CPU vLLM would take most of the memory, which trainer and Redis need too."""
 
 
 def library() -> Any:
-    """The vllm package, imported once its environment is set. Takes about 10 s. Raises InvalidInput where it lacks."""
+    """Imports the vllm package, once its environment is set: about 10 s. Raises InvalidInput where there is none."""
     for name, value in (ENVIRONMENT | ({} if torch.cuda.is_available() else CPU_ENVIRONMENT)).items():
         os.environ.setdefault(name, value)
     try:
@@ -74,7 +74,7 @@ def library() -> Any:
 
 
 class VllmEngine(BatchingEngine):
-    """A GenerationEngine; generations run side by side, a load waits for them."""
+    """A GenerationEngine: generations run side by side, a load waits for them."""
 
     def __init__(self, setup: EngineSetup, options: VllmOptions) -> None:
         """Starts the engine core, with uninitialised weights; weights come by `load_weights`. Blocks for 10 s or more.
@@ -149,11 +149,11 @@ class VllmEngine(BatchingEngine):
     async def aclose(self) -> None:
         self._held = None
         if self._llm.output_handler is not None:
-            # It would take the end of the core for a failure.
+            # The handler would take the end of the core for a failure.
             self._llm.output_handler.cancel()
         await asyncio.to_thread(self._llm.shutdown, timeout=SHUTDOWN_S)
-        # With the last reference goes vLLM's ZMQ context, whose end waits for sockets that the context doesn't know and
-        # now and then for ever: not in the event loop, nor at the end of this process.
+        # With the last reference goes vLLM's ZMQ context. Its end waits for sockets that it doesn't know, at times for
+        # ever: that must happen neither in the event loop nor at the end of this process.
         held = [self._llm]
         del self._llm
         threading.Thread(target=held.clear, name="vllm-end", daemon=True).start()
@@ -173,7 +173,7 @@ class VllmEngine(BatchingEngine):
 
     @contextlib.asynccontextmanager
     async def _within(self, what: str) -> AsyncIterator[None]:
-        """And one error for whatever the engine core dies of.
+        """Adds one error for everything that the engine core may die of.
 
         A call that is no request, a load for example, would wait for a dead core as long as it may: its answer is lost.
         """
@@ -225,7 +225,7 @@ class VllmEngine(BatchingEngine):
 
 
 def _completion(batch: PromptBatch, output: Any) -> Completion:
-    """A vllm.CompletionOutput, whose log-probs are a map a token: the sampled one's is in it."""
+    """Reads a vllm.CompletionOutput: its log-probs are a map for each token, which holds that of the sampled one."""
     return checked_completion(
         batch,
         token_ids=output.token_ids,
@@ -235,7 +235,7 @@ def _completion(batch: PromptBatch, output: Any) -> Completion:
 
 
 def _kv_cache_bytes(megabytes: int) -> int | None:
-    """None leaves it to vLLM, which on a GPU takes what the model leaves."""
+    """Bytes of the cache; None leaves it to vLLM, which on a GPU takes what the model leaves."""
     if not megabytes and torch.cuda.is_available():
         return None
     return (megabytes or CPU_KV_CACHE_MB) * 1024**2

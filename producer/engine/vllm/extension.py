@@ -52,13 +52,13 @@ class VerifiedLoader:
 
     held_version: int | None = None
     held_digest: str = ""
-    """Of the tensors that the loader was handed; "" before the first load and while one runs."""
+    """Digest of the tensors that the loader was handed; "" before the first load and while one runs."""
 
     receiver: WeightReceiver | None = None
-    """With a copy of the version in host memory, for what stands on another one: deltas, and adapters on their base."""
+    """A receiver with a copy of the version in host memory, for what stands on another one: deltas, and adapters."""
 
     files: Mapping[str, bytes] = MappingProxyType({})
-    """Of the version that is being loaded, where they came with the call."""
+    """Name → content of the version that is being loaded, where its files came with the call."""
 
     if TYPE_CHECKING:
         get_model: Any
@@ -103,14 +103,16 @@ class VerifiedLoader:
         }
 
     def clear_kv_cache(self) -> None:
-        """After weights that gave numbers which aren't finite: masked positions of a reused block count as 0 times what
-        is in them, and 0 times NaN is NaN, whatever the weights are by then."""
+        """Fills the cache with zeros, after weights that gave numbers which aren't finite.
+
+        A masked position of a reused block counts as 0 times its content, and 0 times NaN is NaN under any weights.
+        """
         for cache in self.model_runner.kv_caches:
             for tensor in cache if isinstance(cache, list | tuple) else [cache]:
                 tensor.zero_()
 
     def end_with_generator(self) -> None:
-        """This process gets SIGKILL when the generator that started it is gone: nobody else would stop it then."""
+        """Lets this process get SIGKILL when the generator that started it is gone: nothing else would stop it then."""
         if sys.platform.startswith("linux"):
             ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
             if os.getppid() == 1:
