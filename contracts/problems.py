@@ -23,7 +23,7 @@ class ProblemDetails(Record, frozen=True, kw_only=True):
 
 
 def problem_body(status: int, detail: str, *, field: str | None = None, cure: str | None = None) -> bytes:
-    """JSON of the problem; text that UTF-8 can't hold, as a hostile header may bring, is escaped."""
+    """Makes JSON of the problem; text that UTF-8 can't hold, as a hostile header may bring, is escaped."""
     texts = [_encodable(detail), *(text and _encodable(text) for text in (field, cure))]
     title = HTTPStatus(status).phrase
     return encode_json(ProblemDetails(title=title, status=status, detail=texts[0] or "", field=texts[1], cure=texts[2]))

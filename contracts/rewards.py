@@ -222,7 +222,7 @@ def stated_scores(components: tuple[RewardComponent, ...]) -> dict[str, float]:
 def with_on_unscorable(
     components: tuple[RewardComponent, ...], changes: Mapping[str, OnUnscorable]
 ) -> tuple[RewardComponent, ...]:
-    """Other `on_unscorable`, by breakdown name. Raises InvalidInput for a name that the rubric doesn't have."""
+    """Replaces `on_unscorable`, by breakdown name. Raises InvalidInput for a name that the rubric doesn't have."""
     names = breakdown_names(components)
     if unknown := sorted(changes.keys() - set(names)):
         raise InvalidInput(

@@ -143,7 +143,7 @@ class RolloutGroup(Record, frozen=True, kw_only=True):
 
     @property
     def has_equal_rewards(self) -> bool:
-        """Then the group teaches nothing, and its place is worth another prompt."""
+        """Whether the group teaches nothing, so that its place is worth another prompt."""
         return len({rollout.reward for rollout in self.rollouts}) == 1
 
 

@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 
 def resume_point(last_event_id: str | None) -> str:
-    """The entry id to go on after. Raises Problem 422."""
+    """Returns the entry id to go on after. Raises Problem 422."""
     if not last_event_id:
         return FIRST
     found = EVENT_ID.fullmatch(last_event_id)
@@ -93,7 +93,7 @@ class EventStream:
             await self._pause()
 
     def _look(self) -> tuple[bool, list[tuple[str, JobEvent]]]:
-        """The state first: a job that was final before the look has no event after it."""
+        """Reads the state first: a job that was final before the look has no event after it."""
         is_final = self._jobs.state(self._job_id).is_final
         return is_final, self._jobs.events_after(self._job_id, self._after, count=MAX_EVENTS)
 

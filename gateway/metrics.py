@@ -102,7 +102,7 @@ def job_gauges(jobs: JobStore, run_root: Path) -> bytes:
 
 
 def exposition(metrics: Mapping[str, IterationMetrics]) -> bytes:
-    """Job id → its last iteration, as text. A registry for each call: a job that ended leaves no gauge behind."""
+    """Job id → its last iteration, as text. Each call makes a registry: a job that ended leaves no gauge behind."""
     registry = CollectorRegistry()
     gauges: dict[str, Gauge] = {}
     components = Gauge(

@@ -18,7 +18,7 @@ def newest_metrics(folder: RunFolder) -> IterationMetrics | None:
 
 
 def iteration_metrics(folder: RunFolder) -> list[IterationMetrics]:
-    """Ordered by iteration; the last line of an iteration wins, since a replay writes it again.
+    """Returns them in order; the last line of an iteration wins, since a replay writes it again.
 
     A line that a dying trainer tore is left out: its iteration is not committed, and is written again when it is.
     """

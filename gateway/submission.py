@@ -37,7 +37,7 @@ async def read_spec(request: Request, *, max_bytes: int) -> JobSpec:
 
 
 async def read_resume(request: Request, *, max_bytes: int) -> ResumeRequest:
-    """No body asks for nothing but to go on. Raises Problem as `read_spec` does."""
+    """A request without a body asks for nothing but to go on. Raises Problem as `read_spec` does."""
     body = await _read_body(request, max_bytes=max_bytes)
     if not body:
         return ResumeRequest()
@@ -63,7 +63,7 @@ def _decoded(body: bytes, kind: type[T]) -> T:
 
 
 def idempotency_key(request: Request) -> str:
-    """ "" without the header: every request is a new job. Raises Problem 422."""
+    """Returns "" without the header: every such request is a new job. Raises Problem 422."""
     key = request.headers.get("idempotency-key")
     if key is None:
         return ""

@@ -107,7 +107,7 @@ class Access:
 
 
 def allowed_names(settings: StackSettings) -> frozenset[str]:
-    """Host names, in small letters. Raises InvalidInput for what is none."""
+    """Returns host names in small letters. Raises InvalidInput for what is none."""
     given = {name.strip().lower().rstrip(".") for name in settings.allowed_hosts.split(",") if name.strip()}
     for name in given:
         if not re.fullmatch(r"[a-z0-9_.-]+", name):
@@ -116,7 +116,7 @@ def allowed_names(settings: StackSettings) -> frozenset[str]:
 
 
 def _host_of(headers: list[tuple[bytes, bytes]]) -> str:
-    """ "" where it is missing, or there twice."""
+    """Returns "" where it is missing, or there twice."""
     values = _values(headers, b"host")
     return values[0].decode("latin-1").strip() if len(values) == 1 else ""
 

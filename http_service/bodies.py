@@ -19,7 +19,7 @@ def media_type_of(request: Request) -> str:
 
 
 async def read_body(request: Request, *, max_bytes: int, cure: str) -> bytes:
-    """The whole body. Raises Problem 413 as soon as it is known to be too long, ClientDisconnect."""
+    """Returns the whole body. Raises Problem 413 as soon as it is known to be too long, ClientDisconnect."""
     declared = request.headers.get("content-length", "")
     too_long = Problem(
         HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the body is over {max_bytes} bytes", field="body", cure=cure

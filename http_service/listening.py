@@ -9,7 +9,7 @@ from contracts.errors import InvalidInput
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A bound socket. Raises InvalidInput that names the setting."""
+    """Returns a bound socket. Raises InvalidInput that names the setting."""
     if not 0 < port < 65536:
         raise InvalidInput(f"{port} is not a port", field="ONBEAT_PORT", cure="1 to 65535")
     try:

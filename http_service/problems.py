@@ -66,7 +66,7 @@ async def _on_onbeat_error(request: Request, error: Exception) -> Response:
 
 
 async def _on_bad_parameter(request: Request, error: Exception) -> Response:
-    """A path or query parameter that FastAPI refuses."""
+    """FastAPI refuses a path or query parameter."""
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     return problem_response(HTTPStatus.UNPROCESSABLE_ENTITY, str(first["msg"]), field=str(first["loc"][-1]))

@@ -78,7 +78,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _log_settings() -> StackSettings:
-    """Only the log format: a wrong variable is reported by the command that reads them all."""
+    """Reads the log format alone: a wrong variable is reported by the command that reads them all."""
     json_lines = os.environ.get(f"{PREFIX}LOG_FORMAT") == "json"
     return StackSettings(log_format="json" if json_lines else "human")
 

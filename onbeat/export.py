@@ -194,7 +194,7 @@ def _part(number: int) -> str:
 
 
 def _write_adapters(scratch: Path, weights: Weights, kept: KeptVersion, spec: JobSpec, model_folder: Path) -> str:
-    """Digest of the matrices."""
+    """Writes them, and returns the digest of the matrices."""
     if (found := tensors_digest(weights.tensors)) != kept.weights_digest:
         raise ContractViolation(
             f"makes the weights {found[:12]} of its base, version {kept.policy_version} is {kept.weights_digest[:12]}",

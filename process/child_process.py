@@ -91,12 +91,12 @@ class ChildProcess:
         return True
 
     def terminate(self) -> None:
-        """SIGTERM, without waiting."""
+        """Sends SIGTERM, without waiting."""
         if self._process is not None and self.is_running:
             self._process.terminate()
 
     def stop(self, *, grace_s: float = 10.0) -> None:
-        """SIGTERM, then SIGKILL after the grace; processes that it started and left behind are killed too."""
+        """Sends SIGTERM, then SIGKILL after the grace; processes that it started and left behind are killed too."""
         if self._process is None:
             return
         offspring = self._offspring()
@@ -107,7 +107,7 @@ class ChildProcess:
         kill_all(offspring)
 
     def kill(self) -> None:
-        """SIGKILL to its process group, as a crash would end it."""
+        """Sends SIGKILL to its process group, as a crash would end it."""
         if self._process is not None:
             offspring = self._offspring()
             self._end_group()
@@ -163,7 +163,7 @@ def living(processes: Iterable[psutil.Process]) -> set[psutil.Process]:
 
 
 def kill_all(processes: Iterable[psutil.Process]) -> None:
-    """SIGKILL to those that still run."""
+    """Sends SIGKILL to those that still run."""
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()

@@ -35,7 +35,7 @@ _hits_left = 0
 
 
 def arm(crash_at: str) -> None:
-    """`NAME` or `NAME:N`, the Nth time; "" arms nothing. Raises InvalidInput for an unknown name."""
+    """Arms `NAME`, or `NAME:N` for the Nth time; "" arms nothing. Raises InvalidInput for an unknown name."""
     global _armed, _hits_left
     name, _, count = crash_at.partition(":")
     if not crash_at:

@@ -50,7 +50,7 @@ def end_with_launcher() -> Callable[[], None] | None:
 
 
 def end_with_parent(number: signal.Signals) -> None:
-    """What `end_with_launcher` does, with a signal of the caller's choice, from inside a process that is running.
+    """Does what `end_with_launcher` does, with a signal of the caller's choice, in a process that runs already.
 
     A process whose parent, as LAUNCHER_PID names it, died before this call ends at once: no signal would come.
     """

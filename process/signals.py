@@ -15,13 +15,13 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def exit_cleanly_on_signals() -> None:
-    """uvicorn repeats the signal that stopped it, after its shutdown: that, too, is exit code 0."""
+    """SIGTERM and SIGINT end the process with code 0, also where uvicorn repeats the one that stopped it."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _leave)
 
 
 def end_on_signals() -> None:
-    """The command line calls it once, in the main thread."""
+    """Requests to end raise KeyboardInterrupt; the command line calls this once, in the main thread."""
     for number in ENDING:
         signal.signal(number, _interrupt)
 

@@ -51,7 +51,7 @@ def plugins() -> Response:
 
 
 async def _require_ready(request: Request) -> None:
-    """The pool scores an item now."""
+    """Raises Problem 503 unless the pool scores an item now."""
     try:
         await scoring.self_test(request.app.state.pool)
     except OnbeatError as error:

@@ -20,7 +20,7 @@ SELF_TEST_TIMEOUT_S = 5.0
 
 
 async def score(request: RewardRequest, pool: ScorerPool) -> RewardResponse:
-    """One result per item, in order. Cancelling it drops the items not yet begun. Raises Unavailable.
+    """Returns one result per item, in order. Cancelling it drops the items not yet begun. Raises Unavailable.
 
     A rubric with one component that needs isolation is scored in the pool as a whole.
     """

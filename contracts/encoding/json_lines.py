@@ -24,12 +24,12 @@ log = logging.getLogger(__name__)
 
 
 def read_json_lines(path: Path, kind: type[T]) -> list[T]:
-    """All records, in the file's order; [] where the file is missing. Raises OSError."""
+    """Returns all records, in the file's order; [] where the file is missing. Raises OSError."""
     return _decoded(path.read_bytes(), kind, source=str(path)) if path.exists() else []
 
 
 def last_json_line(path: Path, kind: type[T]) -> T | None:
-    """The last whole record, without reading the file up to it; None where there is none. Raises OSError."""
+    """Returns the last whole record, without reading the file up to it; None where there is none. Raises OSError."""
     if not path.exists():
         return None
     with path.open("rb") as file:
@@ -42,7 +42,7 @@ def last_json_line(path: Path, kind: type[T]) -> T | None:
 
 
 def append_json_lines(path: Path, records: Iterable[Record]) -> None:
-    """Raises OSError."""
+    """Writes each record as a line of its own, behind a torn line too. Raises OSError."""
     with path.open("ab+") as file:
         if file.seek(0, 2):
             file.seek(-1, 2)

@@ -19,7 +19,7 @@ RelativePath = Annotated[str, Meta(min_length=1, max_length=1024, pattern=rf"^{S
 
 
 def check_job_id(job_id: str) -> str:
-    """The id. Raises NotFound: what isn't of this form is no job's, and would make another path, or another key."""
+    """Returns the id. Raises NotFound: another form is no job's, and would make another path, or another key."""
     if not JOB_ID.fullmatch(job_id):
         raise NotFound(f"`{job_id[:80]!a}` is no job's id", field="job_id", cure="`onbeat jobs` lists them")
     return job_id
@@ -31,7 +31,7 @@ def is_below(path: str) -> bool:
 
 
 def inside(folder: Path, path: str) -> Path:
-    """A path below the folder, links followed. Raises ContractViolation for one that leads out of it."""
+    """Returns a path below the folder, links followed. Raises ContractViolation for one that leads out of it."""
     found = folder / path
     if not found.resolve().is_relative_to(folder.resolve()):
         raise ContractViolation(f"`{path[:200]!a}` leads out of {folder}", field="path")

@@ -85,7 +85,7 @@ class Number(NamedTuple):
 
 
 def last_number(text: str) -> Number | None:
-    """The number that the last digit of a text belongs to; None without one, or where it is longer than MAX_CHARS."""
+    """Finds the number of a text's last digit; None without one, or where it is longer than MAX_CHARS."""
     last_digit = max(text.rfind(digit) for digit in "0123456789")
     start = max(0, last_digit - MAX_CHARS)
     if start:  # what begins before is cut off: from the next white space on every number is whole
@@ -95,7 +95,7 @@ def last_number(text: str) -> Number | None:
 
 
 def read_number(text: str) -> Number | None:
-    """The number that the whole text is; None where it is something else, or not finite."""
+    """Reads the number that the whole text is; None where it is something else, or not finite."""
     found = NUMBER.fullmatch(text.strip()) if len(text) <= MAX_CHARS else None
     number = _value(found) if found is not None else None
     return number if number is not None and number.value.is_finite() else None

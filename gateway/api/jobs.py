@@ -78,7 +78,7 @@ async def submit(request: Request, services: HasServices) -> Response:
 
 @router.get("", **openapi.answers(openapi.list_of("JobList", "jobs", JOB)))
 def list_jobs(services: HasServices, limit: Annotated[int, Query(ge=1, le=MAX_LISTED)] = 100) -> Response:
-    """The newest jobs, newest first."""
+    """List the newest jobs, newest first."""
     live_generators = len(Presence(services.broker).live())
     found = []
     for job_id in services.jobs.job_ids()[:limit]:
@@ -91,7 +91,7 @@ def list_jobs(services: HasServices, limit: Annotated[int, Query(ge=1, le=MAX_LI
 
 @router.get("/{job_id}", **STATUS)
 def get_job(job_id: KnownJob, services: HasServices) -> Response:
-    """A job's status."""
+    """Show a job's status."""
     return json_answer(job_status(services.broker, job_id))
 
 
@@ -129,7 +129,7 @@ async def resume(request: Request, job_id: KnownJob, services: HasServices) -> R
 
 
 def _create(services: Services, spec: JobSpec, key: str) -> tuple[JobStatus, bool]:
-    """The job's status, and whether it is new. Raises Problem, InvalidInput, Conflict or Unavailable."""
+    """Returns the job's status, and whether it is new. Raises Problem, InvalidInput, Conflict or Unavailable."""
     check_job(spec.dataset, spec.reward.components)
     submission.check_paths(spec, services.settings)
     submission.check_generators(spec, Presence(services.broker).live())

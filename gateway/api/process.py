@@ -12,7 +12,7 @@ from http_service.process_routes import process_routes
 
 
 async def _require_ready(request: Request) -> None:
-    """The broker answers."""
+    """Raises BrokerUnavailable unless the broker answers."""
     await run_in_threadpool(services_of(request).broker.ping)
 
 

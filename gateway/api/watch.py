@@ -35,7 +35,7 @@ async def events(
     services: HasServices,
     last_event_id: Annotated[str | None, Header()] = None,
 ) -> Response:
-    """Server-sent events from the first, or after `Last-Event-ID`, to the job's final state."""
+    """Send events from the first, or after `Last-Event-ID`, to the job's final state."""
     after = resume_point(last_event_id)
     if services.num_event_streams >= services.max_event_streams:
         raise Unavailable(f"{services.num_event_streams} event streams are open", cure="end some, or poll the job")
@@ -52,18 +52,18 @@ async def events(
 
 @router.get("/metrics", **METRICS)
 def job_metrics(job_id: KnownJob, services: HasServices) -> Response:
-    """Every trained iteration in numbers, oldest first."""
+    """Show every trained iteration in numbers, oldest first."""
     return json_answer({"iterations": iteration_metrics(RunFolder(services.settings.run_root_path, job_id))})
 
 
 @router.get("/streams", **openapi.answers(openapi.record(StreamReport)))
 def streams(job_id: KnownJob, services: HasServices) -> Response:
-    """The job's Redis streams: lengths, pending, ages, leases, rejections by reason, bytes."""
+    """Show the job's Redis streams: lengths, pending, ages, leases, rejections by reason, bytes."""
     return json_answer(stream_report(services.broker, job_id))
 
 
 @router.get("/audit", **AUDIT)
 def audit(job_id: KnownJob, services: HasServices) -> Response:
-    """The audit chain, oldest first; each record with the digest that the next one names as `previous`."""
+    """Show the audit chain, oldest first, each record with the digest that the next one names as `previous`."""
     records = services.jobs.audit(job_id)
     return json_answer({"records": [{**to_builtins(record), "digest": record_digest(record)} for record in records]})

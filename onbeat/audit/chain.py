@@ -192,7 +192,7 @@ def _check_batches(walk: _Walk, record: AuditRecord, spec: JobSpec, name: str) -
 
 
 def _check_unscorable(walk: _Walk, record: AuditRecord, name: str) -> None:
-    """What stands in the place of a score is in a batch that was used, and of a component that states such a score."""
+    """Each stand-in for a score must be in a batch that was used, and of a component that states such a score."""
     stated = set(record.on_unscorable or ())
     counts = record.unscorable or {}
     if strange := sorted(counts.keys() - record.batches.keys()):

@@ -70,7 +70,7 @@ class Weights:
 
 
 def kept_versions(folder: RunFolder, versions: Mapping[int, str] | None) -> list[KeptVersion]:
-    """Oldest first, of one version its checkpoint last.
+    """Returns the oldest first; a version's checkpoint follows its folder.
 
     versions: version → digest by the audit chain; None where that is not at hand: then checkpoints alone are known,
     which say what they hold. A folder that the chain contradicts, or doesn't know, is left out.
@@ -164,7 +164,7 @@ def _of_delta(folder: RunFolder, kept: KeptVersion) -> dict[str, Tensor]:
 
 
 def _base(folder: RunFolder, spec: JobSpec, model_folder: Path, *, digest: str) -> Mapping[str, Tensor]:
-    """What the adapters stand on. digest: "" where only the merged version's is known."""
+    """Finds what the adapters stand on. digest: "" where only the merged version's is known."""
     files = sorted((folder.weights / "base").glob("*.safetensors"))
     if files:
         stored = StoredTensors(files)

@@ -93,7 +93,7 @@ def tensors_of_delta(folder: RunFolder, path: Path) -> dict[str, tuple[str, tupl
 
 
 def _read_step(path: Path) -> list[WeightDelta]:
-    """The delta files in one folder, each of other tensors."""
+    """Reads the delta files of one folder, each of which holds other tensors."""
     files = sorted(path.glob(f"{DELTA_PREFIX}*"))
     if not files:
         raise ContractViolation("holds neither weights nor a delta", field=str(path))
@@ -190,7 +190,7 @@ def _tensors(path: Path, data: memoryview) -> Iterator[Tensor]:
 
 
 def _header(path: Path, data: memoryview) -> tuple[dict[str, Any], int]:
-    """Header, and where the tensors' bytes start."""
+    """Returns the header, and where the tensors' bytes start."""
     if len(data) < 8:
         raise ContractViolation("is too short to be safetensors", field=str(path))
     (num_bytes,) = struct.unpack("<Q", data[:8])

@@ -94,7 +94,7 @@ class DisturbedRun:
         return bool(self.due) and clock_s is not None and self.due[-1][0] <= self.elapsed_s - clock_s
 
     def see(self, status: JobStatus, trainers: Sequence[int]) -> None:
-        """The job as it stands, and the processes that train it."""
+        """Takes note of the job as it stands, and of the processes that train it."""
         self.committed = status.iterations_committed
         if self.opened_s is None and (status.batches_expected or self.committed):
             self.opened_s = self.elapsed_s
@@ -145,7 +145,7 @@ class Campaign:
         }
 
     def run(self, rounds: int, on_round: Callable[[CampaignResult], None]) -> CampaignResult:
-        """The oracle, then the rounds; on_round sees the campaign so far, from the oracle's end on."""
+        """Runs the oracle, then the rounds; on_round sees the campaign so far, from the oracle's end on."""
         began_s = time.monotonic()
         calm = DisturbedRun(due=[])
         oracle = self._run_to_end(replace(self._spec, schedule="synchronous"), calm)
@@ -265,7 +265,7 @@ class Campaign:
         return self._pause(run, pid, str(pid))
 
     def _trainer(self, run: DisturbedRun) -> int:
-        """The process to hit. Raises LookupError while there is none, or none that this round hits."""
+        """Returns the process to hit. Raises LookupError while there is none, or none that this round hits."""
         trainers = child_process.running("consumer", run.job_id)
         if not run.from_submission:
             trainers = [pid for pid in trainers if run.is_at_work(pid)]
@@ -312,6 +312,6 @@ class Campaign:
 
 
 def hardened(spec: JobSpec) -> JobSpec:
-    """The job with short leases, and with as many attempts as the campaign may take away from it."""
+    """Returns the job with short leases, and with as many attempts as the campaign may take away from it."""
     timeouts = replace(spec.timeouts, generator_lease_s=LEASE_S, trainer_lease_s=LEASE_S, max_trainer_starts=1000)
     return replace(spec, timeouts=timeouts, rollout=replace(spec.rollout, max_attempts=1000))

@@ -61,7 +61,7 @@ class GatewayClient:
         self._http.close()
 
     def submit(self, spec: JobSpec, *, idempotency_key: str) -> JobStatus:
-        """Safe to repeat with the same key: the gateway answers the same job."""
+        """May be repeated with the same key: the gateway answers the same job."""
         headers = {"Idempotency-Key": idempotency_key, "Content-Type": "application/json"}
         return convert(self._ask("POST", "/v1/jobs", content=encode_json(spec), headers=headers), JobStatus)
 
@@ -81,7 +81,7 @@ class GatewayClient:
         iterations: int | None = None,
         on_unscorable: Mapping[str, OnUnscorable] = MappingProxyType({}),
     ) -> JobStatus:
-        """Safe to repeat while the job is queued."""
+        """May be repeated while the job is queued."""
         headers = {"Content-Type": "application/json"}
         body = encode_json(ResumeRequest(iterations=iterations, on_unscorable=dict(on_unscorable)))
         return convert(
@@ -165,7 +165,7 @@ class GatewayClient:
 
 
 def parse_events(answer: httpx.Response) -> Iterator[tuple[str, JobEvent]]:
-    """Server-sent events of one connection. Raises httpx.TransportError where it breaks off, or holds none."""
+    """Reads the events of one connection. Raises httpx.TransportError where it breaks off, or holds none."""
     for event in EventSource(answer).iter_sse():
         if event.data:  # the blank line after a comment ends an event without data
             yield event.id, _decode_event(event.data)
@@ -181,14 +181,14 @@ def audit_entries(body: Any) -> list[AuditEntry]:
 
 
 def _member(body: Any, name: str, kind: type[T]) -> T:
-    """The member of an answer that should be an object with it. Raises ContractViolation or InvalidInput."""
+    """Returns the member of an answer that should be an object with it. Raises ContractViolation or InvalidInput."""
     if not isinstance(body, dict) or name not in body:
         raise ContractViolation(f"the answer has no `{name}`", field="gateway")
     return convert(body[name], kind)
 
 
 def problem_of(answer: httpx.Response) -> OnbeatError:
-    """An RFC 9457 problem as our error; anything else as its status line. No redirect is followed."""
+    """Makes an RFC 9457 problem our error, and anything else its status line. No redirect is followed."""
     if answer.has_redirect_location:
         return InvalidInput(
             f"it redirects to {answer.headers['Location']!r}",

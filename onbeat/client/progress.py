@@ -58,7 +58,7 @@ class JobProgress:
 
     @property
     def evaluation_before(self) -> EvaluationScore | None:
-        """Under version 0."""
+        """The held-out score under version 0."""
         return self.evaluations.get(0) or self.status.evaluation_before
 
     @property

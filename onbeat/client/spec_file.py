@@ -25,7 +25,7 @@ def load_spec(path: Path, settings: Sequence[str] = ()) -> JobSpec:
 
 
 def parse_spec(values: dict[str, Any], settings: Sequence[str] = ()) -> JobSpec:
-    """Plain values of a spec, changed by `key.path=value` settings, as a JobSpec."""
+    """Makes a JobSpec of plain values, changed by `key.path=value` settings."""
     for setting in settings:
         apply_setting(values, setting)
     try:
@@ -60,7 +60,7 @@ def apply_setting(values: dict[str, Any], setting: str) -> None:
 
 
 def parse_value(text: str) -> Any:
-    """A TOML value, or the text itself."""
+    """Returns a TOML value, or the text itself."""
     try:
         parsed = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:

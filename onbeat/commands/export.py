@@ -61,7 +61,7 @@ def export(
 
 
 def _model_folder(spec: JobSpec, model_root: Path) -> Path:
-    """Where the stack read the model from; the run folder, and so the spec, may be another person's."""
+    """Finds where the stack read the model from; the run folder, and so the spec, may be another person's."""
     settings = replace(settings_from(os.environ), model_root=str(model_root))
     return settings.spec_root.find(spec.model.path, field="model.path")
 
@@ -69,7 +69,7 @@ def _model_folder(spec: JobSpec, model_root: Path) -> Path:
 def _run_of(
     job: str, gateway: str | None, api_key: str | None, run_dir: Path | None
 ) -> tuple[RunFolder, list[AuditRecord] | None]:
-    """The run folder and its audit chain; None where no stack holds the job and the run left no audit file."""
+    """Finds the run folder and its audit chain; None where no stack holds the job and the run left no audit file."""
     settings = settings_from(os.environ)
     weight_root = settings.weight_root_path if settings.weight_root else None
     offline = RunFolder(run_root_from(os.environ, run_dir).resolve(), job, weight_root=weight_root)

@@ -70,7 +70,7 @@ def on_unscorable_from(texts: Sequence[str]) -> dict[str, OnUnscorable]:
 
 
 def model_root_or_default(chosen: Path | None) -> Path:
-    """The flag, ONBEAT_MODEL_ROOT, the working directory if it has configs/, or the repository's root."""
+    """Takes the flag, ONBEAT_MODEL_ROOT, the working directory if it has configs/, or the repository's root."""
     if chosen is not None:
         return chosen
     if from_environment := os.environ.get("ONBEAT_MODEL_ROOT"):
@@ -80,7 +80,7 @@ def model_root_or_default(chosen: Path | None) -> Path:
 
 
 def profile_and_count(path: Path | None, generators: int | None) -> tuple[StackProfile | None, int]:
-    """What the flags say about generators. Raises InvalidInput where both do."""
+    """Returns what the flags say about generators. Raises InvalidInput where both do."""
     if path is None:
         return None, 1 if generators is None else generators
     if generators is not None:

@@ -163,5 +163,5 @@ def _stack_file(plan: StackPlan) -> Path:
 
 
 def _shipped(path: Path) -> Path:
-    """A file of the working directory, or the repository's."""
+    """Finds a file in the working directory, or in the repository."""
     return path if path.exists() or not (options.REPOSITORY / path).exists() else options.REPOSITORY / path

@@ -68,7 +68,7 @@ def read_stack_file(run_root: Path) -> StackFile | None:
 
 
 def run_root_from(environment: Mapping[str, str], run_dir: Path | None) -> Path:
-    """The flag, then ONBEAT_RUN_ROOT, then runs/."""
+    """Takes the flag, then ONBEAT_RUN_ROOT, then runs/."""
     return run_dir or Path(environment.get(f"{PREFIX}RUN_ROOT") or DEFAULT_RUN_DIR)
 
 
@@ -125,7 +125,7 @@ def gateway_access(
 
 
 def same_origin(one: str, other: str) -> bool:
-    """Scheme, host and port (RFC 6454): a key for the one may be sent to the other."""
+    """Compares scheme, host and port (RFC 6454): a key for the one may be sent to the other."""
     return _origin(one) is not None and _origin(one) == _origin(other)
 
 

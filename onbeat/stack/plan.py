@@ -77,7 +77,7 @@ class StackPlan:
 
 
 def stack_settings(environment: Mapping[str, str]) -> StackSettings:
-    """The ONBEAT_ variables that a stack is started with. Raises InvalidInput for one that the stack decides itself."""
+    """Reads the ONBEAT_ variables of a stack. Raises InvalidInput for one that the stack decides itself."""
     for name, reason in DECIDED.items():
         variable = _variable(name)
         if environment.get(variable) and not is_service_link(variable, environment[variable]):
@@ -86,7 +86,7 @@ def stack_settings(environment: Mapping[str, str]) -> StackSettings:
 
 
 def threads_from(environment: Mapping[str, str], flag: int | None) -> int | None:
-    """--threads, then ONBEAT_THREADS; None where neither is set."""
+    """Takes --threads, then ONBEAT_THREADS; None where neither is set."""
     if flag is None and environment.get(_variable("threads")):
         return settings_from(environment).threads
     return flag
@@ -99,7 +99,7 @@ def settings_of(service: str, shared: StackSettings) -> StackSettings:
 
 
 def child_environment(inherited: Mapping[str, str], settings: StackSettings, *, port: int) -> dict[str, str]:
-    """The launcher's environment with the stack's settings in place of whatever ONBEAT_ variables it had."""
+    """The launcher's environment with the stack's settings in place of all ONBEAT_ variables that it had."""
     environment = {name: value for name, value in inherited.items() if not name.startswith(PREFIX)}
     environment |= dict.fromkeys(NUMERIC_THREADS, str(settings.threads))
     environment |= {"PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}

@@ -17,7 +17,7 @@ ATTEMPTS = 200
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port that could be bound a moment ago; the caller's bind may still lose a race."""
+    """Finds a port that could be bound a moment ago; the caller's bind may still lose a race."""
     for port in random.SystemRandom().sample(range(FIRST, LAST), ATTEMPTS):
         if is_free(port, host):
             return port

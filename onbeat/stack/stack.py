@@ -114,7 +114,7 @@ class EmbeddedStack:
         self._stack_file = write_stack_file(self.plan.run_root, stack)
 
     def start_or_stop(self, *, deadline_s: float = READY_DEADLINE_S) -> None:
-        """`start`; what was started is stopped again when it fails or is interrupted."""
+        """Does `start`; what was started is stopped again when it fails or is interrupted."""
         try:
             self.start(deadline_s=deadline_s)
         except BaseException:

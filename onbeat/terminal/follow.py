@@ -64,7 +64,7 @@ class EventReader:
 
     @property
     def ended(self) -> bool:
-        """All events are in the queue or were taken."""
+        """Whether all events are in the queue or were taken."""
         return not self._thread.is_alive()
 
     def start(self) -> None:

@@ -80,13 +80,13 @@ class PlainView:
             self._console.print(one_line(line), soft_wrap=True)
 
     def refresh(self, progress: JobProgress) -> None:
-        """Nothing: lines come from events."""
+        """Does nothing: lines come from events."""
 
     def __enter__(self) -> PlainView:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Nothing to close."""
+        """Does nothing: there is nothing to close."""
 
 
 def panel(progress: JobProgress) -> RenderableType:

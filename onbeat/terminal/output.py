@@ -39,12 +39,12 @@ class TextConsole(Console):
 
 
 def console_for(*, json_output: bool) -> Console:
-    """Text for people goes to stdout; with --json to stderr, because stdout belongs to the one object."""
+    """A console whose text goes to stdout; with --json to stderr, because stdout belongs to the one object."""
     return TextConsole(stderr=json_output)
 
 
 def emit(value: Any) -> None:
-    """The one JSON object; controls that JSON leaves as they are become escapes, which mean the same."""
+    """Prints the one JSON object; controls that JSON leaves as they are become escapes, which mean the same."""
     text = UNSHOWN.sub(lambda found: f"\\u{ord(found[0]):04x}", encode_json(value).decode())
     sys.stdout.write(text + "\n")
     sys.stdout.flush()

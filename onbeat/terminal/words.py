@@ -77,7 +77,7 @@ def by_reason(counts: dict[str, int]) -> str:
 
 
 def one_line(text: str) -> str:
-    """Foreign text as one line, without what would move a cursor, or begin a line that looks like one of ours."""
+    """Makes foreign text one line, without what would move a cursor, or begin a line that looks like one of ours."""
     return shown(text)
 
 

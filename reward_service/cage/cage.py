@@ -61,7 +61,7 @@ class CageRules(Record, frozen=True, kw_only=True):
 
     @property
     def own_uids(self) -> tuple[int, int]:
-        """The one to take, and the one where that isn't mapped."""
+        """The user to become, and the one to become where that one isn't mapped."""
         offset = self.number % UIDS_EACH
         return FIRST_UID + self.service_pid * UIDS_EACH + offset, MAPPED_UID + offset
 
@@ -129,7 +129,7 @@ class Cage:
         return kernel.end_children(scorer, scans=not reaches_all)
 
     def _mount(self) -> None:
-        """A scratch folder of limited size, and a /proc that shows this cage only; without them it goes on."""
+        """Mounts a scratch folder of limited size, and a /proc that shows this cage only; without them it goes on."""
         if not kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE):
             return
         if os.getuid() == 0:

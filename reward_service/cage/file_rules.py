@@ -36,7 +36,7 @@ class _PathBeneath(ctypes.Structure):
 
 
 def restrict_files(*, writable: str | None, hidden: Sequence[str], network: bool) -> list[str]:
-    """From here on nothing can be written but below `writable`, nor read below `hidden`; what could not be had.
+    """Forbids writing but below `writable`, and reading below `hidden`; returns what could not be had.
 
     It also keeps this process from looking into processes outside (their environment and memory), and, where the kernel
     is new enough, from signalling them. Call it without privileges, after PR_SET_NO_NEW_PRIVS.
@@ -83,7 +83,7 @@ def _split(hidden: Sequence[str]) -> tuple[list[Path], list[Path]]:
 
 
 def _around(hidden: Sequence[Path]) -> Iterator[str]:
-    """Everything that is there, but the hidden folders: the neighbours of each folder on the way to one."""
+    """Lists everything but the hidden folders: the neighbours of each folder on the way to one."""
     if not hidden:
         return
     on_the_way = {parent for path in hidden for parent in path.parents}
@@ -99,7 +99,7 @@ def _around(hidden: Sequence[Path]) -> Iterator[str]:
 
 
 def _allow(ruleset: int, path: str, access: int) -> None:
-    """A path that is gone, or a link that leads into a hidden folder, is allowed nothing."""
+    """Allows a path, unless it is gone, or is a link that leads into a hidden folder."""
     try:
         handle = os.open(path, os.O_PATH | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:

@@ -43,7 +43,7 @@ def prctl(option: int, value: int) -> bool:
 
 
 def unshare(flags: int) -> bool:
-    """All of the namespaces, or none of them."""
+    """Enters all of the namespaces, or none of them."""
     return IS_LINUX and libc().unshare(flags) == 0
 
 
@@ -55,7 +55,7 @@ def mount(source: str, target: str, kind: str | None, flags: int, options: str =
 
 
 def unmount(target: str) -> None:
-    """What is mounted there in this mount namespace, if anything is."""
+    """Unmounts what is mounted there in this mount namespace, if anything is."""
     if IS_LINUX:
         libc().umount2(target.encode(), MNT_DETACH)
 
@@ -89,17 +89,17 @@ def end_with_parent(signal_number: int) -> bool:
 
 
 def adopt_orphans() -> bool:
-    """What a child leaves behind becomes this process's child."""
+    """Makes what a child leaves behind this process's child."""
     return prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def hide_from_own_uid(*, hidden: bool) -> bool:
-    """Other processes of this user can't read this one's memory, environment and open files, nor trace it."""
+    """Keeps other processes of this user from reading this one's memory, environment and files, and from tracing it."""
     return prctl(PR_SET_DUMPABLE, 0 if hidden else 1)
 
 
 def give_up_privileges() -> bool:
-    """No capability now, and none by any program that is started from here on."""
+    """Drops every capability, now and for any program that is started from here on."""
     if not prctl(PR_SET_NO_NEW_PRIVS, 1):
         return False
     header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0)
@@ -114,7 +114,7 @@ def counts_processes_by_namespace() -> bool:
 
 
 def kill(pid: int) -> None:
-    """One that is gone, or out of reach, stays so."""
+    """Sends SIGKILL; a process that is gone, or out of reach, stays so."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signal.SIGKILL)
 

@@ -97,7 +97,7 @@ class _Program(ctypes.Structure):
 
 
 def refuse_syscalls(names: Collection[str]) -> bool:
-    """By their names in the table, and new namespaces always. Whether it holds, here and in what is forked.
+    """Refuses calls by their names in the table, and new namespaces always; whether it holds, in forks too.
 
     Call it after PR_SET_NO_NEW_PRIVS.
     """

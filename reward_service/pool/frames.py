@@ -25,7 +25,7 @@ class Frames:
     """Both directions of one socket. Deadlines are `time.monotonic()`; None waits for ever."""
 
     def __init__(self, sock: socket.socket, *, max_bytes: int) -> None:
-        """max_bytes: of one message that is received."""
+        """max_bytes: the longest message that is received."""
         self._socket = sock
         self._max_bytes = max_bytes
         self._buffer = bytearray()
@@ -61,7 +61,7 @@ class Frames:
             self._read_more(deadline_s)
 
     def send_handle(self, payload: bytes, handle: int) -> None:
-        """A message with an open file descriptor beside it. Raises Gone."""
+        """Sends a message with an open file descriptor beside it. Raises Gone."""
         self._socket.settimeout(None)
         try:
             socket.send_fds(self._socket, [LENGTH.pack(len(payload)) + payload], [handle])
@@ -69,7 +69,7 @@ class Frames:
             raise Gone from error
 
     def receive_with_handle(self) -> tuple[bytes, int | None]:
-        """The next message, and the descriptor that came with it: for a reader that is sent one message at a time."""
+        """Returns the next message, and the descriptor beside it, to a reader that is sent one message at a time."""
         handle: int | None = None
         self._socket.settimeout(None)
         while True:

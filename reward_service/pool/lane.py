@@ -89,7 +89,7 @@ class Work:
         return len(self.items) - self.num_begun
 
     def take(self, most: int) -> Turn:
-        """The next items: few enough for what they took so far, and at least one."""
+        """Takes the next items: few enough for what they took so far, and at least one."""
         start = self.num_begun
         num_bytes = 0
         while self.num_begun < len(self.items) and self.num_begun - start < min(self.num_at_once, max(1, most)):
@@ -162,7 +162,7 @@ class Lane(Thread):
             self._end(key)
 
     def stop(self) -> None:
-        """From another thread: kills the cages, so that a wait for one ends now."""
+        """Kills the cages, so that a wait for one ends now; another thread calls it."""
         with self._lock:
             self._stopped = True
             for cage in self._cages.values():
@@ -209,7 +209,7 @@ class Lane(Thread):
         return results
 
     def _settled(self, work: Work, item: RewardItem, result: Unscorable) -> Scored | Unscorable:
-        """Component by component, each under the whole deadline, so that it shows which of them can't score it."""
+        """Scores each component under the whole deadline, so that it shows which of them can't score it."""
         if not any(rubric.score_in_place(c, result.reason, settles=True) is not None for c in work.components):
             return result
         outcomes: list[float | Unscorable] = []
@@ -233,7 +233,7 @@ class Lane(Thread):
         return next(iter(result.breakdown.values()))
 
     def _prepare(self, work: Work) -> Unscorable | None:
-        """A cage and a scorer process that may score this request; why no item of it can be scored, or None."""
+        """Has a cage and a scorer process ready for this request; why no item of it can be scored, or None."""
         key = work.cage_key
         try:
             cage = self._cage(key)

@@ -51,7 +51,7 @@ class Report(Record, frozen=True, kw_only=True):
 
 
 def main(control: int, rules: str) -> None:
-    """The keeper: sets the cage up, forks the nursery, and ends with it, after whatever is left of the cage.
+    """Runs the keeper, which sets the cage up, forks the nursery, and ends with it, after whatever is left of the cage.
 
     It is out of the reach of what it keeps, and no signal but SIGKILL, which the service sends it last, ends it sooner.
     """
@@ -137,14 +137,14 @@ def _is_gone(parent: int) -> bool:
 
 
 def _remove(folder: str) -> None:
-    """The service is gone, and can't do it; while it lives, its other cages have the folder, too."""
+    """Removes the folder for a service that is gone; while it lives, its other cages have the folder, too."""
     kernel.unmount(folder)
     with contextlib.suppress(OSError):
         os.rmdir(folder)
 
 
 def _end_with(parent: int) -> None:
-    """Elsewhere than on Linux a thread watches the parent, which code that holds the interpreter lock can starve."""
+    """Ends with the parent. On other systems than Linux a thread watches it, which code can starve of its lock."""
     if not kernel.end_with_parent(signal.SIGTERM):
         Thread(target=_watch, args=(parent,), daemon=True).start()
     if os.getppid() != parent:

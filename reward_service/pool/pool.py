@@ -78,7 +78,7 @@ class ScorerPool:
         job_id: str = "",
         settles: bool = False,
     ) -> Future[Results]:
-        """One result per item, in order; cancelling the future drops the items not yet begun. Raises Unavailable.
+        """Gives one result per item, in order; cancelling the future drops the items not yet begun. Raises Unavailable.
 
         job_id, settles: as in RewardRequest.
         """

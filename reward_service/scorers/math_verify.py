@@ -63,7 +63,7 @@ def score(component: MathVerifyReward, item: RewardItem) -> float:
 
 
 def readable(completion: str) -> str:
-    """The end of a completion, without what can begin no match: what never closes, and boxes before the last."""
+    """Cuts a completion to its end, without what can begin no match: what never closes, and boxes before the last."""
     text = TAG.sub(r" \g<0> ", completion[-MAX_CHARS:])
     *earlier, _ = parts = text.rsplit(r"\boxed", MAX_BOXES)
     if len(earlier) == MAX_BOXES:
@@ -73,7 +73,7 @@ def readable(completion: str) -> str:
 
 
 def _closed(text: str, opening: str, closing: str) -> str:
-    """Only the first opening before each closing stays: no other can begin a match."""
+    """Keeps only the first opening before each closing: no other can begin a match."""
     *segments, rest = text.split(closing)
     kept = []
     for segment in segments:
@@ -147,7 +147,7 @@ def _parse(text: str) -> list[Any]:
 
 @functools.cache
 def _guard_parsers() -> None:
-    """math-verify has no place to look at what it found before it parses it, so that its two parsers are wrapped."""
+    """Wraps the two parsers of math-verify, which has no place to look at what it found before it parses it."""
     from math_verify import parser
 
     parser.parse_latex_cached = _guarded(parser.parse_latex_cached, is_readable)
@@ -170,7 +170,7 @@ def _guarded(parse: Callable[[str], Any], is_allowed: Callable[[str], bool]) -> 
 
 
 def is_readable(text: str) -> bool:
-    """Short, not nested deeply, and nothing in it is computed at once."""
+    """Whether it is short, not nested deeply, and nothing in it is computed at once."""
     depth = deepest = 0
     for character in text if len(text) <= MAX_EXPRESSION_CHARS else "":
         depth += (character in "([{") - (character in ")]}")

@@ -7,7 +7,7 @@ from reward_service.scorers.refusals import BadReference
 
 
 def score(component: OverlongReward, item: RewardItem) -> float:
-    """In [-1.0, 0.0], by sampled tokens (arXiv 2503.14476, equation 13). Raises BadReference without their number."""
+    """A score in [-1.0, 0.0] by sampled tokens (arXiv 2503.14476, equation 13). Raises BadReference without them."""
     if item.num_tokens == 0:
         raise BadReference("the completion's number of tokens is not given", field="num_tokens", cure="send it")
     excess = item.num_tokens - component.free_tokens

@@ -22,7 +22,7 @@ def warm_up(component: PluginReward) -> None:
 
 
 def score(component: PluginReward, item: RewardItem) -> float:
-    """What the function returns, as a float. Raises UnknownEntryPoint, TypeError, and whatever the function raises."""
+    """Returns what the function does, as a float. Raises UnknownEntryPoint, TypeError, and what the function raises."""
     value = _load(component.entry_point)(
         prompt=item.prompt, completion=item.completion, reference=item.reference, task_entry=item.task_entry
     )

@@ -136,7 +136,7 @@ def warm_up(components: tuple[RewardComponent, ...]) -> Unscorable | None:
 
 
 def score_item(components: tuple[RewardComponent, ...], item: RewardItem) -> Scored | Unscorable:
-    """Sum of weight x score with the unweighted scores; the first component that fails decides (I6)."""
+    """Adds up weight x score, with the unweighted scores beside it; the first component that fails decides (I6)."""
     outcomes: list[float | Unscorable] = []
     for name, component in named(components):
         outcome = score_component(name, component, item)
@@ -180,12 +180,12 @@ def score_component(name: str, component: RewardComponent, item: RewardItem) -> 
 
 
 def is_score(value: float) -> bool:
-    """Neither NaN nor so large that a trainer's sums overflow."""
+    """Whether it is neither NaN nor so large that a trainer's sums overflow."""
     return abs(value) <= MAX_SCORE
 
 
 def _unscorable(component: str, error: Exception) -> Unscorable:
-    """Any exception of foreign code has an answer here: the item is an error with a reason, never a number."""
+    """Answers any exception of foreign code: the item is an error with a reason, never a number."""
     reason: UnscorableReason = "raised"
     detail = f"{type(error).__name__}: {error}"
     if isinstance(error, BadReference):

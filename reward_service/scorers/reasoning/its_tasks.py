@@ -25,7 +25,7 @@ LONGEST_STEP = 6
 
 
 def score(task: str, answer: str, entry: Entry) -> float:
-    """In [0, 1]; 0.0 for an answer that the scorer raises an error for, where it raises none for the entry's own."""
+    """A score in [0, 1]; 0.0 where the scorer raises an error for the answer, and none for the entry's own."""
     scorer = _scorer(task)
     readable = GUARDS.get(task, _as_it_is)(answer)
     if readable is None:
@@ -59,12 +59,12 @@ def _as_it_is(answer: str) -> str | None:
 
 
 def _finite(answer: str) -> str | None:
-    """complex_arithmetic takes `nan` for the right answer to everything."""
+    """Refuses `nan`, which complex_arithmetic takes for the right answer to everything."""
     return None if "n" in answer.lower() else answer
 
 
 def _few_turns(answer: str) -> str:
-    """rubiks_cube writes out `R1000000000` move by move; four turns are none."""
+    """Takes turns modulo four, which are none: rubiks_cube writes out `R1000000000` move by move."""
     return " ".join(_few_turns_of(move) for move in answer.split())
 
 
@@ -74,7 +74,7 @@ def _few_turns_of(move: str) -> str:
 
 
 def _few_steps(answer: str) -> str:
-    """rush_hour walks `A+1000000000` step by step, against the wall."""
+    """Bounds the steps: rush_hour walks `A+1000000000` step by step, against the wall."""
     return STEPS.sub(lambda found: f"{found[1]}{min(int(found[2][:3]), LONGEST_STEP)}", answer)
 
 

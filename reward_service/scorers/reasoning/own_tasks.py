@@ -28,7 +28,7 @@ SORTING_TOLERANCE = 1.0
 
 
 def score(task: str, answer: str, entry: Entry) -> float:
-    """In [0, 1]. Raises BadReference for an entry that lacks what its task needs: no text of an answer is an error."""
+    """A score in [0, 1] for any text. Raises BadReference for an entry that lacks what its task needs."""
     try:
         return SCORERS[task](answer, entry)
     except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
