@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 KEPT: dict[str, str] = {
+    "weight_store/delta/reader.py DeltaReader.load_ahead: not shard.name.startswith(DELTA_PREFIX)": (
+        "it spares the reading of a file that is no delta, and would be refused as one"
+    ),
     "weight_store/delta/reader.py _apply: tensor is None": (
         "a receiver that holds the base has its names checked: it says what is wrong with a file that was changed since"
     ),

@@ -16,6 +16,7 @@ RECEIVER = (
     "tests/unit/weight_store/adapter/test_adapters.py",
     "tests/unit/weight_store/delta/test_codec.py",
     "tests/unit/weight_store/test_publication.py",
+    "tests/unit/contracts/test_names.py",
 )
 PRODUCER = (
     "tests/unit/producer/rollout/test_carrier.py",

@@ -18,7 +18,6 @@ from contracts.versions import AdapterVersion, WeightManifest, WeightStep
 from weight_store.adapter.matrices import AdapterSource, matrices_of
 from weight_store.files.publisher import FileSink
 from weight_store.files.tensor_folder import remove_folders, remove_scratch
-from weight_store.hashing import tensors_digest
 from weight_store.layout import Layout, PlannedVersion, layout_of, published_dtype
 from weight_store.publication import Publication, WeightPublisher
 
@@ -41,10 +40,10 @@ class AdapterPublisher:
     def begin(self, layout: Layout, *, policy_version: int, is_again: bool = False) -> Publication:
         """Begins a version.
 
-        layout: the merged weights, which are hashed and go nowhere; with each goes its layer's matrices, as they are
-        then.
+        layout: that of the merged weights, which is the base's too. They are hashed and go nowhere; with each goes its
+        layer's matrices, as they are then.
         """
-        base = self._publish_base() if self._base is None or is_again else self._base
+        base = self._publish_base(layout) if self._base is None or is_again else self._base
         matrices = self._source.matrices()
         carrier = self._carrier.begin(layout_of(matrices), policy_version=policy_version, is_again=is_again)
         sink = AdapterSink(
@@ -69,19 +68,18 @@ class AdapterPublisher:
         if self._folder.weight_root != self._folder.run_root and self._directory.is_dir():
             remove_folders([self._directory])
 
-    def _publish_base(self) -> WeightStep:
-        """Compares what is there already, and writes it again if it is damaged."""
-        tensors = self._source.base()
-        plan = PlannedVersion(
-            policy_version=0, layout=layout_of(tensors), directory=self._folder.relative(self._directory)
-        )
+    def _publish_base(self, layout: Layout) -> WeightStep:
+        """Compares what is there already, and writes it again if it is damaged. Each tensor is asked for once, as ranks
+        that share the base gather it."""
+        directory = self._folder.relative(self._directory)
+        plan = PlannedVersion(policy_version=0, layout=layout, directory=directory)
         sink = FileSink(plan, self._folder.weight_root, announce=lambda shard: None)
-        try:
-            for name, tensor in tensors.items():
-                sink.put(name, tensor.detach().cpu().contiguous())
-            self._base = sink.close(tensors_digest(tensors)).steps[-1]
-        finally:
-            sink.discard()
+        base = self._source.base()
+        with Publication(layout, sink, wait_s=self._wait_s) as publication:
+            for name in base:
+                publication.make_room(layout[name].num_bytes)
+                publication.add(name, base[name])
+            self._base = publication.finish().steps[-1]
         return self._base
 
 

@@ -213,6 +213,21 @@ def test_deltas_are_applied_while_the_rest_of_their_version_is_compared(tmp_path
     assert_equal(ahead.receiver.tensors, tensors)
 
 
+def test_a_delta_that_is_announced_twice_is_applied_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    ahead = DeltasAhead(tmp_path)
+    tensors = version(1)
+    with ahead.publisher.begin(layout_of(tensors), policy_version=1) as publication:
+        for name, tensor in tensors.items():
+            publication.add(name, tensor)
+        manifest = publication.finish()
+    # As the announcement of the file that was put in place, which lies elsewhere by now.
+    first = ahead.announced[0]
+    ahead.receiver.load_ahead(replace(first, path=f"{manifest.directory}/{first.name}"))
+    assert ahead.put_in_place() == {"embedding", "layer.bias"}
+    assert ahead.receiver.load(manifest) == manifest.weights_digest
+    assert caplog.messages == []
+
+
 def test_deltas_of_a_version_that_never_came_are_undone_by_the_next_one(tmp_path: Path) -> None:
     ahead = DeltasAhead(tmp_path)
     tensors = version(1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +64,7 @@ class Store:
         self.folder = RunFolder(root, "job")
         self._spec = job_spec(weights=weights)
         self._matrices: Tensors = {}
+        self.base: Callable[[], Mapping[str, Tensor]] = base
         self.publisher = self.another_publisher()
 
     def another_publisher(self) -> WeightPublisher:
@@ -74,7 +75,7 @@ class Store:
             chunks=self.chunks,
             announce=lambda shard: None,
             pause=lambda seconds: None,
-            adapters=AdapterSource(scaling=SCALING, matrices=lambda: self._matrices, base=base),
+            adapters=AdapterSource(scaling=SCALING, matrices=lambda: self._matrices, base=self.base),
         )
 
     def publish(self, number: int, layers: dict[str, tuple[int, int]] = LAYERS) -> WeightManifest:
@@ -129,6 +130,34 @@ def test_a_version_brings_the_adapters_alone_and_the_base_comes_once(files: Stor
     (files.folder.weights / "away").rename(files.folder.weights / "base" / "weights-00001-of-00001.safetensors")
     publish(files.another_publisher(), merged(1), policy_version=1)
     assert files.base_file().stat().st_mtime_ns == written
+
+
+class Gathered(Mapping[str, Tensor]):
+    """Tensors that ranks share: each request is a collective of all of them."""
+
+    def __init__(self, tensors: Tensors) -> None:
+        self._tensors = tensors
+        self.asked: list[str] = []
+
+    def __getitem__(self, name: str) -> Tensor:
+        self.asked.append(name)
+        return self._tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+
+def test_each_tensor_of_the_base_is_asked_for_once_whether_it_is_there_or_not(files: Store) -> None:
+    for _ in range(2):
+        gathered = Gathered(base())
+        files.base = lambda tensors=gathered: tensors
+        files.publisher = files.another_publisher()
+        manifest = files.publish(1)
+        assert gathered.asked == list(base())
+        assert files.receiver().load(manifest) == manifest.weights_digest
 
 
 def test_other_layers_and_whole_versions_in_between_are_not_taken_for_the_base(files: Store) -> None:
