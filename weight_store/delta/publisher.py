@@ -24,7 +24,7 @@ from process.crash_points import reach
 from weight_store.delta.codec import DELTA_NAME, DELTA_SHARD_BYTES, MAX_ELEMENTS, advance
 from weight_store.files.publisher import Announce, FilePublisher, FileSink, shard_of
 from weight_store.files.tensor_folder import ScratchFolder
-from weight_store.files.version_folders import files_of, remove_versions_before
+from weight_store.files.version_folders import files_of
 from weight_store.hashing import bytes_of
 from weight_store.layout import Layout, PlannedVersion, planned, split_into_shards, total_bytes
 from weight_store.publication import Publication, VersionSink
@@ -113,7 +113,7 @@ class DeltaPublisher(FilePublisher):
 
     def remove_before(self, policy_version: int, *, in_use: Collection[str] = ()) -> None:
         self._needed = {version: names for version, names in self._needed.items() if version >= policy_version}
-        remove_versions_before(self._folder, policy_version, in_use=frozenset(in_use).union(*self._needed.values()))
+        super().remove_before(policy_version, in_use=frozenset(in_use).union(*self._needed.values()))
 
     def _published(self, manifest: WeightManifest, base: DeltaBase) -> None:
         self._base = base

@@ -13,13 +13,7 @@ from contracts.weights import WeightShard
 from process.crash_points import reach
 from weight_store.files.safetensors_file import TensorFile
 from weight_store.files.tensor_folder import ScratchFolder, remove_folders, remove_scratch
-from weight_store.files.version_folders import (
-    are_same,
-    files_of,
-    read_folder,
-    remove_versions_after,
-    remove_versions_before,
-)
+from weight_store.files.version_folders import are_same, files_of, read_folder, versions_in
 from weight_store.hashing import bytes_of
 from weight_store.layout import Layout, PlannedVersion, planned, split_into_shards
 from weight_store.publication import Publication
@@ -113,10 +107,15 @@ class FilePublisher:
         return Publication(layout, sink, wait_s=self._wait_s)
 
     def remove_before(self, policy_version: int, *, in_use: Collection[str] = ()) -> None:
-        remove_versions_before(self._folder, policy_version, in_use=in_use)
+        """in_use: folders, as manifests name them, that generators are reading or newer deltas stand on; they stay."""
+        versions = versions_in(self._folder)
+        remove_folders(
+            path for path, version in versions if version < policy_version and self._folder.relative(path) not in in_use
+        )
 
     def remove_after(self, policy_version: int) -> None:
-        remove_versions_after(self._folder, policy_version)
+        """A generator that still loads a version of that future is told so by its absence."""
+        remove_folders(path for path, version in versions_in(self._folder) if version > policy_version)
 
     def clear_scratch(self) -> None:
         """Removes, in a weight root, also what jobs left that ended while they removed their versions."""

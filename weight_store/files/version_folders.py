@@ -1,4 +1,4 @@
-"""The folders of the versions: what is in them, and which of them go.
+"""The folders of the versions, and what is in them.
 
     weights/v000003/weights-00001-of-00002.safetensors
     weights/v000004/delta-00001-of-00001.msgpack
@@ -10,7 +10,6 @@ bytes that a power cut lost are refused, and published again from the checkpoint
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
 from pathlib import Path
 
 import torch
@@ -20,7 +19,6 @@ from torch import Tensor
 
 from contracts.run_folder import RunFolder
 from contracts.versions import WeightFile
-from weight_store.files.tensor_folder import remove_folders
 
 VERSION_NAME = re.compile(r"v(\d{6,})")
 
@@ -48,23 +46,7 @@ def files_of(directory: Path) -> tuple[WeightFile, ...]:
     return tuple(WeightFile(name=path.name, num_bytes=path.stat().st_size) for path in sorted(directory.iterdir()))
 
 
-def remove_versions_before(folder: RunFolder, policy_version: int, *, in_use: Collection[str] = ()) -> None:
-    """Removes the versions below `policy_version`.
-
-    in_use: folders, as manifests name them, that generators are reading or newer deltas stand on; they stay.
-    """
-    for path, version in _versions(folder):
-        if version < policy_version and folder.relative(path) not in in_use:
-            remove_folders([path])
-
-
-def remove_versions_after(folder: RunFolder, policy_version: int) -> None:
-    """Removes the versions of a future that is no more; a generator that still loads one is told so by its absence."""
-    for path, version in _versions(folder):
-        if version > policy_version:
-            remove_folders([path])
-
-
-def _versions(folder: RunFolder) -> list[tuple[Path, int]]:
+def versions_in(folder: RunFolder) -> list[tuple[Path, int]]:
+    """The folders of complete versions, and the number of each; those that are being written have hidden names."""
     paths = folder.weights.iterdir() if folder.weights.is_dir() else ()
     return [(path, int(match[1])) for path in paths if (match := VERSION_NAME.fullmatch(path.name))]

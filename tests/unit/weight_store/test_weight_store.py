@@ -18,7 +18,7 @@ from contracts.weights import DeltaWeights, FileWeights, RedisWeights, WeightSha
 from tests.builders import job_spec
 from weight_store.delta.codec import DELTA_NAME
 from weight_store.files.publisher import FilePublisher
-from weight_store.files.version_folders import are_same, remove_versions_before
+from weight_store.files.version_folders import are_same
 from weight_store.hashing import tensors_digest
 from weight_store.layout import layout_of, split_into_shards
 from weight_store.publication import WeightPublisher, publish
@@ -417,7 +417,7 @@ def test_tensors_of_the_same_bits_and_another_type_or_shape_are_not_the_same() -
 
 
 def test_there_is_nothing_to_remove_where_nothing_was_published(tmp_path: Path) -> None:
-    remove_versions_before(RunFolder(tmp_path, "job"), 3)
+    FilePublisher(RunFolder(tmp_path, "job"), announce=lambda shard: None, wait_s=1.0).remove_before(3)
     assert list(tmp_path.iterdir()) == []
 
 
