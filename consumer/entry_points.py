@@ -33,8 +33,8 @@ def load_entry_point(group: str, name: str, *, field: str) -> Any:
         )
     try:
         loaded = found[0].load()
-    # Foreign code may raise anything while it is imported, and each of it has the same answer.
-    except Exception as error:
+    # Foreign code may raise anything while it is imported, or ask to exit, and each of it has the same answer.
+    except (Exception, SystemExit) as error:
         raise InvalidInput(
             f"`{name}` of {packages[0]} cannot be imported: {type(error).__name__}: {error}",
             field=field,

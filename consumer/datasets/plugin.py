@@ -20,8 +20,8 @@ def load_plugin(spec: PluginDataset, request: Request) -> ExampleSets:
     try:
         train, evaluation = load(params=dict(spec.params), num_evaluation=request.num_evaluation, seed=request.seed)
         train, evaluation = list(_checked(train)), list(_checked(evaluation))
-    # Foreign code may raise anything, and each of it has the same answer.
-    except Exception as error:
+    # Foreign code may raise anything, or ask to exit, and each of it has the same answer.
+    except (Exception, SystemExit) as error:
         raise _refusal(spec, f"failed: {type(error).__name__}: {error}") from error
     ids = [example.example_id for example in (*train, *evaluation)]
     if len(set(ids)) < len(ids):

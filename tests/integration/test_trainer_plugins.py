@@ -119,6 +119,8 @@ def test_a_loss_that_raises_in_an_iteration_fails_the_job_with_the_reason(own: S
         ("mixes", "lets one response change the loss of another"),
         ("sums", r"answered token_loss without the shape \[3, 4\]"),
         ("raises", "raised KeyError: 'nothing'"),
+        ("leaves", "raised SystemExit: 0"),
+        ("changes", "changes the tensors that it is given"),
         ("detached", "without a gradient"),
         ("overflows", "a loss that is not finite"),
     ],
@@ -182,6 +184,7 @@ def test_a_data_set_that_equals_a_file_of_lines_asks_the_same_prompts(tmp_path: 
         ("none_left", "dataset.entry_point", "every prompt of the data set `none_left` is also held out"),
         ("dicts", "dataset.entry_point", "failed: TypeError: dict is no consumer.datasets.examples.Example"),
         ("broken_text", "dataset.entry_point", "failed: UnicodeEncodeError"),
+        ("leaves", "dataset.entry_point", "failed: SystemExit: 0"),
         ("fails", "dataset.entry_point", "failed: OSError: the disk is away"),
     ],
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import torch
 from torch import Tensor
@@ -40,7 +40,7 @@ def _guarded(name: str, surrogate: Callable[[LossInputs], PolicyTerm]) -> Callab
         try:
             term = surrogate(inputs)
             problem = _shape_problem(term, inputs)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise _refusal(name, f"raised {type(error).__name__}: {error}") from error
         if problem:
             raise _refusal(name, problem)
@@ -69,6 +69,8 @@ def _broken_promises(surrogate: Callable[[LossInputs], PolicyTerm]) -> Iterator[
         inputs = _trial_inputs(off_policy=off_policy)
         mask = inputs.loss_mask
         first = surrogate(inputs).token_loss[mask]
+        fresh = _trial_inputs(off_policy=off_policy)
+        yield "changes the tensors that it is given", not _same(inputs, fresh)
         yield "answered a loss that is not finite", not bool(first.isfinite().all())
         again = surrogate(inputs).token_loss[mask]
         yield "answered the same inputs with two different losses (I7)", not torch.equal(first, again)
@@ -79,6 +81,12 @@ def _broken_promises(surrogate: Callable[[LossInputs], PolicyTerm]) -> Iterator[
         yield "is not linear in a positive scale of the advantages", not torch.equal(doubled, 2.0 * first)
         alone = torch.cat([surrogate(_row(inputs, row)).token_loss[mask[row : row + 1]] for row in range(3)])
         yield "lets one response change the loss of another", not torch.allclose(alone, first, rtol=1e-5, atol=1e-7)
+
+
+def _same(inputs: LossInputs, fresh: LossInputs) -> bool:
+    """Whether the tensors of both are equal, bit for bit."""
+    pairs = ((getattr(inputs, field.name), getattr(fresh, field.name)) for field in fields(LossInputs))
+    return all(torch.equal(one, other) for one, other in pairs if isinstance(one, Tensor))
 
 
 def _trial_inputs(*, off_policy: bool) -> LossInputs:

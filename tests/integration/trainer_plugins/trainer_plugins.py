@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -46,6 +47,16 @@ def raising_later(inputs: LossInputs) -> PolicyTerm:
     return raising(inputs) if len(calls) > TRIED else term(reinforce(inputs))
 
 
+def changing(inputs: LossInputs) -> PolicyTerm:
+    """Counts the last token of the batch no more."""
+    inputs.loss_mask[-1, -2] = False
+    return term(reinforce(inputs))
+
+
+def leaving(inputs: LossInputs) -> PolicyTerm:
+    sys.exit(0)
+
+
 def loss(surrogate: Any) -> PolicyLoss:
     return PolicyLoss(surrogate=surrogate, normaliser=RESPONSE_MEAN)
 
@@ -60,6 +71,8 @@ IDLES = loss(lambda inputs: term(reinforce(inputs) - inputs.logprobs))
 MIXES = loss(lambda inputs: term(reinforce(inputs) * len(inputs.advantages)))
 SUMS = loss(lambda inputs: term(reinforce(inputs).sum(dim=1)))
 RAISES = loss(raising)
+LEAVES = loss(leaving)
+CHANGES = loss(changing)
 DETACHED = loss(lambda inputs: term(reinforce(inputs).detach()))
 OVERFLOWS = loss(lambda inputs: term(reinforce(inputs) * 1e39))
 RAISES_LATER = loss(raising_later)
@@ -93,6 +106,10 @@ def dicts(**_: Any) -> tuple[list[Any], list[Any]]:
 
 def broken_text(**_: Any) -> tuple[list[Example], list[Example]]:
     return [Example("train/1", "\ud800", "b")], []
+
+
+def leaves(**_: Any) -> None:
+    sys.exit(0)
 
 
 def fails(**_: Any) -> None:
