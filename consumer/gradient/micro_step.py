@@ -77,7 +77,7 @@ class MeasuredPass:
     micro_batch: MicroBatch
     logprobs: Callable[[], TokenLogprobs]
     """Returns what the models give to its tokens, with the graph of the policy: a forward pass, or a known value."""
-    is_known: bool
+    is_known: bool = False
     """Whether `logprobs` returns the same graph each time."""
 
 
@@ -118,56 +118,44 @@ def train_kept_batch(
     stats: the batch's of the first update; returns them with the loss, the clips and the KL of this one. Raises
     TrainingDiverged like `train_micro_batch`.
     """
+    make = functools.partial(make_micro_batch, kept.batch, advantages=kept.advantages, packing=spec.trainer.packing)
 
-    def logprobs(rows: KeptRows, micro_batch: MicroBatch) -> TokenLogprobs:
-        now = _token_logprobs(policy, micro_batch, reference=None, spec=spec)
-        return replace(now, old=rows.old_logprobs, reference=rows.reference_logprobs)
+    def measured(one: KeptRows) -> MeasuredPass:
+        micro_batch = make(rows=one.rows)
 
-    passes: list[MeasuredPass] = []
-    for rows in kept.passes:
-        micro_batch = _micro_batch(kept.batch, rows=rows.rows, advantages=kept.advantages, spec=spec)
-        passes.append(
-            MeasuredPass(
-                rows=rows.rows,
-                micro_batch=micro_batch,
-                logprobs=functools.partial(logprobs, rows, micro_batch),
-                is_known=False,
-            )
-        )
-    trained = _add_gradients(passes, stats, spec=spec, accumulator=accumulator)
+        def logprobs() -> TokenLogprobs:
+            now = _token_logprobs(policy, micro_batch, reference=None, spec=spec)
+            return replace(now, old=one.old_logprobs, reference=one.reference_logprobs)
+
+        return MeasuredPass(rows=one.rows, micro_batch=micro_batch, logprobs=logprobs)
+
+    trained = _add_gradients([measured(one) for one in kept.passes], stats, spec=spec, accumulator=accumulator)
     return _summed(stats, [terms for _, terms in trained])
 
 
 def _prepare(batch: RolloutBatch, spec: JobSpec) -> PreparedBatch:
     """Makes all that needs no model. Raises ContractViolation where the generator's log-probs are not finite."""
-    algorithm, trainer = spec.algorithm, spec.trainer
-    sampled = batch_rewards(batch)
-    rewards = sampled
-    if algorithm.shuffle_rewards:
-        rewards = shuffled_rewards(sampled, seed=spec.seed, batch_id=batch.batch_id)
-    advantages = group_advantages(rewards, algorithm)
-    rows = rows_that_teach(advantages, every_row=algorithm.needs_every_row)
-    return PreparedBatch(
-        batch=batch,
-        rewards=rewards,
-        advantages=advantages,
-        passes=tuple(split_rows(batch, rows, packing=trainer.packing, max_tokens=trainer.max_tokens_per_micro_batch))
-        if rows.size
-        else (),
-        # Of the rewards as sampled: a negative control reports what its policy earned.
-        stats=measure_batch(batch, sampled),
-    )
+    rewards = batch_rewards(batch)
+    # They are measured as sampled: a negative control reports what its policy earned.
+    stats = measure_batch(batch, rewards)
+    if spec.algorithm.shuffle_rewards:
+        rewards = shuffled_rewards(rewards, seed=spec.seed, batch_id=batch.batch_id)
+    advantages = group_advantages(rewards, spec.algorithm)
+    rows = rows_that_teach(advantages, every_row=spec.algorithm.needs_every_row)
+    packing, max_tokens = spec.trainer.packing, spec.trainer.max_tokens_per_micro_batch
+    passes = tuple(split_rows(batch, rows, packing=packing, max_tokens=max_tokens)) if rows.size else ()
+    return PreparedBatch(batch=batch, rewards=rewards, advantages=advantages, passes=passes, stats=stats)
 
 
 def _measure(
     prepared: PreparedBatch, *, policy: Policy, forward: Callable[[MicroBatch], TokenLogprobs], spec: JobSpec
 ) -> tuple[list[MeasuredPass], NDArray[np.float64]]:
     """Makes the passes with their final advantages, and returns those of the whole batch, [k, G], beside them."""
-    batch, algorithm = prepared.batch, spec.algorithm
-    advantages = prepared.advantages
-    micro_batches = [_micro_batch(batch, rows=rows, advantages=advantages, spec=spec) for rows in prepared.passes]
+    algorithm, advantages = spec.algorithm, prepared.advantages
+    make = functools.partial(make_micro_batch, prepared.batch, packing=spec.trainer.packing)
+    micro_batches = [make(rows=rows, advantages=advantages) for rows in prepared.passes]
     for micro_batch in micro_batches:
-        _check_fits(micro_batch, policy, batch_id=batch.batch_id)
+        _check_fits(micro_batch, policy, batch_id=prepared.batch.batch_id)
     # A batch of one pass goes through the models once, for all that is asked of it. The passes of a larger one go
     # through again when their gradient is due: their graphs together would be what the split is there to avoid.
     known = [forward(micro_batch) for micro_batch in micro_batches] if len(micro_batches) == 1 else []
@@ -183,7 +171,7 @@ def _measure(
         # [R] of each pass → [k, G]: under a KL every row goes through, in the order of the batch.
         penalties = algorithm.kl_coefficient * np.concatenate(divergences).reshape(prepared.rewards.shape)
         advantages = penalised_advantages(prepared.rewards, penalties, algorithm)
-        micro_batches = [_micro_batch(batch, rows=rows, advantages=advantages, spec=spec) for rows in prepared.passes]
+        micro_batches = [make(rows=rows, advantages=advantages) for rows in prepared.passes]
     passes = [
         MeasuredPass(
             rows=rows,
@@ -251,12 +239,6 @@ def _add_gradients(
         accumulator.add(to_baseline=to_baseline, more=number < len(passes))
         # Detached, or every pass's graph would live until the last one.
         yield logprobs, replace(terms, loss_sum=terms.loss_sum.detach())
-
-
-def _micro_batch(
-    batch: RolloutBatch, *, rows: NDArray[np.int64], advantages: NDArray[np.float64], spec: JobSpec
-) -> MicroBatch:
-    return make_micro_batch(batch, advantages=advantages, rows=rows, packing=spec.trainer.packing)
 
 
 def _summed(stats: MicroBatchStats, terms: list[LossTerms]) -> MicroBatchStats:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -85,7 +85,7 @@ def _broken_promises(surrogate: Callable[[LossInputs], PolicyTerm]) -> Iterator[
 
 def _same(inputs: LossInputs, fresh: LossInputs) -> bool:
     """Whether the tensors of both are equal, bit for bit."""
-    pairs = ((getattr(inputs, field.name), getattr(fresh, field.name)) for field in fields(LossInputs))
+    pairs = zip(vars(inputs).values(), vars(fresh).values(), strict=True)
     return all(torch.equal(one, other) for one, other in pairs if isinstance(one, Tensor))
 
 
@@ -105,16 +105,9 @@ def _trial_inputs(*, off_policy: bool) -> LossInputs:
 
 
 def _row(inputs: LossInputs, row: int) -> LossInputs:
-    """One response by itself, as wide as before."""
-    rows = slice(row, row + 1)
-    old = inputs.old_logprobs
-    return replace(
-        inputs,
-        logprobs=inputs.logprobs[rows],
-        old_logprobs=None if old is None else old[rows],
-        advantages=inputs.advantages[rows],
-        loss_mask=inputs.loss_mask[rows],
-    )
+    """Returns one response by itself, as wide as before."""
+    tensors = {name: value for name, value in vars(inputs).items() if isinstance(value, Tensor)}
+    return replace(inputs, **{name: tensor[row : row + 1] for name, tensor in tensors.items()})
 
 
 def _refusal(name: str, problem: str) -> InvalidInput:
