@@ -27,10 +27,11 @@ class Stopped(Exception):
 
 
 class LeaseKeeper:
-    """A thread that renews the lease every third of it, and every second so that a cancel is soon noticed.
+    """Two threads: one renews the lease after each third of it, or second, so that a cancel is soon noticed; the other
+    ends a process that can't end itself.
 
-    A trainer that trains calls `check` between micro-batches: what the thread saw is raised there, where it can be
-    answered. One that loads a model makes no such calls for minutes: until it says `loaded`, another thread ends it.
+    A trainer that trains calls `check` between micro-batches: what the first thread saw is raised there, where it can
+    be answered. One that loads a model makes no such calls for minutes: until it says `loaded`, the second ends it.
     """
 
     def __init__(
