@@ -1,4 +1,7 @@
-"""What engines read from a model folder: config and end-of-sequence tokens, never weights or code."""
+"""A model folder gives the config and the end-of-sequence tokens, and a model the set of tensors that versions hold.
+
+Neither weights nor code are read from the folder here.
+"""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from weight_store.publication import Publication
 
 
 class Ranks(Protocol):
-    """What trains, as the trainer's loop sees it. Rank 0 alone holds the lease and speaks to the fence."""
+    """The processes that train a job, as its loop sees them. Rank 0 alone holds the lease and speaks to the fence."""
 
     @property
     def learner(self) -> Learner:

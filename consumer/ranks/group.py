@@ -57,7 +57,7 @@ END_GRACE_S = 5.0
 
 
 def make_ranks(settings: StackSettings, spec: JobSpec) -> Ranks:
-    """What rank 0 trains with: this process alone, or the group that its launcher has put it into.
+    """Returns this process alone as the ranks, or the group that its launcher has put it into.
 
     Raises what `make_learner` and `lead` raise.
     """
