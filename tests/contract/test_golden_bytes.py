@@ -14,6 +14,7 @@ import pytest
 
 import contracts
 from contracts.encoding.wire import Record, decode, encode
+from contracts.engines import BatchingOptions, EngineOptions, OpenaiOptions, TransformersOptions, VllmOptions
 from contracts.events import Event, JobEvent
 from contracts.rewards import Component
 from contracts.rollouts import batch_digest
@@ -28,7 +29,10 @@ from tests.contract.make_golden import (
     rollout_batch,
 )
 
-NEVER_SENT = {Record, Component, DatasetTable, Event, StackSettings}
+NEVER_SENT = {
+    *(Record, Component, DatasetTable, Event, StackSettings),
+    *(EngineOptions, BatchingOptions, TransformersOptions, VllmOptions, OpenaiOptions),
+}
 """The bases, and what a process reads from its own environment."""
 
 
