@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from consumer.datasets.examples import Example, ExampleSets, Request, disjoint
-from consumer.entry_points import load_entry_point
 from contracts.errors import InvalidInput
 from contracts.spec_tables.datasets import PluginDataset
+from process.entry_points import load_entry_point
 
 GROUP = "onbeat.datasets"
 FIELD = "dataset.entry_point"

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from importlib.metadata import entry_points
 from typing import Any, SupportsFloat
 
 from contracts.rewards import PluginReward, RewardItem
-from reward_service.scorers.refusals import UnknownEntryPoint
+from process.entry_points import find_entry_point, names_in
 
 GROUP = "onbeat.rewards"
 
@@ -33,15 +32,9 @@ def score(component: PluginReward, item: RewardItem) -> float:
 
 def installed() -> tuple[str, ...]:
     """Names of the functions, sorted; imports none of them."""
-    return tuple(sorted(entry_points(group=GROUP).names))
+    return tuple(names_in(GROUP))
 
 
 @functools.cache
 def _load(name: str) -> Callable[..., Any]:
-    found = entry_points(group=GROUP, name=name)
-    if not found:
-        known = ", ".join(installed()) or "none"
-        raise UnknownEntryPoint(
-            f"no entry point `{name}` in group {GROUP}", field="entry_point", cure=f"installed: {known}"
-        )
-    return next(iter(found)).load()
+    return find_entry_point(GROUP, name, field="entry_point", where="reward service").load()

@@ -11,7 +11,3 @@ class BadReference(InvalidInput):
 
 class TooComplex(Exception):
     """Comparing the completion would take longer, or more memory, than any item has."""
-
-
-class UnknownEntryPoint(InvalidInput):
-    """No installed package has the entry point that the component names."""

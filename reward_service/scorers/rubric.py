@@ -24,9 +24,10 @@ from contracts.rewards import (
     UnscorableReason,
     breakdown_names,
 )
+from process.entry_points import UnknownEntryPoint
 from reward_service.scorers import exact, length, math_verify, numeric, overlong, plugin, reasoning_gym, regex
 from reward_service.scorers import format as whole_format
-from reward_service.scorers.refusals import BadReference, TooComplex, UnknownEntryPoint
+from reward_service.scorers.refusals import BadReference, TooComplex
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,10 +9,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from consumer.entry_points import load_entry_point
 from consumer.gradient.losses.base import LossInputs, PolicyLoss, PolicyTerm
 from consumer.gradient.losses.normalisers import NORMALISERS
 from contracts.errors import InvalidInput
+from process.entry_points import load_entry_point
 
 GROUP = "onbeat.losses"
 FIELD = "algorithm.loss.entry_point"

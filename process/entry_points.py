@@ -1,0 +1,64 @@
+"""Finds what an installed package offers, by its name among the entry points of a group.
+
+A package says so in its pyproject.toml:  [project.entry-points."onbeat.losses"]  mine = "my_package:MY_LOSS"
+"""
+
+from __future__ import annotations
+
+import logging
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from contracts.errors import InvalidInput
+
+log = logging.getLogger(__name__)
+
+
+class UnknownEntryPoint(InvalidInput):
+    """No installed package offers the name, or several do: which of them came first would be chance."""
+
+
+def names_in(group: str) -> list[str]:
+    """The names that packages offer in a group, sorted; imports nothing."""
+    return sorted(entry_points(group=group).names)
+
+
+def find_entry_point(group: str, name: str, *, field: str, where: str) -> EntryPoint:
+    """Returns what one package offers under that name. where: the process that looks, in a message.
+
+    Raises UnknownEntryPoint that names the spec's field.
+    """
+    found = list(entry_points(group=group, name=name))
+    if not found:
+        raise UnknownEntryPoint(
+            f"no package offers `{name}` in group {group} where the {where} runs",
+            field=field,
+            cure=f"install its package there; installed: {', '.join(names_in(group)) or 'none'}",
+        )
+    if len(found) > 1:
+        raise UnknownEntryPoint(
+            f"several packages offer `{name}` in group {group}: {', '.join(sorted(map(_package, found)))}",
+            field=field,
+            cure="keep one of them",
+        )
+    return found[0]
+
+
+def load_entry_point(group: str, name: str, *, field: str) -> Any:
+    """Imports it where the trainer runs. Raises what `find_entry_point` does, and InvalidInput where it can't."""
+    found = find_entry_point(group, name, field=field, where="trainer")
+    try:
+        loaded = found.load()
+    # Foreign code may raise anything while it is imported, or ask to exit, and each of it has the same answer.
+    except (Exception, SystemExit) as error:
+        raise InvalidInput(
+            f"`{name}` of {_package(found)} cannot be imported: {type(error).__name__}: {error}",
+            field=field,
+            cure="mend the package where the trainer runs",
+        ) from error
+    log.info("`%s` in group %s is %s of %s", name, group, found.value, _package(found))
+    return loaded
+
+
+def _package(entry_point: EntryPoint) -> str:
+    return f"{entry_point.dist.name} {entry_point.dist.version}" if entry_point.dist else entry_point.value
