@@ -34,10 +34,14 @@ ATTEMPT_S = 15.0
 CONNECT_S = 5.0
 SLICE_S = 0.25
 """How often a wait looks whether its call is over."""
+SLOWEST_BYTES_PER_S = 1 << 20
+"""A large payload gets the time on top that it takes at this speed; a link that is slower counts as one that hangs."""
 
 _ends = threading.local()
 """`.at_s`: when the calls of this thread end, by the monotonic clock; absent while nothing bounds them.
-`.blocks_s`: how long the server may block the present one."""
+`.blocks_s`: how long the server may block the present one.
+`.moved_bytes`: of the present attempt. `.most_bytes`: of the present call's attempts the most, so that repeats earn no
+more time than one of them."""
 
 
 @contextlib.contextmanager
@@ -66,7 +70,7 @@ class Patience:
         if self._broken_off.is_set():
             raise ConnectionError("this process ends")
         outer_s = getattr(_ends, "blocks_s", 0.0)
-        _ends.blocks_s = blocks_s
+        _ends.blocks_s, _ends.most_bytes = blocks_s, 0
         try:
             with within(self.patience_s + blocks_s, clock=self.clock):
                 yield
@@ -79,7 +83,9 @@ class Patience:
         if self._broken_off.is_set():
             return 0.0
         at_s: float | None = getattr(_ends, "at_s", None)
-        return self.patience_s if at_s is None else at_s - self.clock()
+        if at_s is None:
+            return self.patience_s
+        return at_s + getattr(_ends, "most_bytes", 0) / SLOWEST_BYTES_PER_S - self.clock()
 
     def break_off(self) -> None:
         """Ends every call, those that wait now too, and all that come."""
@@ -115,6 +121,7 @@ class DeadlineRetry(Retry):
         is_said = False
         failures = 0
         while True:
+            _ends.moved_bytes = 0
             try:
                 return do()
             except (*self._supported_errors, ResponseError) as error:
@@ -140,16 +147,22 @@ class BoundedSocket:
         connected.settimeout(SLICE_S)
 
     def recv_into(self, buffer: Any) -> int:
-        return self._until_ready(lambda: self._socket.recv_into(buffer))
+        num_bytes = self._until_ready(lambda: self._socket.recv_into(buffer))
+        _note_moved(num_bytes)
+        return num_bytes
 
     def recv(self, *args: int) -> bytes:
-        return self._until_ready(lambda: self._socket.recv(*args))
+        data = self._until_ready(lambda: self._socket.recv(*args))
+        _note_moved(len(data))
+        return data
 
     def sendall(self, data: Any) -> None:
         """Piece by piece: a server that takes no more bytes must not hold the call."""
         left = memoryview(data)
         while left:
-            left = left[self._until_ready(partial(self._socket.send, left)) :]
+            num_bytes = self._until_ready(partial(self._socket.send, left))
+            _note_moved(num_bytes)
+            left = left[num_bytes:]
 
     def settimeout(self, _seconds: float | None) -> None:
         """The call says how long."""
@@ -161,6 +174,8 @@ class BoundedSocket:
         return getattr(self._socket, name)
 
     def _until_ready(self, attempt: Callable[[], T]) -> T:
+        if self._patience.left_s <= -SLICE_S:
+            raise TimeoutError("the call is over, though bytes still trickle")
         ends_s = self._patience.clock() + ATTEMPT_S + getattr(_ends, "blocks_s", 0.0)
         while True:
             try:
@@ -168,6 +183,11 @@ class BoundedSocket:
             except TimeoutError:
                 if self._patience.left_s <= 0 or self._patience.clock() >= ends_s:
                     raise
+
+
+def _note_moved(num_bytes: int) -> None:
+    _ends.moved_bytes = getattr(_ends, "moved_bytes", 0) + num_bytes
+    _ends.most_bytes = max(getattr(_ends, "most_bytes", 0), _ends.moved_bytes)
 
 
 def bounded(connection_class: type[Any], patience: Patience) -> type[Any]:

@@ -7,13 +7,14 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, ConnectionError, ResponseError
 
 from broker.connection.client import Broker, connect, connect_within
-from broker.connection.deadlines import DeadlineRetry, Patience, within
+from broker.connection.deadlines import BoundedSocket, DeadlineRetry, Patience, within
 from broker.connection.server_errors import UNAVAILABLE, translated
 from contracts.errors import BrokerFull, BrokerUnavailable, FenceViolation, InvalidInput, OnbeatError
 from contracts.settings import StackSettings
@@ -165,3 +166,99 @@ def test_a_call_that_waits_in_another_thread_is_broken_off(settings: StackSettin
     assert len(ended) == 1
     with pytest.raises(BrokerUnavailable):
         broker.ping()
+
+
+class SlowLink:
+    """A socket that moves so many bytes at each call, and lets so much time pass."""
+
+    def __init__(self, bytes_at_once: int, *, step_s: float) -> None:
+        self.bytes_at_once, self.step_s, self.now_s = bytes_at_once, step_s, 0.0
+
+    def settimeout(self, seconds: float) -> None:
+        """It never waits."""
+
+    def send(self, data: memoryview) -> int:
+        self.now_s += self.step_s
+        return min(len(data), self.bytes_at_once)
+
+    def recv_into(self, buffer: bytearray) -> int:
+        self.now_s += self.step_s
+        return min(len(buffer), self.bytes_at_once)
+
+    def move(self, num_bytes: int, *, patience_s: float, sends: bool = True) -> None:
+        """One call that sends, or receives, so much."""
+        patience = Patience(patience_s, clock=lambda: self.now_s)
+        link: Any = self
+        bounded_socket = BoundedSocket(link, patience)
+
+        def attempt() -> None:
+            if sends:
+                return bounded_socket.sendall(bytes(num_bytes))
+            left = num_bytes
+            while left > 0:
+                left -= bounded_socket.recv_into(bytearray(left))
+
+        with patience.call():
+            DeadlineRetry(NoBackoff(), patience).call_with_retry(attempt, lambda _error: None)
+
+
+@pytest.mark.parametrize("sends", [True, False])
+def test_bytes_that_trickle_do_not_outlast_the_call(sends: bool) -> None:
+    link = SlowLink(1, step_s=0.1)
+    with pytest.raises(TimeoutError):
+        link.move(1000, patience_s=3.0, sends=sends)
+    assert 3.0 < link.now_s < 4.0
+
+
+@pytest.mark.parametrize("sends", [True, False])
+def test_a_large_payload_gets_the_time_that_a_slow_link_needs(sends: bool) -> None:
+    link = SlowLink(1 << 20, step_s=0.5)
+    link.move(40 << 20, patience_s=3.0, sends=sends)
+    assert link.now_s == 20.0
+
+
+def test_repeats_of_a_large_payload_earn_no_more_time_than_one() -> None:
+    link = SlowLink(1 << 20, step_s=0.5)
+    patience = Patience(3.0, clock=lambda: link.now_s)
+    socket_: Any = link
+    bounded_socket = BoundedSocket(socket_, patience)
+
+    def attempt() -> None:
+        bounded_socket.sendall(bytes(8 << 20))
+        raise ConnectionError("gone")
+
+    with pytest.raises((ConnectionError, TimeoutError)), patience.call():
+        DeadlineRetry(NoBackoff(), patience).call_with_retry(attempt, lambda _error: None)
+    assert link.now_s < 20.0
+
+
+class Trickle(BlackHole):
+    """Answers each command with a text of a megabyte, a byte at a time, and never comes to its end."""
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                taken = self._listener.accept()[0]
+            except OSError:
+                return
+            self.taken.append(taken)
+            threading.Thread(target=self._answer, args=(taken,), daemon=True).start()
+
+    def _answer(self, taken: socket.socket) -> None:
+        try:
+            taken.recv(1 << 16)
+            taken.sendall(b"$1000000\r\n")
+            while True:
+                taken.sendall(b"x")
+                time.sleep(0.01)
+        except OSError:
+            return
+
+
+def test_a_server_that_answers_by_drops_is_one_that_does_not_answer() -> None:
+    trickle = Trickle()
+    try:
+        with pytest.raises(BrokerUnavailable, match="does not answer"):
+            connect(StackSettings(redis_url=trickle.url), patience_s=0.5)
+    finally:
+        trickle.close()
