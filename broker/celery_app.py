@@ -23,7 +23,7 @@ MESSAGE_LIFE_S = 30.0
 KEY_PREFIX = "onbeat:celery:"
 CONNECT_TIMEOUT_S = 2.0
 ANSWER_TIMEOUT_S = 3.0
-"""Of one command; a worker's blocking read lasts a second. A server that hangs is taken for one that is away (I8)."""
+"""One command lasts no longer; a worker's blocking read lasts a second. A server that hangs counts as away (I8)."""
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ def make_celery_app(settings: StackSettings) -> Celery:
             "socket_timeout": ANSWER_TIMEOUT_S,
             "health_check_interval": ANSWER_TIMEOUT_S,
             "socket_keepalive": True,
-            # Of one publication: a gateway must not wait for a server that is away, the beat comes again anyway.
+            # One publication tries so often: a gateway must not wait for a server that is away, the beat comes again anyway.
             "max_retries": 1,
             "interval_start": 0,
             "interval_step": 0.2,

@@ -1,6 +1,6 @@
 """Kombu's Redis transport without scripts: Celery's user may run none (broker/connection/roles.py).
 
-Kombu takes messages that nobody acknowledged for an hour, and puts them back on their queue; its lock for that is a
+Kombu takes messages that were not acknowledged for an hour, and puts them back on their queue; its lock for that is a
 script. Ours are acknowledged before they run, and may be lost (celery_app.py): there is nothing to put back.
 """
 

@@ -37,7 +37,7 @@ class FailOutcome(str, Enum):
     RETRIED = "retried"
     DEAD = "dead"
     SETTLED = "settled"
-    """Somebody else published it or holds its lease, or the iteration is over."""
+    """Another generator published it or holds its lease, or the iteration is over."""
 
 
 class Claim(Record, frozen=True, kw_only=True):
@@ -55,9 +55,9 @@ class Renewal(Record, frozen=True, kw_only=True):
     """What a heartbeat learnt; the other claims are still held."""
 
     lost: tuple[Claim, ...] = ()
-    """Somebody else holds them now; whoever publishes first wins (I3)."""
+    """Other generators hold them now; the first publication wins (I3)."""
     settled: tuple[Claim, ...] = ()
-    """Published by somebody, given up, or of an iteration that is over: nobody needs them."""
+    """They are published, given up, or of an iteration that is over: no work on them is needed."""
 
 
 class GeneratorSide:
@@ -75,7 +75,7 @@ class GeneratorSide:
     def claim(self, lease_s: float, *, hedge: bool = False) -> Claim | None:
         """The oldest batch whose lease expired, else the next new one; None when the job has nothing to claim.
 
-        hedge: else a copy of another generator's batch that is late, where the spec hedges; for who is idle otherwise.
+        hedge: else a copy of another generator's batch that is late, where the spec hedges; a generator that is idle asks.
         """
         spec = self._job_spec()
         call = ClaimPrompt(

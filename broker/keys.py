@@ -25,7 +25,7 @@
 | onbeat:celery:* | Celery's own, see celery_app.py | gateway, consumers' beat | consumers | until delivered |
 | onbeat:idempotency:K | string, job id and body digest | gateway | gateway | 24 h |
 | onbeat:persisted | string | job store, trainer | WAITAOF | for ever |
-| onbeat:role:R | never there | nobody | `acl_check_cmd` of the scripts: who may read it has role R | never |
+| onbeat:role:R | never there | none | `acl_check_cmd` of the scripts: a user that may read it has role R | never |
 | onbeat:generators | hash, generator id → GeneratorInfo | generators | status | heartbeat |
 
 What stands in the ledger for a batch is `BatchRecord` of ledger.py.

@@ -9,7 +9,7 @@ class Expected(Record, frozen=True, kw_only=True, tag_field="state", tag="expect
     """Nothing is published yet."""
 
     entry: str
-    """Of the prompts stream."""
+    """Its entry of the prompts stream."""
     shape: str
     holder: str = ""
     """The generator that claimed it last; "" before any claim."""
@@ -21,7 +21,7 @@ class Expected(Record, frozen=True, kw_only=True, tag_field="state", tag="expect
 
 class Published(Record, frozen=True, kw_only=True, tag_field="state", tag="published"):
     entry: str
-    """Of the rollouts stream."""
+    """Its entry of the rollouts stream."""
     digest: str
     generator: str
     attempt: int

@@ -30,7 +30,7 @@ STREAMS = ("prompts", "rollouts", "dead", "audit", "events")
 def job_status(broker: Broker, job_id: str, *, live_generators: int | None = None) -> JobStatus:
     """Raises NotFound.
 
-    live_generators: their number where the caller knows it already, as one who asks for many jobs does.
+    live_generators: their number, where a caller that asks for many jobs knows it already.
     """
     keys = JobKeys(job_id)
     with broker.call():
@@ -267,7 +267,7 @@ def _is_full(memory: Mapping[str, int]) -> bool:
 
 
 def _raise_unless_no_group(answer: object) -> None:
-    """A stream that nobody opened yet has no group: that is a count of 0, not an error."""
+    """A stream that was never opened has no group: that is a count of 0, not an error."""
     if isinstance(answer, exceptions.ResponseError) and str(answer).startswith("NOGROUP"):
         return
     if isinstance(answer, Exception):

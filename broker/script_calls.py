@@ -175,7 +175,7 @@ class SetState(ScriptCall, frozen=True, kw_only=True):
     reason: str
     at_s: float
     epoch: int | None
-    """Of the trainer that moves the job; None where another does."""
+    """The epoch of the trainer that moves the job; None where another process does."""
     allowed: tuple[str, ...]
 
 

@@ -63,7 +63,7 @@ class FenceState(Record, frozen=True, kw_only=True):
     lease_until_s: float
     """Unix time by the server's clock; 0.0 when no trainer holds the job."""
     lease_s: float = 0.0
-    """How long the lease was taken for; 0.0 where nobody ever did."""
+    """How long the lease was taken for; 0.0 where none ever was."""
 
     def is_held(self, now_s: float) -> bool:
         """Whether a trainer's lease lives. One longer than it was taken for is from before a clock stepped back."""

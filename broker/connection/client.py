@@ -1,5 +1,5 @@
 """The connection, and calls of scripts. How long a call may take: deadlines.py; what its errors mean: server_errors.py;
-what a script is: script_texts.py; who may run it: roles.py."""
+what a script is: script_texts.py; which roles may run it: roles.py."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 RECONNECT_S = 0.5
 SCRIPTS_POLL_S = 0.05
 DISK_WAIT_S = 0.8
-"""Of one look at the disk: a server that syncs every second has done so within two."""
+"""One look at the disk lasts so long: a server that syncs every second has done so within two."""
 QUIET_LOOKS = 3
 """In a row, with nothing on its way to the disk: this server never syncs. One that was paused looks so once."""
 ASK_AGAIN_S = 60.0
@@ -51,7 +51,7 @@ class Broker:
         self._can_tell = True
         """Whether the server keeps a file, and knows what of it is on its disk."""
         self._asks_at_s = 0.0
-        """Of time.monotonic: before it, a server that never syncs is not asked again."""
+        """A time of time.monotonic: before it, a server that never syncs is not asked again."""
 
     @contextmanager
     def call(self, *, blocks_s: float = 0.0) -> Iterator[None]:
@@ -204,7 +204,7 @@ def connect_within(settings: StackSettings, *, patience_s: float = PATIENCE_S) -
 
 
 def load_scripts(url: str) -> None:
-    """Gives a server that has just started every script; url: of a user who may. Raises as `connect` does."""
+    """Gives a server that has just started every script; url: of a user that may. Raises as `connect` does."""
     broker = connect(StackSettings(redis_url=url))
     with contextlib.closing(broker), broker.call():
         pipeline: Any = broker.redis.pipeline(transaction=False)

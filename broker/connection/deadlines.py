@@ -1,6 +1,6 @@
 """The end of a call: one monotonic time, which every repeat, connection and socket read below it keeps to (I8).
 
-    within(30.0)                    whoever asks for the work says how long it may take; nested, the nearer end counts
+    within(30.0)                    the caller says how long the work may take; nested, the nearer end counts
       Broker.call()                 one call of the broker: at most its patience
         DeadlineRetry               repeats while there is time left
           BoundedSocket             each wait for the server ends with the call, or when the broker is broken off
@@ -57,7 +57,7 @@ def within(seconds: float, *, clock: Callable[[], float] = time.monotonic) -> It
 
 
 class Patience:
-    """How long the calls of one broker may take, and whether anybody still wants them. Shared between threads."""
+    """How long the calls of one broker may take, and whether they are still wanted. Shared between threads."""
 
     def __init__(self, patience_s: float, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.patience_s = patience_s
@@ -195,7 +195,7 @@ def bounded(connection_class: type[Any], patience: Patience) -> type[Any]:
 
     class Bounded(connection_class):
         def _connect(self) -> BoundedSocket:
-            # Of a call that is over, too: what it ends with is what the server does. The latter is of TLS handshakes.
+            # A call that is over connects too: it ends with what the server does. The second is for TLS handshakes.
             self.socket_connect_timeout = self.socket_timeout = min(CONNECT_S, max(SLICE_S, patience.left_s))
             return BoundedSocket(super()._connect(), patience)
 

@@ -1,4 +1,4 @@
-"""Who may do what in Redis: a user for each role, with the commands and keys that its part of the protocol needs.
+"""The rights in Redis: a user for each role, with the commands and keys that its part of the protocol needs.
 
     gateway     creates, cancels, resumes and removes jobs; reads everything of a job
     trainer     consumers' workers and trainers: fence, weights, audit chain
@@ -6,7 +6,7 @@
     celery      the messages from gateways to consumers
     loader      puts scripts/*.lua on the server, when the server starts; nothing else
 
-Redis applies these rules to every command, those inside of a script too. So that nobody brings scripts of his own, no
+Redis applies these rules to every command, those inside of a script too. So that no user brings scripts of its own, no
 role may EVAL or SCRIPT LOAD, and each script asks at its head for the role that it is written for (`gate`): it refuses
 before it writes anything. `users_acl` is the file for Redis' `aclfile`.
 
@@ -21,7 +21,7 @@ from collections.abc import Mapping
 GATEWAY, TRAINER, GENERATOR, CELERY, LOADER = "gateway", "trainer", "generator", "celery", "loader"
 ROLES = (GATEWAY, TRAINER, GENERATOR, CELERY, LOADER)
 OPERATOR = "default"
-"""Whoever runs the server: every right."""
+"""The user that runs the server, with every right."""
 
 SCRIPT_ROLES: Mapping[str, tuple[str, ...]] = {
     "acquire_trainer": (TRAINER,),
@@ -46,9 +46,9 @@ SCRIPT_ROLES: Mapping[str, tuple[str, ...]] = {
     "set_state": (GATEWAY, TRAINER),
     "write": (GATEWAY, TRAINER, GENERATOR),
 }
-"""Script → who may run it."""
+"""Script → the roles that may run it."""
 
-EVERYBODY = "-@all +@connection -client +client|id +client|setname"
+EVERY_ROLE = "-@all +@connection -client +client|id +client|setname"
 """PING, HELLO, WAITAOF and the like; of CLIENT nothing that looks at, or ends, another's connection."""
 LOOK = "+get +exists +hget +hexists +hmget +hgetall +hkeys +hvals +hlen +smembers +zrevrange +zrange +zcard +zmscore"
 WATCH = f"{LOOK} +xrange +xrevrange +xlen +xread +xpending +xinfo|stream +memory|usage"
@@ -58,7 +58,7 @@ RIGHTS: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("+time +info +multi +exec +discard", ""),
         (WATCH, "%R~onbeat:{*}:* %R~onbeat:jobs %R~onbeat:active %R~onbeat:generators"),
         ("+set +get +del", "~onbeat:idempotency:*"),
-        # Of a job that has ended: remove_job looks first.
+        # remove_job looks first whether the job has ended.
         ("+unlink", "~onbeat:{*}:*"),
         ("+set", "~onbeat:{*}:spec ~onbeat:persisted"),
         ("+hset +hsetnx +hdel", "~onbeat:{*}:job"),
@@ -122,7 +122,7 @@ def gate(script: str) -> str:
 
 
 def marker(role: str) -> str:
-    """Nothing is ever stored there: who may read it has the role."""
+    """Nothing is ever stored there: a user that may read it has the role."""
     return f"onbeat:role:{role}"
 
 
@@ -136,7 +136,7 @@ def users_acl(password_hashes: Mapping[str, str]) -> str:
 def rules(role: str) -> str:
     """What stands behind the password of a role's line."""
     selectors = [f"(+get %R~{marker(role)})", "(+evalsha ~onbeat:*)"] if role not in (CELERY, LOADER) else []
-    root = EVERYBODY
+    root = EVERY_ROLE
     for commands, names in RIGHTS[role]:
         if names:
             selectors.append(f"({commands} {names})")

@@ -31,7 +31,7 @@ UNAVAILABLE = {
 """Error codes of a server that refuses a command now and may accept it soon: nothing was written."""
 CLUSTER = frozenset({"ASK", "CROSSSLOT", "MOVED"})
 CODE = re.compile(r"(?:^|caused error: )([A-Z]+) ")
-"""Of an error whose code the client leaves in its text; a pipeline writes its own words before it."""
+"""The code of an error that the client leaves in its text; a pipeline writes its own words before it."""
 
 
 def code(error: Exception) -> str:

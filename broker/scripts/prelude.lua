@@ -101,7 +101,7 @@ local function tell(event)
   redis.call('XADD', EVENTS, 'MAXLEN', '~', '10000', '*', 'event', event)
 end
 
--- Who holds a prompt and how often it was delivered, or nil for one that is not pending.
+-- The holder of a prompt and how often it was delivered, or nil for one that is not pending.
 local function lease(entry)
   if redis.call('EXISTS', PROMPTS) == 0 then return nil end
   local row = redis.call('XPENDING', PROMPTS, 'generators', entry, entry, '1')[1]

@@ -74,7 +74,7 @@ def _text(rows: dict[bytes, bytes]) -> dict[str, str]:
 
 
 def check_claims(held: Held) -> None:
-    """The index of what may be hedged is the ledger's: leased to a first holder, and copied by nobody."""
+    """The index of what may be hedged is the ledger's: leased to a first holder, and without a copy."""
     first_holders = {entry_id for entry_id, _, deliveries in held.leases if deliveries == 1}
     may_be_hedged = {
         batch_id: one.claimed_ms

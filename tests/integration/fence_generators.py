@@ -192,7 +192,7 @@ class GeneratorMoves(TrainerMoves):
         self.counters["hedges_won"] += self._is_hedger(made)
 
     def _is_hedger(self, made: Made) -> bool:
-        """Of the batch as it stands on the stream, or stood when it was lost there."""
+        """Whether it works on a copy of the batch as it stands on the stream, or stood when it was lost there."""
         return self.hedgers.get(self.entries.get(made.batch, "")) == made.who
 
     @precondition(lambda self: self.claims)

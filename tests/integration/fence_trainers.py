@@ -52,7 +52,7 @@ class TrainerMoves(RuleBasedStateMachine):
         self.job_id, self.keys = self.real.job_id, self.real.keys
         self.server = fence.nothing(NUM_BATCHES, NUM_VERSIONS)
         self.owner, self.lease_is_live = CURRENT, False
-        """Who holds the trainer's lease; time is the machine's, not the model's."""
+        """The holder of the trainer's lease; time is the machine's, not the model's."""
         self.clock = 0
         """The newest epoch of the model that was ever handed out."""
         self.counters: Counter[str] = Counter()
@@ -69,9 +69,9 @@ class TrainerMoves(RuleBasedStateMachine):
         self.trainers = [self.real.trainer(f"t{i}") for i in range(3)]
         self.epochs = [-1, -1, -1]
         self.last = [0, 0, 0]
-        """Of each trainer: the newest rollout that it was given."""
+        """[trainers] The newest rollout that each was given."""
         self.arrived: list[dict[int, int]] = [{}, {}, {}]
-        """Of each trainer: batch → content, of the open iteration."""
+        """[trainers] Batch → content, of the open iteration."""
 
     def _index(self, who: int) -> int:
         if who != CURRENT:

@@ -1,4 +1,4 @@
-"""The fence against a real server: who may publish, who may commit, and what survives a death."""
+"""The fence against a real server: what may be published and committed, and what survives a death."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DIGEST = "a" * 64
 @dataclass
 class Job:
     broker: Broker
-    """The gateway's, or the operator's, who may do everything."""
+    """The gateway's, or the operator's, which may do everything."""
     job_id: str
     trainer: TrainerSide
     generators: Broker | None = None

@@ -92,7 +92,7 @@ class Exploration:
         self._index: dict[State, int] = {}
         self._parents = array("i")
         self._sources, self._targets = array("i"), array("i")
-        """Of the moves that are no faults: a job heals by them."""
+        """The moves that are no faults: a job heals by them."""
         self._num_transitions = 0
         self._depth = 0
         self._is_complete = True
@@ -154,7 +154,7 @@ class Exploration:
         return None if first == -1 else first
 
     def _trace(self, index: int) -> tuple[str, ...]:
-        """Names are those of each state's own renaming: who is 0 may be 1 in the next line."""
+        """Names are those of each state's own renaming: process 0 may be 1 in the next line."""
         lines: list[str] = []
         while (parent := self._parents[index]) != -1:
             for name, who, after, _, _, batch in moves(self._states[parent], self._bounds, self._off):

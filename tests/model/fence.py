@@ -64,7 +64,7 @@ def _is_fenced(server: Server, epoch: int, check: str, off: Off) -> bool:
 
 
 def acquire(server: Server, *, clock: int, off: Off) -> Server:
-    """Of a lease that is over or free. clock: beyond every epoch that was handed out, as the server's is."""
+    """acquire_trainer where the lease is over or free. clock: beyond every epoch that was handed out, as the server's is."""
     epoch = server.epoch + 1
     if "acquire.clock" not in off:
         epoch = max(epoch, clock)
@@ -209,7 +209,7 @@ def set_state(server: Server, epoch: int, job: int, off: Off) -> tuple[str, Serv
 
 
 def give_up(server: Server, *, clock: int, off: Off) -> Server:
-    """set_state by who is no trainer; of an active job. A trainer that lives is fenced off."""
+    """set_state of an active job by a process that is no trainer. A trainer that lives is fenced off."""
     epoch = server.epoch
     if epoch and "set_state.fences" not in off:
         epoch = max(epoch + 1, clock)
@@ -223,7 +223,7 @@ def _ended(server: Server, job: int, off: Off) -> Server:
 
 
 def resume_job(server: Server, *, clock: int, off: Off) -> Server:
-    """Of a job that has ended; the open iteration is sampled anew."""
+    """resume_job of a job that has ended; the open iteration is sampled anew."""
     epoch = server.epoch
     if epoch and "resume_job.epoch" not in off:
         epoch = max(epoch + 1, clock)
@@ -236,7 +236,7 @@ def resume_job(server: Server, *, clock: int, off: Off) -> Server:
 
 
 def claim_prompt(server: Server, batch: int, generator: int, max_attempts: int) -> tuple[str, Server, Claim]:
-    """Of a batch that is new, or whose lease is over: which of them is left open."""
+    """claim_prompt of a batch that is new, or whose lease is over: which of them is left open."""
     ledger, (entry_id, first, deliveries, _) = server.batches[batch]
     attempt = first + deliveries
     if attempt > max_attempts:

@@ -1,13 +1,13 @@
-"""Who may do what next: trainers, generators and the server's misfortunes, over the scripts of fence.py.
+"""What may happen next: trainers, generators and the server's misfortunes, over the scripts of fence.py.
 
     trainer     OFF → START ┬─────────→ ANNOUNCE → OPEN → GATHER → STEPPED → COMMIT → SETTLE → GATHER of the next | ENDS
                             └→ REWIND ──↗                  (claim, train)   (weights)        (checkpoint)
-    generator   idle → holds a claim, by a lease or as a copy of somebody else's → idle
+    generator   idle → holds a claim, by a lease or as a copy of another's → idle
 
 A trainer that is refused ends, as a process does that gets FencedOff or FenceViolation, and another may start. A lease
-of somebody who is gone ends by itself, as time passes. These are faults, and a run has a budget of them: a process that
+of a process that is gone ends by itself, as time passes. These are faults, and a run has a budget of them: a process that
 dies, a lease that ends while its holder lives (paused, slow), an answer that is lost after its script ran, a batch that
-fails, a job that fails or is given up, a server that comes back without its last writes. Who asks for a job resumes it.
+fails, a job that fails or is given up, a server that comes back without its last writes. The owner of a job resumes it.
 """
 
 from __future__ import annotations

@@ -73,8 +73,8 @@ NEEDED = (
     ),
     Mutation(("publish.duplicate",), TWO_GENERATORS, "I3", "publish_batch of what is published"),
     Mutation(("publish.complete",), ONE, "I1", "publish_batch of a part"),
-    Mutation(("fail.owner",), TWO_GENERATORS, "I5", "fail_batch by who doesn't hold the lease"),
-    Mutation(("renew.owner",), TWO_GENERATORS, "I5", "renew_prompts by who doesn't hold the lease"),
+    Mutation(("fail.owner",), TWO_GENERATORS, "I5", "fail_batch by a generator that doesn't hold the lease"),
+    Mutation(("renew.owner",), TWO_GENERATORS, "I5", "renew_prompts by a generator that doesn't hold the lease"),
     Mutation(("trainer.own_list",), ONE, "I3", "the trainer trains a second copy"),
     Mutation(
         ("trainer.acknowledges_at_commit",), ONE, "I5", "the trainer acknowledges what it claims, before the commit"
@@ -87,7 +87,7 @@ NEEDED = (
     ),
     Mutation(("settle.confirms",), ONE, "I4", "a commit that was answered is taken for done"),
     Mutation(("settle.persisted",), ONE, "I4", "a checkpoint before its commit is on disk"),
-    Mutation(("set_state.epoch",), ONE, "I4", "a job is ended by whoever trained it once"),
+    Mutation(("set_state.epoch",), ONE, "I4", "a job is ended by a trainer that trained it once"),
     Mutation(("set_state.clears",), ONE, "I4", "a job that ends keeps what is in work"),
     Mutation(("set_state.fences",), ONE, "I4", "a job is given up beside a trainer that goes on"),
     Mutation(("resume.rewinds",), ONE, "stuck", "a successor with an older checkpoint doesn't rewind"),
@@ -123,7 +123,7 @@ REDUNDANT = (
     Redundant(
         ("publish.expected",),
         "publish_batch of an unknown batch",
-        "a batch id that nobody asked for: a wrong generator",
+        "a batch id that was never asked for: a wrong generator",
     ),
     Redundant(
         ("publish.repeat",), "a repeated publication is a duplicate", "its generator would log a refusal that was none"

@@ -78,7 +78,7 @@ class RealFence:
         )
 
     def opening(self, digest: int) -> Opening:
-        """Of the iteration that samples these weights."""
+        """Opens the iteration that samples these weights."""
         iteration = digest // VARIANTS
         return Opening(
             iteration=iteration,

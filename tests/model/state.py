@@ -1,4 +1,4 @@
-"""A state of the whole: the server, its disk, who is at work, and what lies in the trainers' folder."""
+"""A state of the whole: the server, its disk, the processes at work, and what lies in the trainers' folder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Trainer(NamedTuple):
     epoch: int
     iteration: int
     digest: int
-    """Of the weights in its memory."""
+    """The digest of the weights in its memory."""
     trained: tuple[tuple[int, ...], ...]
     """[batches] (copies in the gradient, content), () for none."""
     last: int
@@ -51,7 +51,7 @@ class Bounds(NamedTuple):
     iterations: int = 2
     faults: int = 1
     first_batches: int = 99
-    """Of an iteration, those that go out with its opening; the others follow."""
+    """So many of an iteration's batches go out with its opening; the others follow."""
     lost_writes: int = 3
     """Most writes that a restart loses."""
     is_deterministic: bool = True
