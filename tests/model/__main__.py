@@ -18,6 +18,7 @@ INSTANCES = (
     FULL._replace(iterations=1, faults=2),
     ONE._replace(faults=2),
     RESAMPLED_TWICE,
+    ONE._replace(may_remove=True, faults=2),
     FORGETFUL,
     ONE._replace(faults=3, max_epochs=8, may_end=False),
 )

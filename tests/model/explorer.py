@@ -7,7 +7,7 @@ import time
 from array import array
 from typing import NamedTuple
 
-from tests.model.fence import Off, Server
+from tests.model.fence import REMOVED, Off, Server
 from tests.model.invariants import broken_in
 from tests.model.moves import moves
 from tests.model.state import Bounds, State
@@ -142,7 +142,8 @@ class Exploration:
         for source, target in zip(self._sources, self._targets, strict=True):
             sources_of[target].append(source)
         heals = bytearray(len(self._states))
-        waiting = [index for index, state in enumerate(self._states) if state.is_done]
+        ends = (index for index, state in enumerate(self._states) if state.is_done or state.server.job == REMOVED)
+        waiting = list(ends)
         for index in waiting:
             heals[index] = 1
         while waiting:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 EXPECTED, PUBLISHED, DEAD = 1, 2, 3
 COMMIT, REWIND = 1, 2
-ACTIVE, ENDED, SUCCEEDED = 0, 1, 2
+ACTIVE, ENDED, SUCCEEDED, REMOVED = 0, 1, 2, 3
 VARIANTS = 16
 NOBODY = -1
 
@@ -46,7 +46,7 @@ class Server(NamedTuple):
     last: Record
     """The newest audit record."""
     job: int = ACTIVE
-    """ENDED: failed or cancelled, and may be resumed."""
+    """ENDED: failed or cancelled, and may be resumed or removed."""
 
     def with_batch(self, index: int, batch: Batch) -> Server:
         return self._replace(batches=(*self.batches[:index], batch, *self.batches[index + 1 :]))
@@ -64,7 +64,9 @@ def _is_fenced(server: Server, epoch: int, check: str, off: Off) -> bool:
 
 
 def acquire(server: Server, *, clock: int, off: Off) -> Server:
-    """acquire_trainer where the lease is over or free. clock: beyond every epoch that was handed out, as the server's is."""
+    """acquire_trainer where the lease is over or free. clock: beyond every epoch handed out, as the server's is."""
+    if server.job == REMOVED and "acquire.unknown" not in off:
+        return server
     epoch = server.epoch + 1
     if "acquire.clock" not in off:
         epoch = max(epoch, clock)
@@ -201,6 +203,8 @@ def rewind(server: Server, epoch: int, iteration: int, *, follows: Record, off: 
 
 def set_state(server: Server, epoch: int, job: int, off: Off) -> tuple[str, Server]:
     """By a trainer: it ends the job."""
+    if server.job == REMOVED:
+        return "refused", server
     if _is_fenced(server, epoch, "set_state.epoch", off):
         return "fenced", server
     if server.job != ACTIVE:
@@ -230,6 +234,11 @@ def resume_job(server: Server, *, clock: int, off: Off) -> Server:
     if server.is_open and "resume_job.clears" not in off:
         server = _cleared(server)._replace(iteration=server.committed)
     return server._replace(epoch=epoch, job=ACTIVE)
+
+
+def removed(server: Server) -> Server:
+    """What remove_job leaves of a job that has ended: nothing, and nothing of it may come back."""
+    return nothing(len(server.batches), len(server.weights))._replace(job=REMOVED)
 
 
 # Generators
@@ -278,7 +287,7 @@ def publish(
 
 def _refusal(server: Server, claim: Claim, off: Off) -> str:
     iteration, batch, digest, _, _ = claim
-    if server.job != ACTIVE and "publish.ended" not in off:
+    if server.job not in (ACTIVE, REMOVED) and "publish.ended" not in off:
         return "ended"
     if iteration != server.iteration and "publish.iteration" not in off:
         return "stale" if iteration < server.iteration else "future"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.model import fence
-from tests.model.fence import ACTIVE, DEAD, NOBODY, VARIANTS, Server
+from tests.model.fence import ACTIVE, DEAD, NOBODY, REMOVED, VARIANTS, Server
 from tests.model.state import Bounds, State, Trainer
 
 
@@ -64,6 +64,8 @@ def robbery(state: State, after: Server, who: int, batch: int) -> str:
 def broken_in(state: State) -> str:
     """The invariant that a state breaks, if any."""
     server = state.server
+    if server.job == REMOVED and server != fence.removed(server):
+        return "removed: something of the job comes back"
     if server.is_open and server.job != ACTIVE:
         return "I4: a job that has ended has an open iteration"
     if server.is_open:

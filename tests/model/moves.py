@@ -5,9 +5,10 @@
     generator   idle → holds a claim, by a lease or as a copy of another's → idle
 
 A trainer that is refused ends, as a process does that gets FencedOff or FenceViolation, and another may start. A lease
-of a process that is gone ends by itself, as time passes. These are faults, and a run has a budget of them: a process that
-dies, a lease that ends while its holder lives (paused, slow), an answer that is lost after its script ran, a batch that
-fails, a job that fails or is given up, a server that comes back without its last writes. The owner of a job resumes it.
+of a process that is gone ends by itself, as time passes. These are faults, and a run has a budget of them: a process
+that dies, a lease that ends while its holder lives (paused, slow), an answer that is lost after its script ran, a batch
+that fails, a job that fails or is given up, a server that comes back without its last writes. The owner of a job
+resumes or removes it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from tests.model import fence
-from tests.model.fence import ACTIVE, COMMIT, DEAD, ENDED, REWIND, SUCCEEDED, VARIANTS, Off, Rollout, Server
+from tests.model.fence import ACTIVE, COMMIT, DEAD, ENDED, REMOVED, REWIND, SUCCEEDED, VARIANTS, Off, Rollout, Server
 from tests.model.invariants import broken_by_call, broken_by_success, holds_lease, robbery
 from tests.model.state import (
     ANNOUNCE,
@@ -69,6 +70,10 @@ def _job_moves(state: State, bounds: Bounds, off: Off, may_fail: bool) -> Iterat
         ended = fence.give_up(server, clock=state.clock + 1, off=off)
         given_up = _after(state, ended, bounds)._replace(faults=state.faults + 1, clock=max(state.clock, ended.epoch))
         yield Move("the job is given up", -1, given_up, is_fault=True)
+    is_held = any(one and one.epoch == server.epoch for one in state.trainers)
+    if bounds.may_remove and server.job == ENDED and not is_held:
+        # The answer to a removal waits for the server's disk.
+        yield Move("the job is removed", -1, state._replace(server=fence.removed(server), disk=()))
     if server.job == ENDED:
         resumed = fence.resume_job(server, clock=state.clock + 1, off=off)
         yield Move(
@@ -126,13 +131,15 @@ def _trainer_moves(state: State, bounds: Bounds, off: Off, who: int, may_fail: b
 
 
 def _acquires(state: State, max_epochs: int, off: Off, who: int, may_fail: bool) -> Iterator[Move]:
-    if state.server.job != ACTIVE:
+    if state.server.job not in (ACTIVE, REMOVED):
         return
     is_held = any(one and one.epoch == state.server.epoch for one in state.trainers)
     is_stolen = is_held and "acquire.lease" not in off
     if (is_stolen and not may_fail) or state.clock >= max_epochs:
         return
     server = fence.acquire(state.server, clock=state.clock + 1, off=off)
+    if server == state.server:
+        return  # of a job that was removed
     taken = _with_trainer(_after_any(state, server), who, Trainer(START, server.epoch, 0, 0, (), 0, ()))
     breaks = "I4: an epoch is handed out twice" if server.epoch <= state.clock else ""
     taken = taken._replace(clock=max(state.clock, server.epoch), faults=state.faults + is_stolen)

@@ -18,6 +18,7 @@ IN_PIECES = TWO_BATCHES._replace(first_batches=1)
 RESAMPLED = TWO_GENERATORS._replace(is_deterministic=False)
 """A job whose replays and second attempts differ."""
 RESAMPLED_TWICE = ONE._replace(is_deterministic=False, faults=2)
+REMOVABLE = ONE._replace(may_remove=True)
 FORGETFUL = ONE._replace(lost_writes=10, faults=2, may_end=False)
 """A restart can lose a whole iteration."""
 
@@ -40,6 +41,7 @@ class Redundant(NamedTuple):
 
 NEEDED = (
     Mutation(("acquire.clock",), ONE, "I4", "the epoch comes from the counter alone, not from the clock as well"),
+    Mutation(("acquire.unknown",), REMOVABLE, "removed", "acquire_trainer of a job that was removed"),
     Mutation(
         ("acquire.lease", "rewind.link"), ONE, "I4", "acquire_trainer of a living trainer's job, any number of times"
     ),

@@ -13,7 +13,7 @@ from broker.connection.client import Broker
 from broker.job_store import JobStore
 from broker.keys import JobKeys
 from broker.trainer_side import Opening, TrainerSide
-from contracts.errors import Conflict, FencedOff, FenceViolation
+from contracts.errors import Conflict, FencedOff, FenceViolation, NotFound
 from contracts.events import AuditRecord, record_digest
 from contracts.jobs import JobState
 from contracts.rollouts import PromptBatch, RolloutBatch, batch_digest
@@ -42,7 +42,7 @@ def answer_of(call: Callable[[], Any]) -> Any:
         return call()
     except FencedOff:
         return "fenced"
-    except Conflict:
+    except (Conflict, NotFound):
         return "refused"
     except FenceViolation as error:
         return str(error)

@@ -19,7 +19,7 @@ from tests.model.moves import Move, moves
 from tests.model.real import LONG_S, RealFence, answer_of, digest_text
 from tests.model.state import COMMITS, ENDS, SETTLE, Bounds, State, Trainer
 
-BOUNDS = Bounds(faults=12, is_deterministic=False, max_attempts=15, max_epochs=14)
+BOUNDS = Bounds(faults=12, is_deterministic=False, may_remove=True, max_attempts=15, max_epochs=14)
 WRITES_OF_A_TRAINER = (
     *("rewind", "announces", "opens", "claims rollouts", "reconciles", "renews", "commits"),
     *("ends the job", "fails the job"),
@@ -196,6 +196,9 @@ class Walk:
         elif move.name == "the job is given up":
             real.jobs.move(real.job_id, JobState.FAILED, reason="its trainers end")
             real.epochs[move.state.server.epoch] = read_fence(self._broker, real.keys).trainer_epoch
+        elif move.name == "the job is removed":
+            self._broker.redis.hset(real.keys.fence, "lease_until", "1")
+            real.jobs.remove(real.job_id)
         elif move.name == "the job is resumed":
             real.jobs.resume(real.job_id)
             real.jobs.move(real.job_id, JobState.RUNNING)

@@ -58,6 +58,8 @@ class Bounds(NamedTuple):
     """Else a replay makes other weights, and a second attempt other completions."""
     may_end: bool = True
     """A job fails or is given up, at any time, and is resumed."""
+    may_remove: bool = False
+    """A job that has ended is removed, while processes that know it come late."""
     max_attempts: int = 4
     max_epochs: int = 8
     """More than the faults can lead to; a mutation that restarts trainers for ever ends here."""

@@ -8,7 +8,17 @@ from pathlib import Path
 import pytest
 
 from tests.model import fence, moves
-from tests.model.mutations import IN_PIECES, NEEDED, ONE, REDUNDANT, RESAMPLED, TWO_BATCHES, Mutation, mutated
+from tests.model.mutations import (
+    IN_PIECES,
+    NEEDED,
+    ONE,
+    REDUNDANT,
+    REMOVABLE,
+    RESAMPLED,
+    TWO_BATCHES,
+    Mutation,
+    mutated,
+)
 from tests.model.state import Bounds
 
 CHECK = re.compile(r'"([a-z_]+\.[a-z_]+)"')
@@ -19,7 +29,7 @@ SLOW = {
 """Need tens of thousands of states: `make model` has them."""
 
 
-@pytest.mark.parametrize("bounds", [ONE, TWO_BATCHES, IN_PIECES, RESAMPLED, Bounds(faults=0)])
+@pytest.mark.parametrize("bounds", [ONE, TWO_BATCHES, IN_PIECES, RESAMPLED, REMOVABLE, Bounds(faults=0)])
 def test_no_reachable_state_breaks_an_invariant_or_is_stuck(bounds: Bounds) -> None:
     result = mutated(bounds, ())
     assert (result.breaks, result.trace, result.is_complete) == ("", (), True)

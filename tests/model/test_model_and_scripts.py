@@ -33,6 +33,7 @@ REACHED = {
     "fails the job: fenced",
     "the job is given up",
     "the job is resumed",
+    "the job is removed",
 }
 """Each must have happened: walks that never get there show nothing about it."""
 

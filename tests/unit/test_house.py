@@ -108,8 +108,7 @@ def sentences(path: Path) -> Iterator[tuple[int, str]]:
 
 def english_files() -> list[Path]:
     patterns = ("*.py", "*.lua", "*.md", "*.toml", "*.yml", "*.sh", "Makefile", "*Dockerfile")
-    listed = ((path, str(path.relative_to(ROOT))) for path in tracked(*patterns))
-    return [path for path, name in listed if path != Path(__file__)]
+    return [path for path in tracked(*patterns) if path != Path(__file__)]
 
 
 def text_lines() -> Iterator[tuple[str, str]]:
