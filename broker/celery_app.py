@@ -55,7 +55,7 @@ def make_celery_app(settings: StackSettings) -> Celery:
             "socket_timeout": ANSWER_TIMEOUT_S,
             "health_check_interval": ANSWER_TIMEOUT_S,
             "socket_keepalive": True,
-            # One publication tries so often: a gateway must not wait for a server that is away, the beat comes again anyway.
+            # A publication is tried so often: a gateway must not wait for a server that is away, the beat comes anyway.
             "max_retries": 1,
             "interval_start": 0,
             "interval_step": 0.2,
