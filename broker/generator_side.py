@@ -75,7 +75,7 @@ class GeneratorSide:
     def claim(self, lease_s: float, *, hedge: bool = False) -> Claim | None:
         """The oldest batch whose lease expired, else the next new one; None when the job has nothing to claim.
 
-        hedge: an idle generator asks for a copy of another's batch that is late, where the spec hedges and nothing else is.
+        hedge: an idle generator asks for a copy of another's batch that is late, where there is nothing else.
         """
         spec = self._job_spec()
         call = ClaimPrompt(

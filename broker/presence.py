@@ -46,5 +46,5 @@ class Presence:
         infos = [decode(value, GeneratorInfo) for value in values]
         for gone in (info for info in infos if now_s - info.seen_s > 10 * LIVE_S):
             self.leave(gone.generator_id)
-        # After a clock stepped back too: a live one beats again soon, a dead one must not live for as long as the step.
+        # After a clock stepped back too: a live one beats again soon, a dead one must not live as long as the step.
         return sorted((i for i in infos if abs(now_s - i.seen_s) <= LIVE_S), key=lambda info: info.generator_id)
