@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Iterator, Mapping
@@ -110,27 +111,34 @@ class GatewayClient:
 
         It ends when this client is closed, too. Raises Unavailable when the gateway stays away.
         """
-        last_heard_s = time.monotonic()
+        heard_s = time.monotonic()
         is_over = False
         while not self._http.is_closed:
+            answer: httpx.Response | None = None
             try:
-                for event_id, event in self._one_stream(job_id, after):
-                    after, last_heard_s = event_id, time.monotonic()
-                    yield event_id, event
-                    # A job that was resumed has earlier ends: the gateway closes the stream after the last one.
-                    is_over = isinstance(event, StateChanged) and event.state.is_final
+                with self._event_stream(job_id, after) as answer:
+                    for event_id, event in parse_events(answer):
+                        after = event_id
+                        yield event_id, event
+                        # A job that was resumed has earlier ends: the gateway closes the stream after the last one.
+                        is_over = isinstance(event, StateChanged) and event.state.is_final
                 if is_over:
                     return
                 log.info("the event stream ended, coming back after event %s", after or "0")
-            except httpx.TransportError as error:
+            except (httpx.TransportError, Unavailable) as error:
                 if self._http.is_closed:
                     return
-                if time.monotonic() - last_heard_s > UNREACHABLE_S:
-                    raise self._unreachable(error) from error
                 log.info("the event stream broke off (%s), coming back after event %s", error, after or "0")
+                # A long iteration has comments only: a stream that sent a byte was there until it broke off.
+                if not (answer and answer.num_bytes_downloaded) and time.monotonic() - heard_s > UNREACHABLE_S:
+                    raise error if isinstance(error, Unavailable) else self._unreachable(error) from error
+            if answer and answer.num_bytes_downloaded:
+                heard_s = time.monotonic()
             time.sleep(RECONNECT_S)
 
-    def _one_stream(self, job_id: str, after: str) -> Iterator[tuple[str, JobEvent]]:
+    @contextlib.contextmanager
+    def _event_stream(self, job_id: str, after: str) -> Iterator[httpx.Response]:
+        """Raises httpx.TransportError, and what the gateway answers instead of a stream."""
         headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": after} if after else {})
         timeout = httpx.Timeout(REQUEST_TIMEOUT_S, read=EVENT_SILENCE_S)
         with self._http.stream(
@@ -139,7 +147,7 @@ class GatewayClient:
             if not answer.is_success:
                 answer.read()
                 raise problem_of(answer)
-            yield from parse_events(answer)
+            yield answer
 
     def _ask(self, method: str, path: str, **request: Any) -> Any:
         try:

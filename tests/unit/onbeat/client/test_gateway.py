@@ -1,14 +1,19 @@
-"""What the gateway writes as server-sent events, its client reads again."""
+"""What the gateway writes as server-sent events, its client reads again, whatever happens to the gateway."""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Iterator
 
 import httpx
 import pytest
 
+from contracts.errors import Unavailable
 from contracts.events import StateChanged
 from contracts.jobs import JobState
 from gateway.event_stream import encode_event
-from onbeat.client.gateway import parse_events
+from onbeat.client import gateway as gateway_client
+from onbeat.client.gateway import GatewayClient, parse_events
 
 
 @pytest.mark.parametrize(
@@ -24,3 +29,62 @@ def test_whatever_an_event_s_text_holds_it_arrives_as_it_was(reason: str) -> Non
 def test_an_answer_of_another_kind_is_a_stream_that_broke_off() -> None:
     with pytest.raises(httpx.TransportError, match="text/event-stream"):
         list(parse_events(httpx.Response(200, html="<p>log in</p>")))
+
+
+class Clock:
+    """Time that passes only where a test says so."""
+
+    now_s = 0.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+class BrokenStream(httpx.SyncByteStream):
+    """One event, a long iteration of comments, and the end of the gateway's process."""
+
+    def __init__(self, clock: Clock, event: bytes) -> None:
+        self._clock, self._event = clock, event
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield self._event
+        for _ in range(20):
+            self._clock.sleep(15.0)
+            yield b": keep-alive\n\n"
+        raise httpx.ReadError("connection reset by peer")
+
+
+def following(monkeypatch: pytest.MonkeyPatch, *, restart_s: float) -> list[str]:
+    """Ids of the events of a job whose gateway restarts in a long iteration, and answers 503 before it is ready."""
+    clock = Clock()
+    monkeypatch.setattr(gateway_client, "time", clock)
+    running, succeeded = (StateChanged(at_s=1.0, state=state) for state in (JobState.RUNNING, JobState.SUCCEEDED))
+    num_streams, back_s = 0, math.inf
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        nonlocal num_streams, back_s
+        head = {"Content-Type": "text/event-stream"}
+        if not num_streams:
+            num_streams, back_s = 1, clock.now_s + 300.0 + restart_s
+            return httpx.Response(200, headers=head, stream=BrokenStream(clock, encode_event("1-0", running)))
+        if clock.now_s < back_s - 5.0:
+            raise httpx.ConnectError("connection refused")
+        if clock.now_s < back_s:
+            return httpx.Response(503, json={"detail": "Redis does not answer"})
+        assert request.headers["Last-Event-ID"] == "1-0"
+        return httpx.Response(200, headers=head, content=encode_event("2-0", succeeded))
+
+    with GatewayClient("http://gateway", "key", transport=httpx.MockTransport(answer)) as client:
+        return [event_id for event_id, _ in client.events("job-1")]
+
+
+def test_a_follower_comes_back_to_a_gateway_that_restarts_in_a_long_iteration(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert following(monkeypatch, restart_s=30.0) == ["1-0", "2-0"]
+
+
+def test_a_follower_gives_up_a_gateway_that_stays_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(Unavailable, match="no answer from http://gateway: connection refused"):
+        following(monkeypatch, restart_s=3600.0)
