@@ -215,8 +215,8 @@ class RewardResponse(Record, frozen=True, kw_only=True):
 
 def stated_scores(components: tuple[RewardComponent, ...]) -> dict[str, float]:
     """Breakdown name → `on_unscorable` score, of the components that have one."""
-    named = zip(breakdown_names(components), components, strict=True)
-    return {name: component.stated_score for name, component in named if component.stated_score is not None}
+    stated = {name: component.stated_score for name, component in named(components)}
+    return {name: score for name, score in stated.items() if score is not None}
 
 
 def with_on_unscorable(
@@ -230,8 +230,13 @@ def with_on_unscorable(
         )
     return tuple(
         replace(component, on_unscorable=changes.get(name, component.on_unscorable))
-        for name, component in zip(names, components, strict=True)
+        for name, component in named(components)
     )
+
+
+def named(components: tuple[RewardComponent, ...]) -> list[tuple[str, RewardComponent]]:
+    """Each component with its name in the breakdown."""
+    return list(zip(breakdown_names(components), components, strict=True))
 
 
 def breakdown_names(components: tuple[RewardComponent, ...]) -> tuple[str, ...]:

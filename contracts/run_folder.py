@@ -13,13 +13,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import re
+from pathlib import Path, PurePath
 
 from contracts.encoding.names import check_job_id
 
+VERSION, CHECKPOINT = "v", "i"
+"""First letters of the folders that are numbered by version and by iteration."""
+
 
 class RunFolder:
-    """Names only: nothing is read or made here."""
+    """Where things are; nothing is made here."""
 
     def __init__(self, run_root: Path, job_id: str, *, weight_root: Path | None = None) -> None:
         """weight_root: where the published versions are, if not below the run root.
@@ -39,12 +43,24 @@ class RunFolder:
         self.checkpoints = self.path / "checkpoints"
 
     def weights_of(self, policy_version: int) -> Path:
-        return self.weights / f"v{policy_version:06d}"
+        return self.weights / f"{VERSION}{policy_version:06d}"
 
     def checkpoint_after(self, iteration: int) -> Path:
-        return self.checkpoints / f"i{iteration:06d}"
+        return self.checkpoints / f"{CHECKPOINT}{iteration:06d}"
 
     def relative(self, path: Path) -> str:
         """Path below the run root, or a version's as it stands in its manifest: below the weight root."""
         root = self.weight_root if path.is_relative_to(self.weights) else self.run_root
         return path.relative_to(root).as_posix()
+
+
+def number_of(path: str | PurePath, letter: str) -> int | None:
+    """The number in the name of a version or checkpoint; None for other names, as a folder has while it is written."""
+    found = re.fullmatch(rf"{letter}(\d{{6,}})", PurePath(path).name)
+    return int(found[1]) if found else None
+
+
+def numbered(parent: Path, letter: str) -> list[tuple[int, Path]]:
+    """(number, folder) of those in `parent`, by number; [] where there is no such folder."""
+    found = [(number_of(path, letter), path) for path in parent.iterdir()] if parent.is_dir() else []
+    return sorted((number, path) for number, path in found if number is not None and path.is_dir())

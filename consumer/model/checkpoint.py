@@ -26,6 +26,7 @@ from contracts.encoding.digests import Digest
 from contracts.encoding.names import FileName
 from contracts.encoding.wire import Record, decode_json, encode_json
 from contracts.errors import ContractViolation, InvalidInput, NotFound, OnbeatError, WeightsRejected
+from contracts.run_folder import CHECKPOINT, numbered
 from contracts.versions import PolicyVersion
 from weight_store.files.stored_tensors import StoredTensors
 from weight_store.files.tensor_folder import remove_folders, remove_scratch, write_folder
@@ -37,7 +38,6 @@ FORMAT_VERSION = 2
 MODEL_FILE = "model.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"
 STATE_FILE = "state.json"
-FOLDER_NAME = re.compile(r"i(\d{6,})")
 
 
 class AdapterState(Record, frozen=True, kw_only=True):
@@ -192,9 +192,7 @@ def file_of_rank(name: str, rank: int, num_ranks: int) -> str:
 
 def checkpoint_folders(checkpoints: Path) -> list[Path]:
     """The folders that are named as checkpoints, oldest first, not verified."""
-    if not checkpoints.is_dir():
-        return []
-    return sorted((path for path in checkpoints.iterdir() if FOLDER_NAME.fullmatch(path.name)), key=_iteration_of)
+    return [path for _, path in numbered(checkpoints, CHECKPOINT)]
 
 
 def _iteration_of(folder: Path) -> int:

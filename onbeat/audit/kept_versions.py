@@ -10,7 +10,6 @@ Versions that travelled through Redis are in the checkpoints.
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +20,7 @@ from torch import Tensor, nn
 
 from contracts.encoding.digests import Digest
 from contracts.errors import ContractViolation, NotFound, WeightsRejected
-from contracts.run_folder import RunFolder
+from contracts.run_folder import CHECKPOINT, VERSION, RunFolder, numbered
 from contracts.spec import JobSpec
 from onbeat.audit.weights import ADAPTER_END, tensors_of_delta
 from weight_store.adapter.matrices import LayerMatrices, layers_of
@@ -30,9 +29,6 @@ from weight_store.files.stored_tensors import StoredTensors
 from weight_store.hashing import tensors_digest
 
 log = logging.getLogger(__name__)
-
-VERSION_NAME = re.compile(r"v(\d{6,})")
-CHECKPOINT_NAME = re.compile(r"i(\d{6,})")
 
 
 class AdapterDigests(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,15 +126,13 @@ class MergedWeights(Mapping[str, Tensor]):
 
 
 def _published(folder: RunFolder, versions: Mapping[int, str]) -> Iterator[KeptVersion]:
-    for path in _folders(folder.weights):
-        if (match := VERSION_NAME.fullmatch(path.name)) and (digest := versions.get(int(match[1]))):
-            yield KeptVersion(policy_version=int(match[1]), weights_digest=digest, path=path)
+    for version, path in numbered(folder.weights, VERSION):
+        if digest := versions.get(version):
+            yield KeptVersion(policy_version=version, weights_digest=digest, path=path)
 
 
 def _checkpoints(folder: RunFolder) -> Iterator[KeptVersion]:
-    for path in _folders(folder.checkpoints):
-        if not CHECKPOINT_NAME.fullmatch(path.name):
-            continue
+    for _, path in numbered(folder.checkpoints, CHECKPOINT):
         try:
             says = msgspec.json.decode((path / "state.json").read_bytes(), type=CheckpointSays)
         except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -195,7 +189,3 @@ def _tensors_of_model(folder: Path, *, dtype: torch.dtype) -> dict[str, Tensor]:
         line = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise NotFound(f"the job's model does not load: {line}", field=str(folder), cure="give --model-root") from error
     return {name: tensor.detach() for name, tensor in weight_tensors(model)}
-
-
-def _folders(parent: Path) -> list[Path]:
-    return sorted(path for path in parent.iterdir() if path.is_dir()) if parent.is_dir() else []

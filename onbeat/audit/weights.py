@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import mmap
-import re
 import stat
 import struct
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ import numpy as np
 
 from contracts.encoding.wire import decode
 from contracts.errors import ContractViolation, WeightsRejected
-from contracts.run_folder import RunFolder
+from contracts.run_folder import CHECKPOINT, VERSION, RunFolder, numbered
 from contracts.versions import weights_digest
 from contracts.weights import WeightDelta
 from weight_store.delta.codec import DELTA_PREFIX, apply
@@ -27,8 +26,6 @@ from weight_store.dtypes import ITEM_BYTES, TORCH_NAMES
 
 ADAPTER_END = ".lora_A.weight"
 MAX_HEADER_BYTES = 100_000_000
-VERSION_FOLDER = re.compile(r"v(\d{6,})")
-CHECKPOINT_FOLDER = re.compile(r"i(\d{6,})")
 Tensor = tuple[str, str, tuple[int, ...], memoryview]
 
 
@@ -59,12 +56,8 @@ def digests_on_disk(folder: RunFolder) -> dict[str, tuple[int, str]]:
 
 def _digest_of_delta(folder: RunFolder, path: Path) -> str:
     """The digest of what the delta in `path` makes of the version below it; "" where that one is gone."""
-    tensors = tensors_of_delta(folder, path)
-    return (
-        weights_digest((name, dtype, shape, data.data) for name, (dtype, shape, data) in tensors.items())
-        if tensors
-        else ""
-    )
+    tensors = tensors_of_delta(folder, path).items()
+    return weights_digest((name, dtype, shape, data.data) for name, (dtype, shape, data) in tensors) if tensors else ""
 
 
 def tensors_of_delta(folder: RunFolder, path: Path) -> dict[str, tuple[str, tuple[int, ...], np.ndarray]]:
@@ -104,13 +97,11 @@ def _read_step(path: Path) -> list[WeightDelta]:
 
 
 def _versions(folder: RunFolder) -> Iterator[tuple[Path, int, list[Path]]]:
-    for path in _folders(folder.weights):
-        if match := VERSION_FOLDER.fullmatch(path.name):
-            yield path, int(match[1]), sorted(path.glob("*.safetensors"))
-    for path in _folders(folder.checkpoints):
-        if match := CHECKPOINT_FOLDER.fullmatch(path.name):
-            parts = sorted(path.glob("model-*-of-*.safetensors"))
-            yield path, int(match[1]) + 1, parts or [path / "model.safetensors"]
+    for version, path in numbered(folder.weights, VERSION):
+        yield path, version, sorted(path.glob("*.safetensors"))
+    for iteration, path in numbered(folder.checkpoints, CHECKPOINT):
+        parts = sorted(path.glob("model-*-of-*.safetensors"))
+        yield path, iteration + 1, parts or [path / "model.safetensors"]
 
 
 def _digest_of_files(folder: Path, files: list[Path]) -> str:
@@ -203,7 +194,3 @@ def _header(path: Path, data: memoryview) -> tuple[dict[str, Any], int]:
     if not isinstance(header, dict):
         raise ContractViolation("has a damaged header", field=str(path))
     return header, 8 + num_bytes
-
-
-def _folders(parent: Path) -> list[Path]:
-    return sorted(path for path in parent.iterdir() if path.is_dir()) if parent.is_dir() else []

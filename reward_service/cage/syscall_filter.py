@@ -19,72 +19,38 @@ NUMBER_AT, ARCHITECTURE_AT, FLAGS_AT = 0, 4, 16
 """Flags: the low half of the first argument, on machines whose lowest byte comes first."""
 ALLOW, KILL_PROCESS, ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 
-ARCHITECTURES: dict[str, tuple[int, int, dict[str, int]]] = {
-    # machine: the kernel's name for it, the number of seccomp(2), and the numbers that are refused
-    "x86_64": (
-        0xC000003E,
-        317,
-        {
-            "socket": 41,
-            "ptrace": 101,
-            "add_key": 248,
-            "request_key": 249,
-            "keyctl": 250,
-            "unshare": 272,
-            "perf_event_open": 298,
-            "setns": 308,
-            "process_vm_readv": 310,
-            "process_vm_writev": 311,
-            "bpf": 321,
-            "userfaultfd": 323,
-            "io_uring_setup": 425,
-            "pidfd_getfd": 438,
-            "shmget": 29,
-            "semget": 64,
-            "msgget": 68,
-            "pivot_root": 155,
-            "chroot": 161,
-            "mount": 165,
-            "mq_open": 240,
-            "memfd_create": 319,
-            "memfd_secret": 447,
-        },
-    ),
-    "aarch64": (
-        0xC00000B7,
-        277,
-        {
-            "socket": 198,
-            "ptrace": 117,
-            "add_key": 217,
-            "request_key": 218,
-            "keyctl": 219,
-            "unshare": 97,
-            "perf_event_open": 241,
-            "setns": 268,
-            "process_vm_readv": 270,
-            "process_vm_writev": 271,
-            "bpf": 280,
-            "userfaultfd": 282,
-            "io_uring_setup": 425,
-            "pidfd_getfd": 438,
-            "mount": 40,
-            "pivot_root": 41,
-            "chroot": 51,
-            "mq_open": 180,
-            "msgget": 186,
-            "semget": 190,
-            "shmget": 194,
-            "memfd_create": 279,
-            "memfd_secret": 447,
-        },
-    ),
+ARCHITECTURES = {"x86_64": (0xC000003E, 317, 56), "aarch64": (0xC00000B7, 277, 220)}
+"""Machine → the kernel's name for it, and the numbers of seccomp(2) and clone(2) there."""
+NUMBERS: dict[str, tuple[int, int]] = {
+    "socket": (41, 198),
+    "ptrace": (101, 117),
+    "add_key": (248, 217),
+    "request_key": (249, 218),
+    "keyctl": (250, 219),
+    "unshare": (272, 97),
+    "perf_event_open": (298, 241),
+    "setns": (308, 268),
+    "process_vm_readv": (310, 270),
+    "process_vm_writev": (311, 271),
+    "bpf": (321, 280),
+    "userfaultfd": (323, 282),
+    "io_uring_setup": (425, 425),
+    "pidfd_getfd": (438, 438),
+    "shmget": (29, 194),
+    "semget": (64, 190),
+    "msgget": (68, 186),
+    "pivot_root": (155, 41),
+    "chroot": (161, 51),
+    "mount": (165, 40),
+    "mq_open": (240, 180),
+    "memfd_create": (319, 279),
+    "memfd_secret": (447, 447),
 }
+"""Call that may be refused → its number on each machine, in the order of ARCHITECTURES."""
 NETWORK = frozenset({"socket"})
 """Sockets of every family: the path of a Unix socket may lead to a database, too. Pairs of sockets are no way out."""
-OTHERS = frozenset(ARCHITECTURES["x86_64"][2]) - NETWORK
+OTHERS = NUMBERS.keys() - NETWORK
 """Ways into other processes, into the kernel's keys, to memory that counts for no process, and around this filter."""
-CLONE = {"x86_64": 56, "aarch64": 220}
 CLONE3 = 435
 NEW_NAMESPACES = 0x7E020000
 """Flags of clone(2): in a user namespace of its own a process is root again."""
@@ -101,12 +67,12 @@ def refuse_syscalls(names: Collection[str]) -> bool:
 
     Call it after PR_SET_NO_NEW_PRIVS.
     """
-    known = ARCHITECTURES.get(platform.machine()) if kernel.IS_LINUX else None
-    if known is None:
+    machine = platform.machine()
+    if machine not in ARCHITECTURES or not kernel.IS_LINUX:
         return False
-    architecture, seccomp, numbers = known
-    refused = [numbers[name] for name in sorted(names)]
-    code = _program(architecture, CLONE[platform.machine()], refused)
+    architecture, seccomp, clone = ARCHITECTURES[machine]
+    column = list(ARCHITECTURES).index(machine)
+    code = _program(architecture, clone, [NUMBERS[name][column] for name in sorted(names)])
     program = _Program(length=len(code) // 8, filter=code)
     libc = kernel.libc()
     libc.syscall.restype = ctypes.c_long

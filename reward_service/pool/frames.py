@@ -48,17 +48,9 @@ class Frames:
 
     def receive(self, *, deadline_s: float | None = None) -> bytes:
         """Raises Late, Gone."""
-        while True:
-            if len(self._buffer) >= LENGTH.size:
-                (length,) = LENGTH.unpack_from(self._buffer)
-                if length > self._max_bytes:
-                    raise Gone(f"a message of {length} bytes")
-                end = LENGTH.size + length
-                if len(self._buffer) >= end:
-                    payload = bytes(self._buffer[LENGTH.size : end])
-                    del self._buffer[:end]
-                    return payload
+        while (payload := self._take()) is None:
             self._read_more(deadline_s)
+        return payload
 
     def send_handle(self, payload: bytes, handle: int) -> None:
         """Sends a message with an open file descriptor beside it. Raises Gone."""
@@ -72,7 +64,7 @@ class Frames:
         """Returns the next message, and the descriptor beside it, to a reader that is sent one message at a time."""
         handle: int | None = None
         self._socket.settimeout(None)
-        while True:
+        while (payload := self._take()) is None:
             try:
                 data, handles, _, _ = socket.recv_fds(self._socket, READ_BYTES, 1)
             except OSError as error:
@@ -81,12 +73,21 @@ class Frames:
                 raise Gone
             handle = handles[0] if handles else handle
             self._buffer += data
-            if len(self._buffer) >= LENGTH.size:
-                end = LENGTH.size + LENGTH.unpack_from(self._buffer)[0]
-                if len(self._buffer) >= end:
-                    payload = bytes(self._buffer[LENGTH.size : end])
-                    del self._buffer[:end]
-                    return payload, handle
+        return payload, handle
+
+    def _take(self) -> bytes | None:
+        """The first message of what was read; None while it is not all there. Raises Gone for one that is too long."""
+        if len(self._buffer) < LENGTH.size:
+            return None
+        (length,) = LENGTH.unpack_from(self._buffer)
+        if length > self._max_bytes:
+            raise Gone(f"a message of {length} bytes")
+        end = LENGTH.size + length
+        if len(self._buffer) < end:
+            return None
+        payload = bytes(self._buffer[LENGTH.size : end])
+        del self._buffer[:end]
+        return payload
 
     def _read_more(self, deadline_s: float | None) -> None:
         self._wait_until(deadline_s)

@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from threading import Lock, Thread
 
-from contracts.rewards import RewardComponent, RewardItem, Scored, Unscorable, UnscorableReason
+from contracts.rewards import RewardComponent, RewardItem, Scored, Unscorable, UnscorableReason, named
 from reward_service.pool.scorer_cage import ScorerCage, ScorerDied, ScorerLate
 from reward_service.scorers import rubric
 
@@ -213,7 +213,7 @@ class Lane(Thread):
         if not any(rubric.score_in_place(c, result.reason, settles=True) is not None for c in work.components):
             return result
         outcomes: list[float | Unscorable] = []
-        for name, component in rubric.named(work.components):
+        for name, component in named(work.components):
             if rubric.needs_isolation((component,)):
                 outcome = self._component_outcome(work, component, item)
             else:

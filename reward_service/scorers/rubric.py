@@ -22,7 +22,7 @@ from contracts.rewards import (
     Scored,
     Unscorable,
     UnscorableReason,
-    breakdown_names,
+    named,
 )
 from process.entry_points import UnknownEntryPoint
 from reward_service.scorers import exact, length, math_verify, numeric, overlong, plugin, reasoning_gym, regex
@@ -85,11 +85,7 @@ def needs_isolation(components: tuple[RewardComponent, ...]) -> bool:
 
 def only_isolated_name(components: tuple[RewardComponent, ...]) -> str:
     """Breakdown name of the component that a lost process was busy with; "" where it may have been one of several."""
-    names = [
-        name
-        for name, component in zip(breakdown_names(components), components, strict=True)
-        if not SCORERS[type(component)].is_linear
-    ]
+    names = [name for name, component in named(components) if not SCORERS[type(component)].is_linear]
     return names[0] if len(names) == 1 else ""
 
 
@@ -110,11 +106,6 @@ def warm_up_keys(components: tuple[RewardComponent, ...]) -> frozenset[str]:
         for component in components
         if SCORERS[type(component)].warm_up and not isinstance(component, PluginReward)
     )
-
-
-def named(components: tuple[RewardComponent, ...]) -> list[tuple[str, RewardComponent]]:
-    """Each with its name in the breakdown."""
-    return list(zip(breakdown_names(components), components, strict=True))
 
 
 def without_plugins(components: tuple[RewardComponent, ...]) -> tuple[RewardComponent, ...]:
@@ -154,7 +145,7 @@ def weighted_sum(
     breakdown: dict[str, float] = {}
     replaced: dict[str, UnscorableReason] = {}
     reward = 0.0
-    for name, component, outcome in zip(breakdown_names(components), components, outcomes, strict=True):
+    for (name, component), outcome in zip(named(components), outcomes, strict=True):
         value = outcome
         if isinstance(outcome, Unscorable):
             value = score_in_place(component, outcome.reason, settles=settles)

@@ -7,13 +7,13 @@ from pathlib import Path
 
 from torch import Tensor
 
-from contracts.run_folder import RunFolder
+from contracts.run_folder import VERSION, RunFolder, numbered
 from contracts.versions import WeightManifest
 from contracts.weights import WeightShard
 from process.crash_points import reach
 from weight_store.files.safetensors_file import TensorFile
 from weight_store.files.tensor_folder import ScratchFolder, remove_folders, remove_scratch
-from weight_store.files.version_folders import are_same, files_of, read_folder, versions_in
+from weight_store.files.version_folders import are_same, files_of, read_folder
 from weight_store.hashing import bytes_of
 from weight_store.layout import Layout, PlannedVersion, planned, split_into_shards
 from weight_store.publication import Publication
@@ -108,14 +108,12 @@ class FilePublisher:
 
     def remove_before(self, policy_version: int, *, in_use: Collection[str] = ()) -> None:
         """in_use: folders, as manifests name them, that generators are reading or newer deltas stand on; they stay."""
-        versions = versions_in(self._folder)
-        remove_folders(
-            path for path, version in versions if version < policy_version and self._folder.relative(path) not in in_use
-        )
+        older = [path for version, path in numbered(self._folder.weights, VERSION) if version < policy_version]
+        remove_folders(path for path in older if self._folder.relative(path) not in in_use)
 
     def remove_after(self, policy_version: int) -> None:
         """A generator that still loads a version of that future is told so by its absence."""
-        remove_folders(path for path, version in versions_in(self._folder) if version > policy_version)
+        remove_folders(path for version, path in numbered(self._folder.weights, VERSION) if version > policy_version)
 
     def clear_scratch(self) -> None:
         """Removes, in a weight root, also what jobs left that ended while they removed their versions."""

@@ -9,7 +9,6 @@ bytes that a power cut lost are refused, and published again from the checkpoint
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import torch
@@ -17,10 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from contracts.run_folder import RunFolder
 from contracts.versions import WeightFile
-
-VERSION_NAME = re.compile(r"v(\d{6,})")
 
 
 def read_folder(directory: Path) -> dict[str, Tensor]:
@@ -44,9 +40,3 @@ def are_same(one: Tensor, other: Tensor) -> bool:
 def files_of(directory: Path) -> tuple[WeightFile, ...]:
     """The folder's files as a manifest lists them."""
     return tuple(WeightFile(name=path.name, num_bytes=path.stat().st_size) for path in sorted(directory.iterdir()))
-
-
-def versions_in(folder: RunFolder) -> list[tuple[Path, int]]:
-    """The folders of complete versions, and the number of each; those that are being written have hidden names."""
-    paths = folder.weights.iterdir() if folder.weights.is_dir() else ()
-    return [(path, int(match[1])) for path in paths if (match := VERSION_NAME.fullmatch(path.name))]

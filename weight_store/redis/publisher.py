@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable, Collection
 
 from torch import Tensor
 
 from contracts.errors import BrokerFull
-from contracts.run_folder import RunFolder
+from contracts.run_folder import VERSION, RunFolder, number_of
 from contracts.versions import WeightFile, WeightManifest
 from process.crash_points import reach
 from process.waiting import Waiting
@@ -20,7 +19,6 @@ from weight_store.redis.chunks import ChunkedFile, ChunkWriter
 
 FILE_NAME = "weights.safetensors"
 FULL_PAUSE_S = 0.5
-VERSION_NAME = re.compile(r".*/v(\d{6,})")
 
 
 class RedisPublisher:
@@ -60,8 +58,8 @@ class RedisPublisher:
         return Publication(layout, sink, wait_s=2 * self._wait_s)
 
     def remove_before(self, policy_version: int, *, in_use: Collection[str] = ()) -> None:
-        held = [match for directory in in_use if (match := VERSION_NAME.fullmatch(directory))]
-        self._chunks.drop_chunks_before(policy_version, {int(match[1]) for match in held})
+        held = [number_of(directory, VERSION) for directory in in_use]
+        self._chunks.drop_chunks_before(policy_version, {version for version in held if version is not None})
 
     def remove_after(self, policy_version: int) -> None:
         """Nothing: each of their chunks is written over before it is announced again."""

@@ -7,15 +7,15 @@ but the numbers that it is asked for.
 
 from __future__ import annotations
 
+import operator as arithmetic
 import re
-from collections.abc import Iterator
 from fractions import Fraction
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 TOKEN = re.compile(
-    r"(?P<number>0[xX][0-9a-fA-F]+|[0-9]+(?:\.[0-9]+)?)|(?P<name>[A-Za-z_][A-Za-z_0-9]*)|(?P<operator>\*\*|<<|>>|[-+*/()])"
+    r"(?P<number>0[xX][0-9a-fA-F]+|[0-9]+(?:\.[0-9]+)?)|(?P<name>[A-Za-z_][A-Za-z_0-9]*)"
+    r"|(?P<operator>\*\*|<<|>>|[-+*/()])|(?P<space>[ \t\r\n]+)|(?P<unknown>[\s\S])"
 )
-SPACE = re.compile(r"[ \t\r\n]*")
 MAX_TOKEN_CHARS = 1000
 """A longer number is no answer to any task, and would cost quadratic time to read."""
 MAX_BITS = 1 << 11
@@ -27,6 +27,7 @@ MAX_SHIFT = 64
 Value = TypeVar("Value")
 
 SIGNS = {"-": "negative", "+": "positive"}
+BASIC = {"+": arithmetic.add, "-": arithmetic.sub, "*": arithmetic.mul}
 TIGHTNESS = {"<<": 0, ">>": 0, "+": 1, "-": 1, "*": 2, "/": 2, "negative": 3, "positive": 3, "**": 4}
 
 
@@ -49,24 +50,13 @@ class Algebra(Protocol[Value]):
 def value_of(text: str, algebra: Algebra[Value]) -> Value:
     """Raises Malformed."""
     reading = _Reading(algebra)
-    for kind, token in _tokens(text):
-        reading.take(kind, token)
+    for found in TOKEN.finditer(text):
+        if found.lastgroup == "space":
+            continue
+        if found.lastgroup == "unknown" or len(found[0]) > MAX_TOKEN_CHARS:
+            raise Malformed(f"not arithmetic at character {found.start()}")
+        reading.take(str(found.lastgroup), found[0])
     return reading.end()
-
-
-def _tokens(text: str) -> Iterator[tuple[str, str]]:
-    position = _after_space(text, 0)
-    while position < len(text):
-        found = TOKEN.match(text, position)
-        if found is None or len(found[0]) > MAX_TOKEN_CHARS:
-            raise Malformed(f"not arithmetic at character {position}")
-        yield str(found.lastgroup), found[0]
-        position = _after_space(text, found.end())
-
-
-def _after_space(text: str, position: int) -> int:
-    found = SPACE.match(text, position)
-    return found.end() if found else position
 
 
 class _Reading(Generic[Value]):
@@ -133,7 +123,22 @@ class _Reading(Generic[Value]):
         self._values.append(right)
 
 
-class Rationals:
+class _Numbers(Generic[Value]):
+    """An algebra without names."""
+
+    def name(self, text: str) -> Value:
+        raise Malformed(f"`{text}` is not a number")
+
+    def negative(self, value: Any) -> Any:
+        return -value
+
+    def _basic(self, operator: str, left: Value, right: Value) -> Value:
+        if operator not in BASIC:
+            raise Malformed(f"`{operator}` has no value here")
+        return BASIC[operator](left, right)
+
+
+class Rationals(_Numbers[Fraction]):
     """Whole numbers under + - * /, exactly; remembers the numbers that were written."""
 
     def __init__(self) -> None:
@@ -145,27 +150,11 @@ class Rationals:
         self.written.append(int(text))
         return Fraction(self.written[-1])
 
-    def name(self, text: str) -> Fraction:
-        raise Malformed(f"`{text}` is not a number")
-
-    def negative(self, value: Fraction) -> Fraction:
-        return -value
-
     def combine(self, operator: str, left: Fraction, right: Fraction) -> Fraction:
-        if operator == "+":
-            value = left + right
-        elif operator == "-":
-            value = left - right
-        elif operator == "*":
-            value = left * right
-        elif operator == "/" and right:
-            value = left / right
-        else:
-            raise Malformed(f"`{operator}` has no value here")
-        return bounded(value)
+        return bounded(left / right if operator == "/" and right else self._basic(operator, left, right))
 
 
-class Integers:
+class Integers(_Numbers[int]):
     """Whole numbers, hexadecimal ones too, under + - * << >>."""
 
     def number(self, text: str) -> int:
@@ -173,25 +162,13 @@ class Integers:
             raise Malformed(f"`{text}` is not a whole number")
         return int(text, 16) if text[:2] in ("0x", "0X") else int(text)
 
-    def name(self, text: str) -> int:
-        raise Malformed(f"`{text}` is not a number")
-
-    def negative(self, value: int) -> int:
-        return -value
-
     def combine(self, operator: str, left: int, right: int) -> int:
-        if operator == "+":
-            value = left + right
-        elif operator == "-":
-            value = left - right
-        elif operator == "*":
-            value = left * right
-        elif operator == "<<" and 0 <= right <= MAX_SHIFT:
+        if operator == "<<" and 0 <= right <= MAX_SHIFT:
             value = left << right
         elif operator == ">>" and right >= 0:
             value = left >> right
         else:
-            raise Malformed(f"`{operator}` has no value here")
+            value = self._basic(operator, left, right)
         if value.bit_length() > MAX_INTEGER_BITS:
             raise Malformed("a number on the way is too large")
         return value

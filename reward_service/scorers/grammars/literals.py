@@ -7,9 +7,8 @@ import re
 TOKEN = re.compile(
     r"(?P<open>[\[(])|(?P<close>[\])])|(?P<comma>,)"
     r"|(?P<number>[-+]?[0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]{1,3})?(?![\w.]))"
-    r"""|(?P<string>'[^'\\\n]*'|"[^"\\\n]*")"""
+    r"""|(?P<string>'[^'\\\n]*'|"[^"\\\n]*")|(?P<space>\s+)|(?P<unknown>[\s\S])"""
 )
-SPACE = re.compile(r"\s*")
 MAX_DEPTH = 2
 
 Items = list["str | Items"]
@@ -21,7 +20,10 @@ def read_list(text: str) -> Items | None:
     open_lists: list[Items] = []
     wants_item = True
     whole: Items | None = None
-    for kind, token in _tokens(text):
+    for found in TOKEN.finditer(text):
+        kind, token = found.lastgroup, found[0]
+        if kind == "space":
+            continue
         if whole is not None or (not open_lists and kind != "open"):
             return None
         if kind == "open" and wants_item and len(open_lists) < MAX_DEPTH:
@@ -47,21 +49,3 @@ def read_string(text: str) -> str | None:
     """What stands between the quotes that enclose the text; None where it is something else."""
     found = TOKEN.fullmatch(text.strip())
     return found["string"][1:-1] if found is not None and found["string"] is not None else None
-
-
-def _tokens(text: str) -> list[tuple[str, str]]:
-    """Ends with an unknown token where the text has one, which no list holds."""
-    tokens: list[tuple[str, str]] = []
-    position = _after_space(text, 0)
-    while position < len(text):
-        found = TOKEN.match(text, position)
-        if found is None:
-            return [*tokens, ("unknown", text[position])]
-        tokens.append((str(found.lastgroup), found[0]))
-        position = _after_space(text, found.end())
-    return tokens
-
-
-def _after_space(text: str, position: int) -> int:
-    found = SPACE.match(text, position)
-    return found.end() if found else position

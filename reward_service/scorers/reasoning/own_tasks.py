@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from reward_service.scorers.grammars.arithmetic import Integers, Malformed, Rationals, value_of
+from reward_service.scorers.grammars.arithmetic import Algebra, Integers, Malformed, Rationals, Value, value_of
 from reward_service.scorers.grammars.literals import Items, read_list, read_string
 from reward_service.scorers.grammars.polynomials import Polynomials, derivative
 from reward_service.scorers.refusals import BadReference
@@ -40,23 +40,12 @@ def countdown(answer: str, entry: Entry) -> float:
     numbers, target = sorted(entry["metadata"]["numbers"]), entry["metadata"]["target"]
     if not isinstance(target, int):
         raise TypeError("its target is no whole number")
-    rationals = Rationals()
-    try:
-        value = value_of(answer, rationals)
-    except Malformed:
-        return 0.01
-    return 1.0 if value == target and sorted(rationals.written) == numbers else 0.05
+    return {None: 0.01, False: 0.05, True: 1.0}[_makes(target, numbers, answer)]
 
 
 def puzzle24(answer: str, entry: Entry) -> float:
     """1.0 for 24 out of exactly the given numbers, else 0.01."""
-    numbers = sorted(entry["metadata"]["numbers"])
-    rationals = Rationals()
-    try:
-        value = value_of(answer, rationals)
-    except Malformed:
-        return 0.01
-    return 1.0 if value == 24 and sorted(rationals.written) == numbers else 0.01
+    return 1.0 if _makes(24, sorted(entry["metadata"]["numbers"]), answer) else 0.01
 
 
 def spiral_matrix(answer: str, entry: Entry) -> float:
@@ -103,10 +92,7 @@ def number_sorting(answer: str, entry: Entry) -> float:
 
 def bitwise_arithmetic(answer: str, entry: Entry) -> float:
     """1.0 for the value of the problem: hexadecimal, or as Python writes whole numbers."""
-    try:
-        right = value_of(entry["metadata"]["problem"], Integers())
-    except Malformed as error:
-        raise ValueError(str(error)) from error
+    right = _value_there(entry["metadata"]["problem"], Integers())
     try:
         return float(int(answer, 0) == right)
     except ValueError:
@@ -115,10 +101,7 @@ def bitwise_arithmetic(answer: str, entry: Entry) -> float:
 
 def polynomial_multiplication(answer: str, entry: Entry) -> float:
     """1.0 for the product as a sum of terms; what is left to multiply is no answer."""
-    try:
-        right = value_of(entry["answer"], Polynomials(expands=False))
-    except Malformed as error:
-        raise ValueError(str(error)) from error
+    right = _value_there(entry["answer"], Polynomials(expands=False))
     try:
         return float(value_of(answer, Polynomials(expands=False)) == right)
     except Malformed:
@@ -128,10 +111,7 @@ def polynomial_multiplication(answer: str, entry: Entry) -> float:
 def simple_integration(answer: str, entry: Entry) -> float:
     """1.0 where the derivative is the integrand, whatever constants were added."""
     variable = entry["metadata"]["variable"]
-    try:
-        integrand = value_of(entry["metadata"]["integrand"], Polynomials(expands=True))
-    except Malformed as error:
-        raise ValueError(str(error)) from error
+    integrand = _value_there(entry["metadata"]["integrand"], Polynomials(expands=True))
     try:
         return float(derivative(value_of(answer, Polynomials(expands=True)), variable) == integrand)
     except Malformed:
@@ -172,6 +152,24 @@ def prime_factorization(answer: str, entry: Entry) -> float:
     return 0.5 if product == math.prod(right) else 0.01
 
 
+def _makes(target: int, numbers: list[int], answer: str) -> bool | None:
+    """Whether an expression makes it out of exactly these numbers, sorted; None where the answer is no expression."""
+    rationals = Rationals()
+    try:
+        value = value_of(answer, rationals)
+    except Malformed:
+        return None
+    return value == target and sorted(rationals.written) == numbers
+
+
+def _value_there(text: str, algebra: Algebra[Value]) -> Value:
+    """The value of an expression of the entry."""
+    try:
+        return value_of(text, algebra)
+    except Malformed as error:
+        raise ValueError(str(error)) from error
+
+
 def _factors(text: str) -> list[int] | None:
     parts = [part.strip() for part in text.split(TIMES) if part.strip()]
     return sorted(int(part) for part in parts) if all(WHOLE.fullmatch(part) for part in parts) else None
@@ -208,16 +206,10 @@ def _floats(items: Items | None) -> list[float] | None:
 
 
 SCORERS: dict[str, Callable[[str, Entry], float]] = {
-    "binary_matrix": binary_matrix,
-    "bitwise_arithmetic": bitwise_arithmetic,
-    "coin_flip": coin_flip,
-    "countdown": countdown,
-    "n_queens": n_queens,
-    "number_sorting": number_sorting,
-    "polynomial_multiplication": polynomial_multiplication,
-    "prime_factorization": prime_factorization,
-    "puzzle24": puzzle24,
-    "simple_integration": simple_integration,
-    "spiral_matrix": spiral_matrix,
-    "string_insertion": string_insertion,
+    scorer.__name__: scorer
+    for scorer in (
+        *(binary_matrix, bitwise_arithmetic, coin_flip, countdown, n_queens, number_sorting),
+        *(polynomial_multiplication, prime_factorization, puzzle24, simple_integration, spiral_matrix),
+        string_insertion,
+    )
 }
