@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
@@ -23,6 +24,8 @@ from contracts.service_links import is_service_link
 from contracts.spec_tables.root import SpecRoot
 
 PREFIX = "ONBEAT_"
+KEY_FORM = re.compile(r"[\x21-\x7e]+")
+"""A bearer key: what a header can carry."""
 
 Start = Annotated[float, Meta(gt=0.0, le=86400.0)]
 """Seconds that a process may take to start: a day at most."""

@@ -13,7 +13,6 @@ import logging
 import re
 import time
 from collections.abc import AsyncIterator, Callable
-from http import HTTPStatus
 
 from fastapi.sse import EventSourceResponse, format_sse_event
 from starlette.concurrency import run_in_threadpool
@@ -21,9 +20,8 @@ from starlette.types import Receive, Scope, Send
 
 from broker.job_store import JobStore
 from contracts.encoding.wire import encode_json
-from contracts.errors import DeadlineExceeded, OnbeatError, Unavailable
+from contracts.errors import DeadlineExceeded, InvalidInput, OnbeatError, Unavailable
 from contracts.events import JobEvent
-from http_service.problems import Problem
 from process.waiting import Waiting
 
 POLL_S = 0.25
@@ -40,14 +38,14 @@ log = logging.getLogger(__name__)
 
 
 def resume_point(last_event_id: str | None) -> str:
-    """Returns the entry id to go on after. Raises Problem 422."""
+    """Returns the entry id to go on after. Raises InvalidInput."""
     if not last_event_id:
         return FIRST
     found = EVENT_ID.fullmatch(last_event_id)
     parts = (int(found[1]), int(found[2] or 0)) if found else (LAST_PART, LAST_PART)
     # After the very last id there is none, and the server refuses to look for one.
     if max(parts) > LAST_PART or min(parts) == LAST_PART:
-        raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, "is not an event id of this stream", field="Last-Event-ID")
+        raise InvalidInput("is not an event id of this stream", field="Last-Event-ID")
     return last_event_id
 
 

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping
 from http import HTTPMethod
 from pathlib import Path
-from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from broker.job_store import JobStore
 from contracts.encoding.names import JOB_ID
 from contracts.events import IterationMetrics
 from contracts.run_folder import RunFolder
 from gateway.run_files import newest_metrics
-from http_service.access import App, Receive, Scope, Send
 
 SECONDS_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 UNKNOWN_ROUTE = "unknown"
@@ -62,7 +61,7 @@ class Measure:
     The label is the route's template: a path with a job id in it would make a metric for each job.
     """
 
-    def __init__(self, app: App, metrics: GatewayMetrics) -> None:
+    def __init__(self, app: ASGIApp, metrics: GatewayMetrics) -> None:
         self._app = app
         self._metrics = metrics
 
@@ -80,7 +79,7 @@ class Measure:
             self._metrics.requests.labels(method, route, str(status)).inc()
             self._metrics.request_seconds.labels(route).observe(time.monotonic() - started_s)
 
-        async def send_counted(message: MutableMapping[str, Any]) -> None:
+        async def send_counted(message: Message) -> None:
             if message["type"] == "http.response.start":
                 count(message["status"])
             await send(message)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from http import HTTPStatus
-from pathlib import Path
 from typing import TypeVar
 
 import msgspec
@@ -63,45 +62,38 @@ def _decoded(body: bytes, kind: type[T]) -> T:
 
 
 def idempotency_key(request: Request) -> str:
-    """Returns "" without the header: every such request is a new job. Raises Problem 422."""
+    """Returns "" without the header: every such request is a new job. Raises InvalidInput."""
     key = request.headers.get("idempotency-key")
     if key is None:
         return ""
     if not IDEMPOTENCY_KEY.fullmatch(key):
-        raise Problem(
-            HTTPStatus.UNPROCESSABLE_ENTITY,
-            "must be 1 to 200 visible ASCII characters",
-            field="Idempotency-Key",
-            cure="send a UUID",
-        )
+        raise InvalidInput("must be 1 to 200 visible ASCII characters", field="Idempotency-Key", cure="send a UUID")
     return key
 
 
 def check_paths(spec: JobSpec, settings: StackSettings) -> None:
-    """Raises Problem 422 for a model folder or data file that is not there."""
-    folder = _found(settings, spec.model.path, "model.path")
+    """Raises InvalidInput for a model folder or data file that is not there."""
+    folder = settings.spec_root.find(spec.model.path, field="model.path")
     if not folder.is_dir():
         raise _missing(f"there is no folder {spec.model.path} under the model root", "model.path")
     if not (folder / "config.json").is_file():
         raise _missing(f"{spec.model.path} has no config.json", "model.path")
     for field, path in spec.dataset.files().items():
-        if not _found(settings, path, f"dataset.{field}").is_file():
+        if not settings.spec_root.find(path, field=f"dataset.{field}").is_file():
             raise _missing(f"there is no file {path} under the model root", f"dataset.{field}")
 
 
 def check_generators(spec: JobSpec, live: Sequence[GeneratorInfo]) -> None:
-    """Raises Problem 422 where generators live, but none of them would serve the job, or one of them cannot."""
+    """Raises InvalidInput where generators live, but none of them would serve the job, or one of them cannot."""
     engines = {generator.info.get(NOT_REPRODUCIBLE, "") for generator in live}
     if spec.deterministic and engines and "" not in engines:
-        raise Problem(
-            HTTPStatus.UNPROCESSABLE_ENTITY,
+        raise InvalidInput(
             f"this stack's generators sample with {', '.join(sorted(engines))}: last bits depend on what else runs",
             field="deterministic",
             cure="set deterministic = false, or add a generator with ONBEAT_ENGINE=transformers",
         )
     if isinstance(spec.weights, RedisWeights) and "openai" in engines and not spec.deterministic:
-        raise Problem(
-            HTTPStatus.UNPROCESSABLE_ENTITY,
+        raise InvalidInput(
             "the server of a generator with ONBEAT_ENGINE=openai reads files, not Redis",
             field="weights.transport",
             cure='set it to "file" or "delta"',
@@ -114,16 +106,9 @@ def _field_of(error: InvalidInput) -> str | None:
     return ".".join(part for part in (error.field, found["key"] if found else None) if part) or None
 
 
-def _found(settings: StackSettings, path: str, field: str) -> Path:
-    try:
-        return settings.spec_root.find(path, field=field)
-    except InvalidInput as error:
-        raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, error.problem, field=field, cure=error.cure) from error
-
-
-def _missing(detail: str, field: str) -> Problem:
+def _missing(problem: str, field: str) -> InvalidInput:
     cure = "a Hugging Face model folder" if field == "model.path" else "a file of JSON lines"
-    return Problem(HTTPStatus.UNPROCESSABLE_ENTITY, detail, field=field, cure=f"name {cure} that the stack can read")
+    return InvalidInput(problem, field=field, cure=f"name {cure} that the stack can read")
 
 
 async def _read_body(request: Request, *, max_bytes: int) -> bytes:

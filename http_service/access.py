@@ -13,35 +13,20 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import re
-from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from contracts.errors import InvalidInput
-from contracts.problems import MEDIA_TYPE, problem_body
-from contracts.settings import StackSettings
-
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
+from contracts.settings import KEY_FORM, StackSettings
+from http_service.problems import Problem, problem_response
 
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 LOOPBACK_NAMES = frozenset({"localhost"})
-KEY_FORM = re.compile(r"[\x21-\x7e]+")
-"""What a header can carry."""
-SAME_SITE = (b"same-origin", b"none")
+SAME_SITE = ("same-origin", "none")
 """`none`: the user typed the address."""
-
-
-class Refused(Exception):
-    """A request that may not pass."""
-
-    def __init__(self, status: HTTPStatus, detail: str, *, field: str, cure: str) -> None:
-        super().__init__(detail)
-        self.status = status
-        self.body = problem_body(status, detail, field=field, cure=cure)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,31 +50,34 @@ class AccessRules:
 class Access:
     """ASGI: the app behind Host, origin and key."""
 
-    def __init__(self, app: App, rules: AccessRules) -> None:
+    def __init__(self, app: ASGIApp, rules: AccessRules) -> None:
         self._app = app
         self._rules = rules
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return await self._app(scope, receive, send)
-        try:
-            self._check(scope)
-        except Refused as refused:
-            return await _answer(refused, send)
-        return await self._app(scope, receive, send)
+        answer = self._app
+        if scope["type"] == "http":
+            try:
+                self._check(scope["path"], Headers(scope=scope))
+            except Problem as refused:
+                answer = problem_response(refused.status, refused.detail, field=refused.field, cure=refused.cure)
+                if refused.status is HTTPStatus.UNAUTHORIZED:
+                    answer.headers["WWW-Authenticate"] = "Bearer"
+        await answer(scope, receive, send)
 
-    def _check(self, scope: Scope) -> None:
-        headers: list[tuple[bytes, bytes]] = scope["headers"]
-        host = _host_of(headers)
+    def _check(self, path: str, headers: Headers) -> None:
+        """Raises Problem."""
+        hosts = headers.getlist("host")
+        host = hosts[0].strip() if len(hosts) == 1 else ""
         if not self._is_ours(host):
-            raise Refused(
+            raise Problem(
                 HTTPStatus.MISDIRECTED_REQUEST,
                 f"`{host}` is not a name of this service",
                 field="Host",
                 cure="use its address, or add the name to ONBEAT_ALLOWED_HOSTS",
             )
         _refuse_other_origins(headers, host)
-        if scope["path"] not in OPEN_PATHS:
+        if path not in OPEN_PATHS:
             self._require_key(headers)
 
     def _is_ours(self, host: str) -> bool:
@@ -97,13 +85,13 @@ class Access:
         name = _name_of(host)
         return name in self._rules.names or _is_address(name)
 
-    def _require_key(self, headers: list[tuple[bytes, bytes]]) -> None:
-        given = _values(headers, b"authorization")
-        scheme, _, key = given[0].partition(b" ") if len(given) == 1 else (b"", b"", b"")
-        if scheme.lower() == b"bearer" and hmac.compare_digest(key.strip(b" "), self._rules.key):
+    def _require_key(self, headers: Headers) -> None:
+        given = headers.getlist("authorization")
+        scheme, _, key = given[0].partition(" ") if len(given) == 1 else ("", "", "")
+        if scheme.lower() == "bearer" and hmac.compare_digest(key.strip(" ").encode("latin-1"), self._rules.key):
             return
         what = "the key is wrong" if given else "a bearer key is needed"
-        raise Refused(HTTPStatus.UNAUTHORIZED, what, field="Authorization", cure="send `Authorization: Bearer KEY`")
+        raise Problem(HTTPStatus.UNAUTHORIZED, what, field="Authorization", cure="send `Authorization: Bearer KEY`")
 
 
 def allowed_names(settings: StackSettings) -> frozenset[str]:
@@ -113,12 +101,6 @@ def allowed_names(settings: StackSettings) -> frozenset[str]:
         if not re.fullmatch(r"[a-z0-9_.-]+", name):
             raise InvalidInput(f"`{name}` is not a host name", field="ONBEAT_ALLOWED_HOSTS", cure="names without ports")
     return LOOPBACK_NAMES | {settings.host.lower()} | given
-
-
-def _host_of(headers: list[tuple[bytes, bytes]]) -> str:
-    """Returns "" where it is missing, or there twice."""
-    values = _values(headers, b"host")
-    return values[0].decode("latin-1").strip() if len(values) == 1 else ""
 
 
 def _name_of(host: str) -> str:
@@ -135,26 +117,14 @@ def _is_address(name: str) -> bool:
     return True
 
 
-def _refuse_other_origins(headers: list[tuple[bytes, bytes]], host: str) -> None:
+def _refuse_other_origins(headers: Headers, host: str) -> None:
     """Browsers, and no other clients, send one of the two with all that a page asks for."""
-    origins = [origin.partition(b"://")[2].decode("latin-1").lower() for origin in _values(headers, b"origin")]
-    sites = _values(headers, b"sec-fetch-site")
-    if any(origin != host.lower() for origin in origins) or any(site not in SAME_SITE for site in sites):
-        raise Refused(
+    origins = [origin.partition("://")[2].lower() for origin in headers.getlist("origin")]
+    is_foreign = any(site not in SAME_SITE for site in headers.getlist("sec-fetch-site"))
+    if is_foreign or any(origin != host.lower() for origin in origins):
+        raise Problem(
             HTTPStatus.FORBIDDEN,
             "a web page of another origin asked for this",
             field="Origin",
             cure="ask from a program, without this header",
         )
-
-
-def _values(headers: list[tuple[bytes, bytes]], name: bytes) -> list[bytes]:
-    return [value for given, value in headers if given == name]
-
-
-async def _answer(refused: Refused, send: Send) -> None:
-    headers = [(b"content-type", MEDIA_TYPE.encode()), (b"content-length", str(len(refused.body)).encode())]
-    if refused.status is HTTPStatus.UNAUTHORIZED:
-        headers.append((b"www-authenticate", b"Bearer"))
-    await send({"type": "http.response.start", "status": int(refused.status), "headers": headers})
-    await send({"type": "http.response.body", "body": refused.body})

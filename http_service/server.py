@@ -20,10 +20,10 @@ from typing import Any, ClassVar
 
 import h11
 import uvicorn
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from contracts.problems import MEDIA_TYPE, problem_body
-from http_service.access import App
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class ServerLimits:
     """Beyond it, the oldest connection without a request in flight is closed; where there is none, the new one is."""
 
 
-def server_config(app: App, *, grace_s: float, limits: ServerLimits | None = None) -> uvicorn.Config:
+def server_config(app: ASGIApp, *, grace_s: float, limits: ServerLimits | None = None) -> uvicorn.Config:
     """grace_s: how long requests in flight may take after a signal."""
     protocol = type("LimitedProtocol", (GuardedProtocol,), {"limits": limits or ServerLimits()})
     return uvicorn.Config(

@@ -18,8 +18,8 @@ from contracts.errors import Conflict, ContractViolation, InvalidInput, NotFound
 from contracts.events import AuditRecord, IterationMetrics, JobEvent, StateChanged
 from contracts.jobs import JobStatus, ResumeRequest
 from contracts.rewards import OnUnscorable
+from contracts.settings import KEY_FORM
 from contracts.spec import JobSpec
-from http_service.access import KEY_FORM
 from onbeat.audit.chain import AuditEntry
 
 T = TypeVar("T")

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from broker.presence import NOT_REPRODUCIBLE, GeneratorInfo
+from contracts.errors import InvalidInput
 from contracts.settings import StackSettings
 from contracts.weights import RedisWeights
 from gateway.submission import check_generators, check_paths
-from http_service.problems import Problem
 from tests.builders import job_spec
 
 
@@ -23,7 +23,7 @@ def generators(*engines: str) -> list[GeneratorInfo]:
 
 
 def test_a_deterministic_job_is_refused_where_no_live_generator_would_serve_it() -> None:
-    with pytest.raises(Problem) as caught:
+    with pytest.raises(InvalidInput) as caught:
         check_generators(job_spec(), generators("vllm", "vllm"))
     assert (caught.value.status, caught.value.field) == (422, "deterministic")
     assert "deterministic = false" in (caught.value.cure or "")
@@ -36,7 +36,7 @@ def test_it_is_taken_where_one_would_or_where_none_lives_yet(engines: tuple[str,
 
 def test_weights_in_redis_are_refused_where_a_live_generator_s_server_would_have_to_read_them() -> None:
     spec = job_spec(deterministic=False, weights=RedisWeights())
-    with pytest.raises(Problem) as caught:
+    with pytest.raises(InvalidInput) as caught:
         check_generators(spec, generators("vllm", "openai"))
     assert (caught.value.status, caught.value.field) == (422, "weights.transport")
     check_generators(spec, generators("vllm"))
@@ -60,7 +60,7 @@ def test_a_model_or_data_that_is_not_there_is_refused_by_what_is_missing(tmp_pat
         (job_spec(model__path="empty"), "model.path", "empty has no config.json"),
         (job_spec(model__path="whole", dataset=data), "dataset.train_path", "there is no file empty"),
     ):
-        with pytest.raises(Problem) as caught:
+        with pytest.raises(InvalidInput) as caught:
             check_paths(spec, settings)
         assert (caught.value.status, caught.value.field) == (422, field)
         assert problem in str(caught.value)

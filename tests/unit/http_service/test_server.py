@@ -13,8 +13,8 @@ from contextlib import contextmanager, suppress
 
 import pytest
 import uvicorn
+from starlette.types import Receive, Scope, Send
 
-from http_service.access import Receive, Scope, Send
 from http_service.server import ServerLimits, server_config
 
 SHORT = ServerLimits(head_s=0.5, body_s=0.5, bytes_per_s=1e6, discard_s=0.5, write_s=0.5, max_connections=4)
