@@ -178,7 +178,8 @@ def connect(settings: StackSettings, *, patience_s: float = PATIENCE_S) -> Broke
     retry = DeadlineRetry(ExponentialWithJitterBackoff(base=0.05, cap=1.0), patience)
     try:
         client = redis.Redis.from_url(settings.redis_url, health_check_interval=30, retry=retry)
-    except ValueError:  # its text may hold a part of the password
+        client.connection_pool.connection_class(**client.connection_pool.connection_kwargs)  # reads the URL's options
+    except (ValueError, TypeError, exceptions.ConnectionError):  # its text may hold a part of the password
         cure = "redis://:PASSWORD@HOST:PORT/0, with a password as in a URL"
         raise InvalidInput("is not a Redis address", field="ONBEAT_REDIS_URL", cure=cure) from None
     pool = client.connection_pool

@@ -110,6 +110,19 @@ def test_a_port_that_another_server_holds_is_an_error_with_the_reason(tmp_path: 
     assert not server.is_running
 
 
+@pytest.mark.parametrize("has_password", [True, False])
+def test_a_port_that_another_redis_took_meanwhile_is_left_to_it(tmp_path: Path, has_password: bool) -> None:
+    with EmbeddedRedis(tmp_path / "another") as another, EmbeddedRedis(tmp_path / "redis") as server:
+        client = redis.Redis.from_url(another.url)
+        if not has_password:
+            client.acl_setuser("default", enabled=True, nopass=True, commands=["+@all"], keys=["*"])
+        server.stop()
+        server.port = another.port
+        server.start()
+        assert server.port != another.port
+        assert redis.Redis.from_url(server.url).info("server")["process_id"] == server.pid
+
+
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     server = EmbeddedRedis(tmp_path / "file" / "redis")
@@ -161,7 +174,16 @@ def test_a_server_that_is_too_old_is_named_with_what_is_needed(
 
 
 @pytest.mark.parametrize(
-    "url", ["redis://:pass/word@127.0.0.1:6379/0", "redis://:p@127.0.0.1:word/0", "http://:word@x", "redis://[word"]
+    "url",
+    [
+        "redis://:pass/word@127.0.0.1:6379/0",
+        "redis://:p@127.0.0.1:word/0",
+        "http://:word@x",
+        "redis://[word",
+        "redis://127.0.0.1:6379/0?word=1",
+        "redis://127.0.0.1:6379/0?protocol=word",
+        "redis://127.0.0.1:6379/0?protocol=4",
+    ],
 )
 def test_an_address_that_is_none_is_refused_without_showing_it(url: str) -> None:
     with pytest.raises(InvalidInput, match="ONBEAT_REDIS_URL: is not a Redis address") as caught:
