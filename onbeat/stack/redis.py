@@ -102,12 +102,11 @@ class EmbeddedRedis:
         return self._child.is_running
 
     def start(self, *, deadline_s: float = START_DEADLINE_S) -> None:
-        """Returns when PING answers. Raises Unavailable with the end of the log, DeadlineExceeded, InvalidInput."""
+        """Returns when it answers. Raises Unavailable with the end of the log, DeadlineExceeded, InvalidInput."""
         for attempt in range(1, PORT_ATTEMPTS + 1):
             self._write_configuration()
             self._child.start()
             if self._answers(deadline_s):
-                self.load_scripts()
                 return
             if self._fixed_port or attempt == PORT_ATTEMPTS or "in use" not in self._child.tail():
                 break
@@ -142,16 +141,18 @@ class EmbeddedRedis:
         self.stop()
 
     def _answers(self, deadline_s: float) -> bool:
-        """True when PING answered, False when the process ended."""
+        """True when the server answered and has its scripts, False when the process ended."""
         waiting = Waiting("Redis to answer PING", deadline_s=deadline_s)
         while self._child.is_running:
             try:
                 self.server = probe(self.url)
+                # Only our own server knows the loader: one without a password takes any for the operator's.
+                self.load_scripts()
             except BrokerUnavailable:
                 waiting.poke()
                 time.sleep(POLL_S)
             except InvalidInput:
-                # Another server has the port and refuses our password; ours is about to end.
+                # Another server has the port and refuses us; ours is about to end.
                 waiting.poke()
                 self._child.wait(POLL_S)
             else:
