@@ -173,7 +173,8 @@ def baselines(model: Model, folders: dict[str, Path], rounds: int) -> dict[str, 
             np.copyto(copy[: len(source)], source)
 
     def hashed() -> None:
-        with HashingThreads(model.tensors) as hashing:
+        with HashingThreads() as hashing:
+            hashing.add(model.tensors.items())
             hashing.digest()
 
     def written_and_read(path: Path) -> None:

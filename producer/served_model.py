@@ -72,29 +72,17 @@ class ServedModel:
         self._make_engine = make_engine
         self._make_detokenizer = make_detokenizer
         self._sleep = sleep
-        self._loaded: LoadedModel | None = None
-        self._rejected_weights = ""
-        self._loading_weights = ""
+        self.loaded: LoadedModel | None = None
+        self.rejected_weights = ""
+        """Folder of the version that was refused last, until a version loads; "" while there is none."""
+        self.loading_weights = ""
+        """Folders of the version that is being loaded, or will be when its model is; "" while there is none."""
         self._held_job = ""
         """Id of the job whose version the engine holds, or held before `load_ahead`; "" for none."""
         self._awaited_version: int | None = None
         """Number of the version whose shards are put in place; the engine holds none meanwhile."""
         self._deadline_s = math.inf
         """Deadline of the held job for a load."""
-
-    @property
-    def loaded(self) -> LoadedModel | None:
-        return self._loaded
-
-    @property
-    def rejected_weights(self) -> str:
-        """Folder of the version that was refused last, until a version loads; "" while there is none."""
-        return self._rejected_weights
-
-    @property
-    def loading_weights(self) -> str:
-        """Folders of the version that is being loaded, or will be when its model is; "" while there is none."""
-        return self._loading_weights
 
     def holds(self, spec: JobSpec, manifest: WeightManifest) -> bool:
         """Whether `ready_for` has nothing to load: only then may it be called while the engine generates."""
@@ -110,16 +98,16 @@ class ServedModel:
         Raises InvalidInput for a bad model folder, WeightsRejected for weights that stay bad for a while, and
         EngineUnavailable past timeouts.generation_s.
         """
-        self._loading_weights = " ".join(step.directory for step in manifest.steps)
+        self.loading_weights = " ".join(step.directory for step in manifest.steps)
         try:
             return await self._with_weights(spec, manifest, still_needed)
         finally:
-            self._loading_weights = ""
+            self.loading_weights = ""
 
     async def _with_weights(
         self, spec: JobSpec, manifest: WeightManifest, still_needed: Callable[[], bool]
     ) -> LoadedModel:
-        loaded = self._loaded if self._has_model(spec) else None
+        loaded = self.loaded if self._has_model(spec) else None
         if loaded is None:
             loaded = await self._replace(spec)
         if not self._has_weights(manifest):
@@ -133,32 +121,32 @@ class ServedModel:
 
     async def load_ahead(self, shard: WeightShard) -> None:
         """Lets the engine read a file of the version after the one that it holds; any other is of no use here."""
-        if self._loaded is None or self._held_job != shard.job_id:
+        if self.loaded is None or self._held_job != shard.job_id:
             return
-        held = self._loaded.engine.policy_version
+        held = self.loaded.engine.policy_version
         if held is not None and held.policy_version + 1 == shard.policy_version:
             self._awaited_version = shard.policy_version
         if held is None and self._awaited_version != shard.policy_version:
             return
-        async with self._loaded.within(self._deadline_s, f"loading {shard.path}"):
-            await self._loaded.engine.load_weights(shard)
+        async with self.loaded.within(self._deadline_s, f"loading {shard.path}"):
+            await self.loaded.engine.load_weights(shard)
 
     def _has_model(self, spec: JobSpec) -> bool:
-        loaded = self._loaded
+        loaded = self.loaded
         return loaded is not None and (loaded.model, loaded.deterministic) == (spec.model, spec.deterministic)
 
     def _has_weights(self, manifest: WeightManifest) -> bool:
         asked = VerifiedWeights(policy_version=manifest.policy_version, weights_digest=manifest.weights_digest)
-        return self._loaded is not None and self._loaded.engine.policy_version == asked
+        return self.loaded is not None and self.loaded.engine.policy_version == asked
 
     async def aclose(self) -> None:
-        loaded, self._loaded = self._loaded, None
+        loaded, self.loaded = self.loaded, None
         if loaded is not None and not loaded.hangs:
             await loaded.engine.aclose()
 
     async def _load(self, engine: GenerationEngine, manifest: WeightManifest, still_needed: Callable[[], bool]) -> None:
         def say_so(state: RetryCallState) -> None:
-            self._rejected_weights = manifest.directory
+            self.rejected_weights = manifest.directory
             log.warning(
                 "%s; loading it again in %.0f s", state.outcome and state.outcome.exception(), state.upcoming_sleep
             )
@@ -171,7 +159,7 @@ class ServedModel:
             sleep=self._sleep,
             reraise=True,
         )(engine.load_weights, manifest)
-        self._rejected_weights = ""
+        self.rejected_weights = ""
 
     async def _replace(self, spec: JobSpec) -> LoadedModel:
         # The old model is freed before the next is built: two may not fit.
@@ -179,7 +167,7 @@ class ServedModel:
         log.info("loading model %s", spec.model.path)
         detokenizer = await asyncio.to_thread(self._make_detokenizer, spec.model)
         engine = await asyncio.to_thread(self._make_engine, spec.model, deterministic=spec.deterministic)
-        self._loaded = LoadedModel(
+        self.loaded = LoadedModel(
             model=spec.model, deterministic=spec.deterministic, engine=engine, detokenizer=detokenizer
         )
-        return self._loaded
+        return self.loaded

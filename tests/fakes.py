@@ -18,7 +18,7 @@ from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec, ModelSpec, RewardSpec
 from contracts.versions import WeightFile, WeightManifest, weights_digest
 from contracts.weights import WeightShard
-from producer.engine.fake import FakeEngine
+from tests.fake_engine import FakeEngine
 
 FAKE_TENSORS = frozenset({"scale"})
 """What `FakeEngine` is told to expect of the versions that `fake_version` writes."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from types import TracebackType
 
 import torch
 from torch import Tensor
@@ -35,17 +34,14 @@ class HashingThreads:
     The tensors must not change until `digest` has returned.
     """
 
-    def __init__(self, tensors: Mapping[str, Tensor] | None = None) -> None:
+    def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(max_workers=NUM_THREADS, thread_name_prefix="hash")
         self._lines: dict[str, Future[str]] = {}
-        self.add((tensors or {}).items())
 
     def __enter__(self) -> HashingThreads:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:

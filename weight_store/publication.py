@@ -17,7 +17,6 @@ import threading
 from collections.abc import Collection, Mapping
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
-from types import TracebackType
 from typing import Protocol
 
 from torch import Tensor
@@ -111,9 +110,7 @@ class Publication:
     def __enter__(self) -> Publication:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.abandon()
 
     def make_room(self, num_bytes: int) -> None:

@@ -29,9 +29,9 @@ from contracts.versions import WeightFile, WeightManifest, weights_digest
 from onbeat.stack.ports import free_port
 from process.launcher import end_with_launcher
 from producer.engine.base import EngineSetup, GenerationEngine
-from producer.engine.fake import FakeEngine
 from producer.engine.transformers.engine import TransformersEngine
 from tests.builders import prompt_batch, tiny_model_folder
+from tests.fake_engine import FakeEngine
 
 T = TypeVar("T")
 Tensors = dict[str, np.ndarray]

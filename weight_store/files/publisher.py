@@ -88,7 +88,12 @@ class FileSink:
         self._num_open -= 1
         # The last shard is not announced: the manifest, which follows at once, names it.
         if self._num_open:
-            self._announce(shard_of(self._plan, self._root, file.path, num_bytes=file.num_bytes))
+            self._tell(file.path, num_bytes=file.num_bytes)
+
+    def _tell(self, path: Path, *, num_bytes: int) -> None:
+        where = path.relative_to(self._root).as_posix()
+        version = self._plan.policy_version
+        self._announce(WeightShard(policy_version=version, path=where, name=path.name, num_bytes=num_bytes))
 
 
 class FilePublisher:
@@ -103,7 +108,8 @@ class FilePublisher:
 
     def begin(self, layout: Layout, *, policy_version: int, is_again: bool = False) -> Publication:
         """Begins a version. One that is there already is left as it is; one with other content is replaced."""
-        sink = self._whole(planned(self._folder, layout, policy_version=policy_version))
+        plan, root = planned(self._folder, layout, policy_version=policy_version), self._folder.weight_root
+        sink = FileSink(plan, root, announce=self._announce, shard_bytes=self._shard_bytes)
         return Publication(layout, sink, wait_s=self._wait_s)
 
     def remove_before(self, policy_version: int, *, in_use: Collection[str] = ()) -> None:
@@ -127,15 +133,6 @@ class FilePublisher:
         if self._is_elsewhere and self._folder.weights.is_dir():
             remove_folders([self._folder.weights])
 
-    def _whole(self, plan: PlannedVersion) -> FileSink:
-        return FileSink(plan, self._folder.weight_root, announce=self._announce, shard_bytes=self._shard_bytes)
-
     @property
     def _is_elsewhere(self) -> bool:
         return self._folder.weight_root != self._folder.run_root
-
-
-def shard_of(plan: PlannedVersion, root: Path, path: Path, *, num_bytes: int) -> WeightShard:
-    """The file as it is announced."""
-    where = path.relative_to(root).as_posix()
-    return WeightShard(policy_version=plan.policy_version, path=where, name=path.name, num_bytes=num_bytes)

@@ -1,4 +1,4 @@
-"""The engine's tested twin, without torch: a language model made of hashes, for tests of everything around an engine.
+"""An engine without torch: a language model made of hashes, for tests of everything around an engine.
 
 Its logits are a function of (weights digest, tokens so far), so they differ between versions and prompts, and the
 contract suite can check its log-probs as it checks a real model's. Files, digests and refusals are the real ones.
