@@ -89,11 +89,6 @@ async def run_to_its_end(generator: Generator) -> int:
     return GeneratorExit.STOPPED
 
 
-def new_generator_id() -> str:
-    """Host and process for people, random characters because a container's process is always number 1."""
-    return f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:4]}"
-
-
 def main() -> int:
     configure(StackSettings(), service="producer")
     try:
@@ -103,23 +98,19 @@ def main() -> int:
         log.error("%s", error)
         return GeneratorExit.REFUSED
     configure(settings, service="producer")
+    exit_cleanly_on_signals()
+    # Host and process are for people; random characters, because a container's process is always number 1.
+    generator_id = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:4]}"
     try:
-        exit_cleanly_on_signals()
-        return asyncio.run(serve(settings, engine, connect_within(settings), generator_id=new_generator_id()))
-    except OnbeatError as error:
-        log.error("%s", error)
-        return GeneratorExit.DIED
-    except BaseExceptionGroup as group:
-        ours, others = group.split(OnbeatError)
-        if others is not None:
-            raise
-        log.error("%s", first_error(ours))
-        return GeneratorExit.DIED
+        return asyncio.run(serve(settings, engine, connect_within(settings), generator_id=generator_id))
+    except* OnbeatError as group:
+        log.error("%s", first_error(group))
+    return GeneratorExit.DIED
 
 
-def first_error(group: BaseExceptionGroup | None) -> BaseException | None:
+def first_error(group: BaseExceptionGroup) -> BaseException:
     """The first leaf of nested groups."""
-    error: BaseException | None = group
+    error: BaseException = group
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error

@@ -100,21 +100,16 @@ class ServedModel:
         """
         self.loading_weights = " ".join(step.directory for step in manifest.steps)
         try:
-            return await self._with_weights(spec, manifest, still_needed)
+            loaded = self.loaded if self._has_model(spec) else None
+            if loaded is None:
+                loaded = await self._replace(spec)
+            if not self._has_weights(manifest):
+                self._awaited_version = None
+                async with loaded.within(spec.timeouts.generation_s, f"loading {manifest.directory}"):
+                    await self._load(loaded.engine, manifest, still_needed)
+                log.info("holds version %d (%s)", manifest.policy_version, manifest.weights_digest[:12])
         finally:
             self.loading_weights = ""
-
-    async def _with_weights(
-        self, spec: JobSpec, manifest: WeightManifest, still_needed: Callable[[], bool]
-    ) -> LoadedModel:
-        loaded = self.loaded if self._has_model(spec) else None
-        if loaded is None:
-            loaded = await self._replace(spec)
-        if not self._has_weights(manifest):
-            self._awaited_version = None
-            async with loaded.within(spec.timeouts.generation_s, f"loading {manifest.directory}"):
-                await self._load(loaded.engine, manifest, still_needed)
-            log.info("holds version %d (%s)", manifest.policy_version, manifest.weights_digest[:12])
         self._held_job = manifest.job_id
         self._deadline_s = spec.timeouts.generation_s
         return loaded

@@ -140,7 +140,6 @@ class VersionFiller(Protocol):
 
         Raises WeightsRejected for what is missing, damaged, or not the engine's model.
         """
-        ...
 
 
 class VersionReader(VersionFiller, Protocol):
@@ -155,7 +154,6 @@ class VersionReader(VersionFiller, Protocol):
 
         Raises WeightsRejected, or changes nothing, where that can't be done now.
         """
-        ...
 
 
 def fill_and_check(filler: VersionFiller, manifest: WeightManifest, engine: EngineTensors, arrival: Arrival) -> str:

@@ -7,11 +7,12 @@ import math
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from contracts.errors import ContractViolation, OnbeatError
+from contracts.errors import OnbeatError
 from contracts.run_folder import RunFolder
 from contracts.versions import WeightFile, WeightManifest, WeightStep, WeightTransport
 from weight_store.dtypes import STORED_NAMES
@@ -81,27 +82,20 @@ class FilePlan:
     """
 
     def __init__(self, layout: Layout) -> None:
-        # Tensors of wide elements come first, so that each begins at a multiple of its element's width.
-        in_order = sorted(layout.items(), key=lambda item: -item[1].dtype.itemsize)
-        offsets: dict[str, int] = {}
+        entries: dict[str, dict[str, Any]] = {}
         end = 0
-        for name, one in in_order:
-            offsets[name], end = end, end + one.num_bytes
-        entries = {
-            name: {
-                "dtype": STORED_NAMES[dtype_name(one)],
-                "shape": list(one.shape),
-                "data_offsets": [offsets[name], offsets[name] + one.num_bytes],
-            }
-            for name, one in in_order
-        }
+        # Tensors of wide elements come first, so that each begins at a multiple of its element's width.
+        for name, one in sorted(layout.items(), key=lambda item: -item[1].dtype.itemsize):
+            place = [end, end + one.num_bytes]
+            entries[name] = {"dtype": STORED_NAMES[dtype_name(one)], "shape": list(one.shape), "data_offsets": place}
+            end += one.num_bytes
         text = json.dumps(entries, separators=(",", ":")).encode()
         # data_offsets count from the header's end, so blanks make its length a multiple of 8: a reader that maps the
         # file can use what is aligned among the tensors in place only where the tensors begin at such a multiple.
         text += b" " * (-len(text) % HEADER_ALIGNMENT)
         self.header = struct.pack("<Q", len(text)) + text
         self.num_bytes = len(self.header) + end
-        self._starts = {name: len(self.header) + offset for name, offset in offsets.items()}
+        self._starts = {name: len(self.header) + entry["data_offsets"][0] for name, entry in entries.items()}
 
     def start_of(self, name: str) -> int:
         """Position of a tensor's first byte, from the beginning of the file."""
@@ -115,13 +109,6 @@ def layout_of(tensors: Mapping[str, Tensor]) -> dict[str, TensorLayout]:
 
 def total_bytes(layout: Layout) -> int:
     return sum(one.num_bytes for one in layout.values())
-
-
-def check_layout(layout: Layout, name: str, tensor: Tensor) -> None:
-    """Raises ContractViolation for a tensor that is not the one that was announced."""
-    expected = layout.get(name)
-    if expected is None or (expected.dtype, expected.shape) != (tensor.dtype, tuple(tensor.shape)):
-        raise ContractViolation(f"{tensor.dtype} {list(tensor.shape)} was not announced: {expected}", field=name)
 
 
 def published_dtype(layout: Layout) -> str:

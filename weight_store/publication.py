@@ -14,7 +14,7 @@ A publication that ends without `finish` takes everything back, and no generator
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
 from typing import Protocol
@@ -25,7 +25,7 @@ from contracts.errors import ContractViolation
 from contracts.versions import WeightManifest
 from process.waiting import Waiting
 from weight_store.hashing import HashingThreads
-from weight_store.layout import Layout, check_layout, layout_of
+from weight_store.layout import Layout, TensorLayout
 
 PASSING_BYTES = 64 * 1024**2
 """Bytes of tensors, living for the publication alone, that wait to be hashed and written; one tensor may be larger."""
@@ -37,7 +37,6 @@ class TensorSink(Protocol):
 
     def make_room(self, num_bytes: int) -> None:
         """Returns when a tensor that lives for the publication alone may be made."""
-        ...
 
     def add(self, name: str, tensor: Tensor) -> None: ...
 
@@ -47,7 +46,6 @@ class VersionSink(Protocol):
 
     def put(self, name: str, tensor: Tensor) -> None:
         """tensor: contiguous, on the CPU; it may be gone after the call."""
-        ...
 
     def close(self, weights_digest: str) -> WeightManifest:
         """All tensors were put: the version becomes loadable, complete or not at all."""
@@ -55,7 +53,6 @@ class VersionSink(Protocol):
 
     def discard(self) -> None:
         """Takes back what was written of a version that will not be."""
-        ...
 
 
 class WeightPublisher(Protocol):
@@ -75,19 +72,15 @@ class WeightPublisher(Protocol):
 
         in_use: directories of versions that generators are loading, as manifests name them; they stay.
         """
-        ...
 
     def remove_after(self, policy_version: int) -> None:
         """Removes the versions of a future that a rewind took back. Chunks in Redis are written over."""
-        ...
 
     def clear_scratch(self) -> None:
         """Removes what killed publishers left, before anything is published."""
-        ...
 
     def remove_all(self) -> None:
         """Removes everything that the end of the job would leave where no reader looks for it."""
-        ...
 
 
 class Publication:
@@ -131,7 +124,9 @@ class Publication:
         Raises ContractViolation for a tensor that the layout does not have, or that was added before; what goes wrong
         in the threads is raised by `finish`, so that ranks that add tensors together stay in step.
         """
-        check_layout(self._layout, name, tensor)
+        announced = self._layout.get(name)
+        if announced != TensorLayout(dtype=tensor.dtype, shape=tuple(tensor.shape)):
+            raise ContractViolation(f"{tensor.dtype} {list(tensor.shape)} was not announced: {announced}", field=name)
         if name not in self._missing:
             raise ContractViolation("was added twice", field=name)
         self._missing.discard(name)
@@ -199,13 +194,3 @@ class Publication:
 
     def _wait(self, what: str) -> Waiting:
         return Waiting(what, deadline_s=self._wait_s, cure="is the storage of the weights there, and has it room?")
-
-
-def publish(
-    publisher: WeightPublisher, tensors: Mapping[str, Tensor], *, policy_version: int, is_again: bool = False
-) -> WeightManifest:
-    """Publishes a version whose tensors are all at hand. Raises what `begin` and `Publication.finish` raise."""
-    with publisher.begin(layout_of(tensors), policy_version=policy_version, is_again=is_again) as publication:
-        for name, tensor in tensors.items():
-            publication.add(name, tensor)
-        return publication.finish()

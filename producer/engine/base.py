@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from contracts.encoding.arrays import ITEM_BYTES
 from contracts.errors import BatchFailed
 from contracts.rollouts import Completion, PromptBatch
 from contracts.spec import ModelSpec
@@ -76,11 +77,20 @@ class GenerationEngine(Protocol):
         Raises WeightsRejected: a missing or shortened file, missing or unexpected tensors, another shape or
         dtype, another digest. Then `policy_version` is None, and nothing can be generated.
         """
-        ...
 
     async def aclose(self) -> None:
         """Stops a running generation at its next token and frees the model. Called once, last."""
-        ...
+
+
+def check_context(batch: PromptBatch, context_tokens: float) -> None:
+    """Raises BatchFailed unless the longest prompt and its completion fit the model's context."""
+    longest = max(len(prompt.token_ids) for prompt in batch.prompts) // ITEM_BYTES
+    needed = longest + batch.sampling.max_new_tokens
+    if needed > context_tokens:
+        raise BatchFailed(
+            f"batch {batch.batch_id} needs {needed} tokens of context, the model has {context_tokens}",
+            cure="lower rollout.max_prompt_tokens or rollout.sampling.max_new_tokens",
+        )
 
 
 def check_version(held: VerifiedWeights | None, batch: PromptBatch) -> None:

@@ -1,6 +1,6 @@
 """What engines with continuous batching share: they sample several batches beside each other, in another process.
 
-PromptBatch ─ check_version, check_prompts ─▶ a request for each prompt, all_or_none ─▶ checked_completion
+PromptBatch ─ check_… ─▶ a request for each prompt, all_or_none ─▶ checked_completion
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from contracts.encoding.arrays import ITEM_BYTES, pack_float32, pack_int32, unpack_int32
+from contracts.encoding.arrays import pack_float32, pack_int32, unpack_int32
 from contracts.engines import BatchingOptions
 from contracts.errors import BatchFailed, EngineUnavailable
 from contracts.rollouts import Completion, Prompt, PromptBatch
 from contracts.versions import WeightManifest
 from contracts.weights import WeightShard
 from process.crash_points import reach
-from producer.engine.base import VerifiedWeights, check_version
+from producer.engine.base import VerifiedWeights, check_context, check_version
 
 T = TypeVar("T")
 FINISH_REASONS = ("stop", "length")
@@ -68,7 +68,8 @@ class BatchingEngine(ABC):
 
     async def generate(self, batch: PromptBatch) -> list[list[Completion]]:
         check_version(self._held, batch)
-        check_prompts(batch, context_tokens=self._context_tokens, vocabulary_tokens=self._vocabulary_tokens)
+        check_context(batch, self._context_tokens)
+        check_vocabulary(batch, self._vocabulary_tokens)
         async with self._within(f"batch {batch.batch_id}"):
             return await self._sample(batch)
 
@@ -92,15 +93,8 @@ class BatchingEngine(ABC):
             raise self._not_done(f"{what} is not done after {self._timeout_s:.0f} s") from error
 
 
-def check_prompts(batch: PromptBatch, *, context_tokens: int, vocabulary_tokens: int) -> None:
-    """Raises BatchFailed for a prompt that the model can't take: some engines die of one, with all that they sample."""
-    longest = max(len(prompt.token_ids) for prompt in batch.prompts) // ITEM_BYTES
-    needed = longest + batch.sampling.max_new_tokens
-    if needed > context_tokens:
-        raise BatchFailed(
-            f"batch {batch.batch_id} needs {needed} tokens of context, the model has {context_tokens}",
-            cure="lower rollout.max_prompt_tokens or rollout.sampling.max_new_tokens",
-        )
+def check_vocabulary(batch: PromptBatch, vocabulary_tokens: int) -> None:
+    """Raises BatchFailed for a token that the model lacks: some engines die of one, with all that they sample."""
     for prompt in batch.prompts:
         tokens = unpack_int32(prompt.token_ids)
         if not 0 <= min(tokens) <= max(tokens) < vocabulary_tokens:

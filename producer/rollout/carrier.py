@@ -15,12 +15,12 @@ from itertools import chain
 
 from broker.generator_side import Claim
 from contracts.errors import BatchFailed, OnbeatError, RewardUnavailable
-from contracts.rollouts import BatchTimings
+from contracts.rollouts import BatchTimings, RolloutBatch
 from process.crash_points import reach
 from producer.broker_calls import BrokerCalls
 from producer.rollout.carried_batch import ActiveJob, CarriedBatch, Generation, name_of
 from producer.rollout.reward_client import RewardClient
-from producer.rollout.scored_batch import reward_items, rollout_batch, rollout_groups
+from producer.rollout.scored_batch import reward_items, rollout_groups
 
 log = logging.getLogger(__name__)
 
@@ -109,14 +109,21 @@ class Carrier:
         return True
 
     async def _publish(self, batch: CarriedBatch) -> None:
-        job, claim = batch.job, batch.claim
-        record = rollout_batch(
-            claim.prompt_batch,
-            groups=batch.places.groups,
-            weights=batch.weights,
+        """Publishes under the weights that the engine verified, not those that were asked for (I2)."""
+        job, claim, asked = batch.job, batch.claim, batch.claim.prompt_batch
+        record = RolloutBatch(
+            job_id=asked.job_id,
+            batch_id=asked.batch_id,
+            iteration=asked.iteration,
+            purpose=asked.purpose,
+            policy_version=batch.weights.policy_version,
+            weights_digest=batch.weights.weights_digest,
+            group_size=asked.group_size,
             generator_id=self._generator_id,
             attempt=claim.attempt,
-            rounds=batch.rounds,
+            timings=batch.rounds[-1],
+            earlier_rounds=tuple(batch.rounds[:-1]),
+            groups=batch.places.groups,
         )
         outcome = await self._calls(job.side.publish, claim, record)
         reach("producer.after_publication")

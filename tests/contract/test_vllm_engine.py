@@ -33,12 +33,12 @@ from tests.contract.engine_rigs import (
     under,
     vllm_folder,
 )
+from tests.publishing import publish
 from tests.unit.weight_store.test_weight_store import FakeChunks
 from weight_store.adapter.matrices import AdapterSource, layers_of, matrix_names
 from weight_store.adapter.merge import merge_into
 from weight_store.adapter.publisher import AdapterPublisher
 from weight_store.files.publisher import FilePublisher
-from weight_store.publication import publish
 from weight_store.redis.chunks import CHUNK_BYTES, num_chunks
 
 PROMPTS = ([5, 6, 7], [8], [4, 9, 10])

@@ -11,9 +11,11 @@ request leaves open is set here, because a server fills it from the model's gene
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import msgspec
 import torch
@@ -40,7 +42,7 @@ class _Choice(msgspec.Struct):
     logprobs: _TokenLogprobs
 
 
-class CompletionsAnswer(msgspec.Struct):
+class _CompletionsAnswer(msgspec.Struct):
     """The part of an answer of /v1/completions that is read."""
 
     choices: list[_Choice]
@@ -56,7 +58,7 @@ class _MetaInfo(msgspec.Struct):
     output_token_logprobs: list[tuple[float | None, int, str | None]]
 
 
-class GenerateAnswer(msgspec.Struct):
+class _GenerateAnswer(msgspec.Struct):
     """The part of one sample of /generate's answer that is read."""
 
     meta_info: _MetaInfo
@@ -71,47 +73,81 @@ class _UpdateAnswer(msgspec.Struct):
     message: str = ""
 
 
-class Server(Protocol):
-    """The engine's view of a kind of servers; requests raise the errors of `ServerRequests.post`."""
+@dataclass(frozen=True, kw_only=True)
+class Server(ABC):
+    """A kind of servers, as the engine uses it; requests raise the errors of `ServerRequests.post`."""
 
-    @property
-    def cure(self) -> str:
-        """How such a server is to be started."""
-        ...
+    cure: ClassVar[str]
+    """How such a server is to be started."""
 
+    requests: ServerRequests
+    model: str
+    """The server's name of the model."""
+    stop_ids: list[int]
+    weight_root: Path
+    expected: Mapping[str, torch.Tensor]
+    """The tensors of a version, on the meta device."""
+
+    @abstractmethod
     async def ask(self, batch: PromptBatch, prompt: Prompt) -> list[Completion]:
         """The prompt's G completions. Raises BatchFailed."""
-        ...
 
+    @abstractmethod
     async def check_weights(self, batch: PromptBatch) -> None:
         """Raises BatchFailed, after a batch, if other weights than the batch's may have sampled it (I2)."""
-        ...
 
+    @abstractmethod
     async def load(self, manifest: WeightManifest) -> VerifiedWeights:
         """Raises WeightsRejected, InvalidInput."""
-        ...
+
+    def _sampling(self, batch: PromptBatch) -> dict[str, Any]:
+        """The part of a request that both kinds word alike."""
+        return {
+            "n": num_samples(batch),
+            "temperature": batch.sampling.temperature,
+            "min_p": 0.0,
+            "repetition_penalty": 1.0,
+            "presence_penalty": 0.0,
+            "frequency_penalty": 0.0,
+            "stop_token_ids": self.stop_ids,
+            "skip_special_tokens": False,
+        }
 
 
-class VllmServer:
+class VllmServer(Server):
     cure = (
         "start vLLM with VLLM_SERVER_DEV_MODE=1, --logprobs-mode processed_logprobs and "
         "--worker-extension-cls producer.engine.vllm.extension.VerifiedLoader: docs/operations.md"
     )
 
-    def __init__(self, requests: ServerRequests, *, model: str, stop_ids: list[int], weight_root: Path) -> None:
-        self._requests = requests
-        self._model = model
-        self._stop_ids = stop_ids
-        self._weight_root = weight_root
-
     async def ask(self, batch: PromptBatch, prompt: Prompt) -> list[Completion]:
-        body = vllm_request(batch, prompt, model=self._model, stop_ids=self._stop_ids)
-        return vllm_completions(batch, await self._requests.post("/v1/completions", body, CompletionsAnswer))
+        body = {
+            "model": self.model,
+            "prompt": unpack_int32(prompt.token_ids),
+            "seed": prompt_seed(batch, prompt),
+            "top_p": batch.sampling.top_p,
+            "top_k": batch.sampling.top_k,
+            "max_tokens": batch.sampling.max_new_tokens,
+            # The stop ids are all there are: the server's own end-of-sequence ids are those of its generation_config.
+            "ignore_eos": True,
+            "logprobs": 0,
+            "return_token_ids": True,
+            **self._sampling(batch),
+        }
+        answer = await self.requests.post("/v1/completions", body, _CompletionsAnswer)
+        completions = [
+            checked_completion(
+                batch,
+                token_ids=choice.token_ids,
+                logprobs=choice.logprobs.token_logprobs,
+                finish_reason=choice.finish_reason,
+            )
+            for choice in sorted(answer.choices, key=lambda choice: choice.index)
+        ]
+        return _whole_group(batch, completions)
 
     async def check_weights(self, batch: PromptBatch) -> None:
-        found = (await self._call("describe_version"))["weights_digest"]
-        if found != batch.weights_digest:
-            raise _other_weights(batch, found)
+        _check_weights(batch, (await self._call("describe_version"))["weights_digest"])
 
     async def load(self, manifest: WeightManifest) -> VerifiedWeights:
         if manifest.transport == "redis":
@@ -119,10 +155,10 @@ class VllmServer:
                 "a server reads files, not Redis", field="weights.transport", cure='use "file" or "delta"'
             )
         # An update under a running request ends the server's engine; `wait` lets them end, and empties the caches.
-        await self._requests.post("/pause?mode=wait&clear_cache=true", None, dict[str, Any])
+        await self.requests.post("/pause?mode=wait&clear_cache=true", None, dict[str, Any])
         await self._call("clear_kv_cache")
-        answer = await self._call("load_version", str(self._weight_root), encode_json(manifest).decode())
-        await self._requests.post("/resume", None, dict[str, Any])
+        answer = await self._call("load_version", str(self.weight_root), encode_json(manifest).decode())
+        await self.requests.post("/resume", None, dict[str, Any])
         if "rejected" in answer:
             raise WeightsRejected(answer["rejected"])
         if answer["logprobs_mode"] != "processed_logprobs":
@@ -135,31 +171,45 @@ class VllmServer:
         """Calls a method of our worker extension; its answer is the same on every rank of the server."""
         body = {"method": method, "args": args}
         try:
-            results = (await self._requests.post("/collective_rpc", body, _RpcAnswer)).results
+            results = (await self.requests.post("/collective_rpc", body, _RpcAnswer)).results
         except EngineUnavailable as error:
             raise EngineUnavailable(error.problem, field=error.field, cure=self.cure) from error
         if not results or any(result != results[0] for result in results):
-            raise self._requests.gone(f"{method}: its ranks disagree: {results}")
+            raise self.requests.gone(f"{method}: its ranks disagree: {results}")
         return results[0] or {}
 
 
-class SglangServer:
+class SglangServer(Server):
     cure = "start SGLang 0.5 or newer, without SGLANG_RETURN_ORIGINAL_LOGPROB: docs/operations.md"
 
-    def __init__(
-        self, requests: ServerRequests, *, stop_ids: list[int], weight_root: Path, expected: Mapping[str, torch.Tensor]
-    ) -> None:
-        """expected: the tensors of a version, on the meta device."""
-        self._requests = requests
-        self._stop_ids = stop_ids
-        self._weight_root = weight_root
-        self._expected = expected
-
     async def ask(self, batch: PromptBatch, prompt: Prompt) -> list[Completion]:
-        body = sglang_request(batch, prompt, stop_ids=self._stop_ids)
-        return sglang_completions(
-            batch, await self._requests.post("/generate", body, GenerateAnswer | list[GenerateAnswer])
-        )
+        if batch.sampling.top_p < 1.0 or batch.sampling.top_k:
+            raise BatchFailed(
+                f"batch {batch.batch_id}: SGLang reports log-probs of the distribution before top_p and top_k",
+                field="rollout.sampling",
+                cure="set top_p = 1.0 and top_k = 0, or use vLLM",
+            )
+        own = {"top_p": 1.0, "top_k": -1, "max_new_tokens": batch.sampling.max_new_tokens}
+        body = {
+            "input_ids": unpack_int32(prompt.token_ids),
+            "sampling_params": own | self._sampling(batch),
+            "return_logprob": True,
+            "stream": False,
+        }
+        answer = await self.requests.post("/generate", body, _GenerateAnswer | list[_GenerateAnswer])
+        samples = [sample.meta_info for sample in (answer if isinstance(answer, list) else [answer])]
+        for sample in samples:
+            _check_weights(batch, sample.weight_version)
+        completions = [
+            checked_completion(
+                batch,
+                token_ids=[token for _, token, _ in sample.output_token_logprobs],
+                logprobs=[logprob for logprob, _, _ in sample.output_token_logprobs],
+                finish_reason=sample.finish_reason.type if sample.finish_reason else None,
+            )
+            for sample in samples
+        ]
+        return _whole_group(batch, completions)
 
     async def check_weights(self, batch: PromptBatch) -> None:
         """Does nothing: each answer named its weights."""
@@ -169,112 +219,20 @@ class SglangServer:
             raise InvalidInput(
                 f"SGLang reads whole files, not the transport {manifest.transport}", field="weights.transport"
             )
-        found = await asyncio.to_thread(self._digest_of_files, manifest)
+        # The digest of the version as it lies in the weight root.
+        found = await asyncio.to_thread(
+            lambda: WeightReceiver(self.expected, root=self.weight_root).load(manifest),
+        )
         body = {
-            "model_path": str(self._weight_root / manifest.directory),
+            "model_path": str(self.weight_root / manifest.directory),
             "weight_version": found,
             "flush_cache": True,
             "abort_all_requests": False,
         }
-        answer = await self._requests.post("/update_weights_from_disk", body, _UpdateAnswer)
+        answer = await self.requests.post("/update_weights_from_disk", body, _UpdateAnswer)
         if not answer.success:
             raise WeightsRejected(f"the server refuses version {manifest.policy_version}: {answer.message}")
         return VerifiedWeights(policy_version=manifest.policy_version, weights_digest=found)
-
-    def _digest_of_files(self, manifest: WeightManifest) -> str:
-        """The digest of a version as it lies in the weight root. Raises WeightsRejected."""
-        return WeightReceiver(self._expected, root=self._weight_root).load(manifest)
-
-
-def vllm_request(batch: PromptBatch, prompt: Prompt, *, model: str, stop_ids: list[int]) -> dict[str, Any]:
-    """Body of POST /v1/completions."""
-    sampling = batch.sampling
-    return {
-        "model": model,
-        "prompt": unpack_int32(prompt.token_ids),
-        "n": num_samples(batch),
-        "seed": prompt_seed(batch, prompt),
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k,
-        "min_p": 0.0,
-        "repetition_penalty": 1.0,
-        "presence_penalty": 0.0,
-        "frequency_penalty": 0.0,
-        "max_tokens": sampling.max_new_tokens,
-        # The ids below are all there are: the server's own end-of-sequence ids are those of its generation_config.
-        "ignore_eos": True,
-        "stop_token_ids": stop_ids,
-        "logprobs": 0,
-        "return_token_ids": True,
-        "skip_special_tokens": False,
-    }
-
-
-def vllm_completions(batch: PromptBatch, answer: CompletionsAnswer) -> list[Completion]:
-    """The prompt's G completions. Raises BatchFailed."""
-    choices = sorted(answer.choices, key=lambda choice: choice.index)
-    return _whole_group(
-        batch,
-        [
-            checked_completion(
-                batch,
-                token_ids=choice.token_ids,
-                logprobs=choice.logprobs.token_logprobs,
-                finish_reason=choice.finish_reason,
-            )
-            for choice in choices
-        ],
-    )
-
-
-def sglang_request(batch: PromptBatch, prompt: Prompt, *, stop_ids: list[int]) -> dict[str, Any]:
-    """Body of POST /generate. Raises BatchFailed: SGLang's log-probs are those before top-p and top-k."""
-    sampling = batch.sampling
-    if sampling.top_p < 1.0 or sampling.top_k:
-        raise BatchFailed(
-            f"batch {batch.batch_id}: SGLang reports log-probs of the distribution before top_p and top_k",
-            field="rollout.sampling",
-            cure="set top_p = 1.0 and top_k = 0, or use vLLM",
-        )
-    return {
-        "input_ids": unpack_int32(prompt.token_ids),
-        "sampling_params": {
-            "n": num_samples(batch),
-            "temperature": sampling.temperature,
-            "top_p": 1.0,
-            "top_k": -1,
-            "min_p": 0.0,
-            "repetition_penalty": 1.0,
-            "presence_penalty": 0.0,
-            "frequency_penalty": 0.0,
-            "max_new_tokens": sampling.max_new_tokens,
-            "stop_token_ids": stop_ids,
-            "skip_special_tokens": False,
-        },
-        "return_logprob": True,
-        "stream": False,
-    }
-
-
-def sglang_completions(batch: PromptBatch, answer: GenerateAnswer | list[GenerateAnswer]) -> list[Completion]:
-    """The prompt's G completions. Raises BatchFailed, also where other weights than the batch's sampled them."""
-    samples = answer if isinstance(answer, list) else [answer]
-    for sample in samples:
-        if sample.meta_info.weight_version != batch.weights_digest:
-            raise _other_weights(batch, sample.meta_info.weight_version)
-    return _whole_group(
-        batch,
-        [
-            checked_completion(
-                batch,
-                token_ids=[token for _, token, _ in sample.meta_info.output_token_logprobs],
-                logprobs=[logprob for logprob, _, _ in sample.meta_info.output_token_logprobs],
-                finish_reason=sample.meta_info.finish_reason.type if sample.meta_info.finish_reason else None,
-            )
-            for sample in samples
-        ],
-    )
 
 
 def _whole_group(batch: PromptBatch, completions: list[Completion]) -> list[Completion]:
@@ -284,8 +242,9 @@ def _whole_group(batch: PromptBatch, completions: list[Completion]) -> list[Comp
     return completions * (batch.group_size // wanted)
 
 
-def _other_weights(batch: PromptBatch, found: str) -> BatchFailed:
-    return BatchFailed(
-        f"batch {batch.batch_id}: the server holds the weights `{found}`, it was given {batch.weights_digest}",
-        cure="was it restarted, or does another client load weights into it?",
-    )
+def _check_weights(batch: PromptBatch, found: str) -> None:
+    if found != batch.weights_digest:
+        raise BatchFailed(
+            f"batch {batch.batch_id}: the server holds the weights `{found}`, it was given {batch.weights_digest}",
+            cure="was it restarted, or does another client load weights into it?",
+        )

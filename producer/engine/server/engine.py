@@ -50,17 +50,13 @@ class OpenaiEngine(BatchingEngine):
         described = empty_model(folder, dtype=getattr(torch, setup.model.dtype), device="meta")
         self._config = described.config
         self._requests = ServerRequests(options, sleep=sleep)
-        served_model = self._requests.served_model()
-        stop_ids = sorted(end_of_sequence_ids(folder, described.config))
-        self._server: Server = (
-            VllmServer(self._requests, model=served_model, stop_ids=stop_ids, weight_root=setup.weight_root)
-            if options.server == "vllm"
-            else SglangServer(
-                self._requests,
-                stop_ids=stop_ids,
-                weight_root=setup.weight_root,
-                expected=dict(weight_tensors(described)),
-            )
+        kind = VllmServer if options.server == "vllm" else SglangServer
+        self._server: Server = kind(
+            requests=self._requests,
+            model=self._requests.served_model(),
+            stop_ids=sorted(end_of_sequence_ids(folder, described.config)),
+            weight_root=setup.weight_root,
+            expected=dict(weight_tensors(described)),
         )
 
     @property

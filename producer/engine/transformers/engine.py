@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import threading
 from collections.abc import Callable
@@ -27,7 +28,7 @@ from contracts.errors import BatchFailed, InvalidInput
 from contracts.rollouts import Completion, PromptBatch
 from contracts.versions import WeightManifest
 from contracts.weights import WeightShard
-from producer.engine.base import EngineSetup, VerifiedWeights, check_version
+from producer.engine.base import EngineSetup, VerifiedWeights, check_context, check_version
 from producer.engine.batch_rows import BatchRows
 from producer.engine.transformers.decoding import Decoding
 from weight_store.model_folder import empty_model, end_of_sequence_ids, weight_tensors
@@ -59,7 +60,7 @@ class TransformersEngine:
         self._model = empty_model(folder, dtype=getattr(torch, setup.model.dtype), device=setup.device)
         self._receiver = WeightReceiver(dict(weight_tensors(self._model)), root=setup.weight_root, chunks=setup.chunks)
         self._eos_ids = end_of_sequence_ids(folder, self._model.config)
-        self._context_tokens: int | None = getattr(self._model.config, "max_position_embeddings", None)
+        self._context_tokens: float = getattr(self._model.config, "max_position_embeddings", math.inf)
 
     @property
     def policy_version(self) -> VerifiedWeights | None:
@@ -71,6 +72,7 @@ class TransformersEngine:
 
     async def generate(self, batch: PromptBatch) -> list[list[Completion]]:
         check_version(self._held, batch)
+        check_context(batch, self._context_tokens)
         given_up = threading.Event()
         try:
             return await self._on_thread(partial(self._generate, batch, given_up))
@@ -120,12 +122,6 @@ class TransformersEngine:
         """Token ids [k, P] and mask [k, P] with the prompts at the right edge: each ends in the last column."""
         prompts = [np.frombuffer(prompt.token_ids, dtype="<i4") for prompt in batch.prompts]
         width = max(map(len, prompts))
-        needed = width + batch.sampling.max_new_tokens
-        if self._context_tokens is not None and needed > self._context_tokens:
-            raise BatchFailed(
-                f"batch {batch.batch_id} needs {needed} tokens of context, the model has {self._context_tokens}",
-                cure="lower rollout.max_prompt_tokens or rollout.sampling.max_new_tokens",
-            )
         token_ids = np.zeros((len(prompts), width), dtype=np.int64)
         mask = np.zeros_like(token_ids)
         for row, prompt in enumerate(prompts):

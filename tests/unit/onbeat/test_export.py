@@ -29,8 +29,8 @@ from onbeat.audit.weights import digest_of
 from onbeat.export import Exported, export
 from tests.builders import job_spec, tiny_model_folder
 from tests.e2e.stand_in_gateway import KEY, fake_gateway
+from tests.publishing import publish
 from weight_store.hashing import tensors_digest
-from weight_store.publication import publish
 from weight_store.transports import make_publisher
 
 LORA = {"trainer__lora": {"rank": 4, "alpha": 8.0}}

@@ -16,12 +16,13 @@ from contracts.errors import ContractViolation, DeadlineExceeded, OnbeatError, W
 from contracts.run_folder import RunFolder
 from contracts.versions import WeightFile, WeightManifest
 from contracts.weights import DeltaWeights, WeightShard
+from tests.publishing import publish
 from tests.unit.weight_store.test_weight_store import TRANSPORTS, Store, assert_equal, version
 from weight_store import publication as publication_module
 from weight_store.delta.publisher import DeltaPublisher
 from weight_store.hashing import tensors_digest
 from weight_store.layout import layout_of
-from weight_store.publication import Publication, publish
+from weight_store.publication import Publication
 from weight_store.receiver import WeightReceiver
 
 DEADLINE_S = 60.0

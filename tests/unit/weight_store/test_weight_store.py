@@ -16,12 +16,13 @@ from contracts.spec import JobSpec
 from contracts.versions import WeightManifest, weights_digest
 from contracts.weights import DeltaWeights, FileWeights, RedisWeights, WeightShard, WeightsSpec
 from tests.builders import job_spec
+from tests.publishing import publish
 from weight_store.delta.codec import DELTA_NAME
 from weight_store.files.publisher import FilePublisher
 from weight_store.files.version_folders import are_same
 from weight_store.hashing import tensors_digest
 from weight_store.layout import layout_of, split_into_shards
-from weight_store.publication import WeightPublisher, publish
+from weight_store.publication import WeightPublisher
 from weight_store.receiver import WeightReceiver
 from weight_store.redis import chunks as chunk_store
 from weight_store.transports import make_publisher

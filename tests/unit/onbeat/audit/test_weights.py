@@ -15,10 +15,10 @@ from contracts.errors import ContractViolation
 from contracts.run_folder import RunFolder
 from contracts.weights import DeltaWeights
 from onbeat.audit.weights import digest_of, digest_of_rows, digests_on_disk
+from tests.publishing import publish
 from weight_store.delta.codec import DELTA_NAME
 from weight_store.delta.publisher import DeltaPublisher
 from weight_store.hashing import tensors_digest
-from weight_store.publication import publish
 
 TENSORS = {
     "layer.weight": torch.arange(12, dtype=torch.float32).reshape(3, 4),

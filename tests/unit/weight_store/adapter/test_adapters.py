@@ -16,11 +16,12 @@ from contracts.run_folder import RunFolder
 from contracts.versions import WeightManifest
 from contracts.weights import FileWeights, RedisWeights, WeightsSpec
 from tests.builders import job_spec
+from tests.publishing import publish
 from tests.unit.weight_store.test_weight_store import FakeChunks, flip_a_bit
 from weight_store.adapter.matrices import AdapterSource, matrix_names
 from weight_store.adapter.merge import merge_into
 from weight_store.hashing import tensors_digest
-from weight_store.publication import WeightPublisher, publish
+from weight_store.publication import WeightPublisher
 from weight_store.receiver import WeightReceiver
 from weight_store.transports import make_publisher
 
