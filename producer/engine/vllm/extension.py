@@ -8,7 +8,7 @@ The digest is computed here, where the model is, over the tensors that vLLM's ow
 is checked before the loader starts: a loader that ends half-way would leave layers without any weights.
 
 A server loads this module by `--worker-extension-cls producer.engine.vllm.extension.VerifiedLoader`, with `contracts`,
-`producer`, `telemetry` and `weight_store` of this repository on its path.
+`process`, `producer` and `weight_store` of this repository on its path.
 """
 
 from __future__ import annotations
