@@ -35,7 +35,7 @@ from benchmarks._results import REPOSITORY, write_result
 from benchmarks._tensor_memory import peak_bytes
 from consumer.gradient.advantages.family import group_advantages
 from consumer.gradient.assembly import make_learner
-from consumer.gradient.learner import Learner
+from consumer.gradient.learner import Learner, OptimizerStep
 from consumer.gradient.micro_batch import Packing, batch_rewards, make_micro_batch
 from contracts.encoding.wire import convert
 from contracts.rollouts import RolloutBatch
@@ -172,7 +172,7 @@ def onbeat_contender(learner: Learner, *, num_responses: int) -> Contender:
         name=learner.spec.trainer.packing,
         train=lambda batch: learner.train(batch).stats.cost.flops,
         step=lambda: learner.step(
-            divisor=float(num_responses), baseline=0.0, learning_rate=LEARNING_RATE, is_last=True
+            OptimizerStep(divisor=float(num_responses), baseline=0.0, learning_rate=LEARNING_RATE, is_last=True)
         ),
     )
 
