@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from consumer.datasets.examples import Example, ExampleSets, Request, disjoint
+from consumer.foreign_code import torch_kept
 from contracts.errors import InvalidInput
 from contracts.spec_tables.datasets import PluginDataset
 from process.entry_points import load_entry_point
@@ -14,6 +15,7 @@ GROUP = "onbeat.datasets"
 FIELD = "dataset.entry_point"
 
 
+@torch_kept()
 def load_plugin(spec: PluginDataset, request: Request) -> ExampleSets:
     """Calls the function and checks what it returns. Raises InvalidInput that names the field of the spec."""
     load = load_entry_point(GROUP, spec.entry_point, field=FIELD)

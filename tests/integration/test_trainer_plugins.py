@@ -106,6 +106,37 @@ def test_a_loss_that_raises_in_an_iteration_fails_the_job_with_the_reason(own: S
     assert "algorithm.loss.entry_point: the loss `raises_later` raised KeyError: 'nothing'" in reason
 
 
+def test_a_loss_that_is_not_a_number_later_fails_the_job_and_moves_no_weight(
+    own: StackSettings, broker: Broker
+) -> None:
+    assert "loss: the loss of batch " in failed(own, broker, spec_of(algorithm__loss=plugin("nan_later")))
+
+
+def torch_now() -> list[object]:
+    return [
+        torch.get_num_threads(),
+        torch.get_default_dtype(),
+        torch.get_default_device(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        torch.get_float32_matmul_precision(),
+        torch.is_grad_enabled(),
+        torch.get_rng_state().tolist(),
+    ]
+
+
+def test_what_foreign_code_does_to_torch_ends_with_it(own: StackSettings, broker: Broker) -> None:
+    """A data set is called in rank 0 alone: what it left behind would be in the weights of that rank's batches (I7)."""
+    before = torch_now()
+    policy_loss(AlgorithmSpec(loss=PluginLoss(entry_point="meddles_when_imported")))
+    assert torch_now() == before
+    meddles = PluginDataset(entry_point="meddles", params={"count": 9})
+    load_dataset(meddles, num_evaluation=1, seed=0, model_root=SpecRoot(SITE))
+    assert torch_now() == before
+    ours = trained(own, broker, spec_of(algorithm__loss="grpo"))
+    assert trained(own, broker, spec_of(algorithm__loss=plugin("meddles"))) == ours
+
+
 @pytest.mark.parametrize(
     ("name", "problem"),
     [

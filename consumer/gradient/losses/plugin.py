@@ -9,6 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from consumer.foreign_code import torch_kept
 from consumer.gradient.losses.base import LossInputs, PolicyLoss, PolicyTerm
 from consumer.gradient.losses.normalisers import NORMALISERS
 from contracts.errors import InvalidInput
@@ -19,9 +20,11 @@ FIELD = "algorithm.loss.entry_point"
 
 
 @functools.cache
+@torch_kept()
 def load_loss(name: str) -> PolicyLoss:
     """Imports the loss and tries it. Raises InvalidInput with what is missing or wrong."""
-    loaded = load_entry_point(GROUP, name, field=FIELD)
+    with torch_kept():
+        loaded = load_entry_point(GROUP, name, field=FIELD)
     if not isinstance(loaded, PolicyLoss):
         raise _refusal(name, f"is a {type(loaded).__name__}, not a consumer.gradient.losses.base.PolicyLoss")
     if loaded.normaliser not in NORMALISERS:
@@ -38,7 +41,8 @@ def _guarded(name: str, surrogate: Callable[[LossInputs], PolicyTerm]) -> Callab
 
     def guarded(inputs: LossInputs) -> PolicyTerm:
         try:
-            term = surrogate(inputs)
+            with torch_kept():
+                term = surrogate(inputs)
             problem = _shape_problem(term, inputs)
         except (Exception, SystemExit) as error:
             raise _refusal(name, f"raised {type(error).__name__}: {error}") from error
@@ -72,6 +76,8 @@ def _broken_promises(surrogate: Callable[[LossInputs], PolicyTerm]) -> Iterator[
         fresh = _trial_inputs(off_policy=off_policy)
         yield "changes the tensors that it is given", not _same(inputs, fresh)
         yield "answered a loss that is not finite", not bool(first.isfinite().all())
+        # The guard gave the random state back: a loss that draws has to meet another one.
+        torch.rand(1)
         again = surrogate(inputs).token_loss[mask]
         yield "answered the same inputs with two different losses (I7)", not torch.equal(first, again)
         idle = surrogate(inputs).token_loss[1][mask[1]]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from consumer.gradient.losses.normalisers import RESPONSE_MEAN, Normaliser
 TRIED = 20
 """More calls than the trial of a loss makes."""
 calls: list[int] = []
+calls_of_nan: list[int] = []
 
 
 def term(token_loss: Tensor) -> PolicyTerm:
@@ -57,6 +59,28 @@ def leaving(inputs: LossInputs) -> PolicyTerm:
     sys.exit(0)
 
 
+def meddle() -> None:
+    """Changes all of torch that a trainer relies on."""
+    torch.set_num_threads(torch.get_num_threads() + 1)
+    torch.set_default_dtype(torch.float64)
+    torch.set_default_device("meta")
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.set_float32_matmul_precision("medium")
+    torch.manual_seed(len(calls))
+    torch.set_grad_enabled(False)
+
+
+def meddling(inputs: LossInputs) -> PolicyTerm:
+    done = clipped(inputs)
+    meddle()
+    return done
+
+
+def not_a_number_later(inputs: LossInputs) -> PolicyTerm:
+    calls_of_nan.append(1)
+    return term(reinforce(inputs) * (math.nan if len(calls_of_nan) > TRIED else 1.0))
+
+
 def loss(surrogate: Any) -> PolicyLoss:
     return PolicyLoss(surrogate=surrogate, normaliser=RESPONSE_MEAN)
 
@@ -76,6 +100,8 @@ CHANGES = loss(changing)
 DETACHED = loss(lambda inputs: term(reinforce(inputs).detach()))
 OVERFLOWS = loss(lambda inputs: term(reinforce(inputs) * 1e39))
 RAISES_LATER = loss(raising_later)
+NAN_LATER = loss(not_a_number_later)
+MEDDLES = loss(meddling)
 
 
 def riddles(*, params: Mapping[str, Any], num_evaluation: int, seed: int) -> tuple[list[Example], list[Example]]:
@@ -86,6 +112,15 @@ def riddles(*, params: Mapping[str, Any], num_evaluation: int, seed: int) -> tup
     ]
     end = len(lines) - num_evaluation
     return lines[:end], lines[end:]
+
+
+def meddling_riddles(
+    *, params: Mapping[str, Any], num_evaluation: int, seed: int
+) -> tuple[Iterator[Example], Iterator[Example]]:
+    """Meddles when it is called, and again when its examples are taken."""
+    meddle()
+    train, held_out = riddles(params=params, num_evaluation=num_evaluation, seed=seed)
+    return (meddle() or example for example in train), iter(held_out)
 
 
 def short(**_: Any) -> tuple[list[Example], list[Example]]:
