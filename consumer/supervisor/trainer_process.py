@@ -130,11 +130,11 @@ class TrainerProcess:
     def tail(self, job_id: str, num_lines: int = 3) -> str:
         """The last lines of the job's trainer log, in one line."""
         try:
-            text = self._child_for(job_id).tail()
+            text = self._child_for(job_id).tail(num_lines=100)
         except OSError as error:
             return f"(no log: {error.strerror})"
         lines = [line.strip() for line in text.splitlines() if line.strip()]
-        return " / ".join(lines[-num_lines:])
+        return " / ".join(lines[-num_lines:]) or "(no log)"
 
     def _child_for(self, job_id: str) -> ChildProcess:
         return ChildProcess(

@@ -228,6 +228,26 @@ def test_a_job_whose_trainers_die_fails_with_the_end_of_their_log(
     assert log.count("cannot load the model") == 2
 
 
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("one\ntwo\nthree\nfour\n", "two / three / four"),
+        ("one\ntwo" + "\n" * 50, "one / two"),
+        ("", "(no log)"),
+        (None, "(no log)"),
+    ],
+    ids=["lines", "blank lines", "an empty log", "no log"],
+)
+def test_the_end_of_a_trainers_log_has_its_last_words_or_says_that_there_are_none(
+    tmp_path: Path, text: str | None, shown: str
+) -> None:
+    log = RunFolder(tmp_path, "job-a").trainer_log
+    if text is not None:
+        log.parent.mkdir()
+        log.write_text(text)
+    assert TrainerProcess(tmp_path).tail("job-a") == shown
+
+
 def test_a_consumer_runs_one_trainer_and_the_next_job_waits_for_its_end(
     own_settings: StackSettings, broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
