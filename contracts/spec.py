@@ -126,7 +126,8 @@ class TimeoutSpec(Record, frozen=True, kw_only=True):
     """Longest that a generator samples one batch, or loads one version; past it the generator ends with an error, and
     the batch goes to another one when its lease is over."""
     iteration_s: Seconds = 3600.0
-    """An iteration that takes longer fails the job and names the missing batches."""
+    """An iteration that takes longer fails the job and names the missing batches; so does one batch that trains for so
+    long."""
     no_generator_s: Seconds = 120.0
     """The job fails after this long without any live generator."""
     ranks_s: Seconds = 600.0

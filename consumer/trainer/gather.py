@@ -75,7 +75,8 @@ def _take(held: HeldJob, iteration: Iteration) -> int:
             log.info("a second copy of batch %s is ignored", item.batch.batch_id)
         elif item.batch.purpose == "train":
             held.keeper.check()
-            held.ranks.train(item.batch)
+            with held.keeper.training(longest_pass_s=held.spec.timeouts.iteration_s):
+                held.ranks.train(item.batch)
     _record(held, iteration)
     return len(arrived)
 

@@ -62,6 +62,7 @@ def train(settings: StackSettings, broker: Broker, spec: JobSpec, job_id: str) -
         lease_s=spec.timeouts.trainer_lease_s,
         end_loading=lambda why: _end_loading(why, JobStore(broker), side=side, job_id=job_id),
         end_stopped=_end_stopped,
+        end_stuck=lambda silent_s: _end_stuck(silent_s, JobStore(broker), side=side, job_id=job_id),
     )
     keeper.start()
     with _stopped_by_signals(keeper):
@@ -186,10 +187,7 @@ def _end_loading(why: Exception, jobs: JobStore, *, side: TrainerSide, job_id: s
         if isinstance(why, (Cancelled, Stopped)):
             side.release()
 
-    # A Redis that is away doesn't hold the end up: the lease runs out, and a worker finds the job cancelling.
-    telling = threading.Thread(target=tell, name="last words", daemon=True)
-    telling.start()
-    telling.join(STOP_PATIENCE_S)
+    _say_last(tell)
     if isinstance(why, FencedOff):
         _exit(TrainerExit.HELD)
     _exit(TrainerExit.DIED if isinstance(why, Unavailable) else TrainerExit.STOPPED)
@@ -198,6 +196,28 @@ def _end_loading(why: Exception, jobs: JobStore, *, side: TrainerSide, job_id: s
 def _end_stopped() -> None:
     log.warning("asked to end while Redis is away: ends without giving the lease back")
     _exit(TrainerExit.STOPPED)
+
+
+def _end_stuck(silent_s: float, jobs: JobStore, *, side: TrainerSide, job_id: str) -> None:
+    """Fails the job in the keeper's thread: the main one is in a pass that nothing can end but the process."""
+    late = DeadlineExceeded(
+        f"one rollout batch has trained for {silent_s:.0f} s without an end", cure="raise timeouts.iteration_s"
+    )
+    log.error("job %s failed: %s", job_id, late)
+
+    def tell() -> None:
+        jobs.fail(job_id, str(late), trainer_epoch=side.trainer_epoch)
+        side.release()
+
+    _say_last(tell)
+    _exit(TrainerExit.FAILED)
+
+
+def _say_last(tell: Callable[[], None]) -> None:
+    """A Redis that is away doesn't hold the end up: the lease runs out, and a worker finds the job."""
+    telling = threading.Thread(target=tell, name="last words", daemon=True)
+    telling.start()
+    telling.join(STOP_PATIENCE_S)
 
 
 def _exit(code: TrainerExit) -> NoReturn:

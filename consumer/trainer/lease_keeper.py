@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from broker.trainer_side import TrainerSide
 from contracts.errors import FencedOff, OnbeatError, Unavailable
@@ -31,7 +33,8 @@ class LeaseKeeper:
     ends a process that can't end itself.
 
     A trainer that trains calls `check` between micro-batches: what the first thread saw is raised there, where it can
-    be answered. One that loads a model makes no such calls for minutes: until it says `loaded`, the second ends it.
+    be answered. One that loads a model makes no such calls for minutes: until it says `loaded`, the second ends it. So
+    it does where a pass doesn't come back to its next `check` within `training`.
     """
 
     def __init__(
@@ -41,15 +44,21 @@ class LeaseKeeper:
         lease_s: float,
         end_loading: Callable[[Exception], None] = lambda why: None,
         end_stopped: Callable[[], None] = lambda: None,
+        end_stuck: Callable[[float], None] = lambda silent_s: None,
     ) -> None:
         """end_loading: ends the process while it loads, where nothing is to be saved; takes what `check` would raise.
 
         end_stopped: ends a process that was asked to stop and doesn't get to it, because Redis is away.
+
+        end_stuck: ends a process whose pass doesn't end; takes the seconds for which it didn't call `check`.
         """
         self._side = side
         self._interval_s = min(lease_s / 3, 1.0)
         self._end_loading = end_loading
         self._end_stopped = end_stopped
+        self._end_stuck = end_stuck
+        self._checked_s = time.monotonic()
+        self._longest_silence_s = math.inf
         self._state = JobState.RUNNING
         self._error: OnbeatError | None = None
         self._heard_s = time.monotonic()
@@ -85,8 +94,19 @@ class LeaseKeeper:
         if self._state is JobState.CANCELLING:
             raise Cancelled
 
+    @contextmanager
+    def training(self, *, longest_pass_s: float) -> Iterator[None]:
+        """Has the process ended where it is in here, and neither leaves nor calls `check`, for longest_pass_s (I8)."""
+        self._checked_s = time.monotonic()
+        self._longest_silence_s = longest_pass_s
+        try:
+            yield
+        finally:
+            self._longest_silence_s = math.inf
+
     def check_lease(self) -> None:
         """Raises what ended the renewals (FencedOff, Unavailable), and FencedOff where the job ended without it."""
+        self._checked_s = time.monotonic()
         if self._error is not None:
             raise self._error
         if self._state.is_final:
@@ -118,6 +138,11 @@ class LeaseKeeper:
                     self._end_loading(why)
             if self._stop_requested.is_set() and time.monotonic() - self._heard_s > STOP_PATIENCE_S:
                 self._end_stopped()
+                return
+            # In the other order than `training` sets them: a new limit never meets an old time.
+            longest_s = self._longest_silence_s
+            if (silent_s := time.monotonic() - self._checked_s) > longest_s:
+                self._end_stuck(silent_s)
                 return
 
     def _reason(self) -> Exception | None:

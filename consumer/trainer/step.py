@@ -84,7 +84,9 @@ def _train_again(held: HeldJob, iteration: Iteration) -> list[MicroBatchStats]:
     A cancel waits for the end of the iteration: weights between two updates are no version that could be saved.
     """
     again = {stats.batch_id: stats for stats in iteration.stats}
-    for trained in held.ranks.train_again(held.keeper.check_lease):
+    with held.keeper.training(longest_pass_s=held.spec.timeouts.iteration_s):
+        all_again = held.ranks.train_again(held.keeper.check_lease)
+    for trained in all_again:
         iteration.record_span(trained)
         again[trained.stats.batch_id] = trained.stats
     return list(again.values())

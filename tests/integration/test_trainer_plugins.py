@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import signal
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from consumer.datasets.base import load_dataset
 from consumer.datasets.prompts import PromptSource
 from consumer.gradient.losses.base import LossInputs
 from consumer.gradient.losses.family import policy_loss
+from consumer.trainer import job_run
 from contracts.errors import InvalidInput
 from contracts.jobs import JobState, TrainerExit
 from contracts.settings import StackSettings
@@ -110,6 +112,22 @@ def test_a_loss_that_is_not_a_number_later_fails_the_job_and_moves_no_weight(
     own: StackSettings, broker: Broker
 ) -> None:
     assert "loss: the loss of batch " in failed(own, broker, spec_of(algorithm__loss=plugin("nan_later")))
+
+
+def test_a_loss_that_never_ends_fails_the_job_after_the_time_of_an_iteration(
+    own: StackSettings, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    codes: list[TrainerExit] = []
+
+    def ends(code: TrainerExit) -> None:
+        """Lets the pass go on in the place of the process's end."""
+        codes.append(code)
+        importlib.import_module("trainer_plugins").let_go.set()
+
+    monkeypatch.setattr(job_run, "_exit", ends)
+    reason = failed(own, broker, spec_of(algorithm__loss=plugin("hangs_later"), timeouts__iteration_s=3.0))
+    assert "one rollout batch has trained for 3 s without an end (raise timeouts.iteration_s)" in reason
+    assert codes == [TrainerExit.FAILED]
 
 
 def torch_now() -> list[object]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -18,6 +19,8 @@ TRIED = 20
 """More calls than the trial of a loss makes."""
 calls: list[int] = []
 calls_of_nan: list[int] = []
+calls_of_hang: list[int] = []
+let_go = threading.Event()
 
 
 def term(token_loss: Tensor) -> PolicyTerm:
@@ -81,6 +84,14 @@ def not_a_number_later(inputs: LossInputs) -> PolicyTerm:
     return term(reinforce(inputs) * (math.nan if len(calls_of_nan) > TRIED else 1.0))
 
 
+def hanging_later(inputs: LossInputs) -> PolicyTerm:
+    """Doesn't come back until a test lets it go."""
+    calls_of_hang.append(1)
+    if len(calls_of_hang) > TRIED:
+        let_go.wait()
+    return term(reinforce(inputs))
+
+
 def loss(surrogate: Any) -> PolicyLoss:
     return PolicyLoss(surrogate=surrogate, normaliser=RESPONSE_MEAN)
 
@@ -101,6 +112,7 @@ DETACHED = loss(lambda inputs: term(reinforce(inputs).detach()))
 OVERFLOWS = loss(lambda inputs: term(reinforce(inputs) * 1e39))
 RAISES_LATER = loss(raising_later)
 NAN_LATER = loss(not_a_number_later)
+HANGS_LATER = loss(hanging_later)
 MEDDLES = loss(meddling)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
 import pytest
@@ -102,6 +103,10 @@ class Played:
 
     def check(self) -> frozenset[str]:
         return frozenset({self._rejected})
+
+    def training(self, *, longest_pass_s: float) -> AbstractContextManager[None]:
+        assert longest_pass_s == self.spec.timeouts.iteration_s
+        return nullcontext()
 
     def tell(self, event: object) -> None:
         self.told.append(event)

@@ -40,6 +40,7 @@ class Kept:
             lease_s=0.03,
             end_loading=self.ended.put,
             end_stopped=lambda: self.ended.put("stopped"),
+            end_stuck=lambda silent_s: self.ended.put("stuck"),
         )
 
     def raises(self, kind: type[Exception], words: str = "") -> None:
@@ -139,3 +140,18 @@ def test_errors_of_the_tree_are_not_wrapped() -> None:
         error = OnbeatError("as it is")
         kept.side.answers.put(error)
         kept.raises(OnbeatError, "as it is")
+
+
+def test_a_pass_that_does_not_end_ends_the_process() -> None:
+    with keeping() as kept, kept.keeper.training(longest_pass_s=0.3):
+        assert kept.ended.get(timeout=SOON_S) == "stuck"
+
+
+def test_what_comes_between_two_passes_may_take_longer_than_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint, or a publication: the thread has looked more than once when it notices the stop."""
+    monkeypatch.setattr(lease_keeper, "STOP_PATIENCE_S", 0.6)
+    with keeping() as kept:
+        with kept.keeper.training(longest_pass_s=0.1):
+            pass
+        kept.keeper.request_stop()
+        assert kept.ended.get(timeout=SOON_S) == "stopped"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -48,7 +49,7 @@ class Played:
         self.layout = object()
         self.settled: str | None = SETTLED
         self.side = self.ranks = self.weights = self
-        self.keeper = SimpleNamespace(check_lease=lambda: None)
+        self.keeper = SimpleNamespace(check_lease=lambda: None, training=lambda **_: nullcontext())
         self.said: list[str] = []
         self.told: list[object] = []
 
