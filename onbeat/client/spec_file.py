@@ -38,7 +38,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text())
     except FileNotFoundError as error:
-        raise InvalidInput("no such file", field=str(path), cure="configs/ holds the shipped specs") from error
+        raise InvalidInput("no such file", field=str(path), cure="the repository has some in configs/") from error
     except OSError as error:
         raise InvalidInput(f"cannot be read: {error.strerror}", field=str(path)) from error
     except (ValueError, RecursionError) as error:  # of its grammar or encoding; too many digits; too deep

@@ -37,6 +37,9 @@ DECIDED = {
 }
 """Setting that the stack decides itself → why."""
 NUMERIC_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
+MAX_GENERATORS = 1024
+MAX_THREADS = 4096
+"""That of `StackSettings.threads`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,10 +66,18 @@ class StackPlan:
     def __post_init__(self) -> None:
         if self.generators < 1:
             raise InvalidInput("must be 1 or more", field="--generators", cure="a job without a generator cannot move")
+        if self.generators > MAX_GENERATORS:
+            raise InvalidInput(
+                f"{self.generators} generators are too many for one machine",
+                field="--generators",
+                cure=f"start at most {MAX_GENERATORS}",
+            )
         if self.profile is not None and len(self.profile.each) != self.generators:
             raise InvalidInput(f"the profile has {len(self.profile.each)} generators", field="--generators")
         if self.threads is not None and self.threads < 1:
             raise InvalidInput("must be 1 or more", field="--threads")
+        if self.threads is not None and self.threads > MAX_THREADS:
+            raise InvalidInput(f"must be at most {MAX_THREADS}", field="--threads")
         if self.profile is not None and self.engine != TransformersOptions():
             raise InvalidInput("the profile says what generators sample with", field=VARIABLE, cure="unset it")
 

@@ -177,7 +177,10 @@ def test_an_event_stream_that_breaks_off_is_taken_up_after_its_last_event(gatewa
             "onbeat: api_key: the key is wrong (give the stack's key by --api-key or ONBEAT_API_KEY)",
         ),
         (["watch", "../jobs"], "onbeat: job: `../jobs` is not a job id (`onbeat jobs` lists them)"),
-        (["submit", "absent.toml"], "onbeat: absent.toml: no such file (configs/ holds the shipped specs)"),
+        (
+            ["submit", "absent.toml"],
+            "onbeat: absent.toml: no such file (the repository has some in configs/)",
+        ),
         (["nonsense"], "onbeat: No such command 'nonsense'. (onbeat --help)"),
     ],
 )

@@ -15,8 +15,8 @@ from contracts.errors import InvalidInput
 from contracts.settings import ENGINE_OPTIONS, PREFIX, StackSettings, engine_from, settings_from
 from onbeat.commands.chaos import chaos
 from onbeat.commands.stack import demo, up
-from onbeat.stack.plan import DECIDED, SECRETS, StackPlan
-from onbeat.stack.profile import load_profile
+from onbeat.stack.plan import DECIDED, MAX_THREADS, SECRETS, StackPlan
+from onbeat.stack.profile import GeneratorProfile, StackProfile, load_profile
 from onbeat.stack.stack import EmbeddedStack
 
 ROOT = Path(__file__).parents[4]
@@ -209,3 +209,23 @@ def test_the_key_of_an_engines_server_stays_with_its_generator(tmp_path: Path, m
     children = {child.name: child.environment for child in stack._plan_children(stack._settings())}
     holders = [name for name, environment in children.items() if "secret-of-the-server" in environment.values()]
     assert holders == ["generator-1"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"generators": 0}, "--generators: must be 1 or more"),
+        ({"generators": 10**6}, "--generators: 1000000 generators are too many for one machine"),
+        ({"profile": StackProfile(generators=(GeneratorProfile(count=1000),) * 2), "generators": 2000}, "2000 gener"),
+        ({"threads": 0}, "--threads: must be 1 or more"),
+        ({"threads": 10**9}, "--threads: must be at most 4096"),
+    ],
+)
+def test_a_stack_has_no_more_processes_and_threads_than_a_machine_could_start(
+    wrong: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InvalidInput, match=words):
+        StackPlan(run_root=tmp_path, model_root=tmp_path, **wrong)
+    assert StackSettings(threads=MAX_THREADS).threads == MAX_THREADS
+    with pytest.raises(InvalidInput):
+        settings_from({"ONBEAT_THREADS": str(MAX_THREADS + 1)})
