@@ -17,11 +17,9 @@ class UpdateMetrics(Record, frozen=True, kw_only=True):
 
     loss: float
     clip_share: float
-    """Share of the sampled tokens whose loss a clip changed; 0.0 in the first update against the trainer's own
-    log-probs."""
+    """As in `IterationMetrics`; 0.0 in the first update against the trainer's own log-probs."""
     kl_to_reference: float
     grad_norm: float
-    """The gradient's norm before clipping."""
 
 
 NOT_DRAWN = frozenset({"iteration", "policy_version", "trainer_epoch", "started_s", "reward_components", "updates"})
@@ -44,16 +42,15 @@ class IterationMetrics(Record, frozen=True, kw_only=True):
     reward_components: dict[str, float]
     """Mean unweighted score by component."""
     zero_advantage_share: float
-    """Share of the trained groups whose rewards are all equal: they teach nothing, except under reinforce++. Where
-    prompts are resampled, these groups were still equal after the last time."""
+    """Share of the trained groups whose rewards are all equal, after the last resample: they teach nothing, except
+    under reinforce++."""
     num_resamples: int = 0
-    """Prompts that gave their places to fresh ones, because the rewards of their groups were equal."""
+    """Prompts that gave their places to fresh ones: their groups' rewards were equal."""
     advantage_mean: float = 0.0
-    """Mean over completions."""
     advantage_std: float = 0.0
-    """Unbiased standard deviation over completions."""
+    """Unbiased, over completions."""
     advantage_max: float = 0.0
-    """Largest magnitude over completions."""
+    """Largest magnitude."""
     response_tokens_mean: float
     response_tokens_max: int
     truncated_share: float
@@ -64,19 +61,17 @@ class IterationMetrics(Record, frozen=True, kw_only=True):
     """The mean over the iteration's updates, like kl_to_reference, entropy_trained_tokens, corrected_share and
     grad_norm."""
     clip_share: float
-    """Share of the sampled tokens whose loss a clip changed, over the updates that can clip; 0.0 where none can."""
+    """Share of the sampled tokens whose loss a clip changed, over the updates that can clip; 0.0 where none can. The
+    lower and the upper clip's parts follow."""
     clip_low_share: float = 0.0
-    """The part of clip_share that the lower clip changed."""
     clip_high_share: float = 0.0
-    """The part of clip_share that the upper clip changed."""
     kl_to_reference: float
     """Mean k3 over the sampled tokens; 0.0 without a reference."""
     entropy: float = 0.0
-    """Mean of -generator_logprobs over the sampled tokens, in nats: an unbiased estimate of the entropy of the policy
-    that sampled, at its temperature."""
+    """Mean of -generator_logprobs over the sampled tokens, in nats: unbiased for the policy at its temperature."""
     entropy_trained_tokens: float | None = None
-    """Mean entropy of the whole distribution, in nats, over the tokens that went through the trainer's model: rows that
-    teach nothing are not among them. None where it is not measured, or nothing teaches."""
+    """Mean entropy of the whole distribution, in nats, over the tokens of rows that teach, which alone go through the
+    trainer's model. None where it is not measured, or nothing teaches."""
     corrected_share: float = 0.0
     """Share, of the tokens that went through the trainer's model, whose weight against the generator was truncated or
     set to 0; 0.0 without a correction."""
@@ -105,9 +100,8 @@ class IterationMetrics(Record, frozen=True, kw_only=True):
     publish_s: float
     """Seconds from the last step to the announcement of its version: what was left to hash and to write."""
     bubble_s: float = 0.0
-    """Seconds from the last token of the iteration before to this one's first generation: no generator sampled.
-    Scoring, the last micro-batches, step, weights, commit, and loading are in them. 0.0 in a trainer's first
-    iteration."""
+    """Seconds from the last token of the iteration before to this one's first generation, in which no generator
+    sampled; 0.0 in a trainer's first iteration."""
     tokens_per_s: float
     """num_tokens / wall_s."""
     trained_tokens: int = 0

@@ -114,18 +114,17 @@ class JobStatus(Record, frozen=True, kw_only=True):
     policy_version: int = 0
     weights_digest: str = ""
     created_s: float
-    """Unix time."""
+    """Unix time, like the next two."""
     started_s: float = 0.0
-    """Unix time of the first trainer; 0.0 before it."""
+    """Start of the first trainer; 0.0 before it."""
     ended_s: float = 0.0
-    """Unix time of the final state; 0.0 before it."""
+    """0.0 before a final state."""
     run_directory: str = ""
     """Relative to the run root."""
     trainer_epoch: int = 0
     batches_expected: int = 0
-    """Batches of the open iteration."""
+    """Batches of the open iteration; batches_published of them are."""
     batches_published: int = 0
-    """Those of them that are published."""
     batches_accepted: int = 0
     """Published batches over the whole job."""
     batches_rejected: dict[str, int] = field(default_factory=dict)
@@ -137,7 +136,6 @@ class JobStatus(Record, frozen=True, kw_only=True):
     hedges_won: int = 0
     """Copies that were published before the original."""
     batches_dead: int = 0
-    """Dead-lettered batches."""
     live_generators: int = 0
     evaluation_before: EvaluationScore | None = None
     evaluation_latest: EvaluationScore | None = None

@@ -8,7 +8,6 @@ from __future__ import annotations
 import random
 
 from consumer.datasets.examples import Example, ExampleSets, Request
-from contracts.errors import InvalidInput
 from contracts.spec_tables.datasets import AdditionDataset
 
 NUM_TERMS = 100
@@ -20,18 +19,12 @@ SPLIT_SEED = 20_260_414
 
 def load_addition(_spec: AdditionDataset, request: Request) -> ExampleSets:
     """Makes the 9,488 training pairs and the first of the 512 held-out ones; the split is the same for every job."""
-    num_evaluation = request.num_evaluation
-    if num_evaluation > NUM_HELD_OUT:
-        raise InvalidInput(
-            f"{num_evaluation} prompts are asked for, the addition data set holds {NUM_HELD_OUT} out",
-            field="evaluation.num_prompts",
-            cure=f"use at most {NUM_HELD_OUT}",
-        )
+    request.check_held_out(NUM_HELD_OUT, f"the addition data set holds {NUM_HELD_OUT} out")
     pairs = [(first, second) for first in range(NUM_TERMS) for second in range(NUM_TERMS)]
     random.Random(SPLIT_SEED).shuffle(pairs)
     return ExampleSets(
         train=tuple(_example("train", pair) for pair in pairs[NUM_HELD_OUT:]),
-        evaluation=tuple(_example("evaluation", pair) for pair in pairs[:num_evaluation]),
+        evaluation=tuple(_example("evaluation", pair) for pair in pairs[: request.num_evaluation]),
     )
 
 

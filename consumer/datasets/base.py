@@ -1,4 +1,4 @@
-"""DatasetSpec → Dataset: the one door to every kind of data set."""
+"""DatasetSpec → ExampleSets: the one door to every kind of data set."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from consumer.datasets.addition import load_addition
-from consumer.datasets.examples import Dataset, Example, Request
+from consumer.datasets.examples import ExampleSets, Request
 from consumer.datasets.jsonl import load_jsonl
 from consumer.datasets.plugin import load_plugin
 from consumer.datasets.reasoning_gym import load_reasoning_gym
@@ -24,9 +24,7 @@ from contracts.spec_tables.reasoning_tasks import check_job
 from contracts.spec_tables.references import check_reference
 from contracts.spec_tables.root import SpecRoot
 
-__all__ = ["Dataset", "Example", "load_dataset"]
-
-LOADERS: dict[type[DatasetTable], Callable[[Any, Request], Dataset]] = {
+LOADERS: dict[type[DatasetTable], Callable[[Any, Request], ExampleSets]] = {
     AdditionDataset: load_addition,
     ReasoningGymDataset: load_reasoning_gym,
     JsonlDataset: load_jsonl,
@@ -42,25 +40,20 @@ def load_dataset(
     seed: int,
     model_root: SpecRoot,
     components: tuple[RewardComponent, ...] = (),
-) -> Dataset:
+) -> ExampleSets:
     """Loads the training pool and `num_evaluation` held-out examples; equal arguments give equal sets.
 
     Raises InvalidInput that names the field for a data set that is empty, unknown, unreadable or too small, and for one
-    that the reward's components can't score.
+    that the reward's components can't score: a job fails at its start, not at the first batch that holds the example.
     """
     check_job(spec, components)
     request = Request(num_evaluation=num_evaluation, seed=seed, model_root=model_root)
     dataset = LOADERS[type(spec)](spec, request)
     for example in (*dataset.train, *dataset.evaluation):
-        _check_references(example, components)
+        for component in components:
+            try:
+                check_reference(component, reference=example.reference, task_entry=example.task_entry)
+            except InvalidInput as error:
+                where = example.origin or example.example_id
+                raise InvalidInput(f"{where}: {error.problem}", field=example.field, cure=error.cure) from error
     return dataset
-
-
-def _check_references(example: Example, components: tuple[RewardComponent, ...]) -> None:
-    """Raises InvalidInput: a job must fail at its start, not at the first batch that holds the example."""
-    for component in components:
-        try:
-            check_reference(component, reference=example.reference, task_entry=example.task_entry)
-        except InvalidInput as error:
-            where = example.origin or example.example_id
-            raise InvalidInput(f"{where}: {error.problem}", field=example.field, cure=error.cure) from error

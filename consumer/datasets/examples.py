@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from contracts.errors import InvalidInput
 from contracts.spec_tables.root import SpecRoot
@@ -31,19 +30,9 @@ class Example:
     """Field of the spec that leads to it."""
 
 
-class Dataset(Protocol):
-    """Training pool and held-out examples; both keep their order, and share no question."""
-
-    @property
-    def train(self) -> Sequence[Example]: ...
-
-    @property
-    def evaluation(self) -> Sequence[Example]: ...
-
-
 @dataclass(frozen=True)
 class ExampleSets:
-    """The `Dataset` that every loader returns: both sets in memory."""
+    """Training pool and held-out examples; both keep their order, and share no question."""
 
     train: tuple[Example, ...]
     evaluation: tuple[Example, ...]
@@ -59,6 +48,15 @@ class Request:
     """The job's seed."""
     model_root: SpecRoot
     """Where files are found."""
+
+    def check_held_out(self, available: int, problem: str) -> None:
+        """Raises InvalidInput with the problem where fewer examples can be held out than are asked for."""
+        if self.num_evaluation > available:
+            raise InvalidInput(
+                f"{self.num_evaluation} prompts are asked for, {problem}",
+                field="evaluation.num_prompts",
+                cure=f"use at most {available}",
+            )
 
 
 def disjoint(train: Sequence[Example], held_out: Sequence[Example], *, source: str, field: str) -> ExampleSets:

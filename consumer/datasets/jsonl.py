@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import msgspec
 
 from consumer.datasets.examples import Example, ExampleSets, Request, disjoint
@@ -21,20 +19,12 @@ class JsonlLine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 def load_jsonl(spec: JsonlDataset, request: Request) -> ExampleSets:
-    """Reads both files, or one file whose last `num_evaluation` lines are held out; lines keep their order.
-
-    No prompt is both trained and held out: `disjoint`.
-    """
+    """Reads both files, or one file whose last `num_evaluation` lines are held out; lines keep their order."""
     num_evaluation, model_root = request.num_evaluation, request.model_root
     train = _read_lines(model_root, spec.train_path, field="dataset.train_path", pool="train")
     if spec.evaluation_path:
         evaluation = _read_lines(model_root, spec.evaluation_path, field="dataset.evaluation_path", pool="evaluation")
-        if len(evaluation) < num_evaluation:
-            raise InvalidInput(
-                f"{num_evaluation} prompts are asked for, {spec.evaluation_path} has {len(evaluation)}",
-                field="evaluation.num_prompts",
-                cure=f"use at most {len(evaluation)}",
-            )
+        request.check_held_out(len(evaluation), f"{spec.evaluation_path} has {len(evaluation)}")
         return disjoint(train, evaluation[:num_evaluation], source=spec.train_path, field="dataset.train_path")
     num_train = len(train) - num_evaluation
     if train and num_train < 1:
@@ -49,9 +39,17 @@ def load_jsonl(spec: JsonlDataset, request: Request) -> ExampleSets:
 def _read_lines(model_root: SpecRoot, name: str, *, field: str, pool: str) -> tuple[Example, ...]:
     """Reads a file without its blank lines; an example is named by its line, counted from 1."""
     path = model_root.find(name, field=field)
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise InvalidInput(
+            f"{path} cannot be read: {error.strerror}",
+            field=field,
+            cure="relative paths start at the stack's model root",
+        ) from error
     decoder = msgspec.json.Decoder(JsonlLine)
     examples = []
-    for line_number, line in enumerate(_read_bytes(path, field=field).split(b"\n"), start=1):
+    for line_number, line in enumerate(content.split(b"\n"), start=1):
         if not line.strip():
             continue
         try:
@@ -73,14 +71,3 @@ def _read_lines(model_root: SpecRoot, name: str, *, field: str, pool: str) -> tu
             )
         )
     return tuple(examples)
-
-
-def _read_bytes(path: Path, *, field: str) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise InvalidInput(
-            f"{path} cannot be read: {error.strerror}",
-            field=field,
-            cure="relative paths start at the stack's model root",
-        ) from error

@@ -28,15 +28,9 @@ def load_plugin(spec: PluginDataset, request: Request) -> ExampleSets:
     ids = [example.example_id for example in (*train, *evaluation)]
     if len(set(ids)) < len(ids):
         raise _refusal(spec, "gives two examples the same example_id")
-    if len(evaluation) < request.num_evaluation:
-        raise InvalidInput(
-            f"{request.num_evaluation} prompts are asked for, the data set `{spec.entry_point}` holds "
-            f"{len(evaluation)} out",
-            field="evaluation.num_prompts",
-            cure=f"use at most {len(evaluation)}",
-        )
-    held_out = evaluation[: request.num_evaluation]
-    return disjoint(train, held_out, source=f"the data set `{spec.entry_point}`", field=FIELD)
+    source = f"the data set `{spec.entry_point}`"
+    request.check_held_out(len(evaluation), f"{source} holds {len(evaluation)} out")
+    return disjoint(train, evaluation[: request.num_evaluation], source=source, field=FIELD)
 
 
 def _checked(examples: Iterable[Any]) -> Iterator[Example]:

@@ -5,6 +5,7 @@ So a resumed job asks the same questions as an undisturbed one (I7).
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import random
 from collections.abc import Collection, Sequence
@@ -12,7 +13,7 @@ from collections.abc import Collection, Sequence
 import msgspec
 from transformers import PreTrainedTokenizerBase
 
-from consumer.datasets.examples import Dataset, Example
+from consumer.datasets.examples import Example, ExampleSets
 from contracts.encoding.arrays import pack_int32
 from contracts.errors import InvalidInput
 from contracts.rollouts import Prompt
@@ -30,7 +31,7 @@ class PromptSource:
     """
 
     def __init__(
-        self, dataset: Dataset, *, tokenizer: PreTrainedTokenizerBase, spec: JobSpec, context_tokens: int
+        self, dataset: ExampleSets, *, tokenizer: PreTrainedTokenizerBase, spec: JobSpec, context_tokens: int
     ) -> None:
         self._spec = spec
         self._context_tokens = context_tokens
@@ -38,8 +39,14 @@ class PromptSource:
         self._chat = spec.dataset.chat
         self._train = self._tokenize(dataset.train)
         self._evaluation = self._tokenize(dataset.evaluation)
-        self._cached_pass: tuple[int, list[int]] | None = None
-        self._check_reserves()
+        num_prompts = spec.rollout.prompts_per_iteration
+        if spec.rollout.max_resamples and len(self._train) <= num_prompts:
+            raise InvalidInput(
+                f"an iteration takes {num_prompts} prompts, and the data set has {len(self._train)}: none is left to "
+                "resample",
+                field="rollout.max_resamples",
+                cure="set it to 0, take fewer prompts an iteration, or a larger data set",
+            )
 
     def training_prompts(self, iteration: int) -> tuple[Prompt, ...]:
         """Returns the next `rollout.prompts_per_iteration` prompts of the shuffled passes through the training pool."""
@@ -68,43 +75,35 @@ class PromptSource:
 
     def _training_places(self, iteration: int) -> list[int]:
         """Returns the places of an iteration's prompts in the training pool."""
-        num_prompts = self._spec.rollout.prompts_per_iteration
-        start = iteration * num_prompts
-        return [self._training_place(start + offset) for offset in range(num_prompts)]
-
-    def _training_place(self, position: int) -> int:
-        """Returns the place in the pool that stands at a position of the endless sequence of passes."""
-        pass_number, offset = divmod(position, len(self._train))
-        if self._cached_pass is None or self._cached_pass[0] != pass_number:
-            self._cached_pass = (pass_number, pass_order(len(self._train), self._spec.seed, pass_number))
-        return self._cached_pass[1][offset]
-
-    def _check_reserves(self) -> None:
-        num_prompts = self._spec.rollout.prompts_per_iteration
-        if self._spec.rollout.max_resamples and len(self._train) <= num_prompts:
-            raise InvalidInput(
-                f"an iteration takes {num_prompts} prompts, and the data set has {len(self._train)}: none is left to "
-                "resample",
-                field="rollout.max_resamples",
-                cure="set it to 0, take fewer prompts an iteration, or a larger data set",
-            )
+        size, num_prompts = len(self._train), self._spec.rollout.prompts_per_iteration
+        # Iterations walk through an endless sequence of passes, each in an order of its own.
+        positions = range(iteration * num_prompts, (iteration + 1) * num_prompts)
+        return [pass_order(size, self._spec.seed, position // size)[position % size] for position in positions]
 
     def _tokenize(self, examples: Sequence[Example]) -> list[Prompt]:
         prompts = []
         prefix = self._prefix_ids()
         for start in range(0, len(examples), TOKENIZED_AT_ONCE):
             chunk = examples[start : start + TOKENIZED_AT_ONCE]
-            texts = [self._render(example.question) for example in chunk]
+            texts = [
+                render_chat(self._tokenizer, example.question, self._chat) if self._chat else example.question
+                for example in chunk
+            ]
             token_rows = self._tokenizer(texts, add_special_tokens=False).input_ids
             for example, text, token_ids in zip(chunk, texts, token_rows, strict=True):
-                prompts.append(self._prompt(example, text, [*prefix, *token_ids]))
+                whole = [*prefix, *token_ids]
+                self._check_length(example, len(whole))
+                prompts.append(
+                    Prompt(
+                        prompt_id=example.example_id,
+                        index=0,
+                        token_ids=pack_int32(whole),
+                        text=text,
+                        reference=example.reference,
+                        task_entry=example.task_entry,
+                    )
+                )
         return prompts
-
-    def _render(self, question: str) -> str:
-        """Returns the exact text that is tokenised."""
-        if self._chat is None:
-            return question
-        return render_chat(self._tokenizer, question, self._chat)
 
     def _prefix_ids(self) -> list[int]:
         """Returns the BOS token where the tokenizer itself puts one before plain text; a chat template writes its own.
@@ -115,17 +114,6 @@ class PromptSource:
         if self._chat is not None or not isinstance(bos_token_id, int):
             return []
         return [bos_token_id] if self._tokenizer("0").input_ids[:1] == [bos_token_id] else []
-
-    def _prompt(self, example: Example, text: str, token_ids: Sequence[int]) -> Prompt:
-        self._check_length(example, len(token_ids))
-        return Prompt(
-            prompt_id=example.example_id,
-            index=0,
-            token_ids=pack_int32(token_ids),
-            text=text,
-            reference=example.reference,
-            task_entry=example.task_entry,
-        )
 
     def _check_length(self, example: Example, num_tokens: int) -> None:
         rollout = self._spec.rollout
@@ -147,7 +135,8 @@ class PromptSource:
             )
 
 
-def pass_order(num_examples: int, seed: int, pass_number: int) -> list[int]:
+@functools.lru_cache(maxsize=2)
+def pass_order(num_examples: int, seed: int, pass_number: int) -> Sequence[int]:
     """Permutes the training pool for one pass, from (seed, pass) alone."""
     digest = hashlib.blake2b(f"{seed}/{pass_number}".encode(), digest_size=8).digest()
     order = list(range(num_examples))

@@ -7,8 +7,8 @@ accumulator rounds the gradient of each pass once to fixed point and adds intege
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from typing import Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -18,16 +18,36 @@ from contracts.spec import JobSpec
 
 CHUNK_ITEMS = 1 << 18
 """Items that are converted at a time: the temporaries stay in cache, and a large embedding needs no second copy."""
+SCALE = 2.0**40
+"""Fixed point: an integer of 1 stands for 2**-40."""
 
 
-class GradientAccumulator(Protocol):
+class GradientAccumulator(ABC):
     """Sums the gradients of one iteration, and apart from them those of their baseline, where there is one."""
+
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        *,
+        dtype: torch.dtype,
+        with_baseline: bool,
+        targets: Mapping[str, nn.Parameter] | None,
+    ) -> None:
+        """Starts with zeros. targets: what `total` writes to, by the same names, where it is not the parameters."""
+        self._parameters = dict(parameters)
+        self._targets = dict(targets or parameters)
+        sizes = [(1 + with_baseline) * target.numel() for target in self._targets.values()]
+        self._flat = torch.zeros(sum(sizes), dtype=dtype, device=next(iter(self._targets.values())).device)
+        parts = zip(self._targets, self._flat.split(sizes), strict=True)
+        self._sums = {name: part.view(1 + with_baseline, -1) for name, part in parts}
+        """[1 or 2, items] of each parameter: row 0 the sum, row 1 the baseline's."""
 
     @property
     def sums(self) -> Tensor | None:
         """[N] all that was added, which ranks add up in place over all of them; None: they have done so already."""
-        ...
+        return self._flat
 
+    @abstractmethod
     def add(self, *, to_baseline: bool = False, more: bool = False) -> None:
         """Takes the gradients that a backward pass left in `.grad` and clears them; an error adds nothing of them.
 
@@ -35,23 +55,22 @@ class GradientAccumulator(Protocol):
 
         Raises TrainingDiverged, naming the parameter, for a gradient that is not finite or out of range.
         """
-        ...
 
+    @abstractmethod
     def total(self, divisor: float, *, baseline: float = 0.0) -> None:
         """Writes (sum - baseline * baseline's sum) / divisor into `.grad`, zeros where nothing was added."""
-        ...
 
     def zero(self) -> None:
         """Starts the next iteration."""
-        ...
+        self._flat.zero_()
 
 
-class ExactAccumulator:
-    """Sums in int64 fixed point: a gradient g is kept as round(g * 2**scale_bits), and integers are added.
+class ExactAccumulator(GradientAccumulator):
+    """Sums in int64 fixed point: a gradient g is kept as round(g * 2**40), and integers are added.
 
     With at most `max_micro_batches` micro-batches, the passes of each together below 2**62 / max_micro_batches, the sum
-    cannot wrap. Resolution is 2**-40 = 9e-13 by default, range 2**22 / max_micro_batches. Memory: 8 bytes a parameter,
-    16 with a baseline.
+    cannot wrap. Resolution is 2**-40 = 9e-13, range 2**22 / max_micro_batches. Memory: 8 bytes a parameter, 16 with a
+    baseline.
     """
 
     def __init__(
@@ -59,20 +78,15 @@ class ExactAccumulator:
         parameters: Mapping[str, nn.Parameter],
         *,
         max_micro_batches: int,
-        scale_bits: int = 40,
         with_baseline: bool = False,
         targets: Mapping[str, nn.Parameter] | None = None,
     ) -> None:
-        """Starts with zeros. targets: what `total` writes to, by the same names, where it is not the parameters."""
-        self._parameters = dict(parameters)
-        self._targets = dict(targets or parameters)
+        super().__init__(parameters, dtype=torch.int64, with_baseline=with_baseline, targets=targets)
         self._max_micro_batches = max_micro_batches
-        self._scale = 2.0**scale_bits
-        self._limit = 2.0 ** (62 - scale_bits) / max_micro_batches
+        self._limit = 2.0**62 / SCALE / max_micro_batches
         self._reached = 0.0
         """Largest magnitude that the passes of the open micro-batch can have added up to."""
         self._num_added = [0] * (1 + with_baseline)
-        self.sums, self._sums = _zeros(self._parameters, len(self._num_added), torch.int64)
 
     def add(self, *, to_baseline: bool = False, more: bool = False) -> None:
         if self._num_added[to_baseline] == self._max_micro_batches:
@@ -82,29 +96,27 @@ class ExactAccumulator:
         for name, gradient in gradients.items():
             chunks = self._sums[name][int(to_baseline)].split(CHUNK_ITEMS)
             for values, sums in zip(gradient.split(CHUNK_ITEMS), chunks, strict=True):
-                # The rounding is the only loss: a power of two moves the exponent alone, and a float that is an integer
-                # below 2**62 is an int64.
-                sums.add_(values.mul_(self._scale).round_().to(torch.int64))
+                sums.add_(fixed_point(values))
         if not more:
             self._reached = 0.0
             self._num_added[to_baseline] += 1
 
     def total(self, divisor: float, *, baseline: float = 0.0) -> None:
-        for name, parameter in self._targets.items():
-            gradient = torch.empty(parameter.numel(), dtype=parameter.dtype, device=parameter.device)
+        for name, target in self._targets.items():
+            gradient = torch.empty(target.numel(), dtype=target.dtype, device=target.device)
             chunks = self._sums[name].split(CHUNK_ITEMS, dim=1)
-            for target, sums in zip(gradient.split(CHUNK_ITEMS), chunks, strict=True):
+            for part, sums in zip(gradient.split(CHUNK_ITEMS), chunks, strict=True):
                 # The sums are divided in float64, and rounded once to the parameter's dtype.
-                target.copy_(_less_baseline(sums.double(), baseline).div_(self._scale * divisor))
-            parameter.grad = gradient.view(parameter.shape)
+                part.copy_(_less_baseline(sums.double(), baseline).div_(SCALE * divisor))
+            target.grad = gradient.view(target.shape)
 
     def zero(self) -> None:
+        super().zero()
         self._reached = 0.0
         self._num_added = [0] * len(self._num_added)
-        self.sums.zero_()
 
 
-class FloatAccumulator:
+class FloatAccumulator(GradientAccumulator):
     """Sums in float32: 4 bytes a parameter, 8 with a baseline, and the last bits depend on arrival order."""
 
     def __init__(
@@ -114,10 +126,7 @@ class FloatAccumulator:
         with_baseline: bool = False,
         targets: Mapping[str, nn.Parameter] | None = None,
     ) -> None:
-        """Starts with zeros. targets: as `ExactAccumulator` has them."""
-        self._parameters = dict(parameters)
-        self._targets = dict(targets or parameters)
-        self.sums, self._sums = _zeros(self._parameters, 1 + with_baseline, torch.float32)
+        super().__init__(parameters, dtype=torch.float32, with_baseline=with_baseline, targets=targets)
 
     def add(self, *, to_baseline: bool = False, more: bool = False) -> None:
         gradients = take_gradients(self._parameters)
@@ -126,12 +135,9 @@ class FloatAccumulator:
             self._sums[name][int(to_baseline)].add_(gradient)
 
     def total(self, divisor: float, *, baseline: float = 0.0) -> None:
-        for name, parameter in self._targets.items():
+        for name, target in self._targets.items():
             total = _less_baseline(self._sums[name], baseline) / divisor
-            parameter.grad = total.to(parameter.dtype).view(parameter.shape)
-
-    def zero(self) -> None:
-        self.sums.zero_()
+            target.grad = total.to(target.dtype).view(target.shape)
 
 
 def make_accumulator(
@@ -149,17 +155,13 @@ def make_accumulator(
     return FloatAccumulator(parameters, with_baseline=with_baseline, targets=targets)
 
 
-def _zeros(
-    parameters: Mapping[str, nn.Parameter], num_sums: int, dtype: torch.dtype
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Makes one flat tensor, and each parameter's part of it: [num_sums, items], row 0 the sum, row 1 the baseline's.
+def fixed_point(values: Tensor) -> Tensor:
+    """Rounds float values to int64 multiples of 2**-40, over their memory.
 
-    Ranks add up the flat one, in one all-reduce.
+    The rounding is the only loss: a power of two moves the exponent alone, and a float that is an integer below 2**62
+    is an int64.
     """
-    sizes = [num_sums * parameter.numel() for parameter in parameters.values()]
-    flat = torch.zeros(sum(sizes), dtype=dtype, device=next(iter(parameters.values())).device)
-    parts = zip(parameters, flat.split(sizes), strict=True)
-    return flat, {name: part.view(num_sums, -1) for name, part in parts}
+    return values.mul_(SCALE).round_().to(torch.int64)
 
 
 def _less_baseline(sums: Tensor, baseline: float) -> Tensor:
@@ -182,8 +184,12 @@ def check_range(gradients: Mapping[str, Tensor], *, limit: float) -> float:
 
     Raises TrainingDiverged for a NaN, an infinity or a magnitude of `limit` and more, naming the parameter.
     """
+    if not gradients:
+        return 0.0
+    # Each one's, NaN where one holds NaN, in a single transfer from the device.
+    extremes = [torch.stack(gradient.aminmax()).double() for gradient in gradients.values()]
     reached = 0.0
-    for name, largest in zip(gradients, _largest(gradients), strict=True):
+    for name, largest in zip(gradients, torch.stack(extremes).abs().amax(dim=1).tolist(), strict=True):
         if not math.isfinite(largest):
             raise TrainingDiverged("a gradient is not finite", field=name, cure="lower optimizer.learning_rate")
         if largest >= limit:
@@ -194,11 +200,3 @@ def check_range(gradients: Mapping[str, Tensor], *, limit: float) -> float:
             )
         reached = max(reached, largest)
     return reached
-
-
-def _largest(gradients: Mapping[str, Tensor]) -> Iterator[float]:
-    """Returns the largest magnitude of each, NaN where one holds NaN, in a single transfer from the device."""
-    if not gradients:
-        return iter(())
-    extremes = [torch.stack(gradient.aminmax()).double() for gradient in gradients.values()]
-    return iter(torch.stack(extremes).abs().amax(dim=1).tolist())

@@ -25,7 +25,6 @@ class ModelShape:
     """The sizes of a model's matrices that decide what a token costs."""
 
     num_body_parameters: int
-    """Parameters of the layers."""
     num_head_parameters: int
     """Parameters of the output matrix, also where it is the embedding."""
     trained_share: float
@@ -45,14 +44,13 @@ class TrainingCost:
 
 
 def model_shape(model: PreTrainedModel) -> ModelShape:
-    """Reads the shape of a model, once for a job: shapes don't change while it runs."""
+    """Reads the shape of a model, once for a job."""
     config = model.config.get_text_config()
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     outside = {id(parameter) for part in (embedding, head) if part is not None for parameter in part.parameters()}
     body = [parameter for parameter in model.parameters() if id(parameter) not in outside]
     of_head = list(head.parameters()) if isinstance(head, nn.Module) else []
-    num_head = sum(parameter.numel() for parameter in of_head)
-    num_body = sum(parameter.numel() for parameter in body)
+    num_head, num_body = (sum(parameter.numel() for parameter in part) for part in (of_head, body))
     trained = sum(parameter.numel() for parameter in (*body, *of_head) if parameter.requires_grad)
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return ModelShape(
@@ -69,7 +67,7 @@ def training_cost(
 ) -> TrainingCost:
     """Counts the given rows of a batch. shares_prompts: a group's prompt goes through once.
 
-    The last token of a response is never an input; its length counts all the same, since its log-prob is asked for.
+    The last token of a response counts, although it is never an input: its log-prob is asked for.
     """
     size = batch.group_size
     num_tokens = num_responses = 0

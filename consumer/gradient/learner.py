@@ -91,9 +91,7 @@ class Learner:
         )
         if kept is not None and self.spec.algorithm.updates_per_iteration > 1:
             self.kept.append((stats, kept))
-        return self._trained(
-            self._with_cost(stats, batch, with_reference=self.spec.algorithm.kl_coefficient > 0.0), started_s
-        )
+        return self._trained(stats, batch, started_s, with_reference=self.spec.algorithm.kl_coefficient > 0.0)
 
     def train_again(self, check: Callable[[], None]) -> Iterator[Trained]:
         """Trains the kept batches under the weights of the last step; `check` is called before each.
@@ -104,7 +102,7 @@ class Learner:
             check()
             started_s = time.time()
             again = train_kept_batch(self.policy, kept, stats=stats, spec=self.spec, accumulator=self.accumulator)
-            yield self._trained(self._with_cost(again, kept.batch, with_reference=False), started_s)
+            yield self._trained(again, kept.batch, started_s, with_reference=False)
 
     def step(self, step: OptimizerStep, sink: TensorSink | None = None) -> float:
         """Steps on the accumulated sums, and starts new ones; returns the gradient's norm before clipping.
@@ -132,14 +130,6 @@ class Learner:
     def _shape(self) -> ModelShape:
         return model_shape(self.policy.model)
 
-    def _with_cost(self, stats: MicroBatchStats, batch: RolloutBatch, *, with_reference: bool) -> MicroBatchStats:
-        rows = rows_that_teach(np.array(stats.advantages), every_row=self.spec.algorithm.needs_every_row)
-        shares_prompts = self.spec.trainer.packing == "shared_prompt"
-        cost = training_cost(
-            self._shape, batch, rows=rows, shares_prompts=shares_prompts, with_reference=with_reference
-        )
-        return replace(stats, cost=cost)
-
     @cached_property
     def shares_state(self) -> bool:
         """Whether a rank has only some rows of what is trained. Adapters are whole on every rank."""
@@ -154,6 +144,15 @@ class Learner:
         """Goes back to a checkpoint. Raises what `restore_state` raises."""
         restore_state(checkpoint, self.policy, self.optimizer)
 
-    def _trained(self, stats: MicroBatchStats, started_s: float) -> Trained:
+    def _trained(
+        self, stats: MicroBatchStats, batch: RolloutBatch, started_s: float, *, with_reference: bool
+    ) -> Trained:
+        cost = training_cost(
+            self._shape,
+            batch,
+            rows=rows_that_teach(np.array(stats.advantages), every_row=self.spec.algorithm.needs_every_row),
+            shares_prompts=self.spec.trainer.packing == "shared_prompt",
+            with_reference=with_reference,
+        )
         reach("consumer.after_micro_batch")
-        return Trained(stats=stats, rank=self.place.rank, started_s=started_s, ended_s=time.time())
+        return Trained(stats=replace(stats, cost=cost), rank=self.place.rank, started_s=started_s, ended_s=time.time())

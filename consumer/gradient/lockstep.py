@@ -7,8 +7,8 @@ rank 2   (none)  ── idle ── idle ── through                  ┘
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from enum import IntEnum
 from typing import Any, cast
 
@@ -73,8 +73,13 @@ class Lockstep:
 
     def _wait_for_turn(self, wanted: Pass) -> None:
         while (common := self._common(wanted)) is not wanted:
-            with self._idling():
+            self._is_idle = True
+            self._mute(True)
+            try:
                 self._pass(common)
+            finally:
+                self._mute(False)
+                self._is_idle = False
 
     def _common(self, wanted: Pass) -> Pass:
         """The lowest kind that some rank wants; NONE where no rank wants one."""
@@ -97,13 +102,3 @@ class Lockstep:
                 logits.float().sum().backward()
                 for parameter in cast(nn.Module, model).parameters():
                     parameter.grad = None
-
-    @contextmanager
-    def _idling(self) -> Iterator[None]:
-        self._is_idle = True
-        self._mute(True)
-        try:
-            yield
-        finally:
-            self._mute(False)
-            self._is_idle = False

@@ -27,15 +27,15 @@ Packing = Literal["shared_prompt", "padded"]
 
 @dataclass(frozen=True, kw_only=True)
 class MicroBatch:
-    """R rows of one rollout batch, in the order of the batch."""
+    """R rows of one rollout batch, in the order of the batch; 0 where loss_mask is False."""
 
     inputs: ModelInputs
     response_ids: Tensor
-    """int64 [R, T_max]; 0 where loss_mask is False."""
+    """int64 [R, T_max]."""
     loss_mask: Tensor
     """bool [R, T_max]; True on sampled tokens."""
     generator_logprobs: Tensor
-    """float32 [R, T_max]; 0.0 where loss_mask is False."""
+    """float32 [R, T_max]."""
     advantages: Tensor
     """float64 [R]; the loss rounds them to the dtype of the log-probs."""
     group_index: Tensor
@@ -48,10 +48,9 @@ def batch_rewards(batch: RolloutBatch) -> NDArray[np.float64]:
 
 
 def rows_that_teach(advantages: NDArray[np.float64], *, every_row: bool) -> NDArray[np.int64]:
-    """Picks the rows whose gradient can differ from zero: those of nonzero advantage, or all of them.
+    """Picks the rows that don't add exactly 0 to the summed loss: those of nonzero advantage, or all of them.
 
-    advantages: [k, G]; returns flat row numbers g * G + i, ascending. A row that is left out would add exactly 0 to the
-    summed loss. every_row: `AlgorithmSpec.needs_every_row`.
+    advantages: [k, G]; returns flat row numbers g * G + i, ascending. every_row: `AlgorithmSpec.needs_every_row`.
     """
     flat = advantages.reshape(-1)
     return np.arange(flat.size) if every_row else np.flatnonzero(flat)
@@ -78,18 +77,14 @@ def make_micro_batch(
     rows: NDArray[np.int64] | None = None,
     packing: Packing = "padded",
 ) -> MicroBatch:
-    """Decodes the chosen rows (ascending; default: all).
-
-    advantages: [k, G]. At least one row.
-    """
+    """Decodes the chosen rows (ascending, at least one; default: all). advantages: [k, G]."""
     size = batch.group_size
     chosen = range(batch.num_completions) if rows is None else rows.tolist()
     if not chosen:
         raise ValueError("a micro-batch needs at least one row")
     group_index = [row // size for row in chosen]
     completions = [batch.groups[row // size].rollouts[row % size].completion for row in chosen]
-    decoded = [np.frombuffer(group.prompt_token_ids, dtype="<i4") for group in batch.groups]
-    prompts = [decoded[index] for index in group_index]
+    prompts = [np.frombuffer(batch.groups[index].prompt_token_ids, dtype="<i4") for index in group_index]
     responses = [np.frombuffer(completion.token_ids, dtype="<i4") for completion in completions]
     logprobs = [np.frombuffer(completion.generator_logprobs, dtype="<f4") for completion in completions]
     lengths = np.array([response.size for response in responses])

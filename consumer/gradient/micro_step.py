@@ -1,7 +1,7 @@
 """One rollout batch → its gradient, added to the iteration's.
 
 Parameters do not move between two optimizer steps, and the loss is a sum over responses, so batches may come in any
-order. Where an iteration has several steps, those after the first train its batches again: `train_kept_batch`.
+order. Steps after the first of an iteration train its batches again: `train_kept_batch`.
 """
 
 from __future__ import annotations
@@ -57,15 +57,12 @@ class KeptBatch:
 class PreparedBatch:
     """A batch as it stands before a model has seen it."""
 
-    batch: RolloutBatch
     rewards: NDArray[np.float64]
     """[k, G] as they are trained: shuffled, where the job is a negative control."""
     advantages: NDArray[np.float64]
     """[k, G]."""
     passes: tuple[NDArray[np.int64], ...]
     """[R] rows of the batch in each pass, ascending; none where nothing teaches."""
-    stats: MicroBatchStats
-    """What is known of the batch by itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,12 +97,14 @@ def train_micro_batch(
     A batch in which nothing teaches costs no forward pass, and there is nothing to keep of it. Raises ContractViolation
     for tokens that the model cannot take, TrainingDiverged for a loss or gradient that is not finite.
     """
+    # They are measured as sampled: a negative control reports what its policy earned.
+    measured = measure_batch(batch, batch_rewards(batch))
     prepared = _prepare(batch, spec)
     if not prepared.passes:
-        return replace(prepared.stats, advantages=_flat(prepared.advantages)), None
+        return replace(measured, advantages=_flat(prepared.advantages)), None
     forward = functools.partial(_token_logprobs, policy, reference=reference, spec=spec)
-    passes, advantages = _measure(prepared, policy=policy, forward=forward, spec=spec)
-    stats, kept_rows = _backward(passes, prepared.stats, spec=spec, accumulator=accumulator)
+    passes, advantages = _measure(batch, prepared, policy=policy, forward=forward, spec=spec)
+    stats, kept_rows = _backward(passes, measured, spec=spec, accumulator=accumulator)
     kept = KeptBatch(batch=batch, advantages=advantages, passes=tuple(kept_rows))
     return replace(stats, advantages=_flat(advantages)), kept
 
@@ -118,10 +117,11 @@ def train_kept_batch(
     stats: the batch's of the first update; returns them with the loss, the clips and the KL of this one. Raises
     TrainingDiverged like `train_micro_batch`.
     """
-    make = functools.partial(make_micro_batch, kept.batch, advantages=kept.advantages, packing=spec.trainer.packing)
 
     def measured(one: KeptRows) -> MeasuredPass:
-        micro_batch = make(rows=one.rows)
+        micro_batch = make_micro_batch(
+            kept.batch, advantages=kept.advantages, rows=one.rows, packing=spec.trainer.packing
+        )
 
         def logprobs() -> TokenLogprobs:
             now = _token_logprobs(policy, micro_batch, reference=None, spec=spec)
@@ -134,28 +134,31 @@ def train_kept_batch(
 
 
 def _prepare(batch: RolloutBatch, spec: JobSpec) -> PreparedBatch:
-    """Makes all that needs no model. Raises ContractViolation where the generator's log-probs are not finite."""
+    """Makes all that needs no model."""
     rewards = batch_rewards(batch)
-    # They are measured as sampled: a negative control reports what its policy earned.
-    stats = measure_batch(batch, rewards)
     if spec.algorithm.shuffle_rewards:
         rewards = shuffled_rewards(rewards, seed=spec.seed, batch_id=batch.batch_id)
     advantages = group_advantages(rewards, spec.algorithm)
     rows = rows_that_teach(advantages, every_row=spec.algorithm.needs_every_row)
     packing, max_tokens = spec.trainer.packing, spec.trainer.max_tokens_per_micro_batch
     passes = tuple(split_rows(batch, rows, packing=packing, max_tokens=max_tokens)) if rows.size else ()
-    return PreparedBatch(batch=batch, rewards=rewards, advantages=advantages, passes=passes, stats=stats)
+    return PreparedBatch(rewards=rewards, advantages=advantages, passes=passes)
 
 
 def _measure(
-    prepared: PreparedBatch, *, policy: Policy, forward: Callable[[MicroBatch], TokenLogprobs], spec: JobSpec
+    batch: RolloutBatch,
+    prepared: PreparedBatch,
+    *,
+    policy: Policy,
+    forward: Callable[[MicroBatch], TokenLogprobs],
+    spec: JobSpec,
 ) -> tuple[list[MeasuredPass], NDArray[np.float64]]:
     """Makes the passes with their final advantages, and returns those of the whole batch, [k, G], beside them."""
     algorithm, advantages = spec.algorithm, prepared.advantages
-    make = functools.partial(make_micro_batch, prepared.batch, packing=spec.trainer.packing)
+    make = functools.partial(make_micro_batch, batch, packing=spec.trainer.packing)
     micro_batches = [make(rows=rows, advantages=advantages) for rows in prepared.passes]
     for micro_batch in micro_batches:
-        _check_fits(micro_batch, policy, batch_id=prepared.batch.batch_id)
+        _check_fits(micro_batch, policy, batch_id=batch.batch_id)
     # A batch of one pass goes through the models once, for all that is asked of it. The passes of a larger one go
     # through again when their gradient is due: their graphs together would be what the split is there to avoid.
     known = [forward(micro_batch) for micro_batch in micro_batches] if len(micro_batches) == 1 else []
@@ -203,11 +206,9 @@ def _backward(
     mismatch = Mismatch()
     trained = _add_gradients(passes, stats, spec=spec, accumulator=accumulator)
     for one, (logprobs, terms) in zip(passes, trained, strict=True):
-        loss_mask = one.micro_batch.loss_mask.to(logprobs.policy.device)
-        mismatch = mismatch.joined(measure_mismatch(logprobs.policy, logprobs.generator, loss_mask))
-        kept.append(
-            KeptRows(rows=one.rows, old_logprobs=logprobs.policy.detach(), reference_logprobs=logprobs.reference)
-        )
+        old = logprobs.policy.detach()
+        mismatch = mismatch.joined(measure_mismatch(old, logprobs.generator, one.micro_batch.loss_mask.to(old.device)))
+        kept.append(KeptRows(rows=one.rows, old_logprobs=old, reference_logprobs=logprobs.reference))
         all_terms.append(terms)
     return replace(_summed(stats, all_terms), baseline_loss_sum=baseline_loss_sum, mismatch=mismatch), kept
 

@@ -10,8 +10,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -36,10 +36,7 @@ def horizon_at(iteration: int, horizons: Mapping[int, int], iterations: int) -> 
 
 
 def learning_rate_at(iteration: int, spec: OptimizerSpec, iterations: int) -> float:
-    """Returns one iteration's learning rate: linear warm-up, then constant, or decay that reaches 0 at `iterations`.
-
-    It is a pure function, so that resuming needs no scheduler state.
-    """
+    """Returns one iteration's learning rate: linear warm-up, then constant, or decay that reaches 0 at `iterations`."""
     if iteration < spec.warmup_iterations:
         return spec.learning_rate * (iteration + 1) / spec.warmup_iterations
     # 0.0 at the first iteration after the warm-up, 1.0 at the end of the job.
@@ -61,35 +58,37 @@ def is_decayed(name: str, parameter: nn.Parameter, *, embeddings: Collection[str
 
 
 class PolicyOptimizer:
-    """AdamW over named parameters (`Adamw`), bitwise repeatable.
+    """AdamW over named parameters, bitwise repeatable; of sharded ones it steps this rank's rows.
 
-    It steps this rank's rows of sharded parameters. Parameters below float32 are the rounding of float32 masters, which
-    it steps. A step of 1e-6 is less than half of a bfloat16's last bit for any weight above 1e-3, and
-    would be lost without them.
+    Parameters below float32 are the rounding of float32 masters, which it steps: a step of 1e-6 is less than half of a
+    bfloat16's last bit for any weight above 1e-3, and would be lost without them.
     """
 
     def __init__(
         self, parameters: Mapping[str, nn.Parameter], spec: OptimizerSpec, *, embeddings: Collection[str] = ()
     ) -> None:
-        """embeddings: names of parameters that are one: `Policy.embedding_names`."""
+        """embeddings: `Policy.embedding_names`. Raises InvalidInput where the optimizer's library isn't installed."""
         self._parameters = dict(parameters)
         self.stepped = {name: _master(parameter) for name, parameter in self._parameters.items()}
         """What takes the gradients: the masters, and the parameters that need none."""
         self._max_grad_norm = spec.max_grad_norm
         decays = {name: is_decayed(name, parameter, embeddings=embeddings) for name, parameter in parameters.items()}
-        self._moments = make_adamw(
-            [stepped for name, stepped in self.stepped.items() if decays[name]],
-            spec,
-            undecayed=[stepped for name, stepped in self.stepped.items() if not decays[name]],
-        )
+        groups = [
+            {"params": [self.stepped[name] for name in decays if decays[name] is decayed], "weight_decay": weight_decay}
+            for decayed, weight_decay in ((True, spec.weight_decay), (False, 0.0))
+        ]
+        # Neither library takes an empty group everywhere.
+        groups = [group for group in groups if group["params"]]
+        options: dict[str, Any] = {"lr": spec.learning_rate, "betas": (spec.beta1, spec.beta2), "eps": spec.epsilon}
+        self._moments = Adamw32bit(groups, options) if spec.type == "adamw" else Adamw8bit(groups, options)
         self._adamw = self._moments.optimizer
 
     def step(self, learning_rate: float, *, on_stepped: Callable[[str], None] = lambda name: None) -> float:
         """Clips the gradients to max_grad_norm, steps and clears them, and returns the norm before clipping.
 
-        It steps one group of parameters after the other, and calls on_stepped with the name of each parameter that has
-        its new value: what that starts goes on beside the next groups. The bits are those of one step over all of them.
-        Raises TrainingDiverged, with the parameters as they were, when the norm is not finite.
+        on_stepped is called with the name of each parameter that has its new value: what that starts goes on beside the
+        next groups. The bits are those of one step over all of them. Raises TrainingDiverged, with the parameters as
+        they were, when the norm is not finite.
         """
         norm = self._gradient_norm()
         grad_norm = norm.item()
@@ -117,10 +116,7 @@ class PolicyOptimizer:
         return grad_norm
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """Returns `{state}.{parameter}` for each state of `Adamw`, and `master.{parameter}` where there is one.
-
-        It is empty before the first step.
-        """
+        """Returns `{state}.{parameter}`, and `master.{parameter}` where there is one; {} before the first step."""
         tensors = {
             f"{state_name}.{name}": tensor
             for name, parameter in self.stepped.items()
@@ -186,55 +182,22 @@ def _master(parameter: nn.Parameter) -> nn.Parameter:
     return nn.Parameter(rows) if isinstance(parameter, DTensor) else parameter
 
 
-class Adamw(Protocol):
-    """An optimizer of torch's kind, whose state of a parameter is named tensors."""
+class Adamw32bit:
+    """torch's fused AdamW, one pass over each parameter; the state of a parameter is named tensors."""
 
-    @property
-    def optimizer(self) -> torch.optim.Optimizer: ...
+    def __init__(self, groups: list[dict[str, Any]], options: dict[str, Any]) -> None:
+        self.optimizer: Any = torch.optim.AdamW(groups, **options, fused=True)
 
     def shapes(self, parameter: Tensor) -> dict[str, tuple[int, ...]]:
         """Returns the shape of each state of a parameter, by name."""
-        ...
-
-    def state(self, parameter: Tensor) -> dict[str, Tensor]:
-        """Returns the state of a parameter that was stepped."""
-        ...
-
-    def load(self, parameter: Tensor, state: Mapping[str, Tensor]) -> None:
-        """Takes what `state` returned."""
-        ...
-
-
-def make_adamw(
-    parameters: Iterable[nn.Parameter], spec: OptimizerSpec, *, undecayed: Iterable[nn.Parameter] = ()
-) -> Adamw:
-    """Makes the optimizer that the spec names. undecayed: more parameters, which it steps without weight decay.
-
-    Raises InvalidInput where its library isn't installed.
-    """
-    options: dict[str, Any] = {"lr": spec.learning_rate, "betas": (spec.beta1, spec.beta2), "eps": spec.epsilon}
-    groups = [
-        {"params": list(parameters), "weight_decay": spec.weight_decay},
-        {"params": list(undecayed), "weight_decay": 0.0},
-    ]
-    # Neither library takes an empty group everywhere.
-    groups = [group for group in groups if group["params"]]
-    return Adamw32bit(groups, options) if spec.type == "adamw" else Adamw8bit(groups, options)
-
-
-class Adamw32bit:
-    """torch's fused AdamW: one pass over each parameter."""
-
-    def __init__(self, groups: list[dict[str, Any]], options: dict[str, Any]) -> None:
-        self.optimizer = torch.optim.AdamW(groups, **options, fused=True)
-
-    def shapes(self, parameter: Tensor) -> dict[str, tuple[int, ...]]:
         return {"exp_avg": tuple(parameter.shape), "exp_avg_sq": tuple(parameter.shape), "step": ()}
 
     def state(self, parameter: Tensor) -> dict[str, Tensor]:
+        """Returns the state of a parameter that was stepped."""
         return {name: self.optimizer.state[parameter][name] for name in self.shapes(parameter)}
 
     def load(self, parameter: Tensor, state: Mapping[str, Tensor]) -> None:
+        """Takes what `state` returned."""
         # The fused kernel reads its step, a float32, where the parameter is.
         self.optimizer.state[parameter] = {
             name: tensor.to(parameter.device, torch.float32 if name == "step" else parameter.dtype, copy=True)
@@ -242,7 +205,7 @@ class Adamw32bit:
         }
 
 
-class Adamw8bit:
+class Adamw8bit(Adamw32bit):
     """bitsandbytes' AdamW with blockwise quantised moments, on CUDA and on the CPU; deterministic on both."""
 
     def __init__(self, groups: list[dict[str, Any]], options: dict[str, Any]) -> None:

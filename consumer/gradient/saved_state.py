@@ -28,9 +28,8 @@ def save_state(folder: Path, policy: Policy, optimizer: PolicyOptimizer, *, rank
 
 
 def restore_state(checkpoint: Checkpoint, policy: Policy, optimizer: PolicyOptimizer) -> None:
-    """Puts weights, optimizer state and random state back in place; each rank reads its own rows.
-
-    Raises InvalidInput or ContractViolation where the tensors are not this model's.
+    """Puts weights, optimizer state and random state back; each rank reads its rows. Raises InvalidInput or
+    ContractViolation where the tensors are not this model's.
     """
     adapters = checkpoint.state.adapters
     if adapters is not None and adapters.base_digest != policy.base_digest:

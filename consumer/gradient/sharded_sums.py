@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -19,21 +18,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
-from consumer.gradient.accumulation import check_range
+from consumer.gradient.accumulation import ExactAccumulator, check_range, fixed_point
 from contracts.errors import ContractViolation
-
-SCALE_BITS = 40
-"""The scale of `ExactAccumulator`: the sums are the same integers."""
-
-
-@dataclass(kw_only=True)
-class Part:
-    """A parameter's place in what its layer's reduce-scatter answers."""
-
-    padded_items: int
-    """Items of each rank's share: as many rows as the first rank has, padding behind the rank's own."""
-    sums: Tensor
-    """[items] int64 of this rank's rows."""
 
 
 class SummingReduceScatter:
@@ -42,7 +28,10 @@ class SummingReduceScatter:
     A rollout batch adds less than `limit`, so that the sums cannot wrap.
     """
 
-    def __init__(self, name: str, parts: Sequence[Part], *, limit: float) -> None:
+    def __init__(self, name: str, parts: Sequence[tuple[int, Tensor]], *, limit: float) -> None:
+        """parts: of each parameter the items of a rank's share, which has as many rows as the first rank's, and the
+        sums [items] int64 of this rank's rows.
+        """
         self._name = name
         self._parts = parts
         self._limit = limit
@@ -65,26 +54,21 @@ class SummingReduceScatter:
             addends = torch.zeros(input_tensor.shape, dtype=torch.int64, device=input_tensor.device)
         else:
             self.reached += check_range({self._name: input_tensor}, limit=self._limit - self.reached)
-            # One rounding, before anything is added: a power of two only moves the exponent.
-            addends = input_tensor.mul_(2.0**SCALE_BITS).round_().to(torch.int64)
+            # One rounding, before anything is added.
+            addends = fixed_point(input_tensor)
         summed = torch.empty(output_tensor.shape, dtype=torch.int64, device=output_tensor.device)
         dist.reduce_scatter_single(summed, addends, group=group)
-        if summed.numel() != sum(part.padded_items for part in self._parts):
+        padded_items = [items for items, _ in self._parts]
+        if summed.numel() != sum(padded_items):
             raise ContractViolation("a parameter of the layer has no gradient", field=self._name)
-        for part, items in zip(self._parts, summed.split([p.padded_items for p in self._parts]), strict=True):
+        for (_, sums), items in zip(self._parts, summed.split(padded_items), strict=True):
             # Padding stands behind the rows.
-            part.sums.add_(items[: part.sums.numel()])
+            sums.add_(items[: sums.numel()])
         output_tensor.zero_()
 
 
-class ShardedAccumulator:
-    """A `GradientAccumulator` of sharded parameters: each rank has the sums of its rows, over all ranks.
-
-    The same integers as `ExactAccumulator` adds up. Memory: 8 bytes a parameter, over all ranks.
-    """
-
-    sums: Tensor | None = None
-    """None: the ranks have added up already."""
+class ShardedAccumulator(ExactAccumulator):
+    """Sums of sharded parameters: each rank has those of its rows, over all ranks, as the same integers."""
 
     def __init__(
         self,
@@ -95,13 +79,12 @@ class ShardedAccumulator:
         max_micro_batches: int,
     ) -> None:
         """targets: this rank's rows by the parameters' names."""
-        self._parameters = dict(parameters)
-        self._targets = dict(targets)
-        self._sums = {
-            name: torch.zeros(target.numel(), dtype=torch.int64, device=target.device)
-            for name, target in targets.items()
-        }
-        self._layers = self._take_over(model, limit=2.0 ** (62 - SCALE_BITS) / max_micro_batches)
+        super().__init__(parameters, max_micro_batches=max_micro_batches, targets=targets)
+        self._layers = self._take_over(model)
+
+    @property
+    def sums(self) -> None:
+        """None: the ranks have added up already."""
 
     def mute(self, is_muted: bool) -> None:
         """Sets whether this rank's passes add zeros, as an idle rank's do."""
@@ -116,29 +99,20 @@ class ShardedAccumulator:
         for layer in self._layers:
             layer.reached = layer.reached if more else 0.0
 
-    def total(self, divisor: float, *, baseline: float = 0.0) -> None:
-        for name, target in self._targets.items():
-            total = self._sums[name].double().div_(2.0**SCALE_BITS * divisor)
-            target.grad = total.to(target.dtype).view(target.shape)
-
-    def zero(self) -> None:
-        for sums in self._sums.values():
-            sums.zero_()
-
-    def _take_over(self, model: nn.Module, *, limit: float) -> list[SummingReduceScatter]:
+    def _take_over(self, model: nn.Module) -> list[SummingReduceScatter]:
         names = {parameter: name for name, parameter in self._parameters.items()}
         layers = []
         for name, module in model.named_modules():
             if not isinstance(module, FSDPModule):
                 continue
             parts = [
-                Part(
-                    padded_items=-(-parameter.shape[0] // dist.get_world_size()) * math.prod(parameter.shape[1:]),
-                    sums=self._sums[names[parameter]],
+                (
+                    -(-parameter.shape[0] // dist.get_world_size()) * math.prod(parameter.shape[1:]),
+                    self._sums[names[parameter]][0],
                 )
                 for parameter in layer_parameters(cast(nn.Module, module))
             ]
-            layer = SummingReduceScatter(name or "the root", parts, limit=limit)
+            layer = SummingReduceScatter(name or "the root", parts, limit=self._limit)
             module.set_custom_reduce_scatter(layer)  # pyright: ignore[reportArgumentType]
             layers.append(layer)
         return layers

@@ -1,7 +1,4 @@
-"""Makes the numbers of an iteration from those of its batches, independent of arrival order (I7).
-
-`math.fsum` rounds once, so its result does not depend on the order of its addends.
-"""
+"""Makes the numbers of an iteration from those of its batches; `math.fsum` rounds once, in any order of them (I7)."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ from consumer.gradient.advantages.group_relative import equal_groups
 from consumer.gradient.cost import TrainingCost
 from consumer.gradient.losses.family import policy_loss
 from contracts.errors import ContractViolation
-from contracts.rollouts import Rollout, RolloutBatch
+from contracts.rollouts import RolloutBatch
 from contracts.spec_tables.algorithm import AlgorithmSpec
 
 
@@ -68,6 +65,7 @@ class MicroBatchStats:
     advantages: tuple[float, ...] = ()
     """The advantage of every completion, before what only the whole iteration knows (`Scaling`)."""
     loss_sum: float = 0.0
+    """What follows, down to k3_sum, is as in `LossTerms`, over the rows that went through the model."""
     baseline_loss_sum: float = 0.0
     """The loss sum of advantages of 1.0; 0.0 without a late baseline."""
     surprise_sum: float = 0.0
@@ -77,18 +75,10 @@ class MicroBatchStats:
     can_clip: bool = False
     num_corrected: int = 0
     entropy_sum: float = 0.0
-    """Sum of the entropy of the whole distribution at each of num_entropy_tokens, in nats."""
     num_entropy_tokens: int = 0
-    """Tokens that went through the model, where the entropy is measured."""
     k3_sum: float = 0.0
-    """Sum over tokens of k3 to the reference."""
     mismatch: Mismatch = field(default_factory=Mismatch)
-    """The mismatch over the rows that went through the model: see `rows_that_teach`."""
     cost: TrainingCost = field(default_factory=TrainingCost)
-
-    @property
-    def num_completions(self) -> int:
-        return len(self.rewards)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,9 +88,8 @@ class Scaling:
     count: int
     """Completions, tokens or batches, by the loss."""
     baseline: float = 0.0
-    """Taken off the advantages."""
     deviation: float = 1.0
-    """Divides the advantages."""
+    """(A - baseline) / deviation is an advantage."""
 
     @property
     def divisor(self) -> float:
@@ -153,10 +142,6 @@ class Update:
     grad_norm: float
     """The gradient's norm before clipping."""
 
-    @property
-    def can_clip(self) -> bool:
-        return any(stats.can_clip for stats in self.stats)
-
 
 def measure_batch(batch: RolloutBatch, rewards: NDArray[np.float64]) -> MicroBatchStats:
     """Measures what is known of a batch before any forward pass. rewards: [k, G], as sampled.
@@ -166,6 +151,10 @@ def measure_batch(batch: RolloutBatch, rewards: NDArray[np.float64]) -> MicroBat
     rollouts = [rollout for group in batch.groups for rollout in group.rollouts]
     lengths = [rollout.completion.num_tokens for rollout in rollouts]
     names = sorted({name for rollout in rollouts for name in rollout.reward_breakdown})
+    logprobs = b"".join(rollout.completion.generator_logprobs for rollout in rollouts)
+    total = float(np.frombuffer(logprobs, dtype="<f4").sum(dtype=np.float64))
+    if not math.isfinite(total):
+        raise ContractViolation("log-probs must be finite", field="generator_logprobs")
     return MicroBatchStats(
         batch_id=batch.batch_id,
         rewards=tuple(rewards.reshape(-1).tolist()),
@@ -178,24 +167,13 @@ def measure_batch(batch: RolloutBatch, rewards: NDArray[np.float64]) -> MicroBat
         num_tokens=sum(lengths),
         longest_response_tokens=max(lengths),
         num_truncated=sum(rollout.completion.finish_reason == "length" for rollout in rollouts),
-        surprise_sum=_surprise(rollouts),
+        # The surprise of a sampled token is -log mu: its mean estimates the entropy of the generator's distribution.
+        surprise_sum=-total,
     )
 
 
-def _surprise(rollouts: Sequence[Rollout]) -> float:
-    logprobs = b"".join(rollout.completion.generator_logprobs for rollout in rollouts)
-    total = float(np.frombuffer(logprobs, dtype="<f4").sum(dtype=np.float64))
-    if not math.isfinite(total):
-        raise ContractViolation("log-probs must be finite", field="generator_logprobs")
-    # The surprise of a sampled token is -log mu: its mean estimates the entropy of the generator's distribution.
-    return -total
-
-
 def measure_mismatch(trainer_logprobs: Tensor, generator_logprobs: Tensor, loss_mask: Tensor) -> Mismatch:
-    """Measures the masked tokens of [R, T] log-probs, in float64.
-
-    Raises ContractViolation where the generator's log-probs are not finite.
-    """
+    """Measures the masked tokens of [R, T] log-probs, in float64. Raises ContractViolation like `measure_batch`."""
     log_ratio = (trainer_logprobs.detach().double() - generator_logprobs.double())[loss_mask]
     ratio = log_ratio.exp()
     k3_sum, rho_sum, rho_square_sum, largest = torch.stack(
@@ -204,18 +182,14 @@ def measure_mismatch(trainer_logprobs: Tensor, generator_logprobs: Tensor, loss_
     if not math.isfinite(rho_square_sum) and not bool(generator_logprobs.isfinite().all()):
         raise ContractViolation("log-probs must be finite", field="generator_logprobs")
     return Mismatch(
-        num_tokens=log_ratio.numel(),
-        k3_sum=k3_sum,
-        largest=largest,
-        rho_sum=rho_sum,
-        rho_square_sum=rho_square_sum,
+        num_tokens=log_ratio.numel(), k3_sum=k3_sum, largest=largest, rho_sum=rho_sum, rho_square_sum=rho_square_sum
     )
 
 
 def iteration_scaling(batches: Sequence[MicroBatchStats], algorithm: AlgorithmSpec) -> Scaling:
     """Computes what only the whole iteration knows; at least one batch, in any order."""
     counts = {
-        "completions": sum(stats.num_completions for stats in batches),
+        "completions": sum(len(stats.rewards) for stats in batches),
         "tokens": sum(stats.num_tokens for stats in batches),
         "batches": len(batches),
     }
@@ -241,6 +215,7 @@ def iteration_numbers(batches: Iterable[MicroBatchStats], *, scaling: Scaling) -
     advantage_mean = math.fsum(advantages) / max(1, len(advantages))
     num_low = sum(stats.num_clipped_low for stats in ordered)
     num_high = sum(stats.num_clipped_high for stats in ordered)
+    measured = sum(stats.num_entropy_tokens for stats in ordered)
     return IterationNumbers(
         num_batches=len(ordered),
         num_completions=num_completions,
@@ -266,7 +241,7 @@ def iteration_numbers(batches: Iterable[MicroBatchStats], *, scaling: Scaling) -
         clip_high_share=_share(num_high, num_tokens),
         kl_to_reference=_share(math.fsum(stats.k3_sum for stats in ordered), seen_tokens),
         entropy=math.fsum(stats.surprise_sum for stats in ordered) / num_tokens,
-        entropy_trained_tokens=_trained_entropy(ordered),
+        entropy_trained_tokens=math.fsum(stats.entropy_sum for stats in ordered) / measured if measured else None,
         corrected_share=_share(sum(stats.num_corrected for stats in ordered), seen_tokens),
         **trainer_generator_gap(mismatches),
     )
@@ -275,18 +250,18 @@ def iteration_numbers(batches: Iterable[MicroBatchStats], *, scaling: Scaling) -
 def trainer_generator_gap(mismatches: Sequence[Mismatch]) -> dict[str, float]:
     """Returns mismatch_k3, mismatch_max and effective_sample_share over micro-batches in any order; at least one."""
     num_tokens = sum(mismatch.num_tokens for mismatch in mismatches)
+    rho_sum = math.fsum(mismatch.rho_sum for mismatch in mismatches)
+    rho_square_sum = math.fsum(mismatch.rho_square_sum for mismatch in mismatches)
     return {
         "mismatch_k3": _share(math.fsum(mismatch.k3_sum for mismatch in mismatches), num_tokens),
         "mismatch_max": max(mismatch.largest for mismatch in mismatches),
-        "effective_sample_share": _effective_sample_share(mismatches, num_tokens),
+        # Kish's effective sample size: the share of the tokens that would tell as much if all weighed the same.
+        "effective_sample_share": rho_sum**2 / (num_tokens * rho_square_sum) if num_tokens else 1.0,
     }
 
 
 def mean_over_updates(numbers: Sequence[IterationNumbers], *, can_clip: Sequence[bool]) -> IterationNumbers:
-    """Makes the numbers of the iteration from those of each update, in their order; at least one.
-
-    can_clip: whether each update can. Clips are averaged over those that can: the others would only dilute them.
-    """
+    """Makes the numbers of the iteration from those of each update; clips are averaged over those that can clip."""
     clipping = [of_one for of_one, clips in zip(numbers, can_clip, strict=True) if clips]
     means = {name: _mean(numbers, name) for name in OF_ONE_UPDATE}
     means |= {name: _mean(clipping, name) or 0.0 for name in OF_A_CLIPPING_UPDATE}
@@ -297,23 +272,6 @@ def _mean(numbers: Sequence[IterationNumbers], name: str) -> float | None:
     """Returns the mean of one number; None where there are no updates, or one of them doesn't have it."""
     values = [getattr(of_one, name) for of_one in numbers]
     return None if not values or None in values else math.fsum(values) / len(values)
-
-
-def _trained_entropy(batches: Sequence[MicroBatchStats]) -> float | None:
-    """Returns the mean entropy a token; None where no token's distribution was measured."""
-    num_tokens = sum(stats.num_entropy_tokens for stats in batches)
-    return math.fsum(stats.entropy_sum for stats in batches) / num_tokens if num_tokens else None
-
-
-def _effective_sample_share(mismatches: Sequence[Mismatch], num_tokens: int) -> float:
-    """Computes (sum rho)^2 / (N sum rho^2), 1.0 where no token was trained.
-
-    It is the share of the tokens that would tell as much if all of them weighed the same: Kish's effective sample size.
-    """
-    squares = math.fsum(mismatch.rho_square_sum for mismatch in mismatches)
-    if not num_tokens:
-        return 1.0
-    return math.fsum(mismatch.rho_sum for mismatch in mismatches) ** 2 / (num_tokens * squares)
 
 
 def _unbiased_std(values: Sequence[float], mean: float) -> float:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_utils import PreTrainedModel
 
-from consumer.model.merged_layers import MergedLayers, weight_of
+from consumer.model.merged_layers import MergedLayers, matrices
 from contracts.errors import InvalidInput
 from contracts.spec_tables.lora import ALL_LINEAR, LoraSpec
 from weight_store.adapter.matrices import matrix_names
@@ -47,22 +47,14 @@ class Adapters:
         """A [rank, inputs] and B [outputs, rank] of each layer, float32, under the names that peft saves them by."""
         named: dict[str, nn.Parameter] = {}
         for name, layer in self.layers.items():
-            name_a, name_b = matrix_names(name)
-            named[name_a] = weight_of(layer.lora_A[ADAPTER])
-            named[name_b] = weight_of(layer.lora_B[ADAPTER])
+            named |= zip(matrix_names(name), matrices(layer, ADAPTER), strict=True)
         return named
 
     def merged(self, layer: str, weight: Tensor) -> Tensor:
         """Returns a new tensor: a layer's weight in the model as it was, with its adapter in it."""
         merged = torch.empty_like(weight)
-        adapted = self.layers[layer]
-        merge_into(
-            merged,
-            weight,
-            lora_a=weight_of(adapted.lora_A[ADAPTER]).detach(),
-            lora_b=weight_of(adapted.lora_B[ADAPTER]).detach(),
-            scaling=self.scaling,
-        )
+        lora_a, lora_b = matrices(self.layers[layer], ADAPTER)
+        merge_into(merged, weight, lora_a=lora_a.detach(), lora_b=lora_b.detach(), scaling=self.scaling)
         return merged
 
     @contextlib.contextmanager
@@ -113,9 +105,9 @@ def attach_adapters(model: PreTrainedModel, spec: LoraSpec, *, seed: int) -> Ada
         layer.lora_A[ADAPTER].float()
         layer.lora_B[ADAPTER].float()
     scaling = spec.alpha / spec.rank
-    if model.dtype in (torch.float32, torch.float64):
-        return Adapters(layers=layers, scaling=scaling)
-    merged_layers = MergedLayers(cast(nn.Module, model), layers, adapter=ADAPTER, scaling=scaling)
+    merged_layers = None
+    if model.dtype not in (torch.float32, torch.float64):
+        merged_layers = MergedLayers(cast(nn.Module, model), layers, adapter=ADAPTER, scaling=scaling)
     return Adapters(layers=layers, scaling=scaling, merged_layers=merged_layers)
 
 
@@ -137,17 +129,15 @@ def _check_targets(model: PreTrainedModel, spec: LoraSpec) -> None:
     else:
         chosen = {}
         for target in spec.target_modules:
-            found = {name: module for name, module in modules.items() if _ends_with(name, target)}
+            found = {name: module for name, module in modules.items() if f".{name}".endswith(f".{target}")}
             if not found:
                 raise InvalidInput(f"`{target}` is no layer of the model", field=field, cure=_layer_words(modules))
             chosen |= found
     embedding = cast(nn.Embedding, model.get_input_embeddings())
     for name, module in chosen.items():
         if type(module) is not nn.Linear:
-            kind = type(module).__name__
-            raise InvalidInput(
-                f"{name} is a {kind}, adapters go into nn.Linear", field=field, cure=_layer_words(modules)
-            )
+            problem = f"{name} is a {type(module).__name__}, adapters go into nn.Linear"
+            raise InvalidInput(problem, field=field, cure=_layer_words(modules))
         if module.weight is embedding.weight:
             raise InvalidInput(
                 f"{name} is tied to the embedding, which an adapter of the head would change",
@@ -159,10 +149,6 @@ def _check_targets(model: PreTrainedModel, spec: LoraSpec) -> None:
 def _is_linear(module: nn.Module) -> bool:
     """Whether peft's all-linear takes it: Conv1D is GPT-2's transposed linear layer."""
     return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
-
-
-def _ends_with(name: str, target: str) -> bool:
-    return name == target or name.endswith(f".{target}")
 
 
 def _layer_words(modules: Mapping[str, nn.Module]) -> str:

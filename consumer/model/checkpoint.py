@@ -85,15 +85,13 @@ def write_checkpoint(
     weights_digest: str,
     save: Callable[[Path], None],
     adapters: AdapterState | None = None,
-) -> CheckpointState:
+) -> None:
     """Writes the state after `iteration` to `folder` (`RunFolder.checkpoint_after`), on disk when it returns.
 
-    weights_digest: of the version that the iteration made, as its manifest has it. save: writes the
-    tensors' files into a folder, each rank its own (`file_of_rank`). adapters: what the model's files hold instead of
-    the weights. Raises OnbeatError naming the folder when it cannot be written; earlier checkpoints stay good and
-    nothing is left behind.
+    weights_digest: of the version that the iteration made. save: writes the tensors' files into a folder, each rank its
+    own (`file_of_rank`). adapters: what the model's files hold instead of the weights. Raises OnbeatError naming the
+    folder when it cannot be written; earlier checkpoints stay good and nothing is left behind.
     """
-    states: list[CheckpointState] = []
 
     def fill(scratch: Path) -> None:
         save(scratch)
@@ -108,10 +106,8 @@ def write_checkpoint(
             files={path.name: _file_digest(path) for path in sorted(scratch.iterdir())},
         )
         (scratch / STATE_FILE).write_bytes(encode_json(state))
-        states.append(state)
 
     write_folder(folder, fill, durable=True)
-    return states[0]
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
@@ -137,9 +133,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
 
 
 def latest_checkpoint(checkpoints: Path, *, job_id: str, versions: Mapping[int, str]) -> Checkpoint | None:
-    """The newest good checkpoint below `checkpoints` of a version that the job has; None where there is none.
-
-    versions: version → digest, those that the fence knows of and no rewind took back (`contracts.events.versions_of`).
+    """The newest good checkpoint below `checkpoints` of a version that the job has (`contracts.events.versions_of`).
 
     A damaged or foreign one, and one of a future that was abandoned, is skipped with a logged reason: the run replays
     the iterations since the one before. Raises InvalidInput for one of another release: it isn't replaced unasked.
@@ -175,8 +169,8 @@ def forget_after(checkpoints: Path, iteration: int) -> None:
 def keep_newest_and_best(checkpoints: Path, count: int, *, scores: Mapping[int, float]) -> None:
     """Removes all but the newest `count` checkpoints and the best.
 
-    scores: policy version → score; the best is the one whose version has the highest, the oldest of equals. A version
-    is evaluated after its checkpoint is written, so a checkpoint is judged when newer ones push it out.
+    scores: policy version → score; of equal ones the oldest is the best. A version is evaluated after its checkpoint is
+    written, so a checkpoint is judged when newer ones push it out.
     """
     folders = checkpoint_folders(checkpoints)
     scored = [folder for folder in folders if _iteration_of(folder) + 1 in scores]

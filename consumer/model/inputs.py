@@ -91,7 +91,7 @@ def padded_inputs(prompts: Sequence[Tokens], responses: Sequence[Tokens]) -> Pad
     real = np.zeros(tokens.shape, dtype=np.int64)
     predicting = np.zeros((len(prompts), response_width), dtype=np.int64)
     for row, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
-        # Every prompt ends at column prompt_width; a response's last token is never an input.
+        # Every prompt ends at column prompt_width.
         span = slice(prompt_width - prompt.size, prompt_width + response.size - 1)
         tokens[row, span] = np.concatenate((prompt, response[:-1]))
         real[row, span] = 1
@@ -108,10 +108,7 @@ def padded_inputs(prompts: Sequence[Tokens], responses: Sequence[Tokens]) -> Pad
 
 
 def packed_inputs(prompts: Sequence[Tokens], responses: Sequence[Tokens], group_index: Sequence[int]) -> PackedInputs:
-    """Packs rows one after another; those of one group stand together and have the same prompt.
-
-    There is at least one row, and no response is empty.
-    """
+    """Packs rows one after another, as in `padded_inputs`; those of a group stand together and have the same prompt."""
     predicting = np.zeros((len(prompts), max(response.size for response in responses)), dtype=np.int64)
     pieces: list[Tokens] = []
     positions: list[NDArray[np.int64]] = []

@@ -38,7 +38,7 @@ def last_states(model: PreTrainedModel, **inputs: Any) -> Tensor:
     """Last hidden states [B, L, h], of which the head makes logits; with gradient. inputs: arguments of the forward.
 
     The whole model is called, so that what wraps it (adapters, sharding) does its part; it is asked for no logits.
-    Raises InvalidInput for an architecture whose states don't pass through its base model: see `has_plain_head`.
+    Raises InvalidInput for an architecture whose states don't pass through its base model.
     """
     states: list[Tensor] = []
     causal_lm = base_causal_lm(model)
@@ -59,6 +59,9 @@ def takes_logits_to_keep(architecture: type[PreTrainedModel]) -> bool:
     return "logits_to_keep" in inspect.signature(architecture.forward).parameters
 
 
+_PLAIN: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
+
+
 def has_plain_head(model: PreTrainedModel) -> bool:
     """Whether `project` of `last_states` is what the model itself answers: each model is tried once.
 
@@ -67,9 +70,6 @@ def has_plain_head(model: PreTrainedModel) -> bool:
     if model not in _PLAIN:
         _PLAIN[model] = _is_plain(model)
     return _PLAIN[model]
-
-
-_PLAIN: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
 
 
 @torch.no_grad()

@@ -45,18 +45,19 @@ class MergedLayers:
             cast(Any, layer).forward = functools.partial(_forward, layer, adapter=adapter, scaling=scaling)
 
     def merge(self) -> None:
-        """Merges A and B as they are now into the layers' weights; each rank does so with its rows."""
+        """Merges A and B as they are now into this rank's rows of the layers' weights."""
         self._reshard()
         for name, layer in self._layers.items():
             weight = weight_of(layer.base_layer)
             rows = local_rows(weight)
             if name not in self._base:
                 self._base[name] = rows.clone()
+            lora_a, lora_b = matrices(layer, self._adapter)
             merge_into(
                 rows,
                 self._base[name],
-                lora_a=weight_of(layer.lora_A[self._adapter]).detach(),
-                lora_b=weight_of(layer.lora_B[self._adapter]).detach(),
+                lora_a=lora_a.detach(),
+                lora_b=lora_b.detach(),
                 scaling=self._scaling,
                 first_row=first_row(weight) if isinstance(weight, DTensor) else 0,
             )
@@ -119,8 +120,7 @@ def _forward(layer: LoraLinear, inputs: Tensor, *, adapter: str, scaling: float)
     output = layer.base_layer(inputs)
     if layer.disable_adapters:
         return output
-    matrices = weight_of(layer.lora_A[adapter]), weight_of(layer.lora_B[adapter])
-    return cast(Tensor, _ToMatrices.apply(output, inputs, *matrices, scaling))
+    return cast(Tensor, _ToMatrices.apply(output, inputs, *matrices(layer, adapter), scaling))
 
 
 def _chunks(rows: Tensor) -> tuple[Tensor, ...]:
@@ -129,3 +129,8 @@ def _chunks(rows: Tensor) -> tuple[Tensor, ...]:
 
 def weight_of(linear: nn.Module) -> nn.Parameter:
     return cast(nn.Parameter, linear.weight)
+
+
+def matrices(layer: LoraLinear, adapter: str) -> tuple[nn.Parameter, nn.Parameter]:
+    """Returns A [rank, inputs] and B [outputs, rank] of a layer."""
+    return weight_of(layer.lora_A[adapter]), weight_of(layer.lora_B[adapter])

@@ -68,7 +68,7 @@ class Policy:
         return cast(nn.Embedding, embedding).num_embeddings
 
     def with_adapters(self, spec: LoraSpec, *, seed: int) -> Policy:
-        """The same model with adapters in it, which alone are trained. Raises what `attach_adapters` raises."""
+        """The same model with adapters in it. Raises what `attach_adapters` raises."""
         return replace(self, adapters=attach_adapters(self.model, spec, seed=seed))
 
     def trained_parameters(self) -> dict[str, nn.Parameter]:
@@ -84,16 +84,8 @@ class Policy:
         return frozenset(name for name, parameter in self.trained_parameters().items() if id(parameter) in embeddings)
 
     def weights(self) -> PublishedWeights:
-        """All that a generator must load to be this policy: the published set (weight_store/model_folder.py).
-
-        With adapters they are those of the merged model: a layer that has one is a new tensor, made when it is asked
-        for.
-        """
+        """All that a generator must load to be this policy: the published set (weight_store/model_folder.py)."""
         return PublishedWeights(self.base_tensors(), trained=self.trained_parameters(), adapters=self.adapters)
-
-    def weight_tensors(self) -> dict[str, Tensor]:
-        """All of `weights` at the same time."""
-        return dict(self.weights())
 
     def base_tensors(self) -> dict[str, Tensor]:
         """The published tensors without the adapters, under the names of the model as it was."""
@@ -143,10 +135,8 @@ class Policy:
             self.adapters.merged_layers.merge()
 
     def reference(self) -> PreTrainedModel:
-        """The reference of the KL term; its passes are made inside `without_adapters`.
-
-        It is a frozen copy of the model as it is now. With adapters it is the model itself, which is without them what
-        it was.
+        """The reference of the KL term, whose passes are made inside `without_adapters`: a frozen copy of the model as
+        it is now, or the model itself, which without its adapters is what it was.
         """
         if self.adapters is not None:
             return self.model
@@ -176,9 +166,7 @@ def load_whole(folder: Path, config: Any, dtype: torch.dtype) -> tuple[PreTraine
 def load_policy(
     model: ModelSpec, *, model_root: SpecRoot, gradient_checkpointing: bool, load: LoadModel = load_whole
 ) -> Policy:
-    """Loads a folder with config, tokenizer and safetensors; no network, no remote code, no pickle.
-
-    Raises InvalidInput naming `model.path` where the folder is missing, is not a causal LM, lacks weights, or has no
+    """Raises InvalidInput naming `model.path` where the folder is missing, is not a causal LM, lacks weights, or has no
     usable tokenizer.
     """
     transformers_logging.disable_progress_bar()

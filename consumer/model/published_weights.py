@@ -34,9 +34,8 @@ class PublishedWeights(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         tensor = gathered(self._base[name])
-        if self._adapters is None or not self._is_merged(name):
-            return tensor
-        return self._adapters.merged(name.removesuffix(".weight"), tensor)
+        layer = self._merged_layer(name)
+        return self._adapters.merged(layer, tensor) if self._adapters and layer else tensor
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._base)
@@ -51,19 +50,17 @@ class PublishedWeights(Mapping[str, Tensor]):
 
     def is_made(self, name: str) -> bool:
         """Whether the tensor is a new one each time that it is asked for."""
-        return self._is_merged(name) or is_shared(self._base[name])
+        return bool(self._merged_layer(name)) or is_shared(self._base[name])
 
     def made_from(self, name: str) -> frozenset[str]:
         """The trained parameters that its values come from."""
-        own = {name, *matrices_of(name)} if self._is_merged(name) else {name}
+        own = {name, *matrices_of(name)} if self._merged_layer(name) else {name}
         return frozenset(own.intersection(self._trained))
 
-    def _is_merged(self, name: str) -> bool:
-        return (
-            self._adapters is not None
-            and name.endswith(".weight")
-            and name.removesuffix(".weight") in self._adapters.layers
-        )
+    def _merged_layer(self, name: str) -> str:
+        """Returns the layer whose adapter is merged into the tensor; "" for none."""
+        layer, _, kind = name.rpartition(".")
+        return layer if self._adapters and kind == "weight" and layer in self._adapters.layers else ""
 
 
 class TensorsOnDemand(Mapping[str, Tensor]):

@@ -103,10 +103,7 @@ def _compute_buffers(model: PreTrainedModel) -> None:
 
 
 def _keeps_rows(operation: Any) -> bool:
-    """Whether a conversion of files' tensors leaves rows what they are.
-
-    The experts of a layer become the rows of one parameter; other tensors may be joined along any other dimension.
-    """
+    """Whether rows stay rows: experts become those of one parameter, others are joined along another dimension."""
     if isinstance(operation, MergeModulelist):
         return operation.dim == 0
     return isinstance(operation, Concatenate) and operation.dim > 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 from consumer.gradient.learner import Learner, OptimizerStep, Trained
 from consumer.model.checkpoint import Checkpoint
@@ -13,46 +12,50 @@ from weight_store.adapter.matrices import AdapterSource
 from weight_store.publication import Publication
 
 
-class Ranks(Protocol):
-    """The processes that train a job, as its loop sees them. Rank 0 alone holds the lease and speaks to the fence."""
+class Ranks:
+    """The processes that train a job, as its loop sees them; here this one alone, which trains a batch as it gets it.
 
-    @property
-    def learner(self) -> Learner:
-        """Rank 0's learner."""
-        ...
+    Rank 0 alone holds the lease and speaks to the fence.
+    """
+
+    def __init__(self, learner: Learner) -> None:
+        """learner: rank 0's."""
+        self.learner = learner
+        self._trained: list[Trained] = []
 
     @property
     def num_training(self) -> int:
         """Batches that were handed over and that `trained` has not returned yet."""
-        ...
+        return len(self._trained)
 
     @property
     def has_room(self) -> bool:
         """Whether one more batch would soon be taken up."""
-        ...
+        return True
 
     def begin(self, checkpoint: Checkpoint | None) -> None:
         """Restores weights, optimizer and random state; without a checkpoint all stay as they were loaded."""
-        ...
+        if checkpoint is not None:
+            self.learner.restore(checkpoint)
 
     def train(self, batch: RolloutBatch) -> None:
         """Hands over a batch; each batch is handed over once. Raises the error that ended the training of any batch."""
-        ...
+        self._trained.append(self.learner.train(batch))
 
     def trained(self) -> list[Trained]:
         """Returns what was trained since the last call, in any order; raises as `train` does."""
-        ...
+        trained, self._trained = self._trained, []
+        return trained
 
     def wait(self, timeout_s: float) -> None:
-        """Blocks until a batch was trained, or for timeout_s."""
-        ...
+        """Blocks until a batch was trained, or for timeout_s: one process has trained it when `train` returns."""
 
     def train_again(self, check: Callable[[], None]) -> list[Trained]:
         """Trains the iteration's batches that teach for a further update: each rank those that it has kept.
 
         check: is called now and then; an error that it raises ends the training. Raises as `train` does.
         """
-        ...
+        return list(self.learner.train_again(check))
 
     def step(self, step: OptimizerStep, publication: Publication | None = None) -> float:
         """Steps on the sums over all ranks; returns the gradient's norm before clipping.
@@ -60,68 +63,19 @@ class Ranks(Protocol):
         publication: takes the weights that the step makes. Rank 0 adds each as soon as it has its new value; one that
         the ranks share is gathered before, and let go when it is written.
         """
-        ...
-
-    def publish(self, publication: Publication) -> None:
-        """Adds all the weights as they are to a publication, in the same way."""
-        ...
-
-    def adapter_source(self) -> AdapterSource | None:
-        """Returns `Policy.adapter_source`; a tensor of a base that ranks share is gathered when it is asked for."""
-        ...
-
-    def save(self, folder: Path) -> None:
-        """Has every rank write its files of a checkpoint into a folder that exists."""
-        ...
-
-    def close(self) -> None:
-        """Ends the other ranks."""
-        ...
-
-
-class OneRank:
-    """A trainer that is one process: it trains a batch where it gets it."""
-
-    def __init__(self, learner: Learner) -> None:
-        self.learner = learner
-        self._trained: list[Trained] = []
-
-    @property
-    def num_training(self) -> int:
-        return len(self._trained)
-
-    @property
-    def has_room(self) -> bool:
-        return True
-
-    def begin(self, checkpoint: Checkpoint | None) -> None:
-        if checkpoint is not None:
-            self.learner.restore(checkpoint)
-
-    def train(self, batch: RolloutBatch) -> None:
-        self._trained.append(self.learner.train(batch))
-
-    def trained(self) -> list[Trained]:
-        trained, self._trained = self._trained, []
-        return trained
-
-    def wait(self, timeout_s: float) -> None:
-        """Returns at once: a batch is trained when `train` returns."""
-
-    def train_again(self, check: Callable[[], None]) -> list[Trained]:
-        return list(self.learner.train_again(check))
-
-    def step(self, step: OptimizerStep, publication: Publication | None = None) -> float:
         return self.learner.step(step, publication)
 
     def publish(self, publication: Publication) -> None:
+        """Adds all the weights as they are to a publication, in the same way."""
         self.learner.publish(publication)
 
     def adapter_source(self) -> AdapterSource | None:
+        """Returns `Policy.adapter_source`; a tensor of a base that ranks share is gathered when it is asked for."""
         return self.learner.policy.adapter_source()
 
     def save(self, folder: Path) -> None:
+        """Has every rank write its files of a checkpoint into a folder that exists."""
         self.learner.save(folder)
 
     def close(self) -> None:
-        """Does nothing: there are no other ranks."""
+        """Ends the other ranks, where there are any."""

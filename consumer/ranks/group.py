@@ -21,25 +21,10 @@ from consumer.gradient.assembly import make_learner
 from consumer.gradient.learner import Learner, OptimizerStep, Trained
 from consumer.model.checkpoint import Checkpoint
 from consumer.model.published_weights import TensorsOnDemand
-from consumer.ranks.base import OneRank, Ranks
-from consumer.ranks.membership import lead
-from consumer.ranks.orders import (
-    AnyAnswer,
-    Begin,
-    Done,
-    End,
-    Exchange,
-    Failed,
-    GatherBase,
-    HasTrained,
-    Idle,
-    PublishWeights,
-    Save,
-    Step,
-    TrainAgain,
-    TrainBatch,
-    idle_patience_s,
-)
+from consumer.ranks import orders
+from consumer.ranks.base import Ranks
+from consumer.ranks.membership import join
+from consumer.ranks.orders import Exchange, idle_patience_s
 from consumer.ranks.rank import Rank
 from contracts.errors import Unavailable
 from contracts.rollouts import RolloutBatch
@@ -59,11 +44,11 @@ END_GRACE_S = 5.0
 def make_ranks(settings: StackSettings, spec: JobSpec) -> Ranks:
     """Returns this process alone as the ranks, or the group that its launcher has put it into.
 
-    Raises what `make_learner` and `lead` raise.
+    Raises what `make_learner` and `join` raise.
     """
     if "RANK" not in os.environ:
-        return OneRank(make_learner(settings, spec))
-    member = lead(spec, device=settings.device)
+        return Ranks(make_learner(settings, spec))
+    member = join(spec, device=settings.device)
     return RankGroup(
         member.exchange,
         make_learner(settings, spec, member.place),
@@ -72,7 +57,7 @@ def make_ranks(settings: StackSettings, spec: JobSpec) -> Ranks:
     )
 
 
-class RankGroup:
+class RankGroup(Ranks):
     """`Ranks` over the other processes of this trainer's group. Not thread-safe: rank 0's main thread calls it."""
 
     def __init__(self, exchange: Exchange, learner: Learner, *, answer_s: float, patience_s: float) -> None:
@@ -80,14 +65,13 @@ class RankGroup:
 
         Where ranks share the policy's parameters (`Learner.lockstep`), batches go out in rounds, one for each rank.
         """
-        self.learner = learner
+        super().__init__(learner)
         self._exchange = exchange
         self._world_size = learner.place.world_size
         self._answer_s = answer_s
         self._patience_s = patience_s
         self._num_training = 0
-        self._trained: list[Trained] = []
-        self._arrived: queue.SimpleQueue[AnyAnswer | BaseException] = queue.SimpleQueue()
+        self._arrived: queue.SimpleQueue[orders.AnyAnswer | BaseException] = queue.SimpleQueue()
         self._round: list[RolloutBatch] = []
         """Batches that are not handed out yet."""
         self._rank_0 = Rank(exchange.for_another_thread(), learner, patience_s=patience_s)
@@ -104,8 +88,7 @@ class RankGroup:
         return self._num_training < HANDED_OUT_PER_RANK * self._world_size
 
     def begin(self, checkpoint: Checkpoint | None) -> None:
-        self._exchange.order(Begin(checkpoint=str(checkpoint.folder) if checkpoint else ""), copies=self._world_size)
-        self._until_all_done("to load the weights")
+        self._have_all(orders.Begin(checkpoint=str(checkpoint.folder) if checkpoint else ""), "to load the weights")
 
     def train(self, batch: RolloutBatch) -> None:
         self._num_training += 1
@@ -119,73 +102,68 @@ class RankGroup:
         if self._round and self._num_training == len(self._round):
             # Every rank is free, so that waiting for a full round would only lose time.
             self._hand_out()
-        trained, self._trained = self._trained, []
-        return trained
+        return super().trained()
 
     def wait(self, timeout_s: float) -> None:
         with contextlib.suppress(queue.Empty):
             self._take(self._arrived.get(timeout=timeout_s))
 
     def train_again(self, check: Callable[[], None]) -> list[Trained]:
-        self._exchange.order(TrainAgain(), copies=self._world_size)
-        self._until_all_done("to train again", check)
+        self._have_all(orders.TrainAgain(), "to train again", check)
         self._num_training = 0
         return self.trained()
 
     def step(self, step: OptimizerStep, publication: Publication | None = None) -> float:
         self._rank_0.sink = publication
-        self._exchange.order(Step(step=step, publishes=publication is not None), copies=self._world_size)
-        return self._until_all_done("to step")
+        return self._have_all(orders.Step(step=step, publishes=publication is not None), "to step")
 
     def publish(self, publication: Publication) -> None:
         if self.learner.lockstep is None:
-            self.learner.publish(publication)
+            super().publish(publication)
             return
         self._rank_0.sink = publication
-        self._exchange.order(PublishWeights(), copies=self._world_size)
-        self._until_all_done("to publish the weights")
+        self._have_all(orders.PublishWeights(), "to publish the weights")
 
     def adapter_source(self) -> AdapterSource | None:
-        policy = self.learner.policy
-        source = policy.adapter_source()
+        source = super().adapter_source()
         if source is None or self.learner.lockstep is None:
             return source
-        return replace(source, base=lambda: TensorsOnDemand(policy.base_tensors(), self._gather_base))
+        names = self.learner.policy.base_tensors
+        return replace(source, base=lambda: TensorsOnDemand(names(), self._gather_base))
 
     def save(self, folder: Path) -> None:
         if not self.learner.shares_state:
-            self.learner.save(folder)
+            super().save(folder)
             return
-        self._exchange.order(Save(folder=str(folder)), copies=self._world_size)
-        self._until_all_done("to save")
+        self._have_all(orders.Save(folder=str(folder)), "to save")
 
     def close(self) -> None:
         """Ends the other ranks; a launcher that is gone has ended them."""
         with contextlib.suppress(Unavailable):
             if self.learner.lockstep is None:
                 self._exchange.drop_orders()
-            self._exchange.order(End(), copies=self._world_size)
+            self._exchange.order(orders.End(), copies=self._world_size)
         self._rank_0_thread.join(END_GRACE_S)
 
     def _hand_out(self) -> None:
         for batch in self._round:
-            self._exchange.order(TrainBatch(batch=batch))
+            self._exchange.order(orders.TrainBatch(batch=batch))
         if self.learner.lockstep is not None:
-            self._exchange.order(Idle(), copies=self._world_size - len(self._round))
+            self._exchange.order(orders.Idle(), copies=self._world_size - len(self._round))
         self._round.clear()
 
     def _gather_base(self, name: str) -> Tensor:
-        self._exchange.order(GatherBase(name=name), copies=self._world_size)
-        self._until_all_done(f"to gather {name}")
+        self._have_all(orders.GatherBase(name=name), f"to gather {name}")
         tensor, self._rank_0.base_tensor = self._rank_0.base_tensor, None
         assert tensor is not None
         return tensor
 
-    def _until_all_done(self, what: str, check: Callable[[], None] = lambda: None) -> float:
-        """Waits for every rank's Done; returns rank 0's value.
+    def _have_all(self, order: orders.AnyOrder, what: str, check: Callable[[], None] = lambda: None) -> float:
+        """Has every rank carry out an order, and waits for its Done; returns rank 0's value.
 
         Raises the error that ended the order on any rank, what `check` raises, and DeadlineExceeded past answer_s.
         """
+        self._exchange.order(order, copies=self._world_size)
         missing = set(range(self._world_size))
         waiting = Waiting("the ranks", deadline_s=self._answer_s, cure="raise timeouts.ranks_s")
         value = 0.0
@@ -200,17 +178,17 @@ class RankGroup:
                     value = done.value if done.rank == 0 else value
         return value
 
-    def _take(self, answer: AnyAnswer | BaseException) -> Done | None:
+    def _take(self, answer: orders.AnyAnswer | BaseException) -> orders.Done | None:
         match answer:
             case BaseException():
                 raise answer
-            case Failed():
+            case orders.Failed():
                 raise answer.error()
-            case HasTrained():
+            case orders.HasTrained():
                 self._num_training -= 1
                 self._trained.append(answer.trained)
                 return None
-            case Done():
+            case orders.Done():
                 return answer
 
     def _listen(self, exchange: Exchange) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 import torch.distributed as dist
-from torch.distributed import PrefixStore, Store  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed import PrefixStore  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.rendezvous import rendezvous
 
 from consumer.gradient.learner import Place
@@ -30,31 +30,17 @@ class Membership:
     spec: JobSpec
 
 
-def lead(spec: JobSpec, *, device: str) -> Membership:
-    """Joins as rank 0, which tells the others what the job is. Raises Unavailable where they don't come."""
+def join(spec: JobSpec | None, *, device: str) -> Membership:
+    """Joins the group; rank 0 has the spec, and tells the others what the job is. Raises Unavailable without them."""
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     with store_errors():
-        store = _store()
-        store.set(SPEC, encode_json(spec).decode())
-    return _join(store, spec, rank=0, device=device)
-
-
-def follow_lead(*, device: str) -> Membership:
-    """Joins as another rank. Raises Unavailable where rank 0 does not say what the job is."""
-    with store_errors():
-        store = _store()
-        store.set_timeout(timedelta(seconds=WAIT_FOR_SPEC_S))
-        spec = decode_json(store.get(SPEC), JobSpec)
-    return _join(store, spec, rank=int(os.environ["RANK"]), device=device)
-
-
-def _store() -> Store:
-    store, _, _ = next(iter(rendezvous("env://")))
-    return PrefixStore("onbeat", store)
-
-
-def _join(store: Store, spec: JobSpec, *, rank: int, device: str) -> Membership:
-    world_size = int(os.environ["WORLD_SIZE"])
-    with store_errors():
+        launched, _, _ = next(iter(rendezvous("env://")))
+        store = PrefixStore("onbeat", launched)
+        if spec is not None:
+            store.set(SPEC, encode_json(spec).decode())
+        else:
+            store.set_timeout(timedelta(seconds=WAIT_FOR_SPEC_S))
+            spec = decode_json(store.get(SPEC), JobSpec)
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo",
             store=PrefixStore("group", store),

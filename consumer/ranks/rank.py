@@ -20,26 +20,9 @@ from consumer.gradient.learner import Learner
 from consumer.model.checkpoint import read_checkpoint
 from consumer.model.published_weights import NOWHERE
 from consumer.model.rows import gathered, store_errors
-from consumer.ranks.membership import follow_lead
-from consumer.ranks.orders import (
-    AnyAnswer,
-    AnyOrder,
-    Begin,
-    Done,
-    End,
-    Exchange,
-    Failed,
-    GatherBase,
-    HasTrained,
-    Idle,
-    OrderToAll,
-    PublishWeights,
-    Save,
-    Step,
-    TrainAgain,
-    TrainBatch,
-    idle_patience_s,
-)
+from consumer.ranks import orders
+from consumer.ranks.membership import join
+from consumer.ranks.orders import Exchange, idle_patience_s
 from contracts.errors import FenceViolation, OnbeatError
 from contracts.jobs import TrainerExit
 from contracts.settings import StackSettings
@@ -56,15 +39,15 @@ def follow(settings: StackSettings) -> int:
 
     Raises Unavailable where rank 0 or the launcher is gone.
     """
-    member = follow_lead(device=settings.device)
+    member = join(None, device=settings.device)
     patience_s = idle_patience_s(member.spec)
     try:
         learner = make_learner(settings, member.spec, member.place)
     except OnbeatError as error:
         # Rank 0 ends the job with this reason, if not with its own. A rank that died first would only end the group.
         log.error("%s", error)
-        member.exchange.answer(Failed.of(member.place.rank, error))
-        while not isinstance(member.exchange.next_order(patience_s), End):
+        member.exchange.answer(orders.Failed.of(member.place.rank, error))
+        while not isinstance(member.exchange.next_order(patience_s), orders.End):
             pass
         return TrainerExit.DONE
     log.info("ready")
@@ -83,12 +66,7 @@ class Rank:
     """Carries out the orders of one exchange on one learner."""
 
     def __init__(
-        self,
-        exchange: Exchange,
-        learner: Learner,
-        *,
-        patience_s: float,
-        on_training: Callable[[], None] = lambda: None,
+        self, exchange: Exchange, learner: Learner, *, patience_s: float, on_training: Callable[[], None] = lambda: None
     ) -> None:
         """patience_s: longest wait for an order. on_training: is called before each order but those of a start."""
         self._exchange = exchange
@@ -105,60 +83,57 @@ class Rank:
 
         An error of ours becomes an answer: rank 0 decides what becomes of the job.
         """
-        while not isinstance(order := self._exchange.next_order(self._patience_s), End):
+        while not isinstance(order := self._exchange.next_order(self._patience_s), orders.End):
             try:
                 answer = self._carry_out(order)
             except OnbeatError as error:
-                answer = Failed.of(self._learner.place.rank, error)
+                answer = orders.Failed.of(self._learner.place.rank, error)
             if answer is not None:
                 self._exchange.answer(answer)
 
-    def _carry_out(self, order: AnyOrder) -> AnyAnswer | None:
-        if not isinstance(order, (Begin, PublishWeights, GatherBase)):
+    def _carry_out(self, order: orders.AnyOrder) -> orders.AnyAnswer | None:
+        if not isinstance(order, (orders.Begin, orders.PublishWeights, orders.GatherBase)):
             self._on_training()
-        if isinstance(order, OrderToAll):
+        if isinstance(order, orders.OrderToAll):
             # A rank takes no second copy before all have met, so that each rank gets one.
             with store_errors():
                 dist.all_reduce(torch.zeros(1))
         rank, value = self._learner.place.rank, 0.0
         match order:
-            case TrainBatch():
+            case orders.TrainBatch():
                 trained = self._learner.train(order.batch)
                 self._keep_step()
-                return HasTrained(rank=rank, trained=trained)
-            case Idle():
+                return orders.HasTrained(rank=rank, trained=trained)
+            case orders.Idle():
                 self._keep_step()
                 return None
-            case Begin():
-                self._begin(order)
-            case TrainAgain():
+            case orders.Begin():
+                if order.checkpoint:
+                    self._learner.restore(read_checkpoint(Path(order.checkpoint)))
+                self._check_agreement()
+            case orders.TrainAgain():
                 self._train_again()
-            case Step():
+            case orders.Step():
                 value = self._step(order)
-            case PublishWeights():
+            case orders.PublishWeights():
                 if (sink := self._sink()) is not None:
                     self._learner.publish(sink)
-            case GatherBase():
+            case orders.GatherBase():
                 whole = gathered(self._learner.policy.base_tensors()[order.name])
                 self.base_tensor = whole if rank == 0 else None
-            case Save():
+            case orders.Save():
                 self._learner.save(Path(order.folder))
-            case End():
+            case orders.End():
                 raise AssertionError("run has ended")
-        return Done(rank=rank, value=value)
-
-    def _begin(self, order: Begin) -> None:
-        if order.checkpoint:
-            self._learner.restore(read_checkpoint(Path(order.checkpoint)))
-        self._check_agreement()
+        return orders.Done(rank=rank, value=value)
 
     def _train_again(self) -> None:
         # The lease needs no check here: rank 0's main thread looks after it meanwhile.
         for trained in self._learner.train_again(lambda: None):
-            self._exchange.answer(HasTrained(rank=self._learner.place.rank, trained=trained))
+            self._exchange.answer(orders.HasTrained(rank=self._learner.place.rank, trained=trained))
         self._keep_step()
 
-    def _step(self, order: Step) -> float:
+    def _step(self, order: orders.Step) -> float:
         if self._learner.accumulator.sums is not None:
             with store_errors():
                 # int64, or float32 where the spec allows it: integers add up to the same sum in any order (I7).
@@ -196,10 +171,7 @@ class Rank:
 
 
 def checksum(tensors: Iterable[Tensor]) -> int:
-    """A sum over all bits: equal for equal tensors, and almost never equal for different ones.
-
-    It takes one pass and no copy of a CPU tensor.
-    """
+    """A sum over all bits: equal for equal tensors, and almost never equal for different ones; no tensor is copied."""
     total = 0
     for number, tensor in enumerate(tensors, start=1):
         words = tensor.detach().contiguous().view(-1).view(WORDS[tensor.element_size()])

@@ -38,15 +38,8 @@ class Reconciler:
     """What one worker sees of the jobs, and does for them."""
 
     def __init__(
-        self,
-        broker: Broker,
-        trainer: TrainerProcess,
-        *,
-        roots: RunRoots,
-        worker_id: str,
-        trainer_start_s: float,
+        self, broker: Broker, trainer: TrainerProcess, *, roots: RunRoots, worker_id: str, trainer_start_s: float
     ) -> None:
-        """trainer_start_s: `StackSettings.trainer_start_s`."""
         self._broker = broker
         self._jobs = JobStore(broker)
         self._trainer = trainer
@@ -86,7 +79,10 @@ class Reconciler:
         elif job_id == self._trainer.job_id or self._is_held(job_id):
             return
         elif state is JobState.CANCELLING:
-            self._end(job_id, JobState.CANCELLED)
+            try:
+                self._jobs.move(job_id, JobState.CANCELLED)
+            except Conflict as error:
+                log.info("job %s ended meanwhile: %s", job_id, error)
         elif not self._trainer.job_id and self._roots.are_writable() and self._reserve(job_id):
             self._start(job_id)
 
@@ -139,12 +135,6 @@ class Reconciler:
         log.error("job %s fails: %s", job_id, reason)
         self._jobs.fail(job_id, reason)
         self._jobs.release_start(job_id, self._worker_id)
-
-    def _end(self, job_id: str, state: JobState) -> None:
-        try:
-            self._jobs.move(job_id, state)
-        except Conflict as error:
-            log.info("job %s ended meanwhile: %s", job_id, error)
 
     def _book(self, ended: Ended) -> None:
         if ended.exit_code in (TrainerExit.DONE, TrainerExit.STOPPED):

@@ -67,12 +67,12 @@ class TrainerProcess:
 
     @property
     def is_running(self) -> bool:
-        """Whether a process runs; any thread may ask."""
+        """Any thread may ask."""
         child = self._child
         return child is not None and child.is_running
 
     def answered(self) -> None:
-        """The trainer holds its job's lease."""
+        """Notes that the trainer holds its job's lease."""
         self._answered_s = time.monotonic()
         self.has_held = True
 

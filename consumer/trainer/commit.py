@@ -26,13 +26,7 @@ from consumer.trainer.iteration import Boundary, Iteration
 from consumer.trainer.report import RunLog, evaluation_score, sampled_scores
 from consumer.trainer.start import Started
 from consumer.trainer.step import Stepped
-from contracts.events import (
-    AuditRecord,
-    CheckpointWritten,
-    EvaluationFinished,
-    IterationCommitted,
-    record_digest,
-)
+from contracts.events import AuditRecord, CheckpointWritten, EvaluationFinished, IterationCommitted, record_digest
 from contracts.rewards import stated_scores
 from contracts.spec import JobSpec
 from contracts.versions import WeightManifest
@@ -40,7 +34,7 @@ from process.crash_points import reach
 
 
 class Commits:
-    """The commits of one trainer, one after the other: each record of the audit chain names the one before it."""
+    """The commits of one trainer: each record of the audit chain names the one before it."""
 
     def __init__(self, held: HeldJob, run_log: RunLog, started: Started) -> None:
         self._held = held
@@ -52,7 +46,10 @@ class Commits:
         """(the next iteration, None after the last one; the times between the two). stepped: None for an evaluation."""
         opening_started_s = time.time()
         self._report(iteration, stepped)
-        following = self._following(iteration, stepped)
+        following = None
+        # An iteration that only evaluates is the last one.
+        if stepped is not None and iteration.number < self._held.spec.last_iteration:
+            following = self._held.plan.opening(self._held.schedule.opened_by(iteration.number), stepped.made)
         self._commit(iteration, stepped, following)
         boundary = Boundary(
             last_token_s=iteration.last_token_s, opening_started_s=opening_started_s, opened_s=time.time()
@@ -67,17 +64,11 @@ class Commits:
         if stepped is not None:
             self._run_log.metrics(stepped.metrics)
         self._run_log.timeline(iteration.spans)
-        score = evaluation_score(iteration.evaluation_batches, iteration.evaluation)
+        score = evaluation_score(iteration.expected.values(), iteration.evaluation)
         if score is not None:
             self._run_log.evaluation(score)
             held.jobs.record_evaluation(held.folder.job_id, score)
             held.tell(EvaluationFinished(at_s=time.time(), score=score))
-
-    def _following(self, iteration: Iteration, stepped: Stepped | None) -> Opening | None:
-        """An iteration that only evaluates is the last one."""
-        if stepped is None or iteration.number >= self._held.spec.last_iteration:
-            return None
-        return self._held.plan.opening(self._held.schedule.opened_by(iteration.number), stepped.made)
 
     def _commit(self, iteration: Iteration, stepped: Stepped | None, following: Opening | None) -> None:
         side = self._held.side

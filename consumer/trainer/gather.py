@@ -62,7 +62,7 @@ def gather(held: HeldJob, iteration: Iteration) -> None:
             ranks.wait(WAIT_S)
         if not ranks.num_training:
             iteration.waiting_s += time.monotonic() - idle_since_s
-        _record(held, iteration)
+        iteration.record(*ranks.trained())
 
 
 def _take(held: HeldJob, iteration: Iteration) -> int:
@@ -77,13 +77,8 @@ def _take(held: HeldJob, iteration: Iteration) -> int:
             held.keeper.check()
             with held.keeper.training(longest_pass_s=held.spec.timeouts.iteration_s):
                 held.ranks.train(item.batch)
-    _record(held, iteration)
+    iteration.record(*held.ranks.trained())
     return len(arrived)
-
-
-def _record(held: HeldJob, iteration: Iteration) -> None:
-    for trained in held.ranks.trained():
-        iteration.record(trained)
 
 
 def _settle_dead(held: HeldJob, iteration: Iteration) -> None:

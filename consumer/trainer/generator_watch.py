@@ -42,10 +42,9 @@ class GeneratorWatch:
         )
 
     def check(self) -> frozenset[str]:
-        """Returns the folders of the weights that generators refuse now, as their manifests name them.
+        """Returns, every 2 s, the folders of the weights that generators refuse now.
 
-        It looks every 2 s, and returns none in between. Raises DeadlineExceeded after deadline_s without a live
-        generator that serves this job.
+        Raises DeadlineExceeded after deadline_s without a live generator that serves this job.
         """
         if self._clock() - self._looked_s < LOOK_EVERY_S:
             return frozenset()

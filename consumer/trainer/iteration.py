@@ -83,10 +83,6 @@ class Iteration:
         some = ", ".join(itertools.islice(self._missing, 3)) + (", …" if len(self._missing) > 3 else "")
         return f"{len(self._missing)} of {len(self.expected)} batches of iteration {self.number} ({some})"
 
-    @property
-    def evaluation_batches(self) -> list[PromptBatch]:
-        return [batch for batch in self.expected.values() if batch.purpose == "evaluation"]
-
     def take(self, arrived: Arrived) -> bool:
         """Returns whether it is the first copy of this batch. Raises FenceViolation for one of another iteration.
 
@@ -107,10 +103,11 @@ class Iteration:
             self.evaluation[batch.batch_id] = batch
         return True
 
-    def record(self, trained: Trained) -> None:
-        """Books a batch that went into the gradient."""
-        self.stats.append(trained.stats)
-        self.record_span(trained)
+    def record(self, *batches: Trained) -> None:
+        """Books batches that went into the gradient."""
+        for trained in batches:
+            self.stats.append(trained.stats)
+            self.record_span(trained)
 
     def record_span(self, trained: Trained) -> None:
         """Books when a batch was trained; each update of the iteration trains it once."""
@@ -128,11 +125,11 @@ class Iteration:
         return new
 
     @contextlib.contextmanager
-    def span(self, what: str, *, batch_id: str = "") -> Iterator[None]:
+    def span(self, what: str) -> Iterator[None]:
         """Times a piece of the trainer's own work."""
         started_s = time.time()
         yield
-        self._add_span(TRAINER, what, batch_id=batch_id, started_s=started_s, ended_s=time.time())
+        self._add_span(TRAINER, what, started_s=started_s, ended_s=time.time())
 
     def seconds(self, what: str) -> float:
         """Sums the trainer's spans of one kind over its ranks."""
@@ -156,10 +153,10 @@ class Iteration:
     ) -> IterationMetrics:
         """The numbers of a training iteration whose batches are all in; updates: at least one, in order.
 
-        peak_flops: floating-point operations a second of one rank; where they are 0.0, unknown, so is the mfu.
+        peak_flops: floating-point operations a second of one rank, or 0.0 where they are unknown.
         """
         of_each = [iteration_numbers(update.stats, scaling=scaling) for update in updates]
-        numbers = mean_over_updates(of_each, can_clip=[update.can_clip for update in updates])
+        numbers = mean_over_updates(of_each, can_clip=[any(one.can_clip for one in update.stats) for update in updates])
         wall_s = time.time() - self._started_s
         training_s = self.seconds("train")
         costs = [stats.cost for update in updates for stats in update.stats]

@@ -57,35 +57,28 @@ def train(settings: StackSettings, broker: Broker, spec: JobSpec, job_id: str) -
         log.info("job %s: %s", job_id, error)
         return TrainerExit.HELD
     log.info("trainer epoch %d holds job %s", epoch, job_id)
+    jobs = JobStore(broker)
     keeper = LeaseKeeper(
         side,
         lease_s=spec.timeouts.trainer_lease_s,
-        end_loading=lambda why: _end_loading(why, JobStore(broker), side=side, job_id=job_id),
+        end_loading=lambda why: _end_loading(why, jobs, side=side, job_id=job_id),
         end_stopped=_end_stopped,
         end_stuck=lambda silent_s: _end_stuck(silent_s, JobStore(broker), side=side, job_id=job_id),
     )
     keeper.start()
-    with _stopped_by_signals(keeper):
+    with _stopped_by_signals(keeper), contextlib.closing(keeper):
         load = partial(HeldJob, settings, broker, spec, side=side, keeper=keeper, job_id=job_id)
-        return _keep(JobStore(broker), job_id, side=side, keeper=keeper, load=load)
-
-
-def _keep(
-    jobs: JobStore, job_id: str, *, side: TrainerSide, keeper: LeaseKeeper, load: Callable[[], HeldJob]
-) -> TrainerExit:
-    """Gives the lease back at an end that is the trainer's own; a trainer that was fenced off or cut off has none."""
-    try:
-        code = _train_held(jobs, job_id, side=side, load=load)
-        side.release()
-        return code
-    except FencedOff as error:
-        log.error("%s", error)
-        return TrainerExit.HELD
-    except (Unavailable, FenceViolation) as error:
-        log.error("this trainer ends, the job goes on in another: %s", error)
-        return TrainerExit.DIED
-    finally:
-        keeper.close()
+        try:
+            code = _train_held(jobs, job_id, side=side, load=load)
+            # At an end that is the trainer's own; one that was fenced off or cut off has no lease to give back.
+            side.release()
+            return code
+        except FencedOff as error:
+            log.error("%s", error)
+            return TrainerExit.HELD
+        except (Unavailable, FenceViolation) as error:
+            log.error("this trainer ends, the job goes on in another: %s", error)
+            return TrainerExit.DIED
 
 
 def _train_held(jobs: JobStore, job_id: str, *, side: TrainerSide, load: Callable[[], HeldJob]) -> TrainerExit:

@@ -46,11 +46,9 @@ class LeaseKeeper:
         end_stopped: Callable[[], None] = lambda: None,
         end_stuck: Callable[[float], None] = lambda silent_s: None,
     ) -> None:
-        """end_loading: ends the process while it loads, where nothing is to be saved; takes what `check` would raise.
-
-        end_stopped: ends a process that was asked to stop and doesn't get to it, because Redis is away.
-
-        end_stuck: ends a process whose pass doesn't end; takes the seconds for which it didn't call `check`.
+        """end_loading: ends a process that loads; takes what `check` would raise. end_stopped: ends one that was asked
+        to stop and doesn't get to it, because Redis is away. end_stuck: ends one whose pass doesn't end; takes the
+        seconds for which it didn't call `check`.
         """
         self._side = side
         self._interval_s = min(lease_s / 3, 1.0)
@@ -133,9 +131,7 @@ class LeaseKeeper:
 
     def _watch(self) -> None:
         while not self._closing.wait(LOOK_S):
-            with self._loading:
-                if self._is_loading and (why := self._reason()) is not None:
-                    self._end_loading(why)
+            self._end_if_loading()
             if self._stop_requested.is_set() and time.monotonic() - self._heard_s > STOP_PATIENCE_S:
                 self._end_stopped()
                 return
@@ -145,10 +141,11 @@ class LeaseKeeper:
                 self._end_stuck(silent_s)
                 return
 
-    def _reason(self) -> Exception | None:
-        """Returns what `check` would raise now."""
-        try:
-            self.check()
-        except (OnbeatError, Stopped, Cancelled) as why:
-            return why
-        return None
+    def _end_if_loading(self) -> None:
+        with self._loading:
+            if not self._is_loading:
+                return
+            try:
+                self.check()
+            except (OnbeatError, Stopped, Cancelled) as why:
+                self._end_loading(why)

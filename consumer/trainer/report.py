@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -29,10 +29,7 @@ T = TypeVar("T", bound=Record)
 
 
 class RunLog:
-    """Appends lines; a replayed iteration appends its lines again, and readers take the last of an iteration.
-
-    The job's trackers get the same numbers, once.
-    """
+    """Appends lines, of a replayed iteration again: readers take the last. The job's trackers get the numbers once."""
 
     def __init__(self, folder: RunFolder, spec: JobSpec) -> None:
         """Raises OnbeatError naming the folder when it cannot be made or written, InvalidInput for a tracker."""
@@ -75,18 +72,18 @@ def sampled_scores(folder: RunFolder) -> dict[int, float]:
     return {score.policy_version: score.sampled for score in _read(folder.evaluations, EvaluationScore)}
 
 
-def evaluation_score(expected: Sequence[PromptBatch], arrived: Mapping[str, RolloutBatch]) -> EvaluationScore | None:
+def evaluation_score(expected: Collection[PromptBatch], arrived: Mapping[str, RolloutBatch]) -> EvaluationScore | None:
     """Mean reward of the sampled and of the greedy batches; None where the iteration has no (complete) evaluation.
 
-    `expected` are the iteration's evaluation batches; an abandoned one leaves its prompts out of the mean.
+    expected: the iteration's batches; arrived: its evaluation batches, where an abandoned one is not in the mean.
     """
     sampled = [arrived[b.batch_id] for b in expected if b.sampling.temperature > 0.0 and b.batch_id in arrived]
     greedy = [arrived[b.batch_id] for b in expected if b.sampling.temperature == 0.0 and b.batch_id in arrived]
     if not sampled:
         return None
     return EvaluationScore(
-        iteration=expected[0].iteration,
-        policy_version=expected[0].policy_version,
+        iteration=sampled[0].iteration,
+        policy_version=sampled[0].policy_version,
         sampled=_mean_reward(sampled),
         greedy=_mean_reward(greedy) if greedy else None,
         num_prompts=sum(len(batch.groups) for batch in sampled),

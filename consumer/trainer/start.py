@@ -46,7 +46,9 @@ def start(held: HeldJob) -> Started:
     side = held.side
     fence = side.fence()
     chain, last_link = held.jobs.audit_outline(held.folder.job_id)
-    checkpoint = _newest_checkpoint(held, chain, fence)
+    # The newest one of a version that the chain has, and that the job's iterations still reach.
+    versions = versions_of(chain, min(fence.committed, held.spec.iterations))
+    checkpoint = latest_checkpoint(held.folder.checkpoints, job_id=held.folder.job_id, versions=versions)
     first = next_iteration(checkpoint)
     held.ranks.begin(checkpoint)
     # The lease comes before the files, here and below: a trainer that was fenced off removes none of its successor's.
@@ -69,12 +71,6 @@ def start(held: HeldJob) -> Started:
     return Started(opening=opening, last_link=last_link, furthest=furthest_commit(chain))
 
 
-def _newest_checkpoint(held: HeldJob, chain: list[AuditRecord], fence: FenceState) -> Checkpoint | None:
-    """The newest one of a version that the chain has, and that the job's iterations still reach."""
-    versions = versions_of(chain, min(fence.committed, held.spec.iterations))
-    return latest_checkpoint(held.folder.checkpoints, job_id=held.folder.job_id, versions=versions)
-
-
 def _open(held: HeldJob, iteration: int, manifest: WeightManifest) -> Opening:
     """Announces the version, then opens the iteration: the fence opens none whose version has no manifest."""
     held.side.publish_weights(manifest, oldest_kept=iteration)
@@ -91,7 +87,7 @@ def next_iteration(checkpoint: Checkpoint | None) -> int:
 
 
 def furthest_commit(chain: list[AuditRecord]) -> int:
-    """The last iteration that was ever committed, rewound or not; -1 for none."""
+    """`Started.furthest`."""
     return max((record.iteration for record in chain if record.kind == "commit"), default=-1)
 
 
@@ -131,7 +127,12 @@ def check_same_run(chain: list[AuditRecord], manifest: WeightManifest, spec: Job
     InvalidInput where any run would start again with another model."""
     for record in reversed(chain):
         if record.kind == "commit" and record.policy_version == manifest.policy_version == 0:
-            _check_model(record, manifest)
+            if record.weights_digest != manifest.weights_digest:
+                raise InvalidInput(
+                    f"version 0 is {manifest.weights_digest[:12]}, the audit chain says {record.weights_digest[:12]}",
+                    field="model.path",
+                    cure="put the folder back that the job was started with",
+                )
             return
         if record.kind != "commit" or record.policy_version + 1 != manifest.policy_version:
             continue
@@ -142,12 +143,3 @@ def check_same_run(chain: list[AuditRecord], manifest: WeightManifest, spec: Job
                 field="weights_digest",
             )
         return
-
-
-def _check_model(record: AuditRecord, manifest: WeightManifest) -> None:
-    if record.weights_digest != manifest.weights_digest:
-        raise InvalidInput(
-            f"version 0 is {manifest.weights_digest[:12]}, the audit chain says {record.weights_digest[:12]}",
-            field="model.path",
-            cure="put the folder back that the job was started with",
-        )

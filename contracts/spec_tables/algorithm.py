@@ -117,8 +117,7 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
     """Negative control: rewards are permuted inside each group, so that nothing can be learnt."""
 
     def __post_init__(self) -> None:
-        problem = next((problem for broken, problem in self._refusals() if broken), None)
-        if problem is not None:
+        if problem := next(self._refusals(), ""):
             raise ValueError(problem)
 
     @property
@@ -147,11 +146,6 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
         return self._advantage_kind.has_late_baseline
 
     @property
-    def is_scaled_late(self) -> bool:
-        """Whether the advantages are divided by the deviation of the whole iteration."""
-        return self._advantage_kind.is_scaled_late
-
-    @property
     def loss_name(self) -> str:
         """The loss in a message."""
         return self.loss.entry_point if isinstance(self.loss, PluginLoss) else self.loss
@@ -164,68 +158,62 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
     def _advantage_kind(self) -> AdvantageKind:
         return ADVANTAGE_KINDS[self.advantage]
 
-    def _refusals(self) -> Iterator[tuple[bool, str]]:
-        """Yields (whether it holds; field, reason and cure) for each combination without a meaning or an effect."""
-        scaled = self.is_scaled_late
+    def _refusals(self) -> Iterator[str]:
+        """Yields field, reason and cure of each combination without a meaning or an effect."""
+        scaled = self._advantage_kind.is_scaled_late
         kl_in_loss = self.kl_coefficient > 0.0 and self.kl_placement == "loss"
-        yield (
-            not self._advantage_kind.uses_epsilon and self.advantage_epsilon != 1e-4,
-            f'advantage_epsilon has no effect with advantage = "{self.advantage}"; leave it out',
-        )
-        yield (
-            self.kl_coefficient == 0.0 and (self.kl_estimator, self.kl_placement) != ("k3", "loss"),
-            "kl_coefficient is 0, so kl_estimator and kl_placement have no effect; set it above 0 or leave them out",
-        )
-        yield (
-            kl_in_loss and self.kl_estimator == "k1",
-            'kl_estimator = "k1" in the loss has a gradient of expectation zero; '
-            'use "k2" there, or kl_placement = "reward"',
-        )
-        yield (
-            kl_in_loss and scaled,
-            'kl_placement = "loss" would be divided by the deviation of the advantages under '
-            f'advantage = "{self.advantage}"; set kl_placement = "reward"',
-        )
-        yield (
-            self.entropy_coefficient > 0.0 and scaled,
-            "entropy_coefficient would be divided by the deviation of the advantages under "
-            f'advantage = "{self.advantage}"; set it to 0',
-        )
-        yield (
-            self.has_late_baseline and self.updates_per_iteration > 1,
-            "updates_per_iteration above 1 makes clips act by the sign of the advantage, which under advantage = "
-            '"reinforce++" is known too late; set it to 1, or advantage = "reinforce++_baseline"',
-        )
-        yield (
-            self.has_late_baseline and self.old_policy == "generator" and self._loss_kind.clips_by_sign,
-            f'old_policy = "generator" lets loss = "{self.loss_name}" clip by the sign of the advantage, which under '
-            'advantage = "reinforce++" is known too late; set loss = "cispo", or old_policy = "trainer"',
-        )
+        if not self._advantage_kind.uses_epsilon and self.advantage_epsilon != 1e-4:
+            yield f'advantage_epsilon has no effect with advantage = "{self.advantage}"; leave it out'
+        if self.kl_coefficient == 0.0 and (self.kl_estimator, self.kl_placement) != ("k3", "loss"):
+            yield (
+                "kl_coefficient is 0, so kl_estimator and kl_placement have no effect; set it above 0 or leave them out"
+            )
+        if kl_in_loss and self.kl_estimator == "k1":
+            yield (
+                'kl_estimator = "k1" in the loss has a gradient of expectation zero; '
+                'use "k2" there, or kl_placement = "reward"'
+            )
+        if kl_in_loss and scaled:
+            yield (
+                'kl_placement = "loss" would be divided by the deviation of the advantages under '
+                f'advantage = "{self.advantage}"; set kl_placement = "reward"'
+            )
+        if self.entropy_coefficient > 0.0 and scaled:
+            yield (
+                "entropy_coefficient would be divided by the deviation of the advantages under "
+                f'advantage = "{self.advantage}"; set it to 0'
+            )
+        if self.has_late_baseline and self.updates_per_iteration > 1:
+            yield (
+                "updates_per_iteration above 1 makes clips act by the sign of the advantage, which under advantage = "
+                '"reinforce++" is known too late; set it to 1, or advantage = "reinforce++_baseline"'
+            )
+        if self.has_late_baseline and self.old_policy == "generator" and self._loss_kind.clips_by_sign:
+            yield (
+                f'old_policy = "generator" lets loss = "{self.loss_name}" clip by the sign of the advantage, which '
+                'under advantage = "reinforce++" is known too late; set loss = "cispo", or old_policy = "trainer"'
+            )
         yield from self._correction_refusals()
 
-    def _correction_refusals(self) -> Iterator[tuple[bool, str]]:
+    def _correction_refusals(self) -> Iterator[str]:
         bounds = (self.correction_low, self.correction_high)
         low, high = self.correction_range
-        yield (
-            self.correction == "none" and (self.correction_level != "token" or bounds != (None, None)),
-            'correction is "none", so its level and bounds have no effect; choose "tis", "icepop" or '
-            '"decoupled", or leave them out',
-        )
-        yield (
-            self.correction in ("tis", "decoupled") and self.correction_low is not None,
-            f'correction_low has no effect with correction = "{self.correction}", which has no lower bound; '
-            "leave it out",
-        )
-        yield (
-            self.correction != "none" and self.old_policy == "generator",
-            'correction would count the generator twice with old_policy = "generator"; set one of the two',
-        )
-        yield (
-            self.correction != "none" and not self._loss_kind.has_token_ratios and self.correction_level == "token",
-            f'correction_level = "token" would undo the one ratio of loss = "{self.loss_name}"; '
-            'set correction_level = "sequence"',
-        )
-        yield (
-            self.correction == "icepop" and low == high,
-            "correction_low and correction_high leave no room; lower correction_low or raise correction_high",
-        )
+        if self.correction == "none" and (self.correction_level != "token" or bounds != (None, None)):
+            yield (
+                'correction is "none", so its level and bounds have no effect; choose "tis", "icepop" or '
+                '"decoupled", or leave them out'
+            )
+        if self.correction in ("tis", "decoupled") and self.correction_low is not None:
+            yield (
+                f'correction_low has no effect with correction = "{self.correction}", which has no lower bound; '
+                "leave it out"
+            )
+        if self.correction != "none" and self.old_policy == "generator":
+            yield 'correction would count the generator twice with old_policy = "generator"; set one of the two'
+        if self.correction != "none" and not self._loss_kind.has_token_ratios and self.correction_level == "token":
+            yield (
+                f'correction_level = "token" would undo the one ratio of loss = "{self.loss_name}"; '
+                'set correction_level = "sequence"'
+            )
+        if self.correction == "icepop" and low == high:
+            yield "correction_low and correction_high leave no room; lower correction_low or raise correction_high"

@@ -50,7 +50,7 @@ def test_an_engine_samples_with_the_log_probs_of_the_trainer(
         source = policy.adapter_source()
         assert source is not None
         publisher = AdapterPublisher(publisher, source, folder, wait_s=60.0)
-    manifest = publish(publisher, policy.weight_tensors(), policy_version=3)
+    manifest = publish(publisher, policy.weights(), policy_version=3)
     assert (manifest.adapter is None) == (published == "merged")
     engine = TransformersEngine(
         EngineSetup(

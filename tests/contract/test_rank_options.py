@@ -19,9 +19,9 @@ from consumer.gradient.assembly import make_learner
 from consumer.gradient.learner import OptimizerStep
 from consumer.model import sharded_loading
 from consumer.model.rows import local_rows
-from consumer.ranks.base import OneRank, Ranks
+from consumer.ranks.base import Ranks
 from consumer.ranks.group import RankGroup
-from consumer.ranks.membership import follow_lead, lead
+from consumer.ranks.membership import join
 from consumer.ranks.orders import Exchange
 from consumer.ranks.rank import Rank
 from contracts.settings import StackSettings
@@ -162,7 +162,7 @@ def be_rank(rank: int, folder: Path) -> None:
     """Rank 0 writes {variant: [digest before training, after it by two ranks, by one]}."""
     settings = StackSettings(model_root=str(folder))
     first = spec_of(next(iter(VARIANTS)))
-    member = lead(first, device="cpu") if rank == 0 else follow_lead(device="cpu")
+    member = join(first if rank == 0 else None, device="cpu")
     digests: dict[str, list[str]] = {}
     reads: list[int] = []
     count_reads(reads)
@@ -179,7 +179,7 @@ def be_rank(rank: int, folder: Path) -> None:
             Rank(exchange, learner, patience_s=DEADLINE_S).run()
             continue
         group = RankGroup(exchange, learner, answer_s=DEADLINE_S, patience_s=DEADLINE_S)
-        one = OneRank(make_learner(settings, spec_of(variant, trainer__world_size=1, trainer__sharding="none")))
+        one = Ranks(make_learner(settings, spec_of(variant, trainer__world_size=1, trainer__sharding="none")))
         before = digest_of(one)
         digests[variant] = [before, digest_after_training(group), digest_after_training(one)]
     if rank == 0:

@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from consumer.model.policy import load_model, load_whole
 from consumer.model.rows import gathered, is_shared
 from consumer.model.sharded_loading import load_sharded
-from consumer.ranks.membership import follow_lead, lead
+from consumer.ranks.membership import join
 from contracts.errors import InvalidInput
 from contracts.spec import JobSpec, ModelSpec
 from contracts.spec_tables.root import SpecRoot
@@ -62,7 +62,7 @@ def tensors_of(model: nn.Module) -> dict[str, Tensor]:
 
 def be_rank(rank: int, folder: Path) -> None:
     """Each rank writes {model: whether it is the same, or why it is refused}."""
-    _ = lead(spec(), device="cpu") if rank == 0 else follow_lead(device="cpu")
+    _ = join(spec() if rank == 0 else None, device="cpu")
     mesh, device = init_device_mesh("cpu", (2,)), torch.device("cpu")
     said: dict[str, Any] = {}
 

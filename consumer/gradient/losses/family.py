@@ -74,9 +74,8 @@ class LossTerms:
     loss_sum: Tensor
     """Scalar with gradient, undivided: see `Normaliser`."""
     num_clipped_low: int
-    """Tokens whose loss the lower clip changed."""
+    """Tokens whose loss the lower clip changed, and the upper one next."""
     num_clipped_high: int
-    """Tokens whose loss the upper clip changed."""
     can_clip: bool
     """Whether the ratio is anything but exactly 1."""
     num_corrected: int
@@ -84,13 +83,8 @@ class LossTerms:
     k3_sum: float
     """Sum of k3 over tokens; 0.0 without a reference."""
     entropy_sum: float
-    """Sum of entropies over tokens, in nats; 0.0 where they were not measured."""
+    """Sum of entropies over num_entropy_tokens, in nats; 0.0 where they were not measured."""
     num_entropy_tokens: int
-    """Tokens of that sum."""
-
-    @property
-    def num_clipped(self) -> int:
-        return self.num_clipped_low + self.num_clipped_high
 
 
 def family_loss(

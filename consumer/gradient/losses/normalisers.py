@@ -33,11 +33,11 @@ class Normaliser:
 
 
 def _response_means(token_loss: Tensor, loss_mask: Tensor, _sizes: BatchSizes) -> Tensor:
-    return (_masked(token_loss, loss_mask).sum(dim=1) / loss_mask.sum(dim=1)).sum()
+    return (token_loss.masked_fill(~loss_mask, 0.0).sum(dim=1) / loss_mask.sum(dim=1)).sum()
 
 
 def _token_sum(token_loss: Tensor, loss_mask: Tensor, _sizes: BatchSizes) -> Tensor:
-    return _masked(token_loss, loss_mask).sum()
+    return token_loss.masked_fill(~loss_mask, 0.0).sum()
 
 
 def _budget_shares(token_loss: Tensor, loss_mask: Tensor, sizes: BatchSizes) -> Tensor:
@@ -46,10 +46,6 @@ def _budget_shares(token_loss: Tensor, loss_mask: Tensor, sizes: BatchSizes) -> 
 
 def _batch_mean(token_loss: Tensor, loss_mask: Tensor, sizes: BatchSizes) -> Tensor:
     return _token_sum(token_loss, loss_mask, sizes) / sizes.num_tokens
-
-
-def _masked(token_loss: Tensor, loss_mask: Tensor) -> Tensor:
-    return token_loss.masked_fill(~loss_mask, 0.0)
 
 
 RESPONSE_MEAN = Normaliser(reduce=_response_means, counts="completions")
@@ -61,4 +57,3 @@ CONSTANT = Normaliser(reduce=_budget_shares, counts="completions")
 BATCH_TOKEN_MEAN = Normaliser(reduce=_batch_mean, counts="batches")
 """Token mean inside each rollout batch, then the mean over rollout batches."""
 NORMALISERS = (RESPONSE_MEAN, TOKEN_MEAN, CONSTANT, BATCH_TOKEN_MEAN)
-"""All there are."""

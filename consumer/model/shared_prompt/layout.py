@@ -50,9 +50,9 @@ class SharedPromptLayout:
     windows_seen: list[int | None] = field(default_factory=list)
     """The window of each attention layer that was called, in the order of calls: a trial reads it."""
     response_masks: dict[int | None, Tensor] = field(default_factory=dict)
-    """Masks by window: see `response_mask`."""
+    """Masks by window, each made once for all layers of that window."""
     block_masks: dict[int | None, BlockMask] = field(default_factory=dict)
-    """FlexAttention's masks by window, each made once for all layers of that window."""
+    """FlexAttention's, likewise."""
 
     @property
     def num_tokens(self) -> int:
@@ -116,11 +116,8 @@ class SharedPromptLayout:
 
     def response_mask(self, window: int | None) -> Tensor:
         """bool [r, 1, R, P + R]: a response token sees its prompt, itself, and those before it in its response."""
-        if window not in self.response_masks:
-            self.response_masks[window] = self._response_mask(window)
-        return self.response_masks[window]
-
-    def _response_mask(self, window: int | None) -> Tensor:
+        if window in self.response_masks:
+            return self.response_masks[window]
         width, length = self.prompt_tokens.shape[1], self.response_tokens.shape[1]
         prompt_length = self._tensor([group.prompt_tokens for group in self.groups])[self.prompt_of_response]
         prompt_index = torch.arange(width, device=self.device)
@@ -134,7 +131,8 @@ class SharedPromptLayout:
             mask[:, :, :width] &= prompt_length[:, None, None] + index[:, None] - prompt_index < window
             mask[:, :, width:] &= index[:, None] - index[None, :] < window
         # One mask for all heads.
-        return mask[:, None]
+        self.response_masks[window] = mask[:, None]
+        return self.response_masks[window]
 
     def _starts(self) -> list[tuple[int, GroupLengths]]:
         starts = np.cumsum([0, *(group.num_tokens for group in self.groups)]).tolist()

@@ -9,7 +9,8 @@ import pytest
 import reasoning_gym
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from consumer.datasets.base import Dataset, load_dataset
+from consumer.datasets.base import load_dataset
+from consumer.datasets.examples import ExampleSets
 from consumer.datasets.prompts import PromptSource
 from contracts.encoding.arrays import unpack_int32
 from contracts.encoding.wire import convert
@@ -32,7 +33,9 @@ ONE_DIGIT = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
 CHAIN_SUM = ReasoningGymDataset(task="chain_sum", params=dict(ONE_DIGIT), num_train_prompts=300)
 
 
-def load(spec: DatasetSpec, *, num_evaluation: int = 16, seed: int = 0, model_root: Path = Path("nowhere")) -> Dataset:
+def load(
+    spec: DatasetSpec, *, num_evaluation: int = 16, seed: int = 0, model_root: Path = Path("nowhere")
+) -> ExampleSets:
     return load_dataset(spec, num_evaluation=num_evaluation, seed=seed, model_root=SpecRoot(model_root))
 
 
@@ -63,7 +66,7 @@ def tokenizer() -> PreTrainedTokenizerBase:
 
 
 def source(
-    tokenizer: PreTrainedTokenizerBase, spec: JobSpec, *, dataset: Dataset | None = None, context_tokens: int = 512
+    tokenizer: PreTrainedTokenizerBase, spec: JobSpec, *, dataset: ExampleSets | None = None, context_tokens: int = 512
 ) -> PromptSource:
     return PromptSource(
         dataset or load(AdditionDataset()), tokenizer=tokenizer, spec=spec, context_tokens=context_tokens

@@ -62,7 +62,7 @@ class Run:
         draw = torch.Generator().manual_seed(version)
         for parameter in self.policy.trained_parameters().values():
             parameter.data[:1] += 0.1 * torch.randn(parameter[:1].shape, generator=draw)
-        tensors = {name: tensor.clone() for name, tensor in self.policy.weight_tensors().items()}
+        tensors = {name: tensor.clone() for name, tensor in self.policy.weights().items()}
         self.digests[version] = tensors_digest(tensors)
         return tensors
 
@@ -124,7 +124,7 @@ def as_rows_of_ranks(run: Run) -> None:
 
 
 def as_a_version(run: Run) -> None:
-    publish(run.publisher, run.policy.weight_tensors(), policy_version=1)
+    publish(run.publisher, run.policy.weights(), policy_version=1)
 
 
 @pytest.mark.parametrize("chain", [True, False])

@@ -138,7 +138,7 @@ def test_numbers_of_an_iteration_by_hand() -> None:
 def test_the_divisor_counts_what_the_loss_says(algorithm: dict[str, Any], divisor: float) -> None:
     advantages = [(1.0, -1.0) + (0.0,) * 6, (1.0, -1.0, 1.0, -1.0) + (0.0,) * 4]
     batches = [stats(index, num_tokens=10 * (index + 1), advantages=advantages[index]) for index in range(2)]
-    assert sum(batch.num_completions for batch in batches) == 16
+    assert sum(len(batch.rewards) for batch in batches) == 16
     scaling = iteration_scaling(batches, AlgorithmSpec(**algorithm))
     assert scaling.divisor == pytest.approx(divisor, rel=1e-15)
     assert scaling.baseline == 0.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,11 +55,11 @@ def logprobs(policy: Policy) -> Tensor:
     return response_logprobs(policy.model, micro_batch, 1.0)
 
 
-def copies(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in tensors.items()}
 
 
-def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+def same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
@@ -74,7 +74,7 @@ def refused(policy: Policy, *target_modules: str) -> str:
 def test_a_policy_with_new_adapters_is_the_model_bit_for_bit(tmp_path: Path, *, tied: bool) -> None:
     plain = load(tiny_model_folder(tmp_path, tied=tied))
     policy = load(tmp_path / "qwen3").with_adapters(LoraSpec(), seed=0)
-    assert same(policy.weight_tensors(), plain.weight_tensors())
+    assert same(policy.weights(), plain.weights())
     assert torch.equal(logprobs(policy), logprobs(plain))
 
 
@@ -116,13 +116,13 @@ def test_the_first_adapters_are_a_function_of_the_seed(tmp_path: Path) -> None:
 def test_adapters_are_float32_and_published_weights_have_the_dtype_of_the_model(tmp_path: Path, dtype: str) -> None:
     policy = load(tiny_model_folder(tmp_path), dtype=dtype).with_adapters(LoraSpec(), seed=0)
     assert {p.dtype for p in policy.trained_parameters().values()} == {torch.float32}
-    assert {t.dtype for t in moved(policy).weight_tensors().values()} == {getattr(torch, dtype)}
+    assert {t.dtype for t in moved(policy).weights().values()} == {getattr(torch, dtype)}
 
 
 def test_the_merged_model_gives_the_log_probs_of_the_model_with_adapters(tmp_path: Path) -> None:
     folder = tiny_model_folder(tmp_path)
     policy, merged, base = moved(load(folder).with_adapters(LoraSpec(), seed=0)), load(folder), load(folder)
-    merged.load_state_tensors(policy.weight_tensors())
+    merged.load_state_tensors(policy.weights())
     torch.testing.assert_close(logprobs(policy), logprobs(merged), rtol=0, atol=1e-5)
     assert (logprobs(policy) - logprobs(base)).abs().max() > 0.1
 
@@ -160,8 +160,8 @@ def test_a_tied_head_an_embedding_and_unknown_names_are_refused(tmp_path: Path) 
 def test_a_head_of_its_own_can_have_an_adapter(tmp_path: Path) -> None:
     folder = tiny_model_folder(tmp_path, tied=False)
     policy = load(folder).with_adapters(LoraSpec(target_modules=("lm_head",)), seed=0)
-    base = copies(policy.weight_tensors())
-    changed = moved(policy).weight_tensors()
+    base = copies(policy.weights())
+    changed = dict(moved(policy).weights())
     assert [name for name in base if not torch.equal(base[name], changed[name])] == ["lm_head.weight"]
 
 
@@ -232,7 +232,7 @@ def halved(tmp_path: Path, *, tied: bool = True, **options: Any) -> Policy:
 def as_a_generator_holds_it(policy: Policy, folder: Path) -> Policy:
     """The published weights in a model without adapters."""
     plain = load(folder, dtype="bfloat16")
-    plain.load_state_tensors(policy.weight_tensors())
+    plain.load_state_tensors(policy.weights())
     return plain
 
 
@@ -270,7 +270,7 @@ def test_where_merging_rounds_the_matrices_get_the_gradient_of_the_rounded_weigh
 
 def test_steps_too_small_for_bfloat16_add_up_in_the_matrices(tmp_path: Path) -> None:
     policy = halved(tmp_path)
-    before = copies(policy.weight_tensors())
+    before = copies(policy.weights())
     with torch.no_grad():
         for name, parameter in policy.trained_parameters().items():
             parameter.fill_(1e-3 if ".lora_A." in name else 0.0)
@@ -280,7 +280,7 @@ def test_steps_too_small_for_bfloat16_add_up_in_the_matrices(tmp_path: Path) -> 
         with torch.no_grad():
             policy.trained_parameters()[name_b].add_(1e-3)
         policy.follow()
-        changed.append(sum(int((before[name] != now).sum()) for name, now in policy.weight_tensors().items()))
+        changed.append(sum(int((before[name] != now).sum()) for name, now in policy.weights().items()))
     assert changed[0] < 0.1 * changed[-1]
     assert changed[-1] > 500
 
@@ -291,15 +291,15 @@ def test_where_merging_rounds_the_base_is_what_it_was_inside_and_after(tmp_path:
     base_digest = policy.base_digest
     moved(policy, seed=1)
     trained = moved(policy, seed=2)
-    expected, published = logprobs(trained), copies(trained.weight_tensors())
+    expected, published = logprobs(trained), copies(trained.weights())
     with trained.without_adapters():
         assert torch.equal(logprobs(trained), logprobs(plain))
     assert torch.equal(logprobs(trained), expected)
-    assert same(trained.weight_tensors(), published)
-    assert same(trained.base_tensors(), plain.weight_tensors())
+    assert same(trained.weights(), published)
+    assert same(trained.base_tensors(), plain.weights())
     assert tensors_digest(trained.base_tensors()) == base_digest
     again = moved(load(tmp_path / "qwen3", dtype="bfloat16").with_adapters(TARGETS, seed=0), seed=2)
-    assert same(again.weight_tensors(), published)
+    assert same(again.weights(), published)
 
 
 def test_where_merging_rounds_a_restored_policy_goes_on_from_the_published_weights(tmp_path: Path) -> None:
@@ -313,7 +313,7 @@ def test_where_merging_rounds_a_restored_policy_goes_on_from_the_published_weigh
         fresh,
         PolicyOptimizer(fresh.trained_parameters(), OptimizerSpec(learning_rate=0.1)),
     )
-    assert same(fresh.weight_tensors(), policy.weight_tensors())
+    assert same(fresh.weights(), policy.weights())
     assert torch.equal(logprobs(fresh), logprobs(policy))
 
 
@@ -341,12 +341,12 @@ def test_a_checkpoint_holds_adapters_alone_and_restores_them(tmp_path: Path) -> 
     before, optimizer = copies(policy.state_tensors()), stepped(policy)
     assert not same(before, policy.state_tensors())
     written = checkpoint_of(policy, optimizer, tmp_path / "i000000")
-    assert written < 0.2 * sum(tensor.nbytes for tensor in policy.weight_tensors().values())
+    assert written < 0.2 * sum(tensor.nbytes for tensor in policy.weights().values())
 
     fresh = load(folder).with_adapters(ATTENTION, seed=5)
     fresh_optimizer = PolicyOptimizer(fresh.trained_parameters(), OptimizerSpec())
     restore_state(read_checkpoint(tmp_path / "i000000"), fresh, fresh_optimizer)
-    assert same(fresh.weight_tensors(), policy.weight_tensors())
+    assert same(fresh.weights(), policy.weights())
     assert same(fresh_optimizer.state_tensors(), optimizer.state_tensors())
 
 
@@ -378,7 +378,7 @@ def stepped(policy: Policy) -> PolicyOptimizer:
 
 def checkpoint_of(policy: Policy, optimizer: PolicyOptimizer, folder: Path) -> int:
     """Bytes of its model file."""
-    digest = tensors_digest(policy.weight_tensors())
+    digest = tensors_digest(policy.weights())
     write_checkpoint(
         folder,
         job_id="job",

@@ -56,7 +56,7 @@ class Run:
         self.optimizer.step(learning_rate_at(iteration, SPEC.optimizer, SPEC.iterations))
 
     def digest(self) -> str:
-        return tensors_digest(self.policy.weight_tensors())
+        return tensors_digest(self.policy.weights())
 
     def save(self, checkpoints: Path, iteration: int) -> Path:
         folder = checkpoints / f"i{iteration:06d}"

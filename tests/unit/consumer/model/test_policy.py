@@ -41,18 +41,18 @@ def test_a_saved_folder_loads_as_it_was_saved(tmp_path: Path, architecture: str)
     saved = load_file(folder / "model.safetensors")
     assert policy.context_tokens == 128
     assert not policy.model.training
-    assert policy.weight_tensors().keys() == saved.keys()
-    assert all(torch.equal(tensor, saved[name]) for name, tensor in policy.weight_tensors().items())
+    assert policy.weights().keys() == saved.keys()
+    assert all(torch.equal(tensor, saved[name]) for name, tensor in policy.weights().items())
 
 
 def test_parameters_take_the_dtype_of_the_spec(tmp_path: Path) -> None:
     policy = load(tiny_model_folder(tmp_path), dtype="bfloat16")
-    assert {tensor.dtype for tensor in policy.weight_tensors().values()} == {torch.bfloat16}
+    assert {tensor.dtype for tensor in policy.weights().values()} == {torch.bfloat16}
 
 
 def test_a_tied_head_is_one_weight_and_an_untied_head_is_two(tmp_path: Path) -> None:
-    assert "lm_head.weight" not in load(tiny_model_folder(tmp_path / "tied")).weight_tensors()
-    assert "lm_head.weight" in load(tiny_model_folder(tmp_path / "untied", tied=False)).weight_tensors()
+    assert "lm_head.weight" not in load(tiny_model_folder(tmp_path / "tied")).weights()
+    assert "lm_head.weight" in load(tiny_model_folder(tmp_path / "untied", tied=False)).weights()
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -67,7 +67,7 @@ def test_the_token_embedding_is_one_also_where_it_is_the_head_and_a_head_of_its_
         if is_decayed(name, parameter, embeddings=policy.embedding_names())
     }
     assert ("lm_head.weight" in decayed) == (not tied)
-    assert {name.rpartition("layers.")[2] for name in policy.weight_tensors().keys() - decayed} == {
+    assert {name.rpartition("layers.")[2] for name in policy.weights().keys() - decayed} == {
         "model.embed_tokens.weight",
         "model.norm.weight",
         *(f"{layer}.{norm}.weight" for layer in (0, 1) for norm in ("input_layernorm", "post_attention_layernorm")),

@@ -17,7 +17,7 @@ from consumer.gradient.learner import Learner, OptimizerStep
 from consumer.model import published_weights
 from consumer.model.published_weights import NOWHERE, PublishedWeights, WeightStream
 from consumer.model.rows import gathered
-from consumer.ranks.membership import follow_lead, lead
+from consumer.ranks.membership import join
 from contracts.errors import TrainingDiverged
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
@@ -79,14 +79,14 @@ def test_a_step_gives_each_weight_once_with_its_new_value(
     with torch.no_grad():
         for parameter in learner.policy.trained_parameters().values():
             parameter.add_(0.25)
-    before, kept = learner.policy.weight_tensors(), Kept()
+    before, kept = dict(learner.policy.weights()), Kept()
     before = {name: tensor.clone() for name, tensor in before.items()}
     if dtype == "bfloat16" and lora is None:
         with torch.no_grad():
             for name, master in learner.optimizer.stepped.items():
                 master.copy_(before[name])
     learner.step(step_by(1.0), kept)
-    after = learner.policy.weight_tensors()
+    after = dict(learner.policy.weights())
     assert kept.tensors.keys() == after.keys()
     assert all(torch.equal(tensor, after[name]) for name, tensor in kept.tensors.items())
     moved = {name for name, tensor in after.items() if not torch.equal(tensor, before[name])}
@@ -124,7 +124,7 @@ def test_a_step_that_diverges_leaves_no_version(tmp_path: Path) -> None:
 
 def be_rank(rank: int, root: Path) -> None:
     sharded = spec(trainer__world_size=2, trainer__sharding="fsdp", timeouts__ranks_s=60.0)
-    member = lead(sharded, device="cpu") if rank == 0 else follow_lead(device="cpu")
+    member = join(sharded if rank == 0 else None, device="cpu")
     learner = make_learner(StackSettings(model_root=str(root)), member.spec, member.place)
     publication.PASSING_BYTES = 1
     memory = GatheredMemory()

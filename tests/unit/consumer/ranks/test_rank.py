@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from consumer.gradient.assembly import make_learner
-from consumer.ranks.membership import follow_lead, lead
+from consumer.ranks.membership import join
 from consumer.ranks.orders import Begin, Done, End, Exchange, Failed, TrainBatch
 from consumer.ranks.rank import Rank, checksum
 from contracts.errors import ContractViolation, FenceViolation
@@ -25,7 +25,7 @@ def spec() -> JobSpec:
 
 def be_rank(rank: int, folder: Path) -> None:
     """Rank 1's weights are off by 1e-6; the store's server is rank 0's."""
-    member = lead(spec(), device="cpu") if rank == 0 else follow_lead(device="cpu")
+    member = join(spec() if rank == 0 else None, device="cpu")
     learner = make_learner(StackSettings(model_root=str(folder)), member.spec, member.place)
     with torch.no_grad():
         next(iter(learner.policy.trained_parameters().values()))[0, 0] += rank * 1e-6
