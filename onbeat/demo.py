@@ -98,12 +98,8 @@ def run_demo(spec: JobSpec, plan: StackPlan, console: Console) -> DemoSummary:
     finished = _run_on_stack(spec, plan, console)
     folder = RunFolder(plan.run_root.resolve(), finished.status.job_id)
     write_audit(folder, finished.status, finished.audit)
-    verdict = verify_run(
-        finished.audit,
-        spec,
-        complete=finished.status.state is JobState.SUCCEEDED,
-        digests_on_disk=digests_on_disk(folder),
-    )
+    is_complete = finished.status.state is JobState.SUCCEEDED
+    verdict = verify_run(finished.audit, spec, complete=is_complete, digests_on_disk=digests_on_disk(folder))
     evaluations = list(finished.progress.evaluations.values())
     figures = draw_figures(folder, metrics=finished.metrics, evaluations=evaluations, title=spec.name)
     summary = summarise(spec, plan, finished, verdict, folder=folder, figures=figures)

@@ -62,7 +62,7 @@ class Pipeline:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        refused = refusals(self.broker) if error is None and self.redis.is_running else []
+        refused = refusals(self.broker) if error is None and self.redis.child.is_running else []
         self.close()
         assert not refused, f"a role lacks a right that its part needs: {refused}"
 

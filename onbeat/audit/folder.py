@@ -7,7 +7,7 @@ from pathlib import Path
 from contracts.encoding.wire import Record, decode_json, encode_json
 from contracts.errors import InvalidInput, NotFound
 from contracts.events import AuditRecord
-from contracts.jobs import JobStatus
+from contracts.jobs import JobState, JobStatus
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
 from onbeat.audit.chain import AuditEntry, Verdict, verify_run
@@ -73,9 +73,5 @@ def _unreadable(folder: RunFolder) -> NotFound:
 
 def verify_folder(folder: RunFolder, status: JobStatus, entries: list[AuditEntry]) -> Verdict:
     """Checks the chain, and the weights that the folder still holds."""
-    return verify_run(
-        entries,
-        read_spec(folder),
-        complete=status.state.value == "succeeded",
-        digests_on_disk=digests_on_disk(folder),
-    )
+    is_complete = status.state is JobState.SUCCEEDED
+    return verify_run(entries, read_spec(folder), complete=is_complete, digests_on_disk=digests_on_disk(folder))

@@ -5,14 +5,7 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass, field
 
-from contracts.events import (
-    BatchDead,
-    EvaluationFinished,
-    IterationCommitted,
-    IterationMetrics,
-    JobEvent,
-    TrainerStarted,
-)
+from contracts import events
 from contracts.jobs import EvaluationScore, JobStatus
 
 RECENT = 10
@@ -24,28 +17,28 @@ class JobProgress:
     """Mutable on purpose: one follower owns it."""
 
     status: JobStatus
-    iterations: dict[int, IterationMetrics] = field(default_factory=dict)
+    iterations: dict[int, events.IterationMetrics] = field(default_factory=dict)
     """By iteration; a replayed one replaces its first metrics."""
     evaluations: dict[int, EvaluationScore] = field(default_factory=dict)
     num_trainer_starts: int = 0
     dead_batches: list[str] = field(default_factory=list)
 
-    def apply(self, event: JobEvent) -> None:
-        if isinstance(event, IterationCommitted):
+    def apply(self, event: events.JobEvent) -> None:
+        if isinstance(event, events.IterationCommitted):
             self.iterations[event.metrics.iteration] = event.metrics
-        elif isinstance(event, EvaluationFinished):
+        elif isinstance(event, events.EvaluationFinished):
             self.evaluations[event.score.iteration] = event.score
-        elif isinstance(event, TrainerStarted):
+        elif isinstance(event, events.TrainerStarted):
             self.num_trainer_starts += 1
-        elif isinstance(event, BatchDead):
+        elif isinstance(event, events.BatchDead):
             self.dead_batches.append(event.batch_id)
 
     @property
-    def in_order(self) -> list[IterationMetrics]:
+    def in_order(self) -> list[events.IterationMetrics]:
         return [self.iterations[iteration] for iteration in sorted(self.iterations)]
 
     @property
-    def latest(self) -> IterationMetrics | None:
+    def latest(self) -> events.IterationMetrics | None:
         return self.in_order[-1] if self.iterations else None
 
     @property

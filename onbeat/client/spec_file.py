@@ -56,7 +56,7 @@ def apply_setting(values: dict[str, Any], setting: str) -> None:
     target: Any = values
     for depth, key in enumerate(keys[:-1]):
         target = _child(target, key, path=".".join(keys[: depth + 1]))
-    _assign(target, keys[-1], parse_value(text.strip()), path=dotted.strip())
+    target[_key(target, keys[-1], path=dotted.strip())] = parse_value(text.strip())
 
 
 def parse_value(text: str) -> Any:
@@ -71,24 +71,17 @@ def parse_value(text: str) -> Any:
 
 
 def _child(container: Any, key: str, *, path: str) -> Any:
-    if isinstance(container, list):
-        return container[_index(container, key, path=path)]
-    child = container.setdefault(key, {})
+    place = _key(container, key, path=path)
+    child = container.setdefault(key, {}) if isinstance(container, dict) else container[place]
     if not isinstance(child, dict | list):
         raise InvalidInput("is a value, not a table", field=path, cure="set it directly, without a further key")
     return child
 
 
-def _assign(container: Any, key: str, value: Any, *, path: str) -> None:
-    if isinstance(container, list):
-        container[_index(container, key, path=path)] = value
-    elif isinstance(container, dict):
-        container[key] = value
-    else:
-        raise InvalidInput("is a value, not a table", field=path.rpartition(".")[0])
-
-
-def _index(container: Sequence[Any], key: str, *, path: str) -> int:
+def _key(container: Any, key: str, *, path: str) -> Any:
+    """What the container is asked by: a table's key, or a position in a list."""
+    if isinstance(container, dict):
+        return key
     if not key.isdecimal() or int(key) >= len(container):
         raise InvalidInput(f"`{key}` is not an entry of a list of {len(container)}", field=path, cure="count from 0")
     return int(key)

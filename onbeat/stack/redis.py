@@ -63,9 +63,7 @@ class EmbeddedRedis:
     The folder is private to one server: its files are readable by their owner alone, and hold the passwords as hashes.
     """
 
-    def __init__(
-        self, folder: Path, *, log_path: Path | None = None, binary: Path | None = None, port: int | None = None
-    ) -> None:
+    def __init__(self, folder: Path, *, log_path: Path | None = None, port: int | None = None) -> None:
         self.folder = folder.resolve()
         self.port = port or free_port()
         self.server: RedisServer | None = None
@@ -73,9 +71,9 @@ class EmbeddedRedis:
         self._passwords = {role: secrets.token_urlsafe(24) for role in (OPERATOR, *ROLES)}
         self._configuration = self.folder / "redis.conf"
         self._users = self.folder / "users.acl"
-        self._child = ChildProcess(
+        self.child = ChildProcess(
             "redis",
-            command=(str(binary or find_server_binary()), str(self._configuration)),
+            command=(str(find_server_binary()), str(self._configuration)),
             environment=dict(os.environ),
             log_path=log_path or self.folder / "redis.log",
         )
@@ -89,30 +87,18 @@ class EmbeddedRedis:
         """The same for a process that has this role of broker/connection/roles.py, and its rights alone."""
         return f"redis://{role}:{self._passwords[role]}@127.0.0.1:{self.port}/0"
 
-    @property
-    def child(self) -> ChildProcess:
-        return self._child
-
-    @property
-    def pid(self) -> int | None:
-        return self._child.pid
-
-    @property
-    def is_running(self) -> bool:
-        return self._child.is_running
-
     def start(self, *, deadline_s: float = START_DEADLINE_S) -> None:
         """Returns when it answers. Raises Unavailable with the end of the log, DeadlineExceeded, InvalidInput."""
         for attempt in range(1, PORT_ATTEMPTS + 1):
             self._write_configuration()
-            self._child.start()
+            self.child.start()
             if self._answers(deadline_s):
                 return
-            if self._fixed_port or attempt == PORT_ATTEMPTS or "in use" not in self._child.tail():
+            if self._fixed_port or attempt == PORT_ATTEMPTS or "in use" not in self.child.tail():
                 break
             # Another process took the port between our look and the server's bind.
             self.port = free_port()
-        raise Unavailable(f"the server ended at its start:\n{self._child.tail()}", field="redis")
+        raise Unavailable(f"the server ended at its start:\n{self.child.tail()}", field="redis")
 
     def load_scripts(self) -> None:
         """Gives the server its scripts, which it forgets when it ends; no role may bring its own."""
@@ -120,15 +106,15 @@ class EmbeddedRedis:
 
     def stop(self) -> None:
         """Sends SIGTERM: the server writes its append-only file to disk and ends. Sends SIGKILL after a grace."""
-        self._child.stop(grace_s=STOP_GRACE_S)
+        self.child.stop(grace_s=STOP_GRACE_S)
 
     def kill(self) -> None:
         """Sends SIGKILL, as a crash would: up to the last second of writes may be lost."""
-        self._child.kill()
+        self.child.kill()
 
     def restart(self) -> None:
         """Starts the server again over the same data, after `kill` or `stop`, or stops it first."""
-        if self.is_running:
+        if self.child.is_running:
             self.stop()
         self._fixed_port = True
         self.start()
@@ -143,7 +129,7 @@ class EmbeddedRedis:
     def _answers(self, deadline_s: float) -> bool:
         """True when the server answered and has its scripts, False when the process ended."""
         waiting = Waiting("Redis to answer PING", deadline_s=deadline_s)
-        while self._child.is_running:
+        while self.child.is_running:
             try:
                 self.server = probe(self.url)
                 # Only our own server knows the loader: one without a password takes any for the operator's.
@@ -154,7 +140,7 @@ class EmbeddedRedis:
             except InvalidInput:
                 # Another server has the port and refuses us; ours is about to end.
                 waiting.poke()
-                self._child.wait(POLL_S)
+                self.child.wait(POLL_S)
             else:
                 return True
         return False

@@ -11,17 +11,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from contracts.events import (
-    BatchDead,
-    CheckpointWritten,
-    EvaluationFinished,
-    IterationCommitted,
-    IterationMetrics,
-    JobEvent,
-    MismatchAlarm,
-    StateChanged,
-    TrainerStarted,
-)
+from contracts import events
 from contracts.jobs import EvaluationScore, JobState
 from onbeat.client.progress import JobProgress
 from onbeat.terminal.words import UNKNOWN, by_reason, count, duration, one_line, plural, score, share, short, sparkline
@@ -40,7 +30,7 @@ STATE_STYLES = {
 class JobView(Protocol):
     """What a follower shows."""
 
-    def event(self, event: JobEvent, progress: JobProgress) -> None: ...
+    def event(self, event: events.JobEvent, progress: JobProgress) -> None: ...
 
     def refresh(self, progress: JobProgress) -> None: ...
 
@@ -55,7 +45,7 @@ class LiveView:
     def __init__(self, console: Console) -> None:
         self._live = Live(console=console, refresh_per_second=FRAMES_PER_S, transient=False)
 
-    def event(self, event: JobEvent, progress: JobProgress) -> None:
+    def event(self, event: events.JobEvent, progress: JobProgress) -> None:
         self._live.update(panel(progress))
 
     def refresh(self, progress: JobProgress) -> None:
@@ -75,7 +65,7 @@ class PlainView:
     def __init__(self, console: Console) -> None:
         self._console = console
 
-    def event(self, event: JobEvent, progress: JobProgress) -> None:
+    def event(self, event: events.JobEvent, progress: JobProgress) -> None:
         if line := event_line(event, progress):
             self._console.print(one_line(line), soft_wrap=True)
 
@@ -168,7 +158,7 @@ def _evaluation_row(before: EvaluationScore | None, latest: EvaluationScore | No
     return Text(f"{'   '.join(parts)}   on {plural(latest.num_prompts, 'prompt')} that are never trained")
 
 
-def _speed_row(latest: IterationMetrics | None) -> RenderableType:
+def _speed_row(latest: events.IterationMetrics | None) -> RenderableType:
     if latest is None:
         return Text(UNKNOWN, "dim")
     wall_s = latest.wall_s or 1.0
@@ -179,34 +169,34 @@ def _speed_row(latest: IterationMetrics | None) -> RenderableType:
     )
 
 
-def event_line(event: JobEvent, progress: JobProgress) -> str:
+def event_line(event: events.JobEvent, progress: JobProgress) -> str:
     """One line, "" for an event that a reader of lines need not see."""
-    if isinstance(event, IterationCommitted):
+    if isinstance(event, events.IterationCommitted):
         return iteration_line(event.metrics, progress)
-    if isinstance(event, EvaluationFinished):
+    if isinstance(event, events.EvaluationFinished):
         found = event.score
         greedy = f", greedy {score(found.greedy)}" if found.greedy is not None else ""
         return (
             f"held-out accuracy under version {found.policy_version}: sampled {score(found.sampled)}{greedy}"
             f" ({plural(found.num_prompts, 'prompt')})"
         )
-    if isinstance(event, StateChanged):
+    if isinstance(event, events.StateChanged):
         return f"job {event.state.value}{f': {event.reason}' if event.reason else ''}"
-    if isinstance(event, TrainerStarted):
+    if isinstance(event, events.TrainerStarted):
         how = "resumes" if event.resumed else "starts"
         return f"a trainer {how} at iteration {event.next_iteration} (epoch {event.trainer_epoch})"
-    if isinstance(event, CheckpointWritten):
+    if isinstance(event, events.CheckpointWritten):
         return f"checkpoint after iteration {event.iteration}: {event.directory}"
-    if isinstance(event, MismatchAlarm):
+    if isinstance(event, events.MismatchAlarm):
         return (
             f"iteration {event.iteration}: trainer and generator log-probs differ by a mean K3 of "
             f"{event.mismatch_k3:.3g} a token (alarm above {event.threshold:g}), at most by {event.mismatch_max:.3g}"
         )
-    assert isinstance(event, BatchDead)
+    assert isinstance(event, events.BatchDead)
     return f"batch {event.batch_id} was given up: {event.reason}"
 
 
-def iteration_line(metrics: IterationMetrics, progress: JobProgress) -> str:
+def iteration_line(metrics: events.IterationMetrics, progress: JobProgress) -> str:
     total = progress.status.iterations
     left = f"  {duration(progress.left_s)} left" if progress.left_s else ""
     unscorable = f"  {metrics.num_unscorable} unscorable" if metrics.num_unscorable else ""

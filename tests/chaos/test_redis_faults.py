@@ -83,7 +83,7 @@ def test_processes_outlast_a_redis_that_refuses_connections(pipeline: Pipeline, 
 def test_a_redis_that_hangs_for_longer_than_its_calls_last_loses_no_run(pipeline: Pipeline, undisturbed: str) -> None:
     """A stopped server takes connections and answers nothing; what gives up is started again, as a consumer does."""
     job_id, _ = pipeline.jobs.create(short_job())
-    redis = pipeline.redis.pid
+    redis = pipeline.redis.child.pid
     assert redis is not None
     with running(pipeline, f"consumer-{job_id}", job_id) as trainer:
         until(committed(pipeline, job_id, 2), "two iterations")

@@ -121,7 +121,7 @@ def test_a_service_that_ends_at_its_start_is_named_with_its_last_words_and_nothi
         stack.start_or_stop()
     assert all(child.exit_code is not None for child in stack.children.values())
     assert stack.redis is not None
-    assert not stack.redis.is_running
+    assert not stack.redis.child.is_running
     assert read_stack_file(stack.plan.run_root) is None
 
 

@@ -62,7 +62,7 @@ def broker(own_redis: EmbeddedRedis) -> Iterator[Broker]:
     """Connects as the operator; asserts at the end that nothing was refused to the worker or its trainers."""
     made = connect(StackSettings(redis_url=own_redis.url), patience_s=30.0)
     yield made
-    if own_redis.is_running:
+    if own_redis.child.is_running:
         assert refusals(made) == []
     made.close()
 
@@ -481,12 +481,12 @@ def test_sigterm_ends_a_consumer_and_its_trainer_without_redis(
         if has_trainer:
             holder.appears()
             trainer_pid = holder.pid
-        assert own_redis.pid
-        os.kill(own_redis.pid, signal.SIGKILL if how == "killed" else signal.SIGSTOP)
+        assert own_redis.child.pid
+        os.kill(own_redis.child.pid, signal.SIGKILL if how == "killed" else signal.SIGSTOP)
         try:
             process.terminate()
             assert process.wait(timeout=90) == 0
             assert not trainer_pid or not is_running(trainer_pid)
         finally:
             if how == "hung":
-                os.kill(own_redis.pid, signal.SIGCONT)
+                os.kill(own_redis.child.pid, signal.SIGCONT)

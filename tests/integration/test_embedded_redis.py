@@ -53,8 +53,8 @@ def test_a_client_without_the_password_is_refused(server: EmbeddedRedis) -> None
 
 def test_the_password_is_on_no_command_line_and_in_no_file_that_others_can_read(server: EmbeddedRedis) -> None:
     password = server.url.split(":")[2].split("@")[0]
-    assert server.pid is not None
-    assert password not in command_line(server.pid)
+    assert server.child.pid is not None
+    assert password not in command_line(server.child.pid)
     for path in server.folder.iterdir():
         if path.is_file() and password in path.read_text(errors="replace"):
             assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -78,23 +78,23 @@ def test_a_killed_server_comes_back_with_what_was_on_disk(server: EmbeddedRedis)
     client = redis.Redis.from_url(server.url, decode_responses=True)
     client.set("name", "kept")
     client.execute_command("WAITAOF", 1, 0, 0)
-    first = server.pid
+    first = server.child.pid
 
     server.kill()
-    assert not server.is_running
+    assert not server.child.is_running
     with pytest.raises(BrokerUnavailable):
         probe(server.url)
     server.restart()
 
-    assert server.pid != first
+    assert server.child.pid != first
     assert client.get("name") == "kept"
 
 
 def test_stop_leaves_no_process(tmp_path: Path) -> None:
     server = EmbeddedRedis(tmp_path / "redis")
     server.start()
-    assert server.pid is not None
-    before = {identity for identity in child_process.descendants(1) if identity.pid == server.pid}
+    assert server.child.pid is not None
+    before = {identity for identity in child_process.descendants(1) if identity.pid == server.child.pid}
     server.stop()
     assert not child_process.living(before)
     server.stop()
@@ -107,7 +107,7 @@ def test_a_port_that_another_server_holds_is_an_error_with_the_reason(tmp_path: 
         server = EmbeddedRedis(tmp_path / "redis", port=occupant.getsockname()[1])
         with pytest.raises(Unavailable, match=r"(?s)redis: the server ended at its start.*in use"):
             server.start()
-    assert not server.is_running
+    assert not server.child.is_running
 
 
 @pytest.mark.parametrize("has_password", [True, False])

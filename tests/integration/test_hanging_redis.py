@@ -29,18 +29,18 @@ DEADLINE_S = 300.0
 def server(tmp_path: Path) -> Iterator[EmbeddedRedis]:
     with EmbeddedRedis(tmp_path / "redis") as server:
         yield server
-        if server.is_running:
+        if server.child.is_running:
             go_on(server)
 
 
 def stop(server: EmbeddedRedis) -> None:
-    assert server.pid is not None
-    os.kill(server.pid, signal.SIGSTOP)
+    assert server.child.pid is not None
+    os.kill(server.child.pid, signal.SIGSTOP)
 
 
 def go_on(server: EmbeddedRedis) -> None:
-    assert server.pid is not None
-    os.kill(server.pid, signal.SIGCONT)
+    assert server.child.pid is not None
+    os.kill(server.child.pid, signal.SIGCONT)
 
 
 def test_calls_end_and_serve_again_when_the_server_goes_on(server: EmbeddedRedis) -> None:

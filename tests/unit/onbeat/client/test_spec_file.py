@@ -18,6 +18,7 @@ def values() -> dict[str, Any]:
         "model": {"path": "folder"},
         "dataset": {"type": "addition"},
         "reward": {"components": [{"type": "exact"}, {"type": "regex", "pattern": "x"}]},
+        "trackers": ["tensorboard"],
     }
 
 
@@ -71,6 +72,9 @@ def test_a_later_setting_wins() -> None:
         ("iterations=many", r"^iterations: expected `int`, got `str`"),
         ("iterations=0", r"^iterations: expected `int` >= 1"),
         ("iterations.deep=1", r"^iterations: is a value, not a table"),
+        ("reward.components.0.type.more.yet=1", r"^reward\.components\.0\.type: is a value, not a table"),
+        ("trackers.0.name=1", r"^trackers\.0: is a value, not a table"),
+        ("trackers.0.name.more=1", r"^trackers\.0: is a value, not a table"),
         ("iterations", r"^--set: `iterations` is not key\.path=value"),
         ("=1", r"^--set: `=1` is not key\.path=value"),
         ("model..path=1", r"^--set: `model\.\.path=1` is not key\.path=value"),
