@@ -99,8 +99,7 @@ class StackSettings(Record, frozen=True, kw_only=True):
     @property
     def most_ranks(self) -> int:
         """Most ranks of a trainer here."""
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        return self.max_ranks or cores or 1
+        return self.max_ranks or usable_cores()
 
     @property
     def run_root_path(self) -> Path:
@@ -119,6 +118,11 @@ class StackSettings(Record, frozen=True, kw_only=True):
     def environment(self) -> dict[str, str]:
         """The variables that make another process read these settings."""
         return {f"{PREFIX}{name.upper()}": str(getattr(self, name)) for name in self.__struct_fields__}
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on, which in a container are fewer than the machine has."""
+    return (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()) or 1
 
 
 def settings_from(environment: Mapping[str, str]) -> StackSettings:

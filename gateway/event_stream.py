@@ -13,6 +13,7 @@ import logging
 import re
 import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 
 from fastapi.sse import EventSourceResponse, format_sse_event
 from starlette.concurrency import run_in_threadpool
@@ -96,10 +97,8 @@ class EventStream:
         return is_final, self._jobs.events_after(self._job_id, self._after, count=MAX_EVENTS)
 
     async def _pause(self) -> None:
-        try:
+        with suppress(TimeoutError):
             await asyncio.wait_for(self._closing.wait(), timeout=POLL_S)
-        except TimeoutError:
-            return
 
 
 class CountedStream(EventSourceResponse):

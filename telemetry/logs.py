@@ -54,12 +54,14 @@ class StderrHandler(logging.StreamHandler[TextIO]):
         return sys.stderr
 
 
-class HumanLines(logging.Formatter):
-    """`12:03:44 service    info   message`; an exception follows on its own lines."""
-
+class ServiceFormatter(logging.Formatter):
     def __init__(self, service: str) -> None:
         super().__init__()
         self.service = service
+
+
+class HumanLines(ServiceFormatter):
+    """`12:03:44 service    info   message`; an exception follows on its own lines."""
 
     def format(self, record: logging.LogRecord) -> str:
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
@@ -71,12 +73,8 @@ class HumanLines(logging.Formatter):
         return f"{line}\n{trace}"
 
 
-class JsonLines(logging.Formatter):
+class JsonLines(ServiceFormatter):
     """One object a line; the exception text is a field, so that a line stays a line."""
-
-    def __init__(self, service: str) -> None:
-        super().__init__()
-        self.service = service
 
     def format(self, record: logging.LogRecord) -> str:
         fields: dict[str, object] = dict(getattr(record, "facts", {}))

@@ -17,12 +17,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from contracts.encoding.wire import Record
 from contracts.events import AuditRecord, record_digest
 from contracts.spec import JobSpec
 
 
-@dataclass(frozen=True, kw_only=True)
-class AuditEntry:
+class AuditEntry(Record, frozen=True, kw_only=True):
     """A record with the digest that the broker stored for it."""
 
     record: AuditRecord

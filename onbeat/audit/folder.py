@@ -6,7 +6,6 @@ from pathlib import Path
 
 from contracts.encoding.wire import Record, decode_json, encode_json
 from contracts.errors import InvalidInput, NotFound
-from contracts.events import AuditRecord
 from contracts.jobs import JobState, JobStatus
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
@@ -16,20 +15,14 @@ from onbeat.audit.weights import digests_on_disk
 FILE_NAME = "audit.json"
 
 
-class StoredEntry(Record, frozen=True, kw_only=True):
-    record: AuditRecord
-    digest: str
-
-
 class AuditFile(Record, frozen=True, kw_only=True):
     status: JobStatus
-    entries: tuple[StoredEntry, ...]
+    entries: tuple[AuditEntry, ...]
 
 
 def write_audit(folder: RunFolder, status: JobStatus, entries: list[AuditEntry]) -> Path:
-    stored = tuple(StoredEntry(record=entry.record, digest=entry.digest) for entry in entries)
     path = folder.path / FILE_NAME
-    path.write_bytes(encode_json(AuditFile(status=status, entries=stored)))
+    path.write_bytes(encode_json(AuditFile(status=status, entries=tuple(entries))))
     return path
 
 
@@ -44,7 +37,7 @@ def read_audit(folder: RunFolder) -> tuple[JobStatus, list[AuditEntry]]:
             field="job",
             cure="start the stack that holds it with `onbeat up`, or give --run-dir",
         ) from error
-    return stored.status, [AuditEntry(record=entry.record, digest=entry.digest) for entry in stored.entries]
+    return stored.status, list(stored.entries)
 
 
 def read_spec(folder: RunFolder) -> JobSpec:

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import psutil
+
 from contracts.encoding.wire import Record, decode_json, encode_json
 from contracts.errors import Conflict, InvalidInput, NotFound
 from contracts.settings import PREFIX
@@ -44,7 +46,7 @@ def write_stack_file(run_root: Path, stack: StackFile) -> Path:
 
 def refuse_second_stack(run_root: Path) -> None:
     existing = read_stack_file(run_root)
-    if existing is not None and existing.pid != os.getpid() and _is_alive(existing.pid):
+    if existing is not None and existing.pid != os.getpid() and psutil.pid_exists(existing.pid):
         raise Conflict(
             f"process {existing.pid} runs a stack there", field="--run-dir", cure="stop it, or choose another --run-dir"
         )
@@ -137,13 +139,3 @@ def _origin(url: str) -> tuple[str, str, int | None] | None:
     except ValueError:
         return None
     return (parts.scheme, parts.hostname, port) if parts.hostname else None
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

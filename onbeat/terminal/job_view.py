@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 from rich.console import Console, Group, RenderableType
@@ -35,28 +37,26 @@ class JobView(Protocol):
     def refresh(self, progress: JobProgress) -> None: ...
 
 
-def view_for(console: Console) -> LiveView | PlainView:
-    return LiveView(console) if console.is_terminal else PlainView(console)
+@contextmanager
+def view_for(console: Console) -> Iterator[JobView]:
+    if not console.is_terminal:
+        yield PlainView(console)
+        return
+    with Live(console=console, refresh_per_second=FRAMES_PER_S, transient=False) as live:
+        yield LiveView(live)
 
 
 class LiveView:
     """A panel that is drawn in place."""
 
-    def __init__(self, console: Console) -> None:
-        self._live = Live(console=console, refresh_per_second=FRAMES_PER_S, transient=False)
+    def __init__(self, live: Live) -> None:
+        self._live = live
 
     def event(self, event: events.JobEvent, progress: JobProgress) -> None:
         self._live.update(panel(progress))
 
     def refresh(self, progress: JobProgress) -> None:
         self._live.update(panel(progress))
-
-    def __enter__(self) -> LiveView:
-        self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._live.stop()
 
 
 class PlainView:
@@ -71,12 +71,6 @@ class PlainView:
 
     def refresh(self, progress: JobProgress) -> None:
         """Does nothing: lines come from events."""
-
-    def __enter__(self) -> PlainView:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Does nothing: there is nothing to close."""
 
 
 def panel(progress: JobProgress) -> RenderableType:

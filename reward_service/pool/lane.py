@@ -13,7 +13,8 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from threading import Lock, Thread
 
 from contracts.rewards import RewardComponent, RewardItem, Scored, Unscorable, UnscorableReason, named
@@ -53,36 +54,30 @@ class Turn:
     places: Sequence[int]
 
 
+@dataclass(kw_only=True, eq=False)
 class Work:
     """One request on its way through the lanes."""
 
-    def __init__(
-        self,
-        components: tuple[RewardComponent, ...],
-        items: tuple[RewardItem, ...],
-        *,
-        item_timeout_s: float,
-        job_id: str,
-        settles: bool,
-        number: int,
-    ) -> None:
-        self.components = components
-        self.items = items
-        self.item_timeout_s = item_timeout_s
-        self.settles = settles
-        self.number = number
-        """The request's, in its pool."""
-        self.owner = job_id or f"request {number}"
-        """The job, or the request, whose completions the scorer process of these may have met."""
-        self.cage_key = _cage_key(components, self.owner)
-        self.future: Future[Results] = Future()
-        self.num_begun = 0
-        """Guarded by the pool's condition, as is the next."""
-        self.num_at_once = 1
-        self.refusal: Unscorable | None = None
-        """Why the rubric cannot be warmed up: the remaining items get it too, instead of waiting for it again."""
-        self._results: dict[int, Scored | Unscorable] = {}
-        self._lock = Lock()
+    components: tuple[RewardComponent, ...]
+    items: tuple[RewardItem, ...]
+    item_timeout_s: float
+    owner: str
+    """The job, or the request, whose completions the scorer process of these may have met."""
+    settles: bool
+    future: Future[Results] = field(default_factory=Future)
+    num_begun: int = 0
+    """Guarded by the pool's condition, as is the next."""
+    num_at_once: int = 1
+    refusal: Unscorable | None = None
+    """Why the rubric cannot be warmed up: the remaining items get it too, instead of waiting for it again."""
+    _results: dict[int, Scored | Unscorable] = field(default_factory=dict)
+    _lock: Lock = field(default_factory=Lock)
+
+    @cached_property
+    def cage_key(self) -> str:
+        """Built-in scorers of one kind share a cage, and each request has a scorer process of its own in it."""
+        kinds = " ".join(sorted(rubric.warm_up_keys(self.components)))
+        return f"{self.owner}: {kinds}" if rubric.imports_plugins(self.components) else kinds
 
     @property
     def num_waiting(self) -> int:
@@ -290,9 +285,3 @@ class Lane(Thread):
             self._scorers.pop(key, None)
             if cage is not None:
                 cage.end()
-
-
-def _cage_key(components: tuple[RewardComponent, ...], owner: str) -> str:
-    """Built-in scorers of one kind share a cage, and each request has a scorer process of its own in it."""
-    kinds = " ".join(sorted(rubric.warm_up_keys(components)))
-    return f"{owner}: {kinds}" if rubric.imports_plugins(components) else kinds

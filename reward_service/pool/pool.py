@@ -26,7 +26,7 @@ from threading import Condition
 
 from contracts.errors import Unavailable
 from contracts.rewards import RewardComponent, RewardItem
-from contracts.settings import StackSettings
+from contracts.settings import StackSettings, usable_cores
 from reward_service.cage.cage import CageRules
 from reward_service.pool.lane import Lane, Results, Turn, Work
 from reward_service.pool.scorer_cage import ScorerCage
@@ -87,8 +87,8 @@ class ScorerPool:
                 raise Unavailable("the scorer pool is closed")
             if not self._lanes:
                 self._start_lanes()
-            number = next(self._numbers)
-            work = Work(components, items, item_timeout_s=item_timeout_s, job_id=job_id, settles=settles, number=number)
+            owner = job_id or f"request {next(self._numbers)}"
+            work = Work(components=components, items=items, item_timeout_s=item_timeout_s, owner=owner, settles=settles)
             self._turns.append(work)
             self._changed.notify(len(items))
         return work.future
@@ -192,10 +192,3 @@ class ScorerPool:
             log.warning("scorers are caged as far as this platform allows; missing: %s%s", "; ".join(missing), network)
         else:
             log.info("scorers are caged%s", network)
-
-
-def usable_cores() -> int:
-    """Cores that this process may run on, which in a container are fewer than the machine has."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
