@@ -50,10 +50,6 @@ class GatewayMetrics:
             "onbeat_live_generators", "Generators with a recent sign of life.", registry=self.registry
         )
 
-    def exposition(self) -> bytes:
-        """Prometheus text format."""
-        return generate_latest(self.registry)
-
 
 class Measure:
     """ASGI: counts each request with the head of its answer, since an event stream goes on for hours.

@@ -28,13 +28,9 @@ def check_plugins(spec: JobSpec, settings: StackSettings) -> None:
         for index, component in enumerate(spec.reward.components)
         if isinstance(component, PluginReward)
     }
-    if not wanted:
-        return
-    installed = _installed(settings)
-    if installed is None:
-        return
+    installed = _installed(settings) if wanted else None
     for index, name in wanted.items():
-        if name not in installed:
+        if installed is not None and name not in installed:
             raise InvalidInput(
                 f"the reward service has no plug-in `{name}`",
                 field=f"reward.components[{index}].entry_point",

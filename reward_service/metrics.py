@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter as Tally
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from contracts.rewards import Scored, Unscorable
 
@@ -42,7 +42,3 @@ class RewardMetrics:
         outcomes = Tally(result.reason if isinstance(result, Unscorable) else "scored" for result in results)
         for outcome, num_items in outcomes.items():
             self.items.labels(outcome).inc(num_items)
-
-    def exposition(self) -> bytes:
-        """Prometheus text format."""
-        return generate_latest(self.registry)

@@ -7,6 +7,7 @@ import time
 from http import HTTPStatus
 
 from fastapi import APIRouter, Request, Response
+from prometheus_client import generate_latest
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 
@@ -62,7 +63,7 @@ def _exposition(request: Request) -> bytes:
     metrics: RewardMetrics = request.app.state.metrics
     pool: ScorerPool = request.app.state.pool
     metrics.waiting_items.set(pool.num_waiting_items())
-    return metrics.exposition()
+    return generate_latest(metrics.registry)
 
 
 async def _answer(request: Request) -> Response:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fastapi import Request
+from prometheus_client import generate_latest
 from starlette.concurrency import run_in_threadpool
 
 from broker.presence import Presence
@@ -21,7 +22,7 @@ def _exposition(request: Request) -> bytes:
     services = services_of(request)
     services.metrics.active_jobs.set(len(services.jobs.active_jobs()))
     services.metrics.live_generators.set(len(Presence(services.broker).live()))
-    return services.metrics.exposition() + job_gauges(services.jobs, services.settings.run_root_path)
+    return generate_latest(services.metrics.registry) + job_gauges(services.jobs, services.settings.run_root_path)
 
 
 router = process_routes(require_ready=_require_ready, exposition=_exposition)
