@@ -9,7 +9,6 @@ from typing import Annotated
 
 import typer
 from msgspec.structs import replace
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -23,7 +22,7 @@ from onbeat.audit.folder import read_audit, read_spec
 from onbeat.commands import options
 from onbeat.commands.jobs import Job
 from onbeat.stack.access import run_root_from
-from onbeat.terminal.output import console_for, emit
+from onbeat.terminal.output import tell
 from onbeat.terminal.words import short
 
 
@@ -54,10 +53,7 @@ def export(
         version=version,
         adapters=adapters,
     )
-    if json_output:
-        emit(asdict(exported))
-    else:
-        _show(console_for(json_output=False), exported, has_chain=records is not None)
+    tell(asdict(exported), _table(exported, has_chain=records is not None), json_output=json_output)
 
 
 def _model_folder(spec: JobSpec, model_root: Path) -> Path:
@@ -86,7 +82,7 @@ def _run_of(
     return RunFolder(Path(access.run_root), job, weight_root=weight_root), records
 
 
-def _show(console: Console, exported: object, *, has_chain: bool) -> None:
+def _table(exported: object, *, has_chain: bool) -> Table:
     from onbeat.export import Exported
 
     assert isinstance(exported, Exported)
@@ -101,4 +97,4 @@ def _show(console: Console, exported: object, *, has_chain: bool) -> None:
         table.add_row("base", Text(exported.base))
     if not has_chain:
         table.add_row("", Text("no audit chain is at hand: the digest is the one that the checkpoint names"))
-    console.print(table)
+    return table

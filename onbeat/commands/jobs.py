@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
@@ -24,7 +24,7 @@ from onbeat.commands import options
 from onbeat.stack.access import run_dir_flag, run_root_from
 from onbeat.terminal.follow import follow
 from onbeat.terminal.job_view import STATE_STYLES, view_for
-from onbeat.terminal.output import FAILED, console_for, emit
+from onbeat.terminal.output import FAILED, console_for, emit, tell
 from onbeat.terminal.stream_report import report_tables
 from onbeat.terminal.words import one_line, plural, score, short
 
@@ -71,10 +71,7 @@ def jobs(
     """List the jobs."""
     with options.client_for(options.access_from(gateway, api_key, run_dir)) as client:
         found = client.jobs()
-    if json_output:
-        emit({"jobs": found})
-    else:
-        console_for(json_output=False).print(_job_table(found) if found else "no jobs yet: onbeat submit SPEC")
+    tell({"jobs": found}, _job_table(found) if found else "no jobs yet: onbeat submit SPEC", json_output=json_output)
 
 
 def watch(
@@ -99,10 +96,7 @@ def cancel(
     """Cancel a job: its trainer writes a checkpoint and ends."""
     with options.client_for(options.access_from(gateway, api_key, run_dir)) as client:
         status = client.cancel(job)
-    if json_output:
-        emit(status)
-    else:
-        console_for(json_output=False).print(f"{status.job_id}  {status.state.value}")
+    tell(status, f"{status.job_id}  {status.state.value}", json_output=json_output)
 
 
 def resume(
@@ -138,12 +132,7 @@ def streams(
     """Show a job's Redis streams: length, pending, age, leases, rejections, bytes."""
     with options.client_for(options.access_from(gateway, api_key, run_dir)) as client:
         report = client.streams(job)
-    if json_output:
-        emit(report)
-        return
-    console = console_for(json_output=False)
-    for table in report_tables(report):
-        console.print(table)
+    tell(report, Group(*report_tables(report)), json_output=json_output)
 
 
 def verify(
@@ -166,10 +155,7 @@ def verify(
             status, entries = client.job(job), client.audit(job)
         folder = RunFolder(Path(access.run_root), job)
     verdict = verify_folder(folder, status, entries)
-    if json_output:
-        emit(_verdict_object(job, verdict))
-    else:
-        _show_verdict(console_for(json_output=False), job, verdict)
+    tell(_verdict_object(job, verdict), _verdict_text(job, verdict), json_output=json_output)
     if not verdict.verified:
         raise typer.Exit(FAILED)
 
@@ -220,15 +206,11 @@ def _verdict_object(job: str, verdict: Verdict) -> dict[str, Any]:
     }
 
 
-def _show_verdict(console: Console, job: str, verdict: Verdict) -> None:
+def _verdict_text(job: str, verdict: Verdict) -> Text:
     facts = (
         f"{plural(verdict.num_iterations, 'iteration')}, {verdict.num_trained_batches} training and "
         f"{verdict.num_evaluation_batches} evaluation batches, {plural(verdict.num_rewinds, 'rewind')}, "
         f"{plural(verdict.num_versions_on_disk, 'weight folder')} hashed again"
     )
-    if verdict.verified:
-        console.print(Text.assemble(("verified", "green"), f"  {job}: {facts}"))
-        return
-    console.print(Text.assemble(("not verified", "red"), f"  {job}: {facts}"))
-    for gap in verdict.gaps:
-        console.print(f"  {one_line(gap)}")
+    head = ("verified", "green") if verdict.verified else ("not verified", "red")
+    return Text.assemble(head, f"  {job}: {facts}", *(f"\n  {one_line(gap)}" for gap in verdict.gaps))

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
@@ -20,7 +19,7 @@ from onbeat.demo import DemoSummary, run_demo
 from onbeat.stack.access import FILE_NAME, run_dir_flag
 from onbeat.stack.plan import StackPlan, stack_settings, threads_from
 from onbeat.stack.stack import EmbeddedStack
-from onbeat.terminal.output import FAILED, console_for, emit
+from onbeat.terminal.output import FAILED, console_for, tell
 from onbeat.terminal.words import by_reason, count, duration, one_line, plural, score
 
 TICK_S = 0.25
@@ -61,10 +60,7 @@ def demo(
     )
     console = console_for(json_output=json_output)
     summary = run_demo(job_spec, plan, console)
-    if json_output:
-        emit(summary)
-    else:
-        show_summary(console, summary)
+    tell(summary, summary_panel(summary), json_output=json_output)
     if not summary.succeeded:
         raise typer.Exit(FAILED)
 
@@ -96,10 +92,8 @@ def up(
     try:
         with console.status("starting redis, reward service, gateway, worker and generators"):
             stack.start()
-        if json_output:
-            emit({"gateway_url": stack.gateway_url, "stack_file": str(_stack_file(plan)), "pids": stack.pids})
-        else:
-            _show_stack(console, stack)
+        where = {"gateway_url": stack.gateway_url, "stack_file": str(_stack_file(plan)), "pids": stack.pids}
+        tell(where, _stack_panel(stack), json_output=json_output)
         while True:
             stack.tick()
             time.sleep(TICK_S)
@@ -109,7 +103,7 @@ def up(
         stack.stop()
 
 
-def show_summary(console: Console, summary: DemoSummary) -> None:
+def summary_panel(summary: DemoSummary) -> Panel:
     good = summary.succeeded
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
@@ -140,12 +134,10 @@ def show_summary(console: Console, summary: DemoSummary) -> None:
         flag = run_dir_flag(os.environ, Path(summary.run_dir).parent)
         table.add_row("try", Text(f"onbeat export {summary.job_id} my-model{flag}"))
     title = "succeeded and verified" if good else "not succeeded"
-    console.print(
-        Panel(table, title=title, title_align="left", border_style="green" if good else "red", padding=(1, 2))
-    )
+    return Panel(table, title=title, title_align="left", border_style="green" if good else "red", padding=(1, 2))
 
 
-def _show_stack(console: Console, stack: EmbeddedStack) -> None:
+def _stack_panel(stack: EmbeddedStack) -> Panel:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
@@ -155,7 +147,7 @@ def _show_stack(console: Console, stack: EmbeddedStack) -> None:
     table.add_row("logs", Text(str(stack.logs)))
     table.add_row("try", f"onbeat submit {DEMO_SPEC} --wait{run_dir_flag(os.environ, stack.plan.run_root)}")
     table.add_row("stop", "Ctrl-C")
-    console.print(Panel(table, title="onbeat is up", title_align="left", border_style="green", padding=(1, 2)))
+    return Panel(table, title="onbeat is up", title_align="left", border_style="green", padding=(1, 2))
 
 
 def _stack_file(plan: StackPlan) -> Path:

@@ -50,6 +50,14 @@ def emit(value: Any) -> None:
     sys.stdout.flush()
 
 
+def tell(value: Any, shown_as: RenderableType, *, json_output: bool) -> None:
+    """Prints the one JSON object, or what a person sees of it."""
+    if json_output:
+        emit(value)
+    else:
+        console_for(json_output=False).print(shown_as)
+
+
 def emit_error(error: OnbeatError, *, json_output: bool) -> None:
     """`onbeat: <field>: <problem> (<cure>)`, or `{"error": {...}}`."""
     if json_output:

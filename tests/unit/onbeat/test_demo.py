@@ -17,7 +17,7 @@ from contracts.errors import InvalidInput, Unavailable
 from contracts.jobs import JobState
 from contracts.run_folder import RunFolder
 from onbeat import demo
-from onbeat.commands.stack import _show_stack, show_summary
+from onbeat.commands.stack import _stack_panel, summary_panel
 from onbeat.demo import run_demo
 from onbeat.stack.plan import StackPlan
 from onbeat.stack.stack import EmbeddedStack
@@ -95,8 +95,8 @@ def test_the_commands_to_try_next_name_the_folder_of_the_run(
     for folder, flag in ((tmp_path, ""), (tmp_path.parent, f" --run-dir {tmp_path.name}/runs")):
         monkeypatch.chdir(folder)
         shown = console()
-        show_summary(shown, summary)
-        _show_stack(shown, cast(EmbeddedStack, running))
+        shown.print(summary_panel(summary))
+        shown.print(_stack_panel(cast(EmbeddedStack, running)))
         assert isinstance(shown.file, io.StringIO)
         lines = [" ".join(line.strip("│ \n").split()) for line in shown.file.getvalue().splitlines()]
         assert f"try onbeat export {JOB} my-model{flag}" in lines
@@ -125,7 +125,7 @@ def test_a_run_with_a_gap_does_not_succeed_and_names_it(gateway: FakeGateway, tm
     assert (summary.status, summary.verified) == ("succeeded", False)
     assert not summary.succeeded
     shown = console()
-    show_summary(shown, summary)
+    shown.print(summary_panel(summary))
     assert isinstance(shown.file, io.StringIO)
     assert "not succeeded" in shown.file.getvalue()
     assert f"{JOB}/weights/v000001: the files have digest" in shown.file.getvalue()

@@ -23,8 +23,8 @@ from onbeat.client.gateway import GatewayClient
 from onbeat.client.progress import JobProgress
 from onbeat.commands import bench
 from onbeat.commands.chaos import show_round
-from onbeat.commands.jobs import _job_table, _show_verdict
-from onbeat.commands.stack import show_summary
+from onbeat.commands.jobs import _job_table, _verdict_text
+from onbeat.commands.stack import summary_panel
 from onbeat.demo import DemoSummary
 from onbeat.terminal.follow import EventReader
 from onbeat.terminal.job_view import PlainView, panel, view_for
@@ -123,8 +123,8 @@ VIEWS = {
     "lines": show_events,
     "jobs": lambda console: console.print(_job_table([STATUS])),
     "streams": show_streams,
-    "verify": lambda console: _show_verdict(console, HOSTILE, VERDICT),
-    "demo": lambda console: show_summary(console, SUMMARY),
+    "verify": lambda console: console.print(_verdict_text(HOSTILE, VERDICT)),
+    "demo": lambda console: console.print(summary_panel(SUMMARY)),
     "chaos": lambda console: show_round(console, ROUND),
     "any text": lambda console: console.print(HOSTILE.replace("\n", r"\n")),
 }
