@@ -14,6 +14,7 @@ import re
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
+from dataclasses import dataclass
 
 from fastapi.sse import EventSourceResponse, format_sse_event
 from starlette.concurrency import run_in_threadpool
@@ -50,23 +51,22 @@ def resume_point(last_event_id: str | None) -> str:
     return last_event_id
 
 
+@dataclass(kw_only=True)
 class EventStream:
     """One client's stream. `closing` is set when the gateway ends."""
 
-    def __init__(
-        self, jobs: JobStore, job_id: str, *, after: str, closing: asyncio.Event, keep_alive_s: float = KEEP_ALIVE_S
-    ) -> None:
-        self._jobs = jobs
-        self._job_id = job_id
-        self._after = after
-        self._closing = closing
-        self._keep_alive_s = keep_alive_s
+    jobs: JobStore
+    job_id: str
+    after: str
+    """The newest event that the client has."""
+    closing: asyncio.Event
+    keep_alive_s: float = KEEP_ALIVE_S
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         """Ends after the event of the job's final state, unless it was resumed since."""
-        broker_away = Waiting(f"the broker, for the events of {self._job_id}", deadline_s=BROKER_AWAY_S)
+        broker_away = Waiting(f"the broker, for the events of {self.job_id}", deadline_s=BROKER_AWAY_S)
         said_s = time.monotonic()
-        while not self._closing.is_set():
+        while not self.closing.is_set():
             try:
                 was_final, rows = await run_in_threadpool(self._look)
             except Unavailable as error:
@@ -74,31 +74,31 @@ class EventStream:
                     return
                 was_final, rows = False, []
             except OnbeatError as error:  # the head is sent: all that is left is to end, and the client asks again
-                log.warning("the events of %s end: %s", self._job_id, error)
+                log.warning("the events of %s end: %s", self.job_id, error)
                 return
             else:
                 broker_away.progress()
             for event_id, event in rows:
-                self._after = event_id
+                self.after = event_id
                 yield encode_event(event_id, event)
             if rows:
                 said_s = time.monotonic()
                 continue
             if was_final:
                 return
-            if time.monotonic() - said_s >= self._keep_alive_s:
+            if time.monotonic() - said_s >= self.keep_alive_s:
                 said_s = time.monotonic()
                 yield format_sse_event(comment="keep-alive")
             await self._pause()
 
     def _look(self) -> tuple[bool, list[tuple[str, JobEvent]]]:
         """Reads the state first: a job that was final before the look has no event after it."""
-        is_final = self._jobs.state(self._job_id).is_final
-        return is_final, self._jobs.events_after(self._job_id, self._after, count=MAX_EVENTS)
+        is_final = self.jobs.state(self.job_id).is_final
+        return is_final, self.jobs.events_after(self.job_id, self.after, count=MAX_EVENTS)
 
     async def _pause(self) -> None:
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._closing.wait(), timeout=POLL_S)
+            await asyncio.wait_for(self.closing.wait(), timeout=POLL_S)
 
 
 class CountedStream(EventSourceResponse):

@@ -40,11 +40,7 @@ async def events(
     if services.num_event_streams >= services.max_event_streams:
         raise Unavailable(f"{services.num_event_streams} event streams are open", cure="end some, or poll the job")
     stream = EventStream(
-        services.jobs,
-        job_id,
-        after=after,
-        closing=services.closing,
-        keep_alive_s=services.keep_alive_s,
+        jobs=services.jobs, job_id=job_id, after=after, closing=services.closing, keep_alive_s=services.keep_alive_s
     )
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     return CountedStream(stream, count=services.count_event_streams, headers=headers)

@@ -44,24 +44,18 @@ def read_spec(folder: RunFolder) -> JobSpec:
     """The spec as submitted: it says which batches an iteration must have."""
     try:
         return decode_json(folder.spec.read_bytes(), JobSpec)
-    except FileNotFoundError as error:
-        if not folder.path.is_dir():
-            raise _unreadable(folder) from error
-        raise NotFound(
-            f"{folder.job_id} ended before it wrote its spec, or has yet to begin, so nothing was trained",
-            field="job",
-            cure="`onbeat jobs` shows its state, and `onbeat watch` the reason",
-        ) from error
     except OSError as error:
-        raise _unreadable(folder) from error
+        if isinstance(error, FileNotFoundError) and folder.path.is_dir():
+            raise NotFound(
+                f"{folder.job_id} ended before it wrote its spec, or has yet to begin, so nothing was trained",
+                field="job",
+                cure="`onbeat jobs` shows its state, and `onbeat watch` the reason",
+            ) from error
+        raise NotFound(
+            f"the run folder {folder.path} cannot be read", field="--run-dir", cure="give the stack's run folder"
+        ) from error
     except InvalidInput as error:
         raise InvalidInput(f"{folder.spec} is damaged: {error}", field="spec") from error
-
-
-def _unreadable(folder: RunFolder) -> NotFound:
-    return NotFound(
-        f"the run folder {folder.path} cannot be read", field="--run-dir", cure="give the stack's run folder"
-    )
 
 
 def verify_folder(folder: RunFolder, status: JobStatus, entries: list[AuditEntry]) -> Verdict:
