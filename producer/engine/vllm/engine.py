@@ -91,6 +91,7 @@ class VllmEngine(BatchingEngine):
         self._cache_is_clean = True
         folder = model_folder(setup.model, setup.model_root)
         self._stop_ids = sorted(end_of_sequence_ids(folder, model_config(folder)))
+        has_gpu = torch.cuda.is_available()
         arguments = self._vllm.AsyncEngineArgs(
             model=str(folder),
             dtype=setup.model.dtype,
@@ -99,8 +100,9 @@ class VllmEngine(BatchingEngine):
             generation_config="vllm",
             logprobs_mode="processed_logprobs",
             max_num_seqs=options.max_sequences,
-            kv_cache_memory_bytes=_kv_cache_bytes(options.kv_cache_mb),
-            enforce_eager=not torch.cuda.is_available(),
+            # None leaves it to vLLM, which on a GPU takes what the model leaves.
+            kv_cache_memory_bytes=(options.kv_cache_mb or (0 if has_gpu else CPU_KV_CACHE_MB)) * 1024**2 or None,
+            enforce_eager=not has_gpu,
             distributed_executor_backend="uni",
             worker_extension_cls=extension.CLASS,
             disable_log_stats=True,
@@ -221,21 +223,14 @@ class VllmEngine(BatchingEngine):
         outputs = [] if final is None else sorted(final.outputs, key=lambda output: output.index)
         if len(outputs) != num_samples(batch):
             raise BatchFailed(f"batch {batch.batch_id}: the engine answered {len(outputs)} samples of a prompt")
-        return [_completion(batch, output) for output in outputs] * (batch.group_size // len(outputs))
-
-
-def _completion(batch: PromptBatch, output: Any) -> Completion:
-    """Reads a vllm.CompletionOutput: its log-probs are a map for each token, which holds that of the sampled one."""
-    return checked_completion(
-        batch,
-        token_ids=output.token_ids,
-        logprobs=[entry[token].logprob for token, entry in zip(output.token_ids, output.logprobs, strict=True)],
-        finish_reason=output.finish_reason,
-    )
-
-
-def _kv_cache_bytes(megabytes: int) -> int | None:
-    """Bytes of the cache; None leaves it to vLLM, which on a GPU takes what the model leaves."""
-    if not megabytes and torch.cuda.is_available():
-        return None
-    return (megabytes or CPU_KV_CACHE_MB) * 1024**2
+        completions = [
+            checked_completion(
+                batch,
+                token_ids=output.token_ids,
+                # A map for each token, which holds the log-prob of the sampled one.
+                logprobs=[entry[token].logprob for token, entry in zip(output.token_ids, output.logprobs, strict=True)],
+                finish_reason=output.finish_reason,
+            )
+            for output in outputs
+        ]
+        return completions * (batch.group_size // len(outputs))
