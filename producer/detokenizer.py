@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
 from contracts.encoding.arrays import unpack_int32
 from contracts.errors import InvalidInput
@@ -13,11 +12,8 @@ from contracts.spec import ModelSpec
 from producer.engine.factory import preload
 from weight_store.model_path import FIELD, model_folder
 
-
-class Detokenizer(Protocol):
-    """Texts of completions, in order, without special tokens."""
-
-    def __call__(self, completions: Sequence[Completion]) -> list[str]: ...
+Detokenizer = Callable[[Sequence[Completion]], list[str]]
+"""Texts of completions, in order, without special tokens."""
 
 
 class FolderDetokenizer:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import dataclass
 
 from broker.generator_side import Claim, GeneratorSide
 from broker.presence import Presence
@@ -80,47 +81,39 @@ class HeldBatches:
         return any(batch.needs_weights for batch in self._carried.values())
 
 
+@dataclass(frozen=True, kw_only=True)
 class Heartbeat:
     """`run` beats until it is cancelled; it dies of a broker that stays away."""
 
-    def __init__(
-        self,
-        *,
-        generator_id: str,
-        presence: Presence,
-        calls: BrokerCalls,
-        model: ServedModel,
-        held: HeldBatches,
-        not_reproducible: str,
-    ) -> None:
-        self._generator_id = generator_id
-        self._presence = presence
-        self._calls = calls
-        self._model = model
-        self._held = held
-        self._not_reproducible = not_reproducible
+    generator_id: str
+    presence: Presence
+    calls: BrokerCalls
+    model: ServedModel
+    held: HeldBatches
+    not_reproducible: str
+    """Name of an engine that can't serve deterministic jobs, "" for one that can."""
 
     async def run(self) -> None:
         while True:
-            self._held.claimed.clear()
-            await self._calls(self._presence.beat, self._generator_id, self._info())
-            leases_s = [job.spec.timeouts.generator_lease_s for job, _ in self._held.leases.values()]
+            self.held.claimed.clear()
+            await self.calls(self.presence.beat, self.generator_id, self._info())
+            leases_s = [job.spec.timeouts.generator_lease_s for job, _ in self.held.leases.values()]
             await self._renew()
             # Three beats fit into the shortest lease: one or two may fail before it runs out.
-            await wait_for(self._held.claimed, min([PRESENCE_INTERVAL_S, *(lease_s / 3 for lease_s in leases_s)]))
+            await wait_for(self.held.claimed, min([PRESENCE_INTERVAL_S, *(lease_s / 3 for lease_s in leases_s)]))
 
     def _info(self) -> dict[str, str]:
         """What an operator sees of this generator; the version is the one whose digest was verified."""
-        loaded = self._model.loaded
+        loaded = self.model.loaded
         weights = loaded.engine.policy_version if loaded else None
         return {
             "model": loaded.model.path if loaded else "",
             "policy_version": str(weights.policy_version) if weights else "",
             "weights_digest": weights.weights_digest if weights else "",
-            "loading_weights": self._model.loading_weights,
-            "rejected_weights": self._model.rejected_weights,
-            "batches": str(self._held),
-            "not_reproducible": self._not_reproducible,
+            "loading_weights": self.model.loading_weights,
+            "rejected_weights": self.model.rejected_weights,
+            "batches": str(self.held),
+            "not_reproducible": self.not_reproducible,
         }
 
     async def _renew(self) -> None:
@@ -129,14 +122,14 @@ class Heartbeat:
         A settled batch needs no more tokens: an engine that was late, or hedged in vain, is free for the next batch.
         """
         held: dict[str, tuple[GeneratorSide, list[Claim]]] = {}
-        for job, claim in self._held.leases.values():
+        for job, claim in self.held.leases.values():
             held.setdefault(job.job_id, (job.side, []))[1].append(claim)
         for side, claims in held.values():
-            renewal = await self._calls(side.renew, claims)
+            renewal = await self.calls(side.renew, claims)
             for claim in renewal.lost:
-                self._held.let_go(claim, is_settled=False)
+                self.held.let_go(claim, is_settled=False)
             for claim in renewal.settled:
-                self._held.let_go(claim, is_settled=True)
+                self.held.let_go(claim, is_settled=True)
 
 
 async def wait_for(event: asyncio.Event, timeout_s: float) -> None:

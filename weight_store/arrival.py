@@ -6,7 +6,7 @@ manifest ───────────────▶ reader.fill ───�
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -132,18 +132,14 @@ class EngineTensors:
                 )
 
 
-class VersionFiller(Protocol):
-    """What makes an engine's tensors a version."""
+class VersionReader(Protocol):
+    """The receiving side of one transport."""
 
     def fill(self, manifest: WeightManifest, engine: EngineTensors, arrival: Arrival) -> None:
         """Puts the version in place, and has each of its tensors hashed, but for those that were ahead of it.
 
         Raises WeightsRejected for what is missing, damaged, or not the engine's model.
         """
-
-
-class VersionReader(VersionFiller, Protocol):
-    """The receiving side of one transport."""
 
     def shards(self, step: WeightManifest, known: Collection[str] = ()) -> Iterator[dict[str, Tensor]]:
         """The tensors of a whole version, file by file, without the files that are `known`. Raises WeightsRejected."""
@@ -156,13 +152,17 @@ class VersionReader(VersionFiller, Protocol):
         """
 
 
-def fill_and_check(filler: VersionFiller, manifest: WeightManifest, engine: EngineTensors, arrival: Arrival) -> str:
-    """Puts a version in place; answers its digest, computed over the memory that the tensors are in (I2).
+Fill = Callable[[WeightManifest, EngineTensors, Arrival], None]
+"""`VersionReader.fill`, or the one of adapters."""
+
+
+def fill_and_check(fill: Fill, manifest: WeightManifest, engine: EngineTensors, arrival: Arrival) -> str:
+    """Puts a version in place by `fill`; answers its digest, computed over the memory that the tensors are in (I2).
 
     Raises WeightsRejected as `fill` does, and where the digest is another than the manifest's.
     """
     with arrival.hashing as hashing:
-        filler.fill(manifest, engine, arrival)
+        fill(manifest, engine, arrival)
         reach("producer.loading_weights")
         found = hashing.digest()
     check_digest(manifest, found)

@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import torch
 from torch import Tensor
 
-from contracts.versions import digest_of_lines, tensor_line, weights_digest
+from contracts.versions import digest_of_lines, tensor_line
 from weight_store.layout import dtype_name
 
 NUM_THREADS = min(4, os.cpu_count() or 1)
@@ -25,7 +25,7 @@ def bytes_of(tensor: Tensor) -> memoryview:
 
 def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
     """Computes `contracts.versions.weights_digest` over tensors that are at hand."""
-    return weights_digest(_hashable(name, tensor) for name, tensor in tensors.items())
+    return digest_of_lines(_line(name, [tensor]) for name, tensor in tensors.items())
 
 
 class HashingThreads:
@@ -64,8 +64,5 @@ class HashingThreads:
 
 def _line(name: str, held: list[Tensor]) -> str:
     """held: the tensor, alone in its list; it is taken out, for a thread keeps its arguments longer than its result."""
-    return tensor_line(*_hashable(name, held.pop()))
-
-
-def _hashable(name: str, tensor: Tensor) -> tuple[str, str, tuple[int, ...], memoryview]:
-    return name, dtype_name(tensor), tuple(tensor.shape), bytes_of(tensor)
+    tensor = held.pop()
+    return tensor_line(name, dtype_name(tensor), tuple(tensor.shape), bytes_of(tensor))

@@ -75,12 +75,10 @@ class WeightReceiver:
             log.debug("%s", error)
 
     def _load(self, manifest: WeightManifest, arrival: Arrival) -> str:
-        if manifest.adapter:
-            filler = self._adapters
-        else:
-            filler = self._readers[manifest.transport]
+        if not manifest.adapter:
             # The copy of a base is let go.
             self._adapters = AdapterReader(self._readers)
-        digest = fill_and_check(filler, manifest, self._engine, arrival)
+        fill = (self._adapters if manifest.adapter else self._readers[manifest.transport]).fill
+        digest = fill_and_check(fill, manifest, self._engine, arrival)
         self._engine.hold(manifest)
         return digest

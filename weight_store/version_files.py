@@ -8,15 +8,14 @@ from pathlib import Path
 from contracts.encoding.names import inside
 from contracts.errors import ContractViolation, WeightsRejected
 from contracts.versions import WeightManifest, WeightStep
-from contracts.weights import WeightShard
 
 
 def weight_files(root: Path, step: WeightStep | WeightManifest) -> list[Path]:
     """Finds the step's files below the weight root. Raises WeightsRejected for a missing or shortened file."""
-    folder = folder_of(root, step)
+    folder = below(root, step.directory, policy_version=step.policy_version)
     paths = []
     for file in step.files:
-        path = _below(folder, file.name, policy_version=step.policy_version)
+        path = below(folder, file.name, policy_version=step.policy_version)
         try:
             num_bytes = path.stat().st_size
         except FileNotFoundError as error:
@@ -32,17 +31,8 @@ def weight_files(root: Path, step: WeightStep | WeightManifest) -> list[Path]:
     return paths
 
 
-def folder_of(root: Path, step: WeightStep | WeightManifest) -> Path:
-    """Finds a version's folder. Raises WeightsRejected where it isn't below the weight root, links followed."""
-    return _below(root, step.directory, policy_version=step.policy_version)
-
-
-def path_of(root: Path, shard: WeightShard) -> Path:
-    """Finds an announced file. Raises WeightsRejected as `folder_of` does."""
-    return _below(root, shard.path, policy_version=shard.policy_version)
-
-
-def _below(folder: Path, name: str, *, policy_version: int) -> Path:
+def below(folder: Path, name: str, *, policy_version: int) -> Path:
+    """Finds a file or folder of a version. Raises WeightsRejected where it isn't below `folder`, links followed."""
     try:
         return inside(folder, name)
     except ContractViolation as error:

@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import chain
 
 from broker.generator_side import Claim
 from contracts.errors import BatchFailed, OnbeatError, RewardUnavailable
-from contracts.rollouts import BatchTimings, RolloutBatch
+from contracts.rewards import RewardItem, Scored
+from contracts.rollouts import BatchTimings, Completion, PromptBatch, Rollout, RolloutBatch, RolloutGroup
 from process.crash_points import reach
 from producer.broker_calls import BrokerCalls
 from producer.rollout.carried_batch import ActiveJob, CarriedBatch, Generation, name_of
 from producer.rollout.reward_client import RewardClient
-from producer.rollout.scored_batch import reward_items, rollout_groups
 
 log = logging.getLogger(__name__)
 
@@ -28,24 +29,16 @@ REFUSED_FOR_GOOD = frozenset({"incomplete", "oversize", "wrong_weights"})
 """Refusals that the same batch would meet again: it fails with that reason. After any other it is not needed."""
 
 
+@dataclass(frozen=True, kw_only=True)
 class Carrier:
     """`carry` runs once for each batch, several at a time."""
 
-    def __init__(
-        self,
-        *,
-        generator_id: str,
-        calls: BrokerCalls,
-        rewards: RewardClient,
-        wall_clock: Callable[[], float],
-        freed: Callable[[], None],
-    ) -> None:
-        """freed: called when a batch leaves the engine, and when it needs the engine's weights no more."""
-        self._generator_id = generator_id
-        self._calls = calls
-        self._rewards = rewards
-        self._wall_clock = wall_clock
-        self._freed = freed
+    generator_id: str
+    calls: BrokerCalls
+    rewards: RewardClient
+    wall_clock: Callable[[], float]
+    freed: Callable[[], None]
+    """Called when a batch leaves the engine, and when it needs the engine's weights no more."""
 
     async def carry(self, batch: CarriedBatch) -> None:
         """Takes a batch from the engine, which has its first round already, to its end."""
@@ -56,7 +49,7 @@ class Carrier:
                 if batch.places.is_open:
                     if batch.is_settled:
                         return
-                    batch.sample(started_s=self._wall_clock())
+                    batch.sample(started_s=self.wall_clock())
                     log.debug("%s: resamples %d completions", name_of(batch.claim), batch.num_sampling)
         except (BatchFailed, RewardUnavailable) as error:
             await self.fail(batch.job, batch.claim, error)
@@ -65,7 +58,7 @@ class Carrier:
 
     async def fail(self, job: ActiveJob, claim: Claim, error: OnbeatError) -> None:
         """Gives the batch back, with the reason."""
-        outcome = await self._calls(job.side.fail, claim, str(error))
+        outcome = await self.calls(job.side.fail, claim, str(error))
         log.warning("%s failed (%s): %s", name_of(claim), outcome.value, error)
 
     async def _fill(self, batch: CarriedBatch, generation: Generation) -> bool:
@@ -84,12 +77,12 @@ class Carrier:
         finally:
             answer.cancel()
             batch.generation = None
-            self._freed()
-        scoring_started_s = self._wall_clock()
+            self.freed()
+        scoring_started_s = self.wall_clock()
         texts = batch.loaded.detokenizer(completions)
-        scored = await self._rewards.score(
+        scored = await self.rewards.score(
             batch.job.spec.reward,
-            reward_items(asked, completions, texts),
+            _reward_items(asked, completions, texts),
             job_id=batch.job.job_id,
             settles=_settles(batch),
         )
@@ -98,14 +91,14 @@ class Carrier:
             generation_started_s=generation.started_s,
             generation_ended_s=scoring_started_s,
             scoring_started_s=scoring_started_s,
-            scoring_ended_s=self._wall_clock(),
+            scoring_ended_s=self.wall_clock(),
         )
         batch.rounds.append(timings)
         num_resamples = len(batch.rounds) - 1
         batch.places.fill(
-            rollout_groups(asked, completions=completions, texts=texts, scored=scored, num_resamples=num_resamples)
+            _rollout_groups(asked, completions=completions, texts=texts, scored=scored, num_resamples=num_resamples)
         )
-        self._freed()
+        self.freed()
         return True
 
     async def _publish(self, batch: CarriedBatch) -> None:
@@ -119,13 +112,13 @@ class Carrier:
             policy_version=batch.weights.policy_version,
             weights_digest=batch.weights.weights_digest,
             group_size=asked.group_size,
-            generator_id=self._generator_id,
+            generator_id=self.generator_id,
             attempt=claim.attempt,
             timings=batch.rounds[-1],
             earlier_rounds=tuple(batch.rounds[:-1]),
             groups=batch.places.groups,
         )
-        outcome = await self._calls(job.side.publish, claim, record)
+        outcome = await self.calls(job.side.publish, claim, record)
         reach("producer.after_publication")
         log.log(
             logging.DEBUG if outcome.value == "accepted" else logging.INFO,
@@ -146,3 +139,49 @@ def _settles(batch: CarriedBatch) -> bool:
     """
     spec = batch.job.spec
     return not spec.deterministic or batch.claim.attempt >= spec.rollout.max_attempts
+
+
+def _reward_items(batch: PromptBatch, completions: Sequence[Completion], texts: Sequence[str]) -> list[RewardItem]:
+    """[k·G] completions and their texts, prompt by prompt → [k·G] items."""
+    prompts = [prompt for prompt in batch.prompts for _ in range(batch.group_size)]
+    return [
+        RewardItem(
+            prompt=prompt.text,
+            completion=text,
+            reference=prompt.reference,
+            task_entry=prompt.task_entry,
+            num_tokens=completion.num_tokens,
+        )
+        for prompt, completion, text in zip(prompts, completions, texts, strict=True)
+    ]
+
+
+def _rollout_groups(
+    batch: PromptBatch,
+    *,
+    completions: Sequence[Completion],
+    texts: Sequence[str],
+    scored: Sequence[Scored],
+    num_resamples: int,
+) -> list[RolloutGroup]:
+    """[k·G] completions, texts and scores, prompt by prompt → [k] groups."""
+    rollouts = [
+        Rollout(
+            completion=completion,
+            text=text,
+            reward=score.reward,
+            reward_breakdown=score.breakdown,
+            unscorable=score.unscorable,
+        )
+        for completion, text, score in zip(completions, texts, scored, strict=True)
+    ]
+    return [
+        RolloutGroup(
+            prompt_id=prompt.prompt_id,
+            prompt_index=prompt.index,
+            prompt_token_ids=prompt.token_ids,
+            rollouts=tuple(rollouts[place * batch.group_size : (place + 1) * batch.group_size]),
+            num_resamples=num_resamples,
+        )
+        for place, prompt in enumerate(batch.prompts)
+    ]

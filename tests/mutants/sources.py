@@ -66,7 +66,6 @@ TESTS: dict[str, tuple[str, ...]] = {
     "weight_store/delta/codec.py": RECEIVER,
     "weight_store/delta/reader.py": RECEIVER,
     "weight_store/files/reader.py": RECEIVER,
-    "weight_store/files/version_folders.py": RECEIVER,
     "weight_store/files/tensor_folder.py": RECEIVER,
     "onbeat/audit/chain.py": ("tests/unit/onbeat/audit/test_chain.py", "tests/unit/onbeat/audit/test_weights.py"),
     "gateway/submission.py": ("tests/unit/gateway/test_submission.py", "tests/integration/test_gateway.py"),

@@ -8,7 +8,8 @@ The digest of a version is that of the merged weights, as if they had been publi
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
+from dataclasses import dataclass
 
 from msgspec.structs import replace
 from torch import Tensor
@@ -46,9 +47,8 @@ class AdapterPublisher:
         base = self._publish_base(layout) if self._base is None or is_again else self._base
         matrices = self._source.matrices()
         carrier = self._carrier.begin(layout_of(matrices), policy_version=policy_version, is_again=is_again)
-        sink = AdapterSink(
-            layout, carrier, matrices, AdapterVersion(scaling=self._source.scaling, adapter_digest="0" * 64, base=base)
-        )
+        adapter = AdapterVersion(scaling=self._source.scaling, adapter_digest="0" * 64, base=base)
+        sink = AdapterSink(layout=layout, carrier=carrier, matrices=dict(matrices), adapter=adapter)
         return Publication(layout, sink, wait_s=self._wait_s)
 
     def remove_before(self, policy_version: int, *, in_use: Collection[str] = ()) -> None:
@@ -83,34 +83,33 @@ class AdapterPublisher:
         return self._base
 
 
+@dataclass(frozen=True, kw_only=True)
 class AdapterSink:
     """A VersionSink that sends the matrices of a merged weight instead of the weight."""
 
-    def __init__(
-        self, layout: Layout, carrier: Publication, matrices: Mapping[str, Tensor], adapter: AdapterVersion
-    ) -> None:
-        """adapter: lacks the digest of the matrices."""
-        self._layout = layout
-        self._carrier = carrier
-        self._matrices = dict(matrices)
-        self._adapter = adapter
+    layout: Layout
+    carrier: Publication
+    matrices: dict[str, Tensor]
+    """Those that were not sent yet."""
+    adapter: AdapterVersion
+    """It lacks the digest of the matrices."""
 
     def put(self, name: str, tensor: Tensor) -> None:
         for matrix in matrices_of(name):
-            if matrix in self._matrices:
-                self._carrier.add(matrix, self._matrices.pop(matrix))
+            if matrix in self.matrices:
+                self.carrier.add(matrix, self.matrices.pop(matrix))
 
     def close(self, weights_digest: str) -> WeightManifest:
         # What is left belongs to layers that the model lacks: a receiver says what is wrong with them.
-        for matrix, tensor in self._matrices.items():
-            self._carrier.add(matrix, tensor)
-        manifest = self._carrier.finish()
+        for matrix, tensor in self.matrices.items():
+            self.carrier.add(matrix, tensor)
+        manifest = self.carrier.finish()
         return replace(
             manifest,
             weights_digest=weights_digest,
-            dtype=published_dtype(self._layout),
-            adapter=replace(self._adapter, adapter_digest=manifest.weights_digest),
+            dtype=published_dtype(self.layout),
+            adapter=replace(self.adapter, adapter_digest=manifest.weights_digest),
         )
 
     def discard(self) -> None:
-        self._carrier.abandon()
+        self.carrier.abandon()

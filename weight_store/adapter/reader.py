@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -15,21 +14,15 @@ from weight_store.arrival import Arrival, EngineTensors, Identity, VersionReader
 from weight_store.hashing import tensors_digest
 
 
-@dataclass(frozen=True, kw_only=True)
-class HeldBase:
-    """Copies of the base's weights that have adapters; the engine's own are overwritten by the merge."""
-
-    digest: str
-    weights: Mapping[str, Tensor]
-
-
 class AdapterReader:
-    """A VersionFiller. It keeps the base: each version is merged into it anew."""
+    """It fills an engine as a VersionReader does, and keeps the base: each version is merged into it anew."""
 
     def __init__(self, readers: Mapping[str, VersionReader]) -> None:
         """readers: of each transport; the manifest's carries the matrices, that of files the base."""
         self._readers = readers
-        self._base: HeldBase | None = None
+        self._base: dict[str, Tensor] = {}
+        """Copies of the base's weights that have adapters; the engine's own are overwritten by the merge."""
+        self._base_digest = ""
         self._made: Identity | None = None
         """The version that was merged last: while the engine holds it, its tensors without adapters are the base's."""
 
@@ -37,12 +30,13 @@ class AdapterReader:
         adapter = manifest.adapter
         assert adapter is not None
         layers = layers_of(self._matrices(manifest, adapter), weights=engine.tensors)
-        base = self._base if arrival.base is not None and arrival.base == self._made else None
-        if base is None or (base.digest, base.weights.keys()) != (adapter.base.weights_digest, layers.keys()):
-            base = self._base = self._read_base(adapter.base, engine, names=layers, dtype=manifest.dtype)
+        is_merged = arrival.base is not None and arrival.base == self._made
+        held, needed = (self._base_digest, self._base.keys()), (adapter.base.weights_digest, layers.keys())
+        if not is_merged or held != needed:
+            self._read_base(adapter.base, engine, names=layers, dtype=manifest.dtype)
         arrival.hashing.add((name, tensor) for name, tensor in engine.tensors.items() if name not in layers)
         for name, layer in layers.items():
-            target, weight = engine.tensors[name], base.weights[name]
+            target, weight = engine.tensors[name], self._base[name]
             merge_into(target, weight, lora_a=layer.lora_a, lora_b=layer.lora_b, scaling=adapter.scaling)
             arrival.hashing.add([(name, target)])
         self._made = identity(manifest)
@@ -58,7 +52,7 @@ class AdapterReader:
             )
         return matrices
 
-    def _read_base(self, step: WeightStep, engine: EngineTensors, *, names: Collection[str], dtype: str) -> HeldBase:
+    def _read_base(self, step: WeightStep, engine: EngineTensors, *, names: Collection[str], dtype: str) -> None:
         whole = WeightManifest(
             policy_version=step.policy_version,
             weights_digest=step.weights_digest,
@@ -66,5 +60,6 @@ class AdapterReader:
             directory=step.directory,
             files=step.files,
         )
-        digest = fill_and_check(self._readers["file"], whole, engine, Arrival(policy_version=step.policy_version))
-        return HeldBase(digest=digest, weights={name: engine.tensors[name].clone() for name in names})
+        arrival = Arrival(policy_version=step.policy_version)
+        self._base_digest = fill_and_check(self._readers["file"].fill, whole, engine, arrival)
+        self._base = {name: engine.tensors[name].clone() for name in names}

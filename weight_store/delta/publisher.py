@@ -22,7 +22,7 @@ from contracts.weights import DeltaWeights, TensorDelta, WeightDelta
 from process.crash_points import reach
 from weight_store.delta.codec import DELTA_NAME, DELTA_SHARD_BYTES, MAX_ELEMENTS, advance
 from weight_store.files.publisher import Announce, FilePublisher, FileSink
-from weight_store.files.version_folders import files_of
+from weight_store.files.tensor_folder import files_of
 from weight_store.hashing import bytes_of
 from weight_store.layout import Layout, PlannedVersion, layout_of, planned, split_into_shards, total_bytes
 from weight_store.publication import Publication

@@ -23,7 +23,7 @@ from weight_store.arrival import Arrival, EngineTensors, Identity, identity
 from weight_store.delta.codec import DELTA_PREFIX, apply
 from weight_store.files.reader import read_shard
 from weight_store.hashing import bytes_of
-from weight_store.version_files import folder_of, path_of, weight_files
+from weight_store.version_files import below, weight_files
 
 
 class DeltaReader:
@@ -44,7 +44,7 @@ class DeltaReader:
         """Applies a delta file. One that stands on another version than the engine's, or is in place, is left alone."""
         if not shard.name.startswith(DELTA_PREFIX):
             return
-        delta = _read(path_of(self._root, shard), engine)
+        delta = _read(below(self._root, shard.path, policy_version=shard.policy_version), engine)
         stands_on = delta.base_version, delta.base_digest
         if engine.base_of(shard.policy_version) != stands_on:
             return
@@ -83,7 +83,8 @@ class DeltaReader:
         if identity(step) == held:
             return True
         # Where a delta was, a whole version may have taken its place, which no manifest lists.
-        whole = sorted(folder_of(self._root, step).glob("*.safetensors"))
+        folder = below(self._root, step.directory, policy_version=step.policy_version)
+        whole = sorted(folder.glob("*.safetensors"))
         paths = weight_files(self._root, step) if whole_is_listed else whole
         if paths:
             engine.place_all(map(read_shard, paths), step.policy_version)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
@@ -11,17 +12,58 @@ from contracts.run_folder import VERSION, RunFolder, numbered
 from contracts.versions import WeightManifest
 from contracts.weights import WeightShard
 from process.crash_points import reach
-from weight_store.files.safetensors_file import TensorFile
-from weight_store.files.tensor_folder import ScratchFolder, remove_folders, remove_scratch
-from weight_store.files.version_folders import are_same, files_of, read_folder
+from weight_store.files.tensor_folder import (
+    ScratchFolder,
+    are_same,
+    files_of,
+    read_folder,
+    remove_folders,
+    remove_scratch,
+)
 from weight_store.hashing import bytes_of
-from weight_store.layout import Layout, PlannedVersion, planned, split_into_shards
+from weight_store.layout import FilePlan, Layout, PlannedVersion, planned, split_into_shards
 from weight_store.publication import Publication
 
 SHARD_BYTES = 256 * 1024**2
 """Small enough that a receiver reads the first shards of a large model while the others are written."""
 SHARD_NAME = "weights-{number:05d}-of-{count:05d}.safetensors"
 Announce = Callable[[WeightShard], None]
+
+
+class TensorFile:
+    """A safetensors file whose tensors come in any order; it appears with the first one. Raises OSError."""
+
+    def __init__(self, path: Path, layout: Layout) -> None:
+        self.path = path
+        self.num_missing = len(layout)
+        self._plan = FilePlan(layout)
+        self._descriptor = -1
+
+    @property
+    def num_bytes(self) -> int:
+        """The file's bytes when it is whole."""
+        return self._plan.num_bytes
+
+    def write(self, name: str, data: memoryview) -> None:
+        """Writes one tensor's bytes to their place; the last tensor closes the file."""
+        if self._descriptor < 0:
+            self._descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+            self._write_at(memoryview(self._plan.header), 0)
+        self._write_at(data, self._plan.start_of(name))
+        self.num_missing -= 1
+        if not self.num_missing:
+            self.close()
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _write_at(self, data: memoryview, start: int) -> None:
+        written = 0
+        # One call writes 2 GiB at most.
+        while written < len(data):
+            written += os.pwrite(self._descriptor, data[written:], start + written)
 
 
 class FileSink:
@@ -113,7 +155,6 @@ class FilePublisher:
         return Publication(layout, sink, wait_s=self._wait_s)
 
     def remove_before(self, policy_version: int, *, in_use: Collection[str] = ()) -> None:
-        """in_use: folders, as manifests name them, that generators are reading or newer deltas stand on; they stay."""
         older = [path for version, path in numbered(self._folder.weights, VERSION) if version < policy_version]
         remove_folders(path for path in older if self._folder.relative(path) not in in_use)
 

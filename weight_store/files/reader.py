@@ -13,7 +13,7 @@ from contracts.errors import WeightsRejected
 from contracts.versions import WeightManifest, WeightStep
 from contracts.weights import WeightShard
 from weight_store.arrival import Arrival, EngineTensors
-from weight_store.version_files import path_of, weight_files
+from weight_store.version_files import below, weight_files
 
 
 class FileReader:
@@ -36,7 +36,7 @@ class FileReader:
     def load_ahead(self, shard: WeightShard, engine: EngineTensors) -> None:
         if not shard.name.endswith(".safetensors"):
             return
-        tensors = read_shard(path_of(self._root, shard))
+        tensors = read_shard(below(self._root, shard.path, policy_version=shard.policy_version))
         engine.check(tensors, shard.policy_version)
         arrival = engine.arriving(shard.policy_version)
         # Before the first byte is overwritten: from then on no delta can start at what the tensors held.

@@ -1,6 +1,9 @@
 """Folders of safetensors that are complete or absent: written under another name, then renamed.
 
 .v000003.0123456789ab/  being written  ─▶  v000003/  ─▶  .v000003.ba9876543210/  being removed
+
+Checkpoints are durable. A version needs no fsync: receivers verify the digest of what they loaded against the manifest
+(I2), so bytes that a power cut lost are refused, and published again from the checkpoint.
 """
 
 from __future__ import annotations
@@ -14,11 +17,13 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from contracts.errors import OnbeatError
+from contracts.versions import WeightFile
 from process.private_folders import make_missing
 
 logger = logging.getLogger(__name__)
@@ -100,6 +105,29 @@ def write_folder(target: Path, fill: Callable[[Path], None], *, durable: bool) -
 def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
     """Writes one safetensors file; the tensors must not share memory."""
     save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, path)
+
+
+def read_folder(directory: Path) -> dict[str, Tensor]:
+    """Maps the tensors of a whole version, unchecked; {} where it is absent or cannot be read."""
+    found: dict[str, Tensor] = {}
+    try:
+        for path in sorted(directory.iterdir()):
+            found.update(load_file(path))
+    except (OSError, SafetensorError):
+        return {}
+    return found
+
+
+def are_same(one: Tensor, other: Tensor) -> bool:
+    """Compares bit for bit: equal values may differ in their bits (0.0 and -0.0), and NaN is no value's equal."""
+    if (one.dtype, one.shape) != (other.dtype, other.shape):
+        return False
+    return torch.equal(one.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8))
+
+
+def files_of(directory: Path) -> tuple[WeightFile, ...]:
+    """The folder's files as a manifest lists them."""
+    return tuple(WeightFile(name=path.name, num_bytes=path.stat().st_size) for path in sorted(directory.iterdir()))
 
 
 def remove_folders(folders: Iterable[Path]) -> None:

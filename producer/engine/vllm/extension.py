@@ -18,6 +18,7 @@ import os
 import signal
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
@@ -36,14 +37,14 @@ from weight_store.redis.chunks import CHUNK_BYTES
 CLASS = f"{__name__}.VerifiedLoader"
 
 
+@dataclass(frozen=True)
 class FilesAtHand:
     """A ChunkReader of files that the generator has read from Redis."""
 
-    def __init__(self, files: Mapping[str, bytes]) -> None:
-        self._files = files
+    files: Mapping[str, bytes]
 
     def get(self, policy_version: int, name: str, number: int) -> bytes | None:
-        data = self._files.get(name)
+        data = self.files.get(name)
         return None if data is None else data[number * CHUNK_BYTES : (number + 1) * CHUNK_BYTES]
 
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from contracts.versions import WeightTransport
 from contracts.weights import WeightsSpec
 from weight_store.dtypes import ITEM_BYTES, STORED_NAMES, TORCH_NAMES
-from weight_store.files.safetensors_file import TensorFile
+from weight_store.files.publisher import TensorFile
 from weight_store.hashing import bytes_of
 from weight_store.layout import FilePlan, layout_of
 from weight_store.transports import TRANSPORTS

@@ -19,7 +19,7 @@ from tests.builders import job_spec
 from tests.publishing import publish
 from weight_store.delta.codec import DELTA_NAME
 from weight_store.files.publisher import FilePublisher
-from weight_store.files.version_folders import are_same
+from weight_store.files.tensor_folder import are_same
 from weight_store.hashing import tensors_digest
 from weight_store.layout import layout_of, split_into_shards
 from weight_store.publication import WeightPublisher
