@@ -1,7 +1,4 @@
-"""Chooses an iteration's prompts by a pure function of the job's spec and the iteration.
-
-So a resumed job asks the same questions as an undisturbed one (I7).
-"""
+"""Chooses an iteration's prompts by a pure function of the job's spec and the iteration, also after a resume (I7)."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ class PromptSource:
     """Tokenises both sets once, and hands out each iteration's prompts.
 
     Raises InvalidInput that names the field if a prompt is empty or too long, or if the model's context
-    (`context_tokens`) cannot hold a prompt and its answer: a job must fail at its start, not at iteration 900.
+    (`context_tokens`) cannot hold a prompt and its answer.
     """
 
     def __init__(

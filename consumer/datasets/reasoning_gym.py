@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import version
@@ -26,10 +27,7 @@ CANDIDATES_PER_EVALUATION_PROMPT = 8
 
 
 def load_reasoning_gym(spec: ReasoningGymDataset, request: Request) -> ExampleSets:
-    """Generates both sets, in which every question occurs once. Raises InvalidInput that names the field of the spec.
-
-    The task is one of contracts/spec_tables/reasoning_tasks.py (`check_job`).
-    """
+    """Generates both sets; every question occurs once. Raises InvalidInput that names the field of the spec."""
     check_version(version("reasoning_gym"))
     num_evaluation, seed = request.num_evaluation, request.seed
     num_candidates = num_evaluation * CANDIDATES_PER_EVALUATION_PROMPT
@@ -37,10 +35,8 @@ def load_reasoning_gym(spec: ReasoningGymDataset, request: Request) -> ExampleSe
     evaluation: list[Example] = []
     if num_evaluation:
         candidates = _generate(spec, size=num_candidates, seed=EVALUATION_SEED)
-        for example in _unseen_examples(candidates, spec=spec, pool="evaluation", seen=seen):
-            evaluation.append(example)
-            if len(evaluation) == num_evaluation:
-                break
+        unseen = _unseen_examples(candidates, spec=spec, pool="evaluation", seen=seen)
+        evaluation = list(itertools.islice(unseen, num_evaluation))
     if len(evaluation) < num_evaluation:
         raise InvalidInput(
             f"{num_evaluation} prompts are asked for, {spec.task} made {len(evaluation)} different questions in "

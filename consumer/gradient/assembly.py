@@ -46,11 +46,9 @@ def make_learner(settings: StackSettings, spec: JobSpec, place: Place = ALONE) -
     optimizer = PolicyOptimizer(parameters, spec.optimizer, embeddings=policy.embedding_names())
     lockstep = None
     if is_shared and policy.adapters is None:
+        num_batches = spec.rollout.batches_per_iteration
         accumulator = ShardedAccumulator(
-            policy.model,
-            parameters,
-            targets=optimizer.stepped,
-            max_micro_batches=spec.rollout.batches_per_iteration,
+            policy.model, parameters, targets=optimizer.stepped, max_micro_batches=num_batches
         )
         lockstep = Lockstep(policy.model, reference, mute=accumulator.mute)
     else:
@@ -85,9 +83,7 @@ def _whole_models(settings: StackSettings, spec: JobSpec, device: torch.device) 
 def _shared_models(settings: StackSettings, spec: JobSpec, mesh: DeviceMesh, device: torch.device) -> Models:
     """This rank has its rows of the policy and its reference; every rank calls it at the same time.
 
-    The ranks share all parameters of a model that is trained whole. They don't share adapters: those are small, and
-    each rank has them beside its rows of the frozen base, with sums that are added up once for each step, as without
-    sharding.
+    Adapters are whole on each rank beside its rows of the frozen base, and summed as without sharding.
     """
     load = functools.partial(load_sharded, mesh=mesh, device=device)
     policy = _policy(settings, spec, load)
@@ -96,7 +92,12 @@ def _shared_models(settings: StackSettings, spec: JobSpec, mesh: DeviceMesh, dev
         # All ranks are here now, and gather the base at the same time.
         _ = policy.base_digest
     if spec.algorithm.kl_coefficient > 0.0:
-        reference = policy.reference() if policy.adapters is not None else _read_reference(settings, spec, load)
+        if policy.adapters is not None:
+            reference = policy.reference()
+        else:
+            # A model that is whole nowhere can't be copied: it is read once more.
+            reference = load_model(spec.model, model_root=settings.spec_root, gradient_checkpointing=False, load=load)
+            reference.requires_grad_(False)
     for model in (policy.model, reference):
         if model is not None and spec.trainer.packing == "shared_prompt":
             share_prompts(model)
@@ -113,13 +114,6 @@ def _policy(settings: StackSettings, spec: JobSpec, load: LoadModel) -> Policy:
         load=load,
     )
     return policy if spec.trainer.lora is None else policy.with_adapters(spec.trainer.lora, seed=spec.seed)
-
-
-def _read_reference(settings: StackSettings, spec: JobSpec, load: LoadModel) -> PreTrainedModel:
-    """`Policy.reference`, but read once more: a model that is whole nowhere can't be copied."""
-    reference = load_model(spec.model, model_root=settings.spec_root, gradient_checkpointing=False, load=load)
-    reference.requires_grad_(False)
-    return reference
 
 
 def _set_up_torch(settings: StackSettings, spec: JobSpec) -> None:

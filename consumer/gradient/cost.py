@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import nn
 from transformers.modeling_utils import PreTrainedModel
 
-from contracts.encoding.arrays import ITEM_BYTES
+from consumer.gradient.micro_batch import row_tokens
 from contracts.rollouts import RolloutBatch
 
 
@@ -74,9 +74,7 @@ def training_cost(
     pairs = 0.0
     seen: set[int] = set()
     for row in rows.tolist():
-        group = batch.groups[row // size]
-        prompt = len(group.prompt_token_ids) // ITEM_BYTES
-        response = group.rollouts[row % size].completion.num_tokens
+        prompt, response = row_tokens(batch, row)
         is_new = row // size not in seen
         seen.add(row // size)
         if is_new or not shares_prompts:

@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
+from torch.distributed.tensor import DTensor
 from transformers.modeling_utils import PreTrainedModel
 
 from consumer.gradient.accumulation import GradientAccumulator
@@ -22,7 +23,6 @@ from consumer.gradient.statistics import MicroBatchStats
 from consumer.model.checkpoint import Checkpoint
 from consumer.model.policy import Policy
 from consumer.model.published_weights import WeightStream
-from consumer.model.rows import is_shared
 from contracts.encoding.wire import Record
 from contracts.rollouts import RolloutBatch
 from contracts.spec import JobSpec
@@ -35,12 +35,11 @@ Kept = tuple[MicroBatchStats, KeptBatch]
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """One rank's place among the ranks of its trainer."""
+    """One rank's place among the ranks of its trainer, and among those of this machine."""
 
     rank: int
     world_size: int
     local_rank: int
-    """Among the ranks of this machine."""
 
 
 ALONE = Place(rank=0, world_size=1, local_rank=0)
@@ -94,10 +93,7 @@ class Learner:
         return self._trained(stats, batch, started_s, with_reference=self.spec.algorithm.kl_coefficient > 0.0)
 
     def train_again(self, check: Callable[[], None]) -> Iterator[Trained]:
-        """Trains the kept batches under the weights of the last step; `check` is called before each.
-
-        Raises what `check` or `train_kept_batch` raises.
-        """
+        """Trains the kept batches under the weights of the last step; `check` is called before each."""
         for stats, kept in self.kept:
             check()
             started_s = time.time()
@@ -133,7 +129,7 @@ class Learner:
     @cached_property
     def shares_state(self) -> bool:
         """Whether a rank has only some rows of what is trained. Adapters are whole on every rank."""
-        return any(map(is_shared, self.policy.trained_parameters().values()))
+        return any(isinstance(one, DTensor) for one in self.policy.trained_parameters().values())
 
     def save(self, folder: Path) -> None:
         """Writes this rank's weights and optimizer state; on one rank of several, its rows."""

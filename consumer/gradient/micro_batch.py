@@ -64,7 +64,7 @@ def split_rows(
     The cut is a function of the batch alone, and keeps the order of the rows (I7). Packed, a group that fits into a
     pass is not split, so that its prompt goes through once.
     """
-    lengths = [_row_tokens(batch, row) for row in rows.tolist()]
+    lengths = [row_tokens(batch, row) for row in rows.tolist()]
     parts = _packed_parts if packing == "shared_prompt" else _padded_parts
     ends = list(parts(lengths, [row // batch.group_size for row in rows.tolist()], max_tokens))
     return np.split(rows, ends)
@@ -100,7 +100,7 @@ def make_micro_batch(
     )
 
 
-def _row_tokens(batch: RolloutBatch, row: int) -> tuple[int, int]:
+def row_tokens(batch: RolloutBatch, row: int) -> tuple[int, int]:
     """Returns (prompt tokens, response tokens)."""
     group = batch.groups[row // batch.group_size]
     return len(group.prompt_token_ids) // ITEM_BYTES, group.rollouts[row % batch.group_size].completion.num_tokens

@@ -120,9 +120,8 @@ def chosen_values(
     temperature: float,
     entropy: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Log-probs [N] of `chosen` int64 [N] under logits_of(states [N, h]) / temperature, and the entropies.
-
-    The entropies, in nats, are [N] where `entropy` asks for them and [0] elsewhere.
+    """Log-probs [N] of `chosen` int64 [N] under logits_of(states [N, h]) / temperature, and the entropies in nats: [N]
+    where `entropy` asks for them, else [0].
     """
     chunk = max(1, CHUNK_LOGITS // vocabulary_size)
     values = functools.partial(_chunk_values, logits_of, temperature=temperature, entropy=entropy)

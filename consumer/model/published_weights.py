@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from consumer.model.adapters import Adapters
-from consumer.model.rows import gathered, is_shared
+from consumer.model.rows import gathered
 from weight_store.adapter.matrices import matrices_of
 from weight_store.layout import TensorLayout, layout_of
 from weight_store.publication import TensorSink
@@ -50,7 +51,7 @@ class PublishedWeights(Mapping[str, Tensor]):
 
     def is_made(self, name: str) -> bool:
         """Whether the tensor is a new one each time that it is asked for."""
-        return bool(self._merged_layer(name)) or is_shared(self._base[name])
+        return bool(self._merged_layer(name)) or isinstance(self._base[name], DTensor)
 
     def made_from(self, name: str) -> frozenset[str]:
         """The trained parameters that its values come from."""
@@ -125,6 +126,3 @@ class Nowhere:
 
     def add(self, name: str, tensor: Tensor) -> None:
         """Drops the tensor: rank 0 has it."""
-
-
-NOWHERE = Nowhere()

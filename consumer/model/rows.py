@@ -44,11 +44,6 @@ def spread_like(rows: Tensor, like: Tensor) -> Tensor:
     )
 
 
-def is_shared(tensor: Tensor) -> bool:
-    """Whether this rank has only some rows of it."""
-    return isinstance(tensor, DTensor)
-
-
 def gathered(tensor: Tensor) -> Tensor:
     """All rows of a tensor, on every rank: those that share it call this at the same time. Raises Unavailable."""
     with store_errors():

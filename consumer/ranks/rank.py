@@ -18,7 +18,7 @@ from torch import Tensor
 from consumer.gradient.assembly import make_learner
 from consumer.gradient.learner import Learner
 from consumer.model.checkpoint import read_checkpoint
-from consumer.model.published_weights import NOWHERE
+from consumer.model.published_weights import Nowhere
 from consumer.model.rows import gathered, store_errors
 from consumer.ranks import orders
 from consumer.ranks.membership import join
@@ -146,7 +146,7 @@ class Rank:
         """The sink of the version that rank 0 publishes; None where this rank takes no part."""
         if self._learner.place.rank == 0:
             return self.sink
-        return None if self._learner.lockstep is None else NOWHERE
+        return None if self._learner.lockstep is None else Nowhere()
 
     def _keep_step(self) -> None:
         if self._learner.lockstep is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from importlib import import_module
 
@@ -58,8 +59,9 @@ def tracker_makers(spec: JobSpec, folder: RunFolder) -> dict[str, Callable[[], T
     """Imports the libraries that the spec names. Raises InvalidInput for one that is not installed."""
     makers: dict[str, Callable[[], Tracker]] = {}
     for name in spec.trackers:
+        module, _, tracker = TRACKERS[name].partition(":")
         try:
-            makers[name] = _maker(name, spec, folder)
+            makers[name] = functools.partial(getattr(import_module(module), tracker), folder, spec)
         except ImportError as error:
             raise InvalidInput(
                 f"`{name}` is not installed where the trainer runs: {error}",
@@ -67,9 +69,3 @@ def tracker_makers(spec: JobSpec, folder: RunFolder) -> dict[str, Callable[[], T
                 cure=f'pip install "onbeat[{name}]"',
             ) from error
     return makers
-
-
-def _maker(name: str, spec: JobSpec, folder: RunFolder) -> Callable[[], Tracker]:
-    module, _, tracker = TRACKERS[name].partition(":")
-    make = getattr(import_module(module), tracker)
-    return lambda: make(folder, spec)

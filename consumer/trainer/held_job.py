@@ -10,7 +10,6 @@ from broker.presence import Presence
 from broker.trainer_side import TrainerSide
 from consumer.datasets.base import load_dataset
 from consumer.datasets.prompts import PromptSource
-from consumer.model.policy import Policy
 from consumer.ranks.group import make_ranks
 from consumer.trainer.generator_watch import GeneratorWatch
 from consumer.trainer.lease_keeper import LeaseKeeper
@@ -43,16 +42,24 @@ class HeldJob:
         self.side = side
         self.keeper = keeper
         self.ranks = make_ranks(settings, spec)
-        self.plan = IterationPlan(job_id, spec, _prompts(settings, spec, self.ranks.learner.policy))
+        policy = self.ranks.learner.policy
+        dataset = load_dataset(
+            spec.dataset,
+            num_evaluation=spec.evaluation.num_prompts,
+            seed=spec.seed,
+            model_root=settings.spec_root,
+            components=spec.reward.components,
+        )
+        prompts = PromptSource(dataset, tokenizer=policy.tokenizer, spec=spec, context_tokens=policy.context_tokens)
+        self.plan = IterationPlan(job_id, spec, prompts)
         self.folder = RunFolder(settings.run_root_path, job_id, weight_root=settings.weight_root_path)
         self.peak_flops = settings.peak_flops
         self.jobs = JobStore(broker)
         self.horizons = self.jobs.horizons(job_id)
-        """`JobStore.horizons`, of the learning rate."""
         self.generators = GeneratorWatch(
             Presence(broker), deadline_s=spec.timeouts.no_generator_s, deterministic=spec.deterministic
         )
-        self.layout = self.ranks.learner.policy.weights().layout
+        self.layout = policy.weights().layout
         """Name, shape and dtype of each tensor of a version."""
         lora = spec.trainer.lora
         self.weights = make_publisher(
@@ -82,14 +89,3 @@ class HeldJob:
 
     def tell(self, event: JobEvent) -> None:
         self.jobs.tell(self.folder.job_id, event)
-
-
-def _prompts(settings: StackSettings, spec: JobSpec, policy: Policy) -> PromptSource:
-    dataset = load_dataset(
-        spec.dataset,
-        num_evaluation=spec.evaluation.num_prompts,
-        seed=spec.seed,
-        model_root=settings.spec_root,
-        components=spec.reward.components,
-    )
-    return PromptSource(dataset, tokenizer=policy.tokenizer, spec=spec, context_tokens=policy.context_tokens)

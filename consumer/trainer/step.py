@@ -79,10 +79,7 @@ def _update(
 
 
 def _train_again(held: HeldJob, iteration: Iteration) -> list[MicroBatchStats]:
-    """The numbers of every batch under the weights of the last step.
-
-    A cancel waits for the end of the iteration: weights between two updates are no version that could be saved.
-    """
+    """The numbers of every batch under the weights of the last step. A cancel waits: these are no version to save."""
     again = {stats.batch_id: stats for stats in iteration.stats}
     with held.keeper.training(longest_pass_s=held.spec.timeouts.iteration_s):
         all_again = held.ranks.train_again(held.keeper.check_lease)

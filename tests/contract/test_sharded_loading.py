@@ -12,10 +12,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from consumer.model.policy import load_model, load_whole
-from consumer.model.rows import gathered, is_shared
+from consumer.model.rows import gathered
 from consumer.model.sharded_loading import load_sharded
 from consumer.ranks.membership import join
 from contracts.errors import InvalidInput
@@ -77,7 +78,7 @@ def be_rank(rank: int, folder: Path) -> None:
     for name in LOADED:
         for dtype in ("float32", "bfloat16"):
             whole, sharded = model(name, dtype, load_whole), model(name, dtype, load)
-            shared = sum(map(is_shared, sharded.parameters()))
+            shared = sum(isinstance(parameter, DTensor) for parameter in sharded.parameters())
             expected, found = tensors_of(whole), tensors_of(sharded)
             same = [
                 name

@@ -25,8 +25,7 @@ def centred_scale(centred: Sequence[float], epsilon: float) -> LateScale:
 def mean_and_scale(rewards: Sequence[float], epsilon: float) -> LateScale:
     """Subtracts the mean and divides by std + epsilon, those of the iteration's rewards in any order.
 
-    Equal rewards have an infinite scale: they teach nothing, and a rounded mean would leave a residue that a division
-    by epsilon magnifies.
+    Equal rewards have an infinite scale: a rounded mean would leave a residue that a division by epsilon magnifies.
     """
     mean = math.fsum(rewards) / len(rewards)
     if min(rewards) == max(rewards):

@@ -1,7 +1,6 @@
 """A model is turned to packed sequences, or refused with the reason why it can't take them.
 
-A trial tells, and no list of architectures: the last hidden states of a small packed group must be those of its rows
-by themselves.
+A trial tells: the last hidden states of a small packed group must be those of its rows by themselves.
 """
 
 from __future__ import annotations

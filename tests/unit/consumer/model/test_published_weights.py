@@ -15,7 +15,7 @@ from torch import Tensor
 from consumer.gradient.assembly import make_learner
 from consumer.gradient.learner import Learner, OptimizerStep
 from consumer.model import published_weights
-from consumer.model.published_weights import NOWHERE, PublishedWeights, WeightStream
+from consumer.model.published_weights import Nowhere, PublishedWeights, WeightStream
 from consumer.model.rows import gathered
 from consumer.ranks.membership import join
 from contracts.errors import TrainingDiverged
@@ -46,7 +46,7 @@ def publish_twice(learner: Learner, folder: RunFolder) -> list[WeightManifest | 
     manifests: list[WeightManifest | None] = []
     for number in range(2):
         with publisher.begin(learner.policy.weights().layout, policy_version=number) as one:
-            sink = one if learner.place.rank == 0 else NOWHERE
+            sink = one if learner.place.rank == 0 else Nowhere()
             if number:
                 learner.step(step_by(1.0), sink)
             else:
