@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
+from typing import Any
 
 from broker.connection.client import Broker
 from broker.keys import JobKeys, batch_shape, chunk_field
-from broker.script_calls import ClaimPrompt, FailBatch, HeldClaim, PublishBatch, RenewPrompts, ScriptCall
 from contracts.encoding.wire import Record, decode, encode
 from contracts.errors import ContractViolation
 from contracts.rollouts import PromptBatch, RolloutBatch, batch_digest
@@ -78,14 +78,14 @@ class GeneratorSide:
         hedge: an idle generator asks for a copy of another's batch that is late, where there is nothing else.
         """
         spec = self._job_spec()
-        call = ClaimPrompt(
+        outcome, *rest = self._run(
+            "claim_prompt",
             generator=self._generator_id,
             lease_ms=int(lease_s * 1000),
             max_attempts=spec.rollout.max_attempts,
             may_hedge=hedge and spec.hedges,
             max_rounds=1 + spec.rollout.max_resamples,
         )
-        outcome, *rest = self._run(call)
         if outcome == b"none":
             self._last_entry = rest[0].decode()
             self._hedge_due_s = rest[1] / 1000 if rest[1] > 0 else None
@@ -121,8 +121,8 @@ class GeneratorSide:
         """Resets the leases; answers those that are no longer this generator's (I5)."""
         if not claims:
             return Renewal()
-        held = tuple(HeldClaim(batch_id=claim.prompt_batch.batch_id, entry=claim.entry_id) for claim in claims)
-        states = self._run(RenewPrompts(generator=self._generator_id, claims=held))[1:]
+        held = [{"batch_id": claim.prompt_batch.batch_id, "entry": claim.entry_id} for claim in claims]
+        _, *states = self._run("renew_prompts", generator=self._generator_id, claims=held)
         return Renewal(
             lost=tuple(claim for claim, state in zip(claims, states, strict=True) if state == b"lost"),
             settled=tuple(claim for claim, state in zip(claims, states, strict=True) if state == b"settled"),
@@ -132,7 +132,9 @@ class GeneratorSide:
         """Publishes through the fence (I1, I2, I3). Raises ContractViolation for a batch that is not the claim's."""
         if batch.batch_id != claim.prompt_batch.batch_id:
             raise ContractViolation(f"claimed {claim.prompt_batch.batch_id}, got {batch.batch_id}", field="batch_id")
-        call = PublishBatch(
+        answer = self._run(
+            "publish_batch",
+            encode(batch),
             batch_id=batch.batch_id,
             iteration=batch.iteration,
             policy_version=batch.policy_version,
@@ -144,7 +146,6 @@ class GeneratorSide:
             max_bytes=self._job_spec().limits.max_batch_bytes,
             num_rounds=len(batch.rounds),
         )
-        answer = self._run(call, encode(batch))
         outcome = PublishOutcome(answer[0].decode())
         if outcome is not PublishOutcome.ACCEPTED and not answer[1]:
             self._broker.write("HINCRBY", self._keys.counters, f"rejected:{outcome.value}", 1, job=self._keys)
@@ -152,7 +153,8 @@ class GeneratorSide:
 
     def fail(self, claim: Claim, reason: str) -> FailOutcome:
         """Gives the batch back: tried again at once, or dead-lettered with its reason after the cap (I6)."""
-        call = FailBatch(
+        answer = self._run(
+            "fail_batch",
             batch_id=claim.prompt_batch.batch_id,
             entry=claim.entry_id,
             generator=self._generator_id,
@@ -161,11 +163,10 @@ class GeneratorSide:
             # Cut between two characters: the ledger's reader wants whole ones.
             reason=reason.encode(errors="backslashreplace")[:MAX_REASON_BYTES].decode(errors="ignore"),
         )
-        answer = self._run(call)
         return FailOutcome(answer[0].decode())
 
-    def _run(self, call: ScriptCall, *payloads: bytes) -> list:
-        return self._broker.run(call, self._keys.script_keys, *payloads)
+    def _run(self, script: str, *payloads: bytes, **told: Any) -> list:
+        return self._broker.run(script, self._keys.script_keys, *payloads, **told)
 
     def _job_spec(self) -> JobSpec:
         if self._spec is None:

@@ -15,7 +15,6 @@ import msgspec
 from broker import keys
 from broker.connection.client import Broker
 from broker.keys import JobKeys
-from broker.script_calls import CreateJob, RemoveJob, ResumeJob, SetState
 from contracts.encoding.wire import decode, encode
 from contracts.errors import Conflict, FencedOff, InvalidInput, NotFound
 from contracts.events import AuditRecord, JobEvent, StateChanged
@@ -25,7 +24,7 @@ from contracts.spec import JobSpec
 
 IDEMPOTENCY_S = 24 * 3600
 RECORDS_AT_ONCE = 16
-RESUMABLE = frozenset(state for state, nexts in NEXT_STATES.items() if JobState.QUEUED in nexts)
+RESUMABLE = {state.value: True for state, nexts in NEXT_STATES.items() if JobState.QUEUED in nexts}
 
 
 class JobStore:
@@ -48,8 +47,16 @@ class JobStore:
         now_s = time.time()
         event = encode(StateChanged(at_s=now_s, state=JobState.QUEUED))
         job_keys = JobKeys(job_id)
-        call = CreateJob(job_id=job_id, state=JobState.QUEUED.value, created_s=now_s, idempotency_key=idempotency_key)
-        created = self._broker.run(call, [*job_keys.script_keys, job_keys.spec, keys.JOBS, keys.ACTIVE], body, event)
+        created = self._broker.run(
+            "create_job",
+            [*job_keys.script_keys, job_keys.spec, keys.JOBS, keys.ACTIVE],
+            body,
+            event,
+            job_id=job_id,
+            state=JobState.QUEUED.value,
+            created_s=now_s,
+            idempotency_key=idempotency_key,
+        )
         self._broker.persisted()
         return job_id, created[0] == b"created"
 
@@ -85,15 +92,9 @@ class JobStore:
         job_keys = JobKeys(job_id)
         with self._broker.call():
             key = (self._redis.hget(job_keys.job, "idempotency_key") or b"").decode()
-        num_script_keys = len(job_keys.script_keys)
-        outcome, *rest = self._broker.run(
-            RemoveJob(job_id=job_id),
-            [
-                *job_keys.script_keys,
-                *(keys.JOBS, keys.ACTIVE, keys.idempotency(key)),
-                *job_keys.all_keys[num_script_keys:],
-            ],
-        )
+        others = job_keys.all_keys[len(job_keys.script_keys) :]
+        names = [*job_keys.script_keys, keys.JOBS, keys.ACTIVE, keys.idempotency(key), *others]
+        outcome, *rest = self._broker.run("remove_job", names, job_id=job_id)
         if outcome == b"held":
             left_s = rest[0] / 1000
             raise Conflict(f"its trainer holds it for {left_s:.1f} s more", field="state", cure="try again then")
@@ -158,16 +159,22 @@ class JobStore:
         `resume`, which does more than to move.
         """
         now_s = time.time()
-        allowed = tuple(
-            old.value
+        allowed = {
+            old.value: True
             for old, nexts in NEXT_STATES.items()
             if state in nexts and state is not JobState.QUEUED and after in (None, old)
+        }
+        outcome, *current = self._broker.run(
+            "set_state",
+            [*JobKeys(job_id).script_keys, keys.ACTIVE],
+            encode(StateChanged(at_s=now_s, state=state, reason=reason)),
+            job_id=job_id,
+            state=state.value,
+            reason=reason,
+            at_s=now_s,
+            epoch=trainer_epoch,
+            allowed=allowed,
         )
-        call = SetState(
-            job_id=job_id, state=state.value, reason=reason, at_s=now_s, epoch=trainer_epoch, allowed=allowed
-        )
-        event = encode(StateChanged(at_s=now_s, state=state, reason=reason))
-        outcome, *current = self._broker.run(call, [*JobKeys(job_id).script_keys, keys.ACTIVE], event)
         if outcome == b"fenced":
             raise FencedOff(f"epoch {trainer_epoch} is over: another trainer holds the job", field="trainer_epoch")
         if outcome == b"refused":
@@ -239,10 +246,8 @@ class JobStore:
         job_keys = JobKeys(job_id)
         event = encode(StateChanged(at_s=time.time(), state=JobState.QUEUED))
         new_body = encode(after) if after != before else body
-        allowed = tuple(state.value for state in RESUMABLE)
-        call = ResumeJob(job_id=job_id, allowed=allowed, num_records=len(chain))
-        job_and_active = [*job_keys.script_keys, job_keys.spec, keys.ACTIVE]
-        return self._broker.run(call, job_and_active, body, new_body, horizons, event)
+        names, told = [*job_keys.script_keys, job_keys.spec, keys.ACTIVE], {"job_id": job_id, "num_records": len(chain)}
+        return self._broker.run("resume_job", names, body, new_body, horizons, event, allowed=RESUMABLE, **told)
 
     def horizons(self, job_id: str) -> dict[int, int]:
         """First iteration → the `iterations` that its learning rate and the later ones' are scheduled by.

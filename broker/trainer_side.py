@@ -9,23 +9,6 @@ from typing import Any, NamedTuple
 from broker.connection.client import Broker
 from broker.keys import JobKeys, batch_shape, chunk_field
 from broker.ledger import Dead, batch_record
-from broker.script_calls import (
-    AcquireTrainer,
-    AnnounceShard,
-    ClaimRollouts,
-    CommitIteration,
-    Dispatch,
-    DropChunks,
-    NewBatch,
-    NextIteration,
-    OpenIteration,
-    PublishWeights,
-    PutChunk,
-    Reconcile,
-    RenewTrainer,
-    Rewind,
-    TrainerCall,
-)
 from contracts.encoding.wire import Record, decode, encode
 from contracts.errors import Conflict, FencedOff, FenceViolation, NotFound
 from contracts.events import AuditRecord, JobEvent, record_digest
@@ -115,8 +98,8 @@ class TrainerSide:
 
         Raises Conflict while another trainer's lease lives, NotFound for a job that was removed.
         """
-        call = AcquireTrainer(owner=self._owner, lease_ms=self._lease_ms)
-        outcome, *rest = self._broker.run(call, self._keys.script_keys)
+        keys = self._keys.script_keys
+        outcome, *rest = self._broker.run("acquire_trainer", keys, owner=self._owner, lease_ms=self._lease_ms)
         if outcome == b"unknown":
             raise NotFound("there is no such job", field=self._keys.job, cure="`onbeat jobs` lists them")
         if outcome == b"held":
@@ -128,35 +111,33 @@ class TrainerSide:
 
     def renew(self) -> JobState:
         """Extends the lease and answers the job's state, so that a cancel is noticed. Raises FencedOff."""
-        _, state = self._fenced(RenewTrainer(epoch=self._epoch, lease_ms=self._lease_ms))
+        _, state = self._fenced("renew_trainer", lease_ms=self._lease_ms)
         return JobState(state.decode())
 
     def release(self) -> None:
         """Gives the lease back, so that a successor need not wait. Raises FencedOff."""
-        self._fenced(RenewTrainer(epoch=self._epoch, lease_ms=0))
+        self._fenced("renew_trainer", lease_ms=0)
 
     def fence(self) -> FenceState:
         return read_fence(self._broker, self._keys)
 
     def publish_weights(self, manifest: WeightManifest, *, oldest_kept: int) -> None:
         """Announces a version; manifests older than oldest_kept go. Raises FencedOff."""
-        call = PublishWeights(epoch=self._epoch, policy_version=manifest.policy_version, oldest_kept=oldest_kept)
-        self._fenced(call, encode(manifest))
+        version = manifest.policy_version
+        self._fenced("publish_weights", encode(manifest), policy_version=version, oldest_kept=oldest_kept)
 
     def announce_shard(self, shard: WeightShard) -> None:
         """Tells generators of a file before its version is announced. Raises FencedOff."""
-        self._fenced(AnnounceShard(epoch=self._epoch), encode(shard), key=self._keys.shards)
+        self._fenced("announce_shard", encode(shard), key=self._keys.shards)
 
     def put_chunk(self, policy_version: int, name: str, number: int, data: bytes, *, keep_s: float) -> None:
         """keep_s: after so long without another chunk all of them go. Raises FencedOff, BrokerFull."""
         field = chunk_field(policy_version, name, number)
-        call = PutChunk(epoch=self._epoch, field=field, keep_ms=int(keep_s * 1000))
-        self._fenced(call, data, key=self._keys.chunks)
+        self._fenced("put_chunk", data, key=self._keys.chunks, field=field, keep_ms=int(keep_s * 1000))
 
     def drop_chunks_before(self, policy_version: int, kept: Collection[int] = ()) -> None:
         """Removes the chunks of older versions but `kept`. Raises FencedOff."""
-        call = DropChunks(epoch=self._epoch, oldest_kept=policy_version, kept=tuple(kept))
-        self._fenced(call, key=self._keys.chunks)
+        self._fenced("drop_chunks", key=self._keys.chunks, oldest_kept=policy_version, kept=list(kept))
 
     def open_iteration(self, opening: Opening) -> bool:
         """True if it was opened now, False if it stood open already: its batches go on.
@@ -165,8 +146,8 @@ class TrainerSide:
         Raises FencedOff, or FenceViolation for an iteration that is not the next one.
         """
         chunks = dispatch_chunks(opening.batches)
-        call, payloads = _next_iteration(opening, chunks)
-        outcome, *rest = self._fenced(OpenIteration(epoch=self._epoch, opening=call), *payloads)
+        following, payloads = opening_arguments(opening, chunks)
+        outcome, *rest = self._fenced("open_iteration", *payloads, opening=following)
         if outcome not in (b"opened", b"already_open"):
             raise FenceViolation(f"iteration {opening.iteration} cannot open: {_said(outcome, rest)}")
         if outcome == b"opened":
@@ -179,10 +160,7 @@ class TrainerSide:
         Raises FencedOff, or FenceViolation for an iteration that would leave a gap after the last committed one, and
         for a record that doesn't follow the newest.
         """
-        call = Rewind(
-            epoch=self._epoch, iteration=record.iteration, digest=record_digest(record), previous=record.previous
-        )
-        outcome, *rest = self._fenced(call, encode(record))
+        outcome, *rest = self._fenced("rewind", encode(record), iteration=record.iteration, **_links(record))
         if outcome not in (b"rewound", b"already_rewound"):
             raise FenceViolation(f"iteration {record.iteration} cannot be next: {_said(outcome, rest)}")
         self._read_ahead.clear()
@@ -193,10 +171,9 @@ class TrainerSide:
         The first calls also answer what an earlier epoch claimed and did not commit. Raises FencedOff.
         """
         known = self._read_ahead
-        call = ClaimRollouts(
-            epoch=self._epoch, max_batches=max_batches, last_entry=self._last_entry, read_ahead=tuple(known)
+        _, num_dead, *rows = self._fenced(
+            "claim_rollouts", max_batches=max_batches, last_entry=self._last_entry, read_ahead=list(known)
         )
-        _, num_dead, *rows = self._fenced(call)
         arrived = []
         for entry, payload, digest in zip(rows[0::3], rows[1::3], rows[2::3], strict=True):
             if not payload:
@@ -245,8 +222,7 @@ class TrainerSide:
 
     def _lost(self, iteration: int, batch_ids: Sequence[str]) -> list[str] | None:
         """Those of the batches that are nowhere; None where no batch of the iteration is."""
-        call = Reconcile(epoch=self._epoch, iteration=iteration, batch_ids=tuple(batch_ids))
-        outcome, *rest = self._fenced(call)
+        outcome, *rest = self._fenced("reconcile", iteration=iteration, batch_ids=batch_ids)
         if outcome not in (b"whole", b"lost"):
             raise FenceViolation(f"the fence is not open at iteration {iteration}: {_said(outcome, rest)}")
         return None if outcome == b"whole" else [batch_id.decode() for batch_id in rest]
@@ -254,8 +230,7 @@ class TrainerSide:
     def _dispatch(self, iteration: int, chunks: Iterable[DispatchChunk]) -> int:
         num_dispatched = 0
         for chunk in chunks:
-            call = Dispatch(epoch=self._epoch, iteration=iteration, batches=tuple(chunk.batches))
-            outcome, value = self._fenced(call, *chunk.payloads)
+            outcome, value = self._fenced("dispatch", *chunk.payloads, iteration=iteration, batches=chunk.batches)
             if outcome != b"dispatched":
                 raise FenceViolation(f"the fence is not open at iteration {iteration}: {_said(outcome, [value])}")
             num_dispatched += value
@@ -270,16 +245,17 @@ class TrainerSide:
         and for a record that doesn't follow the newest: a restart has lost what this trainer had committed.
         """
         chunks = dispatch_chunks(opening.batches if opening else ())
-        following, prompts = _next_iteration(opening, chunks) if opening else (None, [])
-        call = CommitIteration(
-            epoch=self._epoch,
+        following, prompts = opening_arguments(opening, chunks) if opening else (None, [])
+        outcome, *rest = self._fenced(
+            "commit_iteration",
+            encode(record),
+            encode(event) if event else b"",
+            *prompts,
             iteration=record.iteration,
-            digest=record_digest(record),
-            previous=record.previous,
             trained=dict(trained),
             opening=following,
+            **_links(record),
         )
-        outcome, *rest = self._fenced(call, encode(record), encode(event) if event else b"", *prompts)
         if outcome not in (b"committed", b"already_committed"):
             raise FenceViolation(f"iteration {record.iteration} cannot be committed: {_said(outcome, rest)}")
         self._read_ahead.clear()
@@ -296,10 +272,10 @@ class TrainerSide:
         if self.fence().committed < iteration:
             raise FenceViolation(f"a restart of the server has lost the commit of iteration {iteration}")
 
-    def _fenced(self, call: TrainerCall, *payloads: bytes, key: str = "") -> list:
-        """The answer. key: of the script's own beside those that all have. Raises FencedOff."""
+    def _fenced(self, script: str, *payloads: bytes, key: str = "", **told: Any) -> list:
+        """The script's answer to the holder of the epoch. key: its own beside those that all have. Raises FencedOff."""
         names = self._keys.script_keys
-        answer = self._broker.run(call, [*names, key] if key else names, *payloads)
+        answer = self._broker.run(script, [*names, key] if key else names, *payloads, epoch=self._epoch, **told)
         if answer[0] == b"fenced":
             raise FencedOff(f"epoch {self._epoch} is over: another trainer holds the job", field="trainer_epoch")
         return answer
@@ -326,6 +302,13 @@ def read_fence(broker: Broker, job_keys: JobKeys) -> FenceState:
     )
 
 
+class NewBatch(Record, frozen=True, kw_only=True):
+    """A prompt batch for the stream, as scripts are told of it; its payload goes beside it."""
+
+    id: str
+    shape: str
+
+
 class DispatchChunk(NamedTuple):
     """Prompt batches that one script puts on the stream."""
 
@@ -348,17 +331,21 @@ def dispatch_chunks(batches: Iterable[PromptBatch]) -> Iterator[DispatchChunk]:
         yield chunk
 
 
-def _next_iteration(opening: Opening, chunks: Iterator[DispatchChunk]) -> tuple[NextIteration, list[bytes]]:
-    """With the first of the chunks, and its payloads."""
+def opening_arguments(opening: Opening, chunks: Iterator[DispatchChunk]) -> tuple[dict[str, Any], list[bytes]]:
+    """An opening as the scripts know it (prelude.lua), with the first of the chunks; and the payloads of that one."""
     first = next(chunks, DispatchChunk([], []))
-    call = NextIteration(
-        iteration=opening.iteration,
-        policy_version=opening.policy_version,
-        weights_digest=opening.weights_digest,
-        num_batches=len(opening.batches),
-        batches=tuple(first.batches),
-    )
-    return call, first.payloads
+    following = {
+        "iteration": opening.iteration,
+        "policy_version": opening.policy_version,
+        "weights_digest": opening.weights_digest,
+        "num_batches": len(opening.batches),
+        "batches": first.batches,
+    }
+    return following, first.payloads
+
+
+def _links(record: AuditRecord) -> dict[str, str]:
+    return {"digest": record_digest(record), "previous": record.previous}
 
 
 def _said(outcome: bytes, rest: Sequence[bytes | int]) -> str:

@@ -17,10 +17,9 @@ from redis.backoff import ExponentialWithJitterBackoff
 from broker import keys
 from broker.connection.deadlines import DeadlineRetry, Patience, bounded, within
 from broker.connection.roles import SCRIPT_ROLES
-from broker.connection.script_texts import script_sha, script_text
+from broker.connection.script_texts import argument_names, script_sha, script_text
 from broker.connection.server_errors import translated
 from broker.keys import JobKeys
-from broker.script_calls import ScriptCall, Write, script_of
 from contracts.encoding.wire import encode
 from contracts.errors import BrokerUnavailable, InvalidInput
 from contracts.settings import StackSettings
@@ -66,18 +65,22 @@ class Broker:
         """Ends every call at once with BrokerUnavailable, those of other threads too; for a process that is to end."""
         self.patience.break_off()
 
-    def run(self, call: ScriptCall, keys: Sequence[str], *payloads: str | int | bytes) -> list[Any]:
-        """Runs the script that the call is of; payloads: in the order in which its head names them.
+    def run(self, script: str, keys: Sequence[str], *payloads: str | int | bytes, **told: Any) -> list[Any]:
+        """Runs scripts/{script}.lua; its head names what it is told, and its payloads in their order.
 
+        told: small things only. A text has to be `str`, for Lua's MessagePack knows no bytes; a number an integer below
+        2^53, or a float, for Lua's numbers are doubles. Raises TypeError for other names than the head's.
         A server without the script is sent it by a user that may, and is waited for by one that may not.
         """
-        name, told = script_of(type(call)), encode(call)
+        if told.keys() != argument_names(script):
+            raise TypeError(f"{script} is told {sorted(argument_names(script))}, not {sorted(told)}")
+        arguments = encode(told)
         with self.call():
             while True:
                 try:
-                    return self.redis.evalsha(script_sha(name), len(keys), *keys, told, *payloads)  # type: ignore[return-value]
+                    return self.redis.evalsha(script_sha(script), len(keys), *keys, arguments, *payloads)  # type: ignore[return-value]
                 except exceptions.NoScriptError:
-                    if not self._load(name):
+                    if not self._load(script):
                         if self.patience.left_s <= 0:
                             raise
                         self.patience.pause(SCRIPTS_POLL_S)
@@ -95,7 +98,7 @@ class Broker:
 
         job: the one whose key it is; None is answered where that was removed, and nothing is written.
         """
-        return self.run(Write(command=command), [key, job.job] if job else [key], *args)
+        return self.run("write", [key, job.job] if job else [key], *args, command=command)
 
     def ping(self) -> None:
         """Raises BrokerUnavailable."""
@@ -131,7 +134,7 @@ class Broker:
         """Whether the append-only file had it all within some seconds (WAITAOF)."""
         # The server waits for the writes of the asking connection only: with one of its own, all before it are covered.
         pipeline = self.redis.pipeline(transaction=False)
-        pipeline.evalsha(script_sha("write"), 1, keys.PERSISTED, encode(Write(command="SET")), 1)
+        pipeline.evalsha(script_sha("write"), 1, keys.PERSISTED, encode({"command": "SET"}), 1)
         pipeline.execute_command("WAITAOF", 1, 0, max(1, int(1000 * min(DISK_WAIT_S, self.patience.left_s))))
         written, answer = pipeline.execute(raise_on_error=False)
         if isinstance(written, exceptions.NoScriptError):

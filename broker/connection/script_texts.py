@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import re
 import sys
 from pathlib import Path
 
@@ -20,13 +21,32 @@ PRELUDE = (SCRIPTS / "prelude.lua").read_text()
 REFUSED_WHEN_FULL = frozenset({"create_job", "publish_batch", "put_chunk"})
 """Scripts that bring payloads: at maxmemory they are refused. What keeps a run alive and what frees memory goes on."""
 GOES_ON_WHEN_FULL = "#!lua flags=allow-oom\n"
+ARGUMENTS = re.compile(r"\{([\w, ]*)\}")
+"""The first braces of a script: what it is told."""
+FUNCTION = re.compile(r"^local function (\w+)\(.*?^end\n", re.MULTILINE | re.DOTALL)
 
 
 @functools.cache
 def script_text(name: str) -> str:
     """scripts/{name}.lua as the server gets it."""
     head = "" if name in REFUSED_WHEN_FULL else GOES_ON_WHEN_FULL
-    return head + gate(name) + PRELUDE + (SCRIPTS / f"{name}.lua").read_text()
+    return head + gate(name) + _linked((SCRIPTS / f"{name}.lua").read_text())
+
+
+def _linked(script: str) -> str:
+    """The script behind the shared head, less the functions that it never reaches: Lua makes them anew at each call."""
+    text = PRELUDE + script
+    for function in reversed(list(FUNCTION.finditer(PRELUDE))):  # each calls earlier ones only
+        if text.count(f"{function[1]}(") == 1:
+            text = text.replace(function[0], "")
+    return text
+
+
+@functools.cache
+def argument_names(name: str) -> frozenset[str]:
+    """What the script is told by name, as its first line says."""
+    told = ARGUMENTS.search((SCRIPTS / f"{name}.lua").read_text())
+    return frozenset(told[1].split(", ")) if told else frozenset()
 
 
 @functools.cache

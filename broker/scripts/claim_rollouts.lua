@@ -3,8 +3,8 @@
 --   trainer has read while it waited: their payloads, megabytes each, come as ''
 --   -> {claimed, dead count, n x (entry, payload, digest)} | {fenced}
 -- A repeat after a lost answer gives the same again: what is pending after the last entry comes before what is new.
-if not is_trainer(read_fence()) then return { 'fenced' } end
-local out = { 'claimed', progress().dead }
+if not is_trainer() then return { 'fenced' } end
+local out = { 'claimed', tonumber(redis.call('HGET', PROGRESS, 'dead')) or 0 }
 if redis.call('EXISTS', ROLLOUTS) == 0 then return out end
 local trainer, last, left = whole(a.epoch), a.last_entry, a.max_batches
 local function give(entry, batch, digest)

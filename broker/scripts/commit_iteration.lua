@@ -3,8 +3,8 @@
 --   prelude, or none; payloads AuditRecord, JobEvent or '', then a PromptBatch of each of opening.batches
 --   -> {committed} | {already_committed} | {fenced} | {wrong_iteration, iteration} | {broken_link} | {missing, batch id}
 --    | {divergent, batch id} | {out_of_order, iteration} | {no_manifest}
+if not is_trainer() then return { 'fenced' } end
 local fence = read_fence()
-if not is_trainer(fence) then return { 'fenced' } end
 if fence.committed >= a.iteration then return { 'already_committed' } end
 if not is_open_at(fence, a.iteration) then return { 'wrong_iteration', fence.iteration } end
 if a.previous ~= last_link() then return { 'broken_link' } end

@@ -1,8 +1,8 @@
 -- dispatch: {epoch, iteration, batches}; batches: of {id, shape}; payloads a PromptBatch of each
 --   -> {dispatched, how many} | {fenced} | {wrong_iteration, iteration}
 -- What an opening had no room for, and what a restart has lost: an expected batch that is nowhere goes on the stream.
+if not is_trainer() then return { 'fenced' } end
 local fence = read_fence()
-if not is_trainer(fence) then return { 'fenced' } end
 if not is_open_at(fence, a.iteration) then return { 'wrong_iteration', fence.iteration } end
 group(PROMPTS, 'generators')
 local dispatched, again = 0, 0

@@ -1,6 +1,6 @@
 -- drop_chunks: KEYS[13] chunks; {epoch, oldest_kept, kept}; kept: older versions that stay -> {dropped, n} | {fenced}
 local CHUNKS = KEYS[13]
-if not is_trainer(read_fence()) then return { 'fenced' } end
+if not is_trainer() then return { 'fenced' } end
 local stays = {}
 for _, version in ipairs(a.kept) do stays[version] = true end
 local dropped = 0

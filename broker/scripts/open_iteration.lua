@@ -1,7 +1,7 @@
 -- open_iteration: {epoch, opening}; opening: see the prelude; payloads a PromptBatch of each of opening.batches
 --   -> {opened} | {already_open} | {fenced} | {out_of_order, committed} | {no_manifest}
+if not is_trainer() then return { 'fenced' } end
 local fence = read_fence()
-if not is_trainer(fence) then return { 'fenced' } end
 local is_same = is_open_at(fence, a.opening.iteration) and fence.open.digest == a.opening.weights_digest
 if is_same and fence.open.is_readable then return { 'already_open' } end
 if (fence.open and not is_same) or not follows(a.opening, fence.committed) then return { 'out_of_order', fence.committed } end

@@ -1,6 +1,6 @@
 -- put_chunk: KEYS[13] chunks; {epoch, field, keep_ms}, payload its bytes -> {put} | {fenced}; keep_ms: until all chunks go
 local CHUNKS = KEYS[13]
-if not is_trainer(read_fence()) then return { 'fenced' } end
+if not is_trainer() then return { 'fenced' } end
 redis.call('HSET', CHUNKS, a.field, payload())
 redis.call('PEXPIRE', CHUNKS, whole(a.keep_ms))
 return { 'put' }

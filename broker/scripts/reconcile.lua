@@ -2,8 +2,8 @@
 --   -> {whole} | {lost, n x batch id: those of the asked that are nowhere} | {fenced} | {wrong_iteration, iteration}
 -- Writes nothing. An iteration is whole when its counts agree, and then its batches aren't looked at: a trainer that waits
 -- asks every other second, of any number of batches.
+if not is_trainer() then return { 'fenced' } end
 local fence = read_fence()
-if not is_trainer(fence) then return { 'fenced' } end
 if not is_open_at(fence, a.iteration) then return { 'wrong_iteration', fence.iteration } end
 local expected, settled = fence.open.expected, progress()
 local left = expected - settled.published - settled.dead

@@ -1,5 +1,5 @@
--- resume_job: KEYS[13] spec, [14] active; {job_id, allowed, num_records}; allowed: states that can be resumed; num_records:
---   length of the audit chain; payloads the spec before, the spec, horizons or '', JobEvent
+-- resume_job: KEYS[13] spec, [14] active; {job_id, allowed, num_records}; allowed: state that can be resumed -> true;
+--   num_records: length of the audit chain; payloads the spec before, the spec, horizons or '', JobEvent
 --   -> {resumed} | {already} | {refused, state} | {changed}: what the caller looked at is no longer so
 -- An iteration that stands open goes, with its dead batches: it is sampled again from its first batch.
 local SPEC, ACTIVE = unpack(KEYS, 13)
@@ -7,9 +7,7 @@ local before, after, horizons, event = payload(), payload(), payload(), payload(
 local state, spec = redis.call('HGET', JOB, 'state'), redis.call('GET', SPEC)
 if not state or not spec then return { 'refused', 'unknown' } end
 if state == 'queued' and spec == after then return { 'already' } end
-local is_allowed = false
-for _, one in ipairs(a.allowed) do is_allowed = is_allowed or one == state end
-if not is_allowed then return { 'refused', state } end
+if not a.allowed[state] then return { 'refused', state } end
 if spec ~= before or redis.call('XLEN', AUDIT) ~= a.num_records then return { 'changed' } end
 end_epoch()
 close_iteration()

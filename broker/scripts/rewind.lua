@@ -2,8 +2,8 @@
 --   record, and of the one that it follows
 --   -> {rewound} | {already_rewound} | {fenced} | {out_of_order, committed} | {broken_link}
 -- The trainer resumes from a checkpoint that is older than the fence: what came after is done again under this epoch.
+if not is_trainer() then return { 'fenced' } end
 local fence = read_fence()
-if not is_trainer(fence) then return { 'fenced' } end
 local before, last = a.iteration - 1, last_link()
 local is_repeated = last == a.digest and not fence.open and fence.committed == before
 if is_repeated then return { 'already_rewound' } end

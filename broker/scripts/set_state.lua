@@ -1,15 +1,13 @@
 -- set_state: KEYS[13] active; {job_id, state, reason, at_s, epoch, allowed}, payload JobEvent; epoch: of a trainer that moves
---   it, or none; allowed: the states before
+--   it, or none; allowed: state before -> true
 --   -> {set} | {already} | {refused, state} | {fenced}
 -- An epoch comes from a trainer: one that was replaced, or slept through a resume, ends no other's run (I4).
 local ACTIVE = KEYS[13]
 local state = redis.call('HGET', JOB, 'state')
 if not state then return { 'refused', 'unknown' } end
-if a.epoch and not is_trainer(read_fence()) then return { 'fenced' } end
+if a.epoch and not is_trainer() then return { 'fenced' } end
 if state == a.state then return { 'already', state } end
-local is_allowed = false
-for _, one in ipairs(a.allowed) do is_allowed = is_allowed or one == state end
-if not is_allowed then return { 'refused', state } end
+if not a.allowed[state] then return { 'refused', state } end
 redis.call('HSET', JOB, 'state', a.state, 'reason', a.reason)
 if a.state == 'running' then redis.call('HSETNX', JOB, 'started_s', a.at_s) end
 if ENDED[a.state] then

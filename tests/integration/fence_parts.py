@@ -12,7 +12,6 @@ from broker.connection.client import Broker
 from broker.generator_side import Claim
 from broker.keys import GENERATOR_GROUP, JobKeys
 from broker.ledger import batch_record
-from broker.script_calls import ScriptCall
 from contracts.encoding.wire import decode, encode
 from contracts.rollouts import PromptBatch, RolloutBatch
 from contracts.versions import WeightFile, WeightManifest
@@ -100,8 +99,8 @@ class StutteringBroker(Broker):
 
     loses_next_answer = False
 
-    def run(self, call: ScriptCall, keys: Sequence[str], *payloads: str | int | bytes) -> list[Any]:
+    def run(self, script: str, keys: Sequence[str], *payloads: str | int | bytes, **told: Any) -> list[Any]:
         if self.loses_next_answer:
             self.loses_next_answer = False
-            super().run(call, keys, *payloads)
-        return super().run(call, keys, *payloads)
+            super().run(script, keys, *payloads, **told)
+        return super().run(script, keys, *payloads, **told)

@@ -16,7 +16,6 @@ from broker.generator_side import FailOutcome, GeneratorSide, PublishOutcome
 from broker.job_store import JobStore
 from broker.keys import JobKeys
 from broker.monitor import job_status, stream_report
-from broker.script_calls import ScriptCall
 from broker.trainer_side import Opening, TrainerSide
 from contracts.errors import Conflict, FencedOff, NotFound
 from contracts.events import TrainerStarted
@@ -109,8 +108,8 @@ class Died(Exception):
 class MortalBroker(Broker):
     """A broker whose process dies when its first script has answered."""
 
-    def run(self, call: ScriptCall, keys: Sequence[str], *payloads: str | int | bytes) -> list[Any]:
-        super().run(call, keys, *payloads)
+    def run(self, script: str, keys: Sequence[str], *payloads: str | int | bytes, **told: Any) -> list[Any]:
+        super().run(script, keys, *payloads, **told)
         raise Died
 
 

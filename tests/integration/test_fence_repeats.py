@@ -9,7 +9,6 @@ from broker.connection.client import connect
 from broker.generator_side import FailOutcome, PublishOutcome, Renewal
 from broker.job_store import JobStore
 from broker.keys import GENERATOR_GROUP, JobKeys
-from broker.script_calls import ClaimRollouts
 from broker.trainer_side import TrainerSide
 from contracts.errors import FencedOff, FenceViolation
 from contracts.settings import StackSettings
@@ -72,8 +71,8 @@ def test_batches_whose_answer_was_lost_are_answered_again(fence: Job) -> None:
     keys = JobKeys(fence.job_id).script_keys
     epoch = fence.trainer.trainer_epoch
     first = fence.trainer.claim_rollouts(max_batches=1)[0]
-    call = ClaimRollouts(epoch=epoch, max_batches=8, last_entry="0-1", read_ahead=())
-    fence.broker.run(call, keys)  # delivered, and its answer lost
+    told = {"epoch": epoch, "max_batches": 8, "last_entry": "0-1", "read_ahead": []}
+    fence.broker.run("claim_rollouts", keys, **told)  # delivered, and its answer lost
     assert len(fence.trainer.claim_rollouts(max_batches=8)[0]) == 1
     assert fence.trainer.claim_rollouts(max_batches=8)[0] == []
     assert first[0].batch.batch_id == "0/train/0"

@@ -14,8 +14,7 @@ from broker.job_store import JobStore
 from broker.keys import ACTIVE, JobKeys
 from broker.ledger import BatchRecord, Dead, Expected, Published, batch_record
 from broker.monitor import stream_report
-from broker.script_calls import Dispatch, NewBatch, Reconcile, RenewTrainer, ResumeJob
-from broker.trainer_side import TrainerSide
+from broker.trainer_side import NewBatch, TrainerSide
 from contracts.encoding.wire import encode
 from contracts.errors import FencedOff, FenceViolation, NotFound
 from contracts.events import AuditRecord, StateChanged
@@ -307,8 +306,8 @@ def test_the_script_that_dispatches_asks_the_fence_itself(
     epoch = epoch_more + int(job.broker.redis.hget(keys(job).fence, "epoch") or 0)  # type: ignore[arg-type]
     job.broker.redis.hset(keys(job).fence, "state", state)
     before = job.broker.redis.xlen(keys(job).prompts)
-    call = Dispatch(epoch=epoch, iteration=iteration, batches=(NewBatch(id="0/train/9", shape="2x4"),))
-    said = job.broker.run(call, keys(job).script_keys, b"prompts")
+    told = {"epoch": epoch, "iteration": iteration, "batches": [NewBatch(id="0/train/9", shape="2x4")]}
+    said = job.broker.run("dispatch", keys(job).script_keys, b"prompts", **told)
     assert said[0] == answer
     assert job.broker.redis.xlen(keys(job).prompts) == before + (answer == b"dispatched")
 
@@ -329,8 +328,8 @@ def test_the_script_that_looks_for_what_is_lost_asks_the_fence_itself(
     job.trainer.open_iteration(job.opening(0))
     epoch = epoch_more + int(job.broker.redis.hget(keys(job).fence, "epoch") or 0)  # type: ignore[arg-type]
     job.broker.redis.hset(keys(job).fence, "state", state)
-    call = Reconcile(epoch=epoch, iteration=iteration, batch_ids=())
-    assert job.broker.run(call, keys(job).script_keys) == answer
+    told = {"epoch": epoch, "iteration": iteration, "batch_ids": []}
+    assert job.broker.run("reconcile", keys(job).script_keys, **told) == answer
 
 
 def test_a_trainer_whose_epoch_is_over_extends_nobodys_lease(job: Job) -> None:
@@ -367,9 +366,9 @@ def test_a_resume_stands_on_what_its_caller_looked_at(
 ) -> None:
     spec: Any = job.broker.redis.get(keys(job).spec)
     job.broker.redis.hset(keys(job).job, "state", state)
-    call = ResumeJob(job_id=job.job_id, allowed=("failed",), num_records=num_records)
+    told = {"job_id": job.job_id, "allowed": {"failed": True}, "num_records": num_records}
     names = [*keys(job).script_keys, keys(job).spec, ACTIVE]
-    assert job.broker.run(call, names, spec_before or spec, b"another spec", "", b"event") == answer
+    assert job.broker.run("resume_job", names, spec_before or spec, b"another spec", "", b"event", **told) == answer
     assert job.broker.redis.get(keys(job).spec) == (b"another spec" if answer == [b"resumed"] else spec)
 
 
@@ -377,8 +376,8 @@ def test_a_job_without_a_spec_is_not_resumed(job: Job) -> None:
     job.broker.redis.hset(keys(job).job, "state", "failed")
     job.broker.redis.delete(keys(job).spec)
     names = [*keys(job).script_keys, keys(job).spec, ACTIVE]
-    call = ResumeJob(job_id=job.job_id, allowed=("failed",), num_records=0)
-    assert job.broker.run(call, names, b"", b"another spec", "", b"event") == [b"refused", b"unknown"]
+    told = {"job_id": job.job_id, "allowed": {"failed": True}, "num_records": 0}
+    assert job.broker.run("resume_job", names, b"", b"another spec", "", b"event", **told) == [b"refused", b"unknown"]
     assert job.broker.redis.hget(keys(job).job, "state") == b"failed"
 
 
@@ -418,7 +417,7 @@ def test_epochs_and_milliseconds_are_exact_up_to_the_largest_that_lua_counts(job
     assert job.broker.redis.hget(keys(job).fence, "epoch") == str(largest).encode()
     successor.renew()
     for epoch, answer in ((largest - 1, b"fenced"), (largest, b"renewed")):
-        assert job.broker.run(RenewTrainer(epoch=epoch, lease_ms=5), keys(job).script_keys)[0] == answer
+        assert job.broker.run("renew_trainer", keys(job).script_keys, epoch=epoch, lease_ms=5)[0] == answer
     successor.open_iteration(job.opening(0, count=1))
     job.generator().claim(10)
     claimed = ledger(job, "0/train/0")

@@ -10,7 +10,6 @@ import pytest
 
 from broker.connection.client import Broker, connect
 from broker.job_store import JobStore
-from broker.script_calls import ScriptCall, SetState
 from broker.trainer_side import TrainerSide
 from contracts.encoding.wire import decode
 from contracts.errors import Conflict, FencedOff, InvalidInput, NotFound
@@ -60,8 +59,8 @@ class MortalBroker(Broker):
 
     dies = True
 
-    def run(self, call: ScriptCall, keys: Sequence[str], *payloads: str | int | bytes) -> list[Any]:
-        answer = super().run(call, keys, *payloads)
+    def run(self, script: str, keys: Sequence[str], *payloads: str | int | bytes, **told: Any) -> list[Any]:
+        answer = super().run(script, keys, *payloads, **told)
         if self.dies:
             raise Died
         return answer
@@ -154,13 +153,13 @@ class Overtaken(Broker):
 
     is_overtaken = False
 
-    def run(self, call: ScriptCall, keys: Sequence[str], *payloads: str | int | bytes) -> list[Any]:
-        if isinstance(call, SetState) and not self.is_overtaken:
+    def run(self, script: str, keys: Sequence[str], *payloads: str | int | bytes, **told: Any) -> list[Any]:
+        if script == "set_state" and not self.is_overtaken:
             self.is_overtaken = True
             others = JobStore(Broker(self.redis))
-            others.move(call.job_id, JobState.RUNNING)
-            others.request_cancel(call.job_id)
-        return super().run(call, keys, *payloads)
+            others.move(told["job_id"], JobState.RUNNING)
+            others.request_cancel(told["job_id"])
+        return super().run(script, keys, *payloads, **told)
 
 
 def test_of_two_cancels_at_once_none_ends_a_trainer_that_may_save(jobs: JobStore, settings: StackSettings) -> None:

@@ -12,7 +12,6 @@ from broker import trainer_side
 from broker.connection.client import Broker, connect
 from broker.job_store import JobStore
 from broker.keys import JobKeys
-from broker.script_calls import ScriptCall, script_of
 from broker.trainer_side import TrainerSide
 from contracts.errors import BrokerUnavailable, FenceViolation
 from contracts.events import AuditRecord, record_digest
@@ -33,13 +32,12 @@ class CountingBroker(Broker):
         self.num_bytes: Counter[str] = Counter()
         self.dies_at: tuple[str, int] = ("", 0)
 
-    def run(self, call: ScriptCall, keys: Sequence[str], *payloads: str | int | bytes) -> list[Any]:
-        name = script_of(type(call))
-        self.calls[name] += 1
-        self.num_bytes[name] += sum(len(one) for one in payloads if isinstance(one, bytes))
-        if (name, self.calls[name]) == self.dies_at:
+    def run(self, script: str, keys: Sequence[str], *payloads: str | int | bytes, **told: Any) -> list[Any]:
+        self.calls[script] += 1
+        self.num_bytes[script] += sum(len(one) for one in payloads if isinstance(one, bytes))
+        if (script, self.calls[script]) == self.dies_at:
             raise BrokerUnavailable("died here")
-        return super().run(call, keys, *payloads)
+        return super().run(script, keys, *payloads, **told)
 
 
 @pytest.fixture

@@ -1,34 +1,20 @@
-"""What a script says that it is told, what it reads, and what its record sends: three lists that must be one."""
+"""What a script says that it is told, and what it reads: two lists that must be one. A caller is held to the first."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
-import msgspec
 import pytest
+import redis
 
+from broker.connection.client import Broker
 from broker.connection.roles import SCRIPT_ROLES
-from broker.connection.script_texts import PRELUDE, SCRIPTS
-from broker.script_calls import HeldClaim, NewBatch, NextIteration, ScriptCall, TrainerCall, script_of
+from broker.connection.script_texts import FUNCTION, PRELUDE, SCRIPTS, argument_names, script_text
+from broker.trainer_side import DispatchChunk, NewBatch, Opening, opening_arguments
 
-KEYS = re.compile(r"\{([\w, ]*)\}")
 READ = re.compile(r"\b(?<!\.)a\.(\w+)")
 COPIED = re.compile(r"payload\(\)\s*\.\.|\.\.\s*payload\(\)|pack\([^)]*payload\(\)")
-
-
-def kinds(of: type[ScriptCall] = ScriptCall) -> Iterator[type[ScriptCall]]:
-    for kind in of.__subclasses__():
-        if kind is not TrainerCall:
-            yield kind
-        yield from kinds(kind)
-
-
-CALLS = {script_of(kind): kind for kind in kinds()}
-
-
-def fields(record: type[msgspec.Struct]) -> set[str]:
-    return set(record.__struct_fields__)
+NAMES = sorted(path.stem for path in SCRIPTS.glob("*.lua") if path.stem != "prelude")
 
 
 def script(name: str) -> tuple[str, str]:
@@ -38,33 +24,45 @@ def script(name: str) -> tuple[str, str]:
     return " ".join(line.removeprefix("--").strip() for line in lines[:end]), "\n".join(lines[end:])
 
 
-def test_every_script_has_its_record_and_its_roles() -> None:
-    files = {path.stem for path in SCRIPTS.glob("*.lua")} - {"prelude"}
-    assert files == set(CALLS) == set(SCRIPT_ROLES)
+def test_every_script_has_its_roles() -> None:
+    assert sorted(SCRIPT_ROLES) == NAMES
 
 
-@pytest.mark.parametrize("name", CALLS)
-def test_a_script_reads_what_its_head_names_and_its_record_sends_it(name: str) -> None:
+@pytest.mark.parametrize("name", NAMES)
+def test_a_script_reads_what_its_head_names(name: str) -> None:
     head, body = script(name)
     assert head.startswith(f"{name}: ")
-    told = KEYS.search(head)
-    assert told is not None
-    documented = set(told[1].split(", "))
-    read = set(READ.findall(body)) | ({"epoch"} if "is_trainer(" in body else set())
-    assert documented == read == fields(CALLS[name])
+    assert argument_names(name) == set(READ.findall(body)) | ({"epoch"} if "is_trainer(" in body else set())
+
+
+def test_a_caller_that_tells_a_script_less_or_more_than_its_head_names_is_refused() -> None:
+    broker = Broker(redis.Redis(port=1))
+    for told in ({"epoch": 1}, {"epoch": 1, "lease_ms": 5, "lease_s": 5}):
+        with pytest.raises(TypeError, match=r"renew_trainer is told \['epoch', 'lease_ms'\], not"):
+            broker.run("renew_trainer", [], **told)
 
 
 def test_the_parts_of_a_call_are_read_by_their_names() -> None:
     expects = PRELUDE[PRELUDE.index("local function expect(") : PRELUDE.index("-- Whether a batch is neither")]
-    for text, word, record in (
-        (PRELUDE, "opening", NextIteration),
-        (script("dispatch")[1] + expects, "batch", NewBatch),
-        (script("renew_prompts")[1], "claim", HeldClaim),
+    opening = Opening(iteration=0, policy_version=0, weights_digest="", batches=())
+    for text, word, sent in (
+        (PRELUDE, "opening", set(opening_arguments(opening, iter([DispatchChunk([], [])]))[0])),
+        (script("dispatch")[1] + expects, "batch", set(NewBatch.__struct_fields__)),
+        (script("renew_prompts")[1], "claim", {"batch_id", "entry"}),
     ):
-        assert set(re.findall(rf"\b{word}\.(\w+)", text)) >= fields(record), word
+        assert set(re.findall(rf"\b{word}\.(\w+)", text)) >= sent, word
 
 
-@pytest.mark.parametrize("name", [*CALLS, "prelude"])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_script_is_sent_with_what_it_reaches_of_the_head_and_with_no_more(name: str) -> None:
+    sent = script_text(name)
+    assert set(FUNCTION.findall(PRELUDE)) == set(re.findall(r"^local function (\w+)", PRELUDE, re.MULTILINE))
+    for function in FUNCTION.findall(PRELUDE):
+        assert sent.count(f"{function}(") != 1, "defined and never called, or called and not defined"
+        assert (f"local function {function}(" in sent) == (f"{function}(" in sent)
+
+
+@pytest.mark.parametrize("name", [*NAMES, "prelude"])
 def test_no_script_counts_its_arguments_or_copies_a_payload(name: str) -> None:
     text = re.sub(r"--.*", "", PRELUDE if name == "prelude" else script(name)[1])
     places = re.findall(r"ARGV\[(\w+)\]", text)

@@ -133,12 +133,11 @@ def an_endpoint():
 
 def a_transition():
     from broker.connection.client import connect
-    from broker.script_calls import Novel
     from contracts.settings import StackSettings
 
     broker = connect(StackSettings(redis_url=os.environ["REDIS"]))
     key = f"onbeat:{{job-novel-{os.getpid()}}}:counters"
-    counted = [broker.run(Novel(by=by), [key])[0] for by in (3, 2)]
+    counted = [broker.run("novel", [key], by=by)[0] for by in (3, 2)]
     broker.redis.delete(key)
     broker.close()
     return counted
