@@ -10,6 +10,7 @@ import logging
 
 from celery import Celery
 from kombu.exceptions import OperationalError
+from kombu.transport import redis
 
 from contracts.errors import BrokerUnavailable
 from contracts.settings import StackSettings
@@ -28,11 +29,27 @@ ANSWER_TIMEOUT_S = 3.0
 log = logging.getLogger(__name__)
 
 
+class QoS(redis.QoS):
+    def restore_visible(self, start: int = 0, num: int = 10, interval: int = 10) -> None:
+        """Puts nothing back. Kombu takes what was not acknowledged for an hour, and its lock for that is a script.
+
+        Celery's user may run none (broker/connection/roles.py), and our messages are acknowledged before they run.
+        """
+
+
+class Channel(redis.Channel):
+    QoS = QoS
+
+
+class Transport(redis.Transport):
+    Channel = Channel
+
+
 def make_celery_app(settings: StackSettings) -> Celery:
     """The app of gateways (which only send) and consumers (which also beat and work)."""
     app = Celery("onbeat", broker=settings.celery_url or settings.redis_url, set_as_current=False)
     app.conf.update(
-        broker_transport="broker.celery_transport:Transport",
+        broker_transport="broker.celery_app:Transport",
         accept_content=["msgpack"],
         task_serializer="msgpack",
         result_serializer="msgpack",

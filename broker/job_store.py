@@ -92,7 +92,7 @@ class JobStore:
         job_keys = JobKeys(job_id)
         with self._broker.call():
             key = (self._redis.hget(job_keys.job, "idempotency_key") or b"").decode()
-        others = job_keys.all_keys[len(job_keys.script_keys) :]
+        others = job_keys.all_keys[keys.NUM_SCRIPT_KEYS :]
         names = [*job_keys.script_keys, keys.JOBS, keys.ACTIVE, keys.idempotency(key), *others]
         outcome, *rest = self._broker.run("remove_job", names, job_id=job_id)
         if outcome == b"held":
@@ -269,22 +269,24 @@ class JobStore:
 
     def count_trainer_start(self, job_id: str) -> int:
         """Starts since the last one that made progress, this one included. Raises NotFound."""
-        job_keys = JobKeys(job_id)
-        num_starts = self._broker.write("HINCRBY", job_keys.job, "trainer_starts", 1, job=job_keys)
+        num_starts = self._write_field(job_id, "HINCRBY", "trainer_starts", 1)
         if num_starts is None:
             raise _unknown(job_id)
         return num_starts
 
     def uncount_trainer_start(self, job_id: str) -> None:
         """Takes back the start of a trainer that was asked to end: it says nothing about the job."""
-        job_keys = JobKeys(job_id)
-        num_starts = self._broker.write("HINCRBY", job_keys.job, "trainer_starts", -1, job=job_keys)
+        num_starts = self._write_field(job_id, "HINCRBY", "trainer_starts", -1)
         if num_starts is not None and num_starts < 0:
             self.reset_trainer_starts(job_id)
 
     def reset_trainer_starts(self, job_id: str) -> None:
+        self._write_field(job_id, "HSET", "trainer_starts", 0)
+
+    def _write_field(self, job_id: str, command: str, name: str, value: int | bytes) -> Any:
+        """The answer of a command on a field of the job hash; None where the job was removed."""
         job_keys = JobKeys(job_id)
-        self._broker.write("HSET", job_keys.job, "trainer_starts", 0, job=job_keys)
+        return self._broker.write(command, job_keys.job, name, value, job=job_keys)
 
     def reserve_start(self, job_id: str, consumer_id: str, *, life_s: float) -> bool:
         """Whether this consumer may start the job's trainer: another one's may be loading, with no lease to show yet.
@@ -308,9 +310,8 @@ class JobStore:
 
     def record_evaluation(self, job_id: str, score: EvaluationScore) -> None:
         """Keeps the newest score; the first one stays as `evaluation_before`."""
-        job_keys, value = JobKeys(job_id), encode(score)
-        self._broker.write("HSETNX", job_keys.job, "evaluation_before", value, job=job_keys)
-        self._broker.write("HSET", job_keys.job, "evaluation_latest", value, job=job_keys)
+        self._write_field(job_id, "HSETNX", "evaluation_before", encode(score))
+        self._write_field(job_id, "HSET", "evaluation_latest", encode(score))
 
     def tell(self, job_id: str, event: JobEvent) -> None:
         """Appends an event; a job that was removed gets none."""

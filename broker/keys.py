@@ -41,6 +41,8 @@ GENERATORS = "onbeat:generators"
 PERSISTED = "onbeat:persisted"
 GENERATOR_GROUP = "generators"
 TRAINER_GROUP = "trainers"
+NUM_SCRIPT_KEYS = 12
+"""So many keys of a job, the first ones, are KEYS of every script, in the order that scripts/prelude.lua names them."""
 
 
 def idempotency(key: str) -> str:
@@ -62,42 +64,21 @@ class JobKeys:
 
     def __init__(self, job_id: str) -> None:
         tag = f"onbeat:{{{check_job_id(job_id)}}}"
-        self.spec = f"{tag}:spec"
-        self.job = f"{tag}:job"
         self.fence = f"{tag}:fence"
         self.prompts = f"{tag}:prompts"
         self.rollouts = f"{tag}:rollouts"
         self.ledger = f"{tag}:ledger"
-        self.claims = f"{tag}:claims"
         self.weights = f"{tag}:weights"
-        self.chunks = f"{tag}:chunks"
-        self.shards = f"{tag}:shards"
         self.counters = f"{tag}:counters"
         self.dead = f"{tag}:dead"
         self.audit = f"{tag}:audit"
+        self.job = f"{tag}:job"
         self.events = f"{tag}:events"
         self.progress = f"{tag}:progress"
+        self.claims = f"{tag}:claims"
+        self.spec = f"{tag}:spec"
+        self.chunks = f"{tag}:chunks"
+        self.shards = f"{tag}:shards"
         self.starting = f"{tag}:starting"
-
-    @property
-    def all_keys(self) -> list[str]:
-        """Every key of the job, those of `script_keys` first."""
-        return [*self.script_keys, *(key for key in vars(self).values() if key not in self.script_keys)]
-
-    @property
-    def script_keys(self) -> list[str]:
-        """KEYS of every script, in the order that scripts/prelude.lua names them."""
-        return [
-            self.fence,
-            self.prompts,
-            self.rollouts,
-            self.ledger,
-            self.weights,
-            self.counters,
-            self.dead,
-            self.audit,
-            self.job,
-            self.events,
-            self.progress,
-            self.claims,
-        ]
+        self.all_keys: list[str] = list(vars(self).values())
+        self.script_keys = self.all_keys[:NUM_SCRIPT_KEYS]

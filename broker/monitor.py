@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from redis import exceptions
@@ -22,6 +21,18 @@ from contracts.monitor import GeneratorSeen, PromptLease, StreamReport, StreamSt
 from contracts.spec import JobSpec
 
 REJECTED = "rejected:"
+COUNTERS = {
+    "batches_accepted": "accepted",
+    "accepted_bytes": "accepted_bytes",
+    "batches_reclaimed": "reclaimed",
+    "batches_hedged": "hedged",
+    "hedges_won": "hedges_won",
+    "batches_failed": "failed",
+    "batches_dead": "dead",
+    "batches_redispatched": "redispatched",
+    "rewinds": "rewinds",
+}
+"""Field of a status or a report → its counter."""
 MAX_LEASES = 1000
 CLAIMED_STREAMS = {"prompts": GENERATOR_GROUP, "rollouts": TRAINER_GROUP}
 STREAMS = ("prompts", "rollouts", "dead", "audit", "events")
@@ -42,16 +53,39 @@ def job_status(broker: Broker, job_id: str, *, live_generators: int | None = Non
         raise NotFound(f"there is no job {job_id}", field="job_id", cure="`onbeat jobs` lists them")
     if live_generators is None:
         live_generators = len(Presence(broker).live())
-    return _status(
-        job_id,
+    spec, values, fence = (
         decode(spec, JobSpec),
-        _text_keys(job),
-        fence=read_fence(broker, keys),
-        counters=_counts(counters),
-        last_record=decode(last_audit[0][1][b"record"], AuditRecord) if last_audit else None,
+        {name.decode(): value for name, value in job.items()},
+        read_fence(broker, keys),
+    )
+    state, is_open = JobState(values["state"].decode()), fence.state == "open"
+    last_record = decode(last_audit[0][1][b"record"], AuditRecord) if last_audit else None
+    version, digest = _newest_version(fence, last_record)
+    reason = values["reason"].decode() or _waits_for(
+        state, fence, live_generators=live_generators, now_s=_seconds(clock), is_full=_is_full(memory)
+    )
+    return JobStatus(
+        job_id=job_id,
+        name=spec.name,
+        state=state,
+        reason=reason,
+        schedule=spec.schedule,
+        iterations=spec.iterations,
+        # The last opened iteration may only evaluate: it trains nothing.
+        iterations_committed=min(fence.committed + 1, spec.iterations),
+        policy_version=version,
+        weights_digest=digest,
+        created_s=float(values["created_s"]),
+        started_s=float(values.get("started_s", 0.0)),
+        ended_s=float(values.get("ended_s", 0.0)),
+        run_directory=job_id,
+        trainer_epoch=fence.trainer_epoch,
+        batches_expected=fence.expected if is_open else 0,
+        batches_published=fence.published if is_open else 0,
         live_generators=live_generators,
-        now_s=_seconds(clock),
-        is_full=_is_full(memory),
+        evaluation_before=_score(values.get("evaluation_before")),
+        evaluation_latest=_score(values.get("evaluation_latest")),
+        **_counted(counters, JobStatus),
     )
 
 
@@ -77,81 +111,33 @@ def stream_report(broker: Broker, job_id: str) -> StreamReport:
         name: 0 if isinstance(summary, Exception) else summary["pending"]
         for name, summary in zip(CLAIMED_STREAMS, summaries, strict=True)
     }
-    now_s = _seconds(clock)
+    now_s, fence = _seconds(clock), read_fence(broker, keys)
+    lease_s = fence.lease_until_s - now_s
     streams = tuple(
         _stream_state(
             name,
             num_entries=sizes[2 * index],
             num_pending=num_pending.get(name, 0),
             memory_bytes=sizes[2 * index + 1] or 0,
-            entry_ids=[entry.entry_id for entry in entries if entry.stream == name],
+            entry_ids=entries.get(name, {}),
             now_s=now_s,
         )
         for index, name in enumerate(STREAMS)
     )
-    return _report(
-        job_id,
-        read_fence(broker, keys),
-        _counts(counters),
-        streams=streams,
-        leases=() if isinstance(pending, Exception) else _leases(pending, entries),
-        generators=_generators(broker, now_s),
-        now_s=now_s,
-    )
-
-
-@dataclass(frozen=True)
-class LedgerEntry:
-    """Where a batch of the open iteration lies."""
-
-    batch_id: str
-    stream: str
-    entry_id: str
-
-
-def _status(
-    job_id: str,
-    spec: JobSpec,
-    job: Mapping[str, bytes],
-    *,
-    fence: FenceState,
-    counters: Mapping[str, int],
-    last_record: AuditRecord | None,
-    live_generators: int,
-    now_s: float,
-    is_full: bool,
-) -> JobStatus:
-    is_open = fence.state == "open"
-    state = JobState(job["state"].decode())
-    version, digest = _newest_version(fence, last_record)
-    return JobStatus(
+    return StreamReport(
         job_id=job_id,
-        name=spec.name,
-        state=state,
-        reason=job["reason"].decode()
-        or _waits_for(state, fence, live_generators=live_generators, now_s=now_s, is_full=is_full),
-        schedule=spec.schedule,
-        iterations=spec.iterations,
-        # The last opened iteration may only evaluate: it trains nothing.
-        iterations_committed=min(fence.committed + 1, spec.iterations),
-        policy_version=version,
-        weights_digest=digest,
-        created_s=float(job["created_s"]),
-        started_s=float(job.get("started_s", 0.0)),
-        ended_s=float(job.get("ended_s", 0.0)),
-        run_directory=job_id,
+        fence_state=fence.state,
+        iteration=fence.iteration,
+        policy_version=fence.policy_version,
+        weights_digest=fence.weights_digest,
         trainer_epoch=fence.trainer_epoch,
-        batches_expected=fence.expected if is_open else 0,
-        batches_published=fence.published if is_open else 0,
-        batches_accepted=counters.get("accepted", 0),
-        batches_rejected=_rejected(counters),
-        batches_reclaimed=counters.get("reclaimed", 0),
-        batches_hedged=counters.get("hedged", 0),
-        hedges_won=counters.get("hedges_won", 0),
-        batches_dead=counters.get("dead", 0),
-        live_generators=live_generators,
-        evaluation_before=_score(job.get("evaluation_before")),
-        evaluation_latest=_score(job.get("evaluation_latest")),
+        trainer_lease_s=round(lease_s, 3) if lease_s > 0 else None,
+        batches_expected=fence.expected,
+        batches_published=fence.published,
+        streams=streams,
+        leases=() if isinstance(pending, Exception) else _leases(pending, entries["prompts"]),
+        generators=_generators(broker, now_s),
+        **_counted(counters, StreamReport),
     )
 
 
@@ -174,45 +160,8 @@ def _waits_for(state: JobState, fence: FenceState, *, live_generators: int, now_
     return ""
 
 
-def _report(
-    job_id: str,
-    fence: FenceState,
-    counters: Mapping[str, int],
-    *,
-    streams: tuple[StreamState, ...],
-    leases: tuple[PromptLease, ...],
-    generators: tuple[GeneratorSeen, ...],
-    now_s: float,
-) -> StreamReport:
-    lease_s = fence.lease_until_s - now_s
-    return StreamReport(
-        job_id=job_id,
-        fence_state=fence.state,
-        iteration=fence.iteration,
-        policy_version=fence.policy_version,
-        weights_digest=fence.weights_digest,
-        trainer_epoch=fence.trainer_epoch,
-        trainer_lease_s=round(lease_s, 3) if lease_s > 0 else None,
-        batches_expected=fence.expected,
-        batches_published=fence.published,
-        batches_accepted=counters.get("accepted", 0),
-        accepted_bytes=counters.get("accepted_bytes", 0),
-        batches_rejected=_rejected(counters),
-        batches_reclaimed=counters.get("reclaimed", 0),
-        batches_hedged=counters.get("hedged", 0),
-        hedges_won=counters.get("hedges_won", 0),
-        batches_failed=counters.get("failed", 0),
-        batches_dead=counters.get("dead", 0),
-        batches_redispatched=counters.get("redispatched", 0),
-        rewinds=counters.get("rewinds", 0),
-        streams=streams,
-        leases=leases,
-        generators=generators,
-    )
-
-
 def _stream_state(
-    name: str, *, num_entries: int, num_pending: int, memory_bytes: int, entry_ids: list[str], now_s: float
+    name: str, *, num_entries: int, num_pending: int, memory_bytes: int, entry_ids: Iterable[str], now_s: float
 ) -> StreamState:
     oldest_ms = min((int(entry_id.partition("-")[0]) for entry_id in entry_ids), default=None)
     return StreamState(
@@ -226,20 +175,21 @@ def _stream_state(
     )
 
 
-def _ledger_entries(ledger: Mapping[bytes, bytes]) -> list[LedgerEntry]:
-    """Entry ids without reading the entries, whose payloads are large."""
-    streams = {Expected: "prompts", Published: "rollouts"}
-    entries = []
+def _ledger_entries(ledger: Mapping[bytes, bytes]) -> dict[str, dict[str, str]]:
+    """Stream → entry id → batch id of the open iteration, without reading the entries, whose payloads are large."""
+    prompts: dict[str, str] = {}
+    rollouts: dict[str, str] = {}
     for batch_id, value in ledger.items():
         with contextlib.suppress(ContractViolation):  # of an older version: a report shows what it can
-            batch = batch_record(value)
-            if isinstance(batch, Expected | Published):
-                entries.append(LedgerEntry(batch_id.decode(), streams[type(batch)], batch.entry))
-    return entries
+            match batch_record(value):
+                case Expected(entry=entry):
+                    prompts[entry] = batch_id.decode()
+                case Published(entry=entry):
+                    rollouts[entry] = batch_id.decode()
+    return {"prompts": prompts, "rollouts": rollouts}
 
 
-def _leases(pending: list[dict[str, Any]], entries: list[LedgerEntry]) -> tuple[PromptLease, ...]:
-    batch_ids = {entry.entry_id: entry.batch_id for entry in entries if entry.stream == "prompts"}
+def _leases(pending: list[dict[str, Any]], batch_ids: Mapping[str, str]) -> tuple[PromptLease, ...]:
     return tuple(
         PromptLease(
             batch_id=batch_ids.get(row["message_id"].decode(), ""),
@@ -274,18 +224,12 @@ def _raise_unless_no_group(answer: object) -> None:
         raise answer
 
 
-def _rejected(counters: Mapping[str, int]) -> dict[str, int]:
-    return {
-        name.removeprefix(REJECTED): number for name, number in sorted(counters.items()) if name.startswith(REJECTED)
-    }
-
-
-def _counts(rows: Mapping[bytes, bytes]) -> dict[str, int]:
-    return {name.decode(): int(number) for name, number in rows.items()}
-
-
-def _text_keys(rows: Mapping[bytes, bytes]) -> dict[str, bytes]:
-    return {name.decode(): value for name, value in rows.items()}
+def _counted(counters: Mapping[bytes, bytes], kind: type[JobStatus | StreamReport]) -> dict[str, Any]:
+    """The fields of the record that are counters of the whole job."""
+    counts = {name.decode(): int(number) for name, number in sorted(counters.items())}
+    rejected = {name.removeprefix(REJECTED): n for name, n in counts.items() if name.startswith(REJECTED)}
+    fields = {field: counts.get(name, 0) for field, name in COUNTERS.items() if field in kind.__struct_fields__}
+    return {**fields, "batches_rejected": rejected}
 
 
 def _score(data: bytes | None) -> EvaluationScore | None:

@@ -51,7 +51,6 @@ LARGE_FOLDERS = {
 }
 """Folder → the reason why it has more than MAX_FOLDER_FILES modules."""
 SMALL_FILES = {
-    "broker/celery_transport.py": "the class that Celery's settings name by its path",
     "consumer/gradient/losses/": "a paper's loss each",
     "consumer/trackers/": "a tracker each, with its library",
     "contracts/encoding/digests.py": "what every digest is made of",
@@ -246,7 +245,7 @@ def test_the_key_table_names_each_key_once_and_every_key_of_a_job() -> None:
     table = KEY_ROW.findall(keys.__doc__ or "")
     assert len(table) == len(set(table))
     job = keys.JobKeys("J")
-    of_a_job = {value.replace("{J}", "J") for value in vars(job).values()}
+    of_a_job = {value.replace("{J}", "J") for value in job.all_keys}
     assert of_a_job == {name.replace("{J}", "J") for name in table if name.startswith("onbeat:{J}")}
     shared = {value for name, value in vars(keys).items() if name.isupper() and str(value).startswith("onbeat:")}
     assert shared <= set(table)
