@@ -46,19 +46,22 @@ class JobStore:
         self._require_room(job_id, max_jobs)
         now_s = time.time()
         event = encode(StateChanged(at_s=now_s, state=JobState.QUEUED))
-        job_keys = JobKeys(job_id)
-        created = self._broker.run(
+        created = self._run(
             "create_job",
-            [*job_keys.script_keys, job_keys.spec, keys.JOBS, keys.ACTIVE],
+            job_id,
+            [JobKeys(job_id).spec, keys.JOBS, keys.ACTIVE],
             body,
             event,
-            job_id=job_id,
             state=JobState.QUEUED.value,
             created_s=now_s,
             idempotency_key=idempotency_key,
         )
         self._broker.persisted()
         return job_id, created[0] == b"created"
+
+    def _run(self, script: str, job_id: str, own_keys: list[str], *payloads: bytes, **told: Any) -> list[Any]:
+        """The answer of a script that knows the job's id. own_keys: beside those that all scripts have."""
+        return self._broker.run(script, [*JobKeys(job_id).script_keys, *own_keys], *payloads, job_id=job_id, **told)
 
     def _reserve(self, key: str, job_id: str, body_digest: str) -> str:
         with self._broker.call():
@@ -93,8 +96,7 @@ class JobStore:
         with self._broker.call():
             key = (self._redis.hget(job_keys.job, "idempotency_key") or b"").decode()
         others = job_keys.all_keys[keys.NUM_SCRIPT_KEYS :]
-        names = [*job_keys.script_keys, keys.JOBS, keys.ACTIVE, keys.idempotency(key), *others]
-        outcome, *rest = self._broker.run("remove_job", names, job_id=job_id)
+        outcome, *rest = self._run("remove_job", job_id, [keys.JOBS, keys.ACTIVE, keys.idempotency(key), *others])
         if outcome == b"held":
             left_s = rest[0] / 1000
             raise Conflict(f"its trainer holds it for {left_s:.1f} s more", field="state", cure="try again then")
@@ -102,7 +104,7 @@ class JobStore:
             raise Conflict(f"a {rest[0].decode()} job cannot be removed", field="state", cure="cancel it first")
         self._broker.persisted()
         if outcome == b"unknown":
-            raise _unknown(job_id)
+            raise unknown_job(job_id)
 
     def job_ids(self) -> list[str]:
         """Newest first."""
@@ -125,7 +127,7 @@ class JobStore:
         with self._broker.call():
             data = self._redis.get(JobKeys(job_id).spec)
         if data is None:
-            raise _unknown(job_id)
+            raise unknown_job(job_id)
         return data
 
     def state(self, job_id: str) -> JobState:
@@ -138,7 +140,7 @@ class JobStore:
             values: dict[bytes, bytes] = self._redis.hgetall(JobKeys(job_id).job)
         # A count that came late brings a removed job's hash back, without a state.
         if b"state" not in values:
-            raise _unknown(job_id)
+            raise unknown_job(job_id)
         return {name.decode(): value for name, value in values.items()}
 
     def move(
@@ -164,11 +166,11 @@ class JobStore:
             for old, nexts in NEXT_STATES.items()
             if state in nexts and state is not JobState.QUEUED and after in (None, old)
         }
-        outcome, *current = self._broker.run(
+        outcome, *current = self._run(
             "set_state",
-            [*JobKeys(job_id).script_keys, keys.ACTIVE],
+            job_id,
+            [keys.ACTIVE],
             encode(StateChanged(at_s=now_s, state=state, reason=reason)),
-            job_id=job_id,
             state=state.value,
             reason=reason,
             at_s=now_s,
@@ -179,7 +181,7 @@ class JobStore:
             raise FencedOff(f"epoch {trainer_epoch} is over: another trainer holds the job", field="trainer_epoch")
         if outcome == b"refused":
             if current == [b"unknown"]:
-                raise _unknown(job_id)
+                raise unknown_job(job_id)
             raise Conflict(f"a {current[0].decode()} job cannot become {state.value}", field="state")
         return outcome == b"set"
 
@@ -243,11 +245,10 @@ class JobStore:
         horizons = b""
         if after.iterations != before.iterations:
             horizons = encode({0: before.iterations, **self.horizons(job_id), num_trained: after.iterations})
-        job_keys = JobKeys(job_id)
         event = encode(StateChanged(at_s=time.time(), state=JobState.QUEUED))
         new_body = encode(after) if after != before else body
-        names, told = [*job_keys.script_keys, job_keys.spec, keys.ACTIVE], {"job_id": job_id, "num_records": len(chain)}
-        return self._broker.run("resume_job", names, body, new_body, horizons, event, allowed=RESUMABLE, **told)
+        payloads, told = (body, new_body, horizons, event), {"allowed": RESUMABLE, "num_records": len(chain)}
+        return self._run("resume_job", job_id, [JobKeys(job_id).spec, keys.ACTIVE], *payloads, **told)
 
     def horizons(self, job_id: str) -> dict[int, int]:
         """First iteration → the `iterations` that its learning rate and the later ones' are scheduled by.
@@ -271,7 +272,7 @@ class JobStore:
         """Starts since the last one that made progress, this one included. Raises NotFound."""
         num_starts = self._write_field(job_id, "HINCRBY", "trainer_starts", 1)
         if num_starts is None:
-            raise _unknown(job_id)
+            raise unknown_job(job_id)
         return num_starts
 
     def uncount_trainer_start(self, job_id: str) -> None:
@@ -348,5 +349,5 @@ class JobStore:
                 return outline, link
 
 
-def _unknown(job_id: str) -> NotFound:
+def unknown_job(job_id: str) -> NotFound:
     return NotFound(f"there is no job {job_id}", field="job_id", cure="`onbeat jobs` lists them")

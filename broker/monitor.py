@@ -9,12 +9,13 @@ from typing import Any
 from redis import exceptions
 
 from broker.connection.client import Broker
+from broker.job_store import unknown_job
 from broker.keys import GENERATOR_GROUP, TRAINER_GROUP, JobKeys
 from broker.ledger import Expected, Published, batch_record
 from broker.presence import Presence
 from broker.trainer_side import FenceState, read_fence
 from contracts.encoding.wire import decode
-from contracts.errors import ContractViolation, NotFound
+from contracts.errors import ContractViolation
 from contracts.events import AuditRecord
 from contracts.jobs import EvaluationScore, JobState, JobStatus
 from contracts.monitor import GeneratorSeen, PromptLease, StreamReport, StreamState
@@ -50,14 +51,12 @@ def job_status(broker: Broker, job_id: str, *, live_generators: int | None = Non
         pipe.xrevrange(keys.audit, count=1).time().info("memory")
         job, spec, counters, last_audit, clock, memory = pipe.execute()
     if b"state" not in job or spec is None:
-        raise NotFound(f"there is no job {job_id}", field="job_id", cure="`onbeat jobs` lists them")
+        raise unknown_job(job_id)
     if live_generators is None:
         live_generators = len(Presence(broker).live())
-    spec, values, fence = (
-        decode(spec, JobSpec),
-        {name.decode(): value for name, value in job.items()},
-        read_fence(broker, keys),
-    )
+    spec = decode(spec, JobSpec)
+    values = {name.decode(): value for name, value in job.items()}
+    fence = read_fence(broker, keys)
     state, is_open = JobState(values["state"].decode()), fence.state == "open"
     last_record = decode(last_audit[0][1][b"record"], AuditRecord) if last_audit else None
     version, digest = _newest_version(fence, last_record)
@@ -104,7 +103,7 @@ def stream_report(broker: Broker, job_id: str) -> StreamReport:
         for answer in (exists, counters, ledger, clock, pending, *rest):
             _raise_unless_no_group(answer)
     if not exists:
-        raise NotFound(f"there is no job {job_id}", field="job_id", cure="`onbeat jobs` lists them")
+        raise unknown_job(job_id)
     entries = _ledger_entries(ledger)
     sizes, summaries = rest[: 2 * len(STREAMS)], rest[2 * len(STREAMS) :]
     num_pending = {

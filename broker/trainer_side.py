@@ -349,5 +349,4 @@ def _links(record: AuditRecord) -> dict[str, str]:
 
 
 def _said(outcome: bytes, rest: Sequence[bytes | int]) -> str:
-    words = [item.decode() if isinstance(item, bytes) else str(item) for item in (outcome, *rest)]
-    return " ".join(words)
+    return " ".join(item.decode() if isinstance(item, bytes) else str(item) for item in (outcome, *rest))

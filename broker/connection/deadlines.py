@@ -167,9 +167,6 @@ class BoundedSocket:
     def settimeout(self, _seconds: float | None) -> None:
         """The call says how long."""
 
-    def fileno(self) -> int:
-        return self._socket.fileno()
-
     def __getattr__(self, name: str) -> Any:
         return getattr(self._socket, name)
 

@@ -8,7 +8,8 @@ local out = { 'claimed', tonumber(redis.call('HGET', PROGRESS, 'dead')) or 0 }
 if redis.call('EXISTS', ROLLOUTS) == 0 then return out end
 local trainer, last, left = whole(a.epoch), a.last_entry, a.max_batches
 local function give(entry, batch, digest)
-  for _, item in ipairs({ entry, batch, digest }) do out[#out + 1] = item end
+  local num = #out
+  out[num + 1], out[num + 2], out[num + 3] = entry, batch, digest
   left = left - 1
 end
 local function add(from)

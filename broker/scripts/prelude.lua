@@ -15,8 +15,9 @@
 --  11 progress  hash     published dead (of the open iteration), recent_ms: what generators move; the fence they only read
 --  12 claims    zset     batch id -> ms of its claim: batches that may be hedged, those of a first holder without a hedge
 -- A script may have more keys of its own, from the 13th on.
--- ARGV[1] is one packed map, `a`: the script's small arguments by their names, which stand in the first braces of its head. After
--- it come the payloads, in the order in which the script takes them; none of them is ever packed, joined or cut here.
+-- ARGV[1] is one packed map, `a`: the script's small arguments by their names, the first braces of its head. After it come the
+-- payloads, in the order in which the script takes them; none of them is ever packed, joined or cut here.
+-- A script is sent with the functions that it reaches, and no others (connection/script_texts.py).
 -- A script checks everything before it writes: scripts do not roll back. Each answers a list whose first item is its outcome.
 local FENCE, PROMPTS, ROLLOUTS, LEDGER, WEIGHTS, COUNTERS, DEAD, AUDIT, JOB, EVENTS, PROGRESS, CLAIMS = unpack(KEYS)
 local a = cmsgpack.unpack(ARGV[1])
