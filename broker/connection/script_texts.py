@@ -1,4 +1,4 @@
-"""The scripts as the server gets them: flags, then the gate of their roles, then the shared head, then the script.
+"""The scripts as the server gets them: flags, the gate of their roles, what they reach of the shared head, the script.
 
     python -m broker.connection.script_texts DIR    the scripts as they are loaded; users.acl with @ROLE@ for each hash
 
@@ -44,9 +44,9 @@ def _linked(script: str) -> str:
 
 @functools.cache
 def argument_names(name: str) -> frozenset[str]:
-    """What the script is told by name, as its first line says."""
+    """What the script is told by name, as its head says."""
     told = ARGUMENTS.search((SCRIPTS / f"{name}.lua").read_text())
-    return frozenset(told[1].split(", ")) if told else frozenset()
+    return frozenset(re.findall(r"\w+", told[1])) if told else frozenset()
 
 
 @functools.cache
