@@ -120,7 +120,7 @@ def test_a_port_that_another_redis_took_meanwhile_is_left_to_it(tmp_path: Path, 
         server.port = another.port
         server.start()
         assert server.port != another.port
-        assert redis.Redis.from_url(server.url).info("server")["process_id"] == server.pid
+        assert redis.Redis.from_url(server.url).info("server")["process_id"] == server.child.pid
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
