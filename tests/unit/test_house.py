@@ -8,6 +8,7 @@ import json
 import re
 import subprocess
 import tokenize
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,21 +16,9 @@ import pytest
 
 from broker import keys
 from process.crash_points import CRASH_POINTS
+from process.own_packages import PACKAGES
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = (
-    "broker",
-    "consumer",
-    "contracts",
-    "gateway",
-    "http_service",
-    "onbeat",
-    "process",
-    "producer",
-    "reward_service",
-    "telemetry",
-    "weight_store",
-)
 DOCSTRING_LINES = ("Consumes:", "Waits for:", "Unblocked by:", "Produces:")
 MACHINE_PATH = re.compile(r"(?<![\w.}])/(?:work|root|home/\w+|Users/\w+)/")
 REGISTRY_HOST = re.compile(
@@ -119,6 +108,14 @@ def text_lines() -> Iterator[tuple[str, str]]:
         if path != Path(__file__):
             for number, line in enumerate(text.splitlines(), start=1):
                 yield f"{path.relative_to(ROOT)}:{number}", line
+
+
+def test_every_package_of_the_tree_is_checked_for_being_ours() -> None:
+    linted = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["root_packages"]
+    assert sorted(linted) == sorted(PACKAGES)
+    assert {path.parent.name for path in tracked("*/__init__.py") if path.parent.parent == ROOT} - set(PACKAGES) == {
+        "benchmarks"
+    }
 
 
 def test_a_package_init_is_only_its_docstring() -> None:
