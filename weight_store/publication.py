@@ -14,18 +14,20 @@ A publication that ends without `finish` takes everything back, and no generator
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
+from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
 
-from contracts.errors import ContractViolation
+from contracts.errors import ContractViolation, WeightsRejected
 from contracts.versions import WeightManifest
 from process.waiting import Waiting
 from weight_store.hashing import HashingThreads
 from weight_store.layout import Layout, TensorLayout
+from weight_store.version_files import check_names
 
 PASSING_BYTES = 64 * 1024**2
 """Bytes of tensors, living for the publication alone, that wait to be hashed and written; one tensor may be larger."""
@@ -55,6 +57,18 @@ class VersionSink(Protocol):
         """Takes back what was written of a version that will not be."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class StoredVersion:
+    """A version that was published once, as what its files held then."""
+
+    policy_version: int
+    weights_digest: str
+    tensors: Mapping[str, Tensor]
+    """The weights, or the matrices where the job publishes adapters alone; each is read when it is asked for."""
+    tensors_digest: str
+    """Digest of `tensors`: of weights it is weights_digest."""
+
+
 class WeightPublisher(Protocol):
     """One trainer's versions. tests/unit/weight_store/test_weight_store.py runs over every implementation."""
 
@@ -64,6 +78,13 @@ class WeightPublisher(Protocol):
 
         is_again: the version was published, and receivers refuse it: it is written again if it is damaged, so that the
         manifest it was published under holds.
+        """
+        ...
+
+    def publish_stored(self, stored: StoredVersion, layout: Layout) -> WeightManifest:
+        """Publishes a version again that the policy has moved on from. layout: as for `begin`.
+
+        Raises as `begin` and `Publication.finish` do, and WeightsRejected where the tensors are not the version.
         """
         ...
 
@@ -194,3 +215,22 @@ class Publication:
 
     def _wait(self, what: str) -> Waiting:
         return Waiting(what, deadline_s=self._wait_s, cure="is the storage of the weights there, and has it room?")
+
+
+def publish_all(publisher: WeightPublisher, stored: StoredVersion, layout: Layout) -> WeightManifest:
+    """Publishes a version tensor by tensor as it is stored, without a second copy in memory.
+
+    layout: of the stored tensors. Raises as `WeightPublisher.publish_stored` does.
+    """
+    check_names(stored.policy_version, expected=layout, found=stored.tensors)
+    with publisher.begin(layout, policy_version=stored.policy_version) as publication:
+        for name, one in layout.items():
+            publication.make_room(one.num_bytes)
+            publication.add(name, stored.tensors[name])
+        manifest = publication.finish()
+    if manifest.weights_digest != stored.tensors_digest:
+        raise WeightsRejected(
+            f"what is stored of version {stored.policy_version} has digest {manifest.weights_digest}, it was published "
+            f"with {stored.tensors_digest}"
+        )
+    return manifest

@@ -14,6 +14,7 @@ import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from contracts.errors import WeightsRejected
@@ -21,8 +22,11 @@ from contracts.versions import WeightManifest
 from contracts.weights import WeightShard
 from weight_store.adapter.reader import AdapterReader
 from weight_store.arrival import Arrival, EngineTensors, fill_and_check
+from weight_store.files.stored_tensors import StoredTensors
+from weight_store.layout import Layout
 from weight_store.redis.chunks import ChunkReader
 from weight_store.transports import make_readers
+from weight_store.version_files import weight_files
 
 log = logging.getLogger(__name__)
 
@@ -82,3 +86,23 @@ class WeightReceiver:
         digest = fill_and_check(fill, manifest, self._engine, arrival)
         self._engine.hold(manifest)
         return digest
+
+
+def read_back(
+    manifest: WeightManifest, layout: Layout, *, root: Path, chunks: Callable[[str], ChunkReader]
+) -> Mapping[str, Tensor]:
+    """Reads what a published version holds: the weights, or the matrices of adapters. Files are read tensor by tensor,
+    as they are asked for; a delta, and what comes through Redis, is made in memory.
+
+    layout: of the weights. Raises WeightsRejected for what is missing, and ContractViolation for a file that is none,
+    also as it is read; the caller checks the digest of what it gets.
+    """
+    if manifest.transport == "file":
+        return StoredTensors(weight_files(root, manifest))
+    if manifest.adapter:
+        shards = make_readers(root, chunks)[manifest.transport].shards(manifest)
+        return {name: tensor for shard in shards for name, tensor in shard.items()}
+    targets = {name: torch.empty(one.shape, dtype=one.dtype) for name, one in layout.items()}
+    receiver = WeightReceiver(targets, root=root, chunks=chunks)
+    receiver.load(manifest)
+    return receiver.tensors

@@ -4,6 +4,7 @@
         model.safetensors         `Policy.state_tensors`: the weights in the trained dtype, or the adapters alone
         optimizer.safetensors     the optimizer's state, `{state}.{parameter}`
         model-00001-of-00004.safetensors, …    instead of these, where ranks share the parameters: each rank's rows
+        older-v000009.safetensors, …    versions before, where batches may lag (`older_versions.py`)
         state.json                CheckpointState, with a digest of each file above
 
 The learning rate is a function of the iteration, so there is no scheduler to save.
@@ -13,15 +14,16 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import torch
 from blake3 import blake3
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
+from consumer.model.older_versions import OlderVersion, check_older, stored_version
 from contracts.encoding.digests import Digest
 from contracts.encoding.names import FileName
 from contracts.encoding.wire import Record, decode_json, encode_json
@@ -31,6 +33,7 @@ from contracts.versions import PolicyVersion
 from weight_store.files.stored_tensors import StoredTensors
 from weight_store.files.tensor_folder import remove_folders, remove_scratch, write_folder
 from weight_store.hashing import tensors_digest
+from weight_store.publication import StoredVersion
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +68,8 @@ class CheckpointState(Record, frozen=True, kw_only=True):
     """Hex of torch's CPU generator. No pass draws from it (dropout is off); a model's own code might."""
     files: dict[FileName, Digest]
     """BLAKE3-256 of each other file."""
+    older: tuple[OlderVersion, ...] | UnsetType = UNSET
+    """Versions before, oldest first; left out of a job whose batches don't lag."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +81,11 @@ class Checkpoint:
     model_tensors: StoredTensors
     optimizer_tensors: StoredTensors
 
+    @property
+    def older(self) -> list[StoredVersion]:
+        """The versions before its own, oldest first. Raises ContractViolation for a file that is none."""
+        return [stored_version(self.folder, one) for one in self.state.older or ()]
+
 
 def write_checkpoint(
     folder: Path,
@@ -85,16 +95,19 @@ def write_checkpoint(
     weights_digest: str,
     save: Callable[[Path], None],
     adapters: AdapterState | None = None,
+    save_older: Callable[[Path], tuple[OlderVersion, ...]] = lambda _: (),
 ) -> None:
     """Writes the state after `iteration` to `folder` (`RunFolder.checkpoint_after`), on disk when it returns.
 
     weights_digest: of the version that the iteration made. save: writes the tensors' files into a folder, each rank its
-    own (`file_of_rank`). adapters: what the model's files hold instead of the weights. Raises OnbeatError naming the
-    folder when it cannot be written; earlier checkpoints stay good and nothing is left behind.
+    own (`file_of_rank`). adapters: what the model's files hold instead of the weights. save_older: writes the files of
+    older versions. Raises OnbeatError naming the folder when it cannot be written, and what `save_older` raises;
+    earlier checkpoints stay good and nothing is left behind.
     """
 
     def fill(scratch: Path) -> None:
         save(scratch)
+        older = save_older(scratch)
         state = CheckpointState(
             format_version=FORMAT_VERSION,
             job_id=job_id,
@@ -104,6 +117,7 @@ def write_checkpoint(
             adapters=adapters,
             torch_random_state=torch.get_rng_state().numpy().tobytes().hex(),
             files={path.name: _file_digest(path) for path in sorted(scratch.iterdir())},
+            older=older or UNSET,
         )
         (scratch / STATE_FILE).write_bytes(encode_json(state))
 
@@ -111,13 +125,14 @@ def write_checkpoint(
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
-    """Reads and verifies a checkpoint.
+    """Reads and verifies a checkpoint, but for its older versions: each rank reads it, and one alone publishes those.
 
     Raises NotFound for a missing file, ContractViolation for a damaged one, InvalidInput for one of another release,
     WeightsRejected for weights whose digest is not the recorded version's; each names the file.
     """
     state = _read_state(folder / STATE_FILE)
-    for name in {MODEL_FILE, OPTIMIZER_FILE} if MODEL_FILE in state.files else state.files:
+    own = state.files.keys() - {one.file for one in state.older or ()}
+    for name in {MODEL_FILE, OPTIMIZER_FILE} if MODEL_FILE in state.files else own:
         _verify_file(folder / name, state.files.get(name, ""))
     model_tensors = _stored(folder, state, MODEL_FILE)
     if tensors_digest(model_tensors) != (state.adapters.adapters_digest if state.adapters else state.weights_digest):
@@ -132,15 +147,23 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     )
 
 
-def latest_checkpoint(checkpoints: Path, *, job_id: str, versions: Mapping[int, str]) -> Checkpoint | None:
+def latest_checkpoint(
+    checkpoints: Path,
+    *,
+    job_id: str,
+    versions: Mapping[int, str],
+    older_than: Callable[[int], Iterable[int]] = lambda _: (),
+) -> Checkpoint | None:
     """The newest good checkpoint below `checkpoints` of a version that the job has (`contracts.events.versions_of`).
 
-    A damaged or foreign one, and one of a future that was abandoned, is skipped with a logged reason: the run replays
-    the iterations since the one before. Raises InvalidInput for one of another release: it isn't replaced unasked.
+    A damaged or foreign one, one of a future that was abandoned, and one without an older version that its window
+    needs, is skipped with a logged reason: the run replays the iterations since the one before. older_than: version →
+    the older ones that its window needs. Raises InvalidInput for one of another release: it isn't replaced unasked.
     """
     for folder in reversed(checkpoint_folders(checkpoints)):
         try:
             checkpoint = read_checkpoint(folder)
+            _check_older(checkpoint, needed=older_than(checkpoint.state.policy_version), versions=versions)
         except InvalidInput:
             raise
         except OnbeatError as error:
@@ -212,6 +235,13 @@ def _read_state(path: Path) -> CheckpointState:
             cure="resume it with the release that wrote it",
         )
     return state
+
+
+def _check_older(checkpoint: Checkpoint, *, needed: Iterable[int], versions: Mapping[int, str]) -> None:
+    state = checkpoint.state
+    check_older(state.older or (), needed, versions)
+    for one in state.older or ():
+        _verify_file(checkpoint.folder / one.file, state.files.get(one.file, ""))
 
 
 def _verify_file(path: Path, expected: str) -> None:

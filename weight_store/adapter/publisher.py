@@ -20,7 +20,7 @@ from weight_store.adapter.matrices import AdapterSource, matrices_of
 from weight_store.files.publisher import FileSink
 from weight_store.files.tensor_folder import remove_folders, remove_scratch
 from weight_store.layout import Layout, PlannedVersion, layout_of, published_dtype
-from weight_store.publication import Publication, WeightPublisher
+from weight_store.publication import Publication, StoredVersion, WeightPublisher
 
 BASE_NAME = "base"
 
@@ -47,9 +47,19 @@ class AdapterPublisher:
         base = self._publish_base(layout) if self._base is None or is_again else self._base
         matrices = self._source.matrices()
         carrier = self._carrier.begin(layout_of(matrices), policy_version=policy_version, is_again=is_again)
-        adapter = AdapterVersion(scaling=self._source.scaling, adapter_digest="0" * 64, base=base)
-        sink = AdapterSink(layout=layout, carrier=carrier, matrices=dict(matrices), adapter=adapter)
+        sink = AdapterSink(
+            layout=layout, carrier=carrier, matrices=dict(matrices), scaling=self._source.scaling, base=base
+        )
         return Publication(layout, sink, wait_s=self._wait_s)
+
+    def publish_stored(self, stored: StoredVersion, layout: Layout) -> WeightManifest:
+        """Publishes matrices that are stored. Nothing is merged for it: the digest of the merged weights is known, and
+        a receiver checks what it makes of them."""
+        base = self._base or self._publish_base(layout)
+        carried = self._carrier.publish_stored(stored, layout_of(self._source.matrices()))
+        return _as_adapters(
+            carried, base=base, scaling=self._source.scaling, layout=layout, weights_digest=stored.weights_digest
+        )
 
     def remove_before(self, policy_version: int, *, in_use: Collection[str] = ()) -> None:
         self._carrier.remove_before(policy_version, in_use=in_use)
@@ -91,8 +101,8 @@ class AdapterSink:
     carrier: Publication
     matrices: dict[str, Tensor]
     """Those that were not sent yet."""
-    adapter: AdapterVersion
-    """It lacks the digest of the matrices."""
+    scaling: float
+    base: WeightStep
 
     def put(self, name: str, tensor: Tensor) -> None:
         for matrix in matrices_of(name):
@@ -103,13 +113,25 @@ class AdapterSink:
         # What is left belongs to layers that the model lacks: a receiver says what is wrong with them.
         for matrix, tensor in self.matrices.items():
             self.carrier.add(matrix, tensor)
-        manifest = self.carrier.finish()
-        return replace(
-            manifest,
+        return _as_adapters(
+            self.carrier.finish(),
+            base=self.base,
+            scaling=self.scaling,
+            layout=self.layout,
             weights_digest=weights_digest,
-            dtype=published_dtype(self.layout),
-            adapter=replace(self.adapter, adapter_digest=manifest.weights_digest),
         )
 
     def discard(self) -> None:
         self.carrier.abandon()
+
+
+def _as_adapters(
+    carried: WeightManifest, *, base: WeightStep, scaling: float, layout: Layout, weights_digest: str
+) -> WeightManifest:
+    """Makes the manifest of the merged weights of that of their matrices, `carried`. layout: of the merged weights."""
+    return replace(
+        carried,
+        weights_digest=weights_digest,
+        dtype=published_dtype(layout),
+        adapter=AdapterVersion(scaling=scaling, adapter_digest=carried.weights_digest, base=base),
+    )

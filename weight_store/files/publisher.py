@@ -22,7 +22,7 @@ from weight_store.files.tensor_folder import (
 )
 from weight_store.hashing import bytes_of
 from weight_store.layout import FilePlan, Layout, PlannedVersion, planned, split_into_shards
-from weight_store.publication import Publication
+from weight_store.publication import Publication, StoredVersion, publish_all
 
 SHARD_BYTES = 256 * 1024**2
 """Small enough that a receiver reads the first shards of a large model while the others are written."""
@@ -153,6 +153,10 @@ class FilePublisher:
         plan, root = planned(self._folder, layout, policy_version=policy_version), self._folder.weight_root
         sink = FileSink(plan, root, announce=self._announce, shard_bytes=self._shard_bytes)
         return Publication(layout, sink, wait_s=self._wait_s)
+
+    def publish_stored(self, stored: StoredVersion, layout: Layout) -> WeightManifest:
+        """Publishes what is stored as any version."""
+        return publish_all(self, stored, layout)
 
     def remove_before(self, policy_version: int, *, in_use: Collection[str] = ()) -> None:
         older = [path for version, path in numbered(self._folder.weights, VERSION) if version < policy_version]

@@ -14,7 +14,7 @@ from process.crash_points import reach
 from process.waiting import Waiting
 from weight_store.hashing import bytes_of
 from weight_store.layout import FilePlan, Layout, PlannedVersion, planned
-from weight_store.publication import Publication
+from weight_store.publication import Publication, StoredVersion, publish_all
 from weight_store.redis.chunks import ChunkedFile, ChunkWriter
 
 FILE_NAME = "weights.safetensors"
@@ -56,6 +56,10 @@ class RedisPublisher:
         sink = ChunkSink(planned(self._folder, layout, policy_version=policy_version), put_chunk)
         # A chunk waits for room no longer than wait_s, and a tensor has some chunks.
         return Publication(layout, sink, wait_s=2 * self._wait_s)
+
+    def publish_stored(self, stored: StoredVersion, layout: Layout) -> WeightManifest:
+        """Publishes what is stored as any version."""
+        return publish_all(self, stored, layout)
 
     def remove_before(self, policy_version: int, *, in_use: Collection[str] = ()) -> None:
         held = [number_of(directory, VERSION) for directory in in_use]

@@ -1,0 +1,109 @@
+"""The older versions of a checkpoint, which batches of its window are sampled with: nothing else could make them again.
+
+    published ─ read back, hashed ─▶ checkpoints/i000010/older-v000009.safetensors ─▶ published again at a start
+
+Only a job whose batches may lag has any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from contracts.encoding.digests import Digest
+from contracts.encoding.names import FileName
+from contracts.encoding.wire import Record
+from contracts.errors import ContractViolation, WeightsRejected
+from contracts.versions import PolicyVersion, WeightManifest
+from weight_store.files.publisher import TensorFile
+from weight_store.files.stored_tensors import StoredTensors
+from weight_store.hashing import HashingThreads, bytes_of
+from weight_store.layout import Layout, layout_of
+from weight_store.publication import StoredVersion
+from weight_store.receiver import read_back
+from weight_store.redis.chunks import ChunkReader
+from weight_store.version_files import check_names
+
+
+class OlderVersion(Record, frozen=True, kw_only=True):
+    """One of them, as state.json names it."""
+
+    policy_version: PolicyVersion
+    weights_digest: Digest
+    tensors_digest: Digest
+    """Digest of what its file holds: weights_digest, or that of the matrices where the job publishes adapters alone."""
+    file: FileName
+
+
+class OlderVersions:
+    """What a checkpoint takes with it: versions that were published, oldest first."""
+
+    def __init__(
+        self,
+        manifests: Iterable[WeightManifest],
+        *,
+        layout: Layout,
+        root: Path,
+        chunks: Callable[[str], ChunkReader],
+    ) -> None:
+        """layout: of the weights. root: the weight root. chunks: job id → its chunks in Redis."""
+        self._manifests = tuple(manifests)
+        self._layout = layout
+        self._root = root
+        self._chunks = chunks
+
+    def save(self, folder: Path) -> tuple[OlderVersion, ...]:
+        """Writes a file for each into a folder that exists, whichever transport carried it, one tensor in memory.
+
+        Raises WeightsRejected for a version that is not there any more as it was published.
+        """
+        return tuple(self._save(manifest, folder) for manifest in self._manifests)
+
+    def _save(self, manifest: WeightManifest, folder: Path) -> OlderVersion:
+        version = manifest.policy_version
+        published = manifest.adapter.adapter_digest if manifest.adapter else manifest.weights_digest
+        name = f"older-v{version:06d}.safetensors"
+        try:
+            tensors = read_back(manifest, self._layout, root=self._root, chunks=self._chunks)
+            layout = layout_of(tensors) if manifest.adapter else self._layout
+            check_names(version, expected=layout, found=tensors)
+            file = TensorFile(folder / name, layout)
+            with HashingThreads() as hashing:
+                for tensor_name, one in layout.items():
+                    tensor = tensors[tensor_name]
+                    if (tensor.dtype, tuple(tensor.shape)) != (one.dtype, one.shape):
+                        raise WeightsRejected(f"{tensor_name} of version {version} is another tensor than the model's")
+                    hashed = hashing.add_one(tensor_name, tensor)
+                    file.write(tensor_name, bytes_of(tensor))
+                    hashed.result()
+                found = hashing.digest()
+        except ContractViolation as error:
+            raise WeightsRejected(f"version {version}: {error}") from error
+        if found != published:
+            raise WeightsRejected(f"version {version} has digest {found}, it was published with {published}")
+        return OlderVersion(
+            policy_version=version, weights_digest=manifest.weights_digest, tensors_digest=found, file=name
+        )
+
+
+def stored_version(folder: Path, older: OlderVersion) -> StoredVersion:
+    """Opens one that a checkpoint in `folder` holds. Raises ContractViolation for a file that is none."""
+    return StoredVersion(
+        policy_version=older.policy_version,
+        weights_digest=older.weights_digest,
+        tensors=StoredTensors([folder / older.file]),
+        tensors_digest=older.tensors_digest,
+    )
+
+
+def check_older(older: Iterable[OlderVersion], needed: Iterable[int], versions: Mapping[int, str]) -> None:
+    """Raises WeightsRejected unless `older` has each version that is needed, as the job's audit chain knows it.
+
+    versions: version → digest by the chain.
+    """
+    held = {one.policy_version: one.weights_digest for one in older}
+    for version in needed:
+        if version not in held:
+            raise WeightsRejected(f"it lacks version {version}, which batches of its window are sampled with")
+        if held[version] != versions.get(version):
+            raise WeightsRejected(f"its version {version} is not one of this job")
