@@ -15,7 +15,7 @@ import msgspec
 from broker import keys
 from broker.connection.client import Broker
 from broker.keys import JobKeys
-from contracts.encoding.wire import decode, encode
+from contracts.encoding.wire import changed, decode, encode
 from contracts.errors import Conflict, FencedOff, InvalidInput, NotFound
 from contracts.events import AuditRecord, JobEvent, StateChanged
 from contracts.jobs import NEXT_STATES, EvaluationScore, JobState
@@ -229,10 +229,10 @@ class JobStore:
         state, (chain, _) = self.state(job_id), self.audit_outline(job_id)
         body = self._spec_bytes(job_id)
         before = decode(body, JobSpec)
-        after = before if iterations is None else msgspec.structs.replace(before, iterations=iterations)
+        after = before if iterations is None else changed(before, iterations=iterations)
         if on_unscorable:
             components = with_on_unscorable(before.reward.components, on_unscorable)
-            after = msgspec.structs.replace(after, reward=msgspec.structs.replace(after.reward, components=components))
+            after = changed(after, reward=changed(after.reward, components=components))
         num_trained = 1 + max((record.iteration for record in chain if record.next_weights_digest), default=-1)
         if after.iterations < num_trained:
             raise InvalidInput(f"{num_trained} are trained already", field="iterations", cure="give as many or more")

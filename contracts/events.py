@@ -22,7 +22,9 @@ class UpdateMetrics(Record, frozen=True, kw_only=True):
     grad_norm: float
 
 
-NOT_DRAWN = frozenset({"iteration", "policy_version", "trainer_epoch", "started_s", "reward_components", "updates"})
+NOT_DRAWN = frozenset(
+    {"iteration", "policy_version", "trainer_epoch", "started_s", "reward_components", "lag_counts", "updates"}
+)
 """Fields of IterationMetrics that say which iteration it is, or hold several values."""
 
 
@@ -31,7 +33,7 @@ class IterationMetrics(Record, frozen=True, kw_only=True):
 
     iteration: int
     policy_version: PolicyVersion
-    """The version that was sampled and trained on."""
+    """The version that was trained; it also sampled the batches without a lag."""
     trainer_epoch: int
     num_batches: int
     num_completions: int
@@ -85,6 +87,10 @@ class IterationMetrics(Record, frozen=True, kw_only=True):
     """Largest |trainer_logprobs - generator_logprobs|; 0.0 where there are none."""
     effective_sample_share: float
     """ESS / N of the weights rho; 1.0 where there are none."""
+    lag_counts: tuple[int, ...] = ()
+    """Training batches by their lag, from 0 to max_policy_lag; () in a job without one."""
+    lag_mean: float = 0.0
+    """Mean lag of the training batches: iteration - version that sampled."""
     started_s: float
     """Unix time at which the trainer turned to the iteration: after the checkpoint of the one before."""
     wall_s: float
@@ -194,6 +200,15 @@ JobEvent = (
 )
 
 
+class SampledBy(Record, frozen=True, kw_only=True):
+    """The training batches of one iteration that one older version sampled."""
+
+    policy_version: PolicyVersion
+    weights_digest: Digest
+    batches: tuple[str, ...]
+    """Their ids, sorted."""
+
+
 class AuditRecord(Record, frozen=True, kw_only=True):
     """One committed iteration (or a recorded rewind) in the chain that `onbeat verify` re-checks."""
 
@@ -202,8 +217,9 @@ class AuditRecord(Record, frozen=True, kw_only=True):
     iteration: int
     """The committed iteration; for a rewind, the iteration that is replayed first."""
     policy_version: PolicyVersion
+    """The version that was trained: the iteration."""
     weights_digest: str
-    """Digest of the version that sampled every batch."""
+    """Digest of that version, which also sampled every batch that `sampled` doesn't name."""
     next_weights_digest: str
     """Digest of the version that the step made; "" where the iteration only evaluated, or for a rewind."""
     trainer_epoch: int
@@ -218,6 +234,8 @@ class AuditRecord(Record, frozen=True, kw_only=True):
     """Reward components with a score for what they can't score, as this iteration was scored; left out without any."""
     unscorable: dict[str, dict[str, int]] | UnsetType = UNSET
     """Batch id → "component: reason" → completions that got such a score; left out without any."""
+    sampled: tuple[SampledBy, ...] | UnsetType = UNSET
+    """Training batches that an older version sampled, oldest version first; left out where there are none."""
     previous: str
     """`record_digest` of the record before; "" for the first."""
 

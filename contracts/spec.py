@@ -21,6 +21,7 @@ from contracts.encoding.wire import (
     Seconds,
 )
 from contracts.rewards import OverlongReward, RewardComponent
+from contracts.schedule import LAGGING, MAX_POLICY_LAG, Schedule, ScheduleName
 from contracts.spec_limits import check_products
 from contracts.spec_tables.algorithm import AlgorithmSpec
 from contracts.spec_tables.datasets import DatasetSpec
@@ -141,7 +142,8 @@ class LimitSpec(Record, frozen=True, kw_only=True):
     """Sizes that bound the memory of a job in Redis."""
 
     max_batch_bytes: Annotated[int, Meta(ge=1024, le=536870912)] = 16 * 1024 * 1024
-    """Encoded rollout batch; a larger one is refused as oversize. Redis holds at most an iteration's batches."""
+    """Encoded rollout batch; a larger one is refused as oversize. Redis holds at most the batches of
+    max_policy_lag + 1 iterations."""
 
 
 class JobSpec(Record, frozen=True, kw_only=True):
@@ -150,7 +152,7 @@ class JobSpec(Record, frozen=True, kw_only=True):
     name: Annotated[str, Meta(min_length=1, max_length=120, pattern=NO_CONTROL_CHARACTERS)]
     """For people."""
     iterations: Iterations
-    """Iteration t samples version t and makes version t + 1, in algorithm.updates_per_iteration optimizer steps."""
+    """Iteration t trains version t and makes version t + 1, in algorithm.updates_per_iteration optimizer steps."""
     model: ModelSpec
     """The model that is trained."""
     dataset: DatasetSpec
@@ -159,8 +161,14 @@ class JobSpec(Record, frozen=True, kw_only=True):
     """How completions are scored."""
     seed: Annotated[int, Meta(ge=0, le=2**53)] = 0
     """Seeds the prompt order and every sample."""
-    schedule: Literal["periodic", "synchronous"] = "periodic"
-    """periodic trains while the iteration is still being generated; synchronous starts after its last batch."""
+    schedule: ScheduleName = "periodic"
+    """Which version samples an iteration, and when it is trained. Its own version: periodic trains while the iteration
+    is still being generated, synchronous after its last batch, and colocated too, with generators and trainer taking
+    turns on the same cores or GPU. Older versions, max_policy_lag says which: delayed is sampled by exactly version
+    max(0, t - max_policy_lag), bounded by the newest that a generator holds of the versions from there to t."""
+    max_policy_lag: Annotated[int, Meta(ge=0, le=MAX_POLICY_LAG)] = 0
+    """K: how many versions older than iteration t the one that samples it may be; delayed and bounded need 1 or more,
+    the others 0. Redis and checkpoints hold K iterations and versions more."""
     deterministic: bool = True
     """Same spec, same seed, same digest (I7); needs exact accumulation and turns on torch's deterministic kernels."""
     rollout: RolloutSpec = field(default_factory=RolloutSpec)
@@ -201,7 +209,9 @@ class JobSpec(Record, frozen=True, kw_only=True):
         self._check_group_size()
         self._check_resamples()
         self._check_overlong()
-        check_products(self.rollout, self.evaluation)
+        self._check_lag()
+        self._check_correction()
+        check_products(self.rollout, self.evaluation, num_open=self.num_open)
 
     def _check_group_size(self) -> None:
         if self.rollout.group_size > 1:
@@ -240,6 +250,50 @@ class JobSpec(Record, frozen=True, kw_only=True):
                     "buffer_tokens"
                 )
 
+    def _check_lag(self) -> None:
+        lag, lags = self.max_policy_lag, self.schedule in LAGGING
+        if lag > 0 and not lags:
+            raise ValueError(
+                f'max_policy_lag = {lag} has no effect with schedule = "{self.schedule}", under which each iteration '
+                'is sampled by its own version; set it to 0, or schedule = "delayed" or "bounded"'
+            )
+        if lag == 0 and lags:
+            raise ValueError(
+                f'schedule = "{self.schedule}" with max_policy_lag = 0 is schedule = "periodic"; '
+                "set max_policy_lag to 1 or more, or take that schedule"
+            )
+        if lag >= self.iterations and lags:
+            raise ValueError(
+                f"max_policy_lag = {lag} is larger than the job: the last of {self.iterations} iterations "
+                f"lags {self.iterations - 1} at most; lower it, or raise iterations"
+            )
+        if self.schedule == "bounded" and self.deterministic:
+            raise ValueError(
+                'deterministic is not possible with schedule = "bounded", where the version that samples a batch '
+                'depends on the moment; set deterministic = false, or schedule = "delayed"'
+            )
+
+    def _check_correction(self) -> None:
+        """Under a lag samples are of another policy than the one that is trained: the spec says what becomes of it."""
+        algorithm, lag = self.algorithm, self.max_policy_lag
+        if algorithm.correction == "decoupled_ppo" and lag == 0:
+            raise ValueError(
+                'algorithm.correction = "decoupled_ppo" has no effect of its own with max_policy_lag = 0, where its '
+                'proximal policy is the one that sampled; choose "tis" or "icepop" against the gap between the '
+                'engines, or schedule = "delayed" or "bounded"'
+            )
+        if algorithm.correction is not None or lag == 0:
+            return
+        if algorithm.old_policy == "generator":
+            raise ValueError(
+                f"algorithm.correction must be named with max_policy_lag = {lag}; set it to "
+                '"none", since under old_policy = "generator" the ratio is against the policy that sampled already'
+            )
+        raise ValueError(
+            f"algorithm.correction must be named with max_policy_lag = {lag}: samples of an older policy make the "
+            'gradient a biased one; choose "tis", "icepop" or "decoupled_ppo", or "none" to train them as they are'
+        )
+
     def _check_sharding(self) -> None:
         if self.trainer.sharding == "none":
             return
@@ -253,6 +307,16 @@ class JobSpec(Record, frozen=True, kw_only=True):
             )
         if self.algorithm.has_late_baseline:
             raise ValueError(f'algorithm.advantage = "{self.algorithm.advantage}" needs trainer.sharding = "none"')
+
+    @property
+    def num_open(self) -> int:
+        """Iterations that are open at the same time: the window."""
+        return self.schedule_rule.num_open
+
+    @property
+    def schedule_rule(self) -> Schedule:
+        """What the schedule decides."""
+        return Schedule(self.schedule, self.max_policy_lag)
 
     @property
     def hedges(self) -> bool:

@@ -14,7 +14,8 @@ MAX_BATCH_TOKENS = 2**29
 MAX_BATCH_PROMPT_TOKENS = 2**25
 """1,024 prompts of 32,768 tokens. A batch goes out as one field of a stream, which Redis limits to 512 MiB."""
 MAX_ITERATION_PROMPT_TOKENS = 2**27
-"""All prompts of an iteration are in Redis at once, as token ids and as text: a gigabyte at most."""
+"""All prompts of the open iterations are in Redis at once, as token ids and as text: a gigabyte at most. The bounds of
+an iteration are those of all that are open, which are max_policy_lag + 1."""
 MAX_ITERATION_COMPLETIONS = 2**20
 MAX_ITERATION_TOKENS = 2**32
 
@@ -22,11 +23,16 @@ Product = tuple[str, str, int, int, str]
 """(fields, what they make, how many, at most, cure)."""
 
 
-def check_products(rollout: RolloutSpec, evaluation: EvaluationSpec) -> None:
-    """Raises ValueError that names the fields, their product and its bound."""
-    for fields, what, value, limit, cure in (*_of_a_batch(rollout, evaluation), *_of_an_iteration(rollout, evaluation)):
+def check_products(rollout: RolloutSpec, evaluation: EvaluationSpec, *, num_open: int) -> None:
+    """Raises ValueError that names the fields, their product and its bound. num_open: iterations in Redis at once."""
+    for fields, what, value, limit, cure in _of_a_batch(rollout, evaluation):
         if value > limit:
             raise ValueError(f"{fields} make {value:,} {what}, the most are {limit:,}; {cure}")
+    for fields, what, value, limit, cure in _of_an_iteration(rollout, evaluation):
+        if value * num_open > limit:
+            times = f" * (max_policy_lag + 1), which is {num_open}," if num_open > 1 else ""
+            less = ", or lower max_policy_lag" if num_open > 1 else ""
+            raise ValueError(f"{fields}{times} make {value * num_open:,} {what}, the most are {limit:,}; {cure}{less}")
 
 
 def _of_a_batch(rollout: RolloutSpec, evaluation: EvaluationSpec) -> Iterator[Product]:

@@ -13,7 +13,7 @@ from contracts.encoding.wire import Record
 from contracts.errors import ContractViolation
 
 PolicyVersion = Annotated[int, Meta(ge=0)]
-"""0 is the model as loaded; iteration t samples version t and produces version t + 1."""
+"""0 is the model as loaded; iteration t trains version t and makes version t + 1."""
 
 
 WeightTransport = Literal["file", "delta", "redis"]

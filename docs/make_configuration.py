@@ -57,7 +57,7 @@ What some of these numbers make together has a bound too; a job beyond it is ref
 | prompt tokens: `prompts_per_batch` x (1 + `max_resamples`) x `max_prompt_tokens` | \
 {spec_limits.MAX_BATCH_PROMPT_TOKENS} |
 
-| of an iteration | at most |
+| of an iteration, x (`max_policy_lag` + 1) | at most |
 | --- | --- |
 | batches, with those of an evaluation | {MAX_BATCHES} |
 | completions | {spec_limits.MAX_ITERATION_COMPLETIONS} |

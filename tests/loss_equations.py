@@ -154,7 +154,7 @@ def weight(response: Response, t: int, eq: Equation) -> float:
             return min(k, eq.w_high)
         case "icepop":
             return k if eq.w_low <= k <= eq.w_high else 0.0
-        case "decoupled":
+        case "decoupled_ppo":
             return 0.0 if k > eq.w_high else k
     return 1.0
 

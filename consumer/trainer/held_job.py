@@ -38,7 +38,7 @@ class HeldJob:
     ) -> None:
         """Loads model and data. Raises InvalidInput that names the spec's field, or the setting."""
         self.spec = spec
-        self.schedule = Schedule(spec.schedule)
+        self.schedule = Schedule(spec.schedule, spec.max_policy_lag)
         self.side = side
         self.keeper = keeper
         self.ranks = make_ranks(settings, spec)

@@ -1,40 +1,28 @@
-"""What a job's `schedule` decides: which version samples an iteration, and when the trainer takes its batches.
+"""When the trainer may take the batches of an iteration; contracts/schedule.py has what else a schedule decides.
 
-                   iteration t is sampled by    open at once    the trainer takes its first batch
-    periodic       version t                    1               as soon as it is published
-    synchronous    version t                    1               when the last one of the iteration is published
+                               the trainer takes the first batch of an iteration
+    periodic, delayed, bounded   as soon as it is published
+    synchronous, colocated       when the last one of the iteration is published, or given up
 
-Prompts, seeds and sums are the same under both, and so are the weights: `synchronous` is the oracle of `periodic` (I7).
+Prompts, seeds and sums are the same under `periodic` and `synchronous`, and so are the weights: `synchronous` is the
+oracle of `periodic` (I7).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
 
 from broker.trainer_side import FenceState
+from contracts import schedule
 
 
 @dataclass(frozen=True)
-class Schedule:
+class Schedule(schedule.Schedule):
     """A function of the spec, the iteration and the fence, never of the moment."""
-
-    name: Literal["periodic", "synchronous"]
-    num_open: ClassVar[int] = 1
-    """Iterations whose batches generators may sample at the same time."""
 
     def version_of(self, iteration: int) -> int:
         """Returns the policy version that samples an iteration: the one that the iterations before it have made."""
-        return iteration
-
-    def opened_by(self, committed: int) -> int:
-        """Returns the iteration that the commit of `committed` opens, so that `num_open` of them stay open."""
-        return committed + self.num_open
-
-    @property
-    def takes_at_once(self) -> bool:
-        """Whether the trainer takes each batch as soon as it is published, without a look at the fence."""
-        return self.name == "periodic"
+        return self.versions_of(iteration)[0]
 
     def may_take(self, fence: FenceState) -> bool:
         """Returns whether the trainer may take batches of the open iteration; once it may, it may until the commit."""

@@ -7,6 +7,7 @@ beyond what the largest known runs use, and within what one Redis and one proces
 
 from __future__ import annotations
 
+import difflib
 import re
 from typing import Annotated, Any, TypeVar
 
@@ -59,11 +60,16 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """
 
 
+R = TypeVar("R", bound=Record)
+
 UNREADABLE = (msgspec.DecodeError, UnicodeError, RecursionError)
 """What bytes that are no record make a decoder raise; the last one where they are thousands of levels deep."""
 
 KEY_IN_PROBLEM = re.compile(r"object (?P<fault>contains unknown|missing required) field `(?P<key>[^`]+)`")
 """What `invalid_input` says of a key of the table that it names as the field."""
+
+INVALID_CHOICE = re.compile(r"Invalid enum value '?(?P<value>.*?)'?", re.DOTALL)
+CHOICES = (msgspec.inspect.EnumType, msgspec.inspect.LiteralType)
 
 _encoder = msgspec.msgpack.Encoder()
 _json_encoder = msgspec.json.Encoder()
@@ -114,6 +120,17 @@ def convert(values: Any, kind: type[T], *, strict: bool = True) -> T:
         raise InvalidInput(f"too deep: {error}") from error
 
 
+def changed(record: R, **fields: Any) -> R:
+    """Returns the record with other values, which are of the fields' types already.
+
+    Raises InvalidInput where it refuses them together with what it keeps.
+    """
+    try:
+        return msgspec.structs.replace(record, **fields)
+    except ValueError as error:
+        raise InvalidInput(str(error)) from error
+
+
 def invalid_input(error: msgspec.ValidationError, kind: type) -> InvalidInput:
     """`Expected `int` - at `$.model.seed`` → field "model.seed", problem "expected `int`".
 
@@ -124,9 +141,18 @@ def invalid_input(error: msgspec.ValidationError, kind: type) -> InvalidInput:
     if NO_CONTROL_CHARACTERS in problem or repr(NO_CONTROL_CHARACTERS)[1:-1] in problem:
         problem = "Has control characters: line breaks, escapes or marks of writing direction"
     field = path.rstrip("`").removeprefix("$").removeprefix(".")
-    values = _choices(kind, field) if problem.startswith("Invalid enum value") else []
-    cure = f"one of {', '.join(map(str, values))}" if values else None
+    found = INVALID_CHOICE.fullmatch(problem)
+    cure = _cure(found["value"], _choices(kind, field)) if found else None
     return InvalidInput(problem[:1].lower() + problem[1:], field=field or None, cure=cure)
+
+
+def _cure(value: str, choices: list[Any]) -> str | None:
+    """Returns `did you mean decoupled_ppo? One of decoupled_ppo, icepop, …`; None where the choices are not known."""
+    names = [str(choice) for choice in choices]
+    if not names:
+        return None
+    near = difflib.get_close_matches(value[:100], names, n=1)  # a text from outside may be long
+    return f"did you mean {near[0]}? One of {', '.join(names)}" if near else f"one of {', '.join(names)}"
 
 
 def _choices(kind: type, field: str) -> list[Any]:
@@ -134,6 +160,8 @@ def _choices(kind: type, field: str) -> list[Any]:
     found: Any = msgspec.inspect.type_info(kind)
     for name in field.split("."):
         found = next((one.type for one in getattr(found, "fields", ()) if one.name == name), None)
+    if isinstance(found, msgspec.inspect.UnionType):
+        found = next((one for one in found.types if isinstance(one, CHOICES)), None)
     if isinstance(found, msgspec.inspect.EnumType):
         return [member.value for member in found.cls]
     return list(found.values) if isinstance(found, msgspec.inspect.LiteralType) else []

@@ -57,8 +57,9 @@ ADVANTAGE_KINDS = {
 """The advantages that a spec may name; `ADVANTAGES` of consumer/gradient/advantages/family.py has their functions."""
 AdvantageName: TypeAlias = Literal[tuple(ADVANTAGE_KINDS)]  # pyright: ignore[reportInvalidTypeForm]
 
-CORRECTION_RANGES = {"none": (0.0, 0.0), "tis": (0.0, 2.0), "icepop": (0.5, 5.0), "decoupled": (0.0, 5.0)}
+CORRECTION_RANGES = {"none": (0.0, 0.0), "tis": (0.0, 2.0), "icepop": (0.5, 5.0), "decoupled_ppo": (0.0, 5.0)}
 """Correction → (low, high) where a spec leaves them out."""
+CorrectionName: TypeAlias = Literal["none", "tis", "icepop", "decoupled_ppo"]
 
 
 class PluginLoss(Record, tag_field="type", tag="plugin", frozen=True, kw_only=True):
@@ -104,15 +105,16 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
     advantage = "grpo" after the division by the deviation, which is that of the rewards alone."""
     entropy_coefficient: Factor = 0.0
     """Weight of the entropy bonus: the entropy of the distribution at each sampled token, normalised like the loss."""
-    correction: Literal["none", "tis", "icepop", "decoupled"] = "none"
-    """Weighs the surrogate by trainer over generator probability: truncated (tis), dropped out of range (icepop), or
-    dropped above a cap (decoupled, the behaviour weight of decoupled PPO)."""
+    correction: CorrectionName | None = None
+    """Weighs the surrogate by the probability of the policy before the iteration's first step over that of sampling:
+    truncated (tis), dropped out of range (icepop), or dropped above a cap (decoupled_ppo, which needs a lag). none: no
+    weight, which a job with max_policy_lag above 0 must say itself; without one it is what is meant."""
     correction_level: Literal["token", "sequence"] = "token"
     """Whether each token has its weight, or a response one: the product over its tokens."""
     correction_low: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
     """Lower bound of icepop's weight; none: 0.5."""
     correction_high: Annotated[float, Meta(ge=1.0, le=1e6)] | None = None
-    """Upper bound of the weight; none: tis 2.0, icepop 5.0, decoupled 5.0."""
+    """Upper bound of the weight; none: tis 2.0, icepop 5.0, decoupled_ppo 5.0."""
     shuffle_rewards: bool = False
     """Negative control: rewards are permuted inside each group, so that nothing can be learnt."""
 
@@ -127,9 +129,14 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
         return (low if self.clip_low is None else self.clip_low, high if self.clip_high is None else self.clip_high)
 
     @property
+    def correction_name(self) -> CorrectionName:
+        """The correction; "none" also where the spec names none."""
+        return self.correction or "none"
+
+    @property
     def correction_range(self) -> tuple[float, float]:
-        """(low, high) as set, else as in the correction's source; tis and decoupled have no lower bound."""
-        low, high = CORRECTION_RANGES[self.correction]
+        """(low, high) as set, else as in the correction's source; tis and decoupled_ppo have no lower bound."""
+        low, high = CORRECTION_RANGES[self.correction_name]
         return (
             low if self.correction_low is None else self.correction_low,
             high if self.correction_high is None else self.correction_high,
@@ -198,19 +205,19 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
     def _correction_refusals(self) -> Iterator[str]:
         bounds = (self.correction_low, self.correction_high)
         low, high = self.correction_range
-        if self.correction == "none" and (self.correction_level != "token" or bounds != (None, None)):
+        if self.correction_name == "none" and (self.correction_level != "token" or bounds != (None, None)):
             yield (
                 'correction is "none", so its level and bounds have no effect; choose "tis", "icepop" or '
-                '"decoupled", or leave them out'
+                '"decoupled_ppo", or leave them out'
             )
-        if self.correction in ("tis", "decoupled") and self.correction_low is not None:
+        if self.correction in ("tis", "decoupled_ppo") and self.correction_low is not None:
             yield (
                 f'correction_low has no effect with correction = "{self.correction}", which has no lower bound; '
                 "leave it out"
             )
-        if self.correction != "none" and self.old_policy == "generator":
+        if self.correction_name != "none" and self.old_policy == "generator":
             yield 'correction would count the generator twice with old_policy = "generator"; set one of the two'
-        if self.correction != "none" and not self._loss_kind.has_token_ratios and self.correction_level == "token":
+        if self.correction_name != "none" and not self._loss_kind.has_token_ratios and self.correction_level == "token":
             yield (
                 f'correction_level = "token" would undo the one ratio of loss = "{self.loss_name}"; '
                 'set correction_level = "sequence"'

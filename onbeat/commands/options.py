@@ -28,7 +28,9 @@ Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY.PATH=VALUE", help="Change one key of the spec; may be repeated."),
 ]
-Schedule = Annotated[str | None, typer.Option("--schedule", help="periodic or synchronous.")]
+Schedule = Annotated[
+    str | None, typer.Option("--schedule", help="periodic, synchronous, colocated, delayed or bounded.")
+]
 Iterations = Annotated[int | None, typer.Option("--iterations", help="Optimizer steps.")]
 Seed = Annotated[int | None, typer.Option("--seed", help="Seed of prompts and samples.")]
 OnUnscorableScores = Annotated[

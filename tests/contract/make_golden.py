@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from contracts.encoding.arrays import pack_float32, pack_int32
 from contracts.encoding.wire import Record, encode
 from contracts.events import (
@@ -18,6 +20,7 @@ from contracts.events import (
     IterationCommitted,
     IterationMetrics,
     MismatchAlarm,
+    SampledBy,
     StateChanged,
     TimelineSpan,
     TrainerStarted,
@@ -295,6 +298,11 @@ def job_spec(
     )
 
 
+def lagging_spec() -> JobSpec:
+    corrected = AlgorithmSpec(correction="decoupled_ppo", correction_high=3.0)
+    return replace(job_spec(AdditionDataset()), schedule="delayed", max_policy_lag=2, algorithm=corrected)
+
+
 def stream_report() -> StreamReport:
     return StreamReport(
         job_id="job-0123456789ab",
@@ -350,7 +358,7 @@ def job_status() -> JobStatus:
     )
 
 
-def iteration_metrics() -> IterationMetrics:
+def iteration_metrics(lag_counts: tuple[int, ...] = (), lag_mean: float = 0.0) -> IterationMetrics:
     return IterationMetrics(
         iteration=3,
         policy_version=3,
@@ -374,6 +382,8 @@ def iteration_metrics() -> IterationMetrics:
         mismatch_k3=0.0,
         mismatch_max=0.000001,
         effective_sample_share=1.0,
+        lag_counts=lag_counts,
+        lag_mean=lag_mean,
         started_s=1700000000.0,
         wall_s=2.0,
         generation_s=1.5,
@@ -404,6 +414,25 @@ def audit_record(kind: str) -> AuditRecord:
         loss=-0.015625,
         grad_norm=1.5,
         reward_mean=0.5,
+        previous=DIGEST,
+    )
+
+
+def audit_record_of_a_lag() -> AuditRecord:
+    """Two of its three batches were sampled by the two versions before."""
+    return AuditRecord(
+        kind="commit",
+        iteration=3,
+        policy_version=3,
+        weights_digest=DIGEST,
+        next_weights_digest=NEXT_DIGEST,
+        trainer_epoch=1_700_000_000_123,
+        batches={f"3/train/{index}": NEXT_DIGEST for index in range(3)},
+        abandoned={},
+        sampled=(
+            SampledBy(policy_version=1, weights_digest=NEXT_DIGEST, batches=("3/train/2",)),
+            SampledBy(policy_version=2, weights_digest=DIGEST, batches=("3/train/0",)),
+        ),
         previous=DIGEST,
     )
 
@@ -443,6 +472,7 @@ GOLDEN: dict[str, Record] = {
         PluginDataset(entry_point="riddles", params={"level": 2}, chat=ChatSpec(system_prompt="Be brief.")),
         algorithm=AlgorithmSpec(loss=PluginLoss(entry_point="mine")),
     ),
+    "job_spec_lagging": lagging_spec(),
     "job_status": job_status(),
     "resume_request": ResumeRequest(iterations=20, on_unscorable={"math_verify": 0.0, "plugin": "fail"}),
     "stream_report": stream_report(),
@@ -453,6 +483,9 @@ GOLDEN: dict[str, Record] = {
     ),
     "event_iteration_committed": IterationCommitted(
         at_s=1700000000.5, metrics=iteration_metrics(), weights_digest=NEXT_DIGEST
+    ),
+    "event_iteration_committed_of_a_lag": IterationCommitted(
+        at_s=1700000000.5, metrics=iteration_metrics((1, 2, 1), 1.0), weights_digest=NEXT_DIGEST
     ),
     "event_evaluation_finished": EvaluationFinished(at_s=1700000000.5, score=SCORE),
     "event_checkpoint_written": CheckpointWritten(
@@ -471,6 +504,7 @@ GOLDEN: dict[str, Record] = {
         who="generator-a", what="generate", iteration=3, batch_id="3/train/0", started_s=1.5, ended_s=2.5
     ),
     "audit_record_commit": audit_record("commit"),
+    "audit_record_of_a_lag": audit_record_of_a_lag(),
     "audit_record_rewind": audit_record("rewind"),
 }
 """File name without its ending → the value that it holds."""

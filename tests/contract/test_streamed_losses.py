@@ -15,6 +15,7 @@ from consumer.model.policy import Policy, load_policy
 from consumer.model.shared_prompt.trial import share_prompts
 from contracts.encoding.arrays import unpack_float32, unpack_int32
 from contracts.rollouts import RolloutBatch, RolloutGroup
+from contracts.spec import JobSpec
 from contracts.spec_tables.root import SpecRoot
 from tests.builders import job_spec, tiny_model_folder
 from tests.contract.test_streamed_gradient import iteration_of, relative_error, streamed_gradient, to_float64
@@ -57,9 +58,9 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"correction": "icepop", "correction_level": "sequence", "correction_low": 0.01, "correction_high": 100.0},
         {"correction": "icepop", "of_sequence": True, "w_low": 0.01, "w_high": 100.0},
     ),
-    "decoupled": (
-        {"correction": "decoupled", "correction_high": 3.0},
-        {"correction": "decoupled", "w_high": 3.0},
+    "decoupled_ppo": (
+        {"correction": "decoupled_ppo", "correction_high": 3.0},
+        {"correction": "decoupled_ppo", "w_high": 3.0},
     ),
 }
 KL = {"kl_coefficient": 0.1}
@@ -85,7 +86,7 @@ def models(folder: Path, *, float64: bool) -> tuple[Policy, Policy]:
 def gradient_of(
     pair: tuple[Policy, Policy], batches: list[RolloutBatch], algorithm: dict[str, Any]
 ) -> dict[str, Tensor]:
-    spec = job_spec(algorithm=algorithm)
+    spec = spec_of(algorithm)
     return streamed_gradient(pair[0], batches, spec, reference=pair[1] if spec.algorithm.kl_coefficient else None)
 
 
@@ -128,6 +129,12 @@ def response_of(
         group=group_number,
         batch=batch_number,
     )
+
+
+def spec_of(algorithm: dict[str, Any]) -> JobSpec:
+    """A job that decoupled PPO needs where it is chosen: one with a lag."""
+    lag = {"schedule": "delayed", "max_policy_lag": 1} if algorithm.get("correction") == "decoupled_ppo" else {}
+    return job_spec(algorithm=algorithm, **lag)
 
 
 def one_group_each(batches: list[RolloutBatch]) -> list[RolloutBatch]:
@@ -202,8 +209,8 @@ def test_bnpo_depends_on_the_cut_and_on_nothing_else(tmp_path: Path) -> None:
         ({}, {"entropy_coefficient": 0.01}),
         ({}, {"correction": "tis"}),
         ({"correction": "tis"}, {"correction": "icepop"}),
-        ({"correction": "tis"}, {"correction": "decoupled", "correction_high": 2.0}),
-        ({"correction": "icepop"}, {"correction": "decoupled"}),
+        ({"correction": "tis"}, {"correction": "decoupled_ppo", "correction_high": 2.0}),
+        ({"correction": "icepop"}, {"correction": "decoupled_ppo"}),
         (GLOBAL, {"advantage": "reinforce++"}),
         ({"advantage": "reinforce++"}, {"advantage_epsilon": 0.1}),
         ({"correction": "tis"}, {"correction_level": "sequence"}),
@@ -247,4 +254,4 @@ def test_a_row_of_zero_advantage_costs_a_pass_only_where_a_term_needs_it(tmp_pat
     teaching = sum(reward != sum(group) / len(group) for group in groups for reward in group)
     everything = sum(len(group) for group in groups)
     assert 0 < teaching < everything
-    assert sum(rows) == (everything if job_spec(algorithm=algorithm).algorithm.needs_every_row else teaching)
+    assert sum(rows) == (everything if spec_of(algorithm).algorithm.needs_every_row else teaching)

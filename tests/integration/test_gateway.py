@@ -160,6 +160,8 @@ BAD_BODIES = {
     "wrong type": (changed("seed", "one"), 422, "seed"),
     "out of range": (changed("rollout.group_size", 0), 422, "rollout.group_size"),
     "unknown reward": (changed("reward.components", [{"type": "bogus"}]), 422, "reward.components[0].type"),
+    "a lag of no schedule": (changed("max_policy_lag", 1), 422, None),
+    "a correction by an old name": (changed("algorithm.correction", "decoupled"), 422, "algorithm.correction"),
     "no model folder": (changed("model.path", "nowhere"), 422, "model.path"),
     "unknown task": (changed("dataset", {"type": "reasoning_gym", "task": "chain_summ"}), 422, "dataset.task"),
     "unscored task": (changed("reward.components", [{"type": "reasoning_gym"}]), 422, "reward.components[0].type"),
@@ -283,6 +285,9 @@ def test_a_cancelled_job_is_queued_again_by_a_resume_which_may_change_its_iterat
     [
         (b'{"iterations": 0}', JSON, 422, "iterations"),
         (b'{"iteration": 5}', JSON, 422, "iteration"),
+        (b'{"schedule": "delayed"}', JSON, 422, "schedule"),
+        (b'{"max_policy_lag": 1}', JSON, 422, "max_policy_lag"),
+        (b'{"algorithm": {"correction": "none"}}', JSON, 422, "algorithm"),
         (b"{", JSON, 400, None),
         (b"{}", {"Content-Type": "text/plain"}, 415, "Content-Type"),
         (b"", {}, 409, "state"),

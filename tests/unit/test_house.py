@@ -42,6 +42,7 @@ LARGE_FOLDERS = {
 SMALL_FILES = {
     "consumer/gradient/losses/": "a paper's loss each",
     "consumer/trackers/": "a tracker each, with its library",
+    "consumer/trainer/schedule.py": "the one thing of a schedule that asks the fence",
     "contracts/encoding/digests.py": "what every digest is made of",
     "contracts/service_links.py": "the variables of an orchestrator, which are no settings",
     "gateway/api/": "the endpoints of one subject each",

@@ -1,13 +1,13 @@
-"""Computes weights against the gap between the trainer's and the generator's arithmetic, detached.
+"""Computes weights against the policy that sampled, detached.
 
-With k = pi(o_t) / mu(o_t), where pi is the trainer's probability under the sampled version (pi_old, where an iteration
-has several updates) and mu the generator's:
+With k = pi_prox(o_t) / mu(o_t), where pi_prox is the trainer's probability before the iteration's first step and mu the
+generator's as it sampled, with the same version or, under a lag, an older one:
 
-    tis        min(k, high)                      Yao et al. 2025, "Your Efficient RL Framework Secretly Brings You
-                                                 Off-Policy RL Training"; truncation as in arXiv 1802.01561
-    icepop     k where low <= k <= high, else 0  Ling Team, arXiv 2510.18855, section 2.3
-    decoupled  k where k <= high, else 0         AReaL (Fu et al., arXiv 2505.24298, equation 5): pi_prox / mu, where
-                                                 pi_prox is the policy before the step; the cap is of its code
+    tis            min(k, high)                      Yao et al. 2025, "Your Efficient RL Framework Secretly Brings You
+                                                     Off-Policy RL Training"; truncation as in arXiv 1802.01561
+    icepop         k where low <= k <= high, else 0  Ling Team, arXiv 2510.18855, section 2.3
+    decoupled_ppo  k where k <= high, else 0         AReaL (Fu et al., arXiv 2505.24298, equation 5); the cap is of its
+                                                     code
 
 At the level of a sequence k is the product over the response's tokens, one weight for all of them.
 """
@@ -25,7 +25,7 @@ def correction_weights(
     generator_logprobs: Tensor,
     *,
     loss_mask: Tensor,
-    kind: Literal["tis", "icepop", "decoupled"],
+    kind: Literal["tis", "icepop", "decoupled_ppo"],
     level: Literal["token", "sequence"],
     low: float,
     high: float,

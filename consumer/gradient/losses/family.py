@@ -149,14 +149,14 @@ def _corrected(
     token_loss: Tensor, tokens: TokenLogprobs, *, loss_mask: Tensor, algorithm: AlgorithmSpec
 ) -> tuple[Tensor, int]:
     """Weighs the surrogate [R, T], and counts the tokens that the bounds acted on."""
-    if algorithm.correction == "none":
+    if algorithm.correction_name == "none":
         return token_loss, 0
     low, high = algorithm.correction_range
     weights, bounded = correction_weights(
         tokens.policy if tokens.old is None else tokens.old,
         tokens.generator,
         loss_mask=loss_mask,
-        kind=algorithm.correction,
+        kind=algorithm.correction_name,
         level=algorithm.correction_level,
         low=low,
         high=high,

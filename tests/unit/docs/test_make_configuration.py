@@ -32,7 +32,7 @@ def test_a_docstring_belongs_to_the_field_above_it_and_is_inherited() -> None:
     "row",
     [
         "| `iterations` | integer ≥ 1, ≤ 1000000 | required |",
-        '| `schedule` | `"periodic"` or `"synchronous"` | `"periodic"` |',
+        '| `kl_estimator` | `"k1"` or `"k2"` or `"k3"` | `"k3"` |',
         "| `sampling` | table | `{ max_new_tokens = 128 }` |",
         "| `beta1` | number ≥ 0, < 1 | `0.9` |",
         "| `ONBEAT_THREADS` | integer ≥ 1, ≤ 4096 | `1` |",

@@ -27,7 +27,7 @@ def test_a_clip_is_the_papers_where_the_spec_has_none() -> None:
     assert AlgorithmSpec(loss="gspo", clip_high=0.01).clip_range == (3e-4, 0.01)
     assert AlgorithmSpec(loss="cispo", clip_low=0.5).clip_range == (0.5, 4.0)
     assert AlgorithmSpec(correction="tis").correction_range == (0.0, 2.0)
-    assert AlgorithmSpec(correction="decoupled").correction_range == (0.0, 5.0)
+    assert AlgorithmSpec(correction="decoupled_ppo").correction_range == (0.0, 5.0)
     assert AlgorithmSpec(correction="icepop", correction_low=0.9, correction_high=1.1).correction_range == (0.9, 1.1)
 
 
@@ -53,11 +53,11 @@ def test_a_clip_is_the_papers_where_the_spec_has_none() -> None:
         ),
         ({"advantage": "reinforce++", "old_policy": "generator"}, "old_policy", 'set loss = "cispo"'),
         ({"advantage": "reinforce++", "updates_per_iteration": 2}, "updates_per_iteration", "set it to 1"),
-        ({"correction_level": "sequence"}, "correction is", 'choose "tis", "icepop" or "decoupled"'),
-        ({"correction_high": 2.0}, "correction is", 'choose "tis", "icepop" or "decoupled"'),
-        ({"correction_low": 0.5}, "correction is", 'choose "tis", "icepop" or "decoupled"'),
-        ({"correction": "decoupled", "correction_low": 0.5}, "correction_low has no effect", "leave it out"),
-        ({"correction": "decoupled", "loss": "gspo"}, "correction_level", 'set correction_level = "sequence"'),
+        ({"correction_level": "sequence"}, "correction is", 'choose "tis", "icepop" or "decoupled_ppo"'),
+        ({"correction_high": 2.0}, "correction is", 'choose "tis", "icepop" or "decoupled_ppo"'),
+        ({"correction_low": 0.5}, "correction is", 'choose "tis", "icepop" or "decoupled_ppo"'),
+        ({"correction": "decoupled_ppo", "correction_low": 0.5}, "correction_low has no effect", "leave it out"),
+        ({"correction": "decoupled_ppo", "loss": "gspo"}, "correction_level", 'set correction_level = "sequence"'),
         ({"correction": "tis", "correction_low": 0.5}, "correction_low has no effect", "leave it out"),
         ({"correction": "tis", "old_policy": "generator"}, "correction would count", "set one of the two"),
         ({"correction": "tis", "loss": "gspo"}, "correction_level", 'set correction_level = "sequence"'),
@@ -85,7 +85,7 @@ def test_a_combination_without_meaning_is_refused_with_field_and_cure(
         KL | {"kl_estimator": "k2", "entropy_coefficient": 0.01, "loss": "dapo"},
         {"correction": "icepop", "correction_level": "sequence", "loss": "gspo"},
         {"correction": "tis", "loss": "cispo", "advantage": "rloo"},
-        {"correction": "decoupled", "loss": "dapo", "advantage": "reinforce++"},
+        {"correction": "decoupled_ppo", "loss": "dapo", "advantage": "reinforce++"},
         {"advantage": "reinforce++", "old_policy": "generator", "loss": "cispo"},
         KL | {"kl_estimator": "k1", "kl_placement": "reward", "advantage": "reinforce++"},
         {"old_policy": "generator", "loss": "gspo", "clip_low": 3e-4, "clip_high": 4e-4},
