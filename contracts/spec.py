@@ -330,6 +330,11 @@ class JobSpec(Record, frozen=True, kw_only=True):
             return False
         return iteration in (0, self.iterations) or (every > 0 and iteration % every == 0)
 
+    def checkpoints_after(self, iteration: int) -> bool:
+        """Whether a checkpoint follows the commit of this iteration."""
+        num_done = iteration + 1
+        return num_done % self.trainer.checkpoint_every_iterations == 0 or num_done == self.iterations
+
     @property
     def last_iteration(self) -> int:
         """The last one that the fence opens: it only evaluates the last version, where there is an evaluation."""

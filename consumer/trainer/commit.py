@@ -92,7 +92,7 @@ class Commits:
         # its successor's generators load.
         held.side.renew()
         iteration = made.policy_version - 1
-        if is_due(held.spec, iteration):
+        if held.spec.checkpoints_after(iteration):
             _write_checkpoint(held, made)
         # Of the two newest versions generators are asked for one, and were for the other until this commit. An older
         # one is read by a generator that lost its lease while it loads: it says so in its heartbeat, and would report
@@ -124,12 +124,6 @@ def commit_record(
         unscorable=dict(sorted(iteration.unscorable.items())) or UNSET,
         previous=previous,
     )
-
-
-def is_due(spec: JobSpec, iteration: int) -> bool:
-    """Whether a checkpoint follows the commit of this iteration."""
-    num_done = iteration + 1
-    return num_done % spec.trainer.checkpoint_every_iterations == 0 or num_done == spec.iterations
 
 
 def save(held: HeldJob) -> None:

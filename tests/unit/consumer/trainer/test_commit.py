@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from broker.trainer_side import Opening
-from consumer.trainer.commit import Commits, is_due, save
+from consumer.trainer.commit import Commits, save
 from consumer.trainer.iteration import Iteration
 from consumer.trainer.schedule import Schedule
 from consumer.trainer.start import Started
@@ -165,4 +165,4 @@ def test_what_is_settled_is_saved_once_and_nothing_is_where_the_commit_is_lost(f
 
 def test_a_checkpoint_follows_every_so_many_iterations_and_the_last_one() -> None:
     spec = job_spec(iterations=7, trainer__checkpoint_every_iterations=3)
-    assert [iteration for iteration in range(7) if is_due(spec, iteration)] == [2, 5, 6]
+    assert [iteration for iteration in range(7) if spec.checkpoints_after(iteration)] == [2, 5, 6]
