@@ -70,7 +70,8 @@ class IterationMetrics(Record, frozen=True, kw_only=True):
     kl_to_reference: float
     """Mean k3 over the sampled tokens; 0.0 without a reference."""
     entropy: float = 0.0
-    """Mean of -generator_logprobs over the sampled tokens, in nats: unbiased for the policy at its temperature."""
+    """Mean of -generator_logprobs over the sampled tokens, in nats: unbiased for the policy that sampled, at its
+    temperature."""
     entropy_trained_tokens: float | None = None
     """Mean entropy of the whole distribution, in nats, over the tokens of rows that teach, which alone go through the
     trainer's model. None where it is not measured, or nothing teaches."""
@@ -82,7 +83,8 @@ class IterationMetrics(Record, frozen=True, kw_only=True):
     learning_rate: float
     mismatch_k3: float
     """Mean of rho - log(rho) - 1 with log(rho) = trainer_logprobs - generator_logprobs, over the tokens that went
-    through the trainer's model, like the next two; 0.0 where there are none."""
+    through the trainer's model, like the next two; 0.0 where there are none. Under a lag it is also how far the policy
+    has moved since it sampled."""
     mismatch_max: float
     """Largest |trainer_logprobs - generator_logprobs|; 0.0 where there are none."""
     effective_sample_share: float
@@ -120,8 +122,10 @@ class IterationMetrics(Record, frozen=True, kw_only=True):
     """Each optimizer step by itself, where an iteration takes several."""
 
     def numbers(self) -> dict[str, float]:
-        """Numbers that can be drawn over the iterations, by field name; without unknown ones and reward_components."""
+        """Numbers that can be drawn over the iterations, by field name; without unknown ones and those of NOT_DRAWN."""
         fields = {name: getattr(self, name) for name in self.__struct_fields__ if name not in NOT_DRAWN}
+        if not self.lag_counts:
+            del fields["lag_mean"]
         return {name: float(value) for name, value in fields.items() if value is not None}
 
 
@@ -179,7 +183,7 @@ class BatchDead(Event, tag="batch_dead", frozen=True, kw_only=True):
 
 
 class MismatchAlarm(Event, tag="mismatch_alarm", frozen=True, kw_only=True):
-    """Trainer and generator log-probs differ by more than `trainer.mismatch_alarm`."""
+    """Trainer and generator log-probs differ by more than `trainer.mismatch_alarm`, over the batches without a lag."""
 
     iteration: int
     mismatch_k3: float

@@ -107,7 +107,8 @@ class TrainerSpec(Record, frozen=True, kw_only=True):
     (entropy_trained_tokens), also without an entropy bonus. The estimate over all sampled tokens (entropy) is always
     there."""
     mismatch_alarm: Annotated[float, Meta(gt=0.0, le=1e6)] = 0.01
-    """Above this mean K3 a token between trainer and generator (mismatch_k3) an iteration is a warning and an event."""
+    """Above this mean K3 a token between trainer and generator an iteration is a warning and an event. It counts the
+    batches that the trained version sampled; those with a lag differ because the policy has moved."""
     on_mismatch: Literal["warn", "fail"] = "warn"
     """Whether such an iteration is trained all the same, or fails the job before its step."""
     gradient_checkpointing: bool = False

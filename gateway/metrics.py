@@ -103,6 +103,12 @@ def exposition(metrics: Mapping[str, IterationMetrics]) -> bytes:
     components = Gauge(
         "onbeat_job_reward_component", "Mean score of a reward component.", ["job", "component"], registry=registry
     )
+    lags = Gauge(
+        "onbeat_job_lag_batches",
+        "Training batches that each lag had; none without one.",
+        ["job", "lag"],
+        registry=registry,
+    )
     for job_id, of_job in metrics.items():
         for name, value in {"iteration": float(of_job.iteration), **of_job.numbers()}.items():
             if name not in gauges:
@@ -111,4 +117,6 @@ def exposition(metrics: Mapping[str, IterationMetrics]) -> bytes:
             gauges[name].labels(job_id).set(value)
         for name, value in of_job.reward_components.items():
             components.labels(job_id, name).set(value)
+        for lag, num_batches in enumerate(of_job.lag_counts):
+            lags.labels(job_id, str(lag)).set(num_batches)
     return generate_latest(registry) if metrics else b""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -22,7 +23,10 @@ from contracts.spec_tables.algorithm import AlgorithmSpec
 
 @dataclass(frozen=True, kw_only=True)
 class Mismatch:
-    """How far trainer and generator are apart over some tokens; rho = trainer probability / generator probability."""
+    """How far trainer and generator are apart over some tokens; rho = trainer probability / generator probability.
+
+    Under a lag that is how far the policy has moved since it sampled, on top of the gap between the two engines.
+    """
 
     num_tokens: int = 0
     k3_sum: float = 0.0
@@ -62,6 +66,8 @@ class MicroBatchStats:
     longest_response_tokens: int
     num_truncated: int
     """Completions that hit max_new_tokens."""
+    lag: int = 0
+    """Iteration - version that sampled."""
     advantages: tuple[float, ...] = ()
     """The advantage of every completion, before what only the whole iteration knows (`Scaling`)."""
     loss_sum: float = 0.0
@@ -167,6 +173,7 @@ def measure_batch(batch: RolloutBatch, rewards: NDArray[np.float64]) -> MicroBat
         num_tokens=sum(lengths),
         longest_response_tokens=max(lengths),
         num_truncated=sum(rollout.completion.finish_reason == "length" for rollout in rollouts),
+        lag=batch.iteration - batch.policy_version,
         # The surprise of a sampled token is -log mu: its mean estimates the entropy of the generator's distribution.
         surprise_sum=-total,
     )
@@ -245,6 +252,12 @@ def iteration_numbers(batches: Iterable[MicroBatchStats], *, scaling: Scaling) -
         corrected_share=_share(sum(stats.num_corrected for stats in ordered), seen_tokens),
         **trainer_generator_gap(mismatches),
     )
+
+
+def counts_by_lag(batches: Iterable[MicroBatchStats], *, max_policy_lag: int) -> tuple[int, ...]:
+    """Counts the batches by their lag, from 0 to max_policy_lag; () in a job without one."""
+    counts = Counter(stats.lag for stats in batches)
+    return tuple(counts[lag] for lag in range(max_policy_lag + 1)) if max_policy_lag else ()
 
 
 def trainer_generator_gap(mismatches: Sequence[Mismatch]) -> dict[str, float]:

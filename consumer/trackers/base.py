@@ -61,8 +61,9 @@ class BackgroundTracker:
 
 
 def iteration_values(metrics: IterationMetrics) -> dict[str, float]:
-    """Returns the numbers by field name; reward components as `reward_components/NAME`."""
-    return metrics.numbers() | {f"reward_components/{name}": value for name, value in metrics.reward_components.items()}
+    """Returns the numbers by field name; those of several values as `reward_components/NAME` and `lag_counts/LAG`."""
+    components = {f"reward_components/{name}": value for name, value in metrics.reward_components.items()}
+    return metrics.numbers() | components | {f"lag_counts/{lag}": float(n) for lag, n in enumerate(metrics.lag_counts)}
 
 
 def evaluation_values(score: EvaluationScore) -> dict[str, float]:

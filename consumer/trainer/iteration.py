@@ -17,6 +17,7 @@ from consumer.gradient.statistics import (
     MicroBatchStats,
     Scaling,
     Update,
+    counts_by_lag,
     iteration_numbers,
     mean_over_updates,
 )
@@ -149,11 +150,18 @@ class Iteration:
         return max(0.0, min(starts) - self._boundary.last_token_s)
 
     def metrics(
-        self, updates: Sequence[Update], *, learning_rate: float, scaling: Scaling, peak_flops: float = 0.0
+        self,
+        updates: Sequence[Update],
+        *,
+        learning_rate: float,
+        scaling: Scaling,
+        peak_flops: float = 0.0,
+        max_policy_lag: int = 0,
     ) -> IterationMetrics:
         """The numbers of a training iteration whose batches are all in; updates: at least one, in order.
 
-        peak_flops: floating-point operations a second of one rank, or 0.0 where they are unknown.
+        peak_flops: floating-point operations a second of one rank, or 0.0 where they are unknown. max_policy_lag: of
+        the spec.
         """
         of_each = [iteration_numbers(update.stats, scaling=scaling) for update in updates]
         numbers = mean_over_updates(of_each, can_clip=[any(one.can_clip for one in update.stats) for update in updates])
@@ -181,6 +189,8 @@ class Iteration:
             trained_tokens_per_s=trained_tokens / training_s if training_s else 0.0,
             mfu=flops / (training_s * peak_flops) if training_s and peak_flops else None,
             num_unscorable=self.num_unscorable,
+            lag_counts=counts_by_lag(self.stats, max_policy_lag=max_policy_lag),
+            lag_mean=sum(stats.lag for stats in self.stats) / len(self.stats),
             updates=_each_update(of_each, updates) if len(updates) > 1 else (),
             **dataclasses.asdict(numbers),
         )

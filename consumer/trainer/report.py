@@ -91,8 +91,15 @@ def evaluation_score(expected: Collection[PromptBatch], arrived: Mapping[str, Ro
 
 
 def mismatch_alarm(stats: Sequence[MicroBatchStats], *, iteration: int, threshold: float) -> MismatchAlarm | None:
-    """None up to the threshold of the mean K3 a token; stats: of every training batch under the sampled weights."""
-    gap = trainer_generator_gap([of_batch.mismatch for of_batch in stats])
+    """None up to the threshold of the mean K3 a token; stats: of every training batch before the iteration's step.
+
+    The alarm is about the engines, so it counts the batches alone that the trained version sampled: of an older version
+    log-probs differ because the policy has moved. None, too, where there is no such batch.
+    """
+    own = [of_batch.mismatch for of_batch in stats if of_batch.lag == 0]
+    if not own:
+        return None
+    gap = trainer_generator_gap(own)
     # Written so that a K3 that overflowed to NaN is above every threshold: NaN <= x is False.
     if gap["mismatch_k3"] <= threshold:
         return None

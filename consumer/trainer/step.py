@@ -57,7 +57,13 @@ def step(held: HeldJob, iteration: Iteration) -> Stepped:
             made = publication.finish()
             held.side.publish_weights(made, oldest_kept=iteration.number)
     reach("consumer.after_weights")
-    metrics = iteration.metrics(updates, learning_rate=rate, scaling=scaling, peak_flops=held.peak_flops)
+    metrics = iteration.metrics(
+        updates,
+        learning_rate=rate,
+        scaling=scaling,
+        peak_flops=held.peak_flops,
+        max_policy_lag=spec.max_policy_lag,
+    )
     return Stepped(made=made, metrics=metrics)
 
 

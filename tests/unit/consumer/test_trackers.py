@@ -73,6 +73,13 @@ def test_every_number_of_an_iteration_is_a_value() -> None:
     assert iteration_values(msgspec.structs.replace(metrics(3), mfu=0.5))["mfu"] == 0.5
 
 
+def test_a_lag_is_a_mean_and_a_count_for_each_step_of_it_and_a_job_without_one_has_none() -> None:
+    lagging = iteration_values(msgspec.structs.replace(metrics(3), lag_counts=(1, 3, 0), lag_mean=0.75))
+    of_lag = {"lag_mean": 0.75, "lag_counts/0": 1.0, "lag_counts/1": 3.0, "lag_counts/2": 0.0}
+    assert lagging == iteration_values(metrics(3)) | of_lag
+    assert not any(name.startswith("lag") for name in iteration_values(metrics(3)))
+
+
 def test_a_replayed_iteration_is_logged_once() -> None:
     tracker = Remembering()
     trackers = Trackers({"fake": lambda: tracker}, last_iteration=1, last_evaluation=0)

@@ -16,6 +16,7 @@ from consumer.gradient.statistics import (
     MicroBatchStats,
     Mismatch,
     Scaling,
+    counts_by_lag,
     iteration_numbers,
     iteration_scaling,
     mean_over_updates,
@@ -224,3 +225,12 @@ def test_an_iteration_that_teaches_nothing_has_numbers_too() -> None:
 def test_every_number_is_a_field_of_the_iterations_metrics() -> None:
     names = {field.name for field in dataclasses.fields(type(iteration_numbers([stats(0)], scaling=Scaling(count=8))))}
     assert names <= set(IterationMetrics.__struct_fields__)
+
+
+def test_batches_are_counted_by_their_lag_and_a_job_without_one_has_no_counts() -> None:
+    versions = (7, 5, 7, 6, 5, 5)
+    batches = [rollout_batch(iteration=7, policy_version=version) for version in versions]
+    measured = [measure_batch(batch, batch_rewards(batch)) for batch in batches]
+    assert [stats.lag for stats in measured] == [0, 2, 0, 1, 2, 2]
+    assert counts_by_lag(measured, max_policy_lag=3) == (2, 1, 3, 0)
+    assert counts_by_lag(measured[:1], max_policy_lag=0) == ()

@@ -55,8 +55,8 @@ def test_the_score_is_the_mean_over_the_prompts_that_came_sampled_and_greedy_apa
     assert evaluation_score([], {}) is None
 
 
-def stats(k3_sum: float, *, largest: float = 0.5) -> MicroBatchStats:
-    batch = rollout_batch()
+def stats(k3_sum: float, *, largest: float = 0.5, lag: int = 0) -> MicroBatchStats:
+    batch = rollout_batch(iteration=3, policy_version=3 - lag)
     gap = Mismatch(num_tokens=10, k3_sum=k3_sum, largest=largest, rho_sum=10.0, rho_square_sum=20.0)
     return dataclasses.replace(measure_batch(batch, batch_rewards(batch)), mismatch=gap)
 
@@ -79,3 +79,12 @@ def test_above_it_the_alarm_has_the_numbers() -> None:
 @pytest.mark.parametrize("k3_sum", [math.inf, math.nan])
 def test_a_gap_that_overflows_is_an_alarm(k3_sum: float) -> None:
     assert mismatch_alarm([stats(k3_sum)], iteration=0, threshold=1e9) is not None
+
+
+def test_a_batch_with_a_lag_is_no_witness_against_the_engines() -> None:
+    moved = stats(50.0, largest=9.0, lag=2)
+    assert mismatch_alarm([moved, stats(0.1)], iteration=3, threshold=0.01) is None
+    assert mismatch_alarm([moved], iteration=3, threshold=0.01) is None
+    alarm = mismatch_alarm([moved, stats(2.1, largest=2.5)], iteration=3, threshold=0.01)
+    assert alarm is not None
+    assert (alarm.mismatch_k3, alarm.mismatch_max) == (pytest.approx(0.21), 2.5)
