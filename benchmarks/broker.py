@@ -177,7 +177,7 @@ class FencedTrainer:
         trained: dict[str, str] = {}
         while len(trained) < count:
             self._side.wait_for_rollouts(1.0)
-            arrived, _ = self._side.claim_rollouts(max_batches=READ_AT_ONCE)
+            arrived, _ = self._side.claim_rollouts(0, max_batches=READ_AT_ONCE)
             trained |= {one.batch.batch_id: one.digest for one in arrived}
         done, self._iteration = self._iteration, self._iteration + 1
         self._side.publish_weights(manifest(self._iteration), oldest_kept=done)

@@ -89,7 +89,7 @@ class Healing:
         return healed_s
 
     def _is_published(self, job_id: str, batch_id: str) -> bool:
-        held: Any = self._broker.redis.hget(JobKeys(job_id).ledger, batch_id)
+        held: Any = self._broker.redis.hget(JobKeys(job_id).slots[0].ledger, batch_id)
         return held is not None and isinstance(batch_record(held), Published)
 
     def of_a_trainer(self, spec: JobSpec) -> float:

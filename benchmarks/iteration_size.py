@@ -106,7 +106,7 @@ def measure(url: str, number: int, num_prompts: int) -> dict[str, Any]:
     broker = connect(settings, patience_s=120.0)
     job_id, trainer = new_job(broker)
     batches = batches_of(job_id, number, num_prompts)
-    opening = Opening(iteration=0, policy_version=0, weights_digest=DIGEST, batches=batches)
+    opening = Opening(iteration=0, oldest_version=0, newest_version=0, batches=batches)
     broker.redis.config_set("slowlog-log-slower-than", 1000)
     with Pings(connect(settings, patience_s=120.0)) as pings:
         began_s = time.perf_counter()

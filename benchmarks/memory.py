@@ -21,7 +21,7 @@ from benchmarks._results import REPOSITORY, write_result
 from broker.connection.client import Broker, connect
 from broker.job_store import JobStore
 from broker.keys import JobKeys
-from broker.trainer_side import read_fence
+from broker.fence import read_fence
 from contracts.jobs import JobState
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
@@ -51,7 +51,7 @@ def sample(broker: Broker, job_id: str) -> dict[str, int]:
     """One moment of the server, all of it in one transaction."""
     keys = JobKeys(job_id)
     pipe: Any = broker.redis.pipeline(transaction=True)
-    pipe.info("memory").dbsize().hlen(keys.ledger).hlen(keys.weights)
+    pipe.info("memory").dbsize().hlen(keys.slots[0].ledger).hlen(keys.weights)
     for name in STREAMS:
         pipe.xlen(getattr(keys, name)).memory_usage(getattr(keys, name), samples=0)
     memory, num_keys, ledger, weights, *streams = pipe.execute()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
+
+import msgspec
 
 from broker.connection.client import Broker
 from broker.keys import JobKeys, batch_shape, chunk_field
@@ -65,19 +68,24 @@ class GeneratorSide:
 
     def __init__(self, broker: Broker, job_id: str, generator_id: str) -> None:
         self._broker = broker
-        self._keys = JobKeys(job_id)
+        self._job_id = job_id
         self._generator_id = generator_id
-        self._last_entry = "0-0"
+        self._last_entries: dict[str, str] = {}
+        """Prompts stream → its newest entry at the last empty claim."""
         self._last_shard = "0-0"
         self._hedge_due_s: float | None = None
-        self._spec: JobSpec | None = None
 
-    def claim(self, lease_s: float, *, hedge: bool = False) -> Claim | None:
-        """The oldest batch whose lease expired, else the next new one; None when the job has nothing to claim.
+    def claim(
+        self, lease_s: float, *, hedge: bool = False, held: tuple[int, str] | None = None
+    ) -> Claim | None:
+        """The next batch of the oldest open iteration that has one; None when the job has nothing to claim.
 
-        hedge: an idle generator asks for a copy of another's batch that is late, where there is nothing else.
+        In an iteration the oldest batch whose lease expired comes first, then the next new one. hedge: an idle generator
+        asks for a copy of another's batch that is late, where there is nothing else. held: the version that this
+        generator holds and its weights digest; it samples a batch that it may sample, else the newest one that may.
         """
-        spec = self._job_spec()
+        spec, keys = self._job
+        version, digest = held or (-1, "")
         outcome, *rest = self._run(
             "claim_prompt",
             generator=self._generator_id,
@@ -85,17 +93,22 @@ class GeneratorSide:
             max_attempts=spec.rollout.max_attempts,
             may_hedge=hedge and spec.hedges,
             max_rounds=1 + spec.rollout.max_resamples,
+            held_version=version,
+            held_digest=digest,
         )
         if outcome == b"none":
-            self._last_entry = rest[0].decode()
-            self._hedge_due_s = rest[1] / 1000 if rest[1] > 0 else None
+            self._hedge_due_s = rest[0] / 1000 if rest[0] > 0 else None
+            self._last_entries = {
+                slot.prompts: entry.decode() for slot, entry in zip(keys.slots, rest[1:], strict=True)
+            }
             return None
-        entry_id, attempt, payload, manifest = rest
+        entry_id, attempt, payload, packed = rest
+        manifest = decode(packed, WeightManifest)
         return Claim(
-            prompt_batch=decode(payload, PromptBatch),
+            prompt_batch=_sampled_by(manifest, decode(payload, PromptBatch)),
             entry_id=entry_id.decode(),
             attempt=attempt,
-            manifest=decode(manifest, WeightManifest),
+            manifest=manifest,
             hedged=outcome == b"hedged",
         )
 
@@ -106,13 +119,12 @@ class GeneratorSide:
         """
         if self._hedge_due_s is not None:
             timeout_s = min(timeout_s, self._hedge_due_s)
+        keys = self._job.keys
+        after = {slot.prompts: self._last_entries.get(slot.prompts, "0-0") for slot in keys.slots}
+        after[keys.shards] = self._last_shard
         with self._broker.call(blocks_s=timeout_s):
-            found: list = self._broker.redis.xread(  # type: ignore[assignment]
-                {self._keys.prompts: self._last_entry, self._keys.shards: self._last_shard},
-                count=1,
-                block=max(1, int(timeout_s * 1000)),
-            )
-        shards = dict(found).get(self._keys.shards.encode(), [])
+            found: Any = self._broker.redis.xread(after, count=1, block=max(1, int(timeout_s * 1000)))  # type: ignore[arg-type]
+        shards = dict(found).get(keys.shards.encode(), [])
         if shards:
             self._last_shard = shards[-1][0].decode()
         return [decode(fields[b"shard"], WeightShard) for _, fields in shards]
@@ -121,7 +133,14 @@ class GeneratorSide:
         """Resets the leases; answers those that are no longer this generator's (I5)."""
         if not claims:
             return Renewal()
-        held = [{"batch_id": claim.prompt_batch.batch_id, "entry": claim.entry_id} for claim in claims]
+        held = [
+            {
+                "batch_id": claim.prompt_batch.batch_id,
+                "iteration": claim.prompt_batch.iteration,
+                "entry": claim.entry_id,
+            }
+            for claim in claims
+        ]
         _, *states = self._run("renew_prompts", generator=self._generator_id, claims=held)
         return Renewal(
             lost=tuple(claim for claim, state in zip(claims, states, strict=True) if state == b"lost"),
@@ -143,12 +162,13 @@ class GeneratorSide:
             digest=batch_digest(batch),
             generator=batch.generator_id,
             attempt=batch.attempt,
-            max_bytes=self._job_spec().limits.max_batch_bytes,
+            max_bytes=self._job.spec.limits.max_batch_bytes,
             num_rounds=len(batch.rounds),
         )
         outcome = PublishOutcome(answer[0].decode())
         if outcome is not PublishOutcome.ACCEPTED and not answer[1]:
-            self._broker.write("HINCRBY", self._keys.counters, f"rejected:{outcome.value}", 1, job=self._keys)
+            keys = self._job.keys
+            self._broker.write("HINCRBY", keys.counters, f"rejected:{outcome.value}", 1, job=keys)
         return outcome
 
     def fail(self, claim: Claim, reason: str) -> FailOutcome:
@@ -156,26 +176,43 @@ class GeneratorSide:
         answer = self._run(
             "fail_batch",
             batch_id=claim.prompt_batch.batch_id,
+            iteration=claim.prompt_batch.iteration,
             entry=claim.entry_id,
             generator=self._generator_id,
             attempt=claim.attempt,
-            max_attempts=self._job_spec().rollout.max_attempts,
+            max_attempts=self._job.spec.rollout.max_attempts,
             # Cut between two characters: the ledger's reader wants whole ones.
             reason=reason.encode(errors="backslashreplace")[:MAX_REASON_BYTES].decode(errors="ignore"),
         )
         return FailOutcome(answer[0].decode())
 
     def _run(self, script: str, *payloads: bytes, **told: Any) -> list:
-        return self._broker.run(script, self._keys.script_keys, *payloads, **told)
+        return self._broker.run(script, self._job.keys.of_script(), *payloads, **told)
 
-    def _job_spec(self) -> JobSpec:
-        if self._spec is None:
-            with self._broker.call():
-                data = self._broker.redis.get(self._keys.spec)
-            if data is None:
-                raise ContractViolation("the job has no spec", field=self._keys.spec)
-            self._spec = decode(data, JobSpec)  # type: ignore[arg-type]
-        return self._spec
+    @functools.cached_property
+    def _job(self) -> _Job:
+        spec_key = JobKeys(self._job_id).spec
+        with self._broker.call():
+            data: Any = self._broker.redis.get(spec_key)
+        if data is None:
+            raise ContractViolation("the job has no spec", field=spec_key)
+        spec = decode(data, JobSpec)
+        return _Job(spec, JobKeys(self._job_id, spec.num_open))
+
+
+class _Job(NamedTuple):
+    """What a generator reads of its job once: neither changes what it reads here while it runs."""
+
+    spec: JobSpec
+    keys: JobKeys
+
+
+def _sampled_by(manifest: WeightManifest, batch: PromptBatch) -> PromptBatch:
+    """The batch under the version that the fence chose at the claim; without a lag that is the one it was made for."""
+    version, digest = manifest.policy_version, manifest.weights_digest
+    if (batch.policy_version, batch.weights_digest) == (version, digest):
+        return batch
+    return msgspec.structs.replace(batch, policy_version=version, weights_digest=digest)
 
 
 class WeightChunks:

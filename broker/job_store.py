@@ -14,7 +14,7 @@ import msgspec
 
 from broker import keys
 from broker.connection.client import Broker
-from broker.keys import JobKeys
+from broker.keys import JobKeys, num_open_of
 from contracts.encoding.wire import changed, decode, encode
 from contracts.errors import Conflict, FencedOff, InvalidInput, NotFound
 from contracts.events import AuditRecord, JobEvent, StateChanged
@@ -48,10 +48,11 @@ class JobStore:
         event = encode(StateChanged(at_s=now_s, state=JobState.QUEUED))
         created = self._run(
             "create_job",
-            job_id,
+            JobKeys(job_id),
             [JobKeys(job_id).spec, keys.JOBS, keys.ACTIVE],
             body,
             event,
+            job_id=job_id,
             state=JobState.QUEUED.value,
             created_s=now_s,
             idempotency_key=idempotency_key,
@@ -59,9 +60,15 @@ class JobStore:
         self._broker.persisted()
         return job_id, created[0] == b"created"
 
-    def _run(self, script: str, job_id: str, own_keys: list[str], *payloads: bytes, **told: Any) -> list[Any]:
-        """The answer of a script that knows the job's id. own_keys: beside those that all scripts have."""
-        return self._broker.run(script, [*JobKeys(job_id).script_keys, *own_keys], *payloads, job_id=job_id, **told)
+    def _run(self, script: str, job_keys: JobKeys, own_keys: list[str], *payloads: bytes, **told: Any) -> list[Any]:
+        """The answer of a script. own_keys: beside those that all scripts have."""
+        return self._broker.run(script, job_keys.of_script(*own_keys), *payloads, **told)
+
+    def _keys_with_slots(self, job_id: str) -> JobKeys:
+        """The keys of a job whose window is to be cleared; one without a spec has no window."""
+        with self._broker.call():
+            spec = self._redis.get(JobKeys(job_id).spec)
+        return JobKeys(job_id, num_open_of(spec) if spec else 1)
 
     def _reserve(self, key: str, job_id: str, body_digest: str) -> str:
         with self._broker.call():
@@ -95,8 +102,10 @@ class JobStore:
         job_keys = JobKeys(job_id)
         with self._broker.call():
             key = (self._redis.hget(job_keys.job, "idempotency_key") or b"").decode()
-        others = job_keys.all_keys[keys.NUM_SCRIPT_KEYS :]
-        outcome, *rest = self._run("remove_job", job_id, [keys.JOBS, keys.ACTIVE, keys.idempotency(key), *others])
+        # Every slot that a job can have: what is left of a job without its spec goes too.
+        others = JobKeys(job_id, keys.MAX_SLOTS).unshared
+        own = [keys.JOBS, keys.ACTIVE, keys.idempotency(key), *others]
+        outcome, *rest = self._run("remove_job", job_keys, own, job_id=job_id)
         if outcome == b"held":
             left_s = rest[0] / 1000
             raise Conflict(f"its trainer holds it for {left_s:.1f} s more", field="state", cure="try again then")
@@ -168,9 +177,10 @@ class JobStore:
         }
         outcome, *current = self._run(
             "set_state",
-            job_id,
+            self._keys_with_slots(job_id),
             [keys.ACTIVE],
             encode(StateChanged(at_s=now_s, state=state, reason=reason)),
+            job_id=job_id,
             state=state.value,
             reason=reason,
             at_s=now_s,
@@ -248,7 +258,8 @@ class JobStore:
         event = encode(StateChanged(at_s=time.time(), state=JobState.QUEUED))
         new_body = encode(after) if after != before else body
         payloads, told = (body, new_body, horizons, event), {"allowed": RESUMABLE, "num_records": len(chain)}
-        return self._run("resume_job", job_id, [JobKeys(job_id).spec, keys.ACTIVE], *payloads, **told)
+        job_keys = JobKeys(job_id, num_open_of(body))
+        return self._run("resume_job", job_keys, [job_keys.spec, keys.ACTIVE], *payloads, job_id=job_id, **told)
 
     def horizons(self, job_id: str) -> dict[int, int]:
         """First iteration → the `iterations` that its learning rate and the later ones' are scheduled by.

@@ -1,13 +1,14 @@
 """Every key of the project. The keys of one job share a hash tag; the scripts that begin or end a job touch others too.
 
-`job` is a lifetime that ends when an ended job is removed (`remove_job`).
+`job` is a lifetime that ends when an ended job is removed (`remove_job`). Of the four keys of an iteration there is one
+set for each slot: those of slot 0 are named as below, and those of slot i have `:i` behind it.
 
 | key | type | writer | reader | lifetime |
 | --- | --- | --- | --- | --- |
 | onbeat:{J}:spec | string, JobSpec | job store | all | job |
 | onbeat:{J}:job | hash | job store | gateway, trainer | job |
 | onbeat:{J}:fence | hash | trainer scripts, resume | all scripts | job |
-| onbeat:{J}:prompts | stream, group `generators` | open, reconcile, fail | claim | entry: until published or dead |
+| onbeat:{J}:prompts | stream, group `generators` | open, commit, dispatch, fail | claim | entry: until published or dead |
 | onbeat:{J}:rollouts | stream, group `trainers` | publish | claim_rollouts | entry: until its commit |
 | onbeat:{J}:ledger | hash, batch id → BatchRecord | open, claim, renew, publish, fail | all scripts | iteration |
 | onbeat:{J}:claims | sorted set, batch id → its claim in ms | claim, publish, fail | claim, to hedge | iteration |
@@ -33,7 +34,13 @@ What stands in the ledger for a batch is `BatchRecord` of ledger.py.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+import msgspec
+
 from contracts.encoding.names import check_job_id
+from contracts.encoding.wire import UNREADABLE
+from contracts.schedule import MAX_POLICY_LAG
 
 JOBS = "onbeat:jobs"
 ACTIVE = "onbeat:active"
@@ -41,8 +48,8 @@ GENERATORS = "onbeat:generators"
 PERSISTED = "onbeat:persisted"
 GENERATOR_GROUP = "generators"
 TRAINER_GROUP = "trainers"
-NUM_SCRIPT_KEYS = 12
-"""So many keys of a job, the first ones, are KEYS of every script, in the order that scripts/prelude.lua names them."""
+MAX_SLOTS = MAX_POLICY_LAG + 1
+"""Most iterations that any job can have open at once."""
 
 
 def idempotency(key: str) -> str:
@@ -59,15 +66,40 @@ def batch_shape(num_prompts: int, group_size: int) -> str:
     return f"{num_prompts}x{group_size}"
 
 
-class JobKeys:
-    """The keys of one job. Raises NotFound for what is no job's id: it would be another job's keys."""
+class _Lag(msgspec.Struct):
+    max_policy_lag: int = 0
 
-    def __init__(self, job_id: str) -> None:
+
+def num_open_of(spec: bytes) -> int:
+    """Iterations of a job that may be open at once, from its spec as it is kept.
+
+    Whatever else stands there: a job whose spec this Onbeat can't read has to end, too.
+    """
+    try:
+        lag = msgspec.msgpack.decode(spec, type=_Lag).max_policy_lag
+    except UNREADABLE:
+        lag = 0
+    return 1 + min(max(0, lag), MAX_SLOTS - 1)
+
+
+class SlotKeys(NamedTuple):
+    """Where one open iteration lives, in the order in which scripts/prelude.lua takes them."""
+
+    prompts: str
+    rollouts: str
+    ledger: str
+    claims: str
+
+
+class JobKeys:
+    """The keys of one job. Raises NotFound for what is no job's id: it would be another job's keys.
+
+    num_open: iterations that may be open at once; the spec says it, and a script that gets other slots looks elsewhere.
+    """
+
+    def __init__(self, job_id: str, num_open: int = 1) -> None:
         tag = f"onbeat:{{{check_job_id(job_id)}}}"
         self.fence = f"{tag}:fence"
-        self.prompts = f"{tag}:prompts"
-        self.rollouts = f"{tag}:rollouts"
-        self.ledger = f"{tag}:ledger"
         self.weights = f"{tag}:weights"
         self.counters = f"{tag}:counters"
         self.dead = f"{tag}:dead"
@@ -75,10 +107,26 @@ class JobKeys:
         self.job = f"{tag}:job"
         self.events = f"{tag}:events"
         self.progress = f"{tag}:progress"
-        self.claims = f"{tag}:claims"
+        self._shared: list[str] = list(vars(self).values())
         self.spec = f"{tag}:spec"
         self.chunks = f"{tag}:chunks"
         self.shards = f"{tag}:shards"
         self.starting = f"{tag}:starting"
-        self.all_keys: list[str] = list(vars(self).values())
-        self.script_keys = self.all_keys[:NUM_SCRIPT_KEYS]
+        self.slots = tuple(_slot(tag, index) for index in range(num_open))
+
+    def slot_of(self, iteration: int) -> SlotKeys:
+        """Where the iteration lives while it is open."""
+        return self.slots[iteration % len(self.slots)]
+
+    def of_script(self, *own: str) -> list[str]:
+        """KEYS of a script, as scripts/prelude.lua names them. own: those that only this script has."""
+        return [*self._shared, *own, *(key for slot in self.slots for key in slot)]
+
+    @property
+    def unshared(self) -> list[str]:
+        """All keys of the job but those that every script has."""
+        return [self.spec, self.chunks, self.shards, self.starting, *(key for slot in self.slots for key in slot)]
+
+
+def _slot(tag: str, index: int) -> SlotKeys:
+    return SlotKeys(*(f"{tag}:{name}:{index}" if index else f"{tag}:{name}" for name in SlotKeys._fields))

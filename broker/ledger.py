@@ -1,4 +1,4 @@
-"""What the ledger holds of a batch of the open iteration, as scripts/prelude.lua packs it. Times are the server's."""
+"""What the ledger holds of a batch of an open iteration, as scripts/prelude.lua packs it. Times are the server's."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ class Expected(Record, frozen=True, kw_only=True, tag_field="state", tag="expect
     entry: str
     """Its entry of the prompts stream."""
     shape: str
+    version: int | None = None
+    """The only version that may sample it; None where the iteration's range says which may. Kept to its end."""
     holder: str = ""
     """The generator that claimed it last; "" before any claim."""
     claimed_ms: int = 0
@@ -25,12 +27,14 @@ class Published(Record, frozen=True, kw_only=True, tag_field="state", tag="publi
     digest: str
     generator: str
     attempt: int
+    version: int | None = None
 
 
 class Dead(Record, frozen=True, kw_only=True, tag_field="state", tag="dead"):
     """Given up; the trainer decides by its policy."""
 
     reason: str
+    version: int | None = None
 
 
 BatchRecord = Expected | Published | Dead

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from redis import exceptions
 
 from broker.connection.client import Broker
+from broker.fence import FenceState, read_fence
 from broker.job_store import unknown_job
-from broker.keys import GENERATOR_GROUP, TRAINER_GROUP, JobKeys
+from broker.keys import GENERATOR_GROUP, TRAINER_GROUP, JobKeys, SlotKeys, num_open_of
 from broker.ledger import Expected, Published, batch_record
 from broker.presence import Presence
-from broker.trainer_side import FenceState, read_fence
 from contracts.encoding.wire import decode
 from contracts.errors import ContractViolation
 from contracts.events import AuditRecord
@@ -35,8 +35,8 @@ COUNTERS = {
 }
 """Field of a status or a report → its counter."""
 MAX_LEASES = 1000
-CLAIMED_STREAMS = {"prompts": GENERATOR_GROUP, "rollouts": TRAINER_GROUP}
-STREAMS = ("prompts", "rollouts", "dead", "audit", "events")
+KEPT_STREAMS = ("dead", "audit", "events")
+"""Streams of the job; those of the window are `prompts` and `rollouts`, one of each for each slot."""
 
 
 def job_status(broker: Broker, job_id: str, *, live_generators: int | None = None) -> JobStatus:
@@ -57,9 +57,8 @@ def job_status(broker: Broker, job_id: str, *, live_generators: int | None = Non
     spec = decode(spec, JobSpec)
     values = {name.decode(): value for name, value in job.items()}
     fence = read_fence(broker, keys)
-    state, is_open = JobState(values["state"].decode()), fence.state == "open"
-    last_record = decode(last_audit[0][1][b"record"], AuditRecord) if last_audit else None
-    version, digest = _newest_version(fence, last_record)
+    state = JobState(values["state"].decode())
+    version, digest = _newest_version(fence, last_audit)
     reason = values["reason"].decode() or _waits_for(
         state, fence, live_generators=live_generators, now_s=_seconds(clock), is_full=_is_full(memory)
     )
@@ -79,8 +78,8 @@ def job_status(broker: Broker, job_id: str, *, live_generators: int | None = Non
         ended_s=float(values.get("ended_s", 0.0)),
         run_directory=job_id,
         trainer_epoch=fence.trainer_epoch,
-        batches_expected=fence.expected if is_open else 0,
-        batches_published=fence.published if is_open else 0,
+        batches_expected=fence.expected,
+        batches_published=fence.published,
         live_generators=live_generators,
         evaluation_before=_score(values.get("evaluation_before")),
         evaluation_latest=_score(values.get("evaluation_latest")),
@@ -90,61 +89,113 @@ def job_status(broker: Broker, job_id: str, *, live_generators: int | None = Non
 
 def stream_report(broker: Broker, job_id: str) -> StreamReport:
     """The job's streams at one moment. Raises NotFound."""
-    keys = JobKeys(job_id)
+    with broker.call():
+        spec: Any = broker.redis.get(JobKeys(job_id).spec)
+    keys = JobKeys(job_id, num_open_of(spec) if spec else 1)
     with broker.call():
         pipe: Any = broker.redis.pipeline(transaction=True)
-        pipe.hexists(keys.job, "state").hgetall(keys.counters).hgetall(keys.ledger).time()
-        pipe.xpending_range(keys.prompts, GENERATOR_GROUP, "-", "+", MAX_LEASES)
-        for name in STREAMS:
+        pipe.hexists(keys.job, "state").hgetall(keys.counters).xrevrange(keys.audit, count=1).time()
+        for name in KEPT_STREAMS:
             pipe.xlen(getattr(keys, name)).memory_usage(getattr(keys, name))
-        for name, group in CLAIMED_STREAMS.items():
-            pipe.xpending(getattr(keys, name), group)
-        exists, counters, ledger, clock, pending, *rest = pipe.execute(raise_on_error=False)
-        for answer in (exists, counters, ledger, clock, pending, *rest):
-            _raise_unless_no_group(answer)
+        for slot in keys.slots:
+            _ask_slot(pipe, slot)
+        answers = pipe.execute(raise_on_error=False)
+    for answer in answers:
+        _raise_unless_no_group(answer)
+    exists, counters, last_audit, clock, *rest = answers
     if not exists:
         raise unknown_job(job_id)
-    entries = _ledger_entries(ledger)
-    sizes, summaries = rest[: 2 * len(STREAMS)], rest[2 * len(STREAMS) :]
-    num_pending = {
-        name: 0 if isinstance(summary, Exception) else summary["pending"]
-        for name, summary in zip(CLAIMED_STREAMS, summaries, strict=True)
-    }
+    sizes, of_slots = rest[: 2 * len(KEPT_STREAMS)], rest[2 * len(KEPT_STREAMS) :]
     now_s, fence = _seconds(clock), read_fence(broker, keys)
-    lease_s = fence.lease_until_s - now_s
-    streams = tuple(
-        _stream_state(
-            name,
-            num_entries=sizes[2 * index],
-            num_pending=num_pending.get(name, 0),
-            memory_bytes=sizes[2 * index + 1] or 0,
-            entry_ids=entries.get(name, {}),
-            now_s=now_s,
-        )
-        for index, name in enumerate(STREAMS)
+    slots = [_slot_state(of_slots[at : at + SLOT_ANSWERS], now_s) for at in range(0, len(of_slots), SLOT_ANSWERS)]
+    kept = (
+        StreamState(name=name, num_entries=num_entries, num_pending=0, num_waiting=0, memory_bytes=memory_bytes or 0)
+        for name, num_entries, memory_bytes in zip(KEPT_STREAMS, sizes[0::2], sizes[1::2], strict=True)
     )
+    version, digest = _newest_version(fence, last_audit)
+    lease_s = fence.lease_until_s - now_s
     return StreamReport(
         job_id=job_id,
         fence_state=fence.state,
         iteration=fence.iteration,
-        policy_version=fence.policy_version,
-        weights_digest=fence.weights_digest,
+        policy_version=version,
+        weights_digest=digest,
         trainer_epoch=fence.trainer_epoch,
         trainer_lease_s=round(lease_s, 3) if lease_s > 0 else None,
         batches_expected=fence.expected,
         batches_published=fence.published,
-        streams=streams,
-        leases=() if isinstance(pending, Exception) else _leases(pending, entries["prompts"]),
+        streams=(_sum([one.prompts for one in slots]), _sum([one.rollouts for one in slots]), *kept),
+        leases=_oldest_first([lease for one in slots for lease in one.leases]),
         generators=_generators(broker, now_s),
         **_counted(counters, StreamReport),
     )
 
 
-def _newest_version(fence: FenceState, last_record: AuditRecord | None) -> tuple[int, str]:
-    """The newest version that a commit made: the open iteration samples it; after the last one, nothing does."""
-    if fence.state != "open" and last_record is not None and last_record.next_weights_digest:
-        return last_record.policy_version + 1, last_record.next_weights_digest
-    return fence.policy_version, fence.weights_digest
+SLOT_ANSWERS = 8
+"""What `_ask_slot` asks for."""
+
+
+def _ask_slot(pipe: Any, slot: SlotKeys) -> None:
+    pipe.hgetall(slot.ledger).xpending_range(slot.prompts, GENERATOR_GROUP, "-", "+", MAX_LEASES)
+    for stream, group in ((slot.prompts, GENERATOR_GROUP), (slot.rollouts, TRAINER_GROUP)):
+        pipe.xlen(stream).memory_usage(stream).xpending(stream, group)
+
+
+class _Slot(NamedTuple):
+    """One open iteration's streams and leases."""
+
+    prompts: StreamState
+    rollouts: StreamState
+    leases: list[tuple[str, PromptLease]]
+    """(entry id, lease)."""
+
+
+def _slot_state(answers: Sequence[Any], now_s: float) -> _Slot:
+    ledger, pending, *sizes = answers
+    prompts, rollouts = _ledger_entries(ledger)
+    return _Slot(
+        prompts=_stream_state("prompts", sizes[:3], prompts, now_s),
+        rollouts=_stream_state("rollouts", sizes[3:], rollouts, now_s),
+        leases=[] if isinstance(pending, Exception) else _leases(pending, prompts),
+    )
+
+
+def _stream_state(name: str, sizes: Sequence[Any], entry_ids: Iterable[str], now_s: float) -> StreamState:
+    num_entries, memory_bytes, summary = sizes
+    num_pending = 0 if isinstance(summary, Exception) else summary["pending"]
+    oldest_ms = min((int(entry_id.partition("-")[0]) for entry_id in entry_ids), default=None)
+    return StreamState(
+        name=name,
+        num_entries=num_entries,
+        num_pending=num_pending,
+        # An entry is deleted in the script that acknowledges it, so what is not pending was never delivered.
+        num_waiting=num_entries - num_pending,
+        oldest_age_s=None if oldest_ms is None else round(max(0.0, now_s - oldest_ms / 1000), 3),
+        memory_bytes=memory_bytes or 0,
+    )
+
+
+def _sum(of_slots: Sequence[StreamState]) -> StreamState:
+    """The streams of one name over the window."""
+    ages_s = [one.oldest_age_s for one in of_slots if one.oldest_age_s is not None]
+    return StreamState(
+        name=of_slots[0].name,
+        num_entries=sum(one.num_entries for one in of_slots),
+        num_pending=sum(one.num_pending for one in of_slots),
+        num_waiting=sum(one.num_waiting for one in of_slots),
+        oldest_age_s=max(ages_s, default=None),
+        memory_bytes=sum(one.memory_bytes for one in of_slots),
+    )
+
+
+def _newest_version(fence: FenceState, last_audit: list[Any]) -> tuple[int, str]:
+    """The newest version that a commit made: of the window, or where nothing is open, of the newest audit record."""
+    if fence.versions or not last_audit:
+        return fence.policy_version, fence.weights_digest
+    last = decode(last_audit[0][1][b"record"], AuditRecord)
+    if last.next_weights_digest:
+        return last.policy_version + 1, last.next_weights_digest
+    return last.policy_version, last.weights_digest
 
 
 def _waits_for(state: JobState, fence: FenceState, *, live_generators: int, now_s: float, is_full: bool) -> str:
@@ -159,23 +210,8 @@ def _waits_for(state: JobState, fence: FenceState, *, live_generators: int, now_
     return ""
 
 
-def _stream_state(
-    name: str, *, num_entries: int, num_pending: int, memory_bytes: int, entry_ids: Iterable[str], now_s: float
-) -> StreamState:
-    oldest_ms = min((int(entry_id.partition("-")[0]) for entry_id in entry_ids), default=None)
-    return StreamState(
-        name=name,
-        num_entries=num_entries,
-        num_pending=num_pending,
-        # An entry is deleted in the script that acknowledges it, so what is not pending was never delivered.
-        num_waiting=num_entries - num_pending if name in CLAIMED_STREAMS else 0,
-        oldest_age_s=None if oldest_ms is None else round(max(0.0, now_s - oldest_ms / 1000), 3),
-        memory_bytes=memory_bytes,
-    )
-
-
-def _ledger_entries(ledger: Mapping[bytes, bytes]) -> dict[str, dict[str, str]]:
-    """Stream → entry id → batch id of the open iteration, without reading the entries, whose payloads are large."""
+def _ledger_entries(ledger: Mapping[bytes, bytes]) -> tuple[dict[str, str], dict[str, str]]:
+    """(prompts, rollouts): entry id → batch id, without reading the entries, whose payloads are large."""
     prompts: dict[str, str] = {}
     rollouts: dict[str, str] = {}
     for batch_id, value in ledger.items():
@@ -185,19 +221,28 @@ def _ledger_entries(ledger: Mapping[bytes, bytes]) -> dict[str, dict[str, str]]:
                     prompts[entry] = batch_id.decode()
                 case Published(entry=entry):
                     rollouts[entry] = batch_id.decode()
-    return {"prompts": prompts, "rollouts": rollouts}
+    return prompts, rollouts
 
 
-def _leases(pending: list[dict[str, Any]], batch_ids: Mapping[str, str]) -> tuple[PromptLease, ...]:
-    return tuple(
-        PromptLease(
-            batch_id=batch_ids.get(row["message_id"].decode(), ""),
-            generator_id=row["consumer"].decode(),
-            idle_s=row["time_since_delivered"] / 1000,
-            deliveries=row["times_delivered"],
+def _leases(pending: list[dict[str, Any]], batch_ids: Mapping[str, str]) -> list[tuple[str, PromptLease]]:
+    return [
+        (
+            entry := row["message_id"].decode(),
+            PromptLease(
+                batch_id=batch_ids.get(entry, ""),
+                generator_id=row["consumer"].decode(),
+                idle_s=row["time_since_delivered"] / 1000,
+                deliveries=row["times_delivered"],
+            ),
         )
         for row in pending
-    )
+    ]
+
+
+def _oldest_first(leases: list[tuple[str, PromptLease]]) -> tuple[PromptLease, ...]:
+    """By their entries, whose ids are the server's times."""
+    in_order = sorted(leases, key=lambda one: tuple(int(part) for part in one[0].split("-")))
+    return tuple(lease for _, lease in in_order[:MAX_LEASES])
 
 
 def _generators(broker: Broker, now_s: float) -> tuple[GeneratorSeen, ...]:

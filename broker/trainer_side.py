@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 from broker.connection.client import Broker
-from broker.keys import JobKeys, batch_shape, chunk_field
+from broker.fence import FenceState, KnownVersion, read_fence
+from broker.keys import JobKeys, chunk_field
 from broker.ledger import Dead, batch_record
+from broker.openings import DispatchChunk, Opening, dispatch_chunks, opening_arguments
 from contracts.encoding.wire import Record, decode, encode
 from contracts.errors import Conflict, FencedOff, FenceViolation, NotFound
 from contracts.events import AuditRecord, JobEvent, record_digest
@@ -19,48 +22,10 @@ from contracts.weights import WeightShard
 
 NO_ENTRY = "0-0"
 """Before every stream entry."""
-CHUNK_BATCHES, CHUNK_BYTES = 256, 1 << 20
-"""Most prompt batches, and their bytes, that one script dispatches: some milliseconds of the server."""
 ASKED_AT_ONCE = 2048
 """Batch ids that one script looks up."""
 READ_AHEAD = 4
 """Batches that waits may bring before they are claimed: they are megabytes."""
-
-
-class FenceState(Record, frozen=True, kw_only=True):
-    """The fence as it stands."""
-
-    state: str
-    """open, closed, or "" before the first iteration."""
-    iteration: int
-    """The open or last iteration; -1 before the first."""
-    policy_version: int
-    weights_digest: str
-    committed: int
-    """Last committed iteration; -1 before the first."""
-    expected: int
-    """Batches of the open iteration; published and dead ones are among them."""
-    published: int
-    dead: int
-    trainer_epoch: int
-    lease_until_s: float
-    """Unix time by the server's clock; 0.0 when no trainer holds the job."""
-    lease_s: float = 0.0
-    """How long the lease was taken for; 0.0 where none ever was."""
-
-    def is_held(self, now_s: float) -> bool:
-        """Whether a trainer's lease lives. One longer than it was taken for is from before a clock stepped back."""
-        left_s = self.lease_until_s - now_s
-        return left_s > 0 and not (self.lease_s and left_s > 2 * self.lease_s)
-
-
-class Opening(Record, frozen=True, kw_only=True):
-    """An iteration to open: its number, its version, every batch that it expects."""
-
-    iteration: int
-    policy_version: int
-    weights_digest: str
-    batches: tuple[PromptBatch, ...]
 
 
 class Arrived(Record, frozen=True, kw_only=True):
@@ -71,20 +36,29 @@ class Arrived(Record, frozen=True, kw_only=True):
     num_bytes: int
 
 
+@dataclass
+class _Cursor:
+    """How far a trainer has read the rollouts of one slot."""
+
+    last_entry: str = NO_ENTRY
+    """The newest published batch that this trainer holds."""
+    awaited_entry: str = NO_ENTRY
+    read_ahead: dict[str, tuple[bytes, bytes]] = field(default_factory=dict)
+    """Entry → (payload, digest), of what a wait brought and no claim has taken yet."""
+
+
 class TrainerSide:
     """One trainer, one job."""
 
-    def __init__(self, broker: Broker, job_id: str, *, owner: str, lease_s: float) -> None:
+    def __init__(self, broker: Broker, job_id: str, *, owner: str, lease_s: float, num_open: int = 1) -> None:
+        """num_open: of the job's spec."""
         self._broker = broker
-        self._keys = JobKeys(job_id)
+        self._keys = JobKeys(job_id, num_open)
+        self._num_open = num_open
         self._owner = owner
         self._lease_ms = int(lease_s * 1000)
         self._epoch: int | None = None
-        self._last_entry = NO_ENTRY
-        """The newest published batch that this trainer holds."""
-        self._awaited_entry = NO_ENTRY
-        self._read_ahead: dict[str, tuple[bytes, bytes]] = {}
-        """Entry → (payload, digest), of what a wait brought and no claim has taken yet."""
+        self._cursors = [_Cursor() for _ in range(num_open)]
 
     @property
     def trainer_epoch(self) -> int:
@@ -98,15 +72,14 @@ class TrainerSide:
 
         Raises Conflict while another trainer's lease lives, NotFound for a job that was removed.
         """
-        keys = self._keys.script_keys
+        keys = self._keys.of_script()
         outcome, *rest = self._broker.run("acquire_trainer", keys, owner=self._owner, lease_ms=self._lease_ms)
         if outcome == b"unknown":
             raise NotFound("there is no such job", field=self._keys.job, cure="`onbeat jobs` lists them")
         if outcome == b"held":
             raise Conflict(f"another trainer holds the job for {rest[0] / 1000:.1f} s more", field="trainer lease")
         self._epoch = int(rest[0])
-        self._last_entry = self._awaited_entry = NO_ENTRY
-        self._read_ahead.clear()
+        self._cursors = [_Cursor() for _ in range(self._num_open)]
         return self._epoch
 
     def renew(self) -> JobState:
@@ -139,15 +112,18 @@ class TrainerSide:
         """Removes the chunks of older versions but `kept`. Raises FencedOff."""
         self._fenced("drop_chunks", key=self._keys.chunks, oldest_kept=policy_version, kept=list(kept))
 
-    def open_iteration(self, opening: Opening) -> bool:
+    def open_iteration(self, opening: Opening, versions: Mapping[int, str]) -> bool:
         """True if it was opened now, False if it stood open already: its batches go on.
 
-        The first batches go out with the opening, the rest after it; what a death leaves undone `reconcile` does.
-        Raises FencedOff, or FenceViolation for an iteration that is not the next one.
+        versions: version → weights digest, announced ones that the window's batches may be sampled with. The first
+        batches go out with the opening, the rest after it; what a death leaves undone `reconcile` does.
+        Raises FencedOff, or FenceViolation for an iteration that is not the next one, finds as many open as may be, or
+        lacks its oldest version.
         """
-        chunks = dispatch_chunks(opening.batches)
+        chunks = self._chunks(opening.batches)
         following, payloads = opening_arguments(opening, chunks)
-        outcome, *rest = self._fenced("open_iteration", *payloads, opening=following)
+        known = [KnownVersion(version=version, digest=digest) for version, digest in sorted(versions.items())]
+        outcome, *rest = self._fenced("open_iteration", *payloads, opening=following, versions=known)
         if outcome not in (b"opened", b"already_open"):
             raise FenceViolation(f"iteration {opening.iteration} cannot open: {_said(outcome, rest)}")
         if outcome == b"opened":
@@ -163,17 +139,26 @@ class TrainerSide:
         outcome, *rest = self._fenced("rewind", encode(record), iteration=record.iteration, **_links(record))
         if outcome not in (b"rewound", b"already_rewound"):
             raise FenceViolation(f"iteration {record.iteration} cannot be next: {_said(outcome, rest)}")
-        self._read_ahead.clear()
+        for cursor in self._cursors:
+            cursor.read_ahead.clear()
 
-    def claim_rollouts(self, *, max_batches: int) -> tuple[list[Arrived], int]:
-        """(published batches in arrival order, number of dead batches of the iteration). Doesn't block.
+    def claim_rollouts(self, iteration: int, *, max_batches: int) -> tuple[list[Arrived], int]:
+        """(published batches in arrival order, number of dead batches) of an open iteration. Doesn't block.
 
-        The first calls also answer what an earlier epoch claimed and did not commit. Raises FencedOff.
+        The first calls also answer what an earlier epoch claimed and did not commit. Raises FencedOff, or FenceViolation
+        where a restarted server has lost the opening of this iteration.
         """
-        known = self._read_ahead
-        _, num_dead, *rows = self._fenced(
-            "claim_rollouts", max_batches=max_batches, last_entry=self._last_entry, read_ahead=list(known)
+        cursor = self._cursor_of(iteration)
+        known = cursor.read_ahead
+        outcome, num_dead, *rows = self._fenced(
+            "claim_rollouts",
+            iteration=iteration,
+            max_batches=max_batches,
+            last_entry=cursor.last_entry,
+            read_ahead=list(known),
         )
+        if outcome != b"claimed":
+            raise FenceViolation(f"the fence is not open at iteration {iteration}: {_said(outcome, [num_dead])}")
         arrived = []
         for entry, payload, digest in zip(rows[0::3], rows[1::3], rows[2::3], strict=True):
             if not payload:
@@ -182,33 +167,42 @@ class TrainerSide:
             if batch_digest(batch) != digest.decode():
                 raise FenceViolation(f"batch {batch.batch_id} is not what the ledger recorded", field="digest")
             arrived.append(Arrived(batch=batch, digest=digest.decode(), num_bytes=len(payload)))
-            self._last_entry = entry.decode()
-        self._awaited_entry = self._last_entry
+            cursor.last_entry = entry.decode()
+        cursor.awaited_entry = cursor.last_entry
         return arrived, num_dead
 
-    def wait_for_rollouts(self, timeout_s: float) -> None:
-        """Blocks until there is a batch after the last one claimed or waited for, or for timeout_s.
+    def wait_for_rollouts(self, iteration: int, timeout_s: float) -> None:
+        """Blocks until the iteration has a batch after the last one claimed or waited for, or for timeout_s.
 
         The next claim takes what a wait has brought, so that a batch crosses the connection once.
         """
+        cursor, stream = self._cursor_of(iteration), self._keys.slot_of(iteration).rollouts
         with self._broker.call(blocks_s=timeout_s):
             rows: Any = self._broker.redis.xread(
-                {self._keys.rollouts: self._awaited_entry}, count=READ_AHEAD, block=max(1, int(timeout_s * 1000))
+                {stream: cursor.awaited_entry}, count=READ_AHEAD, block=max(1, int(timeout_s * 1000))
             )
         for entry, fields in rows[0][1] if rows else ():
-            self._awaited_entry = entry.decode()
-            if len(self._read_ahead) < READ_AHEAD:
-                self._read_ahead[self._awaited_entry] = (fields[b"batch"], fields[b"digest"])
+            cursor.awaited_entry = entry.decode()
+            if len(cursor.read_ahead) < READ_AHEAD:
+                cursor.read_ahead[cursor.awaited_entry] = (fields[b"batch"], fields[b"digest"])
 
-    def dead_batches(self) -> dict[str, str]:
-        """Batch id → reason, of the open iteration."""
+    def dead_batches(self, iteration: int) -> dict[str, str]:
+        """Batch id → reason, of an open iteration."""
         with self._broker.call():
-            rows: dict[bytes, bytes] = self._broker.redis.hgetall(self._keys.ledger)  # type: ignore[assignment]
+            rows: Any = self._broker.redis.hgetall(self._keys.slot_of(iteration).ledger)
         batches = {batch_id.decode(): batch_record(value) for batch_id, value in rows.items()}
         return {batch_id: batch.reason for batch_id, batch in batches.items() if isinstance(batch, Dead)}
 
+    def dispatch(self, iteration: int, batches: Iterable[PromptBatch]) -> int:
+        """Puts batches of an open iteration on their stream that have not been there; how many.
+
+        Raises FencedOff, or FenceViolation for an iteration that is not open, and for an evaluation whose version isn't
+        made yet.
+        """
+        return self._dispatch(iteration, self._chunks(batches))
+
     def reconcile(self, iteration: int, batches: Sequence[PromptBatch]) -> int:
-        """Dispatches again what is neither published nor on the prompts stream; how many.
+        """Dispatches what of an open iteration is neither settled nor on the prompts stream; how many.
 
         Raises FencedOff, or FenceViolation where a restarted server has lost the opening of this iteration.
         """
@@ -218,7 +212,7 @@ class TrainerSide:
         batch_ids = iter([batch.batch_id for batch in batches])
         while some := list(islice(batch_ids, ASKED_AT_ONCE)):
             lost |= set(self._lost(iteration, some) or ())
-        return self._dispatch(iteration, dispatch_chunks(batch for batch in batches if batch.batch_id in lost))
+        return self._dispatch(iteration, self._chunks(batch for batch in batches if batch.batch_id in lost))
 
     def _lost(self, iteration: int, batch_ids: Sequence[str]) -> list[str] | None:
         """Those of the batches that are nowhere; None where no batch of the iteration is."""
@@ -230,21 +224,36 @@ class TrainerSide:
     def _dispatch(self, iteration: int, chunks: Iterable[DispatchChunk]) -> int:
         num_dispatched = 0
         for chunk in chunks:
-            outcome, value = self._fenced("dispatch", *chunk.payloads, iteration=iteration, batches=chunk.batches)
+            outcome, *value = self._fenced("dispatch", *chunk.payloads, iteration=iteration, batches=chunk.batches)
+            if outcome == b"no_manifest":
+                raise FenceViolation(f"a batch of iteration {iteration} lacks the version that samples it: no_manifest")
             if outcome != b"dispatched":
-                raise FenceViolation(f"the fence is not open at iteration {iteration}: {_said(outcome, [value])}")
-            num_dispatched += value
+                raise FenceViolation(f"the fence is not open at iteration {iteration}: {_said(outcome, value)}")
+            num_dispatched += value[0]
         return num_dispatched
 
-    def commit(
-        self, record: AuditRecord, trained: Mapping[str, str], *, event: JobEvent | None, opening: Opening | None
-    ) -> None:
-        """Commits the iteration and opens the next in one script; safe to repeat.
+    def _chunks(self, batches: Iterable[PromptBatch]) -> Iterator[DispatchChunk]:
+        return dispatch_chunks(batches, num_open=self._num_open)
 
-        `trained` maps batch id to digest. Raises FencedOff, or FenceViolation for a ledger that is not complete,
+    def _cursor_of(self, iteration: int) -> _Cursor:
+        return self._cursors[iteration % self._num_open]
+
+    def commit(
+        self,
+        record: AuditRecord,
+        trained: Mapping[str, str],
+        *,
+        event: JobEvent | None,
+        opening: Opening | None,
+        made: tuple[int, str] | None,
+    ) -> None:
+        """Commits the oldest open iteration and opens the next in one script; safe to repeat.
+
+        `trained` maps batch id to digest; `made` is the announced version that the iteration has made, with its digest,
+        None where it only evaluated. Raises FencedOff, or FenceViolation for a ledger that is not complete,
         and for a record that doesn't follow the newest: a restart has lost what this trainer had committed.
         """
-        chunks = dispatch_chunks(opening.batches if opening else ())
+        chunks = self._chunks(opening.batches if opening else ())
         following, prompts = opening_arguments(opening, chunks) if opening else (None, [])
         outcome, *rest = self._fenced(
             "commit_iteration",
@@ -253,12 +262,13 @@ class TrainerSide:
             *prompts,
             iteration=record.iteration,
             trained=dict(trained),
+            made=KnownVersion(version=made[0], digest=made[1]) if made else None,
             opening=following,
             **_links(record),
         )
         if outcome not in (b"committed", b"already_committed"):
             raise FenceViolation(f"iteration {record.iteration} cannot be committed: {_said(outcome, rest)}")
-        self._read_ahead.clear()
+        self._cursor_of(record.iteration).read_ahead.clear()
         if opening and outcome == b"committed":
             self._dispatch(opening.iteration, chunks)
 
@@ -274,74 +284,11 @@ class TrainerSide:
 
     def _fenced(self, script: str, *payloads: bytes, key: str = "", **told: Any) -> list:
         """The script's answer to the holder of the epoch. key: its own beside those that all have. Raises FencedOff."""
-        names = self._keys.script_keys
-        answer = self._broker.run(script, [*names, key] if key else names, *payloads, epoch=self._epoch, **told)
+        names = self._keys.of_script(*([key] if key else []))
+        answer = self._broker.run(script, names, *payloads, epoch=self._epoch, **told)
         if answer[0] == b"fenced":
             raise FencedOff(f"epoch {self._epoch} is over: another trainer holds the job", field="trainer_epoch")
         return answer
-
-
-def read_fence(broker: Broker, job_keys: JobKeys) -> FenceState:
-    """The fence of a job; a job whose trainer never came has none, and reads as zeros."""
-    with broker.call():
-        pipe: Any = broker.redis.pipeline(transaction=True)
-        rows, (published, dead) = pipe.hgetall(job_keys.fence).hmget(job_keys.progress, "published", "dead").execute()
-    values = {name.decode(): value.decode() for name, value in rows.items()}
-    return FenceState(
-        state=values.get("state", ""),
-        iteration=int(values.get("iteration", -1)),
-        policy_version=int(values.get("version", 0)),
-        weights_digest=values.get("digest", ""),
-        committed=int(values.get("committed", -1)),
-        expected=int(values.get("expected", 0)),
-        published=int(published or 0),
-        dead=int(dead or 0),
-        trainer_epoch=int(values.get("epoch", 0)),
-        lease_until_s=float(values.get("lease_until", 0)) / 1000,
-        lease_s=float(values.get("lease_ms", 0)) / 1000,
-    )
-
-
-class NewBatch(Record, frozen=True, kw_only=True):
-    """A prompt batch for the stream, as scripts are told of it; its payload goes beside it."""
-
-    id: str
-    shape: str
-
-
-class DispatchChunk(NamedTuple):
-    """Prompt batches that one script puts on the stream."""
-
-    batches: list[NewBatch]
-    payloads: list[bytes]
-
-
-def dispatch_chunks(batches: Iterable[PromptBatch]) -> Iterator[DispatchChunk]:
-    """What scripts take at once. Encoded as they are asked for."""
-    chunk, num_bytes = DispatchChunk([], []), 0
-    for batch in batches:
-        payload = encode(batch)
-        if chunk.batches and (num_bytes + len(payload) > CHUNK_BYTES or len(chunk.batches) == CHUNK_BATCHES):
-            yield chunk
-            chunk, num_bytes = DispatchChunk([], []), 0
-        chunk.batches.append(NewBatch(id=batch.batch_id, shape=batch_shape(len(batch.prompts), batch.group_size)))
-        chunk.payloads.append(payload)
-        num_bytes += len(payload)
-    if chunk.batches:
-        yield chunk
-
-
-def opening_arguments(opening: Opening, chunks: Iterator[DispatchChunk]) -> tuple[dict[str, Any], list[bytes]]:
-    """An opening as the scripts know it (prelude.lua), with the first of the chunks; and the payloads of that one."""
-    first = next(chunks, DispatchChunk([], []))
-    following = {
-        "iteration": opening.iteration,
-        "policy_version": opening.policy_version,
-        "weights_digest": opening.weights_digest,
-        "num_batches": len(opening.batches),
-        "batches": first.batches,
-    }
-    return following, first.payloads
 
 
 def _links(record: AuditRecord) -> dict[str, str]:

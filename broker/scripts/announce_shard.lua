@@ -1,6 +1,6 @@
--- announce_shard: KEYS[13] shards; {epoch}, payload WeightShard -> {announced} | {fenced}
+-- announce_shard: KEYS[9] shards; {epoch}, payload WeightShard -> {announced} | {fenced}
 -- A generator that misses one reads it with the rest of its version, so old ones may go.
-local SHARDS = KEYS[13]
+local SHARDS = KEYS[9]
 if not is_trainer() then return { 'fenced' } end
 redis.call('XADD', SHARDS, 'MAXLEN', '~', '100', '*', 'shard', payload())
 return { 'announced' }

@@ -1,11 +1,14 @@
--- claim_rollouts: {epoch, max_batches, last_entry, read_ahead}
---   last_entry: the newest that this trainer holds ('0-0': none, it takes over); read_ahead: the entries after it that this
+-- claim_rollouts: {epoch, iteration, max_batches, last_entry, read_ahead}
+--   last_entry: the newest of its slot that this trainer holds ('0-0': none, it takes over); read_ahead: the entries after it that this
 --   trainer has read while it waited: their payloads, megabytes each, come as ''
---   -> {claimed, dead count, n x (entry, payload, digest)} | {fenced}
+--   -> {claimed, dead count, n x (entry, payload, digest)} | {fenced} | {wrong_iteration, newest iteration}
 -- A repeat after a lost answer gives the same again: what is pending after the last entry comes before what is new.
+take_slots(9)
 if not is_trainer() then return { 'fenced' } end
-local out = { 'claimed', tonumber(redis.call('HGET', PROGRESS, 'dead')) or 0 }
-if redis.call('EXISTS', ROLLOUTS) == 0 then return out end
+local fence = read_fence()
+if not open_at(fence, a.iteration) then return { 'wrong_iteration', newest_iteration(fence) } end
+local slot = slot_of(a.iteration)
+local out = { 'claimed', progress(slot).dead }
 local trainer, last, left = whole(a.epoch), a.last_entry, a.max_batches
 local function give(entry, batch, digest)
   local num = #out
@@ -14,7 +17,7 @@ local function give(entry, batch, digest)
 end
 local function add(from)
   if left <= 0 then return end
-  local read = redis.call('XREADGROUP', 'GROUP', 'trainers', trainer, 'COUNT', left, 'STREAMS', ROLLOUTS, from)
+  local read = redis.call('XREADGROUP', 'GROUP', 'trainers', trainer, 'COUNT', left, 'STREAMS', slot.rollouts, from)
   for _, row in ipairs(read and read[1][2] or {}) do
     if row[2] then
       local entry = entry_of(row)
@@ -23,13 +26,13 @@ local function add(from)
   end
 end
 if last == '0-0' then
-  redis.call('XAUTOCLAIM', ROLLOUTS, 'trainers', trainer, '0', '0', 'COUNT', '10000', 'JUSTID')
+  redis.call('XAUTOCLAIM', slot.rollouts, 'trainers', trainer, '0', '0', 'COUNT', '10000', 'JUSTID')
 end
 -- As XREADGROUP would deliver them, without a look at their payloads.
 local read = { unpack(a.read_ahead, 1, math.min(left, #a.read_ahead)) }
 if #read > 0 then
   for _, word in ipairs({ 'FORCE', 'JUSTID', 'LASTID', read[#read] }) do read[#read + 1] = word end
-  for _, id in ipairs(redis.call('XCLAIM', ROLLOUTS, 'trainers', trainer, '0', unpack(read))) do
+  for _, id in ipairs(redis.call('XCLAIM', slot.rollouts, 'trainers', trainer, '0', unpack(read))) do
     give(id, '', '')
     last = id
   end

@@ -1,16 +1,20 @@
--- commit_iteration: {epoch, iteration, digest, previous, trained, opening}
---   digest, previous: of the audit record, and of the one that it follows; trained: batch id -> digest; opening: see the
---   prelude, or none; payloads AuditRecord, JobEvent or '', then a PromptBatch of each of opening.batches
---   -> {committed} | {already_committed} | {fenced} | {wrong_iteration, iteration} | {broken_link} | {missing, batch id}
---    | {divergent, batch id} | {out_of_order, iteration} | {no_manifest}
+-- commit_iteration: {epoch, iteration, digest, previous, trained, made, opening}
+--   digest, previous: of the audit record, and of the one that it follows; trained: batch id -> digest; made: the version
+--   {version, digest} that the iteration has made, or none; opening: see the prelude, or none; payloads AuditRecord, JobEvent
+--   or '', then a PromptBatch of each of opening.batches
+--   -> {committed} | {already_committed} | {fenced} | {wrong_iteration, oldest open} | {broken_link} | {missing, batch id}
+--    | {divergent, batch id} | {out_of_order, newest iteration} | {no_manifest}
+take_slots(9)
 if not is_trainer() then return { 'fenced' } end
 local fence = read_fence()
 if fence.committed >= a.iteration then return { 'already_committed' } end
-if not is_open_at(fence, a.iteration) then return { 'wrong_iteration', fence.iteration } end
+local oldest = table.remove(fence.window, 1)
+if not oldest or oldest.iteration ~= a.iteration then return { 'wrong_iteration', oldest and oldest.iteration or fence.committed } end
 if a.previous ~= last_link() then return { 'broken_link' } end
-local ledger = redis.call('HGETALL', LEDGER)
+local slot = slot_of(a.iteration)
+local ledger = redis.call('HGETALL', slot.ledger)
 -- Batches of an opening that never came: a trainer that lacks them can't have trained them.
-if #ledger / 2 ~= fence.open.expected then return { 'missing', 'dispatch' } end
+if #ledger / 2 ~= oldest.expected then return { 'missing', 'dispatch' } end
 local trained = a.trained
 for i = 1, #ledger, 2 do
   local id, batch = ledger[i], unpacked(ledger[i + 1]) or {}
@@ -24,12 +28,16 @@ for i = 1, #ledger, 2 do
 end
 local extra = next(trained)
 if extra then return { 'divergent', extra } end
-if a.opening and not follows(a.opening, a.iteration) then return { 'out_of_order', a.opening.iteration } end
-if a.opening and not is_announced(a.opening) then return { 'no_manifest' } end
+fence.committed = a.iteration
+local is_in_order = (not a.made or a.made.version == a.iteration + 1) and (not a.opening or is_next(fence, a.opening))
+if not is_in_order then return { 'out_of_order', newest_iteration(fence) } end
+local fault = a.made and add_version(fence, a.made)
+if fault then return { fault, newest_iteration(fence) } end
+if a.opening and not is_samplable(fence, a.opening) then return { 'no_manifest' } end
 local record, event = payload(), payload()
-clear_iteration()
+clear_slot(slot)
 redis.call('XADD', AUDIT, '*', 'record', record, 'digest', a.digest)
-redis.call('HSET', FENCE, 'committed', a.iteration, 'state', 'closed')
 if event ~= '' then tell(event) end
-if a.opening then open(a.opening) end
+if a.opening then open(fence, a.opening) end
+write_fence(fence)
 return { 'committed' }

@@ -1,5 +1,5 @@
--- drop_chunks: KEYS[13] chunks; {epoch, oldest_kept, kept}; kept: older versions that stay -> {dropped, n} | {fenced}
-local CHUNKS = KEYS[13]
+-- drop_chunks: KEYS[9] chunks; {epoch, oldest_kept, kept}; kept: older versions that stay -> {dropped, n} | {fenced}
+local CHUNKS = KEYS[9]
 if not is_trainer() then return { 'fenced' } end
 local stays = {}
 for _, version in ipairs(a.kept) do stays[version] = true end

@@ -1,25 +1,30 @@
 -- The shared head of every script. KEYS, the same for all:
---   1 fence     hash     epoch owner lease_until lease_ms iteration version digest state committed expected opened_ms ledger_format
---   2 prompts   stream   field batch (PromptBatch), attempt, batch_id
---   3 rollouts  stream   field batch (RolloutBatch), batch_id, digest
---   4 ledger    hash     batch id -> a packed map, by its `state`:
---                          expected    entry, shape; once claimed holder, claimed_ms; once copied hedger, hedged_ms
---                          published   entry, digest, generator, attempt
---                          dead        reason
---   5 weights   hash     version -> WeightManifest
---   6 counters  hash
---   7 dead      stream   field batch_id, reason
---   8 audit     stream   field record (AuditRecord), digest (the next record's `previous`)
---   9 job       hash     state reason created_s started_s ended_s ...
---  10 events    stream   field event (JobEvent), newest 10,000
---  11 progress  hash     published dead (of the open iteration), recent_ms: what generators move; the fence they only read
---  12 claims    zset     batch id -> ms of its claim: batches that may be hedged, those of a first holder without a hedge
--- A script may have more keys of its own, from the 13th on.
+--   1 fence     hash     epoch owner lease_until lease_ms committed ledger_format, and packed:
+--                          window      the open iterations, oldest first: of {iteration, slot, oldest_version, newest_version,
+--                                      expected, opened_ms}; the i-th is committed + i
+--                          versions    what samples them, oldest first: of {version, digest}
+--   2 weights   hash     version -> WeightManifest
+--   3 counters  hash
+--   4 dead      stream   field batch_id, reason
+--   5 audit     stream   field record (AuditRecord), digest (the next record's `previous`)
+--   6 job       hash     state reason created_s started_s ended_s ...
+--   7 events    stream   field event (JobEvent), newest 10,000
+--   8 progress  hash     published:S dead:S (of the iteration in slot S), recent_ms: what generators move; the fence they only read
+-- Then a script may have keys of its own, from the 9th on. Behind them come four of each slot. Iteration t lives in slot
+-- t % the number of slots, and as many iterations as there are slots may be open at once:
+--     prompts   stream   field batch (PromptBatch), attempt, batch_id
+--     rollouts  stream   field batch (RolloutBatch), batch_id, digest
+--     ledger    hash     batch id -> a packed map, by its `state`:
+--                          expected    entry, shape, version where one alone may sample it; once claimed holder, claimed_ms;
+--                                      once copied hedger, hedged_ms
+--                          published   entry, digest, generator, attempt; version as before
+--                          dead        reason; version as before
+--     claims    zset     batch id -> ms of its claim: batches that may be hedged, those of a first holder without a hedge
 -- ARGV[1] is one packed map, `a`: the script's small arguments by their names, the first braces of its head. After it come the
 -- payloads, in the order in which the script takes them; none of them is ever packed, joined or cut here.
 -- A script is sent with the functions that it reaches, and no others (connection/script_texts.py).
 -- A script checks everything before it writes: scripts do not roll back. Each answers a list whose first item is its outcome.
-local FENCE, PROMPTS, ROLLOUTS, LEDGER, WEIGHTS, COUNTERS, DEAD, AUDIT, JOB, EVENTS, PROGRESS, CLAIMS = unpack(KEYS)
+local FENCE, WEIGHTS, COUNTERS, DEAD, AUDIT, JOB, EVENTS, PROGRESS = unpack(KEYS)
 local a = cmsgpack.unpack(ARGV[1])
 
 local num_taken = 1
@@ -51,23 +56,61 @@ local function unpacked(text)
   return is_packed and type(value) == 'table' and value or nil
 end
 
--- A ledger of another format is of an older Onbeat: its iteration is opened anew.
-local LEDGER_FORMAT = 2
-
--- The fence as it stands. One iteration at a time is open: `open` is that one, or nil.
-local function read_fence()
-  local epoch, committed, state, iteration, version, digest, expected, format = unpack(redis.call('HMGET', FENCE,
-    'epoch', 'committed', 'state', 'iteration', 'version', 'digest', 'expected', 'ledger_format'))
-  local fence = { epoch = tonumber(epoch), committed = tonumber(committed) or -1, iteration = tonumber(iteration) or -1 }
-  if state == 'open' then
-    fence.open = { iteration = fence.iteration, version = tonumber(version), digest = digest,
-      expected = tonumber(expected), is_readable = tonumber(format) == LEDGER_FORMAT }
+local SLOTS = {}
+-- Each script that looks at an iteration says first where the keys of the slots begin.
+local function take_slots(first)
+  for at = first, #KEYS, 4 do
+    local prompts, rollouts, ledger, claims = unpack(KEYS, at, at + 3)
+    SLOTS[#SLOTS + 1] = { prompts = prompts, rollouts = rollouts, ledger = ledger, claims = claims,
+      index = #SLOTS, published = 'published:' .. #SLOTS, dead = 'dead:' .. #SLOTS }
   end
-  return fence
 end
 
-local function is_open_at(fence, iteration)
-  return fence.open ~= nil and fence.open.iteration == iteration
+local function slot_of(iteration)
+  return SLOTS[iteration % #SLOTS + 1]
+end
+
+-- A ledger of another format is of an older Onbeat: its iteration is opened anew.
+local LEDGER_FORMAT = 3
+
+-- The fence as it stands; a change of it lasts only once it is written.
+local function read_fence()
+  local epoch, committed, format, window, versions = unpack(redis.call('HMGET', FENCE,
+    'epoch', 'committed', 'ledger_format', 'window', 'versions'))
+  local is_readable = tonumber(format) == LEDGER_FORMAT
+  return { epoch = tonumber(epoch), committed = tonumber(committed) or -1,
+    window = is_readable and unpacked(window) or {}, versions = is_readable and unpacked(versions) or {} }
+end
+
+-- Older versions than the window's oldest go: no batch that may still come was sampled by them.
+local function write_fence(fence)
+  local oldest = fence.window[1] and fence.window[1].oldest_version or fence.committed + 1
+  while fence.versions[1] and fence.versions[1].version < oldest do table.remove(fence.versions, 1) end
+  redis.call('HSET', FENCE, 'committed', fence.committed, 'window', cmsgpack.pack(fence.window),
+    'versions', cmsgpack.pack(fence.versions), 'ledger_format', LEDGER_FORMAT)
+end
+
+-- The iteration where it is open, or nil.
+local function open_at(fence, iteration)
+  return fence.window[iteration - fence.committed]
+end
+
+-- The newest open iteration, or the last one.
+local function newest_iteration(fence)
+  return fence.committed + #fence.window
+end
+
+-- The digest of a version that may sample the window, or nil.
+local function digest_of(fence, version)
+  for _, known in ipairs(fence.versions) do
+    if known.version == version then return known.digest end
+  end
+end
+
+-- The oldest and the newest version that may sample a batch of an open iteration.
+local function range_of(iteration, batch)
+  if batch.version then return batch.version, batch.version end
+  return iteration.oldest_version, iteration.newest_version
 end
 
 -- Only the holder of the newest epoch may move the fence (I4); a trainer that never acquired has none.
@@ -83,13 +126,13 @@ local function group(stream, name)
 end
 
 -- The ledger's record of a batch; one that is not there, or not ours, has no state.
-local function batch_of(id)
-  local text = redis.call('HGET', LEDGER, id)
+local function batch_of(slot, id)
+  local text = redis.call('HGET', slot.ledger, id)
   return text and unpacked(text) or {}
 end
 
-local function write_batch(id, batch)
-  redis.call('HSET', LEDGER, id, cmsgpack.pack(batch))
+local function write_batch(slot, id, batch)
+  redis.call('HSET', slot.ledger, id, cmsgpack.pack(batch))
 end
 
 -- Only a script that has seen the fence or the ledger may count: of a job that was removed nothing comes back.
@@ -103,30 +146,35 @@ local function tell(event)
 end
 
 -- The holder of a prompt and how often it was delivered, or nil for one that is not pending.
-local function lease(entry)
-  if redis.call('EXISTS', PROMPTS) == 0 then return nil end
-  local row = redis.call('XPENDING', PROMPTS, 'generators', entry, entry, '1')[1]
+local function lease(slot, entry)
+  if redis.call('EXISTS', slot.prompts) == 0 then return nil end
+  local row = redis.call('XPENDING', slot.prompts, 'generators', entry, entry, '1')[1]
   return row and { holder = row[2], deliveries = row[4] }
+end
+
+-- How many batches of a slot's iteration are published, and how many are dead.
+local function progress(slot)
+  local published, dead = unpack(redis.call('HMGET', PROGRESS, slot.published, slot.dead))
+  return { published = tonumber(published) or 0, dead = tonumber(dead) or 0 }
 end
 
 -- How long the latest publications took from their claim, divided by their rounds of sampling; more of them than a median
 -- needs would only make it slow to follow.
 local RECENT = 31
--- How many batches are published, how many are dead, and those times.
-local function progress()
-  local published, dead, recent_ms = unpack(redis.call('HMGET', PROGRESS, 'published', 'dead', 'recent_ms'))
-  return { published = tonumber(published) or 0, dead = tonumber(dead) or 0, recent_ms = recent_ms and unpacked(recent_ms) or {} }
+local function recent_times()
+  local recent_ms = redis.call('HGET', PROGRESS, 'recent_ms')
+  return recent_ms and unpacked(recent_ms) or {}
 end
 
--- A final state clears the iteration, and stands beside it: nothing of an ended job is claimed, renewed or published.
+-- A final state clears the window, and stands beside it: nothing of an ended job is claimed, renewed or published.
 local ENDED = { succeeded = true, failed = true, cancelled = true }
 local function is_ended()
   return ENDED[redis.call('HGET', JOB, 'state')] == true
 end
 
-local function drop_prompt(entry)
-  redis.call('XACK', PROMPTS, 'generators', entry)
-  redis.call('XDEL', PROMPTS, entry)
+local function drop_prompt(slot, entry)
+  redis.call('XACK', slot.prompts, 'generators', entry)
+  redis.call('XDEL', slot.prompts, entry)
 end
 
 -- Where a blocking XREAD starts so that it misses no later entry.
@@ -138,25 +186,29 @@ local function last_id(stream)
   end
 end
 
--- Empties the iteration: ledger, its prompts and its rollouts, without a look at them. A group goes with what is pending
+-- Empties a slot: ledger, prompts and rollouts of its iteration, without a look at them. A group goes with what is pending
 -- in it and with the names of all that ever read, the dead too. The streams stay: a reader that waits counts on ids that grow.
-local function clear_iteration()
-  for stream, name in pairs({ [PROMPTS] = 'generators', [ROLLOUTS] = 'trainers' }) do
-    group(stream, name)
-    redis.call('XTRIM', stream, 'MAXLEN', '0')
-    redis.call('XGROUP', 'DESTROY', stream, name)
-    group(stream, name)
+local function clear_slot(slot)
+  for stream, name in pairs({ [slot.prompts] = 'generators', [slot.rollouts] = 'trainers' }) do
+    if redis.call('EXISTS', stream) == 1 then
+      redis.call('XTRIM', stream, 'MAXLEN', '0')
+      redis.call('XGROUP', 'DESTROY', stream, name)
+      group(stream, name)
+    end
   end
-  redis.call('DEL', LEDGER)
-  redis.call('DEL', CLAIMS)
+  redis.call('DEL', slot.ledger)
+  redis.call('DEL', slot.claims)
+end
+
+-- Nothing is open any more. committed: the last iteration that stays.
+local function close_window(committed)
+  for _, slot in ipairs(SLOTS) do clear_slot(slot) end
+  write_fence({ committed = committed, window = {}, versions = {} })
 end
 
 -- What is in work of a job that ends, or starts again from a checkpoint, goes.
-local function close_iteration()
-  local fence = read_fence()
-  if not fence.open then return end
-  clear_iteration()
-  redis.call('HSET', FENCE, 'state', 'closed', 'iteration', fence.committed)
+local function end_window()
+  if redis.call('HEXISTS', FENCE, 'ledger_format') == 1 then close_window(read_fence().committed) end
 end
 
 -- Fences the trainer off, if there ever was one: it may sleep, or hold an epoch that a restart has forgotten (I4).
@@ -167,42 +219,65 @@ local function end_epoch()
   end
 end
 
--- Puts a batch {id, shape} on the stream, for its first attempt.
-local function expect(batch, prompts)
-  local entry = redis.call('XADD', PROMPTS, '*', 'batch', prompts, 'attempt', '1', 'batch_id', batch.id)
-  write_batch(batch.id, { state = 'expected', entry = entry, shape = batch.shape })
+-- Puts a batch {id, shape, version} on the stream, for its first attempt; version: the only one that may sample it, or none.
+local function expect(slot, batch, prompts)
+  local entry = redis.call('XADD', slot.prompts, '*', 'batch', prompts, 'attempt', '1', 'batch_id', batch.id)
+  write_batch(slot, batch.id, { state = 'expected', entry = entry, shape = batch.shape, version = batch.version })
 end
 
 -- Whether a batch is neither on the stream nor settled.
-local function is_lost(id)
-  local batch = batch_of(id)
+local function is_lost(slot, id)
+  local batch = batch_of(slot, id)
   if batch.state ~= 'expected' then return batch.state == nil end
-  return #redis.call('XRANGE', PROMPTS, batch.entry, batch.entry) == 0
+  return #redis.call('XRANGE', slot.prompts, batch.entry, batch.entry) == 0
 end
 
--- An opening is {iteration, policy_version, weights_digest, num_batches, batches}: `batches` are the first of them, whose
+-- Whether each batch that one version alone may sample finds that version.
+local function are_versions_known(fence, batches)
+  for _, batch in ipairs(batches) do
+    if batch.version and not digest_of(fence, batch.version) then return false end
+  end
+  return true
+end
+
+-- Takes a version {version, digest} into a fence that was read, or says why not. Its manifest has to be of these very
+-- weights: a restart may have lost the newer one, and generators would load what the fence then refuses.
+local function add_version(fence, made)
+  local known = digest_of(fence, made.version)
+  if made.version > fence.committed + 1 or (known and known ~= made.digest) then return 'out_of_order' end
+  local manifest = redis.call('HGET', WEIGHTS, made.version)
+  if not manifest or not string.find(manifest, made.digest, 1, true) then return 'no_manifest' end
+  if not known then
+    table.insert(fence.versions, made)
+    table.sort(fence.versions, function(one, other) return one.version < other.version end)
+  end
+end
+
+-- An opening is {iteration, oldest_version, newest_version, num_batches, batches}: `batches` are the first of them, whose
 -- payloads come with it. dispatch.lua takes the rest, so that no script holds the server for long.
 
--- Iteration t samples version t, and follows the committed one (I4).
-local function follows(opening, committed)
-  return opening.iteration == committed + 1 and opening.policy_version == committed + 1
+-- An iteration follows the newest one (I4), finds a slot free, is sampled by no version beyond its own, and by none that is
+-- older than the window is long (I2).
+local function is_next(fence, opening)
+  local iteration, oldest, newest = opening.iteration, opening.oldest_version, opening.newest_version
+  return iteration == newest_iteration(fence) + 1 and #fence.window < #SLOTS
+    and newest <= iteration and oldest <= newest and oldest >= math.max(0, iteration - #SLOTS + 1)
 end
 
--- Whether the version's manifest is of these very weights: a restart may have lost the newer one, and generators would
--- load what the fence then refuses.
-local function is_announced(opening)
-  local manifest = redis.call('HGET', WEIGHTS, opening.policy_version)
-  return manifest and string.find(manifest, opening.weights_digest, 1, true) ~= nil
+-- Whether an opening finds the version that its first claim may be answered with.
+local function is_samplable(fence, opening)
+  return digest_of(fence, opening.oldest_version) ~= nil and are_versions_known(fence, opening.batches)
 end
 
-local function open(opening)
-  group(PROMPTS, 'generators')
-  group(ROLLOUTS, 'trainers')
-  for _, batch in ipairs(opening.batches) do expect(batch, payload()) end
-  redis.call('HSET', FENCE, 'state', 'open', 'iteration', opening.iteration, 'version', opening.policy_version,
-    'digest', opening.weights_digest, 'expected', opening.num_batches, 'opened_ms', whole(now_ms()),
-    'ledger_format', LEDGER_FORMAT)
-  redis.call('HSET', PROGRESS, 'published', 0, 'dead', 0)
+-- Opens an iteration in its slot, which is clear.
+local function open(fence, opening)
+  local slot = slot_of(opening.iteration)
+  group(slot.prompts, 'generators')
+  group(slot.rollouts, 'trainers')
+  for _, batch in ipairs(opening.batches) do expect(slot, batch, payload()) end
+  table.insert(fence.window, { iteration = opening.iteration, slot = slot.index, oldest_version = opening.oldest_version,
+    newest_version = opening.newest_version, expected = opening.num_batches, opened_ms = now_ms() })
+  redis.call('HSET', PROGRESS, slot.published, 0, slot.dead, 0)
 end
 
 -- The digest of the newest audit record, '' before the first.
@@ -213,12 +288,12 @@ end
 
 -- Takes a batch out for good; the trainer sees it in the ledger and decides by its policy.
 -- What the batch was follows from the spec and its id, so that only its reason is kept, of the newest 1,000.
-local function bury(id, entry, reason)
+local function bury(slot, id, batch, reason)
   reason = string.sub(reason, 1, 2000)
-  drop_prompt(entry)
-  redis.call('ZREM', CLAIMS, id)
-  write_batch(id, { state = 'dead', reason = reason })
-  redis.call('HINCRBY', PROGRESS, 'dead', 1)
+  drop_prompt(slot, batch.entry)
+  redis.call('ZREM', slot.claims, id)
+  write_batch(slot, id, { state = 'dead', reason = reason, version = batch.version })
+  redis.call('HINCRBY', PROGRESS, slot.dead, 1)
   redis.call('XADD', DEAD, 'MAXLEN', '1000', '*', 'batch_id', id, 'reason', reason)
   count('dead')
 end

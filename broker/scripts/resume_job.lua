@@ -1,8 +1,9 @@
--- resume_job: KEYS[13] spec, [14] active; {job_id, allowed, num_records}; allowed: state that can be resumed -> true;
+-- resume_job: KEYS[9] spec, [10] active; {job_id, allowed, num_records}; allowed: state that can be resumed -> true;
 --   num_records: length of the audit chain; payloads the spec before, the spec, horizons or '', JobEvent
 --   -> {resumed} | {already} | {refused, state} | {changed}: what the caller looked at is no longer so
--- An iteration that stands open goes, with its dead batches: it is sampled again from its first batch.
-local SPEC, ACTIVE = unpack(KEYS, 13)
+-- Iterations that stand open go, with their dead batches: they are sampled again from the first batch.
+local SPEC, ACTIVE = unpack(KEYS, 9)
+take_slots(11)
 local before, after, horizons, event = payload(), payload(), payload(), payload()
 local state, spec = redis.call('HGET', JOB, 'state'), redis.call('GET', SPEC)
 if not state or not spec then return { 'refused', 'unknown' } end
@@ -10,7 +11,7 @@ if state == 'queued' and spec == after then return { 'already' } end
 if not a.allowed[state] then return { 'refused', state } end
 if spec ~= before or redis.call('XLEN', AUDIT) ~= a.num_records then return { 'changed' } end
 end_epoch()
-close_iteration()
+end_window()
 redis.call('SET', SPEC, after)
 redis.call('SADD', ACTIVE, a.job_id)
 redis.call('HSET', JOB, 'state', 'queued', 'reason', '', 'trainer_starts', 0)

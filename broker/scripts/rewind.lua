@@ -2,15 +2,15 @@
 --   record, and of the one that it follows
 --   -> {rewound} | {already_rewound} | {fenced} | {out_of_order, committed} | {broken_link}
 -- The trainer resumes from a checkpoint that is older than the fence: what came after is done again under this epoch.
+take_slots(9)
 if not is_trainer() then return { 'fenced' } end
 local fence = read_fence()
 local before, last = a.iteration - 1, last_link()
-local is_repeated = last == a.digest and not fence.open and fence.committed == before
+local is_repeated = last == a.digest and #fence.window == 0 and fence.committed == before
 if is_repeated then return { 'already_rewound' } end
 if before > fence.committed then return { 'out_of_order', fence.committed } end
 if a.previous ~= last then return { 'broken_link' } end
-clear_iteration()
-redis.call('HSET', FENCE, 'committed', before, 'iteration', before, 'state', 'closed')
+close_window(before)
 redis.call('XADD', AUDIT, '*', 'record', payload(), 'digest', a.digest)
 count('rewinds')
 return { 'rewound' }

@@ -18,7 +18,7 @@ import time
 
 from msgspec import UNSET
 
-from broker.trainer_side import Opening
+from broker.openings import Opening
 from consumer.gradient.saved_state import adapter_state
 from consumer.model.checkpoint import keep_newest_and_best, write_checkpoint
 from consumer.trainer.held_job import HeldJob
@@ -80,7 +80,8 @@ class Commits:
             event = IterationCommitted(
                 at_s=time.time(), metrics=stepped.metrics, weights_digest=stepped.made.weights_digest
             )
-        side.commit(record, iteration.digests, event=event, opening=following)
+        made = (stepped.made.policy_version, stepped.made.weights_digest) if stepped else None
+        side.commit(record, iteration.digests, event=event, opening=following, made=made)
         self._last_link = record_digest(record)
         reach("consumer.after_commit")
 

@@ -57,7 +57,7 @@ def gather(held: HeldJob, iteration: Iteration) -> None:
             if again := side.reconcile(iteration.number, iteration.missing):
                 log.warning("%d batches of iteration %d were lost and go out again", again, iteration.number)
         if has_use_for_more():
-            side.wait_for_rollouts(WAIT_S)
+            side.wait_for_rollouts(iteration.number, WAIT_S)
         elif ranks.num_training:
             ranks.wait(WAIT_S)
         if not ranks.num_training:
@@ -67,7 +67,7 @@ def gather(held: HeldJob, iteration: Iteration) -> None:
 
 def _take(held: HeldJob, iteration: Iteration) -> int:
     """Claims what is published, trains it, settles what is dead; how many batches came."""
-    arrived, num_dead = held.side.claim_rollouts(max_batches=CLAIMED_AT_ONCE)
+    arrived, num_dead = held.side.claim_rollouts(iteration.number, max_batches=CLAIMED_AT_ONCE)
     if num_dead > len(iteration.abandoned):
         _settle_dead(held, iteration)
     for item in arrived:
@@ -83,7 +83,7 @@ def _take(held: HeldJob, iteration: Iteration) -> int:
 
 def _settle_dead(held: HeldJob, iteration: Iteration) -> None:
     """Raises BatchFailed where the spec says that a dead batch fails the job."""
-    for batch_id, reason in iteration.abandon(held.side.dead_batches()).items():
+    for batch_id, reason in iteration.abandon(held.side.dead_batches(iteration.number)).items():
         held.tell(BatchDead(at_s=time.time(), batch_id=batch_id, reason=reason))
         if held.spec.rollout.on_failed_batch == "fail":
             raise BatchFailed(

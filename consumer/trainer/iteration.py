@@ -10,7 +10,8 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from broker.trainer_side import Arrived, Opening
+from broker.openings import Opening
+from broker.trainer_side import Arrived
 from consumer.gradient.learner import Trained
 from consumer.gradient.statistics import (
     IterationNumbers,
@@ -42,11 +43,13 @@ class Boundary:
 class Iteration:
     """Takes each expected batch once, in any order; the rest of the iteration is read off it."""
 
-    def __init__(self, opening: Opening, *, trainer_epoch: int, boundary: Boundary | None = None) -> None:
-        """boundary: the times between the iteration before and this one; None for a trainer's first."""
+    def __init__(
+        self, opening: Opening, *, weights_digest: str, trainer_epoch: int, boundary: Boundary | None = None
+    ) -> None:
+        """weights_digest: of the version that the iteration trains. boundary: the times between the iteration before and this one; None for a trainer's first."""
         self.number = opening.iteration
-        self.policy_version = opening.policy_version
-        self.weights_digest = opening.weights_digest
+        self.policy_version = opening.iteration
+        self.weights_digest = weights_digest
         self.expected: dict[str, PromptBatch] = {batch.batch_id: batch for batch in opening.batches}
         self._missing = dict(self.expected)
         self.digests: dict[str, str] = {}

@@ -7,7 +7,7 @@ from functools import partial
 
 import msgspec
 
-from broker.trainer_side import Opening
+from broker.openings import Opening
 from consumer.datasets.prompts import PromptSource
 from contracts.rollouts import Prompt, PromptBatch
 from contracts.spec import JobSpec
@@ -39,8 +39,8 @@ class IterationPlan:
             batches += self._evaluation(iteration, batch)
         return Opening(
             iteration=iteration,
-            policy_version=manifest.policy_version,
-            weights_digest=manifest.weights_digest,
+            oldest_version=manifest.policy_version,
+            newest_version=manifest.policy_version,
             batches=tuple(batches),
         )
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from broker.trainer_side import FenceState
+from broker.fence import FenceState
 from contracts import schedule
 
 

@@ -14,7 +14,8 @@ import logging
 import time
 from dataclasses import dataclass
 
-from broker.trainer_side import FenceState, Opening
+from broker.fence import FenceState
+from broker.openings import Opening
 from consumer.model.checkpoint import Checkpoint, forget_after, latest_checkpoint
 from consumer.trainer.held_job import HeldJob
 from contracts.errors import FenceViolation, InvalidInput
@@ -76,7 +77,7 @@ def _open(held: HeldJob, iteration: int, manifest: WeightManifest) -> Opening:
     held.side.publish_weights(manifest, oldest_kept=iteration)
     forget_after(held.folder.checkpoints, iteration - 1)
     opening = held.plan.opening(iteration, manifest)
-    held.side.open_iteration(opening)
+    held.side.open_iteration(opening, {manifest.policy_version: manifest.weights_digest})
     reach("consumer.after_opening")
     return opening
 

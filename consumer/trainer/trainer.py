@@ -42,7 +42,13 @@ class Trainer:
             commits = Commits(held, self._run_log, started)
             opening = started.opening
             while opening is not None:
-                iteration = Iteration(opening, trainer_epoch=held.side.trainer_epoch, boundary=boundary)
+                assert held.settled is not None
+                iteration = Iteration(
+                    opening,
+                    weights_digest=held.settled.weights_digest,
+                    trainer_epoch=held.side.trainer_epoch,
+                    boundary=boundary,
+                )
                 gather(held, iteration)
                 # A trainer that was paused past its lease ends here, before it moves a weight or writes a file.
                 held.side.renew()

@@ -38,12 +38,12 @@ class Held:
 def read(broker: Broker, keys: JobKeys) -> Held:
     """One transaction, so that nothing moves in between."""
     with broker.redis.pipeline(transaction=True) as pipe:
-        for key in (keys.fence, keys.progress, keys.weights, keys.ledger, keys.counters):
+        for key in (keys.fence, keys.progress, keys.weights, keys.slots[0].ledger, keys.counters):
             pipe.hgetall(key)
-        for key in (keys.prompts, keys.rollouts, keys.dead, keys.audit):
+        for key in (keys.slots[0].prompts, keys.slots[0].rollouts, keys.dead, keys.audit):
             pipe.xrange(key)
-        pipe.zrange(keys.claims, 0, -1, withscores=True)
-        pipe.xpending_range(keys.prompts, GENERATOR_GROUP, "-", "+", 100)
+        pipe.zrange(keys.slots[0].claims, 0, -1, withscores=True)
+        pipe.xpending_range(keys.slots[0].prompts, GENERATOR_GROUP, "-", "+", 100)
         answers = pipe.execute(raise_on_error=False)
     fence, progress, weights, ledger, counters, prompts, rollouts, dead, audit, claims, leases = answers
     rows: Any = leases if isinstance(leases, list) else []  # no group before the first iteration

@@ -68,15 +68,15 @@ def answer_to(claim: Claim, generator_id: str, fault: str) -> RolloutBatch:
 
 def set_ledger_times(broker: Broker, keys: JobKeys, batch_id: str, **times_ms: int) -> None:
     """As if the batch had been claimed, or hedged, at these server times."""
-    held: Any = broker.redis.hget(keys.ledger, batch_id)
-    broker.redis.hset(keys.ledger, batch_id, encode(replace(batch_record(held), **times_ms)))
+    held: Any = broker.redis.hget(keys.slots[0].ledger, batch_id)
+    broker.redis.hset(keys.slots[0].ledger, batch_id, encode(replace(batch_record(held), **times_ms)))
     if "claimed_ms" in times_ms:
-        broker.redis.zadd(keys.claims, {batch_id: times_ms["claimed_ms"]}, xx=True)
+        broker.redis.zadd(keys.slots[0].claims, {batch_id: times_ms["claimed_ms"]}, xx=True)
 
 
 def let_expire(broker: Broker, keys: JobKeys, generator: str, entry_id: str) -> None:
     """As if the generator had not renewed this lease for very long."""
-    broker.redis.xclaim(keys.prompts, GENERATOR_GROUP, generator, 0, [entry_id], idle=10_000_000, justid=True)
+    broker.redis.xclaim(keys.slots[0].prompts, GENERATOR_GROUP, generator, 0, [entry_id], idle=10_000_000, justid=True)
 
 
 def set_typical_time(broker: Broker, keys: JobKeys, typical_s: float) -> None:

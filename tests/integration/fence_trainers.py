@@ -177,7 +177,7 @@ class TrainerMoves(RuleBasedStateMachine):
             given[:] = rollouts
             return outcome, after
 
-        said, outcome = self.both(lambda: self.trainers[who].claim_rollouts(max_batches=max_batches), claimed)
+        said, outcome = self.both(lambda: self.trainers[who].claim_rollouts(0, max_batches=max_batches), claimed)
         if outcome == "fenced":
             return
         arrived, num_dead = said

@@ -24,7 +24,7 @@ from contracts.jobs import EvaluationScore, JobState
 from contracts.settings import StackSettings
 from onbeat.stack.redis import EmbeddedRedis
 from tests.builders import job_spec
-from tests.integration.test_fence import Job, answer_to, record
+from tests.integration.test_fence import DIGEST, Job, answer_to, record
 
 LEASE_S = 600.0
 STARTED = TrainerStarted(at_s=0.0, trainer_epoch=1, next_iteration=0, resumed=False)
@@ -48,7 +48,7 @@ def job(broker: Broker) -> Job:
     trainer.acquire()
     job = Job(broker, job_id, trainer)
     job.announce(0)
-    job.trainer.open_iteration(job.opening(0))
+    job.trainer.open_iteration(job.opening(0), {0: DIGEST})
     return job
 
 
@@ -102,9 +102,9 @@ def test_a_full_server_takes_heartbeats_commits_failures_and_state_changes(broke
     Presence(broker).beat("g1", {})
     assert [info.generator_id for info in Presence(broker).live()] == ["g1"]
     assert job.trainer.renew() is JobState.RUNNING
-    trained = {one.batch.batch_id: one.digest for one in job.trainer.claim_rollouts(max_batches=8)[0]}
+    trained = {one.batch.batch_id: one.digest for one in job.trainer.claim_rollouts(0, max_batches=8)[0]}
     job.announce(1)
-    job.trainer.commit(record(0, trained), trained, event=None, opening=job.opening(1))
+    job.trainer.commit(record(0, trained), trained, event=None, opening=job.opening(1), made=(1, DIGEST))
     assert (job.trainer.fence().committed, job.trainer.fence().iteration) == (0, 1)
     claim = generator.claim(LEASE_S)
     assert claim is not None

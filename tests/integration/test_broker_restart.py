@@ -25,7 +25,7 @@ from contracts.settings import StackSettings
 from onbeat.audit.chain import AuditEntry, verify_run
 from onbeat.stack.redis import EmbeddedRedis
 from tests.builders import job_spec
-from tests.integration.test_fence import Job, answer_to, manifest, record
+from tests.integration.test_fence import DIGEST, Job, answer_to, manifest, record
 
 LEASE_S = 600.0
 
@@ -76,7 +76,7 @@ def job(crash: Crash) -> Job:
     trainer.acquire()
     job = Job(crash.broker, job_id, trainer)
     job.announce(0)
-    job.trainer.open_iteration(job.opening(0))
+    job.trainer.open_iteration(job.opening(0), {0: DIGEST})
     return job
 
 
@@ -91,12 +91,12 @@ def publish(generator: GeneratorSide, claim: Claim, name: str) -> PublishOutcome
 
 
 def arrived(job: Job) -> dict[str, str]:
-    return {one.batch.batch_id: one.digest for one in job.trainer.claim_rollouts(max_batches=8)[0]}
+    return {one.batch.batch_id: one.digest for one in job.trainer.claim_rollouts(0, max_batches=8)[0]}
 
 
 def commit(job: Job, trained: dict[str, str]) -> None:
     job.announce(1)
-    job.trainer.commit(record(0, trained), trained, event=None, opening=job.opening(1))
+    job.trainer.commit(record(0, trained), trained, event=None, opening=job.opening(1), made=(1, DIGEST))
 
 
 def test_a_killed_server_goes_on_half_way_through_an_iteration(crash: Crash, job: Job) -> None:
@@ -202,12 +202,12 @@ def test_a_lost_opening_is_noticed_and_repeated(crash: Crash) -> None:
     job.trainer.acquire()
     job.announce(0)
     mark = crash.mark()
-    job.trainer.open_iteration(job.opening(0))
+    job.trainer.open_iteration(job.opening(0), {0: DIGEST})
     crash.kill_and_restart(keep_bytes=mark)
     with pytest.raises(FenceViolation, match="not open"):
         job.trainer.reconcile(0, job.batches(0))
-    assert job.trainer.open_iteration(job.opening(0)) is True
-    assert job.trainer.open_iteration(job.opening(0)) is False
+    assert job.trainer.open_iteration(job.opening(0), {0: DIGEST}) is True
+    assert job.trainer.open_iteration(job.opening(0), {0: DIGEST}) is False
 
 
 def test_no_epoch_is_handed_out_twice_although_its_counter_went_back(crash: Crash, job: Job) -> None:
@@ -271,25 +271,25 @@ def test_a_commit_that_follows_a_lost_record_is_refused_and_the_chain_stays_whol
     mark = crash.mark()
     _, newest = JobStore(crash.broker).audit_outline(job.job_id)
     job.trainer.rewind(rewind_record(newest, manifest(0), trainer_epoch=epoch(job)))
-    job.trainer.open_iteration(job.opening(0))
+    job.trainer.open_iteration(job.opening(0), {0: DIGEST})
     for _ in range(2):
         publish(generator, take(generator), "g1")
     link = JobStore(crash.broker).audit(job.job_id)[-1]
     replayed = replace(record(0, arrived(job)), trainer_epoch=epoch(job), previous=record_digest(link))
-    replaying.commit(replayed, replayed.batches, event=None, opening=job.opening(1))
+    replaying.commit(replayed, replayed.batches, event=None, opening=job.opening(1), made=(1, DIGEST))
     crash.kill_and_restart(keep_bytes=mark)
     trained = arrived(job)
     assert sorted(trained) == ["1/train/0", "1/train/1"]
     following = replace(record(1, trained), trainer_epoch=epoch(job), previous=record_digest(replayed))
     with pytest.raises(FenceViolation, match="broken_link"):
-        replaying.commit(following, trained, event=None, opening=None)
+        replaying.commit(following, trained, event=None, opening=None, made=None)
     replaying.release()
     job.trainer = successor(crash, job)
     trained = arrived(job)
     last = record_digest(JobStore(crash.broker).audit(job.job_id)[-1])
     following = replace(following, trainer_epoch=epoch(job), previous=last)
     for _ in range(2):  # safe to repeat
-        job.trainer.commit(following, trained, event=None, opening=None)
+        job.trainer.commit(following, trained, event=None, opening=None, made=None)
     assert gaps(crash, job) == ((), 2)
 
 

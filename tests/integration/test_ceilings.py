@@ -16,7 +16,8 @@ from broker.generator_side import FailOutcome, GeneratorSide, PublishOutcome
 from broker.job_store import JobStore
 from broker.keys import JobKeys
 from broker.monitor import job_status, stream_report
-from broker.trainer_side import Opening, TrainerSide
+from broker.openings import Opening
+from broker.trainer_side import TrainerSide
 from contracts.errors import Conflict, FencedOff, NotFound
 from contracts.events import TrainerStarted
 from contracts.jobs import JobState
@@ -46,7 +47,7 @@ def opened(settings: StackSettings, job_id: str, *, lease_s: float = 60.0, num_b
         prompt_batch([[1, 2], [3]], job_id=job_id, batch_id=f"0/train/{index}", weights_digest=DIGEST)
         for index in range(num_batches)
     ]
-    trainer.open_iteration(Opening(iteration=0, policy_version=0, weights_digest=DIGEST, batches=tuple(batches)))
+    trainer.open_iteration(Opening(iteration=0, oldest_version=0, newest_version=0, batches=tuple(batches)), {0: DIGEST})
     return trainer
 
 
@@ -200,7 +201,7 @@ def test_of_dead_batches_the_newest_reasons_are_kept_cut_and_without_payload(set
     assert len(entries) == 1000
     assert all(set(fields) == {b"batch_id", b"reason"} for _, fields in entries)
     assert max(len(fields[b"reason"]) for _, fields in entries) == 2000
-    told = trainer.dead_batches()
+    told = trainer.dead_batches(0)
     assert len(told) == 1100
     assert all(text.startswith("raised: üé") for text in told.values())
     assert stream_report(connect(settings), job_id).batches_dead == 1100, "reasons are cut inside a character"

@@ -19,7 +19,8 @@ from broker.connection import roles
 from broker.connection.client import Broker, connect
 from broker.job_store import JobStore
 from broker.keys import JobKeys
-from broker.trainer_side import TrainerSide, read_fence
+from broker.fence import read_fence
+from broker.trainer_side import TrainerSide
 from consumer.supervisor.reconciler import Reconciler
 from consumer.supervisor.run_roots import RunRoots
 from consumer.supervisor.trainer_process import TrainerProcess

@@ -14,7 +14,7 @@ from contracts.errors import Conflict, FencedOff
 from contracts.jobs import JobState
 from contracts.settings import StackSettings
 from tests.builders import job_spec
-from tests.integration.test_fence import Job, answer_to, record
+from tests.integration.test_fence import DIGEST, Job, answer_to, record
 
 LEASE_S = 600.0
 
@@ -30,7 +30,7 @@ def job(settings: StackSettings) -> Job:
     trainer.acquire()
     job = Job(broker, job_id, trainer)
     job.announce(0)
-    job.trainer.open_iteration(job.opening(0))
+    job.trainer.open_iteration(job.opening(0), {0: DIGEST})
     return job
 
 
@@ -46,7 +46,7 @@ def test_an_ended_job_is_not_sampled_on_and_keeps_nothing(job: Job, state: JobSt
     jobs, keys, redis = JobStore(job.broker), JobKeys(job.job_id), job.broker.redis
     published, held = claimed(job, "g1"), claimed(job, "g2")
     assert job.generator("g1").publish(published, answer_to(published.prompt_batch, "g1")) is PublishOutcome.ACCEPTED
-    job.trainer.claim_rollouts(max_batches=8)
+    job.trainer.claim_rollouts(0, max_batches=8)
     if state is JobState.CANCELLED:
         jobs.move(job.job_id, JobState.CANCELLING)
     jobs.move(job.job_id, state, trainer_epoch=job.trainer.trainer_epoch if is_by_its_trainer else None)
@@ -55,16 +55,16 @@ def test_an_ended_job_is_not_sampled_on_and_keeps_nothing(job: Job, state: JobSt
     assert generator.claim(LEASE_S, hedge=True) is None
     assert generator.publish(held, answer_to(held.prompt_batch, "g2")) is PublishOutcome.ENDED
     assert job_status(job.broker, job.job_id).batches_rejected == {"ended": 1}
-    for stream in (keys.prompts, keys.rollouts):
+    for stream in (keys.slots[0].prompts, keys.slots[0].rollouts):
         assert redis.xlen(stream) == 0
         assert [(one["pending"], one["consumers"]) for one in redis.xinfo_groups(stream)] == [(0, 0)]  # type: ignore[union-attr]
-    assert redis.exists(keys.ledger, keys.claims) == 0
+    assert redis.exists(keys.slots[0].ledger, keys.slots[0].claims) == 0
     assert job.trainer.fence().state == "closed"
 
 
 def test_a_trainer_whose_job_was_ended_beside_it_is_fenced_off(job: Job) -> None:
     JobStore(job.broker).move(job.job_id, JobState.FAILED, reason="given up")
-    for call in (job.trainer.renew, lambda: job.trainer.open_iteration(job.opening(0))):
+    for call in (job.trainer.renew, lambda: job.trainer.open_iteration(job.opening(0), {0: DIGEST})):
         with pytest.raises(FencedOff):
             call()
 
@@ -87,11 +87,11 @@ def test_a_commit_forgets_who_has_read_the_streams(job: Job) -> None:
     for name in ("g1", "g2"):
         claim = claimed(job, name)
         job.generator(name).publish(claim, answer_to(claim.prompt_batch, name))
-    assert len(redis.xinfo_consumers(keys.prompts, "generators")) == 2  # type: ignore[arg-type]
-    trained = {one.batch.batch_id: one.digest for one in job.trainer.claim_rollouts(max_batches=8)[0]}
+    assert len(redis.xinfo_consumers(keys.slots[0].prompts, "generators")) == 2  # type: ignore[arg-type]
+    trained = {one.batch.batch_id: one.digest for one in job.trainer.claim_rollouts(0, max_batches=8)[0]}
     job.announce(1)
-    job.trainer.commit(record(0, trained), trained, event=None, opening=job.opening(1))
-    assert redis.xinfo_consumers(keys.prompts, "generators") == []
+    job.trainer.commit(record(0, trained), trained, event=None, opening=job.opening(1), made=(1, DIGEST))
+    assert redis.xinfo_consumers(keys.slots[0].prompts, "generators") == []
     assert claimed(job, "g3").prompt_batch.batch_id == "1/train/0"
 
 

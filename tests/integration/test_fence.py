@@ -11,7 +11,8 @@ from broker.connection.client import Broker, connect
 from broker.connection.roles import GENERATOR, TRAINER
 from broker.generator_side import FailOutcome, GeneratorSide, PublishOutcome
 from broker.job_store import JobStore
-from broker.trainer_side import Opening, TrainerSide
+from broker.openings import Opening
+from broker.trainer_side import TrainerSide
 from contracts.errors import Conflict, FencedOff, FenceViolation
 from contracts.events import AuditRecord
 from contracts.rollouts import PromptBatch, RolloutBatch
@@ -51,8 +52,8 @@ class Job:
     def opening(self, iteration: int, count: int = 2) -> Opening:
         return Opening(
             iteration=iteration,
-            policy_version=iteration,
-            weights_digest=DIGEST,
+            oldest_version=iteration,
+            newest_version=iteration,
             batches=self.batches(iteration, count),
         )
 
@@ -119,7 +120,7 @@ def job(redis_server: EmbeddedRedis) -> Job:
 
 
 def test_an_iteration_flows_from_open_to_commit_and_opens_the_next(job: Job) -> None:
-    job.trainer.open_iteration(job.opening(0))
+    job.trainer.open_iteration(job.opening(0), {0: DIGEST})
     generator = job.generator()
     for _ in range(2):
         claim = generator.claim(10)
@@ -127,20 +128,20 @@ def test_an_iteration_flows_from_open_to_commit_and_opens_the_next(job: Job) -> 
         assert claim.manifest == manifest(0)
         assert generator.publish(claim, answer_to(claim.prompt_batch, "g1")) is PublishOutcome.ACCEPTED
     assert generator.claim(10) is None
-    arrived, dead = job.trainer.claim_rollouts(max_batches=8)
+    arrived, dead = job.trainer.claim_rollouts(0, max_batches=8)
     trained = {one.batch.batch_id: one.digest for one in arrived}
     assert sorted(trained) == ["0/train/0", "0/train/1"]
     assert dead == 0
     job.announce(1)
-    job.trainer.commit(record(0, trained), trained, event=None, opening=job.opening(1))
+    job.trainer.commit(record(0, trained), trained, event=None, opening=job.opening(1), made=(1, DIGEST))
     fence = job.trainer.fence()
     assert (fence.committed, fence.iteration, fence.state, fence.policy_version) == (0, 1, "open", 1)
-    job.trainer.commit(record(0, trained), trained, event=None, opening=job.opening(1))
+    job.trainer.commit(record(0, trained), trained, event=None, opening=job.opening(1), made=(1, DIGEST))
     assert len(JobStore(job.broker).audit(job.job_id)) == 1
 
 
 def test_a_late_generator_cannot_publish_into_a_closed_iteration(job: Job) -> None:
-    job.trainer.open_iteration(job.opening(0, 1))
+    job.trainer.open_iteration(job.opening(0, 1), {0: DIGEST})
     late, quick = job.generator("late"), job.generator("quick")
     stuck = late.claim(0.001)
     assert stuck is not None
@@ -151,13 +152,13 @@ def test_a_late_generator_cannot_publish_into_a_closed_iteration(job: Job) -> No
     assert late.renew([stuck]).lost == (stuck,)
     assert quick.publish(again, answer_to(again.prompt_batch, "quick", attempt=2)) is PublishOutcome.ACCEPTED
     assert late.publish(stuck, answer_to(stuck.prompt_batch, "late")) is PublishOutcome.DUPLICATE
-    trained = {one.batch.batch_id: one.digest for one in job.trainer.claim_rollouts(max_batches=8)[0]}
-    job.trainer.commit(record(0, trained), trained, event=None, opening=None)
+    trained = {one.batch.batch_id: one.digest for one in job.trainer.claim_rollouts(0, max_batches=8)[0]}
+    job.trainer.commit(record(0, trained), trained, event=None, opening=None, made=None)
     assert late.publish(stuck, answer_to(stuck.prompt_batch, "late")) is PublishOutcome.CLOSED
 
 
 def test_what_breaks_a_check_is_refused_by_its_reason(job: Job) -> None:
-    job.trainer.open_iteration(job.opening(0, 1))
+    job.trainer.open_iteration(job.opening(0, 1), {0: DIGEST})
     generator = job.generator()
     claim = generator.claim(10)
     assert claim is not None
@@ -178,33 +179,33 @@ def test_a_trainer_whose_lease_was_taken_is_fenced_off(job: Job) -> None:
     second = TrainerSide(job.broker, job.job_id, owner="t2", lease_s=30)
     assert second.acquire() > job.trainer.trainer_epoch
     with pytest.raises(FencedOff):
-        job.trainer.open_iteration(job.opening(0))
+        job.trainer.open_iteration(job.opening(0), {0: DIGEST})
     with pytest.raises(FencedOff):
-        job.trainer.claim_rollouts(max_batches=1)
+        job.trainer.claim_rollouts(0, max_batches=1)
 
 
 def test_a_new_trainer_gets_what_the_dead_one_had_claimed(job: Job) -> None:
-    job.trainer.open_iteration(job.opening(0, 1))
+    job.trainer.open_iteration(job.opening(0, 1), {0: DIGEST})
     generator = job.generator()
     claim = generator.claim(10)
     assert claim is not None
     generator.publish(claim, answer_to(claim.prompt_batch, "g1"))
-    assert len(job.trainer.claim_rollouts(max_batches=8)[0]) == 1
+    assert len(job.trainer.claim_rollouts(0, max_batches=8)[0]) == 1
     job.trainer.release()
     second = TrainerSide(job.broker, job.job_id, owner="t2", lease_s=30)
     second.acquire()
-    assert second.open_iteration(job.opening(0, 1)) is False
-    assert len(second.claim_rollouts(max_batches=8)[0]) == 1
+    assert second.open_iteration(job.opening(0, 1), {0: DIGEST}) is False
+    assert len(second.claim_rollouts(0, max_batches=8)[0]) == 1
 
 
 def test_a_commit_with_a_gap_is_refused(job: Job) -> None:
-    job.trainer.open_iteration(job.opening(0))
+    job.trainer.open_iteration(job.opening(0), {0: DIGEST})
     with pytest.raises(FenceViolation, match="missing"):
-        job.trainer.commit(record(0, {}), {}, event=None, opening=None)
+        job.trainer.commit(record(0, {}), {}, event=None, opening=None, made=None)
 
 
 def test_a_batch_that_keeps_failing_is_dead_lettered_with_its_reason(job: Job) -> None:
-    job.trainer.open_iteration(job.opening(0, 1))
+    job.trainer.open_iteration(job.opening(0, 1), {0: DIGEST})
     generator = job.generator()
     first = generator.claim(10)
     assert first is not None
@@ -214,12 +215,12 @@ def test_a_batch_that_keeps_failing_is_dead_lettered_with_its_reason(job: Job) -
     assert second is not None
     assert second.attempt == 2
     assert generator.fail(second, "no reward: the scorer said 5:3") is FailOutcome.DEAD
-    assert job.trainer.claim_rollouts(max_batches=1)[1] == 1
-    assert job.trainer.dead_batches() == {"0/train/0": "no reward: the scorer said 5:3"}
+    assert job.trainer.claim_rollouts(0, max_batches=1)[1] == 1
+    assert job.trainer.dead_batches(0) == {"0/train/0": "no reward: the scorer said 5:3"}
 
 
 def test_a_lost_prompt_is_dispatched_again(job: Job) -> None:
-    job.trainer.open_iteration(job.opening(0, 1))
+    job.trainer.open_iteration(job.opening(0, 1), {0: DIGEST})
     claim = job.generator().claim(10)
     assert claim is not None
     job.broker.redis.xdel(f"onbeat:{{{job.job_id}}}:prompts", claim.entry_id)
@@ -232,4 +233,4 @@ def test_a_server_that_forgot_its_scripts_is_sent_them_again_by_who_may(settings
     operator = connect(settings)
     job = job_of(operator, operator, operator)
     operator.redis.script_flush()
-    assert job.trainer.open_iteration(job.opening(0, 1)) is True
+    assert job.trainer.open_iteration(job.opening(0, 1), {0: DIGEST}) is True

@@ -73,8 +73,8 @@ class FenceMachine(GeneratorMoves):
         if there:
             batch = there[pick % len(there)]
             self.server = self.server.with_batch(batch, (self.server.batches[batch][0], ()))
-            self.broker.redis.xack(self.keys.prompts, GENERATOR_GROUP, self.entries[batch])
-            self.broker.redis.xdel(self.keys.prompts, self.entries[batch])
+            self.broker.redis.xack(self.keys.slots[0].prompts, GENERATOR_GROUP, self.entries[batch])
+            self.broker.redis.xdel(self.keys.slots[0].prompts, self.entries[batch])
         if is_noticed:
             self.reconcile(CURRENT, False)
 
@@ -135,7 +135,7 @@ class FenceMachine(GeneratorMoves):
 
     def teardown(self) -> None:
         self.real.jobs.move(self.job_id, JobState.FAILED)
-        self.broker.redis.delete(*self.keys.script_keys)
+        self.broker.redis.delete(*self.keys.of_script())
 
 
 @pytest.mark.timeout(3600 if SOAK else 180)

@@ -13,7 +13,7 @@ from broker.trainer_side import TrainerSide
 from contracts.errors import FencedOff, FenceViolation
 from contracts.settings import StackSettings
 from tests.builders import job_spec
-from tests.integration.test_fence import Job, answer_to, record
+from tests.integration.test_fence import DIGEST, Job, answer_to, record
 
 LEASE_S = 600.0
 EXPIRED_MS = 3_600_000
@@ -28,13 +28,13 @@ def fence(settings: StackSettings) -> Job:
     trainer.acquire()
     job = Job(broker, job_id, trainer)
     job.announce(0)
-    trainer.open_iteration(job.opening(0, 12))
+    trainer.open_iteration(job.opening(0, 12), {0: DIGEST})
     return job
 
 
 def expire(job: Job, generator: str, entry_id: str) -> None:
     """The lease of an entry has not been renewed for an hour."""
-    prompts = JobKeys(job.job_id).prompts
+    prompts = JobKeys(job.job_id).slots[0].prompts
     job.broker.redis.xclaim(prompts, GENERATOR_GROUP, generator, 0, [entry_id], idle=EXPIRED_MS, justid=True)
 
 
@@ -68,13 +68,13 @@ def test_batches_whose_answer_was_lost_are_answered_again(fence: Job) -> None:
         claim = generator.claim(LEASE_S)
         assert claim is not None
         generator.publish(claim, answer_to(claim.prompt_batch, "g1"))
-    keys = JobKeys(fence.job_id).script_keys
+    keys = JobKeys(fence.job_id).of_script()
     epoch = fence.trainer.trainer_epoch
-    first = fence.trainer.claim_rollouts(max_batches=1)[0]
+    first = fence.trainer.claim_rollouts(0, max_batches=1)[0]
     told = {"epoch": epoch, "max_batches": 8, "last_entry": "0-1", "read_ahead": []}
     fence.broker.run("claim_rollouts", keys, **told)  # delivered, and its answer lost
-    assert len(fence.trainer.claim_rollouts(max_batches=8)[0]) == 1
-    assert fence.trainer.claim_rollouts(max_batches=8)[0] == []
+    assert len(fence.trainer.claim_rollouts(0, max_batches=8)[0]) == 1
+    assert fence.trainer.claim_rollouts(0, max_batches=8)[0] == []
     assert first[0].batch.batch_id == "0/train/0"
 
 
@@ -109,10 +109,10 @@ def test_no_iteration_can_be_skipped(fence: Job) -> None:
         claim = fence.generator().claim(LEASE_S)
         assert claim is not None, index
         fence.generator().publish(claim, answer_to(claim.prompt_batch, "g1"))
-    trained = {one.batch.batch_id: one.digest for one in fence.trainer.claim_rollouts(max_batches=12)[0]}
+    trained = {one.batch.batch_id: one.digest for one in fence.trainer.claim_rollouts(0, max_batches=12)[0]}
     fence.announce(2)
     with pytest.raises(FenceViolation, match="out_of_order"):
-        fence.trainer.commit(record(0, trained), trained, event=None, opening=fence.opening(2))
+        fence.trainer.commit(record(0, trained), trained, event=None, opening=fence.opening(2), made=(2, DIGEST))
     assert fence.trainer.fence().iteration == 0
 
 
@@ -135,12 +135,12 @@ def test_an_iteration_opens_only_with_the_weights_that_are_announced(settings: S
     other = replace(job.opening(0), weights_digest="b" * 64)
     with pytest.raises(FenceViolation, match="no_manifest"):
         trainer.open_iteration(other)
-    trainer.open_iteration(job.opening(0, 1))
+    trainer.open_iteration(job.opening(0, 1), {0: DIGEST})
     job.announce(1)
     claim = job.generator().claim(LEASE_S)
     assert claim is not None
     job.generator().publish(claim, answer_to(claim.prompt_batch, "g1"))
-    trained = {one.batch.batch_id: one.digest for one in trainer.claim_rollouts(max_batches=1)[0]}
+    trained = {one.batch.batch_id: one.digest for one in trainer.claim_rollouts(0, max_batches=1)[0]}
     following = replace(job.opening(1), weights_digest="b" * 64)
     with pytest.raises(FenceViolation, match="no_manifest"):
         trainer.commit(record(0, trained), trained, event=None, opening=following)

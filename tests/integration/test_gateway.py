@@ -24,7 +24,8 @@ from broker.connection.client import connect
 from broker.generator_side import GeneratorSide, PublishOutcome
 from broker.keys import JobKeys
 from broker.presence import Presence
-from broker.trainer_side import Opening, TrainerSide
+from broker.openings import Opening
+from broker.trainer_side import TrainerSide
 from contracts.encoding.wire import convert, encode_json
 from contracts.errors import InvalidInput
 from contracts.events import AuditRecord, TrainerStarted, record_digest
@@ -458,7 +459,7 @@ def test_status_streams_and_audit_show_what_the_fence_holds(
     batches = [training_batch(job_id, index) for index in range(2)]
     for version in (0, 1):
         trainer.publish_weights(manifest(version), oldest_kept=0)
-    trainer.open_iteration(Opening(iteration=0, policy_version=0, weights_digest=DIGEST, batches=tuple(batches)))
+    trainer.open_iteration(Opening(iteration=0, oldest_version=0, newest_version=0, batches=tuple(batches)), {0: DIGEST})
     generator = GeneratorSide(services.broker, job_id, generator_id)
     claims = [generator.claim(60.0), generator.claim(60.0)]
     assert claims[0] is not None
@@ -488,9 +489,9 @@ def test_status_streams_and_audit_show_what_the_fence_holds(
 
     assert claims[1] is not None
     assert generator.publish(claims[1], rollouts_of(batches[1], generator_id)) is PublishOutcome.ACCEPTED
-    arrived, _ = trainer.claim_rollouts(max_batches=2)
+    arrived, _ = trainer.claim_rollouts(0, max_batches=2)
     trained = {item.batch.batch_id: item.digest for item in arrived}
-    trainer.commit(audit_record(trained), trained, event=None, opening=None)
+    trainer.commit(audit_record(trained), trained, event=None, opening=None, made=None)
     status = convert(ask("GET", f"/v1/jobs/{job_id}").json(), JobStatus)
     assert (status.policy_version, status.weights_digest, status.iterations_committed) == (1, NEXT_DIGEST, 1)
     (record,) = ask("GET", f"/v1/jobs/{job_id}/audit").json()["records"]

@@ -23,7 +23,7 @@ from contracts.settings import StackSettings
 from contracts.weights import WeightShard
 from onbeat.stack.redis import EmbeddedRedis
 from tests.builders import job_spec
-from tests.integration.test_fence import Job, answer_to, job_of, manifest, record
+from tests.integration.test_fence import DIGEST, Job, answer_to, job_of, manifest, record
 
 
 @pytest.fixture
@@ -43,19 +43,19 @@ def ledger(job: Job, batch_id: str) -> BatchRecord:
 
 
 def test_nothing_is_claimed_of_an_iteration_that_is_closed_though_a_prompt_is_left(job: Job) -> None:
-    job.trainer.open_iteration(job.opening(0))
+    job.trainer.open_iteration(job.opening(0), {0: DIGEST})
     job.broker.redis.hset(keys(job).fence, "state", "closed")
     assert job.generator().claim(10) is None
 
 
 def test_nothing_is_claimed_of_a_job_that_has_ended_though_its_iteration_is_open(job: Job) -> None:
-    job.trainer.open_iteration(job.opening(0))
+    job.trainer.open_iteration(job.opening(0), {0: DIGEST})
     job.broker.redis.hset(keys(job).job, "state", "cancelled")
     assert job.generator().claim(10) is None
 
 
 def test_a_claim_of_a_prompt_whose_batch_is_published_leaves_the_ledger(job: Job) -> None:
-    job.trainer.open_iteration(job.opening(0, count=1))
+    job.trainer.open_iteration(job.opening(0, count=1), {0: DIGEST})
     generator = job.generator()
     claim = generator.claim(10)
     assert claim is not None
@@ -69,34 +69,34 @@ def test_a_claim_of_a_prompt_whose_batch_is_published_leaves_the_ledger(job: Job
 
 
 def test_a_trainer_whose_epoch_is_over_commits_nothing_though_its_record_would_fit(job: Job) -> None:
-    job.trainer.open_iteration(job.opening(0, count=1))
+    job.trainer.open_iteration(job.opening(0, count=1), {0: DIGEST})
     claim = job.generator().claim(10)
     assert claim is not None
     job.generator().publish(claim, answer_to(claim.prompt_batch, "g1"))
-    (arrived,), _ = job.trainer.claim_rollouts(max_batches=1)
+    (arrived,), _ = job.trainer.claim_rollouts(0, max_batches=1)
     trained = {arrived.batch.batch_id: arrived.digest}
     job.announce(1)
     job.broker.redis.hset(keys(job).fence, "epoch", 1 + int(job.broker.redis.hget(keys(job).fence, "epoch") or 0))  # type: ignore[arg-type]
     with pytest.raises(FencedOff):
-        job.trainer.commit(record(0, trained), trained, event=None, opening=job.opening(1))
+        job.trainer.commit(record(0, trained), trained, event=None, opening=job.opening(1), made=(1, DIGEST))
     assert int(job.broker.redis.hget(keys(job).fence, "iteration") or -1) == 0  # type: ignore[arg-type]
     assert job.broker.redis.xlen(keys(job).audit) == 0
 
 
 def test_a_claim_of_rollouts_that_a_restart_has_forgotten_is_empty_and_no_error(job: Job) -> None:
-    job.trainer.open_iteration(job.opening(0, count=1))
+    job.trainer.open_iteration(job.opening(0, count=1), {0: DIGEST})
     job.broker.redis.delete(keys(job).rollouts)
-    assert job.trainer.claim_rollouts(max_batches=8) == ([], 0)
+    assert job.trainer.claim_rollouts(0, max_batches=8) == ([], 0)
 
 
 def test_a_claim_of_rollouts_answers_no_more_than_it_was_asked(job: Job) -> None:
-    job.trainer.open_iteration(job.opening(0, count=3))
+    job.trainer.open_iteration(job.opening(0, count=3), {0: DIGEST})
     generator = job.generator()
     for _ in range(3):
         claim = generator.claim(10)
         assert claim is not None
         generator.publish(claim, answer_to(claim.prompt_batch, "g1"))
-    claimed = [job.trainer.claim_rollouts(max_batches=1)[0] for _ in range(3)]
+    claimed = [job.trainer.claim_rollouts(0, max_batches=1)[0] for _ in range(3)]
     assert [[one.batch.batch_id for one in arrived] for arrived in claimed] == [
         ["0/train/0"],
         ["0/train/1"],
@@ -105,29 +105,29 @@ def test_a_claim_of_rollouts_answers_no_more_than_it_was_asked(job: Job) -> None
 
 
 def test_a_successor_is_given_no_more_than_it_asked_of_what_is_claimed_and_what_is_new(job: Job) -> None:
-    job.trainer.open_iteration(job.opening(0, count=3))
+    job.trainer.open_iteration(job.opening(0, count=3), {0: DIGEST})
     generator = job.generator()
     for _ in range(3):
         claim = generator.claim(10)
         assert claim is not None
         generator.publish(claim, answer_to(claim.prompt_batch, "g1"))
-    job.trainer.claim_rollouts(max_batches=1)
+    job.trainer.claim_rollouts(0, max_batches=1)
     job.broker.redis.hset(keys(job).fence, "lease_until", 0)
     successor = TrainerSide(job.broker, job.job_id, owner="t2", lease_s=30)
     successor.acquire()
-    claimed = [successor.claim_rollouts(max_batches=1)[0] for _ in range(3)]
+    claimed = [successor.claim_rollouts(0, max_batches=1)[0] for _ in range(3)]
     assert [len(arrived) for arrived in claimed] == [1, 1, 1]
 
 
 def trained_iteration(job: Job) -> dict[str, str]:
     """Iteration 0 is open, and its batches are published and claimed: batch id → digest."""
-    job.trainer.open_iteration(job.opening(0))
+    job.trainer.open_iteration(job.opening(0), {0: DIGEST})
     generator = job.generator()
     for _ in range(2):
         claim = generator.claim(10)
         assert claim is not None
         generator.publish(claim, answer_to(claim.prompt_batch, "g1"))
-    arrived, _ = job.trainer.claim_rollouts(max_batches=8)
+    arrived, _ = job.trainer.claim_rollouts(0, max_batches=8)
     return {one.batch.batch_id: one.digest for one in arrived}
 
 
@@ -146,7 +146,7 @@ def test_a_commit_that_the_ledger_or_the_chain_contradicts_changes_nothing(
 ) -> None:
     batches = trained_iteration(job) | trained
     with pytest.raises(FenceViolation, match=problem):
-        job.trainer.commit(of, batches, event=None, opening=None)
+        job.trainer.commit(of, batches, event=None, opening=None, made=None)
     fence = job.trainer.fence()
     assert (fence.committed, fence.iteration, fence.state) == (-1, 0, "open")
     assert job.broker.redis.xlen(keys(job).audit) == 0
@@ -156,7 +156,7 @@ def test_a_commit_without_one_of_the_batches_changes_nothing(job: Job) -> None:
     batches = trained_iteration(job)
     del batches["0/train/1"]
     with pytest.raises(FenceViolation, match="missing 0/train/1"):
-        job.trainer.commit(record(0, batches), batches, event=None, opening=None)
+        job.trainer.commit(record(0, batches), batches, event=None, opening=None, made=None)
     assert job.trainer.fence().committed == -1
 
 
@@ -172,8 +172,8 @@ def test_a_commit_opens_no_iteration_but_the_next_and_none_without_its_weights(j
 def test_an_iteration_opens_after_the_committed_one_and_never_over_an_open_one(job: Job) -> None:
     job.announce(1)
     with pytest.raises(FenceViolation, match="out_of_order"):
-        job.trainer.open_iteration(job.opening(1))
-    job.trainer.open_iteration(job.opening(0))
+        job.trainer.open_iteration(job.opening(1), {1: DIGEST})
+    job.trainer.open_iteration(job.opening(0), {0: DIGEST})
     other = "b" * 64
     job.trainer.publish_weights(replace(manifest(0), weights_digest=other), oldest_kept=0)
     with pytest.raises(FenceViolation, match="out_of_order"):
@@ -182,7 +182,7 @@ def test_an_iteration_opens_after_the_committed_one_and_never_over_an_open_one(j
 
 
 def test_a_batch_that_is_published_cannot_fail_though_its_prompt_is_left(job: Job) -> None:
-    job.trainer.open_iteration(job.opening(0, count=1))
+    job.trainer.open_iteration(job.opening(0, count=1), {0: DIGEST})
     claim = job.generator().claim(10)
     assert claim is not None
     published = Published(entry=claim.entry_id, digest="f" * 64, generator="g2", attempt=1)
@@ -207,7 +207,7 @@ def test_a_batch_that_is_published_cannot_fail_though_its_prompt_is_left(job: Jo
 def test_a_publication_that_is_wrong_in_one_thing_alone_is_refused_for_it(
     job: Job, fence: dict[str, Any], changes: dict[str, Any], outcome: PublishOutcome
 ) -> None:
-    job.trainer.open_iteration(job.opening(0))
+    job.trainer.open_iteration(job.opening(0), {0: DIGEST})
     claim = job.generator().claim(10)
     assert claim is not None
     if fence:
@@ -218,7 +218,7 @@ def test_a_publication_that_is_wrong_in_one_thing_alone_is_refused_for_it(
 
 
 def test_a_publication_of_a_job_that_has_ended_is_refused_though_its_iteration_is_open(job: Job) -> None:
-    job.trainer.open_iteration(job.opening(0))
+    job.trainer.open_iteration(job.opening(0), {0: DIGEST})
     claim = job.generator().claim(10)
     assert claim is not None
     job.broker.redis.hset(keys(job).job, "state", "failed")
@@ -233,7 +233,7 @@ def test_there_is_nothing_to_claim_where_a_restart_has_forgotten_the_prompts(job
 
 @pytest.mark.parametrize("entry", [b"", encode(Dead(reason="no reason")), b"none of ours", b"\xc1"])
 def test_a_publication_that_nobody_expects_any_more_is_refused(job: Job, entry: bytes) -> None:
-    job.trainer.open_iteration(job.opening(0))
+    job.trainer.open_iteration(job.opening(0), {0: DIGEST})
     claim = job.generator().claim(10)
     assert claim is not None
     job.broker.redis.hdel(keys(job).ledger, "0/train/0")
@@ -246,7 +246,7 @@ def test_a_publication_that_nobody_expects_any_more_is_refused(job: Job, entry: 
 def test_a_publication_above_the_specs_size_is_refused(job: Job) -> None:
     spec = job_spec(limits__max_batch_bytes=1024)
     job.broker.redis.set(keys(job).spec, encode(spec))
-    job.trainer.open_iteration(job.opening(0))
+    job.trainer.open_iteration(job.opening(0), {0: DIGEST})
     claim = job.generator().claim(10)
     assert claim is not None
     large = answer_to(claim.prompt_batch, "g1", response_tokens=(200, 200))
@@ -259,12 +259,12 @@ def test_a_commit_of_a_ledger_that_lost_a_batch_changes_nothing(job: Job) -> Non
     del batches["0/train/1"]
     job.broker.redis.hdel(keys(job).ledger, "0/train/1")
     with pytest.raises(FenceViolation, match="missing"):
-        job.trainer.commit(record(0, batches), batches, event=None, opening=None)
+        job.trainer.commit(record(0, batches), batches, event=None, opening=None, made=None)
     assert job.trainer.fence().committed == -1
 
 
 def test_what_is_published_or_dead_is_not_dispatched_again_and_what_is_gone_is(job: Job) -> None:
-    job.trainer.open_iteration(job.opening(0, count=3))
+    job.trainer.open_iteration(job.opening(0, count=3), {0: DIGEST})
     claim = job.generator().claim(10)
     assert claim is not None
     job.generator().publish(claim, answer_to(claim.prompt_batch, "g1"))
@@ -275,7 +275,7 @@ def test_what_is_published_or_dead_is_not_dispatched_again_and_what_is_gone_is(j
 
 
 def test_a_dispatch_by_a_trainer_that_is_over_or_of_another_iteration_changes_nothing(job: Job) -> None:
-    job.trainer.open_iteration(job.opening(0))
+    job.trainer.open_iteration(job.opening(0), {0: DIGEST})
     job.broker.redis.hdel(keys(job).ledger, "0/train/1")
     before = job.broker.redis.xlen(keys(job).prompts)
     with pytest.raises(FenceViolation, match="not open at iteration 1"):
@@ -302,12 +302,12 @@ def test_the_script_that_dispatches_asks_the_fence_itself(
     job: Job, epoch_more: int, iteration: int, state: str, answer: bytes
 ) -> None:
     """The script before it in a trainer's call has asked the same, a moment ago."""
-    job.trainer.open_iteration(job.opening(0))
+    job.trainer.open_iteration(job.opening(0), {0: DIGEST})
     epoch = epoch_more + int(job.broker.redis.hget(keys(job).fence, "epoch") or 0)  # type: ignore[arg-type]
     job.broker.redis.hset(keys(job).fence, "state", state)
     before = job.broker.redis.xlen(keys(job).prompts)
     told = {"epoch": epoch, "iteration": iteration, "batches": [NewBatch(id="0/train/9", shape="2x4")]}
-    said = job.broker.run("dispatch", keys(job).script_keys, b"prompts", **told)
+    said = job.broker.run("dispatch", keys(job).of_script(), b"prompts", **told)
     assert said[0] == answer
     assert job.broker.redis.xlen(keys(job).prompts) == before + (answer == b"dispatched")
 
@@ -325,11 +325,11 @@ def test_the_script_that_looks_for_what_is_lost_asks_the_fence_itself(
     job: Job, epoch_more: int, iteration: int, state: str, answer: list[bytes | int]
 ) -> None:
     """A trainer learns of its job's end, and of a lost opening, while it only waits."""
-    job.trainer.open_iteration(job.opening(0))
+    job.trainer.open_iteration(job.opening(0), {0: DIGEST})
     epoch = epoch_more + int(job.broker.redis.hget(keys(job).fence, "epoch") or 0)  # type: ignore[arg-type]
     job.broker.redis.hset(keys(job).fence, "state", state)
     told = {"epoch": epoch, "iteration": iteration, "batch_ids": []}
-    assert job.broker.run("reconcile", keys(job).script_keys, **told) == answer
+    assert job.broker.run("reconcile", keys(job).of_script(), **told) == answer
 
 
 def test_a_trainer_whose_epoch_is_over_extends_nobodys_lease(job: Job) -> None:
@@ -367,7 +367,7 @@ def test_a_resume_stands_on_what_its_caller_looked_at(
     spec: Any = job.broker.redis.get(keys(job).spec)
     job.broker.redis.hset(keys(job).job, "state", state)
     told = {"job_id": job.job_id, "allowed": {"failed": True}, "num_records": num_records}
-    names = [*keys(job).script_keys, keys(job).spec, ACTIVE]
+    names = [*keys(job).of_script(), keys(job).spec, ACTIVE]
     another = encode(job_spec(seed=7))  # a spec: the gateways of other tests list this server's jobs
     assert another != spec
     assert job.broker.run("resume_job", names, spec_before or spec, another, "", b"event", **told) == answer
@@ -377,7 +377,7 @@ def test_a_resume_stands_on_what_its_caller_looked_at(
 def test_a_job_without_a_spec_is_not_resumed(job: Job) -> None:
     job.broker.redis.hset(keys(job).job, "state", "failed")
     job.broker.redis.delete(keys(job).spec)
-    names = [*keys(job).script_keys, keys(job).spec, ACTIVE]
+    names = [*keys(job).of_script(), keys(job).spec, ACTIVE]
     told = {"job_id": job.job_id, "allowed": {"failed": True}, "num_records": 0}
     assert job.broker.run("resume_job", names, b"", b"another spec", "", b"event", **told) == [b"refused", b"unknown"]
     assert job.broker.redis.hget(keys(job).job, "state") == b"failed"
@@ -385,12 +385,12 @@ def test_a_job_without_a_spec_is_not_resumed(job: Job) -> None:
 
 def test_an_iteration_that_an_older_version_left_open_is_opened_anew(job: Job) -> None:
     """Its ledger has another format: its batches are sampled again, once, and the job goes on."""
-    job.trainer.open_iteration(job.opening(0))
+    job.trainer.open_iteration(job.opening(0), {0: DIGEST})
     redis, names = job.broker.redis, keys(job)
     old = job.generator().claim(10)
     assert old is not None
     for batch_id in ("0/train/0", "0/train/1"):
-        redis.hset(names.ledger, batch_id, f"expected:{old.entry_id}:2x2")
+        redis.hset(names.slots[0].ledger, batch_id, f"expected:{old.entry_id}:2x2")
     redis.hset(names.progress, "recent_ms", "100,200")
     redis.hdel(names.fence, "ledger_format")
     assert job.generator("g2").publish(old, answer_to(old.prompt_batch, "g1")) is PublishOutcome.UNEXPECTED
@@ -398,15 +398,15 @@ def test_an_iteration_that_an_older_version_left_open_is_opened_anew(job: Job) -
     job.trainer.release()
     successor = job.trainer = TrainerSide(job.broker, job.job_id, owner="t2", lease_s=30)
     successor.acquire()
-    assert successor.open_iteration(job.opening(0)), "opened, not gone on with"
-    assert not successor.open_iteration(job.opening(0))
-    assert redis.xlen(names.prompts) == 2
+    assert successor.open_iteration(job.opening(0), {0: DIGEST}), "opened, not gone on with"
+    assert not successor.open_iteration(job.opening(0), {0: DIGEST})
+    assert redis.xlen(names.slots[0].prompts) == 2
     trained = {}
     while claim := job.generator("g2").claim(10):
         assert job.generator("g2").publish(claim, answer_to(claim.prompt_batch, "g2")) is PublishOutcome.ACCEPTED
-    for arrived in successor.claim_rollouts(max_batches=8)[0]:
+    for arrived in successor.claim_rollouts(0, max_batches=8)[0]:
         trained[arrived.batch.batch_id] = arrived.digest
-    successor.commit(record(0, trained), trained, event=None, opening=None)
+    successor.commit(record(0, trained), trained, event=None, opening=None, made=None)
     assert successor.fence().committed == 0
 
 
@@ -419,8 +419,8 @@ def test_epochs_and_milliseconds_are_exact_up_to_the_largest_that_lua_counts(job
     assert job.broker.redis.hget(keys(job).fence, "epoch") == str(largest).encode()
     successor.renew()
     for epoch, answer in ((largest - 1, b"fenced"), (largest, b"renewed")):
-        assert job.broker.run("renew_trainer", keys(job).script_keys, epoch=epoch, lease_ms=5)[0] == answer
-    successor.open_iteration(job.opening(0, count=1))
+        assert job.broker.run("renew_trainer", keys(job).of_script(), epoch=epoch, lease_ms=5)[0] == answer
+    successor.open_iteration(job.opening(0, count=1), {0: DIGEST})
     job.generator().claim(10)
     claimed = ledger(job, "0/train/0")
     assert isinstance(claimed, Expected)
@@ -428,7 +428,7 @@ def test_epochs_and_milliseconds_are_exact_up_to_the_largest_that_lua_counts(job
 
 
 def test_nothing_of_a_removed_job_comes_back_whoever_calls_late(job: Job) -> None:
-    job.trainer.open_iteration(job.opening(0))
+    job.trainer.open_iteration(job.opening(0), {0: DIGEST})
     generator, jobs, names = job.generator(), JobStore(job.broker), keys(job)
     claim = generator.claim(10)
     assert claim is not None
@@ -445,11 +445,11 @@ def test_nothing_of_a_removed_job_comes_back_whoever_calls_late(job: Job) -> Non
         lambda: job.trainer.publish_weights(manifest(1), oldest_kept=0),
         lambda: job.trainer.announce_shard(shard),
         lambda: job.trainer.put_chunk(0, "m", 0, b"bytes", keep_s=60),
-        lambda: job.trainer.open_iteration(job.opening(0)),
+        lambda: job.trainer.open_iteration(job.opening(0), {0: DIGEST}),
         lambda: job.trainer.reconcile(0, job.batches(0)),
-        lambda: job.trainer.commit(record(0, {}), {}, event=None, opening=None),
+        lambda: job.trainer.commit(record(0, {}), {}, event=None, opening=None, made=None),
         lambda: job.trainer.rewind(record(0, {})),
-        lambda: job.trainer.claim_rollouts(max_batches=1),
+        lambda: job.trainer.claim_rollouts(0, max_batches=1),
         lambda: jobs.move(job.job_id, JobState.FAILED),
         lambda: jobs.count_trainer_start(job.job_id),
     ]
@@ -465,4 +465,4 @@ def test_nothing_of_a_removed_job_comes_back_whoever_calls_late(job: Job) -> Non
     jobs.reset_trainer_starts(job.job_id)
     jobs.uncount_trainer_start(job.job_id)
     assert not jobs.reserve_start(job.job_id, "c1", life_s=60)
-    assert job.broker.redis.exists(*names.all_keys) == 0
+    assert job.broker.redis.exists(*names.of_script(), *names.unshared) == 0

@@ -19,7 +19,7 @@ from broker.trainer_side import TrainerSide
 from contracts.settings import StackSettings
 from tests.builders import job_spec
 from tests.integration.fence_parts import recent_times, set_ledger_times, set_recent_times, set_typical_time
-from tests.integration.test_fence import Job, answer_to, record
+from tests.integration.test_fence import DIGEST, Job, answer_to, record
 from tests.integration.test_fence_repeats import expire
 
 LEASE_S = 600.0
@@ -75,7 +75,7 @@ def straggling(settings: StackSettings, **spec: object) -> Straggling:
     trainer.acquire()
     job = Job(broker, job_id, trainer)
     job.announce(0)
-    trainer.open_iteration(job.opening(0, 2))
+    trainer.open_iteration(job.opening(0, 2), {0: DIGEST})
     slow, quick = job.generator("slow"), job.generator("quick")
     first, held = quick.claim(LEASE_S), slow.claim(LEASE_S)
     assert first is not None
@@ -163,9 +163,9 @@ def test_new_work_and_expired_leases_come_before_copies(stack: Straggling) -> No
 @pytest.mark.parametrize("oldest", [0, 1])
 def test_of_several_late_batches_the_oldest_is_copied_first(stack: Straggling, oldest: int) -> None:
     assert stack.publish("slow", stack.held) is PublishOutcome.ACCEPTED
-    trained = {one.batch.batch_id: one.digest for one in stack.job.trainer.claim_rollouts(max_batches=8)[0]}
+    trained = {one.batch.batch_id: one.digest for one in stack.job.trainer.claim_rollouts(0, max_batches=8)[0]}
     stack.job.announce(1)
-    stack.job.trainer.commit(record(0, trained), trained, event=None, opening=stack.job.opening(1, 2))
+    stack.job.trainer.commit(record(0, trained), trained, event=None, opening=stack.job.opening(1, 2), made=(1, DIGEST))
     for index in range(2):
         assert stack.slow.claim(LEASE_S)
         set_ledger_times(stack.broker, stack.keys, f"1/train/{index}", claimed_ms=1 if index == oldest else 2)
@@ -260,9 +260,9 @@ def test_a_hedger_that_takes_the_lease_over_holds_it_like_anybody(stack: Straggl
 def test_a_hedge_that_outlives_its_iteration_is_refused_and_does_no_harm(stack: Straggling) -> None:
     copy = stack.hedged()
     assert stack.publish("slow", stack.held) is PublishOutcome.ACCEPTED
-    trained = {one.batch.batch_id: one.digest for one in stack.job.trainer.claim_rollouts(max_batches=8)[0]}
+    trained = {one.batch.batch_id: one.digest for one in stack.job.trainer.claim_rollouts(0, max_batches=8)[0]}
     stack.job.announce(1)
-    stack.job.trainer.commit(record(0, trained), trained, event=None, opening=stack.job.opening(1, 2))
+    stack.job.trainer.commit(record(0, trained), trained, event=None, opening=stack.job.opening(1, 2), made=(1, DIGEST))
     assert stack.quick.renew([copy]) == Renewal(settled=(copy,))
     assert stack.publish("quick", copy) is PublishOutcome.STALE
     assert stack.quick.fail(copy, "no reward") is FailOutcome.SETTLED

@@ -17,7 +17,7 @@ from contracts.errors import BrokerUnavailable, FenceViolation
 from contracts.events import AuditRecord, record_digest
 from contracts.settings import StackSettings
 from tests.builders import job_spec
-from tests.integration.test_fence import Job, answer_to, record
+from tests.integration.test_fence import DIGEST, Job, answer_to, record
 
 NUM_BATCHES = 10
 LEASE_S = 600.0
@@ -48,7 +48,7 @@ def broker(settings: StackSettings) -> CountingBroker:
 @pytest.fixture
 def job(broker: CountingBroker, monkeypatch: pytest.MonkeyPatch) -> Job:
     """Three batches fit into a script."""
-    monkeypatch.setattr(trainer_side, "CHUNK_BATCHES", 3)
+    monkeypatch.setattr(openings, "CHUNK_BATCHES", 3)
     job_id, _ = JobStore(broker).create(job_spec())
     trainer = TrainerSide(broker, job_id, owner="t1", lease_s=LEASE_S)
     trainer.acquire()
@@ -61,22 +61,22 @@ def answer_all(job: Job) -> dict[str, str]:
     generator = job.generator()
     while claim := generator.claim(LEASE_S):
         generator.publish(claim, answer_to(claim.prompt_batch, "g1"))
-    return {one.batch.batch_id: one.digest for one in job.trainer.claim_rollouts(max_batches=100)[0]}
+    return {one.batch.batch_id: one.digest for one in job.trainer.claim_rollouts(0, max_batches=100)[0]}
 
 
 def test_an_iteration_opens_in_pieces_and_is_whole_in_the_end(job: Job, broker: CountingBroker) -> None:
-    assert job.trainer.open_iteration(job.opening(0, NUM_BATCHES))
+    assert job.trainer.open_iteration(job.opening(0, NUM_BATCHES), {0: DIGEST})
     assert (broker.calls["open_iteration"], broker.calls["dispatch"]) == (1, 3)
     assert job.trainer.fence().expected == NUM_BATCHES
     trained = answer_all(job)
     assert list(trained) == [batch.batch_id for batch in job.batches(0, NUM_BATCHES)]
     job.announce(1)
-    job.trainer.commit(record(0, trained), trained, event=None, opening=job.opening(1, NUM_BATCHES))
+    job.trainer.commit(record(0, trained), trained, event=None, opening=job.opening(1, NUM_BATCHES), made=(1, DIGEST))
     assert len(answer_all(job)) == NUM_BATCHES
 
 
 def test_a_piece_is_bounded_by_its_bytes_too(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trainer_side, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(openings, "CHUNK_BYTES", 1)
     assert [len(chunk.batches) for chunk in trainer_side.dispatch_chunks(job.batches(0, 3))] == [1, 1, 1]
 
 
@@ -86,27 +86,27 @@ def test_a_trainer_that_dies_between_two_pieces_leaves_an_iteration_that_is_made
 ) -> None:
     iteration = 0
     if script == "commit_iteration":
-        job.trainer.open_iteration(job.opening(0, 1))
+        job.trainer.open_iteration(job.opening(0, 1), {0: DIGEST})
         trained, iteration = answer_all(job), 1
         job.announce(1)
         broker.dies_at = ("dispatch", 2)
         with pytest.raises(BrokerUnavailable):
-            job.trainer.commit(record(0, trained), trained, event=None, opening=job.opening(1, NUM_BATCHES))
+            job.trainer.commit(record(0, trained), trained, event=None, opening=job.opening(1, NUM_BATCHES), made=(1, DIGEST))
     else:
         broker.dies_at = ("dispatch", 2)
         with pytest.raises(BrokerUnavailable):
-            job.trainer.open_iteration(job.opening(0, NUM_BATCHES))
+            job.trainer.open_iteration(job.opening(0, NUM_BATCHES), {0: DIGEST})
     partly = answer_all(job)
     assert len(partly) == 6
     with pytest.raises(FenceViolation, match="missing"):
-        job.trainer.commit(linked(job, iteration, partly), partly, event=None, opening=None)
+        job.trainer.commit(linked(job, iteration, partly), partly, event=None, opening=None, made=None)
     job.trainer.release()
     successor = job.trainer = TrainerSide(broker, job.job_id, owner="t2", lease_s=LEASE_S)
     successor.acquire()
-    assert not successor.open_iteration(job.opening(iteration, NUM_BATCHES))
+    assert not successor.open_iteration(job.opening(iteration, NUM_BATCHES), {iteration: DIGEST})
     assert successor.reconcile(iteration, job.batches(iteration, NUM_BATCHES)) == 4
     trained = partly | answer_all(job)
-    successor.commit(linked(job, iteration, trained), trained, event=None, opening=None)
+    successor.commit(linked(job, iteration, trained), trained, event=None, opening=None, made=None)
     assert successor.fence().committed == iteration
 
 
@@ -118,20 +118,20 @@ def linked(job: Job, iteration: int, trained: dict[str, str]) -> AuditRecord:
 
 
 def test_who_waits_sends_no_payload_and_of_what_is_lost_only_that(job: Job, broker: CountingBroker) -> None:
-    job.trainer.open_iteration(job.opening(0, NUM_BATCHES))
+    job.trainer.open_iteration(job.opening(0, NUM_BATCHES), {0: DIGEST})
     broker.num_bytes.clear()
     broker.calls.clear()
     batches = job.batches(0, NUM_BATCHES)
     assert job.trainer.reconcile(0, batches) == 0
     assert (broker.calls["reconcile"], broker.num_bytes["reconcile"], broker.calls["dispatch"]) == (1, 0, 0)
-    prompts = broker.redis.xrange(JobKeys(job.job_id).prompts)
-    broker.redis.xdel(JobKeys(job.job_id).prompts, prompts[4][0])  # type: ignore[index]
+    prompts = broker.redis.xrange(JobKeys(job.job_id).slots[0].prompts)
+    broker.redis.xdel(JobKeys(job.job_id).slots[0].prompts, prompts[4][0])  # type: ignore[index]
     assert job.trainer.reconcile(0, batches) == 1
     assert broker.num_bytes["dispatch"] == len(prompts[4][1][b"batch"])  # type: ignore[index]
 
 
 def test_an_idle_generator_that_would_hedge_looks_at_few_batches(job: Job, broker: CountingBroker) -> None:
-    job.trainer.open_iteration(job.opening(0, NUM_BATCHES))
+    job.trainer.open_iteration(job.opening(0, NUM_BATCHES), {0: DIGEST})
     generator = job.generator()
     for _ in range(3):
         claim = generator.claim(LEASE_S)
@@ -150,9 +150,9 @@ def test_an_idle_generator_that_would_hedge_looks_at_few_batches(job: Job, broke
 def test_the_chain_is_read_some_records_at_a_time(job: Job, broker: CountingBroker) -> None:
     for iteration in range(40):
         job.announce(iteration)
-        job.trainer.open_iteration(job.opening(iteration, 1))
+        job.trainer.open_iteration(job.opening(iteration, 1), {iteration: DIGEST})
         trained = answer_all(job)
-        job.trainer.commit(linked(job, iteration, trained), trained, event=None, opening=None)
+        job.trainer.commit(linked(job, iteration, trained), trained, event=None, opening=None, made=None)
     jobs = JobStore(broker)
     chain = jobs.audit(job.job_id)
     outline, link = jobs.audit_outline(job.job_id)

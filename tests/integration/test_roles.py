@@ -28,7 +28,7 @@ from contracts.jobs import JobState
 from contracts.settings import StackSettings
 from onbeat.stack.redis import EmbeddedRedis
 from tests.builders import job_spec
-from tests.integration.test_fence import Job, answer_to, job_of, record
+from tests.integration.test_fence import DIGEST, Job, answer_to, job_of, record
 
 KEYS = JobKeys("J")
 OF_A_SCRIPT = {
@@ -108,7 +108,7 @@ def job(redis_server: EmbeddedRedis) -> Job:
     """A job with an open iteration of two batches."""
     redis_server.load_scripts()
     job = job_of(*brokers(redis_server).values())
-    job.trainer.open_iteration(job.opening(0))
+    job.trainer.open_iteration(job.opening(0), {0: DIGEST})
     return job
 
 
@@ -133,13 +133,13 @@ def attacks(job_id: str) -> dict[str, tuple[tuple[str, ...], tuple[Any, ...]]]:
         "forge an event": ((GENERATOR, CELERY, LOADER), ("XADD", keys.events, "*", "event", b"forged")),
         "publish past the fence": (
             (GATEWAY, TRAINER, CELERY, LOADER),
-            ("XADD", keys.rollouts, "*", "batch", b"forged"),
+            ("XADD", keys.slots[0].rollouts, "*", "batch", b"forged"),
         ),
-        "remove another's rollouts": ((GENERATOR, CELERY, LOADER), ("XTRIM", keys.rollouts, "MAXLEN", 0)),
-        "delete a rollout": (nobody, ("XDEL", keys.rollouts, "1-0")),
-        "delete a job's ledger": ((GENERATOR, CELERY, LOADER), ("DEL", keys.ledger)),
-        "unlink a job": ((TRAINER, GENERATOR, CELERY, LOADER), ("UNLINK", keys.ledger, keys.fence, keys.audit)),
-        "rename a key": (nobody, ("RENAME", keys.ledger, keys.audit)),
+        "remove another's rollouts": ((GENERATOR, CELERY, LOADER), ("XTRIM", keys.slots[0].rollouts, "MAXLEN", 0)),
+        "delete a rollout": (nobody, ("XDEL", keys.slots[0].rollouts, "1-0")),
+        "delete a job's ledger": ((GENERATOR, CELERY, LOADER), ("DEL", keys.slots[0].ledger)),
+        "unlink a job": ((TRAINER, GENERATOR, CELERY, LOADER), ("UNLINK", keys.slots[0].ledger, keys.fence, keys.audit)),
+        "rename a key": (nobody, ("RENAME", keys.slots[0].ledger, keys.audit)),
         "expire a key": (nobody, ("EXPIRE", keys.audit, 1)),
         "read who submitted what": ((TRAINER, GENERATOR, CELERY, LOADER), ("GET", "onbeat:idempotency:k")),
         "send a Celery message": (not_celery, ("LPUSH", "onbeat:celery:onbeat", b"forged")),
@@ -171,7 +171,7 @@ def attacks(job_id: str) -> dict[str, tuple[tuple[str, ...], tuple[Any, ...]]]:
         "pause everybody": (nobody, ("CLIENT", "PAUSE", 60_000)),
         "listen to channels": (nobody, ("SUBSCRIBE", "any")),
         "move a key to another server": (nobody, ("MIGRATE", "127.0.0.1", 1, keys.spec, 0, 1000)),
-        "restore a key": (nobody, ("RESTORE", keys.ledger, 0, b"")),
+        "restore a key": (nobody, ("RESTORE", keys.slots[0].ledger, 0, b"")),
         "write into another namespace": (nobody, ("SET", "somebody:else", "1")),
         "take a right that is no key": (nobody, ("SET", f"onbeat:role:{TRAINER}", "1")),
     }
@@ -191,21 +191,21 @@ def test_the_server_refuses_what_is_not_the_roles(what: str, redis_server: Embed
 def test_a_script_of_another_role_is_refused_at_its_head(
     script: str, redis_server: EmbeddedRedis, operator: redis.Redis, job: Job
 ) -> None:
-    before = {key: operator.dump(key) for key in JobKeys(job.job_id).script_keys}
+    before = {key: operator.dump(key) for key in JobKeys(job.job_id).of_script()}
     epoch = job.trainer.trainer_epoch
     for role in {GATEWAY, TRAINER, GENERATOR} - set(SCRIPT_ROLES[script]):
-        keys = [*JobKeys(job.job_id).script_keys, JobKeys(job.job_id).spec]
+        keys = [*JobKeys(job.job_id).of_script(), JobKeys(job.job_id).spec]
         with raw(redis_server, role) as client, pytest.raises(ResponseError, match=f"may run {script}"):
             client.evalsha(script_sha(script), len(keys), *keys, str(epoch), "0", "", "", "", "", "0", "")
     for role in (CELERY, LOADER):
         with raw(redis_server, role) as client, pytest.raises(NoPermissionError):
             client.evalsha(script_sha(script), 0)
-    assert before == {key: operator.dump(key) for key in JobKeys(job.job_id).script_keys}
+    assert before == {key: operator.dump(key) for key in JobKeys(job.job_id).of_script()}
 
 
 def test_the_write_script_gives_nobody_more_than_his_own_rights(redis_server: EmbeddedRedis, job: Job) -> None:
     generator = brokers(redis_server)[GENERATOR]
-    for command, key in (("HSET", JobKeys(job.job_id).fence), ("DEL", JobKeys(job.job_id).ledger)):
+    for command, key in (("HSET", JobKeys(job.job_id).fence), ("DEL", JobKeys(job.job_id).slots[0].ledger)):
         with pytest.raises(InvalidInput, match="may not do that"):
             generator.write(command, key, *(["epoch", 9] if command == "HSET" else []))
 
@@ -240,9 +240,9 @@ def test_a_role_may_do_all_that_its_scripts_do(script: str, operator: redis.Redi
 
 def _keys_of(script: str, variable: str) -> list[str]:
     if variable == "stream":
-        return [KEYS.prompts, KEYS.rollouts] if GENERATOR not in SCRIPT_ROLES[script] else [KEYS.prompts]
+        return [KEYS.slots[0].prompts, KEYS.slots[0].rollouts] if GENERATOR not in SCRIPT_ROLES[script] else [KEYS.slots[0].prompts]
     if script == "remove_job" and not variable:
-        return KEYS.all_keys
+        return [*KEYS.of_script(), *KEYS.unshared]
     if variable in OWN_NAMES:
         named = OWN_KEYS.search((SCRIPTS / f"{script}.lua").read_text())
         assert named is not None
@@ -275,7 +275,7 @@ def test_a_whole_job_runs_on_the_rights_of_the_roles(redis_server: EmbeddedRedis
     job.announce(0)
     trainer.put_chunk(0, "m", 0, b"bytes", keep_s=60)
     trainer.drop_chunks_before(0)
-    trainer.open_iteration(job.opening(0))
+    trainer.open_iteration(job.opening(0), {0: DIGEST})
     assert trainer.reconcile(0, job.batches(0)) == 0
     generator = GeneratorSide(by_role[GENERATOR], job_id, "g1")
     generator.wait_for_prompts(0.01)
@@ -286,14 +286,14 @@ def test_a_whole_job_runs_on_the_rights_of_the_roles(redis_server: EmbeddedRedis
     assert generator.renew([first, second]).lost == ()
     assert generator.publish(first, answer_to(first.prompt_batch, "g1")) is PublishOutcome.ACCEPTED
     generator.fail(second, "no reward")
-    trainer.wait_for_rollouts(0.01)
-    arrived, num_dead = trainer.claim_rollouts(max_batches=4)
+    trainer.wait_for_rollouts(0, 0.01)
+    arrived, num_dead = trainer.claim_rollouts(0, max_batches=4)
     assert (len(arrived), num_dead) == (1, 1)
     assert job_status(by_role[GATEWAY], job_id).batches_dead == 1
     assert stream_report(by_role[GATEWAY], job_id).batches_published == 1
     trainer.renew()
     one = record(0, {arrived[0].batch.batch_id: arrived[0].digest})
-    trainer.commit(one, {arrived[0].batch.batch_id: arrived[0].digest}, event=None, opening=None)
+    trainer.commit(one, {arrived[0].batch.batch_id: arrived[0].digest}, event=None, opening=None, made=None)
     trainer.confirm(0)
     gateway.request_cancel(job_id)
     trainers.move(job_id, JobState.CANCELLED, trainer_epoch=trainer.trainer_epoch)

@@ -12,7 +12,8 @@ from typing import Any
 from broker.connection.client import Broker
 from broker.job_store import JobStore
 from broker.keys import JobKeys
-from broker.trainer_side import Opening, TrainerSide
+from broker.openings import Opening
+from broker.trainer_side import TrainerSide
 from contracts.errors import Conflict, FencedOff, FenceViolation, NotFound
 from contracts.events import AuditRecord, record_digest
 from contracts.jobs import JobState
@@ -126,7 +127,7 @@ class RealFence:
 
     def dump(self) -> dict[str, bytes]:
         """What is on the server's disk."""
-        rows = {key: self.broker.redis.dump(key) for key in self.keys.script_keys}
+        rows = {key: self.broker.redis.dump(key) for key in self.keys.of_script()}
         return {key: value for key, value in rows.items() if value}  # type: ignore[misc]
 
     def restore(self, rows: dict[str, bytes]) -> None:
@@ -134,7 +135,7 @@ class RealFence:
         while int(self.broker.now_s() * 1000) <= max(self.epochs.values()):
             pass
         with self.broker.redis.pipeline(transaction=True) as pipe:
-            for key in self.keys.script_keys:
+            for key in self.keys.of_script():
                 pipe.delete(key)
                 if key in rows:
                     pipe.restore(key, 0, rows[key])

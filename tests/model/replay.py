@@ -8,7 +8,8 @@ from collections import Counter
 
 from broker.connection.client import Broker
 from broker.generator_side import Claim, GeneratorSide
-from broker.trainer_side import TrainerSide, read_fence
+from broker.fence import read_fence
+from broker.trainer_side import TrainerSide
 from contracts.events import AuditRecord
 from contracts.jobs import JobState
 from tests.integration.fence_checks import read

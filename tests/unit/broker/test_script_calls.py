@@ -10,7 +10,7 @@ import redis
 from broker.connection.client import Broker
 from broker.connection.roles import SCRIPT_ROLES
 from broker.connection.script_texts import FUNCTION, PRELUDE, SCRIPTS, argument_names, script_text
-from broker.trainer_side import DispatchChunk, NewBatch, Opening, opening_arguments
+from broker.openings import DispatchChunk, NewBatch, Opening, opening_arguments
 
 READ = re.compile(r"\b(?<!\.)a\.(\w+)")
 COPIED = re.compile(r"payload\(\)\s*\.\.|\.\.\s*payload\(\)|pack\([^)]*payload\(\)")
@@ -44,11 +44,11 @@ def test_a_caller_that_tells_a_script_less_or_more_than_its_head_names_is_refuse
 
 def test_the_parts_of_a_call_are_read_by_their_names() -> None:
     expects = PRELUDE[PRELUDE.index("local function expect(") : PRELUDE.index("-- Whether a batch is neither")]
-    opening = Opening(iteration=0, policy_version=0, weights_digest="", batches=())
+    opening = Opening(iteration=0, oldest_version=0, newest_version=0, batches=())
     for text, word, sent in (
         (PRELUDE, "opening", set(opening_arguments(opening, iter([DispatchChunk([], [])]))[0])),
         (script("dispatch")[1] + expects, "batch", set(NewBatch.__struct_fields__)),
-        (script("renew_prompts")[1], "claim", {"batch_id", "entry"}),
+        (script("renew_prompts")[1], "claim", {"batch_id", "iteration", "entry"}),
     ):
         assert set(re.findall(rf"\b{word}\.(\w+)", text)) >= sent, word
 

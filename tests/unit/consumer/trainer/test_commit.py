@@ -39,7 +39,7 @@ def stepped(iteration: int) -> Stepped:
 
 
 def opening(iteration: int) -> Opening:
-    return Opening(iteration=iteration, policy_version=iteration, weights_digest=DIGEST, batches=())
+    return Opening(iteration=iteration, oldest_version=iteration, newest_version=iteration, batches=())
 
 
 class Played:
@@ -109,7 +109,7 @@ def folder(tmp_path: Path) -> RunFolder:
 
 def test_numbers_come_before_the_commit_and_the_lease_and_the_disk_before_a_checkpoint(folder: RunFolder) -> None:
     held = Played(folder, trainer__checkpoint_every_iterations=1)
-    following, boundary = commits(held).commit(Iteration(opening(0), trainer_epoch=1), stepped(0))
+    following, boundary = commits(held).commit(Iteration(opening(0), weights_digest=DIGEST, trainer_epoch=1), stepped(0))
     assert held.said == [
         "metrics",
         "timeline",
@@ -128,13 +128,13 @@ def test_each_record_names_the_one_before_it(folder: RunFolder) -> None:
     held = Played(folder)
     chain = commits(held)
     for number in range(2):
-        chain.commit(Iteration(opening(number), trainer_epoch=1), stepped(number))
+        chain.commit(Iteration(opening(number), weights_digest=DIGEST, trainer_epoch=1), stepped(number))
     assert [record.previous for record in held.records] == ["before", record_digest(held.records[0])]
 
 
 def test_an_iteration_that_only_evaluates_is_the_last_one_and_changes_no_file(folder: RunFolder) -> None:
     held = Played(folder, trainer__checkpoint_every_iterations=1)
-    following, _ = commits(held).commit(Iteration(opening(4), trainer_epoch=1), None)
+    following, _ = commits(held).commit(Iteration(opening(4), weights_digest=DIGEST, trainer_epoch=1), None)
     assert (following, held.said) == (None, ["timeline", "committed 4, opened none"])
 
 
@@ -142,7 +142,7 @@ def test_a_replayed_iteration_is_no_progress(folder: RunFolder) -> None:
     held = Played(folder)
     chain = commits(held, furthest=0)
     for number in range(2):
-        chain.commit(Iteration(opening(number), trainer_epoch=1), stepped(number))
+        chain.commit(Iteration(opening(number), weights_digest=DIGEST, trainer_epoch=1), stepped(number))
     assert held.said.count("progress") == 1
 
 

@@ -65,7 +65,7 @@ class Played:
             expected=len(IDS),
             published=self._num_published,
             dead=len(self._dead),
-            trainer_epoch=1,
+            weights_digest=DIGEST, trainer_epoch=1,
             lease_until_s=0.0,
         )
 
@@ -119,8 +119,8 @@ class Played:
 
 def gathered(held: Any) -> Iteration:
     asked = tuple(prompt_batch([[5]], batch_id=batch_id) for batch_id in IDS)
-    opening = Opening(iteration=0, policy_version=0, weights_digest=DIGEST, batches=asked)
-    iteration = Iteration(opening, trainer_epoch=1)
+    opening = Opening(iteration=0, oldest_version=0, newest_version=0, batches=asked)
+    iteration = Iteration(opening, weights_digest=DIGEST, trainer_epoch=1)
     gather(held, iteration)
     return iteration
 

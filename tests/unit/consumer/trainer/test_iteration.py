@@ -24,8 +24,8 @@ def iteration(boundary: Boundary | None, generations: list[tuple[float, float]])
         prompt_batch([[5]], group_size=2, batch_id=f"1/train/{number}", iteration=1, policy_version=1)
         for number in range(len(generations))
     ]
-    opening = Opening(iteration=1, policy_version=1, weights_digest=DIGEST, batches=tuple(asked))
-    begun = Iteration(opening, trainer_epoch=1, boundary=boundary)
+    opening = Opening(iteration=1, oldest_version=1, newest_version=1, batches=tuple(asked))
+    begun = Iteration(opening, weights_digest=DIGEST, trainer_epoch=1, boundary=boundary)
     for batch, (started_s, ended_s) in zip(asked, generations, strict=True):
         timings = BatchTimings(
             generation_started_s=started_s,
@@ -75,8 +75,8 @@ RESAMPLED = {"prompt_id": "train/9", "prompt_index": 2, "prompt_token_ids": pack
 def resampling() -> Iteration:
     """Expects a batch of two prompts with one reserve each."""
     asked = replace(prompt_batch([[5], [6]]), reserves=((RESERVE, replace(RESERVE, index=3)),))
-    opening = Opening(iteration=0, policy_version=0, weights_digest=DIGEST, batches=(asked,))
-    return Iteration(opening, trainer_epoch=1)
+    opening = Opening(iteration=0, oldest_version=0, newest_version=0, batches=(asked,))
+    return Iteration(opening, weights_digest=DIGEST, trainer_epoch=1)
 
 
 def answer(first: dict[str, Any], *, rewards: tuple[float, float] = (0.0, 1.0)) -> RolloutBatch:
@@ -150,7 +150,7 @@ def test_a_batch_without_a_stated_score_leaves_no_trace_and_one_with_them_their_
 def two_batches() -> Iteration:
     """Expects 0/train/0 and 0/train/1 of version 0."""
     asked = tuple(prompt_batch([[5]], group_size=2, batch_id=f"0/train/{number}") for number in range(2))
-    return Iteration(Opening(iteration=0, policy_version=0, weights_digest=DIGEST, batches=asked), trainer_epoch=1)
+    return Iteration(Opening(iteration=0, oldest_version=0, newest_version=0, batches=asked), weights_digest=DIGEST, trainer_epoch=1)
 
 
 def came(**changes: Any) -> Arrived:

@@ -1,0 +1,125 @@
+"""The fence of a job as its processes read it: the window of open iterations, and the versions that may sample them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from broker.connection.client import Broker
+from broker.keys import JobKeys
+from contracts.encoding.wire import Record, decode
+
+LEDGER_FORMAT = b"3"
+"""Of scripts/prelude.lua; a window of another format is of an older Onbeat, and is opened anew."""
+
+
+class KnownVersion(Record, frozen=True, kw_only=True):
+    """A version that batches of the window may be sampled with, as scripts pack and are told of it."""
+
+    version: int
+    digest: str
+
+
+class WindowEntry(Record, frozen=True, kw_only=True):
+    """An open iteration, as the scripts pack it."""
+
+    iteration: int
+    slot: int
+    oldest_version: int
+    newest_version: int
+    expected: int
+    opened_ms: int
+
+
+class OpenIteration(Record, frozen=True, kw_only=True):
+    """An open iteration and how far it is."""
+
+    iteration: int
+    oldest_version: int
+    """Its batches are sampled by this version, or a newer one up to newest_version."""
+    newest_version: int
+    expected: int
+    """Batches; published and dead ones are among them, and so are those that go out later."""
+    published: int
+    dead: int
+
+
+class FenceState(Record, frozen=True, kw_only=True):
+    """The fence as it stands."""
+
+    state: str
+    """open, closed, or "" before the first iteration."""
+    committed: int
+    """Last committed iteration; -1 before the first."""
+    window: tuple[OpenIteration, ...] = ()
+    """The open iterations, oldest first: committed + 1, committed + 2 and so on."""
+    versions: dict[int, str]
+    """Version → weights digest, of those that batches of the window may be sampled with; oldest first."""
+    trainer_epoch: int
+    lease_until_s: float
+    """Unix time by the server's clock; 0.0 when no trainer holds the job."""
+    lease_s: float = 0.0
+    """How long the lease was taken for; 0.0 where none ever was."""
+
+    @property
+    def iteration(self) -> int:
+        """The newest open or the last iteration; -1 before the first."""
+        return self.committed + len(self.window)
+
+    @property
+    def policy_version(self) -> int:
+        """The newest version of the window; 0 where nothing is open that one could sample."""
+        return max(self.versions, default=0)
+
+    @property
+    def weights_digest(self) -> str:
+        """Of policy_version; "" where there is none."""
+        return self.versions.get(self.policy_version, "")
+
+    @property
+    def expected(self) -> int:
+        """Batches of the oldest open iteration; published and dead ones are among them."""
+        return self.window[0].expected if self.window else 0
+
+    @property
+    def published(self) -> int:
+        return self.window[0].published if self.window else 0
+
+    @property
+    def dead(self) -> int:
+        return self.window[0].dead if self.window else 0
+
+    def is_held(self, now_s: float) -> bool:
+        """Whether a trainer's lease lives. One longer than it was taken for is from before a clock stepped back."""
+        left_s = self.lease_until_s - now_s
+        return left_s > 0 and not (self.lease_s and left_s > 2 * self.lease_s)
+
+
+def read_fence(broker: Broker, job_keys: JobKeys) -> FenceState:
+    """The fence of a job; a job whose trainer never came has none, and reads as zeros."""
+    with broker.call():
+        pipe: Any = broker.redis.pipeline(transaction=True)
+        rows, counts = pipe.hgetall(job_keys.fence).hgetall(job_keys.progress).execute()
+    is_readable = rows.get(b"ledger_format") == LEDGER_FORMAT
+    packed = decode(rows[b"window"], list[WindowEntry]) if is_readable else []
+    known = decode(rows[b"versions"], list[KnownVersion]) if is_readable else []
+    window = tuple(_open_iteration(one, counts) for one in packed)
+    return FenceState(
+        state="open" if window else "closed" if is_readable else "",
+        committed=int(rows.get(b"committed", -1)),
+        window=window,
+        versions={one.version: one.digest for one in known},
+        trainer_epoch=int(rows.get(b"epoch", 0)),
+        lease_until_s=float(rows.get(b"lease_until", 0)) / 1000,
+        lease_s=float(rows.get(b"lease_ms", 0)) / 1000,
+    )
+
+
+def _open_iteration(entry: WindowEntry, counts: dict[bytes, bytes]) -> OpenIteration:
+    return OpenIteration(
+        iteration=entry.iteration,
+        oldest_version=entry.oldest_version,
+        newest_version=entry.newest_version,
+        expected=entry.expected,
+        published=int(counts.get(f"published:{entry.slot}".encode(), 0)),
+        dead=int(counts.get(f"dead:{entry.slot}".encode(), 0)),
+    )
