@@ -165,7 +165,7 @@ class FencedTrainer:
         self._iteration = 0
         self._last_link = ""
         self._side.publish_weights(manifest(0), oldest_kept=0)
-        self._side.open_iteration(self._opening(0))
+        self._side.open_iteration(self._opening(0), {0: DIGEST})
         self._following = self._opening(1)
 
     def prepare(self) -> None:
@@ -176,13 +176,14 @@ class FencedTrainer:
         """Trains all batches of the iteration, then commits it, which opens the next one."""
         trained: dict[str, str] = {}
         while len(trained) < count:
-            self._side.wait_for_rollouts(1.0)
-            arrived, _ = self._side.claim_rollouts(0, max_batches=READ_AT_ONCE)
+            self._side.wait_for_rollouts(self._iteration, 1.0)
+            arrived, _ = self._side.claim_rollouts(self._iteration, max_batches=READ_AT_ONCE)
             trained |= {one.batch.batch_id: one.digest for one in arrived}
         done, self._iteration = self._iteration, self._iteration + 1
         self._side.publish_weights(manifest(self._iteration), oldest_kept=done)
         record = self._record(done, trained)
-        self._side.commit(record, trained, event=None, opening=self._following)
+        made = (self._iteration, DIGEST)
+        self._side.commit(record, trained, event=None, opening=self._following, made=made)
         self._last_link = record_digest(record)
 
     def _opening(self, iteration: int) -> Opening:
@@ -190,7 +191,7 @@ class FencedTrainer:
             prompt_batch(self.source, iteration, index, NUM_GROUPS[self._size])
             for index in range(NUM_BATCHES[self._size])
         )
-        return Opening(iteration=iteration, policy_version=iteration, weights_digest=DIGEST, batches=batches)
+        return Opening(iteration=iteration, oldest_version=iteration, newest_version=iteration, batches=batches)
 
     def _record(self, iteration: int, trained: dict[str, str]) -> AuditRecord:
         return AuditRecord(

@@ -110,7 +110,7 @@ def measure(url: str, number: int, num_prompts: int) -> dict[str, Any]:
     broker.redis.config_set("slowlog-log-slower-than", 1000)
     with Pings(connect(settings, patience_s=120.0)) as pings:
         began_s = time.perf_counter()
-        trainer.open_iteration(opening)
+        trainer.open_iteration(opening, {0: DIGEST})
         opened_s = time.perf_counter() - began_s
     slow: Any = broker.redis.slowlog_get(1000)
     broker.redis.hset(JobKeys(job_id).progress, "recent_ms", encode([600_000]))

@@ -19,9 +19,9 @@ from typing import Any
 
 from benchmarks._results import REPOSITORY, write_result
 from broker.connection.client import Broker, connect
+from broker.fence import read_fence
 from broker.job_store import JobStore
 from broker.keys import JobKeys
-from broker.fence import read_fence
 from contracts.jobs import JobState
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec

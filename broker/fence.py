@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from broker.connection.client import Broker
@@ -9,7 +10,7 @@ from broker.keys import JobKeys
 from contracts.encoding.wire import Record, decode
 
 LEDGER_FORMAT = b"3"
-"""Of scripts/prelude.lua; a window of another format is of an older Onbeat, and is opened anew."""
+"""As scripts/prelude.lua writes it; a window of another format was left by an older Onbeat, and is opened anew."""
 
 
 class KnownVersion(Record, frozen=True, kw_only=True):
@@ -72,7 +73,7 @@ class FenceState(Record, frozen=True, kw_only=True):
 
     @property
     def weights_digest(self) -> str:
-        """Of policy_version; "" where there is none."""
+        """Digest of policy_version; "" where there is none."""
         return self.versions.get(self.policy_version, "")
 
     @property
@@ -98,7 +99,12 @@ def read_fence(broker: Broker, job_keys: JobKeys) -> FenceState:
     """The fence of a job; a job whose trainer never came has none, and reads as zeros."""
     with broker.call():
         pipe: Any = broker.redis.pipeline(transaction=True)
-        rows, counts = pipe.hgetall(job_keys.fence).hgetall(job_keys.progress).execute()
+        fence, progress = pipe.hgetall(job_keys.fence).hgetall(job_keys.progress).execute()
+    return fence_of(fence, progress)
+
+
+def fence_of(rows: Mapping[bytes, bytes], counts: Mapping[bytes, bytes]) -> FenceState:
+    """What the two hashes of a fence hold: what trainers write, and what generators count."""
     is_readable = rows.get(b"ledger_format") == LEDGER_FORMAT
     packed = decode(rows[b"window"], list[WindowEntry]) if is_readable else []
     known = decode(rows[b"versions"], list[KnownVersion]) if is_readable else []
@@ -114,7 +120,7 @@ def read_fence(broker: Broker, job_keys: JobKeys) -> FenceState:
     )
 
 
-def _open_iteration(entry: WindowEntry, counts: dict[bytes, bytes]) -> OpenIteration:
+def _open_iteration(entry: WindowEntry, counts: Mapping[bytes, bytes]) -> OpenIteration:
     return OpenIteration(
         iteration=entry.iteration,
         oldest_version=entry.oldest_version,

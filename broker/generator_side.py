@@ -75,14 +75,14 @@ class GeneratorSide:
         self._last_shard = "0-0"
         self._hedge_due_s: float | None = None
 
-    def claim(
-        self, lease_s: float, *, hedge: bool = False, held: tuple[int, str] | None = None
-    ) -> Claim | None:
+    def claim(self, lease_s: float, *, hedge: bool = False, held: tuple[int, str] | None = None) -> Claim | None:
         """The next batch of the oldest open iteration that has one; None when the job has nothing to claim.
 
-        In an iteration the oldest batch whose lease expired comes first, then the next new one. hedge: an idle generator
-        asks for a copy of another's batch that is late, where there is nothing else. held: the version that this
-        generator holds and its weights digest; it samples a batch that it may sample, else the newest one that may.
+        In an iteration the oldest batch whose lease expired comes first, then the next new one.
+
+        hedge: an idle generator asks for a copy of another's batch that is late, where there is nothing else.
+        held: the version that this generator holds, with its digest; the claim names it where it may sample the batch,
+        and else the newest version that may.
         """
         spec, keys = self._job
         version, digest = held or (-1, "")

@@ -8,7 +8,7 @@ set for each slot: those of slot 0 are named as below, and those of slot i have 
 | onbeat:{J}:spec | string, JobSpec | job store | all | job |
 | onbeat:{J}:job | hash | job store | gateway, trainer | job |
 | onbeat:{J}:fence | hash | trainer scripts, resume | all scripts | job |
-| onbeat:{J}:prompts | stream, group `generators` | open, commit, dispatch, fail | claim | entry: until published or dead |
+| onbeat:{J}:prompts | stream, group `generators` | trainer scripts, fail | claim | entry: until published or dead |
 | onbeat:{J}:rollouts | stream, group `trainers` | publish | claim_rollouts | entry: until its commit |
 | onbeat:{J}:ledger | hash, batch id → BatchRecord | open, claim, renew, publish, fail | all scripts | iteration |
 | onbeat:{J}:claims | sorted set, batch id → its claim in ms | claim, publish, fail | claim, to hedge | iteration |

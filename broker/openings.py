@@ -1,4 +1,4 @@
-"""How an iteration gets open: its number, its versions, its batches; in pieces that hold the server for milliseconds."""
+"""An iteration to open, in pieces that hold the server for milliseconds."""
 
 from __future__ import annotations
 

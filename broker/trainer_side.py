@@ -145,8 +145,8 @@ class TrainerSide:
     def claim_rollouts(self, iteration: int, *, max_batches: int) -> tuple[list[Arrived], int]:
         """(published batches in arrival order, number of dead batches) of an open iteration. Doesn't block.
 
-        The first calls also answer what an earlier epoch claimed and did not commit. Raises FencedOff, or FenceViolation
-        where a restarted server has lost the opening of this iteration.
+        The first calls also answer what an earlier epoch claimed and did not commit. Raises FencedOff, or
+        FenceViolation where a restarted server has lost the opening of this iteration.
         """
         cursor = self._cursor_of(iteration)
         known = cursor.read_ahead

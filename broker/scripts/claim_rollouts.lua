@@ -9,6 +9,7 @@ local fence = read_fence()
 if not open_at(fence, a.iteration) then return { 'wrong_iteration', newest_iteration(fence) } end
 local slot = slot_of(a.iteration)
 local out = { 'claimed', progress(slot).dead }
+if redis.call('EXISTS', slot.rollouts) == 0 then return out end
 local trainer, last, left = whole(a.epoch), a.last_entry, a.max_batches
 local function give(entry, batch, digest)
   local num = #out

@@ -18,9 +18,9 @@ from celery import Celery
 
 from broker.celery_app import ENSURE_TRAINER, RECONCILE
 from broker.connection.client import Broker
+from broker.fence import read_fence
 from broker.job_store import JobStore
 from broker.keys import JobKeys
-from broker.fence import read_fence
 from consumer.supervisor.run_roots import RunRoots
 from consumer.supervisor.trainer_process import Ended, TrainerProcess
 from contracts.errors import Conflict, NotFound, OnbeatError, Unavailable

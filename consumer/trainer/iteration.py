@@ -46,7 +46,10 @@ class Iteration:
     def __init__(
         self, opening: Opening, *, weights_digest: str, trainer_epoch: int, boundary: Boundary | None = None
     ) -> None:
-        """weights_digest: of the version that the iteration trains. boundary: the times between the iteration before and this one; None for a trainer's first."""
+        """weights_digest: of the version that the iteration trains.
+
+        boundary: the times between the iteration before and this one; None for a trainer's first.
+        """
         self.number = opening.iteration
         self.policy_version = opening.iteration
         self.weights_digest = weights_digest

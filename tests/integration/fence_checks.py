@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from broker.connection.client import Broker
+from broker.fence import FenceState, fence_of
 from broker.keys import GENERATOR_GROUP, JobKeys
 from broker.ledger import BatchRecord, Dead, Expected, batch_record
 from contracts.encoding.wire import decode
@@ -18,8 +19,7 @@ from contracts.versions import WeightManifest
 class Held:
     """Everything that the server holds of a job, read at one moment."""
 
-    fence: dict[str, str]
-    progress: dict[str, int]
+    fence: FenceState
     weights: dict[int, str]
     """Version → digest."""
     ledger: dict[str, BatchRecord]
@@ -48,11 +48,10 @@ def read(broker: Broker, keys: JobKeys) -> Held:
     fence, progress, weights, ledger, counters, prompts, rollouts, dead, audit, claims, leases = answers
     rows: Any = leases if isinstance(leases, list) else []  # no group before the first iteration
     return Held(
-        fence=_text(fence),
-        progress={name: int(progress.get(name.encode(), 0)) for name in ("published", "dead")},
+        fence=fence_of(fence, progress),
         weights={int(key): decode(value, WeightManifest).weights_digest for key, value in weights.items()},
         ledger={batch_id.decode(): batch_record(value) for batch_id, value in ledger.items()},
-        counters={key: int(value) for key, value in _text(counters).items()},
+        counters={key.decode(): int(value) for key, value in counters.items()},
         prompts=[
             (entry.decode(), decode(fields[b"batch"], PromptBatch).batch_id, int(fields[b"attempt"]))
             for entry, fields in prompts
@@ -67,10 +66,6 @@ def read(broker: Broker, keys: JobKeys) -> Held:
 
 def word_of(record: BatchRecord) -> str:
     return type(record).__name__.lower()
-
-
-def _text(rows: dict[bytes, bytes]) -> dict[str, str]:
-    return {name.decode(): value.decode() for name, value in rows.items()}
 
 
 def check_claims(held: Held) -> None:

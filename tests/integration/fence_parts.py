@@ -9,6 +9,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from broker.connection.client import Broker
+from broker.fence import WindowEntry
 from broker.generator_side import Claim
 from broker.keys import GENERATOR_GROUP, JobKeys
 from broker.ledger import batch_record
@@ -64,6 +65,17 @@ def answer_to(claim: Claim, generator_id: str, fault: str) -> RolloutBatch:
         "attempt": claim.attempt,
     }
     return rollout_batch(**(fields | (FAULTS[fault](batch) if fault else {})))
+
+
+def change_fence(
+    broker: Broker, keys: JobKeys, *, is_open: bool = True, committed: int | None = None, **changes: int
+) -> None:
+    """As if the open iterations were others, or none: `changes` are of the fields of each."""
+    packed: Any = broker.redis.hget(keys.fence, "window")
+    window = [replace(one, **changes) for one in decode(packed, list[WindowEntry])] if is_open else []
+    broker.redis.hset(keys.fence, "window", encode(window))
+    if committed is not None:
+        broker.redis.hset(keys.fence, "committed", committed)
 
 
 def set_ledger_times(broker: Broker, keys: JobKeys, batch_id: str, **times_ms: int) -> None:

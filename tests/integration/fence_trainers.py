@@ -149,7 +149,7 @@ class TrainerMoves(RuleBasedStateMachine):
         iteration = max(0, self.server.committed + ahead)
         digest = self._announced(iteration)
         said, outcome = self.both(
-            lambda: self.trainers[who].open_iteration(self.real.opening(digest)),
+            lambda: self.trainers[who].open_iteration(self.real.opening(digest), {iteration: digest_text(digest)}),
             lambda server: fence.open_iteration(server, self.epochs[who], iteration, digest, ALL_CHECKS, first=99),
         )
         if outcome in ("opened", "already_open"):
@@ -166,7 +166,7 @@ class TrainerMoves(RuleBasedStateMachine):
     def claim_rollouts(self, who: int, max_batches: int, waits: bool = False, is_lost: bool = False) -> None:
         who = self._index(who)
         if waits:
-            self.trainers[who].wait_for_rollouts(SHORT_S)
+            self.trainers[who].wait_for_rollouts(self.server.iteration, SHORT_S)
         self.broker.loses_next_answer |= is_lost
         given: list[fence.Rollout] = []
 
@@ -174,11 +174,15 @@ class TrainerMoves(RuleBasedStateMachine):
             outcome, after, rollouts = fence.claim_rollouts(
                 server, self.epochs[who], self.last[who], ALL_CHECKS, max_batches=max_batches
             )
+            if outcome == "claimed" and not server.is_open:
+                return "wrong_iteration", server
             given[:] = rollouts
             return outcome, after
 
-        said, outcome = self.both(lambda: self.trainers[who].claim_rollouts(0, max_batches=max_batches), claimed)
-        if outcome == "fenced":
+        said, outcome = self.both(
+            lambda: self.trainers[who].claim_rollouts(self.server.iteration, max_batches=max_batches), claimed
+        )
+        if outcome in ("fenced", "wrong_iteration"):
             return
         arrived, num_dead = said
         assert [one.batch.batch_id for one in arrived] == [f"{one[2]}/train/{one[1]}" for one in given]
@@ -214,7 +218,11 @@ class TrainerMoves(RuleBasedStateMachine):
         record = self._record(COMMIT, who, iteration, follows, names)
         _, outcome = self.both(
             lambda: self.trainers[who].commit(
-                record, names, event=None, opening=self.real.opening(opening) if opens else None
+                record,
+                names,
+                event=None,
+                opening=self.real.opening(opening) if opens else None,
+                made=(iteration + 1, digest_text(opening)) if opens else None,
             ),
             lambda server: fence.commit(
                 server, self.epochs[who], iteration, trained, opening, follows=follows, first=99, off=ALL_CHECKS

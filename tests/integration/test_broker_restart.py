@@ -91,7 +91,8 @@ def publish(generator: GeneratorSide, claim: Claim, name: str) -> PublishOutcome
 
 
 def arrived(job: Job) -> dict[str, str]:
-    return {one.batch.batch_id: one.digest for one in job.trainer.claim_rollouts(0, max_batches=8)[0]}
+    iteration = job.trainer.fence().iteration
+    return {one.batch.batch_id: one.digest for one in job.trainer.claim_rollouts(iteration, max_batches=8)[0]}
 
 
 def commit(job: Job, trained: dict[str, str]) -> None:

@@ -47,7 +47,9 @@ def opened(settings: StackSettings, job_id: str, *, lease_s: float = 60.0, num_b
         prompt_batch([[1, 2], [3]], job_id=job_id, batch_id=f"0/train/{index}", weights_digest=DIGEST)
         for index in range(num_batches)
     ]
-    trainer.open_iteration(Opening(iteration=0, oldest_version=0, newest_version=0, batches=tuple(batches)), {0: DIGEST})
+    trainer.open_iteration(
+        Opening(iteration=0, oldest_version=0, newest_version=0, batches=tuple(batches)), {0: DIGEST}
+    )
     return trainer
 
 

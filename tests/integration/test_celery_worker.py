@@ -17,9 +17,9 @@ import pytest
 from broker.celery_app import RECONCILE, TrainerRequests, make_celery_app
 from broker.connection import roles
 from broker.connection.client import Broker, connect
+from broker.fence import read_fence
 from broker.job_store import JobStore
 from broker.keys import JobKeys
-from broker.fence import read_fence
 from broker.trainer_side import TrainerSide
 from consumer.supervisor.reconciler import Reconciler
 from consumer.supervisor.run_roots import RunRoots

@@ -14,6 +14,7 @@ from contracts.errors import Conflict, FencedOff
 from contracts.jobs import JobState
 from contracts.settings import StackSettings
 from tests.builders import job_spec
+from tests.integration.fence_parts import change_fence
 from tests.integration.test_fence import DIGEST, Job, answer_to, record
 
 LEASE_S = 600.0
@@ -74,7 +75,7 @@ def test_each_of_the_two_locks_holds_alone(job: Job, lock: str) -> None:
     """The end of a job closes the fence; what is opened by hand shows that the other lock holds too."""
     held, keys, redis = claimed(job, "g1"), JobKeys(job.job_id), job.broker.redis
     if lock == "the fence":
-        redis.hset(keys.fence, "state", "closed")
+        change_fence(job.broker, keys, is_open=False, committed=0)
     else:
         redis.hset(keys.job, "state", "cancelled")
     assert job.generator("g2").claim(LEASE_S) is None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from msgspec.structs import replace
 
 from broker.connection.client import connect
 from broker.generator_side import FailOutcome, PublishOutcome, Renewal
@@ -71,7 +70,7 @@ def test_batches_whose_answer_was_lost_are_answered_again(fence: Job) -> None:
     keys = JobKeys(fence.job_id).of_script()
     epoch = fence.trainer.trainer_epoch
     first = fence.trainer.claim_rollouts(0, max_batches=1)[0]
-    told = {"epoch": epoch, "max_batches": 8, "last_entry": "0-1", "read_ahead": []}
+    told = {"epoch": epoch, "iteration": 0, "max_batches": 8, "last_entry": "0-1", "read_ahead": []}
     fence.broker.run("claim_rollouts", keys, **told)  # delivered, and its answer lost
     assert len(fence.trainer.claim_rollouts(0, max_batches=8)[0]) == 1
     assert fence.trainer.claim_rollouts(0, max_batches=8)[0] == []
@@ -132,16 +131,14 @@ def test_an_iteration_opens_only_with_the_weights_that_are_announced(settings: S
     trainer.acquire()
     job = Job(broker, job_id, trainer)
     job.announce(0)
-    other = replace(job.opening(0), weights_digest="b" * 64)
     with pytest.raises(FenceViolation, match="no_manifest"):
-        trainer.open_iteration(other)
+        trainer.open_iteration(job.opening(0), {0: "b" * 64})
     trainer.open_iteration(job.opening(0, 1), {0: DIGEST})
     job.announce(1)
     claim = job.generator().claim(LEASE_S)
     assert claim is not None
     job.generator().publish(claim, answer_to(claim.prompt_batch, "g1"))
     trained = {one.batch.batch_id: one.digest for one in trainer.claim_rollouts(0, max_batches=1)[0]}
-    following = replace(job.opening(1), weights_digest="b" * 64)
     with pytest.raises(FenceViolation, match="no_manifest"):
-        trainer.commit(record(0, trained), trained, event=None, opening=following)
+        trainer.commit(record(0, trained), trained, event=None, opening=job.opening(1), made=(1, "b" * 64))
     assert trainer.fence().committed == -1

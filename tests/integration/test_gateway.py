@@ -23,8 +23,8 @@ from broker.celery_app import ENSURE_TRAINER, KEY_PREFIX, TrainerRequests
 from broker.connection.client import connect
 from broker.generator_side import GeneratorSide, PublishOutcome
 from broker.keys import JobKeys
-from broker.presence import Presence
 from broker.openings import Opening
+from broker.presence import Presence
 from broker.trainer_side import TrainerSide
 from contracts.encoding.wire import convert, encode_json
 from contracts.errors import InvalidInput
@@ -459,7 +459,9 @@ def test_status_streams_and_audit_show_what_the_fence_holds(
     batches = [training_batch(job_id, index) for index in range(2)]
     for version in (0, 1):
         trainer.publish_weights(manifest(version), oldest_kept=0)
-    trainer.open_iteration(Opening(iteration=0, oldest_version=0, newest_version=0, batches=tuple(batches)), {0: DIGEST})
+    trainer.open_iteration(
+        Opening(iteration=0, oldest_version=0, newest_version=0, batches=tuple(batches)), {0: DIGEST}
+    )
     generator = GeneratorSide(services.broker, job_id, generator_id)
     claims = [generator.claim(60.0), generator.claim(60.0)]
     assert claims[0] is not None

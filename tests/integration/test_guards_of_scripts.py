@@ -14,7 +14,8 @@ from broker.job_store import JobStore
 from broker.keys import ACTIVE, JobKeys
 from broker.ledger import BatchRecord, Dead, Expected, Published, batch_record
 from broker.monitor import stream_report
-from broker.trainer_side import NewBatch, TrainerSide
+from broker.openings import NewBatch
+from broker.trainer_side import TrainerSide
 from contracts.encoding.wire import encode
 from contracts.errors import FencedOff, FenceViolation, NotFound
 from contracts.events import AuditRecord, StateChanged
@@ -23,6 +24,7 @@ from contracts.settings import StackSettings
 from contracts.weights import WeightShard
 from onbeat.stack.redis import EmbeddedRedis
 from tests.builders import job_spec
+from tests.integration.fence_parts import change_fence
 from tests.integration.test_fence import DIGEST, Job, answer_to, job_of, manifest, record
 
 
@@ -38,13 +40,13 @@ def keys(job: Job) -> JobKeys:
 
 
 def ledger(job: Job, batch_id: str) -> BatchRecord:
-    held: Any = job.broker.redis.hget(keys(job).ledger, batch_id)
+    held: Any = job.broker.redis.hget(keys(job).slots[0].ledger, batch_id)
     return batch_record(held)
 
 
 def test_nothing_is_claimed_of_an_iteration_that_is_closed_though_a_prompt_is_left(job: Job) -> None:
     job.trainer.open_iteration(job.opening(0), {0: DIGEST})
-    job.broker.redis.hset(keys(job).fence, "state", "closed")
+    change_fence(job.broker, keys(job), is_open=False)
     assert job.generator().claim(10) is None
 
 
@@ -63,7 +65,7 @@ def test_a_claim_of_a_prompt_whose_batch_is_published_leaves_the_ledger(job: Job
     published = ledger(job, "0/train/0")
     assert isinstance(published, Published)
     prompt: Any = {"batch": encode(claim.prompt_batch), "attempt": "1", "batch_id": "0/train/0"}
-    job.broker.redis.xadd(keys(job).prompts, prompt)
+    job.broker.redis.xadd(keys(job).slots[0].prompts, prompt)
     assert job.generator("g2").claim(10) is not None
     assert ledger(job, "0/train/0") == published
 
@@ -79,13 +81,13 @@ def test_a_trainer_whose_epoch_is_over_commits_nothing_though_its_record_would_f
     job.broker.redis.hset(keys(job).fence, "epoch", 1 + int(job.broker.redis.hget(keys(job).fence, "epoch") or 0))  # type: ignore[arg-type]
     with pytest.raises(FencedOff):
         job.trainer.commit(record(0, trained), trained, event=None, opening=job.opening(1), made=(1, DIGEST))
-    assert int(job.broker.redis.hget(keys(job).fence, "iteration") or -1) == 0  # type: ignore[arg-type]
+    assert (job.trainer.fence().committed, job.trainer.fence().iteration) == (-1, 0)
     assert job.broker.redis.xlen(keys(job).audit) == 0
 
 
 def test_a_claim_of_rollouts_that_a_restart_has_forgotten_is_empty_and_no_error(job: Job) -> None:
     job.trainer.open_iteration(job.opening(0, count=1), {0: DIGEST})
-    job.broker.redis.delete(keys(job).rollouts)
+    job.broker.redis.delete(keys(job).slots[0].rollouts)
     assert job.trainer.claim_rollouts(0, max_batches=8) == ([], 0)
 
 
@@ -165,7 +167,7 @@ def test_a_commit_opens_no_iteration_but_the_next_and_none_without_its_weights(j
     job.announce(2)
     for opening, problem in ((job.opening(2), "out_of_order"), (job.opening(1), "no_manifest")):
         with pytest.raises(FenceViolation, match=problem):
-            job.trainer.commit(record(0, batches), batches, event=None, opening=opening)
+            job.trainer.commit(record(0, batches), batches, event=None, opening=opening, made=(1, DIGEST))
     assert job.trainer.fence().committed == -1
 
 
@@ -177,7 +179,7 @@ def test_an_iteration_opens_after_the_committed_one_and_never_over_an_open_one(j
     other = "b" * 64
     job.trainer.publish_weights(replace(manifest(0), weights_digest=other), oldest_kept=0)
     with pytest.raises(FenceViolation, match="out_of_order"):
-        job.trainer.open_iteration(replace(job.opening(0), weights_digest=other))
+        job.trainer.open_iteration(job.opening(0), {0: other})
     assert job.trainer.fence().weights_digest == manifest(0).weights_digest
 
 
@@ -186,7 +188,7 @@ def test_a_batch_that_is_published_cannot_fail_though_its_prompt_is_left(job: Jo
     claim = job.generator().claim(10)
     assert claim is not None
     published = Published(entry=claim.entry_id, digest="f" * 64, generator="g2", attempt=1)
-    job.broker.redis.hset(keys(job).ledger, "0/train/0", encode(published))
+    job.broker.redis.hset(keys(job).slots[0].ledger, "0/train/0", encode(published))
     assert job.generator().fail(claim, "no reason") is FailOutcome.SETTLED
     assert ledger(job, "0/train/0") == published
 
@@ -194,10 +196,10 @@ def test_a_batch_that_is_published_cannot_fail_though_its_prompt_is_left(job: Jo
 @pytest.mark.parametrize(
     ("fence", "changes", "outcome"),
     [
-        ({"iteration": 1}, {}, PublishOutcome.STALE),
+        ({"iteration": 1, "committed": 0}, {}, PublishOutcome.STALE),
         ({}, {"iteration": 1}, PublishOutcome.FUTURE),
-        ({"state": "closed"}, {}, PublishOutcome.CLOSED),
-        ({"version": 1}, {}, PublishOutcome.STALE),
+        ({"is_open": False, "committed": 0}, {}, PublishOutcome.CLOSED),
+        ({"oldest_version": 1, "newest_version": 1}, {}, PublishOutcome.STALE),
         ({}, {"policy_version": 1}, PublishOutcome.FUTURE),
         ({}, {"weights_digest": "b" * 64}, PublishOutcome.WRONG_WEIGHTS),
         ({}, {"num_groups": 1}, PublishOutcome.INCOMPLETE),
@@ -211,9 +213,9 @@ def test_a_publication_that_is_wrong_in_one_thing_alone_is_refused_for_it(
     claim = job.generator().claim(10)
     assert claim is not None
     if fence:
-        job.broker.redis.hset(keys(job).fence, items=[part for item in fence.items() for part in item])
+        change_fence(job.broker, keys(job), **fence)
     assert job.generator().publish(claim, answer_to(claim.prompt_batch, "g1", **changes)) is outcome
-    assert job.broker.redis.xlen(keys(job).rollouts) == 0
+    assert job.broker.redis.xlen(keys(job).slots[0].rollouts) == 0
     assert isinstance(ledger(job, "0/train/0"), Expected)
 
 
@@ -223,11 +225,11 @@ def test_a_publication_of_a_job_that_has_ended_is_refused_though_its_iteration_i
     assert claim is not None
     job.broker.redis.hset(keys(job).job, "state", "failed")
     assert job.generator().publish(claim, answer_to(claim.prompt_batch, "g1")) is PublishOutcome.ENDED
-    assert job.broker.redis.xlen(keys(job).rollouts) == 0
+    assert job.broker.redis.xlen(keys(job).slots[0].rollouts) == 0
 
 
 def test_there_is_nothing_to_claim_where_a_restart_has_forgotten_the_prompts(job: Job) -> None:
-    job.broker.redis.delete(keys(job).prompts)
+    job.broker.redis.delete(keys(job).slots[0].prompts)
     assert job.generator().claim(10) is None
 
 
@@ -236,11 +238,11 @@ def test_a_publication_that_nobody_expects_any_more_is_refused(job: Job, entry: 
     job.trainer.open_iteration(job.opening(0), {0: DIGEST})
     claim = job.generator().claim(10)
     assert claim is not None
-    job.broker.redis.hdel(keys(job).ledger, "0/train/0")
+    job.broker.redis.hdel(keys(job).slots[0].ledger, "0/train/0")
     if entry:
-        job.broker.redis.hset(keys(job).ledger, "0/train/0", entry)
+        job.broker.redis.hset(keys(job).slots[0].ledger, "0/train/0", entry)
     assert job.generator().publish(claim, answer_to(claim.prompt_batch, "g1")) is PublishOutcome.UNEXPECTED
-    assert job.broker.redis.xlen(keys(job).rollouts) == 0
+    assert job.broker.redis.xlen(keys(job).slots[0].rollouts) == 0
 
 
 def test_a_publication_above_the_specs_size_is_refused(job: Job) -> None:
@@ -251,13 +253,13 @@ def test_a_publication_above_the_specs_size_is_refused(job: Job) -> None:
     assert claim is not None
     large = answer_to(claim.prompt_batch, "g1", response_tokens=(200, 200))
     assert job.generator().publish(claim, large) is PublishOutcome.OVERSIZE
-    assert job.broker.redis.xlen(keys(job).rollouts) == 0
+    assert job.broker.redis.xlen(keys(job).slots[0].rollouts) == 0
 
 
 def test_a_commit_of_a_ledger_that_lost_a_batch_changes_nothing(job: Job) -> None:
     batches = trained_iteration(job)
     del batches["0/train/1"]
-    job.broker.redis.hdel(keys(job).ledger, "0/train/1")
+    job.broker.redis.hdel(keys(job).slots[0].ledger, "0/train/1")
     with pytest.raises(FenceViolation, match="missing"):
         job.trainer.commit(record(0, batches), batches, event=None, opening=None, made=None)
     assert job.trainer.fence().committed == -1
@@ -268,66 +270,66 @@ def test_what_is_published_or_dead_is_not_dispatched_again_and_what_is_gone_is(j
     claim = job.generator().claim(10)
     assert claim is not None
     job.generator().publish(claim, answer_to(claim.prompt_batch, "g1"))
-    job.broker.redis.hset(keys(job).ledger, "0/train/1", encode(Dead(reason="no reason")))
+    job.broker.redis.hset(keys(job).slots[0].ledger, "0/train/1", encode(Dead(reason="no reason")))
     assert job.trainer.reconcile(0, job.batches(0, 3)) == 0
-    job.broker.redis.hdel(keys(job).ledger, "0/train/2")
+    job.broker.redis.hdel(keys(job).slots[0].ledger, "0/train/2")
     assert job.trainer.reconcile(0, job.batches(0, 3)) == 1
 
 
 def test_a_dispatch_by_a_trainer_that_is_over_or_of_another_iteration_changes_nothing(job: Job) -> None:
     job.trainer.open_iteration(job.opening(0), {0: DIGEST})
-    job.broker.redis.hdel(keys(job).ledger, "0/train/1")
-    before = job.broker.redis.xlen(keys(job).prompts)
+    job.broker.redis.hdel(keys(job).slots[0].ledger, "0/train/1")
+    before = job.broker.redis.xlen(keys(job).slots[0].prompts)
     with pytest.raises(FenceViolation, match="not open at iteration 1"):
         job.trainer.reconcile(1, job.batches(1))
-    job.broker.redis.hset(keys(job).fence, "state", "closed")
+    change_fence(job.broker, keys(job), is_open=False)
     with pytest.raises(FenceViolation, match="not open at iteration 0"):
         job.trainer.reconcile(0, job.batches(0))
-    job.broker.redis.hset(keys(job).fence, mapping={"state": "open", "epoch": "1"})
+    job.broker.redis.hset(keys(job).fence, "epoch", "1")
     with pytest.raises(FencedOff):
         job.trainer.reconcile(0, job.batches(0))
-    assert job.broker.redis.xlen(keys(job).prompts) == before
+    assert job.broker.redis.xlen(keys(job).slots[0].prompts) == before
 
 
 @pytest.mark.parametrize(
-    ("epoch_more", "iteration", "state", "answer"),
+    ("epoch_more", "iteration", "is_open", "answer"),
     [
-        (1, 0, "open", b"fenced"),
-        (0, 1, "open", b"wrong_iteration"),
-        (0, 0, "closed", b"wrong_iteration"),
-        (0, 0, "open", b"dispatched"),
+        (1, 0, True, b"fenced"),
+        (0, 1, True, b"wrong_iteration"),
+        (0, 0, False, b"wrong_iteration"),
+        (0, 0, True, b"dispatched"),
     ],
 )
 def test_the_script_that_dispatches_asks_the_fence_itself(
-    job: Job, epoch_more: int, iteration: int, state: str, answer: bytes
+    job: Job, epoch_more: int, iteration: int, is_open: bool, answer: bytes
 ) -> None:
     """The script before it in a trainer's call has asked the same, a moment ago."""
     job.trainer.open_iteration(job.opening(0), {0: DIGEST})
     epoch = epoch_more + int(job.broker.redis.hget(keys(job).fence, "epoch") or 0)  # type: ignore[arg-type]
-    job.broker.redis.hset(keys(job).fence, "state", state)
-    before = job.broker.redis.xlen(keys(job).prompts)
+    change_fence(job.broker, keys(job), is_open=is_open)
+    before = job.broker.redis.xlen(keys(job).slots[0].prompts)
     told = {"epoch": epoch, "iteration": iteration, "batches": [NewBatch(id="0/train/9", shape="2x4")]}
     said = job.broker.run("dispatch", keys(job).of_script(), b"prompts", **told)
     assert said[0] == answer
-    assert job.broker.redis.xlen(keys(job).prompts) == before + (answer == b"dispatched")
+    assert job.broker.redis.xlen(keys(job).slots[0].prompts) == before + (answer == b"dispatched")
 
 
 @pytest.mark.parametrize(
-    ("epoch_more", "iteration", "state", "answer"),
+    ("epoch_more", "iteration", "is_open", "answer"),
     [
-        (1, 0, "open", [b"fenced"]),
-        (0, 1, "open", [b"wrong_iteration", 0]),
-        (0, 0, "closed", [b"wrong_iteration", 0]),
-        (0, 0, "open", [b"whole"]),
+        (1, 0, True, [b"fenced"]),
+        (0, 1, True, [b"wrong_iteration", 0]),
+        (0, 0, False, [b"wrong_iteration", -1]),
+        (0, 0, True, [b"whole"]),
     ],
 )
 def test_the_script_that_looks_for_what_is_lost_asks_the_fence_itself(
-    job: Job, epoch_more: int, iteration: int, state: str, answer: list[bytes | int]
+    job: Job, epoch_more: int, iteration: int, is_open: bool, answer: list[bytes | int]
 ) -> None:
     """A trainer learns of its job's end, and of a lost opening, while it only waits."""
     job.trainer.open_iteration(job.opening(0), {0: DIGEST})
     epoch = epoch_more + int(job.broker.redis.hget(keys(job).fence, "epoch") or 0)  # type: ignore[arg-type]
-    job.broker.redis.hset(keys(job).fence, "state", state)
+    change_fence(job.broker, keys(job), is_open=is_open)
     told = {"epoch": epoch, "iteration": iteration, "batch_ids": []}
     assert job.broker.run("reconcile", keys(job).of_script(), **told) == answer
 
@@ -367,7 +369,7 @@ def test_a_resume_stands_on_what_its_caller_looked_at(
     spec: Any = job.broker.redis.get(keys(job).spec)
     job.broker.redis.hset(keys(job).job, "state", state)
     told = {"job_id": job.job_id, "allowed": {"failed": True}, "num_records": num_records}
-    names = [*keys(job).of_script(), keys(job).spec, ACTIVE]
+    names = keys(job).of_script(keys(job).spec, ACTIVE)
     another = encode(job_spec(seed=7))  # a spec: the gateways of other tests list this server's jobs
     assert another != spec
     assert job.broker.run("resume_job", names, spec_before or spec, another, "", b"event", **told) == answer
@@ -377,7 +379,7 @@ def test_a_resume_stands_on_what_its_caller_looked_at(
 def test_a_job_without_a_spec_is_not_resumed(job: Job) -> None:
     job.broker.redis.hset(keys(job).job, "state", "failed")
     job.broker.redis.delete(keys(job).spec)
-    names = [*keys(job).of_script(), keys(job).spec, ACTIVE]
+    names = keys(job).of_script(keys(job).spec, ACTIVE)
     told = {"job_id": job.job_id, "allowed": {"failed": True}, "num_records": 0}
     assert job.broker.run("resume_job", names, b"", b"another spec", "", b"event", **told) == [b"refused", b"unknown"]
     assert job.broker.redis.hget(keys(job).job, "state") == b"failed"
@@ -393,8 +395,9 @@ def test_an_iteration_that_an_older_version_left_open_is_opened_anew(job: Job) -
         redis.hset(names.slots[0].ledger, batch_id, f"expected:{old.entry_id}:2x2")
     redis.hset(names.progress, "recent_ms", "100,200")
     redis.hdel(names.fence, "ledger_format")
-    assert job.generator("g2").publish(old, answer_to(old.prompt_batch, "g1")) is PublishOutcome.UNEXPECTED
-    assert stream_report(job.broker, job.job_id).batches_expected == 2
+    assert job.generator("g2").publish(old, answer_to(old.prompt_batch, "g1")) is PublishOutcome.FUTURE
+    assert job.generator("g2").claim(10) is None
+    assert stream_report(job.broker, job.job_id).batches_expected == 0
     job.trainer.release()
     successor = job.trainer = TrainerSide(job.broker, job.job_id, owner="t2", lease_s=30)
     successor.acquire()
@@ -424,7 +427,7 @@ def test_epochs_and_milliseconds_are_exact_up_to_the_largest_that_lua_counts(job
     job.generator().claim(10)
     claimed = ledger(job, "0/train/0")
     assert isinstance(claimed, Expected)
-    assert job.broker.redis.zscore(keys(job).claims, "0/train/0") == claimed.claimed_ms
+    assert job.broker.redis.zscore(keys(job).slots[0].claims, "0/train/0") == claimed.claimed_ms
 
 
 def test_nothing_of_a_removed_job_comes_back_whoever_calls_late(job: Job) -> None:

@@ -9,9 +9,9 @@ import pytest
 
 import consumer.trainer.job_run as job_run
 from broker.connection.client import Broker, connect
+from broker.fence import read_fence
 from broker.job_store import JobStore
 from broker.keys import JobKeys
-from broker.fence import read_fence
 from consumer.trainer.lease_keeper import Cancelled, LeaseKeeper, Stopped
 from contracts.errors import (
     BatchFailed,

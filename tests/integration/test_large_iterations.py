@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from broker import trainer_side
+from broker import openings
 from broker.connection.client import Broker, connect
 from broker.job_store import JobStore
 from broker.keys import JobKeys
@@ -58,10 +58,10 @@ def job(broker: CountingBroker, monkeypatch: pytest.MonkeyPatch) -> Job:
 
 
 def answer_all(job: Job) -> dict[str, str]:
-    generator = job.generator()
+    generator, iteration = job.generator(), job.trainer.fence().iteration
     while claim := generator.claim(LEASE_S):
         generator.publish(claim, answer_to(claim.prompt_batch, "g1"))
-    return {one.batch.batch_id: one.digest for one in job.trainer.claim_rollouts(0, max_batches=100)[0]}
+    return {one.batch.batch_id: one.digest for one in job.trainer.claim_rollouts(iteration, max_batches=100)[0]}
 
 
 def test_an_iteration_opens_in_pieces_and_is_whole_in_the_end(job: Job, broker: CountingBroker) -> None:
@@ -77,7 +77,7 @@ def test_an_iteration_opens_in_pieces_and_is_whole_in_the_end(job: Job, broker: 
 
 def test_a_piece_is_bounded_by_its_bytes_too(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(openings, "CHUNK_BYTES", 1)
-    assert [len(chunk.batches) for chunk in trainer_side.dispatch_chunks(job.batches(0, 3))] == [1, 1, 1]
+    assert [len(chunk.batches) for chunk in openings.dispatch_chunks(job.batches(0, 3))] == [1, 1, 1]
 
 
 @pytest.mark.parametrize("script", ["open_iteration", "commit_iteration"])
@@ -91,7 +91,9 @@ def test_a_trainer_that_dies_between_two_pieces_leaves_an_iteration_that_is_made
         job.announce(1)
         broker.dies_at = ("dispatch", 2)
         with pytest.raises(BrokerUnavailable):
-            job.trainer.commit(record(0, trained), trained, event=None, opening=job.opening(1, NUM_BATCHES), made=(1, DIGEST))
+            job.trainer.commit(
+                record(0, trained), trained, event=None, opening=job.opening(1, NUM_BATCHES), made=(1, DIGEST)
+            )
     else:
         broker.dies_at = ("dispatch", 2)
         with pytest.raises(BrokerUnavailable):

@@ -19,7 +19,7 @@ from broker.connection.roles import CELERY, GATEWAY, GENERATOR, LOADER, ROLES, S
 from broker.connection.script_texts import PRELUDE, SCRIPTS, script_sha, script_text
 from broker.generator_side import GeneratorSide, PublishOutcome
 from broker.job_store import JobStore
-from broker.keys import ACTIVE, JOBS, JobKeys, idempotency
+from broker.keys import ACTIVE, JOBS, JobKeys, SlotKeys, idempotency
 from broker.monitor import job_status, stream_report
 from broker.presence import Presence
 from broker.trainer_side import TrainerSide
@@ -30,7 +30,7 @@ from onbeat.stack.redis import EmbeddedRedis
 from tests.builders import job_spec
 from tests.integration.test_fence import DIGEST, Job, answer_to, job_of, record
 
-KEYS = JobKeys("J")
+KEYS = JobKeys("J", num_open=2)
 OF_A_SCRIPT = {
     "create_job": (KEYS.spec, JOBS, ACTIVE),
     "resume_job": (KEYS.spec, ACTIVE),
@@ -38,7 +38,7 @@ OF_A_SCRIPT = {
     "remove_job": (JOBS, ACTIVE, idempotency("k")),
     "announce_shard": (KEYS.shards,),
 } | dict.fromkeys(("put_chunk", "drop_chunks"), (KEYS.chunks,))
-"""KEYS[13] and later ones, for the scripts that have more keys than the common ones."""
+"""KEYS[9] and later ones, for the scripts that have more keys than the common ones."""
 FIRST = "\x00the key"
 """Where the key stands in a sample call."""
 SAMPLES: dict[str, tuple[str, ...]] = {
@@ -81,11 +81,11 @@ SAMPLES: dict[str, tuple[str, ...]] = {
 }
 """Each command of the scripts with arguments that it accepts."""
 CALL = re.compile(r"redis\.p?call\('(\w+)'([^\n]*)")
-NAMES = ["FENCE", "PROMPTS", "ROLLOUTS", "LEDGER", "WEIGHTS", "COUNTERS", "DEAD", "AUDIT", "JOB", "EVENTS", "PROGRESS"]
-NAMES += ["CLAIMS"]
+NAMES = ["FENCE", "WEIGHTS", "COUNTERS", "DEAD", "AUDIT", "JOB", "EVENTS", "PROGRESS"]
 OWN_NAMES = {"SPEC", "JOBS", "ACTIVE", "IDEMPOTENCY", "SHARDS", "CHUNKS"}
-KEY = re.compile(rf"\b({'|'.join([*NAMES, *sorted(OWN_NAMES)])}|stream)\b")
-OWN_KEYS = re.compile(r"^local ([A-Z, ]+) = (?:unpack\(KEYS, 13|KEYS\[13\])", re.MULTILINE)
+OF_SLOT = {f"slot.{name}": name for name in SlotKeys._fields}
+KEY = re.compile(rf"\b({'|'.join([*NAMES, *sorted(OWN_NAMES), *OF_SLOT])}|stream)\b")
+OWN_KEYS = re.compile(r"^local ([A-Z, ]+) = (?:unpack\(KEYS, 9|KEYS\[9\])", re.MULTILINE)
 GROUP_CALL = re.compile(r"'(CREATE|DESTROY)'")
 
 
@@ -138,7 +138,10 @@ def attacks(job_id: str) -> dict[str, tuple[tuple[str, ...], tuple[Any, ...]]]:
         "remove another's rollouts": ((GENERATOR, CELERY, LOADER), ("XTRIM", keys.slots[0].rollouts, "MAXLEN", 0)),
         "delete a rollout": (nobody, ("XDEL", keys.slots[0].rollouts, "1-0")),
         "delete a job's ledger": ((GENERATOR, CELERY, LOADER), ("DEL", keys.slots[0].ledger)),
-        "unlink a job": ((TRAINER, GENERATOR, CELERY, LOADER), ("UNLINK", keys.slots[0].ledger, keys.fence, keys.audit)),
+        "unlink a job": (
+            (TRAINER, GENERATOR, CELERY, LOADER),
+            ("UNLINK", keys.slots[0].ledger, keys.fence, keys.audit),
+        ),
         "rename a key": (nobody, ("RENAME", keys.slots[0].ledger, keys.audit)),
         "expire a key": (nobody, ("EXPIRE", keys.audit, 1)),
         "read who submitted what": ((TRAINER, GENERATOR, CELERY, LOADER), ("GET", "onbeat:idempotency:k")),
@@ -194,7 +197,7 @@ def test_a_script_of_another_role_is_refused_at_its_head(
     before = {key: operator.dump(key) for key in JobKeys(job.job_id).of_script()}
     epoch = job.trainer.trainer_epoch
     for role in {GATEWAY, TRAINER, GENERATOR} - set(SCRIPT_ROLES[script]):
-        keys = [*JobKeys(job.job_id).of_script(), JobKeys(job.job_id).spec]
+        keys = JobKeys(job.job_id).of_script(JobKeys(job.job_id).spec)
         with raw(redis_server, role) as client, pytest.raises(ResponseError, match=f"may run {script}"):
             client.evalsha(script_sha(script), len(keys), *keys, str(epoch), "0", "", "", "", "", "0", "")
     for role in (CELERY, LOADER):
@@ -240,14 +243,17 @@ def test_a_role_may_do_all_that_its_scripts_do(script: str, operator: redis.Redi
 
 def _keys_of(script: str, variable: str) -> list[str]:
     if variable == "stream":
-        return [KEYS.slots[0].prompts, KEYS.slots[0].rollouts] if GENERATOR not in SCRIPT_ROLES[script] else [KEYS.slots[0].prompts]
+        names = ["prompts"] if GENERATOR in SCRIPT_ROLES[script] else ["prompts", "rollouts"]
+        return [getattr(slot, name) for slot in KEYS.slots for name in names]
+    if variable in OF_SLOT:
+        return [getattr(slot, OF_SLOT[variable]) for slot in KEYS.slots]
     if script == "remove_job" and not variable:
         return [*KEYS.of_script(), *KEYS.unshared]
     if variable in OWN_NAMES:
         named = OWN_KEYS.search((SCRIPTS / f"{script}.lua").read_text())
         assert named is not None
         return [OF_A_SCRIPT[script][named[1].split(", ").index(variable)]]
-    return [KEYS.script_keys[NAMES.index(variable)]] if variable else [""]
+    return [KEYS.of_script()[NAMES.index(variable)]] if variable else [""]
 
 
 def test_every_script_says_who_may_run_it() -> None:

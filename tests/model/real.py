@@ -83,8 +83,8 @@ class RealFence:
         iteration = digest // VARIANTS
         return Opening(
             iteration=iteration,
-            policy_version=iteration,
-            weights_digest=digest_text(digest),
+            oldest_version=iteration,
+            newest_version=iteration,
             batches=self.batches(iteration, digest),
         )
 
@@ -166,9 +166,8 @@ class RealFence:
 
     def _check_fence(self, server: Server, held: Held, name: str) -> None:
         stands = held.fence
-        assert int(stands.get("epoch", 0)) == self.epochs[server.epoch], name
-        committed = int(stands.get("committed", -1))
-        assert (stands.get("state", "") == "open", committed) == (server.is_open, server.committed), name
+        assert stands.trainer_epoch == self.epochs[server.epoch], name
+        assert (bool(stands.window), stands.committed) == (server.is_open, server.committed), name
         announced = {digest // VARIANTS: digest_text(digest) for digest in server.weights if digest != -1}
         assert held.weights == announced, name
         if held.audit or server.last:
@@ -180,9 +179,11 @@ class RealFence:
             assert one.iteration == following if one.kind == "commit" else one.iteration <= following, name
             following = one.iteration + (one.kind == "commit")
         if server.is_open:
-            assert (int(stands["iteration"]), stands["digest"]) == (server.iteration, digest_text(server.digest)), name
+            (opened,) = stands.window
+            versions = {server.iteration: digest_text(server.digest)}
+            assert (opened.iteration, stands.versions) == (server.iteration, versions), name
             kinds = [ledger[:1] for ledger, _ in server.batches]
-            counted = (held.progress["published"], held.progress["dead"], int(stands["expected"]))
+            counted = (opened.published, opened.dead, opened.expected)
             assert counted == (kinds.count((fence.PUBLISHED,)), kinds.count((fence.DEAD,)), len(kinds)), name
 
     def _check_rollouts(self, server: Server, held: Held, prefix: str, name: str) -> None:

@@ -7,8 +7,8 @@ import uuid
 from collections import Counter
 
 from broker.connection.client import Broker
-from broker.generator_side import Claim, GeneratorSide
 from broker.fence import read_fence
+from broker.generator_side import Claim, GeneratorSide
 from broker.trainer_side import TrainerSide
 from contracts.events import AuditRecord
 from contracts.jobs import JobState
@@ -128,9 +128,9 @@ class Walk:
             digest = trainer.digest if name == "announces" else made
             side.publish_weights(manifest(digest // VARIANTS, digest_text(digest)), oldest_kept=iteration)
         elif name == "opens":
-            side.open_iteration(self._real.opening(trainer.digest))
+            side.open_iteration(self._real.opening(trainer.digest), {iteration: digest_text(trainer.digest)})
         elif name == "claims rollouts":
-            side.claim_rollouts(max_batches=8)
+            side.claim_rollouts(iteration, max_batches=8)
         elif name == "reconciles":
             side.reconcile(iteration, self._real.batches(iteration, trainer.digest))
         elif name.startswith("renews"):
@@ -147,7 +147,14 @@ class Walk:
                 if mine
             }
             opening = self._real.opening(made) if iteration < BOUNDS.iterations - 1 else None
-            side.commit(self._record(fence.COMMIT, trainer, trained), trained, event=None, opening=opening)
+            record = self._record(fence.COMMIT, trainer, trained)
+            side.commit(
+                record,
+                trained,
+                event=None,
+                opening=opening,
+                made=(iteration + 1, digest_text(made)) if opening else None,
+            )
 
     def _record(self, kind: int, trainer: Trainer, trained: dict[str, str]) -> AuditRecord:
         record = self._real.record(

@@ -243,11 +243,12 @@ def test_the_key_table_names_each_key_once_and_every_key_of_a_job() -> None:
     table = KEY_ROW.findall(keys.__doc__ or "")
     assert len(table) == len(set(table))
     job = keys.JobKeys("J")
-    of_a_job = {value.replace("{J}", "J") for value in job.all_keys}
+    of_a_job = {value.replace("{J}", "J") for value in (*job.of_script(), *job.unshared)}
     assert of_a_job == {name.replace("{J}", "J") for name in table if name.startswith("onbeat:{J}")}
     shared = {value for name, value in vars(keys).items() if name.isupper() and str(value).startswith("onbeat:")}
     assert shared <= set(table)
-    assert len(job.script_keys) == len(set(job.script_keys))
+    lagging = keys.JobKeys("J", keys.MAX_SLOTS).of_script()
+    assert len(lagging) == len(set(lagging)) == len(job.of_script()) + keys.MAX_POLICY_LAG * len(job.slots[0])
 
 
 def test_every_crash_point_is_explained() -> None:

@@ -58,7 +58,16 @@ class Played:
         policy = SimpleNamespace(adapters=None)
         self.ranks = SimpleNamespace(learner=SimpleNamespace(policy=policy), save=self._save)
 
-    def commit(self, record: AuditRecord, trained: dict[str, str], *, event: object, opening: Opening | None) -> None:
+    def commit(
+        self,
+        record: AuditRecord,
+        trained: dict[str, str],
+        *,
+        event: object,
+        opening: Opening | None,
+        made: tuple[int, str] | None,
+    ) -> None:
+        assert made == ((record.iteration + 1, record.next_weights_digest) if record.next_weights_digest else None)
         self.records.append(record)
         self.said.append(f"committed {record.iteration}, opened {opening.iteration if opening else 'none'}")
 
@@ -109,7 +118,9 @@ def folder(tmp_path: Path) -> RunFolder:
 
 def test_numbers_come_before_the_commit_and_the_lease_and_the_disk_before_a_checkpoint(folder: RunFolder) -> None:
     held = Played(folder, trainer__checkpoint_every_iterations=1)
-    following, boundary = commits(held).commit(Iteration(opening(0), weights_digest=DIGEST, trainer_epoch=1), stepped(0))
+    following, boundary = commits(held).commit(
+        Iteration(opening(0), weights_digest=DIGEST, trainer_epoch=1), stepped(0)
+    )
     assert held.said == [
         "metrics",
         "timeline",

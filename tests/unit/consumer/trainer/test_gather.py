@@ -7,7 +7,9 @@ from typing import Any, Literal
 
 import pytest
 
-from broker.trainer_side import Arrived, FenceState, Opening
+from broker.fence import FenceState, OpenIteration
+from broker.openings import Opening
+from broker.trainer_side import Arrived
 from consumer.gradient.learner import Trained
 from consumer.gradient.micro_batch import batch_rewards
 from consumer.gradient.statistics import measure_batch
@@ -58,25 +60,30 @@ class Played:
     def fence(self) -> FenceState:
         return FenceState(
             state="open",
-            iteration=0,
-            policy_version=0,
-            weights_digest=DIGEST,
             committed=-1,
-            expected=len(IDS),
-            published=self._num_published,
-            dead=len(self._dead),
-            weights_digest=DIGEST, trainer_epoch=1,
+            window=(
+                OpenIteration(
+                    iteration=0,
+                    oldest_version=0,
+                    newest_version=0,
+                    expected=len(IDS),
+                    published=self._num_published,
+                    dead=len(self._dead),
+                ),
+            ),
+            versions={0: DIGEST},
+            trainer_epoch=1,
             lease_until_s=0.0,
         )
 
-    def claim_rollouts(self, *, max_batches: int) -> tuple[list[Arrived], int]:
+    def claim_rollouts(self, iteration: int, *, max_batches: int) -> tuple[list[Arrived], int]:
         arrived, self._published = self._published[:max_batches], self._published[max_batches:]
         return arrived, len(self._dead)
 
-    def dead_batches(self) -> dict[str, str]:
+    def dead_batches(self, iteration: int) -> dict[str, str]:
         return self._dead
 
-    def wait_for_rollouts(self, timeout_s: float) -> None:
+    def wait_for_rollouts(self, iteration: int, timeout_s: float) -> None:
         batch_id = self._coming.pop(0)
         self.said.append(f"published {batch_id}")
         self._published.append(sampled(batch_id))

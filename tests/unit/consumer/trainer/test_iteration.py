@@ -150,7 +150,9 @@ def test_a_batch_without_a_stated_score_leaves_no_trace_and_one_with_them_their_
 def two_batches() -> Iteration:
     """Expects 0/train/0 and 0/train/1 of version 0."""
     asked = tuple(prompt_batch([[5]], group_size=2, batch_id=f"0/train/{number}") for number in range(2))
-    return Iteration(Opening(iteration=0, oldest_version=0, newest_version=0, batches=asked), weights_digest=DIGEST, trainer_epoch=1)
+    return Iteration(
+        Opening(iteration=0, oldest_version=0, newest_version=0, batches=asked), weights_digest=DIGEST, trainer_epoch=1
+    )
 
 
 def came(**changes: Any) -> Arrived:

@@ -6,7 +6,7 @@ from typing import Literal
 
 import pytest
 
-from broker.trainer_side import FenceState
+from broker.fence import FenceState, OpenIteration
 from consumer.trainer.schedule import Schedule
 from tests.builders import DIGEST
 
@@ -14,13 +14,11 @@ from tests.builders import DIGEST
 def fence(*, published: int, dead: int = 0) -> FenceState:
     return FenceState(
         state="open",
-        iteration=3,
-        policy_version=3,
-        weights_digest=DIGEST,
         committed=2,
-        expected=4,
-        published=published,
-        dead=dead,
+        window=(
+            OpenIteration(iteration=3, oldest_version=3, newest_version=3, expected=4, published=published, dead=dead),
+        ),
+        versions={3: DIGEST},
         trainer_epoch=1,
         lease_until_s=0.0,
     )

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from broker.trainer_side import FenceState
+from broker.fence import FenceState, OpenIteration
 from consumer.trainer.start import check_same_run, furthest_commit, needs_rewind
 from contracts.errors import FenceViolation, InvalidInput
 from contracts.events import AuditRecord, versions_of
@@ -87,14 +87,21 @@ def test_a_rewind_takes_versions_back_and_an_evaluation_makes_none() -> None:
     assert furthest_commit([]) == -1
 
 
+def opened(iteration: int) -> tuple[OpenIteration, ...]:
+    one = OpenIteration(
+        iteration=iteration, oldest_version=iteration, newest_version=iteration, expected=0, published=0, dead=0
+    )
+    return (one,)
+
+
 @pytest.mark.parametrize(
     ("fence", "is_ahead"),
     [
         ({"committed": 2}, True),
         ({"committed": 1}, False),
-        ({"committed": 1, "state": "open", "iteration": 2, "weights_digest": digest_of(2)}, False),
-        ({"committed": 1, "state": "open", "iteration": 3, "weights_digest": digest_of(2)}, True),
-        ({"committed": 1, "state": "open", "iteration": 2, "weights_digest": "f" * 64}, True),
+        ({"committed": 1, "window": opened(2), "versions": {2: digest_of(2)}}, False),
+        ({"committed": 2, "window": opened(3), "versions": {3: digest_of(3)}}, True),
+        ({"committed": 1, "window": opened(2), "versions": {2: "f" * 64}}, True),
     ],
     ids=["committed it", "waits for it", "opened it", "opened another", "opened other weights"],
 )
@@ -103,6 +110,5 @@ def test_a_fence_that_is_ahead_of_the_weights_is_rewound(fence: dict[str, Any], 
 
 
 def fence_state(**changes: Any) -> FenceState:
-    counts: dict[str, Any] = {"expected": 0, "published": 0, "dead": 0, "trainer_epoch": 1, "lease_until_s": 0.0}
-    at: dict[str, Any] = {"state": "closed", "iteration": 1, "policy_version": 1, "weights_digest": digest_of(1)}
-    return FenceState(**(counts | at | changes))
+    state = "open" if changes.get("window") else "closed"
+    return FenceState(state=state, **({"versions": {}, "trainer_epoch": 1, "lease_until_s": 0.0} | changes))

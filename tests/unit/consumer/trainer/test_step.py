@@ -25,7 +25,10 @@ SETTLED = "the version that is committed"
 
 def gathered(*, k3_sum: float = 0.0, num_batches: int = 1) -> Iteration:
     iteration = Iteration(
-        Opening(iteration=0, oldest_version=0, newest_version=0, batches=()), weights_digest=DIGEST, trainer_epoch=1, boundary=None
+        Opening(iteration=0, oldest_version=0, newest_version=0, batches=()),
+        weights_digest=DIGEST,
+        trainer_epoch=1,
+        boundary=None,
     )
     for number in range(num_batches):
         iteration.record(trained(f"0/train/{number}", k3_sum=k3_sum))
