@@ -17,7 +17,7 @@ from typer.exceptions import TyperException
 
 from contracts.errors import InvalidInput, OnbeatError
 from contracts.settings import PREFIX, StackSettings
-from onbeat.commands import bench, chaos, export, jobs, remove, stack
+from onbeat.commands import bench, chaos, export, jobs, plan, remove, stack
 from onbeat.terminal.output import BAD_INPUT, INTERRUPTED, emit_error
 from process.signals import end_on_signals
 from telemetry import logs
@@ -42,6 +42,7 @@ COMMANDS = (
     jobs.streams,
     jobs.verify,
     export.export,
+    plan.plan,
     chaos.chaos,
 )
 """In the order of `onbeat --help`: a new command is a function of onbeat/commands/ and a name here."""

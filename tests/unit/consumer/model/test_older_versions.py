@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from consumer.model.checkpoint import Checkpoint, latest_checkpoint, read_checkpoint, write_checkpoint
-from consumer.model.older_versions import PublishedVersions
+from consumer.model.older_versions import OlderVersions
 from contracts.errors import WeightsRejected
 from contracts.versions import WeightManifest
 from contracts.weights import DeltaWeights, FileWeights, RedisWeights
@@ -48,8 +48,9 @@ class Saved:
         self.older = self.manifests[1:3]
 
     def write(self) -> Checkpoint:
-        published = PublishedVersions(
-            layout_of(weights(self.store, 0)),
+        older = OlderVersions(
+            self.older,
+            layout=layout_of(weights(self.store, 0)),
             root=self.store.folder.weight_root,
             chunks=lambda job_id: self.store.chunks,
         )
@@ -65,7 +66,7 @@ class Saved:
             iteration=2,
             weights_digest=tensors_digest(tensors),
             save=save,
-            save_older=lambda scratch: published.save(self.older, scratch),
+            save_older=older.save,
         )
         return read_checkpoint(self.folder)
 
