@@ -26,7 +26,8 @@ class DeltaWeights(Record, tag_field="transport", tag="delta", frozen=True, kw_o
 
 
 class RedisWeights(Record, tag_field="transport", tag="redis", frozen=True, kw_only=True):
-    """Whole versions in chunks through Redis, for small models without a shared folder; at most 256 MiB a version."""
+    """Whole versions in chunks through Redis, for small models without a shared folder; at most 256 MiB a version,
+    and under a lag of K its part of 512 MiB, which K + 2 versions share."""
 
 
 WeightsSpec = FileWeights | DeltaWeights | RedisWeights

@@ -42,6 +42,7 @@ class PublisherNeeds:
     announce: Callable[[WeightShard], None]
     chunks: ChunkWriter
     pause: Callable[[float], None]
+    max_policy_lag: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +65,9 @@ TRANSPORTS: Mapping[str, Transport] = {
         reader=lambda root, chunks: DeltaReader(root),
     ),
     "redis": Transport(
-        publisher=lambda spec, of: RedisPublisher(of.folder, of.chunks, wait_s=of.wait_s, pause=of.pause),
+        publisher=lambda spec, of: RedisPublisher(
+            of.folder, of.chunks, wait_s=of.wait_s, pause=of.pause, max_policy_lag=of.max_policy_lag
+        ),
         reader=lambda root, chunks: RedisReader(chunks),
     ),
 }
@@ -86,7 +89,12 @@ def make_publisher(
     adapters: where the job publishes them alone; the transport carries them then.
     """
     needs = PublisherNeeds(
-        folder=folder, wait_s=spec.timeouts.iteration_s, announce=announce, chunks=chunks, pause=pause
+        folder=folder,
+        wait_s=spec.timeouts.iteration_s,
+        announce=announce,
+        chunks=chunks,
+        pause=pause,
+        max_policy_lag=spec.max_policy_lag,
     )
     publisher = TRANSPORTS[str(spec.weights.__struct_config__.tag)].publisher(spec.weights, needs)
     return publisher if adapters is None else AdapterPublisher(publisher, adapters, folder, wait_s=needs.wait_s)

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
+from torch import Tensor
+
 from contracts.encoding.digests import Digest
 from contracts.encoding.names import FileName
 from contracts.encoding.wire import Record
@@ -24,6 +26,9 @@ from weight_store.receiver import read_back
 from weight_store.redis.chunks import ChunkReader
 from weight_store.version_files import check_names
 
+Take = Callable[[str, Tensor], None]
+"""What is done with a tensor, by its name."""
+
 
 class OlderVersion(Record, frozen=True, kw_only=True):
     """One of them, as state.json names it."""
@@ -35,55 +40,63 @@ class OlderVersion(Record, frozen=True, kw_only=True):
     file: FileName
 
 
-class OlderVersions:
-    """What a checkpoint takes with it: versions that were published, oldest first."""
+class PublishedVersions:
+    """Versions as generators find them, read back by their trainer."""
 
-    def __init__(
-        self,
-        manifests: Iterable[WeightManifest],
-        *,
-        layout: Layout,
-        root: Path,
-        chunks: Callable[[str], ChunkReader],
-    ) -> None:
+    def __init__(self, layout: Layout, *, root: Path, chunks: Callable[[str], ChunkReader]) -> None:
         """layout: of the weights. root: the weight root. chunks: job id → its chunks in Redis."""
-        self._manifests = tuple(manifests)
         self._layout = layout
         self._root = root
         self._chunks = chunks
 
-    def save(self, folder: Path) -> tuple[OlderVersion, ...]:
-        """Writes a file for each into a folder that exists, whichever transport carried it, one tensor in memory.
+    def check(self, manifest: WeightManifest) -> None:
+        """Raises WeightsRejected for a version that is not there as it was published."""
+        self._pass_through(manifest, lambda layout: lambda name, tensor: None)
 
-        Raises WeightsRejected for a version that is not there any more as it was published.
-        """
-        return tuple(self._save(manifest, folder) for manifest in self._manifests)
+    def save(self, manifests: Iterable[WeightManifest], folder: Path) -> tuple[OlderVersion, ...]:
+        """Writes a file for each into a folder that exists, whichever transport carried it; raises as `check` does."""
+        return tuple(self._save(manifest, folder) for manifest in manifests)
 
     def _save(self, manifest: WeightManifest, folder: Path) -> OlderVersion:
+        name = f"older-v{manifest.policy_version:06d}.safetensors"
+
+        def into_file(layout: Layout) -> Take:
+            file = TensorFile(folder / name, layout)
+            return lambda tensor_name, tensor: file.write(tensor_name, bytes_of(tensor))
+
+        return OlderVersion(
+            policy_version=manifest.policy_version,
+            weights_digest=manifest.weights_digest,
+            tensors_digest=self._pass_through(manifest, into_file),
+            file=name,
+        )
+
+    def _pass_through(self, manifest: WeightManifest, make_take: Callable[[Layout], Take]) -> str:
+        """Hands each tensor on and hashes it, one in memory where the transport lets it; returns their digest.
+
+        make_take: the layout of what the version's files hold → what takes the tensors.
+        """
         version = manifest.policy_version
         published = manifest.adapter.adapter_digest if manifest.adapter else manifest.weights_digest
-        name = f"older-v{version:06d}.safetensors"
         try:
             tensors = read_back(manifest, self._layout, root=self._root, chunks=self._chunks)
             layout = layout_of(tensors) if manifest.adapter else self._layout
             check_names(version, expected=layout, found=tensors)
-            file = TensorFile(folder / name, layout)
+            take = make_take(layout)
             with HashingThreads() as hashing:
-                for tensor_name, one in layout.items():
-                    tensor = tensors[tensor_name]
+                for name, one in layout.items():
+                    tensor = tensors[name]
                     if (tensor.dtype, tuple(tensor.shape)) != (one.dtype, one.shape):
-                        raise WeightsRejected(f"{tensor_name} of version {version} is another tensor than the model's")
-                    hashed = hashing.add_one(tensor_name, tensor)
-                    file.write(tensor_name, bytes_of(tensor))
+                        raise WeightsRejected(f"{name} of version {version} is another tensor than the model's")
+                    hashed = hashing.add_one(name, tensor)
+                    take(name, tensor)
                     hashed.result()
                 found = hashing.digest()
         except ContractViolation as error:
             raise WeightsRejected(f"version {version}: {error}") from error
         if found != published:
             raise WeightsRejected(f"version {version} has digest {found}, it was published with {published}")
-        return OlderVersion(
-            policy_version=version, weights_digest=manifest.weights_digest, tensors_digest=found, file=name
-        )
+        return found
 
 
 def stored_version(folder: Path, older: OlderVersion) -> StoredVersion:

@@ -1,7 +1,10 @@
-"""Ends an iteration: reports it, commits it and opens the next in one script, then saves what is due.
+"""Ends an iteration: reports it, commits it and opens another in one script, then saves what is due.
 
-    metrics, timeline, evaluation ─▶ commit t, open t+1 ─▶ checkpoint of t ─▶ old versions and checkpoints go
-                                     (one script)          └── the generators are at work again ──┘
+    metrics, timeline, evaluation ─▶ commit t, open t+1+K ─▶ (evaluation of t+1) ─▶ checkpoint of t ─▶ old ones go
+                                     (one script)             └───── the generators are at work again ─────┘
+
+K is the job's largest lag. Where it is above 0, the batches that evaluate version t+1 go out here, beside the opening:
+iteration t+1 has been open for K commits, and its own version is there only now.
 
 A checkpoint is written after its commit is on the server's disk: it costs the generators no waiting, and it is never
 ahead of the fence (I4). A trainer that dies in between leaves an older one, and its successor replays from there.
@@ -9,7 +12,7 @@ ahead of the fence (I4). A trainer that dies in between leaves an older one, and
 Consumes:     a complete iteration, and the version that its step made; none where it only evaluated.
 Waits for:    Redis, and the disk under the checkpoint.
 Unblocked by: nothing but them.
-Produces:     an audit record, the next open iteration, lines of the run log; a checkpoint where one is due.
+Produces:     an audit record, one more open iteration, lines of the run log; a checkpoint where one is due.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from consumer.trainer.iteration import Boundary, Iteration
 from consumer.trainer.report import RunLog, evaluation_score, sampled_scores
 from consumer.trainer.start import Started
 from consumer.trainer.step import Stepped
+from contracts.errors import Unavailable, WeightsRejected
 from contracts.events import AuditRecord, CheckpointWritten, EvaluationFinished, IterationCommitted, record_digest
 from contracts.rewards import stated_scores
 from contracts.spec import JobSpec
@@ -42,21 +46,35 @@ class Commits:
         self._last_link = started.last_link
         self._furthest = started.furthest
 
-    def commit(self, iteration: Iteration, stepped: Stepped | None) -> tuple[Opening | None, Boundary]:
+    def commit(self, iteration: Iteration, stepped: Stepped | None) -> tuple[int | None, Boundary]:
         """(the next iteration, None after the last one; the times between the two). stepped: None for an evaluation."""
+        held = self._held
         opening_started_s = time.time()
         self._report(iteration, stepped)
-        following = None
-        # An iteration that only evaluates is the last one.
-        if stepped is not None and iteration.number < self._held.spec.last_iteration:
-            following = self._held.plan.opening(self._held.schedule.opened_by(iteration.number), stepped.made)
-        self._commit(iteration, stepped, following)
+        opening = following = None
+        if stepped is not None:
+            held.window.add(stepped.made)
+            opening = held.window.opened_by(iteration.number)
+            # An iteration that only evaluates is the last one.
+            following = iteration.number + 1 if iteration.number < held.spec.last_iteration else None
+        self._commit(iteration, stepped, opening)
+        if following is not None and held.schedule.lags:
+            self._dispatch_evaluation(following)
         boundary = Boundary(
-            last_token_s=iteration.last_token_s, opening_started_s=opening_started_s, opened_s=time.time()
+            last_token_s=iteration.last_token_s,
+            generations=iteration.later_generations,
+            opening_started_s=opening_started_s,
+            opened_s=time.time(),
         )
         if stepped is not None:
             self._settle(stepped.made)
         return following, boundary
+
+    def _dispatch_evaluation(self, iteration: int) -> None:
+        """Sends what evaluates the version that was just made. A trainer that dies before it leaves no checkpoint of
+        its commit: the successor rewinds, and opens the iteration with it."""
+        if batches := self._held.window.evaluation(iteration):
+            self._held.side.dispatch(iteration, batches)
 
     def _report(self, iteration: Iteration, stepped: Stepped | None) -> None:
         """Precedes the commit: a watcher that sees an iteration committed finds its numbers. A replay repeats it."""
@@ -70,7 +88,7 @@ class Commits:
             held.jobs.record_evaluation(held.folder.job_id, score)
             held.tell(EvaluationFinished(at_s=time.time(), score=score))
 
-    def _commit(self, iteration: Iteration, stepped: Stepped | None, following: Opening | None) -> None:
+    def _commit(self, iteration: Iteration, stepped: Stepped | None, opening: Opening | None) -> None:
         side = self._held.side
         record = commit_record(
             iteration, self._held.spec, stepped, trainer_epoch=side.trainer_epoch, previous=self._last_link
@@ -81,7 +99,7 @@ class Commits:
                 at_s=time.time(), metrics=stepped.metrics, weights_digest=stepped.made.weights_digest
             )
         made = (stepped.made.policy_version, stepped.made.weights_digest) if stepped else None
-        side.commit(record, iteration.digests, event=event, opening=following, made=made)
+        side.commit(record, iteration.digests, event=event, opening=opening, made=made)
         self._last_link = record_digest(record)
         reach("consumer.after_commit")
 
@@ -95,10 +113,10 @@ class Commits:
         iteration = made.policy_version - 1
         if held.spec.checkpoints_after(iteration):
             _write_checkpoint(held, made)
-        # Of the two newest versions generators are asked for one, and were for the other until this commit. An older
-        # one is read by a generator that lost its lease while it loads: it says so in its heartbeat, and would report
-        # a damaged store if the version went away under it.
-        held.weights.remove_before(iteration, in_use=held.generators.loading())
+        # What the iteration was sampled with, generators were asked for until this commit. An older version is read by
+        # a generator that lost its lease while it loads: it says so in its heartbeat, and would report a damaged store
+        # if the version went away under it.
+        held.weights.remove_before(held.window.oldest_version(iteration), in_use=held.generators.loading())
         if iteration > self._furthest:
             # What is replayed is no progress: a trainer that always dies at the same place would start for ever.
             self._furthest = iteration
@@ -123,6 +141,7 @@ def commit_record(
         reward_mean=stepped.metrics.reward_mean if stepped else 0.0,
         on_unscorable=stated_scores(spec.reward.components) or UNSET,
         unscorable=dict(sorted(iteration.unscorable.items())) or UNSET,
+        sampled=iteration.sampled or UNSET,
         previous=previous,
     )
 
@@ -141,14 +160,20 @@ def _write_checkpoint(held: HeldJob, settled: WeightManifest) -> None:
     # The commit comes before its checkpoint, on disk: a server that lost the commit would be behind it (I4).
     held.side.confirm(iteration)
     target = held.folder.checkpoint_after(iteration)
-    write_checkpoint(
-        target,
-        job_id=held.folder.job_id,
-        iteration=iteration,
-        weights_digest=settled.weights_digest,
-        save=held.ranks.save,
-        adapters=adapter_state(held.ranks.learner.policy),
-    )
+    needed = held.window.older_than(settled.policy_version)
+    older = [one for one in held.window.manifests if one.policy_version in needed]
+    try:
+        write_checkpoint(
+            target,
+            job_id=held.folder.job_id,
+            iteration=iteration,
+            weights_digest=settled.weights_digest,
+            save=held.ranks.save,
+            adapters=adapter_state(held.ranks.learner.policy),
+            save_older=lambda scratch: held.published.save(older, scratch),
+        )
+    except WeightsRejected as error:
+        raise Unavailable(f"{error}; the trainer that starts next publishes it again") from error
     reach("consumer.after_checkpoint")
     keep_newest_and_best(
         held.folder.checkpoints, held.spec.trainer.keep_checkpoints, scores=sampled_scores(held.folder)

@@ -1,11 +1,12 @@
-"""Trains what arrives until no batch of the open iteration is missing.
+"""Trains what arrives until no batch of the oldest open iteration is missing.
 
     published batch ─▶ claimed, checked ─▶ a rank that is free: forward, backward ─▶ its sums wait for the step
     dead batch ──────▶ abandoned, or the end of the job
 
-Consumes:     rollout batches of the open iteration, in the order in which they arrive.
+Consumes:     rollout batches of that iteration, in the order in which they arrive. What generators publish into the
+              later ones of the window stays in Redis until their turn.
 Waits for:    the next batch, or a rank; `timeouts.iteration_s` for all of them, `timeouts.no_generator_s` for a
-              generator. Under `synchronous` the first claim waits until the last batch is published.
+              generator. Where the schedule says so, the first claim waits until the last batch is published.
 Unblocked by: generators that publish, or fail, a batch; ranks that answer.
 Produces:     a complete iteration, its gradient in the ranks.
 """
@@ -17,7 +18,7 @@ import time
 
 from consumer.trainer.held_job import HeldJob
 from consumer.trainer.iteration import Iteration
-from contracts.errors import BatchFailed
+from contracts.errors import BatchFailed, FenceViolation
 from contracts.events import BatchDead
 from process.waiting import Waiting
 
@@ -54,8 +55,7 @@ def gather(held: HeldJob, iteration: Iteration) -> None:
         waiting.poke(iteration.missing_in_words)
         if idle_since_s - reconciled_s >= RECONCILE_EVERY_S:
             reconciled_s = idle_since_s
-            if again := side.reconcile(iteration.number, iteration.missing):
-                log.warning("%d batches of iteration %d were lost and go out again", again, iteration.number)
+            _reconcile(held, iteration)
         if has_use_for_more():
             side.wait_for_rollouts(iteration.number, WAIT_S)
         elif ranks.num_training:
@@ -92,13 +92,38 @@ def _settle_dead(held: HeldJob, iteration: Iteration) -> None:
         log.warning("batch %s is abandoned: %s", batch_id, reason)
 
 
-def _mend_weights(held: HeldJob, iteration: Iteration) -> None:
-    """Writes the open version again if a generator refuses it and its files are not what was published.
+def _reconcile(held: HeldJob, iteration: Iteration) -> None:
+    """Dispatches again what a restarted server has lost of any open iteration.
 
-    Parameters do not move inside an iteration: the policy holds this very version.
+    Raises FenceViolation where it has lost the commit of the iteration before, or an opening.
     """
-    version = iteration.policy_version
-    directory = held.folder.relative(held.folder.weights_of(version))
-    if directory in held.generators.check():
-        log.warning("a generator refuses %s: it is checked, and written again if it is damaged", directory)
-        held.publish_weights(version, is_again=True)
+    committed = held.side.fence().committed
+    if committed != iteration.number - 1:
+        raise FenceViolation(
+            f"the trainer is at iteration {iteration.number}, a restart of the server has lost the commits since "
+            f"{committed}"
+        )
+    for number, batches in ((iteration.number, iteration.missing), *held.window.ahead_of(iteration.number)):
+        if again := held.side.reconcile(number, batches):
+            log.warning("%d batches of iteration %d were lost and go out again", again, number)
+
+
+def _mend_weights(held: HeldJob, iteration: Iteration) -> None:
+    """Writes a version again that a generator refuses, if its files are not what was published.
+
+    Parameters do not move inside an iteration: the policy holds the iteration's own version. One before it is in no
+    memory; a trainer that starts publishes it again from its checkpoint, so that this one ends.
+    """
+    refused = held.generators.check()
+    manifests = [one for one in held.window.manifests if one.directory in refused]
+    if not manifests:
+        return
+    log.warning(
+        "a generator refuses %s: it is checked, and written again if it is damaged",
+        ", ".join(one.directory for one in manifests),
+    )
+    for manifest in manifests:
+        if manifest.policy_version < iteration.number:
+            held.check_published(manifest)
+    # Also where an older one is refused and is whole: adapters stand on a base, which is written with any version.
+    held.publish_weights(iteration.number, is_again=True)

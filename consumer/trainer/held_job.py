@@ -5,21 +5,26 @@ from __future__ import annotations
 import time
 
 from broker.connection.client import Broker
+from broker.generator_side import WeightChunks
 from broker.job_store import JobStore
 from broker.presence import Presence
 from broker.trainer_side import TrainerSide
 from consumer.datasets.base import load_dataset
 from consumer.datasets.prompts import PromptSource
+from consumer.model.older_versions import PublishedVersions
 from consumer.ranks.group import make_ranks
 from consumer.trainer.generator_watch import GeneratorWatch
 from consumer.trainer.lease_keeper import LeaseKeeper
 from consumer.trainer.plan import IterationPlan
 from consumer.trainer.schedule import Schedule
+from consumer.trainer.window import Window
+from contracts.errors import Unavailable, WeightsRejected
 from contracts.events import JobEvent
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 from contracts.versions import WeightManifest
+from weight_store.publication import StoredVersion
 from weight_store.transports import make_publisher
 
 
@@ -51,7 +56,8 @@ class HeldJob:
             components=spec.reward.components,
         )
         prompts = PromptSource(dataset, tokenizer=policy.tokenizer, spec=spec, context_tokens=policy.context_tokens)
-        self.plan = IterationPlan(job_id, spec, prompts)
+        plan = IterationPlan(job_id, spec, prompts)
+        self.window = Window(self.schedule, plan, last_iteration=spec.last_iteration)
         self.folder = RunFolder(settings.run_root_path, job_id, weight_root=settings.weight_root_path)
         self.peak_flops = settings.peak_flops
         self.jobs = JobStore(broker)
@@ -70,6 +76,9 @@ class HeldJob:
             pause=self.pause,
             adapters=self.ranks.adapter_source() if lora and lora.publish == "adapter" else None,
         )
+        self.published = PublishedVersions(
+            self.layout, root=self.folder.weight_root, chunks=lambda of_job: WeightChunks(broker, of_job)
+        )
         self.settled: WeightManifest | None = None
         """The version that the policy holds and that the fence has committed: it can be saved. None before the start,
         and from a step, which moves the policy away from it, to the commit of what the step made."""
@@ -81,6 +90,21 @@ class HeldJob:
         with self.weights.begin(self.layout, policy_version=policy_version, is_again=is_again) as publication:
             self.ranks.publish(publication)
             return publication.finish()
+
+    def publish_stored(self, stored: StoredVersion) -> WeightManifest:
+        """Writes a version again that the policy has moved on from; the fence isn't told."""
+        self.side.renew()
+        return self.weights.publish_stored(stored, self.layout)
+
+    def check_published(self, manifest: WeightManifest) -> None:
+        """Reads a version back that the policy has moved on from.
+
+        Raises Unavailable where it is damaged: only a trainer that starts can write it again, from its checkpoint.
+        """
+        try:
+            self.published.check(manifest)
+        except WeightsRejected as error:
+            raise Unavailable(f"{error}; the trainer that starts next publishes it again") from error
 
     def pause(self, seconds: float) -> None:
         """Sleeps, in a wait for Redis to have room. Raises what `LeaseKeeper.check` does."""

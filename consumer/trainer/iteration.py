@@ -8,9 +8,8 @@ import itertools
 import math
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from broker.openings import Opening
 from broker.trainer_side import Arrived
 from consumer.gradient.learner import Trained
 from consumer.gradient.statistics import (
@@ -22,8 +21,9 @@ from consumer.gradient.statistics import (
     iteration_numbers,
     mean_over_updates,
 )
+from consumer.trainer.window import AskedIteration
 from contracts.errors import FenceViolation
-from contracts.events import IterationMetrics, TimelineSpan, UpdateMetrics
+from contracts.events import IterationMetrics, SampledBy, TimelineSpan, UpdateMetrics
 from contracts.rollouts import PromptBatch, RolloutBatch, RolloutGroup
 
 TRAINER = "trainer"
@@ -35,6 +35,9 @@ class Boundary:
     """Where one iteration ended and the next began; Unix times."""
 
     last_token_s: float
+    """The end of the last generation for training."""
+    generations: tuple[tuple[float, float], ...] = ()
+    """Start and end of those that ended later: evaluations, which fill what would be a pause."""
     opening_started_s: float
     """The next version is announced; what is left is to report, to commit and to open."""
     opened_s: float
@@ -43,17 +46,14 @@ class Boundary:
 class Iteration:
     """Takes each expected batch once, in any order; the rest of the iteration is read off it."""
 
-    def __init__(
-        self, opening: Opening, *, weights_digest: str, trainer_epoch: int, boundary: Boundary | None = None
-    ) -> None:
-        """weights_digest: of the version that the iteration trains.
-
-        boundary: the times between the iteration before and this one; None for a trainer's first.
-        """
-        self.number = opening.iteration
-        self.policy_version = opening.iteration
-        self.weights_digest = weights_digest
-        self.expected: dict[str, PromptBatch] = {batch.batch_id: batch for batch in opening.batches}
+    def __init__(self, asked: AskedIteration, *, trainer_epoch: int, boundary: Boundary | None = None) -> None:
+        """boundary: the times between the iteration before and this one; None for a trainer's first."""
+        self.number = self.policy_version = asked.number
+        self.weights_digest = asked.weights_digest
+        self._asked = asked
+        self._sampler: dict[str, int] = {}
+        """Training batch that was taken → the version that sampled it."""
+        self.expected: dict[str, PromptBatch] = {batch.batch_id: batch for batch in asked.batches}
         self._missing = dict(self.expected)
         self.digests: dict[str, str] = {}
         """Batch id → digest of every batch that was taken."""
@@ -108,7 +108,22 @@ class Iteration:
         self._record_unscorable(batch)
         if batch.purpose == "evaluation":
             self.evaluation[batch.batch_id] = batch
+        else:
+            self._sampler[batch.batch_id] = batch.policy_version
         return True
+
+    @property
+    def sampled(self) -> tuple[SampledBy, ...]:
+        """The training batches that older versions sampled, oldest version first."""
+        older = sorted(set(self._sampler.values()) - {self.number})
+        return tuple(
+            SampledBy(
+                policy_version=version,
+                weights_digest=self._asked.samplers[version],
+                batches=tuple(sorted(batch_id for batch_id, by in self._sampler.items() if by == version)),
+            )
+            for version in older
+        )
 
     def record(self, *batches: Trained) -> None:
         """Books batches that went into the gradient."""
@@ -144,16 +159,39 @@ class Iteration:
 
     @property
     def last_token_s(self) -> float:
-        """Unix time at which the last generation ended, of those that came."""
-        return max((span.ended_s for span in self.spans if span.what == "generate"), default=self._started_s)
+        """Unix time at which the last generation for training ended, of those that came."""
+        return max((ended_s for _, ended_s in self._training_generations), default=self._started_s)
+
+    @property
+    def later_generations(self) -> tuple[tuple[float, float], ...]:
+        """Start and end of each generation, of this iteration or one before, that ended after last_token_s."""
+        known = (*(self._boundary.generations if self._boundary else ()), *self._generations)
+        return tuple(one for one in known if one[1] > self.last_token_s)
 
     @property
     def bubble_s(self) -> float:
-        """How long no generator sampled between the iteration before and this one; 0.0 where there is none before."""
-        starts = [span.started_s for span in self.spans if span.what == "generate"]
-        if self._boundary is None or not starts:
+        """How long no generator sampled between the iteration before and this one; 0.0 where there is none before.
+
+        Under a lag this one was begun before that one was trained.
+        """
+        if self._boundary is None or not self._generations:
             return 0.0
-        return max(0.0, min(starts) - self._boundary.last_token_s)
+        first_s = min(started_s for started_s, _ in self._training_generations)
+        return uncovered_s(self._boundary.last_token_s, first_s, (*self._boundary.generations, *self._generations))
+
+    @property
+    def _generations(self) -> list[tuple[float, float]]:
+        return [(span.started_s, span.ended_s) for span in self.spans if span.what == "generate"]
+
+    @property
+    def _training_generations(self) -> list[tuple[float, float]]:
+        """Those of its training batches; all, where it only evaluates."""
+        training = [
+            (span.started_s, span.ended_s)
+            for span in self.spans
+            if span.what == "generate" and span.batch_id in self._sampler
+        ]
+        return training or self._generations
 
     def metrics(
         self,
@@ -205,14 +243,16 @@ class Iteration:
         expected = self.expected.get(batch.batch_id)
         if expected is None:
             raise FenceViolation(f"batch {batch.batch_id} is not of iteration {self.number}", field="batch_id")
-        if (batch.policy_version, batch.weights_digest) != (self.policy_version, self.weights_digest):
+        allowed = self._asked.samplers if expected.purpose == "train" else {self.number: self.weights_digest}
+        if allowed.get(batch.policy_version) != batch.weights_digest:
+            may = ", ".join(f"{version} ({digest[:12]})" for version, digest in sorted(allowed.items()))
             raise FenceViolation(
                 f"batch {batch.batch_id} was sampled with version {batch.policy_version} "
-                f"({batch.weights_digest[:12]}), this iteration trains version {self.policy_version} "
-                f"({self.weights_digest[:12]})",
+                f"({batch.weights_digest[:12]}), what samples it is version {may}",
                 field="policy_version",
             )
-        if (batch.group_size, len(batch.groups)) != (expected.group_size, len(expected.prompts)):
+        asked_for = (expected.purpose, expected.group_size, len(expected.prompts))
+        if (batch.purpose, batch.group_size, len(batch.groups)) != asked_for:
             raise FenceViolation(f"batch {batch.batch_id} has another shape than it was asked for", field="groups")
         for place, group in enumerate(batch.groups):
             _check_group(group, place, expected)
@@ -241,6 +281,15 @@ class Iteration:
                 who=who, what=what, iteration=self.number, batch_id=batch_id, started_s=started_s, ended_s=ended_s
             )
         )
+
+
+def uncovered_s(since_s: float, until_s: float, spans: Iterable[tuple[float, float]]) -> float:
+    """Returns the seconds from since_s to until_s that lie in none of the spans, which are (start, end)."""
+    idle_s, covered_until_s = 0.0, since_s
+    for started_s, ended_s in sorted(spans):
+        idle_s += max(0.0, min(started_s, until_s) - covered_until_s)
+        covered_until_s = max(covered_until_s, ended_s)
+    return idle_s + max(0.0, until_s - covered_until_s)
 
 
 def _check_group(group: RolloutGroup, place: int, expected: PromptBatch) -> None:

@@ -20,10 +20,6 @@ from contracts import schedule
 class Schedule(schedule.Schedule):
     """A function of the spec, the iteration and the fence, never of the moment."""
 
-    def version_of(self, iteration: int) -> int:
-        """Returns the policy version that samples an iteration: the one that the iterations before it have made."""
-        return self.versions_of(iteration)[0]
-
     def may_take(self, fence: FenceState) -> bool:
         """Returns whether the trainer may take batches of the open iteration; once it may, it may until the commit."""
         return self.takes_at_once or fence.published + fence.dead >= fence.expected

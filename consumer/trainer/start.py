@@ -1,21 +1,24 @@
 """Where a trainer starts: at the iteration after the newest checkpoint of a version that the audit chain has.
 
-    checkpoint ─▶ ranks ─▶ its version is written ─▶ the chain has it ─▶ rewind, where the fence is ahead ─▶ open
+    checkpoint ─▶ ranks ─▶ its versions are written ─▶ the chain has them ─▶ rewind, where the fence is ahead ─▶ open
+                           (older ones first, where the window needs any)           each iteration of the window ─┘
 
 Consumes:     the fence, the audit chain, the job's checkpoints.
 Waits for:    the ranks, to load; Redis and the disk. The lease keeper ends a trainer that is asked to end meanwhile.
-Unblocked by: nothing but itself: no generator works for a job before its iteration is open.
-Produces:     the version that the ranks hold, and the open iteration that it samples; a rewind, where there is one.
+Unblocked by: nothing but itself: no generator works for a job before an iteration is open.
+Produces:     the version that the ranks hold, and the older ones that the window is sampled with; its open
+              iterations, which a trainer before may have left with batches that are published already; a rewind,
+              where there is one.
 """
 
 from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from broker.fence import FenceState
-from broker.openings import Opening
 from consumer.model.checkpoint import Checkpoint, forget_after, latest_checkpoint
 from consumer.trainer.held_job import HeldJob
 from contracts.errors import FenceViolation, InvalidInput
@@ -31,8 +34,8 @@ log = logging.getLogger(__name__)
 class Started:
     """What the loop goes on with."""
 
-    opening: Opening | None
-    """The open iteration; None where every one is committed."""
+    first: int | None
+    """The iteration that is trained first; None where every one is committed."""
     last_link: str
     """Digest of the newest record of the audit chain, which the next one has to name."""
     furthest: int
@@ -40,7 +43,7 @@ class Started:
 
 
 def start(held: HeldJob) -> Started:
-    """Restores, rewinds where the fence is ahead, and opens the first iteration.
+    """Restores, rewinds where the fence is ahead, and opens the window.
 
     Raises InvalidInput or FenceViolation where the model, or the version that it made, is not the one of the chain.
     """
@@ -48,38 +51,51 @@ def start(held: HeldJob) -> Started:
     fence = side.fence()
     chain, last_link = held.jobs.audit_outline(held.folder.job_id)
     # The newest one of a version that the chain has, and that the job's iterations still reach.
-    versions = versions_of(chain, min(fence.committed, held.spec.iterations))
-    checkpoint = latest_checkpoint(held.folder.checkpoints, job_id=held.folder.job_id, versions=versions)
+    versions = first_version(chain) | versions_of(chain, min(fence.committed, held.spec.iterations))
+    checkpoint = latest_checkpoint(
+        held.folder.checkpoints, job_id=held.folder.job_id, versions=versions, older_than=held.window.older_than
+    )
     first = next_iteration(checkpoint)
     held.ranks.begin(checkpoint)
     # The lease comes before the files, here and below: a trainer that was fenced off removes none of its successor's.
     side.renew()
     held.weights.clear_scratch()
-    manifest = held.publish_weights(held.schedule.version_of(first))
+    # A delta stands on the version before it.
+    for stored in checkpoint.older if checkpoint else ():
+        held.window.add(held.publish_stored(stored))
+    manifest = held.publish_weights(first)
     check_same_run(chain, manifest, held.spec)
+    held.window.add(manifest)
     held.settled = manifest
     epoch = side.trainer_epoch
     held.tell(TrainerStarted(at_s=time.time(), trainer_epoch=epoch, next_iteration=first, resumed=bool(chain)))
-    opening = None
-    if not is_finished(fence, checkpoint, held.spec):
-        if needs_rewind(fence, manifest):
-            log.warning("the fence is at iteration %d, the newest checkpoint resumes at %d", fence.iteration, first)
-            record = rewind_record(last_link, manifest, trainer_epoch=epoch)
-            side.rewind(record)
-            last_link = record_digest(record)
-            held.weights.remove_after(first)
-        opening = _open(held, first, manifest)
-    return Started(opening=opening, last_link=last_link, furthest=furthest_commit(chain))
+    if is_finished(fence, checkpoint, held.spec):
+        return Started(first=None, last_link=last_link, furthest=furthest_commit(chain))
+    if needs_rewind(fence, first, held.window.digests):
+        log.warning("the fence is at iteration %d, the newest checkpoint resumes at %d", fence.iteration, first)
+        record = rewind_record(last_link, manifest, trainer_epoch=epoch)
+        side.rewind(record)
+        last_link = record_digest(record)
+        held.weights.remove_after(first)
+    _open(held, first)
+    return Started(first=first, last_link=last_link, furthest=furthest_commit(chain))
 
 
-def _open(held: HeldJob, iteration: int, manifest: WeightManifest) -> Opening:
-    """Announces the version, then opens the iteration: the fence opens none whose version has no manifest."""
-    held.side.publish_weights(manifest, oldest_kept=iteration)
-    forget_after(held.folder.checkpoints, iteration - 1)
-    opening = held.plan.opening(iteration, manifest)
-    held.side.open_iteration(opening, {manifest.policy_version: manifest.weights_digest})
-    reach("consumer.after_opening")
-    return opening
+def _open(held: HeldJob, first: int) -> None:
+    """Announces the versions, then opens the window, or goes on with what is open of it: the fence opens no iteration
+    whose version has no manifest. Rollouts that generators have published into it are trained in their turn."""
+    for manifest in held.window.manifests:
+        held.side.publish_weights(manifest, oldest_kept=held.window.oldest_version(first))
+    forget_after(held.folder.checkpoints, first - 1)
+    for opening in held.window.begin(first):
+        held.side.open_iteration(opening, held.window.digests)
+        reach("consumer.after_opening")
+
+
+def first_version(chain: list[AuditRecord]) -> dict[int, str]:
+    """0 → the digest of the model as the job found it, which no commit has made; {} before the first commit."""
+    firsts = [record.weights_digest for record in chain if record.kind == "commit" and record.policy_version == 0]
+    return {0: firsts[-1]} if firsts else {}
 
 
 def next_iteration(checkpoint: Checkpoint | None) -> int:
@@ -97,15 +113,16 @@ def is_finished(fence: FenceState, checkpoint: Checkpoint | None, spec: JobSpec)
     return fence.committed >= spec.last_iteration and next_iteration(checkpoint) == spec.iterations
 
 
-def needs_rewind(fence: FenceState, manifest: WeightManifest) -> bool:
-    """Whether the fence is ahead of the weights that the trainer starts with: what came after is done again.
+def needs_rewind(fence: FenceState, first: int, digests: Mapping[int, str]) -> bool:
+    """Whether the fence is ahead of what the trainer starts with, at iteration `first`: what came after is done again.
 
-    An open iteration of the same number but another digest stands on weights that are gone.
+    digests: version → digest, as the trainer has them. Open iterations whose versions have other digests stand on
+    weights that are gone.
     """
-    start = manifest.policy_version
-    if fence.committed >= start:
+    if fence.committed >= first:
         return True
-    return fence.state == "open" and (fence.iteration != start or fence.weights_digest != manifest.weights_digest)
+    stands = {version: digest for version, digest in fence.versions.items() if digests.get(version) != digest}
+    return bool(fence.window) and (fence.window[0].iteration != first or bool(stands))
 
 
 def rewind_record(previous: str, manifest: WeightManifest, *, trainer_epoch: int) -> AuditRecord:

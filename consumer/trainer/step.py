@@ -55,7 +55,7 @@ def step(held: HeldJob, iteration: Iteration) -> Stepped:
             # The lease comes before the name: a version is complete, and believed, once it is finished.
             held.side.renew()
             made = publication.finish()
-            held.side.publish_weights(made, oldest_kept=iteration.number)
+            held.side.publish_weights(made, oldest_kept=held.window.oldest_version(iteration.number))
     reach("consumer.after_weights")
     metrics = iteration.metrics(
         updates,

@@ -6,8 +6,11 @@
                  │                 each further update; the last step writes weights t+1                │
                  └◀─────────────────────────────────────────────────────────────────────────────────────┘
 
+Where batches may lag by K versions, t, …, t+K are open (window.py), and the commit of t opens t+1+K: generators sample
+ahead, while t is gathered.
+
 Each phase is a file of its own, which says what it consumes and waits for: start.py, gather.py, step.py, commit.py.
-What they share is a `HeldJob`; what one hands to the next is an `Opening`, an `Iteration`, a `Stepped`.
+What they share is a `HeldJob`; what one hands to the next is a number, an `Iteration`, a `Stepped`.
 """
 
 from __future__ import annotations
@@ -40,20 +43,15 @@ class Trainer:
             started = start(held)
             held.keeper.loaded()
             commits = Commits(held, self._run_log, started)
-            opening = started.opening
-            while opening is not None:
-                assert held.settled is not None
-                iteration = Iteration(
-                    opening,
-                    weights_digest=held.settled.weights_digest,
-                    trainer_epoch=held.side.trainer_epoch,
-                    boundary=boundary,
-                )
+            number = started.first
+            while number is not None:
+                asked = held.window.turn_to(number)
+                iteration = Iteration(asked, trainer_epoch=held.side.trainer_epoch, boundary=boundary)
                 gather(held, iteration)
                 # A trainer that was paused past its lease ends here, before it moves a weight or writes a file.
                 held.side.renew()
                 stepped = step(held, iteration) if iteration.number < held.spec.iterations else None
-                opening, boundary = commits.commit(iteration, stepped)
+                number, boundary = commits.commit(iteration, stepped)
             held.side.confirm(held.spec.last_iteration)
         finally:
             self._run_log.close()

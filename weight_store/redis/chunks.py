@@ -11,7 +11,13 @@ from contracts.versions import WeightFile
 CHUNK_BYTES = 4 * 1024**2
 """So small that a script which writes one blocks the server for some milliseconds only."""
 MAX_VERSION_BYTES = 256 * 1024**2
-"""Redis holds two versions, three for a moment, and its append-only file takes every one."""
+"""Redis holds two versions, three for a moment, and its append-only file takes every one. Where more are held, as under
+a lag, each may have its part of it (`most_bytes`)."""
+
+
+def most_bytes(max_policy_lag: int) -> int:
+    """Returns how large a version may be, so that all that a job holds take no more room than those without a lag."""
+    return 2 * MAX_VERSION_BYTES // (max_policy_lag + 2)
 
 
 class ChunkWriter(Protocol):
@@ -33,14 +39,16 @@ class ChunkReader(Protocol):
 class ChunkedFile:
     """A file whose parts come in any order, and go out in chunks as they fill up."""
 
-    def __init__(self, num_bytes: int, put_chunk: Callable[[int, bytes], None]) -> None:
+    def __init__(
+        self, num_bytes: int, put_chunk: Callable[[int, bytes], None], *, max_bytes: int = MAX_VERSION_BYTES
+    ) -> None:
         """put_chunk: takes a chunk's number and its bytes.
 
         Raises InvalidInput that names weights.transport for a version that is too large.
         """
-        if num_bytes > MAX_VERSION_BYTES:
+        if num_bytes > max_bytes:
             raise InvalidInput(
-                f"a version has {num_bytes / 2**20:.0f} MiB, Redis takes {MAX_VERSION_BYTES // 2**20}",
+                f"a version has {num_bytes / 2**20:.0f} MiB, Redis takes {max_bytes // 2**20}",
                 field="weights.transport",
                 cure='use "file" or "delta"',
             )

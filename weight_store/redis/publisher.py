@@ -15,7 +15,7 @@ from process.waiting import Waiting
 from weight_store.hashing import bytes_of
 from weight_store.layout import FilePlan, Layout, PlannedVersion, planned
 from weight_store.publication import Publication, StoredVersion, publish_all
-from weight_store.redis.chunks import ChunkedFile, ChunkWriter
+from weight_store.redis.chunks import ChunkedFile, ChunkWriter, most_bytes
 
 FILE_NAME = "weights.safetensors"
 FULL_PAUSE_S = 0.5
@@ -25,15 +25,23 @@ class RedisPublisher:
     """A WeightPublisher. A version that is published again is written over itself: equal bytes, chunk by chunk."""
 
     def __init__(
-        self, folder: RunFolder, chunks: ChunkWriter, *, wait_s: float, pause: Callable[[float], None]
+        self,
+        folder: RunFolder,
+        chunks: ChunkWriter,
+        *,
+        wait_s: float,
+        pause: Callable[[float], None],
+        max_policy_lag: int = 0,
     ) -> None:
-        """wait_s: for room, while Redis is at maxmemory. pause: sleeps; it may raise."""
+        """wait_s: for room, while Redis is at maxmemory. pause: sleeps; it may raise. max_policy_lag: of the spec; so
+        many versions more are held."""
         self._folder = folder
         self._chunks = chunks
         self._wait_s = wait_s
         self._keep_s = 2 * wait_s
         """How long chunks outlive a trainer that is no more."""
         self._pause = pause
+        self._max_bytes = most_bytes(max_policy_lag)
 
     def begin(self, layout: Layout, *, policy_version: int, is_again: bool = False) -> Publication:
         """Begins a version. Raises InvalidInput for one that is too large; its `finish` raises DeadlineExceeded while
@@ -53,7 +61,8 @@ class RedisPublisher:
                     waiting.poke()
                     self._pause(FULL_PAUSE_S)
 
-        sink = ChunkSink(planned(self._folder, layout, policy_version=policy_version), put_chunk)
+        plan = planned(self._folder, layout, policy_version=policy_version)
+        sink = ChunkSink(plan, put_chunk, max_bytes=self._max_bytes)
         # A chunk waits for room no longer than wait_s, and a tensor has some chunks.
         return Publication(layout, sink, wait_s=2 * self._wait_s)
 
@@ -78,10 +87,10 @@ class RedisPublisher:
 class ChunkSink:
     """A VersionSink: one safetensors file in chunks."""
 
-    def __init__(self, plan: PlannedVersion, put_chunk: Callable[[int, bytes], None]) -> None:
+    def __init__(self, plan: PlannedVersion, put_chunk: Callable[[int, bytes], None], *, max_bytes: int) -> None:
         self._plan = plan
         self._places = FilePlan(plan.layout)
-        self._file = ChunkedFile(self._places.num_bytes, put_chunk)
+        self._file = ChunkedFile(self._places.num_bytes, put_chunk, max_bytes=max_bytes)
         self._has_header = False
 
     def put(self, name: str, tensor: Tensor) -> None:

@@ -399,6 +399,22 @@ def test_a_version_that_is_too_large_for_redis_is_refused(tmp_path: Path, monkey
         Store(RedisWeights(), tmp_path).publish(0)
 
 
+def test_the_versions_that_a_lag_keeps_in_redis_share_the_room_of_those_without_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(RedisWeights(), tmp_path)
+    num_bytes = store.publish(0).files[0].num_bytes
+    monkeypatch.setattr(chunk_store, "MAX_VERSION_BYTES", num_bytes)
+    store.publish(1)
+    store.spec = job_spec(weights=RedisWeights(), schedule="delayed", max_policy_lag=2, algorithm__correction="tis")
+    store.publisher = store.another_publisher()
+    with pytest.raises(InvalidInput, match=r"weights\.transport: a version has .* MiB, Redis takes"):
+        store.publish(2)
+    monkeypatch.setattr(chunk_store, "MAX_VERSION_BYTES", 2 * num_bytes)
+    store.publisher = store.another_publisher()
+    store.publish(2)
+
+
 def test_a_large_version_is_cut_into_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunk_store, "CHUNK_BYTES", 1000)
     store = Store(RedisWeights(), tmp_path)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from consumer.model.checkpoint import Checkpoint, latest_checkpoint, read_checkpoint, write_checkpoint
-from consumer.model.older_versions import OlderVersions
+from consumer.model.older_versions import PublishedVersions
 from contracts.errors import WeightsRejected
 from contracts.versions import WeightManifest
 from contracts.weights import DeltaWeights, FileWeights, RedisWeights
@@ -48,9 +48,8 @@ class Saved:
         self.older = self.manifests[1:3]
 
     def write(self) -> Checkpoint:
-        older = OlderVersions(
-            self.older,
-            layout=layout_of(weights(self.store, 0)),
+        published = PublishedVersions(
+            layout_of(weights(self.store, 0)),
             root=self.store.folder.weight_root,
             chunks=lambda job_id: self.store.chunks,
         )
@@ -66,7 +65,7 @@ class Saved:
             iteration=2,
             weights_digest=tensors_digest(tensors),
             save=save,
-            save_older=older.save,
+            save_older=lambda scratch: published.save(self.older, scratch),
         )
         return read_checkpoint(self.folder)
 

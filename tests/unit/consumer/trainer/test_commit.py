@@ -10,14 +10,18 @@ import pytest
 from msgspec.structs import replace
 
 from broker.trainer_side import Opening
+from consumer.model.older_versions import OlderVersion
 from consumer.trainer.commit import Commits, save
 from consumer.trainer.iteration import Iteration
+from consumer.trainer.plan import IterationPlan
 from consumer.trainer.schedule import Schedule
 from consumer.trainer.start import Started
 from consumer.trainer.step import Stepped
-from contracts.errors import FenceViolation
+from consumer.trainer.window import AskedIteration, Window
+from contracts.errors import FenceViolation, Unavailable, WeightsRejected
 from contracts.events import AuditRecord, record_digest
 from contracts.run_folder import RunFolder
+from contracts.spec import JobSpec
 from contracts.versions import WeightFile, WeightManifest
 from tests.builders import DIGEST, job_spec
 from tests.contract.make_golden import iteration_metrics
@@ -38,22 +42,54 @@ def stepped(iteration: int) -> Stepped:
     return Stepped(made=manifest(iteration + 1), metrics=metrics)
 
 
-def opening(iteration: int) -> Opening:
-    return Opening(iteration=iteration, oldest_version=iteration, newest_version=iteration, batches=())
+class NoBatches(IterationPlan):
+    """Iterations without training batches; those of an evaluating job have one word to evaluate."""
+
+    def __init__(self, spec: JobSpec) -> None:
+        self._spec = spec
+
+    def training(self, iteration: int, manifest: WeightManifest) -> tuple[Any, ...]:
+        return ()
+
+    def num_evaluation(self, iteration: int) -> int:
+        return int(self._spec.evaluates(iteration))
+
+    def evaluation(self, iteration: int, manifest: WeightManifest) -> tuple[Any, ...]:
+        return (f"evaluation of {manifest.policy_version}",) * self.num_evaluation(iteration)
+
+
+class Published:
+    """Older versions that can be read back, unless one is damaged."""
+
+    is_damaged = False
+
+    def save(self, manifests: list[WeightManifest], folder: Path) -> tuple[OlderVersion, ...]:
+        if self.is_damaged:
+            raise WeightsRejected("version 1 is damaged")
+        for one in manifests:
+            (folder / f"older-v{one.policy_version:06d}.safetensors").write_bytes(b"weights")
+        return ()
+
+
+def asked(number: int) -> AskedIteration:
+    return AskedIteration(number=number, weights_digest=DIGEST, batches=(), samplers={number: DIGEST})
 
 
 class Played:
     """A held job; `said` has what was asked of its parts, in order."""
 
     def __init__(self, folder: RunFolder, **spec: Any) -> None:
-        self.spec = job_spec(evaluation__num_prompts=0, **spec)
-        self.schedule = Schedule("periodic")
+        self.spec = job_spec(**({"evaluation__num_prompts": 0} | spec))
+        self.schedule = Schedule(self.spec.schedule, self.spec.max_policy_lag)
+        self.window = Window(self.schedule, NoBatches(self.spec), last_iteration=self.spec.last_iteration)
+        self.window.add(manifest(0))
+        self.published = Published()
         self.folder = folder
         self.settled: WeightManifest | None = None
         self.said: list[str] = []
         self.records: list[AuditRecord] = []
         self.is_on_disk = True
-        self.side = self.jobs = self.generators = self.weights = self.plan = self
+        self.side = self.jobs = self.generators = self.weights = self
         self.trainer_epoch = 1
         policy = SimpleNamespace(adapters=None)
         self.ranks = SimpleNamespace(learner=SimpleNamespace(policy=policy), save=self._save)
@@ -71,9 +107,8 @@ class Played:
         self.records.append(record)
         self.said.append(f"committed {record.iteration}, opened {opening.iteration if opening else 'none'}")
 
-    def opening(self, iteration: int, manifest: WeightManifest) -> Opening:
-        assert manifest.policy_version == self.schedule.version_of(iteration)
-        return opening(iteration)
+    def dispatch(self, iteration: int, batches: tuple[object, ...]) -> None:
+        self.said.append(f"sent {', '.join(map(str, batches))} into iteration {iteration}")
 
     def renew(self) -> None:
         self.said.append("renewed")
@@ -108,7 +143,7 @@ class Played:
 
 
 def commits(held: Any, *, furthest: int = -1) -> Commits:
-    return Commits(held, held, Started(opening=None, last_link="before", furthest=furthest))
+    return Commits(held, held, Started(first=None, last_link="before", furthest=furthest))
 
 
 @pytest.fixture
@@ -118,9 +153,7 @@ def folder(tmp_path: Path) -> RunFolder:
 
 def test_numbers_come_before_the_commit_and_the_lease_and_the_disk_before_a_checkpoint(folder: RunFolder) -> None:
     held = Played(folder, trainer__checkpoint_every_iterations=1)
-    following, boundary = commits(held).commit(
-        Iteration(opening(0), weights_digest=DIGEST, trainer_epoch=1), stepped(0)
-    )
+    following, boundary = commits(held).commit(Iteration(asked(0), trainer_epoch=1), stepped(0))
     assert held.said == [
         "metrics",
         "timeline",
@@ -131,7 +164,7 @@ def test_numbers_come_before_the_commit_and_the_lease_and_the_disk_before_a_chec
         "removed versions before 0",
         "progress",
     ]
-    assert (following, held.settled) == (opening(1), manifest(1))
+    assert (following, held.settled) == (1, manifest(1))
     assert boundary.opening_started_s <= boundary.opened_s
 
 
@@ -139,13 +172,13 @@ def test_each_record_names_the_one_before_it(folder: RunFolder) -> None:
     held = Played(folder)
     chain = commits(held)
     for number in range(2):
-        chain.commit(Iteration(opening(number), weights_digest=DIGEST, trainer_epoch=1), stepped(number))
+        chain.commit(Iteration(asked(number), trainer_epoch=1), stepped(number))
     assert [record.previous for record in held.records] == ["before", record_digest(held.records[0])]
 
 
 def test_an_iteration_that_only_evaluates_is_the_last_one_and_changes_no_file(folder: RunFolder) -> None:
     held = Played(folder, trainer__checkpoint_every_iterations=1)
-    following, _ = commits(held).commit(Iteration(opening(4), weights_digest=DIGEST, trainer_epoch=1), None)
+    following, _ = commits(held).commit(Iteration(asked(4), trainer_epoch=1), None)
     assert (following, held.said) == (None, ["timeline", "committed 4, opened none"])
 
 
@@ -153,7 +186,7 @@ def test_a_replayed_iteration_is_no_progress(folder: RunFolder) -> None:
     held = Played(folder)
     chain = commits(held, furthest=0)
     for number in range(2):
-        chain.commit(Iteration(opening(number), weights_digest=DIGEST, trainer_epoch=1), stepped(number))
+        chain.commit(Iteration(asked(number), trainer_epoch=1), stepped(number))
     assert held.said.count("progress") == 1
 
 
@@ -177,3 +210,47 @@ def test_what_is_settled_is_saved_once_and_nothing_is_where_the_commit_is_lost(f
 def test_a_checkpoint_follows_every_so_many_iterations_and_the_last_one() -> None:
     spec = job_spec(iterations=7, trainer__checkpoint_every_iterations=3)
     assert [iteration for iteration in range(7) if spec.checkpoints_after(iteration)] == [2, 5, 6]
+
+
+LAGGING: dict[str, Any] = {
+    "iterations": 6,
+    "schedule": "delayed",
+    "max_policy_lag": 2,
+    "algorithm__correction": "tis",
+    "trainer__checkpoint_every_iterations": 1,
+}
+
+
+def test_under_a_lag_a_commit_opens_a_later_iteration_and_the_next_one_is_evaluated_after_it(folder: RunFolder) -> None:
+    held = Played(folder, **LAGGING, evaluation__num_prompts=8, evaluation__every_iterations=1)
+    held.evaluation = lambda score: None  # type: ignore[attr-defined]
+    held.window.begin(0)
+    following, _ = commits(held).commit(Iteration(asked(0), trainer_epoch=1), stepped(0))
+    assert following == 1
+    at = held.said.index("committed 0, opened 3")
+    assert held.said[at : at + 3] == ["committed 0, opened 3", "sent evaluation of 1 into iteration 1", "renewed"]
+
+
+def test_a_checkpoint_under_a_lag_takes_the_older_versions_of_its_window_and_they_stay_until_the_next_commit(
+    folder: RunFolder,
+) -> None:
+    held = Played(folder, **LAGGING)
+    held.window.begin(0)
+    chain = commits(held)
+    for number in range(4):
+        held.window.turn_to(number)
+        chain.commit(Iteration(asked(number), trainer_epoch=1), stepped(number))
+    names = sorted(path.name for path in folder.checkpoint_after(3).glob("older-*"))
+    assert names == ["older-v000002.safetensors", "older-v000003.safetensors"]
+    assert [line for line in held.said if line.startswith("removed")] == [
+        f"removed versions before {version}" for version in (0, 0, 0, 1)
+    ]
+
+
+def test_a_trainer_ends_where_an_older_version_cannot_be_read_back(folder: RunFolder) -> None:
+    held = Played(folder, **LAGGING)
+    held.window.begin(0)
+    held.published.is_damaged = True
+    with pytest.raises(Unavailable, match="the trainer that starts next publishes it again"):
+        commits(held).commit(Iteration(asked(0), trainer_epoch=1), stepped(0))
+    assert not folder.checkpoint_after(0).exists()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
 import pytest
 
+import consumer.trainer.gather as gathering
 from broker.fence import FenceState, OpenIteration
-from broker.openings import Opening
 from broker.trainer_side import Arrived
 from consumer.gradient.learner import Trained
 from consumer.gradient.micro_batch import batch_rewards
@@ -16,10 +17,12 @@ from consumer.gradient.statistics import measure_batch
 from consumer.trainer.gather import gather
 from consumer.trainer.iteration import Iteration
 from consumer.trainer.schedule import Schedule
-from contracts.errors import BatchFailed
+from consumer.trainer.window import AskedIteration
+from contracts.errors import BatchFailed, FenceViolation, Unavailable
 from contracts.events import BatchDead
 from contracts.rollouts import RolloutBatch, batch_digest
 from contracts.run_folder import RunFolder
+from contracts.versions import WeightFile, WeightManifest
 from tests.builders import DIGEST, batch_of, job_spec, prompt_batch, rollout
 
 IDS = ("0/train/0", "0/train/1", "0/train/2")
@@ -45,6 +48,8 @@ class Played:
         self.spec = job_spec(rollout__on_failed_batch=on_failed_batch)
         self.schedule = Schedule(schedule)
         self.folder = folder
+        self.window = Ahead()
+        self.committed = -1
         self.side = self.ranks = self.keeper = self.generators = self
         self.said: list[str] = []
         self.told: list[object] = []
@@ -60,7 +65,7 @@ class Played:
     def fence(self) -> FenceState:
         return FenceState(
             state="open",
-            committed=-1,
+            committed=self.committed,
             window=(
                 OpenIteration(
                     iteration=0,
@@ -123,11 +128,40 @@ class Played:
         self.said.append(f"wrote version {policy_version} again")
         self._rejected = ""
 
+    def check_published(self, manifest: WeightManifest) -> None:
+        self.said.append(f"read version {manifest.policy_version} back")
+        if self.is_damaged:
+            raise Unavailable("it is damaged")
+
+    is_damaged = False
+
+    def reconcile(self, iteration: int, batches: Sequence[object]) -> int:
+        self.said.append(f"asked for {len(batches)} of iteration {iteration}")
+        return 0
+
+
+class Ahead:
+    """A window with iterations 1 and 2 open beyond the one that is gathered, and the versions -2 to 0."""
+
+    manifests = tuple(
+        WeightManifest(
+            policy_version=version,
+            weights_digest=DIGEST,
+            dtype="float32",
+            directory=f"job/weights/v{version % 1000000:06d}",
+            files=(WeightFile(name="a.safetensors", num_bytes=1),),
+        )
+        for version in (-2, -1, 0)
+    )
+
+    def ahead_of(self, iteration: int) -> list[tuple[int, tuple[str, ...]]]:
+        return [(iteration + 1, ("a", "b")), (iteration + 2, ())]
+
 
 def gathered(held: Any) -> Iteration:
-    asked = tuple(prompt_batch([[5]], batch_id=batch_id) for batch_id in IDS)
-    opening = Opening(iteration=0, oldest_version=0, newest_version=0, batches=asked)
-    iteration = Iteration(opening, weights_digest=DIGEST, trainer_epoch=1)
+    batches = tuple(prompt_batch([[5]], batch_id=batch_id) for batch_id in IDS)
+    asked = AskedIteration(number=0, weights_digest=DIGEST, batches=batches, samplers={0: DIGEST})
+    iteration = Iteration(asked, trainer_epoch=1)
     gather(held, iteration)
     return iteration
 
@@ -176,3 +210,37 @@ def test_the_open_version_is_written_again_where_a_generator_refuses_it_and_no_o
     other = Played(folder, *IDS, rejected="job/weights/v000007")
     gathered(other)
     assert len(other.said) == 2 * len(IDS)
+
+
+def test_an_older_version_that_is_refused_is_read_back_and_where_it_is_damaged_the_trainer_ends(
+    folder: RunFolder,
+) -> None:
+    whole = Played(folder, *IDS, rejected="job/weights/v999999")
+    gathered(whole)
+    assert whole.said[:2] == ["read version -1 back", "wrote version 0 again"]
+    damaged = Played(folder, *IDS, rejected="job/weights/v999999")
+    damaged.is_damaged = True
+    with pytest.raises(Unavailable):
+        gathered(damaged)
+    assert damaged.said == ["read version -1 back"]
+
+
+def test_what_a_restart_has_lost_of_any_open_iteration_is_looked_for(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gathering, "RECONCILE_EVERY_S", 0.0)
+    held = Played(folder, *IDS)
+    gathered(held)
+    asked = ["asked for 3 of iteration 0", "asked for 2 of iteration 1", "asked for 0 of iteration 2"]
+    assert held.said[:3] == asked
+
+
+@pytest.mark.parametrize("committed", [-2, 0])
+def test_a_trainer_whose_last_commit_a_restart_has_lost_ends(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, committed: int
+) -> None:
+    monkeypatch.setattr(gathering, "RECONCILE_EVERY_S", 0.0)
+    held = Played(folder, *IDS)
+    held.committed = committed
+    with pytest.raises(FenceViolation, match=f"has lost the commits since {committed}"):
+        gathered(held)

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from broker.trainer_side import Arrived, Opening
-from consumer.trainer.iteration import Boundary, Iteration
+from broker.trainer_side import Arrived
+from consumer.trainer.iteration import Boundary, Iteration, uncovered_s
+from consumer.trainer.window import AskedIteration
 from contracts.encoding.arrays import pack_int32
 from contracts.errors import FenceViolation
 from contracts.events import TimelineSpan
-from contracts.rollouts import BatchTimings, Prompt, RolloutBatch, batch_digest
+from contracts.rollouts import BatchTimings, Prompt, PromptBatch, RolloutBatch, batch_digest
 from tests.builders import DIGEST, batch_of, prompt_batch, rollout
 
 BOUNDARY = Boundary(last_token_s=100.0, opening_started_s=100.5, opened_s=100.625)
+
+
+def asked_by(number: int, *batches: PromptBatch) -> AskedIteration:
+    """An iteration that its own version samples."""
+    return AskedIteration(number=number, weights_digest=DIGEST, batches=batches, samplers={number: DIGEST})
 
 
 def iteration(boundary: Boundary | None, generations: list[tuple[float, float]]) -> Iteration:
@@ -24,8 +31,7 @@ def iteration(boundary: Boundary | None, generations: list[tuple[float, float]])
         prompt_batch([[5]], group_size=2, batch_id=f"1/train/{number}", iteration=1, policy_version=1)
         for number in range(len(generations))
     ]
-    opening = Opening(iteration=1, oldest_version=1, newest_version=1, batches=tuple(asked))
-    begun = Iteration(opening, weights_digest=DIGEST, trainer_epoch=1, boundary=boundary)
+    begun = Iteration(asked_by(1, *asked), trainer_epoch=1, boundary=boundary)
     for batch, (started_s, ended_s) in zip(asked, generations, strict=True):
         timings = BatchTimings(
             generation_started_s=started_s,
@@ -75,8 +81,7 @@ RESAMPLED = {"prompt_id": "train/9", "prompt_index": 2, "prompt_token_ids": pack
 def resampling() -> Iteration:
     """Expects a batch of two prompts with one reserve each."""
     asked = replace(prompt_batch([[5], [6]]), reserves=((RESERVE, replace(RESERVE, index=3)),))
-    opening = Opening(iteration=0, oldest_version=0, newest_version=0, batches=(asked,))
-    return Iteration(opening, weights_digest=DIGEST, trainer_epoch=1)
+    return Iteration(asked_by(0, asked), trainer_epoch=1)
 
 
 def answer(first: dict[str, Any], *, rewards: tuple[float, float] = (0.0, 1.0)) -> RolloutBatch:
@@ -150,9 +155,7 @@ def test_a_batch_without_a_stated_score_leaves_no_trace_and_one_with_them_their_
 def two_batches() -> Iteration:
     """Expects 0/train/0 and 0/train/1 of version 0."""
     asked = tuple(prompt_batch([[5]], group_size=2, batch_id=f"0/train/{number}") for number in range(2))
-    return Iteration(
-        Opening(iteration=0, oldest_version=0, newest_version=0, batches=asked), weights_digest=DIGEST, trainer_epoch=1
-    )
+    return Iteration(asked_by(0, *asked), trainer_epoch=1)
 
 
 def came(**changes: Any) -> Arrived:
@@ -164,11 +167,12 @@ def came(**changes: Any) -> Arrived:
     ("changes", "problem"),
     [
         ({"policy_version": 1}, "was sampled with version 1"),
-        ({"weights_digest": "b" * 64}, r"was sampled with version 0 \(bbbbbbbbbbbb\), this iteration trains version 0"),
+        ({"weights_digest": "b" * 64}, r"was sampled with version 0 \(b{12}\), what samples it is version 0 \(abab"),
+        ({"purpose": "evaluation"}, "another shape"),
         ({"batch_id": "0/train/2"}, "batch 0/train/2 is not of iteration 0"),
         ({"batch_id": "1/train/0"}, "batch 1/train/0 is not of iteration 0"),
     ],
-    ids=["another version", "another digest", "one too many", "another iteration's"],
+    ids=["another version", "another digest", "another purpose", "one too many", "another iteration's"],
 )
 def test_a_batch_that_nobody_sampled_for_this_iteration_is_refused_and_not_taken(
     changes: dict[str, Any], problem: str
@@ -205,3 +209,79 @@ def test_a_batch_that_was_abandoned_is_not_taken_when_it_comes_after_all() -> No
     assert not begun.take(came())
     assert begun.digests == {}
     assert [batch.batch_id for batch in begun.missing] == ["0/train/1"]
+
+
+def lagging() -> Iteration:
+    """Iteration 3: what trains may be sampled with version 1, 2 or 3, what evaluates with 3 alone."""
+    fields: dict[str, Any] = {"group_size": 2, "iteration": 3, "policy_version": 1}
+    asked = [prompt_batch([[5]], batch_id=f"3/train/{number}", **fields) for number in range(3)]
+    asked.append(prompt_batch([[5]], batch_id="3/evaluation/0", purpose="evaluation", **fields))
+    samplers = {1: "1" * 64, 2: "2" * 64, 3: "3" * 64}
+    return Iteration(
+        AskedIteration(number=3, weights_digest="3" * 64, batches=tuple(asked), samplers=samplers), trainer_epoch=1
+    )
+
+
+def of_version(version: int, batch_id: str, **changes: Any) -> Arrived:
+    purpose = "train" if "train" in batch_id else "evaluation"
+    fields = {"batch_id": batch_id, "purpose": purpose, "iteration": 3, "policy_version": version}
+    return came(**(fields | {"weights_digest": f"{version}" * 64} | changes))
+
+
+def test_a_batch_may_be_of_any_version_of_the_range_and_its_sampler_is_kept_for_the_chain() -> None:
+    begun = lagging()
+    for version, batch_id in ((2, "3/train/2"), (3, "3/train/0"), (2, "3/train/1"), (3, "3/evaluation/0")):
+        assert begun.take(of_version(version, batch_id))
+    (by,) = begun.sampled
+    assert (by.policy_version, by.weights_digest, by.batches) == (2, "2" * 64, ("3/train/1", "3/train/2"))
+
+
+@pytest.mark.parametrize(
+    ("version", "batch_id", "changes"),
+    [
+        (0, "3/train/0", {}),
+        (4, "3/train/0", {}),
+        (2, "3/train/0", {"weights_digest": "3" * 64}),
+        (2, "3/evaluation/0", {}),
+        (2, "3/evaluation/0", {"purpose": "train"}),
+    ],
+    ids=["below", "above", "another's digest", "an older version evaluated", "evaluation that says it trains"],
+)
+def test_a_batch_out_of_the_range_is_refused(version: int, batch_id: str, changes: dict[str, Any]) -> None:
+    begun = lagging()
+    with pytest.raises(FenceViolation, match="was sampled with version"):
+        begun.take(of_version(version, batch_id, **changes))
+    assert begun.digests == {}
+
+
+def test_an_evaluation_between_two_iterations_is_no_pause() -> None:
+    """Sampled ahead, training ended at 100; evaluation of the iteration before lasted from 101 to 104."""
+    boundary = replace_boundary(generations=((99.0, 100.0), (101.0, 104.0)))
+    assert iteration(boundary, [(104.5, 105.0), (106.0, 107.0)]).bubble_s == 1.5
+    assert iteration(boundary, [(98.0, 99.0)]).bubble_s == 0.0
+
+
+def test_the_next_boundary_knows_what_ended_after_the_last_training_token() -> None:
+    boundary = replace_boundary(generations=((99.0, 100.0), (101.0, 109.0)))
+    begun = iteration(boundary, [(104.5, 105.0), (106.0, 107.0)])
+    assert (begun.last_token_s, begun.later_generations) == (107.0, ((101.0, 109.0),))
+
+
+def replace_boundary(**changes: Any) -> Boundary:
+    return dataclasses.replace(BOUNDARY, **changes)
+
+
+@pytest.mark.parametrize(
+    ("spans", "idle_s"),
+    [
+        ([], 10.0),
+        ([(0.0, 10.0)], 0.0),
+        ([(4.0, 6.0), (5.0, 7.0)], 7.0),
+        ([(-5.0, 1.0), (9.0, 20.0)], 8.0),
+        ([(20.0, 30.0), (-9.0, -5.0)], 10.0),
+        ([(2.0, 3.0), (1.0, 8.0)], 3.0),
+    ],
+)
+def test_what_no_span_covers_is_counted_once(spans: list[tuple[float, float]], idle_s: float) -> None:
+    assert uncovered_s(0.0, 10.0, spans) == idle_s
+    assert uncovered_s(10.0, 0.0, spans) == 0.0

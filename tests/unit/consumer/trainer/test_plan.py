@@ -30,10 +30,20 @@ def test_each_place_of_a_training_batch_has_its_reserves_and_evaluation_has_none
     dataset = load_dataset(AdditionDataset(), num_evaluation=8, seed=0, model_root=SpecRoot(ROOT))
     tokenizer = AutoTokenizer.from_pretrained(ROOT / "configs" / "models" / "two-digit-addition")
     plan = IterationPlan("job", spec, PromptSource(dataset, tokenizer=tokenizer, spec=spec, context_tokens=64))
-    batches = plan.opening(0, MANIFEST).batches
-    training = [batch for batch in batches if batch.purpose == "train"]
-    assert len(training) == 4
+    training, evaluation = plan.training(0, MANIFEST), plan.evaluation(0, MANIFEST)
+    assert [batch.purpose for batch in (*training, *evaluation)] == ["train"] * 4 + ["evaluation"] * 4
     for number, batch in enumerate(training):
         rows = [[prompt.index for prompt in prompts] for prompts in (batch.prompts, *batch.reserves)]
         assert rows == [[8 * row + 2 * number, 8 * row + 2 * number + 1] for row in range(4)]
-    assert {batch.reserves for batch in batches if batch.purpose == "evaluation"} == {()}
+    assert {batch.reserves for batch in evaluation} == {()}
+
+
+def test_a_plan_counts_evaluation_batches_of_a_version_that_is_not_there() -> None:
+    spec = job_spec(evaluation__every_iterations=3)
+    assert [IterationPlan("job", spec, None).num_evaluation(number) for number in range(5)] == [4, 0, 0, 4, 4]  # type: ignore[arg-type]
+
+
+def test_an_iteration_that_only_evaluates_has_no_training_batch() -> None:
+    plan = IterationPlan("job", job_spec(), None)  # type: ignore[arg-type]
+    assert plan.training(4, MANIFEST) == ()
+    assert plan.evaluation(1, MANIFEST) == ()

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from broker.fence import FenceState, OpenIteration
-from consumer.trainer.start import check_same_run, furthest_commit, needs_rewind
+from consumer.trainer.start import check_same_run, first_version, furthest_commit, needs_rewind
 from contracts.errors import FenceViolation, InvalidInput
 from contracts.events import AuditRecord, versions_of
 from contracts.versions import WeightFile, WeightManifest
@@ -87,11 +87,17 @@ def test_a_rewind_takes_versions_back_and_an_evaluation_makes_none() -> None:
     assert furthest_commit([]) == -1
 
 
-def opened(iteration: int) -> tuple[OpenIteration, ...]:
-    one = OpenIteration(
-        iteration=iteration, oldest_version=iteration, newest_version=iteration, expected=0, published=0, dead=0
+def test_the_model_that_the_job_found_is_in_the_chain_once_an_iteration_was_committed() -> None:
+    assert first_version([]) == {}
+    assert first_version(CHAIN[1:]) == {}
+    assert first_version([*CHAIN, rewind(0), commit(0)]) == {0: digest_of(0)}
+
+
+def opened(*iterations: int) -> tuple[OpenIteration, ...]:
+    return tuple(
+        OpenIteration(iteration=one, oldest_version=one, newest_version=one, expected=0, published=0, dead=0)
+        for one in iterations
     )
-    return (one,)
 
 
 @pytest.mark.parametrize(
@@ -102,11 +108,23 @@ def opened(iteration: int) -> tuple[OpenIteration, ...]:
         ({"committed": 1, "window": opened(2), "versions": {2: digest_of(2)}}, False),
         ({"committed": 2, "window": opened(3), "versions": {3: digest_of(3)}}, True),
         ({"committed": 1, "window": opened(2), "versions": {2: "f" * 64}}, True),
+        ({"committed": 1, "window": opened(2, 3), "versions": {1: digest_of(1), 2: digest_of(2)}}, False),
+        ({"committed": 1, "window": opened(2, 3), "versions": {1: "f" * 64, 2: digest_of(2)}}, True),
+        ({"committed": 1, "window": opened(2, 3), "versions": {0: digest_of(0), 2: digest_of(2)}}, True),
     ],
-    ids=["committed it", "waits for it", "opened it", "opened another", "opened other weights"],
+    ids=[
+        "committed it",
+        "waits for it",
+        "opened it",
+        "opened another",
+        "opened other weights",
+        "opened a window",
+        "opened a window on other older weights",
+        "opened a window on weights that the trainer lacks",
+    ],
 )
 def test_a_fence_that_is_ahead_of_the_weights_is_rewound(fence: dict[str, Any], *, is_ahead: bool) -> None:
-    assert needs_rewind(fence_state(**fence), manifest(2)) == is_ahead
+    assert needs_rewind(fence_state(**fence), 2, {1: digest_of(1), 2: digest_of(2)}) == is_ahead
 
 
 def fence_state(**changes: Any) -> FenceState:

@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from broker.trainer_side import Opening
 from consumer.gradient.learner import OptimizerStep, Trained
 from consumer.gradient.micro_batch import batch_rewards
 from consumer.gradient.statistics import Mismatch, measure_batch
 from consumer.trainer.iteration import Iteration
+from consumer.trainer.schedule import Schedule
 from consumer.trainer.step import step
+from consumer.trainer.window import AskedIteration, Window
 from contracts.errors import BatchFailed, TrainingDiverged
 from contracts.events import MismatchAlarm
 from tests.builders import DIGEST, job_spec, rollout_batch
@@ -23,15 +24,14 @@ from tests.builders import DIGEST, job_spec, rollout_batch
 SETTLED = "the version that is committed"
 
 
-def gathered(*, k3_sum: float = 0.0, num_batches: int = 1) -> Iteration:
+def gathered(*, number: int = 0, k3_sum: float = 0.0, num_batches: int = 1) -> Iteration:
     iteration = Iteration(
-        Opening(iteration=0, oldest_version=0, newest_version=0, batches=()),
-        weights_digest=DIGEST,
+        AskedIteration(number=number, weights_digest=DIGEST, batches=(), samplers={number: DIGEST}),
         trainer_epoch=1,
         boundary=None,
     )
-    for number in range(num_batches):
-        iteration.record(trained(f"0/train/{number}", k3_sum=k3_sum))
+    for index in range(num_batches):
+        iteration.record(trained(f"0/train/{index}", k3_sum=k3_sum))
     return iteration
 
 
@@ -47,6 +47,8 @@ class Played:
 
     def __init__(self, **spec: Any) -> None:
         self.spec = job_spec(**spec)
+        schedule = Schedule(self.spec.schedule, self.spec.max_policy_lag)
+        self.window = Window(schedule, None, last_iteration=4)  # type: ignore[arg-type]
         self.horizons: dict[int, int] = {}
         self.peak_flops = 0.0
         self.layout = object()
@@ -102,6 +104,12 @@ def test_a_version_is_written_by_the_last_step_and_named_under_a_lease_that_was_
     ]
     assert (stepped.made, stepped.metrics.iteration, len(stepped.metrics.updates)) == ("made", 0, 2)
     assert held.settled is None
+
+
+def test_the_versions_that_the_open_iteration_was_sampled_with_stay_announced_until_its_commit() -> None:
+    held: Any = Played(schedule="delayed", max_policy_lag=2, algorithm__correction="tis")
+    step(held, gathered(number=3))
+    assert held.said[-1] == "announced, kept from 1"
 
 
 def test_an_iteration_without_a_training_batch_fails_while_the_committed_version_can_be_saved() -> None:

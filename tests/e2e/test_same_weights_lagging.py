@@ -1,0 +1,136 @@
+"""A lag is repeatable: what samples a batch is a function of its iteration, and the weights are those of one process.
+
+The oracle has no part of what it judges: no Redis, no window, no generator (tests/sequential_execution.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from contracts.encoding.wire import decode_json
+from contracts.events import IterationMetrics
+from contracts.jobs import JobState
+from contracts.run_folder import RunFolder
+from contracts.spec import JobSpec
+from tests.builders import job_spec
+from tests.pipeline import Pipeline
+from tests.sequential_execution import digests_of_versions
+
+ITERATIONS = 6
+LORA: dict[str, object] = {
+    "max_policy_lag": 1,
+    "trainer__lora": {"rank": 4, "publish": "adapter"},
+    "algorithm__kl_coefficient": 0.01,
+    "optimizer__learning_rate": 2e-3,
+}
+JOBS: dict[str, dict[str, object]] = {
+    "lag 1, two updates": {
+        "max_policy_lag": 1,
+        "algorithm__correction": "decoupled_ppo",
+        "algorithm__updates_per_iteration": 2,
+    },
+    "lag 2": {},
+    "LoRA, lag 1": LORA,
+}
+
+
+def spec(job: str, **changes: object) -> JobSpec:
+    fields: dict[str, object] = {
+        "iterations": ITERATIONS,
+        "schedule": "delayed",
+        "max_policy_lag": 2,
+        "algorithm__correction": "tis",
+        "model__path": "configs/models/two-digit-addition",
+        "rollout__prompts_per_batch": 4,
+        "optimizer__learning_rate": 1e-3,
+        "trainer__checkpoint_every_iterations": 2,
+        "evaluation__num_prompts": 8,
+        "evaluation__prompts_per_batch": 4,
+        "evaluation__every_iterations": 3,
+        "timeouts__trainer_lease_s": 1.0,
+    }
+    return job_spec(**(fields | JOBS[job] | changes))
+
+
+@pytest.fixture(scope="module")
+def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
+    with Pipeline(tmp_path_factory.mktemp("lagging")) as pipeline:
+        pipeline.start_generators(1)
+        yield pipeline
+
+
+@pytest.fixture(scope="module")
+def oracles(pipeline: Pipeline, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """Job → digest of each version that its sequential execution makes."""
+    return {job: digests_of_versions(spec(job), pipeline.settings, tmp_path_factory.mktemp("oracle")) for job in JOBS}
+
+
+def assert_versions(pipeline: Pipeline, job_id: str, digests: list[str]) -> None:
+    """Asserts that the last commit of each iteration sampled and made the versions of the oracle."""
+    assert pipeline.jobs.state(job_id) is JobState.SUCCEEDED
+    last = {record.iteration: record for record in pipeline.jobs.audit(job_id) if record.kind == "commit"}
+    lag = pipeline.jobs.spec(job_id).max_policy_lag
+    for iteration in range(len(digests) - 1):
+        record = last[iteration]
+        assert (record.weights_digest, record.next_weights_digest) == (digests[iteration], digests[iteration + 1])
+        sampled = [(by.policy_version, by.weights_digest) for by in record.sampled or ()]
+        sampler = max(0, iteration - lag)
+        assert sampled == ([(sampler, digests[sampler])] if sampler < iteration else [])
+    assert pipeline.verdict(job_id).gaps == ()
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_a_delayed_job_makes_the_versions_of_its_sequential_execution(
+    pipeline: Pipeline, oracles: dict[str, list[str]], job: str
+) -> None:
+    job_id = pipeline.train(spec(job))
+    assert_versions(pipeline, job_id, oracles[job])
+    lines = RunFolder(pipeline.settings.run_root_path, job_id).metrics.read_bytes().splitlines()
+    lags = [decode_json(line, IterationMetrics).lag_counts for line in lines]
+    largest = spec(job).max_policy_lag
+    assert lags == [tuple(4 * (lag == min(largest, number)) for lag in range(largest + 1)) for number in range(6)]
+
+
+@pytest.mark.parametrize(
+    ("job", "changes", "crash_at"),
+    [
+        ("lag 2", {}, "consumer.after_opening:2"),
+        ("lag 2", {"weights": {"transport": "delta", "snapshot_every_versions": 3}}, "consumer.after_commit:4"),
+        ("lag 2", {"weights": {"transport": "redis"}, "trainer__world_size": 2}, "consumer.after_checkpoint:1"),
+        ("lag 2", {"trainer__world_size": 2, "trainer__sharding": "fsdp"}, "consumer.after_weights:5"),
+        ("LoRA, lag 1", {}, "consumer.after_commit:3"),
+        ("LoRA, lag 1", {"weights": {"transport": "redis"}}, "consumer.after_checkpoint:2"),
+        ("lag 1, two updates", {"trainer__lora": None}, "consumer.after_step:9"),
+    ],
+    ids=["between two openings", "delta", "redis, two ranks", "fsdp", "adapters", "adapters by redis", "two updates"],
+)
+def test_a_killed_trainer_and_three_generators_make_the_same_versions(
+    pipeline: Pipeline, oracles: dict[str, list[str]], job: str, changes: dict[str, object], crash_at: str
+) -> None:
+    for number in (2, 3):
+        if f"producer-{number}" not in pipeline.children:
+            pipeline.start(f"producer-{number}")
+    job_id, _ = pipeline.jobs.create(spec(job, **changes))
+    # The death of a rank that isn't the first ends its launcher with a code of its own.
+    assert pipeline.train_until_death(job_id, crash_at=crash_at) not in (0, 2)
+    pipeline.train_to_the_end(job_id)
+    assert_versions(pipeline, job_id, oracles[job])
+
+
+def test_a_lagging_job_that_is_given_more_iterations_ends_as_if_it_had_had_them_from_the_start(
+    pipeline: Pipeline, oracles: dict[str, list[str]]
+) -> None:
+    job_id = pipeline.train(spec("lag 2", iterations=4))
+    pipeline.jobs.resume(job_id, iterations=ITERATIONS)
+    pipeline.train_to_the_end(job_id)
+    assert_versions(pipeline, job_id, oracles["lag 2"])
+
+
+def test_a_bounded_job_takes_versions_of_its_range_alone_and_finishes(pipeline: Pipeline) -> None:
+    job_id = pipeline.train(spec("lag 2", schedule="bounded", deterministic=False))
+    assert pipeline.jobs.state(job_id) is JobState.SUCCEEDED
+    assert pipeline.verdict(job_id).gaps == ()
+    for record in pipeline.jobs.audit(job_id):
+        assert {by.policy_version for by in record.sampled or ()} <= set(range(record.iteration - 2, record.iteration))

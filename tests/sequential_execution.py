@@ -1,0 +1,142 @@
+"""A job executed in this process, one thing after the other: the oracle of every schedule, and of a lag above all.
+
+    for each iteration t: load version max(0, t - K) ─▶ sample all of t ─▶ score ─▶ train ─▶ step ─▶ version t + 1
+
+There is no Redis, no window, no generator and no lease in it: an engine, a learner, files between them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import torch
+
+from consumer.datasets.base import load_dataset
+from consumer.datasets.prompts import PromptSource
+from consumer.gradient.assembly import make_learner
+from consumer.gradient.learner import OptimizerStep
+from consumer.gradient.optimizer import learning_rate_at
+from consumer.gradient.statistics import iteration_scaling
+from consumer.trainer.plan import IterationPlan
+from contracts.rewards import RewardItem, Scored
+from contracts.rollouts import BatchTimings, PromptBatch, Rollout, RolloutBatch, RolloutGroup
+from contracts.run_folder import RunFolder
+from contracts.settings import StackSettings
+from contracts.spec import JobSpec
+from contracts.versions import WeightManifest
+from producer.detokenizer import FolderDetokenizer
+from producer.engine.base import EngineSetup
+from producer.engine.transformers.engine import TransformersEngine
+from reward_service.scorers import rubric
+from weight_store.files.publisher import FilePublisher
+
+NO_TIME = BatchTimings(generation_started_s=0.0, generation_ended_s=0.0, scoring_started_s=0.0, scoring_ended_s=0.0)
+
+
+def digests_of_versions(spec: JobSpec, settings: StackSettings, folder: Path) -> list[str]:
+    """Digest of every version of the job, from the model as it is found to what its last iteration makes.
+
+    The weights are published whole; evaluations are left out, which change none.
+    """
+    execution = SequentialExecution(spec, settings, folder)
+    try:
+        return asyncio.run(execution.run())
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+class SequentialExecution:
+    """One engine and one learner that wait for each other."""
+
+    def __init__(self, spec: JobSpec, settings: StackSettings, folder: Path) -> None:
+        self._spec = spec
+        self._learner = make_learner(settings, spec)
+        policy = self._learner.policy
+        dataset = load_dataset(
+            spec.dataset,
+            num_evaluation=spec.evaluation.num_prompts,
+            seed=spec.seed,
+            model_root=settings.spec_root,
+            components=spec.reward.components,
+        )
+        source = PromptSource(dataset, tokenizer=policy.tokenizer, spec=spec, context_tokens=policy.context_tokens)
+        self._plan = IterationPlan("job", spec, source)
+        run_folder = RunFolder(folder, "job")
+        self._publisher = FilePublisher(run_folder, announce=lambda shard: None, wait_s=60.0)
+        setup = EngineSetup(
+            model=spec.model, model_root=settings.spec_root, weight_root=run_folder.weight_root, deterministic=True
+        )
+        self._engine = TransformersEngine(setup)
+        self._texts = FolderDetokenizer(spec.model, settings=settings)
+
+    async def run(self) -> list[str]:
+        try:
+            manifests = [self._published(0)]
+            for iteration in range(self._spec.iterations):
+                sampler = manifests[max(0, iteration - self._spec.max_policy_lag)]
+                await self._engine.load_weights(sampler)
+                batches = [await self._sampled(batch) for batch in self._plan.training(iteration, sampler)]
+                manifests.append(self._trained(iteration, batches))
+        finally:
+            await self._engine.aclose()
+        return [manifest.weights_digest for manifest in manifests]
+
+    def _published(self, version: int) -> WeightManifest:
+        layout = self._learner.policy.weights().layout
+        with self._publisher.begin(layout, policy_version=version) as publication:
+            self._learner.publish(publication)
+            return publication.finish()
+
+    async def _sampled(self, batch: PromptBatch) -> RolloutBatch:
+        completions = await self._engine.generate(batch)
+        groups = []
+        for prompt, of_prompt in zip(batch.prompts, completions, strict=True):
+            rollouts = []
+            for completion, text in zip(of_prompt, self._texts(of_prompt), strict=True):
+                item = RewardItem(
+                    prompt=prompt.text,
+                    completion=text,
+                    reference=prompt.reference,
+                    task_entry=prompt.task_entry,
+                    num_tokens=completion.num_tokens,
+                )
+                scored = rubric.score_item(self._spec.reward.components, item)
+                assert isinstance(scored, Scored)
+                rollouts.append(
+                    Rollout(completion=completion, text=text, reward=scored.reward, reward_breakdown=scored.breakdown)
+                )
+            groups.append(
+                RolloutGroup(
+                    prompt_id=prompt.prompt_id,
+                    prompt_index=prompt.index,
+                    prompt_token_ids=prompt.token_ids,
+                    rollouts=tuple(rollouts),
+                )
+            )
+        return RolloutBatch(
+            job_id="job",
+            batch_id=batch.batch_id,
+            iteration=batch.iteration,
+            purpose="train",
+            policy_version=batch.policy_version,
+            weights_digest=batch.weights_digest,
+            group_size=batch.group_size,
+            generator_id="none",
+            attempt=1,
+            timings=NO_TIME,
+            groups=tuple(groups),
+        )
+
+    def _trained(self, iteration: int, batches: list[RolloutBatch]) -> WeightManifest:
+        spec, learner = self._spec, self._learner
+        stats = [learner.train(batch).stats for batch in batches]
+        scaling = iteration_scaling(stats, spec.algorithm)
+        rate = learning_rate_at(iteration, spec.optimizer, spec.iterations)
+        for left in reversed(range(spec.algorithm.updates_per_iteration)):
+            learner.step(
+                OptimizerStep(divisor=scaling.divisor, baseline=scaling.baseline, learning_rate=rate, is_last=left == 0)
+            )
+            if left:
+                list(learner.train_again(lambda: None))
+        return self._published(iteration + 1)
