@@ -69,6 +69,10 @@ class StackSettings(Record, frozen=True, kw_only=True):
     """Compute threads of a process: OMP_NUM_THREADS, set by the launcher before torch is imported."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Device on which trainers and the transformers engine of generators compute."""
+    held_weights_mb: Annotated[int, Meta(ge=0, le=2**30)] = 16384
+    """Host memory in MiB that a generator of the transformers engine may take for versions beside the one that it
+    samples with, in a job with a lag, whose versions are received in the background; 0, or less than a version: they
+    are loaded between two batches."""
     peak_flops: Annotated[float, Meta(ge=0.0, le=1e21)] = 0.0
     """Floating-point operations a second that one trainer rank could do at best, for the metric mfu; 0: unknown."""
     max_ranks: Annotated[int, Meta(ge=0, le=4096)] = 0

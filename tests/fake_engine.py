@@ -7,6 +7,7 @@ contract suite can check its log-probs as it checks a real model's. Files, diges
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +33,7 @@ class FakeEngine:
         self._vocab_size = vocab_size
         self._eos_ids = frozenset({eos_id})
         self._held: VerifiedWeights | None = None
+        self._beside: list[VerifiedWeights] = []
 
     @property
     def policy_version(self) -> VerifiedWeights | None:
@@ -57,9 +59,32 @@ class FakeEngine:
 
     async def load_weights(self, weights: WeightManifest | WeightShard) -> None:
         """A shard is read with the rest of its version."""
-        self._held = None
-        if isinstance(weights, WeightManifest):
-            self._held = self._load(weights)
+        before, self._held = self._held, None
+        if isinstance(weights, WeightShard):
+            return
+        ready = asked_for(weights) in (before, *self._beside)
+        self._held = asked_for(weights) if ready else self._load(weights)
+        if self._held in self._beside and before is not None:
+            self._beside[self._beside.index(self._held)] = before
+
+    @property
+    def ready_versions(self) -> tuple[VerifiedWeights, ...]:
+        return (*([self._held] if self._held else []), *self._beside)
+
+    async def receive_weights(
+        self, announced: Sequence[WeightManifest], shards: Sequence[WeightShard] = (), *, num_versions: int
+    ) -> bool:
+        known = [asked_for(manifest) for manifest in announced]
+        self._beside = [one for one in self._beside if one in known]
+        if self._held is None or num_versions == 1:
+            return False
+        self._beside = [one for one in self._beside if one.policy_version > self._held.policy_version]
+        for manifest in announced:
+            is_next = manifest.policy_version > self._held.policy_version
+            if is_next and asked_for(manifest) not in self._beside and len(self._beside) < num_versions - 1:
+                self._beside.append(self._load(manifest))
+                return True
+        return False
 
     def _load(self, manifest: WeightManifest) -> VerifiedWeights:
         tensors: list[tuple[str, str, tuple[int, ...], bytes]] = []
@@ -76,7 +101,7 @@ class FakeEngine:
         return VerifiedWeights(policy_version=manifest.policy_version, weights_digest=found)
 
     async def aclose(self) -> None:
-        self._held = None
+        self._held, self._beside = None, []
 
     def logits(self, prefix: list[int]) -> NDArray[np.float32]:
         """[V] logits in [-2, 2) after the tokens of `prefix`, under the loaded weights."""
@@ -84,3 +109,7 @@ class FakeEngine:
         name = f"{digest}/{','.join(map(str, prefix))}"
         noise = hashlib.shake_128(name.encode()).digest(2 * self._vocab_size)
         return np.frombuffer(noise, dtype="<u2").astype(np.float32) / np.float32(16384.0) - np.float32(2.0)
+
+
+def asked_for(manifest: WeightManifest) -> VerifiedWeights:
+    return VerifiedWeights(policy_version=manifest.policy_version, weights_digest=manifest.weights_digest)

@@ -23,6 +23,8 @@ from weight_store.version_files import check_digest, check_names
 
 Identity = tuple[int, str]
 """Version and digest."""
+LOADING = "producer.loading_weights"
+"""The crash point of a version that a batch waits for."""
 
 
 def identity(step: WeightStep | WeightManifest) -> Identity:
@@ -56,12 +58,24 @@ class Arrival:
 
 
 class EngineTensors:
-    """The memory that versions are put into. Used by one thread."""
+    """Memory that versions are put into: the engine's own, or as much beside it. Used by one thread at a time."""
 
-    def __init__(self, targets: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self,
+        targets: Mapping[str, Tensor],
+        *,
+        is_beside: bool = False,
+        is_given_up: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """targets: the engine's tensors. is_beside: versions go into other memory than theirs, until `use`.
+
+        is_given_up: whether the version that is on its way is not needed any more; asked before each
+        tensor that is copied in.
+        """
         self._targets = dict(targets)
-        self.tensors = {name: _memory_for(tensor) for name, tensor in targets.items()}
-        """The targets themselves, or copies on the CPU where those are elsewhere."""
+        self._is_given_up = is_given_up
+        self.tensors = {name: _memory_for(tensor, is_beside=is_beside) for name, tensor in targets.items()}
+        """Contiguous, on the CPU: the memory of the targets themselves, or other memory of the same shapes."""
         self._held: Identity | None = None
         """The version that the tensors hold, whole and verified."""
         self._ahead: Arrival | None = None
@@ -88,17 +102,52 @@ class EngineTensors:
         self._ahead = None
         return arrival
 
+    @property
+    def held(self) -> Identity | None:
+        """The version that the tensors hold, whole and verified; None while there is none."""
+        return self._held
+
     def hold(self, manifest: WeightManifest) -> None:
-        """The tensors are this version, by its digest: they go to where the engine samples from."""
-        for name, target in self._targets.items():
-            if target is not self.tensors[name] and not target.is_meta:
-                target.copy_(self.tensors[name])
+        """The tensors are this version, by its digest."""
         self._held = identity(manifest)
+
+    def use(self) -> None:
+        """Lets the engine sample from these tensors: on the CPU from their very memory, elsewhere from a copy (I2)."""
+        for name, target in self._targets.items():
+            memory = self.tensors[name]
+            if target.is_meta or target.data_ptr() == memory.data_ptr():
+                continue
+            if target.device.type == "cpu" and target.is_contiguous():
+                target.data = memory
+            else:
+                target.copy_(memory)
+
+    def begin_at(self, other: EngineTensors, policy_version: int) -> None:
+        """Begins a version at a copy of what other memory holds: nothing is held here before that version is."""
+        base = other.held
+        self.forget()
+        for name, tensor in other.tensors.items():
+            self.tensors[name].copy_(tensor)
+        self._ahead = Arrival(policy_version=policy_version, base=base)
+
+    def forget(self) -> None:
+        """Holds nothing from now on, and awaits nothing."""
+        self._held = None
+        if self._ahead is not None:
+            self._ahead.hashing.close()
+            self._ahead = None
+
+    @property
+    def awaits(self) -> int | None:
+        """Number of the version that was begun here, while it is not taken."""
+        return None if self._ahead is None else self._ahead.policy_version
 
     def place(self, tensors: Mapping[str, Tensor], policy_version: int) -> None:
         """Copies values in. Raises WeightsRejected as `check` does, before anything is changed."""
         self.check(tensors, policy_version)
         for name, source in tensors.items():
+            if self._is_given_up():
+                raise WeightsRejected(f"version {policy_version} was given up while it was read")
             self.tensors[name].copy_(source)
 
     def place_all(
@@ -156,23 +205,26 @@ Fill = Callable[[WeightManifest, EngineTensors, Arrival], None]
 """`VersionReader.fill`, or the one of adapters."""
 
 
-def fill_and_check(fill: Fill, manifest: WeightManifest, engine: EngineTensors, arrival: Arrival) -> str:
+def fill_and_check(
+    fill: Fill, manifest: WeightManifest, engine: EngineTensors, arrival: Arrival, *, crash_point: str = LOADING
+) -> str:
     """Puts a version in place by `fill`; answers its digest, computed over the memory that the tensors are in (I2).
 
     Raises WeightsRejected as `fill` does, and where the digest is another than the manifest's.
     """
     with arrival.hashing as hashing:
         fill(manifest, engine, arrival)
-        reach("producer.loading_weights")
+        reach(crash_point)
         found = hashing.digest()
     check_digest(manifest, found)
     return found
 
 
-def _memory_for(target: Tensor) -> Tensor:
-    """Memory where a delta can be applied and a hash computed: the target itself if it is contiguous on the CPU."""
-    if target.device.type == "cpu" and target.is_contiguous():
-        return target
+def _memory_for(target: Tensor, *, is_beside: bool) -> Tensor:
+    """Memory where a delta can be applied and a hash computed: the target's own if that is contiguous on the CPU."""
+    if target.device.type == "cpu" and target.is_contiguous() and not is_beside:
+        # Not the target itself, which `use` gives other memory.
+        return target.data
     return torch.empty(target.shape, dtype=target.dtype)
 
 

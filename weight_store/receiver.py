@@ -21,7 +21,7 @@ from contracts.errors import WeightsRejected
 from contracts.versions import WeightManifest
 from contracts.weights import WeightShard
 from weight_store.adapter.reader import AdapterReader
-from weight_store.arrival import Arrival, EngineTensors, fill_and_check
+from weight_store.arrival import LOADING, Arrival, EngineTensors, fill_and_check
 from weight_store.files.stored_tensors import StoredTensors
 from weight_store.layout import Layout
 from weight_store.redis.chunks import ChunkReader
@@ -29,6 +29,52 @@ from weight_store.transports import make_readers
 from weight_store.version_files import weight_files
 
 log = logging.getLogger(__name__)
+
+
+class VersionLoader:
+    """Reads versions into any memory of one engine. Used by one thread at a time; blocks while it reads."""
+
+    def __init__(self, *, root: Path, chunks: Callable[[str], ChunkReader] | None = None) -> None:
+        """root: the weight root. chunks: job id → its chunks in Redis; None where there is no Redis."""
+        self._readers = make_readers(root, chunks)
+        self._adapters = AdapterReader(self._readers)
+
+    def load(self, manifest: WeightManifest, memory: EngineTensors, *, crash_point: str = LOADING) -> str:
+        """Puts the version in place; answers its digest, computed over the memory that the tensors are in.
+
+        Raises WeightsRejected: a missing, shortened or damaged file or chunk, missing or unexpected tensors, another
+        shape or dtype, another digest. Then the tensors hold nothing whole.
+        """
+        arrival = memory.take(manifest.policy_version)
+        is_shortcut = arrival.is_shortcut_to(manifest)
+        try:
+            return self._load(manifest, memory, arrival, crash_point)
+        except WeightsRejected as error:
+            if not is_shortcut:
+                raise
+            log.warning("%s; reading the whole version", error)
+        return self._load(manifest, memory, Arrival(policy_version=manifest.policy_version), crash_point)
+
+    def load_ahead(self, shard: WeightShard, memory: EngineTensors) -> None:
+        """Puts a shard in place whose version is not whole yet; the memory holds no version until `load`.
+
+        A shard that cannot be read any more, or changes a version that is not held, is left for `load`, which finds the
+        whole version or says what is wrong.
+        """
+        try:
+            for reader in self._readers.values():
+                reader.load_ahead(shard, memory)
+        except WeightsRejected as error:
+            log.debug("%s", error)
+
+    def _load(self, manifest: WeightManifest, memory: EngineTensors, arrival: Arrival, crash_point: str) -> str:
+        if not manifest.adapter:
+            # The copy of a base is let go.
+            self._adapters = AdapterReader(self._readers)
+        fill = (self._adapters if manifest.adapter else self._readers[manifest.transport]).fill
+        digest = fill_and_check(fill, manifest, memory, arrival, crash_point=crash_point)
+        memory.hold(manifest)
+        return digest
 
 
 class WeightReceiver:
@@ -41,51 +87,23 @@ class WeightReceiver:
 
         root: the weight root. chunks: job id → its chunks in Redis; None where there is no Redis.
         """
-        self._engine = EngineTensors(targets)
-        self._readers = make_readers(root, chunks)
-        self._adapters = AdapterReader(self._readers)
+        self._memory = EngineTensors(targets)
+        self._loader = VersionLoader(root=root, chunks=chunks)
 
     @property
     def tensors(self) -> Mapping[str, Tensor]:
-        """The engine's tensors on the CPU: the targets themselves, or copies where those are elsewhere."""
-        return self._engine.tensors
+        """The engine's tensors on the CPU: in the memory of the targets, or copies where those are elsewhere."""
+        return self._memory.tensors
 
     def load(self, manifest: WeightManifest) -> str:
-        """Puts the version in place; answers its digest, computed over the memory that the tensors are in.
-
-        Raises WeightsRejected: a missing, shortened or damaged file or chunk, missing or unexpected tensors, another
-        shape or dtype, another digest. Then the tensors hold nothing whole.
-        """
-        arrival = self._engine.take(manifest.policy_version)
-        is_shortcut = arrival.is_shortcut_to(manifest)
-        try:
-            return self._load(manifest, arrival)
-        except WeightsRejected as error:
-            if not is_shortcut:
-                raise
-            log.warning("%s; reading the whole version", error)
-        return self._load(manifest, Arrival(policy_version=manifest.policy_version))
+        """`VersionLoader.load` into the engine's tensors."""
+        digest = self._loader.load(manifest, self._memory)
+        self._memory.use()
+        return digest
 
     def load_ahead(self, shard: WeightShard) -> None:
-        """Puts a shard in place whose version is not whole yet; the engine holds no version until `load`.
-
-        A shard that cannot be read any more, or changes a version that is not held, is left for `load`, which finds the
-        whole version or says what is wrong.
-        """
-        try:
-            for reader in self._readers.values():
-                reader.load_ahead(shard, self._engine)
-        except WeightsRejected as error:
-            log.debug("%s", error)
-
-    def _load(self, manifest: WeightManifest, arrival: Arrival) -> str:
-        if not manifest.adapter:
-            # The copy of a base is let go.
-            self._adapters = AdapterReader(self._readers)
-        fill = (self._adapters if manifest.adapter else self._readers[manifest.transport]).fill
-        digest = fill_and_check(fill, manifest, self._engine, arrival)
-        self._engine.hold(manifest)
-        return digest
+        """`VersionLoader.load_ahead` into the engine's tensors."""
+        self._loader.load_ahead(shard, self._memory)
 
 
 def read_back(

@@ -1,8 +1,8 @@
-"""The seam between the generator and an inference engine: five members, the generator's minimum."""
+"""The seam between the generator and an inference engine: seven members, the generator's minimum."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -39,6 +39,8 @@ class EngineSetup:
     """cpu or cuda, for an engine that computes in this process."""
     chunks: Callable[[str], ChunkReader] | None = None
     """Job id → its versions in Redis; None where there is no Redis."""
+    held_weights_bytes: int = 0
+    """The most host memory for versions beside the one that samples, of an engine that holds several."""
 
 
 class GenerationEngine(Protocol):
@@ -77,6 +79,26 @@ class GenerationEngine(Protocol):
         Raises WeightsRejected: a missing or shortened file, missing or unexpected tensors, another shape or
         dtype, another digest. Then `policy_version` is None, and nothing can be generated.
         """
+
+    @property
+    def ready_versions(self) -> tuple[VerifiedWeights, ...]:
+        """The versions that `load_weights` has nothing to read for: each was read whole, and its digest computed over
+        the memory that it is in (I2). Without a lag, no other than `policy_version`."""
+        ...
+
+    async def receive_weights(
+        self, announced: Sequence[WeightManifest], shards: Sequence[WeightShard] = (), *, num_versions: int
+    ) -> bool:
+        """Reads the next version of a job with a lag into memory of its own, also while a batch is sampled.
+
+        announced: all versions of the job that may be asked for; others that are held beside the one in use are let go.
+        shards: files of the version after them, which may be read already.
+        num_versions: the most to hold, the one in use among them; 1 gives the memory of all others back.
+        Answers whether a version was received, and another may follow. An engine that holds one version does nothing.
+
+        Raises WeightsRejected as `load_weights` does; what the engine samples with stays as it is.
+        """
+        ...
 
     async def aclose(self) -> None:
         """Stops a running generation at its next token and frees the model. Called once, last."""

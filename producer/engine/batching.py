@@ -83,6 +83,16 @@ class BatchingEngine(ABC):
         reach("producer.loading_weights")
         self._held = held
 
+    @property
+    def ready_versions(self) -> tuple[VerifiedWeights, ...]:
+        return () if self._held is None else (self._held,)
+
+    async def receive_weights(
+        self, announced: Sequence[WeightManifest], shards: Sequence[WeightShard] = (), *, num_versions: int
+    ) -> bool:
+        """Does nothing: such an engine has one place for weights, so a version is read between batches."""
+        return False
+
     @contextlib.asynccontextmanager
     async def _within(self, what: str) -> AsyncIterator[None]:
         """Sets a deadline over all that one call asks of the engine."""

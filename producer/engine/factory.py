@@ -61,5 +61,6 @@ def make_engine(
         deterministic=deterministic,
         device=settings.device,
         chunks=chunks,
+        held_weights_bytes=settings.held_weights_mb * 1024**2,
     )
     return engine_class(setup, options)

@@ -137,7 +137,11 @@ def fake_rig(run_root: Path) -> Rig:
 def transformers_rig(architecture: str, folders: Path, run_root: Path) -> Rig:
     engine = TransformersEngine(
         EngineSetup(
-            model=ModelSpec(path=architecture), model_root=SpecRoot(folders), weight_root=run_root, deterministic=False
+            model=ModelSpec(path=architecture),
+            model_root=SpecRoot(folders),
+            weight_root=run_root,
+            deterministic=False,
+            held_weights_bytes=2**30,
         )
     )
     return rig_of(architecture, engine, folders / architecture, run_root)

@@ -288,6 +288,60 @@ def test_damaged_files_are_refused_and_leave_no_version(rig: Rig, damage: Callab
         rig.generate(manifest, PROMPTS)
 
 
+@pytest.mark.parametrize("rig", REPRODUCIBLE, indirect=True)
+def test_a_received_version_samples_what_a_loaded_one_samples_and_the_older_one_comes_back(rig: Rig) -> None:
+    tensors = [rig.tensors, scaled(rig.tensors, 0.5)]
+    expected = [encode(rig.generate(rig.load(version, tensors[version]), PROMPTS)) for version in (0, 1)]
+    manifests = [rig.load(), rig.publish(1, tensors[1])]
+    assert rig.run(rig.engine.receive_weights(manifests, num_versions=2))
+    assert {one.policy_version for one in rig.engine.ready_versions} == {0, 1}
+    for path in rig.run_root.glob("job/weights/*/*"):
+        path.unlink()
+    for version in (0, 1, 0, 1):
+        rig.run(rig.engine.load_weights(manifests[version]))
+        held = rig.engine.policy_version
+        assert held == VerifiedWeights(policy_version=version, weights_digest=manifests[version].weights_digest)
+        assert encode(rig.generate(manifests[version], PROMPTS)) == expected[version]
+
+
+@pytest.mark.parametrize("rig", REPRODUCIBLE, indirect=True)
+def test_a_version_that_is_received_changes_nothing_of_what_is_sampled_meanwhile(rig: Rig) -> None:
+    manifest = rig.load()
+    expected = encode(rig.generate(manifest, PROMPTS, group_size=24))
+    announced = [manifest, *(rig.publish(number, scaled(rig.tensors, 0.5 / number)) for number in range(1, 5))]
+
+    async def beside() -> list[list[Completion]]:
+        sampling = asyncio.ensure_future(rig.engine.generate(under(manifest, PROMPTS, group_size=24)))
+        while await rig.engine.receive_weights(announced, num_versions=5):
+            assert rig.engine.policy_version == rig.engine.ready_versions[0]
+        return await sampling
+
+    assert encode(rig.run(beside())) == expected
+    assert sorted(one.policy_version for one in rig.engine.ready_versions) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("rig", REPRODUCIBLE, indirect=True)
+def test_a_damaged_version_is_not_received_and_the_one_in_use_goes_on(rig: Rig) -> None:
+    manifest = rig.load()
+    expected = encode(rig.generate(manifest, PROMPTS))
+    other = rig.publish(1, scaled(rig.tensors, 0.5))
+    flip_a_byte(rig.run_root / other.directory, rig.tensors)
+    with pytest.raises(WeightsRejected, match="digest"):
+        rig.run(rig.engine.receive_weights([manifest, other], num_versions=2))
+    assert rig.engine.ready_versions == (rig.engine.policy_version,)
+    assert encode(rig.generate(manifest, PROMPTS)) == expected
+
+
+@pytest.mark.parametrize("rig", SHARED, indirect=True)
+def test_an_engine_that_holds_one_version_receives_none_and_loads_the_next_between_batches(rig: Rig) -> None:
+    assert rig.engine.ready_versions == ()
+    manifests = [rig.load(), rig.publish(1, scaled(rig.tensors, 0.5))]
+    assert not rig.run(rig.engine.receive_weights(manifests, num_versions=2))
+    assert rig.engine.ready_versions == (rig.engine.policy_version,)
+    rig.run(rig.engine.load_weights(manifests[1]))
+    assert [one.policy_version for one in rig.engine.ready_versions] == [1]
+
+
 def test_another_set_of_tensors_is_refused(rig: Rig) -> None:
     first = sorted(rig.tensors)[0]
     fewer = {name: tensor for name, tensor in rig.tensors.items() if name != first}
@@ -328,7 +382,7 @@ def test_a_closed_engine_holds_and_generates_nothing(folders: Path, tmp_path: Pa
     rig = transformers_rig("qwen3", folders, tmp_path)
     manifest = rig.load()
     rig.run(rig.engine.aclose())
-    assert rig.engine.policy_version is None
+    assert (rig.engine.policy_version, rig.engine.ready_versions) == (None, ())
     with pytest.raises(BatchFailed):
         rig.generate(manifest, PROMPTS)
 

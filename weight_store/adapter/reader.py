@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from weakref import WeakKeyDictionary
 
+import torch
 from torch import Tensor
 
 from contracts.errors import WeightsRejected
@@ -23,14 +25,15 @@ class AdapterReader:
         self._base: dict[str, Tensor] = {}
         """Copies of the base's weights that have adapters; the engine's own are overwritten by the merge."""
         self._base_digest = ""
-        self._made: Identity | None = None
-        """The version that was merged last: while the engine holds it, its tensors without adapters are the base's."""
+        self._made: WeakKeyDictionary[EngineTensors, Identity] = WeakKeyDictionary()
+        """Memory → the version that was merged there last: while it holds that one, its tensors without adapters are
+        the base's."""
 
     def fill(self, manifest: WeightManifest, engine: EngineTensors, arrival: Arrival) -> None:
         adapter = manifest.adapter
         assert adapter is not None
         layers = layers_of(self._matrices(manifest, adapter), weights=engine.tensors)
-        is_merged = arrival.base is not None and arrival.base == self._made
+        is_merged = arrival.base is not None and arrival.base == self._made.get(engine)
         held, needed = (self._base_digest, self._base.keys()), (adapter.base.weights_digest, layers.keys())
         if not is_merged or held != needed:
             self._read_base(adapter.base, engine, names=layers, dtype=manifest.dtype)
@@ -39,7 +42,7 @@ class AdapterReader:
             target, weight = engine.tensors[name], self._base[name]
             merge_into(target, weight, lora_a=layer.lora_a, lora_b=layer.lora_b, scaling=adapter.scaling)
             arrival.hashing.add([(name, target)])
-        self._made = identity(manifest)
+        self._made[engine] = identity(manifest)
 
     def _matrices(self, manifest: WeightManifest, adapter: AdapterVersion) -> dict[str, Tensor]:
         matrices: dict[str, Tensor] = {}
@@ -61,5 +64,11 @@ class AdapterReader:
             files=step.files,
         )
         arrival = Arrival(policy_version=step.policy_version)
-        self._base_digest = fill_and_check(self._readers["file"].fill, whole, engine, arrival)
-        self._base = {name: engine.tensors[name].clone() for name in names}
+        found = fill_and_check(self._readers["file"].fill, whole, engine, arrival)
+        if (self._base_digest, self._base.keys()) != (found, set(names)):
+            # Other memory holds merges into another base, or of other weights.
+            self._made.clear()
+            self._base = {name: torch.empty_like(engine.tensors[name]) for name in names}
+        self._base_digest = found
+        for name, kept in self._base.items():
+            kept.copy_(engine.tensors[name])

@@ -15,7 +15,7 @@ import logging
 import math
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
@@ -31,16 +31,19 @@ from contracts.weights import WeightShard
 from producer.engine.base import EngineSetup, VerifiedWeights, check_context, check_version
 from producer.engine.batch_rows import BatchRows
 from producer.engine.transformers.decoding import Decoding
+from weight_store.held_versions import HeldVersions
 from weight_store.model_folder import empty_model, end_of_sequence_ids, weight_tensors
 from weight_store.model_path import model_folder
-from weight_store.receiver import WeightReceiver
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
 class TransformersEngine:
-    """A GenerationEngine: torch runs on one thread of its own, so the event loop stays free for heartbeats."""
+    """A GenerationEngine: torch runs on one thread of its own, so the event loop stays free for heartbeats.
+
+    Another thread reads versions of a job with a lag while a batch is sampled; it is started by the first of them.
+    """
 
     def __init__(self, setup: EngineSetup, _options: TransformersOptions | None = None) -> None:
         """Builds the model from its config alone; weights come by `load_weights`. Blocks for a second or more.
@@ -53,12 +56,18 @@ class TransformersEngine:
         self._held: VerifiedWeights | None = None
         self._closing = threading.Event()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
+        self._receiving = ThreadPoolExecutor(max_workers=1, thread_name_prefix="receive")
         torch.use_deterministic_algorithms(setup.deterministic)
         # Filling uninitialised memory only guards code that reads memory which it never wrote; it costs a pass over it.
         torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
         folder = model_folder(setup.model, setup.model_root)
         self._model = empty_model(folder, dtype=getattr(torch, setup.model.dtype), device=setup.device)
-        self._receiver = WeightReceiver(dict(weight_tensors(self._model)), root=setup.weight_root, chunks=setup.chunks)
+        self._weights = HeldVersions(
+            dict(weight_tensors(self._model)),
+            root=setup.weight_root,
+            chunks=setup.chunks,
+            beside_bytes=setup.held_weights_bytes,
+        )
         self._eos_ids = end_of_sequence_ids(folder, self._model.config)
         self._context_tokens: float = getattr(self._model.config, "max_position_embeddings", math.inf)
 
@@ -86,16 +95,38 @@ class TransformersEngine:
     async def load_weights(self, weights: WeightManifest | WeightShard) -> None:
         self._held = None
         if isinstance(weights, WeightShard):
-            await self._on_thread(partial(self._receiver.load_ahead, weights))
+            await self._on_thread(partial(self._weights.load_ahead, weights))
             return
-        digest = await self._on_thread(partial(self._receiver.load, weights))
+        digest = await self._on_thread(partial(self._weights.load, weights))
         self._held = VerifiedWeights(policy_version=weights.policy_version, weights_digest=digest)
+
+    @property
+    def ready_versions(self) -> tuple[VerifiedWeights, ...]:
+        if self._closing.is_set():
+            return ()
+        return tuple(VerifiedWeights(policy_version=number, weights_digest=of) for number, of in self._weights.held)
+
+    async def receive_weights(
+        self, announced: Sequence[WeightManifest], shards: Sequence[WeightShard] = (), *, num_versions: int
+    ) -> bool:
+        work = partial(self._receive, announced, shards, num_versions=num_versions)
+        return await asyncio.get_running_loop().run_in_executor(self._receiving, work)
 
     async def aclose(self) -> None:
         self._closing.set()
         self._held = None
-        await asyncio.to_thread(self._thread.shutdown, wait=True, cancel_futures=True)
-        del self._model, self._receiver
+        self._weights.give_up()
+        for thread in (self._thread, self._receiving):
+            await asyncio.to_thread(thread.shutdown, wait=True, cancel_futures=True)
+        del self._model, self._weights
+
+    def _receive(
+        self, announced: Sequence[WeightManifest], shards: Sequence[WeightShard], *, num_versions: int
+    ) -> bool:
+        received = self._weights.receive(announced, num_versions=num_versions)
+        for shard in shards:
+            self._weights.receive_ahead(shard)
+        return received
 
     async def _on_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)

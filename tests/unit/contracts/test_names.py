@@ -25,8 +25,9 @@ from contracts.weights import TensorDelta, WeightDelta, WeightShard
 from onbeat.audit.weights import digests_on_disk
 from process.private_folders import make_missing, make_private
 from tests.builders import DIGEST, job_spec
-from weight_store.arrival import Arrival
+from weight_store.arrival import Arrival, EngineTensors
 from weight_store.delta.codec import apply
+from weight_store.delta.reader import DeltaReader
 from weight_store.receiver import WeightReceiver
 from weight_store.redis.chunks import CHUNK_BYTES, MAX_VERSION_BYTES, read_chunks
 
@@ -146,13 +147,11 @@ def test_a_delta_file_larger_than_any_delta_of_the_model_is_not_read(tmp_path: P
     path.parent.mkdir(parents=True)
     with path.open("wb") as file:
         file.truncate(2**40)
-    receiver = WeightReceiver({"w": torch.zeros(2)}, root=tmp_path)
+    memory, arrival = EngineTensors({"w": torch.zeros(2)}), Arrival(policy_version=1, base=(0, DIGEST))
     step = WeightStep(policy_version=0, weights_digest=DIGEST, directory="job/weights/v000000", files=manifest().files)
     files = (WeightFile(name=path.name, num_bytes=2**40),)
     with pytest.raises(WeightsRejected, match="larger than any delta"):
-        receiver._load(
-            manifest(transport="delta", base=(step,), files=files), Arrival(policy_version=1, base=(0, DIGEST))
-        )
+        DeltaReader(tmp_path).fill(manifest(transport="delta", base=(step,), files=files), memory, arrival)
 
 
 @pytest.mark.parametrize("num_bytes", [MAX_VERSION_BYTES + 1, 2**60])

@@ -21,6 +21,7 @@ from tests.unit.weight_store.test_weight_store import FakeChunks, flip_a_bit
 from weight_store.adapter.matrices import AdapterSource, matrix_names
 from weight_store.adapter.merge import merge_into
 from weight_store.hashing import tensors_digest
+from weight_store.held_versions import HeldVersions
 from weight_store.publication import WeightPublisher
 from weight_store.receiver import WeightReceiver
 from weight_store.transports import make_publisher
@@ -270,3 +271,20 @@ def test_an_engine_that_reads_no_redis_says_which_transport_it_reads(tmp_path: P
     receiver = WeightReceiver(base(), root=tmp_path)
     with pytest.raises(WeightsRejected, match="is in Redis, which this engine does not read"):
         receiver.load(manifest)
+
+
+def test_versions_are_merged_beside_the_one_in_use_into_a_base_that_is_read_once_for_each_memory(store: Store) -> None:
+    targets = {name: torch.zeros_like(tensor) for name, tensor in base().items()}
+    versions = HeldVersions(
+        targets, root=store.folder.weight_root, chunks=lambda job_id: store.chunks, beside_bytes=2**30
+    )
+    manifests = [store.publish(number) for number in range(7)]
+    versions.load(manifests[0])
+    for number in range(1, 7):
+        while versions.receive(manifests[number - 1 : number + 2], num_versions=3):
+            assert all(torch.equal(targets[name], tensor) for name, tensor in merged(number - 1).items())
+        if number == 3:
+            # All three memories hold it by now.
+            store.base_file().unlink()
+        assert versions.load(manifests[number]) == manifests[number].weights_digest
+        assert all(torch.equal(targets[name], tensor) for name, tensor in merged(number).items())
