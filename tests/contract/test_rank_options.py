@@ -41,13 +41,24 @@ UPDATES: dict[str, Any] = {"algorithm__updates_per_iteration": 3, "algorithm__cl
 LORA: dict[str, Any] = {"trainer__lora": {"rank": 4}, "optimizer__learning_rate": 1e-2}
 FSDP: dict[str, Any] = {"trainer__sharding": "fsdp"}
 DECAY: dict[str, Any] = {"optimizer__weight_decay": 0.1}
+LAGGING: dict[str, Any] = {
+    "schedule": "delayed",
+    "max_policy_lag": 1,
+    "algorithm__correction": "decoupled_ppo",
+    "algorithm__correction_high": 2.0,
+}
 UNTIED = "FSDP, bfloat16, untied"
 VARIANTS: dict[str, dict[str, Any]] = {
     "updates, KL": UPDATES | KL,
+    "updates, decoupled PPO": UPDATES | LAGGING,
     "LoRA, KL, recomputed": LORA | KL | RECOMPUTED,
     "LoRA, padded, split, bfloat16": LORA | PADDED | SPLIT | {"model__dtype": "bfloat16"},
     "FSDP, updates, KL, weight decay": FSDP | UPDATES | KL | DECAY,
     "FSDP, recomputed, padded": FSDP | RECOMPUTED | PADDED,
+    "FSDP, updates, decoupled PPO by sequence": FSDP
+    | UPDATES
+    | LAGGING
+    | {"algorithm__correction_level": "sequence", "algorithm__correction_high": 1000.0},
     "FSDP, split, KL in the reward": FSDP
     | SPLIT
     | KL

@@ -12,8 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from consumer.gradient.losses.family import LOSSES, TokenLogprobs, family_loss
+from consumer.gradient.losses.family import LOSSES, TokenLogprobs, family_loss, policy_loss
 from consumer.gradient.losses.normalisers import BatchSizes
+from contracts.spec_tables.algorithm import AlgorithmSpec
 from tests.builders import char_tokenizer, job_spec, tiny_model_folder
 
 pytest.importorskip("trl", reason="TRL is not installed: `make test-trl` runs this in an environment that has it")
@@ -146,3 +147,102 @@ def test_loss_and_gradient_are_trls(
     assert expected_gradient.abs().max() > 0.01
     assert loss.item() == pytest.approx(expected.item(), rel=1e-12, abs=1e-14)
     torch.testing.assert_close(gradient, expected_gradient, rtol=1e-12, atol=1e-15)
+
+
+LEVELS = ("token", "sequence")
+LAGGED: dict[str, tuple[dict[str, Any], str, float | None, float]] = {
+    "tis": ({"correction": "tis", "correction_high": 1.2}, "truncate", None, 1.2),
+    "icepop": ({"correction": "icepop", "correction_low": 0.7, "correction_high": 1.4}, "mask", 0.7, 1.4),
+    "decoupled_ppo": ({"correction": "decoupled_ppo", "correction_high": 1.3}, "mask", None, 1.3),
+}
+"""Correction → ours, what TRL's `vllm_importance_sampling_mode` ends with, and its bounds."""
+
+
+def lagged_inputs(trainer: Any, tokens: TokenLogprobs, mask: Tensor, proximal: Tensor) -> dict[str, Any]:
+    """What TRL makes of rollouts whose sampler answered `tokens.generator`: its own code computes the weights."""
+    lengths = mask.sum(dim=1).tolist()
+    completions = [[7] * length for length in lengths]
+    sampled = [row[:length].tolist() for row, length in zip(tokens.generator, lengths, strict=True)]
+    trainer._generate = lambda prompts: (
+        [[5]] * len(lengths),
+        completions,
+        None,
+        ["7"] * len(lengths),
+        sampled,
+        {},
+        None,
+        None,
+    )
+    trainer._get_per_token_logps_and_entropies = lambda *_, **__: (proximal, torch.zeros_like(proximal), None)
+    trainer.use_vllm = True
+    made = trainer._generate_and_score_completions([{"prompt": "1+1="}] * len(lengths))
+    return made | {"advantages": torch.tensor(ADVANTAGES, dtype=torch.float64)}
+
+
+@pytest.mark.parametrize("is_first", [True, False], ids=["first update", "later update"])
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("correction", LAGGED)
+@pytest.mark.parametrize("case", CASES)
+def test_loss_and_gradient_of_lagged_rollouts_are_trls(
+    model_folder: Path, record_property: Any, case: str, correction: str, level: str, is_first: bool
+) -> None:
+    """The sampler is an older policy: pi_old is the trainer's before the first step, mu the sampler's."""
+    if case == "gspo" and level == "token":
+        pytest.skip("a weight for each token is refused under gspo")
+    ours, theirs = CASES[case]
+    of_correction, mode, low_weight, high_weight = LAGGED[correction]
+    algorithm = ours | of_correction | {"correction_level": level, "clip_high": 0.25}
+    if case != "cispo":
+        algorithm |= {"clip_low": 0.15}
+    spec = lagging_spec(algorithm)
+    low, high = spec.clip_range
+    trainer = trl_trainer(
+        model_folder,
+        epsilon=low,
+        epsilon_high=1.0 + high if case == "cispo" else high,
+        beta=0.0,
+        vllm_importance_sampling_mode=f"{level}_{mode}",
+        vllm_importance_sampling_clip_min=low_weight,
+        vllm_importance_sampling_clip_max=high_weight,
+        **theirs,
+    )
+    tokens, mask = drawn()
+    draw = torch.Generator().manual_seed(6)
+    # TRL carries mu in float32.
+    mu = tokens.generator.float().double()
+    proximal = (mu + 0.5 * (2.0 * torch.rand(mu.shape, generator=draw, dtype=torch.float64) - 1.0)).detach()
+    policy = (proximal.clone() if is_first else tokens.policy.detach()).requires_grad_()
+    inputs = lagged_inputs(trainer, TokenLogprobs(policy=policy, generator=mu), mask, proximal)
+    trainer._get_per_token_logps_and_entropies = lambda *_, **__: (policy, torch.zeros_like(policy), None)
+    expected = trainer._compute_loss(trainer.model, inputs)
+    (expected_gradient,) = torch.autograd.grad(expected, policy)
+
+    cuts = (slice(0, 8),) if case == "bnpo" else CUTS
+    lagged = TokenLogprobs(policy=policy, generator=mu, old=None if is_first else proximal)
+    loss = our_lagged_loss(lagged, mask, spec, cuts)
+    (gradient,) = torch.autograd.grad(loss, policy)
+    record_property("loss_error", abs((loss - expected).item()))
+    assert expected_gradient.abs().max() > 0.01
+    weights = inputs["importance_sampling_ratio"].expand_as(mask)[mask]
+    acted = (weights == 0.0) | (weights == high_weight)
+    assert 0.0 < acted.double().mean() < 1.0
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-12, abs=1e-14)
+    torch.testing.assert_close(gradient, expected_gradient, rtol=1e-12, atol=1e-15)
+
+
+def lagging_spec(algorithm: dict[str, Any]) -> AlgorithmSpec:
+    return job_spec(schedule="delayed", max_policy_lag=1, algorithm=algorithm).algorithm
+
+
+def our_lagged_loss(tokens: TokenLogprobs, mask: Tensor, spec: AlgorithmSpec, cuts: tuple[slice, ...]) -> Tensor:
+    """Batch by batch, divided once."""
+    sums = []
+    for rows in cuts:
+        old = None if tokens.old is None else tokens.old[rows]
+        part = TokenLogprobs(policy=tokens.policy[rows], generator=tokens.generator[rows], old=old)
+        sizes = BatchSizes(num_tokens=int(mask[rows].sum()), max_new_tokens=BUDGET)
+        advantages = torch.tensor(ADVANTAGES[rows], dtype=torch.float64)
+        terms = family_loss(part, advantages=advantages, loss_mask=mask[rows], algorithm=spec, sizes=sizes)
+        sums.append(terms.loss_sum)
+    counts = {"completions": len(LENGTHS), "tokens": sum(LENGTHS), "batches": len(cuts)}
+    return torch.stack(sums).sum() / counts[policy_loss(spec).normaliser.counts]
