@@ -78,12 +78,13 @@ def change_fence(
         broker.redis.hset(keys.fence, "committed", committed)
 
 
-def set_ledger_times(broker: Broker, keys: JobKeys, batch_id: str, **times_ms: int) -> None:
+def set_ledger_times(broker: Broker, keys: JobKeys, batch_id: str, *, iteration: int = 0, **times_ms: int) -> None:
     """As if the batch had been claimed, or hedged, at these server times."""
-    held: Any = broker.redis.hget(keys.slots[0].ledger, batch_id)
-    broker.redis.hset(keys.slots[0].ledger, batch_id, encode(replace(batch_record(held), **times_ms)))
+    slot = keys.slot_of(iteration)
+    held: Any = broker.redis.hget(slot.ledger, batch_id)
+    broker.redis.hset(slot.ledger, batch_id, encode(replace(batch_record(held), **times_ms)))
     if "claimed_ms" in times_ms:
-        broker.redis.zadd(keys.slots[0].claims, {batch_id: times_ms["claimed_ms"]}, xx=True)
+        broker.redis.zadd(slot.claims, {batch_id: times_ms["claimed_ms"]}, xx=True)
 
 
 def let_expire(broker: Broker, keys: JobKeys, generator: str, entry_id: str) -> None:

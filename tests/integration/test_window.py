@@ -1,0 +1,330 @@
+"""Several open iterations: what opens, which version samples what, and what is refused where."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from broker.connection.client import Broker, connect
+from broker.generator_side import FailOutcome, PublishOutcome
+from broker.openings import Opening
+from contracts.errors import FenceViolation
+from contracts.settings import StackSettings
+from tests.integration.fence_parts import manifest, set_ledger_times, set_typical_time
+from tests.integration.window_parts import LEASE_S, NUM_TRAIN, LaggingJob, digest, lagging_spec
+
+
+@pytest.fixture
+def broker(settings: StackSettings) -> Broker:
+    return connect(settings)
+
+
+def delayed(broker: Broker, lag: int, *, evaluates: bool = False) -> LaggingJob:
+    job = LaggingJob(broker, lagging_spec(lag), evaluates)
+    job.start()
+    return job
+
+
+def bounded(broker: Broker, lag: int) -> LaggingJob:
+    job = LaggingJob(broker, lagging_spec(lag, schedule="bounded"))
+    job.start()
+    return job
+
+
+@pytest.mark.parametrize("lag", [0, 1, 2, 5])
+def test_a_job_of_any_lag_keeps_its_window_open_to_its_end(broker: Broker, lag: int) -> None:
+    job, num_iterations = delayed(broker, lag), 8
+    for iteration in range(num_iterations):
+        last = min(iteration + lag, num_iterations - 1)
+        assert job.open_iterations == list(range(iteration, last + 1))
+        assert {batch.policy_version for batch in job.sample()} == {max(0, iteration - lag)}
+        job.commit(iteration, opens=iteration + lag + 1 < num_iterations)
+    assert (job.fence.committed, job.fence.window, job.fence.versions) == (7, (), {8: digest(8)})
+
+
+@pytest.mark.parametrize("lag", [1, 2])
+def test_the_oldest_iteration_is_sampled_first_and_then_the_next_without_its_commit(broker: Broker, lag: int) -> None:
+    job = delayed(broker, lag)
+    claimed = [job.claim().prompt_batch.batch_id for _ in range((lag + 1) * NUM_TRAIN)]
+    assert claimed == [f"{iteration}/train/{index}" for iteration in range(lag + 1) for index in range(NUM_TRAIN)]
+    assert job.generator().claim(LEASE_S) is None
+
+
+def test_an_expired_batch_of_the_oldest_iteration_comes_before_a_later_one(broker: Broker) -> None:
+    job = delayed(broker, 1)
+    lost = job.claim("dead")
+    job.claim("g1")
+    assert job.claim("g1").prompt_batch.batch_id == "1/train/0"
+    job.let_expire(lost, "dead")
+    again = job.claim("g1")
+    assert (again.prompt_batch.batch_id, again.attempt) == ("0/train/0", 2)
+    assert job.claim("g1").prompt_batch.batch_id == "1/train/1"
+
+
+def test_an_iteration_opens_in_order_and_no_more_than_there_are_slots(broker: Broker) -> None:
+    job = LaggingJob(broker, lagging_spec(1))
+    job.announce(0)
+    versions = {0: digest(0)}
+    with pytest.raises(FenceViolation, match="out_of_order"):
+        job.trainer.open_iteration(job.opening(1), versions)
+    assert job.trainer.open_iteration(job.opening(0), versions)
+    assert job.trainer.open_iteration(job.opening(1), versions)
+    assert not job.trainer.open_iteration(job.opening(0), versions)
+    assert not job.trainer.open_iteration(job.opening(1), versions)
+    with pytest.raises(FenceViolation, match="out_of_order"):
+        job.trainer.open_iteration(replace(job.opening(2), oldest_version=1, newest_version=1), versions)
+    assert job.open_iterations == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("oldest", "newest", "problem"),
+    [(1, 1, "no_manifest"), (0, 2, "out_of_order"), (1, 0, "out_of_order"), (-1, 0, "out_of_order")],
+    ids=["a version that is not made", "beyond its own", "a range that is none", "below the first"],
+)
+def test_an_iteration_opens_with_no_versions_but_those_that_its_lag_allows(
+    broker: Broker, oldest: int, newest: int, problem: str
+) -> None:
+    job = LaggingJob(broker, lagging_spec(1))
+    job.announce(0)
+    job.trainer.open_iteration(job.opening(0), {0: digest(0)})
+    with pytest.raises(FenceViolation, match=problem):
+        job.trainer.open_iteration(
+            Opening(iteration=1, oldest_version=oldest, newest_version=newest, batches=tuple(job.batches(1))), {}
+        )
+    assert job.open_iterations == [0]
+
+
+def test_versions_that_contradict_the_fence_open_nothing(broker: Broker) -> None:
+    job = LaggingJob(broker, lagging_spec(1))
+    job.announce(0)
+    job.trainer.open_iteration(job.opening(0), {0: digest(0)})
+    other = "f" * 64
+    job.trainer.publish_weights(manifest(0, other), oldest_kept=0)
+    for iteration in (0, 1):
+        with pytest.raises(FenceViolation, match="out_of_order"):
+            job.trainer.open_iteration(job.opening(iteration), {0: other})
+    assert job.fence.versions == {0: digest(0)}
+
+
+def test_a_version_that_is_not_announced_opens_nothing(broker: Broker) -> None:
+    job = LaggingJob(broker, lagging_spec(1))
+    job.announce(0)
+    with pytest.raises(FenceViolation, match="no_manifest"):
+        job.trainer.open_iteration(job.opening(0), {0: "f" * 64})
+    with pytest.raises(FenceViolation, match="out_of_order"):
+        job.trainer.open_iteration(job.opening(0), {0: digest(0), 1: digest(1)})
+    assert job.open_iterations == []
+
+
+@pytest.mark.parametrize("lag", [1, 2])
+def test_only_the_oldest_open_iteration_is_committed(broker: Broker, lag: int) -> None:
+    job = delayed(broker, lag)
+    job.sample(count=(lag + 1) * NUM_TRAIN)
+    trained = {iteration: job.trained(iteration) for iteration in range(lag + 1)}
+    with pytest.raises(FenceViolation, match="wrong_iteration 0"):
+        job.commit(1, trained[1])
+    assert (job.fence.committed, job.open_iterations) == (-1, list(range(lag + 1)))
+    for iteration in range(lag + 1):
+        job.commit(iteration, trained[iteration])
+    assert job.fence.committed == lag
+
+
+def test_a_commit_says_which_version_it_made_and_opens_the_one_behind_the_window(broker: Broker) -> None:
+    job = delayed(broker, 1)
+    job.sample()
+    trained = job.trained(0)
+    record = job.record(0, trained)
+    job.announce(1)
+    following = job.opening(2)
+    for opening, made, problem in (
+        (following, (2, digest(2)), "out_of_order"),
+        (following, (1, "f" * 64), "no_manifest"),
+        (following, None, "no_manifest"),
+        (job.opening(3), (1, digest(1)), "out_of_order"),
+        (replace(following, oldest_version=0, newest_version=0), (1, digest(1)), "out_of_order"),
+    ):
+        with pytest.raises(FenceViolation, match=problem):
+            job.trainer.commit(record, trained, event=None, opening=opening, made=made)
+    assert (job.fence.committed, job.fence.versions) == (-1, {0: digest(0)})
+    job.trainer.commit(record, trained, event=None, opening=following, made=(1, digest(1)))
+    assert (job.fence.committed, job.open_iterations) == (0, [1, 2])
+    assert job.fence.versions == {0: digest(0), 1: digest(1)}
+
+
+def test_versions_below_the_window_are_forgotten(broker: Broker) -> None:
+    job = delayed(broker, 2)
+    for iteration in range(5):
+        job.sample()
+        job.commit(iteration)
+        assert list(job.fence.versions) == list(range(max(0, iteration - 1), iteration + 2))
+
+
+@pytest.mark.parametrize("lag", [1, 2])
+def test_a_commit_leaves_the_later_iterations_as_they_are(broker: Broker, lag: int) -> None:
+    job = delayed(broker, lag)
+    job.sample(count=(lag + 1) * NUM_TRAIN - 1)
+    ahead = job.claim("g2")
+    job.commit(0)
+    assert job.generator("g2").renew([ahead]).settled == ()
+    assert job.publish(ahead, "g2") is PublishOutcome.ACCEPTED
+    for iteration in range(1, lag + 1):
+        assert len(job.trained(iteration)) == NUM_TRAIN
+
+
+def test_a_late_publication_is_stale_below_the_window_and_future_beyond_it(broker: Broker) -> None:
+    job = delayed(broker, 1)
+    late = job.claim("late")
+    job.let_expire(late, "late")
+    job.sample()
+    job.commit(0)
+    assert job.publish(late, "late") is PublishOutcome.STALE
+    batch = replace(late.prompt_batch, iteration=3, batch_id="3/train/0")
+    beyond = replace(late, prompt_batch=batch)
+    assert job.publish(beyond, "late") is PublishOutcome.FUTURE
+    assert job.generator("late").renew([late]).settled == (late,)
+    assert job.generator("late").fail(late, "no reward") is FailOutcome.SETTLED
+
+
+def test_a_publication_after_the_last_commit_is_closed(broker: Broker) -> None:
+    job = delayed(broker, 1)
+    held = job.claim("late")
+    job.let_expire(held, "late")
+    job.sample(count=2 * NUM_TRAIN)
+    late_of_0, late_of_1 = held, replace(held, prompt_batch=job.batches(1)[0])
+    job.commit(0, opens=False)
+    job.commit(1, opens=False)
+    assert job.publish(late_of_0, "late") is PublishOutcome.STALE
+    assert job.publish(late_of_1, "late") is PublishOutcome.CLOSED
+
+
+@pytest.mark.parametrize(
+    ("changes", "outcome"),
+    [
+        ({"policy_version": 1, "weights_digest": digest(1)}, PublishOutcome.STALE),
+        ({"policy_version": 3, "weights_digest": digest(3)}, PublishOutcome.FUTURE),
+        ({"policy_version": 2, "weights_digest": digest(1)}, PublishOutcome.WRONG_WEIGHTS),
+        ({"batch_id": "3/train/9"}, PublishOutcome.UNEXPECTED),
+        ({"iteration": 2}, PublishOutcome.FUTURE),
+        ({"num_groups": 1}, PublishOutcome.INCOMPLETE),
+        ({}, PublishOutcome.ACCEPTED),
+    ],
+)
+def test_a_delayed_batch_is_of_exactly_the_version_that_its_iteration_names(
+    broker: Broker, changes: dict[str, object], outcome: PublishOutcome
+) -> None:
+    """Iterations 2 and 3 are open, under versions 1 and 2."""
+    job = delayed(broker, 1)
+    for iteration in range(2):
+        job.sample()
+        job.commit(iteration)
+    for _ in range(NUM_TRAIN):
+        job.claim("g2")
+    claim = job.claim()
+    assert (claim.prompt_batch.batch_id, claim.manifest.policy_version) == ("3/train/0", 2)
+    assert job.publish(claim, **changes) is outcome
+    assert job.broker.redis.xlen(job.slot(3).rollouts) == (outcome is PublishOutcome.ACCEPTED)
+
+
+@pytest.mark.parametrize(
+    ("held", "held_digest", "version"),
+    [(0, digest(0), 0), (1, digest(1), 1), (2, digest(2), 2), (1, "f" * 64, 2), (3, digest(3), 2), (-1, "", 2)],
+    ids=["the oldest", "one between", "the newest", "another content", "one that is not made", "none"],
+)
+def test_a_bounded_batch_goes_to_what_its_generator_holds_and_else_to_the_newest(
+    broker: Broker, held: int, held_digest: str, version: int
+) -> None:
+    """Iteration 2 is the oldest that is open, and versions 0, 1 and 2 may sample it."""
+    job = bounded(broker, 2)
+    for iteration in range(2):
+        job.sample()
+        job.commit(iteration)
+    claim = job.generator().claim(LEASE_S, held=(held, held_digest))
+    assert claim is not None
+    batch = claim.prompt_batch
+    assert (batch.iteration, batch.policy_version, batch.weights_digest) == (2, version, digest(version))
+    assert (claim.manifest.policy_version, claim.manifest.weights_digest) == (version, digest(version))
+    assert job.publish(claim) is PublishOutcome.ACCEPTED
+    (arrived,), _ = job.trainer.claim_rollouts(2, max_batches=9)
+    assert arrived.batch.policy_version == version
+
+
+def test_what_a_generator_was_told_to_sample_is_never_refused_for_its_version(broker: Broker) -> None:
+    """Newer versions come while it samples; a version of the range stays right until its iteration's commit."""
+    job = bounded(broker, 2)
+    slow = [job.claim("slow", held=0) for _ in range(3 * NUM_TRAIN)]
+    for iteration in range(3):
+        for claim in slow[iteration * NUM_TRAIN : (iteration + 1) * NUM_TRAIN]:
+            assert job.publish(claim, "slow") is PublishOutcome.ACCEPTED
+        job.commit(iteration)
+
+
+def test_a_version_that_is_too_old_for_the_next_iteration_is_not_asked_for_again(broker: Broker) -> None:
+    job = bounded(broker, 1)
+    for iteration in range(2):
+        job.sample()
+        job.commit(iteration)
+    assert job.claim(held=0).prompt_batch.policy_version == 2
+    assert job.claim(held=1).prompt_batch.policy_version == 1
+    assert job.claim(held=1).prompt_batch.policy_version == 2, "iteration 3 may not lag by 2"
+
+
+def test_a_delayed_claim_names_its_version_whatever_the_generator_holds(broker: Broker) -> None:
+    job = delayed(broker, 1)
+    for iteration in range(2):
+        job.sample()
+        job.commit(iteration)
+    assert [job.claim(held=2).prompt_batch.policy_version for _ in range(4)] == [1, 1, 2, 2]
+
+
+def test_of_two_late_batches_the_one_of_the_older_iteration_is_copied_first(broker: Broker) -> None:
+    job = delayed(broker, 1)
+    job.sample(count=1)
+    slow = [job.claim("slow") for _ in range(3)]
+    set_typical_time(broker, job.keys, 1.0)
+    now_ms = int(broker.now_s() * 1000)
+    for claim, age_ms in zip(slow, (5_000, 50_000, 40_000), strict=True):
+        iteration = claim.prompt_batch.iteration
+        set_ledger_times(broker, job.keys, claim.prompt_batch.batch_id, iteration=iteration, claimed_ms=now_ms - age_ms)
+    copies = [job.claim("quick", hedge=True) for _ in range(3)]
+    assert [(one.hedged, one.prompt_batch.batch_id) for one in copies] == [
+        (True, "0/train/1"),
+        (True, "1/train/0"),
+        (True, "1/train/1"),
+    ]
+    assert job.publish(copies[1], "quick") is PublishOutcome.ACCEPTED
+    assert job.publish(slow[1], "slow") is PublishOutcome.DUPLICATE
+
+
+def test_a_late_batch_of_a_later_iteration_is_copied_where_the_oldest_has_none(broker: Broker) -> None:
+    job = delayed(broker, 1)
+    young = job.claim("slow")
+    job.sample(count=1)
+    late = job.claim("slow")
+    job.claim("slow")
+    set_typical_time(broker, job.keys, 10.0)
+    now_ms = int(broker.now_s() * 1000)
+    set_ledger_times(broker, job.keys, late.prompt_batch.batch_id, iteration=1, claimed_ms=now_ms - 60_000)
+    copy = job.claim("quick", hedge=True)
+    assert (copy.hedged, copy.prompt_batch.batch_id) == (True, "1/train/0")
+    assert young.prompt_batch.batch_id == "0/train/0"
+    assert job.generator("quick").claim(LEASE_S, hedge=True) is None
+
+
+def test_new_work_of_any_iteration_comes_before_a_copy(broker: Broker) -> None:
+    job = delayed(broker, 1)
+    job.sample(count=1)
+    late = job.claim("slow")
+    set_typical_time(broker, job.keys, 1.0)
+    set_ledger_times(broker, job.keys, late.prompt_batch.batch_id, iteration=0, claimed_ms=1)
+    assert [job.claim("quick", hedge=True).hedged for _ in range(3)] == [False, False, True]
+
+
+def test_a_generator_that_waits_wakes_for_a_batch_of_any_slot(broker: Broker) -> None:
+    job = delayed(broker, 2)
+    job.sample(count=3 * NUM_TRAIN)
+    generator = job.generator()
+    for iteration in range(4):
+        assert generator.claim(LEASE_S) is None
+        job.commit(iteration)
+        generator.wait_for_prompts(600.0)
+        job.sample()

@@ -1,0 +1,426 @@
+"""Several open iterations where something goes wrong: lost answers, lost writes, dead batches, a resume, an end."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker.connection.client import Broker, connect
+from broker.connection.roles import GATEWAY, GENERATOR, TRAINER
+from broker.generator_side import FailOutcome, PublishOutcome
+from broker.job_store import JobStore
+from broker.keys import MAX_SLOTS, JobKeys
+from broker.monitor import job_status, stream_report
+from broker.trainer_side import TrainerSide
+from contracts.encoding.wire import encode
+from contracts.errors import FencedOff, FenceViolation
+from contracts.jobs import JobState
+from contracts.settings import StackSettings
+from onbeat.stack.redis import EmbeddedRedis
+from tests.integration.fence_parts import StutteringBroker
+from tests.integration.window_parts import LEASE_S, NUM_TRAIN, LaggingJob, digest, lagging_spec
+
+
+@pytest.fixture
+def broker(settings: StackSettings) -> StutteringBroker:
+    return StutteringBroker(connect(settings).redis)
+
+
+def begun(broker: Broker, lag: int = 1, *, num_done: int = 0, evaluates: bool = False) -> LaggingJob:
+    """A delayed job of which so many iterations are committed."""
+    job = LaggingJob(broker, lagging_spec(lag), evaluates)
+    job.start()
+    for iteration in range(num_done):
+        job.sample()
+        job.commit(iteration)
+    return job
+
+
+# Evaluation
+
+
+def test_an_evaluation_goes_out_when_its_version_is_made_and_is_sampled_by_no_other(broker: Broker) -> None:
+    job = begun(broker, evaluates=True, num_done=1)
+    assert [(one.iteration, one.expected) for one in job.fence.window] == [(1, 2), (2, 3)]
+    with pytest.raises(FenceViolation, match="no_manifest"):
+        job.trainer.dispatch(2, job.evaluation(2))
+    job.sample()
+    job.commit(1)
+    assert job.trainer.dispatch(2, job.evaluation(2)) == 1
+    assert job.trainer.dispatch(2, job.evaluation(2)) == 0
+    claims = [job.claim(held=1) for _ in range(3)]
+    assert [(one.prompt_batch.purpose, one.manifest.policy_version) for one in claims] == [
+        ("train", 1),
+        ("train", 1),
+        ("evaluation", 2),
+    ]
+    older = {"policy_version": 1, "weights_digest": digest(1)}
+    assert job.publish(claims[2], **older) is PublishOutcome.STALE
+    assert job.publish(claims[0], policy_version=2, weights_digest=digest(2)) is PublishOutcome.FUTURE
+    for claim in claims:
+        assert job.publish(claim) is PublishOutcome.ACCEPTED
+    assert job.publish(claims[2]) is PublishOutcome.ACCEPTED, "its answer was lost, and it is sent again"
+    assert job.publish(claims[2], seed=1) is PublishOutcome.DUPLICATE
+    assert len(job.trained(2)) == 3
+
+
+def test_an_evaluation_keeps_its_version_when_it_fails_and_when_its_generator_dies(broker: Broker) -> None:
+    job = begun(broker, evaluates=True, num_done=2)
+    job.sample()
+    job.trainer.dispatch(2, job.evaluation(2))
+    first = job.claim("dead")
+    job.let_expire(first, "dead")
+    second = job.claim(held=1)
+    assert (second.attempt, second.manifest.policy_version) == (2, 2)
+    assert job.generator().fail(second, "no reward") is FailOutcome.DEAD
+    assert job.publish(second) is PublishOutcome.UNEXPECTED
+    assert job.publish(second, policy_version=1, weights_digest=digest(1)) is PublishOutcome.STALE
+    assert job.trainer.dead_batches(2) == {"2/evaluation/0": "no reward"}
+
+
+def test_an_evaluation_that_is_tried_again_keeps_its_version(broker: Broker) -> None:
+    job = begun(broker, evaluates=True, num_done=2)
+    job.sample()
+    job.trainer.dispatch(2, job.evaluation(2))
+    assert job.generator().fail(job.claim(), "no reward") is FailOutcome.RETRIED
+    again = job.claim(held=1)
+    assert (again.attempt, again.manifest.policy_version) == (2, 2)
+
+
+def test_a_commit_whose_evaluation_was_never_sent_is_refused_and_reconciling_sends_it(broker: Broker) -> None:
+    job = begun(broker, evaluates=True, num_done=2)
+    job.sample()
+    partly = job.trained(2)
+    with pytest.raises(FenceViolation, match="missing dispatch"):
+        job.commit(2, partly)
+    successor = job.trainer = job.new_trainer("t2")
+    expected = [*job.batches(2), *job.evaluation(2)]
+    assert successor.reconcile(2, expected) == 1
+    assert successor.reconcile(2, expected) == 0
+    assert [batch.policy_version for batch in job.sample(count=1)] == [2]
+    job.commit(2, partly | job.trained(2))
+    assert job.fence.committed == 2
+
+
+def test_a_start_sends_the_evaluation_of_the_version_that_it_has(broker: Broker) -> None:
+    job = begun(broker, evaluates=True, num_done=2)
+    job.trainer.rewind(job.record(2, {}, kind="rewind"))
+    job.start(version=2)
+    assert job.open_iterations == [2, 3]
+    assert [batch.batch_id for batch in job.sample(count=3)] == ["2/train/0", "2/train/1", "2/evaluation/0"]
+
+
+# Lost answers
+
+
+def test_each_transition_whose_answer_was_lost_is_repeated_and_changes_nothing_more(broker: StutteringBroker) -> None:
+    job = LaggingJob(broker, lagging_spec(2), evaluates=True)
+    job.announce(0)
+    for iteration in range(3):
+        broker.loses_next_answer = True
+        assert not job.trainer.open_iteration(job.opening(iteration), {0: digest(0)})
+    for iteration in range(4):
+        for _ in range(NUM_TRAIN):
+            claim = job.claim()
+            broker.loses_next_answer = True
+            assert job.publish(claim) is PublishOutcome.ACCEPTED
+        if evaluation := job.evaluation(iteration):
+            broker.loses_next_answer = True
+            assert job.trainer.dispatch(iteration, evaluation) == 0
+            late = job.claim("g3")
+            job.let_expire(late, "g3")
+            again = job.claim()
+            broker.loses_next_answer = True
+            assert job.publish(again) is PublishOutcome.ACCEPTED
+            assert job.publish(late, "g3") is PublishOutcome.DUPLICATE
+        commit_twice(job, iteration)
+    assert (job.fence.committed, job.open_iterations) == (3, [4, 5, 6])
+    assert len(JobStore(broker).audit(job.job_id)) == 4
+
+
+def commit_twice(job: LaggingJob, iteration: int) -> None:
+    trained, link = job.trained(iteration), job.last_link
+    job.commit(iteration, trained)
+    job.last_link = link
+    job.commit(iteration, trained)
+
+
+def test_rollouts_of_each_slot_are_given_again_after_a_lost_answer_and_to_a_successor(
+    broker: StutteringBroker,
+) -> None:
+    job = begun(broker, lag=2)
+    job.sample(count=3 * NUM_TRAIN)
+    for iteration in range(3):
+        broker.loses_next_answer = True
+        assert len(job.trained(iteration)) == NUM_TRAIN
+    assert [job.trained(iteration) for iteration in range(3)] == [{}, {}, {}]
+    job.trainer = job.new_trainer("t2")
+    assert [len(job.trained(iteration)) for iteration in range(3)] == [NUM_TRAIN] * 3
+
+
+def test_a_wait_brings_the_rollouts_of_the_iteration_that_it_waits_for(broker: StutteringBroker) -> None:
+    job = begun(broker)
+    job.sample(count=2 * NUM_TRAIN)
+    for iteration in (1, 0):
+        job.trainer.wait_for_rollouts(iteration, 600.0)
+        arrived, _ = job.trainer.claim_rollouts(iteration, max_batches=9)
+        assert {one.batch.iteration for one in arrived} == {iteration}
+        assert len(arrived) == NUM_TRAIN
+
+
+def test_a_slot_that_was_read_ahead_forgets_it_when_its_iteration_is_over(broker: StutteringBroker) -> None:
+    """Iteration 2 lives where iteration 0 lived."""
+    job = begun(broker)
+    job.sample(count=2 * NUM_TRAIN)
+    trained = job.trained(0)
+    job.trainer.wait_for_rollouts(0, 0.001)
+    job.commit(0, trained)
+    job.commit(1)
+    job.sample()
+    job.trainer.wait_for_rollouts(2, 600.0)
+    assert sorted(job.trained(2)) == ["2/train/0", "2/train/1"]
+
+
+# Dead batches
+
+
+def test_a_batch_that_dies_in_a_later_iteration_is_known_when_its_turn_comes(broker: Broker) -> None:
+    job = begun(broker)
+    job.sample()
+    assert job.generator().fail(job.claim(), "no reward") is FailOutcome.RETRIED
+    job.sample(count=1)
+    assert job.generator().fail(job.claim(), "no reward: 5:3") is FailOutcome.DEAD
+    assert (job.trainer.claim_rollouts(0, max_batches=9)[1], job.trainer.dead_batches(0)) == (0, {})
+    assert [one.dead for one in job.fence.window] == [0, 1]
+    job.trainer = job.new_trainer("t2")
+    job.commit(0)
+    arrived, num_dead = job.trainer.claim_rollouts(1, max_batches=9)
+    assert (len(arrived), num_dead) == (1, 1)
+    assert job.trainer.dead_batches(1) == {"1/train/0": "no reward: 5:3"}
+    job.commit(1, {one.batch.batch_id: one.digest for one in arrived})
+    assert job.fence.committed == 1
+
+
+def test_a_batch_of_a_later_iteration_that_kills_its_generators_is_buried(broker: Broker) -> None:
+    job = begun(broker)
+    job.sample()
+    for _ in range(2):
+        job.let_expire(job.claim("dies"), "dies")
+    assert job.claim().prompt_batch.batch_id == "1/train/1"
+    assert job.trainer.dead_batches(1) == {"1/train/0": "its generators died 2 times"}
+
+
+# Lost writes
+
+
+@pytest.mark.parametrize("lag", [1, 2])
+def test_a_restart_that_lost_a_commit_refuses_what_came_after_it_and_the_job_is_rewound(
+    broker: Broker, lag: int
+) -> None:
+    job = begun(broker, lag, num_done=2)
+    job.sample()
+    disk, link = job.dump(), job.last_link
+    job.commit(2)
+    ahead = job.claim()
+    job.restore(disk)
+    assert (job.fence.committed, job.open_iterations[0]) == (1, 2)
+    with pytest.raises(FenceViolation, match="wrong_iteration 2"):
+        job.commit(3, {})
+    assert job.publish(ahead) in (PublishOutcome.ACCEPTED, PublishOutcome.FUTURE, PublishOutcome.UNEXPECTED)
+    job.last_link = link
+    job.trainer = job.new_trainer("t2")
+    job.start(version=2)
+    job.commit(2)
+    assert job.fence.committed == 2
+
+
+def test_a_restart_that_lost_an_opening_of_the_window_is_noticed_by_its_trainer(broker: Broker) -> None:
+    job = LaggingJob(broker, lagging_spec(1))
+    job.announce(0)
+    job.trainer.open_iteration(job.opening(0), {0: digest(0)})
+    disk = job.dump()
+    job.trainer.open_iteration(job.opening(1), {0: digest(0)})
+    job.restore(disk)
+    job.sample()
+    for call in (
+        lambda: job.trainer.reconcile(1, job.batches(1)),
+        lambda: job.trainer.claim_rollouts(1, max_batches=1),
+        lambda: job.trainer.dispatch(1, job.batches(1)),
+    ):
+        with pytest.raises(FenceViolation, match="not open at iteration 1"):
+            call()
+    assert job.trainer.open_iteration(job.opening(1), {0: digest(0)})
+    job.commit(0)
+    assert job.open_iterations == [1, 2]
+
+
+@pytest.mark.parametrize("iteration", [0, 1, 2])
+def test_a_lost_prompt_of_any_open_iteration_goes_out_again(broker: Broker, iteration: int) -> None:
+    job = begun(broker, lag=2)
+    rows = broker.redis.xrange(job.slot(iteration).prompts)
+    broker.redis.xdel(job.slot(iteration).prompts, rows[0][0])  # type: ignore[index]
+    broker.redis.hdel(job.slot(iteration).ledger, f"{iteration}/train/1")
+    for one in range(3):
+        assert job.trainer.reconcile(one, job.batches(one)) == (2 if one == iteration else 0)
+
+
+# Rewind, end, resume, removal
+
+
+def streams_of(job: LaggingJob) -> int:
+    return sum(job.broker.redis.xlen(key) for slot in job.keys.slots for key in (slot.prompts, slot.rollouts))  # type: ignore[misc]
+
+
+def assert_nothing_is_in_work(job: LaggingJob) -> None:
+    assert streams_of(job) == 0
+    assert job.broker.redis.exists(*(key for slot in job.keys.slots for key in (slot.ledger, slot.claims))) == 0
+    assert (job.fence.window, job.fence.versions) == ((), {})
+    assert job.generator("late").claim(LEASE_S) is None
+
+
+def test_a_rewind_clears_every_slot_and_the_versions(broker: Broker) -> None:
+    job = begun(broker, lag=2, num_done=2)
+    held = [job.claim() for _ in range(3)]
+    job.sample(count=2)
+    record = job.record(1, {}, kind="rewind")
+    job.trainer.rewind(record)
+    job.trainer.rewind(record)
+    assert_nothing_is_in_work(job)
+    assert job.fence.committed == 0
+    assert {job.publish(one) for one in held} == {PublishOutcome.FUTURE}
+    assert job.generator().renew(held).settled == tuple(held)
+    job.start(version=1)
+    assert (job.open_iterations, job.fence.versions) == ([1, 2, 3], {0: digest(0), 1: digest(1)})
+
+
+@pytest.mark.parametrize("end", [JobState.FAILED, JobState.CANCELLED])
+def test_the_end_of_a_job_in_the_middle_of_its_window_leaves_nothing_in_work(broker: Broker, end: JobState) -> None:
+    job = begun(broker, lag=2, num_done=2)
+    held = job.claim()
+    job.sample(count=3)
+    jobs = JobStore(broker)
+    if end is JobState.CANCELLED:
+        jobs.move(job.job_id, JobState.CANCELLING)
+    jobs.move(job.job_id, end)
+    assert_nothing_is_in_work(job)
+    assert job.publish(held) is PublishOutcome.ENDED
+    with pytest.raises(FencedOff):
+        job.trainer.reconcile(2, job.batches(2))
+    status = job_status(broker, job.job_id)
+    assert (status.policy_version, status.weights_digest) == (2, digest(2))
+    jobs.resume(job.job_id)
+    jobs.move(job.job_id, JobState.RUNNING)
+    job.trainer = job.new_trainer("t2")
+    job.start(version=2)
+    assert job.open_iterations == [2, 3, 4]
+    job.sample()
+    job.commit(2)
+
+
+def test_a_resume_clears_what_an_end_has_left(broker: Broker) -> None:
+    """As where the end of the job was written by hand."""
+    job = begun(broker, lag=1)
+    job.sample(count=3)
+    broker.redis.hset(job.keys.job, "state", "failed")
+    JobStore(broker).resume(job.job_id)
+    assert_nothing_is_in_work(job)
+
+
+def test_a_job_whose_spec_cannot_be_read_ends_with_its_whole_window(broker: Broker) -> None:
+    job = begun(broker, lag=2)
+    job.sample(count=3)
+    spec = {"max_policy_lag": 2, "algorithm": {"correction": "a word of another Onbeat"}}
+    broker.redis.set(job.keys.spec, encode(spec))
+    JobStore(broker).fail(job.job_id, "its spec can't be read")
+    assert streams_of(job) == 0
+
+
+def test_nothing_of_a_removed_job_is_left_with_its_spec_and_without(broker: Broker) -> None:
+    for lag in (0, 1, 16):
+        for has_spec in (True, False):
+            job = begun(broker, lag=lag)
+            job.trainer.release()
+            jobs = JobStore(broker)
+            jobs.fail(job.job_id, "enough")
+            if not has_spec:
+                broker.redis.delete(job.keys.spec)
+            jobs.remove(job.job_id)
+            every = JobKeys(job.job_id, MAX_SLOTS)
+            assert broker.redis.exists(*every.of_script(), *every.unshared) == 0
+            assert list(broker.redis.scan_iter(f"*{job.job_id}*")) == []
+
+
+def test_a_late_generator_brings_nothing_of_a_removed_job_back(broker: Broker) -> None:
+    job = begun(broker, lag=1)
+    job.sample()
+    generator, held = job.generator(), job.claim()
+    assert held.prompt_batch.iteration == 1
+    generator.claim(LEASE_S)
+    job.trainer.release()
+    JobStore(broker).fail(job.job_id, "enough")
+    JobStore(broker).remove(job.job_id)
+    assert generator.claim(LEASE_S) is None
+    assert generator.fail(held, "no reward") is FailOutcome.SETTLED
+    assert generator.renew([held]).settled == (held,)
+    assert list(broker.redis.scan_iter(f"*{job.job_id}*")) == []
+
+
+# Rights
+
+
+def test_a_lagging_job_runs_on_the_rights_of_the_roles(redis_server: EmbeddedRedis) -> None:
+    redis_server.load_scripts()
+    by_role = {
+        role: connect(StackSettings(redis_url=redis_server.url_of(role))) for role in (GATEWAY, TRAINER, GENERATOR)
+    }
+    operator = connect(StackSettings(redis_url=redis_server.url))
+    job = LaggingJob(operator, lagging_spec(1), evaluates=True, generators=by_role[GENERATOR])
+    job.trainer.release()
+    job.trainer = TrainerSide(by_role[TRAINER], job.job_id, owner="t2", lease_s=30, num_open=2)
+    job.trainer.acquire()
+    job.start()
+    for iteration in range(3):
+        job.sample()
+        if evaluation := job.evaluation(iteration):
+            job.trainer.dispatch(iteration, evaluation)
+            job.sample(count=1)
+        job.commit(iteration)
+    assert stream_report(by_role[GATEWAY], job.job_id).iteration == 4
+    held = job.claim()
+    assert job.generator().fail(held, "no reward") is FailOutcome.RETRIED
+    JobStore(by_role[GATEWAY]).request_cancel(job.job_id)
+    JobStore(by_role[TRAINER]).move(job.job_id, JobState.CANCELLED, trainer_epoch=job.trainer.trainer_epoch)
+    JobStore(by_role[GATEWAY]).resume(job.job_id)
+    JobStore(by_role[GATEWAY]).request_cancel(job.job_id)
+    JobStore(by_role[GATEWAY]).remove(job.job_id)
+    assert list(operator.redis.scan_iter(f"*{job.job_id}*")) == []
+
+
+# Memory
+
+
+@pytest.mark.parametrize("lag", [0, 1, 4])
+def test_what_redis_holds_is_bounded_by_the_window_however_long_the_job(broker: Broker, lag: int) -> None:
+    job = LaggingJob(broker, lagging_spec(lag))
+    job.start()
+    held = []
+    for iteration in range(3 * (lag + 1)):
+        while claim := job.generator(f"g{iteration}").claim(LEASE_S):
+            job.publish(claim, f"g{iteration}")
+        for name in ("idle", f"idle{iteration}"):
+            assert job.generator(name).claim(LEASE_S) is None
+        held.append(counts(job))
+        job.announce(iteration + 1, oldest_kept=max(0, iteration - lag))
+        job.commit(iteration)
+    assert len(set(held[lag + 1 :])) == 1, "another iteration, and nothing more"
+    entries, fields, versions, readers = held[-1]
+    assert entries == fields == NUM_TRAIN * (lag + 1)
+    assert versions == lag + 1
+    assert readers <= 3 * (lag + 1) ** 2
+
+
+def counts(job: LaggingJob) -> tuple[int, int, int, int]:
+    """Entries of streams, fields of ledgers, versions of the fence, names of readers."""
+    redis = job.broker.redis
+    fields = sum(redis.hlen(slot.ledger) for slot in job.keys.slots)  # type: ignore[misc]
+    consumers = sum(len(redis.xinfo_consumers(slot.prompts, "generators")) for slot in job.keys.slots)  # type: ignore[arg-type]
+    return streams_of(job), fields, len(job.fence.versions), consumers
