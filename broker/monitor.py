@@ -17,7 +17,7 @@ from broker.presence import Presence
 from contracts.encoding.wire import decode
 from contracts.errors import ContractViolation
 from contracts.events import AuditRecord
-from contracts.jobs import EvaluationScore, JobState, JobStatus
+from contracts.jobs import EvaluationScore, JobState, JobStatus, WindowIteration
 from contracts.monitor import GeneratorSeen, PromptLease, StreamReport, StreamState
 from contracts.spec import JobSpec
 
@@ -68,6 +68,8 @@ def job_status(broker: Broker, job_id: str, *, live_generators: int | None = Non
         state=state,
         reason=reason,
         schedule=spec.schedule,
+        max_policy_lag=spec.max_policy_lag,
+        window=_window(fence),
         iterations=spec.iterations,
         # The last opened iteration may only evaluate: it trains nothing.
         iterations_committed=min(fence.committed + 1, spec.iterations),
@@ -118,6 +120,8 @@ def stream_report(broker: Broker, job_id: str) -> StreamReport:
         job_id=job_id,
         fence_state=fence.state,
         iteration=fence.iteration,
+        max_policy_lag=len(keys.slots) - 1,
+        window=_window(fence),
         policy_version=version,
         weights_digest=digest,
         trainer_epoch=fence.trainer_epoch,
@@ -185,6 +189,20 @@ def _sum(of_slots: Sequence[StreamState]) -> StreamState:
         num_waiting=sum(one.num_waiting for one in of_slots),
         oldest_age_s=max(ages_s, default=None),
         memory_bytes=sum(one.memory_bytes for one in of_slots),
+    )
+
+
+def _window(fence: FenceState) -> tuple[WindowIteration, ...]:
+    return tuple(
+        WindowIteration(
+            iteration=one.iteration,
+            oldest_version=one.oldest_version,
+            newest_version=one.newest_version,
+            batches_expected=one.expected,
+            batches_published=one.published,
+            batches_dead=one.dead,
+        )
+        for one in fence.window
     )
 
 

@@ -100,6 +100,19 @@ class EvaluationScore(Record, frozen=True, kw_only=True):
     num_prompts: int
 
 
+class WindowIteration(Record, frozen=True, kw_only=True):
+    """An iteration that is open: generators may sample it."""
+
+    iteration: int
+    oldest_version: int
+    """Its training batches are sampled by this version, or a newer one up to newest_version."""
+    newest_version: int
+    batches_expected: int
+    """Published and dead ones are among them, and an evaluation that waits for its version."""
+    batches_published: int
+    batches_dead: int
+
+
 class JobStatus(Record, frozen=True, kw_only=True):
     """The answer to `GET /v1/jobs/{id}`."""
 
@@ -109,6 +122,8 @@ class JobStatus(Record, frozen=True, kw_only=True):
     reason: str = ""
     """Why a job failed, what a running one waits for, or what a cancelled one could not save."""
     schedule: str
+    max_policy_lag: int = 0
+    """As the spec says: the window is at most one iteration longer."""
     iterations: int
     iterations_committed: int = 0
     policy_version: int = 0
@@ -123,8 +138,10 @@ class JobStatus(Record, frozen=True, kw_only=True):
     """Relative to the run root."""
     trainer_epoch: int = 0
     batches_expected: int = 0
-    """Batches of the open iteration; batches_published of them are."""
+    """Batches of the oldest open iteration; batches_published of them are."""
     batches_published: int = 0
+    window: tuple[WindowIteration, ...] = ()
+    """The open iterations, oldest first."""
     batches_accepted: int = 0
     """Published batches over the whole job."""
     batches_rejected: dict[str, int] = field(default_factory=dict)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from msgspec import field
 
 from contracts.encoding.wire import Record
+from contracts.jobs import WindowIteration
 
 
 class StreamState(Record, frozen=True, kw_only=True):
-    """One stream."""
+    """One stream; `prompts` and `rollouts` are those of all open iterations together."""
 
     name: str
     """prompts, rollouts, dead, audit or events."""
@@ -18,7 +19,7 @@ class StreamState(Record, frozen=True, kw_only=True):
     num_waiting: int
     """Not delivered to any consumer yet. We count them: the server's own lag is unknown after deletes."""
     oldest_age_s: float | None = None
-    """Age of the oldest batch of the open iteration that lies on the stream; None where there is none."""
+    """Age of the oldest batch of an open iteration that lies on the stream; None where there is none."""
     memory_bytes: int
     """Memory of the whole key on the server."""
 
@@ -51,17 +52,22 @@ class StreamReport(Record, frozen=True, kw_only=True):
     fence_state: str
     """open, closed, or "" before the first iteration."""
     iteration: int
-    """The open or last iteration; -1 before the first."""
+    """The newest open or the last iteration; -1 before the first."""
+    max_policy_lag: int = 0
+    """As the spec says: the window is at most one iteration longer."""
+    window: tuple[WindowIteration, ...] = ()
+    """The open iterations, oldest first."""
     policy_version: int
+    """The newest that a commit made, or the job's first."""
     weights_digest: str
     trainer_epoch: int
     """0 before the first trainer."""
     trainer_lease_s: float | None = None
     """Until the trainer's lease ends; None while no trainer holds the job."""
     batches_expected: int
-    """In the open or last iteration."""
+    """In the oldest open iteration."""
     batches_published: int
-    """In the open or last iteration."""
+    """In the oldest open iteration."""
     batches_accepted: int
     """Publications that the fence accepted, over the whole job."""
     accepted_bytes: int

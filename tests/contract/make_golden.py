@@ -26,7 +26,7 @@ from contracts.events import (
     TrainerStarted,
     UpdateMetrics,
 )
-from contracts.jobs import EvaluationScore, JobState, JobStatus, ResumeRequest
+from contracts.jobs import EvaluationScore, JobState, JobStatus, ResumeRequest, WindowIteration
 from contracts.monitor import GeneratorSeen, PromptLease, StreamReport, StreamState
 from contracts.problems import ProblemDetails
 from contracts.rewards import (
@@ -303,11 +303,28 @@ def lagging_spec() -> JobSpec:
     return replace(job_spec(AdditionDataset()), schedule="delayed", max_policy_lag=2, algorithm=corrected)
 
 
+def window() -> tuple[WindowIteration, ...]:
+    """Iteration 4 is sampled ahead while iteration 3 is trained."""
+    return tuple(
+        WindowIteration(
+            iteration=iteration,
+            oldest_version=iteration - 1,
+            newest_version=iteration - 1,
+            batches_expected=4,
+            batches_published=published,
+            batches_dead=0,
+        )
+        for iteration, published in ((3, 1), (4, 0))
+    )
+
+
 def stream_report() -> StreamReport:
     return StreamReport(
         job_id="job-0123456789ab",
         fence_state="open",
-        iteration=3,
+        iteration=4,
+        max_policy_lag=1,
+        window=window(),
         policy_version=3,
         weights_digest=DIGEST,
         trainer_epoch=1700000000000,
@@ -337,7 +354,9 @@ def job_status() -> JobStatus:
         name="golden",
         state=JobState.RUNNING,
         reason="waits for batch 3/train/0",
-        schedule="periodic",
+        schedule="delayed",
+        max_policy_lag=1,
+        window=window(),
         iterations=40,
         iterations_committed=3,
         policy_version=3,

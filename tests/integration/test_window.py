@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from broker.connection.client import Broker, connect
 from broker.generator_side import FailOutcome, PublishOutcome
+from broker.monitor import job_status, stream_report
 from broker.openings import Opening
 from contracts.errors import FenceViolation
 from contracts.settings import StackSettings
@@ -328,3 +329,35 @@ def test_a_generator_that_waits_wakes_for_a_batch_of_any_slot(broker: Broker) ->
         job.commit(iteration)
         generator.wait_for_prompts(600.0)
         job.sample()
+
+
+def test_a_status_and_a_report_show_the_window_and_add_up_its_streams(broker: Broker) -> None:
+    job = delayed(broker, 2)
+    job.sample(count=NUM_TRAIN + 1)
+    held = [job.claim("g2"), job.claim("g3")]
+    status, report = job_status(broker, job.job_id), stream_report(broker, job.job_id)
+    assert status.window == report.window
+    assert [(one.iteration, one.batches_published, one.batches_expected) for one in report.window] == [
+        (0, 2, 2),
+        (1, 1, 2),
+        (2, 0, 2),
+    ]
+    assert (status.max_policy_lag, report.max_policy_lag, report.iteration, report.policy_version) == (2, 2, 2, 0)
+    assert (status.batches_expected, status.batches_published) == (2, 2), "those of the oldest open iteration"
+    prompts, rollouts = report.streams[:2]
+    assert (prompts.name, prompts.num_entries, prompts.num_pending, prompts.num_waiting) == ("prompts", 3, 2, 1)
+    assert (rollouts.name, rollouts.num_entries) == ("rollouts", 3)
+    assert prompts.oldest_age_s is not None
+    leases = [(one.batch_id, one.generator_id) for one in report.leases]
+    assert leases == [(held[0].prompt_batch.batch_id, "g2"), (held[1].prompt_batch.batch_id, "g3")]
+    job.commit(0)
+    status = job_status(broker, job.job_id)
+    assert [one.iteration for one in status.window] == [1, 2, 3]
+    assert (status.policy_version, status.weights_digest) == (1, digest(1))
+
+
+def test_a_report_reads_the_slots_of_a_job_whatever_its_lag(broker: Broker) -> None:
+    for lag in (0, 1):
+        job = delayed(broker, lag)
+        report = stream_report(broker, job.job_id)
+        assert [one.num_entries for one in report.streams[:2]] == [NUM_TRAIN * (lag + 1), 0]
