@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 from redis import exceptions
@@ -114,6 +115,7 @@ def stream_report(broker: Broker, job_id: str) -> StreamReport:
         StreamState(name=name, num_entries=num_entries, num_pending=0, num_waiting=0, memory_bytes=memory_bytes or 0)
         for name, num_entries, memory_bytes in zip(KEPT_STREAMS, sizes[0::2], sizes[1::2], strict=True)
     )
+    in_order = [slots[one.iteration % len(slots)] for one in fence.window]
     version, digest = _newest_version(fence, last_audit)
     lease_s = fence.lease_until_s - now_s
     return StreamReport(
@@ -129,7 +131,7 @@ def stream_report(broker: Broker, job_id: str) -> StreamReport:
         batches_expected=fence.expected,
         batches_published=fence.published,
         streams=(_sum([one.prompts for one in slots]), _sum([one.rollouts for one in slots]), *kept),
-        leases=_oldest_first([lease for one in slots for lease in one.leases]),
+        leases=tuple(islice((lease for one in in_order for lease in one.leases), MAX_LEASES)),
         generators=_generators(broker, now_s),
         **_counted(counters, StreamReport),
     )
@@ -150,8 +152,7 @@ class _Slot(NamedTuple):
 
     prompts: StreamState
     rollouts: StreamState
-    leases: list[tuple[str, PromptLease]]
-    """(entry id, lease)."""
+    leases: list[PromptLease]
 
 
 def _slot_state(answers: Sequence[Any], now_s: float) -> _Slot:
@@ -242,25 +243,16 @@ def _ledger_entries(ledger: Mapping[bytes, bytes]) -> tuple[dict[str, str], dict
     return prompts, rollouts
 
 
-def _leases(pending: list[dict[str, Any]], batch_ids: Mapping[str, str]) -> list[tuple[str, PromptLease]]:
+def _leases(pending: list[dict[str, Any]], batch_ids: Mapping[str, str]) -> list[PromptLease]:
     return [
-        (
-            entry := row["message_id"].decode(),
-            PromptLease(
-                batch_id=batch_ids.get(entry, ""),
-                generator_id=row["consumer"].decode(),
-                idle_s=row["time_since_delivered"] / 1000,
-                deliveries=row["times_delivered"],
-            ),
+        PromptLease(
+            batch_id=batch_ids.get(row["message_id"].decode(), ""),
+            generator_id=row["consumer"].decode(),
+            idle_s=row["time_since_delivered"] / 1000,
+            deliveries=row["times_delivered"],
         )
         for row in pending
     ]
-
-
-def _oldest_first(leases: list[tuple[str, PromptLease]]) -> tuple[PromptLease, ...]:
-    """By their entries, whose ids are the server's times."""
-    in_order = sorted(leases, key=lambda one: tuple(int(part) for part in one[0].split("-")))
-    return tuple(lease for _, lease in in_order[:MAX_LEASES])
 
 
 def _generators(broker: Broker, now_s: float) -> tuple[GeneratorSeen, ...]:

@@ -90,5 +90,5 @@ class StreamReport(Record, frozen=True, kw_only=True):
     """Times that a trainer resumed from before the fence."""
     streams: tuple[StreamState, ...] = ()
     leases: tuple[PromptLease, ...] = ()
-    """Oldest entry first, the first thousand."""
+    """Oldest iteration first, and in it the oldest entry; the first thousand."""
     generators: tuple[GeneratorSeen, ...] = ()

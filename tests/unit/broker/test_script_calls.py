@@ -10,7 +10,11 @@ import redis
 from broker.connection.client import Broker
 from broker.connection.roles import SCRIPT_ROLES
 from broker.connection.script_texts import FUNCTION, PRELUDE, SCRIPTS, argument_names, script_text
+from broker.fence import LEDGER_FORMAT
+from broker.keys import MAX_SLOTS, num_open_of
 from broker.openings import DispatchChunk, NewBatch, Opening, opening_arguments
+from contracts.encoding.wire import encode
+from tests.builders import job_spec
 
 READ = re.compile(r"\b(?<!\.)a\.(\w+)")
 COPIED = re.compile(r"payload\(\)\s*\.\.|\.\.\s*payload\(\)|pack\([^)]*payload\(\)")
@@ -69,3 +73,22 @@ def test_no_script_counts_its_arguments_or_copies_a_payload(name: str) -> None:
     assert places == (["1", "num_taken"] if name == "prelude" else [])
     assert " unpack(ARGV" not in text or name == "write"
     assert COPIED.findall(text) == []
+
+
+def test_the_format_that_the_scripts_write_is_the_one_that_is_read() -> None:
+    assert re.findall(r"local LEDGER_FORMAT = (\d+)", PRELUDE) == [LEDGER_FORMAT.decode()]
+
+
+def test_a_spec_that_no_onbeat_reads_still_says_how_long_its_window_is() -> None:
+    """A job whose spec can't be decoded has to end, with all that it has in work."""
+    for spec, num_open in (
+        (encode(job_spec()), 1),
+        (encode({"max_policy_lag": 3, "algorithm": "a word of another Onbeat"}), 4),
+        (encode({"max_policy_lag": 10**9}), MAX_SLOTS),
+        (encode({"max_policy_lag": -1}), 1),
+        (encode({"max_policy_lag": "two"}), 1),
+        (b"", 1),
+        (b"\xc1", 1),
+        (encode([1, 2]), 1),
+    ):
+        assert num_open_of(spec) == num_open
