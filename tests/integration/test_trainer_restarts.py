@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,18 +12,23 @@ import pytest
 from msgspec.structs import replace
 
 import consumer.trainer.trainer as trainer
+import tests.own_trainer as own_trainer
 from broker.connection.client import Broker, connect
 from broker.job_store import JobStore
 from consumer.trainer.held_job import HeldJob
 from consumer.trainer.iteration import Iteration
+from consumer.trainer.lease_keeper import Cancelled
 from consumer.trainer.step import Stepped
 from contracts.events import record_digest
-from contracts.jobs import JobState
+from contracts.jobs import JobState, TrainerExit
+from contracts.rollouts import PromptBatch, RolloutBatch
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 from onbeat.audit.chain import AuditEntry, verify_run
 from onbeat.audit.weights import digests_on_disk
+from onbeat.stack.redis import EmbeddedRedis
+from process.waiting import Waiting
 from tests.builders import job_spec, tiny_model_folder
 from tests.own_trainer import generating, names_in, one_trainer
 
@@ -42,10 +48,15 @@ def handlers() -> Iterator[None]:
         signal.signal(number, handler)
 
 
+def settings_below(folder: Path, settings: StackSettings) -> StackSettings:
+    """Makes a model there."""
+    tiny_model_folder(folder / "models")
+    return replace(settings, model_root=str(folder / "models"), run_root=str(folder / "runs"), threads=1)
+
+
 @pytest.fixture
 def own(settings: StackSettings, tmp_path: Path) -> StackSettings:
-    tiny_model_folder(tmp_path / "models")
-    return replace(settings, model_root=str(tmp_path / "models"), run_root=str(tmp_path / "runs"), threads=1)
+    return settings_below(tmp_path, settings)
 
 
 @pytest.fixture
@@ -169,3 +180,203 @@ def test_a_job_does_not_start_again_with_another_model(
         assert one_trainer(own, broker, job_id) == 2
     assert jobs.state(job_id) is JobState.FAILED
     assert jobs.fields(job_id)["reason"].decode().startswith("model.path: version 0 is ")
+
+
+def lagging(**changes: object) -> JobSpec:
+    """Delayed by two versions, two batches an iteration, evaluated every second one, with a checkpoint after each."""
+    return spec_of(
+        **{
+            "schedule": "delayed",
+            "max_policy_lag": 2,
+            "algorithm__correction": "tis",
+            "rollout__batches_per_iteration": 2,
+            "evaluation__num_prompts": 4,
+            "evaluation__every_iterations": 2,
+            "trainer__checkpoint_every_iterations": 1,
+            "trainer__keep_checkpoints": 10,
+            **changes,
+        }
+    )
+
+
+def made(jobs: JobStore, job_id: str) -> dict[int, str]:
+    """Version → digest, of the last commit that made it."""
+    return {one.policy_version + 1: one.next_weights_digest for one in jobs.audit(job_id) if one.next_weights_digest}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(redis_server: EmbeddedRedis, tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
+    """Version → digest of the lagging job when one trainer makes them all."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    own = settings_below(folder, StackSettings(redis_url=redis_server.url, api_key="key", reward_key="key"))
+    broker = connect(own)
+    jobs = JobStore(broker)
+    job_id, _ = jobs.create(lagging())
+    with generating(broker, job_id):
+        assert one_trainer(own, broker, job_id) == 0
+    assert gaps(jobs, RunFolder(own.run_root_path, job_id)) == ()
+    versions = made(jobs, job_id)
+    broker.close()
+    return versions
+
+
+def test_what_was_sampled_ahead_for_a_dead_trainer_is_trained_by_the_next_and_not_sampled_again(
+    own: StackSettings, broker: Broker, monkeypatch: pytest.MonkeyPatch, undisturbed: dict[int, str]
+) -> None:
+    jobs = JobStore(broker)
+    job_id, _ = jobs.create(lagging())
+    asked: list[str] = []
+    sampled = own_trainer.sampled
+
+    def noted(batch: PromptBatch, *, salt: str = "") -> RolloutBatch:
+        asked.append(batch.batch_id)
+        return sampled(batch, salt=salt)
+
+    def dies_when_all_is_sampled(held: HeldJob, current: Iteration) -> Stepped:
+        if current.number == 3 and not trained:
+            trained.append(3)
+            until_published(held, iterations=3)
+            raise Dead
+        return STEP(held, current)
+
+    trained: list[int] = []
+    monkeypatch.setattr(own_trainer, "sampled", noted)
+    monkeypatch.setattr(trainer, "step", dies_when_all_is_sampled)
+    with generating(broker, job_id):
+        with pytest.raises(Dead):
+            one_trainer(own, broker, job_id)
+        assert one_trainer(own, broker, job_id) == 0
+    assert len(asked) == len(set(asked)), "nothing was rewound, so that each batch is sampled once"
+    assert made(jobs, job_id) == undisturbed
+    assert gaps(jobs, RunFolder(own.run_root_path, job_id)) == ()
+
+
+def until_published(held: HeldJob, *, iterations: int) -> None:
+    """Waits until generators have sampled all that is open."""
+    waiting = Waiting("the window to be sampled", deadline_s=60.0)
+    while True:
+        window = held.side.fence().window
+        assert len(window) == iterations
+        # The evaluation of iteration 4 waits for version 4.
+        if sum(one.published for one in window) == 2 * iterations:
+            return
+        waiting.poke()
+        time.sleep(0.01)
+
+
+def flip_a_bit(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("weights", "every"),
+    [("delta", 1), ("file", 3), ("redis", 10)],
+    ids=["at its checkpoint", "rewound by two", "from the start"],
+)
+def test_a_lagging_job_is_replayed_from_its_checkpoint_to_the_same_versions(
+    own: StackSettings,
+    broker: Broker,
+    monkeypatch: pytest.MonkeyPatch,
+    undisturbed: dict[int, str],
+    weights: str,
+    every: int,
+) -> None:
+    jobs = JobStore(broker)
+    job_id, _ = jobs.create(lagging(trainer__checkpoint_every_iterations=every, weights={"transport": weights}))
+    with generating(broker, job_id):
+        dies_at(monkeypatch, 5)
+        with pytest.raises(Dead):
+            one_trainer(own, broker, job_id)
+        dies_at(monkeypatch, -1)
+        assert one_trainer(own, broker, job_id) == 0
+    assert made(jobs, job_id) == undisturbed
+    assert gaps(jobs, RunFolder(own.run_root_path, job_id)) == ()
+
+
+def test_a_checkpoint_with_a_damaged_older_version_is_skipped_and_its_published_file_is_written_again(
+    own: StackSettings,
+    broker: Broker,
+    monkeypatch: pytest.MonkeyPatch,
+    undisturbed: dict[int, str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    jobs = JobStore(broker)
+    job_id, _ = jobs.create(lagging())
+    folder = RunFolder(own.run_root_path, job_id)
+    with generating(broker, job_id):
+        dies_at(monkeypatch, 4)
+        with pytest.raises(Dead):
+            one_trainer(own, broker, job_id)
+        assert names_in(folder.checkpoint_after(3)) == [
+            "model.safetensors",
+            "older-v000002.safetensors",
+            "older-v000003.safetensors",
+            "optimizer.safetensors",
+            "state.json",
+        ]
+        flip_a_bit(folder.checkpoint_after(3) / "older-v000002.safetensors")
+        (published,) = folder.weights_of(2).iterdir()
+        whole = published.read_bytes()
+        flip_a_bit(published)
+        dies_at(monkeypatch, 3)
+        with pytest.raises(Dead):
+            one_trainer(own, broker, job_id)
+        assert published.read_bytes() == whole
+        dies_at(monkeypatch, -1)
+        assert one_trainer(own, broker, job_id) == 0
+    assert "checkpoint i000003 is skipped" in caplog.text
+    assert made(jobs, job_id) == undisturbed
+    assert gaps(jobs, folder) == ()
+
+
+def test_a_published_older_version_that_went_bad_ends_the_trainer_before_it_is_in_a_checkpoint(
+    own: StackSettings, broker: Broker, monkeypatch: pytest.MonkeyPatch, undisturbed: dict[int, str]
+) -> None:
+    jobs = JobStore(broker)
+    job_id, _ = jobs.create(lagging())
+    folder = RunFolder(own.run_root_path, job_id)
+    damaged: list[Path] = []
+
+    def damages(held: HeldJob, current: Iteration) -> Stepped:
+        stepped = STEP(held, current)
+        if current.number == 4 and not damaged:
+            damaged.extend(folder.weights_of(3).iterdir())
+            flip_a_bit(damaged[0])
+        return stepped
+
+    monkeypatch.setattr(trainer, "step", damages)
+    with generating(broker, job_id):
+        assert one_trainer(own, broker, job_id) == TrainerExit.DIED
+        assert names_in(folder.checkpoints)[-1] == "i000003"
+        assert one_trainer(own, broker, job_id) == 0
+    assert made(jobs, job_id) == undisturbed
+    assert gaps(jobs, folder) == ()
+
+
+def test_a_lagging_job_that_was_cancelled_and_one_that_gets_more_iterations_go_on_to_the_same_versions(
+    own: StackSettings, broker: Broker, monkeypatch: pytest.MonkeyPatch, undisturbed: dict[int, str]
+) -> None:
+    jobs = JobStore(broker)
+    job_id, _ = jobs.create(lagging(iterations=4, trainer__checkpoint_every_iterations=10))
+
+    def cancels(held: HeldJob, current: Iteration) -> Stepped:
+        if current.number == 2 and jobs.state(job_id) is JobState.RUNNING and not cancelled:
+            cancelled.append(2)
+            jobs.request_cancel(job_id)
+            raise Cancelled
+        return STEP(held, current)
+
+    cancelled: list[int] = []
+    monkeypatch.setattr(trainer, "step", cancels)
+    with generating(broker, job_id):
+        jobs_cancelled = one_trainer(own, broker, job_id)
+        assert (jobs_cancelled, jobs.state(job_id)) == (TrainerExit.DONE, JobState.CANCELLED)
+        jobs.resume(job_id)
+        assert one_trainer(own, broker, job_id) == 0
+        jobs.resume(job_id, iterations=6)
+        assert one_trainer(own, broker, job_id) == 0
+    assert jobs.state(job_id) is JobState.SUCCEEDED
+    assert made(jobs, job_id) == undisturbed
+    assert gaps(jobs, RunFolder(own.run_root_path, job_id)) == ()
