@@ -13,6 +13,8 @@ LOADING_WEIGHTS = "loading_weights"
 them, from its claim until it holds it; "" otherwise."""
 NOT_REPRODUCIBLE = "not_reproducible"
 """In a generator's info: the name of its engine if that can't serve deterministic jobs (I7), "" if it can."""
+AWAKE_FOR = "awake_for"
+"""In a generator's info: the id of the colocated job whose turn to generate it has, "" while it has none."""
 LIVE_S = 10.0
 """A generator without a sign of life for this long is not counted."""
 

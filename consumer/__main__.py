@@ -13,14 +13,16 @@ import os
 import signal
 import sys
 
+from msgspec.structs import replace
+
 import process.own_packages  # noqa: F401  (first: it refuses packages of ours that are a stranger's)
 from broker.connection.client import connect
 from broker.job_store import JobStore
 from contracts.errors import InvalidInput, OnbeatError, Unavailable
 from contracts.jobs import TrainerExit
-from contracts.settings import StackSettings, settings_from
+from contracts.settings import PREFIX, StackSettings, settings_from
 from process import crash_points
-from process.launcher import end_with_parent
+from process.launcher import NUMERIC_THREADS, end_with_parent
 from telemetry.logs import configure
 
 log = logging.getLogger(__name__)
@@ -41,6 +43,8 @@ def run(settings: StackSettings, job_id: str) -> int:
     broker = connect(settings, patience_s=settings.broker_timeout_s)
     spec = JobStore(broker).spec(job_id)
     world_size = min(spec.trainer.world_size, settings.most_ranks)
+    if spec.schedule_rule.takes_turns:
+        settings = with_all_cores(settings, world_size)
     if rank is None and world_size > 1:
         from consumer.ranks.launcher import launch_ranks
 
@@ -55,6 +59,16 @@ def run(settings: StackSettings, job_id: str) -> int:
     from consumer.trainer.job_run import train
 
     return train(settings, broker, spec, job_id)
+
+
+def with_all_cores(settings: StackSettings, world_size: int) -> StackSettings:
+    """The settings of a rank whose generators are idle while it computes.
+
+    Numeric libraries that this process loads from here on, and its ranks, read the number from the environment.
+    """
+    threads = settings.colocated_threads_each(world_size)
+    os.environ |= dict.fromkeys((*NUMERIC_THREADS, f"{PREFIX}THREADS"), str(threads))
+    return replace(settings, threads=threads)
 
 
 def main(arguments: list[str]) -> int:

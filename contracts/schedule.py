@@ -2,7 +2,8 @@
 
                             training batches of iteration t are sampled by    open at once    the trainer takes batches
     periodic                version t                                         1               as each is published
-    synchronous, colocated  version t                                         1               when the last is published
+    synchronous             version t                                         1               when the last is published
+    colocated               version t                                         1               when all generators sleep
     delayed                 version max(0, t - K), exactly                    K + 1           as each is published
     bounded                 any version from max(0, t - K) to t               K + 1           as each is published
 
@@ -45,6 +46,11 @@ class Schedule:
     def takes_at_once(self) -> bool:
         """Whether the trainer takes each batch as soon as it is published."""
         return self.name not in TAKES_WHEN_WHOLE
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether generators and trainer never compute at the same time: either has the whole machine in its turn."""
+        return self.name == "colocated"
 
     def versions_of(self, iteration: int) -> tuple[int, int]:
         """Returns the oldest and the newest version that may sample the training batches of an iteration."""

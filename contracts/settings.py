@@ -67,6 +67,9 @@ class StackSettings(Record, frozen=True, kw_only=True):
     """Port that an HTTP service listens on; 0 takes the service's default."""
     threads: Annotated[int, Meta(ge=1, le=4096)] = 1
     """Compute threads of a process: OMP_NUM_THREADS, set by the launcher before torch is imported."""
+    colocated_threads: Annotated[int, Meta(ge=0, le=4096)] = 0
+    """Compute threads of a process while it has its turn in a colocated job; 0: all cores that it may use, which the
+    ranks of a trainer share."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Device on which trainers and the transformers engine of generators compute."""
     held_weights_mb: Annotated[int, Meta(ge=0, le=2**30)] = 16384
@@ -99,6 +102,10 @@ class StackSettings(Record, frozen=True, kw_only=True):
     HTTP: then a completion that finds a hole in a scorer can, too."""
     crash_at: str = ""
     """Crash point (docs/failure-modes.md) at which a trainer or generator kills itself; for tests."""
+
+    def colocated_threads_each(self, num_processes: int = 1) -> int:
+        """Compute threads of each of the processes that have a turn together."""
+        return self.colocated_threads or max(1, usable_cores() // num_processes)
 
     @property
     def most_ranks(self) -> int:

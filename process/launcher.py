@@ -12,6 +12,8 @@ from pathlib import Path
 PR_SET_PDEATHSIG = 1
 LAUNCHER_PID = "TRAINER_LAUNCHER_PID"
 """Environment variable: the process number of a rank's parent."""
+NUMERIC_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
+"""Environment variables that numeric libraries read once, when they are loaded."""
 HOME = Path(__file__).resolve().parents[1]
 """The folder of our packages: a checkout, or an installation's."""
 

@@ -27,6 +27,7 @@ from contracts.engines import Engine
 from contracts.errors import EngineUnavailable, InvalidInput, OnbeatError
 from contracts.jobs import GeneratorExit
 from contracts.settings import StackSettings, engine_from, settings_from
+from contracts.spec import JobSpec
 from process import crash_points
 from process.signals import exit_cleanly_on_signals
 from producer.broker_calls import BrokerCalls
@@ -57,6 +58,7 @@ async def serve(settings: StackSettings, engine: Engine, broker: Broker, *, gene
             model=ServedModel(
                 partial(make_engine, options=engine, settings=settings, chunks=partial(WeightChunks, broker)),
                 partial(FolderDetokenizer, settings=settings),
+                threads_for=partial(threads_for, settings=settings),
             ),
             rewards=RewardClient(http, key=settings.reward_key),
             not_reproducible="" if engine.is_reproducible else engine.name,
@@ -67,6 +69,11 @@ async def serve(settings: StackSettings, engine: Engine, broker: Broker, *, gene
         code = await run_to_its_end(generator)
     log.info("generator %s left", generator_id)
     return code
+
+
+def threads_for(spec: JobSpec, *, settings: StackSettings) -> int | None:
+    """A colocated job's engine has the whole of this process's share while its trainer is idle."""
+    return settings.colocated_threads_each() if spec.schedule_rule.takes_turns else None
 
 
 async def run_to_its_end(generator: Generator) -> int:

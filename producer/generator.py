@@ -191,7 +191,7 @@ class Generator:
         elif now_s - self._idle_since_s >= LOG_AFTER_S and not self._idle_logged:
             self._idle_logged = True
             log.info("waiting for %s", f"prompts of {self._jobs}" if self._jobs else "a job")
-        if self._stopping.is_set():
+        if self._stopping.is_set() or not await self._turn_is_over():
             return
         if not self._jobs:
             await wait_for(self._stopping, IDLE_POLL_S)
@@ -203,14 +203,32 @@ class Generator:
             if not self._held.need_weights:
                 await self._model.load_ahead(shard)
 
+    async def _turn_is_over(self) -> bool:
+        """Lets the engine sleep where a colocated job has no more work for it; False while a batch may need it."""
+        if not self._model.awake_for:
+            return True
+        if self._held.need_weights:
+            # It may also be the work of a generator that died meanwhile: the wait is short.
+            self._held.freed.clear()
+            await wait_for(self._held.freed, SHARED_PROMPTS_WAIT_S)
+            return False
+        await self._model.sleep()
+        # The trainer waits for this word.
+        self._held.changed.set()
+        return True
+
     async def _ready(self, job: ActiveJob, claim: Claim) -> LoadedModel | None:
         """The model with the claim's weights in it, or None after the failure was reported."""
         try:
             if not self._model.holds(job.spec, claim.manifest):
                 await self._until_freed(lambda: self._held.need_weights)
-            return await self._model.ready_for(
+            had_turn_of = self._model.awake_for
+            loaded = await self._model.ready_for(
                 job.spec, claim.manifest, still_needed=lambda: self._held.has_lease(claim)
             )
+            if self._model.awake_for != had_turn_of:
+                self._held.changed.set()
+            return loaded
         except (BatchFailed, WeightsRejected, InvalidInput) as error:
             await self._carrier.fail(job, claim, error)
             return None

@@ -5,7 +5,7 @@
                           leases   ▼      │ lost, settled
                                  Heartbeat ─▶ presence
 
-Heartbeat   waits for its next beat or a new claim; unblocked by either; produces renewed leases and presence.
+Heartbeat   waits for its next beat or a change; unblocked by either; produces renewed leases and presence.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import logging
 from dataclasses import dataclass
 
 from broker.generator_side import Claim, GeneratorSide
-from broker.presence import Presence
+from broker.presence import AWAKE_FOR, Presence
 from producer.broker_calls import BrokerCalls
 from producer.rollout.carried_batch import ActiveJob, CarriedBatch, name_of
 from producer.served_model import ServedModel
@@ -33,8 +33,9 @@ class HeldBatches:
         self.leases: dict[str, tuple[ActiveJob, Claim]] = {}
         """Name of a claim → its job and the claim; a lost or settled one is no longer here, though it may go on."""
         self._carried: dict[str, CarriedBatch] = {}
-        self.claimed = asyncio.Event()
-        """Set at a claim, so that its lease is renewed soon enough; cleared at each beat."""
+        self.changed = asyncio.Event()
+        """Set at a claim, so that its lease is renewed soon enough, and at both ends of a colocated job's turn; cleared
+        at each beat."""
         self.freed = asyncio.Event()
         """Set when a batch leaves the engine, needs its weights no more, or ends."""
 
@@ -43,7 +44,7 @@ class HeldBatches:
 
     def lease(self, job: ActiveJob, claim: Claim) -> None:
         self.leases[name_of(claim)] = (job, claim)
-        self.claimed.set()
+        self.changed.set()
 
     def has_lease(self, claim: Claim) -> bool:
         return name_of(claim) in self.leases
@@ -95,12 +96,12 @@ class Heartbeat:
 
     async def run(self) -> None:
         while True:
-            self.held.claimed.clear()
+            self.held.changed.clear()
             await self.calls(self.presence.beat, self.generator_id, self._info())
             leases_s = [job.spec.timeouts.generator_lease_s for job, _ in self.held.leases.values()]
             await self._renew()
             # Three beats fit into the shortest lease: one or two may fail before it runs out.
-            await wait_for(self.held.claimed, min([PRESENCE_INTERVAL_S, *(lease_s / 3 for lease_s in leases_s)]))
+            await wait_for(self.held.changed, min([PRESENCE_INTERVAL_S, *(lease_s / 3 for lease_s in leases_s)]))
 
     def _info(self) -> dict[str, str]:
         """What an operator sees of this generator; the version is the one whose digest was verified."""
@@ -113,6 +114,7 @@ class Heartbeat:
             "loading_weights": self.model.loading_weights,
             "rejected_weights": self.model.rejected_weights,
             "batches": str(self.held),
+            AWAKE_FOR: self.model.awake_for,
             "not_reproducible": self.not_reproducible,
         }
 

@@ -38,6 +38,9 @@ class LoadedModel:
     deterministic: bool
     engine: GenerationEngine
     detokenizer: Detokenizer
+    num_threads: int | None = None
+    """What its engine was told at its last waking; None at first."""
+    is_awake: bool = True
     hangs: bool = False
     """Whether a call of the engine let its deadline pass: the thread that is in it would keep it from being closed."""
 
@@ -67,16 +70,21 @@ class ServedModel:
         make_engine: MakeEngine,
         make_detokenizer: Callable[[ModelSpec], Detokenizer],
         *,
+        threads_for: Callable[[JobSpec], int | None] = lambda _spec: None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
+        """threads_for: compute threads of a job's engine; None for as many as this process was started with."""
         self._make_engine = make_engine
         self._make_detokenizer = make_detokenizer
+        self._threads_for = threads_for
         self._sleep = sleep
         self.loaded: LoadedModel | None = None
         self.rejected_weights = ""
         """Folder of the version that was refused last, until a version loads; "" while there is none."""
         self.loading_weights = ""
         """Folders of the version that is being loaded, or will be when its model is; "" while there is none."""
+        self.awake_for = ""
+        """Id of the colocated job for which the engine is awake; "" for none, which another schedule's job is, too."""
         self._held_job = ""
         """Id of the job whose version the engine holds, or held before `load_ahead`; "" for none."""
         self._awaited_version: int | None = None
@@ -86,7 +94,7 @@ class ServedModel:
 
     def holds(self, spec: JobSpec, manifest: WeightManifest) -> bool:
         """Whether `ready_for` has nothing to load: only then may it be called while the engine generates."""
-        return self._has_model(spec) and self._has_weights(manifest)
+        return self._has_model(spec) and self._has_weights(manifest) and self._is_awake(spec)
 
     async def ready_for(
         self, spec: JobSpec, manifest: WeightManifest, *, still_needed: Callable[[], bool] = lambda: True
@@ -103,6 +111,7 @@ class ServedModel:
             loaded = self.loaded if self._has_model(spec) else None
             if loaded is None:
                 loaded = await self._replace(spec)
+            await self._wake(loaded, spec, manifest.job_id)
             if not self._has_weights(manifest):
                 self._awaited_version = None
                 async with loaded.within(spec.timeouts.generation_s, f"loading {manifest.directory}"):
@@ -116,7 +125,7 @@ class ServedModel:
 
     async def load_ahead(self, shard: WeightShard) -> None:
         """Lets the engine read a file of the version after the one that it holds; any other is of no use here."""
-        if self.loaded is None or self._held_job != shard.job_id:
+        if self.loaded is None or not self.loaded.is_awake or self._held_job != shard.job_id:
             return
         held = self.loaded.engine.policy_version
         if held is not None and held.policy_version + 1 == shard.policy_version:
@@ -125,6 +134,26 @@ class ServedModel:
             return
         async with self.loaded.within(self._deadline_s, f"loading {shard.path}"):
             await self.loaded.engine.load_weights(shard)
+
+    async def sleep(self) -> None:
+        """Ends the turn of a colocated job: its trainer has the machine until the next claim."""
+        loaded, self.awake_for = self.loaded, ""
+        if loaded is not None and loaded.is_awake:
+            loaded.is_awake = False
+            async with loaded.within(self._deadline_s, "giving memory back"):
+                await loaded.engine.sleep()
+
+    async def _wake(self, loaded: LoadedModel, spec: JobSpec, job_id: str) -> None:
+        self.awake_for = job_id if spec.schedule_rule.takes_turns else ""
+        if not self._is_awake(spec):
+            loaded.num_threads = self._threads_for(spec)
+            async with loaded.within(spec.timeouts.generation_s, "waking up"):
+                await loaded.engine.wake(num_threads=loaded.num_threads)
+            loaded.is_awake = True
+
+    def _is_awake(self, spec: JobSpec) -> bool:
+        loaded = self.loaded
+        return loaded is not None and loaded.is_awake and loaded.num_threads == self._threads_for(spec)
 
     def _has_model(self, spec: JobSpec) -> bool:
         loaded = self.loaded

@@ -86,6 +86,12 @@ class FakeEngine:
                 return True
         return False
 
+    async def wake(self, *, num_threads: int | None) -> None:
+        """It has no threads."""
+
+    async def sleep(self) -> None:
+        """It has no memory to spare."""
+
     def _load(self, manifest: WeightManifest) -> VerifiedWeights:
         tensors: list[tuple[str, str, tuple[int, ...], bytes]] = []
         for path in weight_files(self._run_root, manifest):

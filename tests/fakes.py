@@ -243,6 +243,12 @@ class LoggedEngine(FakeEngine):
                 raise
         return await super().generate(batch)
 
+    async def wake(self, *, num_threads: int | None) -> None:
+        self._events.append("wake" if num_threads is None else f"wake with {num_threads} threads")
+
+    async def sleep(self) -> None:
+        self._events.append("sleep")
+
     async def aclose(self) -> None:
         self._events.append(f"close {self._name}")
         await super().aclose()

@@ -78,11 +78,12 @@ class Pipeline:
             reward_key="reward-key",
         )
 
-    def start(self, name: str, *arguments: str, port: int = 0, crash_at: str = "", max_ranks: int = 8) -> ChildProcess:
-        """`python -m MODULE ARGUMENTS` with this stack's settings; the module is the name before the first dash."""
+    def start(self, name: str, *arguments: str, port: int = 0, max_ranks: int = 8, **changes: Any) -> ChildProcess:
+        """`python -m MODULE ARGUMENTS` with this stack's settings but for the changes; the module is the name before
+        the first dash."""
         module = name.partition("-")[0]
         command = (sys.executable, "-m", module, *arguments)
-        settings = replace(self.settings, redis_url=self._url_of(module), crash_at=crash_at, max_ranks=max_ranks)
+        settings = replace(self.settings, redis_url=self._url_of(module), max_ranks=max_ranks, **changes)
         child = ChildProcess(
             name,
             command=command,
@@ -104,10 +105,10 @@ class Pipeline:
         for number in range(1, count + 1):
             self.start(f"producer-{number}")
 
-    def train(self, spec: JobSpec, *, deadline_s: float = 240.0) -> str:
-        """Submits the job, runs one trainer to its end, and answers the job id."""
+    def train(self, spec: JobSpec, *, deadline_s: float = 240.0, **changes: Any) -> str:
+        """Submits the job, runs one trainer to its end, and answers the job id; changes: of the trainer's settings."""
         job_id, _ = self.jobs.create(spec)
-        trainer = self.start(f"consumer-{job_id}", job_id)
+        trainer = self.start(f"consumer-{job_id}", job_id, **changes)
         wait_for_exit(trainer, deadline_s)
         if trainer.exit_code != 0:
             raise AssertionError(f"the trainer ended with {trainer.exit_code}:\n{trainer.tail()}")

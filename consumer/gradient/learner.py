@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
+import torch
 from torch.distributed.tensor import DTensor
 from transformers.modeling_utils import PreTrainedModel
 
@@ -27,6 +28,7 @@ from contracts.encoding.wire import Record
 from contracts.rollouts import RolloutBatch
 from contracts.spec import JobSpec
 from process.crash_points import reach
+from process.host_memory import give_free_memory_back
 from weight_store.publication import TensorSink
 
 Kept = tuple[MicroBatchStats, KeptBatch]
@@ -121,6 +123,12 @@ class Learner:
     def publish(self, sink: TensorSink) -> None:
         """Gives a sink all the weights as they are. Ranks that share parameters call it at the same time."""
         WeightStream(self.policy.weights(), sink).all()
+
+    def rest(self) -> None:
+        """Gives back what torch and the C library hold of freed memory; weights, sums and optimizer state stay."""
+        if self.policy.model.device.type == "cuda":
+            torch.cuda.empty_cache()
+        give_free_memory_back()
 
     @cached_property
     def _shape(self) -> ModelShape:

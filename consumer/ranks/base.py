@@ -73,6 +73,10 @@ class Ranks:
         """Returns `Policy.adapter_source`; a tensor of a base that ranks share is gathered when it is asked for."""
         return self.learner.policy.adapter_source()
 
+    def rest(self) -> None:
+        """Gives back the memory of every rank that its next batch does not need yet: `Learner.rest`."""
+        self.learner.rest()
+
     def save(self, folder: Path) -> None:
         """Has every rank write its files of a checkpoint into a folder that exists."""
         self.learner.save(folder)

@@ -131,6 +131,9 @@ class RankGroup(Ranks):
         names = self.learner.policy.base_tensors
         return replace(source, base=lambda: TensorsOnDemand(names(), self._gather_base))
 
+    def rest(self) -> None:
+        self._have_all(orders.Rest(), "to give memory back")
+
     def save(self, folder: Path) -> None:
         if not self.learner.shares_state:
             super().save(folder)

@@ -75,6 +75,10 @@ class GatherBase(OrderToAll, tag="gather_base", frozen=True, kw_only=True):
     """A name of `Policy.base_tensors`."""
 
 
+class Rest(OrderToAll, tag="rest", frozen=True, kw_only=True):
+    """Each rank gives back the memory that its next batch does not need yet."""
+
+
 class Save(OrderToAll, tag="save", frozen=True, kw_only=True):
     """Each rank writes its rows of the weights and of the optimizer's state."""
 
@@ -85,7 +89,7 @@ class End(OrderToAll, tag="end", frozen=True, kw_only=True):
     """A rank that takes it ends; it does not answer."""
 
 
-AnyOrder = TrainBatch | Idle | Begin | TrainAgain | Step | PublishWeights | GatherBase | Save | End
+AnyOrder = TrainBatch | Idle | Begin | TrainAgain | Step | PublishWeights | GatherBase | Rest | Save | End
 
 
 class Answer(Record, tag_field="type", frozen=True, kw_only=True):

@@ -121,6 +121,8 @@ class Rank:
             case orders.GatherBase():
                 whole = gathered(self._learner.policy.base_tensors()[order.name])
                 self.base_tensor = whole if rank == 0 else None
+            case orders.Rest():
+                self._learner.rest()
             case orders.Save():
                 self._learner.save(Path(order.folder))
             case orders.End():

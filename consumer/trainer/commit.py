@@ -8,6 +8,7 @@ iteration t+1 has been open for K commits, and its own version is there only now
 
 A checkpoint is written after its commit is on the server's disk: it costs the generators no waiting, and it is never
 ahead of the fence (I4). A trainer that dies in between leaves an older one, and its successor replays from there.
+Where generators and trainer take turns, t+1 is opened by a script of its own, as the last thing of the trainer's turn.
 
 Consumes:     a complete iteration, and the version that its step made; none where it only evaluated.
 Waits for:    Redis, and the disk under the checkpoint.
@@ -57,16 +58,19 @@ class Commits:
             opening = held.window.opened_by(iteration.number)
             # An iteration that only evaluates is the last one.
             following = iteration.number + 1 if iteration.number < held.spec.last_iteration else None
-        self._commit(iteration, stepped, opening)
+        takes_turns = held.schedule.takes_turns
+        self._commit(iteration, stepped, None if takes_turns else opening)
         if following is not None and held.schedule.lags:
             self._dispatch_evaluation(following)
+        if takes_turns and stepped is not None:
+            self._end_turn(stepped.made, opening)
         boundary = Boundary(
             last_token_s=iteration.last_token_s,
             generations=iteration.later_generations,
             opening_started_s=opening_started_s,
             opened_s=time.time(),
         )
-        if stepped is not None:
+        if stepped is not None and not takes_turns:
             self._settle(stepped.made)
         return following, boundary
 
@@ -103,8 +107,16 @@ class Commits:
         self._last_link = record_digest(record)
         reach("consumer.after_commit")
 
+    def _end_turn(self, made: WeightManifest, opening: Opening | None) -> None:
+        """Leaves nothing to do, and no memory that a generator could use, before the generators have their turn."""
+        held = self._held
+        self._settle(made)
+        if opening is not None:
+            held.ranks.rest()
+            held.side.open_iteration(opening, held.window.digests)
+
     def _settle(self, made: WeightManifest) -> None:
-        """Saves and clears up after a commit, while the generators are at work again."""
+        """Saves and clears up after a commit; the generators are at work again, unless they wait for their turn."""
         held = self._held
         held.settled = made
         # The lease comes before the files: a trainer that was paused since its commit would take away versions that

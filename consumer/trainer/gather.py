@@ -6,7 +6,8 @@
 Consumes:     rollout batches of that iteration, in the order in which they arrive. What generators publish into the
               later ones of the window stays in Redis until their turn.
 Waits for:    the next batch, or a rank; `timeouts.iteration_s` for all of them, `timeouts.no_generator_s` for a
-              generator. Where the schedule says so, the first claim waits until the last batch is published.
+              generator. Where the schedule says so, the first claim waits until the last batch is published, and
+              under `colocated` until the generators sleep.
 Unblocked by: generators that publish, or fail, a batch; ranks that answer.
 Produces:     a complete iteration, its gradient in the ranks.
 """
@@ -47,7 +48,8 @@ def gather(held: HeldJob, iteration: Iteration) -> None:
     may_take = held.schedule.takes_at_once
     while not iteration.is_complete or ranks.num_training:
         held.keeper.check()
-        may_take = may_take or held.schedule.may_take(side.fence())
+        if not may_take and (may_take := held.schedule.may_take(side.fence())) and held.schedule.takes_turns:
+            held.generators.wait_for_turn(held.folder.job_id, held.keeper.check)
         if may_take and has_use_for_more() and _take(held, iteration):
             continue
         idle_since_s = time.monotonic()

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 
-from broker.presence import LOADING_WEIGHTS, NOT_REPRODUCIBLE, REJECTED_WEIGHTS, Presence
+from broker.presence import AWAKE_FOR, LOADING_WEIGHTS, NOT_REPRODUCIBLE, REJECTED_WEIGHTS, Presence
 from process.waiting import Waiting
 
 LOOK_EVERY_S = 2.0
+TURN_PATIENCE_S = 5.0
+"""Two signs of life and more: a generator that died in its turn has none."""
+TURN_POLL_S = 0.005
 CURE = (
     "start one with `python -m producer`, raise timeouts.no_generator_s, or let vLLM's serve it: deterministic = false"
 )
+
+log = logging.getLogger(__name__)
 
 
 class GeneratorWatch:
@@ -24,12 +30,14 @@ class GeneratorWatch:
         deadline_s: float,
         deterministic: bool,
         clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         """deterministic: as the job's spec has it; generators that leave such a job alone count as absent (I7)."""
         self._presence = presence
         self._deterministic = deterministic
         self._deadline_s = deadline_s
         self._clock = clock
+        self._sleep = sleep
         self._looked_s = float("-inf")
         self._waiting: Waiting | None = None
 
@@ -40,6 +48,20 @@ class GeneratorWatch:
             for generator in self._presence.live()
             for directory in generator.info.get(LOADING_WEIGHTS, "").split()
         )
+
+    def wait_for_turn(self, job_id: str, check: Callable[[], object]) -> None:
+        """Returns when no live generator is awake for this colocated job, or has not let go of its turn for too long.
+
+        A generator that hangs, in a copy of a batch that another one has published, must not hold the job up. check: is
+        called meanwhile; an error that it raises ends the wait.
+        """
+        began_s = self._clock()
+        while awake := [one.generator_id for one in self._presence.live() if one.info.get(AWAKE_FOR) == job_id]:
+            if self._clock() - began_s >= TURN_PATIENCE_S:
+                log.warning("trains while %s may still hold memory", ", ".join(awake))
+                return
+            check()
+            self._sleep(TURN_POLL_S)
 
     def check(self) -> frozenset[str]:
         """Returns, every 2 s, the folders of the weights that generators refuse now.

@@ -2,10 +2,11 @@
 
                                the trainer takes the first batch of an iteration
     periodic, delayed, bounded   as soon as it is published
-    synchronous, colocated       when the last one of the iteration is published, or given up
+    synchronous                  when the last one of the iteration is published, or given up
+    colocated                    the same, once every generator sleeps (generator_watch.py)
 
-Prompts, seeds and sums are the same under `periodic` and `synchronous`, and so are the weights: `synchronous` is the
-oracle of `periodic` (I7).
+Prompts, seeds and sums are the same under `periodic`, `synchronous` and `colocated`, and so are the weights:
+`synchronous` is the oracle of the others (I7).
 """
 
 from __future__ import annotations

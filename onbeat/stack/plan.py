@@ -16,8 +16,9 @@ from broker.connection.roles import GATEWAY, GENERATOR, TRAINER
 from contracts.engines import VARIABLE, Engine, TransformersOptions
 from contracts.errors import InvalidInput
 from contracts.service_links import is_service_link
-from contracts.settings import PREFIX, StackSettings, settings_from
+from contracts.settings import PREFIX, StackSettings, settings_from, usable_cores
 from onbeat.stack.profile import StackProfile
+from process.launcher import NUMERIC_THREADS
 
 REDIS_ROLES = {"gateway": GATEWAY, "worker": TRAINER, "generator": GENERATOR}
 """Service → its user in Redis (broker/connection/roles.py)."""
@@ -36,7 +37,6 @@ DECIDED = {
     "celery_url": "it makes the users of its Redis, and ONBEAT_REDIS_URL is used for messages too",
 }
 """Setting that the stack decides itself → why."""
-NUMERIC_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 MAX_GENERATORS = 1024
 MAX_THREADS = 4096
 """That of `StackSettings.threads`."""
@@ -52,7 +52,8 @@ class StackPlan:
     profile: StackProfile | None = None
     """Where they aren't all alike; it has as many as `generators` says."""
     threads: int | None = None
-    """Compute threads of each generator and of the trainer; None shares the cores among them."""
+    """Compute threads of each generator and of the trainer; None shares the cores among them, and gives them to those
+    that have their turn in a colocated job."""
     gateway_port: int = 0
     """0: any free port."""
     settings: StackSettings = field(default_factory=StackSettings)
@@ -85,6 +86,13 @@ class StackPlan:
     def threads_each(self) -> int:
         """Two busy processes with as many threads each as there are cores run many times slower than with one each."""
         return self.threads or max(1, (os.cpu_count() or 1) // (self.generators + 1))
+
+    def colocated_threads_of(self, service: str) -> int:
+        """The service's setting of that name: generators share the cores in their turn, a trainer has all of them."""
+        chosen = self.settings.colocated_threads or self.threads or 0
+        if chosen or service != "generator":
+            return chosen
+        return max(1, usable_cores() // self.generators)
 
 
 def stack_settings(environment: Mapping[str, str]) -> StackSettings:

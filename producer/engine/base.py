@@ -100,6 +100,18 @@ class GenerationEngine(Protocol):
         """
         ...
 
+    async def wake(self, *, num_threads: int | None) -> None:
+        """Makes ready to compute with so many threads; None stands for as many as the process was started with.
+
+        An engine that computes in another process leaves the threads there as they are. Nothing is sampled meanwhile.
+        """
+
+    async def sleep(self) -> None:
+        """Gives back what memory it can spare until `wake`. Nothing is sampled meanwhile.
+
+        Weights that are given back with it are held no longer: `policy_version` is None then.
+        """
+
     async def aclose(self) -> None:
         """Stops a running generation at its next token and frees the model. Called once, last."""
 

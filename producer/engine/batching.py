@@ -93,6 +93,12 @@ class BatchingEngine(ABC):
         """Does nothing: such an engine has one place for weights, so a version is read between batches."""
         return False
 
+    async def wake(self, *, num_threads: int | None) -> None:  # noqa: B027  (an engine without a sleep has no waking)
+        """Changes nothing: it computes in another process."""
+
+    async def sleep(self) -> None:  # noqa: B027
+        """Keeps its memory, which is another process's, where the implementation has no way to ask for it."""
+
     @contextlib.asynccontextmanager
     async def _within(self, what: str) -> AsyncIterator[None]:
         """Sets a deadline over all that one call asks of the engine."""

@@ -72,9 +72,9 @@ def committed(pipeline: Pipeline, job_id: str, count: int) -> Callable[[], bool]
 
 
 @contextmanager
-def running(pipeline: Pipeline, name: str, *arguments: str) -> Iterator[ChildProcess]:
+def running(pipeline: Pipeline, name: str, *arguments: str, **settings: Any) -> Iterator[ChildProcess]:
     """A process that is stopped at the end of the block, if it still lives."""
-    child = pipeline.start(name, *arguments)
+    child = pipeline.start(name, *arguments, **settings)
     try:
         yield child
     finally:

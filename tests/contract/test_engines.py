@@ -22,7 +22,7 @@ from contracts.spec_tables.root import SpecRoot
 from contracts.versions import WeightFile, WeightManifest, weights_digest
 from producer.engine.base import EngineSetup, VerifiedWeights
 from producer.engine.transformers.decoding import Decoding
-from producer.engine.transformers.engine import TransformersEngine
+from producer.engine.transformers.engine import STARTED_THREADS, TransformersEngine
 from tests.builders import tiny_model_folder
 from tests.contract.engine_rigs import (
     KINDS,
@@ -224,6 +224,42 @@ def test_a_finished_row_changes_nothing_for_the_others(rig: Rig) -> None:
     for before, after in zip(chain(*short), chain(*long), strict=True):
         assert after.token_ids.startswith(before.token_ids)
         assert after.generator_logprobs.startswith(before.generator_logprobs)
+
+
+@pytest.mark.parametrize("rig", REPRODUCIBLE, indirect=True)
+def test_an_engine_that_slept_samples_the_same_bytes_as_before(rig: Rig) -> None:
+    manifest = rig.load()
+    expected = encode(rig.generate(manifest, PROMPTS))
+    rig.run(rig.engine.sleep())
+    rig.run(rig.engine.wake(num_threads=None))
+    if rig.engine.policy_version is None:
+        rig.load()
+    assert encode(rig.generate(manifest, PROMPTS)) == expected
+
+
+def test_the_number_of_threads_is_that_of_the_last_waking_and_a_new_engine_has_the_process_s_own(
+    folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computed_with: list[int] = []
+    honest_prefill = Decoding.prefill
+
+    def noted(decoding: Decoding, group_size: int) -> np.ndarray:
+        computed_with.append(torch.get_num_threads())
+        return honest_prefill(decoding, group_size)
+
+    monkeypatch.setattr(Decoding, "prefill", noted)
+    rig = transformers_rig("qwen3", folders, tmp_path / "first")
+    manifest = rig.load()
+    for num_threads in (None, STARTED_THREADS + 2, None, STARTED_THREADS + 1):
+        rig.run(rig.engine.wake(num_threads=num_threads))
+        rig.generate(manifest, PROMPTS)
+    rig.close()
+    fresh = transformers_rig("qwen3", folders, tmp_path / "second")
+    fresh.generate(fresh.load(), PROMPTS)
+    fresh.close()
+    own = STARTED_THREADS
+    assert computed_with == [own, own + 2, own, own + 1, own]
+    torch.set_num_threads(own)
 
 
 def test_seed_iteration_purpose_prompt_and_sample_each_change_the_draw(rig: Rig) -> None:

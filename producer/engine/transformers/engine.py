@@ -28,12 +28,16 @@ from contracts.errors import BatchFailed, InvalidInput
 from contracts.rollouts import Completion, PromptBatch
 from contracts.versions import WeightManifest
 from contracts.weights import WeightShard
+from process.host_memory import give_free_memory_back
 from producer.engine.base import EngineSetup, VerifiedWeights, check_context, check_version
 from producer.engine.batch_rows import BatchRows
 from producer.engine.transformers.decoding import Decoding
 from weight_store.held_versions import HeldVersions
 from weight_store.model_folder import empty_model, end_of_sequence_ids, weight_tensors
 from weight_store.model_path import model_folder
+
+STARTED_THREADS = torch.get_num_threads()
+"""The launcher's number: torch gives every new thread the number that was set last, in whatever thread."""
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -55,7 +59,9 @@ class TransformersEngine:
         _check_device(setup.device, deterministic=setup.deterministic)
         self._held: VerifiedWeights | None = None
         self._closing = threading.Event()
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
+        self._thread = ThreadPoolExecutor(
+            max_workers=1, thread_name_prefix="engine", initializer=partial(_use_threads, STARTED_THREADS)
+        )
         self._receiving = ThreadPoolExecutor(max_workers=1, thread_name_prefix="receive")
         torch.use_deterministic_algorithms(setup.deterministic)
         # Filling uninitialised memory only guards code that reads memory which it never wrote; it costs a pass over it.
@@ -112,6 +118,13 @@ class TransformersEngine:
         work = partial(self._receive, announced, shards, num_versions=num_versions)
         return await asyncio.get_running_loop().run_in_executor(self._receiving, work)
 
+    async def wake(self, *, num_threads: int | None) -> None:
+        await self._on_thread(partial(_use_threads, num_threads or STARTED_THREADS))
+
+    async def sleep(self) -> None:
+        """Keeps the weights: what a batch leaves behind is free memory that torch or the C library still holds."""
+        await self._on_thread(self._give_memory_back)
+
     async def aclose(self) -> None:
         self._closing.set()
         self._held = None
@@ -130,6 +143,11 @@ class TransformersEngine:
 
     async def _on_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    def _give_memory_back(self) -> None:
+        if self._model.device.type == "cuda":
+            torch.cuda.empty_cache()
+        give_free_memory_back()
 
     @torch.inference_mode()
     def _generate(self, batch: PromptBatch, given_up: threading.Event) -> list[list[Completion]]:
@@ -160,6 +178,12 @@ class TransformersEngine:
             mask[row, width - len(prompt) :] = 1
         device = self._model.device
         return torch.from_numpy(token_ids).to(device), torch.from_numpy(mask).to(device)
+
+
+def _use_threads(num_threads: int) -> None:
+    """Runs in the thread that computes: torch's number of threads is that thread's own."""
+    if torch.get_num_threads() != num_threads:
+        torch.set_num_threads(num_threads)
 
 
 def _check_device(device: str, *, deterministic: bool) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from broker.generator_side import PublishOutcome
+from broker.presence import AWAKE_FOR
 from contracts.errors import BatchFailed, BrokerUnavailable, EngineUnavailable, RewardUnavailable
 from contracts.rollouts import PromptBatch
 from contracts.versions import WeightManifest
@@ -125,6 +126,32 @@ def test_an_idle_generator_reads_the_next_version_while_it_is_written(tmp_path: 
     def shard(job_id: str, version: int) -> WeightShard:
         path = f"{job_id}/weights/.v00000{version}.0123456789ab/a.safetensors"
         return WeightShard(policy_version=version, path=path, name="a.safetensors", num_bytes=8)
+
+    drive(tmp_path, scenario)
+
+
+def test_a_colocated_job_s_generator_sleeps_once_no_batch_needs_its_engine_and_says_so(tmp_path: Path) -> None:
+    async def scenario(stack: Stack) -> None:
+        side = stack.add_job(num_batches=2, schedule="colocated")
+        async with stack.running():
+            await stack.changes.until(lambda: "sleep" in stack.shop.log)
+            await stack.changes.until(lambda: len(side.published) == 2)
+            side.add(*stack.work("job", 0, version=1))
+            await stack.changes.until(lambda: stack.shop.log.count("sleep") == 2)
+            await stack.changes.until(lambda: stack.jobs.infos[-1][AWAKE_FOR] == "")
+        assert [event for event in stack.shop.log[:-1] if "open" not in event] == [
+            "load 0",
+            "generate job 0/train/0",
+            "generate job 0/train/1",
+            "sleep",
+            "wake",
+            "load 1",
+            "generate job 1/train/0",
+            "sleep",
+        ]
+        turns = [info[AWAKE_FOR] for info in stack.jobs.infos]
+        changes = [turn for turn, before in zip(turns[1:], turns, strict=False) if turn != before]
+        assert changes == ["job", "", "job", ""]
 
     drive(tmp_path, scenario)
 

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from contracts.errors import EngineUnavailable, WeightsRejected
+from contracts.spec import JobSpec
+from contracts.weights import WeightShard
 from producer.served_model import RELOAD_PAUSES_S, ServedModel
 from tests.builders import job_spec
 from tests.fakes import EngineShop, fake_version, spell
@@ -109,3 +111,66 @@ def test_a_refused_version_that_nobody_needs_any_more_is_not_waited_for(tmp_path
 
     asyncio.run(run())
     assert pauses == []
+
+
+def threads_of(spec: JobSpec) -> int | None:
+    return 4 if spec.schedule == "colocated" else None
+
+
+def test_a_colocated_job_has_its_own_number_of_threads_and_the_next_job_the_process_s_again(tmp_path: Path) -> None:
+    shop = EngineShop(tmp_path)
+    model = ServedModel(shop.make, lambda _model: spell, threads_for=threads_of)
+    colocated, other = job_spec(schedule="colocated"), job_spec()
+
+    async def run() -> list[str]:
+        turns: list[str] = []
+        for spec, job_id in ((other, "a"), (colocated, "b"), (colocated, "b"), (other, "a")):
+            await model.ready_for(spec, fake_version(tmp_path, job_id, 0))
+            turns.append(model.awake_for)
+        return turns
+
+    assert asyncio.run(run()) == ["", "b", "b", ""]
+    assert [event for event in shop.log if "wake" in event] == ["wake with 4 threads", "wake"]
+
+
+def test_a_batch_of_another_number_of_threads_waits_until_the_engine_is_free(tmp_path: Path) -> None:
+    model = ServedModel(EngineShop(tmp_path).make, lambda _model: spell, threads_for=threads_of)
+    manifest = fake_version(tmp_path, "a", 0)
+    asyncio.run(model.ready_for(job_spec(), manifest))
+    assert model.holds(job_spec(), manifest)
+    assert not model.holds(job_spec(schedule="colocated"), manifest)
+
+
+def test_an_engine_that_sleeps_wakes_before_it_loads_and_reads_no_version_ahead(tmp_path: Path) -> None:
+    shop = EngineShop(tmp_path)
+    model = ServedModel(shop.make, lambda _model: spell, threads_for=threads_of)
+    spec = job_spec(schedule="colocated")
+    path = "job/weights/.v000001.0123456789ab/a.safetensors"
+
+    async def run() -> None:
+        await model.ready_for(spec, fake_version(tmp_path, "job", 0))
+        await model.sleep()
+        await model.sleep()
+        assert model.awake_for == ""
+        await model.load_ahead(WeightShard(policy_version=1, path=path, name="a.safetensors", num_bytes=8))
+        await model.ready_for(spec, fake_version(tmp_path, "job", 1))
+
+    asyncio.run(run())
+    assert shop.log[1:] == ["wake with 4 threads", "load 0", "sleep", "wake with 4 threads", "load 1"]
+
+
+def test_an_engine_that_hangs_in_its_sleep_ends_at_the_job_s_deadline(tmp_path: Path) -> None:
+    model = ServedModel(EngineShop(tmp_path).make, lambda _model: spell, threads_for=threads_of)
+
+    async def for_ever() -> None:
+        await asyncio.Event().wait()
+
+    async def run() -> None:
+        loaded = await model.ready_for(
+            job_spec(schedule="colocated", timeouts__generation_s=0.05), fake_version(tmp_path, "job", 0)
+        )
+        loaded.engine.sleep = for_ever  # type: ignore[method-assign]
+        await model.sleep()
+
+    with pytest.raises(EngineUnavailable, match=r"giving memory back is not done after 0\.05 s"):
+        asyncio.run(run())

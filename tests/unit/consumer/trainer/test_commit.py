@@ -92,7 +92,9 @@ class Played:
         self.side = self.jobs = self.generators = self.weights = self
         self.trainer_epoch = 1
         policy = SimpleNamespace(adapters=None)
-        self.ranks = SimpleNamespace(learner=SimpleNamespace(policy=policy), save=self._save)
+        self.ranks = SimpleNamespace(
+            learner=SimpleNamespace(policy=policy), save=self._save, rest=lambda: self.said.append("memory given back")
+        )
 
     def commit(
         self,
@@ -109,6 +111,10 @@ class Played:
 
     def dispatch(self, iteration: int, batches: tuple[object, ...]) -> None:
         self.said.append(f"sent {', '.join(map(str, batches))} into iteration {iteration}")
+
+    def open_iteration(self, opening: Opening, versions: dict[int, str]) -> None:
+        assert versions[opening.iteration] == DIGEST
+        self.said.append(f"opened {opening.iteration}")
 
     def renew(self) -> None:
         self.said.append("renewed")
@@ -166,6 +172,32 @@ def test_numbers_come_before_the_commit_and_the_lease_and_the_disk_before_a_chec
     ]
     assert (following, held.settled) == (1, manifest(1))
     assert boundary.opening_started_s <= boundary.opened_s
+
+
+def test_a_colocated_trainer_ends_its_turn_before_the_next_iteration_is_opened(folder: RunFolder) -> None:
+    held = Played(folder, schedule="colocated", trainer__checkpoint_every_iterations=1)
+    following, boundary = commits(held).commit(Iteration(asked(0), trainer_epoch=1), stepped(0))
+    assert held.said == [
+        "metrics",
+        "timeline",
+        "committed 0, opened none",
+        "renewed",
+        "confirmed 0",
+        "saved",
+        "removed versions before 0",
+        "progress",
+        "memory given back",
+        "opened 1",
+    ]
+    assert (following, held.settled) == (1, manifest(1))
+    assert boundary.opening_started_s <= boundary.opened_s
+
+
+def test_a_colocated_job_s_last_commit_opens_nothing(folder: RunFolder) -> None:
+    held = Played(folder, schedule="colocated", iterations=1)
+    following, _ = commits(held).commit(Iteration(asked(0), trainer_epoch=1), stepped(0))
+    assert following is None
+    assert not [said for said in held.said if said.startswith("opened")]
 
 
 def test_each_record_names_the_one_before_it(folder: RunFolder) -> None:

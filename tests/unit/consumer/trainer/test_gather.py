@@ -40,7 +40,7 @@ class Played:
         self,
         folder: RunFolder,
         *coming: str,
-        schedule: Literal["periodic", "synchronous"] = "periodic",
+        schedule: Literal["periodic", "synchronous", "colocated"] = "periodic",
         on_failed_batch: str = "fail",
         dead: dict[str, str] | None = None,
         rejected: str = "",
@@ -116,6 +116,10 @@ class Played:
     def check(self) -> frozenset[str]:
         return frozenset({self._rejected})
 
+    def wait_for_turn(self, job_id: str, check: object) -> None:
+        assert job_id == self.folder.job_id
+        self.said.append("generators sleep")
+
     def training(self, *, longest_pass_s: float) -> AbstractContextManager[None]:
         assert longest_pass_s == self.spec.timeouts.iteration_s
         return nullcontext()
@@ -181,6 +185,13 @@ def test_synchronous_trains_none_before_the_last_one_is_published(folder: RunFol
     held = Played(folder, *IDS, schedule="synchronous")
     assert [stats.batch_id for stats in gathered(held).stats] == list(IDS)
     assert held.said == [f"{what} {batch_id}" for what in ("published", "trained") for batch_id in IDS]
+
+
+def test_colocated_waits_once_for_the_generators_to_sleep_when_the_last_batch_is_published(folder: RunFolder) -> None:
+    held = Played(folder, *IDS, schedule="colocated")
+    assert len(gathered(held).stats) == len(IDS)
+    published, trained = ([f"{what} {batch_id}" for batch_id in IDS] for what in ("published", "trained"))
+    assert held.said == [*published, "generators sleep", *trained]
 
 
 def test_synchronous_does_not_wait_for_a_batch_that_is_dead(folder: RunFolder) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from broker.presence import LOADING_WEIGHTS, NOT_REPRODUCIBLE, REJECTED_WEIGHTS, GeneratorInfo, Presence
-from consumer.trainer.generator_watch import LOOK_EVERY_S, GeneratorWatch
-from contracts.errors import DeadlineExceeded
+from broker.presence import AWAKE_FOR, LOADING_WEIGHTS, NOT_REPRODUCIBLE, REJECTED_WEIGHTS, GeneratorInfo, Presence
+from consumer.trainer.generator_watch import LOOK_EVERY_S, TURN_PATIENCE_S, GeneratorWatch
+from contracts.errors import DeadlineExceeded, FencedOff
 
 
 class Board(Presence):
@@ -64,3 +64,43 @@ def test_any_generator_will_do_for_a_job_that_is_not_deterministic() -> None:
     for _ in range(3):
         assert watch.check() == frozenset()
         now_s += LOOK_EVERY_S
+
+
+def test_a_colocated_trainer_has_its_turn_once_no_live_generator_is_awake_for_the_job() -> None:
+    board = Board({AWAKE_FOR: "job"}, {AWAKE_FOR: "another"}, {AWAKE_FOR: "job"})
+    watch = GeneratorWatch(board, deadline_s=60.0, deterministic=True, sleep=lambda _: None)
+    looks: list[int] = []
+
+    def check() -> None:
+        looks.append(len(board.infos))
+        board.infos[(0, 2)[len(looks) - 1]][AWAKE_FOR] = ""
+
+    watch.wait_for_turn("job", check)
+    assert looks == [3, 3]
+
+
+def test_a_generator_that_hangs_in_its_turn_holds_the_trainer_up_for_a_moment_only(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    now_s = 0.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now_s
+        now_s += seconds
+
+    board = Board({AWAKE_FOR: "job"})
+    watch = GeneratorWatch(board, deadline_s=60.0, deterministic=True, clock=lambda: now_s, sleep=sleep)
+    watch.wait_for_turn("job", lambda: None)
+    assert now_s == pytest.approx(TURN_PATIENCE_S, abs=0.1)
+    assert "g0 may still hold memory" in caplog.text
+
+
+def test_a_wait_for_the_turn_ends_with_the_trainer_s_lease() -> None:
+    board = Board({AWAKE_FOR: "job"})
+    watch = GeneratorWatch(board, deadline_s=60.0, deterministic=True, sleep=lambda _: None)
+
+    def fenced_off() -> None:
+        raise FencedOff("epoch 1 is over")
+
+    with pytest.raises(FencedOff):
+        watch.wait_for_turn("job", fenced_off)

@@ -30,7 +30,9 @@ CHOSEN: dict[str, tuple[object, dict[str, object]]] = {
     "extra_roots": ("/tmp/chosen", {}),
     "allowed_hosts": ("chosen.example", {}),
     "threads": (3, {}),
+    "colocated_threads": (4, {}),
     "device": ("cuda", {}),
+    "held_weights_mb": (100, {}),
     "peak_flops": (1e12, {}),
     "max_ranks": (5, {}),
     "max_jobs": (7, {}),
@@ -229,3 +231,21 @@ def test_a_stack_has_no_more_processes_and_threads_than_a_machine_could_start(
     assert StackSettings(threads=MAX_THREADS).threads == MAX_THREADS
     with pytest.raises(InvalidInput):
         settings_from({"ONBEAT_THREADS": str(MAX_THREADS + 1)})
+
+
+@pytest.mark.parametrize(
+    ("chosen", "of_generator", "of_worker"),
+    [
+        ({"generators": 3}, 2, 0),
+        ({"generators": 9}, 1, 0),
+        ({"generators": 3, "threads": 5}, 5, 5),
+        ({"generators": 3, "threads": 5, "settings": StackSettings(colocated_threads=4)}, 4, 4),
+    ],
+)
+def test_generators_share_the_cores_in_their_turn_unless_a_number_is_chosen(
+    chosen: dict[str, Any], of_generator: int, of_worker: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("onbeat.stack.plan.usable_cores", lambda: 8)
+    settings = told(StackPlan(run_root=tmp_path, model_root=ROOT, **chosen))
+    assert settings["generator-1"].colocated_threads == of_generator
+    assert settings["worker"].colocated_threads == of_worker

@@ -167,6 +167,22 @@ def test_weights_stay_until_no_batch_can_come_back_to_the_engine(tmp_path: Path)
     drive(tmp_path, scenario)
 
 
+def test_a_colocated_job_s_engine_sleeps_only_when_no_batch_can_come_back_to_it(tmp_path: Path) -> None:
+    async def scenario(stack: Stack) -> None:
+        side = stack.add_job(schedule="colocated")
+        stack.rewards.equal_prompts = {"a"}
+        stack.rewards.gate.clear()
+        add(stack)
+        async with stack.running():
+            await stack.changes.until(lambda: len(stack.rewards.requests) == 1)
+            stack.rewards.gate.set()
+            await stack.changes.until(lambda: len(side.published) == 1 and "sleep" in stack.shop.log)
+        generations = ["generate job 0/train/0"] * 2
+        assert stack.shop.log[1:-1] == ["load 0", *generations, "sleep"]
+
+    drive(tmp_path, scenario)
+
+
 def test_a_batch_that_is_settled_between_two_rounds_is_sampled_no_further_and_frees_the_weights(tmp_path: Path) -> None:
     async def scenario(stack: Stack) -> None:
         side = stack.add_job(timeouts__generator_lease_s=0.03)

@@ -1,0 +1,70 @@
+"""Generators and trainer take turns: the weights are those of `synchronous` with as many threads, and the other jobs of
+the same generator keep theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from contracts.encoding.wire import decode_json
+from contracts.events import TimelineSpan
+from contracts.run_folder import RunFolder
+from contracts.spec import JobSpec
+from tests.builders import job_spec
+from tests.chaos.short_job import running
+from tests.pipeline import Pipeline
+
+TURN_THREADS = 2
+
+
+@pytest.fixture(scope="module")
+def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
+    with Pipeline(tmp_path_factory.mktemp("pipeline")) as pipeline:
+        yield pipeline
+
+
+def spec(schedule: str) -> JobSpec:
+    return job_spec(
+        schedule=schedule,
+        iterations=2,
+        model__path="configs/models/two-digit-addition",
+        rollout__prompts_per_batch=8,
+        optimizer__learning_rate=1e-3,
+        trainer__checkpoint_every_iterations=1,
+        evaluation__num_prompts=0,
+    )
+
+
+def train(pipeline: Pipeline, schedule: str, **settings: int) -> str:
+    """Returns the digest of the weights that the job ends with."""
+    job_id = pipeline.train(spec(schedule), **settings)
+    assert pipeline.verdict(job_id).gaps == ()
+    return pipeline.final_digest(job_id)
+
+
+def test_a_colocated_job_has_the_weights_of_synchronous_with_as_many_threads_and_leaves_other_jobs_theirs(
+    pipeline: Pipeline,
+) -> None:
+    with running(pipeline, "producer-wide", threads=TURN_THREADS):
+        wide = train(pipeline, "synchronous", threads=TURN_THREADS)
+    with running(pipeline, "producer-long-lived", threads=1, colocated_threads=TURN_THREADS):
+        before = train(pipeline, "periodic", threads=1)
+        colocated = train(pipeline, "colocated", threads=1, colocated_threads=TURN_THREADS)
+        after = train(pipeline, "periodic", threads=1)
+    assert colocated == wide
+    assert after == before
+
+
+def test_no_generator_samples_while_the_trainer_has_its_turn(pipeline: Pipeline) -> None:
+    with running(pipeline, "producer-1", colocated_threads=1), running(pipeline, "producer-2", colocated_threads=1):
+        job_id = pipeline.train(spec("colocated"))
+    lines = RunFolder(pipeline.settings.run_root_path, job_id).timeline.read_bytes().splitlines()
+    spans = [decode_json(line, TimelineSpan) for line in lines]
+    for iteration in range(2):
+        own = [span for span in spans if span.iteration == iteration]
+        sampled_s = max(span.ended_s for span in own if span.what == "generate")
+        assert sampled_s <= min(span.started_s for span in own if span.what in ("train", "step", "publish"))
+        trained_s = max(span.ended_s for span in own if span.what != "open")
+        following = [span.started_s for span in spans if span.iteration == iteration + 1 and span.what == "generate"]
+        assert not following or trained_s <= min(following)
