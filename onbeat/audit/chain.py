@@ -5,7 +5,9 @@ What it proves of a run whose records it is given, oldest first:
 - the chain: each record holds the digest of the one before (`previous`), and its own digest is the one recorded;
 - the ledger: each iteration was committed once, in order, with exactly its expected batches (I3); one that only
   evaluated is the last, unless a job that was resumed with more iterations goes back to it and trains it;
-- the versions: iteration t used version t and one digest, and what it made is what t + 1 used (I2, I4);
+- the versions: iteration t trained version t with one digest, and what it made is what t + 1 trained (I2, I4);
+- the samplers: each trained batch is of one version that the schedule lets sample it, whose digest is that of the step
+  that made it (I2); in a job without a lag that is version t;
 - the trainers: epochs never decrease; a step back is a recorded rewind under a newer epoch, and a deterministic job
   that replays an iteration makes the same weights again (I7);
 - the rewards: a completion that couldn't be scored has a score only where its component stated one;
@@ -20,6 +22,7 @@ from dataclasses import dataclass, field
 from contracts.encoding.wire import Record
 from contracts.events import AuditRecord, record_digest
 from contracts.spec import JobSpec
+from onbeat.audit.samplers import check_sampled, some
 
 
 class AuditEntry(Record, frozen=True, kw_only=True):
@@ -120,10 +123,11 @@ def _check_commit(walk: _Walk, record: AuditRecord, spec: JobSpec) -> None:
     if record.iteration != walk.next_iteration:
         walk.gaps.append(f"{name} was committed where iteration {walk.next_iteration} was due")
     if record.policy_version != record.iteration:
-        walk.gaps.append(f"{name} used version {record.policy_version}")
+        walk.gaps.append(f"{name} trained version {record.policy_version}")
     _check_epoch(walk, record, name)
     _check_version(walk, record.policy_version, record.weights_digest, name)
     _check_batches(walk, record, spec, name)
+    check_sampled(record, spec, walk.digests, walk.gaps)
     _check_unscorable(walk, record, name)
     if record.next_weights_digest:
         _check_made(walk, record, spec, name)
@@ -145,6 +149,8 @@ def _check_rewind(walk: _Walk, record: AuditRecord) -> None:
         walk.gaps.append(f"{name}: only {walk.next_iteration} iterations were committed before it")
     if record.trainer_epoch <= walk.epoch:
         walk.gaps.append(f"{name}: epoch {record.trainer_epoch} is not above {walk.epoch}, of the trainer before")
+    if record.sampled:
+        walk.gaps.append(f"{name}: it names versions that sampled batches, and trained none")
     _check_epoch(walk, record, name)
     _check_version(walk, record.iteration, record.weights_digest, name)
     # What the abandoned future made is no longer a version of this run.
@@ -175,20 +181,20 @@ def _check_made(walk: _Walk, record: AuditRecord, spec: JobSpec, name: str) -> N
 def _check_batches(walk: _Walk, record: AuditRecord, spec: JobSpec, name: str) -> None:
     accounted = set(record.batches) | set(record.abandoned)
     if both := sorted(set(record.batches) & set(record.abandoned)):
-        walk.gaps.append(f"{name}: {_some(both)} are counted both as used and as abandoned")
+        walk.gaps.append(f"{name}: {some(both)} are counted both as used and as abandoned")
     if record.abandoned and spec.rollout.on_failed_batch == "fail":
-        walk.gaps.append(f"{name}: {_some(sorted(record.abandoned))} were abandoned, which this job does not allow")
+        walk.gaps.append(f"{name}: {some(sorted(record.abandoned))} were abandoned, which this job does not allow")
     if undigested := sorted(batch for batch, digest in record.batches.items() if not digest):
-        walk.gaps.append(f"{name}: {_some(undigested)} have no digest")
+        walk.gaps.append(f"{name}: {some(undigested)} have no digest")
     # The last iteration of a job that was resumed with more: it evaluated, and trained nothing.
     trained = expected_batches(spec, record.iteration) if record.next_weights_digest else frozenset()
     expected = set(trained)
     if not record.next_weights_digest or spec.evaluates(record.iteration):
         expected |= {f"{record.iteration}/evaluation/{index}" for index in range(spec.evaluation.num_batches)}
     if missing := sorted(expected - accounted):
-        walk.gaps.append(f"{name}: {_some(missing)} are missing")
+        walk.gaps.append(f"{name}: {some(missing)} are missing")
     if extra := sorted(accounted - expected):
-        walk.gaps.append(f"{name}: {_some(extra)} were not expected")
+        walk.gaps.append(f"{name}: {some(extra)} were not expected")
 
 
 def _check_unscorable(walk: _Walk, record: AuditRecord, name: str) -> None:
@@ -196,10 +202,10 @@ def _check_unscorable(walk: _Walk, record: AuditRecord, name: str) -> None:
     stated = set(record.on_unscorable or ())
     counts = record.unscorable or {}
     if strange := sorted(counts.keys() - record.batches.keys()):
-        walk.gaps.append(f"{name}: {_some(strange)} have unscorable completions, and were not used")
+        walk.gaps.append(f"{name}: {some(strange)} have unscorable completions, and were not used")
     components = {reason.partition(": ")[0] for of_batch in counts.values() for reason in of_batch}
     if unstated := sorted(components - stated):
-        walk.gaps.append(f"{name}: {_some(unstated)} could not score completions, and states no score for that")
+        walk.gaps.append(f"{name}: {some(unstated)} could not score completions, and states no score for that")
 
 
 def _check_end(walk: _Walk, spec: JobSpec) -> None:
@@ -219,8 +225,3 @@ def _check_files(walk: _Walk, digests_on_disk: Mapping[str, tuple[int, str]]) ->
                 walk.gaps.append(f"{folder}: version {version} is in no record")
         elif known != digest:
             walk.gaps.append(f"{folder}: the files have digest {digest[:12]}, version {version} is {known[:12]}")
-
-
-def _some(names: Sequence[str], limit: int = 3) -> str:
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(names[:limit]) + more

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import mmap
+import re
 import stat
 import struct
 from collections.abc import Iterator
@@ -25,6 +26,8 @@ from contracts.weights import WeightDelta
 from weight_store.delta.codec import DELTA_PREFIX, apply
 from weight_store.dtypes import ITEM_BYTES, TORCH_NAMES
 
+OLDER = re.compile(r"older-v(\d{6,})\.safetensors", re.ASCII)
+"""A version before a checkpoint's own, which its job's batches may still be sampled with."""
 ADAPTER_END = ".lora_A.weight"
 MAX_HEADER_BYTES = 100_000_000
 Tensor = tuple[str, str, tuple[int, ...], memoryview]
@@ -33,9 +36,9 @@ Tensor = tuple[str, str, tuple[int, ...], memoryview]
 def digests_on_disk(folder: RunFolder) -> dict[str, tuple[int, str]]:
     """Folder below the run root → (policy version, digest of its tensors).
 
-    A checkpoint after iteration t holds version t + 1; one of adapters says which version they make of the base, and
-    only they are hashed. Published adapters say no such thing: generators check what they make. Folders that a writer
-    has not finished have other names.
+    A checkpoint after iteration t holds version t + 1, and under a lag versions before it: a file each, found by its own
+    path. One of adapters says which version they make of the base, and only they are hashed. Published adapters say no
+    such thing: generators check what they make. Folders that a writer has not finished have other names.
     Raises ContractViolation that names a damaged file.
     """
     found: dict[str, tuple[int, str]] = {}
@@ -103,22 +106,33 @@ def _versions(folder: RunFolder) -> Iterator[tuple[Path, int, list[Path]]]:
     for iteration, path in numbered(folder.checkpoints, CHECKPOINT):
         parts = sorted(path.glob("model-*-of-*.safetensors"))
         yield path, iteration + 1, parts or [path / "model.safetensors"]
+        for file in sorted(path.glob("older-v*.safetensors")):
+            if version := OLDER.fullmatch(file.name):
+                yield file, int(version[1]), [file]
 
 
-def _digest_of_files(folder: Path, files: list[Path]) -> str:
-    """The version's digest; "" where the files hold adapters, and nothing says what they make of their base."""
+def _digest_of_files(path: Path, files: list[Path]) -> str:
+    """The version's digest; "" where the files hold adapters, and nothing says what they make of their base.
+
+    path: the folder, or the file of an older version in a checkpoint.
+    """
     found = digest_of(files)
     if not any(name.endswith(ADAPTER_END) for file in files for name, *_ in read_tensors(file)):
         return found
+    folder = path.parent if OLDER.fullmatch(path.name) else path
     try:
         state = json.loads((folder / "state.json").read_bytes())
-        adapters_digest, version_digest = state["adapters"]["adapters_digest"], state["weights_digest"]
+        if folder == path:
+            adapters_digest, version_digest = state["adapters"]["adapters_digest"], state["weights_digest"]
+        else:
+            older = next(one for one in state["older"] if one["file"] == path.name)
+            adapters_digest, version_digest = older["tensors_digest"], older["weights_digest"]
     except FileNotFoundError:
         return ""
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, StopIteration) as error:
         raise ContractViolation("is damaged", field=str(folder / "state.json")) from error
     if adapters_digest != found:
-        raise ContractViolation("holds other adapters than it says", field=str(folder))
+        raise ContractViolation("holds other adapters than it says", field=str(path))
     return version_digest
 
 

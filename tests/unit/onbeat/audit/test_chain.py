@@ -96,7 +96,7 @@ def test_a_job_without_evaluation_ends_with_its_last_training_iteration() -> Non
         (changed(1, batches={"1/train/0": "d", "1/train/1": ""}), "iteration 1: 1/train/1 have no digest"),
         (changed(3, batches={}), "iteration 3: 3/evaluation/0, 3/evaluation/1 are missing"),
         (changed(1, abandoned={"1/train/1": "timeout"}), "counted both as used and as abandoned"),
-        (changed(1, policy_version=0), "iteration 1 used version 0"),
+        (changed(1, policy_version=0), "iteration 1 trained version 0"),
         (changed(2, weights_digest=weights(9)), "iteration 2: version 2 has digest"),
         (changed(1, next_weights_digest=""), "iteration 1 made no version"),
         (changed(2, trainer_epoch=0), "iteration 2: trainer epoch fell from 1 to 0"),

@@ -84,6 +84,48 @@ def test_adapters_count_where_their_checkpoint_says_what_they_make(tmp_path: Pat
         digests_on_disk(folder)
 
 
+def test_the_older_versions_of_a_checkpoint_are_hashed_each_by_itself(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path, "job")
+    path = folder.checkpoint_after(2)
+    path.mkdir(parents=True)
+    older = TENSORS | {"norm": torch.tensor([1.5, -2.5], dtype=torch.bfloat16)}
+    save_file(TENSORS, path / "model.safetensors")
+    save_file(older, path / "older-v000002.safetensors")
+    assert digests_on_disk(folder) == {
+        "job/checkpoints/i000002": (3, tensors_digest(TENSORS)),
+        "job/checkpoints/i000002/older-v000002.safetensors": (2, tensors_digest(older)),
+    }
+    (path / "older-v000002.safetensors").write_bytes(b"cut")
+    with pytest.raises(ContractViolation, match="older-v000002"):
+        digests_on_disk(folder)
+
+
+def test_older_adapters_count_as_what_their_checkpoint_says_that_they_make(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path, "job")
+    path = folder.checkpoint_after(2)
+    path.mkdir(parents=True)
+    matrices = {f"layer.lora_{letter}.weight": torch.ones(2, 2) for letter in "AB"}
+    older = {name: 2.0 * matrix for name, matrix in matrices.items()}
+    save_file(matrices, path / "model.safetensors")
+    save_file(older, path / "older-v000002.safetensors")
+    says = {
+        "policy_version": 2,
+        "weights_digest": "cd" * 32,
+        "tensors_digest": tensors_digest(older),
+        "file": "older-v000002.safetensors",
+    }
+    state = {"weights_digest": "ab" * 32, "adapters": {"adapters_digest": tensors_digest(matrices)}, "older": [says]}
+    (path / "state.json").write_text(json.dumps(state))
+    assert digests_on_disk(folder) == {
+        "job/checkpoints/i000002": (3, "ab" * 32),
+        "job/checkpoints/i000002/older-v000002.safetensors": (2, "cd" * 32),
+    }
+    for damaged in ([], [says | {"tensors_digest": "ef" * 32}]):
+        (path / "state.json").write_text(json.dumps(state | {"older": damaged}))
+        with pytest.raises(ContractViolation, match=r"state\.json|older-v000002.*other adapters than it says"):
+            digests_on_disk(folder)
+
+
 def test_a_run_folder_without_weights_has_nothing_to_hash(tmp_path: Path) -> None:
     assert digests_on_disk(RunFolder(tmp_path, "job")) == {}
 
