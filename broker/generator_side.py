@@ -63,6 +63,15 @@ class Renewal(Record, frozen=True, kw_only=True):
     """They are published, given up, or of an iteration that is over: no work on them is needed."""
 
 
+class WeightNews(Record, frozen=True, kw_only=True):
+    """What a job's batches may be sampled with soon."""
+
+    versions: tuple[WeightManifest, ...]
+    """Each version that is announced, oldest first."""
+    shards: tuple[WeightShard, ...]
+    """Files of the versions after them that were announced since the last call."""
+
+
 class GeneratorSide:
     """One generator, one job. Thread-safe."""
 
@@ -73,6 +82,7 @@ class GeneratorSide:
         self._last_entries: dict[str, str] = {}
         """Prompts stream → its newest entry at the last empty claim."""
         self._last_shard = "0-0"
+        self._has_news = False
         self._hedge_due_s: float | None = None
 
     def claim(self, lease_s: float, *, hedge: bool = False, held: tuple[int, str] | None = None) -> Claim | None:
@@ -115,19 +125,40 @@ class GeneratorSide:
     def wait_for_prompts(self, timeout_s: float) -> list[WeightShard]:
         """Blocks until a prompt is added after the last empty claim, a batch is late by then, or for timeout_s.
 
-        Ends early for shards of a version that is still being written, and answers them.
+        Ends early for shards of a version that is still being written, and answers them; those of a job with a lag
+        are `wait_for_weights`'s.
         """
         if self._hedge_due_s is not None:
             timeout_s = min(timeout_s, self._hedge_due_s)
         keys = self._job.keys
         after = {slot.prompts: self._last_entries.get(slot.prompts, "0-0") for slot in keys.slots}
-        after[keys.shards] = self._last_shard
+        if not self._job.spec.schedule_rule.lags:
+            after[keys.shards] = self._last_shard
         with self._broker.call(blocks_s=timeout_s):
             found: Any = self._broker.redis.xread(after, count=1, block=max(1, int(timeout_s * 1000)))  # type: ignore[arg-type]
         shards = dict(found).get(keys.shards.encode(), [])
         if shards:
             self._last_shard = shards[-1][0].decode()
         return [decode(fields[b"shard"], WeightShard) for _, fields in shards]
+
+    def wait_for_weights(self, timeout_s: float) -> WeightNews:
+        """Blocks until a file or a version of a job with a lag is announced, or for timeout_s; not the first time."""
+        keys = self._job.keys
+        block = max(1, int(timeout_s * 1000)) if self._has_news else None
+        with self._broker.call(blocks_s=timeout_s):
+            found: Any = self._broker.redis.xread({keys.shards: self._last_shard}, block=block)
+        with self._broker.call():
+            packed: Any = self._broker.redis.hvals(keys.weights)
+        self._has_news = True
+        entries = found[0][1] if found else []
+        if entries:
+            self._last_shard = entries[-1][0].decode()
+        versions = sorted((decode(one, WeightManifest) for one in packed), key=lambda one: one.policy_version)
+        newest = versions[-1].policy_version if versions else -1
+        shards = (decode(fields[b"shard"], WeightShard) for _, fields in entries)
+        return WeightNews(
+            versions=tuple(versions), shards=tuple(shard for shard in shards if shard.policy_version > newest)
+        )
 
     def renew(self, claims: Sequence[Claim]) -> Renewal:
         """Resets the leases; answers those that are no longer this generator's (I5)."""

@@ -98,6 +98,13 @@ class TrainerSide:
         """Announces a version; manifests older than oldest_kept go. Raises FencedOff."""
         version = manifest.policy_version
         self._fenced("publish_weights", encode(manifest), policy_version=version, oldest_kept=oldest_kept)
+        if self._num_open > 1:
+            # It wakes the generators that receive versions while they sample: they wait for files.
+            file = manifest.files[-1]
+            path = f"{manifest.directory}/{file.name}"
+            self.announce_shard(
+                WeightShard(policy_version=version, path=path, name=file.name, num_bytes=file.num_bytes)
+            )
 
     def announce_shard(self, shard: WeightShard) -> None:
         """Tells generators of a file before its version is announced. Raises FencedOff."""

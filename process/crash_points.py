@@ -24,6 +24,7 @@ CRASH_POINTS = {
     "consumer.after_checkpoint": "the checkpoint is complete, older ones are not yet removed",
     "producer.after_claim": "a leased batch that nobody works on",
     "producer.loading_weights": "a leased batch, its weights half loaded",
+    "producer.receiving_weights": "a batch that is sampled, and beside it a version half received",
     "producer.after_generation": "completions in memory, unscored",
     "producer.after_scoring": "a complete batch in memory, unpublished",
     "producer.after_publication": "a published batch, the generator's own books not closed",

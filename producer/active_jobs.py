@@ -86,6 +86,12 @@ class ActiveJobs:
         self._jobs = {job_id: self._jobs[job_id] for job_id in job_ids if job_id in self._jobs}
         self._turns.forget_all_but(self._jobs)
 
+    @property
+    def lone_lagging(self) -> ActiveJob | None:
+        """The one active job, if it lags: only then does the next batch need a version of the same job."""
+        job = next(iter(self._jobs.values()), None)
+        return job if job is not None and len(self._jobs) == 1 and job.spec.schedule_rule.lags else None
+
     def in_turn(self, now_s: float) -> list[ActiveJob]:
         """The jobs in the order in which they should be asked for work."""
         models = {job_id: job.spec.model for job_id, job in self._jobs.items()}

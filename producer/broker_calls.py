@@ -25,8 +25,8 @@ T = TypeVar("T")
 
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 2.0
-NUM_THREADS = 8
-"""Calls at once: the serve loop's, the heartbeat's, and one for each batch that is being published."""
+NUM_THREADS = 9
+"""Calls at once: the serve loop's, the heartbeat's, the receipt's, and one for each batch that is being published."""
 
 
 class BrokerCalls:

@@ -8,6 +8,7 @@
        │                                     │                        │
        └──── failed, with its reason ◀───────┴── accepted / refused ◀─┘          (rollout/carrier.py)
 
+    receipt: new versions of a job with a lag, read beside the batch that is sampled (receipt.py)
     heartbeat: presence of the generator, leases of every batch between its claim and its end (heartbeat.py)
 
 serve      consumes active jobs and prompt batches; waits for prompts, or for room in the engine and among the
@@ -37,6 +38,7 @@ from process.crash_points import reach
 from producer.active_jobs import ActiveJobs
 from producer.broker_calls import BrokerCalls
 from producer.heartbeat import Heartbeat, HeldBatches, wait_for
+from producer.receipt import Receipt
 from producer.rollout.carried_batch import ActiveJob, CarriedBatch, name_of
 from producer.rollout.carrier import Carrier
 from producer.rollout.reward_client import RewardClient
@@ -97,6 +99,7 @@ class Generator:
             held=self._held,
             not_reproducible=not_reproducible,
         )
+        self._receipt = Receipt(calls=calls, model=model)
         self._carrier = Carrier(
             generator_id=generator_id,
             calls=calls,
@@ -120,11 +123,12 @@ class Generator:
         """Serves until `stop`. Raises BrokerUnavailable when Redis stays away, and the error that a task dies of."""
         try:
             async with asyncio.TaskGroup() as tasks:
-                heartbeat = tasks.create_task(self._heartbeat.run())
+                background = [tasks.create_task(self._heartbeat.run()), tasks.create_task(self._receipt.run())]
                 serving = tasks.create_task(self._serve(tasks))
                 await self._stopping.wait()
                 await self._drain(serving)
-                heartbeat.cancel()
+                for task in background:
+                    task.cancel()
             await self._leave()
         finally:
             self._calls.break_off()
@@ -166,12 +170,14 @@ class Generator:
     async def _claim_next(self) -> tuple[ActiveJob, Claim] | None:
         """A batch of the job whose turn it is, under a lease that the heartbeat keeps; None if there is no work."""
         await self._jobs.refresh()
+        self._receipt.follow(self._jobs.lone_lagging)
         jobs = self._jobs.in_turn(self._clock())
         # A copy for one job must not come before the work of another: every job is first asked for work alone.
         for job, hedge in [(job, False) for job in jobs if len(jobs) > 1] + [(job, True) for job in jobs]:
             if self._stopping.is_set():
                 return None
-            claim = await self._calls(job.side.claim, job.spec.timeouts.generator_lease_s, hedge=hedge)
+            lease_s, held = job.spec.timeouts.generator_lease_s, self._model.newest_ready(job.spec)
+            claim = await self._calls(job.side.claim, lease_s, hedge=hedge, held=held)
             if claim is not None:
                 if claim.hedged:
                     log.info("hedges %s", name_of(claim))

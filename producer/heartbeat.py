@@ -111,7 +111,7 @@ class Heartbeat:
             "model": loaded.model.path if loaded else "",
             "policy_version": str(weights.policy_version) if weights else "",
             "weights_digest": weights.weights_digest if weights else "",
-            "loading_weights": self.model.loading_weights,
+            "loading_weights": f"{self.model.loading_weights} {self.model.receiving_weights}".strip(),
             "rejected_weights": self.model.rejected_weights,
             "batches": str(self.held),
             AWAKE_FOR: self.model.awake_for,

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -63,7 +63,7 @@ class LoadedModel:
 
 
 class ServedModel:
-    """The model in memory. The serve loop alone uses it, so nothing here is locked."""
+    """The model in memory. The serve loop alone loads; `receive` and `let_go` may run beside it, and beside batches."""
 
     def __init__(
         self,
@@ -85,6 +85,8 @@ class ServedModel:
         """Folders of the version that is being loaded, or will be when its model is; "" while there is none."""
         self.awake_for = ""
         """Id of the colocated job for which the engine is awake; "" for none, which another schedule's job is, too."""
+        self.receiving_weights = ""
+        """Folders of the versions that may be read beside a batch now; "" while there are none."""
         self._held_job = ""
         """Id of the job whose version the engine holds, or held before `load_ahead`; "" for none."""
         self._awaited_version: int | None = None
@@ -122,6 +124,39 @@ class ServedModel:
         self._held_job = manifest.job_id
         self._deadline_s = spec.timeouts.generation_s
         return loaded
+
+    def newest_ready(self, spec: JobSpec) -> tuple[int, str] | None:
+        """Version and digest of the newest version that a batch could be sampled with at once; None without a lag,
+        where the iteration alone says which version samples it."""
+        if self.loaded is None or not self._has_model(spec) or not spec.schedule_rule.lags:
+            return None
+        ready = [(one.policy_version, one.weights_digest) for one in self.loaded.engine.ready_versions]
+        return max(ready, default=None)
+
+    async def receive(self, spec: JobSpec, announced: Sequence[WeightManifest], shards: Sequence[WeightShard]) -> bool:
+        """Reads the next of a lagging job's announced versions beside the one that samples; whether there was one.
+
+        announced: oldest first. Raises WeightsRejected, and EngineUnavailable past timeouts.generation_s.
+        """
+        if not announced or self.loaded is None or self._held_job != announced[0].job_id:
+            return False
+        num_versions = spec.num_open
+        if spec.schedule == "bounded":
+            # A batch takes the newest version that is ready: any between that one and the one in use is of no use.
+            announced, num_versions = announced[-1:], 2
+        ready = {(one.policy_version, one.weights_digest) for one in self.loaded.engine.ready_versions}
+        missing = [one for one in announced if (one.policy_version, one.weights_digest) not in ready]
+        self.receiving_weights = " ".join(step.directory for one in missing for step in one.steps)
+        try:
+            async with self.loaded.within(spec.timeouts.generation_s, "receiving a version"):
+                return await self.loaded.engine.receive_weights(announced, shards, num_versions=num_versions)
+        finally:
+            self.receiving_weights = ""
+
+    async def let_go(self) -> None:
+        """Gives back the memory of all versions but the one in use."""
+        if self.loaded is not None and not self.loaded.hangs:
+            await self.loaded.engine.receive_weights((), num_versions=1)
 
     async def load_ahead(self, shard: WeightShard) -> None:
         """Lets the engine read a file of the version after the one that it holds; any other is of no use here."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
-from broker.generator_side import Claim, FailOutcome, PublishOutcome, Renewal
+from broker.generator_side import Claim, FailOutcome, PublishOutcome, Renewal, WeightNews
 from contracts.errors import BrokerUnavailable, NotFound
 from contracts.rewards import RewardItem, Scored
 from contracts.rollouts import Completion, PromptBatch, RolloutBatch
@@ -81,12 +81,27 @@ class FakeSide:
         self.attempt = 1
         """The attempt number of what is claimed next."""
         self._more = threading.Event()
+        self.announced: list[WeightManifest] = []
+        """Versions of a job with a lag, as the trainer announces them."""
+        self.held: list[tuple[int, str] | None] = []
+        """What the generator said at each claim that it holds."""
+
+    def announce(self, *manifests: WeightManifest) -> None:
+        """Replaces what is announced."""
+        self.announced = list(manifests)
+        self._changes.notify()
+
+    def wait_for_weights(self, timeout_s: float) -> WeightNews:
+        threading.Event().wait(min(timeout_s, 0.02))
+        shards, self.shards = self.shards, []
+        self._changes.notify()
+        return WeightNews(versions=tuple(self.announced), shards=tuple(shards))
 
     def add(self, batch: PromptBatch, manifest: WeightManifest) -> None:
         self._work.append((batch, manifest))
         self._more.set()
 
-    def claim(self, lease_s: float, *, hedge: bool) -> Claim | None:
+    def claim(self, lease_s: float, *, hedge: bool, held: tuple[int, str] | None = None) -> Claim | None:
         work = self._work or (self.late if hedge else [])
         if not work:
             return None
@@ -100,6 +115,7 @@ class FakeSide:
             hedged=hedged,
         )
         self.claimed.append(claim)
+        self.held.append(held)
         self._changes.notify()
         return claim
 
@@ -230,6 +246,16 @@ class LoggedEngine(FakeEngine):
         ahead = " ahead" if isinstance(weights, WeightShard) else ""
         self._events.append(f"load {weights.policy_version}{ahead}")
         await super().load_weights(weights)
+
+    async def receive_weights(
+        self, announced: Sequence[WeightManifest], shards: Sequence[WeightShard] = (), *, num_versions: int
+    ) -> bool:
+        before = self.ready_versions
+        try:
+            return await super().receive_weights(announced, shards, num_versions=num_versions)
+        finally:
+            self._events += [f"receive {one.policy_version}" for one in self.ready_versions if one not in before]
+            self._events += [f"let go {one.policy_version}" for one in before if one not in self.ready_versions]
 
     async def generate(self, batch: PromptBatch) -> list[list[Completion]]:
         self._events.append(f"generate {batch.job_id} {batch.batch_id}")

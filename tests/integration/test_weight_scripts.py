@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from broker.connection.client import Broker, connect
-from broker.generator_side import GeneratorSide, WeightChunks
+from broker.generator_side import GeneratorSide, WeightChunks, WeightNews
 from broker.job_store import JobStore
 from broker.keys import JobKeys
 from broker.trainer_side import TrainerSide
 from contracts.errors import FencedOff
 from contracts.settings import StackSettings
+from contracts.versions import WeightFile, WeightManifest
 from contracts.weights import WeightShard
 from tests.builders import job_spec
 
@@ -60,6 +63,42 @@ def test_a_generator_that_waits_for_prompts_is_told_of_each_shard_once(
         trainer.announce_shard(shard)
     assert [generator.wait_for_prompts(1.0) for _ in shards] == [[shard] for shard in shards]
     assert generator.wait_for_prompts(0.01) == []
+
+
+def test_a_generator_of_a_job_with_a_lag_is_told_of_versions_and_of_the_files_after_them(broker: Broker) -> None:
+    job_id, _ = JobStore(broker).create(
+        job_spec(schedule="delayed", max_policy_lag=1, algorithm__correction="none", iterations=9)
+    )
+    trainer = TrainerSide(broker, job_id, owner="first", lease_s=10.0, num_open=2)
+    trainer.acquire()
+    generator = GeneratorSide(broker, job_id, "generator-a")
+    assert generator.wait_for_weights(60.0) == WeightNews(versions=(), shards=()), "the first answer is at once"
+
+    def version(number: int, digest: str) -> WeightManifest:
+        directory = f"{job_id}/weights/v{number:06d}"
+        files = (WeightFile(name=NAME, num_bytes=8),)
+        return WeightManifest(
+            policy_version=number, weights_digest=digest * 64, dtype="float32", directory=directory, files=files
+        )
+
+    def ahead(number: int) -> WeightShard:
+        path = f"{job_id}/weights/.v{number:06d}.0/{NAME}"
+        return WeightShard(policy_version=number, path=path, name=NAME, num_bytes=8)
+
+    first, second = version(10, "a"), version(9, "b")
+    for manifest in (first, second):
+        with ThreadPoolExecutor(1) as waiting:
+            told = waiting.submit(generator.wait_for_weights, 60.0)
+            trainer.publish_weights(manifest, oldest_kept=0)
+            assert manifest in told.result(60.0).versions
+    for shard in (ahead(10), ahead(11)):
+        trainer.announce_shard(shard)
+    assert generator.wait_for_weights(60.0) == WeightNews(versions=(second, first), shards=(ahead(11),))
+    assert generator.wait_for_prompts(0.01) == [], "an idle generator is told of none twice"
+    again = version(10, "c")
+    trainer.publish_weights(again, oldest_kept=10)
+    assert generator.wait_for_weights(60.0) == WeightNews(versions=(again,), shards=())
+    assert generator.wait_for_weights(0.01) == WeightNews(versions=(again,), shards=())
 
 
 def test_a_trainer_whose_epoch_is_over_writes_no_weights(broker: Broker, job: str, trainer: TrainerSide) -> None:
