@@ -58,6 +58,22 @@ def test_every_place_where_a_generator_can_die_is_healed_by_another(pipeline: Pi
     assert_undisturbed(pipeline, job_id, oracle)
 
 
+def test_a_generator_that_dies_while_it_receives_a_version_beside_a_batch_is_healed_by_another(
+    pipeline: Pipeline,
+) -> None:
+    lagging = short_job(schedule="delayed", max_policy_lag=1, algorithm__correction="none")
+    with running(pipeline, "producer-lag-oracle"):
+        oracle = pipeline.final_digest(pipeline.train(lagging))
+    job_id, _ = pipeline.jobs.create(lagging)
+    trainer = pipeline.start(f"consumer-{job_id}", job_id)
+    generator = pipeline.start("producer-receiving", crash_at=RECEIVING)
+    wait_for_exit(generator)
+    assert generator.exit_code == -signal.SIGKILL, f"{RECEIVING} was never reached:\n{generator.tail()}"
+    with running(pipeline, "producer-after"):
+        succeed(trainer)
+    assert_undisturbed(pipeline, job_id, oracle)
+
+
 def test_an_unknown_crash_point_is_refused() -> None:
     with pytest.raises(InvalidInput, match="ONBEAT_CRASH_AT: `nowhere` is not a crash point"):
         arm("nowhere")
