@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from process.child_process import ChildProcess
 from process.waiting import Waiting
 from tests.builders import job_spec
 from tests.pipeline import Pipeline, wait_for_exit
+from tests.sequential_execution import digests_of_versions
 
 DEADLINE_S = 120.0
 """A deadline that only a hung process can reach."""
@@ -39,6 +41,15 @@ def short_job(**changes: Any) -> JobSpec:
         "rollout__max_attempts": 100,
     }
     return job_spec(**(fields | changes))
+
+
+LAG: dict[str, Any] = {"schedule": "delayed", "max_policy_lag": 2, "algorithm__correction": "tis"}
+"""What makes a short job one of three open iterations."""
+
+
+def sequential_digest(pipeline: Pipeline, spec: JobSpec, folder: Path) -> str:
+    """The digest of the job's final weights without any of the stack: also what a lag makes has an oracle."""
+    return digests_of_versions(spec, pipeline.settings, folder)[-1]
 
 
 def undisturbed_digest(pipeline: Pipeline, spec: JobSpec) -> str:

@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from contracts.errors import InvalidInput
+from contracts.spec import JobSpec
 from process.crash_points import CRASH_POINTS, arm
-from tests.chaos.short_job import assert_undisturbed, running, short_job, succeed, undisturbed_digest
+from tests.chaos.short_job import (
+    LAG,
+    assert_undisturbed,
+    long_variant,
+    running,
+    sequential_digest,
+    short_job,
+    succeed,
+    undisturbed_digest,
+)
 from tests.pipeline import Pipeline, wait_for_exit
 
 TRAINER_POINTS = [name for name in CRASH_POINTS if name.startswith("consumer.")]
@@ -20,6 +31,7 @@ GENERATOR_POINTS = [name for name in CRASH_POINTS if name.startswith("producer."
 
 JOB = short_job(iterations=20, evaluation__every_iterations=5)
 """Long enough for a death at every place."""
+LAGGING = short_job(iterations=20, evaluation__every_iterations=5, **LAG)
 
 
 @pytest.fixture(scope="module")
@@ -34,8 +46,14 @@ def oracle(pipeline: Pipeline) -> str:
         return undisturbed_digest(pipeline, JOB)
 
 
-def test_every_place_where_a_trainer_can_die_is_healed_by_its_successor(pipeline: Pipeline, oracle: str) -> None:
-    job_id, _ = pipeline.jobs.create(JOB)
+@pytest.mark.parametrize("job", [JOB, LAGGING], ids=["periodic", "delayed"])
+def test_every_place_where_a_trainer_can_die_is_healed_by_its_successor(
+    pipeline: Pipeline, oracle: str, tmp_path: Path, job: JobSpec
+) -> None:
+    """A trainer that opens a window dies after its first iteration is open, and before the others are."""
+    if job is LAGGING:
+        oracle = sequential_digest(pipeline, job, tmp_path)
+    job_id, _ = pipeline.jobs.create(job)
     with running(pipeline, "producer-steady"):
         for point in TRAINER_POINTS:
             # A trainer opens only its first iteration by itself, so that it gets to that point once.
@@ -46,8 +64,13 @@ def test_every_place_where_a_trainer_can_die_is_healed_by_its_successor(pipeline
     assert_undisturbed(pipeline, job_id, oracle)
 
 
-def test_every_place_where_a_generator_can_die_is_healed_by_another(pipeline: Pipeline, oracle: str) -> None:
-    job_id, _ = pipeline.jobs.create(JOB)
+@pytest.mark.parametrize("job", [JOB, pytest.param(LAGGING, marks=long_variant)], ids=["periodic", "delayed"])
+def test_every_place_where_a_generator_can_die_is_healed_by_another(
+    pipeline: Pipeline, oracle: str, tmp_path: Path, job: JobSpec
+) -> None:
+    if job is LAGGING:
+        oracle = sequential_digest(pipeline, job, tmp_path)
+    job_id, _ = pipeline.jobs.create(job)
     trainer = pipeline.start(f"consumer-{job_id}", job_id)
     for point in GENERATOR_POINTS:
         generator = pipeline.start(f"producer-{point}", crash_at=f"{point}:2")

@@ -14,9 +14,20 @@ import pytest
 from broker.monitor import job_status
 from consumer.model.checkpoint import MODEL_FILE, OPTIMIZER_FILE, latest_checkpoint, read_checkpoint
 from contracts.events import versions_of
-from contracts.jobs import JobState
+from contracts.jobs import JobState, TrainerExit
 from contracts.run_folder import RunFolder
-from tests.chaos.short_job import DEADLINE_S, assert_undisturbed, long_variant, running, short_job, succeed, until
+from tests.chaos.short_job import (
+    DEADLINE_S,
+    LAG,
+    assert_undisturbed,
+    committed,
+    long_variant,
+    running,
+    sequential_digest,
+    short_job,
+    succeed,
+    until,
+)
 from tests.pipeline import Pipeline, wait_for_exit
 
 linux_only = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs prlimit")
@@ -56,6 +67,26 @@ def test_damaged_weights_are_refused_and_written_again(
         assert "a generator refuses" in trainer.tail(num_lines=100)
     assert "loading it again" in pipeline.children["producer-1"].tail(num_lines=100)
     assert_undisturbed(pipeline, job_id, undisturbed)
+
+
+def test_a_version_that_the_policy_has_moved_on_from_is_mended_by_the_trainer_that_starts_next(tmp_path: Path) -> None:
+    """Version 2 samples iteration 3, which trains version 3: no memory holds 2 any more, and checkpoint 1 is of it."""
+    job = short_job(**LAG | {"max_policy_lag": 1})
+    with Pipeline(tmp_path) as pipeline:
+        digest = sequential_digest(pipeline, job, tmp_path / "oracle")
+        # It dies in the middle of iteration 3: iteration 0 has an evaluation beside its training.
+        first = pipeline.start("producer-first", crash_at=f"producer.after_publication:{4 + 3 * 4 + 2}")
+        job_id, _ = pipeline.jobs.create(job)
+        with running(pipeline, f"consumer-{job_id}", job_id) as trainer:
+            wait_for_exit(first, DEADLINE_S)
+            until(committed(pipeline, job_id, 3), "version 3")
+            (path,) = RunFolder(pipeline.settings.run_root_path, job_id).weights_of(2).iterdir()
+            flip_a_bit(path)
+            pipeline.start_generators(1)
+            assert wait_for_exit(trainer, DEADLINE_S) == TrainerExit.DIED
+            assert "the trainer that starts next publishes it again" in trainer.tail()
+        pipeline.train_to_the_end(job_id)
+        assert_undisturbed(pipeline, job_id, digest)
 
 
 @linux_only

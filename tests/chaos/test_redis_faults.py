@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -18,7 +19,18 @@ from contracts.errors import BrokerFull
 from contracts.jobs import JobState
 from contracts.settings import StackSettings
 from tests.chaos.cutting_proxy import CuttingProxy
-from tests.chaos.short_job import DEADLINE_S, IS_LONG, assert_undisturbed, committed, running, short_job, succeed, until
+from tests.chaos.short_job import (
+    DEADLINE_S,
+    IS_LONG,
+    LAG,
+    assert_undisturbed,
+    committed,
+    running,
+    sequential_digest,
+    short_job,
+    succeed,
+    until,
+)
 from tests.pipeline import Pipeline, wait_for_exit
 
 OUTAGE_S = 20.0 if IS_LONG else 3.0
@@ -125,8 +137,13 @@ def test_a_killed_redis_that_comes_back_with_its_file_loses_no_run(pipeline: Pip
     assert_undisturbed(pipeline, job_id, undisturbed)
 
 
-def test_a_redis_that_lost_its_last_writes_loses_no_run(pipeline: Pipeline, undisturbed: str) -> None:
-    job_id, _ = pipeline.jobs.create(short_job())
+@pytest.mark.parametrize("changes", [{}, LAG], ids=["periodic", "delayed"])
+def test_a_redis_that_lost_its_last_writes_loses_no_run(
+    pipeline: Pipeline, undisturbed: str, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    job = short_job(**changes)
+    digest = sequential_digest(pipeline, job, tmp_path) if changes else undisturbed
+    job_id, _ = pipeline.jobs.create(job)
     with running(pipeline, f"consumer-{job_id}", job_id) as trainer:
         until(committed(pipeline, job_id, 3), "three iterations")
         assert pipeline.broker.persisted()
@@ -139,7 +156,7 @@ def test_a_redis_that_lost_its_last_writes_loses_no_run(pipeline: Pipeline, undi
         # A trainer that finds its opening lost ends; its successor, which a consumer would start, opens again.
         if wait_for_exit(trainer, DEADLINE_S) != 0:
             pipeline.train_to_the_end(job_id)
-    assert_undisturbed(pipeline, job_id, undisturbed)
+    assert_undisturbed(pipeline, job_id, digest)
 
 
 def test_a_redis_at_maxmemory_makes_the_run_wait_and_says_so(pipeline: Pipeline, undisturbed: str) -> None:
