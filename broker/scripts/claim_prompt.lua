@@ -10,7 +10,7 @@ take_slots(9)
 local fence = read_fence()
 local function nothing(hedge_ms)
   local out = { 'none', hedge_ms }
-  for _, slot in ipairs(SLOTS) do out[#out + 1] = last_id(slot.prompts) end
+  for index = 0, NUM_SLOTS - 1 do out[#out + 1] = last_id(slot_at(index).prompts) end
   return out
 end
 if #fence.window == 0 or is_ended() then return nothing(-1) end
@@ -37,7 +37,7 @@ end
 local function version_of(open, batch)
   local oldest, newest = range_of(open, batch)
   local found
-  for _, known in ipairs(fence.versions) do
+  for _, known in ipairs(versions_of(fence)) do
     if known.version >= oldest and known.version <= newest then
       if known.version == a.held_version and known.digest == a.held_digest then return known.version end
       found = known.version

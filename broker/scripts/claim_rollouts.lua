@@ -4,11 +4,11 @@
 --   -> {claimed, dead count, n x (entry, payload, digest)} | {fenced} | {wrong_iteration, newest iteration}
 -- A repeat after a lost answer gives the same again: what is pending after the last entry comes before what is new.
 take_slots(9)
-if not is_trainer() then return { 'fenced' } end
 local fence = read_fence()
+if not is_its_trainer(fence) then return { 'fenced' } end
 if not open_at(fence, a.iteration) then return { 'wrong_iteration', newest_iteration(fence) } end
 local slot = slot_of(a.iteration)
-local out = { 'claimed', progress(slot).dead }
+local out = { 'claimed', tonumber(redis.call('HGET', PROGRESS, 'dead:' .. slot.index)) or 0 }
 if redis.call('EXISTS', slot.rollouts) == 0 then return out end
 local trainer, last, left = whole(a.epoch), a.last_entry, a.max_batches
 local function give(entry, batch, digest)

@@ -5,8 +5,8 @@
 --   -> {committed} | {already_committed} | {fenced} | {wrong_iteration, oldest open} | {broken_link} | {missing, batch id}
 --    | {divergent, batch id} | {out_of_order, newest iteration} | {no_manifest}
 take_slots(9)
-if not is_trainer() then return { 'fenced' } end
 local fence = read_fence()
+if not is_its_trainer(fence) then return { 'fenced' } end
 if fence.committed >= a.iteration then return { 'already_committed' } end
 local oldest = table.remove(fence.window, 1)
 if not oldest or oldest.iteration ~= a.iteration then return { 'wrong_iteration', oldest and oldest.iteration or fence.committed } end

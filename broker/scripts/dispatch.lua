@@ -3,8 +3,8 @@
 -- What an opening had no room for or no version yet, and what a restart has lost: an expected batch that is nowhere goes on
 -- the stream.
 take_slots(9)
-if not is_trainer() then return { 'fenced' } end
 local fence = read_fence()
+if not is_its_trainer(fence) then return { 'fenced' } end
 if not open_at(fence, a.iteration) then return { 'wrong_iteration', newest_iteration(fence) } end
 if not are_versions_known(fence, a.batches) then return { 'no_manifest' } end
 local slot = slot_of(a.iteration)

@@ -2,8 +2,8 @@
 --   the window; payloads a PromptBatch of each of opening.batches
 --   -> {opened} | {already_open} | {fenced} | {out_of_order, newest iteration} | {no_manifest}
 take_slots(9)
-if not is_trainer() then return { 'fenced' } end
 local fence = read_fence()
+if not is_its_trainer(fence) then return { 'fenced' } end
 local stands = open_at(fence, a.opening.iteration)
 local is_same = stands and stands.oldest_version == a.opening.oldest_version
 for _, made in ipairs(a.versions) do

@@ -56,18 +56,26 @@ local function unpacked(text)
   return is_packed and type(value) == 'table' and value or nil
 end
 
-local SLOTS = {}
+local FIRST_SLOT, NUM_SLOTS
 -- Each script that looks at an iteration says first where the keys of the slots begin.
 local function take_slots(first)
-  for at = first, #KEYS, 4 do
-    local prompts, rollouts, ledger, claims = unpack(KEYS, at, at + 3)
-    SLOTS[#SLOTS + 1] = { prompts = prompts, rollouts = rollouts, ledger = ledger, claims = claims,
-      index = #SLOTS, published = 'published:' .. #SLOTS, dead = 'dead:' .. #SLOTS }
+  FIRST_SLOT, NUM_SLOTS = first, (#KEYS - first + 1) / 4
+end
+
+local SLOTS = {}
+-- Counted from 0.
+local function slot_at(index)
+  local slot = SLOTS[index]
+  if not slot then
+    local at = FIRST_SLOT + 4 * index
+    slot = { index = index, prompts = KEYS[at], rollouts = KEYS[at + 1], ledger = KEYS[at + 2], claims = KEYS[at + 3] }
+    SLOTS[index] = slot
   end
+  return slot
 end
 
 local function slot_of(iteration)
-  return SLOTS[iteration % #SLOTS + 1]
+  return slot_at(iteration % NUM_SLOTS)
 end
 
 -- A ledger of another format is of an older Onbeat: its iteration is opened anew.
@@ -79,15 +87,21 @@ local function read_fence()
     'epoch', 'committed', 'ledger_format', 'window', 'versions'))
   local is_readable = tonumber(format) == LEDGER_FORMAT
   return { epoch = tonumber(epoch), committed = tonumber(committed) or -1,
-    window = is_readable and unpacked(window) or {}, versions = is_readable and unpacked(versions) or {} }
+    window = is_readable and unpacked(window) or {}, packed_versions = is_readable and versions }
+end
+
+-- What samples the window; most scripts don't ask.
+local function versions_of(fence)
+  if not fence.versions then fence.versions = unpacked(fence.packed_versions) or {} end
+  return fence.versions
 end
 
 -- Older versions than the window's oldest go: no batch that may still come was sampled by them.
 local function write_fence(fence)
-  local oldest = fence.window[1] and fence.window[1].oldest_version or fence.committed + 1
-  while fence.versions[1] and fence.versions[1].version < oldest do table.remove(fence.versions, 1) end
+  local oldest, versions = fence.window[1] and fence.window[1].oldest_version or fence.committed + 1, versions_of(fence)
+  while versions[1] and versions[1].version < oldest do table.remove(versions, 1) end
   redis.call('HSET', FENCE, 'committed', fence.committed, 'window', cmsgpack.pack(fence.window),
-    'versions', cmsgpack.pack(fence.versions), 'ledger_format', LEDGER_FORMAT)
+    'versions', cmsgpack.pack(versions), 'ledger_format', LEDGER_FORMAT)
 end
 
 -- The iteration where it is open, or nil.
@@ -102,7 +116,7 @@ end
 
 -- The digest of a version that may sample the window, or nil.
 local function digest_of(fence, version)
-  for _, known in ipairs(fence.versions) do
+  for _, known in ipairs(versions_of(fence)) do
     if known.version == version then return known.digest end
   end
 end
@@ -116,6 +130,11 @@ end
 -- Only the holder of the newest epoch may move the fence (I4); a trainer that never acquired has none.
 local function is_trainer()
   return a.epoch ~= nil and tonumber(redis.call('HGET', FENCE, 'epoch')) == a.epoch
+end
+
+-- The same of a fence that was read.
+local function is_its_trainer(fence)
+  return a.epoch ~= nil and fence.epoch == a.epoch
 end
 
 local function group(stream, name)
@@ -154,7 +173,7 @@ end
 
 -- How many batches of a slot's iteration are published, and how many are dead.
 local function progress(slot)
-  local published, dead = unpack(redis.call('HMGET', PROGRESS, slot.published, slot.dead))
+  local published, dead = unpack(redis.call('HMGET', PROGRESS, 'published:' .. slot.index, 'dead:' .. slot.index))
   return { published = tonumber(published) or 0, dead = tonumber(dead) or 0 }
 end
 
@@ -202,7 +221,7 @@ end
 
 -- Nothing is open any more. committed: the last iteration that stays.
 local function close_window(committed)
-  for _, slot in ipairs(SLOTS) do clear_slot(slot) end
+  for index = 0, NUM_SLOTS - 1 do clear_slot(slot_at(index)) end
   write_fence({ committed = committed, window = {}, versions = {} })
 end
 
@@ -248,8 +267,8 @@ local function add_version(fence, made)
   local manifest = redis.call('HGET', WEIGHTS, made.version)
   if not manifest or not string.find(manifest, made.digest, 1, true) then return 'no_manifest' end
   if not known then
-    table.insert(fence.versions, made)
-    table.sort(fence.versions, function(one, other) return one.version < other.version end)
+    table.insert(versions_of(fence), made)
+    table.sort(versions_of(fence), function(one, other) return one.version < other.version end)
   end
 end
 
@@ -260,8 +279,8 @@ end
 -- older than the window is long (I2).
 local function is_next(fence, opening)
   local iteration, oldest, newest = opening.iteration, opening.oldest_version, opening.newest_version
-  return iteration == newest_iteration(fence) + 1 and #fence.window < #SLOTS
-    and newest <= iteration and oldest <= newest and oldest >= math.max(0, iteration - #SLOTS + 1)
+  return iteration == newest_iteration(fence) + 1 and #fence.window < NUM_SLOTS
+    and newest <= iteration and oldest <= newest and oldest >= math.max(0, iteration - NUM_SLOTS + 1)
 end
 
 -- Whether an opening finds the version that its first claim may be answered with.
@@ -277,7 +296,7 @@ local function open(fence, opening)
   for _, batch in ipairs(opening.batches) do expect(slot, batch, payload()) end
   table.insert(fence.window, { iteration = opening.iteration, slot = slot.index, oldest_version = opening.oldest_version,
     newest_version = opening.newest_version, expected = opening.num_batches, opened_ms = now_ms() })
-  redis.call('HSET', PROGRESS, slot.published, 0, slot.dead, 0)
+  redis.call('HSET', PROGRESS, 'published:' .. slot.index, 0, 'dead:' .. slot.index, 0)
 end
 
 -- The digest of the newest audit record, '' before the first.
@@ -293,7 +312,7 @@ local function bury(slot, id, batch, reason)
   drop_prompt(slot, batch.entry)
   redis.call('ZREM', slot.claims, id)
   write_batch(slot, id, { state = 'dead', reason = reason, version = batch.version })
-  redis.call('HINCRBY', PROGRESS, slot.dead, 1)
+  redis.call('HINCRBY', PROGRESS, 'dead:' .. slot.index, 1)
   redis.call('XADD', DEAD, 'MAXLEN', '1000', '*', 'batch_id', id, 'reason', reason)
   count('dead')
 end

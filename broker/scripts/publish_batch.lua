@@ -37,7 +37,7 @@ write_batch(slot, a.batch_id, { state = 'published', entry = entry, digest = a.d
   attempt = a.attempt, version = batch.version })
 drop_prompt(slot, batch.entry)
 redis.call('ZREM', slot.claims, a.batch_id)
-redis.call('HINCRBY', PROGRESS, slot.published, 1)
+redis.call('HINCRBY', PROGRESS, 'published:' .. slot.index, 1)
 if claimed_ms then
   local recent_ms = recent_times()
   table.insert(recent_ms, 1, math.floor(math.max(0, now_ms() - claimed_ms) / a.num_rounds))

@@ -3,8 +3,8 @@
 -- Writes nothing. An iteration is whole when its counts agree, and then its batches aren't looked at: a trainer that waits
 -- asks every other second, of any number of batches.
 take_slots(9)
-if not is_trainer() then return { 'fenced' } end
 local fence = read_fence()
+if not is_its_trainer(fence) then return { 'fenced' } end
 local open = open_at(fence, a.iteration)
 if not open then return { 'wrong_iteration', newest_iteration(fence) } end
 local slot = slot_of(a.iteration)

@@ -3,8 +3,8 @@
 --   -> {rewound} | {already_rewound} | {fenced} | {out_of_order, committed} | {broken_link}
 -- The trainer resumes from a checkpoint that is older than the fence: what came after is done again under this epoch.
 take_slots(9)
-if not is_trainer() then return { 'fenced' } end
 local fence = read_fence()
+if not is_its_trainer(fence) then return { 'fenced' } end
 local before, last = a.iteration - 1, last_link()
 local is_repeated = last == a.digest and #fence.window == 0 and fence.committed == before
 if is_repeated then return { 'already_rewound' } end
