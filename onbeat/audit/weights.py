@@ -36,7 +36,7 @@ Tensor = tuple[str, str, tuple[int, ...], memoryview]
 def digests_on_disk(folder: RunFolder) -> dict[str, tuple[int, str]]:
     """Folder below the run root → (policy version, digest of its tensors).
 
-    A checkpoint after iteration t holds version t + 1, and under a lag versions before it: a file each, found by its own
+    A checkpoint after iteration t holds version t + 1, and under a lag versions before it, a file each, found by its
     path. One of adapters says which version they make of the base, and only they are hashed. Published adapters say no
     such thing: generators check what they make. Folders that a writer has not finished have other names.
     Raises ContractViolation that names a damaged file.

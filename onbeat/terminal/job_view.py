@@ -16,6 +16,7 @@ from rich.text import Text
 from contracts import events
 from contracts.jobs import EvaluationScore, JobState
 from onbeat.client.progress import JobProgress
+from onbeat.terminal.window import kind_in_words, lags_of, open_in_words, staleness
 from onbeat.terminal.words import UNKNOWN, by_reason, count, duration, one_line, plural, score, share, short, sparkline
 
 FRAMES_PER_S = 4
@@ -84,7 +85,7 @@ def panel(progress: JobProgress) -> RenderableType:
     return Panel(
         Group(_bar(progress), Text(), _facts(progress)),
         title=head,
-        subtitle=Text(f"{status.schedule} · on-policy", "dim"),
+        subtitle=Text(kind_in_words(status), "dim"),
         title_align="left",
         subtitle_align="right",
         border_style=STATE_STYLES[status.state].removeprefix("bold "),
@@ -119,6 +120,10 @@ def _facts(progress: JobProgress) -> Table:
         table.add_row("unscorable", f"{what} got the score that on_unscorable states")
     table.add_row("held-out", _evaluation_row(progress.evaluation_before, progress.evaluation_latest))
     table.add_row("policy", f"version {status.policy_version}   digest {short(status.weights_digest)}")
+    if status.max_policy_lag and status.window:
+        table.add_row("window", Text("\n".join(open_in_words(status.window))))
+    if latest is not None and latest.lag_counts:
+        table.add_row("samples", f"{lags_of(latest)}   {staleness(latest)}")
     backlog = f"{status.batches_published} of {status.batches_expected} in"
     rejected = by_reason(status.batches_rejected)
     reclaimed = f"{status.batches_reclaimed} reclaimed   {status.batches_dead} dead"
@@ -194,8 +199,9 @@ def iteration_line(metrics: events.IterationMetrics, progress: JobProgress) -> s
     total = progress.status.iterations
     left = f"  {duration(progress.left_s)} left" if progress.left_s else ""
     unscorable = f"  {metrics.num_unscorable} unscorable" if metrics.num_unscorable else ""
+    lag = f"  {lags_of(metrics)}  {staleness(metrics).replace('   ', '  ')}" if metrics.lag_counts else ""
     return (
         f"iteration {metrics.iteration + 1:>{len(str(total))}}/{total}  reward {metrics.reward_mean:.3f}"
         f"  version {metrics.policy_version} → {metrics.policy_version + 1}  {metrics.num_batches} batches"
-        f"  {duration(metrics.wall_s)}  {count(metrics.tokens_per_s)} tokens/s{unscorable}{left}"
+        f"  {duration(metrics.wall_s)}  {count(metrics.tokens_per_s)} tokens/s{lag}{unscorable}{left}"
     )

@@ -7,11 +7,13 @@ from typing import Any
 
 from rich.table import Table
 
+from onbeat.terminal.window import lag_in_words
 from onbeat.terminal.words import UNKNOWN, by_reason, count, duration, one_line, size
 
 
 def report_tables(report: Mapping[str, Any]) -> Iterator[Table]:
     """One table of the plain values, then one for each list of records."""
+    report = _shown(report)
     plain = {key: value for key, value in report.items() if not _is_records(value)}
     if plain:
         table = Table.grid(padding=(0, 2))
@@ -23,6 +25,21 @@ def report_tables(report: Mapping[str, Any]) -> Iterator[Table]:
     for key, value in report.items():
         if _is_records(value):
             yield _records_table(key, value)
+
+
+def _shown(report: Mapping[str, Any]) -> dict[str, Any]:
+    """The report with the lag of each open iteration; without a lag the window says what the plain values say."""
+    if not report.get("max_policy_lag"):
+        return {key: value for key, value in report.items() if key not in ("max_policy_lag", "window")}
+    return dict(report) | {"window": [_with_lag(one) for one in report.get("window", ())]}
+
+
+def _with_lag(one: Any) -> Any:
+    """An open iteration as the gateway answers it, and its lag where it says what that is made of."""
+    match one:
+        case {"iteration": int(iteration), "oldest_version": int(oldest), "newest_version": int(newest)}:
+            return {**one, "lag": lag_in_words(iteration, oldest, newest)}
+    return one
 
 
 def cell(key: str, value: Any) -> str:

@@ -1,0 +1,114 @@
+"""What a person sees of a lag: in the panel, in an iteration's line, in the streams; and nothing of it without one."""
+
+from __future__ import annotations
+
+import io
+
+import msgspec
+import pytest
+from rich.console import Console, Group, RenderableType
+
+from contracts.events import IterationCommitted
+from contracts.jobs import WindowIteration
+from onbeat.client.progress import JobProgress
+from onbeat.terminal.job_view import iteration_line, panel
+from onbeat.terminal.stream_report import report_tables
+from onbeat.terminal.window import kind_in_words, lags_of
+from tests.contract.make_golden import DIGEST, iteration_metrics, job_status, stream_report
+
+WINDOW = tuple(
+    WindowIteration(
+        iteration=iteration,
+        oldest_version=iteration - 2,
+        newest_version=iteration - 2,
+        batches_expected=8,
+        batches_published=published,
+        batches_dead=dead,
+    )
+    for iteration, published, dead in ((7, 7, 1), (8, 3, 0), (9, 0, 0))
+)
+PERIODIC = msgspec.structs.replace(job_status(), schedule="periodic", max_policy_lag=0)
+DELAYED = msgspec.structs.replace(job_status(), schedule="delayed", max_policy_lag=2, window=WINDOW)
+OF_A_LAG = msgspec.structs.replace(
+    iteration_metrics((0, 0, 4), 2.0), mismatch_k3=0.0123, effective_sample_share=0.931, corrected_share=0.012
+)
+
+
+def shown(renderable: RenderableType) -> str:
+    console = Console(file=io.StringIO(), width=120, color_system=None)
+    console.print(renderable)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def progress(status: object, metrics: object) -> JobProgress:
+    found = JobProgress(status=status)  # type: ignore[arg-type]
+    found.apply(IterationCommitted(at_s=1.0, metrics=metrics, weights_digest=DIGEST))  # type: ignore[arg-type]
+    return found
+
+
+def test_the_panel_of_a_lagging_job_shows_each_open_iteration_and_how_stale_the_last_one_was() -> None:
+    text = shown(panel(progress(DELAYED, OF_A_LAG)))
+    for part in (
+        "iteration 7 ← version 5 (lag 2)   7 of 8 in   1 dead",
+        "iteration 8 ← version 6 (lag 2)   3 of 8 in",
+        "iteration 9 ← version 7 (lag 2)   0 of 8 in",
+        "lag 2   K3 0.0123   effective samples 93.1%   corrected 1.2%",
+        "delayed · lag 2",
+    ):
+        assert part in text
+
+
+def test_the_line_of_an_iteration_has_its_lag_and_what_it_costs() -> None:
+    line = iteration_line(OF_A_LAG, progress(DELAYED, OF_A_LAG))
+    assert "tokens/s  lag 2  K3 0.0123  effective samples 93.1%  corrected 1.2%" in line
+
+
+def test_a_job_without_a_lag_is_shown_as_ever() -> None:
+    own = tuple(msgspec.structs.replace(one, oldest_version=7, newest_version=7) for one in WINDOW[:1])
+    of_periodic = progress(msgspec.structs.replace(PERIODIC, window=own), iteration_metrics())
+    text = shown(panel(of_periodic))
+    assert "periodic · on-policy" in text
+    assert "lag" not in text
+    assert "window" not in text
+    assert "lag" not in iteration_line(iteration_metrics(), of_periodic)
+    report = msgspec.to_builtins(stream_report())
+    text = shown(Group(*report_tables(report | {"window": [{"iteration": 3}], "max_policy_lag": 0})))
+    assert text == shown(
+        Group(*report_tables({k: v for k, v in report.items() if k not in ("window", "max_policy_lag")}))
+    )
+
+
+def test_the_streams_of_a_lagging_job_show_the_window_with_the_lag_of_each_iteration() -> None:
+    bounded = [msgspec.structs.replace(one, newest_version=one.iteration) for one in WINDOW]
+    report = msgspec.to_builtins(stream_report()) | {
+        "max_policy_lag": 2,
+        "window": [msgspec.to_builtins(one) for one in (*WINDOW, *bounded[:1])],
+    }
+    rows = [line.split() for line in shown(Group(*report_tables(report))).splitlines()]
+    assert ["7", "5", "5", "8", "7", "1", "2"] in rows
+    assert ["9", "7", "7", "8", "0", "0", "2"] in rows
+    assert ["7", "5", "7", "8", "7", "1", "0", "to", "2"] in rows
+
+
+def test_a_window_that_another_server_answers_is_shown_as_far_as_it_goes() -> None:
+    report = {"max_policy_lag": 2, "window": [{"iteration": "\x1b[2J", "oldest_version": None}]}
+    assert "\\x1b[2J" in shown(Group(*report_tables(report)))
+
+
+@pytest.mark.parametrize(
+    ("counts", "mean", "words"),
+    [
+        ((0, 8), 1.0, "lag 1"),
+        ((8, 0), 0.0, "lag 0"),
+        ((2, 6), 0.75, "lag 0.8 (2 batches of 0, 6 of 1)"),
+        ((1, 0, 3), 1.5, "lag 1.5 (1 batch of 0, 3 of 2)"),
+    ],
+)
+def test_batches_are_told_by_their_lag(counts: tuple[int, ...], mean: float, words: str) -> None:
+    assert lags_of(iteration_metrics(counts, mean)) == words
+
+
+def test_a_bounded_job_says_that_its_lag_is_the_most() -> None:
+    assert kind_in_words(msgspec.structs.replace(DELAYED, schedule="bounded")) == "bounded · lag 2 at most"
+    assert kind_in_words(msgspec.structs.replace(PERIODIC, schedule="colocated")) == "colocated · on-policy"
