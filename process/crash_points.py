@@ -14,7 +14,7 @@ import signal
 from contracts.errors import InvalidInput
 
 CRASH_POINTS = {
-    "consumer.after_opening": "the iteration is open, nothing is trained",
+    "consumer.after_opening": "an iteration is open, nothing is trained; of a window perhaps not all are open",
     "consumer.after_micro_batch": "a gradient is in memory, its batch is claimed and unacknowledged",
     "consumer.after_step": "the weights moved in memory, their version has no name yet",
     "consumer.writing_weights": "a part of the next version is on disk, under a hidden name",
