@@ -9,8 +9,5 @@ KEPT: dict[str, str] = {
     "weight_store/delta/reader.py _apply: tensor is None": (
         "a receiver that holds the base has its names checked: it says what is wrong with a file that was changed since"
     ),
-    "broker/scripts/prelude.lua if not fence.open then return end": (
-        "what is closed is empty: it spares the work, and changes nothing"
-    ),
 }
 """`Guard.name` → reason."""

@@ -34,6 +34,8 @@ FENCE = (
     "tests/integration/test_weight_scripts.py",
     "tests/integration/test_job_store.py",
     "tests/integration/test_guards_of_scripts.py",
+    "tests/integration/test_window.py",
+    "tests/integration/test_window_faults.py",
 )
 SCRIPTS = sorted(path.stem for path in (Path(__file__).parents[2] / "broker" / "scripts").glob("*.lua"))
 
