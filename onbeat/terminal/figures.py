@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from contracts.encoding.json_lines import read_json_lines
 from contracts.events import IterationMetrics, TimelineSpan
 from contracts.jobs import EvaluationScore
 from contracts.run_folder import RunFolder
+from onbeat.terminal.window import lag_in_words, versions_in_words
 
 REWARD_CURVE = "reward_curve.png"
 TIMELINE = "timeline.png"
@@ -27,6 +29,9 @@ COLORS = {
     "open": "#2e7d5b",
 }
 
+Window = Mapping[int, tuple[float, float, str]]
+"""Iteration → Unix times of its first generation and its last step, and which versions sampled it."""
+
 
 def draw_figures(
     folder: RunFolder, *, metrics: Sequence[IterationMetrics], evaluations: Sequence[EvaluationScore], title: str
@@ -39,10 +44,30 @@ def draw_figures(
     drawn = []
     if metrics:
         drawn.append(_draw_rewards(folder.path / REWARD_CURVE, metrics, evaluations, title))
-    spans = middle_iterations(read_json_lines(folder.timeline, TimelineSpan), TIMELINE_ITERATIONS)
-    if spans:
-        drawn.append(_draw_timeline(folder.path / TIMELINE, spans, title))
+    spans = read_json_lines(folder.timeline, TimelineSpan)
+    window = window_of(spans, metrics)
+    middle = while_trained(spans, TIMELINE_ITERATIONS) if window else middle_iterations(spans, TIMELINE_ITERATIONS)
+    if middle:
+        drawn.append(_draw_timeline(folder.path / TIMELINE, middle, title, window))
     return drawn
+
+
+def window_of(spans: Sequence[TimelineSpan], metrics: Sequence[IterationMetrics]) -> Window:
+    """When each iteration of a lagging job was sampled and trained, and by which versions; {} without a lag."""
+    samplers = {entry.iteration: samplers_of(entry) for entry in metrics if entry.lag_counts}
+    extents: dict[int, tuple[float, float]] = {}
+    for span in spans:
+        if span.iteration in samplers and span.what != "open":
+            start_s, end_s = extents.get(span.iteration, (span.started_s, span.ended_s))
+            extents[span.iteration] = (min(start_s, span.started_s), max(end_s, span.ended_s))
+    return {iteration: (*extent, samplers[iteration]) for iteration, extent in extents.items()}
+
+
+def samplers_of(metrics: IterationMetrics) -> str:
+    """`version 5 (lag 2)`, or `versions 4 to 6 (lag 0 to 2)` where several sampled the iteration."""
+    lags = [lag for lag, number in enumerate(metrics.lag_counts) if number]
+    oldest, newest = metrics.iteration - max(lags), metrics.iteration - min(lags)
+    return f"{versions_in_words(oldest, newest)} (lag {lag_in_words(metrics.iteration, oldest, newest)})"
 
 
 def middle_iterations(spans: Sequence[TimelineSpan], number: int) -> list[TimelineSpan]:
@@ -51,6 +76,15 @@ def middle_iterations(spans: Sequence[TimelineSpan], number: int) -> list[Timeli
     start = max(0, (len(trained) - number) // 2)
     chosen = set(trained[start : start + number])
     return [span for span in spans if span.iteration in chosen]
+
+
+def while_trained(spans: Sequence[TimelineSpan], number: int) -> list[TimelineSpan]:
+    """Spans of all iterations while `number` of them were trained: under a lag others are sampled meanwhile."""
+    own = [span for span in middle_iterations(spans, number) if span.what in ("train", "step", "publish")]
+    if not own:
+        return []
+    start_s, end_s = min(span.started_s for span in own), max(span.ended_s for span in own)
+    return [span for span in spans if span.ended_s > start_s and span.started_s < end_s]
 
 
 def moving_mean(values: Sequence[float], width: int) -> list[float]:
@@ -83,7 +117,8 @@ def _draw_rewards(
     return path
 
 
-def _draw_timeline(path: Path, spans: Sequence[TimelineSpan], title: str) -> Path:
+def _draw_timeline(path: Path, spans: Sequence[TimelineSpan], title: str, window: Window) -> Path:
+    """window: empty for a job without a lag."""
     from matplotlib import pyplot
     from matplotlib.patches import Patch
 
@@ -103,14 +138,10 @@ def _draw_timeline(path: Path, spans: Sequence[TimelineSpan], title: str) -> Pat
             edgecolor="white",
             linewidth=0.3,
         )
-    for iteration in sorted({span.iteration for span in spans}):
-        # Opening an iteration is work on the one before.
-        of_this = [span for span in spans if span.iteration == iteration and span.what != "open"]
-        start_s = min(span.started_s for span in of_this) - origin_s
-        axes.axvline(start_s, color="#444444", linewidth=0.8, linestyle=":")
-        axes.annotate(
-            f" iteration {iteration}", (start_s, 1.0), xycoords=("data", "axes fraction"), va="bottom", fontsize=8
-        )
+    if window:
+        _draw_window(axes, rows, spans, window, origin_s)
+    else:
+        _mark_iterations(axes, spans, origin_s)
     axes.set_yticks(list(rows.values()), list(rows))
     axes.set_title(f"{title}: who generated and who trained when", pad=18)
     axes.set_xlabel("seconds")
@@ -120,3 +151,35 @@ def _draw_timeline(path: Path, spans: Sequence[TimelineSpan], title: str) -> Pat
     figure.savefig(path, dpi=DOTS_PER_INCH)
     pyplot.close(figure)
     return path
+
+
+def _mark_iterations(axes: Any, spans: Sequence[TimelineSpan], origin_s: float) -> None:
+    """A dotted line where each iteration begins: there the weights change."""
+    for iteration in sorted({span.iteration for span in spans}):
+        # Opening an iteration is work on the one before.
+        of_this = [span for span in spans if span.iteration == iteration and span.what != "open"]
+        _mark(axes, min(span.started_s for span in of_this) - origin_s, f"iteration {iteration}")
+
+
+def _draw_window(
+    axes: Any, rows: dict[str, int], spans: Sequence[TimelineSpan], window: Window, origin_s: float
+) -> None:
+    """A row for each open iteration: from its first generation to its last step, and which versions sampled it."""
+    right_s = max(span.ended_s for span in spans) - origin_s
+    free_s: list[float] = []
+    for iteration in sorted({span.iteration for span in spans} & window.keys()):
+        started_s, ended_s, samplers = window[iteration]
+        start_s, end_s = max(0.0, started_s - origin_s), min(right_s, ended_s - origin_s)
+        lane = next((number for number, free in enumerate(free_s) if free <= start_s), len(free_s))
+        free_s[lane:] = [end_s, *free_s[lane + 1 :]]
+        row = rows.setdefault(f"open {lane + 1}", len(rows))
+        axes.barh(row, end_s - start_s, left=start_s, height=0.7, color="#eeeeee", edgecolor="#444444", linewidth=0.8)
+        axes.text(start_s, row, f" {iteration} ← {samplers}", va="center", fontsize=7, clip_on=True)
+    for span in spans:
+        if span.what == "publish" and span.ended_s - origin_s <= right_s:
+            _mark(axes, span.ended_s - origin_s, f"version {span.iteration + 1}")
+
+
+def _mark(axes: Any, at_s: float, words: str) -> None:
+    axes.axvline(at_s, color="#444444", linewidth=0.8, linestyle=":")
+    axes.annotate(f" {words}", (at_s, 1.0), xycoords=("data", "axes fraction"), va="bottom", fontsize=8)

@@ -24,7 +24,7 @@ def open_in_words(window: Sequence[WindowIteration]) -> list[str]:
     for one in window:
         dead = f"   {one.batches_dead} dead" if one.batches_dead else ""
         lag = lag_in_words(one.iteration, one.oldest_version, one.newest_version)
-        sampled = f"{_versions(one.oldest_version, one.newest_version)} (lag {lag})"
+        sampled = f"{versions_in_words(one.oldest_version, one.newest_version)} (lag {lag})"
         backlog = f"{one.batches_published} of {one.batches_expected} in{dead}"
         lines.append(f"iteration {one.iteration} ← {sampled}   {backlog}")
     return lines
@@ -53,5 +53,6 @@ def staleness(metrics: IterationMetrics) -> str:
     return f"K3 {metrics.mismatch_k3:.3g}   effective samples {effective}   corrected {corrected}"
 
 
-def _versions(oldest: int, newest: int) -> str:
+def versions_in_words(oldest: int, newest: int) -> str:
+    """`version 5`, or `versions 4 to 6`."""
     return f"version {oldest}" if oldest == newest else f"versions {oldest} to {newest}"
