@@ -152,6 +152,19 @@ def test_a_commit_says_which_version_it_made_and_opens_the_one_behind_the_window
     assert job.fence.versions == {0: digest(0), 1: digest(1)}
 
 
+@pytest.mark.parametrize("lag", [0, 1])
+def test_a_commit_that_opens_nothing_names_an_announced_version_too(broker: Broker, lag: int) -> None:
+    job = delayed(broker, lag)
+    job.sample()
+    trained = job.trained(0)
+    record = job.record(0, trained)
+    job.announce(1)
+    for made, problem in (((1, "f" * 64), "no_manifest"), ((0, digest(0)), "out_of_order")):
+        with pytest.raises(FenceViolation, match=problem):
+            job.trainer.commit(record, trained, event=None, opening=None, made=made)
+    assert (job.fence.committed, job.fence.versions) == (-1, {0: digest(0)})
+
+
 def test_versions_below_the_window_are_forgotten(broker: Broker) -> None:
     job = delayed(broker, 2)
     for iteration in range(5):
