@@ -22,6 +22,8 @@ CRASH_POINTS = {
     "consumer.after_commit": "the iteration is committed and the next one open, a due checkpoint is not written",
     "consumer.writing_checkpoint": "a part of a checkpoint is on disk, under a hidden name",
     "consumer.after_checkpoint": "the checkpoint is complete, older ones are not yet removed",
+    "consumer.saving_older_versions": "older versions of the window are in a checkpoint that has no name yet",
+    "consumer.publishing_older_versions": "an older version is published again, the window is not open",
     "producer.after_claim": "a leased batch that nobody works on",
     "producer.loading_weights": "a leased batch, its weights half loaded",
     "producer.receiving_weights": "a batch that is sampled, and beside it a version half received",

@@ -17,6 +17,7 @@ from contracts.encoding.names import FileName
 from contracts.encoding.wire import Record
 from contracts.errors import ContractViolation, WeightsRejected
 from contracts.versions import PolicyVersion, WeightManifest
+from process.crash_points import reach
 from weight_store.files.publisher import TensorFile
 from weight_store.files.stored_tensors import StoredTensors
 from weight_store.hashing import HashingThreads, bytes_of
@@ -64,10 +65,12 @@ class PublishedVersions:
             file = TensorFile(folder / name, layout)
             return lambda tensor_name, tensor: file.write(tensor_name, bytes_of(tensor))
 
+        tensors_digest = self._pass_through(manifest, into_file)
+        reach("consumer.saving_older_versions")
         return OlderVersion(
             policy_version=manifest.policy_version,
             weights_digest=manifest.weights_digest,
-            tensors_digest=self._pass_through(manifest, into_file),
+            tensors_digest=tensors_digest,
             file=name,
         )
 

@@ -24,6 +24,7 @@ from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 from contracts.versions import WeightManifest
+from process.crash_points import reach
 from weight_store.publication import StoredVersion
 from weight_store.transports import make_publisher
 
@@ -94,7 +95,9 @@ class HeldJob:
     def publish_stored(self, stored: StoredVersion) -> WeightManifest:
         """Writes a version again that the policy has moved on from; the fence isn't told."""
         self.side.renew()
-        return self.weights.publish_stored(stored, self.layout)
+        manifest = self.weights.publish_stored(stored, self.layout)
+        reach("consumer.publishing_older_versions")
+        return manifest
 
     def check_published(self, manifest: WeightManifest) -> None:
         """Reads a version back that the policy has moved on from.

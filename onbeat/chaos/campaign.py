@@ -1,7 +1,10 @@
 """The chaos campaign: random faults on a real stack, and the weights of every run must be those of the undisturbed one.
 
-oracle   the job, synchronous, nothing disturbed                  ─▶ digest D, and how long it trains
-round n  the job again, faults at times drawn from (seed, n)      ─▶ succeeded, verified, digest D, or a finding
+oracle   the job, nothing disturbed, synchronous unless it lags   ─▶ digest D, and how long it trains
+round n  the job again, faults at times drawn from (seed, n)      ─▶ succeeded, verified, whole, digest D, or a finding
+
+Whole is a run that has trained each of its batches exactly once. A job that isn't deterministic has no D: its runs must
+be all of the rest.
 
 A round's faults fall into a window that begins with its first open iteration; in one round of four with its submission,
 so that the loading of models is disturbed too: in the others a trainer is hit when it is at work. A fault that finds
@@ -148,9 +151,10 @@ class Campaign:
         """Runs the oracle, then the rounds; on_round sees the campaign so far, from the oracle's end on."""
         began_s = time.monotonic()
         calm = DisturbedRun(due=[])
-        oracle = self._run_to_end(replace(self._spec, schedule="synchronous"), calm)
+        oracle = self._run_to_end(undisturbed(self._spec), calm)
         if oracle.state is not JobState.SUCCEEDED:
             raise InvalidInput(f"the undisturbed run {oracle.state.value}: {oracle.reason}", field="--spec")
+        digest = oracle.weights_digest if self._spec.deterministic else ""
         loading_s = calm.opened_s or 0.0
         undisturbed_s = calm.ended_s - loading_s
         window_s = self._window_s or WINDOW_SHARE * undisturbed_s
@@ -160,7 +164,10 @@ class Campaign:
             return summed(
                 results,
                 seed=self._seed,
-                digest=oracle.weights_digest,
+                schedule=self._spec.schedule,
+                max_policy_lag=self._spec.max_policy_lag,
+                generators=self._stack.plan.generators,
+                digest=digest,
                 undisturbed_s=undisturbed_s,
                 window_s=window_s,
                 rounds=rounds,
@@ -171,7 +178,7 @@ class Campaign:
         on_round(so_far())
         for number in range(rounds):
             self._draw = random.Random(f"{self._seed}/{number}")
-            results.append(self._run_round(number, oracle.weights_digest, window_s=window_s, loading_s=loading_s))
+            results.append(self._run_round(number, digest, window_s=window_s, loading_s=loading_s))
             on_round(so_far())
         return so_far()
 
@@ -194,8 +201,11 @@ class Campaign:
         problems: list[str] = []
         if status.state is not JobState.SUCCEEDED:
             problems.append(f"{status.state.value}: {status.reason}")
-        if status.weights_digest != digest:
+        if digest and status.weights_digest != digest:
             problems.append(f"digest {status.weights_digest[:12]}, the undisturbed run has {digest[:12]}")
+        asked = self._spec.iterations * self._spec.rollout.batches_per_iteration
+        if verdict.num_trained_batches != asked:
+            problems.append(f"{verdict.num_trained_batches} of {asked} training batches are in the chain")
         problems += verdict.gaps
         result = self._result(number, run, status=status.state.value, problems=problems)
         return replace(result, rewinds=verdict.num_rewinds, rejected=status.batches_rejected)
@@ -309,6 +319,11 @@ class Campaign:
                 waiting.poke(f"the gateway: {error}")
                 self._stack.tick()
                 time.sleep(TICK_S)
+
+
+def undisturbed(spec: JobSpec) -> JobSpec:
+    """Returns the job whose weights every disturbed run must end with: the same one where what it samples is ahead."""
+    return spec if spec.schedule_rule.lags else replace(spec, schedule="synchronous")
 
 
 def hardened(spec: JobSpec) -> JobSpec:

@@ -15,7 +15,10 @@ from contracts.encoding.wire import Record, encode_json
 from contracts.errors import InvalidInput
 
 TRAINER_FAULTS = ("kill trainer", "pause trainer")
-EXPECTED = "every round succeeds, verifies, and ends with the digest of the undisturbed synchronous run"
+EXPECTED = (
+    "every round succeeds, verifies, trains each batch once, and ends with the digest of the undisturbed run where the "
+    "job is deterministic"
+)
 
 
 class Fault(Record, frozen=True, kw_only=True):
@@ -49,8 +52,11 @@ class CampaignResult(Record, frozen=True, kw_only=True):
     """What `onbeat chaos --json` prints, and `--out` keeps."""
 
     seed: int
+    schedule: str
+    max_policy_lag: int
+    generators: int
     digest: str
-    """The undisturbed synchronous run's."""
+    """The undisturbed run's, which is synchronous unless the job lags; "" where the job is not deterministic."""
     undisturbed_s: float
     """How long that one trained, from its first open iteration."""
     window_s: float
@@ -78,6 +84,9 @@ def summed(
     results: Sequence[RoundResult],
     *,
     seed: int,
+    schedule: str,
+    max_policy_lag: int,
+    generators: int,
     digest: str,
     undisturbed_s: float,
     window_s: float,
@@ -93,6 +102,9 @@ def summed(
     findings = tuple(result for result in results if result.problems)
     return CampaignResult(
         seed=seed,
+        schedule=schedule,
+        max_policy_lag=max_policy_lag,
+        generators=generators,
         digest=digest,
         undisturbed_s=round(undisturbed_s, 2),
         window_s=round(window_s, 2),

@@ -111,7 +111,20 @@ def _known_keys(path: str) -> tuple[str, ...]:
     return tuple(kind.__struct_fields__)
 
 
-def flag_settings(*, schedule: str | None, iterations: int | None, seed: int | None) -> list[str]:
-    """The flags of `onbeat demo` and `onbeat submit` that are short for `--set`."""
-    chosen: Mapping[str, object | None] = {"schedule": schedule, "iterations": iterations, "seed": seed}
+def flag_settings(
+    *,
+    schedule: str | None = None,
+    max_policy_lag: int | None = None,
+    correction: str | None = None,
+    iterations: int | None = None,
+    seed: int | None = None,
+) -> list[str]:
+    """The flags of `onbeat demo`, `submit` and `chaos` that are short for `--set`."""
+    chosen: Mapping[str, object | None] = {
+        "schedule": schedule,
+        "max_policy_lag": max_policy_lag,
+        "algorithm.correction": correction,
+        "iterations": iterations,
+        "seed": seed,
+    }
     return [f"{key}={value}" for key, value in chosen.items() if value is not None]

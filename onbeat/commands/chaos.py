@@ -18,7 +18,7 @@ from onbeat.chaos.campaign import Campaign
 from onbeat.chaos.circumstances import circumstances
 from onbeat.chaos.result import CampaignResult, ResultFile, RoundResult
 from onbeat.client.gateway import GatewayClient
-from onbeat.client.spec_file import load_spec
+from onbeat.client.spec_file import flag_settings, load_spec
 from onbeat.commands import options
 from onbeat.stack.plan import StackPlan, stack_settings, threads_from
 from onbeat.stack.stack import EmbeddedStack
@@ -34,6 +34,9 @@ IMPATIENT = RestartPolicy(first_pause_s=0.1, longest_pause_s=0.1, max_in_a_row=1
 def chaos(
     spec: Annotated[Path | None, typer.Option("--spec", metavar="FILE", help="Job spec. [configs/chaos.toml]")] = None,
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="Disturbed runs.")] = 5,
+    schedule: options.Schedule = None,
+    max_policy_lag: options.MaxPolicyLag = None,
+    correction: options.Correction = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Of the faults and their times. [random, printed]")] = None,
     max_faults: Annotated[int, typer.Option("--max-faults", min=1, help="Faults of a round, at most.")] = 10,
     window_s: Annotated[
@@ -54,7 +57,8 @@ def chaos(
 ) -> None:
     """Kill and pause processes at random; every run must end with the weights of the undisturbed one."""
     root = options.model_root_or_default(model_root)
-    job_spec = load_spec(spec or root / CHAOS_SPEC, settings or [])
+    flags = flag_settings(schedule=schedule, max_policy_lag=max_policy_lag, correction=correction)
+    job_spec = load_spec(spec or root / CHAOS_SPEC, [*flags, *(settings or [])])
     seed = secrets.randbelow(2**31) if seed is None else seed
     from_environment = stack_settings(os.environ)
     plan = StackPlan(
@@ -90,7 +94,7 @@ def chaos(
 
 
 def show_round(console: Console, result: RoundResult) -> None:
-    verdict = Text("finding", "red") if result.problems else Text("same weights", "green")
+    verdict = Text("finding", "red") if result.problems else Text("as it should", "green")
     counts: dict[str, int] = {}
     for fault in result.faults:
         counts[fault.kind] = counts.get(fault.kind, 0) + 1
@@ -109,6 +113,7 @@ def show_result(console: Console, result: CampaignResult) -> None:
         f"rewinds {result.rewinds}; refused publications {by_reason(result.rejected)}"
     )
     if result.passed:
-        console.print(f"every run ended with {result.digest}", style="green")
+        ending = f"every run ended with {result.digest}" if result.digest else "every run is whole and verified"
+        console.print(ending, style="green")
     else:
         console.print(Text.assemble((plural(len(result.findings), "finding"), "red"), f", seed {result.seed}"))

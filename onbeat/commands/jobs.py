@@ -35,6 +35,8 @@ def submit(
     spec: Annotated[Path, typer.Argument(metavar="SPEC", help="Job spec, a TOML file.")],
     wait: Annotated[bool, typer.Option("--wait", help="Follow the job to its end.")] = False,
     schedule: options.Schedule = None,
+    max_policy_lag: options.MaxPolicyLag = None,
+    correction: options.Correction = None,
     iterations: options.Iterations = None,
     seed: options.Seed = None,
     settings: options.Settings = None,
@@ -47,7 +49,9 @@ def submit(
     run_dir: options.RunDir = None,
 ) -> None:
     """Submit a job."""
-    flags = flag_settings(schedule=schedule, iterations=iterations, seed=seed)
+    flags = flag_settings(
+        schedule=schedule, max_policy_lag=max_policy_lag, correction=correction, iterations=iterations, seed=seed
+    )
     job_spec = load_spec(spec, [*flags, *(settings or [])])
     console = console_for(json_output=json_output)
     with options.client_for(options.access_from(gateway, api_key, run_dir)) as client:

@@ -31,6 +31,14 @@ Settings = Annotated[
 Schedule = Annotated[
     str | None, typer.Option("--schedule", help="periodic, synchronous, colocated, delayed or bounded.")
 ]
+MaxPolicyLag = Annotated[
+    int | None,
+    typer.Option("--max-policy-lag", metavar="K", help="Versions that delayed and bounded may be behind, 1 or more."),
+]
+Correction = Annotated[
+    str | None,
+    typer.Option("--correction", help="tis, icepop, decoupled_ppo or none, for samples of an older version."),
+]
 Iterations = Annotated[int | None, typer.Option("--iterations", help="Optimizer steps.")]
 Seed = Annotated[int | None, typer.Option("--seed", help="Seed of prompts and samples.")]
 OnUnscorableScores = Annotated[

@@ -29,6 +29,8 @@ DEMO_SPEC = Path("configs/demo.toml")
 def demo(
     spec: Annotated[Path | None, typer.Option("--spec", metavar="FILE", help="Job spec. [configs/demo.toml]")] = None,
     schedule: options.Schedule = None,
+    max_policy_lag: options.MaxPolicyLag = None,
+    correction: options.Correction = None,
     generators: options.GeneratorCount = None,
     profile: options.Profile = None,
     iterations: options.Iterations = None,
@@ -42,7 +44,9 @@ def demo(
     model_root: options.ModelRoot = None,
 ) -> None:
     """Start a private stack, train a job on it, and show it live."""
-    flags = flag_settings(schedule=schedule, iterations=iterations, seed=seed)
+    flags = flag_settings(
+        schedule=schedule, max_policy_lag=max_policy_lag, correction=correction, iterations=iterations, seed=seed
+    )
     job_spec = load_spec(spec or _shipped(DEMO_SPEC), [*flags, *(settings or [])])
     stack_profile, num_generators = options.profile_and_count(profile, generators)
     if stack_profile is not None:

@@ -23,7 +23,9 @@ from tests.chaos.short_job import (
 )
 from tests.pipeline import Pipeline, wait_for_exit
 
-TRAINER_POINTS = [name for name in CRASH_POINTS if name.startswith("consumer.")]
+LAGGING_POINTS = ["consumer.saving_older_versions", "consumer.publishing_older_versions"]
+"""Only trainers of a job with a lag get there."""
+TRAINER_POINTS = [name for name in CRASH_POINTS if name.startswith("consumer.") and name not in LAGGING_POINTS]
 RECEIVING = "producer.receiving_weights"
 """Only generators of a job with a lag get there."""
 GENERATOR_POINTS = [name for name in CRASH_POINTS if name.startswith("producer.") and name != RECEIVING]
@@ -31,7 +33,8 @@ GENERATOR_POINTS = [name for name in CRASH_POINTS if name.startswith("producer."
 
 JOB = short_job(iterations=20, evaluation__every_iterations=5)
 """Long enough for a death at every place."""
-LAGGING = short_job(iterations=20, evaluation__every_iterations=5, **LAG)
+LAGGING = short_job(iterations=26, evaluation__every_iterations=1, evaluation__num_prompts=4, **LAG)
+"""Each of its commits leaves an evaluation to be sent out."""
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +58,7 @@ def test_every_place_where_a_trainer_can_die_is_healed_by_its_successor(
         oracle = sequential_digest(pipeline, job, tmp_path)
     job_id, _ = pipeline.jobs.create(job)
     with running(pipeline, "producer-steady"):
-        for point in TRAINER_POINTS:
+        for point in TRAINER_POINTS + LAGGING_POINTS * (job is LAGGING):
             # A trainer opens only its first iteration by itself, so that it gets to that point once.
             nth = 1 if point == "consumer.after_opening" else 2
             exit_code = pipeline.train_until_death(job_id, crash_at=f"{point}:{nth}")

@@ -82,7 +82,19 @@ def round_result(number: int, faults: tuple[Fault, ...], **changes: Any) -> Roun
 
 def campaign(*results: RoundResult) -> CampaignResult:
     kinds = ("kill trainer", "kill redis", "pause trainer")
-    return summed(results, seed=7, digest="d", undisturbed_s=10.0, window_s=6.0, rounds=3, wall_s=60.0, kinds=kinds)
+    return summed(
+        results,
+        seed=7,
+        schedule="delayed",
+        max_policy_lag=1,
+        generators=2,
+        digest="d",
+        undisturbed_s=10.0,
+        window_s=6.0,
+        rounds=3,
+        wall_s=60.0,
+        kinds=kinds,
+    )
 
 
 HIT = Fault(at_s=5.0, kind="kill trainer", target="71", at_work=True)
