@@ -124,7 +124,9 @@ class Model:
         at = self._draw.integers(0, len(bits), max(1, int(SHARE_CHANGED * len(bits))))
         bits[at] += self._draw.integers(0, 2, len(at), dtype=np.int16) * 2 - 1
 
-    def engine(self, weight_root: Path, chunks: Callable[[str], ChunkReader]) -> TransformersEngine:
+    def engine(
+        self, weight_root: Path, chunks: Callable[[str], ChunkReader] | None = None, *, held_weights_bytes: int = 0
+    ) -> TransformersEngine:
         return TransformersEngine(
             EngineSetup(
                 model=self.spec,
@@ -132,5 +134,6 @@ class Model:
                 weight_root=weight_root,
                 deterministic=False,
                 chunks=chunks,
+                held_weights_bytes=held_weights_bytes,
             )
         )
