@@ -13,10 +13,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from contracts.encoding.json_lines import read_json_lines
 from contracts.errors import InvalidInput
 from contracts.events import IterationMetrics, TimelineSpan
-from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
 from onbeat.planning.pipeline.costs import BatchCost, Costs, Round, StepCost, Waits
 
@@ -29,17 +27,25 @@ COMPUTES = frozenset({"generate", "score", "train", "step"})
 Spans = Sequence[TimelineSpan]
 
 
-def measured_costs(folder: RunFolder, spec: JobSpec, *, num_cores: int = 0, threads: int = 1) -> Costs:
+def measured_costs(
+    spec: JobSpec,
+    timeline: Spans,
+    lines: Iterable[IterationMetrics],
+    *,
+    job_id: str,
+    num_cores: int = 0,
+    threads: int = 1,
+) -> Costs:
     """spec: the finished job's own. num_cores: of the machine that all its processes shared; 0: each had its own.
 
     Raises InvalidInput for a run that is too short to be measured.
     """
-    spans = _latest(read_json_lines(folder.timeline, TimelineSpan))
-    metrics = {line.iteration: line for line in read_json_lines(folder.metrics, IterationMetrics)}
+    spans = _latest(timeline)
+    metrics = {line.iteration: line for line in lines}
     kept = sorted(metrics)[WARM_UP:]
     if len(kept) < FEWEST:
         raise InvalidInput(
-            f"{folder.job_id} has {len(metrics)} iterations, the first {WARM_UP} warm up and {FEWEST} more are needed",
+            f"{job_id} has {len(metrics)} iterations, the first {WARM_UP} warm up and {FEWEST} more are needed",
             field="--from",
             cure="measure a longer job",
         )
@@ -49,14 +55,14 @@ def measured_costs(folder: RunFolder, spec: JobSpec, *, num_cores: int = 0, thre
     # Held-out prompts go out before and after a job: their batches may lie in the warm-up.
     evaluation = _batches(of_kept, load.work_s, "evaluation") or _batches(spans, load.work_s, "evaluation")
     if not training:
-        raise InvalidInput(f"{folder.job_id} has no timeline of its batches", field="--from")
+        raise InvalidInput(f"{job_id} has no timeline of its batches", field="--from")
     if not evaluation:
         evaluation = training
         warnings.append("no evaluation batch was measured: one is taken to cost what a training batch does")
     runs = _iterations(of_kept)
     tokens = statistics.fmean(metrics[number].num_tokens for number in kept) / spec.rollout.batches_per_iteration
     return Costs(
-        source=f"measured in {folder.job_id} ({spec.schedule}), {len(kept)} iterations",
+        source=f"measured in {job_id} ({spec.schedule}), {len(kept)} iterations",
         training=tuple(_with_tokens(batch, round(tokens)) for batch in training),
         evaluation=tuple(_with_tokens(batch, round(tokens)) for batch in evaluation),
         steps=tuple(_steps(runs, load.work_s)),
@@ -186,7 +192,7 @@ def _waits(runs: Sequence[MeasuredIteration], spec: JobSpec, metrics: dict[int, 
     claim_s = _median(_claim_gaps(runs))
     first_s = _median(_first_gaps(runs, max_policy_lag=spec.max_policy_lag))
     change_s = max(0.0, first_s - claim_s)
-    arrivals, takes = _train_gaps(runs)
+    arrivals, takes = _train_gaps(runs, metrics)
     after, checkpoints = _after_commits(runs, spec, metrics)
     after_s = _median(after)
     return Waits(
@@ -226,24 +232,25 @@ def _first_gaps(runs: Sequence[MeasuredIteration], *, max_policy_lag: int) -> li
     return gaps
 
 
-def _train_gaps(runs: Iterable[MeasuredIteration]) -> tuple[list[float], list[float]]:
+def _train_gaps(
+    runs: Iterable[MeasuredIteration], metrics: dict[int, IterationMetrics]
+) -> tuple[list[float], list[float]]:
     """(from a scored batch to its training, where a rank waited for it; gaps of a rank that had the next one there)."""
     arrivals, takes = [], []
     for run in runs:
         scored_s = {span.batch_id: span.ended_s for span in run.scored}
-        # The trainer waits for the last batch first where it takes none before.
+        # Under some schedules a trainer waits for all batches before it takes the first one.
         waits_for_all = bool(run.trained) and run.trained[0].started_s >= max(scored_s.values(), default=0.0)
+        turned_s = metrics[run.number].started_s if run.number in metrics else 0.0
         for rank_spans in _by_who(run.trained).values():
-            before = rank_spans[0]
-            ready_s = max(scored_s.values()) if waits_for_all else scored_s.get(before.batch_id, before.started_s)
-            arrivals.append(max(0.0, before.started_s - ready_s))
-            for span in rank_spans[1:]:
-                ready_s = scored_s.get(span.batch_id, 0.0)
-                if ready_s > before.ended_s:
-                    arrivals.append(span.started_s - ready_s)
+            free_s = turned_s
+            for number, span in enumerate(rank_spans):
+                ready_s = max(scored_s.values()) if waits_for_all and not number else scored_s.get(span.batch_id, 0.0)
+                if ready_s > free_s:
+                    arrivals.append(max(0.0, span.started_s - ready_s))
                 else:
-                    takes.append(max(0.0, span.started_s - before.ended_s))
-                before = span
+                    takes.append(max(0.0, span.started_s - free_s))
+                free_s = span.ended_s
     return arrivals, takes
 
 

@@ -11,8 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from contracts.encoding.json_lines import read_json_lines
 from contracts.encoding.wire import convert
 from contracts.errors import InvalidInput, NotFound
+from contracts.events import IterationMetrics, TimelineSpan
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
 from onbeat.audit.folder import read_spec
@@ -43,9 +45,7 @@ def measured_folder(job: str, environment: Mapping[str, str], run_dir: Path | No
     return folder
 
 
-def costs_of_job(
-    spec: JobSpec, machines: Machines, folder: RunFolder, *, num_generators: int | None = None
-) -> tuple[Costs, Machines]:
+def costs_of_job(spec: JobSpec, machines: Machines, folder: RunFolder) -> tuple[Costs, Machines]:
     """Raises InvalidInput where the finished job's batches say nothing about the planned ones."""
     of_job = read_spec(folder)
     for table, keys in (("rollout", SAME_BATCHES), ("trainer", SAME_PASSES)):
@@ -65,7 +65,14 @@ def costs_of_job(
             cure="measure a job with it, or give rates",
         )
     cores, threads = machines.num_cores, machines.threads
-    costs = measured_costs(folder, of_job, num_cores=cores, threads=threads)
+    costs = measured_costs(
+        of_job,
+        read_json_lines(folder.timeline, TimelineSpan),
+        read_json_lines(folder.metrics, IterationMetrics),
+        job_id=folder.job_id,
+        num_cores=cores,
+        threads=threads,
+    )
     if of_job.schedule == "colocated":
         raise InvalidInput(
             f"{folder.job_id} was colocated, so its times are those of all devices in turn",

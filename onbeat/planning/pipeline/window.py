@@ -4,7 +4,7 @@
                   └─ a new batch; else a copy of one that another is late with
 
 Which versions sample an iteration, how many are open and which one a commit opens is `contracts.schedule`'s, as for the
-trainer and the fence.
+trainer and the fence; `tests/integration/test_planned_window.py` holds this window and the scripts to the same answers.
 """
 
 from __future__ import annotations
@@ -98,15 +98,18 @@ class Window:
         """A batch that another generator is late with; else the time at which one will be late, None where none can."""
         if not self._spec.hedges or not self._recent_s:
             return None
+        soonest_s: float | None = None
         for slot in self.open.values():
-            for batch in slot.leased:
-                if batch.holder != generator and batch.hedger is None:
-                    late_s = batch.claimed_s + LATE * (1 + self._spec.rollout.max_resamples) * self._median_s()
-                    if now_s < late_s:
-                        return late_s
-                    batch.hedger = generator
-                    return batch
-        return None
+            others = (batch for batch in slot.leased if batch.holder != generator and batch.hedger is None)
+            oldest = next(others, None)
+            if oldest is None:
+                continue
+            late_s = oldest.claimed_s + LATE * (1 + self._spec.rollout.max_resamples) * self._median_s()
+            if now_s >= late_s:
+                oldest.hedger = generator
+                return oldest
+            soonest_s = late_s if soonest_s is None else min(soonest_s, late_s)
+        return soonest_s
 
     def publish(self, batch: Batch, now_s: float, *, num_rounds: int = 1) -> bool:
         """Returns whether it is the first copy; one that comes later is refused as a duplicate or as stale."""

@@ -8,14 +8,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from contracts.encoding.json_lines import append_json_lines
+from contracts.encoding.json_lines import append_json_lines, read_json_lines
 from contracts.encoding.wire import encode_json
 from contracts.errors import InvalidInput, NotFound
 from contracts.events import IterationMetrics, TimelineSpan
 from contracts.run_folder import RunFolder
 from contracts.schedule import Schedule
 from contracts.spec import JobSpec
-from onbeat.planning.measured import measured_costs
+from onbeat.planning import measured
 from onbeat.planning.pipeline.costs import Costs
 from onbeat.planning.pipeline.simulation import Machines, Outcome
 from onbeat.planning.sources import costs_of_job, measured_folder
@@ -45,6 +45,16 @@ def write_run(root: Path, of_job: JobSpec, found: Outcome) -> RunFolder:
     return folder
 
 
+def measured_costs(folder: RunFolder, of_job: JobSpec, *, num_cores: int = 0) -> Costs:
+    return measured.measured_costs(
+        of_job,
+        read_json_lines(folder.timeline, TimelineSpan),
+        read_json_lines(folder.metrics, IterationMetrics),
+        job_id=folder.job_id,
+        num_cores=num_cores,
+    )
+
+
 def _line(number: int, found: Outcome) -> IterationMetrics:
     turned_s = found.commits_s[number - 1] + WAITS.after_s if number else 0.0
     return msgspec.structs.replace(iteration_metrics(), iteration=number, num_tokens=400, started_s=turned_s)
@@ -62,6 +72,8 @@ def test_costs_that_are_read_from_a_run_are_those_that_made_it(tmp_path: Path, s
     waits = found.waits
     assert (waits.claim_s, waits.open_s, waits.after_s) == pytest.approx((0.25, 0.375, 0.03125))
     assert waits.load_s == pytest.approx(0.5)
+    if schedule != "delayed":  # its trainer is never idle here: the next batch is always there
+        assert waits.arrival_s == pytest.approx(0.125)
 
 
 def rounded(found: Costs) -> list:
