@@ -203,6 +203,15 @@ def test_a_resume_may_change_the_iterations_and_what_was_trained_keeps_its_learn
     assert jobs.horizons(job_id) == {0: 6}, "nothing was trained in this test"
 
 
+def test_a_resume_to_no_more_iterations_than_the_lag_is_refused_and_the_spec_stays(jobs: JobStore) -> None:
+    spec = job_spec(schedule="delayed", max_policy_lag=2, algorithm__correction="tis")
+    job_id, _ = jobs.create(spec)
+    jobs.move(job_id, JobState.CANCELLED)
+    with pytest.raises(InvalidInput, match="max_policy_lag = 2 is larger than the job"):
+        jobs.resume(job_id, iterations=2)
+    assert (jobs.state(job_id), jobs.spec(job_id)) == (JobState.CANCELLED, spec)
+
+
 @pytest.mark.parametrize("state", [JobState.RUNNING, JobState.CANCELLING])
 def test_a_job_that_has_not_ended_cannot_be_resumed(jobs: JobStore, state: JobState) -> None:
     job_id, _ = jobs.create(job_spec())
