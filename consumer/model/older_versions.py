@@ -87,10 +87,8 @@ class PublishedVersions:
             check_names(version, expected=layout, found=tensors)
             take = make_take(layout)
             with HashingThreads() as hashing:
-                for name, one in layout.items():
+                for name in layout:
                     tensor = tensors[name]
-                    if (tensor.dtype, tuple(tensor.shape)) != (one.dtype, one.shape):
-                        raise WeightsRejected(f"{name} of version {version} is another tensor than the model's")
                     hashed = hashing.add_one(name, tensor)
                     take(name, tensor)
                     hashed.result()

@@ -69,16 +69,16 @@ def start(held: HeldJob) -> Started:
     held.settled = manifest
     epoch = side.trainer_epoch
     held.tell(TrainerStarted(at_s=time.time(), trainer_epoch=epoch, next_iteration=first, resumed=bool(chain)))
-    if is_finished(fence, checkpoint, held.spec):
-        return Started(first=None, last_link=last_link, furthest=furthest_commit(chain))
-    if needs_rewind(fence, first, held.window.digests):
-        log.warning("the fence is at iteration %d, the newest checkpoint resumes at %d", fence.iteration, first)
-        record = rewind_record(last_link, manifest, trainer_epoch=epoch)
-        side.rewind(record)
-        last_link = record_digest(record)
-        held.weights.remove_after(first)
-    _open(held, first)
-    return Started(first=first, last_link=last_link, furthest=furthest_commit(chain))
+    has_work = not is_finished(fence, checkpoint, held.spec)
+    if has_work:
+        if needs_rewind(fence, first, held.window.digests):
+            log.warning("the fence is at iteration %d, the newest checkpoint resumes at %d", fence.iteration, first)
+            record = rewind_record(last_link, manifest, trainer_epoch=epoch)
+            side.rewind(record)
+            last_link = record_digest(record)
+            held.weights.remove_after(first)
+        _open(held, first)
+    return Started(first=first if has_work else None, last_link=last_link, furthest=furthest_commit(chain))
 
 
 def _open(held: HeldJob, first: int) -> None:

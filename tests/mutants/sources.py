@@ -23,9 +23,11 @@ PRODUCER = (
     "tests/unit/producer/test_served_model.py",
     "tests/unit/producer/test_generator.py",
 )
+OLDER = ("tests/unit/consumer/model/test_older_versions.py",)
 CHECKPOINT = (
     "tests/unit/consumer/model/test_checkpoint.py",
     "tests/unit/consumer/model/test_adapters.py",
+    *OLDER,
 )
 FENCE = (
     "tests/integration/test_fence.py",
@@ -56,13 +58,15 @@ TESTS: dict[str, tuple[str, ...]] = {
     "consumer/gradient/accumulation.py": ("tests/unit/consumer/gradient/test_accumulation.py",),
     "consumer/gradient/saved_state.py": CHECKPOINT,
     "consumer/model/checkpoint.py": CHECKPOINT,
+    "consumer/model/older_versions.py": OLDER,
     **{
         f"consumer/trainer/{name}.py": (f"tests/unit/consumer/trainer/test_{name}.py",)
-        for name in ("start", "gather", "step", "commit")
+        for name in ("start", "gather", "step", "commit", "window")
     },
     "producer/rollout/carrier.py": PRODUCER,
     "producer/served_model.py": PRODUCER,
-    "weight_store/receiver.py": RECEIVER,
+    "weight_store/receiver.py": (*RECEIVER, *OLDER),
+    "weight_store/publication.py": (*RECEIVER, *OLDER),
     "weight_store/arrival.py": RECEIVER,
     "weight_store/adapter/reader.py": RECEIVER,
     "weight_store/delta/codec.py": RECEIVER,
