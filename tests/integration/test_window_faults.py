@@ -233,6 +233,19 @@ def test_a_restart_that_lost_a_commit_refuses_what_came_after_it_and_the_job_is_
     assert job.fence.committed == 2
 
 
+@pytest.mark.parametrize("lag", [0, 1])
+def test_a_trainer_whose_commit_was_lost_takes_away_no_version_that_the_window_needs(broker: Broker, lag: int) -> None:
+    job = begun(broker, lag, num_done=1)
+    disk = job.dump()
+    job.sample()
+    job.commit(1)
+    job.restore(disk)
+    # It has not noticed, and goes on: its step of iteration 2 announces version 3.
+    job.announce(3, oldest_kept=2 - lag)
+    claim = job.claim()
+    assert (claim.prompt_batch.iteration, claim.manifest.policy_version) == (1, 1 - lag)
+
+
 def test_a_restart_that_lost_an_opening_of_the_window_is_noticed_by_its_trainer(broker: Broker) -> None:
     job = LaggingJob(broker, lagging_spec(1))
     job.announce(0)

@@ -78,7 +78,8 @@ def publish_weights(server: Server, epoch: int, digest: int, *, oldest_kept: int
         return "fenced", server
     announced = list(server.weights)
     announced[digest // VARIANTS] = digest
-    kept = tuple(one if version >= oldest_kept else -1 for version, one in enumerate(announced))
+    oldest = min(oldest_kept, server.iteration) if server.is_open else oldest_kept
+    kept = tuple(one if version >= oldest else -1 for version, one in enumerate(announced))
     return "published", server._replace(weights=kept)
 
 
