@@ -66,10 +66,11 @@ class KeptRun:
         return self.line["pipeline"]["iteration_s"]
 
     def costs(self) -> Costs:
+        """Costs of the counted iterations: with few batches of long tails, others would be other work."""
         return measured_costs(
             self.spec,
             self._spans,
-            self._metrics,
+            [line for line in self._metrics if line.iteration < self.spec.iterations - DRAIN],
             job_id=self.name,
             num_cores=self.machines.num_cores,
             threads=self.machines.threads,

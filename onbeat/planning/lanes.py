@@ -109,7 +109,8 @@ def draw(path: Path, lanes: Sequence[Lanes], *, title: str) -> Path:
     used = [what for what in COLORS if any(span.what == what for one in lanes for span in one.spans)]
     handles = [Patch(color=COLORS[what], label=what) for what in used]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
-    figure.suptitle(f"{title}: predicted, paler every second iteration")
+    # A job's name is text: between two dollar signs it would be read as a formula, and a wrong one is an error.
+    figure.suptitle(f"{title}: predicted, paler every second iteration", parse_math=False)
     figure.savefig(path, dpi=DOTS_PER_INCH)
     pyplot.close(figure)
     return path

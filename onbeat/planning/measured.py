@@ -22,6 +22,8 @@ WARM_UP = 2
 """First iterations of a run, which load and allocate; they are left out where enough follow."""
 FEWEST = 3
 """Iterations that must be left."""
+LONGEST_S = 604800.0
+"""No span lasts for more than a week, which is the longest deadline of a spec."""
 COMPUTES = frozenset({"generate", "score", "train", "step"})
 
 Spans = Sequence[TimelineSpan]
@@ -49,6 +51,7 @@ def measured_costs(
             field="--from",
             cure="measure a longer job",
         )
+    _check(spans, [metrics[number] for number in kept])
     load = Load(spans, num_cores=num_cores, threads=threads)
     of_kept = [span for span in spans if span.iteration in set(kept)]
     training, warnings = _batches(of_kept, load.work_s, "train"), []
@@ -69,6 +72,24 @@ def measured_costs(
         waits=_waits(runs, spec, metrics),
         warnings=tuple(warnings),
     )
+
+
+def _check(spans: Spans, metrics: Iterable[IterationMetrics]) -> None:
+    """Raises InvalidInput for a timeline that no run leaves: a clock that stepped back, a file that was changed."""
+    for span in spans:
+        if not 0.0 <= span.ended_s - span.started_s <= LONGEST_S:
+            raise InvalidInput(
+                f"{span.what} of iteration {span.iteration} by {span.who} takes {span.ended_s - span.started_s:g} s",
+                field="timeline.jsonl",
+                cure="measure a job on machines whose clocks agree",
+            )
+    for line in metrics:
+        if line.mfu is not None and line.mfu > 1.0:
+            raise InvalidInput(
+                f"iteration {line.iteration} has an MFU of {line.mfu:.2f}: more operations than its ranks can do",
+                field="metrics.jsonl",
+                cure="the setting peak_flops is too low",
+            )
 
 
 class Load:
@@ -181,7 +202,7 @@ def _steps(runs: Iterable[MeasuredIteration], work_s: Callable[[TimelineSpan], f
         stretched_s = sum(span.ended_s - span.started_s - work_s(span) for span in run.stepped)
         costs.append(
             StepCost(
-                step_s=run.published.started_s - since_s - stretched_s,
+                step_s=max(0.0, run.published.started_s - since_s - stretched_s),
                 publish_s=run.published.ended_s - run.published.started_s,
             )
         )

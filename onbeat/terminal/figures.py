@@ -109,7 +109,9 @@ def _draw_rewards(
     greedy = [(found.policy_version, found.greedy) for found in shown if found.greedy is not None]
     if greedy:
         axes.plot(*zip(*greedy, strict=True), "s", color="#6b4fa0", label="held-out, greedy")
-    axes.set(title=title, xlabel="policy version", ylabel="mean reward")
+    # A job's name is text: between two dollar signs it would be read as a formula, and a wrong one is an error.
+    axes.set_title(title, parse_math=False)
+    axes.set(xlabel="policy version", ylabel="mean reward")
     axes.grid(alpha=0.25)
     axes.legend(loc="lower right")
     figure.savefig(path, dpi=DOTS_PER_INCH)
@@ -143,7 +145,7 @@ def _draw_timeline(path: Path, spans: Sequence[TimelineSpan], title: str, window
     else:
         _mark_iterations(axes, spans, origin_s)
     axes.set_yticks(list(rows.values()), list(rows))
-    axes.set_title(f"{title}: who generated and who trained when", pad=18)
+    axes.set_title(f"{title}: who generated and who trained when", pad=18, parse_math=False)
     axes.set_xlabel("seconds")
     used = [what for what in COLORS if any(span.what == what for span in spans)]
     handles = [Patch(color=COLORS[what], label=what) for what in used]

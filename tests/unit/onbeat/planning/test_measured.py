@@ -183,3 +183,22 @@ def test_lines_that_a_replay_wrote_again_count_once(tmp_path: Path) -> None:
     late = [TimelineSpan(who="trainer", what="train", iteration=5, batch_id="5/train/0", started_s=0.0, ended_s=0.001)]
     append_json_lines(folder.timeline, late)
     assert measured_costs(folder, of_job).training == before.training
+
+
+def test_a_timeline_that_no_run_leaves_is_refused_by_its_span(tmp_path: Path) -> None:
+    of_job = spec("synchronous")
+    folder = write_run(tmp_path, of_job, run(of_job, of_job.schedule_rule, costs(batch(1.0, 2.0))))
+    backward = TimelineSpan(who="trainer", what="step", iteration=9, started_s=5.0, ended_s=4.0)
+    append_json_lines(folder.timeline, [backward])
+    with pytest.raises(InvalidInput, match="step of iteration 9 by trainer takes -1 s"):
+        measured_costs(folder, of_job)
+
+
+def test_a_job_whose_mfu_is_above_one_has_a_wrong_setting(tmp_path: Path) -> None:
+    of_job = spec("synchronous")
+    folder = write_run(tmp_path, of_job, run(of_job, of_job.schedule_rule, costs(batch(1.0, 2.0))))
+    lines = read_json_lines(folder.metrics, IterationMetrics)
+    lines[5] = msgspec.structs.replace(lines[5], mfu=1.7)
+    folder.metrics.write_bytes(b"".join(encode_json(line) + b"\n" for line in lines))
+    with pytest.raises(InvalidInput, match=r"iteration 5 has an MFU of 1\.70"):
+        measured_costs(folder, of_job)

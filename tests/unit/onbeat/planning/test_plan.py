@@ -148,7 +148,7 @@ def test_the_command_shows_the_advice_and_draws_every_schedule(
     (tmp_path / "rates.toml").write_text(RATES)
     picture = tmp_path / "lanes.svg"
     flags = ["--rates", str(tmp_path / "rates.toml"), "--replications", "1", "--set", "iterations=8", "--lags", "1"]
-    assert cli.run(["plan", str(DEMO), *flags, "--picture", str(picture)]) == 0
+    assert cli.run(["plan", str(DEMO), *flags, "--set", "name=$\\nonsense{$", "--picture", str(picture)]) == 0
     text = capsys.readouterr().out
     assert "recommended" in text
     assert "generator 1" in text

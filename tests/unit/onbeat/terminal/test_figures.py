@@ -36,6 +36,14 @@ def test_a_run_is_drawn_as_a_reward_curve_and_a_timeline(tmp_path: Path) -> None
     assert [png_size(path) for path in paths] == [(1350, 675), (1350, 675)]
 
 
+def test_a_job_whose_name_looks_like_a_formula_has_figures_too(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path, "job")
+    folder.path.mkdir()
+    folder.timeline.write_bytes(b"\n".join(encode_json(span(n)) for n in range(4)) + b"\n")
+    paths = draw_figures(folder, metrics=[metrics_of(0, 0.5)], evaluations=[], title="cost $\\nonsense{$")
+    assert [path.name for path in paths] == ["reward_curve.png", "timeline.png"]
+
+
 def test_a_run_without_data_has_no_figures(tmp_path: Path) -> None:
     assert draw_figures(RunFolder(tmp_path, "job"), metrics=[], evaluations=[], title="") == []
 
