@@ -1,4 +1,4 @@
-"""Periodic against synchronous on the same two processes, one core each; and the synchronous run that gives both cores
+"""Periodic against synchronous on the same two processes, one core each; and against colocated, which gives both cores
 to whichever phase is on.
 
     onbeat bench overlap
@@ -28,7 +28,7 @@ WARM_UP = 2
 ARRANGEMENTS = {
     "synchronous": ("--schedule", "synchronous", "--threads", "1"),
     "periodic": ("--schedule", "periodic", "--threads", "1"),
-    "colocated": ("--schedule", "synchronous", "--threads", "2"),
+    "colocated": ("--schedule", "colocated", "--threads", "2"),
 }
 
 

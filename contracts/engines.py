@@ -62,6 +62,9 @@ class VllmOptions(BatchingOptions, tag="vllm", frozen=True, kw_only=True):
 
     kv_cache_mb: Megabytes = 0
     """Memory of its key-value cache; 0 takes 1024 on a CPU, and on a GPU what the model leaves."""
+    sleep_mode: bool = False
+    """Whether the trainer of a colocated job has the GPU's memory in its turn, by vLLM's sleep mode, which has an
+    allocator of its own; CUDA only, and not run yet."""
 
 
 class OpenaiOptions(BatchingOptions, tag="openai", frozen=True, kw_only=True):

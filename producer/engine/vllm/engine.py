@@ -55,6 +55,8 @@ CPU_ENVIRONMENT = {
 DEATH_POLL_S = 0.2
 SHUTDOWN_S = 2.0
 """Time until an engine core that does not end is killed: it holds nothing that is worth a wait."""
+SLEEP_LEVEL = 2
+"""Level 1 of vLLM's sleep mode would copy the weights to the host, though the next version replaces them."""
 CPU_KV_CACHE_MB = 1024
 """The cache where none is set: on a CPU vLLM would take most of the memory, which trainer and Redis need too."""
 
@@ -79,9 +81,19 @@ class VllmEngine(BatchingEngine):
     def __init__(self, setup: EngineSetup, options: VllmOptions) -> None:
         """Starts the engine core, with uninitialised weights; weights come by `load_weights`. Blocks for 10 s or more.
 
-        Raises InvalidInput that names model.path, EngineUnavailable where the core does not start.
+        Raises InvalidInput that names model.path or ONBEAT_ENGINE_SLEEP_MODE, EngineUnavailable where the core does not
+        start.
         """
         super().__init__(options)
+        has_gpu = torch.cuda.is_available()
+        if options.sleep_mode and not has_gpu:
+            raise InvalidInput(
+                "vLLM has a sleep mode on CUDA alone, and there is none",
+                field="ONBEAT_ENGINE_SLEEP_MODE",
+                cure="unset it",
+            )
+        self._has_sleep_mode = options.sleep_mode
+        self._is_asleep = False
         self._vllm = library()
         self._dead: tuple[type[Exception], ...] = (import_module("vllm.v1.engine.exceptions").EngineDeadError,)
         self._refused: tuple[type[Exception], ...] = (import_module("vllm.exceptions").VLLMClientError, ValueError)
@@ -91,7 +103,6 @@ class VllmEngine(BatchingEngine):
         self._cache_is_clean = True
         folder = model_folder(setup.model, setup.model_root)
         self._stop_ids = sorted(end_of_sequence_ids(folder, model_config(folder)))
-        has_gpu = torch.cuda.is_available()
         arguments = self._vllm.AsyncEngineArgs(
             model=str(folder),
             dtype=setup.model.dtype,
@@ -105,6 +116,7 @@ class VllmEngine(BatchingEngine):
             enforce_eager=not has_gpu,
             distributed_executor_backend="uni",
             worker_extension_cls=extension.CLASS,
+            enable_sleep_mode=options.sleep_mode,
             disable_log_stats=True,
         )
         try:
@@ -147,6 +159,23 @@ class VllmEngine(BatchingEngine):
         if "rejected" in answer:
             raise WeightsRejected(answer["rejected"])
         return VerifiedWeights(policy_version=int(answer["policy_version"]), weights_digest=answer["weights_digest"])
+
+    async def sleep(self) -> None:
+        """Gives weights and cache back (level 2), where sleep mode is on. Not run yet: there was no GPU."""
+        if not self._has_sleep_mode or self._is_asleep:
+            return
+        self._held = None
+        async with self._within("falling asleep"):
+            await self._llm.sleep(level=SLEEP_LEVEL)
+        self._is_asleep = True
+
+    async def wake(self, *, num_threads: int | None) -> None:
+        """Takes the memory again; weights come by `load_weights`. Threads are the engine core's own."""
+        if not self._is_asleep:
+            return
+        async with self._within("waking up"):
+            await self._llm.wake_up()
+        self._is_asleep = False
 
     async def aclose(self) -> None:
         self._held = None

@@ -52,6 +52,7 @@ ENGINE_CHOSEN: dict[str, tuple[object, dict[str, object]]] = {
     "api_key": ("chosen-key", {"engine": "openai", "engine_url": "http://127.0.0.1:9"}),
     "max_sequences": (64, {"engine": "vllm"}),
     "kv_cache_mb": (128, {"engine": "vllm"}),
+    "sleep_mode": (True, {"engine": "vllm"}),
     "timeout_s": (11.5, {"engine": "vllm"}),
 }
 """Option of an engine → the same."""

@@ -1,0 +1,114 @@
+"""What a colocated job's vLLM engine asks of vLLM between two turns: a stand-in plays the library, and a GPU."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from contracts.engines import VllmOptions
+from contracts.errors import EngineUnavailable, InvalidInput
+from contracts.spec import ModelSpec
+from contracts.spec_tables.root import SpecRoot
+from producer.engine.base import EngineSetup, VerifiedWeights
+from producer.engine.vllm.engine import VllmEngine
+from tests.builders import DIGEST, tiny_model_folder
+
+
+class PlayedLlm:
+    """vLLM's AsyncLLM, as far as a sleep needs it."""
+
+    errored = False
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    async def sleep(self, *, level: int) -> None:
+        self.said.append(f"sleep at level {level}")
+
+    async def wake_up(self) -> None:
+        self.said.append("wake up")
+
+
+def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, sleep_mode: bool) -> tuple[VllmEngine, PlayedLlm, Any]:
+    """The engine, what it drives, and the arguments that vLLM was started with."""
+    llm, started = PlayedLlm(), SimpleNamespace()
+
+    def start(arguments: dict[str, object]) -> PlayedLlm:
+        started.arguments = arguments
+        return llm
+
+    modules: dict[str, dict[str, object]] = {
+        "vllm": {"AsyncEngineArgs": dict},
+        "vllm.exceptions": {"VLLMClientError": type("VLLMClientError", (Exception,), {})},
+        "vllm.v1": {},
+        "vllm.v1.engine": {},
+        "vllm.v1.engine.exceptions": {"EngineDeadError": type("EngineDeadError", (Exception,), {})},
+        "vllm.v1.engine.async_llm": {"AsyncLLM": SimpleNamespace(from_engine_args=start)},
+    }
+    for name, content in modules.items():
+        module = ModuleType(name)
+        module.__dict__.update(content)
+        monkeypatch.setitem(sys.modules, name, module)
+    tiny_model_folder(tmp_path, "qwen3")
+    setup = EngineSetup(model=ModelSpec(path="qwen3"), model_root=SpecRoot(tmp_path), weight_root=tmp_path)
+    made = VllmEngine(setup, VllmOptions(sleep_mode=sleep_mode, timeout_s=0.1))
+    made._held = VerifiedWeights(policy_version=3, weights_digest=DIGEST)
+    return made, llm, started.arguments
+
+
+def test_a_sleep_gives_weights_and_cache_back_once_and_holds_no_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    made, llm, arguments = engine(tmp_path, monkeypatch, sleep_mode=True)
+    assert arguments["enable_sleep_mode"] is True
+
+    async def turn() -> None:
+        for call in (made.sleep, made.sleep):
+            await call()
+        assert made.policy_version is None
+        for _ in range(2):
+            await made.wake(num_threads=4)
+
+    asyncio.run(turn())
+    assert llm.said == ["sleep at level 2", "wake up"]
+
+
+def test_without_sleep_mode_the_engine_keeps_its_memory_and_its_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, llm, arguments = engine(tmp_path, monkeypatch, sleep_mode=False)
+    assert arguments["enable_sleep_mode"] is False
+
+    async def turn() -> None:
+        await made.sleep()
+        await made.wake(num_threads=None)
+
+    asyncio.run(turn())
+    assert llm.said == []
+    assert made.policy_version is not None
+
+
+def test_an_engine_core_that_does_not_fall_asleep_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    made, llm, _ = engine(tmp_path, monkeypatch, sleep_mode=True)
+
+    async def for_ever(*, level: int) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(llm, "sleep", for_ever)
+    with pytest.raises(EngineUnavailable, match="falling asleep"):
+        asyncio.run(made.sleep())
+
+
+def test_sleep_mode_without_a_gpu_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    setup = EngineSetup(model=ModelSpec(path="absent"), model_root=SpecRoot(tmp_path), weight_root=tmp_path)
+    with pytest.raises(InvalidInput, match="CUDA alone") as caught:
+        VllmEngine(setup, VllmOptions(sleep_mode=True))
+    assert caught.value.field == "ONBEAT_ENGINE_SLEEP_MODE"
