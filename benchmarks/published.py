@@ -37,6 +37,17 @@ EXPECTED = (
 
 
 @dataclass(frozen=True, kw_only=True)
+class Stages:
+    """Seconds of a step, stage by stage."""
+
+    generate_s: float
+    train_s: float
+    """Passes of training, and of old log-probs where the asynchronous run makes them too."""
+    other_s: float
+    """The rest of the step: weights, rewards, waits."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Row:
     """One comparison; seconds are those of a step."""
 
@@ -44,11 +55,7 @@ class Row:
     gpus: int
     on_policy_gpus: int
     """All of them have each stage of the on-policy run."""
-    generate_s: float
-    train_s: float
-    """Passes of training, and of old log-probs where the asynchronous run makes them too."""
-    other_s: float
-    """The rest of the on-policy step: weights, rewards, waits."""
+    stages: Stages
     gpus_of_generators: int
     gpus_of_one: int
     """GPUs of one generator."""
@@ -63,9 +70,9 @@ class Row:
     note: str
 
 
-def halves(total_s: float) -> dict[str, float]:
+def halves(total_s: float) -> Stages:
     """Stages of which only the sum is published."""
-    return {"generate_s": total_s / 2, "train_s": total_s / 2, "other_s": 0.0}
+    return Stages(generate_s=total_s / 2, train_s=total_s / 2, other_s=0.0)
 
 
 ROWS = {
@@ -73,7 +80,7 @@ ROWS = {
         source=ONE_STEP,
         gpus=8,
         on_policy_gpus=16,
-        **{"generate_s": 321.0, "train_s": 374.0, "other_s": 54.0},
+        stages=Stages(generate_s=321.0, train_s=374.0, other_s=54.0),
         gpus_of_generators=4,
         gpus_of_one=1,
         tokens=0.0,
@@ -85,9 +92,7 @@ ROWS = {
         source=ONE_STEP,
         gpus=16,
         on_policy_gpus=16,
-        generate_s=321.0,
-        train_s=88.0 + 286.0,
-        other_s=54.0,
+        stages=Stages(generate_s=321.0, train_s=88.0 + 286.0, other_s=54.0),
         gpus_of_generators=4,
         gpus_of_one=1,
         tokens=0.0,
@@ -99,9 +104,7 @@ ROWS = {
         source=ONE_STEP,
         gpus=16,
         on_policy_gpus=16,
-        generate_s=458.0,
-        train_s=108.0 + 337.0,
-        other_s=54.0,
+        stages=Stages(generate_s=458.0, train_s=108.0 + 337.0, other_s=54.0),
         gpus_of_generators=4,
         gpus_of_one=1,
         tokens=0.0,
@@ -114,9 +117,7 @@ ROWS = {
         source=ONE_STEP,
         gpus=16,
         on_policy_gpus=16,
-        generate_s=501.0,
-        train_s=120.0 + 347.0,
-        other_s=29.0,
+        stages=Stages(generate_s=501.0, train_s=120.0 + 347.0, other_s=29.0),
         gpus_of_generators=4,
         gpus_of_one=1,
         tokens=0.0,
@@ -129,9 +130,7 @@ ROWS = {
         source=FULLY_ASYNC,
         gpus=32,
         on_policy_gpus=32,
-        generate_s=357.41,
-        train_s=269.80,
-        other_s=55.18,
+        stages=Stages(generate_s=357.41, train_s=269.80, other_s=55.18),
         gpus_of_generators=16,
         gpus_of_one=1,
         tokens=0.0,
@@ -143,9 +142,7 @@ ROWS = {
         source=FULLY_ASYNC,
         gpus=64,
         on_policy_gpus=64,
-        generate_s=150.72,
-        train_s=133.41,
-        other_s=10.89,
+        stages=Stages(generate_s=150.72, train_s=133.41, other_s=10.89),
         gpus_of_generators=32,
         gpus_of_one=1,
         tokens=0.0,
@@ -157,9 +154,7 @@ ROWS = {
         source=FULLY_ASYNC,
         gpus=128,
         on_policy_gpus=128,
-        generate_s=348.05,
-        train_s=20.86 + 86.27,
-        other_s=13.98,
+        stages=Stages(generate_s=348.05, train_s=20.86 + 86.27, other_s=13.98),
         gpus_of_generators=96,
         gpus_of_one=4,
         tokens=0.0,
@@ -171,7 +166,7 @@ ROWS = {
         source=NEMO,
         gpus=32,
         on_policy_gpus=32,
-        **halves(192.0),
+        stages=halves(192.0),
         gpus_of_generators=16,
         gpus_of_one=2,
         tokens=2048 * 3201.0,
@@ -183,7 +178,7 @@ ROWS = {
         source=NEMO,
         gpus=256,
         on_policy_gpus=128,
-        **halves(395.0),
+        stages=halves(395.0),
         gpus_of_generators=128,
         gpus_of_one=8,
         tokens=512 * 5721.0,
@@ -195,7 +190,7 @@ ROWS = {
         source=NEMO,
         gpus=512,
         on_policy_gpus=256,
-        **halves(134.0),
+        stages=halves(134.0),
         gpus_of_generators=256,
         gpus_of_one=32,
         tokens=512 * 710.0,
@@ -207,7 +202,7 @@ ROWS = {
         source=NEMO,
         gpus=256,
         on_policy_gpus=128,
-        **halves(108.0),
+        stages=halves(108.0),
         gpus_of_generators=128,
         gpus_of_one=16,
         tokens=512 * 708.0,
@@ -219,7 +214,7 @@ ROWS = {
         source=NEMO,
         gpus=128,
         on_policy_gpus=64,
-        **halves(286.0),
+        stages=halves(286.0),
         gpus_of_generators=64,
         gpus_of_one=8,
         tokens=512 * 5705.0,
@@ -231,7 +226,7 @@ ROWS = {
         source=NEMO,
         gpus=4096,
         on_policy_gpus=2048,
-        **halves(134.0),
+        stages=halves(134.0),
         gpus_of_generators=2048,
         gpus_of_one=32,
         tokens=8 * 512 * 710.0,
@@ -261,7 +256,7 @@ def job_of(row: Row) -> JobSpec:
 def costs_of(row: Row, spec: JobSpec) -> tuple[Costs, Machines]:
     """The trainer is one rank here, of all its GPUs."""
     generators = row.gpus_of_generators // row.gpus_of_one
-    generate_s, train_s = row.generate_s, row.train_s
+    generate_s, train_s = row.stages.generate_s, row.stages.train_s
     if not row.is_own:
         generate_s *= row.on_policy_gpus / row.gpus_of_generators
         train_s *= row.on_policy_gpus / (row.gpus - row.gpus_of_generators)
@@ -281,7 +276,7 @@ def costs_of(row: Row, spec: JobSpec) -> tuple[Costs, Machines]:
         after_s=ROUND_TRIP_S,
         checkpoint_s=0.0,
     )
-    steps = (StepCost(step_s=0.0, publish_s=row.other_s),)
+    steps = (StepCost(step_s=0.0, publish_s=row.stages.other_s),)
     costs = Costs(source=row.source, training=(one,), evaluation=(one,), steps=steps, waits=waits)
     return costs, Machines(num_generators=generators)
 
