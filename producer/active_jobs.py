@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 
 from broker.generator_side import GeneratorSide
 from broker.job_store import JobStore
-from contracts.errors import NotFound
+from contracts.errors import ContractViolation, NotFound
 from contracts.spec import ModelSpec
 from producer.broker_calls import BrokerCalls
 from producer.rollout.carried_batch import ActiveJob
@@ -48,7 +48,7 @@ class FairShare:
 
 
 class ActiveJobs:
-    """The stack's active jobs, but for those that this generator's engine can't serve."""
+    """The stack's active jobs, but for those that this generator can't serve: by their spec, or for its engine."""
 
     def __init__(
         self, store: JobStore, make_side: Callable[[str], GeneratorSide], *, calls: BrokerCalls, not_reproducible: str
@@ -75,6 +75,10 @@ class ActiveJobs:
             try:
                 spec = await self._calls(self._store.spec, job_id)
             except NotFound:
+                continue
+            except ContractViolation as error:
+                log.warning("leaves %s alone, whose spec can't be read: %s", job_id, error)
+                self._left_alone.add(job_id)
                 continue
             if self._not_reproducible and spec.deterministic:
                 log.warning("leaves %s alone: it is deterministic, %s is not", job_id, self._not_reproducible)

@@ -23,7 +23,7 @@ from broker.job_store import JobStore
 from broker.keys import JobKeys
 from consumer.supervisor.run_roots import RunRoots
 from consumer.supervisor.trainer_process import Ended, TrainerProcess
-from contracts.errors import Conflict, NotFound, OnbeatError, Unavailable
+from contracts.errors import Conflict, ContractViolation, NotFound, OnbeatError, Unavailable
 from contracts.jobs import JobState, TrainerExit
 
 RESERVATION_S = 8.0
@@ -118,7 +118,11 @@ class Reconciler:
         return read_fence(self._broker, JobKeys(job_id)).is_held(self._broker.now_s())
 
     def _start(self, job_id: str) -> None:
-        limit = self._jobs.spec(job_id).timeouts.max_trainer_starts
+        try:
+            limit = self._jobs.spec(job_id).timeouts.max_trainer_starts
+        except ContractViolation as error:
+            self._give_up(job_id, f"its spec can't be read, which an older Onbeat may have kept: {error}")
+            return
         if self._jobs.count_trainer_start(job_id) > limit:
             self._give_up(
                 job_id,

@@ -14,7 +14,7 @@ from starlette.concurrency import run_in_threadpool
 
 from broker.monitor import job_status
 from broker.presence import Presence
-from contracts.errors import Conflict, NotFound
+from contracts.errors import Conflict, ContractViolation, NotFound
 from contracts.jobs import JobState, JobStatus, ResumeRequest
 from contracts.spec import JobSpec
 from contracts.spec_tables.reasoning_tasks import check_job
@@ -86,6 +86,8 @@ def list_jobs(services: HasServices, limit: Annotated[int, Query(ge=1, le=MAX_LI
             found.append(job_status(services.broker, job_id, live_generators=live_generators))
         except NotFound:
             log.warning("%s is listed and has no record: the server lost it", job_id)
+        except ContractViolation as error:
+            log.warning("%s is left out of the list, its spec can't be read: %s", job_id, error)
     return json_answer({"jobs": found})
 
 

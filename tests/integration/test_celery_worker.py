@@ -404,6 +404,21 @@ def test_a_job_whose_record_is_lost_does_not_keep_others_from_a_trainer(
         assert trainer.job_id == job_id
 
 
+def test_a_job_whose_spec_cannot_be_read_fails_and_does_not_keep_others_from_a_trainer(
+    own_settings: StackSettings, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = JobStore(broker)
+    old_id, _ = jobs.create(job_spec())
+    job_id, _ = jobs.create(job_spec())
+    broker.redis.set(JobKeys(old_id).spec, msgspec.msgpack.encode({"algorithm": {"correction": "decoupled"}}))
+    with reconciling(own_settings, broker, monkeypatch) as (reconciler, trainer):
+        reconciler.reconcile()
+        assert trainer.job_id == job_id
+    assert jobs.state(old_id) is JobState.FAILED
+    assert "its spec can't be read" in jobs.fields(old_id)["reason"].decode()
+    assert jobs.active_jobs() == [job_id]
+
+
 def test_a_job_that_is_cancelled_while_its_trainer_loads_frees_the_consumer_at_once(
     own_settings: StackSettings, broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -120,6 +120,17 @@ def test_a_submitted_job_is_queued_and_a_message_for_the_consumers_is_sent(
     assert mine[0]["content-type"] == "application/x-msgpack"
 
 
+def test_a_job_whose_spec_cannot_be_read_does_not_hide_the_others(
+    ask: Callable[..., httpx.Response], services: Services
+) -> None:
+    job_id, old_id = submit(ask), submit(ask)
+    services.broker.redis.set(JobKeys(old_id).spec, msgspec.msgpack.encode({"schedule": "of an older Onbeat"}))
+    listed = [job["job_id"] for job in ask("GET", "/v1/jobs").json()["jobs"]]
+    assert job_id in listed
+    assert old_id not in listed
+    services.broker.redis.srem(keys.ACTIVE, old_id)
+
+
 def test_a_job_whose_record_a_server_lost_does_not_hide_the_others(
     ask: Callable[..., httpx.Response], services: Services
 ) -> None:

@@ -12,8 +12,9 @@ import pytest
 
 from broker.generator_side import PublishOutcome
 from broker.presence import AWAKE_FOR
-from contracts.errors import BatchFailed, BrokerUnavailable, EngineUnavailable, RewardUnavailable
+from contracts.errors import BatchFailed, BrokerUnavailable, ContractViolation, EngineUnavailable, RewardUnavailable
 from contracts.rollouts import PromptBatch
+from contracts.spec import JobSpec
 from contracts.versions import WeightManifest
 from contracts.weights import WeightShard
 from producer.broker_calls import BrokerCalls
@@ -338,6 +339,26 @@ def test_an_engine_whose_bytes_depend_on_what_ran_leaves_deterministic_jobs_alon
         assert stack.jobs.infos[-1]["not_reproducible"] == "vllm"
 
     drive(tmp_path, scenario, not_reproducible="vllm")
+
+
+def test_a_job_whose_spec_cannot_be_read_is_left_alone_and_the_others_are_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(stack: Stack) -> None:
+        readable = stack.jobs.spec
+
+        def spec(job_id: str) -> JobSpec:
+            if job_id == "old":
+                raise ContractViolation("JobSpec: Invalid enum value 'decoupled' - at `$.algorithm.correction`")
+            return readable(job_id)
+
+        monkeypatch.setattr(stack.jobs, "spec", spec)
+        stack.jobs.active.append("old")
+        side = stack.add_job(num_batches=2)
+        async with stack.running():
+            await stack.changes.until(lambda: len(side.published) == 2)
+
+    drive(tmp_path, scenario)
 
 
 def test_jobs_of_one_model_are_served_in_turn(tmp_path: Path) -> None:
