@@ -59,8 +59,8 @@ class DeltaPublisher(FilePublisher):
         """Version → the folders that its manifest names."""
 
     def begin(self, layout: Layout, *, policy_version: int, is_again: bool = False) -> Publication:
-        """Begins a delta. Whole is the first version of a trainer, one in every so many, and one whose delta would not
-        be smaller.
+        """Begins a delta. Whole is the first version of a trainer, one in every so many, one that is there whole
+        already, and one whose delta would not be smaller.
 
         is_again: a whole version takes the delta's place; receivers look for one before they follow the chain.
         """
@@ -79,7 +79,9 @@ class DeltaPublisher(FilePublisher):
             self._base, self._chain = base, manifest.steps
             self._needed[policy_version] = frozenset(step.directory for step in manifest.steps)
 
-        if fits and len(self._chain) < self._spec.snapshot_every_versions:
+        # The manifest that it was announced by before, and each later one on it, list the files of a whole version.
+        is_there_whole = any((root / plan.directory).glob("*.safetensors"))
+        if fits and len(self._chain) < self._spec.snapshot_every_versions and not is_there_whole:
             sink = DeltaSink(
                 plan,
                 root,

@@ -231,6 +231,18 @@ def test_a_trainer_that_takes_over_publishes_the_same_digest(store: Store) -> No
         assert_equal(receiver.tensors, version(manifest.policy_version))
 
 
+@pytest.mark.parametrize("first", range(6))
+def test_what_a_claim_named_before_a_trainer_took_over_can_be_loaded_after(store: Store, first: int) -> None:
+    before = [store.publish(number) for number in range(7)]
+    store.publisher = store.another_publisher()
+    for number in range(first, 7):
+        store.publish(number)
+    for manifest in before[first:]:
+        receiver = store.receiver()
+        receiver.load(manifest)
+        assert_equal(receiver.tensors, version(manifest.policy_version))
+
+
 def test_old_versions_go_but_for_those_that_newer_ones_or_generators_need(store: Store) -> None:
     manifests = [store.publish(number) for number in range(7)]
     store.publisher.remove_before(5, in_use={step.directory for step in manifests[2].steps})
