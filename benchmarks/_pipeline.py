@@ -1,0 +1,164 @@
+"""What a run's metrics and timeline say about its pipeline: seconds an iteration, idle shares, and the bounds.
+
+    synchronous, colocated   T_gen + T_train + T_sync
+    periodic                 T_sync + max(T_gen + t_last, t_first + T_train)
+    delayed, bounded         max(T_gen, T_train + T_step), of what is done in the counted time
+
+Every T is the run's own: what work and memory bandwidth take from each other when they overlap is in them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from contracts.events import IterationMetrics, TimelineSpan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pipeline:
+    """Means over the iterations that are counted, in seconds an iteration."""
+
+    iteration_s: float
+    """From one version's announcement to the next."""
+    tokens_per_s: float
+    """Sampled tokens of the counted iterations over their time."""
+    generation_s: float
+    """T_gen: seconds in which a generator samples, over the number of generators."""
+    training_s: float
+    """T_train: forward and backward passes."""
+    step_s: float
+    publish_s: float
+    first_s: float
+    """t_first: from the first generation of an iteration until its first batch is scored."""
+    last_s: float
+    """t_last: the passes of the batch that was scored last."""
+    sync_s: float
+    """T_sync: from an iteration's last pass to the first generation of the next, where no two are open at once; else
+    0.0. It holds the step, what is left to publish, the commit, the claim and the load."""
+    exposed_sync_s: float
+    """Seconds in which neither a generator samples nor the trainer passes."""
+    generator_idle_share: float
+    trainer_idle_share: float
+    """Neither a pass nor a step."""
+    bound_s: float
+    """Least seconds that the schedule allows for these times."""
+    bound_reached: float
+    """bound_s / iteration_s."""
+    whole_s: float
+    """From the job's first generation to its last version, with the pipeline's filling and draining."""
+
+    def rounded(self) -> dict[str, float]:
+        return {name: round(value, 4) for name, value in asdict(self).items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One job's lines of metrics.jsonl and timeline.jsonl."""
+
+    schedule: str
+    num_generators: int
+    metrics: Sequence[IterationMetrics]
+    spans: Sequence[TimelineSpan]
+
+    @property
+    def overlaps_iterations(self) -> bool:
+        return self.schedule in ("delayed", "bounded")
+
+    def announced_s(self, iteration: int) -> float:
+        """Unix time at which the version that an iteration made was announced."""
+        found = self.metrics[iteration]
+        return found.started_s + found.wall_s
+
+    def of(self, iteration: int, *what: str) -> list[TimelineSpan]:
+        return [span for span in self.spans if span.iteration == iteration and span.what in what]
+
+
+def measure(run: Run, iterations: range) -> Pipeline:
+    """Reads these iterations' pipeline off a run. They must neither begin with its first nor end with its last one."""
+    from_s, to_s = run.announced_s(iterations[0] - 1), run.announced_s(iterations[-1])
+    number = len(iterations)
+    each = [_parts(run, iteration) for iteration in iterations]
+    mean = {name: statistics.fmean(one[name] for one in each) for name in each[0]}
+    sampling_s = sum(_inside(run.spans, ("generate",), from_s, to_s))
+    training_s = sum(_inside(run.spans, ("train", "step"), from_s, to_s))
+    iteration_s = (to_s - from_s) / number
+    bound_s = statistics.fmean(_bound_s(run, one) for one in each)
+    if run.overlaps_iterations:
+        # The generator may have sampled some of it before the interval, and some of what comes after it inside.
+        bound_s = max(sampling_s / run.num_generators, training_s) / number
+    return Pipeline(
+        iteration_s=iteration_s,
+        tokens_per_s=sum(run.metrics[one].num_tokens for one in iterations) / (to_s - from_s),
+        exposed_sync_s=(to_s - from_s - _covered_s(run.spans, ("generate", "train"), from_s, to_s)) / number,
+        generator_idle_share=1 - sampling_s / run.num_generators / (to_s - from_s),
+        trainer_idle_share=1 - training_s / (to_s - from_s),
+        bound_s=bound_s,
+        bound_reached=bound_s / iteration_s,
+        whole_s=run.announced_s(len(run.metrics) - 1) - min(span.started_s for span in run.of(0, "generate")),
+        **mean,
+    )
+
+
+def _parts(run: Run, iteration: int) -> dict[str, float]:
+    metrics = run.metrics[iteration]
+    generated, scored, passes = run.of(iteration, "generate"), run.of(iteration, "score"), run.of(iteration, "train")
+    first_s = min(span.started_s for span in generated)
+    last_batch = max(scored, key=lambda span: span.ended_s).batch_id
+    sync_s = 0.0
+    if not run.overlaps_iterations:
+        next_s = min(span.started_s for span in run.of(iteration + 1, "generate"))
+        sync_s = next_s - max(span.ended_s for span in passes)
+    return {
+        "generation_s": sum(span.ended_s - span.started_s for span in generated) / run.num_generators,
+        "training_s": sum(span.ended_s - span.started_s for span in passes),
+        "step_s": metrics.step_s,
+        "publish_s": metrics.publish_s,
+        "first_s": min(span.ended_s for span in scored) - first_s,
+        "last_s": sum(span.ended_s - span.started_s for span in passes if span.batch_id == last_batch),
+        "sync_s": sync_s,
+    }
+
+
+def _bound_s(run: Run, part: dict[str, float]) -> float:
+    """Least seconds of one iteration that no other may overlap."""
+    if run.schedule == "periodic":
+        generator_s, trainer_s = part["generation_s"] + part["last_s"], part["first_s"] + part["training_s"]
+        return part["sync_s"] + max(generator_s, trainer_s)
+    return part["generation_s"] + part["training_s"] + part["sync_s"]
+
+
+def _inside(spans: Iterable[TimelineSpan], what: Sequence[str], from_s: float, to_s: float) -> list[float]:
+    """Seconds that each of these spans has inside the interval."""
+    return [
+        min(span.ended_s, to_s) - max(span.started_s, from_s)
+        for span in spans
+        if span.what in what and span.ended_s > from_s and span.started_s < to_s
+    ]
+
+
+def _covered_s(spans: Iterable[TimelineSpan], what: Sequence[str], from_s: float, to_s: float) -> float:
+    """Seconds of the interval in which at least one of these spans is."""
+    covered_s, reached_s = 0.0, from_s
+    for span in sorted((one for one in spans if one.what in what), key=lambda one: one.started_s):
+        started_s, ended_s = max(span.started_s, reached_s), min(span.ended_s, to_s)
+        covered_s += max(0.0, ended_s - started_s)
+        reached_s = max(reached_s, ended_s)
+    return covered_s
+
+
+def describe(run: Run) -> dict[str, Any]:
+    """What a planner reads of a run: seconds from version to version, and medians of an iteration's parts."""
+    announced = [run.announced_s(one) for one in range(len(run.metrics))]
+    between = itertools.pairwise(announced)
+    return {
+        "iteration_s": [round(later - earlier, 4) for earlier, later in between],
+        **{
+            name: round(statistics.median(getattr(one, name) for one in run.metrics), 4)
+            for name in ("generation_s", "training_s", "step_s", "publish_s")
+        },
+        "tokens": [one.num_tokens for one in run.metrics],
+    }

@@ -1,0 +1,151 @@
+"""The pictures of docs/schedules.md: speed and bound of each schedule, who computes when, and reward under a lag."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks._pipeline import Run
+from onbeat.terminal.figures import DOTS_PER_INCH, moving_mean
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+COLORS = {
+    "colocated": "#b9bec6",
+    "synchronous": "#7b828d",
+    "periodic": "#3b7dd8",
+    "delayed 1": "#e0762f",
+    "delayed 2": "#f0b07f",
+    "bounded 1": "#6b4fa0",
+    "bounded 2": "#b3a1d6",
+}
+CORRECTION_STYLES = {"none": ":", "tis": "-", "decoupled_ppo": "--"}
+SMOOTHED_OVER = 9
+SHOWN_ITERATIONS = 4
+
+
+def draw_speeds(path: Path, medians: Mapping[str, Mapping[str, Mapping[str, float]]]) -> None:
+    """Draws how many times as fast as synchronous each schedule is in each workload, and the bound of its own times."""
+    pyplot = _pyplot()
+    figure, axes = pyplot.subplots(figsize=(10.0, 4.6), layout="constrained")
+    names = list(dict.fromkeys(name for each in medians.values() for name in each))
+    width = 0.86 / len(names)
+    for place, each in enumerate(medians.values()):
+        slowest_s = each["synchronous"]["iteration_s"]
+        for number, (name, one) in enumerate(each.items()):
+            left = place + (number - (len(names) - 1) / 2) * width
+            label = name if place == 0 else None
+            axes.bar(left, slowest_s / one["iteration_s"], width * 0.9, color=COLORS[name], label=label)
+            bound = slowest_s / one["bound_s"]
+            axes.hlines(bound, left - width * 0.45, left + width * 0.45, color="#222222", linewidth=1.4)
+    axes.hlines([], 0, 0, color="#222222", linewidth=1.4, label="bound of its own times")
+    axes.set_xticks(range(len(medians)), [_in_two_lines(workload) for workload in medians])
+    axes.set(ylabel="speed, synchronous = 1", title="The same work under every schedule, two CPU cores")
+    axes.grid(axis="y", alpha=0.25)
+    axes.set_axisbelow(True)
+    figure.legend(loc="outside lower center", ncols=len(names) + 1, fontsize=8, columnspacing=1.2)
+    figure.savefig(path, dpi=DOTS_PER_INCH)
+    pyplot.close(figure)
+
+
+def _in_two_lines(workload: str) -> str:
+    lengths, _, ratio = workload.partition(" ")
+    return f"{lengths} lengths\n$T_{{gen}}$ : $T_{{train}}$ {ratio.replace(':', ' : ').replace('on 2', '(2 gen.)')}"
+
+
+def draw_timelines(path: Path, runs: Mapping[str, Run], first: int) -> None:
+    """Draws, one above the other on one scale, who samples and who trains from iteration `first` on."""
+    pyplot = _pyplot()
+    figure, grid = pyplot.subplots(
+        len(runs), figsize=(10.0, 1.55 * len(runs)), sharex=True, squeeze=False, layout="constrained"
+    )
+    all_axes = grid[:, 0]
+    longest_s = 0.0
+    for axes, (name, run) in zip(all_axes, runs.items(), strict=True):
+        longest_s = max(longest_s, _draw_lanes(axes, run, first))
+        axes.set_title(name, loc="left", fontsize=10)
+    all_axes[-1].set(xlabel="seconds", xlim=(0.0, longest_s))
+    figure.savefig(path, dpi=DOTS_PER_INCH)
+    pyplot.close(figure)
+
+
+def _draw_lanes(axes: Axes, run: Run, first: int) -> float:
+    """Returns the seconds from the end of iteration first - 1 to the end of the last one that is shown."""
+    shown = range(first, first + SHOWN_ITERATIONS)
+    origin_s, end_s = run.announced_s(first - 1), run.announced_s(shown[-1])
+    lanes = {"train": 0, "step": 0, "generate": 1}
+    tones = (("#e0762f", "#f0b07f"), ("#3b7dd8", "#9ec5f4"))
+    for span in run.spans:
+        if span.what in lanes and span.ended_s > origin_s and span.started_s < end_s:
+            lane = lanes[span.what]
+            color = "#b3261e" if span.what == "step" else tones[lane][span.iteration % 2]
+            left = max(span.started_s, origin_s) - origin_s
+            axes.barh(
+                lane,
+                min(span.ended_s, end_s) - origin_s - left,
+                left=left,
+                height=0.8,
+                color=color,
+                edgecolor="white",
+                linewidth=0.3,
+            )
+    for iteration in shown:
+        axes.axvline(run.announced_s(iteration) - origin_s, color="#444444", linewidth=0.8, linestyle=":")
+    axes.set_yticks([0, 1], ["trainer", "generator"])
+    return end_s - origin_s
+
+
+def draw_rewards(path: Path, runs: Sequence[Mapping[str, Any]], seconds: Mapping[str, float]) -> None:
+    """Draws mean and range over the seeds: against iterations, against time, by correction, and at a lower rate.
+
+    seconds: arm → seconds an iteration; an arm without them is left out of the second part.
+    """
+    pyplot = _pyplot()
+    figure, ((by_iteration, by_time), (by_correction, gentle)) = pyplot.subplots(
+        2, 2, figsize=(11.0, 8.0), sharey=True, layout="constrained"
+    )
+    for arm in dict.fromkeys(run["arm"] for run in runs):
+        rate, _, label = arm.rpartition(": ")
+        name, _, correction = label.partition(", ")
+        if rate:
+            _draw_arm(gentle, runs, arm)
+            continue
+        if correction in ("", "tis"):
+            _draw_arm(by_iteration, runs, arm)
+            if arm in seconds:
+                _draw_arm(by_time, runs, arm, scale=seconds[arm])
+        if name in ("periodic", "delayed 1", "delayed 2"):
+            _draw_arm(by_correction, runs, arm)
+    by_iteration.set(xlabel="iteration", ylabel="reward of the sampled batches", title="lags with tis, by iterations")
+    by_time.set(xlabel="seconds", title="lags with tis, by time")
+    by_correction.set(xlabel="iteration", ylabel="reward of the sampled batches", title="corrections")
+    gentle.set(xlabel="iteration", title="at a third of the learning rate")
+    for axes in (by_iteration, by_time, by_correction, gentle):
+        axes.grid(alpha=0.25)
+        axes.legend(fontsize=8, loc="best")
+    figure.savefig(path, dpi=DOTS_PER_INCH)
+    pyplot.close(figure)
+
+
+def _draw_arm(axes: Axes, runs: Sequence[Mapping[str, Any]], arm: str, *, scale: float = 1.0) -> None:
+    curves = [moving_mean(run["reward"], SMOOTHED_OVER) for run in runs if run["arm"] == arm]
+    at_each = list(zip(*curves, strict=True))
+    places = [scale * (iteration + 1) for iteration in range(len(at_each))]
+    label = arm.rpartition(": ")[2]
+    name, _, correction = label.partition(", ")
+    style, color = CORRECTION_STYLES.get(correction, "-"), COLORS[name]
+    axes.plot(places, [statistics.fmean(one) for one in at_each], style, color=color, linewidth=1.6, label=label)
+    axes.fill_between(places, [min(one) for one in at_each], [max(one) for one in at_each], color=color, alpha=0.10)
+
+
+def _pyplot() -> Any:
+    """The import takes half a second, which only a finished measurement should pay."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    return pyplot
