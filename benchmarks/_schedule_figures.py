@@ -22,7 +22,7 @@ COLORS = {
     "bounded 1": "#6b4fa0",
     "bounded 2": "#b3a1d6",
 }
-CORRECTION_STYLES = {"none": ":", "tis": "-", "decoupled_ppo": "--"}
+CORRECTION_STYLES = {"none": ":", "tis": "-.", "decoupled_ppo": "--", "clipped": "-"}
 SMOOTHED_OVER = 9
 SHOWN_ITERATIONS = 4
 
@@ -113,15 +113,17 @@ def draw_rewards(path: Path, runs: Sequence[Mapping[str, Any]], seconds: Mapping
         if rate:
             _draw_arm(gentle, runs, arm)
             continue
-        if correction in ("", "tis"):
+        if correction in ("", "clipped"):
             _draw_arm(by_iteration, runs, arm)
             if arm in seconds:
                 _draw_arm(by_time, runs, arm, scale=seconds[arm])
         if name in ("periodic", "delayed 1", "delayed 2"):
             _draw_arm(by_correction, runs, arm)
-    by_iteration.set(xlabel="iteration", ylabel="reward of the sampled batches", title="lags with tis, by iterations")
-    by_time.set(xlabel="seconds", title="lags with tis, by time")
-    by_correction.set(xlabel="iteration", ylabel="reward of the sampled batches", title="corrections")
+    by_iteration.set(
+        xlabel="iteration", ylabel="reward of the sampled batches", title="the clip against the sampler, by iterations"
+    )
+    by_time.set(xlabel="seconds", title="the clip against the sampler, by time")
+    by_correction.set(xlabel="iteration", ylabel="reward of the sampled batches", title="what answers the lag")
     gentle.set(xlabel="iteration", title="at a third of the learning rate")
     for axes in (by_iteration, by_time, by_correction, gentle):
         axes.grid(alpha=0.25)
