@@ -28,7 +28,7 @@ FIRST_CHARACTER = 20
 CHARACTERS = "0123456789:;<=>?@ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 VOCABULARY = 512
 STRENGTH = 1.0
-"""Of a token's kind in its embedding, against the deviation of 0.02 of everything else."""
+"""A token's kind weighs so much in its embedding; everything else has a deviation of 0.02."""
 
 
 @dataclass(frozen=True, kw_only=True)
