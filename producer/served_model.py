@@ -24,6 +24,9 @@ log = logging.getLogger(__name__)
 
 RELOAD_PAUSES_S = (1.0, 2.0, 4.0)
 """Pauses between loads of a refused version: its trainer sees the refusal in our presence, and writes it again."""
+REPLACEMENT_S = 120.0
+"""What a job with a lag adds to them: a version that its policy has moved on from is written again by the trainer that
+starts next. A batch that failed meanwhile would use up its attempts."""
 
 
 class MakeEngine(Protocol):
@@ -117,7 +120,7 @@ class ServedModel:
             if not self._has_weights(manifest):
                 self._awaited_version = None
                 async with loaded.within(spec.timeouts.generation_s, f"loading {manifest.directory}"):
-                    await self._load(loaded.engine, manifest, still_needed)
+                    await self._load(loaded.engine, manifest, reload_pauses_s(spec), still_needed)
                 log.info("holds version %d (%s)", manifest.policy_version, manifest.weights_digest[:12])
         finally:
             self.loading_weights = ""
@@ -203,7 +206,13 @@ class ServedModel:
         if loaded is not None and not loaded.hangs:
             await loaded.engine.aclose()
 
-    async def _load(self, engine: GenerationEngine, manifest: WeightManifest, still_needed: Callable[[], bool]) -> None:
+    async def _load(
+        self,
+        engine: GenerationEngine,
+        manifest: WeightManifest,
+        pauses_s: Sequence[float],
+        still_needed: Callable[[], bool],
+    ) -> None:
         def say_so(state: RetryCallState) -> None:
             self.rejected_weights = manifest.directory
             log.warning(
@@ -212,8 +221,8 @@ class ServedModel:
 
         await AsyncRetrying(
             retry=retry_if_exception(lambda error: isinstance(error, WeightsRejected) and still_needed()),
-            stop=stop_after_attempt(1 + len(RELOAD_PAUSES_S)),
-            wait=wait_chain(*map(wait_fixed, RELOAD_PAUSES_S)),
+            stop=stop_after_attempt(1 + len(pauses_s)),
+            wait=wait_chain(*map(wait_fixed, pauses_s)),
             before_sleep=say_so,
             sleep=self._sleep,
             reraise=True,
@@ -230,3 +239,11 @@ class ServedModel:
             model=spec.model, deterministic=spec.deterministic, engine=engine, detokenizer=detokenizer
         )
         return self.loaded
+
+
+def reload_pauses_s(spec: JobSpec) -> tuple[float, ...]:
+    """Returns the pauses between loads of a version of this job that is refused; they leave time for the loads."""
+    if not spec.schedule_rule.lags:
+        return RELOAD_PAUSES_S
+    longest_s = min(REPLACEMENT_S, spec.timeouts.generation_s / 2)
+    return RELOAD_PAUSES_S + RELOAD_PAUSES_S[-1:] * int(longest_s / RELOAD_PAUSES_S[-1])

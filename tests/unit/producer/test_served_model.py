@@ -16,8 +16,8 @@ from tests.builders import job_spec
 from tests.fakes import EngineShop, fake_version, spell
 
 
-def load(run_root: Path, on_pause: Callable[[int, ServedModel], None]) -> ServedModel:
-    """Loads version 3 from a cut file; on_pause sees each pause before the next load."""
+def load(run_root: Path, on_pause: Callable[[int, ServedModel], None], **spec: object) -> ServedModel:
+    """Loads version 3 of a job from a cut file; on_pause sees each pause before the next load."""
     manifest = fake_version(run_root, "job", 3)
     path = run_root / manifest.directory / manifest.files[0].name
     path.write_bytes(path.read_bytes()[:-1])
@@ -31,9 +31,9 @@ def load(run_root: Path, on_pause: Callable[[int, ServedModel], None]) -> Served
 
     async def run() -> None:
         try:
-            await model.ready_for(job_spec(), manifest)
+            await model.ready_for(job_spec(**spec), manifest)
         finally:
-            assert tuple(pauses) == RELOAD_PAUSES_S[: len(pauses)]
+            assert tuple(pauses[:3]) == RELOAD_PAUSES_S[: len(pauses)]
 
     asyncio.run(run())
     return model
@@ -61,6 +61,23 @@ def test_a_version_that_stays_damaged_is_refused_with_its_reason(tmp_path: Path)
     with pytest.raises(WeightsRejected, match=r"v000003.* has \d+ bytes, its manifest \d+"):
         load(tmp_path, lambda _pause, model: said.append(model.rejected_weights))
     assert said == ["job/weights/v000003"] * len(RELOAD_PAUSES_S)
+
+
+def test_a_version_of_a_job_with_a_lag_is_waited_for_until_its_trainer_is_replaced(tmp_path: Path) -> None:
+    """The policy may have moved on from it: no trainer that lives can write it again."""
+    lagging = {"schedule": "delayed", "max_policy_lag": 1, "algorithm__correction": "none"}
+
+    def mend_late(pause: int, _model: ServedModel) -> None:
+        if pause == 30:
+            fake_version(tmp_path, "job", 3)
+
+    assert load(tmp_path, mend_late, **lagging).rejected_weights == ""
+    said: list[str] = []
+    with pytest.raises(WeightsRejected, match="v000003"):
+        load(
+            tmp_path, lambda _pause, model: said.append(model.rejected_weights), timeouts__generation_s=40.0, **lagging
+        )
+    assert len(said) == len(RELOAD_PAUSES_S) + 5
 
 
 def test_the_version_that_it_loads_is_named_until_it_is_loaded(tmp_path: Path) -> None:
