@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from contracts.errors import WeightsRejected
+from contracts.errors import BrokerUnavailable, WeightsRejected
 from contracts.versions import WeightManifest
 from producer.broker_calls import BrokerCalls
 from producer.rollout.carried_batch import ActiveJob
@@ -64,3 +64,6 @@ class Receipt:
             except WeightsRejected as error:
                 refused = news.versions
                 log.warning("%s; a batch that asks for it loads it again", error)
+            except BrokerUnavailable as error:
+                # Nothing repeats the calls of an engine that reads chunks; how long Redis may be away, the next wait says.
+                log.warning("%s; the version is received again when it answers", error)

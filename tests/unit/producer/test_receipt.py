@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from contracts.errors import BrokerUnavailable
 from contracts.versions import WeightManifest
-from tests.fakes import FakeSide, fake_version
+from tests.fakes import FakeSide, LoggedEngine, fake_version
 from tests.unit.producer.test_generator import Stack, drive
 
 DELAYED = {"schedule": "delayed", "max_policy_lag": 1, "algorithm__correction": "none"}
@@ -99,6 +100,31 @@ def test_a_version_that_cannot_be_read_is_left_to_the_batch_that_asks_for_it(
             await stack.changes.until(lambda: len(side.published) == 2)
         assert caplog.text.count("a batch that asks for it loads it again") == 1, "it is not tried again and again"
         assert side.failed == []
+
+    drive(tmp_path, scenario)
+
+
+def test_a_version_in_a_redis_that_is_away_for_a_moment_is_received_when_it_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its chunks are read by the engine, whose calls nothing repeats."""
+    receive, outages = LoggedEngine.receive_weights, [BrokerUnavailable("connection refused")]
+
+    async def away_at_first(engine: LoggedEngine, announced: Any, shards: Any = (), *, num_versions: int) -> bool:
+        if num_versions > 1 and outages:
+            raise outages.pop()
+        return await receive(engine, announced, shards, num_versions=num_versions)
+
+    monkeypatch.setattr(LoggedEngine, "receive_weights", away_at_first)
+
+    async def scenario(stack: Stack) -> None:
+        side = busy(stack, **DELAYED)
+        side.announce(*versions(stack, 0, 1))
+        async with stack.running():
+            await stack.changes.until(lambda: ready(stack) == [0, 1])
+            stack.shop.gates["0/train/0"].set()
+            await stack.changes.until(lambda: len(side.published) == 1)
+        assert (outages, side.failed) == ([], [])
 
     drive(tmp_path, scenario)
 
