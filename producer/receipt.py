@@ -65,5 +65,5 @@ class Receipt:
                 refused = news.versions
                 log.warning("%s; a batch that asks for it loads it again", error)
             except BrokerUnavailable as error:
-                # Nothing repeats the calls of an engine that reads chunks; how long Redis may be away, the next wait says.
+                # Nothing repeats the calls of an engine that reads chunks; the next wait bounds the outage.
                 log.warning("%s; the version is received again when it answers", error)
