@@ -12,7 +12,7 @@ from typing import Protocol
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_after_attempt, wait_chain, wait_fixed
 
-from contracts.errors import EngineUnavailable, WeightsRejected
+from contracts.errors import BrokerUnavailable, EngineUnavailable, WeightsRejected
 from contracts.rollouts import Completion, PromptBatch
 from contracts.spec import JobSpec, ModelSpec
 from contracts.versions import WeightManifest
@@ -214,13 +214,14 @@ class ServedModel:
         still_needed: Callable[[], bool],
     ) -> None:
         def say_so(state: RetryCallState) -> None:
-            self.rejected_weights = manifest.directory
-            log.warning(
-                "%s; loading it again in %.0f s", state.outcome and state.outcome.exception(), state.upcoming_sleep
-            )
+            error = state.outcome and state.outcome.exception()
+            # A Redis that is away, from which the engine reads chunks, says nothing about the version.
+            self.rejected_weights = "" if isinstance(error, BrokerUnavailable) else manifest.directory
+            log.warning("%s; loading it again in %.0f s", error, state.upcoming_sleep)
 
+        again = (WeightsRejected, BrokerUnavailable)
         await AsyncRetrying(
-            retry=retry_if_exception(lambda error: isinstance(error, WeightsRejected) and still_needed()),
+            retry=retry_if_exception(lambda error: isinstance(error, again) and still_needed()),
             stop=stop_after_attempt(1 + len(pauses_s)),
             wait=wait_chain(*map(wait_fixed, pauses_s)),
             before_sleep=say_so,

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from contracts.errors import EngineUnavailable, WeightsRejected
+from contracts.errors import BrokerUnavailable, EngineUnavailable, WeightsRejected
 from contracts.spec import JobSpec
+from contracts.versions import WeightManifest
 from contracts.weights import WeightShard
 from producer.served_model import RELOAD_PAUSES_S, ServedModel
 from tests.builders import job_spec
-from tests.fakes import EngineShop, fake_version, spell
+from tests.fakes import EngineShop, LoggedEngine, fake_version, spell
 
 
 def load(run_root: Path, on_pause: Callable[[int, ServedModel], None], **spec: object) -> ServedModel:
@@ -61,6 +62,27 @@ def test_a_version_that_stays_damaged_is_refused_with_its_reason(tmp_path: Path)
     with pytest.raises(WeightsRejected, match=r"v000003.* has \d+ bytes, its manifest \d+"):
         load(tmp_path, lambda _pause, model: said.append(model.rejected_weights))
     assert said == ["job/weights/v000003"] * len(RELOAD_PAUSES_S)
+
+
+def test_a_version_in_a_redis_that_is_away_for_a_moment_is_loaded_when_it_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load_weights, outages, said = LoggedEngine.load_weights, [BrokerUnavailable("connection refused")], []
+
+    async def away_at_first(engine: LoggedEngine, weights: WeightManifest | WeightShard) -> None:
+        if outages:
+            raise outages.pop()
+        await load_weights(engine, weights)
+
+    def mend(_pause: int, model: ServedModel) -> None:
+        said.append(model.rejected_weights)
+        fake_version(tmp_path, "job", 3)
+
+    monkeypatch.setattr(LoggedEngine, "load_weights", away_at_first)
+    model = load(tmp_path, mend)
+    assert (said, outages) == ([""], []), "nothing is wrong with the version"
+    assert model.loaded is not None
+    assert model.loaded.engine.policy_version is not None
 
 
 def test_a_version_of_a_job_with_a_lag_is_waited_for_until_its_trainer_is_replaced(tmp_path: Path) -> None:
