@@ -7,9 +7,10 @@ import time
 from array import array
 from typing import NamedTuple
 
-from tests.model.fence import REMOVED, Off, Server
 from tests.model.invariants import broken_in
+from tests.model.move import Move
 from tests.model.moves import moves
+from tests.model.server import PUBLISHED, REMOVED, Off, Server, Slot
 from tests.model.state import Bounds, State
 
 NEEDS_SUCCESS = "stuck: the job can't succeed any more"
@@ -29,12 +30,23 @@ class Result(NamedTuple):
 
 
 class Symmetry:
-    """The smallest of all renamings stands for a state."""
+    """The smallest of all renamings stands for a state.
+
+    Generators have no order, and neither have the batches of an iteration that the same versions may sample. Iterations
+    that share a slot share its renaming.
+    """
 
     def __init__(self, bounds: Bounds) -> None:
-        generators = list(itertools.permutations(range(bounds.generators)))
-        batches = list(itertools.permutations(range(bounds.batches)))
-        self._renamings = [(g, b) for g in generators for b in batches][1:]
+        training = range(bounds.batches - bounds.evaluations)
+        evaluations = range(len(training), bounds.batches)
+        of_slot = [
+            (*some, *others)
+            for some in itertools.permutations(training)
+            for others in itertools.permutations(evaluations)
+        ]
+        generators = itertools.permutations(range(bounds.generators))
+        slots = list(itertools.product(of_slot, repeat=bounds.lag + 1))
+        self._renamings = [(mine, batches) for mine in generators for batches in slots][1:]
         self._is_deterministic = bounds.is_deterministic
         self._servers: dict[tuple[Server, int], Server] = {}
 
@@ -43,13 +55,15 @@ class Symmetry:
         return min([state, *(self._renamed(state, index) for index in range(len(self._renamings)))])
 
     def _renamed(self, state: State, index: int) -> State:
-        generators, batches = self._renamings[index]
+        generators, slots = self._renamings[index]
         claims: list[tuple[int, ...]] = [()] * len(generators)
         for old, claim in enumerate(state.generators):
-            claims[generators[old]] = (claim[0], batches[claim[1]], *claim[2:]) if claim else ()
+            if claim:
+                claims[generators[old]] = (claim[0], slots[claim[0] % len(slots)][claim[1]], *claim[2:])
         trainers = []
         for one in state.trainers:
             if one and one.trained:
+                batches = slots[one.iteration % len(slots)]
                 trained: list[tuple[int, ...]] = [()] * len(batches)
                 for old, mine in enumerate(one.trained):
                     trained[batches[old]] = (mine[0], self._content(mine[1], generators), mine[2]) if mine else ()
@@ -62,21 +76,23 @@ class Symmetry:
     def _server(self, server: Server, index: int) -> Server:
         known = self._servers.get((server, index))
         if known is None:
-            known = self._servers[server, index] = self._renamed_server(server, *self._renamings[index])
+            generators, slots = self._renamings[index]
+            renamed = (self._slot(*both, generators) for both in zip(server.slots, slots, strict=True))
+            known = self._servers[server, index] = server._replace(slots=tuple(renamed))
         return known
 
-    def _renamed_server(self, server: Server, generators: tuple[int, ...], batches: tuple[int, ...]) -> Server:
-        renamed = list(server.batches)
-        for old, (ledger, entry) in enumerate(server.batches):
-            if len(ledger) == 4:
-                ledger = (ledger[0], self._content(ledger[1], generators), generators[ledger[2]], ledger[3])
+    def _slot(self, slot: Slot, batches: tuple[int, ...], generators: tuple[int, ...]) -> Slot:
+        renamed = list(slot.batches)
+        for old, (ledger, entry) in enumerate(slot.batches):
+            if ledger and ledger[0] == PUBLISHED:
+                ledger = (PUBLISHED, self._content(ledger[1], generators), generators[ledger[2]], *ledger[3:])
             if entry and entry[3] >= 0:
                 entry = (*entry[:3], generators[entry[3]])
             renamed[batches[old]] = (ledger, entry)
         rollouts = tuple(
-            (one[0], batches[one[1]], *one[2:4], self._content(one[4], generators), *one[5:]) for one in server.rollouts
+            (one[0], batches[one[1]], *one[2:4], self._content(one[4], generators), *one[5:]) for one in slot.rollouts
         )
-        return server._replace(batches=tuple(renamed), rollouts=rollouts)
+        return Slot(tuple(renamed), rollouts)
 
     def _content(self, content: int, generators: tuple[int, ...]) -> int:
         return content if self._is_deterministic else content // 4 * 4 + generators[content % 4]
@@ -117,15 +133,15 @@ class Exploration:
                 break
             if at == level_ends:
                 self._depth, level_ends = self._depth + 1, len(self._states)
-            for name, who, after, is_fault, breaks, batch in moves(self._states[at], self._bounds, self._off):
+            for move in moves(self._states[at], self._bounds, self._off):
                 self._num_transitions += 1
-                known = self._add(self._symmetry.canonical(after), at)
-                if not is_fault:
+                known = self._add(self._symmetry.canonical(move.state), at)
+                if not move.is_fault:
                     self._sources.append(at)
                     self._targets.append(known)
-                breaks = breaks or broken_in(after)
+                breaks = move.breaks or broken_in(move.state, self._bounds)
                 if breaks:
-                    return breaks, (*self._trace(at), _line(name, who, batch))
+                    return breaks, (*self._trace(at), _line(move))
             at += 1
         return "", ()
 
@@ -158,9 +174,9 @@ class Exploration:
         """Names are those of each state's own renaming: process 0 may be 1 in the next line."""
         lines: list[str] = []
         while (parent := self._parents[index]) != -1:
-            for name, who, after, _, _, batch in moves(self._states[parent], self._bounds, self._off):
-                if self._index.get(self._symmetry.canonical(after)) == index:
-                    lines.append(_line(name, who, batch))
+            for move in moves(self._states[parent], self._bounds, self._off):
+                if self._index.get(self._symmetry.canonical(move.state)) == index:
+                    lines.append(_line(move))
                     break
             index = parent
         return tuple(reversed(lines))
@@ -170,6 +186,7 @@ def explore(bounds: Bounds, off: Off = frozenset(), *, max_states: int = 5_000_0
     return Exploration(bounds, off, max_states=max_states).run()
 
 
-def _line(name: str, who: int, batch: int) -> str:
-    whose = "" if who < 0 else f"{who}: "
-    return f"{whose}{name}" + (f" (batch {batch})" if batch >= 0 else "")
+def _line(move: Move) -> str:
+    whose = "" if move.who < 0 else f"{move.who}: "
+    of = f" (batch {move.iteration}/{move.batch})" if move.batch >= 0 else ""
+    return f"{whose}{move.name}{of}"

@@ -1,59 +1,36 @@
-"""The scripts of broker/scripts as pure functions: what the server knows and a call → (outcome, what it knows then).
+"""The scripts of broker/scripts that trainers call and that move a job, as pure functions: server, call → (outcome, server).
 
-Everything is a tuple, so that states can be hashed and compared. `off` names the checks that a mutation leaves out;
-each is named once, as `script.check`, where it is made.
-
-    digest of weights     16 · version + variant; another variant is another content of the same version
-    entry                 (id, first attempt, deliveries, owner) of a batch on the prompts stream; () if it isn't
-    ledger                () | (EXPECTED, entry id) | (PUBLISHED, content, generator, attempt) | (DEAD,)
-    rollout               (id, batch, iteration, digest, content, is complete, whom it was delivered to: an epoch or 0)
-    claim                 (iteration, batch, digest, entry id, attempt)
-    record                (COMMIT or REWIND, iteration, epoch), as the audit stream holds it
+`off` names the checks that a mutation leaves out; each is named once, as `script.check`, where it is made.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-EXPECTED, PUBLISHED, DEAD = 1, 2, 3
-COMMIT, REWIND = 1, 2
-ACTIVE, ENDED, SUCCEEDED, REMOVED = 0, 1, 2, 3
-VARIANTS = 16
-NOBODY = -1
-
-Off = frozenset[str]
-Entry = tuple[int, ...]
-Ledger = tuple[int, ...]
-Rollout = tuple[int, ...]
-Claim = tuple[int, ...]
-Record = tuple[int, ...]
-Batch = tuple[Ledger, Entry]
-ABSENT: Batch = ((), ())
-
-
-class Server(NamedTuple):
-    """All that the server holds of a job and that a script asks about."""
-
-    epoch: int
-    is_open: bool
-    iteration: int
-    digest: int
-    committed: int
-    weights: tuple[int, ...]
-    """[versions] The digest that was announced, -1 for none."""
-    batches: tuple[Batch, ...]
-    rollouts: tuple[Rollout, ...]
-    last: Record
-    """The newest audit record."""
-    job: int = ACTIVE
-    """ENDED: failed or cancelled, and may be resumed or removed."""
-
-    def with_batch(self, index: int, batch: Batch) -> Server:
-        return self._replace(batches=(*self.batches[:index], batch, *self.batches[index + 1 :]))
-
-
-def nothing(num_batches: int, num_versions: int) -> Server:
-    return Server(0, False, -1, 0, -1, (-1,) * num_versions, (ABSENT,) * num_batches, (), ())
+from tests.model.server import (
+    ACTIVE,
+    COMMIT,
+    DEAD,
+    ENDED,
+    EXPECTED,
+    NOBODY,
+    NONE,
+    PUBLISHED,
+    REMOVED,
+    REWIND,
+    VARIANTS,
+    Claim,
+    Ledger,
+    Off,
+    Open,
+    Opening,
+    Record,
+    Rollout,
+    Server,
+    Slot,
+    known,
+    nothing,
+    pin_of,
+    pinned,
+)
 
 
 def _is_fenced(server: Server, epoch: int, check: str, off: Off) -> bool:
@@ -78,48 +55,90 @@ def publish_weights(server: Server, epoch: int, digest: int, *, oldest_kept: int
         return "fenced", server
     announced = list(server.weights)
     announced[digest // VARIANTS] = digest
-    oldest = min(oldest_kept, server.iteration) if server.is_open else oldest_kept
-    kept = tuple(one if version >= oldest else -1 for version, one in enumerate(announced))
+    kept = tuple(one if version >= oldest_kept else NONE for version, one in enumerate(announced))
     return "published", server._replace(weights=kept)
 
 
-def _opened(server: Server, epoch: int, iteration: int, digest: int, first: int) -> Server:
-    """first: so many batches go out with the opening; reconcile sends the others after it."""
+def _sent(server: Server, epoch: int, iteration: int, sent: tuple[tuple[int, int], ...]) -> Server:
     entry_id = 8 * epoch + 1
-    fresh: Batch = ((EXPECTED, entry_id), (entry_id, 1, 0, NOBODY))
-    batches = tuple(fresh if index < first else ABSENT for index in range(len(server.batches)))
-    return server._replace(is_open=True, iteration=iteration, digest=digest, batches=batches, rollouts=())
+    for index, pin in sent:
+        fresh = (pinned((EXPECTED, entry_id), pin), (entry_id, 1, 0, NOBODY))
+        server = server.with_batch(iteration, index, fresh)
+    return server
 
 
-def _cleared(server: Server) -> Server:
-    return server._replace(is_open=False, batches=(ABSENT,) * len(server.batches), rollouts=())
+def _opened(server: Server, epoch: int, opening: Opening) -> Server:
+    """The batches that don't go out with it follow: dispatch.lua and reconcile.lua send them."""
+    opened = Open(opening.iteration, opening.oldest, opening.newest, epoch)
+    server = server._replace(window=(*server.window, opened))
+    return _sent(server, epoch, opening.iteration, opening.sent)
+
+
+def _closed(server: Server) -> Server:
+    """Nothing is open any more, and no version may sample."""
+    none = (NONE,) * len(server.versions)
+    return server._replace(window=(), versions=none, slots=(server.blank,) * len(server.slots))
 
 
 def open_iteration(
-    server: Server, epoch: int, iteration: int, digest: int, off: Off, *, first: int
+    server: Server, epoch: int, opening: Opening, digests: tuple[int, ...], off: Off
 ) -> tuple[str, Server]:
+    """digests: of the versions that the window may be sampled with, as the trainer has them."""
     if _is_fenced(server, epoch, "open.epoch", off):
         return "fenced", server
-    if "open.repeat" not in off and server.is_open and (server.iteration, server.digest) == (iteration, digest):
+    stands = server.open_at(opening.iteration)
+    is_same = all(server.versions[one // VARIANTS] in (one, NONE) for one in digests)
+    if "open.repeat" not in off and stands and stands.oldest == opening.oldest and is_same:
         return "already_open", server
-    if server.is_open and "open.closed" not in off:
+    if not _is_next(server, opening, off):
         return "out_of_order", server
-    if iteration != server.committed + 1 and "open.follows" not in off:
-        return "out_of_order", server
-    if server.weights[iteration] != digest and "open.manifest" not in off:
-        return "no_manifest", server
-    return "opened", _opened(server, epoch, iteration, digest, first)
+    fault, after = _with_versions(server, digests, "open", off)
+    if not fault and not _is_samplable(after, opening, off):
+        fault = "no_manifest"
+    return (fault, server) if fault else ("opened", _opened(after, epoch, opening))
+
+
+def _is_next(server: Server, opening: Opening, off: Off) -> bool:
+    """Whether it follows the newest open one, finds a slot free, and is not sampled by too old a version."""
+    if len(server.window) == len(server.slots) and "open.window" not in off:
+        return False
+    if opening.oldest < opening.iteration - len(server.slots) + 1 and "open.range" not in off:
+        return False
+    return opening.iteration == server.newest + 1 or "open.follows" in off
+
+
+def _with_versions(server: Server, digests: tuple[int, ...], script: str, off: Off) -> tuple[str, Server]:
+    """(what speaks against it, the server to which these versions are known)."""
+    versions = list(server.versions)
+    for digest in digests:
+        version = digest // VARIANTS
+        is_other = versions[version] not in (digest, NONE) and "versions.same" not in off
+        if version > server.committed + 1 or is_other:
+            return "out_of_order", server
+        if server.weights[version] != digest and f"{script}.manifest" not in off:
+            return "no_manifest", server
+        versions[version] = digest
+    return "", server._replace(versions=tuple(versions))
+
+
+def _is_samplable(server: Server, opening: Opening, off: Off) -> bool:
+    """Whether it finds the version that its first claim may be answered with, and each pinned one."""
+    asked = (opening.oldest, *(pin for _, pin in opening.sent if pin != NONE))
+    return all(server.versions[version] != NONE for version in asked) or "open.samplable" in off
 
 
 def claim_rollouts(
-    server: Server, epoch: int, last: int, off: Off, *, max_batches: int = 99
+    server: Server, epoch: int, iteration: int, last: int, off: Off, *, max_batches: int = 99
 ) -> tuple[str, Server, tuple[Rollout, ...]]:
-    """last: id of the newest rollout that this trainer holds; 0: none, it takes over what others were given."""
+    """last: id of the iteration's newest rollout that this trainer holds; 0: none, it takes over what others had."""
     if _is_fenced(server, epoch, "claim_rollouts.epoch", off):
         return "fenced", server, ()
+    if not server.open_at(iteration) and "claim_rollouts.iteration" not in off:
+        return "wrong_iteration", server, ()
     takes_over = last == 0 and "claim_rollouts.takeover" not in off
     answered, after = [], []
-    for one in server.rollouts:
+    slot = server.slot_of(iteration)
+    for one in slot.rollouts:
         given = epoch if one[6] and takes_over else one[6]
         one = (*one[:6], given)
         if len(answered) < max_batches and (given == 0 or (given == epoch and one[0] > last)):
@@ -128,20 +147,22 @@ def claim_rollouts(
             if "trainer.acknowledges_at_commit" in off:
                 continue
         after.append(one)
-    return "claimed", server._replace(rollouts=tuple(after)), tuple(answered)
+    return "claimed", server.with_slot(iteration, slot._replace(rollouts=tuple(after))), tuple(answered)
 
 
-def reconcile(server: Server, epoch: int, iteration: int, off: Off) -> tuple[str, Server]:
-    """Every expected batch that is nowhere goes out: reconcile.lua names them, dispatch.lua sends them."""
+def reconcile(
+    server: Server, epoch: int, iteration: int, sent: tuple[tuple[int, int], ...], off: Off
+) -> tuple[str, Server]:
+    """Those of the batches that are nowhere go out: reconcile.lua names them, dispatch.lua sends them."""
     if _is_fenced(server, epoch, "reconcile.epoch", off):
         return "fenced", server
-    if (not server.is_open or server.iteration != iteration) and "reconcile.iteration" not in off:
+    if not server.open_at(iteration) and "reconcile.iteration" not in off:
         return "wrong_iteration", server
-    for index, (ledger, entry) in enumerate(server.batches):
-        if not ledger or (ledger[0] == EXPECTED and not entry):
-            entry_id = 8 * epoch + 1
-            server = server.with_batch(index, ((EXPECTED, entry_id), (entry_id, 1, 0, NOBODY)))
-    return "dispatched", server
+    if any(pin != NONE and server.versions[pin] == NONE for _, pin in sent) and "dispatch.version" not in off:
+        return "no_manifest", server
+    there = server.slot_of(iteration).batches
+    lost = tuple(one for one in sent if not there[one[0]][1] and there[one[0]][0][:1] in ((), (EXPECTED,)))
+    return "dispatched", _sent(server, epoch, iteration, lost)
 
 
 def commit(
@@ -149,57 +170,85 @@ def commit(
     epoch: int,
     iteration: int,
     trained: tuple[int, ...],
-    opening: int,
+    opening: Opening | None,
     *,
+    made: int,
     follows: Record,
-    first: int,
     off: Off,
 ) -> tuple[str, Server]:
-    """trained: [batches] the content of each, -1 for none. opening: digest of the next version, -1 for no next.
+    """trained: [batches] the content of each, NONE for none. made: digest of the version that the iteration makes.
 
     follows: the record that this trainer holds for the newest.
     """
     if _is_fenced(server, epoch, "commit.epoch", off):
         return "fenced", server
-    record = (COMMIT, iteration, epoch)
     if server.committed >= iteration and "commit.repeat" not in off:
         return "already_committed", server
-    if (not server.is_open or server.iteration != iteration) and "commit.iteration" not in off:
+    is_oldest = bool(server.window) and server.window[0].iteration == iteration
+    if not is_oldest and "commit.iteration" not in off:
         return "wrong_iteration", server
     if server.last != follows and "commit.link" not in off:
         return "broken_link", server
-    for (ledger, _), content in zip(server.batches, trained, strict=True):
+    refusal = _contradiction(server.slot_of(iteration), trained, off)
+    if refusal:
+        return refusal, server
+    after = _committed(server, iteration, made, off)._replace(last=(COMMIT, iteration, epoch))
+    if opening is not None and not _is_next(after, opening, off):
+        return "out_of_order", server
+    fault, after = _with_versions(after, (made,), "commit", off)
+    if not fault and opening is not None and not _is_samplable(after, opening, off):
+        fault = "no_manifest"
+    if fault:
+        return fault, server
+    return "committed", _pruned(_opened(after, epoch, opening) if opening else after, off)
+
+
+def _contradiction(slot: Slot, trained: tuple[int, ...], off: Off) -> str:
+    """What the ledger says against a commit of these contents, or ""."""
+    for (ledger, _), content in zip(slot.batches, trained, strict=True):
         if not ledger and "commit.whole" not in off:
-            return "missing", server
+            return "missing"
         if not ledger or ledger[0] == DEAD:
-            if content != -1:
-                return "divergent", server
-        elif content == -1 and "commit.complete" not in off:
-            return "missing", server
-        elif ledger[0] == PUBLISHED and content not in (-1, ledger[1]) and "commit.digest" not in off:
-            return "divergent", server
-    if opening != -1 and server.weights[opening // VARIANTS] != opening and "commit.manifest" not in off:
-        return "no_manifest", server
-    server = _cleared(server)._replace(committed=iteration, last=record)
-    return "committed", server if opening == -1 else _opened(server, epoch, iteration + 1, opening, first)
+            if content != NONE:
+                return "divergent"
+        elif content == NONE and "commit.complete" not in off:
+            return "missing"
+        elif ledger[0] == PUBLISHED and content not in (NONE, ledger[1]) and "commit.digest" not in off:
+            return "divergent"
+    return ""
+
+
+def _committed(server: Server, iteration: int, made: int, off: Off) -> Server:
+    """The iteration's slot is empty, and the chain names the version that it has made."""
+    chain = (*server.chain[: iteration + 1], made, *(NONE,) * (len(server.chain) - iteration - 2))
+    if "commit.clears" not in off:
+        server = server.with_slot(iteration, server.blank)
+    return server._replace(committed=iteration, window=server.window[1:], chain=chain)
+
+
+def _pruned(server: Server, off: Off) -> Server:
+    """Versions that are older than the window's oldest go."""
+    oldest = server.window[0].oldest if server.window and "commit.keeps" not in off else server.committed + 1
+    kept = tuple(one if version >= oldest else NONE for version, one in enumerate(server.versions))
+    return server._replace(versions=kept)
 
 
 def rewind(server: Server, epoch: int, iteration: int, *, follows: Record, off: Off) -> tuple[str, Server]:
     if _is_fenced(server, epoch, "rewind.epoch", off):
         return "fenced", server
     record = (REWIND, iteration, epoch)
-    if (
-        server.last == record
-        and not server.is_open
-        and server.committed == iteration - 1
-        and "rewind.repeat" not in off
-    ):
+    is_repeated = server.last == record and not server.window and server.committed == iteration - 1
+    if is_repeated and "rewind.repeat" not in off:
         return "already_rewound", server
     if iteration - 1 > server.committed and "rewind.gap" not in off:
         return "out_of_order", server
     if server.last != follows and "rewind.link" not in off:
         return "broken_link", server
-    return "rewound", _cleared(server)._replace(committed=iteration - 1, iteration=iteration - 1, last=record)
+    chain = (*server.chain[: iteration + 1], *(NONE,) * (len(server.chain) - iteration - 1))
+    return "rewound", _closed(server)._replace(committed=iteration - 1, last=record, chain=chain)
+
+
+# The job
 
 
 def set_state(server: Server, epoch: int, job: int, off: Off) -> tuple[str, Server]:
@@ -222,113 +271,22 @@ def give_up(server: Server, *, clock: int, off: Off) -> Server:
 
 
 def _ended(server: Server, job: int, off: Off) -> Server:
-    if server.is_open and "set_state.clears" not in off:
-        server = _cleared(server)._replace(iteration=server.committed)
+    if "set_state.clears" not in off:
+        server = _closed(server)
     return server._replace(job=job)
 
 
 def resume_job(server: Server, *, clock: int, off: Off) -> Server:
-    """resume_job of a job that has ended; the open iteration is sampled anew."""
+    """resume_job of a job that has ended; the open iterations are sampled anew."""
     epoch = server.epoch
     if epoch and "resume_job.epoch" not in off:
         epoch = max(epoch + 1, clock)
-    if server.is_open and "resume_job.clears" not in off:
-        server = _cleared(server)._replace(iteration=server.committed)
+    if "resume_job.clears" not in off:
+        server = _closed(server)
     return server._replace(epoch=epoch, job=ACTIVE)
 
 
 def removed(server: Server) -> Server:
     """What remove_job leaves of a job that has ended: nothing, and nothing of it may come back."""
-    return nothing(len(server.batches), len(server.weights))._replace(job=REMOVED)
-
-
-# Generators
-
-
-def claim_prompt(server: Server, batch: int, generator: int, max_attempts: int) -> tuple[str, Server, Claim]:
-    """claim_prompt of a batch that is new, or whose lease is over: which of them is left open."""
-    ledger, (entry_id, first, deliveries, _) = server.batches[batch]
-    attempt = first + deliveries
-    if attempt > max_attempts:
-        return "buried", server.with_batch(batch, ((DEAD,), ())), ()
-    leased = server.with_batch(batch, (ledger, (entry_id, first, deliveries + 1, generator)))
-    return "claimed", leased, (server.iteration, batch, server.weights[server.iteration], entry_id, attempt)
-
-
-def publish(
-    server: Server,
-    claim: Claim,
-    generator: int,
-    content: int,
-    *,
-    is_complete: bool,
-    fits: bool = True,
-    rollout_id: int,
-    off: Off,
-) -> tuple[str, Server]:
-    """fits: whether it is below the largest size that the spec allows."""
-    iteration, batch, digest, _, attempt = claim
-    refusal = _refusal(server, claim, off)
-    if refusal:
-        return refusal, server
-    ledger = server.batches[batch][0]
-    if ledger and ledger[0] == PUBLISHED:
-        if ledger[1:] == (content, generator, attempt) and "publish.repeat" not in off:
-            return "accepted", server
-        if "publish.duplicate" not in off:
-            return "duplicate", server
-    if not is_complete and "publish.complete" not in off:
-        return "incomplete", server
-    if not fits:
-        return "oversize", server
-    rollout = (rollout_id, batch, iteration, digest, content, int(is_complete), 0)
-    server = server.with_batch(batch, ((PUBLISHED, content, generator, attempt), ()))
-    return "accepted", server._replace(rollouts=(*server.rollouts, rollout))
-
-
-def _refusal(server: Server, claim: Claim, off: Off) -> str:
-    iteration, batch, digest, _, _ = claim
-    if server.job not in (ACTIVE, REMOVED) and "publish.ended" not in off:
-        return "ended"
-    if iteration != server.iteration and "publish.iteration" not in off:
-        return "stale" if iteration < server.iteration else "future"
-    if not server.is_open and "publish.open" not in off:
-        return "closed"
-    if digest // VARIANTS != server.digest // VARIANTS and "publish.version" not in off:
-        return "stale" if digest < server.digest else "future"
-    if digest != server.digest and "publish.digest" not in off:
-        return "wrong_weights"
-    ledger = server.batches[batch][0] if batch < len(server.batches) else ()
-    is_expected = ledger and ledger[0] != DEAD and iteration == server.iteration  # the id says its iteration
-    return "" if is_expected or "publish.expected" in off else "unexpected"
-
-
-def fail(server: Server, claim: Claim, generator: int, max_attempts: int, off: Off) -> tuple[str, Server]:
-    iteration, batch, _, entry_id, attempt = claim
-    ledger, entry = server.batches[batch]
-    if not entry or iteration != server.iteration:
-        return "settled", server
-    if entry[0] != entry_id and "fail.entry" not in off:
-        return "settled", server
-    if entry[3] != generator and "fail.owner" not in off:
-        return "settled", server
-    if entry[1] + entry[2] - 1 != attempt and "fail.attempt" not in off:
-        return "settled", server
-    if attempt >= max_attempts:
-        return "dead", server.with_batch(batch, ((DEAD,), ()))
-    again = entry[0] // 8 * 8 + attempt + 1
-    return "retried", server.with_batch(batch, ((ledger[0], again), (again, attempt + 1, 0, NOBODY)))
-
-
-def renew_prompt(server: Server, claim: Claim, generator: int, off: Off) -> tuple[str, Server]:
-    """Changes nothing that is asked about here, unless it gives the lease to a generator that has lost it.
-
-    A generator that works on a copy holds a mark of its own, which is left out here: `lost` may be `held` for it.
-    """
-    iteration, batch, _, entry_id, _ = claim
-    ledger, entry = server.batches[batch]
-    if server.job != ACTIVE or iteration != server.iteration:
-        return "settled", server
-    if entry and entry[0] == entry_id and (entry[3] == generator or "renew.owner" in off):
-        return "held", server.with_batch(batch, (ledger, (*entry[:3], generator)))
-    return "lost" if ledger[:1] == (EXPECTED,) else "settled", server
+    num_batches, num_versions = len(server.blank.batches), len(server.versions)
+    return nothing(num_batches, num_versions, num_open=len(server.slots))._replace(job=REMOVED)

@@ -1,93 +1,143 @@
-"""I1 to I5 of docs/invariants.md: what a state, or a step, may not be. Each answers the name of what broke, or ""."""
+"""I1 to I5 and I7 of docs/invariants.md: what a state, or a step, may not be. Each answers what broke, or ""."""
 
 from __future__ import annotations
 
 from tests.model import fence
-from tests.model.fence import ACTIVE, DEAD, NOBODY, REMOVED, VARIANTS, Server
+from tests.model.prompts import versions_for
+from tests.model.server import ACTIVE, DEAD, EXPECTED, NOBODY, NONE, PUBLISHED, REMOVED, VARIANTS, Open, Server, known
 from tests.model.state import Bounds, State, Trainer
 
+OF_VERSION = ("stale", "future", "wrong_weights")
 
-def broken_by_call(state: State, trainer: Trainer, after: Server, outcome: str) -> str:
+
+def broken_by_call(state: State, bounds: Bounds, trainer: Trainer, after: Server, outcome: str) -> str:
     """The invariant that a trainer's call broke, if any."""
     before = state.server
-    if after[:6] != before[:6] and trainer.epoch != before.epoch:
+    if after[:5] != before[:5] and trainer.epoch != before.epoch:
         return "I4: a trainer of an old epoch moves the fence"
-    if outcome in ("opened", "committed") and after.is_open:
-        expected = (after.committed + 1, after.iteration, after.weights[after.iteration])
-        if expected != (after.iteration, after.digest // VARIANTS, after.digest):
-            return "I4: the open iteration is not the next one, of its announced version"
     if outcome == "rewound" and after.committed > before.committed:
         return "I4: a rewind leaves a gap"
     if outcome in ("rewound", "committed") and trainer.link != before.last:
         return "I4: the audit chain has a gap"
     if outcome == "committed":
-        return _broken_by_commit(before, trainer, after)
+        return _broken_by_commit(bounds, before, trainer, after)
     return ""
 
 
-def _broken_by_commit(before: Server, trainer: Trainer, after: Server) -> str:
+def _broken_by_commit(bounds: Bounds, before: Server, trainer: Trainer, after: Server) -> str:
     if after.committed != before.committed + 1:
         return "I4: a commit does not follow the last one"
-    for mine, (ledger, _) in zip(trainer.trained, before.batches, strict=True):
+    for batch, (mine, (ledger, _)) in enumerate(
+        zip(trainer.trained, before.slot_of(after.committed).batches, strict=True)
+    ):
         is_dead = ledger[:1] == (DEAD,)
         if (mine[0] if mine else 0) != (0 if is_dead else 1):
             return "I3: an expected batch was not trained exactly once"
-        if mine and mine[2] != trainer.digest:
+        if mine and not _may_sample(bounds, before, after.committed, batch, mine[2]):
             return "I2: a gradient used a batch of other weights"
-        if mine and ledger[:1] == (fence.PUBLISHED,) and ledger[1] != mine[1]:
+        if mine and ledger[:1] == (PUBLISHED,) and ledger[1] != mine[1]:
             return "I3: the ledger holds another copy than was trained"
-    if trainer.digest != before.digest:
-        return "I2: the weights that were trained are not the fence's"
+    if trainer.digest != before.chain[after.committed]:
+        return "I2: the weights that were trained are not those of the audit chain"
+    if bounds.is_deterministic and after.chain[after.committed + 1] % VARIANTS:
+        return "I7: the weights are not those of the synchronous execution"
     return ""
 
 
+def _may_sample(bounds: Bounds, server: Server, iteration: int, batch: int, digest: int) -> bool:
+    """Whether a version may sample this batch, and the digest is the one that the audit chain gives it."""
+    oldest, newest = bounds.versions_of(iteration, batch)
+    version = digest // VARIANTS
+    return oldest <= version <= newest and server.chain[version] == digest
+
+
 def broken_by_success(state: State, bounds: Bounds) -> str:
-    if state.server.committed != bounds.iterations - 1:
+    if state.server.committed != bounds.last_iteration:
         return "I4: a job succeeds whose last iteration is not committed"
     return ""
 
 
-def holds_lease(state: State, batch: int) -> bool:
+def holds_lease(state: State, iteration: int, batch: int) -> bool:
     """Whether the owner of this batch's entry is at work on it."""
-    entry = state.server.batches[batch][1]
+    entry = state.server.slot_of(iteration).batches[batch][1]
     claim = state.generators[entry[3]] if entry and entry[3] >= 0 else ()
-    return bool(claim) and (claim[0], claim[1], claim[3]) == (state.server.iteration, batch, entry[0])
+    return bool(claim) and (claim[0], claim[1], claim[3]) == (iteration, batch, entry[0])
 
 
-def robbery(state: State, after: Server, who: int, batch: int) -> str:
+def robbery(state: State, after: Server, who: int, iteration: int, batch: int) -> str:
     """I5: a lease belongs to its holder while that one is at work."""
-    entry = state.server.batches[batch][1]
-    is_anothers = bool(entry) and entry[3] not in (NOBODY, who) and holds_lease(state, batch)
+    entry = state.server.slot_of(iteration).batches[batch][1]
+    is_anothers = bool(entry) and entry[3] not in (NOBODY, who) and holds_lease(state, iteration, batch)
     return "I5: a live lease is taken from its holder" if is_anothers and after != state.server else ""
 
 
-def broken_in(state: State) -> str:
+def opening_of(state: State, opened: Open) -> int:
+    """Names the opening of an iteration: another one, after a rewind or a restart, has another name."""
+    return 100 * state.era + opened.opened
+
+
+def refused_after_all(state: State, who: int, outcome: str) -> str:
+    """Admission: what was sampled by a claim of an iteration that still stands open is not refused for its version."""
+    claim = state.generators[who]
+    opened = state.server.open_at(claim[0])
+    if outcome in OF_VERSION and opened and claim[5] == opening_of(state, opened):
+        return "admission: what was sampled for an open iteration is refused for its version"
+    return ""
+
+
+def broken_in(state: State, bounds: Bounds) -> str:
     """The invariant that a state breaks, if any."""
     server = state.server
     if server.job == REMOVED and server != fence.removed(server):
         return "removed: something of the job comes back"
-    if server.is_open and server.job != ACTIVE:
+    if server.window and server.job != ACTIVE:
         return "I4: a job that has ended has an open iteration"
-    if server.is_open:
-        seen = set()
-        for _, batch, iteration, digest, _, is_complete, _ in server.rollouts:
-            if not is_complete:
-                return "I1: an incomplete batch is published"
-            if (iteration, digest) != (server.iteration, server.digest):
-                return "I2: a batch of other weights is published"
-            if batch in seen:
-                return "I3: a batch is published twice"
-            seen.add(batch)
-        for batch, (ledger, entry) in enumerate(server.batches):
-            if not ledger:
-                continue  # of an opening that goes on
-            if ledger[0] == fence.EXPECTED and (not entry or entry[0] != ledger[1]):
-                return "I5: an expected batch is nowhere"
-            if ledger[0] == fence.PUBLISHED and batch not in seen:
-                return "I5: a published batch is gone"
-    elif server.rollouts:
-        return "I3: a batch is published into a closed iteration"
     epochs = [one.epoch for one in state.trainers if one]
     if len(epochs) != len(set(epochs)):
         return "I4: two trainers hold the same epoch"
+    breaks = _broken_in_window(server, bounds)
+    for index in range(len(server.slots)):
+        opened = server.in_slot_of(index)
+        if opened:
+            breaks = breaks or _broken_in_slot(server, bounds, opened)
+        elif server.slots[index] != server.blank:
+            breaks = breaks or "I3: something is left of an iteration that is over"
+    return breaks
+
+
+def _broken_in_window(server: Server, bounds: Bounds) -> str:
+    following = range(server.committed + 1, server.committed + 1 + len(server.window))
+    if [one.iteration for one in server.window] != list(following) or len(following) > bounds.lag + 1:
+        return "I4: the window is not the K + 1 iterations after the committed one, or the first of them"
+    for version, digest in enumerate(server.versions):
+        if digest == NONE:
+            continue
+        if digest != server.chain[version]:
+            return "I2: batches may be sampled with other weights than the audit chain's"
+        if digest != server.weights[version]:
+            return "I5: batches may be sampled with a version that is not announced"
+        if version < (server.window[0].oldest if server.window else server.committed + 1):
+            return "memory: a version is kept that no batch may be sampled with"
+    return ""
+
+
+def _broken_in_slot(server: Server, bounds: Bounds, opened: Open) -> str:
+    slot, seen = server.slot_of(opened.iteration), set()
+    for _, batch, iteration, digest, _, is_complete, _ in slot.rollouts:
+        if not is_complete:
+            return "I1: an incomplete batch is published"
+        if iteration != opened.iteration or not _may_sample(bounds, server, iteration, batch, digest):
+            return "I2: a batch of other weights is published"
+        if batch in seen:
+            return "I3: a batch is published twice"
+        seen.add(batch)
+    for batch, (ledger, entry) in enumerate(slot.batches):
+        if not ledger:
+            continue  # it follows its opening
+        if ledger[0] == EXPECTED and (not entry or entry[0] != ledger[1]):
+            return "I5: an expected batch is nowhere"
+        if ledger[0] == PUBLISHED and batch not in seen:
+            return "I5: a published batch is gone"
+        if entry and not known(server.versions, *versions_for(opened, ledger)):
+            return "I5: no version may sample a batch that is on the stream"
     return ""

@@ -21,6 +21,10 @@ RESAMPLED_TWICE = ONE._replace(is_deterministic=False, faults=2)
 REMOVABLE = ONE._replace(may_remove=True)
 FORGETFUL = ONE._replace(lost_writes=10, faults=2, may_end=False)
 """A restart can lose a whole iteration."""
+DELAYED = ONE._replace(lag=1, iterations=3)
+BOUNDED = DELAYED._replace(is_bounded=True, is_deterministic=False)
+EVALUATING = ONE._replace(lag=1, batches=2, evaluations=1)
+"""The window is open before the version is made that samples its evaluations."""
 
 
 class Mutation(NamedTuple):
@@ -46,27 +50,44 @@ NEEDED = (
         ("acquire.lease", "rewind.link"), ONE, "I4", "acquire_trainer of a living trainer's job, any number of times"
     ),
     Mutation(("publish_weights.epoch",), ONE, "I4", "publish_weights without the epoch"),
+    Mutation(("trainer.keeps",), DELAYED, "I5", "publish_weights forgets versions that the window may be sampled with"),
     Mutation(("open.epoch",), ONE, "I4", "open_iteration without the epoch"),
     Mutation(("open.repeat",), ONE, "stuck", "an iteration that stands open is refused, not gone on with"),
-    Mutation(("open.follows",), RESAMPLED_TWICE, "I4", "open_iteration of any number"),
-    Mutation(("open.manifest",), ONE, "I4", "open_iteration without its announced weights"),
+    Mutation(("open.follows",), DELAYED, "I4", "open_iteration of any number"),
+    Mutation(("open.window", "open.range"), DELAYED, "I4", "open_iteration of one more than the window takes"),
+    Mutation(("open.range",), DELAYED, "I2", "open_iteration for a version older than the window is long"),
+    Mutation(("open.manifest",), ONE, "I5", "open_iteration without its announced weights"),
+    Mutation(("open.samplable",), ONE, "I5", "open_iteration without the version that samples it"),
     Mutation(("claim_rollouts.epoch",), TWO_BATCHES, "stuck", "claim_rollouts without the epoch"),
     Mutation(("claim_rollouts.takeover",), ONE, "stuck", "a successor isn't given what the dead one had claimed"),
-    Mutation(("trainer.reconciles",), ONE, "stuck", "a waiting trainer doesn't reconcile"),
-    Mutation(("reconcile.iteration",), ONE, "stuck", "reconcile doesn't say that the opening was lost"),
+    Mutation(("trainer.reconciles",), IN_PIECES, "stuck", "a waiting trainer doesn't reconcile"),
+    Mutation(
+        ("claim_rollouts.iteration", "reconcile.iteration"), ONE, "I3", "nothing says that the opening was lost"
+    ),
+    Mutation(("dispatch.version",), EVALUATING, "I5", "dispatch of an evaluation whose version is not made, or lost"),
+    Mutation(("trainer.pins",), EVALUATING, "I2", "an evaluation is sent to the version that samples for training"),
     Mutation(("commit.epoch",), ONE, "I4", "commit_iteration without the epoch"),
     Mutation(("commit.complete",), ONE, "I3", "commit_iteration of a ledger with a gap"),
     Mutation(("commit.whole",), IN_PIECES, "I3", "commit_iteration of a ledger that batches have not reached yet"),
     Mutation(("commit.digest",), RESAMPLED, "I3", "commit_iteration of another copy than the ledger's"),
-    Mutation(("commit.manifest",), ONE, "I4", "the next iteration opens without its announced weights"),
+    Mutation(("commit.manifest",), DELAYED, "I5", "commit_iteration of a version that is not announced"),
     Mutation(
         ("commit.iteration", "commit.repeat", "commit.link"), ONE, "I4", "commit_iteration of any number, and twice"
     ),
+    Mutation(
+        ("commit.iteration", "commit.manifest"), DELAYED, "I4", "commit_iteration of one that is not the oldest open"
+    ),
     Mutation(("commit.link",), FORGETFUL, "I4", "commit_iteration of a record that follows a lost one"),
+    Mutation(("commit.clears",), DELAYED, "I2", "commit_iteration leaves the iteration in its slot"),
+    Mutation(("commit.keeps",), DELAYED, "I5", "commit_iteration forgets versions that the window may be sampled with"),
     Mutation(("rewind.epoch",), ONE, "I4", "rewind without the epoch"),
     Mutation(("rewind.link",), FORGETFUL, "I4", "rewind by a record that follows a lost one"),
     Mutation(("rewind.repeat", "rewind.link"), RESAMPLED_TWICE, "I4", "a repeated rewind is recorded again"),
+    Mutation(("claim.range",), BOUNDED, "admission", "a generator goes on with what it holds, however old that is"),
+    Mutation(("claim.digest",), BOUNDED, "admission", "a generator goes on with what it holds, whoever made that"),
     Mutation(("publish.digest",), RESAMPLED, "I2", "publish_batch without the digest"),
+    Mutation(("publish.digest",), BOUNDED, "I2", "the same, where an older version's digest is asked for as well"),
+    Mutation(("publish.version",), DELAYED, "I2", "publish_batch of any version of the window"),
     Mutation(
         ("publish.iteration", "publish.version", "publish.digest", "publish.expected"),
         ONE,
@@ -76,16 +97,17 @@ NEEDED = (
     Mutation(("publish.duplicate",), TWO_GENERATORS, "I3", "publish_batch of what is published"),
     Mutation(("publish.complete",), ONE, "I1", "publish_batch of a part"),
     Mutation(("fail.owner",), TWO_GENERATORS, "I5", "fail_batch by a generator that doesn't hold the lease"),
+    Mutation(("fail.pin",), EVALUATING, "I2", "an evaluation that is tried again forgets its version"),
     Mutation(("renew.owner",), TWO_GENERATORS, "I5", "renew_prompts by a generator that doesn't hold the lease"),
     Mutation(("trainer.own_list",), ONE, "I3", "the trainer trains a second copy"),
     Mutation(
         ("trainer.acknowledges_at_commit",), ONE, "I5", "the trainer acknowledges what it claims, before the commit"
     ),
     Mutation(
-        ("trainer.weights", "commit.link"),
+        ("trainer.weights", "commit.link", "claim_rollouts.iteration"),
         RESAMPLED_TWICE,
-        "I4",
-        "the trainer doesn't check the weights of what it is given",
+        "I5",
+        "the trainer doesn't check what it is given",
     ),
     Mutation(("settle.confirms",), ONE, "I4", "a commit that was answered is taken for done"),
     Mutation(("settle.persisted",), ONE, "I4", "a checkpoint before its commit is on disk"),
@@ -93,18 +115,26 @@ NEEDED = (
     Mutation(("set_state.clears",), ONE, "I4", "a job that ends keeps what is in work"),
     Mutation(("set_state.fences",), ONE, "I4", "a job is given up beside a trainer that goes on"),
     Mutation(("resume.rewinds",), ONE, "stuck", "a successor with an older checkpoint doesn't rewind"),
-    Mutation(
-        ("resume.not_after_the_fence",),
-        RESAMPLED_TWICE,
-        "stuck",
-        "a checkpoint that the fence doesn't know of is resumed",
-    ),
+    Mutation(("resume.chain",), RESAMPLED_TWICE, "I2", "a checkpoint that the audit chain doesn't know is resumed"),
 )
 
 REDUNDANT = (
-    Redundant(("open.closed",), "open_iteration while another is open", "an open iteration never follows itself"),
     Redundant(
-        ("commit.iteration",), "commit_iteration of any number", "`already_committed` catches it; see the pair above"
+        ("open.window",), "open_iteration of one more than the window takes", "its oldest version is not made yet"
+    ),
+    Redundant(
+        ("versions.same",),
+        "open_iteration with another digest of a version that the window may be sampled with",
+        "a trainer that finds one rewinds; what was sampled with the first would be refused",
+    ),
+    Redundant(
+        ("claim_rollouts.iteration",), "claim_rollouts of an iteration that is not open", "`reconcile` says it too"
+    ),
+    Redundant(
+        ("reconcile.iteration",), "reconcile of an iteration that is not open", "`claim_rollouts` says it too"
+    ),
+    Redundant(
+        ("commit.iteration",), "commit_iteration of any number", "`already_committed` catches it; see the pairs above"
     ),
     Redundant(("commit.repeat",), "a repeated commit is refused", "its trainer would end and be replaced for nothing"),
     Redundant(("rewind.repeat",), "a repeated rewind is refused", "its trainer would end and be replaced for nothing"),
@@ -118,9 +148,6 @@ REDUNDANT = (
         "its end has cleared the ledger; the reason is clearer",
     ),
     Redundant(("publish.iteration",), "publish_batch of another iteration", "version, digest and batch id say it too"),
-    Redundant(
-        ("publish.version",), "publish_batch of another version", "the digest says it too; the reason is clearer"
-    ),
     Redundant(("publish.open",), "publish_batch into a closed iteration", "its ledger is empty; the reason is clearer"),
     Redundant(
         ("publish.expected",),
@@ -143,8 +170,18 @@ REDUNDANT = (
     ),
     Redundant(
         ("resume_job.clears",),
-        "a resumed job goes on with the iteration that stands open",
-        "its end has cleared it, unless it ended under an older Onbeat",
+        "a resumed job goes on with the iterations that stand open",
+        "its end has cleared them, unless it ended under an older Onbeat",
+    ),
+    Redundant(
+        ("resume.not_after_the_fence",),
+        "a checkpoint that the fence doesn't know of is resumed",
+        "the audit chain doesn't know it either",
+    ),
+    Redundant(
+        ("resume.versions",),
+        "a successor goes on with a window of other older versions than its checkpoint's",
+        "the audit chain gives both their digests",
     ),
     Redundant(("step.renews",), "a step without the lease", "it keeps a fenced-off trainer from writing files"),
     Redundant(

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from tests.model import fence
-from tests.model.fence import Server
+from tests.model.server import NONE, Opening, Server, nothing
 
-START, REWINDS, ANNOUNCE, OPEN, GATHER, STEPPED, COMMITS, SETTLE, ENDS = range(1, 10)
+START, REWINDS, ANNOUNCE, OPEN, GATHER, STEPPED, COMMITS, DISPATCHES, SETTLE, ENDS = range(1, 11)
 IDLE: tuple[int, ...] = ()
 
 
@@ -15,14 +14,21 @@ class Trainer(NamedTuple):
     phase: int
     epoch: int
     iteration: int
-    digest: int
-    """The digest of the weights in its memory."""
+    versions: tuple[int, ...]
+    """The digests of the versions that its window may be sampled with, oldest first; the last are its own weights."""
     trained: tuple[tuple[int, ...], ...]
-    """[batches] (copies in the gradient, content), () for none."""
+    """[batches] (copies in the gradient, content, digest of the sampler), () for none."""
     last: int
-    """Id of the newest rollout it was given."""
+    """Id of the iteration's newest rollout that it was given."""
     link: tuple[int, ...]
     """The audit record that its next one follows."""
+    at: int = 0
+    """How many versions it has announced, or how many iterations it has opened, at its start."""
+
+    @property
+    def digest(self) -> int:
+        """Of the weights in its memory."""
+        return self.versions[-1]
 
 
 class State(NamedTuple):
@@ -30,10 +36,10 @@ class State(NamedTuple):
     disk: tuple[()] | tuple[Server, int]
     """What a server that dies knows again, and how many writes came after it."""
     generators: tuple[tuple[int, ...], ...]
-    """[generators] The claim that each holds."""
+    """[generators] The claim that each holds, and which opening of its iteration it was made in."""
     trainers: tuple[Trainer | tuple[()], ...]
-    checkpoints: tuple[int, ...]
-    """[iterations] Digest of the version that it made, -1 for none."""
+    checkpoints: tuple[tuple[int, ...], ...]
+    """[iterations] The digest of the version that it made, after those of the older ones that lie beside it; or ()."""
     clock: int
     """The newest epoch that was ever handed out."""
     era: int
@@ -50,6 +56,12 @@ class Bounds(NamedTuple):
     batches: int = 2
     iterations: int = 2
     faults: int = 1
+    lag: int = 0
+    """max_policy_lag."""
+    is_bounded: bool = False
+    """The `bounded` schedule: any version of the range samples. Else exactly the oldest."""
+    evaluations: int = 0
+    """So many of an iteration's batches, the last ones, evaluate: its own version samples them."""
     first_batches: int = 99
     """So many of an iteration's batches go out with its opening; the others follow."""
     lost_writes: int = 3
@@ -60,11 +72,41 @@ class Bounds(NamedTuple):
     """A job fails or is given up, at any time, and is resumed."""
     may_remove: bool = False
     """A job that has ended is removed, while processes that know it come late."""
+    may_damage: bool = False
+    """The newest checkpoint is damaged: a start skips it, and rewinds by one more iteration."""
     max_attempts: int = 4
     max_epochs: int = 8
     """More than the faults can lead to; a mutation that restarts trainers for ever ends here."""
 
+    @property
+    def last_iteration(self) -> int:
+        return self.iterations - 1
+
     def first_state(self) -> State:
-        server = fence.nothing(self.batches, self.iterations + 1)
+        server = nothing(self.batches, self.iterations + 1, num_open=self.lag + 1)
         generators, trainers = (IDLE,) * self.generators, ((),) * self.trainers
-        return State(server, (), generators, trainers, (-1,) * self.iterations, 0, 0, 0, False)
+        return State(server, (), generators, trainers, ((),) * self.iterations, 0, 0, 0, False)
+
+    def evaluates(self, batch: int) -> bool:
+        return batch >= self.batches - self.evaluations
+
+    def versions_of(self, iteration: int, batch: int = 0) -> tuple[int, int]:
+        """(oldest, newest) version that may sample it."""
+        oldest = max(0, iteration - self.lag)
+        if self.evaluates(batch):
+            return iteration, iteration
+        return oldest, iteration if self.is_bounded else oldest
+
+    def sent(self, iteration: int, newest_made: int) -> tuple[tuple[int, int], ...]:
+        """(batch, pinned version) of the iteration's batches that some version can sample once `newest_made` is there."""
+        sent = []
+        for batch in range(self.batches):
+            is_pinned = self.lag > 0 and self.evaluates(batch)
+            if not is_pinned or iteration <= newest_made:
+                sent.append((batch, iteration if is_pinned else NONE))
+        return tuple(sent)
+
+    def opening(self, iteration: int, newest_made: int) -> Opening:
+        oldest = max(0, iteration - self.lag)
+        newest = iteration if self.is_bounded else oldest
+        return Opening(iteration, oldest, newest, self.sent(iteration, newest_made)[: self.first_batches])

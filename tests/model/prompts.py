@@ -1,0 +1,147 @@
+"""The scripts of broker/scripts that generators call, as pure functions; see fence.py."""
+
+from __future__ import annotations
+
+from tests.model.server import (
+    ACTIVE,
+    DEAD,
+    EXPECTED,
+    NOBODY,
+    NONE,
+    PUBLISHED,
+    REMOVED,
+    VARIANTS,
+    Claim,
+    Ledger,
+    Off,
+    Open,
+    Server,
+    known,
+    pin_of,
+    pinned,
+)
+
+
+def versions_for(opened: Open, ledger: Ledger) -> tuple[int, int]:
+    """(oldest, newest) version that may sample a batch of this open iteration."""
+    pin = pin_of(ledger)
+    return (opened.oldest, opened.newest) if pin == NONE else (pin, pin)
+
+
+def claim_prompt(
+    server: Server, iteration: int, batch: int, generator: int, max_attempts: int, *, held: int, off: Off
+) -> tuple[str, Server, Claim]:
+    """claim_prompt of a batch that is new, or whose lease is over: which of them is left open.
+
+    held: digest of the weights that the generator holds, NONE for none. They sample it where they may.
+    """
+    ledger, (entry_id, first, deliveries, _) = server.slot_of(iteration).batches[batch]
+    attempt = first + deliveries
+    if attempt > max_attempts:
+        return "buried", server.with_batch(iteration, batch, (pinned((DEAD,), pin_of(ledger)), ())), ()
+    leased = server.with_batch(iteration, batch, (ledger, (entry_id, first, deliveries + 1, generator)))
+    return "claimed", leased, (iteration, batch, sampler(server, iteration, batch, held, off), entry_id, attempt)
+
+
+def sampler(server: Server, iteration: int, batch: int, held: int, off: Off) -> int:
+    """The digest of the announced version that a claim of this batch is answered with."""
+    opened, ledger = server.open_at(iteration), server.slot_of(iteration).batches[batch][0]
+    if opened is None:
+        return NONE
+    oldest, newest = versions_for(opened, ledger)
+    version = held // VARIANTS
+    is_in_range = oldest <= version <= newest or "claim.range" in off
+    is_right = server.versions[version] == held or "claim.digest" in off
+    if held == NONE or not is_in_range or not is_right:
+        there = known(server.versions, oldest, newest)
+        if not there:
+            return NONE
+        version = there[-1] // VARIANTS
+    return server.weights[version]
+
+
+def publish(
+    server: Server,
+    claim: Claim,
+    generator: int,
+    content: int,
+    *,
+    is_complete: bool,
+    fits: bool = True,
+    rollout_id: int,
+    off: Off,
+) -> tuple[str, Server]:
+    """fits: whether it is below the largest size that the spec allows."""
+    iteration, batch, digest, _, attempt = claim
+    refusal = _refusal(server, claim, off)
+    if refusal:
+        return refusal, server
+    slot = server.slot_of(iteration)
+    ledger = slot.batches[batch][0]
+    if ledger and ledger[0] == PUBLISHED:
+        if ledger[1:4] == (content, generator, attempt) and "publish.repeat" not in off:
+            return "accepted", server
+        if "publish.duplicate" not in off:
+            return "duplicate", server
+    if not is_complete and "publish.complete" not in off:
+        return "incomplete", server
+    if not fits:
+        return "oversize", server
+    rollout = (rollout_id, batch, iteration, digest, content, int(is_complete), 0)
+    published = (pinned((PUBLISHED, content, generator, attempt), pin_of(ledger)), ())
+    server = server.with_slot(iteration, slot._replace(rollouts=(*slot.rollouts, rollout)))
+    return "accepted", server.with_batch(iteration, batch, published)
+
+
+def _refusal(server: Server, claim: Claim, off: Off) -> str:
+    iteration, batch, digest, _, _ = claim
+    if server.job not in (ACTIVE, REMOVED) and "publish.ended" not in off:
+        return "ended"
+    is_between = server.open_at(iteration) or (not server.window and iteration == server.committed)
+    if not is_between and "publish.iteration" not in off:
+        return "stale" if iteration <= server.committed else "future"
+    if not server.window and "publish.open" not in off:
+        return "closed"
+    opened, batches = server.in_slot_of(iteration), server.slot_of(iteration).batches
+    ledger = batches[batch][0] if batch < len(batches) else ()
+    oldest, newest = versions_for(opened, ledger) if opened else (0, len(server.versions))
+    version = digest // VARIANTS
+    if not oldest <= version <= newest and "publish.version" not in off:
+        return "stale" if version < oldest else "future"
+    if server.versions[version] != digest and "publish.digest" not in off:
+        return "wrong_weights"
+    is_expected = ledger and ledger[0] != DEAD and server.open_at(iteration)  # the id says its iteration
+    return "" if is_expected or "publish.expected" in off else "unexpected"
+
+
+def fail(server: Server, claim: Claim, generator: int, max_attempts: int, off: Off) -> tuple[str, Server]:
+    iteration, batch, _, entry_id, attempt = claim
+    ledger, entry = server.slot_of(iteration).batches[batch]
+    if not entry or not server.open_at(iteration):
+        return "settled", server
+    if entry[0] != entry_id and "fail.entry" not in off:
+        return "settled", server
+    if entry[3] != generator and "fail.owner" not in off:
+        return "settled", server
+    if entry[1] + entry[2] - 1 != attempt and "fail.attempt" not in off:
+        return "settled", server
+    if attempt >= max_attempts:
+        return "dead", server.with_batch(iteration, batch, (pinned((DEAD,), pin_of(ledger)), ()))
+    again = entry[0] // 8 * 8 + attempt + 1
+    pin = NONE if "fail.pin" in off else pin_of(ledger)
+    retried = (pinned((EXPECTED, again), pin), (again, attempt + 1, 0, NOBODY))
+    return "retried", server.with_batch(iteration, batch, retried)
+
+
+def renew_prompt(server: Server, claim: Claim, generator: int, off: Off) -> tuple[str, Server]:
+    """Changes nothing that is asked about here, unless it gives the lease to a generator that has lost it.
+
+    A generator that works on a copy holds a mark of its own, which is left out here: `lost` may be `held` for it.
+    """
+    iteration, batch, _, entry_id, _ = claim
+    ledger, entry = server.slot_of(iteration).batches[batch]
+    if server.job != ACTIVE or not server.open_at(iteration):
+        return "settled", server
+    if entry and entry[0] == entry_id and (entry[3] == generator or "renew.owner" in off):
+        return "held", server.with_batch(iteration, batch, (ledger, (*entry[:3], generator)))
+    return "lost" if ledger[:1] == (EXPECTED,) else "settled", server
