@@ -16,14 +16,10 @@ from contracts.versions import WeightManifest
 
 
 @dataclass(frozen=True)
-class Held:
-    """Everything that the server holds of a job, read at one moment."""
+class HeldSlot:
+    """What lies where one iteration may be open."""
 
-    fence: FenceState
-    weights: dict[int, str]
-    """Version → digest."""
     ledger: dict[str, BatchRecord]
-    counters: dict[str, int]
     prompts: list[tuple[str, str, int]]
     """(entry id, batch id, attempt) of the prompts stream."""
     leases: list[tuple[str, str, int]]
@@ -31,27 +27,57 @@ class Held:
     rollouts: list[RolloutBatch]
     claims: dict[str, int]
     """What may be hedged: batch id → ms of its claim."""
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.ledger or self.prompts or self.leases or self.rollouts or self.claims)
+
+
+@dataclass(frozen=True)
+class Held:
+    """Everything that the server holds of a job, read at one moment."""
+
+    fence: FenceState
+    weights: dict[int, str]
+    """Version → digest."""
+    counters: dict[str, int]
+    slots: tuple[HeldSlot, ...]
     dead: list[str]
     audit: list[AuditRecord]
+
+    def slot_of(self, iteration: int) -> HeldSlot:
+        return self.slots[iteration % len(self.slots)]
 
 
 def read(broker: Broker, keys: JobKeys) -> Held:
     """One transaction, so that nothing moves in between."""
     with broker.redis.pipeline(transaction=True) as pipe:
-        for key in (keys.fence, keys.progress, keys.weights, keys.slots[0].ledger, keys.counters):
+        for key in (keys.fence, keys.progress, keys.weights, keys.counters):
             pipe.hgetall(key)
-        for key in (keys.slots[0].prompts, keys.slots[0].rollouts, keys.dead, keys.audit):
+        for key in (keys.dead, keys.audit):
             pipe.xrange(key)
-        pipe.zrange(keys.slots[0].claims, 0, -1, withscores=True)
-        pipe.xpending_range(keys.slots[0].prompts, GENERATOR_GROUP, "-", "+", 100)
+        for slot in keys.slots:
+            pipe.hgetall(slot.ledger)
+            pipe.xrange(slot.prompts)
+            pipe.xrange(slot.rollouts)
+            pipe.zrange(slot.claims, 0, -1, withscores=True)
+            pipe.xpending_range(slot.prompts, GENERATOR_GROUP, "-", "+", 100)
         answers = pipe.execute(raise_on_error=False)
-    fence, progress, weights, ledger, counters, prompts, rollouts, dead, audit, claims, leases = answers
-    rows: Any = leases if isinstance(leases, list) else []  # no group before the first iteration
+    fence, progress, weights, counters, dead, audit, *of_slots = answers
     return Held(
         fence=fence_of(fence, progress),
         weights={int(key): decode(value, WeightManifest).weights_digest for key, value in weights.items()},
-        ledger={batch_id.decode(): batch_record(value) for batch_id, value in ledger.items()},
         counters={key.decode(): int(value) for key, value in counters.items()},
+        slots=tuple(_slot(*of_slots[first : first + 5]) for first in range(0, len(of_slots), 5)),
+        dead=[fields[b"batch_id"].decode() for _, fields in dead],
+        audit=[decode(fields[b"record"], AuditRecord) for _, fields in audit],
+    )
+
+
+def _slot(ledger: Any, prompts: Any, rollouts: Any, claims: Any, leases: Any) -> HeldSlot:
+    rows: Any = leases if isinstance(leases, list) else []  # no group before the first iteration
+    return HeldSlot(
+        ledger={batch_id.decode(): batch_record(value) for batch_id, value in ledger.items()},
         prompts=[
             (entry.decode(), decode(fields[b"batch"], PromptBatch).batch_id, int(fields[b"attempt"]))
             for entry, fields in prompts
@@ -59,8 +85,6 @@ def read(broker: Broker, keys: JobKeys) -> Held:
         leases=[(row["message_id"].decode(), row["consumer"].decode(), row["times_delivered"]) for row in rows],
         rollouts=[decode(fields[b"batch"], RolloutBatch) for _, fields in rollouts],
         claims={batch_id.decode(): int(at_ms) for batch_id, at_ms in claims},
-        dead=[fields[b"batch_id"].decode() for _, fields in dead],
-        audit=[decode(fields[b"record"], AuditRecord) for _, fields in audit],
     )
 
 
@@ -68,7 +92,7 @@ def word_of(record: BatchRecord) -> str:
     return type(record).__name__.lower()
 
 
-def check_claims(held: Held) -> None:
+def check_claims(held: HeldSlot) -> None:
     """The index of what may be hedged is the ledger's: leased to a first holder, and without a copy."""
     first_holders = {entry_id for entry_id, _, deliveries in held.leases if deliveries == 1}
     may_be_hedged = {

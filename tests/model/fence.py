@@ -1,4 +1,6 @@
-"""The scripts of broker/scripts that trainers call and that move a job, as pure functions: server, call → (outcome, server).
+"""The scripts of broker/scripts that trainers call, or that move a job, as pure functions.
+
+Each takes what the server knows and a call, and answers (outcome, what the server knows then).
 
 `off` names the checks that a mutation leaves out; each is named once, as `script.check`, where it is made.
 """
@@ -17,8 +19,6 @@ from tests.model.server import (
     REMOVED,
     REWIND,
     VARIANTS,
-    Claim,
-    Ledger,
     Off,
     Open,
     Opening,
@@ -26,9 +26,7 @@ from tests.model.server import (
     Rollout,
     Server,
     Slot,
-    known,
     nothing,
-    pin_of,
     pinned,
 )
 

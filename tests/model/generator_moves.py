@@ -61,7 +61,8 @@ def _publishes(state: State, bounds: Bounds, off: Off, who: int, may_fail: bool)
             )
             if after != server:
                 done = with_generator(wrote(state, after, bounds), who, IDLE)
-                yield Move(f"publishes what another version sampled: {outcome}", who, done, batch=batch, iteration=iteration)
+                name = f"publishes what another version sampled: {outcome}"
+                yield Move(name, who, done, batch=batch, iteration=iteration)
 
 
 def _claims(state: State, bounds: Bounds, off: Off, who: int, may_fail: bool, opened: Open) -> Iterator[Move]:

@@ -19,15 +19,31 @@ from contracts.events import AuditRecord, record_digest
 from contracts.jobs import JobState
 from contracts.rollouts import PromptBatch, RolloutBatch, batch_digest
 from tests.builders import job_spec, prompt_batch, rollout_batch
-from tests.integration.fence_checks import Held, check_claims, read, word_of
+from tests.integration.fence_checks import Held, HeldSlot, check_claims, read, word_of
 from tests.integration.fence_parts import weights_digest
-from tests.model import fence
-from tests.model.fence import VARIANTS, Record, Server
+from tests.model import server as model
+from tests.model.server import (
+    COMMIT,
+    DEAD,
+    EXPECTED,
+    NOBODY,
+    NONE,
+    PUBLISHED,
+    REWIND,
+    VARIANTS,
+    Open,
+    Record,
+    Server,
+    pin_of,
+)
+from tests.model.state import Bounds
 
+Sent = tuple[tuple[int, int], ...]
+"""Batches, each with the version that it is pinned to or NONE."""
 LONG_S = 3600.0
 """No lease ends by itself while a test runs."""
-LEDGER_WORDS = {fence.EXPECTED: "expected", fence.PUBLISHED: "published", fence.DEAD: "dead"}
-KINDS = {fence.COMMIT: "commit", fence.REWIND: "rewind"}
+LEDGER_WORDS = {EXPECTED: "expected", PUBLISHED: "published", DEAD: "dead"}
+KINDS = {COMMIT: "commit", REWIND: "rewind"}
 GENERATORS = 4
 """A content is generator + 4 · attempt + 64 · variant."""
 ATTEMPTS = 16
@@ -52,40 +68,50 @@ def answer_of(call: Callable[[], Any]) -> Any:
 class RealFence:
     """One job, and what its real names are in the model."""
 
-    def __init__(self, broker: Broker, *, num_batches: int, **spec: object) -> None:
-        self.broker, self.num_batches = broker, num_batches
+    def __init__(self, broker: Broker, bounds: Bounds, **spec: object) -> None:
+        if bounds.lag:
+            schedule = "bounded" if bounds.is_bounded else "delayed"
+            spec |= {"schedule": schedule, "max_policy_lag": bounds.lag, "algorithm__correction": "none"}
+            spec |= {"iterations": bounds.iterations, "deterministic": not bounds.is_bounded}
+        self.broker, self.bounds = broker, bounds
         self.jobs = JobStore(broker)
         self.job_id, _ = self.jobs.create(job_spec(name=uuid.uuid4().hex, **spec))
         self.jobs.move(self.job_id, JobState.RUNNING)
-        self.keys = JobKeys(self.job_id)
+        self.keys = JobKeys(self.job_id, bounds.lag + 1)
         self.epochs = {0: 0}
         self.links: dict[Record, str] = {(): ""}
         """The model's audit record → the digest of the real one."""
 
     def trainer(self, owner: str) -> TrainerSide:
-        return TrainerSide(self.broker, self.job_id, owner=owner, lease_s=LONG_S)
+        return TrainerSide(self.broker, self.job_id, owner=owner, lease_s=LONG_S, num_open=self.bounds.lag + 1)
 
-    def batches(self, iteration: int, digest: int) -> tuple[PromptBatch, ...]:
+    def batch_id(self, iteration: int, batch: int) -> str:
+        return f"{iteration}/{self._purpose(batch)}/{batch}"
+
+    def _purpose(self, batch: int) -> str:
+        return "evaluation" if self.bounds.evaluates(batch) else "train"
+
+    def batches(self, iteration: int, sent: Sent) -> tuple[PromptBatch, ...]:
+        """A batch names the version that it is pinned to; of the others no script reads it."""
         return tuple(
             prompt_batch(
                 [[1, 2], [3], [4]],
                 job_id=self.job_id,
-                batch_id=f"{iteration}/train/{index}",
+                batch_id=self.batch_id(iteration, batch),
                 iteration=iteration,
-                policy_version=iteration,
-                weights_digest=digest_text(digest),
+                purpose=self._purpose(batch),
+                policy_version=iteration if pin == NONE else pin,
             )
-            for index in range(self.num_batches)
+            for batch, pin in sent
         )
 
-    def opening(self, digest: int) -> Opening:
-        """Opens the iteration that samples these weights."""
-        iteration = digest // VARIANTS
+    def opening(self, opening: model.Opening) -> Opening:
         return Opening(
-            iteration=iteration,
-            oldest_version=iteration,
-            newest_version=iteration,
-            batches=self.batches(iteration, digest),
+            iteration=opening.iteration,
+            oldest_version=opening.oldest,
+            newest_version=opening.newest,
+            batches=self.batches(opening.iteration, opening.sent),
+            num_later=self.bounds.batches - len(opening.sent),
         )
 
     def record(
@@ -110,9 +136,10 @@ class RealFence:
     def rollouts(self, iteration: int, batch: int, /, *, content: int, digest: int, **changes: Any) -> RolloutBatch:
         fields = {
             "job_id": self.job_id,
-            "batch_id": f"{iteration}/train/{batch}",
+            "batch_id": self.batch_id(iteration, batch),
             "iteration": iteration,
-            "policy_version": iteration,
+            "purpose": self._purpose(batch),
+            "policy_version": digest // VARIANTS,
             "weights_digest": digest_text(digest),
             "num_groups": 3,
             "group_size": 2,
@@ -144,32 +171,22 @@ class RealFence:
     def check(self, server: Server, name: str = "") -> Held:
         """The server holds what the model says, and nothing else; `name`: of the move before. Returns what it holds."""
         held = read(self.broker, self.keys)
-        check_claims(held)
         self._check_fence(server, held, name)
-        if not server.is_open:
-            assert (held.ledger, held.prompts, held.rollouts) == ({}, [], []), name
-            return held
-        prefix = f"{server.iteration}/train/"
-        words = {f"{prefix}{i}": LEDGER_WORDS[ledger[0]] for i, (ledger, _) in enumerate(server.batches)}
-        assert {key: word_of(one) for key, one in held.ledger.items()} == words, name
-        attempts = {f"{prefix}{i}": entry[1] for i, (_, entry) in enumerate(server.batches) if entry}
-        assert {batch_id: first for _, batch_id, first in held.prompts} == attempts, name
-        owners = {
-            f"{prefix}{i}": (f"g{entry[3]}", entry[2])
-            for i, (_, entry) in enumerate(server.batches)
-            if entry and entry[3] >= 0
-        }
-        batch_of = {entry_id: batch_id for entry_id, batch_id, _ in held.prompts}
-        assert {batch_of[entry_id]: (owner, times) for entry_id, owner, times in held.leases} == owners, name
-        self._check_rollouts(server, held, prefix, name)
+        for index, slot in enumerate(held.slots):
+            check_claims(slot)
+            opened = server.in_slot_of(index)
+            if opened:
+                self._check_iteration(server, opened, held, name)
+            else:
+                assert slot.is_empty, name
         return held
 
     def _check_fence(self, server: Server, held: Held, name: str) -> None:
         stands = held.fence
-        assert stands.trainer_epoch == self.epochs[server.epoch], name
-        assert (bool(stands.window), stands.committed) == (server.is_open, server.committed), name
-        announced = {digest // VARIANTS: digest_text(digest) for digest in server.weights if digest != -1}
-        assert held.weights == announced, name
+        assert (stands.trainer_epoch, stands.committed) == (self.epochs[server.epoch], server.committed), name
+        window = [(one.iteration, one.oldest_version, one.newest_version) for one in stands.window]
+        assert window == [one[:3] for one in server.window], name
+        assert (stands.versions, held.weights) == (_named(server.versions), _named(server.weights)), name
         if held.audit or server.last:
             last = held.audit[-1]
             assert (last.kind, last.iteration) == (KINDS[server.last[0]], server.last[1]), name
@@ -178,24 +195,37 @@ class RealFence:
         for one in held.audit:
             assert one.iteration == following if one.kind == "commit" else one.iteration <= following, name
             following = one.iteration + (one.kind == "commit")
-        if server.is_open:
-            (opened,) = stands.window
-            versions = {server.iteration: digest_text(server.digest)}
-            assert (opened.iteration, stands.versions) == (server.iteration, versions), name
-            kinds = [ledger[:1] for ledger, _ in server.batches]
-            counted = (opened.published, opened.dead, opened.expected)
-            assert counted == (kinds.count((fence.PUBLISHED,)), kinds.count((fence.DEAD,)), len(kinds)), name
 
-    def _check_rollouts(self, server: Server, held: Held, prefix: str, name: str) -> None:
-        """I1, I2: each accepted batch is complete and of the fence's weights. I3: it is there once."""
-        assert [one.batch_id for one in held.rollouts] == [f"{prefix}{one[1]}" for one in server.rollouts], name
-        for batch, (_, index, iteration, digest, content, _, _) in zip(held.rollouts, server.rollouts, strict=True):
-            assert (batch.iteration, batch.weights_digest) == (iteration, digest_text(digest)), name
+    def _check_iteration(self, server: Server, opened: Open, held: Held, name: str) -> None:
+        slot, batches = held.slot_of(opened.iteration), server.slot_of(opened.iteration).batches
+        ids = [self.batch_id(opened.iteration, batch) for batch in range(len(batches))]
+        words = {ids[i]: (LEDGER_WORDS[ledger[0]], pin_of(ledger)) for i, (ledger, _) in enumerate(batches) if ledger}
+        found = {key: (word_of(one), NONE if one.version is None else one.version) for key, one in slot.ledger.items()}
+        assert found == words, name
+        attempts = {ids[i]: entry[1] for i, (_, entry) in enumerate(batches) if entry}
+        assert {batch_id: first for _, batch_id, first in slot.prompts} == attempts, name
+        owners = {ids[i]: (f"g{one[3]}", one[2]) for i, (_, one) in enumerate(batches) if one and one[3] != NOBODY}
+        batch_of = {entry_id: batch_id for entry_id, batch_id, _ in slot.prompts}
+        assert {batch_of[entry_id]: (owner, times) for entry_id, owner, times in slot.leases} == owners, name
+        counts = held.fence.window[opened.iteration - server.committed - 1]
+        kinds = [ledger[:1] for ledger, _ in batches]
+        counted = (counts.published, counts.dead, counts.expected)
+        assert counted == (kinds.count((PUBLISHED,)), kinds.count((DEAD,)), len(kinds)), name
+        self._check_rollouts(server, opened.iteration, slot, name)
+
+    def _check_rollouts(self, server: Server, number: int, slot: HeldSlot, name: str) -> None:
+        """I1, I2: each accepted batch is complete and of a version that may sample it. I3: it is there once."""
+        batches, rollouts = server.slot_of(number)
+        assert [one.batch_id for one in slot.rollouts] == [self.batch_id(number, one[1]) for one in rollouts], name
+        for batch, (_, index, iteration, digest, content, _, _) in zip(slot.rollouts, rollouts, strict=True):
+            sampled_by = (batch.iteration, batch.policy_version, batch.weights_digest)
+            assert sampled_by == (iteration, digest // VARIANTS, digest_text(digest)), name
             assert [len(group.rollouts) for group in batch.groups] == [2] * 3, name
-            ledger: Any = held.ledger[batch.batch_id]
+            ledger: Any = slot.ledger[batch.batch_id]
             expected = self.digest_of(iteration, index, content=content, digest=digest)
             assert batch_digest(batch) == ledger.digest == expected, name
-            assert (f"g{server.batches[index][0][2]}", server.batches[index][0][3]) == (
-                ledger.generator,
-                ledger.attempt,
-            )
+            assert (ledger.generator, ledger.attempt) == (f"g{batches[index][0][2]}", batches[index][0][3])
+
+
+def _named(digests: tuple[int, ...]) -> dict[int, str]:
+    return {digest // VARIANTS: digest_text(digest) for digest in digests if digest != NONE}

@@ -14,22 +14,22 @@ from contracts.events import AuditRecord
 from contracts.jobs import JobState
 from tests.integration.fence_checks import read
 from tests.integration.fence_parts import let_expire, manifest
-from tests.model import fence
-from tests.model.fence import VARIANTS
-from tests.model.moves import Move, moves
+from tests.model.move import Move
+from tests.model.moves import moves
 from tests.model.real import LONG_S, RealFence, answer_of, digest_text
-from tests.model.state import COMMITS, ENDS, SETTLE, Bounds, State, Trainer
+from tests.model.server import COMMIT, NONE, REWIND, VARIANTS, known
+from tests.model.state import COMMITS, DISPATCHES, ENDS, SETTLE, Bounds, State, Trainer
+from tests.model.trainer_moves import made_by
 
-BOUNDS = Bounds(faults=12, is_deterministic=False, may_remove=True, max_attempts=15, max_epochs=14)
+BOUNDS = Bounds(faults=12, is_deterministic=False, may_remove=True, may_damage=True, max_attempts=15, max_epochs=14)
 WRITES_OF_A_TRAINER = (
-    *("rewind", "announces", "opens", "claims rollouts", "reconciles", "renews", "commits"),
+    *("rewind", "announces", "opens", "claims rollouts", "reconciles", "renews", "commits", "dispatches"),
     *("ends the job", "fails the job"),
 )
-
-
 LIKELY_IN = {
     COMMITS: ("writes reach the disk",),
     SETTLE: ("the last writes are lost", "trainer dies", "acquires from"),
+    DISPATCHES: ("the last writes are lost",),
     ENDS: ("acquires from", "the job is given up", "ends the job"),
 }
 """What is worth trying while a trainer is in such a phase: blind draws seldom get there."""
@@ -47,21 +47,21 @@ def _weight(move: Move, phases: set[int]) -> float:
 class Walk:
     """Draws moves by a seed, and does each of them twice."""
 
-    def __init__(self, broker: Broker, seed: int, seen: Counter[str]) -> None:
-        self._broker, self._random = broker, random.Random(seed)
-        self._real = RealFence(broker, num_batches=BOUNDS.batches, rollout__max_attempts=BOUNDS.max_attempts)
-        self._state = BOUNDS.first_state()
-        self._sides: list[TrainerSide | None] = [None] * BOUNDS.trainers
-        self._generators = [GeneratorSide(broker, self._real.job_id, f"g{i}") for i in range(BOUNDS.generators)]
-        self._claims: list[Claim | None] = [None] * BOUNDS.generators
+    def __init__(self, broker: Broker, seed: int, seen: Counter[str], bounds: Bounds = BOUNDS) -> None:
+        self._broker, self._random, self._bounds = broker, random.Random(seed), bounds
+        self._real = RealFence(broker, bounds, rollout__max_attempts=bounds.max_attempts)
+        self._state = bounds.first_state()
+        self._sides: list[TrainerSide | None] = [None] * bounds.trainers
+        self._generators = [GeneratorSide(broker, self._real.job_id, f"g{i}") for i in range(bounds.generators)]
+        self._claims: list[Claim | None] = [None] * bounds.generators
         self._disk: dict[str, bytes] = {}
         self._seen = seen
 
     def run(self, num_moves: int) -> None:
         for _ in range(num_moves):
             # An answer of claim_rollouts that was lost: test_fence_properties.py.
-            every = moves(self._state, BOUNDS, frozenset())
-            options = [one for one in every if one.name != "claims rollouts, answer lost"]
+            every = moves(self._state, self._bounds, frozenset())
+            options = [one for one in every if one.name != "claims rollouts, answer lost" and self._is_first(one)]
             if not options:
                 return
             # What the walks before have done seldom is done sooner.
@@ -72,6 +72,14 @@ class Walk:
             self._seen[move.name] += 1
             if not self._state.is_done:
                 self._real.check(self._state.server, move.name)
+
+    def _is_first(self, move: Move) -> bool:
+        """Whether a claim of an expired lease would get it: a new batch of an older iteration comes before it."""
+        if not move.name.startswith("claims from"):
+            return True
+        server = self._state.server
+        older = [one.iteration for one in server.window if one.iteration < move.iteration]
+        return not any(entry and not entry[2] for one in older for _, entry in server.slot_of(one).batches)
 
     def _does(self, move: Move, options: list[Move]) -> State:
         """The state after it. Which of its batches a claim gets is the server's choice."""
@@ -85,13 +93,10 @@ class Walk:
         elif move.name in ("finds its commit lost", "writes its checkpoint", "writes the last checkpoint"):
             self._trainer_confirms(move)
         elif move.name.startswith(WRITES_OF_A_TRAINER):
-            if not move.name.startswith("renews its lease") or move.batch == -1:
+            if not move.name.startswith("renews its lease") or move.batch == NONE:
                 self._trainer_calls(move)
         elif move.name.startswith("claims"):
-            batch = self._claim(move)
-            same = [one for one in options if (one.name, one.who, one.batch) == (move.name, move.who, batch)]
-            assert len(same) == 1, f"the model knows no {move.name} of batch {batch}"
-            return same[0].state
+            return self._claim(move, options)
         else:
             self._generator_does(move)
         return move.state
@@ -121,40 +126,45 @@ class Walk:
             assert is_alive or name in ("claims rollouts", "fails the job") or move.state.is_done, move
 
     def _call(self, side: TrainerSide, trainer: Trainer, name: str) -> None:
-        iteration, made = trainer.iteration, VARIANTS * (trainer.iteration + 1) + trainer.epoch
+        iteration, bounds, real = trainer.iteration, self._bounds, self._real
+        kept = max(0, iteration - bounds.lag)
         if name == "rewind":
-            side.rewind(self._record(fence.REWIND, trainer, {}))
+            side.rewind(self._record(REWIND, trainer, {}))
         elif name in ("announces", "announces the next"):
-            digest = trainer.digest if name == "announces" else made
-            side.publish_weights(manifest(digest // VARIANTS, digest_text(digest)), oldest_kept=iteration)
+            digest = trainer.versions[trainer.at] if name == "announces" else made_by(trainer, bounds)
+            side.publish_weights(manifest(digest // VARIANTS, digest_text(digest)), oldest_kept=kept)
         elif name == "opens":
-            side.open_iteration(self._real.opening(trainer.digest), {iteration: digest_text(trainer.digest)})
+            opening = bounds.opening(iteration + trainer.at, iteration)
+            versions = {digest // VARIANTS: digest_text(digest) for digest in trainer.versions}
+            side.open_iteration(real.opening(opening), versions)
         elif name == "claims rollouts":
             side.claim_rollouts(iteration, max_batches=8)
         elif name == "reconciles":
-            side.reconcile(iteration, self._real.batches(iteration, trainer.digest))
+            side.reconcile(iteration, real.batches(iteration, bounds.sent(iteration, iteration)))
+        elif name == "dispatches":
+            sent = bounds.sent(iteration + 1, iteration + 1)
+            side.dispatch(iteration + 1, real.batches(iteration + 1, tuple(one for one in sent if one[1] != NONE)))
         elif name.startswith("renews"):
             side.renew()
         elif name in ("ends the job", "fails the job"):
             end = JobState.SUCCEEDED if name == "ends the job" else JobState.FAILED
-            self._real.jobs.move(self._real.job_id, end, trainer_epoch=side.trainer_epoch)
+            real.jobs.move(real.job_id, end, trainer_epoch=side.trainer_epoch)
         else:
-            trained = {
-                f"{iteration}/train/{batch}": self._real.digest_of(
-                    iteration, batch, content=mine[1], digest=trainer.digest
-                )
-                for batch, mine in enumerate(trainer.trained)
-                if mine
-            }
-            opening = self._real.opening(made) if iteration < BOUNDS.iterations - 1 else None
-            record = self._record(fence.COMMIT, trainer, trained)
-            side.commit(
-                record,
-                trained,
-                event=None,
-                opening=opening,
-                made=(iteration + 1, digest_text(made)) if opening else None,
-            )
+            self._commit(side, trainer)
+
+    def _commit(self, side: TrainerSide, trainer: Trainer) -> None:
+        iteration, real = trainer.iteration, self._real
+        trained = {
+            real.batch_id(iteration, batch): real.digest_of(iteration, batch, content=mine[1], digest=mine[2])
+            for batch, mine in enumerate(trainer.trained)
+            if mine
+        }
+        far, made = iteration + self._bounds.lag + 1, made_by(trainer, self._bounds)
+        opening = None
+        if far <= self._bounds.last_iteration:
+            opening = real.opening(self._bounds.opening(far, iteration + 1))
+        record = self._record(COMMIT, trainer, trained)
+        side.commit(record, trained, event=None, opening=opening, made=(iteration + 1, digest_text(made)))
 
     def _record(self, kind: int, trainer: Trainer, trained: dict[str, str]) -> AuditRecord:
         record = self._real.record(
@@ -170,21 +180,40 @@ class Walk:
 
     # Generators
 
-    def _claim(self, move: Move) -> int:
+    def _claim(self, move: Move, options: list[Move]) -> State:
+        real, server, who = self._real, self._state.server, move.who
         if not move.name.startswith("claims: "):
-            entry = self._state.server.batches[move.batch][1]
-            batch_id = f"{self._state.server.iteration}/train/{move.batch}"
-            entry_id = next(one[0] for one in read(self._broker, self._real.keys).prompts if one[1] == batch_id)
-            let_expire(self._broker, self._real.keys, f"g{entry[3]}", entry_id)
-        claim = self._generators[move.who].claim(LONG_S)
+            entry = server.slot_of(move.iteration).batches[move.batch][1]
+            batch_id = real.batch_id(move.iteration, move.batch)
+            prompts = read(self._broker, real.keys).slot_of(move.iteration).prompts
+            entry_id = next(one[0] for one in prompts if one[1] == batch_id)
+            let_expire(self._broker, real.keys, f"g{entry[3]}", entry_id, iteration=move.iteration)
+        claim = self._generators[who].claim(LONG_S, held=self._held(move))
         assert claim is not None, move
-        self._claims[move.who] = claim
-        return int(claim.prompt_batch.batch_id.rpartition("/")[2])
+        self._claims[who] = claim
+        same = [
+            one
+            for one in options
+            if (one.name, one.who) == (move.name, who)
+            and real.batch_id(one.iteration, one.batch) == claim.prompt_batch.batch_id
+            and digest_text(one.state.generators[who][2]) == claim.manifest.weights_digest
+        ]
+        assert len(same) == 1, f"the model knows no {move.name} of {claim.prompt_batch.batch_id}"
+        oldest = min(one.iteration for one in options if (one.name, one.who) == (move.name, who))
+        assert same[0].iteration == (oldest if move.name.startswith("claims: ") else move.iteration)
+        return same[0].state
+
+    def _held(self, move: Move) -> tuple[int, str] | None:
+        """The weights that the generator holds at this claim; those of a version that is gone are none of the range."""
+        digest = move.state.generators[move.who][2]
+        there = known(self._state.server.versions, 0, self._bounds.iterations)
+        held = self._random.choice((digest, digest, there[0], digest + 1, NONE))
+        return None if held == NONE else (held // VARIANTS, digest_text(held))
 
     def _generator_does(self, move: Move) -> None:
         claim, mine = self._claims[move.who], self._state.generators[move.who]
         if move.name == "takes a copy":
-            owner = self._state.server.batches[move.batch][1][3]
+            owner = self._state.server.slot_of(move.iteration).batches[move.batch][1][3]
             self._claims[move.who] = self._claims[owner]
         elif move.name.startswith("publishes"):
             assert claim is not None
@@ -211,5 +240,5 @@ class Walk:
             real.jobs.resume(real.job_id)
             real.jobs.move(real.job_id, JobState.RUNNING)
             real.epochs[move.state.server.epoch] = read_fence(self._broker, real.keys).trainer_epoch
-        else:
+        elif move.name == "the last writes are lost":
             real.restore(self._disk)

@@ -1,4 +1,4 @@
-"""What the server holds of a job, as the model has it. Everything is a tuple, so that states can be hashed and compared.
+"""What the server holds of a job, as the model has it: everything is a tuple, so that states can be hashed.
 
     digest of weights     16 · version + variant; another variant is another content of the same version
     entry                 (id, first attempt, deliveries, owner) of a batch on the prompts stream; () if it isn't

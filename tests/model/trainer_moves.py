@@ -133,7 +133,7 @@ def _settles(state: State, bounds: Bounds, off: Off, who: int, trainer: Trainer)
     done = trainer.iteration
     if state.server.committed < done and "settle.confirms" not in off:
         return Move("finds its commit lost", who, with_trainer(state, who, ()))
-    versions = (*trainer.versions, _made(trainer, bounds))[-bounds.lag - 1 :]
+    versions = (*trainer.versions, made_by(trainer, bounds))[-bounds.lag - 1 :]
     checkpoints = (*state.checkpoints[:done], versions, *state.checkpoints[done + 1 :])
     disk = state.disk if "settle.persisted" in off else ()
     state = state._replace(checkpoints=checkpoints, disk=disk)
@@ -155,7 +155,7 @@ def _ends(state: State, bounds: Bounds, off: Off, who: int, trainer: Trainer) ->
     return Move(f"ends the job: {outcome}", who, with_trainer(wrote(state, server, bounds), who, ()))
 
 
-def _made(trainer: Trainer, bounds: Bounds) -> int:
+def made_by(trainer: Trainer, bounds: Bounds) -> int:
     """The digest of the version that this trainer's step makes."""
     variant = trainer.epoch
     if bounds.is_deterministic:
@@ -208,7 +208,7 @@ def _calls(state: State, bounds: Bounds, off: Off, trainer: Trainer) -> Iterator
         yield from _gathers(server, bounds, off, trainer)
         yield from _goes_wrong(server, bounds, off, trainer)
     elif trainer.phase == STEPPED:
-        made, kept = _made(trainer, bounds), _oldest_kept(bounds, iteration, off)
+        made, kept = made_by(trainer, bounds), _oldest_kept(bounds, iteration, off)
         outcome, server = fence.publish_weights(server, epoch, made, oldest_kept=kept, off=off)
         yield "announces the next", outcome, server, trainer._replace(phase=COMMITS) if outcome == "published" else ()
     elif trainer.phase == COMMITS:
@@ -300,7 +300,7 @@ def _commits(server: Server, bounds: Bounds, off: Off, trainer: Trainer) -> Call
         iteration,
         contents,
         _opening(bounds, far, iteration + 1, off) if far <= bounds.last_iteration else None,
-        made=_made(trainer, bounds),
+        made=made_by(trainer, bounds),
         follows=trainer.link,
         off=off,
     )
