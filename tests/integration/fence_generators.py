@@ -13,9 +13,10 @@ from contracts.encoding.wire import encode
 from tests.integration.fence_checks import Held
 from tests.integration.fence_parts import FAULTS, let_expire, set_ledger_times, set_typical_time
 from tests.integration.fence_trainers import ALL_CHECKS, CURRENT, MAX_ATTEMPTS, NUM_BATCHES, TrainerMoves
-from tests.model import fence
-from tests.model.fence import NOBODY, VARIANTS, Server
+from tests.model import prompts as scripts
 from tests.model.real import ATTEMPTS, GENERATORS, LONG_S, digest_text
+from tests.model.server import NOBODY, NONE, VARIANTS, Entry, Server
+from tests.model.server import Claim as ModelClaim
 
 GENERATOR = st.integers(0, 2)
 HEDGE_ENDS = ("wins", "loses", "goes on")
@@ -25,6 +26,12 @@ SAME_CONTENT = {"", "stale version", "future version", "past iteration", "future
 }
 """Faults that leave what was sampled as it is."""
 NO_ENTRY = -1
+NEVER_MADE = VARIANTS - 2
+"""The variant of a version that is named beside another one's digest."""
+Place = tuple[int, int]
+"""(iteration, batch)."""
+Lease = tuple[int, str]
+"""(iteration, entry): entries of two streams may have the same id."""
 
 
 class Made(NamedTuple):
@@ -44,10 +51,10 @@ class GeneratorMoves(TrainerMoves):
         super().__init__()
         self.claims: list[Made] = []
         """Every claim that was ever answered: the late come back at any time."""
-        self.entries: dict[int, str] = {}
-        """Batch → its entry on the stream, in the stream's order."""
-        self.expired: set[str] = set()
-        self.hedgers: dict[str, int] = {}
+        self.entries: dict[Place, str] = {}
+        """Batch → its entry on its stream, in the order of iterations and streams."""
+        self.expired: set[Lease] = set()
+        self.hedgers: dict[Lease, int] = {}
         """Entry → the generator that works on a copy."""
         self.num_dead = 0
         self.num_late = 0
@@ -55,67 +62,92 @@ class GeneratorMoves(TrainerMoves):
 
     # Generators
 
-    def _next(self, who: int) -> int | None:
-        """The batch that a claim must get: the oldest expired lease, else the next new one (I5).
+    def _entry(self, place: Place) -> Entry:
+        """Of the batch on the stream, () where it isn't there."""
+        opened = self.server.open_at(place[0])
+        return self.server.slot_of(place[0]).batches[place[1]][1] if opened else ()
+
+    def _lease(self, place: Place) -> Lease:
+        return place[0], self.entries[place]
+
+    def _next(self, who: int, held: int) -> tuple[Place, int] | None:
+        """(the batch that a claim must get, the digest that samples it): in the oldest iteration that has one, the
+        oldest expired lease, else the next new one (I5).
 
         What was tried too often is buried on the way.
         """
-        while self.server.is_open:
-            here = self.server.batches
-            expired = [batch for batch, entry in self.entries.items() if here[batch][1] and entry in self.expired]
-            fresh = [batch for batch in self.entries if here[batch][1] and not here[batch][1][2]]
-            if not expired and not fresh:
-                return None
-            batch = (expired or fresh)[0]
-            entry = self.entries[batch]
-            self.counters["reclaimed"] += bool(expired)
-            self.expired.discard(entry)
-            outcome, self.server, _ = fence.claim_prompt(self.server, batch, who, MAX_ATTEMPTS)
-            if outcome == "claimed":
-                if self.hedgers.get(entry) == who:
-                    del self.hedgers[entry]
-                return batch
-            self._bury()
+        for opened in self.server.window:
+            while True:
+                here = [one for one in self.entries if one[0] == opened.iteration and self._entry(one)]
+                expired = [one for one in here if self._lease(one) in self.expired]
+                fresh = [one for one in here if not self._entry(one)[2]]
+                if not expired and not fresh:
+                    break
+                place = (expired or fresh)[0]
+                entry = self._lease(place)
+                self.counters["reclaimed"] += bool(expired)
+                self.expired.discard(entry)
+                outcome, self.server, claim = scripts.claim_prompt(
+                    self.server, *place, who, MAX_ATTEMPTS, held=held, off=ALL_CHECKS
+                )
+                if outcome == "claimed":
+                    if self.hedgers.get(entry) == who:
+                        del self.hedgers[entry]
+                    return place, claim[2]
+                self._bury()
         return None
 
     def _bury(self) -> None:
         self.counters["dead"] += 1
         self.num_dead += 1
 
-    @rule(who=GENERATOR, hedge=st.booleans())
-    def claim(self, who: int, hedge: bool = False) -> None:
+    @rule(who=GENERATOR, hedge=st.booleans(), back=st.integers(-1, 3))
+    def claim(self, who: int, hedge: bool = False, back: int = 1) -> None:
+        """back: how much older than the next version the weights are that the generator holds."""
         self.broker.loses_next_answer = False  # a claim whose answer is lost is a generator that died
-        claim, batch = self.generators[who].claim(LONG_S, hedge=hedge), self._next(who)
-        if batch is None and claim is not None:
+        version = self.server.committed + 1 - back
+        held = self.server.weights[version] if version >= 0 else NONE
+        named = None if held == NONE else (version, digest_text(held))
+        server = self.server
+        claim, found = self.generators[who].claim(LONG_S, hedge=hedge, held=named), self._next(who, held)
+        if found is None and claim is not None:
             assert hedge
             assert claim.hedged
-            batch = int(claim.prompt_batch.batch_id.rpartition("/")[2])
-            self._check_hedge(who, batch, claim)
-        assert (claim is None) == (batch is None)
-        if claim is not None and batch is not None:
-            entry = self.server.batches[batch][1]
-            assert claim.prompt_batch.batch_id == f"{self.server.iteration}/train/{batch}"
-            assert (claim.attempt, claim.entry_id) == (entry[1] + entry[2] - 1, self.entries[batch])
-            digest = self.server.weights[self.server.iteration]
+            place = self._place_of(claim.prompt_batch.batch_id)
+            self._check_hedge(who, place, claim)
+            found = place, scripts.sampler(server, *place, held, ALL_CHECKS)
+        assert (claim is None) == (found is None)
+        if claim is not None and found is not None:
+            place, digest = found
+            entry = self._entry(place)
+            assert claim.prompt_batch.batch_id == self.real.batch_id(*place)
+            assert (claim.attempt, claim.entry_id) == (entry[1] + entry[2] - 1, self.entries[place])
+            sampled_by = (claim.prompt_batch.policy_version, claim.prompt_batch.weights_digest)
+            assert sampled_by == (digest // VARIANTS, digest_text(digest))
             assert claim.manifest.weights_digest == digest_text(digest)
-            self.claims.append(Made(who, claim, self.server.iteration, batch, digest))
+            self.claims.append(Made(who, claim, *place, digest))
 
-    def _check_hedge(self, who: int, batch: int, claim: Claim) -> None:
+    def _place_of(self, batch_id: str) -> Place:
+        iteration, _, batch = batch_id.split("/")
+        return int(iteration), int(batch)
+
+    def _check_hedge(self, who: int, place: Place, claim: Claim) -> None:
         """A copy is of a batch of its first holder, another generator, and there is one of it."""
-        _, _, deliveries, holder = self.server.batches[batch][1]
+        _, _, deliveries, holder = self._entry(place)
         assert deliveries == 1
         assert holder not in (NOBODY, who)
-        assert claim.entry_id not in self.hedgers
-        self.hedgers[claim.entry_id] = who
+        assert self._lease(place) == (place[0], claim.entry_id)
+        assert self._lease(place) not in self.hedgers
+        self.hedgers[self._lease(place)] = who
         self.counters["hedged"] += 1
         self.seen["hedged"] += 1
 
-    def _in_model(self, made: Made) -> fence.Claim:
+    def _in_model(self, made: Made) -> ModelClaim:
         """With the entry that the model knows; one that is gone is another than all that come."""
         entry_id = NO_ENTRY
-        if made.iteration == self.server.iteration and self.entries.get(made.batch) == made.claim.entry_id:
-            entry = self.server.batches[made.batch][1]
-            entry_id = entry[0] if entry else NO_ENTRY
+        place = (made.iteration, made.batch)
+        if self.entries.get(place) == made.claim.entry_id and self._entry(place):
+            entry_id = self._entry(place)[0]
         return (made.iteration, made.batch, made.digest, entry_id, made.claim.attempt)
 
     @precondition(lambda self: self.claims)
@@ -173,9 +205,10 @@ class GeneratorMoves(TrainerMoves):
 
     def _published(self, made: Made, iteration: int, version: int, content: int, fault: str) -> tuple[str, Server]:
         _, batch, digest, entry_id, attempt = self._in_model(made)
-        digest = VARIANTS * version + (VARIANTS - 1 if fault == "other weights" else digest % VARIANTS)
-        batch = 9 if fault == "unexpected" else batch
-        return fence.publish(
+        variant = digest % VARIANTS if version == digest // VARIANTS else NEVER_MADE
+        digest = VARIANTS * version + (VARIANTS - 1 if fault == "other weights" else variant)
+        batch = 9 if fault == "unexpected" or iteration != made.iteration else batch  # the id says its iteration
+        return scripts.publish(
             self.server,
             (iteration, batch, digest, entry_id, attempt),
             made.who,
@@ -193,7 +226,8 @@ class GeneratorMoves(TrainerMoves):
 
     def _is_hedger(self, made: Made) -> bool:
         """Whether it works on a copy of the batch as it stands on the stream, or stood when it was lost there."""
-        return self.hedgers.get(self.entries.get(made.batch, "")) == made.who
+        place = (made.iteration, made.batch)
+        return place in self.entries and self.hedgers.get(self._lease(place)) == made.who
 
     @precondition(lambda self: self.claims)
     @rule(pick=st.integers(0, 3))
@@ -203,7 +237,7 @@ class GeneratorMoves(TrainerMoves):
         times = 2 if self.broker.loses_next_answer else 1
         said = self.generators[made.who].fail(made.claim, "no reward: timeout").value
         for _ in range(times if claim[3] != NO_ENTRY else 0):
-            outcome, self.server = fence.fail(self.server, claim, made.who, MAX_ATTEMPTS, ALL_CHECKS)
+            outcome, self.server = scripts.fail(self.server, claim, made.who, MAX_ATTEMPTS, ALL_CHECKS)
             self.seen[f"fail: {outcome}"] += 1
             self.counters["failed"] += outcome != "settled"
             if outcome == "dead":
@@ -215,25 +249,26 @@ class GeneratorMoves(TrainerMoves):
         held = [made for made in self.claims if made.who == who]
         renewal = self.generators[who].renew([made.claim for made in held])
         for made in held:
-            state, _ = fence.renew_prompt(self.server, self._in_model(made), who, ALL_CHECKS)
-            is_there = self.entries.get(made.batch) == made.claim.entry_id
+            lease = (made.iteration, made.claim.entry_id)
+            state, _ = scripts.renew_prompt(self.server, self._in_model(made), who, ALL_CHECKS)
+            is_there = self.entries.get((made.iteration, made.batch)) == made.claim.entry_id
             if state == "lost" and is_there and self._is_hedger(made):
                 state = "held"
             found = (made.claim in renewal.lost, made.claim in renewal.settled)
             assert found == (state == "lost", state == "settled"), state
             self.seen[f"renew: {state}"] += 1
-            if state == "held" and self.hedgers.get(made.claim.entry_id) != who:
-                self.expired.discard(made.claim.entry_id)
+            if state == "held" and self.hedgers.get(lease) != who:
+                self.expired.discard(lease)
 
-    def _leased(self) -> list[int]:
-        return [batch for batch in self.entries if (entry := self.server.batches[batch][1]) and entry[3] != NOBODY]
+    def _leased(self) -> list[Place]:
+        return [place for place in self.entries if (entry := self._entry(place)) and entry[3] != NOBODY]
 
     @rule(pick=st.integers(0, 3), hedger=st.sampled_from([None, 0, 1, 2]), end=st.sampled_from(HEDGE_ENDS))
     def a_generator_is_late(self, pick: int, hedger: int | None, end: str) -> None:
         leased = self._leased()
         if leased:
             self.num_late += 1
-            batch_id = f"{self.server.iteration}/train/{leased[pick % len(leased)]}"
+            batch_id = self.real.batch_id(*leased[pick % len(leased)])
             set_ledger_times(self.broker, self.keys, batch_id, claimed_ms=self.num_late)
         if hedger is None:
             return
@@ -249,7 +284,7 @@ class GeneratorMoves(TrainerMoves):
         self.publish_weights(CURRENT, 0, 0)
         self.open(CURRENT, 1)
         self.the_server_holds_what_the_model_says()
-        for _ in range(NUM_BATCHES + 1):
+        for _ in range(NUM_BATCHES * (self.bounds.lag + 1) + 1):
             self.claim(who)
             self.the_server_holds_what_the_model_says()
         self.a_generator_is_late(0, (who + 1) % 3, end)
@@ -268,9 +303,10 @@ class GeneratorMoves(TrainerMoves):
     def prompt_lease_expires(self, pick: int, successor: int | None) -> None:
         leased = self._leased()
         if leased:
-            batch = leased[pick % len(leased)]
-            let_expire(self.broker, self.keys, f"g{self.server.batches[batch][1][3]}", self.entries[batch])
-            self.expired.add(self.entries[batch])
+            place = leased[pick % len(leased)]
+            holder = f"g{self._entry(place)[3]}"
+            let_expire(self.broker, self.keys, holder, self.entries[place], iteration=place[0])
+            self.expired.add(self._lease(place))
         if successor is not None:
             before = self.counters["reclaimed"]
             self.claim(successor)
@@ -293,6 +329,10 @@ class GeneratorMoves(TrainerMoves):
 
     def _learn_entries(self, held: Held) -> None:
         """A lost prompt's entry stays known: its claims come late."""
-        there = {int(batch_id.rpartition("/")[2]): entry for entry, batch_id, _ in held.prompts}
-        gone = {} if not held.ledger else {batch: entry for batch, entry in self.entries.items() if batch not in there}
-        self.entries = {**gone, **there}
+        entries: dict[Place, str] = {}
+        for opened in self.server.window:
+            slot = held.slot_of(opened.iteration)
+            there = {self._place_of(batch_id): entry for entry, batch_id, _ in slot.prompts}
+            known = {place: entry for place, entry in self.entries.items() if place[0] == opened.iteration}
+            entries |= {place: entry for place, entry in known.items() if place not in there} | there
+        self.entries = entries

@@ -90,7 +90,7 @@ def open_iteration(
         return "already_open", server
     if not _is_next(server, opening, off):
         return "out_of_order", server
-    fault, after = _with_versions(server, digests, "open", off)
+    fault, after = _with_versions(server, digests, "open.manifest", off)
     if not fault and not _is_samplable(after, opening, off):
         fault = "no_manifest"
     return (fault, server) if fault else ("opened", _opened(after, epoch, opening))
@@ -105,7 +105,7 @@ def _is_next(server: Server, opening: Opening, off: Off) -> bool:
     return opening.iteration == server.newest + 1 or "open.follows" in off
 
 
-def _with_versions(server: Server, digests: tuple[int, ...], script: str, off: Off) -> tuple[str, Server]:
+def _with_versions(server: Server, digests: tuple[int, ...], check: str, off: Off) -> tuple[str, Server]:
     """(what speaks against it, the server to which these versions are known)."""
     versions = list(server.versions)
     for digest in digests:
@@ -113,7 +113,7 @@ def _with_versions(server: Server, digests: tuple[int, ...], script: str, off: O
         is_other = versions[version] not in (digest, NONE) and "versions.same" not in off
         if version > server.committed + 1 or is_other:
             return "out_of_order", server
-        if server.weights[version] != digest and f"{script}.manifest" not in off:
+        if server.weights[version] != digest and check not in off:
             return "no_manifest", server
         versions[version] = digest
     return "", server._replace(versions=tuple(versions))
@@ -174,9 +174,9 @@ def commit(
     follows: Record,
     off: Off,
 ) -> tuple[str, Server]:
-    """trained: [batches] the content of each, NONE for none. made: digest of the version that the iteration makes.
+    """trained: [batches] the content of each, NONE for none. follows: the record that the trainer holds for the newest.
 
-    follows: the record that this trainer holds for the newest.
+    made: the digest of the version that the iteration makes, NONE for none.
     """
     if _is_fenced(server, epoch, "commit.epoch", off):
         return "fenced", server
@@ -193,7 +193,7 @@ def commit(
     after = _committed(server, iteration, made, off)._replace(last=(COMMIT, iteration, epoch))
     if opening is not None and not _is_next(after, opening, off):
         return "out_of_order", server
-    fault, after = _with_versions(after, (made,), "commit", off)
+    fault, after = _with_versions(after, () if made == NONE else (made,), "commit.manifest", off)
     if not fault and opening is not None and not _is_samplable(after, opening, off):
         fault = "no_manifest"
     if fault:
@@ -203,9 +203,9 @@ def commit(
 
 def _contradiction(slot: Slot, trained: tuple[int, ...], off: Off) -> str:
     """What the ledger says against a commit of these contents, or ""."""
+    if "commit.whole" not in off and not all(ledger for ledger, _ in slot.batches):
+        return "missing"
     for (ledger, _), content in zip(slot.batches, trained, strict=True):
-        if not ledger and "commit.whole" not in off:
-            return "missing"
         if not ledger or ledger[0] == DEAD:
             if content != NONE:
                 return "divergent"

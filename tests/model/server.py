@@ -1,12 +1,12 @@
 """What the server holds of a job, as the model has it: everything is a tuple, so that states can be hashed.
 
-    digest of weights     16 · version + variant; another variant is another content of the same version
-    entry                 (id, first attempt, deliveries, owner) of a batch on the prompts stream; () if it isn't
-    ledger                () | (EXPECTED, entry id) | (PUBLISHED, content, generator, attempt) | (DEAD,), each with
-                          the version behind it that is pinned, where there is one
-    rollout               (id, batch, iteration, digest, content, is complete, whom it was delivered to: an epoch or 0)
-    claim                 (iteration, batch, digest, entry id, attempt)
-    record                (COMMIT or REWIND, iteration, epoch), as the audit stream holds it
+digest of weights     16 · version + variant; another variant is another content of the same version
+entry                 (id, first attempt, deliveries, owner) of a batch on the prompts stream; () if it isn't
+ledger                () | (EXPECTED, entry id) | (PUBLISHED, content, generator, attempt) | (DEAD,), each with
+                      the version behind it that is pinned, where there is one
+rollout               (id, batch, iteration, digest, content, is complete, whom it was delivered to: an epoch or 0)
+claim                 (iteration, batch, digest, entry id, attempt)
+record                (COMMIT or REWIND, iteration, epoch), as the audit stream holds it
 """
 
 from __future__ import annotations

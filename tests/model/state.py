@@ -98,7 +98,7 @@ class Bounds(NamedTuple):
         return oldest, iteration if self.is_bounded else oldest
 
     def sent(self, iteration: int, newest_made: int) -> tuple[tuple[int, int], ...]:
-        """(batch, pinned version or NONE) of the iteration's batches that the versions up to `newest_made` can sample."""
+        """(batch, pinned version or NONE) of those batches that the versions up to `newest_made` can sample."""
         sent = []
         for batch in range(self.batches):
             is_pinned = self.lag > 0 and self.evaluates(batch)

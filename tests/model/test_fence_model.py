@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.model import fence, moves
+from tests.model import fence, generator_moves, prompts, trainer_moves
 from tests.model.mutations import (
+    BOUNDED,
+    DELAYED,
+    EVALUATING,
     IN_PIECES,
     NEEDED,
     ONE,
@@ -23,13 +26,19 @@ from tests.model.state import Bounds
 
 CHECK = re.compile(r'"([a-z_]+\.[a-z_]+)"')
 SLOW = {
-    *(("acquire.lease", "rewind.link"), ("open.follows",), ("commit.link",), ("trainer.weights", "commit.link")),
-    ("resume.not_after_the_fence",),
+    *(("acquire.lease", "rewind.link"), ("commit.link",), ("resume.chain",)),
+    ("trainer.weights", "commit.link", "claim_rollouts.iteration"),
 }
 """Need tens of thousands of states: `make model` has them."""
+WINDOWS = (
+    DELAYED,
+    BOUNDED._replace(lost_writes=0),
+    EVALUATING,
+    BOUNDED._replace(faults=0, lag=2, iterations=4, batches=2, evaluations=1),
+)
 
 
-@pytest.mark.parametrize("bounds", [ONE, TWO_BATCHES, IN_PIECES, RESAMPLED, REMOVABLE, Bounds(faults=0)])
+@pytest.mark.parametrize("bounds", [ONE, TWO_BATCHES, IN_PIECES, RESAMPLED, REMOVABLE, Bounds(faults=0), *WINDOWS])
 def test_no_reachable_state_breaks_an_invariant_or_is_stuck(bounds: Bounds) -> None:
     result = mutated(bounds, ())
     assert (result.breaks, result.trace, result.is_complete) == ("", (), True)
@@ -44,6 +53,10 @@ def test_without_this_check_an_invariant_breaks(mutation: Mutation) -> None:
 
 
 def test_every_check_of_the_model_is_left_out_once() -> None:
-    named = {name for module in (fence, moves) for name in CHECK.findall(Path(module.__file__ or "").read_text())}
+    named = {
+        name
+        for module in (fence, prompts, trainer_moves, generator_moves)
+        for name in CHECK.findall(Path(module.__file__ or "").read_text())
+    }
     listed = {name for one in (*NEEDED, *REDUNDANT) for name in one.off}
     assert named == listed

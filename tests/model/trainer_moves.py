@@ -1,9 +1,9 @@
 """What a trainer does next.
 
-    OFF → START ┬─────────→ ANNOUNCE → OPEN → GATHER → STEPPED → COMMITS ┬──────────→ SETTLE → GATHER of the next | ENDS
-                └→ REWINDS ──↗ each    each   (claim, train)  (weights)  └→ DISPATCHES ──↗ (checkpoint)
-                             version iteration                              (evaluation)
-                              of the window
+OFF → START ┬─────────→ ANNOUNCE → OPEN → GATHER → STEPPED → COMMITS ┬──────────→ SETTLE → GATHER of the next | ENDS
+            └→ REWINDS ──↗ each    each   (claim, train)  (weights)  └→ DISPATCHES ──↗ (checkpoint)
+                         version iteration                              (evaluation)
+                          of the window
 """
 
 from __future__ import annotations
@@ -159,9 +159,7 @@ def made_by(trainer: Trainer, bounds: Bounds) -> int:
     """The digest of the version that this trainer's step makes."""
     variant = trainer.epoch
     if bounds.is_deterministic:
-        sampled_by = {
-            mine[2] for batch, mine in enumerate(trainer.trained) if mine and not bounds.evaluates(batch)
-        }
+        sampled_by = {mine[2] for batch, mine in enumerate(trainer.trained) if mine and not bounds.evaluates(batch)}
         right = VARIANTS * max(0, trainer.iteration - bounds.lag)
         variant = 0 if sampled_by <= {right} and trainer.digest % VARIANTS == 0 else WRONG
     return VARIANTS * (trainer.iteration + 1) + variant
@@ -176,9 +174,7 @@ def _opening(bounds: Bounds, iteration: int, newest_made: int, off: Off) -> Open
     return opening._replace(sent=_pins(bounds, iteration, opening.sent, off))
 
 
-def _pins(
-    bounds: Bounds, iteration: int, sent: tuple[tuple[int, int], ...], off: Off
-) -> tuple[tuple[int, int], ...]:
+def _pins(bounds: Bounds, iteration: int, sent: tuple[tuple[int, int], ...], off: Off) -> tuple[tuple[int, int], ...]:
     if "trainer.pins" not in off:
         return sent
     return tuple((batch, NONE if pin == NONE else max(0, iteration - bounds.lag)) for batch, pin in sent)
