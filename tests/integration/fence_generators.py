@@ -63,7 +63,7 @@ class GeneratorMoves(TrainerMoves):
     # Generators
 
     def _entry(self, place: Place) -> Entry:
-        """Of the batch on the stream, () where it isn't there."""
+        """The batch's entry on the stream, () where it isn't there."""
         opened = self.server.open_at(place[0])
         return self.server.slot_of(place[0]).batches[place[1]][1] if opened else ()
 
@@ -268,8 +268,9 @@ class GeneratorMoves(TrainerMoves):
         leased = self._leased()
         if leased:
             self.num_late += 1
-            batch_id = self.real.batch_id(*leased[pick % len(leased)])
-            set_ledger_times(self.broker, self.keys, batch_id, claimed_ms=self.num_late)
+            place = leased[pick % len(leased)]
+            batch_id = self.real.batch_id(*place)
+            set_ledger_times(self.broker, self.keys, batch_id, iteration=place[0], claimed_ms=self.num_late)
         if hedger is None:
             return
         set_typical_time(self.broker, self.keys, LONG_S)

@@ -87,9 +87,10 @@ def set_ledger_times(broker: Broker, keys: JobKeys, batch_id: str, *, iteration:
         broker.redis.zadd(slot.claims, {batch_id: times_ms["claimed_ms"]}, xx=True)
 
 
-def let_expire(broker: Broker, keys: JobKeys, generator: str, entry_id: str) -> None:
+def let_expire(broker: Broker, keys: JobKeys, generator: str, entry_id: str, *, iteration: int = 0) -> None:
     """As if the generator had not renewed this lease for very long."""
-    broker.redis.xclaim(keys.slots[0].prompts, GENERATOR_GROUP, generator, 0, [entry_id], idle=10_000_000, justid=True)
+    prompts = keys.slot_of(iteration).prompts
+    broker.redis.xclaim(prompts, GENERATOR_GROUP, generator, 0, [entry_id], idle=10_000_000, justid=True)
 
 
 def set_typical_time(broker: Broker, keys: JobKeys, typical_s: float) -> None:
