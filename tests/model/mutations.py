@@ -82,7 +82,7 @@ NEEDED = (
     Mutation(("rewind.link",), FORGETFUL, "I4", "rewind by a record that follows a lost one"),
     Mutation(("rewind.repeat", "rewind.link"), RESAMPLED_TWICE, "I4", "a repeated rewind is recorded again"),
     Mutation(("claim.range",), BOUNDED, "admission", "a generator goes on with what it holds, however old that is"),
-    Mutation(("claim.digest",), BOUNDED, "admission", "a generator goes on with what it holds, whoever made that"),
+    Mutation(("claim.digest",), BOUNDED, "admission", "a generator goes on with what it holds, whatever its digest"),
     Mutation(("publish.digest",), RESAMPLED, "I2", "publish_batch without the digest"),
     Mutation(("publish.digest",), BOUNDED, "I2", "the same, where an older version's digest is asked for as well"),
     Mutation(("publish.version",), DELAYED, "I2", "publish_batch of any version of the window"),
