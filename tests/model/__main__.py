@@ -16,6 +16,7 @@ from tests.model.mutations import (
     REDUNDANT,
     RESAMPLED,
     RESAMPLED_TWICE,
+    SELDOM,
     TWO_BATCHES,
     mutated,
 )
@@ -41,6 +42,7 @@ INSTANCES = (
     BOUNDED._replace(batches=2, evaluations=1),
     BOUNDED._replace(lag=2, iterations=4),
     BOUNDED._replace(faults=2, may_end=False, lost_writes=0),
+    SELDOM._replace(lag=1),
 )
 
 

@@ -53,6 +53,9 @@ def publish_weights(server: Server, epoch: int, digest: int, *, oldest_kept: int
         return "fenced", server
     announced = list(server.weights)
     announced[digest // VARIANTS] = digest
+    # What may sample the window stays, also where the trainer counts on commits that a restart has lost.
+    if server.window and "publish_weights.window" not in off:
+        oldest_kept = min(oldest_kept, server.window[0].oldest)
     kept = tuple(one if version >= oldest_kept else NONE for version, one in enumerate(announced))
     return "published", server._replace(weights=kept)
 

@@ -21,6 +21,8 @@ RESAMPLED_TWICE = ONE._replace(is_deterministic=False, faults=2)
 REMOVABLE = ONE._replace(may_remove=True)
 FORGETFUL = ONE._replace(lost_writes=10, faults=2, may_end=False)
 """A restart can lose a whole iteration."""
+SELDOM = ONE._replace(iterations=3, checkpoint_every=3, lost_writes=10, may_end=False)
+"""A trainer goes on after a commit without a look at the server's disk, and a restart can lose that commit."""
 DELAYED = ONE._replace(lag=1, iterations=3)
 BOUNDED = DELAYED._replace(is_bounded=True, is_deterministic=False)
 EVALUATING = ONE._replace(lag=1, batches=2, evaluations=1)
@@ -50,7 +52,8 @@ NEEDED = (
         ("acquire.lease", "rewind.link"), ONE, "I4", "acquire_trainer of a living trainer's job, any number of times"
     ),
     Mutation(("publish_weights.epoch",), ONE, "I4", "publish_weights without the epoch"),
-    Mutation(("trainer.keeps",), DELAYED, "I5", "publish_weights forgets versions that the window may be sampled with"),
+    Mutation(("publish_weights.window",), SELDOM, "I5", "publish_weights forgets what its trainer asks it to"),
+    Mutation(("trainer.keeps",), DELAYED, "stuck", "a trainer keeps its newest version only as it announces one"),
     Mutation(("open.epoch",), ONE, "I4", "open_iteration without the epoch"),
     Mutation(("open.repeat",), ONE, "stuck", "an iteration that stands open is refused, not gone on with"),
     Mutation(("open.follows",), DELAYED, "I4", "open_iteration of any number"),

@@ -64,6 +64,8 @@ class Bounds(NamedTuple):
     """So many of an iteration's batches, the last ones, evaluate: its own version samples them."""
     first_batches: int = 99
     """So many of an iteration's batches go out with its opening; the others follow."""
+    checkpoint_every: int = 1
+    """Iterations; the last one is followed by a checkpoint in any case."""
     lost_writes: int = 3
     """Most writes that a restart loses."""
     is_deterministic: bool = True

@@ -18,6 +18,7 @@ from tests.model.mutations import (
     REDUNDANT,
     REMOVABLE,
     RESAMPLED,
+    SELDOM,
     TWO_BATCHES,
     Mutation,
     mutated,
@@ -38,7 +39,9 @@ WINDOWS = (
 )
 
 
-@pytest.mark.parametrize("bounds", [ONE, TWO_BATCHES, IN_PIECES, RESAMPLED, REMOVABLE, Bounds(faults=0), *WINDOWS])
+@pytest.mark.parametrize(
+    "bounds", [ONE, TWO_BATCHES, IN_PIECES, RESAMPLED, REMOVABLE, SELDOM, Bounds(faults=0), *WINDOWS]
+)
 def test_no_reachable_state_breaks_an_invariant_or_is_stuck(bounds: Bounds) -> None:
     result = mutated(bounds, ())
     assert (result.breaks, result.trace, result.is_complete) == ("", (), True)

@@ -70,7 +70,11 @@ def test_every_move_of_the_model_has_the_same_outcome_on_a_real_server(broker: B
 
 def test_every_move_of_a_window_has_the_same_outcome_on_a_real_server(broker: Broker) -> None:
     seen: Counter[str] = Counter()
-    for bounds in (LAGGING, LAGGING._replace(is_bounded=True), LAGGING._replace(lag=2, iterations=5)):
+    for bounds in (
+        LAGGING,
+        LAGGING._replace(is_bounded=True),
+        LAGGING._replace(lag=2, iterations=5, checkpoint_every=2),
+    ):
         for seed in range(NUM_WALKS // 4):
             Walk(broker, seed, seen, bounds).run(2 * NUM_MOVES)
     assert IN_A_WINDOW - seen.keys() == set()

@@ -129,20 +129,24 @@ def _goes_on(server: Server, start: int, versions: tuple[int, ...], off: Off) ->
 
 
 def _settles(state: State, bounds: Bounds, off: Off, who: int, trainer: Trainer) -> Move:
-    """The commit is on the server's disk before the checkpoint is on the trainers'."""
+    """The commit is on the server's disk before a checkpoint is on the trainers'; without one it doesn't ask."""
     done = trainer.iteration
-    if state.server.committed < done and "settle.confirms" not in off:
+    is_last = done == bounds.last_iteration
+    is_due = is_last or (done + 1) % bounds.checkpoint_every == 0
+    if is_due and state.server.committed < done and "settle.confirms" not in off:
         return Move("finds its commit lost", who, with_trainer(state, who, ()))
     versions = (*trainer.versions, made_by(trainer, bounds))[-bounds.lag - 1 :]
-    checkpoints = (*state.checkpoints[:done], versions, *state.checkpoints[done + 1 :])
-    disk = state.disk if "settle.persisted" in off else ()
-    state = state._replace(checkpoints=checkpoints, disk=disk)
-    if done == bounds.last_iteration:
+    if is_due:
+        checkpoints = (*state.checkpoints[:done], versions, *state.checkpoints[done + 1 :])
+        disk = state.disk if "settle.persisted" in off else ()
+        state = state._replace(checkpoints=checkpoints, disk=disk)
+    if is_last:
         last = trainer._replace(phase=ENDS, iteration=done + 1, versions=versions, trained=(), last=0)
         return Move("writes the last checkpoint", who, with_trainer(state, who, last))
     blank = ((),) * bounds.batches
     following = trainer._replace(phase=GATHER, iteration=done + 1, versions=versions, trained=blank, last=0)
-    return Move("writes its checkpoint", who, with_trainer(state, who, following))
+    name = "writes its checkpoint" if is_due else "goes on without a checkpoint"
+    return Move(name, who, with_trainer(state, who, following))
 
 
 def _ends(state: State, bounds: Bounds, off: Off, who: int, trainer: Trainer) -> Move:
