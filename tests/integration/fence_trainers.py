@@ -342,7 +342,7 @@ class TrainerMoves(RuleBasedStateMachine):
 
     @rule(who=TRAINER, ahead=st.integers(0, 2))
     def dispatch(self, who: int, ahead: int) -> None:
-        """Of an iteration's evaluations, whose version may not be made yet."""
+        """Sends the evaluations of an iteration whose version may not be made yet."""
         who, iteration = self._index(who), max(0, self.server.committed + ahead)
         sent = tuple(one for one in self.bounds.sent(iteration, iteration) if one[1] != NONE)
         if not sent:

@@ -30,7 +30,7 @@ Record = tuple[int, ...]
 Batch = tuple[Ledger, Entry]
 ABSENT: Batch = ((), ())
 LENGTHS = {EXPECTED: 2, PUBLISHED: 4, DEAD: 1}
-"""Of a ledger's record without a pin."""
+"""The length of a ledger record without a pin."""
 
 
 class Open(NamedTuple):

@@ -27,7 +27,7 @@ class Trainer(NamedTuple):
 
     @property
     def digest(self) -> int:
-        """Of the weights in its memory."""
+        """The digest of the weights in its memory."""
         return self.versions[-1]
 
 
