@@ -42,8 +42,11 @@ def draw_speeds(path: Path, medians: Mapping[str, Mapping[str, Mapping[str, floa
             bound = slowest_s / one["bound_s"]
             axes.hlines(bound, left - width * 0.45, left + width * 0.45, color="#222222", linewidth=1.4)
     axes.hlines([], 0, 0, color="#222222", linewidth=1.4, label="bound of its own times")
-    axes.set_xticks(range(len(medians)), [_in_two_lines(workload) for workload in medians])
-    axes.set(ylabel="speed, synchronous = 1", title="The same work under every schedule, two CPU cores")
+    axes.set_xticks(range(len(medians)), [_label(workload) for workload in medians])
+    axes.set(
+        ylabel="speed, synchronous = 1",
+        title="The same work under every schedule, by lengths and $T_{gen}$ : $T_{train}$ (two CPU cores)",
+    )
     axes.grid(axis="y", alpha=0.25)
     axes.set_axisbelow(True)
     figure.legend(loc="outside lower center", ncols=len(names) + 1, fontsize=8, columnspacing=1.2)
@@ -51,9 +54,11 @@ def draw_speeds(path: Path, medians: Mapping[str, Mapping[str, Mapping[str, floa
     pyplot.close(figure)
 
 
-def _in_two_lines(workload: str) -> str:
-    lengths, _, ratio = workload.partition(" ")
-    return f"{lengths} lengths\n$T_{{gen}}$ : $T_{{train}}$ {ratio.replace(':', ' : ').replace('on 2', '(2 gen.)')}"
+def _label(workload: str) -> str:
+    """`tailed 3:1 on 2` has two generators."""
+    lengths, ratio, *rest = workload.split()
+    generators = "2 generators" if rest else ""
+    return f"{lengths} lengths\n{ratio.replace(':', ' : ')}\n{generators}".rstrip()
 
 
 def draw_timelines(path: Path, runs: Mapping[str, Run], first: int) -> None:

@@ -226,7 +226,8 @@ def medians(runs: Sequence[dict[str, Any]]) -> dict[str, float]:
 def compared(runs: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Workload → arrangement → medians, and how many times as fast it is as synchronous and as periodic."""
     found: dict[str, dict[str, Any]] = {}
-    for workload in dict.fromkeys(run["workload"] for run in runs):
+    done = {run["workload"] for run in runs}
+    for workload in (name for name in WORKLOADS if name in done):
         of_it = [run for run in runs if run["workload"] == workload]
         each = {
             name: medians([run for run in of_it if run["arrangement"] == name])
@@ -240,12 +241,12 @@ def compared(runs: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def same_work(runs: Sequence[dict[str, Any]]) -> dict[str, bool]:
-    """Workload → whether every run sampled the same number of tokens in each iteration."""
-    tokens: dict[str, set[tuple[int, ...]]] = {}
+def token_differences(runs: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Workload → how far apart its runs' sampled tokens are over the counted iterations, as a share of the fewest."""
+    tokens: dict[str, list[int]] = {}
     for run in runs:
-        tokens.setdefault(run["workload"], set()).add(tuple(run["tokens"]))
-    return {workload: len(found) == 1 for workload, found in tokens.items()}
+        tokens.setdefault(run["workload"], []).append(sum(run["tokens"][WARM_UP : len(run["tokens"]) - DRAIN]))
+    return {workload: round(max(found) / min(found) - 1, 4) for workload, found in tokens.items()}
 
 
 def same_digests(runs: Sequence[dict[str, Any]]) -> dict[str, bool]:
@@ -284,7 +285,7 @@ def main() -> None:
         "settings": arguments.set,
         "counted_iterations": arguments.iterations - WARM_UP - DRAIN,
         "medians": compared(runs),
-        "same_tokens": same_work(runs),
+        "tokens_differ_by": token_differences(runs),
         "same_digest": same_digests(runs),
         "runs": runs,
     }
