@@ -10,7 +10,7 @@ import logging
 
 from celery import Celery
 from kombu.exceptions import OperationalError
-from kombu.transport import redis
+from kombu.transport import redis, virtual
 
 from contracts.errors import BrokerUnavailable
 from contracts.settings import StackSettings
@@ -30,6 +30,17 @@ log = logging.getLogger(__name__)
 
 
 class QoS(redis.QoS):
+    def ack(self, delivery_tag: str) -> None:
+        """Frees the message's place also where the server gave no answer.
+
+        A consumer takes one message at a time. With a place that stays taken it would read no other, and so never
+        notice that its connection is gone.
+        """
+        try:
+            super().ack(delivery_tag)
+        finally:
+            virtual.QoS.ack(self, delivery_tag)
+
     def restore_visible(self, start: int = 0, num: int = 10, interval: int = 10) -> None:
         """Puts nothing back. Kombu takes what was not acknowledged for an hour, and its lock for that is a script.
 
