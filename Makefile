@@ -67,7 +67,9 @@ mutants: $(STAMP)
 # `onbeat chaos --spec FILE` does the second with a job of your own.
 chaos: $(STAMP)
 	OMP_NUM_THREADS=1 CHAOS_LONG=1 $(BIN)/python -m pytest tests/chaos
-	$(BIN)/onbeat chaos --rounds 200
+	$(BIN)/onbeat chaos --rounds 100
+	$(BIN)/onbeat chaos --rounds 50 --schedule delayed --max-policy-lag 1 --correction tis
+	$(BIN)/onbeat chaos --rounds 50 --schedule delayed --max-policy-lag 2 --correction tis --generators 3
 
 # vLLM's pins don't mix with the trainer's, so its generators have an environment of their own: vLLM for a CPU here, the
 # official `vllm` package on a GPU (docs/operations.md). Every package is listed, because its own list would bring in
