@@ -110,7 +110,7 @@ def draw_rewards(path: Path, runs: Sequence[Mapping[str, Any]], seconds: Mapping
     """
     pyplot = _pyplot()
     figure, ((by_iteration, by_time), (by_correction, gentle)) = pyplot.subplots(
-        2, 2, figsize=(11.0, 8.0), sharey=True, layout="constrained"
+        2, 2, figsize=(11.0, 8.4), sharey="row", layout="constrained"
     )
     for arm in dict.fromkeys(run["arm"] for run in runs):
         rate, _, label = arm.rpartition(": ")
@@ -130,9 +130,12 @@ def draw_rewards(path: Path, runs: Sequence[Mapping[str, Any]], seconds: Mapping
     by_time.set(xlabel="seconds", title="the clip against the sampler, by time")
     by_correction.set(xlabel="iteration", ylabel="reward of the sampled batches", title="what answers the lag")
     gentle.set(xlabel="iteration", title="at a third of the learning rate")
+    for axes in (by_iteration, by_time):
+        axes.legend(fontsize=8, loc="lower right")
+    for axes in (by_correction, gentle):
+        axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=3)
     for axes in (by_iteration, by_time, by_correction, gentle):
         axes.grid(alpha=0.25)
-        axes.legend(fontsize=8, loc="best")
     figure.savefig(path, dpi=DOTS_PER_INCH)
     pyplot.close(figure)
 
