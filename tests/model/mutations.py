@@ -65,6 +65,7 @@ NEEDED = (
     Mutation(("claim_rollouts.takeover",), ONE, "stuck", "a successor isn't given what the dead one had claimed"),
     Mutation(("trainer.reconciles",), EVALUATING, "stuck", "a waiting trainer doesn't reconcile"),
     Mutation(("claim_rollouts.iteration", "reconcile.iteration"), ONE, "I3", "nothing says that the opening was lost"),
+    Mutation(("reconcile.iteration",), EVALUATING, "I3", "dispatch for an iteration whose opening was lost"),
     Mutation(("dispatch.version",), EVALUATING, "I5", "dispatch of an evaluation whose version is not made, or lost"),
     Mutation(("trainer.pins",), EVALUATING, "I2", "an evaluation is sent to the version that samples for training"),
     Mutation(("commit.epoch",), ONE, "I4", "commit_iteration without the epoch"),
@@ -131,7 +132,6 @@ REDUNDANT = (
     Redundant(
         ("claim_rollouts.iteration",), "claim_rollouts of an iteration that is not open", "`reconcile` says it too"
     ),
-    Redundant(("reconcile.iteration",), "reconcile of an iteration that is not open", "`claim_rollouts` says it too"),
     Redundant(
         ("commit.iteration",), "commit_iteration of any number", "`already_committed` catches it; see the pairs above"
     ),
