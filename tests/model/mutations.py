@@ -96,6 +96,7 @@ NEEDED = (
         "I2",
         "publish_batch into whatever iteration is open",
     ),
+    Mutation(("publish.expected",), EVALUATING, "I2", "publish_batch of a batch that is not dispatched"),
     Mutation(("publish.duplicate",), TWO_GENERATORS, "I3", "publish_batch of what is published"),
     Mutation(("publish.complete",), ONE, "I1", "publish_batch of a part"),
     Mutation(("fail.owner",), TWO_GENERATORS, "I5", "fail_batch by a generator that doesn't hold the lease"),
@@ -148,11 +149,6 @@ REDUNDANT = (
     ),
     Redundant(("publish.iteration",), "publish_batch of another iteration", "version, digest and batch id say it too"),
     Redundant(("publish.open",), "publish_batch into a closed iteration", "its ledger is empty; the reason is clearer"),
-    Redundant(
-        ("publish.expected",),
-        "publish_batch of an unknown batch",
-        "a batch id that was never asked for: a wrong generator",
-    ),
     Redundant(
         ("publish.repeat",), "a repeated publication is a duplicate", "its generator would log a refusal that was none"
     ),
