@@ -70,13 +70,16 @@ class _Lag(msgspec.Struct):
     max_policy_lag: int = 0
 
 
+_lag = msgspec.msgpack.Decoder(_Lag)
+
+
 def num_open_of(spec: bytes) -> int:
     """Iterations of a job that may be open at once, from its spec as it is kept.
 
     Whatever else stands there: a job whose spec this Onbeat can't read has to end, too.
     """
     try:
-        lag = msgspec.msgpack.decode(spec, type=_Lag).max_policy_lag
+        lag = _lag.decode(spec).max_policy_lag
     except UNREADABLE:
         lag = 0
     return 1 + min(max(0, lag), MAX_SLOTS - 1)

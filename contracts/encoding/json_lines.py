@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import msgspec
 
-from contracts.encoding.wire import UNREADABLE, Record, encode_json
+from contracts.encoding.wire import UNREADABLE, Record, decoder_of, encode_json
 
 T = TypeVar("T")
 TAIL_BYTES = 64 * 1024
@@ -51,6 +51,7 @@ def append_json_lines(path: Path, records: Iterable[Record]) -> None:
 
 
 def _decoded(data: bytes, kind: type[T], *, source: str) -> list[T]:
+    decoder_of(kind)
     decoder = msgspec.json.Decoder(kind)
     try:
         return decoder.decode_lines(data)

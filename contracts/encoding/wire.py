@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import threading
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -74,6 +75,7 @@ CHOICES = (msgspec.inspect.EnumType, msgspec.inspect.LiteralType)
 _encoder = msgspec.msgpack.Encoder()
 _json_encoder = msgspec.json.Encoder()
 _decoders: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
+_making = threading.Lock()
 
 
 def encode(record: Any) -> bytes:
@@ -81,11 +83,22 @@ def encode(record: Any) -> bytes:
     return _encoder.encode(record)
 
 
-def decode(data: bytes, kind: type[T]) -> T:
-    """MessagePack → record. Raises ContractViolation that names the field."""
+def decoder_of(kind: type[T]) -> msgspec.msgpack.Decoder[T]:
+    """Returns the decoder of a type; from then on any number of threads may decode or convert to it, in any format.
+
+    msgspec keeps what it reads of a struct's annotations with the struct, while it still reads: of two threads that
+    meet a type for the first time, the second finds half of it, and the process dies of a segmentation fault.
+    """
     decoder = _decoders.get(kind)
     if decoder is None:
-        decoder = _decoders[kind] = msgspec.msgpack.Decoder(kind)
+        with _making:
+            decoder = _decoders[kind] = msgspec.msgpack.Decoder(kind)
+    return decoder
+
+
+def decode(data: bytes, kind: type[T]) -> T:
+    """MessagePack → record. Raises ContractViolation that names the field."""
+    decoder = decoder_of(kind)
     try:
         return decoder.decode(data)
     except UNREADABLE as error:
@@ -99,6 +112,7 @@ def encode_json(record: Any) -> bytes:
 
 def decode_json(data: bytes | str, kind: type[T]) -> T:
     """JSON from outside → record. Raises InvalidInput that names the field."""
+    decoder_of(kind)
     try:
         return msgspec.json.decode(data, type=kind)
     except msgspec.ValidationError as error:
@@ -112,6 +126,7 @@ def convert(values: Any, kind: type[T], *, strict: bool = True) -> T:
 
     Raises InvalidInput that names the field.
     """
+    decoder_of(kind)
     try:
         return msgspec.convert(values, kind, strict=strict)
     except msgspec.ValidationError as error:
