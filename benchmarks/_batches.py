@@ -100,6 +100,17 @@ def prompt_batch(job_id: str, iteration: int, index: int, num_groups: int) -> Pr
     )
 
 
+def batch_under(version: WeightManifest, *, group_size: int, max_new_tokens: int) -> PromptBatch:
+    """One short prompt, sampled by the version that a generator really loaded."""
+    return replace(
+        prompt_batch(version.job_id, version.policy_version, 0, num_groups=1),
+        weights_digest=version.weights_digest,
+        group_size=group_size,
+        sampling=SamplingParams(max_new_tokens=max_new_tokens),
+        prompts=(Prompt(prompt_id="0", index=0, token_ids=pack_int32([5]), text="5", reference="5"),),
+    )
+
+
 def manifest(version: int) -> WeightManifest:
     return WeightManifest(
         policy_version=version,

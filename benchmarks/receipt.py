@@ -25,10 +25,9 @@ from typing import Any
 
 import torch
 
+from benchmarks._batches import batch_under
 from benchmarks._results import write_result
 from benchmarks._weight_model import SIZES, Model
-from contracts.encoding.arrays import pack_int32
-from contracts.rollouts import Prompt, PromptBatch, SamplingParams
 from contracts.run_folder import RunFolder
 from contracts.versions import WeightManifest
 from contracts.weights import DeltaWeights, FileWeights, WeightsSpec
@@ -64,7 +63,7 @@ class Lane:
         """Samples a batch under the version before the newest; then holds the newest."""
         before, newest = manifests[-2:]
         began_s = time.perf_counter()
-        batch = asyncio.ensure_future(self.engine.generate(some_tokens(before)))
+        batch = asyncio.ensure_future(self.engine.generate(batch_under(before, group_size=8, max_new_tokens=32)))
         if self.receives and not await self.engine.receive_weights([before, newest], num_versions=2):
             raise AssertionError("the version was not received")
         await batch
@@ -72,21 +71,6 @@ class Lane:
         await self.engine.load_weights(newest)
         self.times["batch_s"].append(ended_s - began_s)
         self.times["stands_s"].append(time.perf_counter() - ended_s)
-
-
-def some_tokens(manifest: WeightManifest) -> PromptBatch:
-    return PromptBatch(
-        job_id=JOB,
-        batch_id=f"{manifest.policy_version}/train/0",
-        iteration=manifest.policy_version,
-        purpose="train",
-        policy_version=manifest.policy_version,
-        weights_digest=manifest.weights_digest,
-        group_size=8,
-        sampling=SamplingParams(max_new_tokens=32),
-        seed=0,
-        prompts=(Prompt(prompt_id="0", index=0, token_ids=pack_int32([5, 6, 7]), text="5", reference="5"),),
-    )
 
 
 async def measure(model: Model, publisher: WeightPublisher, root: Path, num_versions: int) -> dict[str, Any]:

@@ -30,20 +30,18 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks._batches import batch_under
 from benchmarks._results import write_result
 from benchmarks._weight_model import SHARE_CHANGED, SIZES, Model
 from broker.connection.client import connect
 from broker.generator_side import WeightChunks
 from broker.job_store import JobStore
 from broker.trainer_side import TrainerSide
-from contracts.encoding.arrays import pack_int32
 from contracts.rewards import ExactReward
-from contracts.rollouts import Prompt, PromptBatch, SamplingParams
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec, ModelSpec, RewardSpec
 from contracts.spec_tables.datasets import AdditionDataset
-from contracts.versions import WeightManifest
 from contracts.weights import DeltaWeights, FileWeights, RedisWeights, WeightShard, WeightsSpec
 from onbeat.stack.redis import EmbeddedRedis
 from producer.engine.transformers.engine import TransformersEngine
@@ -143,23 +141,8 @@ async def one_version(
             with clock.phase("load"):
                 await engine.load_weights(manifest)
             with clock.phase("first_token"):
-                await engine.generate(one_token(manifest))
+                await engine.generate(batch_under(manifest, group_size=2, max_new_tokens=1))
     return clock.times | {"bytes": float(sum(file.num_bytes for file in manifest.files))}
-
-
-def one_token(manifest: WeightManifest) -> PromptBatch:
-    return PromptBatch(
-        job_id=JOB,
-        batch_id=f"{manifest.policy_version}/train/0",
-        iteration=manifest.policy_version,
-        purpose="train",
-        policy_version=manifest.policy_version,
-        weights_digest=manifest.weights_digest,
-        group_size=2,
-        sampling=SamplingParams(max_new_tokens=1),
-        seed=0,
-        prompts=(Prompt(prompt_id="0", index=0, token_ids=pack_int32([5]), text="5", reference="5"),),
-    )
 
 
 def baselines(model: Model, folders: dict[str, Path], rounds: int) -> dict[str, Times]:
