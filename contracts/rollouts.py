@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from typing import Annotated, Literal
 
-from msgspec import Meta, field
+from msgspec import UNSET, Meta, UnsetType, field
 
 from contracts.encoding.arrays import ITEM_BYTES
 from contracts.encoding.digests import Digest, content_digest
@@ -137,6 +137,10 @@ class RolloutGroup(Record, frozen=True, kw_only=True):
     rollouts: Annotated[tuple[Rollout, ...], Meta(min_length=1)]
     num_resamples: Annotated[int, Meta(ge=0)] = 0
     """How many prompts gave this one their place in the batch, since the rewards of their groups were equal."""
+    prompt_text: str | UnsetType = UNSET
+    """The prompt as text; published only where a stage of the job reads it, and so is the reference."""
+    reference: str | UnsetType = UNSET
+    """The reference answer."""
 
     def __post_init__(self) -> None:
         _check_array(self.prompt_token_ids, "prompt_token_ids", min_items=1)
@@ -174,6 +178,8 @@ class RolloutBatch(Record, frozen=True, kw_only=True):
     earlier_rounds: tuple[BatchTimings, ...] = ()
     """The rounds after which prompts were resampled, in order."""
     groups: Annotated[tuple[RolloutGroup, ...], Meta(min_length=1)]
+    columns: dict[str, tuple[bytes, ...]] | UnsetType = UNSET
+    """Column → a value for each row, of the job's stages; the trainer puts them beside what a generator published."""
 
     def __post_init__(self) -> None:
         for group in self.groups:

@@ -20,6 +20,7 @@ from contracts.encoding.wire import (
     Record,
     Seconds,
 )
+from contracts.experience.plan import StagePlan
 from contracts.rewards import OverlongReward, RewardComponent
 from contracts.schedule import LAGGING, MAX_POLICY_LAG, Schedule, ScheduleName
 from contracts.spec_limits import check_products
@@ -27,6 +28,7 @@ from contracts.spec_tables.algorithm import AlgorithmSpec
 from contracts.spec_tables.datasets import DatasetSpec
 from contracts.spec_tables.lora import LoraSpec
 from contracts.spec_tables.rollout import EvaluationSpec, RolloutSpec
+from contracts.spec_tables.stages import MAX_STAGES, StageSpec, reward_weights, stage_plan, stage_problems
 from contracts.weights import DeltaWeights, FileWeights, WeightsSpec
 
 TrackerName = Literal["tensorboard", "wandb", "mlflow"]
@@ -145,6 +147,9 @@ class LimitSpec(Record, frozen=True, kw_only=True):
     max_batch_bytes: Annotated[int, Meta(ge=1024, le=536870912)] = 16 * 1024 * 1024
     """Encoded rollout batch; a larger one is refused as oversize. Redis holds at most the batches of
     max_policy_lag + 1 iterations."""
+    max_waiting_rows: Annotated[int, Meta(ge=1, le=2**20)] = 65536
+    """Completions that are published and wait for columns of `stages`: a batch beyond it stays with its generator until
+    stages have caught up. One batch always goes."""
 
 
 class JobSpec(Record, frozen=True, kw_only=True):
@@ -184,6 +189,9 @@ class JobSpec(Record, frozen=True, kw_only=True):
     """Accumulation and checkpoints."""
     weights: WeightsSpec = field(default_factory=FileWeights)
     """How each version gets to the generators."""
+    stages: Annotated[tuple[StageSpec, ...], Meta(max_length=MAX_STAGES)] = ()
+    """What is made of training rollouts between their publication and their training, by processes that scale by
+    themselves. A batch is trained when its columns are complete; evaluations pass none."""
     evaluation: EvaluationSpec = field(default_factory=EvaluationSpec)
     """Held-out evaluation."""
     timeouts: TimeoutSpec = field(default_factory=TimeoutSpec)
@@ -212,6 +220,7 @@ class JobSpec(Record, frozen=True, kw_only=True):
         self._check_overlong()
         self._check_lag()
         self._check_correction()
+        self._check_stages()
         check_products(self.rollout, self.evaluation, num_open=self.num_open)
 
     def _check_group_size(self) -> None:
@@ -295,6 +304,27 @@ class JobSpec(Record, frozen=True, kw_only=True):
             'gradient a biased one; choose "tis", "icepop" or "decoupled_ppo", or "none" to train them as they are'
         )
 
+    def _check_stages(self) -> None:
+        """Whether the stages go together, and with what else the spec says."""
+        if problem := next(stage_problems(self.stages), ""):
+            raise ValueError(problem)
+        kinds = {stage.kind: stage.name for stage in self.stages}
+        if "reference" in kinds and self.algorithm.kl_coefficient == 0.0:
+            raise ValueError(
+                f'stages: "{kinds["reference"]}" makes log-probs that nothing reads while algorithm.kl_coefficient is '
+                "0; set it above 0, or leave the stage out"
+            )
+        if "llm_judge" in kinds and self.deterministic:
+            raise ValueError(
+                f'deterministic is not possible with stage "{kinds["llm_judge"]}", whose answers may differ from one '
+                "time to the next; set deterministic = false"
+            )
+        if self.rollout.max_resamples > 0 and self.stage_reward_weights:
+            raise ValueError(
+                "rollout.max_resamples drops groups of equal reward before stages add to it "
+                f"({', '.join(self.stage_reward_weights)}); set it to 0"
+            )
+
     def _check_sharding(self) -> None:
         if self.trainer.sharding == "none":
             return
@@ -308,6 +338,16 @@ class JobSpec(Record, frozen=True, kw_only=True):
             )
         if self.algorithm.has_late_baseline:
             raise ValueError(f'algorithm.advantage = "{self.algorithm.advantage}" needs trainer.sharding = "none"')
+
+    @property
+    def stage_plan(self) -> StagePlan:
+        """What the stages mean for a training batch."""
+        return stage_plan(self.stages)
+
+    @property
+    def stage_reward_weights(self) -> dict[str, float]:
+        """Column of a stage → what 1.0 of it adds to the reward."""
+        return reward_weights(self.stages)
 
     @property
     def num_open(self) -> int:

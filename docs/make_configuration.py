@@ -28,6 +28,7 @@ UNIONS = {
     "dataset": ("`[dataset]`", "Where prompts come from; `type` is one of:"),
     "loss": ("`algorithm.loss`", "A name, or a table `{ type = ..., ... }`; `type` is:"),
     "components": ("`reward.components`", "A list of scorers, each a table `{ type = ..., ... }`; `type` is one of:"),
+    "stages": ("`[[stages]]`", "What is made of training rollouts before they are trained; `type` is one of:"),
     "weights": ("`[weights]`", 'How each version gets to the generators; `transport`, "file" if unset, is one of:'),
 }
 """Field that chooses between types → its heading and the sentence under it."""

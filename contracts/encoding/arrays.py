@@ -32,6 +32,11 @@ def unpack_float32(data: bytes) -> list[float]:
     return _little_endian(array("f", data)).tolist()
 
 
+def pack_float64(values: Iterable[float]) -> bytes:
+    """[T] floats → 8·T little-endian IEEE-754 double-precision bytes."""
+    return _little_endian(array("d", values)).tobytes()
+
+
 def _little_endian(values: array) -> array:
     # `array` has the machine's byte order.
     if sys.byteorder == "big":

@@ -26,6 +26,7 @@ from contracts.events import (
     TrainerStarted,
     UpdateMetrics,
 )
+from contracts.experience.columns import Column
 from contracts.jobs import EvaluationScore, JobState, JobStatus, ResumeRequest, WindowIteration
 from contracts.monitor import GeneratorSeen, PromptLease, StreamReport, StreamState
 from contracts.problems import ProblemDetails
@@ -79,6 +80,13 @@ from contracts.spec_tables.datasets import (
 )
 from contracts.spec_tables.lora import LoraSpec
 from contracts.spec_tables.reasoning_tasks import TaskEntry
+from contracts.spec_tables.stages import (
+    ExternalStage,
+    LlmJudgeStage,
+    ReferenceStage,
+    RewardModelStage,
+    TeacherStage,
+)
 from contracts.versions import AdapterVersion, WeightFile, WeightManifest
 from contracts.weights import (
     DeltaWeights,
@@ -303,6 +311,21 @@ def lagging_spec() -> JobSpec:
     return replace(job_spec(AdditionDataset()), schedule="delayed", max_policy_lag=2, algorithm=corrected)
 
 
+def staged_spec() -> JobSpec:
+    length = ExternalStage(
+        name="length",
+        inputs=("completion_ids", "teacher_logprobs"),
+        outputs=(Column(name="length_score", type="float32"),),
+        unit="group",
+        reward_column="length_score",
+        weight=-0.5,
+    )
+    judge = LlmJudgeStage(model="judge", prompt="{prompt} {completion}")
+    stages = (ReferenceStage(), TeacherStage(model="teacher"), RewardModelStage(model="classifier"), judge, length)
+    algorithm = AlgorithmSpec(kl_coefficient=0.1)
+    return replace(job_spec(AdditionDataset()), deterministic=False, algorithm=algorithm, stages=stages)
+
+
 def window() -> tuple[WindowIteration, ...]:
     """Iteration 4 is sampled ahead while iteration 3 is trained."""
     return tuple(
@@ -492,6 +515,8 @@ GOLDEN: dict[str, Record] = {
         algorithm=AlgorithmSpec(loss=PluginLoss(entry_point="mine")),
     ),
     "job_spec_lagging": lagging_spec(),
+    "job_spec_staged": staged_spec(),
+    "stage_plan": staged_spec().stage_plan,
     "job_status": job_status(),
     "resume_request": ResumeRequest(iterations=20, on_unscorable={"math_verify": 0.0, "plugin": "fail"}),
     "stream_report": stream_report(),

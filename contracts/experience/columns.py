@@ -1,0 +1,144 @@
+"""Columns and their values: a name, a type, and along what of a row its values lie.
+
+The *rows* of a rollout batch are its rollouts, group by group: row r is sample r % G of group r // G. On the wire a
+value is bytes, arrays little-endian and texts UTF-8, and the values of some rows are one MessagePack map:
+
+    {"teacher_logprobs": [b"...", b"..."]}        one value a row, in the order of the rows
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Annotated, Literal, NamedTuple
+
+from msgspec import UNSET, Meta
+
+from contracts.encoding.arrays import pack_float64
+from contracts.encoding.digests import content_digest
+from contracts.encoding.wire import Record, decode, encode
+from contracts.errors import ContractViolation
+from contracts.rollouts import Rollout, RolloutBatch, RolloutGroup
+
+ColumnName = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[a-z][a-z0-9_]*$(?![\s\S])")]
+ColumnType = Literal["float32", "float64", "int32", "text"]
+Axis = Literal["rollout", "token", "prompt_token"]
+"""rollout: one value; token: one for each sampled token; prompt_token: one for each token of the prompt."""
+ITEM_BYTES: Mapping[ColumnType, int] = {"float32": 4, "int32": 4, "float64": 8}
+MAX_TEXT_BYTES = 2**20
+
+ColumnValues = Mapping[str, Sequence[bytes]]
+"""Column → a value for each row."""
+
+
+class Column(Record, frozen=True, kw_only=True):
+    """A column that a stage makes."""
+
+    name: ColumnName
+    """Letters, digits and underscores; unique in the job."""
+    type: ColumnType
+    """Arrays are little-endian on the wire, a text is UTF-8 of a mebibyte at most."""
+    per: Axis = "rollout"
+    """rollout: one value a row; token: one for each sampled token; prompt_token: one for each token of its prompt."""
+
+
+class RowShape(NamedTuple):
+    """How long the values of a row are."""
+
+    num_prompt_tokens: int
+    num_tokens: int
+
+    def length(self, axis: Axis) -> int:
+        """Returns the number of values along the axis."""
+        return {"rollout": 1, "token": self.num_tokens, "prompt_token": self.num_prompt_tokens}[axis]
+
+
+_Maker = Callable[[RolloutGroup, Rollout], bytes]
+
+_BASE: Mapping[str, tuple[ColumnType, Axis, _Maker]] = {
+    "prompt_ids": ("int32", "prompt_token", lambda group, _: group.prompt_token_ids),
+    "completion_ids": ("int32", "token", lambda _, rollout: rollout.completion.token_ids),
+    "generator_logprobs": ("float32", "token", lambda _, rollout: rollout.completion.generator_logprobs),
+    "text": ("text", "rollout", lambda _, rollout: rollout.text.encode()),
+    "reward": ("float64", "rollout", lambda _, rollout: pack_float64([rollout.reward])),
+    "prompt_id": ("text", "rollout", lambda group, _: group.prompt_id.encode()),
+    "prompt": ("text", "rollout", lambda group, _: _carried(group.prompt_text, "prompt")),
+    "reference": ("text", "rollout", lambda group, _: _carried(group.reference, "reference")),
+}
+BASE_COLUMNS: Mapping[str, Column] = {
+    name: Column(name=name, type=kind, per=axis) for name, (kind, axis, _) in _BASE.items()
+}
+"""The columns that a row has from its publication on."""
+CARRIED_COLUMNS = frozenset({"prompt", "reference"})
+"""Base columns that a generator publishes only where a stage of the job asks for one of them."""
+
+
+def _carried(text: object, column: str) -> bytes:
+    if text is UNSET or not isinstance(text, str):
+        raise ContractViolation(
+            f"its generator published no `{column}`: no stage of the job asks for it", field=f"column {column}"
+        )
+    return text.encode()
+
+
+def row_shapes(batch: RolloutBatch) -> list[RowShape]:
+    """Returns the shape of each row of the batch."""
+    return [
+        RowShape(len(group.prompt_token_ids) // 4, rollout.completion.num_tokens)
+        for group in batch.groups
+        for rollout in group.rollouts
+    ]
+
+
+def base_values(batch: RolloutBatch, names: Iterable[str], rows: range) -> dict[str, list[bytes]]:
+    """Reads base columns of some rows off their batch. Raises ContractViolation for one that was not published."""
+    pairs = ((group, rollout) for group in batch.groups for rollout in group.rollouts)
+    chosen = list(itertools.islice(pairs, rows.start, rows.stop))
+    return {name: [_BASE[name][2](group, rollout) for group, rollout in chosen] for name in names if name in _BASE}
+
+
+def pack_values(values: ColumnValues) -> bytes:
+    """Values → MessagePack; equal values give equal bytes, in whatever order their columns come."""
+    return encode({name: list(values[name]) for name in sorted(values)})
+
+
+def unpack_values(data: bytes) -> dict[str, list[bytes]]:
+    """MessagePack → values. Raises ContractViolation."""
+    return decode(data, dict[str, list[bytes]])
+
+
+def values_digest(values: ColumnValues) -> str:
+    """Returns the digest of the columns of a whole batch: what was trained beside the batch's own digest."""
+    return content_digest(pack_values(values))
+
+
+def check_values(values: ColumnValues, columns: Collection[Column], shapes: Sequence[RowShape], *, of: str) -> None:
+    """Raises ContractViolation that names the column and the row, for values that aren't those of the columns.
+
+    of: what brings them, e.g. "stage teacher, batch 3/train/1".
+    """
+    expected = {column.name: column for column in columns}
+    for name in sorted(expected.keys() ^ values.keys()):
+        problem = "is missing" if name in expected else "is no output of this stage"
+        raise ContractViolation(f"column {name} {problem}; its outputs are {', '.join(expected)}", field=of)
+    for name, column in expected.items():
+        if len(values[name]) != len(shapes):
+            raise ContractViolation(f"column {name} has {len(values[name])} values for {len(shapes)} rows", field=of)
+        for row, (value, shape) in enumerate(zip(values[name], shapes, strict=True)):
+            if problem := _problem(value, column, shape):
+                raise ContractViolation(f"column {name}, row {row}: {problem}", field=of)
+
+
+def _problem(value: bytes, column: Column, shape: RowShape) -> str:
+    if column.type == "text":
+        if len(value) > MAX_TEXT_BYTES:
+            return f"a text of {len(value)} bytes is longer than {MAX_TEXT_BYTES}"
+        try:
+            value.decode()
+        except UnicodeDecodeError:
+            return "the text is not UTF-8"
+        return ""
+    length, size = shape.length(column.per), ITEM_BYTES[column.type]
+    if len(value) != length * size:
+        return f"{len(value)} bytes are not {length} x {column.type}, one per {column.per}"
+    return ""

@@ -1,0 +1,92 @@
+"""What the stages of a job mean for a batch: its items, and which of them have to be done before which.
+
+    rows of a batch, k = 2, G = 2     0  1 │ 2  3
+    items of a stage of unit "row"    0  1   2  3
+    items of a stage of unit "group"  0──┘   1──┘
+    items of a stage of unit "batch"  0─────────┘
+
+An item is leased, computed and put whole, so that what a stage computes together is a function of the spec (I7).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
+
+from contracts.encoding.wire import Record
+from contracts.experience.columns import BASE_COLUMNS, CARRIED_COLUMNS, Column, ColumnName
+
+Unit = Literal["row", "group", "batch"]
+
+
+class PlannedStage(Record, frozen=True, kw_only=True):
+    """A stage as scripts, stage workers and the trainer know it."""
+
+    name: str
+    unit: Unit
+    inputs: tuple[ColumnName, ...]
+    outputs: tuple[Column, ...]
+    after: tuple[int, ...]
+    """Indices of the stages whose outputs it reads."""
+    max_attempts: int
+    lease_s: float
+
+    @property
+    def base_inputs(self) -> tuple[str, ...]:
+        """The inputs that a row has from its publication on."""
+        return tuple(name for name in self.inputs if name in BASE_COLUMNS)
+
+    def rows_of_item(self, item: int, *, num_groups: int, group_size: int) -> range:
+        """Returns the rows of the batch that the item has."""
+        size = self.item_rows(num_groups=num_groups, group_size=group_size)
+        return range(item * size, (item + 1) * size)
+
+    def item_rows(self, *, num_groups: int, group_size: int) -> int:
+        """Returns the number of rows of each item of a batch."""
+        return {"row": 1, "group": group_size, "batch": num_groups * group_size}[self.unit]
+
+
+class StagePlan(Record, frozen=True, kw_only=True):
+    """The stages of a job, in the order of the spec; a stage is known by its index."""
+
+    stages: tuple[PlannedStage, ...] = ()
+
+    @property
+    def outputs(self) -> tuple[Column, ...]:
+        """The columns that a row has beside its base columns before its batch is trained."""
+        return tuple(column for stage in self.stages for column in stage.outputs)
+
+    @property
+    def carries_texts(self) -> bool:
+        """Whether generators publish the texts of prompts and references: a stage reads them."""
+        return any(CARRIED_COLUMNS.intersection(stage.inputs) for stage in self.stages)
+
+    def index(self, name: str) -> int:
+        """Raises KeyError for a name that no stage has."""
+        return {stage.name: index for index, stage in enumerate(self.stages)}[name]
+
+    def for_scripts(self) -> list[dict[str, object]]:
+        """Returns what scripts/prelude.lua needs: the unit of each stage, and the indices of those before it."""
+        return [{"unit": stage.unit, "after": list(stage.after)} for stage in self.stages]
+
+
+def stages_before(inputs: Iterable[str], outputs: Sequence[Sequence[Column]]) -> tuple[int, ...]:
+    """Returns the indices of the stages that make the inputs. outputs: of each stage.
+
+    Raises KeyError for an input that is neither a base column nor any stage's output.
+    """
+    makers: Mapping[str, int] = {column.name: index for index, made in enumerate(outputs) for column in made}
+    return tuple(sorted({makers[name] for name in inputs if name not in BASE_COLUMNS}))
+
+
+def circle(after: Sequence[Sequence[int]]) -> list[int]:
+    """Returns stages that wait for one another, in their order; [] where there are none. after: of each stage."""
+    left = set(range(len(after)))
+    while free := {index for index in left if not left.intersection(after[index])}:
+        left -= free
+    if not left:
+        return []
+    seen = [min(left)]
+    while (following := next(index for index in after[seen[-1]] if index in left)) not in seen:
+        seen.append(following)
+    return seen[seen.index(following) :]

@@ -1,0 +1,241 @@
+"""`[[stages]]`: what is made of a rollout between its publication and its training; a type for each kind of service."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Annotated
+
+from msgspec import Meta
+
+from contracts.encoding.wire import Attempts, FilePath, Lease, Line, Record, Text
+from contracts.errors import ContractViolation
+from contracts.experience.columns import BASE_COLUMNS, Column, ColumnName
+from contracts.experience.plan import PlannedStage, StagePlan, Unit, circle, stages_before
+
+MAX_STAGES = 16
+Weight = Annotated[float, Meta(ge=-1000.0, le=1000.0)]
+Score = Annotated[float, Meta(ge=-1e6, le=1e6)]
+
+
+class StageTable(Record, tag_field="type", frozen=True, kw_only=True):
+    """What every kind of stage says of itself."""
+
+    max_attempts: Attempts = 4
+    """Times that an item is tried before its batch is dead-lettered."""
+    lease_s: Lease = 30.0
+    """An item without a heartbeat for this long goes to another worker of the stage."""
+
+    @property
+    def kind(self) -> str:
+        return str(self.__struct_config__.tag)
+
+    def files(self) -> dict[str, str]:
+        """Returns the paths that it names below the stack's model root, by their field."""
+        return {}
+
+
+class ReferenceStage(StageTable, tag="reference", frozen=True, kw_only=True):
+    """Log-probs of the sampled tokens under the frozen initial model, for the KL of the loss, off the trainer.
+
+    A batch at once, as the trainer would: the very bits.
+    """
+
+    name: ColumnName = "reference"
+    """The name of the stage, in messages, metrics and streams."""
+
+    @property
+    def unit(self) -> Unit:
+        return "batch"
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        return ("prompt_ids", "completion_ids")
+
+    @property
+    def outputs(self) -> tuple[Column, ...]:
+        return (Column(name="reference_logprobs", type="float32", per="token"),)
+
+
+class TeacherStage(StageTable, tag="teacher", frozen=True, kw_only=True):
+    """Log-probs of the sampled tokens under another model, for on-policy distillation."""
+
+    model: FilePath
+    """Folder of a causal LM with the job's vocabulary; relative paths start at the stack's model root."""
+    name: ColumnName = "teacher"
+    """The name of the stage, in messages, metrics and streams."""
+
+    @property
+    def unit(self) -> Unit:
+        return "batch"
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        return ("prompt_ids", "completion_ids")
+
+    @property
+    def outputs(self) -> tuple[Column, ...]:
+        return (Column(name="teacher_logprobs", type="float32", per="token"),)
+
+    def files(self) -> dict[str, str]:
+        return {"model": self.model}
+
+
+class RewardModelStage(StageTable, tag="reward_model", frozen=True, kw_only=True):
+    """A sequence classifier with one output reads prompt and completion; weight times its score joins the reward."""
+
+    model: FilePath
+    """Folder of a transformers sequence classifier; relative paths start at the stack's model root."""
+    weight: Weight = 1.0
+    """What a score of 1.0 adds to the reward."""
+    name: ColumnName = "reward_model"
+    """The name of the stage and of its column."""
+
+    @property
+    def unit(self) -> Unit:
+        return "row"
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        return ("prompt", "text")
+
+    @property
+    def outputs(self) -> tuple[Column, ...]:
+        return (Column(name=self.name, type="float32"),)
+
+    def files(self) -> dict[str, str]:
+        return {"model": self.model}
+
+
+class LlmJudgeStage(StageTable, tag="llm_judge", frozen=True, kw_only=True):
+    """A model behind an OpenAI-compatible server is asked for a number; weight times it joins the reward.
+
+    ONBEAT_JUDGE_URL and ONBEAT_JUDGE_KEY of the stage worker say which server.
+    """
+
+    model: Line
+    """Name of the model at the server."""
+    prompt: Text
+    """The question, with {prompt}, {completion} and {reference} in it."""
+    lowest: Score = 0.0
+    """A number below it, or none, is an error, and so is one above the highest (I6)."""
+    highest: Score = 10.0
+    """The highest number that the judge may answer."""
+    weight: Weight = 1.0
+    """What a score of 1.0 adds to the reward; the score is the number, moved and scaled to lie between 0 and 1."""
+    name: ColumnName = "llm_judge"
+    """The name of the stage and of its column."""
+
+    def __post_init__(self) -> None:
+        if self.lowest >= self.highest:
+            raise ValueError(f"lowest of stage {self.name} is not below highest; lower it")
+        if "{completion}" not in self.prompt:
+            raise ValueError(f"prompt of stage {self.name} never shows the completion; write {{completion}} in it")
+
+    @property
+    def unit(self) -> Unit:
+        return "row"
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        return ("prompt", "text", "reference")
+
+    @property
+    def outputs(self) -> tuple[Column, ...]:
+        return (Column(name=self.name, type="float32"),)
+
+
+class ExternalStage(StageTable, tag="external", frozen=True, kw_only=True):
+    """A process of one's own, by `onbeat.client`: docs/experience.md."""
+
+    name: ColumnName
+    """The name of the stage, which the process asks for."""
+    inputs: Annotated[tuple[ColumnName, ...], Meta(min_length=1, max_length=32)]
+    """Columns that a row has before the stage gets it."""
+    outputs: Annotated[tuple[Column, ...], Meta(min_length=1, max_length=16)]
+    """Columns that it makes."""
+    unit: Unit = "row"
+    """What is leased and put together: a row, the G rows of a prompt, or a batch."""
+    reward_column: Annotated[str, Meta(max_length=64)] = ""
+    """The output, a float32 per rollout, that joins the reward; "" for none."""
+    weight: Weight = 1.0
+    """What 1.0 of that column adds to the reward."""
+
+    def __post_init__(self) -> None:
+        found = {column.name: column for column in self.outputs}.get(self.reward_column)
+        if self.reward_column and (found is None or (found.type, found.per) != ("float32", "rollout")):
+            raise ValueError(
+                f'reward_column = "{self.reward_column}" of stage {self.name} is no float32 per rollout among its '
+                "outputs; name one, or leave it out"
+            )
+        if not self.reward_column and self.weight != 1.0:
+            raise ValueError(f"weight of stage {self.name} has no effect without reward_column; leave it out")
+
+
+StageSpec = ReferenceStage | TeacherStage | RewardModelStage | LlmJudgeStage | ExternalStage
+BuiltInStage = ReferenceStage | TeacherStage | RewardModelStage | LlmJudgeStage
+
+
+def reward_weights(stages: Sequence[StageSpec]) -> dict[str, float]:
+    """Column → what 1.0 of it adds to the reward."""
+    weights: dict[str, float] = {}
+    for stage in stages:
+        if isinstance(stage, RewardModelStage | LlmJudgeStage):
+            weights[stage.name] = stage.weight
+        elif isinstance(stage, ExternalStage) and stage.reward_column:
+            weights[stage.reward_column] = stage.weight
+    return weights
+
+
+def stage_plan(stages: Sequence[StageSpec]) -> StagePlan:
+    """Returns what the stages mean for a batch. Raises ContractViolation for stages that `stage_problems` refuses."""
+    if problem := next(stage_problems(stages), ""):
+        raise ContractViolation(problem, field="stages")
+    outputs = [stage.outputs for stage in stages]
+    return StagePlan(
+        stages=tuple(
+            PlannedStage(
+                name=stage.name,
+                unit=stage.unit,
+                inputs=tuple(stage.inputs),
+                outputs=tuple(stage.outputs),
+                after=stages_before(stage.inputs, outputs),
+                max_attempts=stage.max_attempts,
+                lease_s=stage.lease_s,
+            )
+            for stage in stages
+        )
+    )
+
+
+def stage_problems(stages: Sequence[StageSpec]) -> Iterator[str]:
+    """Yields field, reason and cure of what stages can't be together."""
+    names = [stage.name for stage in stages]
+    for name in _repeated(names):
+        yield f'stages: two are named "{name}"; name each once'
+    made = [column.name for stage in stages for column in stage.outputs]
+    for name in _repeated(made):
+        yield f'stages: two outputs are named "{name}"; name each column once'
+    unknown = [problem for stage in stages for problem in _problems_of(stage, set(made))]
+    yield from unknown
+    if unknown:
+        return
+    outputs = [stage.outputs for stage in stages]
+    found = circle([stages_before(stage.inputs, outputs) for stage in stages])
+    if found:
+        way = " → ".join(names[index] for index in [*found, found[0]])
+        yield f"stages: each waits for a column of the next one, {way}, so that none can start; break the circle"
+
+
+def _problems_of(stage: StageSpec, made: set[str]) -> Iterator[str]:
+    for column in stage.outputs:
+        if column.name in BASE_COLUMNS:
+            yield f'stages: output "{column.name}" of stage {stage.name} is a column of every rollout; rename it'
+    known = sorted(made | BASE_COLUMNS.keys())
+    for name in stage.inputs:
+        if name not in known:
+            yield (f'stages: input "{name}" of stage {stage.name} is no column; the columns are {", ".join(known)}')
+
+
+def _repeated(names: Sequence[str]) -> list[str]:
+    return [name for name, number in Counter(names).items() if number > 1]

@@ -1,0 +1,168 @@
+"""What stages of a job mean, and which of them are refused with what words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from contracts.encoding.arrays import pack_float32, pack_int32
+from contracts.encoding.wire import convert, encode
+from contracts.errors import ContractViolation, InvalidInput
+from contracts.experience.columns import (
+    Column,
+    RowShape,
+    base_values,
+    check_values,
+    pack_values,
+    row_shapes,
+    unpack_values,
+)
+from contracts.experience.plan import circle
+from contracts.rollouts import BatchTimings, Completion, Rollout, RolloutBatch, RolloutGroup
+from contracts.spec import JobSpec
+
+COLUMNS = (Column(name="score", type="float32"), Column(name="values", type="float32", per="token"))
+SHAPES = [RowShape(3, 2), RowShape(3, 1)]
+
+
+def spec_with(*stages: dict[str, Any], **tables: Any) -> JobSpec:
+    values = {
+        "name": "staged",
+        "iterations": 2,
+        "model": {"path": "model"},
+        "dataset": {"type": "addition"},
+        "reward": {"components": [{"type": "exact"}]},
+        "stages": list(stages),
+    }
+    return convert(values | tables, JobSpec)
+
+
+def external(name: str, inputs: list[str], *outputs: str, **more: Any) -> dict[str, Any]:
+    made = [{"name": output, "type": "float32"} for output in outputs]
+    return {"type": "external", "name": name, "inputs": inputs, "outputs": made, **more}
+
+
+def batch_of(*lengths: int) -> RolloutBatch:
+    def rollout(length: int) -> Rollout:
+        completion = Completion(
+            token_ids=pack_int32(range(length)), generator_logprobs=pack_float32([-1.0] * length), finish_reason="stop"
+        )
+        return Rollout(completion=completion, text="x" * length, reward=float(length), reward_breakdown={})
+
+    group = RolloutGroup(
+        prompt_id="train/1",
+        prompt_index=0,
+        prompt_token_ids=pack_int32([7, 8, 9]),
+        rollouts=tuple(map(rollout, lengths)),
+    )
+    timings = BatchTimings(generation_started_s=0.0, generation_ended_s=1.0, scoring_started_s=1.0, scoring_ended_s=2.0)
+    return RolloutBatch(
+        job_id="job-1",
+        batch_id="0/train/0",
+        iteration=0,
+        purpose="train",
+        policy_version=0,
+        weights_digest="0" * 64,
+        group_size=len(lengths),
+        generator_id="g",
+        attempt=1,
+        timings=timings,
+        groups=(group,),
+    )
+
+
+def test_a_stage_follows_those_that_make_its_inputs() -> None:
+    plan = spec_with(
+        external("third", ["first_score", "text", "second_score"], "third_score", unit="batch"),
+        external("first", ["text"], "first_score"),
+        external("second", ["completion_ids", "first_score"], "second_score", unit="group"),
+    ).stage_plan
+    assert [stage.after for stage in plan.stages] == [(1, 2), (), (1,)]
+    assert plan.stages[0].base_inputs == ("text",)
+    sizes = [stage.item_rows(num_groups=2, group_size=4) for stage in plan.stages]
+    assert sizes == [8, 1, 4]
+    assert plan.stages[2].rows_of_item(1, num_groups=2, group_size=4) == range(4, 8)
+    assert not plan.carries_texts
+
+
+@pytest.mark.parametrize(
+    ("stages", "words"),
+    [
+        ([external("a", ["no_such"], "x")], 'input "no_such" of stage a is no column; the columns are completion_ids'),
+        ([external("a", ["y"], "x"), external("b", ["x"], "y")], "a → b → a"),
+        ([external("a", ["x"], "x")], "a → a"),
+        ([external("a", ["text"], "x"), external("a", ["text"], "y")], 'two are named "a"'),
+        ([external("a", ["text"], "x"), external("b", ["text"], "x")], 'two outputs are named "x"'),
+        ([external("a", ["text"], "reward")], '"reward" of stage a is a column of every rollout'),
+        ([external("a", ["text"], "x", reward_column="y")], 'reward_column = "y" of stage a is no float32'),
+        ([external("a", ["text"], "x", weight=2.0)], "has no effect without reward_column"),
+        ([{"type": "reference"}], "nothing reads while algorithm.kl_coefficient is 0"),
+        ([{"type": "llm_judge", "model": "m", "prompt": "{completion}?"}], "set deterministic = false"),
+        ([{"type": "llm_judge", "model": "m", "prompt": "?"}], "never shows the completion"),
+        ([{"type": "llm_judge", "model": "m", "prompt": "{completion}", "lowest": 10}], "not below highest"),
+    ],
+)
+def test_stages_that_can_not_be_are_refused_in_one_line(stages: list[dict[str, Any]], words: str) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        spec_with(*stages)
+    assert words in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_reward_of_a_stage_comes_too_late_for_resampling() -> None:
+    stage = external("a", ["text"], "x", reward_column="x", weight=0.5)
+    assert spec_with(stage).stage_reward_weights == {"x": 0.5}
+    with pytest.raises(InvalidInput, match=r"rollout\.max_resamples drops groups .* \(x\)"):
+        spec_with(stage, rollout={"max_resamples": 1})
+
+
+def test_a_circle_is_found_behind_stages_that_are_none() -> None:
+    assert circle([(), (0, 3), (1,), (2,), (3,)]) == [1, 3, 2]
+    assert circle([(), (0,), (0, 1)]) == []
+
+
+def test_values_of_equal_content_are_equal_bytes() -> None:
+    one = pack_values({"score": [b"1234"], "values": [b"5678"]})
+    assert one == pack_values({"values": (b"5678",), "score": (b"1234",)})
+    assert unpack_values(one) == {"score": [b"1234"], "values": [b"5678"]}
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"score": [b"1234"] * 2}, "column values is missing"),
+        ({"score": [b"1234"] * 2, "values": [b"12345678", b"1234"], "more": []}, "column more is no output"),
+        ({"score": [b"1234"], "values": [b"12345678", b"1234"]}, "column score has 1 values for 2 rows"),
+        ({"score": [b"1234", b"12345678"], "values": [b"12345678", b"1234"]}, "column score, row 1: 8 bytes"),
+        ({"score": [b"1234"] * 2, "values": [b"12345678"] * 2}, "column values, row 1: 8 bytes are not 1 x float32"),
+    ],
+)
+def test_values_of_another_type_or_shape_are_refused_by_column_and_row(values: Any, words: str) -> None:
+    with pytest.raises(ContractViolation) as refused:
+        check_values(values, COLUMNS, SHAPES, of="stage judge, batch 0/train/0")
+    assert words in str(refused.value)
+    assert str(refused.value).startswith("stage judge, batch 0/train/0: ")
+
+
+def test_a_text_column_holds_utf_8_of_bounded_length() -> None:
+    column = [Column(name="note", type="text")]
+    check_values({"note": ["é".encode()]}, column, SHAPES[:1], of="stage s")
+    with pytest.raises(ContractViolation, match="the text is not UTF-8"):
+        check_values({"note": [b"\xff"]}, column, SHAPES[:1], of="stage s")
+    with pytest.raises(ContractViolation, match="longer than"):
+        check_values({"note": [b"x" * (2**20 + 1)]}, column, SHAPES[:1], of="stage s")
+
+
+def test_base_columns_are_read_off_the_rows_of_a_batch() -> None:
+    batch = batch_of(2, 1, 3)
+    assert row_shapes(batch) == [RowShape(3, 2), RowShape(3, 1), RowShape(3, 3)]
+    found = base_values(batch, ["text", "completion_ids", "made_by_a_stage"], range(1, 3))
+    assert found == {"text": [b"x", b"xxx"], "completion_ids": [pack_int32([0]), pack_int32([0, 1, 2])]}
+    with pytest.raises(ContractViolation, match="published no `prompt`"):
+        base_values(batch, ["prompt"], range(1))
+
+
+def test_a_batch_without_stages_has_no_byte_of_them() -> None:
+    assert b"columns" not in encode(batch_of(2))
+    assert b"prompt_text" not in encode(batch_of(2))
