@@ -7,6 +7,7 @@ import os
 from typing import cast
 
 import torch
+from msgspec.structs import replace
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule
@@ -65,6 +66,23 @@ def make_learner(settings: StackSettings, spec: JobSpec, place: Place = ALONE) -
         place=place,
         lockstep=lockstep,
     )
+
+
+def load_frozen(settings: StackSettings, spec: JobSpec, *, path: str) -> Policy:
+    """Loads a model whose log-probs a job asks for, beside its trainer: the job's own (spec.model.path), or a teacher.
+
+    It goes onto the setting's device, in the dtype and for the packing of the job, and torch is set up as the trainer
+    sets it up: `frozen_logprobs` of it are the bits that the trainer would have. Raises InvalidInput.
+    """
+    _set_up_torch(settings, spec)
+    device = _device(settings, ALONE)
+    frozen = load_policy(replace(spec.model, path=path), model_root=settings.spec_root, gradient_checkpointing=False)
+    if spec.trainer.packing == "shared_prompt":
+        share_prompts(frozen.model)
+    network = cast(nn.Module, frozen.model)
+    network.requires_grad_(False)
+    network.to(device)
+    return frozen
 
 
 def _whole_models(settings: StackSettings, spec: JobSpec, device: torch.device) -> Models:

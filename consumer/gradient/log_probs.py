@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers.modeling_utils import PreTrainedModel
 
-from consumer.gradient.micro_batch import MicroBatch
+from consumer.gradient.micro_batch import MicroBatch, make_micro_batch, split_rows
 from consumer.model.inputs import PackedInputs
 from consumer.model.language_head import (
     base_causal_lm,
@@ -20,7 +21,11 @@ from consumer.model.language_head import (
     upcast,
     vocabulary_size,
 )
+from consumer.model.policy import Policy
 from consumer.model.shared_prompt.trial import share_prompts
+from contracts.errors import ContractViolation
+from contracts.rollouts import RolloutBatch
+from contracts.spec import JobSpec
 
 
 def response_logprobs(model: PreTrainedModel, micro_batch: MicroBatch, temperature: float) -> Tensor:
@@ -35,6 +40,44 @@ def response_logprobs_and_entropy(
     """Returns `response_logprobs`, and [R, T_max] the entropy in nats of the distribution that each token came from."""
     logprobs, entropy = _values(model, micro_batch, temperature=temperature, entropy=True)
     return _in_rows(logprobs, micro_batch), _in_rows(entropy, micro_batch)
+
+
+def frozen_logprobs(frozen: Policy, batch: RolloutBatch, *, spec: JobSpec) -> list[bytes]:
+    """Returns log-probs of the sampled tokens under a frozen model, float32 little-endian: a value for each row.
+
+    They are the very bits of the trainer's own reference, on the same device with as many threads: the same passes, cut
+    and packed as the job says, at its temperature. All rows go through, as they do in every loss that asks for them.
+    Raises ContractViolation for tokens that the model cannot take.
+    """
+    packing = spec.trainer.packing
+    every_row = np.arange(batch.num_completions)
+    unused = np.zeros((len(batch.groups), batch.group_size))
+    values: list[bytes] = []
+    for rows in split_rows(batch, every_row, packing=packing, max_tokens=spec.trainer.max_tokens_per_micro_batch):
+        micro_batch = make_micro_batch(batch, advantages=unused, rows=rows, packing=packing)
+        check_fits(micro_batch, frozen, batch_id=batch.batch_id)
+        with torch.no_grad():
+            logprobs = response_logprobs(frozen.model, micro_batch, spec.rollout.sampling.temperature)
+        for of_row, real in zip(logprobs.float().cpu(), micro_batch.loss_mask, strict=True):
+            values.append(of_row[real].numpy().astype("<f4").tobytes())
+    return values
+
+
+def check_fits(micro_batch: MicroBatch, policy: Policy, *, batch_id: str) -> None:
+    """Raises ContractViolation for tokens that the model cannot take."""
+    inputs = micro_batch.inputs
+    # Positions start at 0, and a response's last token is never an input: + 1 for each.
+    longest = int(inputs.position_ids.max()) + 2
+    if longest > policy.context_tokens:
+        raise ContractViolation(
+            f"batch {batch_id} has a row of {longest} tokens, the model's context is {policy.context_tokens}",
+            field="token_ids",
+        )
+    used = np.concatenate((inputs.input_ids.numpy().reshape(-1), micro_batch.response_ids.numpy().reshape(-1)))
+    if used.min() < 0 or used.max() >= policy.vocabulary_size:
+        raise ContractViolation(
+            f"batch {batch_id} has a token outside the vocabulary of {policy.vocabulary_size}", field="token_ids"
+        )
 
 
 def _values(

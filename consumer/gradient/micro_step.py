@@ -20,13 +20,13 @@ from transformers.modeling_utils import PreTrainedModel
 from consumer.gradient.accumulation import GradientAccumulator
 from consumer.gradient.advantages.family import group_advantages, penalised_advantages
 from consumer.gradient.advantages.group_relative import shuffled_rewards
-from consumer.gradient.log_probs import response_logprobs, response_logprobs_and_entropy
+from consumer.gradient.log_probs import check_fits, response_logprobs, response_logprobs_and_entropy
 from consumer.gradient.losses.family import LossTerms, TokenLogprobs, family_loss, response_divergences
 from consumer.gradient.losses.normalisers import BatchSizes
 from consumer.gradient.micro_batch import MicroBatch, batch_rewards, make_micro_batch, rows_that_teach, split_rows
 from consumer.gradient.statistics import MicroBatchStats, Mismatch, measure_batch, measure_mismatch
 from consumer.model.policy import Policy
-from contracts.errors import ContractViolation, TrainingDiverged
+from contracts.errors import TrainingDiverged
 from contracts.rollouts import RolloutBatch
 from contracts.spec import JobSpec
 
@@ -158,7 +158,7 @@ def _measure(
     make = functools.partial(make_micro_batch, batch, packing=spec.trainer.packing)
     micro_batches = [make(rows=rows, advantages=advantages) for rows in prepared.passes]
     for micro_batch in micro_batches:
-        _check_fits(micro_batch, policy, batch_id=batch.batch_id)
+        check_fits(micro_batch, policy, batch_id=batch.batch_id)
     # A batch of one pass goes through the models once, for all that is asked of it. The passes of a larger one go
     # through again when their gradient is due: their graphs together would be what the split is there to avoid.
     known = [forward(micro_batch) for micro_batch in micro_batches] if len(micro_batches) == 1 else []
@@ -282,19 +282,3 @@ def _token_logprobs(
         reference=reference_logprobs,
         entropy=entropy,
     )
-
-
-def _check_fits(micro_batch: MicroBatch, policy: Policy, *, batch_id: str) -> None:
-    inputs = micro_batch.inputs
-    # Positions start at 0, and a response's last token is never an input: + 1 for each.
-    longest = int(inputs.position_ids.max()) + 2
-    if longest > policy.context_tokens:
-        raise ContractViolation(
-            f"batch {batch_id} has a row of {longest} tokens, the model's context is {policy.context_tokens}",
-            field="token_ids",
-        )
-    used = np.concatenate((inputs.input_ids.numpy().reshape(-1), micro_batch.response_ids.numpy().reshape(-1)))
-    if used.min() < 0 or used.max() >= policy.vocabulary_size:
-        raise ContractViolation(
-            f"batch {batch_id} has a token outside the vocabulary of {policy.vocabulary_size}", field="token_ids"
-        )
