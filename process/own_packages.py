@@ -25,7 +25,9 @@ PACKAGES = (
     "onbeat",
     "process",
     "producer",
+    "prompts",
     "reward_service",
+    "scoring",
     "telemetry",
     "weight_store",
 )

@@ -34,8 +34,8 @@ from producer.broker_calls import BrokerCalls
 from producer.detokenizer import FolderDetokenizer
 from producer.engine.factory import make_engine, preload
 from producer.generator import Generator
-from producer.rollout.reward_client import RewardClient
 from producer.served_model import ServedModel
+from scoring.reward_client import RewardClient
 from telemetry.logs import configure
 
 log = logging.getLogger(__name__)

@@ -41,8 +41,8 @@ from producer.heartbeat import Heartbeat, HeldBatches, wait_for
 from producer.receipt import Receipt
 from producer.rollout.carried_batch import ActiveJob, CarriedBatch, name_of
 from producer.rollout.carrier import Carrier
-from producer.rollout.reward_client import RewardClient
 from producer.served_model import LoadedModel, ServedModel
+from scoring.reward_client import RewardClient
 
 log = logging.getLogger(__name__)
 

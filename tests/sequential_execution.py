@@ -12,13 +12,10 @@ from pathlib import Path
 
 import torch
 
-from consumer.datasets.base import load_dataset
-from consumer.datasets.prompts import PromptSource
 from consumer.gradient.assembly import make_learner
 from consumer.gradient.learner import OptimizerStep
 from consumer.gradient.optimizer import learning_rate_at
 from consumer.gradient.statistics import iteration_scaling
-from consumer.trainer.plan import IterationPlan
 from contracts.rewards import RewardItem, Scored
 from contracts.rollouts import BatchTimings, PromptBatch, Rollout, RolloutBatch, RolloutGroup
 from contracts.run_folder import RunFolder
@@ -28,6 +25,9 @@ from contracts.versions import WeightManifest
 from producer.detokenizer import FolderDetokenizer
 from producer.engine.base import EngineSetup
 from producer.engine.transformers.engine import TransformersEngine
+from prompts.datasets.base import load_dataset
+from prompts.plan import IterationPlan
+from prompts.source import PromptSource
 from reward_service.scorers import rubric
 from weight_store.files.publisher import FilePublisher
 

@@ -18,10 +18,10 @@ import torch.nn.functional as functional
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from consumer.datasets.addition import NUM_HELD_OUT
-from consumer.datasets.base import Example, load_dataset
 from contracts.spec_tables.datasets import AdditionDataset
 from contracts.spec_tables.root import SpecRoot
+from prompts.datasets.addition import NUM_HELD_OUT
+from prompts.datasets.base import Example, load_dataset
 
 FOLDER = Path(__file__).parent / "two-digit-addition"
 SPECIAL_TOKENS = ("<pad>", "<eos>", "<unk>")

@@ -9,13 +9,11 @@ from broker.generator_side import WeightChunks
 from broker.job_store import JobStore
 from broker.presence import Presence
 from broker.trainer_side import TrainerSide
-from consumer.datasets.base import load_dataset
-from consumer.datasets.prompts import PromptSource
+from consumer.foreign_code import torch_kept
 from consumer.model.older_versions import PublishedVersions
 from consumer.ranks.group import make_ranks
 from consumer.trainer.generator_watch import GeneratorWatch
 from consumer.trainer.lease_keeper import LeaseKeeper
-from consumer.trainer.plan import IterationPlan
 from consumer.trainer.schedule import Schedule
 from consumer.trainer.window import Window
 from contracts.errors import Unavailable, WeightsRejected
@@ -25,6 +23,9 @@ from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 from contracts.versions import WeightManifest
 from process.crash_points import reach
+from prompts.datasets.base import load_dataset
+from prompts.plan import IterationPlan
+from prompts.source import PromptSource
 from weight_store.publication import StoredVersion
 from weight_store.transports import make_publisher
 
@@ -49,13 +50,14 @@ class HeldJob:
         self.keeper = keeper
         self.ranks = make_ranks(settings, spec)
         policy = self.ranks.learner.policy
-        dataset = load_dataset(
-            spec.dataset,
-            num_evaluation=spec.evaluation.num_prompts,
-            seed=spec.seed,
-            model_root=settings.spec_root,
-            components=spec.reward.components,
-        )
+        with torch_kept():
+            dataset = load_dataset(
+                spec.dataset,
+                num_evaluation=spec.evaluation.num_prompts,
+                seed=spec.seed,
+                model_root=settings.spec_root,
+                components=spec.reward.components,
+            )
         prompts = PromptSource(dataset, tokenizer=policy.tokenizer, spec=spec, context_tokens=policy.context_tokens)
         plan = IterationPlan(job_id, spec, prompts)
         self.window = Window(self.schedule, plan, last_iteration=spec.last_iteration)

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from broker.openings import Opening
-from consumer.trainer.plan import IterationPlan
 from contracts.rollouts import PromptBatch
 from contracts.schedule import Schedule
 from contracts.versions import WeightManifest
+from prompts.plan import IterationPlan
 
 
 @dataclass(frozen=True, kw_only=True)

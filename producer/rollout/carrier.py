@@ -10,18 +10,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain
 
 from broker.generator_side import Claim
 from contracts.errors import BatchFailed, OnbeatError, RewardUnavailable
-from contracts.rewards import RewardItem, Scored
-from contracts.rollouts import BatchTimings, Completion, PromptBatch, Rollout, RolloutBatch, RolloutGroup
+from contracts.rollouts import BatchTimings, RolloutBatch
 from process.crash_points import reach
 from producer.broker_calls import BrokerCalls
 from producer.rollout.carried_batch import ActiveJob, CarriedBatch, Generation, name_of
-from producer.rollout.reward_client import RewardClient
+from scoring.groups import may_settle, reward_items, rollout_groups
+from scoring.reward_client import RewardClient
 
 log = logging.getLogger(__name__)
 
@@ -80,11 +80,16 @@ class Carrier:
             self.freed()
         scoring_started_s = self.wall_clock()
         texts = batch.loaded.detokenizer(completions)
+        spec = batch.job.spec
         scored = await self.rewards.score(
-            batch.job.spec.reward,
-            _reward_items(asked, completions, texts),
+            spec.reward,
+            reward_items(asked, completions, texts),
             job_id=batch.job.job_id,
-            settles=_settles(batch),
+            settles=may_settle(
+                deterministic=spec.deterministic,
+                attempt=batch.claim.attempt,
+                max_attempts=spec.rollout.max_attempts,
+            ),
         )
         reach("producer.after_scoring")
         timings = BatchTimings(
@@ -96,7 +101,7 @@ class Carrier:
         batch.rounds.append(timings)
         num_resamples = len(batch.rounds) - 1
         batch.places.fill(
-            _rollout_groups(asked, completions=completions, texts=texts, scored=scored, num_resamples=num_resamples)
+            rollout_groups(asked, completions=completions, texts=texts, scored=scored, num_resamples=num_resamples)
         )
         self.freed()
         return True
@@ -129,59 +134,3 @@ class Carrier:
         )
         if outcome.value in REFUSED_FOR_GOOD:
             await self.fail(job, claim, BatchFailed(f"the fence refused it as {outcome.value}"))
-
-
-def _settles(batch: CarriedBatch) -> bool:
-    """Whether a time-out or a crash of a scorer may get the score that its component states for it.
-
-    Such a failure is luck, not a function of the completion: in a deterministic job (I7) it has to happen in each of
-    the batch's attempts before it counts, where the batch would be dead otherwise.
-    """
-    spec = batch.job.spec
-    return not spec.deterministic or batch.claim.attempt >= spec.rollout.max_attempts
-
-
-def _reward_items(batch: PromptBatch, completions: Sequence[Completion], texts: Sequence[str]) -> list[RewardItem]:
-    """[k·G] completions and their texts, prompt by prompt → [k·G] items."""
-    prompts = [prompt for prompt in batch.prompts for _ in range(batch.group_size)]
-    return [
-        RewardItem(
-            prompt=prompt.text,
-            completion=text,
-            reference=prompt.reference,
-            task_entry=prompt.task_entry,
-            num_tokens=completion.num_tokens,
-        )
-        for prompt, completion, text in zip(prompts, completions, texts, strict=True)
-    ]
-
-
-def _rollout_groups(
-    batch: PromptBatch,
-    *,
-    completions: Sequence[Completion],
-    texts: Sequence[str],
-    scored: Sequence[Scored],
-    num_resamples: int,
-) -> list[RolloutGroup]:
-    """[k·G] completions, texts and scores, prompt by prompt → [k] groups."""
-    rollouts = [
-        Rollout(
-            completion=completion,
-            text=text,
-            reward=score.reward,
-            reward_breakdown=score.breakdown,
-            unscorable=score.unscorable,
-        )
-        for completion, text, score in zip(completions, texts, scored, strict=True)
-    ]
-    return [
-        RolloutGroup(
-            prompt_id=prompt.prompt_id,
-            prompt_index=prompt.index,
-            prompt_token_ids=prompt.token_ids,
-            rollouts=tuple(rollouts[place * batch.group_size : (place + 1) * batch.group_size]),
-            num_resamples=num_resamples,
-        )
-        for place, prompt in enumerate(batch.prompts)
-    ]

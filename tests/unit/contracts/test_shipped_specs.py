@@ -10,12 +10,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from consumer.datasets.base import load_dataset
-from consumer.datasets.prompts import PromptSource
 from contracts.encoding.wire import convert
 from contracts.errors import InvalidInput
 from contracts.spec import JobSpec
 from contracts.spec_tables.root import SpecRoot
+from prompts.datasets.base import load_dataset
+from prompts.source import PromptSource
 
 ROOT = Path(__file__).parents[3]
 SPECS = sorted((ROOT / "configs").glob("*.toml"))

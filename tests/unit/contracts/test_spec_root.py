@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from consumer.datasets.base import load_dataset
 from consumer.model.policy import load_model, load_policy, load_whole
 from contracts.errors import InvalidInput
 from contracts.settings import StackSettings
@@ -15,6 +14,7 @@ from contracts.spec import ModelSpec
 from contracts.spec_tables.datasets import JsonlDataset
 from contracts.spec_tables.root import SpecRoot
 from gateway.submission import check_paths
+from prompts.datasets.base import load_dataset
 from tests.builders import job_spec
 from weight_store.model_path import model_folder
 

@@ -72,7 +72,7 @@ def halved(rewards, epsilon):
     "a data set": Addition(
         files=(
             """
-from consumer.datasets.examples import Example, ExampleSets
+from prompts.datasets.examples import Example, ExampleSets
 
 
 def load_novel(spec, request):
@@ -83,7 +83,7 @@ def load_novel(spec, request):
         edits=(
             Edit(
                 line="NovelDataset: load_novel, ",
-                imports="from consumer.datasets.novel import load_novel\n"
+                imports="from prompts.datasets.novel import load_novel\n"
                 "from contracts.spec_tables.datasets import NovelDataset",
             ),
             Edit(

@@ -33,7 +33,9 @@ COPIED = (
     "onbeat",
     "process",
     "producer",
+    "prompts",
     "reward_service",
+    "scoring",
     "telemetry",
     "weight_store",
 )

@@ -55,8 +55,8 @@ def an_advantage():
 
 
 def a_data_set():
-    from consumer.datasets.base import load_dataset
     from contracts.spec_tables.root import SpecRoot
+    from prompts.datasets.base import load_dataset
 
     spec = spec_of(dataset={"type": "novel", "question": "why?"})
     loaded = load_dataset(spec.dataset, num_evaluation=0, seed=3, model_root=SpecRoot(Path(".")))

@@ -13,7 +13,6 @@ from broker.trainer_side import Opening
 from consumer.model.older_versions import OlderVersion
 from consumer.trainer.commit import Commits, save
 from consumer.trainer.iteration import Iteration
-from consumer.trainer.plan import IterationPlan
 from consumer.trainer.schedule import Schedule
 from consumer.trainer.start import Started
 from consumer.trainer.step import Stepped
@@ -23,6 +22,7 @@ from contracts.events import AuditRecord, record_digest
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
 from contracts.versions import WeightFile, WeightManifest
+from prompts.plan import IterationPlan
 from tests.builders import DIGEST, job_spec
 from tests.contract.make_golden import iteration_metrics
 

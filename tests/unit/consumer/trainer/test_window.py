@@ -8,10 +8,10 @@ import pytest
 from msgspec.structs import replace
 
 from broker.openings import Opening
-from consumer.trainer.plan import IterationPlan
 from consumer.trainer.window import Window
 from contracts.schedule import Schedule, ScheduleName
 from contracts.versions import WeightFile, WeightManifest
+from prompts.plan import IterationPlan
 
 
 def digest_of(version: int) -> str:

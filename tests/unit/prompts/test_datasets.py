@@ -9,9 +9,6 @@ import pytest
 import reasoning_gym
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from consumer.datasets.base import load_dataset
-from consumer.datasets.examples import ExampleSets
-from consumer.datasets.prompts import PromptSource
 from contracts.encoding.arrays import unpack_int32
 from contracts.encoding.wire import convert
 from contracts.errors import InvalidInput
@@ -27,6 +24,9 @@ from contracts.rewards import (
 from contracts.spec import JobSpec
 from contracts.spec_tables.datasets import AdditionDataset, DatasetSpec, JsonlDataset, ReasoningGymDataset
 from contracts.spec_tables.root import SpecRoot
+from prompts.datasets.base import load_dataset
+from prompts.datasets.examples import ExampleSets
+from prompts.source import PromptSource
 
 DEMO_MODEL = Path(__file__).parents[3] / "configs" / "models" / "two-digit-addition"
 ONE_DIGIT = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}

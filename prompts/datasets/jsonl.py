@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from consumer.datasets.examples import Example, ExampleSets, Request, disjoint
 from contracts.errors import InvalidInput
 from contracts.spec_tables.datasets import JsonlDataset
 from contracts.spec_tables.root import SpecRoot
+from prompts.datasets.examples import Example, ExampleSets, Request, disjoint
 
 
 class JsonlLine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from consumer.datasets.examples import Example, ExampleSets, Request, disjoint
-from consumer.foreign_code import torch_kept
 from contracts.errors import InvalidInput
 from contracts.spec_tables.datasets import PluginDataset
 from process.entry_points import load_entry_point
+from prompts.datasets.examples import Example, ExampleSets, Request, disjoint
 
 GROUP = "onbeat.datasets"
 FIELD = "dataset.entry_point"
 
 
-@torch_kept()
 def load_plugin(spec: PluginDataset, request: Request) -> ExampleSets:
     """Calls the function and checks what it returns. Raises InvalidInput that names the field of the spec."""
     load = load_entry_point(GROUP, spec.entry_point, field=FIELD)
@@ -37,7 +35,7 @@ def _checked(examples: Iterable[Any]) -> Iterator[Example]:
     """Yields them; raises TypeError for what is none, and UnicodeEncodeError for text that can't be sent."""
     for example in examples:
         if not isinstance(example, Example):
-            raise TypeError(f"{type(example).__name__} is no consumer.datasets.examples.Example")
+            raise TypeError(f"{type(example).__name__} is no prompts.datasets.examples.Example")
         for name in ("example_id", "question", "reference", "task_entry", "origin"):
             text = getattr(example, name)
             if not isinstance(text, str):

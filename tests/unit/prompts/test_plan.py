@@ -6,15 +6,15 @@ from pathlib import Path
 
 from transformers import AutoTokenizer
 
-from consumer.datasets.base import load_dataset
-from consumer.datasets.prompts import PromptSource
-from consumer.trainer.plan import IterationPlan
 from contracts.spec_tables.datasets import AdditionDataset
 from contracts.spec_tables.root import SpecRoot
 from contracts.versions import WeightFile, WeightManifest
+from prompts.datasets.base import load_dataset
+from prompts.plan import IterationPlan
+from prompts.source import PromptSource
 from tests.builders import DIGEST, job_spec
 
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[3]
 MANIFEST = WeightManifest(
     policy_version=0,
     weights_digest=DIGEST,

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import random
 
-from consumer.datasets.examples import Example, ExampleSets, Request
 from contracts.spec_tables.datasets import AdditionDataset
+from prompts.datasets.examples import Example, ExampleSets, Request
 
 NUM_TERMS = 100
 """Terms are 0..99."""

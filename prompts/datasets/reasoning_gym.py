@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import version
 from typing import Any, cast
 
-from consumer.datasets.examples import Example, ExampleSets, Request
 from contracts.errors import InvalidInput
 from contracts.spec_tables.datasets import ReasoningGymDataset
 from contracts.spec_tables.reasoning_tasks import ITS_SCORERS, check_version
+from prompts.datasets.examples import Example, ExampleSets, Request
 
 Entry = Mapping[str, Any]
 """What reasoning-gym generates: question, answer, metadata."""

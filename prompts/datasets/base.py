@@ -5,11 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from consumer.datasets.addition import load_addition
-from consumer.datasets.examples import ExampleSets, Request
-from consumer.datasets.jsonl import load_jsonl
-from consumer.datasets.plugin import load_plugin
-from consumer.datasets.reasoning_gym import load_reasoning_gym
 from contracts.errors import InvalidInput
 from contracts.rewards import RewardComponent
 from contracts.spec_tables.datasets import (
@@ -23,6 +18,11 @@ from contracts.spec_tables.datasets import (
 from contracts.spec_tables.reasoning_tasks import check_job
 from contracts.spec_tables.references import check_reference
 from contracts.spec_tables.root import SpecRoot
+from prompts.datasets.addition import load_addition
+from prompts.datasets.examples import ExampleSets, Request
+from prompts.datasets.jsonl import load_jsonl
+from prompts.datasets.plugin import load_plugin
+from prompts.datasets.reasoning_gym import load_reasoning_gym
 
 LOADERS: dict[type[DatasetTable], Callable[[Any, Request], ExampleSets]] = {
     AdditionDataset: load_addition,

@@ -6,16 +6,19 @@ import functools
 import hashlib
 import random
 from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
-from transformers import PreTrainedTokenizerBase
 
-from consumer.datasets.examples import Example, ExampleSets
 from contracts.encoding.arrays import pack_int32
 from contracts.errors import InvalidInput
 from contracts.rollouts import Prompt
 from contracts.spec import JobSpec
 from contracts.spec_tables.datasets import ChatSpec
+from prompts.datasets.examples import Example, ExampleSets
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 TOKENIZED_AT_ONCE = 1024
 

@@ -7,10 +7,10 @@ from functools import partial
 
 import msgspec
 
-from consumer.datasets.prompts import PromptSource
 from contracts.rollouts import Prompt, PromptBatch
 from contracts.spec import JobSpec
 from contracts.versions import WeightManifest
+from prompts.source import PromptSource
 
 
 class IterationPlan:

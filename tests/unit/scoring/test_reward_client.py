@@ -12,7 +12,7 @@ from contracts.encoding.wire import decode, encode
 from contracts.errors import BatchFailed, OnbeatError, RewardUnavailable
 from contracts.rewards import ExactReward, RewardItem, RewardRequest, RewardResponse, Scored, Unscorable
 from contracts.spec import RewardSpec
-from producer.rollout.reward_client import MAX_ITEMS, RewardClient
+from scoring.reward_client import MAX_ITEMS, RewardClient
 
 SPEC = RewardSpec(components=(ExactReward(),), max_attempts=3, item_timeout_s=2.0)
 Step = Callable[[RewardRequest], httpx.Response]

@@ -1,0 +1,1 @@
+"""The data sets, a small file each, behind one door (base.py)."""

@@ -1,0 +1,66 @@
+"""Completions become what the reward service scores, and with their scores the groups that are published.
+
+Everything here is in the order of the batch: prompt by prompt, and the G samples of a prompt side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from contracts.rewards import RewardItem, Scored
+from contracts.rollouts import Completion, PromptBatch, Rollout, RolloutGroup
+
+
+def reward_items(batch: PromptBatch, completions: Sequence[Completion], texts: Sequence[str]) -> list[RewardItem]:
+    """[k·G] completions and their texts, prompt by prompt → [k·G] items."""
+    prompts = [prompt for prompt in batch.prompts for _ in range(batch.group_size)]
+    return [
+        RewardItem(
+            prompt=prompt.text,
+            completion=text,
+            reference=prompt.reference,
+            task_entry=prompt.task_entry,
+            num_tokens=completion.num_tokens,
+        )
+        for prompt, completion, text in zip(prompts, completions, texts, strict=True)
+    ]
+
+
+def rollout_groups(
+    batch: PromptBatch,
+    *,
+    completions: Sequence[Completion],
+    texts: Sequence[str],
+    scored: Sequence[Scored],
+    num_resamples: int = 0,
+) -> list[RolloutGroup]:
+    """[k·G] completions, texts and scores, prompt by prompt → [k] groups."""
+    rollouts = [
+        Rollout(
+            completion=completion,
+            text=text,
+            reward=score.reward,
+            reward_breakdown=score.breakdown,
+            unscorable=score.unscorable,
+        )
+        for completion, text, score in zip(completions, texts, scored, strict=True)
+    ]
+    return [
+        RolloutGroup(
+            prompt_id=prompt.prompt_id,
+            prompt_index=prompt.index,
+            prompt_token_ids=prompt.token_ids,
+            rollouts=tuple(rollouts[place * batch.group_size : (place + 1) * batch.group_size]),
+            num_resamples=num_resamples,
+        )
+        for place, prompt in enumerate(batch.prompts)
+    ]
+
+
+def may_settle(*, deterministic: bool, attempt: int, max_attempts: int) -> bool:
+    """Whether a time-out or a crash of a scorer may get the score that its component states for it.
+
+    Such a failure is luck, not a function of the completion: in a deterministic job (I7) it has to happen in each of
+    the batch's attempts before it counts, where the batch would be dead otherwise.
+    """
+    return not deterministic or attempt >= max_attempts
