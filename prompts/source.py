@@ -15,6 +15,8 @@ from contracts.errors import InvalidInput
 from contracts.rollouts import Prompt
 from contracts.spec import JobSpec
 from contracts.spec_tables.datasets import ChatSpec
+from contracts.spec_tables.root import SpecRoot
+from prompts.datasets.base import load_dataset
 from prompts.datasets.examples import Example, ExampleSets
 
 if TYPE_CHECKING:
@@ -133,6 +135,20 @@ class PromptSource:
                 field="rollout.sampling.max_new_tokens",
                 cure="lower it, shorten the prompt, or choose a model with a longer context",
             )
+
+
+def prompt_source(
+    spec: JobSpec, *, root: SpecRoot, tokenizer: PreTrainedTokenizerBase, context_tokens: int
+) -> PromptSource:
+    """Loads a job's data set and tokenises it. Raises what `load_dataset` and `PromptSource` do."""
+    dataset = load_dataset(
+        spec.dataset,
+        num_evaluation=spec.evaluation.num_prompts,
+        seed=spec.seed,
+        model_root=root,
+        components=spec.reward.components,
+    )
+    return PromptSource(dataset, tokenizer=tokenizer, spec=spec, context_tokens=context_tokens)
 
 
 @functools.lru_cache(maxsize=2)

@@ -11,6 +11,7 @@ from broker.presence import Presence
 from broker.trainer_side import TrainerSide
 from consumer.foreign_code import torch_kept
 from consumer.model.older_versions import PublishedVersions
+from consumer.model.policy import Policy
 from consumer.ranks.group import make_ranks
 from consumer.trainer.generator_watch import GeneratorWatch
 from consumer.trainer.lease_keeper import LeaseKeeper
@@ -23,9 +24,8 @@ from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 from contracts.versions import WeightManifest
 from process.crash_points import reach
-from prompts.datasets.base import load_dataset
 from prompts.plan import IterationPlan
-from prompts.source import PromptSource
+from prompts.source import PromptSource, prompt_source
 from weight_store.publication import StoredVersion
 from weight_store.transports import make_publisher
 
@@ -50,16 +50,7 @@ class HeldJob:
         self.keeper = keeper
         self.ranks = make_ranks(settings, spec)
         policy = self.ranks.learner.policy
-        with torch_kept():
-            dataset = load_dataset(
-                spec.dataset,
-                num_evaluation=spec.evaluation.num_prompts,
-                seed=spec.seed,
-                model_root=settings.spec_root,
-                components=spec.reward.components,
-            )
-        prompts = PromptSource(dataset, tokenizer=policy.tokenizer, spec=spec, context_tokens=policy.context_tokens)
-        plan = IterationPlan(job_id, spec, prompts)
+        plan = IterationPlan(job_id, spec, load_prompts(settings, spec, policy))
         self.window = Window(self.schedule, plan, last_iteration=spec.last_iteration)
         self.folder = RunFolder(settings.run_root_path, job_id, weight_root=settings.weight_root_path)
         self.peak_flops = settings.peak_flops
@@ -118,3 +109,11 @@ class HeldJob:
 
     def tell(self, event: JobEvent) -> None:
         self.jobs.tell(self.folder.job_id, event)
+
+
+@torch_kept()
+def load_prompts(settings: StackSettings, spec: JobSpec, policy: Policy) -> PromptSource:
+    """Loads the data set, which may be foreign code. Raises InvalidInput that names the spec's field."""
+    return prompt_source(
+        spec, root=settings.spec_root, tokenizer=policy.tokenizer, context_tokens=policy.context_tokens
+    )

@@ -16,7 +16,9 @@ from broker.connection.client import Broker, connect
 from broker.job_store import JobStore
 from consumer.gradient.losses.base import LossInputs
 from consumer.gradient.losses.family import policy_loss
+from consumer.model.policy import load_policy
 from consumer.trainer import job_run
+from consumer.trainer.held_job import load_prompts
 from contracts.errors import InvalidInput
 from contracts.jobs import JobState, TrainerExit
 from contracts.settings import StackSettings
@@ -149,7 +151,9 @@ def test_what_foreign_code_does_to_torch_ends_with_it(own: StackSettings, broker
     policy_loss(AlgorithmSpec(loss=PluginLoss(entry_point="meddles_when_imported")))
     assert torch_now() == before
     meddles = PluginDataset(entry_point="meddles", params={"count": 9})
-    load_dataset(meddles, num_evaluation=1, seed=0, model_root=SpecRoot(SITE))
+    meddling = replace(spec_of(evaluation__num_prompts=1), dataset=meddles)
+    policy = load_policy(meddling.model, model_root=own.spec_root, gradient_checkpointing=False)
+    load_prompts(own, meddling, policy)
     assert torch_now() == before
     ours = trained(own, broker, spec_of(algorithm__loss="grpo"))
     assert trained(own, broker, spec_of(algorithm__loss=plugin("meddles"))) == ours
