@@ -22,6 +22,7 @@ PACKAGES = (
     "contracts",
     "gateway",
     "http_service",
+    "iterations",
     "onbeat",
     "process",
     "producer",

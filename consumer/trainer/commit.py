@@ -20,21 +20,19 @@ from __future__ import annotations
 
 import time
 
-from msgspec import UNSET
-
 from broker.openings import Opening
 from consumer.gradient.saved_state import adapter_state
 from consumer.model.checkpoint import keep_newest_and_best, write_checkpoint
 from consumer.trainer.held_job import HeldJob
 from consumer.trainer.iteration import Boundary, Iteration
-from consumer.trainer.report import RunLog, evaluation_score, sampled_scores
+from consumer.trainer.report import RunLog, sampled_scores
 from consumer.trainer.start import Started
 from consumer.trainer.step import Stepped
 from contracts.errors import Unavailable, WeightsRejected
-from contracts.events import AuditRecord, CheckpointWritten, EvaluationFinished, IterationCommitted, record_digest
-from contracts.rewards import stated_scores
-from contracts.spec import JobSpec
+from contracts.events import CheckpointWritten, EvaluationFinished, IterationCommitted, record_digest
 from contracts.versions import WeightManifest
+from iterations.chain import commit_record
+from iterations.expected import evaluation_score
 from process.crash_points import reach
 
 
@@ -95,7 +93,12 @@ class Commits:
     def _commit(self, iteration: Iteration, stepped: Stepped | None, opening: Opening | None) -> None:
         side = self._held.side
         record = commit_record(
-            iteration, self._held.spec, stepped, trainer_epoch=side.trainer_epoch, previous=self._last_link
+            iteration,
+            self._held.spec,
+            made=stepped.made if stepped else None,
+            numbers=stepped.metrics if stepped else None,
+            trainer_epoch=side.trainer_epoch,
+            previous=self._last_link,
         )
         event = None
         if stepped is not None:
@@ -133,29 +136,6 @@ class Commits:
             # What is replayed is no progress: a trainer that always dies at the same place would start for ever.
             self._furthest = iteration
             held.jobs.reset_trainer_starts(held.folder.job_id)
-
-
-def commit_record(
-    iteration: Iteration, spec: JobSpec, stepped: Stepped | None, *, trainer_epoch: int, previous: str
-) -> AuditRecord:
-    """previous: digest of the record before; stepped: None where the iteration only evaluated."""
-    return AuditRecord(
-        kind="commit",
-        iteration=iteration.number,
-        policy_version=iteration.policy_version,
-        weights_digest=iteration.weights_digest,
-        next_weights_digest=stepped.made.weights_digest if stepped else "",
-        trainer_epoch=trainer_epoch,
-        batches=iteration.digests,
-        abandoned=iteration.abandoned,
-        loss=stepped.metrics.loss if stepped else 0.0,
-        grad_norm=stepped.metrics.grad_norm if stepped else 0.0,
-        reward_mean=stepped.metrics.reward_mean if stepped else 0.0,
-        on_unscorable=stated_scores(spec.reward.components) or UNSET,
-        unscorable=dict(sorted(iteration.unscorable.items())) or UNSET,
-        sampled=iteration.sampled or UNSET,
-        previous=previous,
-    )
 
 
 def save(held: HeldJob) -> None:

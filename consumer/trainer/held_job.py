@@ -13,16 +13,16 @@ from consumer.foreign_code import torch_kept
 from consumer.model.older_versions import PublishedVersions
 from consumer.model.policy import Policy
 from consumer.ranks.group import make_ranks
-from consumer.trainer.generator_watch import GeneratorWatch
-from consumer.trainer.lease_keeper import LeaseKeeper
 from consumer.trainer.schedule import Schedule
-from consumer.trainer.window import Window
 from contracts.errors import Unavailable, WeightsRejected
 from contracts.events import JobEvent
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 from contracts.versions import WeightManifest
+from iterations.generator_watch import GeneratorWatch
+from iterations.lease_keeper import LeaseKeeper
+from iterations.window import Window
 from process.crash_points import reach
 from prompts.plan import IterationPlan
 from prompts.source import PromptSource, prompt_source

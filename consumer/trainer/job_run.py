@@ -29,7 +29,6 @@ from broker.connection.client import Broker
 from broker.job_store import JobStore
 from broker.trainer_side import TrainerSide
 from consumer.trainer.held_job import HeldJob
-from consumer.trainer.lease_keeper import STOP_PATIENCE_S, Cancelled, LeaseKeeper, Stopped
 from consumer.trainer.trainer import Trainer
 from contracts.errors import (
     BatchFailed,
@@ -44,6 +43,7 @@ from contracts.errors import (
 from contracts.jobs import JobState, TrainerExit
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
+from iterations.lease_keeper import STOP_PATIENCE_S, Cancelled, LeaseKeeper, Stopped
 
 log = logging.getLogger(__name__)
 

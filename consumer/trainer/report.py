@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,7 +14,6 @@ from contracts.encoding.wire import Record, encode_json
 from contracts.errors import OnbeatError
 from contracts.events import IterationMetrics, MismatchAlarm, TimelineSpan
 from contracts.jobs import EvaluationScore
-from contracts.rollouts import PromptBatch, RolloutBatch
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
 from process.private_folders import make_private
@@ -72,24 +70,6 @@ def sampled_scores(folder: RunFolder) -> dict[int, float]:
     return {score.policy_version: score.sampled for score in _read(folder.evaluations, EvaluationScore)}
 
 
-def evaluation_score(expected: Collection[PromptBatch], arrived: Mapping[str, RolloutBatch]) -> EvaluationScore | None:
-    """Mean reward of the sampled and of the greedy batches; None where the iteration has no (complete) evaluation.
-
-    expected: the iteration's batches; arrived: its evaluation batches, where an abandoned one is not in the mean.
-    """
-    sampled = [arrived[b.batch_id] for b in expected if b.sampling.temperature > 0.0 and b.batch_id in arrived]
-    greedy = [arrived[b.batch_id] for b in expected if b.sampling.temperature == 0.0 and b.batch_id in arrived]
-    if not sampled:
-        return None
-    return EvaluationScore(
-        iteration=sampled[0].iteration,
-        policy_version=sampled[0].policy_version,
-        sampled=_mean_reward(sampled),
-        greedy=_mean_reward(greedy) if greedy else None,
-        num_prompts=sum(len(batch.groups) for batch in sampled),
-    )
-
-
 def mismatch_alarm(stats: Sequence[MicroBatchStats], *, iteration: int, threshold: float) -> MismatchAlarm | None:
     """None up to the threshold of the mean K3 a token; stats: of every training batch before the iteration's step.
 
@@ -113,12 +93,6 @@ def in_words(alarm: MismatchAlarm) -> str:
         f"{alarm.mismatch_k3:.3g} a token (alarm above {alarm.threshold:g}), at most by {alarm.mismatch_max:.3g}; "
         f"effective sample share {alarm.effective_sample_share:.2f}"
     )
-
-
-def _mean_reward(batches: Sequence[RolloutBatch]) -> float:
-    rewards = [rollout.reward for batch in batches for group in batch.groups for rollout in group.rollouts]
-    # fsum rounds once: the mean doesn't depend on the order in which the batches came (I7).
-    return math.fsum(rewards) / len(rewards)
 
 
 def _last_iteration(path: Path, kind: type[IterationMetrics] | type[EvaluationScore]) -> int:

@@ -15,16 +15,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from broker.fence import FenceState
 from consumer.model.checkpoint import Checkpoint, forget_after, latest_checkpoint
 from consumer.trainer.held_job import HeldJob
-from contracts.errors import FenceViolation, InvalidInput
-from contracts.events import AuditRecord, TrainerStarted, record_digest, versions_of
+from contracts.events import TrainerStarted, record_digest, versions_of
 from contracts.spec import JobSpec
-from contracts.versions import WeightManifest
+from iterations.chain import check_same_run, first_version, furthest_commit, needs_rewind, rewind_record
 from process.crash_points import reach
 
 log = logging.getLogger(__name__)
@@ -92,72 +90,11 @@ def _open(held: HeldJob, first: int) -> None:
         reach("consumer.after_opening")
 
 
-def first_version(chain: list[AuditRecord]) -> dict[int, str]:
-    """0 → the digest of the model as the job found it, which no commit has made; {} before the first commit."""
-    firsts = [record.weights_digest for record in chain if record.kind == "commit" and record.policy_version == 0]
-    return {0: firsts[-1]} if firsts else {}
-
-
 def next_iteration(checkpoint: Checkpoint | None) -> int:
     """The first one that was not trained yet."""
     return checkpoint.state.iteration + 1 if checkpoint else 0
 
 
-def furthest_commit(chain: list[AuditRecord]) -> int:
-    """`Started.furthest`."""
-    return max((record.iteration for record in chain if record.kind == "commit"), default=-1)
-
-
 def is_finished(fence: FenceState, checkpoint: Checkpoint | None, spec: JobSpec) -> bool:
     """Every iteration is committed, and the last weights are in a checkpoint."""
     return fence.committed >= spec.last_iteration and next_iteration(checkpoint) == spec.iterations
-
-
-def needs_rewind(fence: FenceState, first: int, digests: Mapping[int, str]) -> bool:
-    """Whether the fence is ahead of what the trainer starts with, at iteration `first`: what came after is done again.
-
-    digests: version → digest, as the trainer has them. Open iterations whose versions have other digests stand on
-    weights that are gone.
-    """
-    if fence.committed >= first:
-        return True
-    stands = {version: digest for version, digest in fence.versions.items() if digests.get(version) != digest}
-    return bool(fence.window) and (fence.window[0].iteration != first or bool(stands))
-
-
-def rewind_record(previous: str, manifest: WeightManifest, *, trainer_epoch: int) -> AuditRecord:
-    """The record that says from where the run is replayed. previous: digest of the newest record."""
-    return AuditRecord(
-        kind="rewind",
-        iteration=manifest.policy_version,
-        policy_version=manifest.policy_version,
-        weights_digest=manifest.weights_digest,
-        next_weights_digest="",
-        trainer_epoch=trainer_epoch,
-        batches={},
-        abandoned={},
-        previous=previous,
-    )
-
-
-def check_same_run(chain: list[AuditRecord], manifest: WeightManifest, spec: JobSpec) -> None:
-    """Raises FenceViolation where a deterministic run would go on with weights that its own chain contradicts, and
-    InvalidInput where any run would start again with another model."""
-    for record in reversed(chain):
-        if record.kind == "commit" and record.policy_version == manifest.policy_version == 0:
-            if record.weights_digest != manifest.weights_digest:
-                raise InvalidInput(
-                    f"version 0 is {manifest.weights_digest[:12]}, the audit chain says {record.weights_digest[:12]}",
-                    field="model.path",
-                    cure="put the folder back that the job was started with",
-                )
-            return
-        if record.kind != "commit" or record.policy_version + 1 != manifest.policy_version:
-            continue
-        if spec.deterministic and record.next_weights_digest != manifest.weights_digest:
-            raise FenceViolation(
-                f"version {manifest.policy_version} is {manifest.weights_digest[:12]}, "
-                f"the audit chain says {record.next_weights_digest[:12]}",
-                field="weights_digest",
-            )
-        return

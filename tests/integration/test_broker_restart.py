@@ -17,11 +17,11 @@ from broker.connection.client import Broker, connect
 from broker.generator_side import Claim, GeneratorSide, PublishOutcome, Renewal
 from broker.job_store import JobStore
 from broker.trainer_side import TrainerSide
-from consumer.trainer.start import rewind_record
 from contracts.errors import BrokerUnavailable, FencedOff, FenceViolation
 from contracts.events import record_digest
 from contracts.jobs import JobState
 from contracts.settings import StackSettings
+from iterations.chain import rewind_record
 from onbeat.audit.chain import AuditEntry, verify_run
 from onbeat.stack.redis import EmbeddedRedis
 from tests.builders import job_spec

@@ -12,7 +12,6 @@ from broker.connection.client import Broker, connect
 from broker.fence import read_fence
 from broker.job_store import JobStore
 from broker.keys import JobKeys
-from consumer.trainer.lease_keeper import Cancelled, LeaseKeeper, Stopped
 from contracts.errors import (
     BatchFailed,
     BrokerUnavailable,
@@ -25,6 +24,7 @@ from contracts.errors import (
 )
 from contracts.jobs import JobState, TrainerExit
 from contracts.settings import StackSettings
+from iterations.lease_keeper import Cancelled, LeaseKeeper, Stopped
 from tests.builders import job_spec
 
 FULL = OnbeatError("cannot write: no space left", field="checkpoints/i000003")

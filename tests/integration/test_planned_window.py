@@ -11,13 +11,13 @@ from broker.connection.client import connect
 from broker.generator_side import Claim, GeneratorSide, PublishOutcome
 from broker.job_store import JobStore
 from broker.trainer_side import TrainerSide
-from consumer.trainer import window as trainers
 from contracts.encoding.arrays import pack_int32
 from contracts.events import record_digest
 from contracts.rollouts import Prompt, batch_digest
 from contracts.schedule import Schedule
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
+from iterations import window as trainers
 from onbeat.planning.pipeline.window import Batch, Window
 from prompts.plan import IterationPlan
 from tests.builders import job_spec

@@ -17,7 +17,6 @@ from broker.connection.client import Broker, connect
 from broker.job_store import JobStore
 from consumer.trainer.held_job import HeldJob
 from consumer.trainer.iteration import Iteration
-from consumer.trainer.lease_keeper import Cancelled
 from consumer.trainer.step import Stepped
 from contracts.events import record_digest
 from contracts.jobs import JobState, TrainerExit
@@ -25,6 +24,7 @@ from contracts.rollouts import PromptBatch, RolloutBatch
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
+from iterations.lease_keeper import Cancelled
 from onbeat.audit.chain import AuditEntry, verify_run
 from onbeat.audit.weights import digests_on_disk
 from onbeat.stack.redis import EmbeddedRedis

@@ -55,13 +55,19 @@ TESTS: dict[str, tuple[str, ...]] = {
         "tests/unit/onbeat/stack/test_profile.py",
     ),
     "consumer/trainer/iteration.py": ("tests/unit/consumer/trainer/test_iteration.py",),
+    "iterations/expected.py": (
+        "tests/unit/consumer/trainer/test_iteration.py",
+        "tests/unit/consumer/trainer/test_report.py",
+    ),
+    "iterations/chain.py": ("tests/unit/iterations/test_chain.py", "tests/unit/consumer/trainer/test_commit.py"),
+    "iterations/window.py": ("tests/unit/iterations/test_window.py",),
     "consumer/gradient/accumulation.py": ("tests/unit/consumer/gradient/test_accumulation.py",),
     "consumer/gradient/saved_state.py": CHECKPOINT,
     "consumer/model/checkpoint.py": CHECKPOINT,
     "consumer/model/older_versions.py": OLDER,
     **{
         f"consumer/trainer/{name}.py": (f"tests/unit/consumer/trainer/test_{name}.py",)
-        for name in ("start", "gather", "step", "commit", "window")
+        for name in ("gather", "step", "commit")
     },
     "producer/rollout/carrier.py": PRODUCER,
     "producer/served_model.py": PRODUCER,

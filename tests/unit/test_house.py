@@ -35,7 +35,6 @@ MIN_FILE_LINES = 30
 MAX_FOLDER_FILES = 12
 MAX_README_ROWS = 8
 LARGE_FOLDERS = {
-    "consumer/trainer": "the phases of the loop, and what each of them asks",
     "contracts": "a subject each, as their names say",
 }
 """Folder → the reason why it has more than MAX_FOLDER_FILES modules."""

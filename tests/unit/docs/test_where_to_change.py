@@ -30,6 +30,7 @@ COPIED = (
     "docs",
     "gateway",
     "http_service",
+    "iterations",
     "onbeat",
     "process",
     "producer",

@@ -16,12 +16,12 @@ from consumer.trainer.iteration import Iteration
 from consumer.trainer.schedule import Schedule
 from consumer.trainer.start import Started
 from consumer.trainer.step import Stepped
-from consumer.trainer.window import AskedIteration, Window
 from contracts.errors import FenceViolation, Unavailable, WeightsRejected
 from contracts.events import AuditRecord, record_digest
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
 from contracts.versions import WeightFile, WeightManifest
+from iterations.window import AskedIteration, Window
 from prompts.plan import IterationPlan
 from tests.builders import DIGEST, job_spec
 from tests.contract.make_golden import iteration_metrics

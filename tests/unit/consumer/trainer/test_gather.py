@@ -17,12 +17,12 @@ from consumer.gradient.statistics import measure_batch
 from consumer.trainer.gather import gather
 from consumer.trainer.iteration import Iteration
 from consumer.trainer.schedule import Schedule
-from consumer.trainer.window import AskedIteration
 from contracts.errors import BatchFailed, FenceViolation, Unavailable
 from contracts.events import BatchDead
 from contracts.rollouts import RolloutBatch, batch_digest
 from contracts.run_folder import RunFolder
 from contracts.versions import WeightFile, WeightManifest
+from iterations.window import AskedIteration
 from tests.builders import DIGEST, batch_of, job_spec, prompt_batch, rollout
 
 IDS = ("0/train/0", "0/train/1", "0/train/2")

@@ -10,11 +10,11 @@ from msgspec.structs import replace
 
 from broker.trainer_side import Arrived
 from consumer.trainer.iteration import Boundary, Iteration, uncovered_s
-from consumer.trainer.window import AskedIteration
 from contracts.encoding.arrays import pack_int32
 from contracts.errors import FenceViolation
 from contracts.events import TimelineSpan
 from contracts.rollouts import BatchTimings, Prompt, PromptBatch, RolloutBatch, batch_digest
+from iterations.window import AskedIteration
 from tests.builders import DIGEST, batch_of, prompt_batch, rollout
 
 BOUNDARY = Boundary(last_token_s=100.0, opening_started_s=100.5, opened_s=100.625)

@@ -11,10 +11,11 @@ from msgspec.structs import replace
 
 from consumer.gradient.micro_batch import batch_rewards
 from consumer.gradient.statistics import MicroBatchStats, Mismatch, measure_batch
-from consumer.trainer.report import RunLog, evaluation_score, in_words, mismatch_alarm, sampled_scores
+from consumer.trainer.report import RunLog, in_words, mismatch_alarm, sampled_scores
 from contracts.jobs import EvaluationScore
 from contracts.rollouts import PromptBatch, RolloutBatch
 from contracts.run_folder import RunFolder
+from iterations.expected import evaluation_score
 from tests.builders import batch_of, job_spec, prompt_batch, rollout, rollout_batch
 
 

@@ -16,9 +16,9 @@ from consumer.gradient.statistics import Mismatch, measure_batch
 from consumer.trainer.iteration import Iteration
 from consumer.trainer.schedule import Schedule
 from consumer.trainer.step import step
-from consumer.trainer.window import AskedIteration, Window
 from contracts.errors import BatchFailed, TrainingDiverged
 from contracts.events import MismatchAlarm
+from iterations.window import AskedIteration, Window
 from tests.builders import DIGEST, job_spec, rollout_batch
 
 SETTLED = "the version that is committed"

@@ -8,9 +8,9 @@ import pytest
 from msgspec.structs import replace
 
 from broker.openings import Opening
-from consumer.trainer.window import Window
 from contracts.schedule import Schedule, ScheduleName
 from contracts.versions import WeightFile, WeightManifest
+from iterations.window import Window
 from prompts.plan import IterationPlan
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from broker.presence import AWAKE_FOR, LOADING_WEIGHTS, NOT_REPRODUCIBLE, REJECTED_WEIGHTS, GeneratorInfo, Presence
-from consumer.trainer.generator_watch import LOOK_EVERY_S, TURN_PATIENCE_S, GeneratorWatch
 from contracts.errors import DeadlineExceeded, FencedOff
+from iterations.generator_watch import LOOK_EVERY_S, TURN_PATIENCE_S, GeneratorWatch
 
 
 class Board(Presence):

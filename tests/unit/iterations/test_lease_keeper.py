@@ -8,10 +8,10 @@ from contextlib import contextmanager
 
 import pytest
 
-import consumer.trainer.lease_keeper as lease_keeper
-from consumer.trainer.lease_keeper import Cancelled, LeaseKeeper, Stopped
+import iterations.lease_keeper as lease_keeper
 from contracts.errors import BrokerUnavailable, FencedOff, OnbeatError, Unavailable
 from contracts.jobs import JobState
+from iterations.lease_keeper import Cancelled, LeaseKeeper, Stopped
 from process.waiting import Waiting
 
 SOON_S = 60.0

@@ -8,10 +8,10 @@ import pytest
 from msgspec.structs import replace
 
 from broker.fence import FenceState, OpenIteration
-from consumer.trainer.start import check_same_run, first_version, furthest_commit, needs_rewind
 from contracts.errors import FenceViolation, InvalidInput
 from contracts.events import AuditRecord, versions_of
 from contracts.versions import WeightFile, WeightManifest
+from iterations.chain import check_same_run, first_version, furthest_commit, needs_rewind
 from tests.builders import job_spec
 
 
