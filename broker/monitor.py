@@ -61,7 +61,12 @@ def job_status(broker: Broker, job_id: str, *, live_generators: int | None = Non
     state = JobState(values["state"].decode())
     version, digest = _newest_version(fence, last_audit)
     reason = values["reason"].decode() or _waits_for(
-        state, fence, live_generators=live_generators, now_s=_seconds(clock), is_full=_is_full(memory)
+        state,
+        fence,
+        live_generators=live_generators,
+        now_s=_seconds(clock),
+        is_full=_is_full(memory),
+        trainer="an external trainer" if spec.trainer.external else "a trainer",
     )
     return JobStatus(
         job_id=job_id,
@@ -217,13 +222,15 @@ def _newest_version(fence: FenceState, last_audit: list[Any]) -> tuple[int, str]
     return last.policy_version, last.weights_digest
 
 
-def _waits_for(state: JobState, fence: FenceState, *, live_generators: int, now_s: float, is_full: bool) -> str:
+def _waits_for(
+    state: JobState, fence: FenceState, *, live_generators: int, now_s: float, is_full: bool, trainer: str
+) -> str:
     if state is JobState.RUNNING and is_full:
         return "waits for room in Redis, which is at maxmemory: raise it, or end jobs"
     if state is JobState.QUEUED:
-        return "waits for a trainer"
+        return f"waits for {trainer}"
     if state is JobState.RUNNING and fence.lease_until_s <= now_s:
-        return "waits for a trainer to take over"
+        return f"waits for {trainer} to take over"
     if state is JobState.RUNNING and fence.state == "open" and not live_generators:
         return "waits for a generator"
     return ""

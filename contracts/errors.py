@@ -5,6 +5,7 @@ OnbeatError
 ├── ContractViolation       bytes from another process that do not decode or break an invariant (I1)
 ├── NotFound                a job, iteration or file that does not exist
 ├── Conflict                an idempotency key reused for another body, an illegal state change
+│   └── JobEnded            a job that is over, or is to end: nothing more of it is needed
 ├── Unavailable             a service or server that cannot be reached within its deadline
 │   ├── BrokerUnavailable
 │   ├── BrokerFull          the server is at maxmemory: back off and try again
@@ -60,6 +61,10 @@ class NotFound(OnbeatError, status=HTTPStatus.NOT_FOUND):
 
 class Conflict(OnbeatError, status=HTTPStatus.CONFLICT):
     """The request contradicts what is already recorded."""
+
+
+class JobEnded(Conflict):
+    """The job has ended, or is being cancelled; its state says which."""
 
 
 class Unavailable(OnbeatError, status=HTTPStatus.SERVICE_UNAVAILABLE):

@@ -12,10 +12,8 @@ from msgspec import Meta, field
 from contracts.encoding.wire import (
     NO_CONTROL_CHARACTERS,
     Attempts,
-    Factor,
     FilePath,
     Iterations,
-    IterationsOrNone,
     Lease,
     Record,
     Seconds,
@@ -26,9 +24,9 @@ from contracts.schedule import LAGGING, MAX_POLICY_LAG, Schedule, ScheduleName
 from contracts.spec_limits import check_products
 from contracts.spec_tables.algorithm import AlgorithmSpec
 from contracts.spec_tables.datasets import DatasetSpec
-from contracts.spec_tables.lora import LoraSpec
 from contracts.spec_tables.rollout import EvaluationSpec, RolloutSpec
 from contracts.spec_tables.stages import MAX_STAGES, StageSpec, reward_weights, stage_plan, stage_problems
+from contracts.spec_tables.trainer import OptimizerSpec, TrainerSpec, external_problem
 from contracts.weights import DeltaWeights, FileWeights, WeightsSpec
 
 TrackerName = Literal["tensorboard", "wandb", "mlflow"]
@@ -56,67 +54,6 @@ class RewardSpec(Record, frozen=True, kw_only=True):
     """Deadline of one request to the reward service."""
     max_attempts: Attempts = 4
     """Requests for one batch, with back-off and jitter, before the batch fails."""
-
-
-class OptimizerSpec(Record, frozen=True, kw_only=True):
-    """AdamW; the learning rate is a function of the iteration, the same for all of its updates."""
-
-    type: Literal["adamw", "adamw_8bit"] = "adamw"
-    """adamw: moments in float32, 8 bytes a parameter; adamw_8bit: quantised to 2 bytes by blocks of 256 (bitsandbytes,
-    arXiv 2110.02861), which is another step: other weights. It needs the extra `adamw8bit`."""
-    learning_rate: Annotated[float, Meta(gt=0.0, le=1.0)] = 1e-6
-    """Peak learning rate."""
-    beta1: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.9
-    """Decay of the first moment."""
-    beta2: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.99
-    """Decay of the second moment."""
-    epsilon: Annotated[float, Meta(gt=0.0, le=1.0)] = 1e-8
-    """Added to the root of the second moment."""
-    weight_decay: Factor = 0.0
-    """Decoupled weight decay of matrices: linear layers, the output head, LoRA's A and B. Norms, biases and embeddings
-    are left alone, a head that is tied to the embedding with them."""
-    max_grad_norm: Annotated[float, Meta(gt=0.0, le=1e12)] = 1.0
-    """Global gradient norm is clipped to this."""
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Decay of the learning rate over the job's iterations, to 0."""
-    warmup_iterations: IterationsOrNone = 0
-    """Linear warm-up."""
-
-
-class TrainerSpec(Record, frozen=True, kw_only=True):
-    """How gradients are accumulated and saved."""
-
-    world_size: Annotated[int, Meta(ge=1, le=4096)] = 1
-    """Ranks: processes with a model each, which take an iteration's batches as they are free and step together. With
-    exact accumulation their number doesn't change the weights."""
-    sharding: Literal["none", "fsdp"] = "none"
-    """none: each rank has a copy of the model; fsdp: the ranks share parameters, gradients and optimizer state by rows
-    (torch's FSDP2), and pass through the model at the same time. The weights are the same."""
-    accumulation: Literal["exact", "float"] = "exact"
-    """exact: 64-bit fixed point, independent of arrival order (I7), 8 bytes a parameter; float: float32 sums."""
-    checkpoint_every_iterations: Iterations = 10
-    """A checkpoint is also written after the last iteration and on cancel."""
-    keep_checkpoints: Annotated[int, Meta(ge=1, le=1000)] = 2
-    """Newest checkpoints that are kept, and beside them the best of those whose version was evaluated."""
-    packing: Literal["shared_prompt", "padded"] = "shared_prompt"
-    """shared_prompt: a prompt goes through the model once for all of its completions; padded: once for each, as every
-    architecture takes it."""
-    max_tokens_per_micro_batch: Annotated[int, Meta(ge=1, le=2**24)] = 8192
-    """Input tokens of one forward and backward pass, padding included: bounds the memory of activations. A rollout
-    batch with more goes through in several passes; a prompt with one completion always goes whole."""
-    measure_entropy: bool = True
-    """Measures the entropy of the whole distribution at each token that goes through the model
-    (entropy_trained_tokens), also without an entropy bonus. The estimate over all sampled tokens (entropy) is always
-    there."""
-    mismatch_alarm: Annotated[float, Meta(gt=0.0, le=1e6)] = 0.01
-    """Above this mean K3 a token between trainer and generator an iteration is a warning and an event. It counts the
-    batches that the trained version sampled; those with a lag differ because the policy has moved."""
-    on_mismatch: Literal["warn", "fail"] = "warn"
-    """Whether such an iteration is trained all the same, or fails the job before its step."""
-    gradient_checkpointing: bool = False
-    """Recomputes activations in the backward pass: less memory, about a third more time."""
-    lora: LoraSpec | None = None
-    """Trains adapters instead of the model; none: every parameter."""
 
 
 class TimeoutSpec(Record, frozen=True, kw_only=True):
@@ -215,6 +152,9 @@ class JobSpec(Record, frozen=True, kw_only=True):
             raise ValueError("rollout.sampling.temperature must be above 0: a group of greedy samples has no advantage")
         if len(set(self.trackers)) < len(self.trackers):
             raise ValueError("trackers names one twice; name each once")
+        tables = {"trainer": self.trainer, "algorithm": self.algorithm, "optimizer": self.optimizer}
+        if self.trainer.external and (problem := external_problem(tables, self.trackers, self.schedule)):
+            raise ValueError(problem)
         self._check_group_size()
         self._check_resamples()
         self._check_overlong()
@@ -224,7 +164,7 @@ class JobSpec(Record, frozen=True, kw_only=True):
         check_products(self.rollout, self.evaluation, num_open=self.num_open)
 
     def _check_group_size(self) -> None:
-        if self.rollout.group_size > 1:
+        if self.rollout.group_size > 1 or self.trainer.external:
             return
         if not self.algorithm.has_late_baseline:
             raise ValueError(
@@ -309,7 +249,7 @@ class JobSpec(Record, frozen=True, kw_only=True):
         if problem := next(stage_problems(self.stages), ""):
             raise ValueError(problem)
         kinds = {stage.kind: stage.name for stage in self.stages}
-        if "reference" in kinds and self.algorithm.kl_coefficient == 0.0:
+        if "reference" in kinds and self.algorithm.kl_coefficient == 0.0 and not self.trainer.external:
             raise ValueError(
                 f'stages: "{kinds["reference"]}" makes log-probs that nothing reads while algorithm.kl_coefficient is '
                 "0; set it above 0, or leave the stage out"

@@ -83,8 +83,18 @@ class Reconciler:
                 self._jobs.move(job_id, JobState.CANCELLED)
             except Conflict as error:
                 log.info("job %s ended meanwhile: %s", job_id, error)
+        elif self._is_external(job_id):
+            # A process of a person's own trains it; this worker only ends it, above, where nothing else can.
+            return
         elif not self._trainer.job_id and self._roots.are_writable() and self._reserve(job_id):
             self._start(job_id)
+
+    def _is_external(self, job_id: str) -> bool:
+        try:
+            return self._jobs.spec(job_id).trainer.external
+        except ContractViolation:
+            # `_start` says what is wrong with it.
+            return False
 
     def _see_to_own(self) -> None:
         """Sees to the trainer that runs here: it has ended, it holds its job, it loads, or it is stuck (I8)."""

@@ -20,6 +20,7 @@ from broker.connection.client import Broker, connect
 from broker.fence import read_fence
 from broker.job_store import JobStore
 from broker.keys import JobKeys
+from broker.monitor import job_status
 from broker.trainer_side import TrainerSide
 from consumer.supervisor.reconciler import Reconciler
 from consumer.supervisor.run_roots import RunRoots
@@ -333,6 +334,23 @@ def test_a_cancelling_job_without_a_trainer_is_cancelled(
 
         until(cancelled, "the job's end")
         assert trainer.job_id == ""
+
+
+def test_a_job_with_an_external_trainer_is_left_to_it_and_cancelled_where_none_comes(
+    own_settings: StackSettings, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = JobStore(broker)
+    job_id, _ = jobs.create(job_spec(trainer__external=True))
+    with reconciling(own_settings, broker, monkeypatch) as (reconciler, trainer):
+        reconciler.ensure_trainer(job_id)
+        reconciler.reconcile()
+        assert trainer.job_id == ""
+        assert job_status(broker, job_id).reason == "waits for an external trainer"
+        jobs.move(job_id, JobState.RUNNING)
+        assert job_status(broker, job_id).reason == "waits for an external trainer to take over"
+        jobs.request_cancel(job_id)
+        reconciler.reconcile()
+        assert jobs.state(job_id) is JobState.CANCELLED
 
 
 @pytest.mark.parametrize("root", ["run_root", "weight_root"])

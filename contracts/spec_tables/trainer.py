@@ -1,0 +1,101 @@
+"""`[optimizer]` and `[trainer]`: the step, how gradients are accumulated and saved, and whether either is ours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from contracts.encoding.wire import Factor, Iterations, IterationsOrNone, Record
+from contracts.spec_tables.lora import LoraSpec
+
+
+class OptimizerSpec(Record, frozen=True, kw_only=True):
+    """AdamW; the learning rate is a function of the iteration, the same for all of its updates."""
+
+    type: Literal["adamw", "adamw_8bit"] = "adamw"
+    """adamw: moments in float32, 8 bytes a parameter; adamw_8bit: quantised to 2 bytes by blocks of 256 (bitsandbytes,
+    arXiv 2110.02861), which is another step: other weights. It needs the extra `adamw8bit`."""
+    learning_rate: Annotated[float, Meta(gt=0.0, le=1.0)] = 1e-6
+    """Peak learning rate."""
+    beta1: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.9
+    """Decay of the first moment."""
+    beta2: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.99
+    """Decay of the second moment."""
+    epsilon: Annotated[float, Meta(gt=0.0, le=1.0)] = 1e-8
+    """Added to the root of the second moment."""
+    weight_decay: Factor = 0.0
+    """Decoupled weight decay of matrices: linear layers, the output head, LoRA's A and B. Norms, biases and embeddings
+    are left alone, a head that is tied to the embedding with them."""
+    max_grad_norm: Annotated[float, Meta(gt=0.0, le=1e12)] = 1.0
+    """Global gradient norm is clipped to this."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Decay of the learning rate over the job's iterations, to 0."""
+    warmup_iterations: IterationsOrNone = 0
+    """Linear warm-up."""
+
+
+class TrainerSpec(Record, frozen=True, kw_only=True):
+    """How gradients are accumulated and saved."""
+
+    world_size: Annotated[int, Meta(ge=1, le=4096)] = 1
+    """Ranks: processes with a model each, which take an iteration's batches as they are free and step together. With
+    exact accumulation their number doesn't change the weights."""
+    sharding: Literal["none", "fsdp"] = "none"
+    """none: each rank has a copy of the model; fsdp: the ranks share parameters, gradients and optimizer state by rows
+    (torch's FSDP2), and pass through the model at the same time. The weights are the same."""
+    accumulation: Literal["exact", "float"] = "exact"
+    """exact: 64-bit fixed point, independent of arrival order (I7), 8 bytes a parameter; float: float32 sums."""
+    checkpoint_every_iterations: Iterations = 10
+    """A checkpoint is also written after the last iteration and on cancel."""
+    keep_checkpoints: Annotated[int, Meta(ge=1, le=1000)] = 2
+    """Newest checkpoints that are kept, and beside them the best of those whose version was evaluated."""
+    packing: Literal["shared_prompt", "padded"] = "shared_prompt"
+    """shared_prompt: a prompt goes through the model once for all of its completions; padded: once for each, as every
+    architecture takes it."""
+    max_tokens_per_micro_batch: Annotated[int, Meta(ge=1, le=2**24)] = 8192
+    """Input tokens of one forward and backward pass, padding included: bounds the memory of activations. A rollout
+    batch with more goes through in several passes; a prompt with one completion always goes whole."""
+    measure_entropy: bool = True
+    """Measures the entropy of the whole distribution at each token that goes through the model
+    (entropy_trained_tokens), also without an entropy bonus. The estimate over all sampled tokens (entropy) is always
+    there."""
+    mismatch_alarm: Annotated[float, Meta(gt=0.0, le=1e6)] = 0.01
+    """Above this mean K3 a token between trainer and generator an iteration is a warning and an event. It counts the
+    batches that the trained version sampled; those with a lag differ because the policy has moved."""
+    on_mismatch: Literal["warn", "fail"] = "warn"
+    """Whether such an iteration is trained all the same, or fails the job before its step."""
+    gradient_checkpointing: bool = False
+    """Recomputes activations in the backward pass: less memory, about a third more time."""
+    lora: LoraSpec | None = None
+    """Trains adapters instead of the model; none: every parameter."""
+    external: bool = False
+    """A process of one's own trains the job, by `onbeat.client` (docs/experience.md): consumers leave it alone, and the
+    other keys of trainer, algorithm, optimizer and trackers must be left out, for nothing reads them."""
+
+
+def external_problem(tables: Mapping[str, Record], trackers: Sequence[str], schedule: str) -> str:
+    """Says which key of a job an external trainer would ignore, or which only our own trainer can do; "" for none.
+
+    tables: those that say how a job is trained, by name; every key but `trainer.external` has to be its default.
+    """
+    for table, given in tables.items():
+        usual = type(given)()
+        for name in given.__struct_fields__:
+            if name != "external" and getattr(given, name) != getattr(usual, name):
+                return (
+                    f"{table}.{name} has no effect with trainer.external = true, where a process of your own decides "
+                    "it; leave it out"
+                )
+    if trackers:
+        return (
+            "trackers have no effect with trainer.external = true: the process that trains draws what it computes; "
+            "leave them out"
+        )
+    if schedule != "periodic":
+        return (
+            f'schedule = "{schedule}" is not possible with trainer.external = true, which trains the batches of its '
+            'own version as they come; set schedule = "periodic"'
+        )
+    return ""
