@@ -42,6 +42,8 @@ class OpenIteration(Record, frozen=True, kw_only=True):
     """Batches; published and dead ones are among them, and so are those that go out later."""
     published: int
     dead: int
+    rows_waiting: int = 0
+    """Rows of published batches that lack columns of the job's stages."""
 
 
 class FenceState(Record, frozen=True, kw_only=True):
@@ -128,4 +130,5 @@ def _open_iteration(entry: WindowEntry, counts: Mapping[bytes, bytes]) -> OpenIt
         expected=entry.expected,
         published=int(counts.get(f"published:{entry.slot}".encode(), 0)),
         dead=int(counts.get(f"dead:{entry.slot}".encode(), 0)),
+        rows_waiting=int(counts.get(f"waiting:{entry.slot}".encode(), 0)),
     )

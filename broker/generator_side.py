@@ -22,9 +22,11 @@ MAX_REASON_BYTES = 2000
 
 
 class PublishOutcome(str, Enum):
-    """What the fence said; all but `accepted` are counted by reason."""
+    """What the fence said; all but `accepted` and `full` are counted by reason."""
 
     ACCEPTED = "accepted"
+    FULL = "full"
+    """As many rows as may wait for columns of the job's stages: the same batch goes once stages have caught up."""
     ENDED = "ended"
     STALE = "stale"
     FUTURE = "future"
@@ -94,7 +96,7 @@ class GeneratorSide:
         held: the version that this generator holds, with its digest; the claim names it where it may sample the batch,
         and else the newest version that may.
         """
-        spec, keys = self._job
+        spec, keys = self._job.spec, self._job.keys
         version, digest = held or (-1, "")
         outcome, *rest = self._run(
             "claim_prompt",
@@ -179,7 +181,10 @@ class GeneratorSide:
         )
 
     def publish(self, claim: Claim, batch: RolloutBatch) -> PublishOutcome:
-        """Publishes through the fence (I1, I2, I3). Raises ContractViolation for a batch that is not the claim's."""
+        """Publishes through the fence (I1, I2, I3). Raises ContractViolation for a batch that is not the claim's.
+
+        A training batch of a job with stages is the stages' next (stage_side.py), and then the trainer's.
+        """
         if batch.batch_id != claim.prompt_batch.batch_id:
             raise ContractViolation(f"claimed {claim.prompt_batch.batch_id}, got {batch.batch_id}", field="batch_id")
         answer = self._run(
@@ -195,9 +200,13 @@ class GeneratorSide:
             attempt=batch.attempt,
             max_bytes=self._job.spec.limits.max_batch_bytes,
             num_rounds=len(batch.rounds),
+            # What is evaluated is scored by the job's reward alone.
+            stages=self._job.stages if batch.purpose == "train" else None,
+            max_waiting=self._job.spec.limits.max_waiting_rows,
+            keys=[self._job.keys.ready],
         )
         outcome = PublishOutcome(answer[0].decode())
-        if outcome is not PublishOutcome.ACCEPTED and not answer[1]:
+        if outcome not in (PublishOutcome.ACCEPTED, PublishOutcome.FULL) and not answer[1]:
             keys = self._job.keys
             self._broker.write("HINCRBY", keys.counters, f"rejected:{outcome.value}", 1, job=keys)
         return outcome
@@ -217,8 +226,9 @@ class GeneratorSide:
         )
         return FailOutcome(answer[0].decode())
 
-    def _run(self, script: str, *payloads: bytes, **told: Any) -> list:
-        return self._broker.run(script, self._job.keys.of_script(), *payloads, **told)
+    def _run(self, script: str, *payloads: bytes, keys: Sequence[str] = (), **told: Any) -> list:
+        """keys: the script's own, beside those that all have."""
+        return self._broker.run(script, self._job.keys.of_script(*keys), *payloads, **told)
 
     @functools.cached_property
     def _job(self) -> _Job:
@@ -228,7 +238,7 @@ class GeneratorSide:
         if data is None:
             raise ContractViolation("the job has no spec", field=spec_key)
         spec = decode(data, JobSpec)
-        return _Job(spec, JobKeys(self._job_id, spec.num_open))
+        return _Job(spec, JobKeys(self._job_id, spec.num_open), spec.stage_plan.for_scripts() or None)
 
 
 class _Job(NamedTuple):
@@ -236,6 +246,8 @@ class _Job(NamedTuple):
 
     spec: JobSpec
     keys: JobKeys
+    stages: list[dict[str, object]] | None
+    """As scripts know them; None of a job without."""
 
 
 def _sampled_by(manifest: WeightManifest, batch: PromptBatch) -> PromptBatch:

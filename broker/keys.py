@@ -1,7 +1,8 @@
 """Every key of the project. The keys of one job share a hash tag; the scripts that begin or end a job touch others too.
 
-`job` is a lifetime that ends when an ended job is removed (`remove_job`). Of the four keys of an iteration there is one
-set for each slot: those of slot 0 are named as below, and those of slot i have `:i` behind it.
+`job` is a lifetime that ends when an ended job is removed (`remove_job`). Of the six keys of an iteration there is one
+set for each slot: those of slot 0 are named as below, and those of slot i have `:i` behind it. `work`, `columns` and
+`ready` exist only for a job with stages.
 
 | key | type | writer | reader | lifetime |
 | --- | --- | --- | --- | --- |
@@ -12,6 +13,9 @@ set for each slot: those of slot 0 are named as below, and those of slot i have 
 | onbeat:{J}:rollouts | stream, group `trainers` | publish | claim_rollouts | entry: until its commit |
 | onbeat:{J}:ledger | hash, batch id → BatchRecord | open, claim, renew, publish, fail | all scripts | iteration |
 | onbeat:{J}:claims | sorted set, batch id → its claim in ms | claim, publish, fail | claim, to hedge | iteration |
+| onbeat:{J}:work | sorted set, item of a stage → its lease's end | publish, stages | stages | iteration |
+| onbeat:{J}:columns | hash, batches, and by item columns and claims | publish, stages | stages, trainer | iteration |
+| onbeat:{J}:ready | stream, an entry when items became free | publish, stages | stages | newest 1 |
 | onbeat:{J}:weights | hash, version → WeightManifest | trainer | generators | newest versions |
 | onbeat:{J}:chunks | hash, VERSION/FILE/N → bytes | trainer | generators | newest versions, hours |
 | onbeat:{J}:shards | stream, WeightShard | trainer | generators | newest 100 |
@@ -28,6 +32,7 @@ set for each slot: those of slot 0 are named as below, and those of slot i have 
 | onbeat:persisted | string | job store, trainer | WAITAOF | for ever |
 | onbeat:role:R | never there | none | `acl_check_cmd` of the scripts: a user that may read it has role R | never |
 | onbeat:generators | hash, generator id → GeneratorInfo | generators | status | heartbeat |
+| onbeat:stage_workers | hash, worker id → StageWorkerInfo | stage workers | trainer, status | heartbeat |
 
 What stands in the ledger for a batch is `BatchRecord` of ledger.py.
 """
@@ -45,6 +50,7 @@ from contracts.schedule import MAX_POLICY_LAG
 JOBS = "onbeat:jobs"
 ACTIVE = "onbeat:active"
 GENERATORS = "onbeat:generators"
+STAGE_WORKERS = "onbeat:stage_workers"
 PERSISTED = "onbeat:persisted"
 GENERATOR_GROUP = "generators"
 TRAINER_GROUP = "trainers"
@@ -59,6 +65,23 @@ def idempotency(key: str) -> str:
 def chunk_field(policy_version: int, name: str, number: int) -> str:
     """The field of a chunk in the hash `JobKeys.chunks`."""
     return f"{policy_version}/{name}/{number}"
+
+
+class ItemFields(NamedTuple):
+    """Where an item of a staged batch stands in the hash `columns`, and in the sorted set `work`.
+
+    The batch itself stands in the hash as well, under `b/BATCH_ID`, until its columns are complete.
+    """
+
+    member: str
+    """Its name in `work`: STAGE/BATCH_ID/ITEM, the stage by its index."""
+    columns: str
+    """Its packed values, from their put on."""
+
+
+def item_fields(stage: int, batch_id: str, item: int) -> ItemFields:
+    member = f"{stage}/{batch_id}/{item}"
+    return ItemFields(member=member, columns=f"c/{member}")
 
 
 def batch_shape(num_prompts: int, group_size: int) -> str:
@@ -92,6 +115,8 @@ class SlotKeys(NamedTuple):
     rollouts: str
     ledger: str
     claims: str
+    work: str
+    columns: str
 
 
 class JobKeys:
@@ -115,6 +140,7 @@ class JobKeys:
         self.chunks = f"{tag}:chunks"
         self.shards = f"{tag}:shards"
         self.starting = f"{tag}:starting"
+        self.ready = f"{tag}:ready"
         self.slots = tuple(_slot(tag, index) for index in range(num_open))
 
     def slot_of(self, iteration: int) -> SlotKeys:
@@ -128,7 +154,14 @@ class JobKeys:
     @property
     def unshared(self) -> list[str]:
         """All keys of the job but those that every script has."""
-        return [self.spec, self.chunks, self.shards, self.starting, *(key for slot in self.slots for key in slot)]
+        return [
+            self.spec,
+            self.chunks,
+            self.shards,
+            self.starting,
+            self.ready,
+            *(key for slot in self.slots for key in slot),
+        ]
 
 
 def _slot(tag: str, index: int) -> SlotKeys:

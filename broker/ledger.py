@@ -28,6 +28,10 @@ class Published(Record, frozen=True, kw_only=True, tag_field="state", tag="publi
     generator: str
     attempt: int
     version: int | None = None
+    shape: str = ""
+    """As of an expected batch, where it passes stages; "" where it passes none."""
+    left: int = 0
+    """Its items that lack their columns: it has no entry of the rollouts stream until there are none."""
 
 
 class Dead(Record, frozen=True, kw_only=True, tag_field="state", tag="dead"):

@@ -1,10 +1,14 @@
-"""Which generators are alive: a heartbeat each, read with the server's clock."""
+"""Which generators and stage workers are alive: a heartbeat each, read with the server's clock."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
+
 from broker.connection.client import Broker
-from broker.keys import GENERATORS
+from broker.keys import GENERATORS, STAGE_WORKERS
 from contracts.encoding.wire import Record, decode, encode
+from contracts.spec_tables.stages import StageSpec
 
 REJECTED_WEIGHTS = "rejected_weights"
 """In a generator's info: the folder of the version that it cannot load, "" while there is none."""
@@ -16,7 +20,7 @@ NOT_REPRODUCIBLE = "not_reproducible"
 AWAKE_FOR = "awake_for"
 """In a generator's info: the id of the colocated job whose turn to generate it has, "" while it has none."""
 LIVE_S = 10.0
-"""A generator without a sign of life for this long is not counted."""
+"""A generator, or a stage worker, without a sign of life for this long is not counted."""
 
 
 class GeneratorInfo(Record, frozen=True, kw_only=True):
@@ -28,7 +32,27 @@ class GeneratorInfo(Record, frozen=True, kw_only=True):
     info: dict[str, str]
 
 
+class StageWorkerInfo(Record, frozen=True, kw_only=True):
+    """A stage worker's last sign of life."""
+
+    worker_id: str
+    seen_s: float
+    """Unix time by the server's clock."""
+    serves: tuple[str, ...]
+    """Types of stages that it serves in every job, e.g. "teacher", and stages of one job: "JOB_ID/NAME"."""
+    info: dict[str, str]
+
+    def is_for(self, job_id: str, stage: StageSpec) -> bool:
+        """Whether it serves this stage of the job."""
+        return stage.kind in self.serves or f"{job_id}/{stage.name}" in self.serves
+
+
+Info = TypeVar("Info", GeneratorInfo, StageWorkerInfo)
+
+
 class Presence:
+    """The generators."""
+
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
 
@@ -37,16 +61,54 @@ class Presence:
         self._broker.write("HSET", GENERATORS, generator_id, encode(record))
 
     def leave(self, generator_id: str) -> None:
-        with self._broker.call():
-            self._broker.redis.hdel(GENERATORS, generator_id)
+        _forget(self._broker, GENERATORS, [generator_id])
 
     def live(self) -> list[GeneratorInfo]:
         """Generators seen within LIVE_S, by id; those not seen for ten times as long are forgotten."""
-        now_s = self._broker.now_s()
-        with self._broker.call():
-            values: list[bytes] = self._broker.redis.hvals(GENERATORS)  # type: ignore[assignment]
-        infos = [decode(value, GeneratorInfo) for value in values]
-        for gone in (info for info in infos if now_s - info.seen_s > 10 * LIVE_S):
-            self.leave(gone.generator_id)
-        # After a clock stepped back too: a live one beats again soon, a dead one must not live as long as the step.
-        return sorted((i for i in infos if abs(now_s - i.seen_s) <= LIVE_S), key=lambda info: info.generator_id)
+        return sorted(_live(self._broker, GENERATORS, GeneratorInfo), key=lambda info: info.generator_id)
+
+
+class StagePresence:
+    """The stage workers."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    def beat(self, worker_id: str, serves: Iterable[str], info: dict[str, str] | None = None) -> None:
+        """serves: as `StageWorkerInfo.serves`."""
+        seen_s = self._broker.now_s()
+        record = StageWorkerInfo(worker_id=worker_id, seen_s=seen_s, serves=tuple(sorted(serves)), info=info or {})
+        self._broker.write("HSET", STAGE_WORKERS, worker_id, encode(record))
+
+    def leave(self, worker_id: str) -> None:
+        _forget(self._broker, STAGE_WORKERS, [worker_id])
+
+    def live(self) -> list[StageWorkerInfo]:
+        """Stage workers seen within LIVE_S, by id; those not seen for ten times as long are forgotten."""
+        return sorted(_live(self._broker, STAGE_WORKERS, StageWorkerInfo), key=lambda info: info.worker_id)
+
+    def unserved(self, job_id: str, stages: Sequence[StageSpec]) -> list[str]:
+        """Names of the job's stages that no live worker serves, in the order of the spec."""
+        return unserved(job_id, stages, self.live()) if stages else []
+
+
+def unserved(job_id: str, stages: Sequence[StageSpec], live: Sequence[StageWorkerInfo]) -> list[str]:
+    """Names of the stages that none of the workers serves, in their order."""
+    return [stage.name for stage in stages if not any(worker.is_for(job_id, stage) for worker in live)]
+
+
+def _forget(broker: Broker, key: str, names: Sequence[str | bytes]) -> None:
+    with broker.call():
+        broker.redis.hdel(key, *names)  # type: ignore[arg-type]
+
+
+def _live(broker: Broker, key: str, kind: type[Info]) -> list[Info]:
+    """Those of the hash that were seen lately; long gone ones are forgotten."""
+    now_s = broker.now_s()
+    with broker.call():
+        values: dict[bytes, bytes] = broker.redis.hgetall(key)  # type: ignore[assignment]
+    infos = {name: decode(value, kind) for name, value in values.items()}
+    if gone := [name for name, info in infos.items() if now_s - info.seen_s > 10 * LIVE_S]:
+        _forget(broker, key, gone)
+    # After a clock stepped back too: a live one beats again soon, a dead one must not live as long as the step.
+    return [info for info in infos.values() if abs(now_s - info.seen_s) <= LIVE_S]

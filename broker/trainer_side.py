@@ -9,12 +9,14 @@ from typing import Any
 
 from broker.connection.client import Broker
 from broker.fence import FenceState, KnownVersion, read_fence
-from broker.keys import JobKeys, chunk_field
+from broker.keys import JobKeys, chunk_field, item_fields
 from broker.ledger import Dead, batch_record
 from broker.openings import DispatchChunk, Opening, dispatch_chunks, opening_arguments
 from contracts.encoding.wire import Record, decode, encode
 from contracts.errors import Conflict, FencedOff, FenceViolation, NotFound
 from contracts.events import AuditRecord, JobEvent, record_digest
+from contracts.experience.columns import unpack_values
+from contracts.experience.plan import StagePlan
 from contracts.jobs import JobState
 from contracts.rollouts import PromptBatch, RolloutBatch, batch_digest
 from contracts.versions import WeightManifest
@@ -24,6 +26,7 @@ NO_ENTRY = "0-0"
 """Before every stream entry."""
 ASKED_AT_ONCE = 2048
 """Batch ids that one script looks up."""
+NO_STAGES = StagePlan()
 READ_AHEAD = 4
 """Batches that waits may bring before they are claimed: they are megabytes."""
 
@@ -50,11 +53,21 @@ class _Cursor:
 class TrainerSide:
     """One trainer, one job."""
 
-    def __init__(self, broker: Broker, job_id: str, *, owner: str, lease_s: float, num_open: int = 1) -> None:
-        """num_open: of the job's spec."""
+    def __init__(
+        self,
+        broker: Broker,
+        job_id: str,
+        *,
+        owner: str,
+        lease_s: float,
+        num_open: int = 1,
+        plan: StagePlan = NO_STAGES,
+    ) -> None:
+        """num_open, plan: of the job's spec."""
         self._broker = broker
         self._keys = JobKeys(job_id, num_open)
         self._num_open = num_open
+        self._plan = plan
         self._owner = owner
         self._lease_ms = int(lease_s * 1000)
         self._epoch: int | None = None
@@ -177,6 +190,32 @@ class TrainerSide:
             cursor.last_entry = entry.decode()
         cursor.awaited_entry = cursor.last_entry
         return arrived, num_dead
+
+    def columns(self, batch: RolloutBatch) -> dict[str, tuple[bytes, ...]]:
+        """Column → a value for each row, of what the job's stages made of a batch that has arrived.
+
+        Raises FenceViolation where they are gone: a restarted server has lost them, or the iteration was cleared.
+        """
+        size = {"num_groups": len(batch.groups), "group_size": batch.group_size}
+        rows = len(batch.groups) * batch.group_size
+        items = [
+            (index, item)
+            for index, stage in enumerate(self._plan.stages)
+            for item in range(rows // stage.item_rows(**size))
+        ]
+        if not items:
+            return {}
+        fields = [item_fields(index, batch.batch_id, item).columns for index, item in items]
+        with self._broker.call():
+            packed: Any = self._broker.redis.hmget(self._keys.slot_of(batch.iteration).columns, fields)
+        found: dict[str, list[bytes]] = {column.name: [] for column in self._plan.outputs}
+        for (index, item), values in zip(items, packed, strict=True):
+            if values is None:
+                name = self._plan.stages[index].name
+                raise FenceViolation(f"batch {batch.batch_id} lacks its columns of stage {name}, item {item}")
+            for column, of_rows in unpack_values(values).items():
+                found[column] += of_rows
+        return {column: tuple(values) for column, values in found.items()}
 
     def wait_for_rollouts(self, iteration: int, timeout_s: float) -> None:
         """Blocks until the iteration has a batch after the last one claimed or waited for, or for timeout_s.

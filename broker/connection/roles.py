@@ -3,6 +3,7 @@
     gateway     creates, cancels, resumes and removes jobs; reads everything of a job
     trainer     consumers' workers and trainers: fence, weights, audit chain
     generator   claims prompts, publishes rollouts; of the fence, the weights and the job it is a reader
+    stage       stage workers: claim rows of published batches and put their columns; of the rest they are readers
     celery      the messages from gateways to consumers
     loader      puts scripts/*.lua on the server, when the server starts; nothing else
 
@@ -18,8 +19,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 
-GATEWAY, TRAINER, GENERATOR, CELERY, LOADER = "gateway", "trainer", "generator", "celery", "loader"
-ROLES = (GATEWAY, TRAINER, GENERATOR, CELERY, LOADER)
+GATEWAY, TRAINER, GENERATOR, STAGE = "gateway", "trainer", "generator", "stage"
+CELERY, LOADER = "celery", "loader"
+ROLES = (GATEWAY, TRAINER, GENERATOR, STAGE, CELERY, LOADER)
 OPERATOR = "default"
 """The user that runs the server, with every right."""
 
@@ -28,35 +30,42 @@ SCRIPT_ROLES: Mapping[str, tuple[str, ...]] = {
     "announce_shard": (TRAINER,),
     "claim_prompt": (GENERATOR,),
     "claim_rollouts": (TRAINER,),
+    "claim_rows": (STAGE,),
     "commit_iteration": (TRAINER,),
     "create_job": (GATEWAY,),
     "dispatch": (TRAINER,),
     "drop_chunks": (TRAINER,),
     "fail_batch": (GENERATOR,),
+    "fail_rows": (STAGE,),
     "open_iteration": (TRAINER,),
     "publish_batch": (GENERATOR,),
     "publish_weights": (TRAINER,),
     "put_chunk": (TRAINER,),
+    "put_rows": (STAGE,),
     "reconcile": (TRAINER,),
     "renew_prompts": (GENERATOR,),
+    "renew_rows": (STAGE,),
     "renew_trainer": (TRAINER,),
     "remove_job": (GATEWAY,),
     "resume_job": (GATEWAY,),
     "rewind": (TRAINER,),
     "set_state": (GATEWAY, TRAINER),
-    "write": (GATEWAY, TRAINER, GENERATOR),
+    "write": (GATEWAY, TRAINER, GENERATOR, STAGE),
 }
 """Script → the roles that may run it."""
 
 EVERY_ROLE = "-@all +@connection -client +client|id +client|setname"
 """PING, HELLO, WAITAOF and the like; of CLIENT nothing that looks at, or ends, another's connection."""
-LOOK = "+get +exists +hget +hexists +hmget +hgetall +hkeys +hvals +hlen +smembers +zrevrange +zrange +zcard +zmscore"
+LOOK = (
+    "+get +exists +hget +hexists +hmget +hgetall +hkeys +hvals +hlen +smembers"
+    " +zrevrange +zrange +zcard +zcount +zscore +zmscore"
+)
 WATCH = f"{LOOK} +xrange +xrevrange +xlen +xread +xpending +xinfo|stream +memory|usage"
 
 RIGHTS: Mapping[str, tuple[tuple[str, str], ...]] = {
     GATEWAY: (
         ("+time +info +multi +exec +discard", ""),
-        (WATCH, "%R~onbeat:{*}:* %R~onbeat:jobs %R~onbeat:active %R~onbeat:generators"),
+        (WATCH, "%R~onbeat:{*}:* %R~onbeat:jobs %R~onbeat:active %R~onbeat:generators %R~onbeat:stage_workers"),
         ("+set +get +del", "~onbeat:idempotency:*"),
         # remove_job looks first whether the job has ended.
         ("+unlink", "~onbeat:{*}:*"),
@@ -65,21 +74,25 @@ RIGHTS: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("+xadd", "~onbeat:{*}:events"),
         ("+zadd +zrem", "~onbeat:jobs"),
         ("+sadd +srem", "~onbeat:active"),
-        ("+hdel", "~onbeat:generators"),
+        ("+hdel", "~onbeat:generators ~onbeat:stage_workers"),
         # A resume, and a cancel, ends the epoch before it and empties the open iteration.
         ("+hset", "~onbeat:{*}:fence"),
         ("+xgroup|create +xgroup|destroy +xtrim", "~onbeat:{*}:prompts* ~onbeat:{*}:rollouts*"),
-        ("+del", "~onbeat:{*}:ledger* ~onbeat:{*}:claims*"),
+        ("+del", "~onbeat:{*}:ledger* ~onbeat:{*}:claims* ~onbeat:{*}:work*"),
+        ("+hdel", "~onbeat:{*}:progress"),
     ),
     TRAINER: (
         ("+time +info +multi +exec +discard", ""),
-        (WATCH, "%R~onbeat:{*}:* %R~onbeat:jobs %R~onbeat:active %R~onbeat:generators"),
+        (WATCH, "%R~onbeat:{*}:* %R~onbeat:jobs %R~onbeat:active %R~onbeat:generators %R~onbeat:stage_workers"),
         ("+set", "~onbeat:persisted"),
         ("+hset +hincrby", "~onbeat:{*}:fence ~onbeat:{*}:progress ~onbeat:{*}:counters"),
         ("+hset +hsetnx +hincrby", "~onbeat:{*}:job"),
         ("+hset +hdel +pexpire", "~onbeat:{*}:weights ~onbeat:{*}:chunks"),
         ("+hset +del", "~onbeat:{*}:ledger*"),
         ("+zrem +del", "~onbeat:{*}:claims*"),
+        ("+del", "~onbeat:{*}:work*"),
+        ("+unlink", "~onbeat:{*}:columns*"),
+        ("+hdel", "~onbeat:{*}:progress"),
         ("+xadd +xgroup|create +xgroup|destroy +xtrim", "~onbeat:{*}:prompts*"),
         (
             "+xgroup|create +xgroup|destroy +xreadgroup +xclaim +xautoclaim +xtrim",
@@ -88,7 +101,7 @@ RIGHTS: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("+xadd", "~onbeat:{*}:audit ~onbeat:{*}:events ~onbeat:{*}:shards"),
         ("+set +get +pexpire +del", "~onbeat:{*}:starting"),
         ("+sadd +srem", "~onbeat:active"),
-        ("+hdel", "~onbeat:generators"),
+        ("+hdel", "~onbeat:generators ~onbeat:stage_workers"),
     ),
     GENERATOR: (
         ("+time +multi +exec +discard", ""),
@@ -100,6 +113,20 @@ RIGHTS: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("+hincrby", "~onbeat:{*}:counters"),
         ("+hset +hincrby", "~onbeat:{*}:progress"),
         ("+hset +hdel +hvals", "~onbeat:generators"),
+        # A batch of a job with stages.
+        ("+zadd", "~onbeat:{*}:work*"),
+        ("+hset", "~onbeat:{*}:columns*"),
+        ("+xadd", "~onbeat:{*}:ready"),
+    ),
+    STAGE: (
+        ("+time +multi +exec +discard", ""),
+        (WATCH, "%R~onbeat:{*}:* %R~onbeat:jobs %R~onbeat:active"),
+        ("+zadd +zrem", "~onbeat:{*}:work*"),
+        ("+hset +hdel +hincrby", "~onbeat:{*}:columns*"),
+        ("+xadd", "~onbeat:{*}:rollouts* ~onbeat:{*}:ready ~onbeat:{*}:dead"),
+        ("+hset", "~onbeat:{*}:ledger*"),
+        ("+hincrby", "~onbeat:{*}:progress ~onbeat:{*}:counters"),
+        ("+hset +hdel +hvals", "~onbeat:stage_workers"),
     ),
     CELERY: (
         ("+multi +exec +discard +unwatch", ""),

@@ -9,17 +9,24 @@
 --   5 audit     stream   field record (AuditRecord), digest (the next record's `previous`)
 --   6 job       hash     state reason created_s started_s ended_s ...
 --   7 events    stream   field event (JobEvent), newest 10,000
---   8 progress  hash     published:S dead:S (of the iteration in slot S), recent_ms: what generators move; the fence they only read
--- Then a script may have keys of its own, from the 9th on. Behind them come four of each slot. Iteration t lives in slot
+--   8 progress  hash     published:S dead:S (of the iteration in slot S), recent_ms: what generators move; the fence they only read;
+--                        waiting:S, of a job with stages: rows that lack columns
+-- Then a script may have keys of its own, from the 9th on. Behind them come six of each slot. Iteration t lives in slot
 -- t % the number of slots, and as many iterations as there are slots may be open at once:
 --     prompts   stream   field batch (PromptBatch), attempt, batch_id
 --     rollouts  stream   field batch (RolloutBatch), batch_id, digest
 --     ledger    hash     batch id -> a packed map, by its `state`:
 --                          expected    entry, shape, version where one alone may sample it; once claimed holder, claimed_ms;
 --                                      once copied hedger, hedged_ms
---                          published   entry, digest, generator, attempt; version as before
+--                          published   entry, digest, generator, attempt; version as before; with stages shape, and left:
+--                                      its items without columns. While there are any, entry is '', and no trainer gets it
 --                          dead        reason; version as before
 --     claims    zset     batch id -> ms of its claim: batches that may be hedged, those of a first holder without a hedge
+--     work      zset     STAGE/BATCH_ID/ITEM of each item that has its inputs and lacks its columns -> stage x 2^42, and the ms of
+--                        its lease's end on top, 0 where it is free. STAGE is an index, counted from 0 as items are
+--     columns   hash     b/BATCH_ID -> RolloutBatch, while items of it lack columns. And of each item, behind these letters:
+--                          c/ its packed columns; d/ their digest, where another stage reads them; l/ packed {worker, attempt,
+--                          claimed_ms} of its last claim; n/ how many of the items are there that its inputs are made by
 -- ARGV[1] is one packed map, `a`: the script's small arguments by their names, the first braces of its head. After it come the
 -- payloads, in the order in which the script takes them; none of them is ever packed, joined or cut here.
 -- A script is sent with the functions that it reaches, and no others (connection/script_texts.py).
@@ -59,7 +66,7 @@ end
 local FIRST_SLOT, NUM_SLOTS
 -- Each script that looks at an iteration says first where the keys of the slots begin.
 local function take_slots(first)
-  FIRST_SLOT, NUM_SLOTS = first, (#KEYS - first + 1) / 4
+  FIRST_SLOT, NUM_SLOTS = first, (#KEYS - first + 1) / 6
 end
 
 local SLOTS = {}
@@ -67,8 +74,9 @@ local SLOTS = {}
 local function slot_at(index)
   local slot = SLOTS[index]
   if not slot then
-    local at = FIRST_SLOT + 4 * index
-    slot = { index = index, prompts = KEYS[at], rollouts = KEYS[at + 1], ledger = KEYS[at + 2], claims = KEYS[at + 3] }
+    local at = FIRST_SLOT + 6 * index
+    slot = { index = index, prompts = KEYS[at], rollouts = KEYS[at + 1], ledger = KEYS[at + 2], claims = KEYS[at + 3],
+      work = KEYS[at + 4], columns = KEYS[at + 5] }
     SLOTS[index] = slot
   end
   return slot
@@ -205,7 +213,7 @@ local function last_id(stream)
   end
 end
 
--- Empties a slot: ledger, prompts and rollouts of its iteration, without a look at them. A group goes with what is pending
+-- Empties a slot: ledger, prompts, rollouts and columns of its iteration, without a look at them. A group goes with what is pending
 -- in it and with the names of all that ever read, the dead too. The streams stay: a reader that waits counts on ids that grow.
 local function clear_slot(slot)
   for stream, name in pairs({ [slot.prompts] = 'generators', [slot.rollouts] = 'trainers' }) do
@@ -217,6 +225,9 @@ local function clear_slot(slot)
   end
   redis.call('DEL', slot.ledger)
   redis.call('DEL', slot.claims)
+  redis.call('DEL', slot.work)
+  redis.call('UNLINK', slot.columns)
+  redis.call('HDEL', PROGRESS, 'waiting:' .. slot.index)
 end
 
 -- Nothing is open any more. committed: the last iteration that stays.
@@ -307,13 +318,98 @@ end
 
 -- Takes a batch out for good; the trainer sees it in the ledger and decides by its policy.
 -- What the batch was follows from the spec and its id, so that only its reason is kept, of the newest 1,000.
-local function bury(slot, id, batch, reason)
+local function note_death(slot, id, batch, reason)
   reason = string.sub(reason, 1, 2000)
-  drop_prompt(slot, batch.entry)
-  redis.call('ZREM', slot.claims, id)
   write_batch(slot, id, { state = 'dead', reason = reason, version = batch.version })
   redis.call('HINCRBY', PROGRESS, 'dead:' .. slot.index, 1)
   redis.call('XADD', DEAD, 'MAXLEN', '1000', '*', 'batch_id', id, 'reason', reason)
   count('dead')
 end
 
+-- One that is not published.
+local function bury(slot, id, batch, reason)
+  drop_prompt(slot, batch.entry)
+  redis.call('ZREM', slot.claims, id)
+  note_death(slot, id, batch, reason)
+end
+
+-- What follows is of jobs with stages. `stages` are those of the spec: of {unit, after}, after: indices of the stages whose
+-- columns a stage reads.
+
+-- The scores of a stage in `work`: no lease ends beyond it.
+local BAND = 2 ^ 42
+
+local function member_of(stage, id, item)
+  return whole(stage) .. '/' .. id .. '/' .. whole(item)
+end
+
+local function num_rows(batch)
+  local num_groups, group_size = string.match(batch.shape, '^(%d+)x(%d+)$')
+  return num_groups * group_size, tonumber(group_size)
+end
+
+-- How many rows of the batch an item of the stage has.
+local function item_rows(stage, batch)
+  local rows, group_size = num_rows(batch)
+  return stage.unit == 'row' and 1 or stage.unit == 'group' and group_size or rows
+end
+
+-- The first and the last item of another stage that have rows of this one.
+local function overlap(stage, other, batch, item)
+  local rows, its = item_rows(stage, batch), item_rows(other, batch)
+  return math.floor(item * rows / its), math.floor((item * rows + rows - 1) / its)
+end
+
+-- The words of a command in pieces, for Lua unpacks some thousands at once.
+local function pieces(words)
+  local out = {}
+  for first = 1, #words, 1000 do out[#out + 1] = { unpack(words, first, math.min(first + 999, #words)) } end
+  return out
+end
+
+-- Puts items of a stage in work that have their inputs now.
+local function set_free(slot, stage, id, first, last)
+  local words = {}
+  for item = first, last do
+    words[#words + 1] = whole(stage * BAND)
+    words[#words + 1] = member_of(stage, id, item)
+  end
+  for _, piece in ipairs(pieces(words)) do redis.call('ZADD', slot.work, unpack(piece)) end
+end
+
+-- Stage workers block on it while nothing is free.
+local function wake(ready)
+  redis.call('XADD', ready, 'MAXLEN', '1', '*', 'is', 'ready')
+end
+
+-- A published batch that stages have given up: its items and its columns go.
+local function bury_staged(slot, id, batch, stages, reason)
+  local members, fields = {}, { 'b/' .. id }
+  for index, stage in ipairs(stages) do
+    for item = 0, num_rows(batch) / item_rows(stage, batch) - 1 do
+      local member = member_of(index - 1, id, item)
+      members[#members + 1] = member
+      for _, kind in ipairs({ 'c/', 'd/', 'l/', 'n/' }) do fields[#fields + 1] = kind .. member end
+    end
+  end
+  for _, piece in ipairs(pieces(members)) do redis.call('ZREM', slot.work, unpack(piece)) end
+  for _, piece in ipairs(pieces(fields)) do redis.call('HDEL', slot.columns, unpack(piece)) end
+  redis.call('HINCRBY', PROGRESS, 'published:' .. slot.index, -1)
+  redis.call('HINCRBY', PROGRESS, 'waiting:' .. slot.index, -num_rows(batch))
+  note_death(slot, id, batch, reason)
+end
+
+-- An item that a stage worker names, {stage, iteration, batch_id, item}: its slot and the batch in it, where that is published
+-- and its iteration open.
+local function staged_item(fence, item)
+  if not open_at(fence, item.iteration) then return nil end
+  local slot = slot_of(item.iteration)
+  local batch = batch_of(slot, item.batch_id)
+  if batch.state == 'published' and batch.shape then return slot, batch end
+end
+
+-- The last claim of an item.
+local function claim_of(slot, member)
+  local text = redis.call('HGET', slot.columns, 'l/' .. member)
+  return text and unpacked(text) or { attempt = 0 }
+end

@@ -1,14 +1,37 @@
--- publish_batch: {batch_id, iteration, policy_version, weights_digest, shape, digest, generator, attempt, max_bytes, num_rounds},
---   payload RolloutBatch
+-- publish_batch: KEYS[9] ready;
+--   {batch_id, iteration, policy_version, weights_digest, shape, digest, generator, attempt, max_bytes, num_rounds, stages, max_waiting},
+--   payload RolloutBatch; stages: what it passes before it is trained, or none; max_waiting: rows that may wait for columns
 --   -> {accepted} | {ended|stale|future|wrong_weights|unexpected|duplicate|incomplete|oversize|closed, 1 if it is counted}
+--    | {full, rows that wait for columns}
 -- A repeat by the publisher whose answer was lost is accepted again, and writes nothing.
-take_slots(9)
+local READY = KEYS[9]
+take_slots(10)
 local fence = read_fence()
 -- A refusal is answered at maxmemory too, where this script may not count: its caller counts it then.
 local function refuse(reason)
   if not fence.epoch then return { reason, 1 } end -- of a job that was removed nothing comes back
   local counted = redis.pcall('HINCRBY', COUNTERS, 'rejected:' .. reason, 1)
   return { reason, type(counted) == 'number' and 1 or 0 }
+end
+local function rows_waiting()
+  local names = {}
+  for index = 0, NUM_SLOTS - 1 do names[#names + 1] = 'waiting:' .. index end
+  local sum = 0
+  for _, rows in ipairs(redis.call('HMGET', PROGRESS, unpack(names))) do sum = sum + (tonumber(rows) or 0) end
+  return sum
+end
+-- Makes the batch wait for its columns: what reads no other stage's is free at once.
+local function stage(slot, published, rollouts)
+  local rows = num_rows(a)
+  published.entry, published.shape, published.left = '', a.shape, 0
+  for index, each in ipairs(a.stages) do
+    local num_items = rows / item_rows(each, a)
+    published.left = published.left + num_items
+    if #each.after == 0 then set_free(slot, index - 1, a.batch_id, 0, num_items - 1) end
+  end
+  redis.call('HSET', slot.columns, 'b/' .. a.batch_id, rollouts)
+  redis.call('HINCRBY', PROGRESS, 'waiting:' .. slot.index, rows)
+  wake(READY)
 end
 if is_ended() then return refuse('ended') end
 local open = open_at(fence, a.iteration)
@@ -30,11 +53,18 @@ if batch.state ~= 'expected' then return refuse('unexpected') end
 if batch.shape ~= a.shape then return refuse('incomplete') end
 local rollouts = payload()
 if #rollouts > a.max_bytes then return refuse('oversize') end
+-- Stages push back: its generator holds it meanwhile. One batch always goes, however large.
+local waiting = a.stages and rows_waiting() or 0
+if waiting > 0 and waiting + num_rows(a) > a.max_waiting then return { 'full', waiting } end
 local is_hedge = batch.hedger == a.generator
 local claimed_ms = is_hedge and batch.hedged_ms or (batch.holder == a.generator and batch.claimed_ms)
-local entry = redis.call('XADD', slot.rollouts, '*', 'batch', rollouts, 'batch_id', a.batch_id, 'digest', a.digest)
-write_batch(slot, a.batch_id, { state = 'published', entry = entry, digest = a.digest, generator = a.generator,
-  attempt = a.attempt, version = batch.version })
+local published = { state = 'published', digest = a.digest, generator = a.generator, attempt = a.attempt, version = batch.version }
+if a.stages then
+  stage(slot, published, rollouts)
+else
+  published.entry = redis.call('XADD', slot.rollouts, '*', 'batch', rollouts, 'batch_id', a.batch_id, 'digest', a.digest)
+end
+write_batch(slot, a.batch_id, published)
 drop_prompt(slot, batch.entry)
 redis.call('ZREM', slot.claims, a.batch_id)
 redis.call('HINCRBY', PROGRESS, 'published:' .. slot.index, 1)

@@ -50,7 +50,14 @@ log = logging.getLogger(__name__)
 
 def train(settings: StackSettings, broker: Broker, spec: JobSpec, job_id: str) -> TrainerExit:
     """Trains in the only process of a trainer, or in its rank 0. Raises OnbeatError before the lease is held."""
-    side = TrainerSide(broker, job_id, owner=_owner(), lease_s=spec.timeouts.trainer_lease_s, num_open=spec.num_open)
+    side = TrainerSide(
+        broker,
+        job_id,
+        owner=_owner(),
+        lease_s=spec.timeouts.trainer_lease_s,
+        num_open=spec.num_open,
+        plan=spec.stage_plan,
+    )
     try:
         epoch = side.acquire()
     except Conflict as error:

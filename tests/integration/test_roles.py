@@ -15,7 +15,7 @@ from redis.retry import Retry
 
 from broker.celery_app import TrainerRequests, make_celery_app
 from broker.connection.client import Broker, connect
-from broker.connection.roles import CELERY, GATEWAY, GENERATOR, LOADER, ROLES, SCRIPT_ROLES, TRAINER
+from broker.connection.roles import CELERY, GATEWAY, GENERATOR, LOADER, ROLES, SCRIPT_ROLES, STAGE, TRAINER
 from broker.connection.script_texts import PRELUDE, SCRIPTS, script_sha, script_text
 from broker.generator_side import GeneratorSide, PublishOutcome
 from broker.job_store import JobStore
@@ -37,7 +37,9 @@ OF_A_SCRIPT = {
     "set_state": (ACTIVE,),
     "remove_job": (JOBS, ACTIVE, idempotency("k")),
     "announce_shard": (KEYS.shards,),
-} | dict.fromkeys(("put_chunk", "drop_chunks"), (KEYS.chunks,))
+}
+OF_A_SCRIPT |= dict.fromkeys(("put_chunk", "drop_chunks"), (KEYS.chunks,))
+OF_A_SCRIPT |= dict.fromkeys(("publish_batch", "claim_rows", "put_rows", "fail_rows"), (KEYS.ready,))
 """KEYS[9] and later ones, for the scripts that have more keys than the common ones."""
 FIRST = "\x00the key"
 """Where the key stands in a sample call."""
@@ -78,13 +80,14 @@ SAMPLES: dict[str, tuple[str, ...]] = {
     "ZADD": (FIRST, "1", "m"),
     "ZRANGE": (FIRST, "0", "1"),
     "ZREM": (FIRST, "m"),
+    "ZSCORE": (FIRST, "m"),
 }
 """Each command of the scripts with arguments that it accepts."""
 CALL = re.compile(r"redis\.p?call\('(\w+)'([^\n]*)")
 NAMES = ["FENCE", "WEIGHTS", "COUNTERS", "DEAD", "AUDIT", "JOB", "EVENTS", "PROGRESS"]
-OWN_NAMES = {"SPEC", "JOBS", "ACTIVE", "IDEMPOTENCY", "SHARDS", "CHUNKS"}
+OWN_NAMES = {"SPEC", "JOBS", "ACTIVE", "IDEMPOTENCY", "SHARDS", "CHUNKS", "READY"}
 OF_SLOT = {f"slot.{name}": name for name in SlotKeys._fields}
-KEY = re.compile(rf"\b({'|'.join([*NAMES, *sorted(OWN_NAMES), *OF_SLOT])}|stream)\b")
+KEY = re.compile(rf"\b({'|'.join([*NAMES, *sorted(OWN_NAMES), *OF_SLOT])}|stream|ready)\b")
 OWN_KEYS = re.compile(r"^local ([A-Z, ]+) = (?:unpack\(KEYS, 9|KEYS\[9\])", re.MULTILINE)
 GROUP_CALL = re.compile(r"'(CREATE|DESTROY)'")
 
@@ -100,14 +103,17 @@ def raw(server: EmbeddedRedis, role: str) -> redis.Redis:
 
 
 def brokers(server: EmbeddedRedis) -> dict[str, Broker]:
-    return {role: connect(StackSettings(redis_url=server.url_of(role))) for role in (GATEWAY, TRAINER, GENERATOR)}
+    return {
+        role: connect(StackSettings(redis_url=server.url_of(role))) for role in (GATEWAY, TRAINER, GENERATOR, STAGE)
+    }
 
 
 @pytest.fixture
 def job(redis_server: EmbeddedRedis) -> Job:
     """A job with an open iteration of two batches."""
     redis_server.load_scripts()
-    job = job_of(*brokers(redis_server).values())
+    by_role = brokers(redis_server)
+    job = job_of(by_role[GATEWAY], by_role[TRAINER], by_role[GENERATOR])
     job.trainer.open_iteration(job.opening(0), {0: DIGEST})
     return job
 
@@ -115,36 +121,58 @@ def job(redis_server: EmbeddedRedis) -> Job:
 def attacks(job_id: str) -> dict[str, tuple[tuple[str, ...], tuple[Any, ...]]]:
     """What is tried → (the roles that must not, the command)."""
     keys = JobKeys(job_id)
-    not_gateway, not_trainer = (TRAINER, GENERATOR, CELERY, LOADER), (GATEWAY, GENERATOR, CELERY, LOADER)
-    not_celery = (GATEWAY, TRAINER, GENERATOR, LOADER)
+    not_gateway = (TRAINER, GENERATOR, STAGE, CELERY, LOADER)
+    not_trainer = (GATEWAY, GENERATOR, STAGE, CELERY, LOADER)
+    not_celery = (GATEWAY, TRAINER, GENERATOR, STAGE, LOADER)
     nobody = ROLES
     return {
         "forge a job": (not_gateway, ("SET", JobKeys("job-forged").spec, "{}")),
         "list a job of one's own": (not_gateway, ("ZADD", "onbeat:jobs", 0, "../escape")),
-        "make a job active": ((GENERATOR, CELERY, LOADER), ("SADD", "onbeat:active", "../escape")),
-        "set a job's state": ((GENERATOR, CELERY, LOADER), ("HSET", keys.job, "state", "succeeded")),
-        "open the fence": ((GENERATOR, CELERY, LOADER), ("HSET", keys.fence, "state", "open", "version", 9)),
-        "take the epoch": ((GENERATOR, CELERY, LOADER), ("HINCRBY", keys.fence, "epoch", 1)),
+        "make a job active": ((GENERATOR, STAGE, CELERY, LOADER), ("SADD", "onbeat:active", "../escape")),
+        "set a job's state": ((GENERATOR, STAGE, CELERY, LOADER), ("HSET", keys.job, "state", "succeeded")),
+        "open the fence": ((GENERATOR, STAGE, CELERY, LOADER), ("HSET", keys.fence, "state", "open", "version", 9)),
+        "take the epoch": ((GENERATOR, STAGE, CELERY, LOADER), ("HINCRBY", keys.fence, "epoch", 1)),
         "announce weights": (not_trainer, ("HSET", keys.weights, 0, b"forged")),
         "put a chunk": (not_trainer, ("HSET", keys.chunks, "0/m/0", b"forged")),
         "announce a shard": (not_trainer, ("XADD", keys.shards, "*", "shard", b"forged")),
         "write the audit chain": (not_trainer, ("XADD", keys.audit, "*", "record", b"forged", "digest", "d")),
         "cut the audit chain": (nobody, ("XTRIM", keys.audit, "MAXLEN", 0)),
-        "forge an event": ((GENERATOR, CELERY, LOADER), ("XADD", keys.events, "*", "event", b"forged")),
+        "forge an event": ((GENERATOR, STAGE, CELERY, LOADER), ("XADD", keys.events, "*", "event", b"forged")),
         "publish past the fence": (
             (GATEWAY, TRAINER, CELERY, LOADER),
             ("XADD", keys.slots[0].rollouts, "*", "batch", b"forged"),
         ),
-        "remove another's rollouts": ((GENERATOR, CELERY, LOADER), ("XTRIM", keys.slots[0].rollouts, "MAXLEN", 0)),
+        "remove another's rollouts": (
+            (GENERATOR, STAGE, CELERY, LOADER),
+            ("XTRIM", keys.slots[0].rollouts, "MAXLEN", 0),
+        ),
+        "put a column past the scripts": (
+            (GATEWAY, TRAINER, CELERY, LOADER),
+            ("HSET", keys.slots[0].columns, "c/0/0/train/0/0", b"forged"),
+        ),
+        "take a generator's prompt": (
+            (GATEWAY, TRAINER, STAGE, CELERY, LOADER),
+            ("XREADGROUP", "GROUP", "generators", "s", "STREAMS", keys.slots[0].prompts, ">"),
+        ),
+        "hide a stage's work": (
+            (GATEWAY, TRAINER, GENERATOR, CELERY, LOADER),
+            ("ZREM", keys.slots[0].work, "0/0/train/0/0"),
+        ),
+        "drop the columns": ((GENERATOR, STAGE, CELERY, LOADER), ("UNLINK", keys.slots[0].columns)),
+        "take a stage worker's name off": ((GENERATOR, CELERY, LOADER), ("HDEL", "onbeat:stage_workers", "s")),
+        "sign for a stage worker": (
+            (GATEWAY, TRAINER, GENERATOR, CELERY, LOADER),
+            ("HSET", "onbeat:stage_workers", "s", b"forged"),
+        ),
         "delete a rollout": (nobody, ("XDEL", keys.slots[0].rollouts, "1-0")),
-        "delete a job's ledger": ((GENERATOR, CELERY, LOADER), ("DEL", keys.slots[0].ledger)),
+        "delete a job's ledger": ((GENERATOR, STAGE, CELERY, LOADER), ("DEL", keys.slots[0].ledger)),
         "unlink a job": (
-            (TRAINER, GENERATOR, CELERY, LOADER),
+            (TRAINER, GENERATOR, STAGE, CELERY, LOADER),
             ("UNLINK", keys.slots[0].ledger, keys.fence, keys.audit),
         ),
         "rename a key": (nobody, ("RENAME", keys.slots[0].ledger, keys.audit)),
         "expire a key": (nobody, ("EXPIRE", keys.audit, 1)),
-        "read who submitted what": ((TRAINER, GENERATOR, CELERY, LOADER), ("GET", "onbeat:idempotency:k")),
+        "read who submitted what": ((TRAINER, GENERATOR, STAGE, CELERY, LOADER), ("GET", "onbeat:idempotency:k")),
         "send a Celery message": (not_celery, ("LPUSH", "onbeat:celery:onbeat", b"forged")),
         "take a Celery message": (not_celery, ("RPOP", "onbeat:celery:onbeat")),
         "read Celery's queue": (not_celery, ("LRANGE", "onbeat:celery:onbeat", 0, -1)),
@@ -155,7 +183,7 @@ def attacks(job_id: str) -> dict[str, tuple[tuple[str, ...], tuple[Any, ...]]]:
         "become another": (nobody, ("ACL", "SETUSER", GENERATOR, "+@all")),
         "run own Lua": (nobody, ("EVAL", "return redis.call('TIME')", 0)),
         "run own Lua that only reads": (nobody, ("EVAL_RO", "return 1", 0)),
-        "load own Lua": ((GATEWAY, TRAINER, GENERATOR, CELERY), ("SCRIPT", "LOAD", "return 1")),
+        "load own Lua": ((GATEWAY, TRAINER, GENERATOR, STAGE, CELERY), ("SCRIPT", "LOAD", "return 1")),
         "forget the scripts": (nobody, ("SCRIPT", "FLUSH")),
         "load a library": (nobody, ("FUNCTION", "LOAD", "#!lua name=l\nredis.register_function('f', function() end)")),
         "call a function": (nobody, ("FCALL", "f", 0)),
@@ -196,7 +224,7 @@ def test_a_script_of_another_role_is_refused_at_its_head(
 ) -> None:
     before = {key: operator.dump(key) for key in JobKeys(job.job_id).of_script()}
     epoch = job.trainer.trainer_epoch
-    for role in {GATEWAY, TRAINER, GENERATOR} - set(SCRIPT_ROLES[script]):
+    for role in {GATEWAY, TRAINER, GENERATOR, STAGE} - set(SCRIPT_ROLES[script]):
         keys = JobKeys(job.job_id).of_script(JobKeys(job.job_id).spec)
         with raw(redis_server, role) as client, pytest.raises(ResponseError, match=f"may run {script}"):
             client.evalsha(script_sha(script), len(keys), *keys, str(epoch), "0", "", "", "", "", "0", "")
@@ -245,6 +273,8 @@ def _keys_of(script: str, variable: str) -> list[str]:
     if variable == "stream":
         names = ["prompts"] if GENERATOR in SCRIPT_ROLES[script] else ["prompts", "rollouts"]
         return [getattr(slot, name) for slot in KEYS.slots for name in names]
+    if variable == "ready":
+        return [KEYS.ready]
     if variable in OF_SLOT:
         return [getattr(slot, OF_SLOT[variable]) for slot in KEYS.slots]
     if script == "remove_job" and not variable:

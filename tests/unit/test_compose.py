@@ -24,12 +24,13 @@ SAMPLE_SECRETS = {
     "REDIS_GATEWAY_PASSWORD": "gateway-word",
     "REDIS_TRAINER_PASSWORD": "trainer-word",
     "REDIS_GENERATOR_PASSWORD": "generator-word",
+    "REDIS_STAGE_PASSWORD": "stage-word",
     "REDIS_CELERY_PASSWORD": "celery-word",
     "ONBEAT_API_KEY": "api-word",
     "ONBEAT_REWARD_KEY": "reward-word",
 }
 HOLDS = {
-    "redis": {"operator", "gateway", "trainer", "generator", "celery"},
+    "redis": {"operator", "gateway", "trainer", "generator", "stage", "celery"},
     "gateway": {"gateway", "celery", "api", "reward"},
     "consumer": {"trainer", "celery"},
     "producer": {"generator", "reward"},

@@ -1,0 +1,22 @@
+-- fail_rows: KEYS[9] ready; {worker, stages, failed, max_attempts, reason}; failed: {stage, iteration, batch_id, item, attempt}
+--   -> {retried} | {dead} | {settled}
+-- Only the holder of its last claim may fail an item; past the attempts its batch is dead (I6).
+local READY = KEYS[9]
+take_slots(10)
+local item = a.failed
+local slot, batch = staged_item(read_fence(), item)
+if not slot or is_ended() then return { 'settled' } end
+local member = member_of(item.stage, item.batch_id, item.item)
+local last = claim_of(slot, member)
+local is_holder = last.worker == a.worker and last.attempt == item.attempt and redis.call('ZSCORE', slot.work, member)
+if not is_holder then return { 'settled' } end
+count('stage_failed:' .. item.stage)
+if item.attempt >= a.max_attempts then
+  bury_staged(slot, item.batch_id, batch, a.stages, a.reason)
+  return { 'dead' }
+end
+local given_back = { worker = '', attempt = item.attempt, claimed_ms = last.claimed_ms }
+redis.call('HSET', slot.columns, 'l/' .. member, cmsgpack.pack(given_back))
+set_free(slot, item.stage, item.batch_id, item.item, item.item)
+wake(READY)
+return { 'retried' }

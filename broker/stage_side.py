@@ -1,0 +1,343 @@
+"""A stage worker's side of one job: claim rows, put their columns, renew, fail. Every refusal is a typed outcome.
+
+    publish ──▶ free ──claim──▶ leased ──put──▶ there ──▶ all items there: the batch is the trainer's
+                 ▲                 │ lease expired, or failed with attempts left
+                 └─────────────────┤
+                                   └ no attempt left: the batch is dead (I6)
+
+An item is the rows of a batch that a stage takes together. It is free once the stages before have made its inputs, it
+goes out under a lease, and it comes back whole. Its first put counts (I3).
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, NamedTuple
+
+from broker.connection.client import Broker
+from broker.generator_side import MAX_REASON_BYTES, FailOutcome
+from broker.job_store import unknown_job
+from broker.keys import JobKeys, item_fields
+from contracts.encoding.digests import content_digest
+from contracts.encoding.wire import Record, decode
+from contracts.errors import NotFound
+from contracts.experience.columns import (
+    ColumnValues,
+    base_values,
+    check_values,
+    pack_values,
+    row_shapes,
+    unpack_values,
+)
+from contracts.experience.plan import PlannedStage, StagePlan
+from contracts.rollouts import RolloutBatch
+from contracts.spec import JobSpec
+
+KEPT_BATCHES = 4
+"""Batches that a worker keeps, since the items that it claims next are often of the same ones."""
+NO_ENTRY = "0-0"
+
+
+class PutOutcome(str, Enum):
+    """What became of an item's columns."""
+
+    ACCEPTED = "accepted"
+    AGAIN = "again"
+    """The same columns stand there already."""
+    DIVERGENT = "divergent"
+    """Other columns stand there: those of the first put are trained."""
+    NOT_READY = "not_ready"
+    """What they were made of is not what stands there, as after a restart that lost it: the item is claimed again."""
+    SETTLED = "settled"
+    """They are not needed: the batch is dead or was sampled anew, or its iteration or job is over."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClaimedItem:
+    """Rows that a stage takes together, under a lease."""
+
+    stage: str
+    iteration: int
+    batch_id: str
+    item: int
+    rows: range
+    """Its rows in the batch."""
+    attempt: int
+    """From 1."""
+    batch: RolloutBatch
+    inputs: dict[str, list[bytes]]
+    """Input column → a value for each of the rows."""
+    digest: str = field(repr=False)
+    """Of the batch."""
+    input_digests: tuple[str, ...] = field(default=(), repr=False)
+    """Of the items of other stages that the inputs are from, in the order of the plan."""
+
+    def __str__(self) -> str:
+        return f"stage {self.stage}, batch {self.batch_id}, item {self.item} (attempt {self.attempt})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ItemRenewal:
+    """What a heartbeat learnt; the other items are still held."""
+
+    lost: tuple[ClaimedItem, ...] = ()
+    """Other workers hold them now; the first put counts."""
+    settled: tuple[ClaimedItem, ...] = ()
+    """They have their columns, or need none any more."""
+
+
+class _Found(Record, frozen=True, kw_only=True):
+    """An item as claim_rows.lua packs it."""
+
+    iteration: int
+    batch_id: str
+    item: int
+    attempt: int
+    digest: str
+
+
+class _Answer(Record, frozen=True, kw_only=True):
+    items: tuple[_Found, ...]
+    fields: tuple[str, ...]
+
+
+class _Batches:
+    """The batches that a worker holds, by id; the latest KEPT_BATCHES. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._held: OrderedDict[str, tuple[str, RolloutBatch]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def held(self) -> dict[str, tuple[str, RolloutBatch]]:
+        """Batch id → (digest, batch)."""
+        with self._lock:
+            return dict(self._held)
+
+    def keep(self, batch_id: str, digest: str, batch: RolloutBatch) -> None:
+        with self._lock:
+            self._held[batch_id] = (digest, batch)
+            self._held.move_to_end(batch_id)
+            while len(self._held) > KEPT_BATCHES:
+                self._held.popitem(last=False)
+
+
+@dataclass
+class _Emptiness:
+    """What the latest claim of a stage said that found nothing."""
+
+    last_entry: str = NO_ENTRY
+    due_s: float | None = None
+    """Until a lease of another worker ends; None where none holds any item."""
+
+
+class StageSide:
+    """One stage worker, one job. Thread-safe."""
+
+    def __init__(self, broker: Broker, job_id: str, worker_id: str) -> None:
+        self.broker = broker
+        self.job_id = job_id
+        self._worker_id = worker_id
+        self._batches = _Batches()
+        self._empty: dict[str, _Emptiness] = {}
+
+    @property
+    def spec(self) -> JobSpec:
+        """Raises NotFound for a job that was removed."""
+        return self._job.spec
+
+    @property
+    def plan(self) -> StagePlan:
+        return self._job.plan
+
+    def claim(self, stage: str, max_rows: int = 1) -> list[ClaimedItem]:
+        """Items of the stage under its lease, oldest iteration first; [] when it has none.
+
+        One item at least where there is one, and no more of them than max_rows together. Raises NotFound for a stage
+        that the job doesn't have, and for a job that was removed.
+        """
+        index, planned = self._find(stage)
+        held = self._batches.held()
+        outcome, *rest = self._run(
+            "claim_rows",
+            wakes=True,
+            worker=self._worker_id,
+            stage=index,
+            name=stage,
+            stages=self._job.for_scripts,
+            lease_ms=int(planned.lease_s * 1000),
+            max_attempts=planned.max_attempts,
+            max_rows=max_rows,
+            held={batch_id: digest for batch_id, (digest, _) in held.items()},
+        )
+        if outcome == b"none":
+            due_ms, last_entry = rest
+            due_s = due_ms / 1000 if due_ms >= 0 else None
+            self._empty[stage] = _Emptiness(last_entry=last_entry.decode(), due_s=due_s)
+            return []
+        answer = decode(rest[0], _Answer)
+        values: dict[str, bytes] = dict(zip(answer.fields, rest[1:], strict=True))
+        for found in answer.items:
+            payload = values.pop(f"b/{found.batch_id}", None)
+            if payload is not None:
+                held[found.batch_id] = (found.digest, decode(payload, RolloutBatch))
+                self._batches.keep(found.batch_id, *held[found.batch_id])
+        return [self._claimed(index, found, held[found.batch_id][1], values) for found in answer.items]
+
+    def put(self, made: Sequence[tuple[ClaimedItem, ColumnValues]]) -> list[PutOutcome]:
+        """Puts the columns of items, all in one script; an outcome for each. Safe to repeat.
+
+        Raises ContractViolation for columns that are not the stage's outputs, before anything is sent.
+        """
+        if not made:
+            return []
+        items, payloads = [], []
+        for item, values in made:
+            index, planned = self._find(item.stage)
+            shapes = row_shapes(item.batch)[item.rows.start : item.rows.stop]
+            check_values(values, planned.outputs, shapes, of=str(item))
+            payload = pack_values(values)
+            payloads.append(payload)
+            items.append(
+                _named(index, item)
+                | {"of": item.digest, "inputs": list(item.input_digests), "digest": content_digest(payload)}
+            )
+        _, *outcomes = self._run("put_rows", *payloads, wakes=True, stages=self._job.for_scripts, items=items)
+        return [PutOutcome(outcome.decode()) for outcome in outcomes]
+
+    def renew(self, items: Sequence[ClaimedItem]) -> ItemRenewal:
+        """Begins the leases anew; answers those that are no longer this worker's."""
+        states: dict[int, bytes] = {}
+        for stage in sorted({item.stage for item in items}):
+            index, planned = self._find(stage)
+            some = [at for at, item in enumerate(items) if item.stage == stage]
+            _, *found = self._run(
+                "renew_rows",
+                worker=self._worker_id,
+                lease_ms=int(planned.lease_s * 1000),
+                items=[_named(index, items[at]) | {"attempt": items[at].attempt} for at in some],
+            )
+            states |= dict(zip(some, found, strict=True))
+        return ItemRenewal(
+            lost=tuple(item for at, item in enumerate(items) if states[at] == b"lost"),
+            settled=tuple(item for at, item in enumerate(items) if states[at] == b"settled"),
+        )
+
+    def fail(self, item: ClaimedItem, reason: str) -> FailOutcome:
+        """Gives the item back: tried again at once, or its batch is dead with this reason after the cap (I6)."""
+        index, planned = self._find(item.stage)
+        answer = self._run(
+            "fail_rows",
+            wakes=True,
+            worker=self._worker_id,
+            stages=self._job.for_scripts,
+            failed=_named(index, item) | {"attempt": item.attempt},
+            max_attempts=planned.max_attempts,
+            # Cut between two characters: the ledger's reader wants whole ones.
+            reason=f"stage {item.stage}: {reason}".encode(errors="backslashreplace")[:MAX_REASON_BYTES].decode(
+                errors="ignore"
+            ),
+        )
+        return FailOutcome(answer[0].decode())
+
+    def wait(self, timeout_s: float) -> None:
+        """Blocks until items became free after the last claim that found none, a lease is over, or for timeout_s."""
+        wait_for_items([self], timeout_s)
+
+    @property
+    def ready_after(self) -> tuple[str, str]:
+        """The stream that tells of free items, and its entry at the oldest of the latest claims that found none."""
+        entries = [empty.last_entry for empty in self._empty.values()] or [NO_ENTRY]
+        return self._job.keys.ready, min(entries, key=_entry_order)
+
+    @property
+    def due_s(self) -> float | None:
+        """Until a lease of another worker ends; None where none holds any item."""
+        return min((empty.due_s for empty in self._empty.values() if empty.due_s is not None), default=None)
+
+    def _claimed(self, index: int, found: _Found, batch: RolloutBatch, values: dict[str, bytes]) -> ClaimedItem:
+        planned = self.plan.stages[index]
+        sizes = {"num_groups": len(batch.groups), "group_size": batch.group_size}
+        rows = planned.rows_of_item(found.item, **sizes)
+        inputs = base_values(batch, planned.inputs, rows)
+        digests: list[str] = []
+        for before in planned.after:
+            size = self.plan.stages[before].item_rows(**sizes)
+            parts = range(rows.start // size, (rows.stop - 1) // size + 1)
+            packed = [values[item_fields(before, found.batch_id, part).columns] for part in parts]
+            digests += [content_digest(one) for one in packed]
+            first = parts.start * size
+            made = [unpack_values(one) for one in packed]
+            for name in planned.inputs:
+                if name in made[0]:
+                    of_parts = [value for part in made for value in part[name]]
+                    inputs[name] = of_parts[rows.start - first : rows.stop - first]
+        return ClaimedItem(
+            stage=planned.name,
+            iteration=found.iteration,
+            batch_id=found.batch_id,
+            item=found.item,
+            rows=rows,
+            attempt=found.attempt,
+            batch=batch,
+            inputs=inputs,
+            digest=found.digest,
+            input_digests=tuple(digests),
+        )
+
+    def _find(self, stage: str) -> tuple[int, PlannedStage]:
+        try:
+            index = self.plan.index(stage)
+        except KeyError:
+            names = ", ".join(one.name for one in self.plan.stages) or "none"
+            raise NotFound(f"the job has no stage {stage}", field="stage", cure=f"it has {names}") from None
+        return index, self.plan.stages[index]
+
+    def _run(self, script: str, *payloads: bytes, wakes: bool = False, **told: Any) -> list[Any]:
+        """wakes: whether the script has the stream of free items among its keys."""
+        keys = self._job.keys
+        return self.broker.run(script, keys.of_script(*([keys.ready] if wakes else [])), *payloads, **told)
+
+    @functools.cached_property
+    def _job(self) -> _Job:
+        spec_key = JobKeys(self.job_id).spec
+        with self.broker.call():
+            data: Any = self.broker.redis.get(spec_key)
+        if data is None:
+            raise unknown_job(self.job_id)
+        spec = decode(data, JobSpec)
+        plan = spec.stage_plan
+        return _Job(spec, plan, plan.for_scripts(), JobKeys(self.job_id, spec.num_open))
+
+
+class _Job(NamedTuple):
+    """What a stage worker reads of its job once: none of it changes while the job runs."""
+
+    spec: JobSpec
+    plan: StagePlan
+    for_scripts: list[dict[str, object]]
+    keys: JobKeys
+
+
+def wait_for_items(sides: Sequence[StageSide], timeout_s: float) -> None:
+    """Blocks until one of the jobs may have items for a claim that found none before, or for timeout_s."""
+    if not sides:
+        raise ValueError("there is no job to wait for")
+    timeout_s = min([timeout_s, *(due_s for side in sides if (due_s := side.due_s) is not None)])
+    broker, after = sides[0].broker, dict(side.ready_after for side in sides)
+    with broker.call(blocks_s=timeout_s):
+        broker.redis.xread(after, count=1, block=max(1, int(timeout_s * 1000)))  # type: ignore[arg-type]
+
+
+def _named(stage: int, item: ClaimedItem) -> dict[str, Any]:
+    """An item as scripts are told of it."""
+    return {"stage": stage, "iteration": item.iteration, "batch_id": item.batch_id, "item": item.item}
+
+
+def _entry_order(entry: str) -> tuple[int, int]:
+    milliseconds, _, number = entry.partition("-")
+    return int(milliseconds), int(number)

@@ -1,0 +1,150 @@
+"""Stages against a real server: what is free when, and who may put what."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker.generator_side import FailOutcome
+from broker.stage_side import PutOutcome
+from contracts.encoding.arrays import pack_float32
+from contracts.errors import ContractViolation, NotFound
+from contracts.experience.columns import base_values
+from contracts.rollouts import batch_digest
+from onbeat.stack.redis import EmbeddedRedis
+from tests.integration.stage_parts import GROUP_SIZE, NUM_GROUPS, NUM_ROWS, StagedJob, external
+
+ROW = [external("judge")]
+CHAIN = [
+    external("rows"),
+    external("groups", ["rows", "reward"], unit="group"),
+    external("whole", ["groups", "rows"], unit="batch"),
+    external("after", ["whole"]),
+]
+
+
+def numbers(*rows: int) -> tuple[bytes, ...]:
+    return tuple(pack_float32([float(row)]) for row in rows)
+
+
+@pytest.fixture
+def chain(redis_server: EmbeddedRedis) -> StagedJob:
+    job = StagedJob(redis_server, CHAIN)
+    job.open()
+    return job
+
+
+@pytest.fixture
+def judged(redis_server: EmbeddedRedis) -> StagedJob:
+    job = StagedJob(redis_server, ROW)
+    job.open(count=2)
+    return job
+
+
+def test_a_batch_passes_its_stages_and_then_the_trainer_gets_it_with_its_columns(chain: StagedJob) -> None:
+    batch = chain.publish()
+    for name, count in (("rows", NUM_ROWS), ("groups", NUM_GROUPS), ("whole", 1), ("after", NUM_ROWS)):
+        assert chain.arrived() == []
+        assert chain.run_stage(name) == [PutOutcome.ACCEPTED] * count
+    assert chain.arrived() == [batch.batch_id]
+    columns = chain.trainer.columns(batch)
+    assert columns == dict.fromkeys(("rows", "groups", "whole", "after"), numbers(*range(NUM_ROWS)))
+
+
+def test_an_item_is_free_when_all_of_its_inputs_are_there_and_not_before(chain: StagedJob) -> None:
+    chain.publish()
+    side = chain.stage()
+    rows = side.claim("rows", NUM_ROWS)
+    assert [item.rows for item in rows] == [range(row, row + 1) for row in range(NUM_ROWS)]
+    of_first, of_second = rows[:GROUP_SIZE], rows[GROUP_SIZE:]
+    for item in of_first[:-1]:
+        side.put([(item, chain.made(item))])
+        assert side.claim("groups") == []
+    side.put([(of_first[-1], chain.made(of_first[-1]))])
+    (group,) = side.claim("groups", NUM_ROWS)
+    assert (group.item, group.rows) == (0, range(GROUP_SIZE))
+    assert group.inputs["rows"] == list(numbers(*range(GROUP_SIZE)))
+    assert group.inputs["reward"] == base_values(group.batch, ["reward"], group.rows)["reward"]
+    side.put([(item, chain.made(item)) for item in of_second])
+    side.put([(group, chain.made(group))])
+    assert side.claim("whole") == []
+    (group,) = side.claim("groups", NUM_ROWS)
+    side.put([(group, chain.made(group))])
+    (whole,) = side.claim("whole")
+    assert whole.inputs == {"groups": list(numbers(*range(NUM_ROWS))), "rows": list(numbers(*range(NUM_ROWS)))}
+    side.put([(whole, chain.made(whole))])
+    assert [item.inputs["whole"] for item in side.claim("after", 3)] == [[one] for one in numbers(0, 1, 2)]
+
+
+def test_the_first_put_counts_the_same_again_is_accepted_and_other_content_is_refused(judged: StagedJob) -> None:
+    judged.publish()
+    side, late = judged.stage("s1"), judged.stage("s2")
+    (item,) = side.claim("judge")
+    judged.expire(item)
+    (copy,) = late.claim("judge")
+    assert (copy.item, copy.attempt) == (item.item, 2)
+    assert side.put([(item, judged.made(item))]) == [PutOutcome.ACCEPTED]
+    assert late.put([(copy, judged.made(copy))]) == [PutOutcome.AGAIN]
+    assert late.put([(copy, judged.made(copy, add=1.0))]) == [PutOutcome.DIVERGENT]
+    judged.run_stage("judge")
+    assert judged.trainer.columns(copy.batch) == {"judge": numbers(*range(NUM_ROWS))}
+
+
+def test_each_item_goes_to_one_worker_while_its_lease_lives(judged: StagedJob) -> None:
+    judged.publish()
+    claimed = [item.item for worker in "abcd" for item in judged.stage(worker).claim("judge", 3)]
+    assert sorted(claimed) == list(range(NUM_ROWS))
+
+
+def test_several_items_are_put_in_one_call_with_an_outcome_for_each(judged: StagedJob) -> None:
+    judged.publish_all(2)
+    side = judged.stage()
+    items = side.claim("judge", 2 * NUM_ROWS)
+    assert {item.batch_id for item in items} == {"0/train/0", "0/train/1"}
+    side.put([(items[3], judged.made(items[3]))])
+    outcomes = side.put([(item, judged.made(item)) for item in items])
+    assert outcomes == [PutOutcome.AGAIN if at == 3 else PutOutcome.ACCEPTED for at in range(2 * NUM_ROWS)]
+    assert judged.arrived() == ["0/train/0", "0/train/1"]
+
+
+def test_an_item_that_fails_is_tried_again_and_past_its_attempts_the_batch_is_dead(redis_server: EmbeddedRedis) -> None:
+    job = StagedJob(redis_server, [external("judge", max_attempts=2)])
+    job.open()
+    job.publish()
+    side = job.stage()
+    (item, other) = side.claim("judge", 2)
+    assert side.fail(item, "no number") is FailOutcome.RETRIED
+    assert side.fail(item, "no number") is FailOutcome.SETTLED, "it is held by none"
+    items = job.stage("s2").claim("judge", NUM_ROWS)
+    assert {one.item: one.attempt for one in items}[item.item] == 2
+    again = next(one for one in items if one.item == item.item)
+    assert job.stage("s2").fail(again, "no number") is FailOutcome.DEAD
+    assert job.trainer.dead_batches(0) == {"0/train/0": "stage judge: no number"}
+    assert side.put([(other, job.made(other))]) == [PutOutcome.SETTLED]
+    assert job.left_behind() == {"waiting:0"}
+    assert job.trainer.fence().window[0].rows_waiting == 0
+    assert job.trainer.claim_rollouts(0, max_batches=1) == ([], 1)
+
+
+def test_what_is_no_output_of_the_stage_is_refused_before_it_is_sent(judged: StagedJob) -> None:
+    judged.publish()
+    side = judged.stage()
+    (item,) = side.claim("judge")
+    for values, problem in (
+        ({}, "column judge is missing"),
+        ({"judge": []}, "0 values for 1 rows"),
+        ({"judge": [b"\0" * 8]}, "8 bytes are not 1 x float32"),
+        ({"judge": [b"\0" * 4], "reward": [b"\0" * 8]}, "column reward is no output of this stage"),
+    ):
+        with pytest.raises(ContractViolation, match=problem):
+            side.put([(item, values)])
+    assert side.put([(item, judged.made(item))]) == [PutOutcome.ACCEPTED]
+    with pytest.raises(NotFound, match="no stage teacher"):
+        side.claim("teacher")
+
+
+def test_a_worker_that_holds_a_batch_gets_it_once(judged: StagedJob) -> None:
+    batch = judged.publish()
+    side = judged.stage()
+    first, second = side.claim("judge")[0], side.claim("judge")[0]
+    assert first.batch is second.batch
+    assert batch_digest(first.batch) == batch_digest(batch) == first.digest
