@@ -20,6 +20,7 @@ class UpdateMetrics(Record, frozen=True, kw_only=True):
     """As in `IterationMetrics`; 0.0 in the first update against the trainer's own log-probs."""
     kl_to_reference: float
     grad_norm: float
+    kl_to_teacher: float | UnsetType = UNSET
 
 
 NOT_DRAWN = frozenset(
@@ -44,8 +45,8 @@ class IterationMetrics(Record, frozen=True, kw_only=True):
     reward_components: dict[str, float]
     """Mean unweighted score by component."""
     zero_advantage_share: float
-    """Share of the trained groups whose rewards are all equal, after the last resample: they teach nothing, except
-    under reinforce++."""
+    """Share of the trained groups whose rewards are all equal, after the last resample: their rewards teach nothing,
+    except under reinforce++."""
     num_resamples: int = 0
     """Prompts that gave their places to fresh ones: their groups' rewards were equal."""
     advantage_mean: float = 0.0
@@ -60,8 +61,8 @@ class IterationMetrics(Record, frozen=True, kw_only=True):
     num_unscorable: int = 0
     """Trained completions whose reward has an `on_unscorable` score in it."""
     loss: float
-    """The mean over the iteration's updates, like kl_to_reference, entropy_trained_tokens, corrected_share and
-    grad_norm."""
+    """The mean over the iteration's updates, like kl_to_reference, kl_to_teacher, entropy_trained_tokens,
+    corrected_share and grad_norm."""
     clip_share: float
     """Share of the sampled tokens whose loss a clip changed, over the updates that can clip; 0.0 where none can. The
     lower and the upper clip's parts follow."""
@@ -69,6 +70,9 @@ class IterationMetrics(Record, frozen=True, kw_only=True):
     clip_high_share: float = 0.0
     kl_to_reference: float
     """Mean k3 over the sampled tokens; 0.0 without a reference."""
+    kl_to_teacher: float | UnsetType = UNSET
+    """Mean k3 to the teacher over the sampled tokens, an estimate of KL(policy || teacher) at a token; left out without
+    distillation."""
     entropy: float = 0.0
     """Mean of -generator_logprobs over the sampled tokens, in nats: unbiased for the policy that sampled, at its
     temperature."""
@@ -126,7 +130,7 @@ class IterationMetrics(Record, frozen=True, kw_only=True):
         fields = {name: getattr(self, name) for name in self.__struct_fields__ if name not in NOT_DRAWN}
         if not self.lag_counts:
             del fields["lag_mean"]
-        return {name: float(value) for name, value in fields.items() if value is not None}
+        return {name: float(value) for name, value in fields.items() if value is not None and value is not UNSET}
 
 
 class TimelineSpan(Record, frozen=True, kw_only=True):
@@ -240,6 +244,8 @@ class AuditRecord(Record, frozen=True, kw_only=True):
     """Batch id → "component: reason" → completions that got such a score; left out without any."""
     sampled: tuple[SampledBy, ...] | UnsetType = UNSET
     """Training batches that an older version sampled, oldest version first; left out where there are none."""
+    columns: dict[str, str] | UnsetType = UNSET
+    """Training batch id → `values_digest` of the columns that it was trained with; left out in a job without stages."""
     previous: str
     """`record_digest` of the record before; "" for the first."""
 

@@ -25,7 +25,15 @@ from contracts.spec_limits import check_products
 from contracts.spec_tables.algorithm import AlgorithmSpec
 from contracts.spec_tables.datasets import DatasetSpec
 from contracts.spec_tables.rollout import EvaluationSpec, RolloutSpec
-from contracts.spec_tables.stages import MAX_STAGES, StageSpec, reward_weights, stage_plan, stage_problems
+from contracts.spec_tables.stages import (
+    MAX_STAGES,
+    REFERENCE_LOGPROBS,
+    StageSpec,
+    job_problems,
+    reward_weights,
+    stage_plan,
+    stage_problems,
+)
 from contracts.spec_tables.trainer import OptimizerSpec, TrainerSpec, external_problem
 from contracts.weights import DeltaWeights, FileWeights, WeightsSpec
 
@@ -71,6 +79,8 @@ class TimeoutSpec(Record, frozen=True, kw_only=True):
     long."""
     no_generator_s: Seconds = 120.0
     """The job fails after this long without any live generator."""
+    no_stage_worker_s: Seconds = 120.0
+    """The job fails after this long without any live worker of a stage that has work waiting."""
     ranks_s: Seconds = 600.0
     """Longest that a rank of the trainer waits for the others in what all do together; then another trainer starts."""
     max_trainer_starts: Attempts = 5
@@ -166,7 +176,7 @@ class JobSpec(Record, frozen=True, kw_only=True):
     def _check_group_size(self) -> None:
         if self.rollout.group_size > 1 or self.trainer.external:
             return
-        if not self.algorithm.has_late_baseline:
+        if self.algorithm.compares_groups:
             raise ValueError(
                 f'rollout.group_size = 1 leaves algorithm.advantage = "{self.algorithm.advantage}" nothing to compare '
                 'with; sample 2 or more, or set algorithm.advantage = "reinforce++"'
@@ -188,6 +198,11 @@ class JobSpec(Record, frozen=True, kw_only=True):
             raise ValueError(
                 'rollout.max_resamples would drop groups that teach: with algorithm.kl_placement = "reward" the KL '
                 'makes their rewards differ; set kl_placement = "loss", or max_resamples to 0'
+            )
+        if algorithm.distillation_coefficient > 0.0:
+            raise ValueError(
+                "rollout.max_resamples would drop groups that teach: with algorithm.distillation_coefficient the "
+                "teacher judges every completion, whatever its reward; set one of the two to 0"
             )
 
     def _check_overlong(self) -> None:
@@ -248,22 +263,14 @@ class JobSpec(Record, frozen=True, kw_only=True):
         """Whether the stages go together, and with what else the spec says."""
         if problem := next(stage_problems(self.stages), ""):
             raise ValueError(problem)
-        kinds = {stage.kind: stage.name for stage in self.stages}
-        if "reference" in kinds and self.algorithm.kl_coefficient == 0.0 and not self.trainer.external:
-            raise ValueError(
-                f'stages: "{kinds["reference"]}" makes log-probs that nothing reads while algorithm.kl_coefficient is '
-                "0; set it above 0, or leave the stage out"
-            )
-        if "llm_judge" in kinds and self.deterministic:
-            raise ValueError(
-                f'deterministic is not possible with stage "{kinds["llm_judge"]}", whose answers may differ from one '
-                "time to the next; set deterministic = false"
-            )
-        if self.rollout.max_resamples > 0 and self.stage_reward_weights:
-            raise ValueError(
-                "rollout.max_resamples drops groups of equal reward before stages add to it "
-                f"({', '.join(self.stage_reward_weights)}); set it to 0"
-            )
+        problems = job_problems(
+            self.stages,
+            algorithm=None if self.trainer.external else self.algorithm,
+            deterministic=self.deterministic,
+            resamples=self.rollout.max_resamples > 0,
+        )
+        if problem := next(problems, ""):
+            raise ValueError(problem)
 
     def _check_sharding(self) -> None:
         if self.trainer.sharding == "none":
@@ -283,6 +290,12 @@ class JobSpec(Record, frozen=True, kw_only=True):
     def stage_plan(self) -> StagePlan:
         """What the stages mean for a training batch."""
         return stage_plan(self.stages)
+
+    @property
+    def loads_reference(self) -> bool:
+        """Whether the trainer has a reference model: it needs one, and no stage gives its log-probs."""
+        made = {column.name for stage in self.stages for column in stage.outputs}
+        return self.algorithm.kl_coefficient > 0.0 and REFERENCE_LOGPROBS not in made
 
     @property
     def stage_reward_weights(self) -> dict[str, float]:

@@ -30,6 +30,8 @@ class Response:
     batch: int
     old_logprobs: Tensor | None = None
     """log pi_old, detached; None: pi itself."""
+    teacher_logprobs: Tensor | None = None
+    """log pi_teacher(o_t); None where no teacher is asked."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +49,8 @@ class Equation:
     kl_in_reward: bool = False
     alpha: float = 0.0
     """Weight of the entropy."""
+    distil: float = 0.0
+    """Weight of the reverse KL to the teacher."""
     correction: str = "none"
     of_sequence: bool = False
     w_low: float = 0.0
@@ -88,6 +92,8 @@ def advantages(responses: Sequence[Response], eq: Equation) -> list[float]:
     match eq.advantage:
         case "given":
             return rewards
+        case "none":
+            return [0.0 for _ in responses]
         case "grpo":
             found = []
             for r, off in zip(responses, penalties, strict=True):
@@ -124,6 +130,9 @@ def token_losses(response: Response, advantage: float, eq: Equation) -> list[Ten
             loss = -clipped.detach() * advantage * p[t]
         else:
             loss = -torch.min(ratio * advantage, clipped * advantage)
+        if response.teacher_logprobs is not None:
+            gap = (p[t] - response.teacher_logprobs[t]).item()
+            loss = loss + eq.distil * gap * torch.exp(p[t] - old[t])
         loss = loss * weight(response, t, eq)
         if not eq.kl_in_reward:
             loss = loss + eq.beta * ESTIMATORS[eq.kl](p[t], response.reference_logprobs[t])

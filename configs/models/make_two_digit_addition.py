@@ -21,7 +21,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen3Config, Qw
 from contracts.spec_tables.datasets import AdditionDataset
 from contracts.spec_tables.root import SpecRoot
 from prompts.datasets.addition import NUM_HELD_OUT
-from prompts.datasets.base import Example, load_dataset
+from prompts.datasets.base import load_dataset
+from prompts.datasets.examples import Example
 
 FOLDER = Path(__file__).parent / "two-digit-addition"
 SPECIAL_TOKENS = ("<pad>", "<eos>", "<unk>")

@@ -27,7 +27,7 @@ from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 
 Models = tuple[Policy, PreTrainedModel | None]
-"""The policy and its reference; None without a KL term."""
+"""The policy and its reference; None without a KL term, or where a stage gives its log-probs."""
 
 
 def make_learner(settings: StackSettings, spec: JobSpec, place: Place = ALONE) -> Learner:
@@ -91,7 +91,7 @@ def _whole_models(settings: StackSettings, spec: JobSpec, device: torch.device) 
     if spec.trainer.packing == "shared_prompt":
         share_prompts(policy.model)
     # No checkpoint is restored yet: the reference is the model as the job found it.
-    reference = policy.reference() if spec.algorithm.kl_coefficient > 0.0 else None
+    reference = policy.reference() if spec.loads_reference else None
     for model in (policy.model, reference):
         if model is not None:
             cast(nn.Module, model).to(device)
@@ -109,7 +109,7 @@ def _shared_models(settings: StackSettings, spec: JobSpec, mesh: DeviceMesh, dev
     if policy.adapters is not None:
         # All ranks are here now, and gather the base at the same time.
         _ = policy.base_digest
-    if spec.algorithm.kl_coefficient > 0.0:
+    if spec.loads_reference:
         if policy.adapters is not None:
             reference = policy.reference()
         else:

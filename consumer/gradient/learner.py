@@ -92,7 +92,7 @@ class Learner:
         )
         if kept is not None and self.spec.algorithm.updates_per_iteration > 1:
             self.kept.append((stats, kept))
-        return self._trained(stats, batch, started_s, with_reference=self.spec.algorithm.kl_coefficient > 0.0)
+        return self._trained(stats, batch, started_s, with_reference=self.reference is not None)
 
     def train_again(self, check: Callable[[], None]) -> Iterator[Trained]:
         """Trains the kept batches under the weights of the last step; `check` is called before each."""

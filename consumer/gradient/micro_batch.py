@@ -15,12 +15,14 @@ from typing import Literal
 
 import numpy as np
 import torch
+from msgspec import UNSET
 from numpy.typing import NDArray
 from torch import Tensor
 
 from consumer.model.inputs import ModelInputs, packed_inputs, padded_inputs
 from contracts.encoding.arrays import ITEM_BYTES
 from contracts.rollouts import RolloutBatch
+from contracts.spec_tables.stages import REFERENCE_LOGPROBS, TEACHER_LOGPROBS
 
 Packing = Literal["shared_prompt", "padded"]
 
@@ -40,6 +42,10 @@ class MicroBatch:
     """float64 [R]; the loss rounds them to the dtype of the log-probs."""
     group_index: Tensor
     """int64 [R]; the row's group in the rollout batch."""
+    reference_logprobs: Tensor | None = None
+    """float32 [R, T_max] of the stage that makes the column; None where the trainer has the reference, or no KL."""
+    teacher_logprobs: Tensor | None = None
+    """float32 [R, T_max]; None without distillation."""
 
 
 def batch_rewards(batch: RolloutBatch) -> NDArray[np.float64]:
@@ -97,7 +103,17 @@ def make_micro_batch(
         generator_logprobs=_right_padded(logprobs, np.float32),
         advantages=torch.from_numpy(advantages.reshape(-1)[chosen]),
         group_index=torch.tensor(group_index),
+        reference_logprobs=_token_column(batch, REFERENCE_LOGPROBS, chosen),
+        teacher_logprobs=_token_column(batch, TEACHER_LOGPROBS, chosen),
     )
+
+
+def _token_column(batch: RolloutBatch, name: str, rows: Sequence[int]) -> Tensor | None:
+    """Returns float32 [R, T_max] of a stage's column; None where no stage makes it."""
+    if batch.columns is UNSET or name not in batch.columns:
+        return None
+    column = batch.columns[name]
+    return _right_padded([np.frombuffer(column[row], dtype="<f4") for row in rows], np.float32)
 
 
 def row_tokens(batch: RolloutBatch, row: int) -> tuple[int, int]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from msgspec import UNSET
 from numpy.typing import NDArray
 from torch import Tensor
 from transformers.modeling_utils import PreTrainedModel
@@ -26,9 +27,10 @@ from consumer.gradient.losses.normalisers import BatchSizes
 from consumer.gradient.micro_batch import MicroBatch, batch_rewards, make_micro_batch, rows_that_teach, split_rows
 from consumer.gradient.statistics import MicroBatchStats, Mismatch, measure_batch, measure_mismatch
 from consumer.model.policy import Policy
-from contracts.errors import TrainingDiverged
+from contracts.errors import ContractViolation, TrainingDiverged
 from contracts.rollouts import RolloutBatch
 from contracts.spec import JobSpec
+from contracts.spec_tables.stages import REFERENCE_LOGPROBS, TEACHER_LOGPROBS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,10 +95,13 @@ def train_micro_batch(
         backward   loss and gradient of each pass, into the sum        forward where it isn't known, backward
 
     A batch with more tokens than a pass may have goes through in several, always the same ones, and the accumulator
-    rounds the gradient of each (I7). reference: `Policy.reference` where spec.algorithm.kl_coefficient > 0, else None.
+    rounds the gradient of each (I7). reference: `Policy.reference` where `spec.loads_reference`, else None: a column of
+    the batch has its log-probs, or no KL is asked for.
     A batch in which nothing teaches costs no forward pass, and there is nothing to keep of it. Raises ContractViolation
-    for tokens that the model cannot take, TrainingDiverged for a loss or gradient that is not finite.
+    for tokens that the model cannot take and for a column that is not there, TrainingDiverged for a loss or gradient
+    that is not finite.
     """
+    _check_columns(batch, spec)
     # They are measured as sampled: a negative control reports what its policy earned.
     measured = measure_batch(batch, batch_rewards(batch))
     prepared = _prepare(batch, spec)
@@ -131,6 +136,18 @@ def train_kept_batch(
 
     trained = _add_gradients([measured(one) for one in kept.passes], stats, spec=spec, accumulator=accumulator)
     return _summed(stats, [terms for _, terms in trained])
+
+
+def _check_columns(batch: RolloutBatch, spec: JobSpec) -> None:
+    """Raises ContractViolation where a column is missing that the loss reads: without it a term would be left out."""
+    algorithm, columns = spec.algorithm, {} if batch.columns is UNSET else batch.columns
+    needed = {
+        REFERENCE_LOGPROBS: algorithm.kl_coefficient > 0.0 and not spec.loads_reference,
+        TEACHER_LOGPROBS: algorithm.distillation_coefficient > 0.0,
+    }
+    for name, is_read in needed.items():
+        if is_read and name not in columns:
+            raise ContractViolation(f"batch {batch.batch_id} came without the column {name}", field="columns")
 
 
 def _prepare(batch: RolloutBatch, spec: JobSpec) -> PreparedBatch:
@@ -252,6 +269,8 @@ def _summed(stats: MicroBatchStats, terms: list[LossTerms]) -> MicroBatchStats:
         can_clip=any(one.can_clip for one in terms),
         num_corrected=sum(one.num_corrected for one in terms),
         k3_sum=sum(one.k3_sum for one in terms),
+        teacher_k3_sum=sum(one.teacher_k3_sum or 0.0 for one in terms),
+        has_teacher=any(one.teacher_k3_sum is not None for one in terms),
         entropy_sum=sum(one.entropy_sum for one in terms),
         num_entropy_tokens=sum(one.num_entropy_tokens for one in terms),
     )
@@ -270,6 +289,8 @@ def _token_logprobs(
     if reference is not None:
         with torch.no_grad(), policy.without_adapters():
             reference_logprobs = response_logprobs(reference, micro_batch, temperature)
+    elif micro_batch.reference_logprobs is not None:
+        reference_logprobs = micro_batch.reference_logprobs.to(policy.model.device)
     if spec.algorithm.entropy_coefficient > 0.0 or spec.trainer.measure_entropy:
         logprobs, entropy = response_logprobs_and_entropy(policy.model, micro_batch, temperature)
         if spec.algorithm.entropy_coefficient == 0.0:
@@ -280,5 +301,6 @@ def _token_logprobs(
         policy=logprobs,
         generator=micro_batch.generator_logprobs.to(logprobs.device),
         reference=reference_logprobs,
+        teacher=None if micro_batch.teacher_logprobs is None else micro_batch.teacher_logprobs.to(logprobs.device),
         entropy=entropy,
     )

@@ -71,7 +71,7 @@ class MicroBatchStats:
     advantages: tuple[float, ...] = ()
     """The advantage of every completion, before what only the whole iteration knows (`Scaling`)."""
     loss_sum: float = 0.0
-    """What follows, down to k3_sum, is as in `LossTerms`, over the rows that went through the model."""
+    """What follows, down to teacher_k3_sum, is as in `LossTerms`, over the rows that went through the model."""
     baseline_loss_sum: float = 0.0
     """The loss sum of advantages of 1.0; 0.0 without a late baseline."""
     surprise_sum: float = 0.0
@@ -83,6 +83,8 @@ class MicroBatchStats:
     entropy_sum: float = 0.0
     num_entropy_tokens: int = 0
     k3_sum: float = 0.0
+    teacher_k3_sum: float = 0.0
+    has_teacher: bool = False
     mismatch: Mismatch = field(default_factory=Mismatch)
     cost: TrainingCost = field(default_factory=TrainingCost)
 
@@ -125,6 +127,7 @@ class IterationNumbers:
     clip_low_share: float
     clip_high_share: float
     kl_to_reference: float
+    kl_to_teacher: float | None
     entropy: float
     entropy_trained_tokens: float | None
     corrected_share: float
@@ -133,7 +136,7 @@ class IterationNumbers:
     effective_sample_share: float
 
 
-OF_ONE_UPDATE = ("loss", "kl_to_reference", "entropy_trained_tokens", "corrected_share")
+OF_ONE_UPDATE = ("loss", "kl_to_reference", "kl_to_teacher", "entropy_trained_tokens", "corrected_share")
 """Numbers that each update of an iteration has for itself; the others are of the rollouts."""
 OF_A_CLIPPING_UPDATE = ("clip_share", "clip_low_share", "clip_high_share")
 """Numbers that mean something only where the ratio can leave 1."""
@@ -247,6 +250,9 @@ def iteration_numbers(batches: Iterable[MicroBatchStats], *, scaling: Scaling) -
         clip_low_share=_share(num_low, num_tokens),
         clip_high_share=_share(num_high, num_tokens),
         kl_to_reference=_share(math.fsum(stats.k3_sum for stats in ordered), seen_tokens),
+        kl_to_teacher=_share(math.fsum(stats.teacher_k3_sum for stats in ordered), seen_tokens)
+        if any(stats.has_teacher for stats in ordered)
+        else None,
         entropy=math.fsum(stats.surprise_sum for stats in ordered) / num_tokens,
         entropy_trained_tokens=math.fsum(stats.entropy_sum for stats in ordered) / measured if measured else None,
         corrected_share=_share(sum(stats.num_corrected for stats in ordered), seen_tokens),

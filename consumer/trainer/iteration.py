@@ -7,6 +7,9 @@ import dataclasses
 import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from msgspec import UNSET
 
 from broker.trainer_side import Arrived
 from consumer.gradient.learner import Trained
@@ -140,6 +143,9 @@ class Iteration(ExpectedIteration):
         """
         of_each = [iteration_numbers(update.stats, scaling=scaling) for update in updates]
         numbers = mean_over_updates(of_each, can_clip=[any(one.can_clip for one in update.stats) for update in updates])
+        values: dict[str, Any] = dataclasses.asdict(numbers)
+        if numbers.kl_to_teacher is None:
+            del values["kl_to_teacher"]
         wall_s = time.time() - self._started_s
         training_s = self.seconds("train")
         costs = [stats.cost for update in updates for stats in update.stats]
@@ -167,7 +173,7 @@ class Iteration(ExpectedIteration):
             lag_counts=counts_by_lag(self.stats, max_policy_lag=max_policy_lag),
             lag_mean=sum(stats.lag for stats in self.stats) / len(self.stats),
             updates=_each_update(of_each, updates) if len(updates) > 1 else (),
-            **dataclasses.asdict(numbers),
+            **values,
         )
 
     def _record_generation(self, batch: RolloutBatch) -> None:
@@ -203,6 +209,7 @@ def _each_update(numbers: Sequence[IterationNumbers], updates: Sequence[Update])
             loss=of_one.loss,
             clip_share=of_one.clip_share,
             kl_to_reference=of_one.kl_to_reference,
+            kl_to_teacher=UNSET if of_one.kl_to_teacher is None else of_one.kl_to_teacher,
             grad_norm=update.grad_norm,
         )
         for of_one, update in zip(numbers, updates, strict=True)

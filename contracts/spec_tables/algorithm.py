@@ -44,7 +44,9 @@ class AdvantageKind:
     is_scaled_late: bool = False
     """Whether that is the deviation of the whole iteration."""
     has_late_baseline: bool = False
-    """Whether it subtracts the mean of the whole iteration, and so needs no groups."""
+    """Whether it subtracts the mean of the whole iteration."""
+    compares_groups: bool = True
+    """Whether it compares a reward with those of its group, which then needs two or more."""
 
 
 ADVANTAGE_KINDS = {
@@ -52,7 +54,8 @@ ADVANTAGE_KINDS = {
     "dr_grpo": AdvantageKind(),
     "rloo": AdvantageKind(),
     "reinforce++_baseline": AdvantageKind(uses_epsilon=True, is_scaled_late=True),
-    "reinforce++": AdvantageKind(uses_epsilon=True, is_scaled_late=True, has_late_baseline=True),
+    "reinforce++": AdvantageKind(uses_epsilon=True, is_scaled_late=True, has_late_baseline=True, compares_groups=False),
+    "none": AdvantageKind(compares_groups=False),
 }
 """The advantages that a spec may name; `ADVANTAGES` of consumer/gradient/advantages/family.py has their functions."""
 AdvantageName: TypeAlias = Literal[tuple(ADVANTAGE_KINDS)]  # pyright: ignore[reportInvalidTypeForm]
@@ -82,7 +85,8 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
     advantage: AdvantageName = "grpo"
     """From the rewards of a group: over mean and deviation (grpo), over the mean (dr_grpo), over the mean of the other
     samples (rloo), over the mean and then the deviation of the whole iteration (reinforce++_baseline). Without groups:
-    over mean and deviation of the whole iteration (reinforce++), for a second backward pass and a second sum."""
+    over mean and deviation of the whole iteration (reinforce++), for a second backward pass and a second sum. 0 for
+    every completion (none): nothing is learnt from rewards, only from a teacher."""
     advantage_epsilon: Annotated[float, Meta(gt=0.0, le=1000.0)] = 1e-4
     """Added to the unbiased standard deviation of grpo, reinforce++_baseline and reinforce++."""
     updates_per_iteration: Annotated[int, Meta(ge=1, le=64)] = 1
@@ -105,10 +109,14 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
     advantage = "grpo" after the division by the deviation, which is that of the rewards alone."""
     entropy_coefficient: Factor = 0.0
     """Weight of the entropy bonus: the entropy of the distribution at each sampled token, normalised like the loss."""
+    distillation_coefficient: Factor = 0.0
+    """Weight of the reverse KL to a teacher, from the sampled tokens: a stage of type "teacher", or another that makes
+    the column `teacher_logprobs`, has its log-probs of them. 0 has no teacher."""
     correction: CorrectionName | None = None
-    """Weighs the surrogate by the probability of the policy before the iteration's first step over that of sampling:
-    truncated (tis), dropped out of range (icepop), or dropped above a cap (decoupled_ppo, which needs a lag). none: no
-    weight, which a job with max_policy_lag above 0 must say itself; without one it is what is meant."""
+    """Weighs the surrogate, and the KL to a teacher, by the probability of the policy before the iteration's first step
+    over that of sampling: truncated (tis), dropped out of range (icepop), or dropped above a cap (decoupled_ppo, which
+    needs a lag). none: no weight, which a job with max_policy_lag above 0 must say itself; without one it is what is
+    meant."""
     correction_level: Literal["token", "sequence"] = "token"
     """Whether each token has its weight, or a response one: the product over its tokens."""
     correction_low: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
@@ -145,12 +153,18 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
     @property
     def needs_every_row(self) -> bool:
         """Whether a completion of zero advantage has a gradient all the same, or gets its advantage after its pass."""
-        return self.kl_coefficient > 0.0 or self.entropy_coefficient > 0.0 or self.has_late_baseline
+        terms = (self.kl_coefficient, self.entropy_coefficient, self.distillation_coefficient)
+        return max(terms) > 0.0 or self.has_late_baseline
 
     @property
     def has_late_baseline(self) -> bool:
         """Whether what is taken off the rewards is known only when the whole iteration is in."""
         return self._advantage_kind.has_late_baseline
+
+    @property
+    def compares_groups(self) -> bool:
+        """Whether a group of one completion has nothing to be compared with."""
+        return self._advantage_kind.compares_groups
 
     @property
     def loss_name(self) -> str:
@@ -200,7 +214,28 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
                 f'old_policy = "generator" lets loss = "{self.loss_name}" clip by the sign of the advantage, which '
                 'under advantage = "reinforce++" is known too late; set loss = "cispo", or old_policy = "trainer"'
             )
+        yield from self._teacher_refusals()
         yield from self._correction_refusals()
+
+    def _teacher_refusals(self) -> Iterator[str]:
+        if self.distillation_coefficient > 0.0 and self._advantage_kind.is_scaled_late:
+            yield (
+                "distillation_coefficient would be divided by the deviation of the advantages under "
+                f'advantage = "{self.advantage}"; choose another advantage, or "none"'
+            )
+        if self.advantage != "none":
+            return
+        if self.distillation_coefficient == 0.0:
+            yield 'advantage = "none" leaves nothing to learn from; set distillation_coefficient above 0'
+        if self.clip_low is not None or self.clip_high is not None:
+            yield (
+                'clip_low and clip_high have no effect with advantage = "none": they bound what rewards do; '
+                "leave them out"
+            )
+        if self.shuffle_rewards:
+            yield 'shuffle_rewards has no effect with advantage = "none", which learns from no reward; leave it out'
+        if self.kl_coefficient > 0.0 and self.kl_placement == "reward":
+            yield 'kl_placement = "reward" has no effect with advantage = "none"; set kl_placement = "loss"'
 
     def _correction_refusals(self) -> Iterator[str]:
         bounds = (self.correction_low, self.correction_high)

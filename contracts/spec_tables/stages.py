@@ -12,8 +12,12 @@ from contracts.encoding.wire import Attempts, FilePath, Lease, Line, Record, Tex
 from contracts.errors import ContractViolation
 from contracts.experience.columns import BASE_COLUMNS, Column, ColumnName
 from contracts.experience.plan import PlannedStage, StagePlan, Unit, circle, stages_before
+from contracts.spec_tables.algorithm import AlgorithmSpec
 
 MAX_STAGES = 16
+REFERENCE_LOGPROBS = "reference_logprobs"
+TEACHER_LOGPROBS = "teacher_logprobs"
+"""The columns that the loss reads, whichever stage makes them: float32 per token, under the job's temperature."""
 Weight = Annotated[float, Meta(ge=-1000.0, le=1000.0)]
 Score = Annotated[float, Meta(ge=-1e6, le=1e6)]
 
@@ -54,7 +58,7 @@ class ReferenceStage(StageTable, tag="reference", frozen=True, kw_only=True):
 
     @property
     def outputs(self) -> tuple[Column, ...]:
-        return (Column(name="reference_logprobs", type="float32", per="token"),)
+        return (Column(name=REFERENCE_LOGPROBS, type="float32", per="token"),)
 
 
 class TeacherStage(StageTable, tag="teacher", frozen=True, kw_only=True):
@@ -75,7 +79,7 @@ class TeacherStage(StageTable, tag="teacher", frozen=True, kw_only=True):
 
     @property
     def outputs(self) -> tuple[Column, ...]:
-        return (Column(name="teacher_logprobs", type="float32", per="token"),)
+        return (Column(name=TEACHER_LOGPROBS, type="float32", per="token"),)
 
     def files(self) -> dict[str, str]:
         return {"model": self.model}
@@ -225,6 +229,52 @@ def stage_problems(stages: Sequence[StageSpec]) -> Iterator[str]:
     if found:
         way = " → ".join(names[index] for index in [*found, found[0]])
         yield f"stages: each waits for a column of the next one, {way}, so that none can start; break the circle"
+
+
+def job_problems(
+    stages: Sequence[StageSpec], *, algorithm: AlgorithmSpec | None, deterministic: bool, resamples: bool
+) -> Iterator[str]:
+    """Yields field, reason and cure of what stages can't be with the rest of the job.
+
+    algorithm: None where a trainer of one's own decides what it reads. resamples: whether `max_resamples` is above 0.
+    """
+    if algorithm is not None:
+        yield from _loss_problems(stages, algorithm)
+    judges = [stage.name for stage in stages if isinstance(stage, LlmJudgeStage)]
+    if judges and deterministic:
+        yield (
+            f'deterministic is not possible with stage "{judges[0]}", whose answers may differ from one time to the '
+            "next; set deterministic = false"
+        )
+    if resamples and (weights := reward_weights(stages)):
+        yield (
+            f"rollout.max_resamples drops groups of equal reward before stages add to it ({', '.join(weights)}); "
+            "set it to 0"
+        )
+
+
+def _loss_problems(stages: Sequence[StageSpec], algorithm: AlgorithmSpec) -> Iterator[str]:
+    made = {column.name: (stage, column) for stage in stages for column in stage.outputs}
+    reads = {
+        REFERENCE_LOGPROBS: ("kl_coefficient", algorithm.kl_coefficient),
+        TEACHER_LOGPROBS: ("distillation_coefficient", algorithm.distillation_coefficient),
+    }
+    for name, (field, coefficient) in reads.items():
+        if name not in made:
+            continue
+        stage, column = made[name]
+        if (column.type, column.per) != ("float32", "token"):
+            yield f'stages: output "{name}" of stage {stage.name} is read by the loss; make it a float32 per token'
+        if coefficient == 0.0:
+            yield (
+                f'stages: "{stage.name}" makes log-probs that nothing reads while algorithm.{field} is 0; '
+                "set it above 0, or leave the stage out"
+            )
+    if algorithm.distillation_coefficient > 0.0 and TEACHER_LOGPROBS not in made:
+        yield (
+            f"algorithm.distillation_coefficient needs a stage that makes {TEACHER_LOGPROBS}; "
+            'add [[stages]] of type "teacher", or set it to 0'
+        )
 
 
 def _problems_of(stage: StageSpec, made: set[str]) -> Iterator[str]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
+from msgspec import UNSET
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
@@ -118,6 +119,8 @@ def _facts(progress: JobProgress) -> Table:
     if latest is not None and latest.num_unscorable:
         what = f"{plural(latest.num_unscorable, 'completion')} of the last iteration"
         table.add_row("unscorable", f"{what} got the score that on_unscorable states")
+    if latest is not None and latest.kl_to_teacher is not UNSET:
+        table.add_row("teacher", f"KL {latest.kl_to_teacher:.3g} a token")
     table.add_row("held-out", _evaluation_row(progress.evaluation_before, progress.evaluation_latest))
     table.add_row("policy", f"version {status.policy_version}   digest {short(status.weights_digest)}")
     if status.max_policy_lag and status.window:
@@ -199,9 +202,10 @@ def iteration_line(metrics: events.IterationMetrics, progress: JobProgress) -> s
     total = progress.status.iterations
     left = f"  {duration(progress.left_s)} left" if progress.left_s else ""
     unscorable = f"  {metrics.num_unscorable} unscorable" if metrics.num_unscorable else ""
+    teacher = f"  KL to teacher {metrics.kl_to_teacher:.3g}" if metrics.kl_to_teacher is not UNSET else ""
     lag = f"  {lags_of(metrics)}  {staleness(metrics).replace('   ', '  ')}" if metrics.lag_counts else ""
     return (
         f"iteration {metrics.iteration + 1:>{len(str(total))}}/{total}  reward {metrics.reward_mean:.3f}"
         f"  version {metrics.policy_version} → {metrics.policy_version + 1}  {metrics.num_batches} batches"
-        f"  {duration(metrics.wall_s)}  {count(metrics.tokens_per_s)} tokens/s{lag}{unscorable}{left}"
+        f"  {duration(metrics.wall_s)}  {count(metrics.tokens_per_s)} tokens/s{teacher}{lag}{unscorable}{left}"
     )

@@ -322,7 +322,7 @@ def staged_spec() -> JobSpec:
     )
     judge = LlmJudgeStage(model="judge", prompt="{prompt} {completion}")
     stages = (ReferenceStage(), TeacherStage(model="teacher"), RewardModelStage(model="classifier"), judge, length)
-    algorithm = AlgorithmSpec(kl_coefficient=0.1)
+    algorithm = AlgorithmSpec(kl_coefficient=0.1, distillation_coefficient=0.5)
     return replace(job_spec(AdditionDataset()), deterministic=False, algorithm=algorithm, stages=stages)
 
 
@@ -479,6 +479,16 @@ def audit_record_of_a_lag() -> AuditRecord:
     )
 
 
+def audit_record_of_stages() -> AuditRecord:
+    """It has every optional field but those of a lag."""
+    return replace(
+        audit_record("commit"),
+        on_unscorable={"math_verify": 0.0},
+        unscorable={"3/train/0": {"math_verify: timeout": 1}},
+        columns={"3/train/0": DIGEST},
+    )
+
+
 GOLDEN: dict[str, Record] = {
     "prompt_batch": prompt_batch(),
     "rollout_batch": rollout_batch(),
@@ -531,6 +541,9 @@ GOLDEN: dict[str, Record] = {
     "event_iteration_committed_of_a_lag": IterationCommitted(
         at_s=1700000000.5, metrics=iteration_metrics((1, 2, 1), 1.0), weights_digest=NEXT_DIGEST
     ),
+    "event_iteration_committed_of_a_teacher": IterationCommitted(
+        at_s=1700000000.5, metrics=replace(iteration_metrics(), kl_to_teacher=0.75), weights_digest=NEXT_DIGEST
+    ),
     "event_evaluation_finished": EvaluationFinished(at_s=1700000000.5, score=SCORE),
     "event_checkpoint_written": CheckpointWritten(
         at_s=1700000000.5, iteration=3, directory="job-0123456789ab/checkpoints/000003", weights_digest=NEXT_DIGEST
@@ -549,6 +562,7 @@ GOLDEN: dict[str, Record] = {
     ),
     "audit_record_commit": audit_record("commit"),
     "audit_record_of_a_lag": audit_record_of_a_lag(),
+    "audit_record_of_stages": audit_record_of_stages(),
     "audit_record_rewind": audit_record("rewind"),
 }
 """File name without its ending → the value that it holds."""

@@ -87,10 +87,10 @@ def step_down(policy: Policy, gradients: Gradients) -> None:
 
 
 def two_updates(
-    pair: tuple[Policy, Policy], batches: list[RolloutBatch], algorithm: dict[str, Any]
+    pair: tuple[Policy, Policy], batches: list[RolloutBatch], algorithm: dict[str, Any], **changes: Any
 ) -> tuple[Gradients, Gradients, list[MicroBatchStats]]:
     """Gradients of both updates, and the second's numbers; the policy is left where the second was computed."""
-    policy, spec = pair[0], job_spec(algorithm=algorithm | {"updates_per_iteration": 2})
+    policy, spec = pair[0], job_spec(algorithm=algorithm | {"updates_per_iteration": 2}, **changes)
     accumulator = ExactAccumulator(policy.trained_parameters(), max_micro_batches=len(batches))
     trained = first_update(pair, batches, spec, accumulator)
     first = total(policy, trained[0], spec, accumulator)

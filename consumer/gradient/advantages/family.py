@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from consumer.gradient.advantages.base import Advantage, Rewards
 from consumer.gradient.advantages.group_relative import centred_rewards, grpo_advantages, rloo_advantages
 from consumer.gradient.advantages.reinforce_plus_plus import centred_scale, mean_and_scale
@@ -17,6 +19,7 @@ ADVANTAGES = {
     "rloo": Advantage(of_groups=lambda rewards, _: rloo_advantages(rewards)),
     "reinforce++_baseline": Advantage(of_groups=lambda rewards, _: centred_rewards(rewards), late=centred_scale),
     "reinforce++": Advantage(of_groups=lambda rewards, _: rewards, late=mean_and_scale),
+    "none": Advantage(of_groups=lambda rewards, _: np.zeros_like(rewards)),
 }
 """A line for each name of `ADVANTAGE_KINDS`."""
 

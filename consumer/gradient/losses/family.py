@@ -12,6 +12,7 @@ from torch import Tensor
 from consumer.gradient.losses.base import LossInputs, PolicyLoss
 from consumer.gradient.losses.cispo import CISPO
 from consumer.gradient.losses.correction import correction_weights
+from consumer.gradient.losses.distillation import reverse_kl
 from consumer.gradient.losses.grpo import BNPO, DAPO, DR_GRPO, GRPO
 from consumer.gradient.losses.gspo import GSPO
 from consumer.gradient.losses.kl import ESTIMATORS, k3
@@ -49,6 +50,8 @@ class TokenLogprobs:
     """[R, T] of the policy before the iteration's first step; None in that step: it is the policy itself."""
     reference: Tensor | None = None
     """[R, T] of the frozen initial model; None without a KL term."""
+    teacher: Tensor | None = None
+    """[R, T] of the teacher; None without distillation."""
     entropy: Tensor | None = None
     """[R, T] with gradient, in nats, of the whole distribution at each token; None where it was not measured."""
 
@@ -63,6 +66,7 @@ class TokenLogprobs:
             generator=self.generator.to(self.policy).masked_fill(~loss_mask, 0.0),
             old=mask(self.old),
             reference=mask(self.reference),
+            teacher=mask(self.teacher),
             entropy=mask(self.entropy),
         )
 
@@ -82,6 +86,8 @@ class LossTerms:
     """Tokens whose weight against the generator was truncated or set to zero."""
     k3_sum: float
     """Sum of k3 over tokens; 0.0 without a reference."""
+    teacher_k3_sum: float | None
+    """Sum of k3 to the teacher over tokens; None without one."""
     entropy_sum: float
     """Sum of entropies over num_entropy_tokens, in nats; 0.0 where they were not measured."""
     num_entropy_tokens: int
@@ -92,7 +98,8 @@ def family_loss(
 ) -> LossTerms:
     """Computes the loss of one micro-batch. advantages: [R]; loss_mask: bool [R, T], one True or more in each row.
 
-    sum of w (policy term, weighed against the generator) + beta KL - alpha entropy,  w by the normaliser
+    sum of w ((policy term + lambda KL to the teacher), weighed against the generator) + beta KL - alpha entropy,
+    w by the normaliser
     """
     tokens = logprobs.masked(loss_mask)
     clip_low, clip_high = algorithm.clip_range
@@ -106,7 +113,13 @@ def family_loss(
     )
     member = policy_loss(algorithm)
     term = member.surrogate(inputs)
-    token_loss, num_corrected = _corrected(term.token_loss, tokens, loss_mask=loss_mask, algorithm=algorithm)
+    sampled_loss, teacher_k3_sum = term.token_loss, None
+    if tokens.teacher is not None:
+        # It is a mean over what was sampled, like the policy term: what weighs samples weighs both.
+        divergence = reverse_kl(inputs.log_ratio(), tokens.policy, tokens.teacher)
+        sampled_loss = sampled_loss + algorithm.distillation_coefficient * divergence
+        teacher_k3_sum = float(k3(tokens.policy.detach(), tokens.teacher)[loss_mask].double().sum())
+    token_loss, num_corrected = _corrected(sampled_loss, tokens, loss_mask=loss_mask, algorithm=algorithm)
     k3_sum = entropy_sum = 0.0
     if tokens.reference is not None:
         if algorithm.kl_placement == "loss":
@@ -129,6 +142,7 @@ def family_loss(
         can_clip=inputs.old_logprobs is not None,
         num_corrected=num_corrected,
         k3_sum=k3_sum,
+        teacher_k3_sum=teacher_k3_sum,
         entropy_sum=entropy_sum,
         num_entropy_tokens=0 if tokens.entropy is None else int(loss_mask.sum()),
     )

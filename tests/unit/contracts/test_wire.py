@@ -5,6 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import msgspec
+import pytest
+from msgspec import UNSET
+
+from contracts.encoding.wire import Record, decode, encode
 from tests.pipeline import REPOSITORY
 
 THREADS_THAT_MEET_A_SPEC = """
@@ -36,3 +41,14 @@ def test_threads_that_meet_a_type_for_the_first_time_at_once_all_read_it() -> No
         [sys.executable, "-c", THREADS_THAT_MEET_A_SPEC], cwd=REPOSITORY, capture_output=True, text=True, timeout=60
     )
     assert (run.returncode, run.stdout.split()) == (0, ["1", "16"]), run.stderr
+
+
+@pytest.mark.parametrize("num_optional", [5, 14, 15, 16, 20])
+def test_a_type_that_gains_an_optional_field_changes_no_byte_of_a_record_without_it(num_optional: int) -> None:
+    """An audit chain of an older job names its records by their bytes; a map of more than 15 pairs has another head."""
+    optional = [(f"field_{number}", int | msgspec.UnsetType, UNSET) for number in range(num_optional)]
+    kind = msgspec.defstruct("Grown", [("name", str), *optional], bases=(Record,), frozen=True, kw_only=True)
+    for num_set in range(num_optional + 1):
+        values = {"name": "a"} | {f"field_{number}": number for number in range(num_set)}
+        assert encode(kind(**values)) == msgspec.msgpack.encode(values)
+        assert decode(encode(kind(**values)), kind) == kind(**values)

@@ -112,3 +112,13 @@ def test_batches_are_told_by_their_lag(counts: tuple[int, ...], mean: float, wor
 def test_a_bounded_job_says_that_its_lag_is_the_most() -> None:
     assert kind_in_words(msgspec.structs.replace(DELAYED, schedule="bounded")) == "bounded · lag 2 at most"
     assert kind_in_words(msgspec.structs.replace(PERIODIC, schedule="colocated")) == "colocated · on-policy"
+
+
+def test_a_job_with_a_teacher_shows_how_far_it_is_and_no_other_does() -> None:
+    taught = msgspec.structs.replace(iteration_metrics(), kl_to_teacher=0.75)
+    seen = progress(PERIODIC, taught)
+    assert "KL 0.75 a token" in shown(panel(seen))
+    assert "tokens/s  KL to teacher 0.75" in iteration_line(taught, seen)
+    assert taught.numbers()["kl_to_teacher"] == 0.75
+    assert "teacher" not in shown(panel(progress(PERIODIC, iteration_metrics())))
+    assert "kl_to_teacher" not in iteration_metrics().numbers()
