@@ -51,7 +51,8 @@ class TrainerExit(IntEnum):
     DONE = 0
     """The job is final, or this trainer was stopped and gave its lease back."""
     DIED = 1
-    """It may be started again: Redis stayed away, the fence moved under it, a rank is gone."""
+    """It may be started again: Redis stayed away, the fence moved under it, a rank is gone. Where Redis answers, its
+    lease is given back."""
     FAILED = 2
     """The job failed, and says why."""
     HELD = 3

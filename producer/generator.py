@@ -19,7 +19,8 @@ carry      consumes a claimed batch; waits for the engine, the reward service an
 A batch is claimed only when the engine has room for it: there is no prefetch, so work goes to an idle generator.
 Another version, or another model, is loaded when no batch is in the engine or may come back to it. A generator that
 finds no work in any job hedges: it samples a copy of a batch that another generator is late with. A generation whose
-batch another generator has published is dropped at the next heartbeat. A task of these that dies ends the process.
+batch another generator has published is dropped at the next heartbeat, a copy long before. A task of these that dies
+ends the process.
 """
 
 from __future__ import annotations
@@ -144,7 +145,7 @@ class Generator:
                 continue
             job, claim = found
             loaded = await self._ready(job, claim)
-            if loaded is None:
+            if loaded is None or self._held.is_settled(claim):
                 self._held.end(claim)
                 continue
             task = tasks.create_task(self._carry(self._begin(job, claim, loaded)))

@@ -5,13 +5,16 @@
                           leases   ▼      │ lost, settled
                                  Heartbeat ─▶ presence
 
-Heartbeat   waits for its next beat or a change; unblocked by either; produces renewed leases and presence.
+Heartbeat   waits for its next beat or a change; unblocked by either; produces renewed leases and presence. Between two
+            beats it looks after copies: one that came second is dropped within COPY_LOOK_S.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from broker.generator_side import Claim, GeneratorSide
@@ -24,6 +27,9 @@ log = logging.getLogger(__name__)
 
 PRESENCE_INTERVAL_S = 2.0
 """Longest time between two signs of life."""
+COPY_LOOK_S = 0.02
+"""Time between two looks at whether a copy is still needed: most come second, and until it is dropped the engine is not
+free for the next iteration, nor asleep for a colocated job's trainer."""
 
 
 class HeldBatches:
@@ -33,6 +39,8 @@ class HeldBatches:
         self.leases: dict[str, tuple[ActiveJob, Claim]] = {}
         """Name of a claim → its job and the claim; a lost or settled one is no longer here, though it may go on."""
         self._carried: dict[str, CarriedBatch] = {}
+        self._settled: set[str] = set()
+        """Names of the claims whose batches are needed no more; each is on its way to its end."""
         self.changed = asyncio.Event()
         """Set at a claim, so that its lease is renewed soon enough, and at both ends of a colocated job's turn; cleared
         at each beat."""
@@ -49,22 +57,35 @@ class HeldBatches:
     def has_lease(self, claim: Claim) -> bool:
         return name_of(claim) in self.leases
 
+    def is_settled(self, claim: Claim) -> bool:
+        """Whether the batch was settled before it was in the engine: then there is nothing to put into it."""
+        return name_of(claim) in self._settled
+
     def carry(self, batch: CarriedBatch) -> None:
         self._carried[name_of(batch.claim)] = batch
 
     def end(self, claim: Claim) -> None:
         self._carried.pop(name_of(claim), None)
         self.leases.pop(name_of(claim), None)
+        self._settled.discard(name_of(claim))
         self.freed.set()
 
     def let_go(self, claim: Claim, *, is_settled: bool) -> None:
         """Drops the lease of a batch that the broker gave to another, and the generation of one that is settled."""
         # A batch that ended while the renewal ran has no lease either, and is no loss.
-        if self.leases.pop(name_of(claim), None):
-            log.info("no longer holds %s", name_of(claim))
+        if not self.leases.pop(name_of(claim), None):
+            return
+        log.info("no longer holds %s", name_of(claim))
+        if is_settled:
+            self._settled.add(name_of(claim))
         batch = self._carried.get(name_of(claim))
         if is_settled and batch is not None:
             batch.settle()
+
+    @property
+    def copies(self) -> dict[str, tuple[ActiveJob, Claim]]:
+        """Those of `leases` that are of other generators' batches."""
+        return {name: (job, claim) for name, (job, claim) in self.leases.items() if claim.hedged}
 
     @property
     def num_sampling(self) -> int:
@@ -99,9 +120,18 @@ class Heartbeat:
             self.held.changed.clear()
             await self.calls(self.presence.beat, self.generator_id, self._info())
             leases_s = [job.spec.timeouts.generator_lease_s for job, _ in self.held.leases.values()]
-            await self._renew()
+            await self._renew(self.held.leases)
             # Three beats fit into the shortest lease: one or two may fail before it runs out.
-            await wait_for(self.held.changed, min([PRESENCE_INTERVAL_S, *(lease_s / 3 for lease_s in leases_s)]))
+            await self._until_beat(min([PRESENCE_INTERVAL_S, *(lease_s / 3 for lease_s in leases_s)]))
+
+    async def _until_beat(self, pause_s: float) -> None:
+        """Returns when the next beat is due, or something has changed; looks after copies until then."""
+        due_s = time.monotonic() + pause_s
+        while (left_s := due_s - time.monotonic()) > 0:
+            await wait_for(self.held.changed, min(left_s, COPY_LOOK_S) if self.held.copies else left_s)
+            if self.held.changed.is_set():
+                return
+            await self._renew(self.held.copies)
 
     def _info(self) -> dict[str, str]:
         """What an operator sees of this generator; the version is the one whose digest was verified."""
@@ -118,13 +148,13 @@ class Heartbeat:
             "not_reproducible": self.not_reproducible,
         }
 
-    async def _renew(self) -> None:
-        """Renews every lease; a lost one is let go. Its batch may still win, if it is published first (I3).
+    async def _renew(self, leases: Mapping[str, tuple[ActiveJob, Claim]]) -> None:
+        """Renews these leases; a lost one is let go. Its batch may still win, if it is published first (I3).
 
         A settled batch needs no more tokens: an engine that was late, or hedged in vain, is free for the next batch.
         """
         held: dict[str, tuple[GeneratorSide, list[Claim]]] = {}
-        for job, claim in self.held.leases.values():
+        for job, claim in leases.values():
             held.setdefault(job.job_id, (job.side, []))[1].append(claim)
         for side, claims in held.values():
             renewal = await self.calls(side.renew, claims)

@@ -152,7 +152,8 @@ class FakeSide:
 class FakeJobs:
     """The job store and the presence board of a stack."""
 
-    def __init__(self) -> None:
+    def __init__(self, changes: Changes) -> None:
+        self._changes = changes
         self.specs: dict[str, JobSpec] = {}
         self.active: list[str] = []
         self.infos: list[dict[str, str]] = []
@@ -172,6 +173,7 @@ class FakeJobs:
 
     def beat(self, generator_id: str, info: dict[str, str]) -> None:
         self.infos.append(info)
+        self._changes.notify()
 
     def leave(self, generator_id: str) -> None:
         self.left.append(generator_id)
@@ -221,7 +223,7 @@ class EngineShop:
         """`max_concurrent_completions` of the engines that are made next."""
         self.log: list[str] = []
         self.gates: dict[str, asyncio.Event] = {}
-        """Batches that are not generated before their gate opens."""
+        """Batches that are not generated before their gate opens, and versions, as "load 0", that are not loaded."""
         self.errors: dict[str, Exception] = {}
         """What the engine raises instead of a batch."""
 
@@ -245,6 +247,8 @@ class LoggedEngine(FakeEngine):
     async def load_weights(self, weights: WeightManifest | WeightShard) -> None:
         ahead = " ahead" if isinstance(weights, WeightShard) else ""
         self._events.append(f"load {weights.policy_version}{ahead}")
+        if gate := self._shop.gates.get(f"load {weights.policy_version}"):
+            await gate.wait()
         await super().load_weights(weights)
 
     async def receive_weights(

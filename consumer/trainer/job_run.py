@@ -7,9 +7,11 @@
     BatchFailed, DeadlineExceeded       failed           yes      FAILED
     another OnbeatError                 failed                    FAILED
     Unavailable, FenceViolation         stays running             DIED
+    an error that is none of ours       stays running             DIED
     FencedOff                           is another's              HELD
 
-Saved is the last committed version, as a checkpoint. A job that was being cancelled is cancelled by an error, too.
+Saved is the last committed version, as a checkpoint. A job that was being cancelled is cancelled by an error, too. At
+each end but HELD the lease is given back, so that a successor starts at once; where Redis is away, it runs out.
 """
 
 from __future__ import annotations
@@ -85,7 +87,11 @@ def train(settings: StackSettings, broker: Broker, spec: JobSpec, job_id: str) -
             return TrainerExit.HELD
         except (Unavailable, FenceViolation) as error:
             log.error("this trainer ends, the job goes on in another: %s", error)
+            _give_back(error, side, keeper)
             return TrainerExit.DIED
+        except Exception as error:
+            _give_back(error, side, keeper)
+            raise
 
 
 def _train_held(jobs: JobStore, job_id: str, *, side: TrainerSide, load: Callable[[], HeldJob]) -> TrainerExit:
@@ -128,6 +134,27 @@ def _train_held(jobs: JobStore, job_id: str, *, side: TrainerSide, load: Callabl
         if trainer is not None:
             trainer.close()
     return TrainerExit.DONE
+
+
+def _give_back(error: Exception, side: TrainerSide, keeper: LeaseKeeper) -> None:
+    """Lets a successor start at once: the ranks have ended, and this one commits and names no file any more (I4)."""
+    if not _reaches_redis(error):
+        return
+    # A renewal after it would take the lease again.
+    keeper.close()
+
+    def tell() -> None:
+        try:
+            side.release()
+        except OnbeatError as why:
+            log.info("the lease is not given back: %s", why)
+
+    _say_last(tell)
+
+
+def _reaches_redis(error: Exception) -> bool:
+    """Whether a trainer that ends with this error can say so; one that asks a server that is away ends later."""
+    return not isinstance(error, BrokerUnavailable)
 
 
 def _begin(jobs: JobStore, job_id: str, side: TrainerSide) -> None:
@@ -184,7 +211,7 @@ def _end_loading(why: Exception, jobs: JobStore, *, side: TrainerSide, job_id: s
     def tell() -> None:
         if isinstance(why, Cancelled):
             jobs.move(job_id, JobState.CANCELLED, trainer_epoch=side.trainer_epoch)
-        if isinstance(why, (Cancelled, Stopped)):
+        if isinstance(why, (Cancelled, Stopped, Unavailable)) and _reaches_redis(why):
             side.release()
 
     _say_last(tell)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 from collections.abc import Callable, Iterator
 
@@ -12,8 +13,10 @@ from broker.connection.client import Broker, connect
 from broker.fence import read_fence
 from broker.job_store import JobStore
 from broker.keys import JobKeys
+from broker.trainer_side import TrainerSide
 from contracts.errors import (
     BatchFailed,
+    BrokerFull,
     BrokerUnavailable,
     FencedOff,
     FenceViolation,
@@ -181,6 +184,55 @@ def test_a_trainer_that_dies_while_the_job_is_cancelled_leaves_the_end_to_a_cons
     assert job.end[0] is JobState.CANCELLING
     assert stand_in.closed
     assert not stand_in.cleared
+
+
+def ends_by_itself(job: OneJob, runs: Callable[[], None]) -> None:
+    """By an error that leaves the job to another trainer, whether it is one of ours or a fault."""
+    with contextlib.suppress(ZeroDivisionError):
+        assert job.train(lambda _: StandIn(runs=runs)) == TrainerExit.DIED
+    assert job.end[0] is JobState.RUNNING
+
+
+@pytest.mark.parametrize(
+    "error",
+    [Unavailable("a rank died"), BrokerFull("no room"), FenceViolation("the commit is lost"), ZeroDivisionError()],
+)
+def test_after_a_trainer_that_ends_by_itself_a_successor_starts_at_once(job: OneJob, error: Exception) -> None:
+    ends_by_itself(job, raising(error))
+    assert not job.is_held
+    assert job.train(lambda _: StandIn(runs=lambda: None)) == TrainerExit.DONE
+    assert job.end == (JobState.SUCCEEDED, "")
+
+
+def test_a_trainer_that_could_not_reach_redis_leaves_its_lease_to_run_out(job: OneJob) -> None:
+    ends_by_itself(job, raising(BrokerUnavailable("away")))
+    assert job.is_held
+    assert job.train(lambda _: StandIn(runs=lambda: None)) == TrainerExit.HELD
+
+
+def test_a_trainer_that_ends_by_itself_leaves_the_lease_of_its_successor_alone(job: OneJob) -> None:
+    def runs() -> None:
+        job.broker.redis.hset(JobKeys(job.job_id).fence, "lease_until", "1")
+        TrainerSide(job.broker, job.job_id, owner="its successor", lease_s=600.0).acquire()
+        raise FenceViolation("the fence is not open")
+
+    ends_by_itself(job, runs)
+    assert job.is_held
+    assert job.train(lambda _: StandIn(runs=lambda: None)) == TrainerExit.HELD
+
+
+def test_a_trainer_whose_keeper_died_while_it_loads_gives_its_lease_back(
+    job: OneJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[TrainerExit] = []
+    monkeypatch.setattr(job_run, "_exit", ended.append)
+    jobs = job.jobs
+    side = TrainerSide(job.broker, job.job_id, owner="t", lease_s=600.0)
+    for why, is_held in ((Unavailable("the keeper died"), False), (BrokerUnavailable("away"), True)):
+        side.acquire()
+        job_run._end_loading(why, jobs, side=side, job_id=job.job_id)
+        assert job.is_held == is_held
+    assert ended == [TrainerExit.DIED, TrainerExit.DIED]
 
 
 def test_a_stop_that_cannot_save_is_a_stop(job: OneJob) -> None:

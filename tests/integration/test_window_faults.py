@@ -299,6 +299,7 @@ def test_a_rewind_clears_every_slot_and_the_versions(broker: Broker) -> None:
     job.trainer.rewind(record)
     assert_nothing_is_in_work(job)
     assert job.fence.committed == 0
+    assert [one.policy_version for one in job.generator("idle").wait_for_weights(60.0).versions] == [0, 1]
     assert {job.publish(one) for one in held} == {PublishOutcome.FUTURE}
     assert job.generator().renew(held).settled == tuple(held)
     job.start(version=1)

@@ -246,7 +246,10 @@ def rewind(server: Server, epoch: int, iteration: int, *, follows: Record, off: 
     if server.last != follows and "rewind.link" not in off:
         return "broken_link", server
     chain = (*server.chain[: iteration + 1], *(NONE,) * (len(server.chain) - iteration - 1))
-    return "rewound", _closed(server)._replace(committed=iteration - 1, last=record, chain=chain)
+    weights = server.weights
+    if "rewind.manifests" not in off:
+        weights = tuple(one if version <= iteration else NONE for version, one in enumerate(weights))
+    return "rewound", _closed(server)._replace(committed=iteration - 1, last=record, chain=chain, weights=weights)
 
 
 # The job

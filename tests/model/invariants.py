@@ -17,6 +17,8 @@ def broken_by_call(state: State, bounds: Bounds, trainer: Trainer, after: Server
         return "I4: a trainer of an old epoch moves the fence"
     if outcome == "rewound" and after.committed > before.committed:
         return "I4: a rewind leaves a gap"
+    if outcome == "rewound" and known(after.weights, after.committed + 2, len(after.weights)):
+        return "memory: a version of the abandoned future stays announced"
     if outcome in ("rewound", "committed") and trainer.link != before.last:
         return "I4: the audit chain has a gap"
     if outcome == "committed":

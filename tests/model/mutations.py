@@ -85,6 +85,7 @@ NEEDED = (
     Mutation(("rewind.epoch",), ONE, "I4", "rewind without the epoch"),
     Mutation(("rewind.link",), FORGETFUL, "I4", "rewind by a record that follows a lost one"),
     Mutation(("rewind.repeat", "rewind.link"), RESAMPLED_TWICE, "I4", "a repeated rewind is recorded again"),
+    Mutation(("rewind.manifests",), ONE, "memory", "rewind leaves the versions announced that it goes back behind"),
     Mutation(("claim.range",), BOUNDED, "admission", "a generator goes on with what it holds, however old that is"),
     Mutation(("claim.digest",), BOUNDED, "admission", "a generator goes on with what it holds, whatever its digest"),
     Mutation(("publish.digest",), RESAMPLED, "I2", "publish_batch without the digest"),

@@ -19,7 +19,9 @@ from onbeat.planning.pipeline.window import Batch
 MAX_FINISHING = 4
 """As in producer/generator.py."""
 PRESENCE_INTERVAL_S = 2.0
-"""As in producer/heartbeat.py: a copy of a batch that another has published is dropped at the next one."""
+"""As in producer/heartbeat.py."""
+COPY_LOOK_S = 0.02
+"""As there: time between two looks at whether a copy is still needed."""
 BEATS_PER_LEASE = 3
 """Heartbeats in the time of a lease, as there."""
 
@@ -47,8 +49,6 @@ class SimulatedGenerator:
         self._num_in_need = 0
         """Batches that are in the engine or may come back to it: the version stays until they are out."""
         self._freed = self._environment.event()
-        spec = pipeline.setup.spec
-        self._beat_s = min(PRESENCE_INTERVAL_S, spec.timeouts.generator_lease_s / BEATS_PER_LEASE)
 
     def run(self) -> Steps:
         """Serves for ever: the end of the simulation ends it."""
@@ -159,12 +159,14 @@ class SimulatedGenerator:
             pipeline.ring_rollouts()
 
     def _drop_when_settled(self, carried: Process, batch: Batch) -> Steps:
-        """Drops a copy at the first heartbeat after the other generator has published the batch."""
-        while carried.is_alive:
-            yield AnyOf(self._environment, [carried, self._environment.timeout(self._beat_s)])
-            if carried.is_alive and batch.is_published:
-                carried.interrupt()
-                return
+        """Drops a copy at the first look after the other generator has published the batch."""
+        pipeline, began_s = self._pipeline, self._pipeline.now_s
+        while carried.is_alive and not batch.is_published:
+            yield AnyOf(self._environment, [carried, pipeline.rollouts()])
+        yield AnyOf(self._environment, [carried, self._environment.timeout(COPY_LOOK_S)])
+        pipeline.outcome.scripts["renew_prompts"] += int((pipeline.now_s - began_s) / COPY_LOOK_S)
+        if carried.is_alive:
+            carried.interrupt()
 
     def _completions(self, batch: Batch) -> int:
         rollout = self._pipeline.setup.spec.rollout

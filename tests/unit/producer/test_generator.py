@@ -34,7 +34,7 @@ class Stack:
     def __init__(self, run_root: Path, *, stop_grace_s: float = 20.0, not_reproducible: str = "") -> None:
         self.run_root = run_root
         self.changes = Changes()
-        self.jobs = FakeJobs()
+        self.jobs = FakeJobs(self.changes)
         self.rewards = FakeRewards(self.changes)
         self.shop = EngineShop(run_root)
         self.sides: dict[str, FakeSide] = {}
@@ -513,6 +513,49 @@ def test_a_generation_that_nobody_needs_is_dropped_and_the_next_batch_is_claimed
             await stack.changes.until(lambda: len(side.published) == 1)
         assert [batch.batch_id for batch in side.published] == ["0/train/1"]
         assert stack.shop.log[2:5] == ["generate job 0/train/0", "drop job 0/train/0", "generate job 0/train/1"]
+        assert (side.failed, side.refused) == ([], [])
+
+    drive(tmp_path, scenario)
+
+
+def test_a_copy_is_looked_after_between_the_beats_and_its_colocated_turn_ends_with_its_need(
+    tmp_path: Path,
+) -> None:
+    async def scenario(stack: Stack) -> None:
+        side = stack.add_job(num_batches=1, schedule="colocated")
+        side.late.append(stack.work("job", 7))
+        stack.rewards.gate.clear()
+        stack.shop.gates["0/train/7"] = asyncio.Event()
+        async with stack.running():
+            # The lease of its own batch waits for the beats: a renewal at one of them would name both.
+            await stack.changes.until(lambda: side.renewed[-3:] == [["0/train/7"]] * 3)
+            assert ["0/train/0", "0/train/7"] in side.renewed
+            side.settled.add("0/train/7")
+            await stack.changes.until(lambda: "sleep" in stack.shop.log)
+            assert stack.shop.log[-2:] == ["drop job 0/train/7", "sleep"]
+            await stack.changes.until(lambda: stack.jobs.infos[-1][AWAKE_FOR] == "")
+            stack.rewards.gate.set()
+            await stack.changes.until(lambda: len(side.published) == 1)
+        assert (side.failed, side.refused) == ([], [])
+
+    drive(tmp_path, scenario)
+
+
+def test_a_copy_that_is_settled_while_its_weights_load_is_never_sampled(tmp_path: Path) -> None:
+    async def scenario(stack: Stack) -> None:
+        side = stack.add_job(timeouts__generator_lease_s=0.03)
+        side.late.append(stack.work("job", 7))
+        loading = stack.shop.gates["load 0"] = asyncio.Event()
+        async with stack.running():
+            await stack.changes.until(lambda: ["0/train/7"] in side.renewed)
+            side.settled.add("0/train/7")
+            side.add(*stack.work("job", 1))
+            await stack.changes.until(lambda: side.renewed.count(["0/train/7"]) >= 2)
+            beats = len(stack.jobs.infos)
+            await stack.changes.until(lambda: "" in [info["batches"] for info in stack.jobs.infos[beats:]])
+            loading.set()
+            await stack.changes.until(lambda: len(side.published) == 1)
+        assert [event for event in stack.shop.log if "generate" in event] == ["generate job 0/train/1"]
         assert (side.failed, side.refused) == ([], [])
 
     drive(tmp_path, scenario)

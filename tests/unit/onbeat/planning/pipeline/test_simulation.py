@@ -10,6 +10,7 @@ import pytest
 from contracts.schedule import Schedule
 from contracts.spec import JobSpec
 from onbeat.planning.bounds import lower_bound_s
+from onbeat.planning.pipeline.generators import COPY_LOOK_S
 from onbeat.planning.pipeline.simulation import Machines, Outcome
 from tests.builders import job_spec
 from tests.planned import NO_WAITS, batch, costs, run
@@ -136,8 +137,12 @@ def test_the_same_seed_gives_the_same_run_and_another_one_another() -> None:
     assert first.spans == again.spans
 
 
-def test_a_copy_that_comes_too_late_is_dropped_at_a_heartbeat_and_never_counts_twice() -> None:
+def test_a_copy_that_comes_too_late_is_dropped_at_once_and_never_counts_twice() -> None:
     tailed = costs(batch(1.0, 0.1), batch(1.0, 0.1), batch(1.0, 0.1), batch(30.0, 0.1))
-    found = run(spec(), Schedule("periodic"), tailed, num_generators=2, seed=0)
+    found, without = (
+        run(spec(rollout__hedge=hedge), Schedule("periodic"), tailed, num_generators=2, seed=0)
+        for hedge in (True, False)
+    )
     assert found.num_hedges > 0
     assert sum(found.lags.values()) == 12 * 8
+    assert found.commits_s[-1] - without.commits_s[-1] <= 12 * COPY_LOOK_S

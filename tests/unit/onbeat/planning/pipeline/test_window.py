@@ -126,6 +126,7 @@ def test_a_job_that_is_not_deterministic_copies_nothing() -> None:
 def test_the_simulation_counts_like_the_generator_the_trainer_and_the_fence() -> None:
     assert generators.MAX_FINISHING == generator.MAX_FINISHING
     assert generators.PRESENCE_INTERVAL_S == heartbeat.PRESENCE_INTERVAL_S
+    assert generators.COPY_LOOK_S == heartbeat.COPY_LOOK_S
     assert trainer.CLAIMED_AT_ONCE == gather.CLAIMED_AT_ONCE
     assert trainer.HANDED_OUT_PER_RANK == group.HANDED_OUT_PER_RANK
     late = re.search(r"LATE = ([\d.]+) \*", (SCRIPTS / "claim_prompt.lua").read_text())
