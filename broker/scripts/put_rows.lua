@@ -2,7 +2,7 @@
 --   batch that the columns are made of; inputs: digests of what other stages made of its rows; digest: of the columns; payloads
 --   the packed columns of each
 --   -> {put, n x (accepted | again | divergent | not_ready | settled)}
--- Content decides, not the lease: the first put of an item counts, whoever makes it, and a repeat writes nothing (I3).
+-- Content decides, not the lease: the first put of an item counts, of any worker, and a repeat writes nothing (I3).
 -- not_ready: what it was made of is not what stands there; settled: its batch is dead or another one, its iteration or job over.
 local READY = KEYS[9]
 take_slots(10)
