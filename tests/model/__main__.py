@@ -8,15 +8,20 @@ import sys
 from tests.model.explorer import Result, explore
 from tests.model.mutations import (
     BOUNDED,
+    CROWDED,
     DELAYED,
     EVALUATING,
     FORGETFUL,
+    JUDGED,
+    MORTAL,
     NEEDED,
     ONE,
+    RECALLED,
     REDUNDANT,
     RESAMPLED,
     RESAMPLED_TWICE,
     SELDOM,
+    STAGED,
     TWO_BATCHES,
     mutated,
 )
@@ -43,6 +48,17 @@ INSTANCES = (
     BOUNDED._replace(lag=2, iterations=4),
     BOUNDED._replace(faults=2, may_end=False, lost_writes=0),
     SELDOM._replace(lag=1),
+    STAGED._replace(iterations=2),
+    STAGED._replace(trainers=1, faults=2),
+    JUDGED,
+    JUDGED._replace(trainers=1, faults=2),
+    RECALLED,
+    MORTAL,
+    MORTAL._replace(batches=2, stages=((1, ()),), workers=2, may_end=False),
+    CROWDED,
+    STAGED._replace(workers=1, lag=1, iterations=3, may_end=False),
+    STAGED._replace(lag=1, iterations=2, may_end=False),
+    STAGED._replace(workers=1, batches=2, evaluations=1, lag=1, iterations=2, may_end=False),
 )
 
 
@@ -87,7 +103,7 @@ def main(arguments: list[str]) -> int:
         _report(result)
     for one in REDUNDANT:
         _say(f"without {' and '.join(one.off)}: {one.means}; kept because: {one.kept_for}")
-        instances = (ONE, TWO_BATCHES, RESAMPLED, RESAMPLED_TWICE, DELAYED, BOUNDED, EVALUATING)
+        instances = (ONE, TWO_BATCHES, RESAMPLED, RESAMPLED_TWICE, DELAYED, BOUNDED, EVALUATING, STAGED, MORTAL)
         broken = [found.breaks for bounds in instances if (found := mutated(bounds, one.off)).breaks]
         is_right = is_right and not broken
         _say(f"  {', '.join(broken) or 'breaks nothing'}")

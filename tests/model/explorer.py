@@ -5,14 +5,16 @@ from __future__ import annotations
 import itertools
 import time
 from array import array
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tests.model.invariants import broken_in
 from tests.model.move import Move
 from tests.model.moves import moves
-from tests.model.server import PUBLISHED, REMOVED, Off, Server, Slot
+from tests.model.server import DONE, LEASED, PUBLISHED, REMOVED, Off, Rows, Server, Slot
 from tests.model.state import Bounds, State
 
+Names = tuple[int, ...]
+"""Old name → new name."""
 NEEDS_SUCCESS = "stuck: the job can't succeed any more"
 
 
@@ -46,8 +48,9 @@ class Symmetry:
         ]
         generators = itertools.permutations(range(bounds.generators))
         slots = list(itertools.product(of_slot, repeat=bounds.lag + 1))
-        self._renamings = [(mine, batches) for mine in generators for batches in slots][1:]
-        self._is_deterministic = bounds.is_deterministic
+        workers = list(itertools.permutations(range(bounds.workers)))
+        self._renamings = [(mine, batches, names) for mine in generators for batches in slots for names in workers][1:]
+        self._is_deterministic, self._stages_vary = bounds.is_deterministic, bounds.stages_vary
         self._servers: dict[tuple[Server, int], Server] = {}
 
     def canonical(self, state: State) -> State:
@@ -55,7 +58,7 @@ class Symmetry:
         return min([state, *(self._renamed(state, index) for index in range(len(self._renamings)))])
 
     def _renamed(self, state: State, index: int) -> State:
-        generators, slots = self._renamings[index]
+        generators, slots, workers = self._renamings[index]
         claims: list[tuple[int, ...]] = [()] * len(generators)
         for old, claim in enumerate(state.generators):
             if claim:
@@ -66,22 +69,36 @@ class Symmetry:
                 batches = slots[one.iteration % len(slots)]
                 trained: list[tuple[int, ...]] = [()] * len(batches)
                 for old, mine in enumerate(one.trained):
-                    trained[batches[old]] = (mine[0], self._content(mine[1], generators), mine[2]) if mine else ()
+                    trained[batches[old]] = self._trained(mine, generators, workers) if mine else ()
                 one = one._replace(trained=tuple(trained))
             trainers.append(one)
         trainers.sort()
         disk = (self._server(state.disk[0], index), state.disk[1]) if state.disk else ()
-        return State(self._server(state.server, index), disk, tuple(claims), tuple(trainers), *state[4:])
+        held: list[tuple[Any, ...]] = [()] * len(workers)
+        for old, item in enumerate(state.workers):
+            if item:
+                of_slot = slots[item[0] % len(slots)]
+                source = self._source(item[5], generators, workers)
+                held[workers[old]] = (item[0], of_slot[item[1]], *item[2:5], source)
+        server = self._server(state.server, index)
+        return State(server, disk, tuple(claims), tuple(trainers), *state[4:9], tuple(held))
+
+    def _trained(self, mine: tuple[Any, ...], generators: Names, workers: Names) -> tuple[Any, ...]:
+        columns = tuple(
+            tuple(tuple(self._value(value, generators, workers) for value in stage) for stage in items)
+            for items in mine[3:]
+        )
+        return (mine[0], self._content(mine[1], generators), mine[2], *columns)
 
     def _server(self, server: Server, index: int) -> Server:
         known = self._servers.get((server, index))
         if known is None:
-            generators, slots = self._renamings[index]
-            renamed = (self._slot(*both, generators) for both in zip(server.slots, slots, strict=True))
+            generators, slots, workers = self._renamings[index]
+            renamed = (self._slot(*both, generators, workers) for both in zip(server.slots, slots, strict=True))
             known = self._servers[server, index] = server._replace(slots=tuple(renamed))
         return known
 
-    def _slot(self, slot: Slot, batches: tuple[int, ...], generators: tuple[int, ...]) -> Slot:
+    def _slot(self, slot: Slot, batches: Names, generators: Names, workers: Names) -> Slot:
         renamed = list(slot.batches)
         for old, (ledger, entry) in enumerate(slot.batches):
             if ledger and ledger[0] == PUBLISHED:
@@ -92,7 +109,34 @@ class Symmetry:
         rollouts = tuple(
             (one[0], batches[one[1]], *one[2:4], self._content(one[4], generators), *one[5:]) for one in slot.rollouts
         )
-        return Slot(tuple(renamed), rollouts)
+        rows: list[Rows | tuple[()]] = [()] * len(slot.rows)
+        for old, one in enumerate(slot.rows):
+            rows[batches[old]] = self._rows(one, batches, generators, workers) if one else ()
+        return Slot(tuple(renamed), rollouts, tuple(rows))
+
+    def _rows(self, rows: Rows, batches: Names, generators: Names, workers: Names) -> Rows:
+        payload = rows.payload
+        if payload:
+            payload = (batches[payload[0]], *payload[1:3], self._content(payload[3], generators), *payload[4:])
+        items = tuple(tuple(self._item(one, generators, workers) for one in stage) for stage in rows.items)
+        return Rows(payload, rows.left, items)
+
+    def _item(self, item: tuple[Any, ...], generators: Names, workers: Names) -> tuple[Any, ...]:
+        if item[:1] == (DONE,):
+            return (DONE, self._value(item[1], generators, workers))
+        return (*item[:2], workers[item[2]]) if item[:1] == (LEASED,) else item
+
+    def _value(self, value: tuple[Any, ...], generators: Names, workers: Names) -> tuple[Any, ...]:
+        if not value:
+            return ()
+        maker = workers[value[1]] if self._stages_vary else value[1]
+        return (self._source(value[0], generators, workers), maker)
+
+    def _source(self, source: tuple[Any, ...], generators: Names, workers: Names) -> tuple[Any, ...]:
+        if not source or (self._is_deterministic and not self._stages_vary):
+            return source
+        values = (self._value(value, generators, workers) for value in source[1:])
+        return (self._content(source[0], generators), *values)
 
     def _content(self, content: int, generators: tuple[int, ...]) -> int:
         return content if self._is_deterministic else content // 4 * 4 + generators[content % 4]

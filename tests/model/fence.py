@@ -210,7 +210,7 @@ def _contradiction(slot: Slot, trained: tuple[int, ...], off: Off) -> str:
         return "missing"
     for (ledger, _), content in zip(slot.batches, trained, strict=True):
         if not ledger or ledger[0] == DEAD:
-            if content != NONE:
+            if content != NONE and "commit.dead" not in off:
                 return "divergent"
         elif content == NONE and "commit.complete" not in off:
             return "missing"
@@ -293,4 +293,5 @@ def resume_job(server: Server, *, clock: int, off: Off) -> Server:
 def removed(server: Server) -> Server:
     """What remove_job leaves of a job that has ended: nothing, and nothing of it may come back."""
     num_batches, num_versions = len(server.blank.batches), len(server.versions)
-    return nothing(num_batches, num_versions, num_open=len(server.slots))._replace(job=REMOVED)
+    has_stages = bool(server.slots[0].rows)
+    return nothing(num_batches, num_versions, num_open=len(server.slots), has_stages=has_stages)._replace(job=REMOVED)

@@ -40,8 +40,18 @@ def _publishes(state: State, bounds: Bounds, off: Off, who: int, may_fail: bool)
     rollout_id = 16 * state.era + len(server.slot_of(iteration).rollouts) + 1
     for is_complete in (True, False):
         outcome, after = prompts.publish(
-            server, claim, who, content, is_complete=is_complete, rollout_id=rollout_id, off=off
+            server,
+            claim,
+            who,
+            content,
+            is_complete=is_complete,
+            rollout_id=rollout_id,
+            stages=bounds.stages_of(batch),
+            max_waiting=bounds.max_waiting,
+            off=off,
         )
+        if outcome == "full":
+            continue  # its generator holds the batch, and asks again
         moved = wrote(state, after, bounds)
         done = with_generator(moved, who, IDLE)
         if is_complete:

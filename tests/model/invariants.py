@@ -5,6 +5,8 @@ from __future__ import annotations
 from tests.model import fence
 from tests.model.prompts import versions_for
 from tests.model.server import ACTIVE, DEAD, EXPECTED, NOBODY, NONE, PUBLISHED, REMOVED, VARIANTS, Open, Server, known
+from tests.model.stage_invariants import broken_columns, broken_rows
+from tests.model.stages import num_waiting
 from tests.model.state import Bounds, State, Trainer
 
 OF_VERSION = ("stale", "future", "wrong_weights")
@@ -39,6 +41,8 @@ def _broken_by_commit(bounds: Bounds, before: Server, trainer: Trainer, after: S
             return "I2: a gradient used a batch of other weights"
         if mine and ledger[:1] == (PUBLISHED,) and ledger[1] != mine[1]:
             return "I3: the ledger holds another copy than was trained"
+        if mine and (broken := broken_columns(bounds, batch, mine[1], mine[3] if bounds.stages else ())):
+            return broken
     if trainer.digest != before.chain[after.committed]:
         return "I2: the weights that were trained are not those of the audit chain"
     if bounds.is_deterministic and after.chain[after.committed + 1] % VARIANTS:
@@ -98,6 +102,8 @@ def broken_in(state: State, bounds: Bounds) -> str:
     if len(epochs) != len(set(epochs)):
         return "I4: two trainers hold the same epoch"
     breaks = _broken_in_window(server, bounds)
+    if bounds.stages and num_waiting(server) > bounds.max_waiting:
+        breaks = breaks or "memory: more batches wait for columns than may"
     for index in range(len(server.slots)):
         opened = server.in_slot_of(index)
         if opened:
@@ -138,8 +144,8 @@ def _broken_in_slot(server: Server, bounds: Bounds, opened: Open) -> str:
             continue  # it follows its opening
         if ledger[0] == EXPECTED and (not entry or entry[0] != ledger[1]):
             return "I5: an expected batch is nowhere"
-        if ledger[0] == PUBLISHED and batch not in seen:
+        if ledger[0] == PUBLISHED and batch not in seen and not (slot.rows and slot.rows[batch]):
             return "I5: a published batch is gone"
         if entry and not known(server.versions, *versions_for(opened, ledger)):
             return "I5: no version may sample a batch that is on the stream"
-    return ""
+    return broken_rows(server, bounds, opened) if bounds.stages else ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tests.model.server import Server
 from tests.model.state import Bounds, State, Trainer
@@ -36,3 +36,7 @@ def with_trainer(state: State, who: int, trainer: Trainer | tuple[()]) -> State:
 
 def with_generator(state: State, who: int, claim: tuple[int, ...]) -> State:
     return state._replace(generators=(*state.generators[:who], claim, *state.generators[who + 1 :]))
+
+
+def with_worker(state: State, who: int, claim: tuple[Any, ...]) -> State:
+    return state._replace(workers=(*state.workers[:who], claim, *state.workers[who + 1 :]))

@@ -27,6 +27,19 @@ DELAYED = ONE._replace(lag=1, iterations=3)
 BOUNDED = DELAYED._replace(is_bounded=True, is_deterministic=False)
 EVALUATING = ONE._replace(lag=1, batches=2, evaluations=1)
 """The window is open before the version is made that samples its evaluations."""
+STAGED = ONE._replace(iterations=1, stages=((2, ()), (1, (0,))), workers=2)
+"""A batch of two rows: a stage takes each of them, and one that reads its column takes the batch."""
+JUDGED = STAGED._replace(stages_vary=True, is_deterministic=False, may_end=False)
+"""Stage workers whose columns differ."""
+MORTAL = STAGED._replace(workers=1, trainers=1, item_attempts=1)
+"""An item that fails once is dead, and its batch with it."""
+ONE_STAGE = STAGED._replace(stages=((1, ()),), may_end=False)
+CROWDED = ONE_STAGE._replace(batches=2, workers=1, max_waiting=1)
+"""One batch at a time may wait for columns."""
+RECALLED = ONE_STAGE._replace(
+    generators=2, workers=1, trainers=1, is_deterministic=False, lost_writes=4, faults=2, may_end=False
+)
+"""A batch is published, forgotten, and published again with other completions."""
 
 
 class Mutation(NamedTuple):
@@ -120,6 +133,23 @@ NEEDED = (
     Mutation(("set_state.fences",), ONE, "I4", "a job is given up beside a trainer that goes on"),
     Mutation(("resume.rewinds",), ONE, "stuck", "a successor with an older checkpoint doesn't rewind"),
     Mutation(("resume.chain",), RESAMPLED_TWICE, "I2", "a checkpoint that the audit chain doesn't know is resumed"),
+    Mutation(("publish.stages",), STAGED, "I1", "a batch goes to the trainer as it is published, past its stages"),
+    Mutation(("publish.full",), CROWDED, "memory", "publish_batch however many batches wait for columns"),
+    Mutation(("put.copy",), RECALLED._replace(faults=1), "I3", "put_rows of what was computed from another copy"),
+    Mutation(("put.inputs",), JUDGED, "I3", "put_rows of what was computed from other inputs"),
+    Mutation(("put.first",), STAGED, "I1", "put_rows of an item that is put"),
+    Mutation(("put.last",), STAGED, "I1", "a batch goes to the trainer with its first column"),
+    Mutation(("renew_rows.owner",), STAGED, "I5", "renew_rows by a stage worker that doesn't hold the lease"),
+    Mutation(
+        ("fail_rows.owner",),
+        ONE_STAGE._replace(trainers=1, faults=2),
+        "I5",
+        "fail_rows by a stage worker that doesn't hold the lease",
+    ),
+    Mutation(("bury.rows",), MORTAL, "I6", "a batch that dies of a stage leaves its items"),
+    Mutation(("commit.dead",), MORTAL, "I3", "commit_iteration of a batch that died after it was trained"),
+    Mutation(("columns.whole",), STAGED, "I1", "the trainer trains a batch whose columns a restart has lost"),
+    Mutation(("columns.digest",), RECALLED, "I3", "the trainer takes columns of whatever copy stands in the ledger"),
 )
 
 REDUNDANT = (
@@ -189,6 +219,14 @@ REDUNDANT = (
         ("trainer.content",),
         "the trainer takes either of two copies",
         "the commit refuses the wrong one; it ends sooner",
+    ),
+    Redundant(("put.ended",), "put_rows of a job that has ended", "its end has cleared the items"),
+    Redundant(("put.published",), "put_rows of a batch that is not published", "nothing is left of one that is dead"),
+    Redundant(("put.ready",), "put_rows before the inputs are there", "`put.inputs` says it too"),
+    Redundant(
+        ("fail_rows.attempt",),
+        "fail_rows of another attempt",
+        "the holder says it, while a stage worker doesn't hold an item twice",
     ),
 )
 

@@ -20,6 +20,7 @@ from tests.model.server import (
     pin_of,
     pinned,
 )
+from tests.model.stages import Stages, num_waiting, published_rows
 
 
 def versions_for(opened: Open, ledger: Ledger) -> tuple[int, int]:
@@ -69,9 +70,14 @@ def publish(
     is_complete: bool,
     fits: bool = True,
     rollout_id: int,
+    stages: Stages = (),
+    max_waiting: int = 99,
     off: Off,
 ) -> tuple[str, Server]:
-    """fits: whether it is below the largest size that the spec allows."""
+    """fits: whether it is below the largest size that the spec allows. stages: those that this batch passes.
+
+    max_waiting: batches that may wait for columns at once.
+    """
     iteration, batch, digest, _, attempt = claim
     refusal = _refusal(server, claim, off)
     if refusal:
@@ -87,9 +93,14 @@ def publish(
         return "incomplete", server
     if not fits:
         return "oversize", server
-    rollout = (rollout_id, batch, iteration, digest, content, int(is_complete), 0)
+    if stages and num_waiting(server) >= max_waiting and "publish.full" not in off:
+        return "full", server
+    rollout = (batch, iteration, digest, content, int(is_complete), 0)
     published = (pinned((PUBLISHED, content, generator, attempt), pin_of(ledger)), ())
-    server = server.with_slot(iteration, slot._replace(rollouts=(*slot.rollouts, rollout)))
+    if stages and "publish.stages" not in off:
+        server = server.with_rows(iteration, batch, published_rows(stages, rollout))
+    else:
+        server = server.with_slot(iteration, slot._replace(rollouts=(*slot.rollouts, (rollout_id, *rollout))))
     return "accepted", server.with_batch(iteration, batch, published)
 
 

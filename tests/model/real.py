@@ -215,7 +215,7 @@ class RealFence:
 
     def _check_rollouts(self, server: Server, number: int, slot: HeldSlot, name: str) -> None:
         """I1, I2: each accepted batch is complete and of a version that may sample it. I3: it is there once."""
-        batches, rollouts = server.slot_of(number)
+        batches, rollouts, _ = server.slot_of(number)
         assert [one.batch_id for one in slot.rollouts] == [self.batch_id(number, one[1]) for one in rollouts], name
         for batch, (_, index, iteration, digest, content, _, _) in zip(slot.rollouts, rollouts, strict=True):
             sampled_by = (batch.iteration, batch.policy_version, batch.weights_digest)

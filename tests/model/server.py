@@ -7,15 +7,20 @@ ledger                () | (EXPECTED, entry id) | (PUBLISHED, content, generator
 rollout               (id, batch, iteration, digest, content, is complete, whom it was delivered to: an epoch or 0)
 claim                 (iteration, batch, digest, entry id, attempt)
 record                (COMMIT or REWIND, iteration, epoch), as the audit stream holds it
+item                  () while its inputs are not there | (FREE, attempts) | (LEASED, attempts, stage worker) |
+                      (DONE, value)
+source                (content of the batch, values of the items that it is made of)
+value                 (source, its maker's variant)
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 EXPECTED, PUBLISHED, DEAD = 1, 2, 3
 COMMIT, REWIND = 1, 2
 ACTIVE, ENDED, SUCCEEDED, REMOVED = 0, 1, 2, 3
+FREE, LEASED, DONE = 1, 2, 3
 VARIANTS = 16
 NOBODY = -1
 NONE = -1
@@ -53,11 +58,24 @@ class Opening(NamedTuple):
     """(batch, the version that is pinned or NONE) of those that go out with it; the others follow."""
 
 
+class Rows(NamedTuple):
+    """What stages make of a published batch; it stays until its iteration is over."""
+
+    payload: Rollout
+    """Without its id; () once all columns are there and the batch is on the stream."""
+    left: int
+    """Items without their columns."""
+    items: tuple[tuple[tuple[Any, ...], ...], ...]
+    """[stages, items of the stage]"""
+
+
 class Slot(NamedTuple):
     """Iteration t lives in slot t mod K + 1."""
 
     batches: tuple[Batch, ...]
     rollouts: tuple[Rollout, ...]
+    rows: tuple[Rows | tuple[()], ...] = ()
+    """[batches] () for a batch that no stage has anything of; () of a job without stages."""
 
 
 class Server(NamedTuple):
@@ -104,13 +122,18 @@ class Server(NamedTuple):
         batches = (*slot.batches[:index], batch, *slot.batches[index + 1 :])
         return self.with_slot(iteration, slot._replace(batches=batches))
 
+    def with_rows(self, iteration: int, batch: int, rows: Rows | tuple[()]) -> Server:
+        slot = self.slot_of(iteration)
+        return self.with_slot(iteration, slot._replace(rows=(*slot.rows[:batch], rows, *slot.rows[batch + 1 :])))
+
     @property
     def blank(self) -> Slot:
-        return Slot((ABSENT,) * len(self.slots[0].batches), ())
+        slot = self.slots[0]
+        return Slot((ABSENT,) * len(slot.batches), (), ((),) * len(slot.rows))
 
 
-def nothing(num_batches: int, num_versions: int, *, num_open: int = 1) -> Server:
-    slots = (Slot((ABSENT,) * num_batches, ()),) * num_open
+def nothing(num_batches: int, num_versions: int, *, num_open: int = 1, has_stages: bool = False) -> Server:
+    slots = (Slot((ABSENT,) * num_batches, (), ((),) * num_batches if has_stages else ()),) * num_open
     none = (NONE,) * num_versions
     return Server(0, -1, (), none, none, slots, (0, *none[1:]), ())
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tests.model.server import NONE, Opening, Server, nothing
 
@@ -16,8 +16,9 @@ class Trainer(NamedTuple):
     iteration: int
     versions: tuple[int, ...]
     """The digests of the versions that its window may be sampled with, oldest first; the last are its own weights."""
-    trained: tuple[tuple[int, ...], ...]
-    """[batches] (copies in the gradient, content, digest of the sampler), () for none."""
+    trained: tuple[tuple[Any, ...], ...]
+    """[batches] (copies in the gradient, content, digest of the sampler, and in a job with stages its columns or ()),
+    () for none."""
     last: int
     """Id of the iteration's newest rollout that it was given."""
     link: tuple[int, ...]
@@ -46,6 +47,8 @@ class State(NamedTuple):
     """Restarts of the server: ids of stream entries grow with it."""
     faults: int
     is_done: bool
+    workers: tuple[tuple[Any, ...], ...] = ()
+    """[stage workers] The item that each holds; () for none."""
 
 
 class Bounds(NamedTuple):
@@ -77,6 +80,16 @@ class Bounds(NamedTuple):
     may_damage: bool = False
     """The newest checkpoint is damaged: a start skips it, and rewinds by one more iteration."""
     max_attempts: int = 4
+    stages: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    """(items of a batch, the stages whose outputs it reads) of each; none: a batch goes straight to the trainer."""
+    workers: int = 0
+    """Stage workers; each serves every stage."""
+    stages_vary: bool = False
+    """Two stage workers make different columns of the same inputs."""
+    item_attempts: int = 9
+    """Attempts of an item before its batch is dead; the faults never use up the default."""
+    max_waiting: int = 99
+    """Batches that may wait for columns at once."""
     max_epochs: int = 8
     """More than the faults can lead to; a mutation that restarts trainers for ever ends here."""
 
@@ -85,12 +98,16 @@ class Bounds(NamedTuple):
         return self.iterations - 1
 
     def first_state(self) -> State:
-        server = nothing(self.batches, self.iterations + 1, num_open=self.lag + 1)
-        generators, trainers = (IDLE,) * self.generators, ((),) * self.trainers
-        return State(server, (), generators, trainers, ((),) * self.iterations, 0, 0, 0, False)
+        server = nothing(self.batches, self.iterations + 1, num_open=self.lag + 1, has_stages=bool(self.stages))
+        generators, trainers, workers = (IDLE,) * self.generators, ((),) * self.trainers, ((),) * self.workers
+        return State(server, (), generators, trainers, ((),) * self.iterations, 0, 0, 0, False, workers)
 
     def evaluates(self, batch: int) -> bool:
         return batch >= self.batches - self.evaluations
+
+    def stages_of(self, batch: int) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        """The stages that this batch passes: evaluations pass none."""
+        return () if self.evaluates(batch) else self.stages
 
     def versions_of(self, iteration: int, batch: int = 0) -> tuple[int, int]:
         """(oldest, newest) version that may sample it."""

@@ -7,18 +7,22 @@ from pathlib import Path
 
 import pytest
 
-from tests.model import fence, generator_moves, prompts, trainer_moves
+from tests.model import fence, generator_moves, prompts, stage_moves, stages, trainer_moves
 from tests.model.mutations import (
     BOUNDED,
+    CROWDED,
     DELAYED,
     EVALUATING,
     IN_PIECES,
+    JUDGED,
+    MORTAL,
     NEEDED,
     ONE,
     REDUNDANT,
     REMOVABLE,
     RESAMPLED,
     SELDOM,
+    STAGED,
     TWO_BATCHES,
     Mutation,
     mutated,
@@ -27,7 +31,7 @@ from tests.model.state import Bounds
 
 CHECK = re.compile(r'"([a-z_]+\.[a-z_]+)"')
 SLOW = {
-    *(("acquire.lease", "rewind.link"), ("commit.link",), ("resume.chain",)),
+    *(("acquire.lease", "rewind.link"), ("commit.link",), ("resume.chain",), ("columns.digest",)),
     ("trainer.weights", "commit.link", "claim_rollouts.iteration"),
 }
 """Need tens of thousands of states: `make model` has them."""
@@ -37,10 +41,11 @@ WINDOWS = (
     EVALUATING,
     BOUNDED._replace(faults=0, lag=2, iterations=4, batches=2, evaluations=1),
 )
+STAGES = (STAGED, JUDGED, MORTAL, CROWDED, STAGED._replace(faults=0, lag=1, iterations=2, batches=2, evaluations=1))
 
 
 @pytest.mark.parametrize(
-    "bounds", [ONE, TWO_BATCHES, IN_PIECES, RESAMPLED, REMOVABLE, SELDOM, Bounds(faults=0), *WINDOWS]
+    "bounds", [ONE, TWO_BATCHES, IN_PIECES, RESAMPLED, REMOVABLE, SELDOM, Bounds(faults=0), *WINDOWS, *STAGES]
 )
 def test_no_reachable_state_breaks_an_invariant_or_is_stuck(bounds: Bounds) -> None:
     result = mutated(bounds, ())
@@ -58,7 +63,7 @@ def test_without_this_check_an_invariant_breaks(mutation: Mutation) -> None:
 def test_every_check_of_the_model_is_left_out_once() -> None:
     named = {
         name
-        for module in (fence, prompts, trainer_moves, generator_moves)
+        for module in (fence, prompts, stages, trainer_moves, generator_moves, stage_moves)
         for name in CHECK.findall(Path(module.__file__ or "").read_text())
     }
     listed = {name for one in (*NEEDED, *REDUNDANT) for name in one.off}

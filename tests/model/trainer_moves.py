@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tests.model import fence
+from tests.model import fence, stages
 from tests.model.invariants import broken_by_call, broken_by_success
 from tests.model.move import Move, with_trainer, wrote
 from tests.model.server import (
@@ -239,7 +239,10 @@ def _gathers(server: Server, bounds: Bounds, off: Off, trainer: Trainer) -> Iter
     yield "claims rollouts", outcome, given, _trains(trainer, bounds, rollouts, off)
     batches = server.slot_of(trainer.iteration).batches
     missing = [not mine and ledger[:1] != (DEAD,) for mine, (ledger, _) in zip(trainer.trained, batches, strict=True)]
-    if any(missing):
+    unread = [batch for batch, mine in enumerate(trainer.trained) if mine and bounds.stages_of(batch) and not mine[3]]
+    if unread:
+        yield _reads_columns(server, off, trainer, unread[0])
+    elif any(missing):
         if "trainer.reconciles" not in off:
             sent = _pins(bounds, trainer.iteration, bounds.sent(trainer.iteration, trainer.iteration), off)
             outcome, after = fence.reconcile(server, trainer.epoch, trainer.iteration, sent, off)
@@ -249,8 +252,21 @@ def _gathers(server: Server, bounds: Bounds, off: Off, trainer: Trainer) -> Iter
         yield "commits with a gap", outcome, after, trainer
     elif server.epoch != trainer.epoch and "step.renews" not in off:
         yield "renews its lease", "fenced", server, ()
-    elif any(trainer.trained):
+    elif not any(trainer.trained):
+        # Each of its batches is dead: the job fails, and its owner may resume it (I6).
+        outcome, after = fence.set_state(server, trainer.epoch, ENDED, off)
+        yield "gives the job up", outcome, after, ()
+    else:
         yield "renews its lease, steps", "renewed", server, trainer._replace(phase=STEPPED)
+
+
+def _reads_columns(server: Server, off: Off, trainer: Trainer, batch: int) -> Call:
+    """It ends where a restart has taken them away, or made them another copy's."""
+    copies, content, digest, _ = trainer.trained[batch]
+    outcome, columns = stages.read_columns(server, trainer.iteration, batch, content, off)
+    mine = (copies, content, digest, columns)
+    trained = (*trainer.trained[:batch], mine, *trainer.trained[batch + 1 :])
+    return "reads columns", outcome, server, trainer._replace(trained=trained) if outcome == "read" else ()
 
 
 def _goes_wrong(server: Server, bounds: Bounds, off: Off, trainer: Trainer) -> Iterator[Call]:
@@ -285,7 +301,8 @@ def _trains(trainer: Trainer, bounds: Bounds, rollouts: tuple[Rollout, ...], off
         if mine and mine[1] != content and "trainer.content" not in off:
             return ()
         copies = mine[0] if mine else 0
-        trained[batch] = (copies + 1 if not copies or "trainer.own_list" in off else copies, content, digest)
+        columns = ((mine[3] if mine else ()),) if bounds.stages else ()
+        trained[batch] = (copies + 1 if not copies or "trainer.own_list" in off else copies, content, digest, *columns)
         last = max(last, rollout_id)
     return trainer._replace(trained=tuple(trained), last=last)
 
