@@ -27,6 +27,8 @@ NO_ENTRY = "0-0"
 ASKED_AT_ONCE = 2048
 """Batch ids that one script looks up."""
 NO_STAGES = StagePlan()
+STAGE_BAND = 2**42
+"""Scores of a stage in `work`: BAND of scripts/prelude.lua."""
 READ_AHEAD = 4
 """Batches that waits may bring before they are claimed: they are megabytes."""
 
@@ -216,6 +218,18 @@ class TrainerSide:
             for column, of_rows in unpack_values(values).items():
                 found[column] += of_rows
         return {column: tuple(values) for column, values in found.items()}
+
+    def stages_with_work(self, iteration: int) -> list[str]:
+        """Returns the stages, in order, that have items of an open iteration in work, free or leased."""
+        if not self._plan.stages:
+            return []
+        work = self._keys.slot_of(iteration).work
+        with self._broker.call():
+            pipe: Any = self._broker.redis.pipeline(transaction=True)
+            for index in range(len(self._plan.stages)):
+                pipe.zcount(work, index * STAGE_BAND, f"({(index + 1) * STAGE_BAND}")
+            counts = pipe.execute()
+        return [stage.name for stage, count in zip(self._plan.stages, counts, strict=True) if count]
 
     def wait_for_rollouts(self, iteration: int, timeout_s: float) -> None:
         """Blocks until the iteration has a batch after the last one claimed or waited for, or for timeout_s.

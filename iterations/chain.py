@@ -40,6 +40,7 @@ def commit_record(
         on_unscorable=stated_scores(spec.reward.components) or UNSET,
         unscorable=dict(sorted(iteration.unscorable.items())) or UNSET,
         sampled=iteration.sampled or UNSET,
+        columns=dict(sorted(iteration.columns.items())) or UNSET,
         previous=previous,
     )
 

@@ -28,6 +28,8 @@ class ExpectedIteration:
         self._missing = dict(self.expected)
         self.digests: dict[str, str] = {}
         """Batch id → digest of every batch that was taken."""
+        self.columns: dict[str, str] = {}
+        """Training batch id → digest of the columns that it is trained with; empty in a job without stages."""
         self.abandoned: dict[str, str] = {}
         """Batch id → reason."""
         self.evaluation: dict[str, RolloutBatch] = {}

@@ -1,14 +1,17 @@
 """Trains what arrives until no batch of the oldest open iteration is missing.
 
     published batch ─▶ claimed, checked ─▶ a rank that is free: forward, backward ─▶ its sums wait for the step
+    (with stages: once its columns are complete, which are read, checked and put beside it)
     dead batch ──────▶ abandoned, or the end of the job
 
 Consumes:     rollout batches of that iteration, in the order in which they arrive. What generators publish into the
               later ones of the window stays in Redis until their turn.
 Waits for:    the next batch, or a rank; `timeouts.iteration_s` for all of them, `timeouts.no_generator_s` for a
-              generator. Where the schedule says so, the first claim waits until the last batch is published, and
-              under `colocated` until the generators sleep.
-Unblocked by: generators that publish, or fail, a batch; ranks that answer.
+              generator, `timeouts.no_stage_worker_s` for a worker of a stage that has work. Where the schedule says
+              so, the first claim waits until the last batch is published, and under `colocated` until the generators
+              sleep.
+Unblocked by: generators that publish, or fail, a batch; stage workers that put the last of its columns; ranks that
+              answer.
 Produces:     a complete iteration, its gradient in the ranks.
 """
 
@@ -21,12 +24,16 @@ from consumer.trainer.held_job import HeldJob
 from consumer.trainer.iteration import Iteration
 from contracts.errors import BatchFailed, FenceViolation
 from contracts.events import BatchDead
+from contracts.rollouts import RolloutBatch
+from iterations.staged import staged_batch
 from process.waiting import Waiting
 
 CLAIMED_AT_ONCE = 4
 """Few enough that a cancel is noticed soon, many enough that a small model does not wait for round trips."""
 WAIT_S = 1.0
 RECONCILE_EVERY_S = 2.0
+STAGE_REASON = "stage "
+"""The reason of a batch that died in a stage begins with it (fail_rows.lua, claim_rows.lua)."""
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +61,7 @@ def gather(held: HeldJob, iteration: Iteration) -> None:
             continue
         idle_since_s = time.monotonic()
         _mend_weights(held, iteration)
+        held.stages.check(iteration.number)
         waiting.poke(iteration.missing_in_words)
         if idle_since_s - reconciled_s >= RECONCILE_EVERY_S:
             reconciled_s = idle_since_s
@@ -77,10 +85,22 @@ def _take(held: HeldJob, iteration: Iteration) -> int:
             log.info("a second copy of batch %s is ignored", item.batch.batch_id)
         elif item.batch.purpose == "train":
             held.keeper.check()
+            batch = _as_trained(held, iteration, item.batch)
             with held.keeper.training(longest_pass_s=held.spec.timeouts.iteration_s):
-                held.ranks.train(item.batch)
+                held.ranks.train(batch)
     iteration.record(*held.ranks.trained())
     return len(arrived)
+
+
+def _as_trained(held: HeldJob, iteration: Iteration, batch: RolloutBatch) -> RolloutBatch:
+    """Returns the batch with what stages have made of it; in a job without stages, as it came.
+
+    Raises FenceViolation where columns are gone, ContractViolation where they are not those of the job's stages.
+    """
+    if not held.spec.stages:
+        return batch
+    batch, iteration.columns[batch.batch_id] = staged_batch(batch, held.side.columns(batch), held.spec)
+    return batch
 
 
 def _settle_dead(held: HeldJob, iteration: Iteration) -> None:
@@ -88,9 +108,10 @@ def _settle_dead(held: HeldJob, iteration: Iteration) -> None:
     for batch_id, reason in iteration.abandon(held.side.dead_batches(iteration.number)).items():
         held.tell(BatchDead(at_s=time.time(), batch_id=batch_id, reason=reason))
         if held.spec.rollout.on_failed_batch == "fail":
-            raise BatchFailed(
-                f"is dead after {held.spec.rollout.max_attempts} attempts: {reason}", field=f"batch {batch_id}"
-            )
+            attempts = f" after {held.spec.rollout.max_attempts} attempts"
+            # The attempts of a stage are its own, and its reason has their number where it matters.
+            tried = "" if held.spec.stages and reason.startswith(STAGE_REASON) else attempts
+            raise BatchFailed(f"is dead{tried}: {reason}", field=f"batch {batch_id}")
         log.warning("batch %s is abandoned: %s", batch_id, reason)
 
 

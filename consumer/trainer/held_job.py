@@ -7,7 +7,7 @@ import time
 from broker.connection.client import Broker
 from broker.generator_side import WeightChunks
 from broker.job_store import JobStore
-from broker.presence import Presence
+from broker.presence import Presence, StagePresence
 from broker.trainer_side import TrainerSide
 from consumer.foreign_code import torch_kept
 from consumer.model.older_versions import PublishedVersions
@@ -22,6 +22,7 @@ from contracts.spec import JobSpec
 from contracts.versions import WeightManifest
 from iterations.generator_watch import GeneratorWatch
 from iterations.lease_keeper import LeaseKeeper
+from iterations.stage_watch import StageWatch
 from iterations.window import Window
 from process.crash_points import reach
 from prompts.plan import IterationPlan
@@ -58,6 +59,13 @@ class HeldJob:
         self.horizons = self.jobs.horizons(job_id)
         self.generators = GeneratorWatch(
             Presence(broker), deadline_s=spec.timeouts.no_generator_s, deterministic=spec.deterministic
+        )
+        self.stages = StageWatch(
+            StagePresence(broker),
+            job_id,
+            spec.stages,
+            with_work=side.stages_with_work,
+            deadline_s=spec.timeouts.no_stage_worker_s,
         )
         self.layout = policy.weights().layout
         """Name, shape and dtype of each tensor of a version."""

@@ -37,6 +37,11 @@ def pack_float64(values: Iterable[float]) -> bytes:
     return _little_endian(array("d", values)).tobytes()
 
 
+def unpack_float64(data: bytes) -> list[float]:
+    """8·T little-endian bytes → [T] floats."""
+    return _little_endian(array("d", data)).tolist()
+
+
 def _little_endian(values: array) -> array:
     # `array` has the machine's byte order.
     if sys.byteorder == "big":

@@ -9,12 +9,13 @@ value is bytes, arrays little-endian and texts UTF-8, and the values of some row
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Annotated, Literal, NamedTuple
 
 from msgspec import UNSET, Meta
 
-from contracts.encoding.arrays import pack_float64
+from contracts.encoding.arrays import pack_float64, unpack_float32, unpack_float64
 from contracts.encoding.digests import content_digest
 from contracts.encoding.wire import Record, decode, encode
 from contracts.errors import ContractViolation
@@ -26,6 +27,8 @@ Axis = Literal["rollout", "token", "prompt_token"]
 """rollout: one value; token: one for each sampled token; prompt_token: one for each token of the prompt."""
 ITEM_BYTES: Mapping[ColumnType, int] = {"float32": 4, "int32": 4, "float64": 8}
 MAX_TEXT_BYTES = 2**20
+UNPACKERS: Mapping[ColumnType, Callable[[bytes], list[float]]] = {"float32": unpack_float32, "float64": unpack_float64}
+"""Types whose numbers may be none: they have to be finite."""
 
 ColumnValues = Mapping[str, Sequence[bytes]]
 """Column → a value for each row."""
@@ -141,4 +144,8 @@ def _problem(value: bytes, column: Column, shape: RowShape) -> str:
     length, size = shape.length(column.per), ITEM_BYTES[column.type]
     if len(value) != length * size:
         return f"{len(value)} bytes are not {length} x {column.type}, one per {column.per}"
+    unpack = UNPACKERS.get(column.type)
+    # A log-prob of -inf or a score of NaN would end the job as diverged, and name no stage.
+    if unpack is not None and not all(map(math.isfinite, unpack(value))):
+        return "a number is not finite"
     return ""

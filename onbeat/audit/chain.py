@@ -10,6 +10,7 @@ What it proves of a run whose records it is given, oldest first:
   that made it (I2); in a job without a lag that is version t;
 - the trainers: epochs never decrease; a step back is a recorded rewind under a newer epoch, and a deterministic job
   that replays an iteration makes the same weights again (I7);
+- the columns: in a job with stages each trained batch, and no other, has a digest of what stages made of it;
 - the rewards: a completion that couldn't be scored has a score only where its component stated one;
 - the files: weights and checkpoints on disk have the digests that the chain says.
 """
@@ -129,6 +130,7 @@ def _check_commit(walk: _Walk, record: AuditRecord, spec: JobSpec) -> None:
     _check_batches(walk, record, spec, name)
     check_sampled(record, spec, walk.digests, walk.gaps)
     _check_unscorable(walk, record, name)
+    _check_columns(walk, record, spec, name)
     if record.next_weights_digest:
         _check_made(walk, record, spec, name)
     else:
@@ -151,6 +153,8 @@ def _check_rewind(walk: _Walk, record: AuditRecord) -> None:
         walk.gaps.append(f"{name}: epoch {record.trainer_epoch} is not above {walk.epoch}, of the trainer before")
     if record.sampled:
         walk.gaps.append(f"{name}: it names versions that sampled batches, and trained none")
+    if record.columns:
+        walk.gaps.append(f"{name}: it names columns of batches, and trained none")
     _check_epoch(walk, record, name)
     _check_version(walk, record.iteration, record.weights_digest, name)
     # What the abandoned future made is no longer a version of this run.
@@ -206,6 +210,18 @@ def _check_unscorable(walk: _Walk, record: AuditRecord, name: str) -> None:
     components = {reason.partition(": ")[0] for of_batch in counts.values() for reason in of_batch}
     if unstated := sorted(components - stated):
         walk.gaps.append(f"{name}: {some(unstated)} could not score completions, and states no score for that")
+
+
+def _check_columns(walk: _Walk, record: AuditRecord, spec: JobSpec, name: str) -> None:
+    columns = record.columns or {}
+    trained = {batch for batch in record.batches if "/train/" in batch} if spec.stages else set()
+    if lacking := sorted(trained - columns.keys()):
+        walk.gaps.append(f"{name}: {some(lacking)} were trained without columns, the job has stages")
+    if strange := sorted(columns.keys() - trained):
+        of_job = "no stage made any" if spec.stages else "the job has no stages"
+        walk.gaps.append(f"{name}: {some(strange)} have columns, {of_job}")
+    if undigested := sorted(batch for batch, digest in columns.items() if not digest):
+        walk.gaps.append(f"{name}: the columns of {some(undigested)} have no digest")
 
 
 def _check_end(walk: _Walk, spec: JobSpec) -> None:

@@ -148,3 +148,19 @@ def test_a_worker_that_holds_a_batch_gets_it_once(judged: StagedJob) -> None:
     first, second = side.claim("judge")[0], side.claim("judge")[0]
     assert first.batch is second.batch
     assert batch_digest(first.batch) == batch_digest(batch) == first.digest
+
+
+def test_the_trainer_sees_which_stages_have_work_free_or_leased_and_which_none(chain: StagedJob) -> None:
+    assert chain.trainer.stages_with_work(0) == []
+    chain.publish()
+    assert chain.trainer.stages_with_work(0) == ["rows"]
+    side = chain.stage()
+    items = side.claim("rows", NUM_ROWS)
+    assert chain.trainer.stages_with_work(0) == ["rows"]
+    side.put([(item, chain.made(item)) for item in items[:GROUP_SIZE]])
+    assert chain.trainer.stages_with_work(0) == ["rows", "groups"]
+    side.put([(item, chain.made(item)) for item in items[GROUP_SIZE:]])
+    for name in ("groups", "whole", "after"):
+        assert chain.trainer.stages_with_work(0) == [name]
+        chain.run_stage(name)
+    assert chain.trainer.stages_with_work(0) == []

@@ -17,8 +17,10 @@ from consumer.gradient.statistics import measure_batch
 from consumer.trainer.gather import gather
 from consumer.trainer.iteration import Iteration
 from consumer.trainer.schedule import Schedule
+from contracts.encoding.arrays import pack_float32
 from contracts.errors import BatchFailed, FenceViolation, Unavailable
 from contracts.events import BatchDead
+from contracts.experience.columns import values_digest
 from contracts.rollouts import RolloutBatch, batch_digest
 from contracts.run_folder import RunFolder
 from contracts.versions import WeightFile, WeightManifest
@@ -26,6 +28,14 @@ from iterations.window import AskedIteration
 from tests.builders import DIGEST, batch_of, job_spec, prompt_batch, rollout
 
 IDS = ("0/train/0", "0/train/1", "0/train/2")
+STAGE: dict[str, Any] = {
+    "type": "external",
+    "name": "brief",
+    "inputs": ["text"],
+    "outputs": [{"name": "score", "type": "float32"}],
+    "reward_column": "score",
+    "weight": 2.0,
+}
 
 
 def sampled(batch_id: str) -> Arrived:
@@ -44,8 +54,10 @@ class Played:
         on_failed_batch: str = "fail",
         dead: dict[str, str] | None = None,
         rejected: str = "",
+        stages: Sequence[dict[str, Any]] = (),
     ) -> None:
-        self.spec = job_spec(rollout__on_failed_batch=on_failed_batch)
+        self.spec = job_spec(rollout__on_failed_batch=on_failed_batch, stages=list(stages))
+        self.stages = NeverLate(self)
         self.schedule = Schedule(schedule)
         self.folder = folder
         self.window = Ahead()
@@ -53,6 +65,7 @@ class Played:
         self.side = self.ranks = self.keeper = self.generators = self
         self.said: list[str] = []
         self.told: list[object] = []
+        self.handed_over: list[RolloutBatch] = []
         self._coming = list(coming)
         self._published: list[Arrived] = []
         self._num_published = 0
@@ -94,6 +107,11 @@ class Played:
         self._published.append(sampled(batch_id))
         self._num_published += 1
 
+    def columns(self, batch: RolloutBatch) -> dict[str, tuple[bytes, ...]]:
+        assert batch.purpose == "train"
+        self.said.append(f"columns of {batch.batch_id}")
+        return {"score": (pack_float32([0.5]),) * batch.num_completions}
+
     # Ranks
 
     has_room = True
@@ -104,6 +122,7 @@ class Played:
 
     def train(self, batch: RolloutBatch) -> None:
         self.said.append(f"trained {batch.batch_id}")
+        self.handed_over.append(batch)
         stats = measure_batch(batch, batch_rewards(batch))
         self._trained.append(Trained(stats=stats, rank=0, started_s=1.0, ended_s=2.0))
 
@@ -144,6 +163,18 @@ class Played:
         return 0
 
 
+class NeverLate:
+    """A watch over stages that notes what it is asked."""
+
+    def __init__(self, played: Played) -> None:
+        self._played = played
+
+    def check(self, iteration: int) -> None:
+        assert iteration == 0
+        if self._played.spec.stages:
+            self._played.said.append("looked for stage workers")
+
+
 class Ahead:
     """A window with iterations 1 and 2 open beyond the one that is gathered, and the versions -2 to 0."""
 
@@ -179,6 +210,25 @@ def test_periodic_trains_a_batch_as_soon_as_it_is_published(folder: RunFolder) -
     held = Played(folder, *IDS)
     assert [stats.batch_id for stats in gathered(held).stats] == list(IDS)
     assert held.said == [f"{what} {batch_id}" for batch_id in IDS for what in ("published", "trained")]
+
+
+def test_a_batch_is_trained_with_its_columns_which_the_audit_record_will_name(folder: RunFolder) -> None:
+    held = Played(folder, *IDS, stages=[STAGE])
+    iteration = gathered(held)
+    steps = ("looked for stage workers", "published {}", "columns of {}", "trained {}")
+    assert held.said == [step.format(batch_id) for batch_id in IDS for step in steps]
+    for batch in held.handed_over:
+        assert batch.columns == {"score": (pack_float32([0.5]),) * 2}
+        assert [one.reward for one in batch.groups[0].rollouts] == [1.0, 2.0]
+    digest = values_digest({"score": [pack_float32([0.5])] * 2})
+    assert iteration.columns == dict.fromkeys(IDS, digest)
+    assert iteration.digests == {batch_id: sampled(batch_id).digest for batch_id in IDS}
+
+
+def test_a_batch_that_died_in_a_stage_fails_the_job_by_its_name(folder: RunFolder) -> None:
+    held = Played(folder, *IDS[1:], dead={IDS[0]: "stage brief: no such file"}, stages=[STAGE])
+    with pytest.raises(BatchFailed, match=r"^batch 0/train/0: is dead: stage brief: no such file"):
+        gathered(held)
 
 
 def test_synchronous_trains_none_before_the_last_one_is_published(folder: RunFolder) -> None:

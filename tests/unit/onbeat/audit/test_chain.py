@@ -225,3 +225,46 @@ def test_a_score_in_the_place_of_one_needs_a_component_that_states_it_and_a_batc
     assert any("states no score" in gap for gap in verdict_of(records).gaps)
     records[0] = commit(0, unscorable={"0/train/9": {"exact: timeout": 2}}, on_unscorable={"exact": 0.0})
     assert any("were not used" in gap for gap in verdict_of(records).gaps)
+
+
+STAGED: dict[str, object] = {"algorithm__kl_coefficient": 0.1, "stages": [{"type": "reference"}]}
+
+
+def staged_run() -> list[AuditRecord]:
+    records = whole_run()
+    for number, record in enumerate(records[:ITERATIONS]):
+        columns = {batch: "columns" for batch in record.batches if "/train/" in batch}
+        records[number] = msgspec.structs.replace(record, columns=columns)
+    return records
+
+
+def test_each_trained_batch_of_a_job_with_stages_names_its_columns_and_no_evaluation_does() -> None:
+    assert verdict_of(staged_run(), **STAGED).gaps == ()
+
+
+@pytest.mark.parametrize(
+    ("columns", "gap"),
+    [
+        ({"0/train/0": "columns"}, "iteration 0: 0/train/1 were trained without columns, the job has stages"),
+        ({"0/train/0": "columns", "0/train/1": ""}, "iteration 0: the columns of 0/train/1 have no digest"),
+        (
+            {"0/train/0": "columns", "0/train/1": "columns", "0/evaluation/0": "columns"},
+            "iteration 0: 0/evaluation/0 have columns, no stage made any",
+        ),
+    ],
+)
+def test_columns_that_are_missing_or_strange_are_a_gap(columns: dict[str, str], gap: str) -> None:
+    records = staged_run()
+    records[0] = msgspec.structs.replace(records[0], columns=columns)
+    assert verdict_of(records, **STAGED).gaps == (gap,)
+
+
+def test_a_job_without_stages_names_no_columns_and_a_rewind_none_at_all() -> None:
+    assert verdict_of(changed(0, columns={"0/train/0": "columns"})).gaps == (
+        "iteration 0: 0/train/0 have columns, the job has no stages",
+    )
+    records = [commit(0), rewind(0, epoch=2, columns={"0/train/0": "columns"})]
+    assert (
+        "rewind to iteration 0: it names columns of batches, and trained none"
+        in verdict_of(records, complete=False).gaps
+    )
