@@ -342,6 +342,13 @@ class JobStore:
             rows = self._redis.xrange(JobKeys(job_id).audit)
         return [decode(fields[b"record"], AuditRecord) for _, fields in rows]
 
+    def first_weights_digest(self, job_id: str) -> str:
+        """Digest of version 0, the model as the job found it; "" before the audit chain begins."""
+        with self._broker.call():
+            rows = self._redis.xrange(JobKeys(job_id).audit, count=1)
+        records = [decode(fields[b"record"], AuditRecord) for _, fields in rows]
+        return records[0].weights_digest if records and records[0].policy_version == 0 else ""
+
     def audit_outline(self, job_id: str) -> tuple[list[AuditRecord], str]:
         """(the whole chain without its batches, digest of its newest record or ""): what a trainer starts by.
 

@@ -75,9 +75,23 @@ class GeneratorExit(IntEnum):
     circulation in the end."""
 
 
+class StageWorkerExit(IntEnum):
+    """How `python -m consumer.stages` ends."""
+
+    STOPPED = 0
+    """It was asked to end, and finished what it held, or gave it up after a grace."""
+    DIED = 1
+    """Redis stayed away, or a task died, before the worker had claimed any item."""
+    REFUSED = 2
+    """A setting is bad."""
+    DIED_AT_WORK = 4
+    """A computation hangs, or a task died after an item was claimed: perhaps of that item, whose batch the broker takes
+    out of circulation in the end."""
+
+
 def is_of_work(exit_code: int) -> bool:
-    """Whether a generator may have died of what it worked on: a kernel without memory ends a process by a signal."""
-    return exit_code == GeneratorExit.DIED_AT_WORK or exit_code < 0
+    """Whether a generator or a stage worker may have died of its work: a kernel without memory sends a signal."""
+    return exit_code in (GeneratorExit.DIED_AT_WORK, StageWorkerExit.DIED_AT_WORK) or exit_code < 0
 
 
 class ResumeRequest(Record, frozen=True, kw_only=True):

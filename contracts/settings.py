@@ -100,8 +100,19 @@ class StackSettings(Record, frozen=True, kw_only=True):
     scorer_network: Literal["none", "host"] = "none"
     """none: no scorer can open a connection; host: every scorer can, as a plug-in needs that asks a judge model over
     HTTP: then a completion that finds a hole in a scorer can, too."""
+    judge_url: str = ""
+    """Base URL, without /v1, of the OpenAI-compatible server that stages of type `llm_judge` ask; "": this stage worker
+    leaves such stages alone."""
+    judge_key: str = ""
+    """Bearer key of that server; "" sends none. It stands in no spec, no log and no error."""
+    judge_questions: Annotated[int, Meta(ge=1, le=1024)] = 8
+    """Questions that a stage worker has at the judge's server at a time."""
+    judge_timeout_s: Annotated[float, Meta(gt=0.0, le=3600.0)] = 60.0
+    """Longest that one request to the judge's server may take, the whole answer included."""
+    stage_models: Annotated[int, Meta(ge=1, le=1024)] = 4
+    """Models that a stage worker keeps in memory; beyond them the one that was used longest ago is let go."""
     crash_at: str = ""
-    """Crash point (docs/failure-modes.md) at which a trainer or generator kills itself; for tests."""
+    """Crash point (docs/failure-modes.md) at which a trainer, generator or stage worker kills itself; for tests."""
 
     def colocated_threads_each(self, num_processes: int = 1) -> int:
         """Compute threads of each of the processes that have a turn together."""

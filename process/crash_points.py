@@ -30,6 +30,9 @@ CRASH_POINTS = {
     "producer.after_generation": "completions in memory, unscored",
     "producer.after_scoring": "a complete batch in memory, unpublished",
     "producer.after_publication": "a published batch, the generator's own books not closed",
+    "stage.after_claim": "leased items that no stage worker works on",
+    "stage.after_compute": "columns in memory, which no other process has",
+    "stage.after_put": "columns that are put, the stage worker's own books not closed",
 }
 """Name → the state that a death there leaves."""
 

@@ -36,8 +36,8 @@ def make_learner(settings: StackSettings, spec: JobSpec, place: Place = ALONE) -
     Ranks that share a model (trainer.sharding = "fsdp") each read their rows of it, all at the same time.
     """
     policy_loss(spec.algorithm)  # a plug-in that is missing is refused before the model is read
-    _set_up_torch(settings, spec)
-    device = _device(settings, place)
+    set_up_torch(settings, spec)
+    device = device_of(settings, place)
     is_shared = spec.trainer.sharding == "fsdp" and place.world_size > 1
     if is_shared:
         policy, reference = _shared_models(settings, spec, init_device_mesh(device.type, (place.world_size,)), device)
@@ -74,8 +74,8 @@ def load_frozen(settings: StackSettings, spec: JobSpec, *, path: str) -> Policy:
     It goes onto the setting's device, in the dtype and for the packing of the job, and torch is set up as the trainer
     sets it up: `frozen_logprobs` of it are the bits that the trainer would have. Raises InvalidInput.
     """
-    _set_up_torch(settings, spec)
-    device = _device(settings, ALONE)
+    set_up_torch(settings, spec)
+    device = device_of(settings)
     frozen = load_policy(replace(spec.model, path=path), model_root=settings.spec_root, gradient_checkpointing=False)
     if spec.trainer.packing == "shared_prompt":
         share_prompts(frozen.model)
@@ -134,10 +134,11 @@ def _policy(settings: StackSettings, spec: JobSpec, load: LoadModel) -> Policy:
     return policy if spec.trainer.lora is None else policy.with_adapters(spec.trainer.lora, seed=spec.seed)
 
 
-def _set_up_torch(settings: StackSettings, spec: JobSpec) -> None:
+def set_up_torch(settings: StackSettings, spec: JobSpec) -> None:
+    """Gives this process' torch the threads and kernels of a job; one that computes for several calls it anew."""
     torch.set_num_threads(settings.threads)
+    torch.use_deterministic_algorithms(spec.deterministic)
     if spec.deterministic:
-        torch.use_deterministic_algorithms(True)
         # Filling uninitialised memory only guards code that reads what it never wrote; it costs a pass over it.
         torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
         # cuBLAS reads it when it starts, and refuses deterministic work without it.
@@ -145,7 +146,8 @@ def _set_up_torch(settings: StackSettings, spec: JobSpec) -> None:
     torch.manual_seed(spec.seed)
 
 
-def _device(settings: StackSettings, place: Place) -> torch.device:
+def device_of(settings: StackSettings, place: Place = ALONE) -> torch.device:
+    """The device that a rank computes on. Raises InvalidInput where there is none."""
     if settings.device == "cuda" and not torch.cuda.is_available():
         raise InvalidInput("torch sees no CUDA device here", field="ONBEAT_DEVICE", cure="set it to cpu")
     if settings.device == "cpu":

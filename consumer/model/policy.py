@@ -174,7 +174,7 @@ def load_policy(
     if not (folder / "config.json").is_file():
         problem = f"`{folder}` has no config.json" if folder.is_dir() else f"no folder `{folder}`"
         raise InvalidInput(problem, field=FIELD, cure="name a Hugging Face causal LM folder below the model root")
-    tokenizer = _load_tokenizer(folder)
+    tokenizer = load_tokenizer(folder)
     network = load_model(model, model_root=model_root, gradient_checkpointing=gradient_checkpointing, load=load)
     policy = Policy(model=network, tokenizer=tokenizer, context_tokens=_context_tokens(network))
     if max(tokenizer.get_vocab().values()) >= policy.vocabulary_size:
@@ -186,7 +186,8 @@ def load_policy(
     return policy
 
 
-def _load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+def load_tokenizer(folder: Path, *, needs_end: bool = True) -> PreTrainedTokenizerBase:
+    """Raises InvalidInput naming `model.path`. needs_end: whether it must have an end-of-sequence token."""
     if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")):
         raise InvalidInput(
             f"`{folder}` has no tokenizer files",
@@ -196,8 +197,8 @@ def _load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except LOADING_ERRORS as error:
-        raise InvalidInput(f"the tokenizer of `{folder}` does not load: {_first_line(error)}", field=FIELD) from error
-    if tokenizer.eos_token_id is None:
+        raise InvalidInput(f"the tokenizer of `{folder}` does not load: {first_line(error)}", field=FIELD) from error
+    if needs_end and tokenizer.eos_token_id is None:
         raise InvalidInput(
             f"the tokenizer of `{folder}` has no end-of-sequence token",
             field=FIELD,
@@ -218,7 +219,7 @@ def load_model(
         network, loading = load(folder, config, getattr(torch, model.dtype))
     except LOADING_ERRORS as error:
         raise InvalidInput(
-            f"`{folder}` does not load as a causal LM: {_first_line(error)}",
+            f"`{folder}` does not load as a causal LM: {first_line(error)}",
             field=FIELD,
             cure="it needs config.json of a causal LM and safetensors",
         ) from error
@@ -260,6 +261,7 @@ def _context_tokens(model: PreTrainedModel) -> int:
     return getattr(model.config.get_text_config(), "max_position_embeddings", None) or UNLIMITED_CONTEXT_TOKENS
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """The first line of a library's message, or its type where it has none."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__

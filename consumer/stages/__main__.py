@@ -1,0 +1,120 @@
+"""`python -m consumer.stages`: one stage worker for Onbeat's own stages of all active jobs, until SIGTERM or SIGINT.
+
+Consumes:     items of published rollout batches, from the broker.
+Waits for:    items whose input columns are there; a judge's server.
+Unblocked by: a publication, columns of a stage before, another worker's expired lease.
+Produces:     the columns of `reference`, `teacher`, `reward_model` and `llm_judge`, or a failure with its reason (I6).
+
+Exit codes: `contracts.jobs.StageWorkerExit`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+import uuid
+
+import process.own_packages  # noqa: F401  (first: it refuses packages of ours that are a stranger's)
+from broker.connection.client import Broker, connect_within
+from broker.job_store import JobStore
+from broker.presence import Presence
+from broker.stage_side import StageSide
+from consumer.stages.compute_service import ComputeService, model_loader
+from consumer.stages.llm_judge import JudgeService
+from consumer.stages.served_stages import ServedStages
+from consumer.stages.services import Services, StageService
+from consumer.stages.worker import StageWorker
+from contracts.errors import InvalidInput, OnbeatError
+from contracts.jobs import StageWorkerExit
+from contracts.settings import StackSettings, settings_from
+from process import crash_points
+from process.signals import exit_cleanly_on_signals
+from telemetry.logs import configure
+
+COMPUTED = ("reference", "teacher", "reward_model")
+"""Kinds of stages whose models are in this process."""
+
+log = logging.getLogger(__name__)
+
+
+async def serve(settings: StackSettings, broker: Broker, services: Services, *, worker_id: str) -> int:
+    """Wires the worker to its broker and services, runs it until a signal, and answers the exit code.
+
+    Ends this process at once where a computation goes on: Python would wait for its thread.
+    """
+    worker = StageWorker(
+        worker_id=worker_id,
+        stages=ServedStages(JobStore(broker), lambda job_id: StageSide(broker, job_id, worker_id), kinds=services),
+        presence=Presence(broker),
+        services=services,
+        break_off=broker.break_off,
+        full_timeout_s=settings.broker_full_timeout_s,
+    )
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, worker.stop)
+    log.info("stage worker %s serves %s of the active jobs", worker_id, ", ".join(services))
+    code = await run_to_its_end(worker)
+    log.info("stage worker %s left", worker_id)
+    if any(isinstance(service, ComputeService) and service.is_busy for service in services.values()):
+        logging.shutdown()
+        os._exit(code)
+    return code
+
+
+def make_services(settings: StackSettings) -> Services:
+    """The services of this process by the kinds of stages. Raises InvalidInput that names a setting."""
+    compute = ComputeService(model_loader(settings), most_models=settings.stage_models)
+    services: dict[str, StageService] = dict.fromkeys(COMPUTED, compute)
+    if settings.judge_url:
+        services["llm_judge"] = JudgeService(settings)
+    return services
+
+
+async def run_to_its_end(worker: StageWorker) -> int:
+    """The exit code. Raises the error that a worker died of before it claimed anything."""
+    try:
+        await worker.run()
+    except BaseExceptionGroup as group:
+        if not worker.has_claimed:
+            raise
+        _, foreign = group.split(OnbeatError)
+        log.error("%s", first_error(group), exc_info=foreign)
+        return StageWorkerExit.DIED_AT_WORK
+    return StageWorkerExit.STOPPED
+
+
+def main() -> int:
+    configure(StackSettings(), service="stages")
+    try:
+        settings = settings_from(os.environ)
+        crash_points.arm(settings.crash_at)
+        configure(settings, service="stages")
+        services = make_services(settings)
+    except InvalidInput as error:
+        log.error("%s", error)
+        return StageWorkerExit.REFUSED
+    exit_cleanly_on_signals()
+    # Host and process are for people; random characters, because a container's process is always number 1.
+    worker_id = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:4]}"
+    try:
+        broker = connect_within(settings, patience_s=settings.broker_timeout_s)
+        return asyncio.run(serve(settings, broker, services, worker_id=worker_id))
+    except* OnbeatError as group:
+        log.error("%s", first_error(group))
+    return StageWorkerExit.DIED
+
+
+def first_error(group: BaseExceptionGroup) -> BaseException:
+    """The first leaf of nested groups."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+if __name__ == "__main__":
+    sys.exit(main())

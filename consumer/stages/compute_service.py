@@ -1,0 +1,145 @@
+"""The models of this process: loaded on first use, kept while their jobs are active, used by one thread.
+
+    values ─▶ thread ─▶ model of (job, stage): kept, or loaded ─▶ torch set up as the job's trainer has it ─▶ columns
+
+One computation at a time has all of the process' compute threads. Which items stand behind each other changes none of
+their values: each goes through by itself, and what an item holds together is a function of the spec (I7).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Collection
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Protocol
+
+from broker.stage_side import ClaimedItem
+from consumer.stages.served_stages import ServedStage, StageKey
+from contracts.errors import BatchFailed, DeadlineExceeded, InvalidInput
+from contracts.experience.columns import ColumnValues
+from contracts.settings import StackSettings
+from contracts.spec_tables.stages import RewardModelStage
+from process.host_memory import give_free_memory_back
+
+log = logging.getLogger(__name__)
+
+MOST_ROWS = 16
+"""Items of a stage of unit "row" that are claimed together: a row is short, and asking for it takes time too."""
+FOREIGN_ERRORS = (RuntimeError, MemoryError, ValueError, TypeError, KeyError, IndexError, AttributeError)
+"""What torch and transformers raise for an item that a model can't take, or that memory doesn't suffice for."""
+
+
+class StageModel(Protocol):
+    """A loaded model. Only the service's thread calls it."""
+
+    def values(self, item: ClaimedItem) -> ColumnValues:
+        """Makes the stage's outputs. Raises BatchFailed, InvalidInput or ContractViolation."""
+        ...
+
+
+class ComputeService:
+    """A StageService: models that compute in this process."""
+
+    def __init__(self, load: Callable[[ServedStage], StageModel], *, most_models: int) -> None:
+        """load: blocks while it reads the model; raises InvalidInput that names the stage's model."""
+        self._load = load
+        self._most_models = most_models
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="compute")
+        self._models: OrderedDict[StageKey, StageModel] = OrderedDict()
+        """The one that was used longest ago comes first. Only the thread touches it."""
+        self._jobs: frozenset[str] = frozenset()
+        self._num_begun = 0
+        self._turn = asyncio.Lock()
+        self._newest: Future[ColumnValues] | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether its thread computes, also what is not needed any more: the end of the process would wait for it."""
+        return self._newest is not None and not self._newest.done()
+
+    def num_free(self, stage: ServedStage) -> int:
+        if self._num_begun or self.is_busy:
+            return 0
+        return MOST_ROWS if stage.plan.unit == "row" else 1
+
+    async def values(self, stage: ServedStage, item: ClaimedItem) -> ColumnValues:
+        self._num_begun += 1
+        try:
+            async with self._turn:
+                return await self._within_deadline(stage, item)
+        finally:
+            self._num_begun -= 1
+
+    def forget_all_but(self, job_ids: Collection[str]) -> None:
+        if frozenset(job_ids) != self._jobs:
+            self._jobs = frozenset(job_ids)
+            self._thread.submit(self._forget_ended, self._jobs)
+
+    async def aclose(self) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def _within_deadline(self, stage: ServedStage, item: ClaimedItem) -> ColumnValues:
+        deadline_s = stage.spec.timeouts.generation_s
+        work = self._newest = self._thread.submit(self._compute, stage, item)
+        try:
+            async with asyncio.timeout(deadline_s):
+                return await asyncio.wrap_future(work)
+        except TimeoutError as error:
+            raise DeadlineExceeded(
+                f"{stage} is not done with {item.batch_id} after {deadline_s:g} s",
+                field="timeouts.generation_s",
+                cure="raise it",
+            ) from error
+
+    def _compute(self, stage: ServedStage, item: ClaimedItem) -> ColumnValues:
+        try:
+            return self._model_of(stage).values(item)
+        except FOREIGN_ERRORS as error:
+            problem = str(error).strip().partition("\n")[0]
+            raise BatchFailed(f"{type(error).__name__}: {problem}", field=f"stages.{stage.stage.name}") from error
+
+    def _model_of(self, stage: ServedStage) -> StageModel:
+        model = self._models.pop(stage.key, None)
+        if model is None:
+            # Freed before the next one is read: both may not fit.
+            while len(self._models) >= self._most_models:
+                self._models.popitem(last=False)
+                give_free_memory_back()
+            log.info("loads the model of %s", stage)
+            model = self._load(stage)
+        self._models[stage.key] = model
+        return model
+
+    def _forget_ended(self, job_ids: Collection[str]) -> None:
+        ended = [key for key in self._models if key[0] not in job_ids]
+        for key in ended:
+            del self._models[key]
+        if ended:
+            give_free_memory_back()
+
+
+def model_loader(settings: StackSettings) -> Callable[[ServedStage], StageModel]:
+    """Returns what loads the model of a stage by its kind; it imports what that kind needs."""
+
+    def load(stage: ServedStage) -> StageModel:
+        if isinstance(stage.stage, RewardModelStage):
+            from consumer.stages.reward_model import load_reward_model
+
+            return load_reward_model(settings, stage)
+        from consumer.stages.log_prob_model import load_log_prob_model
+
+        return load_log_prob_model(settings, stage)
+
+    return load
+
+
+def field_of(stage: ServedStage, key: str) -> str:
+    """The field of a stage's key, as it is written in a spec."""
+    return f"stages.{stage.stage.name}.{key}"
+
+
+def renamed(error: InvalidInput, field: str) -> InvalidInput:
+    """The error with the field by which the spec names the thing."""
+    return InvalidInput(error.problem, field=field, cure=error.cure)

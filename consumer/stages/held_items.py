@@ -1,0 +1,110 @@
+"""What a stage worker holds, and how the stack learns that it lives: its presence, and the leases of its items.
+
+    worker ─ hold ─▶ HeldItems ◀─ end ─ item
+                       │     ▲
+              leases   ▼     │ settled
+                     Heartbeat ─▶ presence
+
+Heartbeat   waits for its next beat or a new item; unblocked by either; produces renewed leases and presence.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from broker.presence import Presence
+from broker.stage_side import ClaimedItem
+from consumer.stages.served_stages import ServedStage, ServedStages
+
+PRESENCE_INTERVAL_S = 2.0
+"""Longest time between two signs of life."""
+
+
+class HeldItems:
+    """Every item between its claim and its end."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, tuple[ServedStage, ClaimedItem, asyncio.Task[None]]] = {}
+        self.changed = asyncio.Event()
+        """Set at a claim, so that its lease is renewed soon enough; cleared at each beat."""
+        self.freed = asyncio.Event()
+        """Set when an item is computed, or ends."""
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def __str__(self) -> str:
+        return ", ".join(sorted(self._held))
+
+    @property
+    def tasks(self) -> list[asyncio.Task[None]]:
+        return [task for _, _, task in self._held.values()]
+
+    def hold(self, stage: ServedStage, item: ClaimedItem, task: asyncio.Task[None]) -> None:
+        """Holds the item until its task is done."""
+        name = name_of(stage, item)
+        self._held[name] = (stage, item, task)
+        task.add_done_callback(lambda _: self._end(name))
+        self.changed.set()
+
+    def by_job(self) -> dict[str, list[tuple[ServedStage, ClaimedItem]]]:
+        held: dict[str, list[tuple[ServedStage, ClaimedItem]]] = {}
+        for stage, item, _ in self._held.values():
+            held.setdefault(stage.job_id, []).append((stage, item))
+        return held
+
+    def settle(self, stage: ServedStage, item: ClaimedItem) -> None:
+        """Drops the work on an item whose columns are there, or whose batch is not needed any more."""
+        held = self._held.get(name_of(stage, item))
+        if held is not None:
+            held[2].cancel()
+
+    def _end(self, name: str) -> None:
+        del self._held[name]
+        self.freed.set()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heartbeat:
+    """`run` beats until it is cancelled; it dies of a broker that stays away."""
+
+    worker_id: str
+    presence: Presence
+    stages: ServedStages
+    held: HeldItems
+
+    async def run(self) -> None:
+        while True:
+            self.held.changed.clear()
+            await self._beat()
+            await self._renew()
+            leases_s = [stage.plan.lease_s for items in self.held.by_job().values() for stage, _ in items]
+            # Three beats fit into the shortest lease: one or two may fail before it runs out.
+            await wait_for(self.held.changed, min([PRESENCE_INTERVAL_S, *(lease_s / 3 for lease_s in leases_s)]))
+
+    async def _beat(self) -> None:
+        """Says that this worker lives, and which stages of which jobs it serves."""
+        await asyncio.to_thread(self.presence.beat_stages, self.worker_id, self.stages.names)
+
+    async def _renew(self) -> None:
+        """Renews every lease. An item of which another worker holds the lease goes on: the first put counts."""
+        for held in self.held.by_job().values():
+            renewal = await asyncio.to_thread(held[0][0].side.renew, [item for _, item in held])
+            for stage, item in held:
+                if item in renewal.settled:
+                    self.held.settle(stage, item)
+
+
+def name_of(stage: ServedStage, item: ClaimedItem) -> str:
+    """An item's name for people, which is also the key under which it is held."""
+    return f"{stage.job_id} {item.batch_id} {stage.stage.name}/{item.item} (attempt {item.attempt})"
+
+
+async def wait_for(event: asyncio.Event, timeout_s: float) -> None:
+    """Returns when the event is set, or the time is over."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
+    except TimeoutError:
+        return

@@ -1,0 +1,171 @@
+"""A judge model behind an OpenAI-compatible server: one question for each row, some of them at a time.
+
+    row ─ question ─ POST {ONBEAT_JUDGE_URL}/v1/chat/completions ─▶ number ─────────────────────────▶ score
+                          ▲                                      ├▶ refused, no number, out of range ─▶ BatchFailed
+                          └── back-off ◀─ no answer, 408, 425, 429, 5xx ◀─┘ (after MAX_REQUESTS: BatchFailed)
+
+Each request has one deadline for all of it, from the look-up of the name to the last byte, and its answer a size: a
+server that trickles costs no more than one that is dead. The key goes to that server alone: no redirect is followed, no
+proxy or netrc of the environment is used, and no error or log line has it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Collection
+from typing import Any
+
+import httpx
+import msgspec
+import numpy as np
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt, wait_random_exponential
+
+from broker.stage_side import ClaimedItem
+from consumer.stages.judge_answer import question, score_of, shown
+from consumer.stages.served_stages import ServedStage
+from contracts.errors import BatchFailed, InvalidInput, Unavailable
+from contracts.experience.columns import ColumnValues
+from contracts.settings import KEY_FORM, StackSettings
+from contracts.spec_tables.stages import LlmJudgeStage
+
+log = logging.getLogger(__name__)
+
+MAX_REQUESTS = 4
+"""Requests of one question, before the item counts as failed."""
+LONGEST_PAUSE_S = 20.0
+MAX_ANSWER_BYTES = 2**20
+HIDDEN = b"(the key)"
+RETRIED_STATUSES = frozenset({408, 425, 429})
+"""Refusals that speak of the moment; any other 4xx speaks of the request."""
+
+
+class JudgeAway(Unavailable):
+    """The judge's server gave no answer that may be read; another request may get one."""
+
+
+class JudgeService:
+    """A StageService: questions to a server."""
+
+    def __init__(self, settings: StackSettings, *, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
+        """Raises InvalidInput that names the setting."""
+        self._most = settings.judge_questions
+        self._timeout_s = settings.judge_timeout_s
+        self._sleep = sleep
+        self._key = settings.judge_key.encode()
+        self._num_asking = 0
+        self._http = httpx.AsyncClient(
+            base_url=_url(settings),
+            headers={"accept-encoding": "identity"} | _authorization(settings),
+            timeout=settings.judge_timeout_s,
+            limits=httpx.Limits(max_connections=settings.judge_questions),
+            follow_redirects=False,
+            trust_env=False,
+        )
+
+    def num_free(self, stage: ServedStage) -> int:
+        return self._most - self._num_asking
+
+    async def values(self, stage: ServedStage, item: ClaimedItem) -> ColumnValues:
+        judge = stage.stage
+        if not isinstance(judge, LlmJudgeStage):
+            raise TypeError(f"{stage} is no judge")
+        self._num_asking += 1
+        try:
+            rows = zip(*(item.inputs[name] for name in ("prompt", "text", "reference")), strict=True)
+            scores = [await self._ask(judge, *(text.decode() for text in row)) for row in rows]
+        finally:
+            self._num_asking -= 1
+        return {judge.name: [np.array([score], dtype="<f4").tobytes() for score in scores]}
+
+    def forget_all_but(self, job_ids: Collection[str]) -> None:
+        """Keeps nothing."""
+
+    async def aclose(self) -> None:
+        await self._http.aclose()
+
+    async def _ask(self, judge: LlmJudgeStage, prompt: str, completion: str, reference: str) -> float:
+        """The score of a row. Raises BatchFailed."""
+        text = question(judge, prompt=prompt, completion=completion, reference=reference)
+        body = {"model": judge.model, "messages": [{"role": "user", "content": text}], "temperature": 0.0}
+        retrying = AsyncRetrying(
+            retry=retry_if_exception_type(JudgeAway),
+            stop=stop_after_attempt(MAX_REQUESTS),
+            wait=wait_random_exponential(multiplier=1.0, max=LONGEST_PAUSE_S),
+            before_sleep=_say_so,
+            sleep=self._sleep,
+            reraise=True,
+        )
+        try:
+            return score_of(await retrying(self._post, msgspec.json.encode(body)), judge)
+        except JudgeAway as error:
+            raise BatchFailed(f"{error.problem}, {MAX_REQUESTS} times", field=error.field, cure=error.cure) from error
+
+    async def _post(self, body: bytes) -> bytes:
+        """Makes one request. Raises JudgeAway if it may be repeated, BatchFailed if not."""
+        headers = {"content-type": "application/json"}
+        request = self._http.build_request("POST", "/v1/chat/completions", content=body, headers=headers)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                answer = await self._http.send(request, stream=True)
+                try:
+                    # A reason is shown to clients, and a server may repeat what it was sent.
+                    body = await _read(answer)
+                    return _checked(answer, body.replace(self._key, HIDDEN) if self._key else body)
+                finally:
+                    await answer.aclose()
+        except TimeoutError as error:
+            raise _away(f"the judge gave no whole answer within {self._timeout_s:g} s") from error
+        except httpx.RequestError as error:
+            raise _away(f"the judge gave no answer: {type(error).__name__} {error}".rstrip()) from error
+
+
+async def _read(answer: httpx.Response) -> bytes:
+    if answer.headers.get("content-encoding", "identity") != "identity":
+        raise BatchFailed("the judge's answer is compressed, which it was asked not to be")
+    data = bytearray()
+    async for chunk in answer.aiter_raw():
+        data += chunk
+        if len(data) > MAX_ANSWER_BYTES:
+            raise BatchFailed(f"the judge's answer is longer than {MAX_ANSWER_BYTES} bytes")
+    return bytes(data)
+
+
+def _checked(answer: httpx.Response, body: bytes) -> bytes:
+    """The body of a good answer. Raises JudgeAway or BatchFailed."""
+    if answer.status_code == 200:
+        return body
+    problem = f"the judge answered {answer.status_code}: {shown(body.decode(errors='replace'))}"
+    if answer.status_code in RETRIED_STATUSES or answer.is_server_error:
+        raise _away(problem)
+    if answer.status_code in (401, 403):
+        raise BatchFailed(problem, field="ONBEAT_JUDGE_KEY", cure="does it belong to the server?")
+    raise BatchFailed(problem)
+
+
+def _away(problem: str) -> JudgeAway:
+    return JudgeAway(problem, field="ONBEAT_JUDGE_URL", cure="is the server up?")
+
+
+def _say_so(state: RetryCallState) -> None:
+    log.warning("%s; again in %.1f s", state.outcome and state.outcome.exception(), state.upcoming_sleep)
+
+
+def _url(settings: StackSettings) -> str:
+    try:
+        url = httpx.URL(settings.judge_url)
+    except httpx.InvalidURL as error:
+        raise InvalidInput(f"is no address: {error}", field="ONBEAT_JUDGE_URL") from error
+    if url.scheme not in ("http", "https") or not url.host or url.userinfo:
+        raise InvalidInput(
+            "is no http address of a server", field="ONBEAT_JUDGE_URL", cure="e.g. http://127.0.0.1:8200, without /v1"
+        )
+    return str(url)
+
+
+def _authorization(settings: StackSettings) -> dict[str, Any]:
+    if not settings.judge_key:
+        return {}
+    if not KEY_FORM.fullmatch(settings.judge_key):
+        raise InvalidInput("has characters that a header can't carry", field="ONBEAT_JUDGE_KEY")
+    return {"authorization": f"Bearer {settings.judge_key}"}

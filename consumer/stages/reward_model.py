@@ -1,0 +1,149 @@
+"""A reward model: a transformers sequence classifier with one output, which reads a prompt and its completion as text.
+
+    with a chat template of its own    [{user: prompt}, {assistant: completion}], by that template
+    without                            the tokenizer's pair of texts, with the separators that it puts between them
+
+A row goes through by itself, so that its score depends on nothing beside it: no padding, no company. Texts are data:
+what spells a special token of the model's tokenizer is broken up by a space, so that no completion can end its own turn
+and write the next one. A text that is longer than the model's context is an error, and never cut.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import numpy as np
+import torch
+from transformers import AutoConfig, AutoModelForSequenceClassification
+from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
+
+from broker.stage_side import ClaimedItem
+from consumer.gradient.assembly import device_of, set_up_torch
+from consumer.model.policy import LOADING_ERRORS, UNLIMITED_CONTEXT_TOKENS, first_line, load_tokenizer
+from consumer.stages.compute_service import field_of, renamed
+from consumer.stages.served_stages import ServedStage
+from contracts.errors import BatchFailed, InvalidInput
+from contracts.experience.columns import ColumnValues
+from contracts.settings import StackSettings
+
+
+class RewardModel:
+    """A StageModel of a sequence classifier."""
+
+    def __init__(
+        self, model: Any, tokenizer: PreTrainedTokenizerBase, *, settings: StackSettings, stage: ServedStage
+    ) -> None:
+        self._model = model
+        self._tokenizer = tokenizer
+        self._settings = settings
+        self._spec = stage.spec
+        self._column = stage.plan.outputs[0].name
+        self._field = field_of(stage, "model")
+        config = model.config.get_text_config()
+        self._context_tokens = getattr(config, "max_position_embeddings", None) or UNLIMITED_CONTEXT_TOKENS
+        self._vocabulary_size = model.get_input_embeddings().num_embeddings
+        self._special = special_tokens_pattern(tokenizer)
+
+    def values(self, item: ClaimedItem) -> ColumnValues:
+        set_up_torch(self._settings, self._spec)
+        pairs = zip(item.inputs["prompt"], item.inputs["text"], strict=True)
+        scores = [self._score(prompt.decode(), completion.decode()) for prompt, completion in pairs]
+        return {self._column: [np.array([score], dtype="<f4").tobytes() for score in scores]}
+
+    def _score(self, prompt: str, completion: str) -> float:
+        token_ids = self.token_ids(prompt, completion)
+        if not token_ids:
+            raise BatchFailed("prompt and completion are no token at all to its tokenizer", field=self._field)
+        if len(token_ids) > self._context_tokens:
+            raise BatchFailed(
+                f"prompt and completion are {len(token_ids)} tokens, its context is {self._context_tokens}",
+                field=self._field,
+                cure="lower rollout.sampling.max_new_tokens, or name a model with a longer context",
+            )
+        if max(token_ids) >= self._vocabulary_size:
+            raise InvalidInput(f"its tokenizer has ids above its {self._vocabulary_size} embeddings", field=self._field)
+        tokens = torch.tensor([token_ids], device=self._model.device)
+        with torch.no_grad():
+            score = self._model(input_ids=tokens).logits[0, 0].float().item()
+        if not np.isfinite(score):
+            raise BatchFailed(f"its score is {score}", field=self._field)
+        return score
+
+    def token_ids(self, prompt: str, completion: str) -> list[int]:
+        """What the model reads of a row. Raises BatchFailed where its chat template refuses the texts."""
+        prompt, completion = (self._special.sub(r"\1 ", text) for text in (prompt, completion))
+        if not self._tokenizer.chat_template:
+            return self._tokenizer(prompt, completion)["input_ids"]
+        messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": completion}]
+        try:
+            rendered: Any = self._tokenizer.apply_chat_template(messages, tokenize=False)
+        except jinja2.TemplateError as error:
+            raise BatchFailed(f"its chat template refuses the texts: {error}", field=self._field) from error
+        # The template writes the special tokens itself.
+        return self._tokenizer(rendered, add_special_tokens=False)["input_ids"]
+
+
+def special_tokens_pattern(tokenizer: PreTrainedTokenizerBase) -> re.Pattern[str]:
+    """Matches the first character of each special token in a text, also where two of them overlap."""
+    added = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
+    longer = {token for token in (*added, *tokenizer.all_special_tokens) if len(token) > 1}
+    alternatives = "|".join(re.escape(token) for token in sorted(longer)) or r"(?!)"
+    return re.compile(rf"(?=(?:{alternatives}))(.)", re.DOTALL)
+
+
+def load_reward_model(settings: StackSettings, stage: ServedStage) -> RewardModel:
+    """Raises InvalidInput that names the model's key in the spec."""
+    field = field_of(stage, "model")
+    folder = settings.spec_root.find(stage.stage.files()["model"], field=field)
+    if not (folder / "config.json").is_file():
+        problem = f"`{folder}` has no config.json" if folder.is_dir() else f"no folder `{folder}`"
+        raise InvalidInput(problem, field=field, cure="name a transformers sequence classifier below the model root")
+    transformers_logging.disable_progress_bar()
+    try:
+        tokenizer = load_tokenizer(folder, needs_end=False)
+    except InvalidInput as error:
+        raise renamed(error, field) from error
+    set_up_torch(settings, stage.spec)
+    model = _load_classifier(folder, field)
+    model.to(device_of(settings))
+    return RewardModel(model, tokenizer, settings=settings, stage=stage)
+
+
+def _load_classifier(folder: Path, field: str) -> Any:
+    """The model in the dtype in which it was saved."""
+    try:
+        config: Any = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        if config.num_labels != 1:
+            raise InvalidInput(
+                f"`{folder}` has {config.num_labels} outputs, a reward model has 1",
+                field=field,
+                cure="name a sequence classifier with num_labels = 1",
+            )
+        model, loading = AutoModelForSequenceClassification.from_pretrained(
+            folder,
+            config=config,
+            dtype="auto",
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+            output_loading_info=True,
+        )
+    except LOADING_ERRORS as error:
+        raise InvalidInput(
+            f"`{folder}` does not load as a sequence classifier: {first_line(error)}",
+            field=field,
+            cure="it needs config.json of a sequence classifier and safetensors",
+        ) from error
+    # A causal LM has no score head: transformers would make a random one, and only log it.
+    if absent := sorted([*loading["missing_keys"], *(entry[0] for entry in loading["mismatched_keys"])]):
+        raise InvalidInput(
+            f"the safetensors of `{folder}` lack {len(absent)} tensors of a sequence classifier, e.g. {absent[0]}",
+            field=field,
+            cure="name a model that was trained as one",
+        )
+    model.requires_grad_(False)
+    return model.eval()
