@@ -98,7 +98,7 @@ class ComputeService:
             return self._model_of(stage).values(item)
         except FOREIGN_ERRORS as error:
             problem = str(error).strip().partition("\n")[0]
-            raise BatchFailed(f"{type(error).__name__}: {problem}", field=f"stages.{stage.stage.name}") from error
+            raise BatchFailed(f"{type(error).__name__}: {problem}") from error
 
     def _model_of(self, stage: ServedStage) -> StageModel:
         model = self._models.pop(stage.key, None)

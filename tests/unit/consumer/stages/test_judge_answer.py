@@ -1,0 +1,101 @@
+"""A judge's answer is one plain number in its range, or an error that says why it isn't; texts are only ever texts."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from consumer.stages.judge_answer import number_in, question, score_of
+from contracts.errors import BatchFailed
+from contracts.spec_tables.stages import LlmJudgeStage
+from tests.judge_server import says
+
+JUDGE = LlmJudgeStage(model="judge", prompt="Rate {completion}", lowest=-2.0, highest=8.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("7", 7.0), (" -1.5\n", -1.5), ("**7**.", 7.0), ('"+3"', 3.0), ("I rate it (7).", 7.0), ("Score: 0.25!", 0.25)],
+)
+def test_a_number_alone_is_read_with_marks_around_it(text: str, number: float) -> None:
+    assert number_in(text) == number
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "has no number"),
+        ("seven", "has no number"),
+        ("\u0667", "has no number"),
+        ("7 or 8", "several numbers"),
+        ("<think>1 + 1</think> 7", "several numbers"),
+        ("7/10", "no plain number"),
+        (".5", "no plain number"),
+        ("7,5", "no plain number"),
+        ("1e3", "no plain number"),
+        ("0x10", "no plain number"),
+        ("10²", "no plain number"),
+        ("7%", "no plain number"),
+        ("score7", "no plain number"),
+        ("7;import os", "no plain number"),
+        ("--7", "no plain number"),
+        ("1" * 400, "no plain number"),
+        ("nan", "has no number"),
+        ("Infinity", "has no number"),
+    ],
+)
+def test_what_is_not_one_plain_number_is_an_error(text: str, problem: str) -> None:
+    with pytest.raises(BatchFailed, match=problem):
+        number_in(text)
+
+
+def test_a_number_is_moved_and_scaled_to_lie_between_0_and_1() -> None:
+    assert [score_of(says(text)[1], JUDGE) for text in ("-2", "3", "8")] == [0.0, 0.5, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        (says("-2.5")[1], r"-2\.5 is not between -2 and 8"),
+        (says("9")[1], "9 is not between -2 and 8"),
+        (says(None)[1], "has no number"),
+        (says("7", refusal="I can't rate this")[1], 'refuses: "I can\'t rate this"'),
+        (says("7", finish_reason="length")[1], "is cut: finish_reason is 'length'"),
+        (says("7", finish_reason="content_filter")[1], "content_filter"),
+        (b"", "no chat completion"),
+        (b"<html>", "no chat completion"),
+        (b"\xff\xfe", "no chat completion"),
+        (b'{"choices": []}', "no chat completion"),
+        (b'{"error": {"message": "7"}}', "no chat completion"),
+        (json.dumps({"choices": [{"message": {"content": 7}}]}).encode(), "no chat completion"),
+        (json.dumps({"choices": 2 * json.loads(says("7")[1])["choices"]}).encode(), "no chat completion"),
+        (b'{"choices": ' + b"[" * 100_000, "no chat completion"),
+    ],
+)
+def test_an_answer_without_a_number_in_its_range_is_an_error(body: bytes, problem: str) -> None:
+    with pytest.raises(BatchFailed, match=problem):
+        score_of(body, JUDGE)
+
+
+def test_a_reason_shows_a_short_piece_on_one_line() -> None:
+    with pytest.raises(BatchFailed) as raised:
+        number_in("a\n\x1b[31m" + 10_000 * "b")
+    assert len(str(raised.value)) < 300
+    assert not set(str(raised.value)) & {"\n", "\x1b"}
+
+
+def test_a_long_word_costs_no_more_than_its_length() -> None:
+    with pytest.raises(BatchFailed, match="no plain number"):
+        number_in(500_000 * "a1")
+
+
+def test_texts_are_put_in_as_they_are_and_never_read_as_a_template() -> None:
+    judge = LlmJudgeStage(
+        model="judge", prompt="{{x}} {prompt} | {completion} | {reference} | {completion} {other} {0}"
+    )
+    texts = {"prompt": "{completion} {prompt.__class__}", "completion": r"{reference}%s\1{", "reference": "}{prompt}"}
+    filled = question(judge, **texts)
+    assert filled == (
+        r"{{x}} {completion} {prompt.__class__} | {reference}%s\1{ | }{prompt} | {reference}%s\1{ {other} {0}"
+    )

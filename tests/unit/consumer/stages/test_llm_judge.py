@@ -1,0 +1,224 @@
+"""A judge's server is asked some questions at a time, again where that may help, and each for no longer than it may."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import logging
+import socket
+import struct
+import threading
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from broker.stage_side import ClaimedItem
+from consumer.stages import llm_judge
+from consumer.stages.llm_judge import MAX_REQUESTS, JudgeService
+from consumer.stages.served_stages import ServedStage
+from contracts.errors import BatchFailed, InvalidInput
+from contracts.settings import StackSettings
+from contracts.spec_tables.stages import LlmJudgeStage
+from onbeat.stack.ports import free_port
+from tests.builders import DIGEST, job_spec, rollout_batch
+from tests.judge_server import Answer, JudgeServer, Question, judge_server, says
+
+KEY = "a-secret-key-of-the-judge"
+JUDGE: dict[str, Any] = {"type": "llm_judge", "model": "m", "prompt": "{prompt}|{completion}|{reference}"}
+
+
+def served() -> ServedStage:
+    spec = job_spec(deterministic=False, stages=[JUDGE])
+    return ServedStage(
+        job_id="job",
+        spec=spec,
+        stage=cast(LlmJudgeStage, spec.stages[0]),
+        plan=spec.stage_plan.stages[0],
+        side=cast(Any, None),
+        version_0=lambda: "",
+    )
+
+
+def item(row: int = 0, completion: str = "c") -> ClaimedItem:
+    return ClaimedItem(
+        stage="llm_judge",
+        iteration=0,
+        batch_id="0/train/0",
+        item=row,
+        rows=range(row, row + 1),
+        attempt=1,
+        batch=rollout_batch(),
+        inputs={"prompt": [b"p"], "text": [completion.encode()], "reference": [b"r"]},
+        digest=DIGEST,
+    )
+
+
+async def at_once(_seconds: float) -> None:
+    """A pause that is over."""
+
+
+def ask(settings: StackSettings, *items: ClaimedItem) -> list[float]:
+    """The scores of the items, whose questions are asked beside each other."""
+
+    async def run() -> list[float]:
+        service, stage = JudgeService(settings, sleep=at_once), served()
+        try:
+            made = await asyncio.gather(*(service.values(stage, one) for one in items or (item(),)))
+        finally:
+            await service.aclose()
+        return [np.frombuffer(values["llm_judge"][0], dtype="<f4").item() for values in made]
+
+    return asyncio.run(run())
+
+
+def settings_for(server: JudgeServer, **changes: Any) -> StackSettings:
+    return replace(StackSettings(judge_url=server.url, judge_key=KEY), **changes)
+
+
+def test_a_question_names_the_model_and_carries_the_key_and_its_number_is_the_score() -> None:
+    with judge_server(lambda _: says("7")) as server:
+        assert ask(settings_for(server)) == pytest.approx([0.7])
+    (question,) = server.questions
+    assert question.path == "/v1/chat/completions"
+    assert question.headers["authorization"] == f"Bearer {KEY}"
+    assert question.body == {"model": "m", "messages": [{"role": "user", "content": "p|c|r"}], "temperature": 0.0}
+
+
+def test_at_most_so_many_questions_are_out_at_a_time() -> None:
+    both = threading.Barrier(2, timeout=20.0)
+
+    def answer(_: Question) -> Answer:
+        both.wait()
+        return says("1")
+
+    with judge_server(answer) as server:
+        assert len(ask(settings_for(server, judge_questions=2), *(item(row) for row in range(6)))) == 6
+    assert server.most_at_once == 2
+
+
+@pytest.mark.parametrize("status", [408, 425, 429, 500, 503])
+def test_a_refusal_of_the_moment_is_asked_again(status: int) -> None:
+    answers = iter([(status, b"not now"), says("10")])
+    with judge_server(lambda _: next(answers)) as server:
+        assert ask(settings_for(server)) == [1.0]
+    assert len(server.questions) == 2
+
+
+def test_a_server_that_stays_broken_fails_the_item_with_its_words() -> None:
+    with judge_server(lambda _: (503, b"the GPU is on fire")) as server, pytest.raises(BatchFailed) as raised:
+        ask(settings_for(server))
+    assert "503: 'the GPU is on fire', 4 times" in str(raised.value)
+    assert len(server.questions) == MAX_REQUESTS
+
+
+@pytest.mark.parametrize(
+    ("answer", "problem"),
+    [
+        ((404, b"no such model"), "404: 'no such model'"),
+        ((401, b"who are you"), "ONBEAT_JUDGE_KEY: the judge answered 401"),
+        ((302, b""), "answered 302"),
+        (says("I would rather not"), "has no number"),
+        (says("11"), "not between 0 and 10"),
+        ((200, b"{" + (llm_judge.MAX_ANSWER_BYTES + 1) * b" "), "longer than 1048576 bytes"),
+    ],
+)
+def test_an_answer_that_another_request_would_not_change_fails_the_item_at_once(answer: Answer, problem: str) -> None:
+    with judge_server(lambda _: answer) as server, pytest.raises(BatchFailed, match=problem):
+        ask(settings_for(server))
+    assert len(server.questions) == 1
+
+
+def test_a_redirect_is_not_followed_with_the_key() -> None:
+    with judge_server(lambda _: says("7")) as elsewhere:
+
+        def moved(handler: Any) -> None:
+            handler.send_response(307)
+            handler.send_header("location", f"{elsewhere.url}/v1/chat/completions")
+            handler.send_header("content-length", "0")
+            handler.end_headers()
+
+        with judge_server(lambda _: moved) as server, pytest.raises(BatchFailed, match="answered 307"):
+            ask(settings_for(server))
+    assert elsewhere.questions == []
+
+
+def test_a_compressed_answer_is_refused_before_it_is_unpacked() -> None:
+    def compressed(handler: Any) -> None:
+        body = gzip.compress(1000 * b"7")
+        handler.send_response(200)
+        handler.send_header("content-encoding", "gzip")
+        handler.send_header("content-length", str(len(body)))
+        handler.end_headers()
+        handler.wfile.write(body)
+
+    with judge_server(lambda _: compressed) as server, pytest.raises(BatchFailed, match="compressed"):
+        ask(settings_for(server))
+
+
+@pytest.mark.parametrize("part", ["head", "body"])
+def test_a_server_that_trickles_or_hangs_is_given_up_at_the_deadline(part: str) -> None:
+    def trickle(handler: Any) -> None:
+        handler.wfile.write(b"HTTP/1.1 200 OK\r\n")
+        if part == "body":
+            handler.wfile.write(b"content-length: 1000\r\n\r\n")
+        # A byte now and then: no read of the client ever waits for long.
+        while not server.ended.wait(0.02):
+            handler.wfile.write(b"x")
+
+    with (
+        judge_server(lambda _: trickle) as server,
+        pytest.raises(BatchFailed, match=r"no whole answer within 0\.2 s, 4"),
+    ):
+        ask(settings_for(server, judge_timeout_s=0.2))
+    assert len(server.questions) == MAX_REQUESTS
+
+
+def test_a_body_without_an_end_is_cut_at_its_most_bytes() -> None:
+    def endless(handler: Any) -> None:
+        handler.wfile.write(b"HTTP/1.1 200 OK\r\n\r\n")
+        while True:
+            handler.wfile.write(65536 * b" ")
+
+    with judge_server(lambda _: endless) as server, pytest.raises(BatchFailed, match="longer than"):
+        ask(settings_for(server))
+
+
+def test_a_connection_that_breaks_off_is_asked_again_and_a_dead_server_is_named() -> None:
+    def reset(handler: Any) -> None:
+        linger = struct.pack("ii", 1, 0)
+        handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        handler.connection.close()
+
+    answers = iter([reset, says("5")])
+    with judge_server(lambda _: next(answers)) as server:
+        assert ask(settings_for(server)) == [0.5]
+    with pytest.raises(BatchFailed, match="ONBEAT_JUDGE_URL: the judge gave no answer: ConnectError"):
+        ask(StackSettings(judge_url=f"http://127.0.0.1:{free_port()}"))
+
+
+def test_a_server_that_repeats_its_key_does_not_get_it_into_a_reason_or_a_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    answers = [(500, KEY.encode()), (400, f"bad key {KEY}".encode())]
+    with judge_server(lambda _: answers.pop(0)) as server, pytest.raises(BatchFailed) as raised:
+        ask(settings_for(server))
+    assert "bad key (the key)" in str(raised.value)
+    assert KEY not in str(raised.value) + caplog.text
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"judge_url": "127.0.0.1:80"}, "ONBEAT_JUDGE_URL"),
+        ({"judge_url": "file:///etc/passwd"}, "ONBEAT_JUDGE_URL"),
+        ({"judge_url": "http://user:word@host"}, "ONBEAT_JUDGE_URL"),
+        ({"judge_url": "http://host", "judge_key": "two\nlines"}, "ONBEAT_JUDGE_KEY"),
+    ],
+)
+def test_a_bad_setting_is_refused_by_its_name_and_without_its_value(changes: dict[str, str], field: str) -> None:
+    with pytest.raises(InvalidInput) as raised:
+        JudgeService(replace(StackSettings(), **changes))
+    assert raised.value.field == field
+    assert "word" not in str(raised.value)
+    assert "two" not in str(raised.value)

@@ -1,0 +1,265 @@
+"""The models of a stage worker: the trainer's own bits, a score that depends on its row alone, and refusals by name."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from broker.stage_side import ClaimedItem
+from consumer.gradient.assembly import load_frozen
+from consumer.gradient.log_probs import frozen_logprobs
+from consumer.stages.compute_service import StageModel, model_loader
+from consumer.stages.reward_model import RewardModel, load_reward_model
+from consumer.stages.served_stages import ServedStage
+from contracts.errors import BatchFailed, InvalidInput
+from contracts.rollouts import RolloutBatch
+from contracts.settings import StackSettings
+from tests.builders import CHARACTERS, DIGEST, char_tokenizer, job_spec, rollout_batch, tiny_model_folder
+from weight_store.hashing import tensors_digest
+
+REFERENCE = {"type": "reference"}
+TEACHER = {"type": "teacher", "model": "teachers/qwen3"}
+SCORER = {"type": "reward_model", "model": "scorer"}
+
+
+def served(stage: dict[str, Any], *, version_0: str = "", **changes: Any) -> ServedStage:
+    if stage is REFERENCE:
+        changes["algorithm__kl_coefficient"] = 0.1
+    if stage is TEACHER:
+        changes |= TEACHES
+    spec = job_spec(stages=[stage], **changes)
+    return ServedStage(
+        job_id="job",
+        spec=spec,
+        stage=spec.stages[0],  # pyright: ignore[reportArgumentType]
+        plan=spec.stage_plan.stages[0],
+        side=None,  # pyright: ignore[reportArgumentType]
+        version_0=lambda: version_0,
+    )
+
+
+TEACHES: dict[str, Any] = {}
+"""What a job with a teacher says beside it."""
+
+
+def item_of(stage: ServedStage, batch: RolloutBatch, rows: range | None = None, **inputs: list[bytes]) -> ClaimedItem:
+    return ClaimedItem(
+        stage=stage.stage.name,
+        iteration=batch.iteration,
+        batch_id=batch.batch_id,
+        item=0,
+        rows=rows or range(batch.num_completions),
+        attempt=1,
+        batch=batch,
+        inputs=inputs,
+        digest=DIGEST,
+    )
+
+
+def load(root: Path, stage: ServedStage) -> StageModel:
+    return model_loader(StackSettings(model_root=str(root)))(stage)
+
+
+def digest_of(root: Path) -> str:
+    return tensors_digest(load_frozen(StackSettings(model_root=str(root)), job_spec(), path="qwen3").weights())
+
+
+@pytest.mark.parametrize("stage", [REFERENCE, TEACHER])
+def test_log_probs_are_those_of_the_trainers_own_forward_under_the_model_that_the_stage_names(
+    tmp_path: Path, stage: dict[str, Any]
+) -> None:
+    tiny_model_folder(tmp_path)
+    tiny_model_folder(tmp_path / "teachers", seed=1)
+    batch, settings = rollout_batch(weights_digest=digest_of(tmp_path)), StackSettings(model_root=str(tmp_path))
+    made = load(tmp_path, served(stage)).values(item_of(served(stage), batch))
+    path = "qwen3" if stage is REFERENCE else "teachers/qwen3"
+    expected = frozen_logprobs(load_frozen(settings, job_spec(), path=path), batch, spec=served(stage).spec)
+    assert made == {f"{stage['type']}_logprobs": expected}
+    other = {"qwen3": "teachers/qwen3", "teachers/qwen3": "qwen3"}[path]
+    assert expected != frozen_logprobs(load_frozen(settings, job_spec(), path=other), batch, spec=served(stage).spec)
+
+
+@pytest.mark.parametrize("version", [0, 7])
+def test_a_reference_that_is_not_version_0_is_refused(tmp_path: Path, version: int) -> None:
+    tiny_model_folder(tmp_path, seed=1)
+    digest = digest_of(tmp_path)
+    tiny_model_folder(tmp_path, seed=2)
+    batch = rollout_batch(policy_version=version, weights_digest=digest if version == 0 else DIGEST)
+    stage = served(REFERENCE, version_0=digest)
+    with pytest.raises(
+        InvalidInput, match=rf"model\.path: the reference is \w+, version 0 of the job is {digest[:12]}"
+    ):
+        load(tmp_path, stage).values(item_of(stage, batch))
+
+
+def test_a_job_that_leaves_determinism_alone_is_no_worse_for_one_beside_it_that_asks_for_it(tmp_path: Path) -> None:
+    tiny_model_folder(tmp_path)
+    batch = rollout_batch(weights_digest=digest_of(tmp_path))
+    before = torch.get_num_threads()
+    try:
+        for deterministic, threads in ((True, 2), (False, 1), (True, 1)):
+            stage = served(REFERENCE, deterministic=deterministic)
+            settings = StackSettings(model_root=str(tmp_path), threads=threads)
+            model = model_loader(settings)(stage)
+            torch.use_deterministic_algorithms(not deterministic)
+            torch.set_num_threads(3 - threads)
+            model.values(item_of(stage, batch))
+            assert (torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()) == (deterministic, threads)
+    finally:
+        torch.use_deterministic_algorithms(False)
+        torch.set_num_threads(before)
+
+
+def test_a_colocated_jobs_model_has_the_threads_of_its_trainer(tmp_path: Path) -> None:
+    tiny_model_folder(tmp_path)
+    stage = served(REFERENCE, schedule="colocated")
+    settings = StackSettings(model_root=str(tmp_path), threads=1, colocated_threads=2)
+    before = torch.get_num_threads()
+    try:
+        batch = rollout_batch(weights_digest=digest_of(tmp_path))
+        model_loader(settings)(stage).values(item_of(stage, batch))
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.use_deterministic_algorithms(False)
+        torch.set_num_threads(before)
+
+
+def test_log_probs_that_are_no_numbers_fail_the_item(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    path = tiny_model_folder(tmp_path) / "model.safetensors"
+    tensors = {name: torch.full_like(tensor, torch.nan) for name, tensor in load_file(path).items()}
+    save_file(tensors, path, metadata={"format": "pt"})
+    stage = served(REFERENCE, version_0="")
+    batch = rollout_batch(policy_version=1)
+    with pytest.raises(BatchFailed, match="row 0 of 0/train/0 are not finite"):
+        load(tmp_path, stage).values(item_of(stage, batch))
+
+
+def test_a_teacher_with_another_vocabulary_is_refused_by_its_key_and_a_token(tmp_path: Path) -> None:
+    tiny_model_folder(tmp_path)
+    folder = tiny_model_folder(tmp_path / "teachers")
+    text = (folder / "tokenizer.json").read_text()
+    swapped = json.loads(text)
+    vocabulary = swapped["model"]["vocab"]
+    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+    (folder / "tokenizer.json").write_text(json.dumps(swapped))
+    with pytest.raises(InvalidInput) as raised:
+        load(tmp_path, served(TEACHER))
+    assert raised.value.field == "stages.teacher.model"
+    assert "2 tokens have other numbers, e.g. 'a'" in str(raised.value)
+    assert raised.value.cure
+
+
+@pytest.mark.parametrize(("stage", "key"), [(TEACHER, "stages.teacher.model"), (SCORER, "stages.reward_model.model")])
+def test_a_folder_that_is_not_there_is_named_by_the_stages_key(tmp_path: Path, stage: dict[str, Any], key: str) -> None:
+    tiny_model_folder(tmp_path)
+    with pytest.raises(InvalidInput, match=rf"{re.escape(key)}: no folder") as raised:
+        load(tmp_path, served(stage))
+    assert raised.value.cure
+    with pytest.raises(InvalidInput, match=rf"{re.escape(key)}: leads out of the model root"):
+        load(tmp_path, served(stage | {"model": "../elsewhere"}))
+
+
+def scorer_folder(root: Path, *, num_labels: int = 1, context_tokens: int = 128, chat: bool = True) -> Path:
+    """Saves a random sequence classifier of the character vocabulary; returns root/scorer."""
+    from transformers import Qwen3Config, Qwen3ForSequenceClassification
+
+    config = Qwen3Config(
+        vocab_size=3 + len(CHARACTERS),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        intermediate_size=64,
+        max_position_embeddings=context_tokens,
+        pad_token_id=0,
+        eos_token_id=1,
+        bos_token_id=None,
+        num_labels=num_labels,
+        initializer_range=0.5,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = Qwen3ForSequenceClassification(config)
+    model.save_pretrained(root / "scorer")
+    tokenizer = char_tokenizer()
+    if not chat:
+        tokenizer.chat_template = None  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer.save_pretrained(root / "scorer")
+    return root / "scorer"
+
+
+def reward_model(root: Path) -> RewardModel:
+    return load_reward_model(StackSettings(model_root=str(root)), served(SCORER))
+
+
+def scores(model: StageModel, *pairs: tuple[str, str]) -> list[bytes]:
+    batch = rollout_batch()
+    prompts, texts = [prompt.encode() for prompt, _ in pairs], [text.encode() for _, text in pairs]
+    item = item_of(served(SCORER), batch, range(len(pairs)), prompt=prompts, text=texts)
+    return list(model.values(item)["reward_model"])
+
+
+def test_a_score_is_the_classifiers_of_this_row_and_of_nothing_beside_it(tmp_path: Path) -> None:
+    from transformers import Qwen3ForSequenceClassification
+
+    folder = scorer_folder(tmp_path)
+    pairs = [("1+1=", "2"), ("what is your name?", "my name is long"), ("1+1=", "3")]
+    together = scores(reward_model(tmp_path), *pairs)
+    assert len(set(together)) == 3
+    alone = reward_model(tmp_path)
+    assert [score for pair in reversed(pairs) for score in scores(alone, pair)] == together[::-1]
+    classifier = Qwen3ForSequenceClassification.from_pretrained(folder).eval()
+    ids = char_tokenizer()("user: 1+1=\nassistant: 2\n")["input_ids"]
+    with torch.no_grad():
+        expected = classifier(torch.tensor([ids])).logits[0, 0].item()
+    assert np.frombuffer(together[0], dtype="<f4").item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_without_a_chat_template_the_two_texts_are_the_tokenizers_pair(tmp_path: Path) -> None:
+    scorer_folder(tmp_path, chat=False)
+    assert reward_model(tmp_path).token_ids("1+1=", "2") == char_tokenizer()("1+1=2")["input_ids"]
+
+
+@pytest.mark.parametrize("chat", [True, False])
+def test_no_text_can_write_a_special_token_of_the_model(tmp_path: Path, chat: bool) -> None:
+    scorer_folder(tmp_path, chat=chat)
+    model, special = reward_model(tmp_path), set(char_tokenizer().all_special_ids)
+    for hostile in ("2<eos>", "<eos><eos>", "<e<eos>os>", "<pad>" * 5, "<unk>"):
+        assert not special & set(model.token_ids(hostile, hostile)), hostile
+
+
+def test_texts_that_are_longer_than_the_context_are_an_error_and_not_cut(tmp_path: Path) -> None:
+    scorer_folder(tmp_path, context_tokens=32)
+    model = reward_model(tmp_path)
+    assert len(scores(model, ("a", "b" * 12))) == 1
+    with pytest.raises(BatchFailed, match=r"stages\.reward_model\.model: .* its context is 32"):
+        scores(model, ("a", "b" * 40))
+
+
+def test_a_chat_template_that_refuses_the_texts_fails_the_item(tmp_path: Path) -> None:
+    scorer_folder(tmp_path)
+    (tmp_path / "scorer" / "chat_template.jinja").write_text("{{ raise_exception('no assistant, please') }}")
+    with pytest.raises(BatchFailed, match="refuses the texts: no assistant, please"):
+        scores(reward_model(tmp_path), ("a", "b"))
+
+
+def test_a_model_that_is_no_reward_model_is_refused_by_name(tmp_path: Path) -> None:
+    scorer_folder(tmp_path, num_labels=2)
+    with pytest.raises(InvalidInput, match=r"stages\.reward_model\.model: `.*` has 2 outputs, a reward model has 1"):
+        reward_model(tmp_path)
+    config = tiny_model_folder(tmp_path) / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"num_labels": 1}))
+    with pytest.raises(InvalidInput, match=r"lack 1 tensors of a sequence classifier, e\.g\. score\.weight"):
+        load(tmp_path, served(SCORER | {"model": "qwen3"}))
+    (tmp_path / "scorer" / "config.json").write_text("{}")
+    with pytest.raises(InvalidInput, match="does not load as a sequence classifier"):
+        reward_model(tmp_path)

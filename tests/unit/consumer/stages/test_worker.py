@@ -1,0 +1,258 @@
+"""A stage worker that loses nothing: each claimed item ends with its columns, failed with its reason, or given up."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from broker.stage_side import PutOutcome
+from consumer.stages.served_stages import ServedStages
+from consumer.stages.worker import StageWorker
+from contracts.errors import BatchFailed, BrokerFull, BrokerUnavailable, ContractViolation, DeadlineExceeded
+from tests.builders import job_spec
+from tests.fakes import Changes
+from tests.unit.consumer.stages.stage_fakes import FakeService, FakeStack, FakeStageSide, typed
+
+TEACHER = {"type": "teacher", "model": "teacher", "lease_s": 0.5}
+SCORER = {"type": "reward_model", "model": "scorer"}
+JUDGE = {"type": "llm_judge", "model": "m", "prompt": "{completion}"}
+OWN = {"type": "external", "name": "own", "inputs": ["text"], "outputs": [{"name": "x", "type": "float32"}]}
+
+
+class Stack:
+    """A stage worker over fakes, with a service for one item and one for several."""
+
+    def __init__(self, *, stop_grace_s: float = 20.0) -> None:
+        self.changes = Changes()
+        self.stack = FakeStack()
+        self.sides: dict[str, FakeStageSide] = {}
+        self.models = FakeService(self.changes)
+        self.judge = FakeService(self.changes, most=3)
+        services = {"teacher": self.models, "reward_model": self.models, "llm_judge": self.judge}
+        self.stages = ServedStages(typed(self.stack), typed(self.sides.__getitem__), kinds=services)
+        self.worker = StageWorker(
+            worker_id="worker-a",
+            stages=self.stages,
+            presence=typed(self.stack),
+            services=services,
+            full_timeout_s=20.0,
+            stop_grace_s=stop_grace_s,
+        )
+
+    def add_job(self, *stages: dict[str, Any], job_id: str = "job") -> FakeStageSide:
+        spec = job_spec(deterministic=False, stages=list(stages))
+        side = self.sides[job_id] = FakeStageSide(spec, self.changes)
+        self.stack.active.append(job_id)
+        return side
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[asyncio.Task[None]]:
+        """The worker as a task that must end by itself after `stop`."""
+        task = asyncio.create_task(self.worker.run())
+        task.add_done_callback(lambda _: self.changes.notify())
+        yield task
+        self.worker.stop()
+        async with asyncio.timeout(20.0):
+            await task
+
+
+def drive(scenario: Callable[[Stack], Awaitable[None]], **options: Any) -> None:
+    async def run() -> None:
+        await scenario(Stack(**options))
+
+    asyncio.run(run())
+
+
+def test_every_claimed_item_gets_its_columns_and_other_peoples_stages_are_left_alone() -> None:
+    async def scenario(stack: Stack) -> None:
+        side = stack.add_job(TEACHER, SCORER, OWN)
+        side.add(*(("teacher", "0/train/0", 0), ("reward_model", "0/train/0", 5), ("own", "0/train/0", 0)))
+        async with stack.running():
+            await stack.changes.until(lambda: len(side.there) == 2)
+        assert list(side.there) == [("teacher", "0/train/0", 0), ("reward_model", "0/train/0", 5)]
+        assert len(side.there["teacher", "0/train/0", 0]["teacher_logprobs"]) == 8
+        assert "own" not in {stage for stage, _ in side.asked}
+        assert ["job/reward_model", "job/teacher"] in stack.stack.beats
+        assert (side.failed, stack.stack.left, stack.models.is_closed) == ([], ["worker-a"], True)
+
+    drive(scenario)
+
+
+def test_no_more_is_claimed_than_a_service_has_room_for_and_one_that_is_full_holds_no_other_up() -> None:
+    async def scenario(stack: Stack) -> None:
+        side = stack.add_job(TEACHER, JUDGE)
+        stack.models.gate.clear()
+        stack.judge.gate.clear()
+        side.add(*(("teacher", f"0/train/{number}", 0) for number in range(2)))
+        side.add(*(("llm_judge", "0/train/0", row) for row in range(5)))
+        async with stack.running():
+            await stack.changes.until(lambda: len(side.claimed) == 4)
+            assert len(side.free) == 3
+            stack.judge.gate.set()
+            await stack.changes.until(lambda: len(side.there) == 5)
+            stack.models.gate.set()
+            await stack.changes.until(lambda: len(side.there) == 7)
+        assert max(rows for stage, rows in side.asked if stage == "llm_judge") == 3
+
+    drive(scenario)
+
+
+def test_stages_and_jobs_take_turns() -> None:
+    async def scenario(stack: Stack) -> None:
+        one, other = stack.add_job(TEACHER, job_id="job-a"), stack.add_job(TEACHER, SCORER, job_id="job-b")
+        for side in (one, other):
+            side.add(*(("teacher", f"0/train/{number}", 0) for number in range(3)))
+        other.add(*(("reward_model", "0/train/0", row) for row in range(3)))
+        async with stack.running():
+            await stack.changes.until(lambda: len(one.there) + len(other.there) == 9)
+        assert sorted(place[0] for place in stack.models.begun[:3]) == ["reward_model", "teacher", "teacher"]
+        assert sorted(place[0] for place in stack.models.begun[3:6]) == ["reward_model", "teacher", "teacher"]
+
+    drive(scenario)
+
+
+@pytest.mark.parametrize("error", [BatchFailed("no number"), ContractViolation("no such token")])
+def test_an_item_that_fails_is_given_back_with_its_reason_and_those_beside_it_are_not(error: Exception) -> None:
+    async def scenario(stack: Stack) -> None:
+        side = stack.add_job(JUDGE)
+        bad = ("llm_judge", "0/train/0", 1)
+        stack.judge.errors[bad] = error
+        side.add(*(("llm_judge", "0/train/0", row) for row in range(3)))
+        async with stack.running():
+            await stack.changes.until(lambda: len(side.there) == 2 and bool(side.failed))
+        assert side.failed == [(bad, str(error))]
+
+    drive(scenario)
+
+
+def test_columns_of_another_shape_fail_their_item() -> None:
+    async def scenario(stack: Stack) -> None:
+        side = stack.add_job(JUDGE)
+        side.put_errors = [ContractViolation("column x is missing")]
+        side.add(("llm_judge", "0/train/0", 0))
+        async with stack.running():
+            await stack.changes.until(lambda: bool(side.failed))
+        assert side.failed == [(("llm_judge", "0/train/0", 0), "column x is missing")]
+
+    drive(scenario)
+
+
+def test_columns_wait_for_room_in_a_full_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("consumer.stages.worker.FULL_PAUSE_S", 0.001)
+
+    async def scenario(stack: Stack) -> None:
+        side = stack.add_job(TEACHER)
+        side.put_errors = [BrokerFull("at maxmemory"), BrokerFull("at maxmemory")]
+        side.add(("teacher", "0/train/0", 0))
+        async with stack.running():
+            await stack.changes.until(lambda: len(side.there) == 1)
+        assert (len(stack.models.begun), side.failed) == (1, [])
+
+    drive(scenario)
+
+
+@pytest.mark.parametrize("outcome", [PutOutcome.DIVERGENT, PutOutcome.SETTLED, PutOutcome.NOT_READY])
+def test_refused_columns_are_dropped_and_the_worker_goes_on(outcome: PutOutcome) -> None:
+    async def scenario(stack: Stack) -> None:
+        side = stack.add_job(TEACHER)
+        side.outcome = outcome
+        side.add(*(("teacher", f"0/train/{number}", 0) for number in range(2)))
+        async with stack.running():
+            await stack.changes.until(lambda: len(side.there) == 2)
+        assert side.failed == []
+
+    drive(scenario)
+
+
+def test_leases_are_renewed_and_what_is_not_needed_any_more_is_dropped() -> None:
+    async def scenario(stack: Stack) -> None:
+        side = stack.add_job(TEACHER)
+        place, following = ("teacher", "0/train/0", 0), ("teacher", "0/train/1", 0)
+        stack.models.gate.clear()
+        side.add(place, following)
+        async with stack.running():
+            await stack.changes.until(lambda: [place] in side.renewed)
+            side.settled.add(place)
+            await stack.changes.until(lambda: stack.models.dropped == [place])
+            stack.models.gate.set()
+            await stack.changes.until(lambda: list(side.there) == [following])
+        assert side.failed == []
+
+    drive(scenario)
+
+
+def test_a_job_that_ends_is_forgotten_and_one_that_is_removed_or_unreadable_is_left_alone() -> None:
+    async def scenario(stack: Stack) -> None:
+        side, gone = stack.add_job(TEACHER), stack.add_job(TEACHER, job_id="gone")
+        gone.is_removed = True
+        side.add(("teacher", "0/train/0", 0))
+        async with stack.running():
+            await stack.changes.until(lambda: len(side.there) == 1)
+            assert stack.models.jobs == {"job"}
+            stack.stack.active.clear()
+            side.add(("teacher", "0/train/1", 0))
+            await stack.changes.until(lambda: not stack.models.jobs or len(side.there) == 2)
+            await until_forgotten(stack)
+
+    async def until_forgotten(stack: Stack) -> None:
+        async with asyncio.timeout(20.0):
+            while stack.models.jobs:
+                await asyncio.sleep(0)
+
+    drive(scenario)
+
+
+def test_after_a_stop_nothing_is_claimed_and_what_is_in_work_ends() -> None:
+    async def scenario(stack: Stack) -> None:
+        side = stack.add_job(TEACHER)
+        stack.models.gate.clear()
+        side.add(("teacher", "0/train/0", 0))
+        async with stack.running():
+            await stack.changes.until(lambda: len(stack.models.begun) == 1)
+            side.add(("teacher", "0/train/1", 0))
+            stack.worker.stop()
+            stack.models.gate.set()
+        assert list(side.there) == [("teacher", "0/train/0", 0)]
+        assert side.free == [("teacher", "0/train/1", 0)]
+
+    drive(scenario)
+
+
+def test_what_does_not_end_within_the_grace_is_given_up_and_not_failed() -> None:
+    async def scenario(stack: Stack) -> None:
+        side = stack.add_job(TEACHER)
+        stack.models.gate.clear()
+        side.add(("teacher", "0/train/0", 0))
+        async with stack.running():
+            await stack.changes.until(lambda: len(stack.models.begun) == 1)
+        assert (side.there, side.failed) == ({}, [])
+
+    drive(scenario, stop_grace_s=0.05)
+
+
+def test_a_worker_that_can_not_go_on_dies_with_its_reason() -> None:
+    async def scenario(stack: Stack) -> None:
+        side = stack.add_job(TEACHER)
+        stack.models.errors["teacher", "0/train/0", 0] = DeadlineExceeded("not done after 5 s")
+        side.add(("teacher", "0/train/0", 0))
+        with pytest.raises(BaseExceptionGroup) as raised:
+            await stack.worker.run()
+        assert raised.value.subgroup(DeadlineExceeded) is not None
+        assert (stack.worker.has_claimed, side.failed) == (True, [])
+
+    drive(scenario)
+
+
+def test_a_broker_that_stays_away_ends_a_worker() -> None:
+    async def scenario(stack: Stack) -> None:
+        stack.stack.is_away = True
+        with pytest.raises(BaseExceptionGroup) as raised:
+            await stack.worker.run()
+        assert raised.value.subgroup(BrokerUnavailable) is not None
+        assert not stack.worker.has_claimed
+
+    drive(scenario)
