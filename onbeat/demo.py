@@ -111,7 +111,7 @@ def _run_on_stack(spec: JobSpec, plan: StackPlan, console: Console) -> FinishedJ
     is_new = not plan.run_root.exists()
     stack = EmbeddedStack(plan)
     try:
-        with console.status("starting redis, reward service, gateway, worker and generators"):
+        with console.status("starting redis and every other process"):
             stack.start()
         with GatewayClient(stack.gateway_url, stack.api_key) as client:
             return _run_job(stack, client, spec, console)

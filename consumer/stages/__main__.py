@@ -21,7 +21,7 @@ import uuid
 import process.own_packages  # noqa: F401  (first: it refuses packages of ours that are a stranger's)
 from broker.connection.client import Broker, connect_within
 from broker.job_store import JobStore
-from broker.presence import Presence
+from broker.presence import StagePresence
 from broker.stage_side import StageSide
 from consumer.stages.compute_service import ComputeService, model_loader
 from consumer.stages.llm_judge import JudgeService
@@ -49,7 +49,7 @@ async def serve(settings: StackSettings, broker: Broker, services: Services, *, 
     worker = StageWorker(
         worker_id=worker_id,
         stages=ServedStages(JobStore(broker), lambda job_id: StageSide(broker, job_id, worker_id), kinds=services),
-        presence=Presence(broker),
+        presence=StagePresence(broker),
         services=services,
         break_off=broker.break_off,
         full_timeout_s=settings.broker_full_timeout_s,

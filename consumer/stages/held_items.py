@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from broker.presence import Presence
+from broker.presence import StagePresence
 from broker.stage_side import ClaimedItem
 from consumer.stages.served_stages import ServedStage, ServedStages
 
@@ -70,7 +70,7 @@ class Heartbeat:
     """`run` beats until it is cancelled; it dies of a broker that stays away."""
 
     worker_id: str
-    presence: Presence
+    presence: StagePresence
     stages: ServedStages
     held: HeldItems
 
@@ -84,8 +84,9 @@ class Heartbeat:
             await wait_for(self.held.changed, min([PRESENCE_INTERVAL_S, *(lease_s / 3 for lease_s in leases_s)]))
 
     async def _beat(self) -> None:
-        """Says that this worker lives, and which stages of which jobs it serves."""
-        await asyncio.to_thread(self.presence.beat_stages, self.worker_id, self.stages.names)
+        """Says that this worker lives, which kinds of stages it serves in every job, and what it holds."""
+        info = {"stages": str(self.stages), "items": str(self.held)}
+        await asyncio.to_thread(self.presence.beat, self.worker_id, self.stages.kinds, info)
 
     async def _renew(self) -> None:
         """Renews every lease. An item of which another worker holds the lease goes on: the first put counts."""

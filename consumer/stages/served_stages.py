@@ -47,7 +47,7 @@ class ServedStages:
     def __init__(self, store: JobStore, make_side: Callable[[str], StageSide], *, kinds: Collection[str]) -> None:
         self._store = store
         self._make_side = make_side
-        self._kinds = frozenset(kinds)
+        self.kinds = frozenset(kinds)
         self._by_job: dict[str, tuple[ServedStage, ...]] = {}
         self._left_alone: set[str] = set()
         self._claimed_s: dict[StageKey, float] = {}
@@ -56,12 +56,7 @@ class ServedStages:
         return sum(map(len, self._by_job.values()))
 
     def __str__(self) -> str:
-        return ", ".join(self.names)
-
-    @property
-    def names(self) -> list[str]:
-        """`JOB/STAGE` of each."""
-        return sorted("/".join(stage.key) for stages in self._by_job.values() for stage in stages)
+        return ", ".join(sorted("/".join(stage.key) for stages in self._by_job.values() for stage in stages))
 
     @property
     def job_ids(self) -> frozenset[str]:
@@ -106,7 +101,7 @@ class ServedStages:
         for stage in spec.stages:
             if isinstance(stage, ExternalStage):
                 continue
-            if stage.kind not in self._kinds:
+            if stage.kind not in self.kinds:
                 log.warning("leaves stage %s of %s alone: %s", stage.name, job_id, MISSING[stage.kind])
                 continue
             planned = plan.stages[plan.index(stage.name)]

@@ -24,7 +24,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 
-from broker.presence import Presence
+from broker.presence import StagePresence
 from broker.stage_side import ClaimedItem, PutOutcome
 from consumer.stages.held_items import Heartbeat, HeldItems, name_of, wait_for
 from consumer.stages.served_stages import ServedStage, ServedStages
@@ -60,7 +60,7 @@ class StageWorker:
         *,
         worker_id: str,
         stages: ServedStages,
-        presence: Presence,
+        presence: StagePresence,
         services: Services,
         break_off: Callable[[], None] = lambda: None,
         full_timeout_s: float = 3600.0,
@@ -216,4 +216,4 @@ class StageWorker:
         """Takes its name off the board; a server that is away forgets it by itself, and must not hold the end up."""
         with contextlib.suppress(TimeoutError, BrokerUnavailable):
             async with asyncio.timeout(LEAVE_S):
-                await asyncio.to_thread(self._presence.leave_stages, self._worker_id)
+                await asyncio.to_thread(self._presence.leave, self._worker_id)

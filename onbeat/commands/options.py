@@ -51,6 +51,12 @@ OnUnscorableScores = Annotated[
 ]
 Generators = Annotated[int, typer.Option("--generators", help="Generator processes.")]
 GeneratorCount = Annotated[int | None, typer.Option("--generators", help="Generator processes. [1, or the profile's]")]
+StageWorkers = Annotated[
+    int | None,
+    typer.Option(
+        "--stage-workers", help="Processes that serve stages of Onbeat's own. [up: 0; else 1 where the job has any]"
+    ),
+]
 Profile = Annotated[
     Path | None,
     typer.Option("--profile", metavar="FILE", help="Stack profile: which engines the generators have. [transformers]"),

@@ -17,7 +17,7 @@ from onbeat.client.spec_file import flag_settings, load_spec
 from onbeat.commands import options
 from onbeat.demo import DemoSummary, run_demo
 from onbeat.stack.access import FILE_NAME, run_dir_flag
-from onbeat.stack.plan import StackPlan, stack_settings, threads_from
+from onbeat.stack.plan import StackPlan, stack_settings, stage_workers_for, threads_from
 from onbeat.stack.stack import EmbeddedStack
 from onbeat.terminal.output import FAILED, console_for, tell
 from onbeat.terminal.words import by_reason, count, duration, one_line, plural, score
@@ -32,6 +32,7 @@ def demo(
     max_policy_lag: options.MaxPolicyLag = None,
     correction: options.Correction = None,
     generators: options.GeneratorCount = None,
+    stage_workers: options.StageWorkers = None,
     profile: options.Profile = None,
     iterations: options.Iterations = None,
     seed: options.Seed = None,
@@ -56,6 +57,7 @@ def demo(
         run_root=run_dir or Path(from_environment.run_root) / time.strftime("demo-%Y%m%d-%H%M%S"),
         model_root=options.model_root_or_default(model_root),
         generators=num_generators,
+        stage_workers=stage_workers_for(job_spec, stage_workers, from_environment),
         profile=stack_profile,
         threads=threads_from(os.environ, threads),
         settings=from_environment,
@@ -71,6 +73,7 @@ def demo(
 
 def up(
     generators: options.GeneratorCount = None,
+    stage_workers: options.StageWorkers = None,
     profile: options.Profile = None,
     run_dir: options.RunDir = None,
     port: Annotated[int, typer.Option("--port", help="Port of the gateway; 0 takes a free one.")] = 0,
@@ -85,6 +88,7 @@ def up(
         run_root=run_dir or Path(from_environment.run_root),
         model_root=options.model_root_or_default(model_root),
         generators=num_generators,
+        stage_workers=stage_workers or 0,
         profile=stack_profile,
         threads=threads_from(os.environ, threads),
         gateway_port=port,
@@ -94,7 +98,7 @@ def up(
     console = console_for(json_output=json_output)
     stack = EmbeddedStack(plan)
     try:
-        with console.status("starting redis, reward service, gateway, worker and generators"):
+        with console.status("starting redis and every other process"):
             stack.start()
         where = {"gateway_url": stack.gateway_url, "stack_file": str(_stack_file(plan)), "pids": stack.pids}
         tell(where, _stack_panel(stack), json_output=json_output)

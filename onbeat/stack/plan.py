@@ -12,21 +12,24 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from broker.connection.roles import GATEWAY, GENERATOR, TRAINER
+from broker.connection.roles import GATEWAY, GENERATOR, STAGE, TRAINER
 from contracts.engines import VARIABLE, Engine, TransformersOptions
 from contracts.errors import InvalidInput
 from contracts.service_links import is_service_link
 from contracts.settings import PREFIX, StackSettings, settings_from, usable_cores
+from contracts.spec import JobSpec
+from contracts.spec_tables.stages import ExternalStage, LlmJudgeStage
 from onbeat.stack.profile import StackProfile
 from process.launcher import NUMERIC_THREADS
 
-REDIS_ROLES = {"gateway": GATEWAY, "worker": TRAINER, "generator": GENERATOR}
+REDIS_ROLES = {"gateway": GATEWAY, "worker": TRAINER, "generator": GENERATOR, "stage": STAGE}
 """Service → its user in Redis (broker/connection/roles.py)."""
 SECRETS: Mapping[str, frozenset[str]] = {
     "reward_service": frozenset({"reward_key"}),
     "gateway": frozenset({"redis_url", "celery_url", "api_key", "reward_key"}),
     "worker": frozenset({"redis_url", "celery_url"}),
     "generator": frozenset({"redis_url", "reward_key"}),
+    "stage": frozenset({"redis_url", "judge_key"}),
 }
 """Service → the secrets among its settings; it gets no other's."""
 DECIDED = {
@@ -38,6 +41,7 @@ DECIDED = {
 }
 """Setting that the stack decides itself → why."""
 MAX_GENERATORS = 1024
+"""Most generators of a stack, and most stage workers."""
 MAX_THREADS = 4096
 """That of `StackSettings.threads`."""
 
@@ -49,11 +53,13 @@ class StackPlan:
     run_root: Path
     model_root: Path
     generators: int = 1
+    stage_workers: int = 0
+    """Processes that serve Onbeat's own stages (consumer/stages)."""
     profile: StackProfile | None = None
-    """Where they aren't all alike; it has as many as `generators` says."""
+    """Where generators aren't all alike; it has as many as `generators` says."""
     threads: int | None = None
-    """Compute threads of each generator and of the trainer; None shares the cores among them, and gives them to those
-    that have their turn in a colocated job."""
+    """Compute threads of each generator and stage worker and of the trainer; None shares the cores among them, and
+    gives them to those that have their turn in a colocated job."""
     gateway_port: int = 0
     """0: any free port."""
     settings: StackSettings = field(default_factory=StackSettings)
@@ -73,6 +79,8 @@ class StackPlan:
                 field="--generators",
                 cure=f"start at most {MAX_GENERATORS}",
             )
+        if not 0 <= self.stage_workers <= MAX_GENERATORS:
+            raise InvalidInput(f"must be from 0 to {MAX_GENERATORS}", field="--stage-workers")
         if self.profile is not None and len(self.profile.each) != self.generators:
             raise InvalidInput(f"the profile has {len(self.profile.each)} generators", field="--generators")
         if self.threads is not None and self.threads < 1:
@@ -85,14 +93,37 @@ class StackPlan:
     @property
     def threads_each(self) -> int:
         """Two busy processes with as many threads each as there are cores run many times slower than with one each."""
-        return self.threads or max(1, (os.cpu_count() or 1) // (self.generators + 1))
+        return self.threads or max(1, (os.cpu_count() or 1) // (self.generators + self.stage_workers + 1))
 
     def colocated_threads_of(self, service: str) -> int:
-        """The service's setting of that name: generators share the cores in their turn, a trainer has all of them."""
+        """The service's setting of that name: generators share the cores in their turn, a trainer has all of them.
+
+        A stage worker has those of the trainer, whose bits it computes.
+        """
         chosen = self.settings.colocated_threads or self.threads or 0
         if chosen or service != "generator":
             return chosen
         return max(1, usable_cores() // self.generators)
+
+
+def stage_workers_for(spec: JobSpec, chosen: int | None, settings: StackSettings) -> int:
+    """How many stage workers a stack for this one job has: as chosen, else one where Onbeat serves a stage of it.
+
+    Raises InvalidInput for a stage that would wait for ever.
+    """
+    ours = [stage for stage in spec.stages if not isinstance(stage, ExternalStage)]
+    if ours and chosen == 0:
+        raise InvalidInput(
+            f"stage {ours[0].name} would wait for a worker", field="--stage-workers", cure="start one or more"
+        )
+    for stage in ours:
+        if isinstance(stage, LlmJudgeStage) and not settings.judge_url:
+            raise InvalidInput(
+                f"is not set, and stage {stage.name} asks a judge",
+                field=_variable("judge_url"),
+                cure="set it to the base URL of an OpenAI-compatible server, without /v1",
+            )
+    return min(len(ours), 1) if chosen is None else chosen
 
 
 def stack_settings(environment: Mapping[str, str]) -> StackSettings:

@@ -7,8 +7,10 @@
                                            generators ──completions──▶ reward service      │
                                               └─────────── fenced publication ─────────────┘
 
-Started in the order redis → reward_service, gateway → worker, generators; stopped in the reverse order, so that no
-process loses a server that it still needs. A service that dies is started again; what it held is in Redis.
+Stage workers, where the plan has any, stand beside the generators: they take rows that are published and put columns.
+
+Started in the order redis → reward_service, gateway → worker, generators, stage workers; stopped in the reverse order,
+so that no process loses a server that it still needs. A service that dies is started again; what it held is in Redis.
 """
 
 from __future__ import annotations
@@ -48,6 +50,7 @@ HOST = "127.0.0.1"
 READY_DEADLINE_S = 120.0
 POLL_S = 0.1
 GENERATOR_GRACE_S = 8.0
+"""Stage workers have the same."""
 WORKER_GRACE_S = 20.0
 """A trainer writes a checkpoint before it ends."""
 SERVICE_GRACE_S = 8.0
@@ -58,8 +61,11 @@ MODULES = {
     "gateway": "gateway",
     "worker": "consumer.supervisor",
     "generator": "producer",
+    "stage": "consumer.stages",
 }
 """Service → module that `python -m` runs."""
+SCALED = ("generator-", "stage-")
+"""How the names of services begin of which there may be several; what they hold goes to others when they die."""
 
 
 class EmbeddedStack:
@@ -107,7 +113,7 @@ class EmbeddedStack:
         for child in self._plan_children(settings):
             self.children[child.name] = child
             child.start()
-            is_excused = is_of_work if child.name.startswith("generator-") else None
+            is_excused = is_of_work if child.name.startswith(SCALED) else None
             self._supervised.append(Supervised(child, policy=self._restarts, is_excused=is_excused))
         self._wait_until_ready({"reward_service": self.reward_url, "gateway": self.gateway_url}, deadline_s)
         stack = StackFile(gateway_url=self.gateway_url, api_key=self.api_key, pid=os.getpid())
@@ -135,8 +141,8 @@ class EmbeddedStack:
         self._supervised.clear()
         if self._stack_file is not None:
             self._stack_file.unlink(missing_ok=True)
-        generators = [child for name, child in self.children.items() if name.startswith("generator")]
-        self._stop_together(generators, GENERATOR_GRACE_S)
+        scaled = [child for name, child in self.children.items() if name.startswith(SCALED)]
+        self._stop_together(scaled, GENERATOR_GRACE_S)
         for name, grace_s in (
             ("worker", WORKER_GRACE_S),
             ("gateway", SERVICE_GRACE_S),
@@ -193,7 +199,8 @@ class EmbeddedStack:
     def _plan_children(self, settings: StackSettings) -> list[ChildProcess]:
         ports = {"reward_service": _port_of(self.reward_url), "gateway": _port_of(self.gateway_url), "worker": 0}
         generators = [f"generator-{number}" for number in range(1, self.plan.generators + 1)]
-        return [self._plan_child(name, settings, ports.get(name, 0)) for name in (*ports, *generators)]
+        stages = [f"stage-{number}" for number in range(1, self.plan.stage_workers + 1)]
+        return [self._plan_child(name, settings, ports.get(name, 0)) for name in (*ports, *generators, *stages)]
 
     def _plan_child(self, name: str, settings: StackSettings, port: int) -> ChildProcess:
         service, _, number = name.partition("-")

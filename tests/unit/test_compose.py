@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from broker.connection.roles import GATEWAY, GENERATOR, TRAINER
+from broker.connection.roles import GATEWAY, GENERATOR, STAGE, TRAINER
 from broker.connection.script_texts import write_texts
 from contracts.settings import PREFIX, settings_from
 
@@ -35,9 +35,10 @@ HOLDS = {
     "consumer": {"trainer", "celery"},
     "producer": {"generator", "reward"},
     "reward_service": {"reward"},
+    "stages": {"stage"},
 }
 """Service → the secrets that it is told."""
-ROLES = {"gateway": GATEWAY, "consumer": TRAINER, "producer": GENERATOR}
+ROLES = {"gateway": GATEWAY, "consumer": TRAINER, "producer": GENERATOR, "stages": STAGE}
 PINNED = re.compile(r"^([A-Za-z0-9_.-]+)==(\S+)([^\n]*(?:\n    [^\n]*)*)", re.MULTILINE)
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
@@ -49,7 +50,8 @@ def interpolated(text: str) -> str:
 
 
 def test_the_services_are_the_processes_of_the_embedded_stack() -> None:
-    assert set(COMPOSE["services"]) == {"redis", "gateway", "consumer", "producer", "reward_service"}
+    assert set(COMPOSE["services"]) == {"redis", "gateway", "consumer", "producer", "reward_service", "stages"}
+    assert COMPOSE["services"]["stages"]["profiles"] == ["stages"], "most jobs have no stages"
 
 
 @pytest.mark.parametrize("name", OURS)
@@ -62,7 +64,7 @@ def test_a_service_runs_a_module_that_exists_with_settings_that_are_known(name: 
     environment = {key: interpolated(value) for key, value in service["environment"].items()}
     settings = settings_from(environment)
     assert bool(settings.api_key) is (name == "gateway")
-    assert bool(settings.reward_key) is (name != "consumer")
+    assert bool(settings.reward_key) is (name not in ("consumer", "stages"))
     assert settings.allowed_hosts == (name if name in ("gateway", "reward_service") else "")
     if name in ROLES:
         assert settings.redis_url == f"redis://{ROLES[name]}:{ROLES[name]}-word@redis:6379/0"

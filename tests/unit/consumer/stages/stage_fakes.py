@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, cast
 
 from broker.generator_side import FailOutcome
@@ -103,9 +103,10 @@ class FakeStageSide:
 class FakeStack:
     """The job store and the presence board of a stack."""
 
-    def __init__(self) -> None:
+    def __init__(self, changes: Changes) -> None:
+        self._changes = changes
         self.active: list[str] = []
-        self.beats: list[list[str]] = []
+        self.beats: list[tuple[set[str], dict[str, str]]] = []
         self.left: list[str] = []
         self.is_away = False
         """Whether Redis doesn't answer."""
@@ -118,10 +119,11 @@ class FakeStack:
     def first_weights_digest(self, job_id: str) -> str:
         return ""
 
-    def beat_stages(self, worker_id: str, served: list[str]) -> None:
-        self.beats.append(served)
+    def beat(self, worker_id: str, serves: Iterable[str], info: dict[str, str]) -> None:
+        self.beats.append((set(serves), info))
+        self._changes.notify()
 
-    def leave_stages(self, worker_id: str) -> None:
+    def leave(self, worker_id: str) -> None:
         self.left.append(worker_id)
 
 

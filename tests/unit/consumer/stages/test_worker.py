@@ -28,7 +28,7 @@ class Stack:
 
     def __init__(self, *, stop_grace_s: float = 20.0) -> None:
         self.changes = Changes()
-        self.stack = FakeStack()
+        self.stack = FakeStack(self.changes)
         self.sides: dict[str, FakeStageSide] = {}
         self.models = FakeService(self.changes)
         self.judge = FakeService(self.changes, most=3)
@@ -71,12 +71,13 @@ def test_every_claimed_item_gets_its_columns_and_other_peoples_stages_are_left_a
     async def scenario(stack: Stack) -> None:
         side = stack.add_job(TEACHER, SCORER, OWN)
         side.add(*(("teacher", "0/train/0", 0), ("reward_model", "0/train/0", 5), ("own", "0/train/0", 0)))
+        kinds = {"teacher", "reward_model", "llm_judge"}
+        info = {"stages": "job/reward_model, job/teacher", "items": ""}
         async with stack.running():
-            await stack.changes.until(lambda: len(side.there) == 2)
+            await stack.changes.until(lambda: len(side.there) == 2 and stack.stack.beats[-1] == (kinds, info))
         assert list(side.there) == [("teacher", "0/train/0", 0), ("reward_model", "0/train/0", 5)]
         assert len(side.there["teacher", "0/train/0", 0]["teacher_logprobs"]) == 8
         assert "own" not in {stage for stage, _ in side.asked}
-        assert ["job/reward_model", "job/teacher"] in stack.stack.beats
         assert (side.failed, stack.stack.left, stack.models.is_closed) == ([], ["worker-a"], True)
 
     drive(scenario)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +11,15 @@ import pytest
 
 import onbeat.commands.chaos as chaos_command
 import onbeat.commands.stack as stack_commands
-from broker.connection.roles import GATEWAY, GENERATOR, TRAINER
+from broker.connection.roles import GATEWAY, GENERATOR, STAGE, TRAINER
 from contracts.errors import InvalidInput
 from contracts.settings import ENGINE_OPTIONS, PREFIX, StackSettings, engine_from, settings_from
 from onbeat.commands.chaos import chaos
 from onbeat.commands.stack import demo, up
-from onbeat.stack.plan import DECIDED, MAX_THREADS, SECRETS, StackPlan
+from onbeat.stack.plan import DECIDED, MAX_THREADS, SECRETS, StackPlan, stage_workers_for
 from onbeat.stack.profile import GeneratorProfile, StackProfile, load_profile
 from onbeat.stack.stack import EmbeddedStack
+from tests.builders import job_spec
 
 ROOT = Path(__file__).parents[4]
 CHOSEN: dict[str, tuple[object, dict[str, object]]] = {
@@ -43,6 +45,11 @@ CHOSEN: dict[str, tuple[object, dict[str, object]]] = {
     "scorer_start_s": (10.5, {}),
     "scorer_memory_mb": (2048, {}),
     "scorer_network": ("host", {}),
+    "judge_url": ("http://127.0.0.1:9", {}),
+    "judge_key": ("chosen-key", {}),
+    "judge_questions": (3, {}),
+    "judge_timeout_s": (12.5, {}),
+    "stage_models": (2, {}),
     "crash_at": ("consumer.after_step:2", {}),
 }
 """Setting → a value that isn't its default, and what must be set for it to have an effect."""
@@ -56,7 +63,7 @@ ENGINE_CHOSEN: dict[str, tuple[object, dict[str, object]]] = {
     "timeout_s": (11.5, {"engine": "vllm"}),
 }
 """Option of an engine → the same."""
-SERVICES = ("reward_service", "gateway", "worker", "generator-1")
+SERVICES = ("reward_service", "gateway", "worker", "generator-1", "stage-1")
 
 
 class Started(Exception):
@@ -95,11 +102,11 @@ def set_in_environment(monkeypatch: pytest.MonkeyPatch, values: dict[str, object
 
 
 def environments(plan: StackPlan) -> dict[str, dict[str, str]]:
-    """Service → the environment of its process."""
-    stack = EmbeddedStack(plan)
-    children = stack._plan_children(stack._settings())
-    assert [child.name for child in children][:4] == list(SERVICES)
-    return {child.name: child.environment for child in children[:4]}
+    """Service → the environment of its process, of one generator and one stage worker."""
+    stack = EmbeddedStack(replace(plan, stage_workers=1))
+    environment_of = {child.name: child.environment for child in stack._plan_children(stack._settings())}
+    assert set(SERVICES) <= set(environment_of)
+    return {service: environment_of[service] for service in SERVICES}
 
 
 def told(plan: StackPlan) -> dict[str, StackSettings]:
@@ -176,7 +183,7 @@ def test_an_engine_of_the_environment_and_a_profile_contradict_each_other(monkey
 
 
 def test_a_process_of_a_private_redis_gets_the_user_of_its_role_and_no_other_secret(tmp_path: Path) -> None:
-    stack = EmbeddedStack(StackPlan(run_root=tmp_path, model_root=tmp_path))
+    stack = EmbeddedStack(StackPlan(run_root=tmp_path, model_root=tmp_path, stage_workers=1))
     stack.start_redis()
     assert stack.redis is not None
     try:
@@ -184,7 +191,7 @@ def test_a_process_of_a_private_redis_gets_the_user_of_its_role_and_no_other_sec
     finally:
         stack.stop()
     redis = stack.redis
-    users = {"gateway": GATEWAY, "worker": TRAINER, "generator-1": GENERATOR}
+    users = {"gateway": GATEWAY, "worker": TRAINER, "generator-1": GENERATOR, "stage-1": STAGE}
     for service, role in users.items():
         assert children[service]["ONBEAT_REDIS_URL"] == redis.url_of(role)
         assert [name for name in children if password_of(redis.url_of(role)) in told_to(children[name])] == [service]
@@ -220,6 +227,8 @@ def test_the_key_of_an_engines_server_stays_with_its_generator(tmp_path: Path, m
         ({"generators": 0}, "--generators: must be 1 or more"),
         ({"generators": 10**6}, "--generators: 1000000 generators are too many for one machine"),
         ({"profile": StackProfile(generators=(GeneratorProfile(count=1000),) * 2), "generators": 2000}, "2000 gener"),
+        ({"stage_workers": -1}, "--stage-workers: must be from 0 to 1024"),
+        ({"stage_workers": 10**6}, "--stage-workers: must be from 0 to 1024"),
         ({"threads": 0}, "--threads: must be 1 or more"),
         ({"threads": 10**9}, "--threads: must be at most 4096"),
     ],
@@ -249,4 +258,39 @@ def test_generators_share_the_cores_in_their_turn_unless_a_number_is_chosen(
     monkeypatch.setattr("onbeat.stack.plan.usable_cores", lambda: 8)
     settings = told(StackPlan(run_root=tmp_path, model_root=ROOT, **chosen))
     assert settings["generator-1"].colocated_threads == of_generator
-    assert settings["worker"].colocated_threads == of_worker
+    assert settings["worker"].colocated_threads == settings["stage-1"].colocated_threads == of_worker
+
+
+JUDGE = {"type": "llm_judge", "model": "m", "prompt": "{completion}"}
+OWN = {"type": "external", "name": "own", "inputs": ["text"], "outputs": [{"name": "x", "type": "float32"}]}
+
+
+@pytest.mark.parametrize(
+    ("stages", "chosen", "expected"),
+    [
+        ([], None, 0),
+        ([], 2, 2),
+        ([OWN], None, 0),
+        ([{"type": "reward_model", "model": "m"}, JUDGE, OWN], None, 1),
+        ([JUDGE], 3, 3),
+    ],
+)
+def test_a_stack_for_one_job_has_a_stage_worker_where_onbeat_serves_a_stage_of_it(
+    stages: list[dict[str, Any]], chosen: int | None, expected: int
+) -> None:
+    spec = job_spec(deterministic=False, stages=stages)
+    assert stage_workers_for(spec, chosen, StackSettings(judge_url="http://127.0.0.1:9")) == expected
+
+
+def test_a_stage_that_would_wait_for_ever_is_refused_by_the_cure() -> None:
+    spec = job_spec(deterministic=False, stages=[JUDGE])
+    with pytest.raises(InvalidInput, match="--stage-workers: stage llm_judge would wait"):
+        stage_workers_for(spec, 0, StackSettings(judge_url="http://127.0.0.1:9"))
+    with pytest.raises(InvalidInput, match="ONBEAT_JUDGE_URL: is not set, and stage llm_judge asks a judge"):
+        stage_workers_for(spec, None, StackSettings())
+
+
+def test_each_process_of_a_stack_takes_its_share_of_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 12)
+    assert StackPlan(run_root=tmp_path, model_root=ROOT, generators=2).threads_each == 4
+    assert StackPlan(run_root=tmp_path, model_root=ROOT, generators=2, stage_workers=3).threads_each == 2
