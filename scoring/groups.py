@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec import UNSET
+
 from contracts.rewards import RewardItem, Scored
 from contracts.rollouts import Completion, PromptBatch, Rollout, RolloutGroup
 
@@ -33,8 +35,12 @@ def rollout_groups(
     texts: Sequence[str],
     scored: Sequence[Scored],
     num_resamples: int = 0,
+    with_texts: bool = False,
 ) -> list[RolloutGroup]:
-    """[k·G] completions, texts and scores, prompt by prompt → [k] groups."""
+    """[k·G] completions, texts and scores, prompt by prompt → [k] groups.
+
+    with_texts: whether stages of the job read the prompt and its reference (`StagePlan.carries_texts`).
+    """
     rollouts = [
         Rollout(
             completion=completion,
@@ -52,6 +58,8 @@ def rollout_groups(
             prompt_token_ids=prompt.token_ids,
             rollouts=tuple(rollouts[place * batch.group_size : (place + 1) * batch.group_size]),
             num_resamples=num_resamples,
+            prompt_text=prompt.text if with_texts else UNSET,
+            reference=prompt.reference if with_texts else UNSET,
         )
         for place, prompt in enumerate(batch.prompts)
     ]

@@ -29,7 +29,7 @@ from broker.stage_side import ClaimedItem, PutOutcome
 from consumer.stages.held_items import Heartbeat, HeldItems, name_of, wait_for
 from consumer.stages.served_stages import ServedStage, ServedStages
 from consumer.stages.services import Services
-from contracts.errors import BatchFailed, BrokerFull, BrokerUnavailable, ContractViolation, InvalidInput
+from contracts.errors import BatchFailed, BrokerFull, BrokerUnavailable, ContractViolation, InvalidInput, NotFound
 from contracts.experience.columns import ColumnValues
 from process.crash_points import reach
 
@@ -128,7 +128,12 @@ class StageWorker:
         for stage in stages:
             if self._stopping.is_set():
                 return None
-            items = await asyncio.to_thread(stage.side.claim, stage.stage.name, self._room(stage))
+            try:
+                items = await asyncio.to_thread(stage.side.claim, stage.stage.name, self._room(stage))
+            except (NotFound, ContractViolation) as error:
+                # The job was removed, or what another process published for it can't be read: no harm to other jobs.
+                log.warning("%s: nothing can be claimed: %s", stage, error)
+                continue
             if items:
                 self.has_claimed = True
                 reach("stage.after_claim")

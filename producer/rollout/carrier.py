@@ -101,7 +101,14 @@ class Carrier:
         batch.rounds.append(timings)
         num_resamples = len(batch.rounds) - 1
         batch.places.fill(
-            rollout_groups(asked, completions=completions, texts=texts, scored=scored, num_resamples=num_resamples)
+            rollout_groups(
+                asked,
+                completions=completions,
+                texts=texts,
+                scored=scored,
+                num_resamples=num_resamples,
+                with_texts=asked.purpose == "train" and spec.stage_plan.carries_texts,
+            )
         )
         self.freed()
         return True

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import UNSET
+from msgspec.structs import replace
 
 from broker.generator_side import PublishOutcome
 from broker.presence import AWAKE_FOR
@@ -107,6 +109,21 @@ def test_every_claimed_batch_is_published_complete_under_the_verified_version(tm
         assert times.generation_started_s <= times.generation_ended_s <= times.scoring_started_s
         assert times.scoring_started_s <= times.scoring_ended_s
         assert (side.failed, stack.jobs.left) == ([], ["generator-a"])
+
+    drive(tmp_path, scenario)
+
+
+def test_prompts_and_references_are_published_with_a_training_batch_where_a_stage_reads_them(tmp_path: Path) -> None:
+    async def scenario(stack: Stack) -> None:
+        side = stack.add_job(stages=[{"type": "reward_model", "model": "scorer"}])
+        batch, manifest = stack.work("job", 0)
+        side.add(batch, manifest)
+        side.add(replace(batch, batch_id="0/evaluation/0", purpose="evaluation"), manifest)
+        async with stack.running():
+            await stack.changes.until(lambda: len(side.published) == 2)
+        texts = {batch.purpose: [(g.prompt_text, g.reference) for g in batch.groups] for batch in side.published}
+        assert texts["train"] == [("prompt 0", "0"), ("prompt 1", "1")]
+        assert texts["evaluation"] == [(UNSET, UNSET)] * 2
 
     drive(tmp_path, scenario)
 

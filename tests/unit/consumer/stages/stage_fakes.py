@@ -37,6 +37,8 @@ class FakeStageSide:
         self.settled: set[Place] = set()
         self.put_errors: list[Exception] = []
         """Raised by the next puts, in order."""
+        self.claim_errors: list[Exception] = []
+        """Raised by the next claims, in order."""
         self.outcome = PutOutcome.ACCEPTED
         self.is_removed = False
         self._more = threading.Event()
@@ -53,6 +55,8 @@ class FakeStageSide:
 
     def claim(self, stage: str, max_rows: int = 1) -> list[ClaimedItem]:
         self.asked.append((stage, max_rows))
+        if self.claim_errors:
+            raise self.claim_errors.pop(0)
         places = [place for place in self.free if place[0] == stage][:max_rows]
         self.free = [place for place in self.free if place not in places]
         items = [self._item(place) for place in places]

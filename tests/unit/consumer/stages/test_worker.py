@@ -12,7 +12,7 @@ import pytest
 from broker.stage_side import PutOutcome
 from consumer.stages.served_stages import ServedStages
 from consumer.stages.worker import StageWorker
-from contracts.errors import BatchFailed, BrokerFull, BrokerUnavailable, ContractViolation, DeadlineExceeded
+from contracts.errors import BatchFailed, BrokerFull, BrokerUnavailable, ContractViolation, DeadlineExceeded, NotFound
 from tests.builders import job_spec
 from tests.fakes import Changes
 from tests.unit.consumer.stages.stage_fakes import FakeService, FakeStack, FakeStageSide, typed
@@ -203,6 +203,19 @@ def test_a_job_that_ends_is_forgotten_and_one_that_is_removed_or_unreadable_is_l
         async with asyncio.timeout(20.0):
             while stack.models.jobs:
                 await asyncio.sleep(0)
+
+    drive(scenario)
+
+
+@pytest.mark.parametrize("error", [NotFound("there is no such job"), ContractViolation("it published no `prompt`")])
+def test_a_job_of_which_nothing_can_be_claimed_holds_no_other_up(error: Exception) -> None:
+    async def scenario(stack: Stack) -> None:
+        bad, side = stack.add_job(TEACHER, job_id="bad"), stack.add_job(TEACHER)
+        bad.claim_errors = [error] * 3
+        side.add(("teacher", "0/train/0", 0))
+        async with stack.running():
+            await stack.changes.until(lambda: len(side.there) == 1 and not bad.claim_errors)
+        assert (side.failed, bad.failed) == ([], [])
 
     drive(scenario)
 
