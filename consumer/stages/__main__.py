@@ -23,8 +23,9 @@ from broker.connection.client import Broker, connect_within
 from broker.job_store import JobStore
 from broker.presence import StagePresence
 from broker.stage_side import StageSide
-from consumer.stages.compute_service import ComputeService, model_loader
+from consumer.stages.compute_service import ComputeService
 from consumer.stages.llm_judge import JudgeService
+from consumer.stages.models import COMPUTED, import_models, model_loader
 from consumer.stages.served_stages import ServedStages
 from consumer.stages.services import Services, StageService
 from consumer.stages.worker import StageWorker
@@ -34,9 +35,6 @@ from contracts.settings import StackSettings, settings_from
 from process import crash_points
 from process.signals import exit_cleanly_on_signals
 from telemetry.logs import configure
-
-COMPUTED = ("reference", "teacher", "reward_model")
-"""Kinds of stages whose models are in this process."""
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +66,7 @@ async def serve(settings: StackSettings, broker: Broker, services: Services, *, 
 def make_services(settings: StackSettings) -> Services:
     """The services of this process by the kinds of stages. Raises InvalidInput that names a setting."""
     compute = ComputeService(model_loader(settings), most_models=settings.stage_models)
+    compute.preload(import_models)
     services: dict[str, StageService] = dict.fromkeys(COMPUTED, compute)
     if settings.judge_url:
         services["llm_judge"] = JudgeService(settings)

@@ -17,10 +17,8 @@ from typing import Protocol
 
 from broker.stage_side import ClaimedItem
 from consumer.stages.served_stages import ServedStage, StageKey
-from contracts.errors import BatchFailed, DeadlineExceeded, InvalidInput
+from contracts.errors import BatchFailed, DeadlineExceeded
 from contracts.experience.columns import ColumnValues
-from contracts.settings import StackSettings
-from contracts.spec_tables.stages import RewardModelStage
 from process.host_memory import give_free_memory_back
 
 log = logging.getLogger(__name__)
@@ -77,6 +75,10 @@ class ComputeService:
             self._jobs = frozenset(job_ids)
             self._thread.submit(self._forget_ended, self._jobs)
 
+    def preload(self, imports: Callable[[], None]) -> None:
+        """Has the thread do it before its first item."""
+        self._thread.submit(imports)
+
     async def aclose(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
@@ -118,28 +120,3 @@ class ComputeService:
             del self._models[key]
         if ended:
             give_free_memory_back()
-
-
-def model_loader(settings: StackSettings) -> Callable[[ServedStage], StageModel]:
-    """Returns what loads the model of a stage by its kind; it imports what that kind needs."""
-
-    def load(stage: ServedStage) -> StageModel:
-        if isinstance(stage.stage, RewardModelStage):
-            from consumer.stages.reward_model import load_reward_model
-
-            return load_reward_model(settings, stage)
-        from consumer.stages.log_prob_model import load_log_prob_model
-
-        return load_log_prob_model(settings, stage)
-
-    return load
-
-
-def field_of(stage: ServedStage, key: str) -> str:
-    """The field of a stage's key, as it is written in a spec."""
-    return f"stages.{stage.stage.name}.{key}"
-
-
-def renamed(error: InvalidInput, field: str) -> InvalidInput:
-    """The error with the field by which the spec names the thing."""
-    return InvalidInput(error.problem, field=field, cure=error.cure)

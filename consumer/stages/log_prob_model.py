@@ -1,7 +1,7 @@
 """Log-probs of a batch's tokens under the job's initial model (`reference`) or another one (`teacher`).
 
 They are made by the trainer's own code: the same rows in the same passes, packed alike, at the same temperature, in the
-same dtype, with as many threads. So they are the very bits that the trainer would have computed, whoever computes them
+same dtype, with as many threads. So they are the very bits that the trainer would have computed, in whichever process
 (docs/decisions/0019-stages-of-whole-batches.md).
 """
 
@@ -16,8 +16,7 @@ from broker.stage_side import ClaimedItem
 from consumer.gradient.assembly import load_frozen, set_up_torch
 from consumer.gradient.log_probs import frozen_logprobs
 from consumer.model.policy import Policy, load_tokenizer
-from consumer.stages.compute_service import field_of, renamed
-from consumer.stages.served_stages import ServedStage
+from consumer.stages.served_stages import ServedStage, field_of, renamed
 from contracts.errors import BatchFailed, InvalidInput
 from contracts.experience.columns import ColumnValues
 from contracts.settings import StackSettings

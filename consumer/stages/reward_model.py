@@ -24,8 +24,7 @@ from transformers.utils import logging as transformers_logging
 from broker.stage_side import ClaimedItem
 from consumer.gradient.assembly import device_of, set_up_torch
 from consumer.model.policy import LOADING_ERRORS, UNLIMITED_CONTEXT_TOKENS, first_line, load_tokenizer
-from consumer.stages.compute_service import field_of, renamed
-from consumer.stages.served_stages import ServedStage
+from consumer.stages.served_stages import ServedStage, field_of, renamed
 from contracts.errors import BatchFailed, InvalidInput
 from contracts.experience.columns import ColumnValues
 from contracts.settings import StackSettings

@@ -10,7 +10,7 @@ from functools import partial
 
 from broker.job_store import JobStore
 from broker.stage_side import StageSide
-from contracts.errors import ContractViolation, NotFound
+from contracts.errors import ContractViolation, InvalidInput, NotFound
 from contracts.experience.plan import PlannedStage
 from contracts.spec import JobSpec
 from contracts.spec_tables.stages import BuiltInStage, ExternalStage
@@ -114,3 +114,13 @@ class ServedStages:
 
 MISSING = {"llm_judge": "ONBEAT_JUDGE_URL is not set here"}
 """Kind of stage → why a worker doesn't serve it."""
+
+
+def field_of(stage: ServedStage, key: str) -> str:
+    """The field of a stage's key, as an error names it."""
+    return f"stages.{stage.stage.name}.{key}"
+
+
+def renamed(error: InvalidInput, field: str) -> InvalidInput:
+    """The error with the field by which the spec names the thing."""
+    return InvalidInput(error.problem, field=field, cure=error.cure)

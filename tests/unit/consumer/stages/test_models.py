@@ -14,7 +14,8 @@ import torch
 from broker.stage_side import ClaimedItem
 from consumer.gradient.assembly import load_frozen
 from consumer.gradient.log_probs import frozen_logprobs
-from consumer.stages.compute_service import StageModel, model_loader
+from consumer.stages.compute_service import StageModel
+from consumer.stages.models import model_loader
 from consumer.stages.reward_model import RewardModel, load_reward_model
 from consumer.stages.served_stages import ServedStage
 from contracts.errors import BatchFailed, InvalidInput

@@ -1,0 +1,36 @@
+"""Which model a stage has, by its kind: a new kind that computes in this process is a line here.
+
+A stage worker may serve a judge alone, and torch takes seconds to import: a kind's code is imported when it is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from consumer.stages.compute_service import StageModel
+from consumer.stages.served_stages import ServedStage
+from contracts.settings import StackSettings
+from contracts.spec_tables.stages import RewardModelStage
+
+COMPUTED = ("reference", "teacher", "reward_model")
+"""Kinds of stages whose models are in the stage worker's process."""
+
+
+def model_loader(settings: StackSettings) -> Callable[[ServedStage], StageModel]:
+    """Returns what loads the model of a stage; it raises InvalidInput that names the stage's key."""
+
+    def load(stage: ServedStage) -> StageModel:
+        if isinstance(stage.stage, RewardModelStage):
+            from consumer.stages.reward_model import load_reward_model
+
+            return load_reward_model(settings, stage)
+        from consumer.stages.log_prob_model import load_log_prob_model
+
+        return load_log_prob_model(settings, stage)
+
+    return load
+
+
+def import_models() -> None:
+    """Imports torch and the models' code before the first item asks for it."""
+    from consumer.stages import log_prob_model, reward_model  # noqa: F401
