@@ -32,8 +32,8 @@ SCORER = {"type": "reward_model", "model": "scorer"}
 def served(stage: dict[str, Any], *, version_0: str = "", **changes: Any) -> ServedStage:
     if stage is REFERENCE:
         changes["algorithm__kl_coefficient"] = 0.1
-    if stage is TEACHER:
-        changes |= TEACHES
+    if stage["type"] == "teacher":
+        changes["algorithm__distillation_coefficient"] = 1.0
     spec = job_spec(stages=[stage], **changes)
     return ServedStage(
         job_id="job",
@@ -43,10 +43,6 @@ def served(stage: dict[str, Any], *, version_0: str = "", **changes: Any) -> Ser
         side=None,  # pyright: ignore[reportArgumentType]
         version_0=lambda: version_0,
     )
-
-
-TEACHES: dict[str, Any] = {}
-"""What a job with a teacher says beside it."""
 
 
 def item_of(stage: ServedStage, batch: RolloutBatch, rows: range | None = None, **inputs: list[bytes]) -> ClaimedItem:

@@ -44,7 +44,8 @@ class Stack:
         )
 
     def add_job(self, *stages: dict[str, Any], job_id: str = "job") -> FakeStageSide:
-        spec = job_spec(deterministic=False, stages=list(stages))
+        changes = {"algorithm__distillation_coefficient": 1.0} if TEACHER in stages else {}
+        spec = job_spec(deterministic=False, stages=list(stages), **changes)
         side = self.sides[job_id] = FakeStageSide(spec, self.changes)
         self.stack.active.append(job_id)
         return side
