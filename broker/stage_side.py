@@ -73,9 +73,9 @@ class ClaimedItem:
     inputs: dict[str, list[bytes]]
     """Input column → a value for each of the rows."""
     digest: str = field(repr=False)
-    """Of the batch."""
+    """The digest of the batch."""
     input_digests: tuple[str, ...] = field(default=(), repr=False)
-    """Of the items of other stages that the inputs are from, in the order of the plan."""
+    """The digests of the items of other stages that the inputs are from, in the order of the plan."""
 
     def __str__(self) -> str:
         return f"stage {self.stage}, batch {self.batch_id}, item {self.item} (attempt {self.attempt})"

@@ -1,6 +1,6 @@
 """The scripts of broker/scripts that stage workers call, as pure functions; see fence.py.
 
-An item of a batch is leased, computed and put whole. What it is computed from is its source; whoever computes it brings
+An item of a batch is leased, computed and put whole. What it is computed from is its source; its stage worker brings
 the source back with the value, so that columns of one copy of a batch are never taken for those of another.
 """
 
