@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 import msgspec
+from msgspec import UNSET
 
 from broker.connection.client import Broker
 from broker.keys import JobKeys, batch_shape, chunk_field
@@ -187,6 +188,9 @@ class GeneratorSide:
         """
         if batch.batch_id != claim.prompt_batch.batch_id:
             raise ContractViolation(f"claimed {claim.prompt_batch.batch_id}, got {batch.batch_id}", field="batch_id")
+        stages = self._job.stages if batch.purpose == "train" else None  # the job's reward alone scores an evaluation
+        if stages:
+            self._check_carried(batch)
         answer = self._run(
             "publish_batch",
             encode(batch),
@@ -200,8 +204,7 @@ class GeneratorSide:
             attempt=batch.attempt,
             max_bytes=self._job.spec.limits.max_batch_bytes,
             num_rounds=len(batch.rounds),
-            # What is evaluated is scored by the job's reward alone.
-            stages=self._job.stages if batch.purpose == "train" else None,
+            stages=stages,
             max_waiting=self._job.spec.limits.max_waiting_rows,
             keys=[self._job.keys.ready],
         )
@@ -225,6 +228,16 @@ class GeneratorSide:
             reason=reason.encode(errors="backslashreplace")[:MAX_REASON_BYTES].decode(errors="ignore"),
         )
         return FailOutcome(answer[0].decode())
+
+    def _check_carried(self, batch: RolloutBatch) -> None:
+        """Whether a batch has the texts that stages of the job read."""
+        lacks = any(UNSET in (group.prompt_text, group.reference) for group in batch.groups)
+        if self._job.spec.stage_plan.carries_texts and lacks:
+            raise ContractViolation(
+                "a group lacks prompt_text or reference, and a stage of the job reads them",
+                field=f"batch {batch.batch_id}",
+                cure="publish both with each group",
+            )
 
     def _run(self, script: str, *payloads: bytes, keys: Sequence[str] = (), **told: Any) -> list:
         """keys: the script's own, beside those that all have."""

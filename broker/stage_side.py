@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple
@@ -25,7 +25,7 @@ from broker.job_store import unknown_job
 from broker.keys import JobKeys, item_fields
 from contracts.encoding.digests import content_digest
 from contracts.encoding.wire import Record, decode
-from contracts.errors import NotFound
+from contracts.errors import ContractViolation, NotFound
 from contracts.experience.columns import (
     ColumnValues,
     base_values,
@@ -126,13 +126,19 @@ class _Batches:
                 self._held.popitem(last=False)
 
 
-@dataclass
-class _Emptiness:
-    """What the latest claim of a stage said that found nothing."""
+@dataclass(frozen=True, kw_only=True)
+class Emptiness:
+    """What a claim said that found nothing."""
 
+    ready: str = ""
+    """The stream that tells of free items."""
     last_entry: str = NO_ENTRY
+    """Its newest entry at that time."""
     due_s: float | None = None
     """Until a lease of another worker ends; None where none holds any item."""
+
+
+_NOT_EMPTY = Emptiness()
 
 
 class StageSide:
@@ -143,7 +149,8 @@ class StageSide:
         self.job_id = job_id
         self._worker_id = worker_id
         self._batches = _Batches()
-        self._empty: dict[str, _Emptiness] = {}
+        self._empty: dict[str, Emptiness] = {}
+        """Stage → of its latest claim, where that found nothing."""
 
     @property
     def spec(self) -> JobSpec:
@@ -157,8 +164,8 @@ class StageSide:
     def claim(self, stage: str, max_rows: int = 1) -> list[ClaimedItem]:
         """Items of the stage under its lease, oldest iteration first; [] when it has none.
 
-        One item at least where there is one, and no more of them than max_rows together. Raises NotFound for a stage
-        that the job doesn't have, and for a job that was removed.
+        One item at least where there is one, and no more rows than max_rows in several. An item whose batch can't be
+        read is failed here. Raises NotFound for a stage that the job doesn't have, and for a job that was removed.
         """
         index, planned = self._find(stage)
         held = self._batches.held()
@@ -177,16 +184,23 @@ class StageSide:
         if outcome == b"none":
             due_ms, last_entry = rest
             due_s = due_ms / 1000 if due_ms >= 0 else None
-            self._empty[stage] = _Emptiness(last_entry=last_entry.decode(), due_s=due_s)
+            self._empty[stage] = Emptiness(last_entry=last_entry.decode(), due_s=due_s)
             return []
+        self._empty.pop(stage, None)
         answer = decode(rest[0], _Answer)
         values: dict[str, bytes] = dict(zip(answer.fields, rest[1:], strict=True))
+        items: list[ClaimedItem] = []
         for found in answer.items:
-            payload = values.pop(f"b/{found.batch_id}", None)
-            if payload is not None:
-                held[found.batch_id] = (found.digest, decode(payload, RolloutBatch))
-                self._batches.keep(found.batch_id, *held[found.batch_id])
-        return [self._claimed(index, found, held[found.batch_id][1], values) for found in answer.items]
+            try:
+                payload = values.pop(f"b/{found.batch_id}", None)
+                if payload is not None:
+                    held[found.batch_id] = (found.digest, decode(payload, RolloutBatch))
+                    self._batches.keep(found.batch_id, *held[found.batch_id])
+                items.append(self._claimed(index, found, held[found.batch_id][1], values))
+            except ContractViolation as error:
+                # Nothing can be made of it, and the items beside it are not to wait for its lease.
+                self._fail(index, found, str(error))
+        return items
 
     def put(self, made: Sequence[tuple[ClaimedItem, ColumnValues]]) -> list[PutOutcome]:
         """Puts the columns of items, all in one script; an outcome for each. Safe to repeat.
@@ -229,7 +243,11 @@ class StageSide:
 
     def fail(self, item: ClaimedItem, reason: str) -> FailOutcome:
         """Gives the item back: tried again at once, or its batch is dead with this reason after the cap (I6)."""
-        index, planned = self._find(item.stage)
+        return self._fail(self._find(item.stage)[0], item, reason)
+
+    def _fail(self, index: int, item: ClaimedItem | _Found, reason: str) -> FailOutcome:
+        planned = self.plan.stages[index]
+        reason = f"stage {planned.name}: {reason}"
         answer = self._run(
             "fail_rows",
             wakes=True,
@@ -238,26 +256,26 @@ class StageSide:
             failed=_named(index, item) | {"attempt": item.attempt},
             max_attempts=planned.max_attempts,
             # Cut between two characters: the ledger's reader wants whole ones.
-            reason=f"stage {item.stage}: {reason}".encode(errors="backslashreplace")[:MAX_REASON_BYTES].decode(
-                errors="ignore"
-            ),
+            reason=reason.encode(errors="backslashreplace")[:MAX_REASON_BYTES].decode(errors="ignore"),
         )
         return FailOutcome(answer[0].decode())
 
-    def wait(self, timeout_s: float) -> None:
-        """Blocks until items became free after the last claim that found none, a lease is over, or for timeout_s."""
-        wait_for_items([self], timeout_s)
+    def wait(self, timeout_s: float, stages: Collection[str] | None = None) -> None:
+        """Blocks until items became free after claims of the stages that found none, a lease ends, or for timeout_s.
 
-    @property
-    def ready_after(self) -> tuple[str, str]:
-        """The stream that tells of free items, and its entry at the oldest of the latest claims that found none."""
-        entries = [empty.last_entry for empty in self._empty.values()] or [NO_ENTRY]
-        return self._job.keys.ready, min(entries, key=_entry_order)
+        Doesn't block where the latest claim of one of them has found items. stages: None stands for all of the job.
+        """
+        wait_for_items([(self, stages)], timeout_s)
 
-    @property
-    def due_s(self) -> float | None:
-        """Until a lease of another worker ends; None where none holds any item."""
-        return min((empty.due_s for empty in self._empty.values() if empty.due_s is not None), default=None)
+    def emptiness(self, stages: Collection[str] | None = None) -> Emptiness:
+        """What the latest claims of these stages said of what there is to wait for."""
+        names = [stage.name for stage in self.plan.stages] if stages is None else stages
+        each = [self._empty.get(name, _NOT_EMPTY) for name in names]
+        return Emptiness(
+            ready=self._job.keys.ready,
+            last_entry=min((empty.last_entry for empty in each), key=_entry_order, default=NO_ENTRY),
+            due_s=min((empty.due_s for empty in each if empty.due_s is not None), default=None),
+        )
 
     def _claimed(self, index: int, found: _Found, batch: RolloutBatch, values: dict[str, bytes]) -> ClaimedItem:
         planned = self.plan.stages[index]
@@ -323,17 +341,18 @@ class _Job(NamedTuple):
     keys: JobKeys
 
 
-def wait_for_items(sides: Sequence[StageSide], timeout_s: float) -> None:
-    """Blocks until one of the jobs may have items for a claim that found none before, or for timeout_s."""
-    if not sides:
+def wait_for_items(waits: Sequence[tuple[StageSide, Collection[str] | None]], timeout_s: float) -> None:
+    """Blocks as `StageSide.wait` does, on several jobs; waits: each job with its stages, None for all of them."""
+    if not waits:
         raise ValueError("there is no job to wait for")
-    timeout_s = min([timeout_s, *(due_s for side in sides if (due_s := side.due_s) is not None)])
-    broker, after = sides[0].broker, dict(side.ready_after for side in sides)
+    each = [side.emptiness(stages) for side, stages in waits]
+    timeout_s = min([timeout_s, *(one.due_s for one in each if one.due_s is not None)])
+    broker, after = waits[0][0].broker, {one.ready: one.last_entry for one in each}
     with broker.call(blocks_s=timeout_s):
         broker.redis.xread(after, count=1, block=max(1, int(timeout_s * 1000)))  # type: ignore[arg-type]
 
 
-def _named(stage: int, item: ClaimedItem) -> dict[str, Any]:
+def _named(stage: int, item: ClaimedItem | _Found) -> dict[str, Any]:
     """An item as scripts are told of it."""
     return {"stage": stage, "iteration": item.iteration, "batch_id": item.batch_id, "item": item.item}
 

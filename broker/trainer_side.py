@@ -10,7 +10,7 @@ from typing import Any
 from broker.connection.client import Broker
 from broker.fence import FenceState, KnownVersion, read_fence
 from broker.keys import JobKeys, chunk_field, item_fields
-from broker.ledger import Dead, batch_record
+from broker.ledger import Dead, Published, batch_record
 from broker.openings import DispatchChunk, Opening, dispatch_chunks, opening_arguments
 from contracts.encoding.wire import Record, decode, encode
 from contracts.errors import Conflict, FencedOff, FenceViolation, NotFound
@@ -208,8 +208,13 @@ class TrainerSide:
         if not items:
             return {}
         fields = [item_fields(index, batch.batch_id, item).columns for index, item in items]
+        slot = self._keys.slot_of(batch.iteration)
         with self._broker.call():
-            packed: Any = self._broker.redis.hmget(self._keys.slot_of(batch.iteration).columns, fields)
+            pipe: Any = self._broker.redis.pipeline(transaction=True)
+            noted, packed = pipe.hget(slot.ledger, batch.batch_id).hmget(slot.columns, fields).execute()
+        known = batch_record(noted) if noted else None
+        if not isinstance(known, Published) or known.digest != batch_digest(batch):
+            raise FenceViolation(f"batch {batch.batch_id} is not what the ledger records by now", field="digest")
         found: dict[str, list[bytes]] = {column.name: [] for column in self._plan.outputs}
         for (index, item), values in zip(items, packed, strict=True):
             if values is None:

@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from itertools import chain
 
-from broker.generator_side import Claim
-from contracts.errors import BatchFailed, OnbeatError, RewardUnavailable
+from broker.generator_side import Claim, PublishOutcome
+from contracts.errors import BatchFailed, DeadlineExceeded, OnbeatError, RewardUnavailable
 from contracts.rollouts import BatchTimings, RolloutBatch
 from process.crash_points import reach
-from producer.broker_calls import BrokerCalls
+from process.waiting import Waiting
+from producer.broker_calls import FIRST_PAUSE_S, LONGEST_PAUSE_S, BrokerCalls
 from producer.rollout.carried_batch import ActiveJob, CarriedBatch, Generation, name_of
 from scoring.groups import may_settle, reward_items, rollout_groups
 from scoring.reward_client import RewardClient
@@ -39,6 +40,7 @@ class Carrier:
     wall_clock: Callable[[], float]
     freed: Callable[[], None]
     """Called when a batch leaves the engine, and when it needs the engine's weights no more."""
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
 
     async def carry(self, batch: CarriedBatch) -> None:
         """Takes a batch from the engine, which has its first round already, to its end."""
@@ -130,7 +132,11 @@ class Carrier:
             earlier_rounds=tuple(batch.rounds[:-1]),
             groups=batch.places.groups,
         )
-        outcome = await self.calls(job.side.publish, claim, record)
+        try:
+            outcome = await self._publish_when_room(batch, record)
+        except DeadlineExceeded as error:
+            await self.fail(job, claim, BatchFailed(str(error)))
+            return
         reach("producer.after_publication")
         log.log(
             logging.DEBUG if outcome.value == "accepted" else logging.INFO,
@@ -141,3 +147,21 @@ class Carrier:
         )
         if outcome.value in REFUSED_FOR_GOOD:
             await self.fail(job, claim, BatchFailed(f"the fence refused it as {outcome.value}"))
+
+    async def _publish_when_room(self, batch: CarriedBatch, record: RolloutBatch) -> PublishOutcome:
+        """Answers what the fence said; it holds the batch while too many rows wait for columns of the job's stages.
+
+        The heartbeat keeps its lease meanwhile, and a settled batch is let go. Raises DeadlineExceeded after as long
+        as an iteration may take.
+        """
+        what = f"room for {name_of(batch.claim)} among limits.max_waiting_rows: the job's stages have to catch up"
+        cure = "start more stage workers, or raise limits.max_waiting_rows"
+        with Waiting(what, deadline_s=batch.job.spec.timeouts.iteration_s, cure=cure) as waiting:
+            pause_s = FIRST_PAUSE_S
+            while True:
+                outcome = await self.calls(batch.job.side.publish, batch.claim, record)
+                if outcome is not PublishOutcome.FULL or batch.is_settled:
+                    return outcome
+                waiting.poke()
+                await self.sleep(min(pause_s, waiting.left_s))
+                pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)

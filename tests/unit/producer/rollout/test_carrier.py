@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from broker.generator_side import Claim
+from broker.generator_side import Claim, PublishOutcome
 from contracts.rewards import RewardItem, Scored
 from contracts.rollouts import Completion, PromptBatch
 from contracts.spec import RewardSpec
@@ -60,12 +60,25 @@ async def at_once(call: Callable[..., Any], *arguments: Any) -> Any:
 class Carried:
     """One batch of two prompts with a reserve each, and its carrier."""
 
-    def __init__(self, *, hangs: bool = False, settled_while_scored: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        hangs: bool = False,
+        settled_while_scored: bool = False,
+        iteration_s: float = 3600.0,
+        full: int = 0,
+        settled_while_held: bool = False,
+    ) -> None:
+        """full: publications that are answered so, before there is room."""
         asked = prompt_batch([[5, 6], [7]])
         asked = replace(asked, reserves=(asked.prompts,))
         self.side, self.freed = FakeSide(Changes()), 0
         self.loaded: Any = Loaded(hangs=hangs)
-        job = ActiveJob(job_id="job", spec=job_spec(), side=self.side)
+        spec = job_spec(timeouts__iteration_s=iteration_s)
+        job = ActiveJob(job_id="job", spec=spec, side=self.side)
+        self._full, self._settled_while_held = full, settled_while_held
+        if full:
+            self.side.outcomes[asked.batch_id] = PublishOutcome.FULL
         claim = Claim(prompt_batch=asked, entry_id="0-0", attempt=1, manifest=MANIFEST, hedged=False)
         weights = VerifiedWeights(policy_version=0, weights_digest=DIGEST)
         self.batch = CarriedBatch(job=job, claim=claim, loaded=self.loaded, weights=weights)
@@ -76,7 +89,15 @@ class Carried:
             rewards=EqualRewards(self.batch.settle if settled_while_scored else lambda: None),
             wall_clock=lambda: 1.0,
             freed=self.free,
+            sleep=self.pause,
         )
+
+    async def pause(self, seconds: float) -> None:
+        self._full -= 1
+        if not self._full:
+            self.side.outcomes.clear()
+        if self._settled_while_held:
+            self.batch.settle()
 
     def free(self) -> None:
         self.freed += 1
@@ -122,3 +143,32 @@ def test_a_batch_that_is_settled_in_the_engine_ends_without_an_error_and_frees_i
     assert carried.ends == (1, 0, 0)
     assert carried.freed == 1
     assert carried.batch.generation is None
+
+
+def carry(**changes: Any) -> Carried:
+    async def run() -> Carried:
+        carried = Carried(**changes)
+        carried.batch.sample(started_s=0.0)
+        await carried.carrier.carry(carried.batch)
+        return carried
+
+    return asyncio.run(run())
+
+
+def test_a_finished_batch_is_held_while_stages_are_behind_and_published_when_they_caught_up() -> None:
+    carried = carry(full=2)
+    assert carried.ends == (2, 1, 0)
+    assert carried.side.refused == ["0/train/0"] * 2
+
+
+def test_a_held_batch_that_is_settled_meanwhile_is_let_go() -> None:
+    carried = carry(full=9, settled_while_held=True)
+    assert carried.ends == (2, 0, 0)
+    assert carried.side.refused == ["0/train/0"] * 2
+
+
+def test_a_batch_is_held_no_longer_than_an_iteration_may_take_and_then_fails_with_the_reason() -> None:
+    carried = carry(full=9, iteration_s=1e-9)
+    assert carried.ends == (2, 0, 1)
+    assert "limits.max_waiting_rows" in carried.side.failed[0][1]
+    assert "start more stage workers" in carried.side.failed[0][1]
