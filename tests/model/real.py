@@ -75,7 +75,9 @@ class RealFence:
             spec |= {"iterations": bounds.iterations, "deterministic": not bounds.is_bounded}
         self.broker, self.bounds = broker, bounds
         self.jobs = JobStore(broker)
-        self.job_id, _ = self.jobs.create(job_spec(name=uuid.uuid4().hex, **spec))
+        made = job_spec(name=uuid.uuid4().hex, **spec)
+        self.plan = made.stage_plan
+        self.job_id, _ = self.jobs.create(made)
         self.jobs.move(self.job_id, JobState.RUNNING)
         self.keys = JobKeys(self.job_id, bounds.lag + 1)
         self.epochs = {0: 0}
@@ -83,7 +85,9 @@ class RealFence:
         """The model's audit record → the digest of the real one."""
 
     def trainer(self, owner: str) -> TrainerSide:
-        return TrainerSide(self.broker, self.job_id, owner=owner, lease_s=LONG_S, num_open=self.bounds.lag + 1)
+        return TrainerSide(
+            self.broker, self.job_id, owner=owner, lease_s=LONG_S, num_open=self.bounds.lag + 1, plan=self.plan
+        )
 
     def batch_id(self, iteration: int, batch: int) -> str:
         return f"{iteration}/{self._purpose(batch)}/{batch}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import uuid
 from collections import Counter
+from typing import Any
 
 from broker.connection.client import Broker
 from broker.fence import read_fence
@@ -17,14 +18,19 @@ from tests.integration.fence_parts import let_expire, manifest
 from tests.model.move import Move
 from tests.model.moves import moves
 from tests.model.real import LONG_S, RealFence, answer_of, digest_text
-from tests.model.server import COMMIT, NONE, REWIND, VARIANTS, known
+from tests.model.server import COMMIT, FREE, NONE, REWIND, VARIANTS, known
+from tests.model.stage_replay import StageReplay, stage_tables
 from tests.model.state import COMMITS, DISPATCHES, ENDS, SETTLE, Bounds, State, Trainer
 from tests.model.trainer_moves import made_by
 
 BOUNDS = Bounds(faults=12, is_deterministic=False, may_remove=True, may_damage=True, max_attempts=15, max_epochs=14)
+OF_A_RESTART = ("writes reach the disk", "the last writes are lost")
+"""Likely in a job with stages: they have to fall between a claim and its put, or a claim and its columns."""
+WORDS = {"missing": "lacks its columns", "other": "not what the ledger records"}
+"""What the trainer's side says of an outcome that has no word of a script."""
 WRITES_OF_A_TRAINER = (
     *("rewind", "announces", "opens", "claims rollouts", "reconciles", "renews", "commits", "dispatches"),
-    *("ends the job", "fails the job"),
+    *("ends the job", "fails the job", "gives the job up", "reads columns"),
 )
 LIKELY_IN = {
     COMMITS: ("writes reach the disk",),
@@ -35,8 +41,10 @@ LIKELY_IN = {
 """What is worth trying while a trainer is in such a phase: blind draws seldom get there."""
 
 
-def _weight(move: Move, phases: set[int]) -> float:
+def _weight(move: Move, phases: set[int], *, has_stages: bool) -> float:
     """How often it is drawn. Faults are rare: a run that meets too many gets nowhere."""
+    if has_stages and move.name in OF_A_RESTART:
+        return 0.5
     if any(move.name.startswith(names) for phase, names in LIKELY_IN.items() if phase in phases):
         return 2.0
     if move.name.startswith(("the job is given up", "fails the job")):
@@ -49,11 +57,13 @@ class Walk:
 
     def __init__(self, broker: Broker, seed: int, seen: Counter[str], bounds: Bounds = BOUNDS) -> None:
         self._broker, self._random, self._bounds = broker, random.Random(seed), bounds
-        self._real = RealFence(broker, bounds, rollout__max_attempts=bounds.max_attempts)
+        spec: dict[str, Any] = {"stages": stage_tables(bounds)} if bounds.stages else {}
+        self._real = RealFence(broker, bounds, rollout__max_attempts=bounds.max_attempts, **spec)
         self._state = bounds.first_state()
         self._sides: list[TrainerSide | None] = [None] * bounds.trainers
         self._generators = [GeneratorSide(broker, self._real.job_id, f"g{i}") for i in range(bounds.generators)]
         self._claims: list[Claim | None] = [None] * bounds.generators
+        self._stages = StageReplay(broker, self._real, bounds) if bounds.stages else None
         self._disk: dict[str, bytes] = {}
         self._seen = seen
 
@@ -66,20 +76,32 @@ class Walk:
                 return
             # What the walks before have done seldom is done sooner.
             phases = {one.phase for one in self._state.trainers if one}
-            weights = [_weight(one, phases) / (5 + self._seen[one.name]) for one in options]
+            weights = [
+                _weight(one, phases, has_stages=bool(self._stages)) / (5 + self._seen[one.name]) for one in options
+            ]
             move = self._random.choices(options, weights)[0]
             self._state = self._does(move, options)
             self._seen[move.name] += 1
             if not self._state.is_done:
                 self._real.check(self._state.server, move.name)
+                if self._stages:
+                    self._stages.check(self._state.server, move.name)
 
     def _is_first(self, move: Move) -> bool:
         """Whether a claim of an expired lease would get it: a new batch of an older iteration comes before it."""
+        server = self._state.server
+        if move.name.startswith("claims an item"):
+            return bool(move.state.workers[move.who]) and not self._is_behind(move)
         if not move.name.startswith("claims from"):
             return True
-        server = self._state.server
         older = [one.iteration for one in server.window if one.iteration < move.iteration]
         return not any(entry and not entry[2] for one in older for _, entry in server.slot_of(one).batches)
+
+    def _is_behind(self, move: Move) -> bool:
+        """Whether an item of the same stage is free in an older iteration."""
+        stage, server = move.state.workers[move.who][2], self._state.server
+        older = [server.slot_of(one.iteration).rows for one in server.window if one.iteration < move.iteration]
+        return any(item[:1] == (FREE,) for slot in older for rows in slot if rows for item in rows.items[stage])
 
     def _does(self, move: Move, options: list[Move]) -> State:
         """The state after it. Which of its batches a claim gets is the server's choice."""
@@ -95,6 +117,10 @@ class Walk:
         elif move.name.startswith(WRITES_OF_A_TRAINER):
             if not move.name.startswith("renews its lease") or move.batch == NONE:
                 self._trainer_calls(move)
+        elif self._stages and move.name.startswith("claims an item"):
+            return self._stages.claim(self._state, move, options)
+        elif self._stages and move.name.startswith(("puts", "fails its item", "stage worker dies")):
+            self._stages.does(self._state, move)
         elif move.name.startswith("claims"):
             return self._claim(move, options)
         else:
@@ -119,11 +145,13 @@ class Walk:
         refusal = answer_of(lambda: self._call(side, trainer, name))
         is_alive = bool(move.state.trainers[move.who])
         if refusal:
-            assert outcome in refusal, move
+            assert WORDS.get(outcome, outcome) in refusal, move
             assert not is_alive, move
         else:
             # A trainer that was given what it can't use has got it from the server all the same.
-            assert is_alive or name in ("claims rollouts", "fails the job") or move.state.is_done, move
+            assert is_alive or name in ("claims rollouts", "fails the job", "gives the job up") or move.state.is_done, (
+                move
+            )
 
     def _call(self, side: TrainerSide, trainer: Trainer, name: str) -> None:
         iteration, bounds, real = trainer.iteration, self._bounds, self._real
@@ -146,11 +174,22 @@ class Walk:
             side.dispatch(iteration + 1, real.batches(iteration + 1, tuple(one for one in sent if one[1] != NONE)))
         elif name.startswith("renews"):
             side.renew()
-        elif name in ("ends the job", "fails the job"):
+        elif name == "reads columns":
+            self._read_columns(side, trainer)
+        elif name in ("ends the job", "fails the job", "gives the job up"):
             end = JobState.SUCCEEDED if name == "ends the job" else JobState.FAILED
             real.jobs.move(real.job_id, end, trainer_epoch=side.trainer_epoch)
         else:
             self._commit(side, trainer)
+
+    def _read_columns(self, side: TrainerSide, trainer: Trainer) -> None:
+        assert self._stages
+        unread = [batch for batch, mine in enumerate(trainer.trained) if mine and not mine[3]]
+        content, digest = trainer.trained[unread[0]][1:3]
+        batch = self._real.rollouts(trainer.iteration, unread[0], content=content, digest=digest)
+        rows = self._state.server.slot_of(trainer.iteration).rows[unread[0]]
+        items = tuple(tuple(one[1] for one in stage) for stage in rows.items) if rows and not rows.left else ()
+        self._stages.check_columns(side, batch, items)
 
     def _commit(self, side: TrainerSide, trainer: Trainer) -> None:
         iteration, real = trainer.iteration, self._real

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from broker.connection.client import Broker, connect
+from broker.stage_side import PutOutcome
 from contracts.settings import StackSettings
 from tests.model.replay import BOUNDS, Walk
+from tests.model.stage_replay import STAGES
 
 NUM_WALKS = int(os.environ.get("MODEL_WALKS", "120"))
 NUM_MOVES = 80
@@ -50,6 +52,16 @@ IN_A_WINDOW = REACHED - {"fails the job: fenced", "ends the job: fenced"} | {
 }
 LAGGING = BOUNDS._replace(lag=1, iterations=4, evaluations=1)
 
+STAGED = BOUNDS._replace(
+    stages=STAGES, workers=2, stages_vary=True, item_attempts=3, may_remove=False, may_damage=False, faults=30
+)
+OF_STAGES = {f"puts: {one.value}" for one in PutOutcome} | {
+    *("claims an item: claimed", "claims an item from a dead one: claimed", "claims an item from a slow one: claimed"),
+    *("puts, answer lost", "fails its item: retried", "fails its item: dead", "stage worker dies"),
+    *("reads columns: read", "reads columns: missing", "commits: committed", "rewind: rewound"),
+    *("the last writes are lost", "publishes: accepted", "ends the job: set"),
+}
+
 
 @pytest.fixture
 def broker(settings: StackSettings) -> Iterator[Broker]:
@@ -78,3 +90,11 @@ def test_every_move_of_a_window_has_the_same_outcome_on_a_real_server(broker: Br
         for seed in range(NUM_WALKS // 4):
             Walk(broker, seed, seen, bounds).run(2 * NUM_MOVES)
     assert IN_A_WINDOW - seen.keys() == set()
+
+
+def test_every_move_of_a_job_with_stages_has_the_same_outcome_on_a_real_server(broker: Broker) -> None:
+    seen: Counter[str] = Counter()
+    for bounds in (STAGED, STAGED._replace(lag=1, iterations=3, evaluations=1)):
+        for seed in range(NUM_WALKS // 6):
+            Walk(broker, seed, seen, bounds).run(2 * NUM_MOVES)
+    assert OF_STAGES - seen.keys() == set()

@@ -1,0 +1,165 @@
+"""The stage workers of a walk: each of their moves is done on a real server, which must answer and hold the same."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from broker.connection.client import Broker
+from broker.fence import fence_of
+from broker.keys import JobKeys, item_fields
+from broker.ledger import Published, batch_record
+from broker.stage_side import ClaimedItem, StageSide
+from broker.trainer_side import TrainerSide
+from contracts.encoding.arrays import pack_float32
+from contracts.encoding.wire import decode
+from contracts.experience.columns import pack_values
+from contracts.rollouts import RolloutBatch
+from tests.model.move import Move
+from tests.model.real import RealFence
+from tests.model.server import DONE, FREE, LEASED, Server
+from tests.model.stage_moves import value_of
+from tests.model.stages import Items, Stages, Value
+from tests.model.state import Bounds, State
+
+STAGES: Stages = ((3, ()), (1, (0,)))
+"""Of a batch of three prompts: a stage takes the rollouts of each, one that reads its column takes the batch."""
+NAMES = ("first", "second")
+BAND = 2**42
+"""The scores of a stage, as scripts/prelude.lua has them."""
+
+
+def stage_tables(bounds: Bounds) -> list[dict[str, Any]]:
+    """`[[stages]]` of the walk's job."""
+    return [
+        {
+            "type": "external",
+            "name": name,
+            "inputs": inputs,
+            "outputs": [{"name": f"{name}_column", "type": "float32"}],
+            "unit": unit,
+            "lease_s": 3600.0,
+            "max_attempts": bounds.item_attempts,
+        }
+        for name, inputs, unit in (
+            ("first", ["completion_ids"], "group"),
+            ("second", ["first_column"], "batch"),
+        )
+    ]
+
+
+def column_values(stage: int, value: Value, num_rows: int) -> dict[str, list[bytes]]:
+    """Numbers that tell what the model's value is, and so what it was made of."""
+    number = int.from_bytes(hashlib.blake2b(repr((stage, value)).encode(), digest_size=3).digest(), "little")
+    return {f"{NAMES[stage]}_column": [pack_float32([float(number)])] * num_rows}
+
+
+class StageReplay:
+    """The stage workers of one walk."""
+
+    def __init__(self, broker: Broker, real: RealFence, bounds: Bounds) -> None:
+        self._broker, self._real, self._bounds = broker, real, bounds
+        self._sides = [StageSide(broker, real.job_id, f"s{i}") for i in range(bounds.workers)]
+        self._claims: list[ClaimedItem | None] = [None] * bounds.workers
+
+    @property
+    def _keys(self) -> JobKeys:
+        return self._real.keys
+
+    def claim(self, state: State, move: Move, options: list[Move]) -> State:
+        """The state after a claim: which item it gets is the server's choice, among those of the move's stage."""
+        iteration, batch, stage, item = move.state.workers[move.who][:4]
+        if move.name != "claims an item: claimed":
+            member = item_fields(stage, self._real.batch_id(iteration, batch), item).member
+            self._broker.redis.zadd(self._keys.slot_of(iteration).work, {member: stage * BAND + 1}, xx=True)
+        (claimed,) = self._sides[move.who].claim(NAMES[stage], 1)
+        self._claims[move.who] = claimed
+        same = [
+            one
+            for one in options
+            if (one.name, one.who) == (move.name, move.who) and self._is(one.state.workers[one.who], claimed)
+        ]
+        assert len(same) == 1, f"the model knows no {move.name} of {claimed}"
+        rows = state.server.slot_of(claimed.iteration).rows[same[0].batch]
+        assert rows
+        assert claimed.attempt == rows.items[stage][claimed.item][1] + 1
+        return same[0].state
+
+    def _is(self, claim: tuple[Any, ...], claimed: ClaimedItem) -> bool:
+        named = (claimed.iteration, claimed.batch_id, claimed.stage, claimed.item)
+        return named == (claim[0], self._real.batch_id(*claim[:2]), NAMES[claim[2]], claim[3])
+
+    def does(self, state: State, move: Move) -> None:
+        """A put, a failure, a death."""
+        claim, mine = self._claims[move.who], state.workers[move.who]
+        assert claim is not None
+        if move.name.startswith("puts"):
+            values = column_values(mine[2], value_of(self._bounds, mine, move.who), len(claim.rows))
+            (outcome,) = self._sides[move.who].put([(claim, values)])
+            assert move.name in (f"puts: {outcome.value}", "puts, answer lost"), f"{move.name}: {outcome.value}"
+        elif move.name.startswith("fails its item"):
+            outcome = self._sides[move.who].fail(claim, "no answer")
+            assert move.name == f"fails its item: {outcome.value}"
+
+    def check_columns(self, side: TrainerSide, batch: RolloutBatch, items: Items) -> None:
+        """The trainer reads what the model's stages made. Raises FenceViolation as the side does."""
+        found = side.columns(batch)
+        for stage, values in enumerate(items):
+            size = len(batch.groups) * batch.group_size // len(values)
+            expected = [one for value in values for one in column_values(stage, value, size)[f"{NAMES[stage]}_column"]]
+            assert list(found[f"{NAMES[stage]}_column"]) == expected
+
+    def check(self, server: Server, name: str) -> None:
+        """The server holds the items and columns of the model, and nothing else."""
+        for index, slot in enumerate(self._keys.slots):
+            with self._broker.redis.pipeline(transaction=True) as pipe:
+                pipe.hgetall(slot.columns)
+                pipe.zrange(slot.work, 0, -1, withscores=True)
+                pipe.hgetall(slot.ledger)
+                pipe.hgetall(self._keys.fence)
+                pipe.hgetall(self._keys.progress)
+                columns, work, ledger, fence, progress = pipe.execute()
+            opened = server.in_slot_of(index)
+            if not opened:
+                assert (columns, work) == ({}, []), name
+                continue
+            kept = {key: value for key, value in columns.items() if key[:2] in (b"b/", b"c/")}
+            wanted: dict[bytes, bytes] = {}
+            for batch, rows in enumerate(server.slot_of(opened.iteration).rows):
+                batch_id = self._real.batch_id(opened.iteration, batch)
+                if not rows:
+                    continue
+                record = batch_record(ledger[batch_id.encode()])
+                assert isinstance(record, Published)
+                assert record.left == rows.left, name
+                if rows.payload:
+                    payload = f"b/{batch_id}".encode()
+                    assert decode(kept[payload], RolloutBatch).batch_id == batch_id
+                    wanted[payload] = kept[payload]
+                wanted |= self._check_items(rows.items, batch_id, columns, dict(work), name)
+            assert kept == wanted, name
+            num_waiting = sum(bool(rows and rows.left) for rows in server.slot_of(opened.iteration).rows)
+            standing = next(one for one in fence_of(fence, progress).window if one.iteration == opened.iteration)
+            assert standing.rows_waiting == 6 * num_waiting, name
+
+    def _check_items(
+        self, items: Items, batch_id: str, columns: dict[bytes, bytes], work: dict[bytes, float], name: str
+    ) -> dict[bytes, bytes]:
+        """What the hash of columns must hold of the items."""
+        wanted: dict[bytes, bytes] = {}
+        for stage, of_stage in enumerate(items):
+            for item, one in enumerate(of_stage):
+                fields = item_fields(stage, batch_id, item)
+                score = work.get(fields.member.encode())
+                assert (score is None) == (one[:1] in ((), (DONE,))), name
+                if one[:1] == (DONE,):
+                    values = column_values(stage, one[1], 6 // len(of_stage))
+                    wanted[fields.columns.encode()] = pack_values(values)
+                elif one[:1] == (FREE,):
+                    assert score == stage * BAND, name
+                elif one[:1] == (LEASED,):
+                    assert score is not None
+                    assert score > stage * BAND, name
+                    held = decode(columns[f"l/{fields.member}".encode()], dict)
+                    assert (held["worker"], held["attempt"]) == (f"s{one[2]}", one[1]), name
+        return wanted
