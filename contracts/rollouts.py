@@ -9,6 +9,7 @@ Worked example, k = 2 prompts and G = 2 samples: `PromptBatch.prompts` has 2 ent
 
 from __future__ import annotations
 
+import hashlib
 import math
 from typing import Annotated, Literal
 
@@ -202,6 +203,13 @@ class RolloutBatch(Record, frozen=True, kw_only=True):
     def num_tokens(self) -> int:
         """Sampled tokens of the batch, prompts not counted."""
         return sum(rollout.completion.num_tokens for group in self.groups for rollout in group.rollouts)
+
+
+def prompt_seed(batch: PromptBatch, prompt: Prompt) -> int:
+    """Seed of a prompt's first sample; sample g has this seed + g, as vLLM and SGLang count them."""
+    # Two bits less than a digest of 64: seed + g stays a signed 64-bit number for every g.
+    name = f"{batch.seed}/{batch.iteration}/{batch.purpose}/{prompt.index}"
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little") >> 2
 
 
 def batch_digest(batch: RolloutBatch) -> str:

@@ -8,6 +8,7 @@
     trainer.log                what its trainers wrote on stderr, one after the other
     weights/v000003/           safetensors of version 3, or its delta; elsewhere, if the stack has a weight root
     checkpoints/i000010/       state after iteration 10 was trained: it resumes at 11
+    trainer_state/v000011/     what an external trainer keeps of version 11
     reward_curve.png timeline.png summary.json     made by `onbeat demo`
 """
 
@@ -41,12 +42,16 @@ class RunFolder:
         self.trainer_log = self.path / "trainer.log"
         self.weights = self.weight_root / job_id / "weights"
         self.checkpoints = self.path / "checkpoints"
+        self.trainer_state = self.path / "trainer_state"
 
     def weights_of(self, policy_version: int) -> Path:
         return self.weights / f"{VERSION}{policy_version:06d}"
 
     def checkpoint_after(self, iteration: int) -> Path:
         return self.checkpoints / f"{CHECKPOINT}{iteration:06d}"
+
+    def trainer_state_of(self, policy_version: int) -> Path:
+        return self.trainer_state / f"{VERSION}{policy_version:06d}"
 
     def relative(self, path: Path) -> str:
         """Path below the run root, or a version's as it stands in its manifest: below the weight root."""

@@ -84,6 +84,14 @@ class Pipeline:
         module = name.partition("-")[0]
         command = (sys.executable, "-m", module, *arguments)
         settings = replace(self.settings, redis_url=self._url_of(module), max_ranks=max_ranks, **changes)
+        return self._start(name, command, settings, port=port)
+
+    def start_program(self, name: str, program: Path, *arguments: str, role: str) -> ChildProcess:
+        """A program of a person's own, as the Redis user of a role."""
+        settings = replace(self.settings, redis_url=self.redis.url_of(role))
+        return self._start(name, (sys.executable, str(program), *arguments), settings)
+
+    def _start(self, name: str, command: tuple[str, ...], settings: StackSettings, *, port: int = 0) -> ChildProcess:
         child = ChildProcess(
             name,
             command=command,

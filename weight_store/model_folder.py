@@ -16,11 +16,15 @@ from transformers import (
     GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
+    PreTrainedTokenizerBase,
 )
 from transformers.initialization import no_init_weights
 
 from contracts.errors import InvalidInput
 from weight_store.model_path import FIELD
+
+UNLIMITED_CONTEXT_TOKENS = 2**31 - 1
+"""Context of an architecture without a position limit (ALiBi, state-space models)."""
 
 
 def model_config(folder: Path) -> PreTrainedConfig:
@@ -29,6 +33,26 @@ def model_config(folder: Path) -> PreTrainedConfig:
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise InvalidInput(f"{folder} is not a causal language model: {error}", field=FIELD) from error
+
+
+def context_tokens(config: PreTrainedConfig) -> int:
+    """Returns the longest sequence of an architecture; UNLIMITED_CONTEXT_TOKENS without a limit of positions."""
+    return getattr(config.get_text_config(), "max_position_embeddings", None) or UNLIMITED_CONTEXT_TOKENS
+
+
+def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    """Loads the tokenizer. Raises InvalidInput that names model.path where there is none, or none that ends a text."""
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise InvalidInput(f"{folder} has no tokenizer: {error}", field=FIELD) from error
+    if tokenizer.eos_token_id is None:
+        raise InvalidInput(
+            f"the tokenizer of {folder} has no end-of-sequence token",
+            field=FIELD,
+            cure="set eos_token in tokenizer_config.json",
+        )
+    return tokenizer
 
 
 def empty_model(folder: Path, *, dtype: torch.dtype, device: str = "cpu") -> PreTrainedModel:

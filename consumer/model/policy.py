@@ -29,11 +29,9 @@ from contracts.spec_tables.lora import LoraSpec
 from contracts.spec_tables.root import SpecRoot
 from weight_store.adapter.matrices import AdapterSource
 from weight_store.hashing import tensors_digest
-from weight_store.model_folder import weight_tensors
+from weight_store.model_folder import context_tokens, weight_tensors
 
 FIELD = "model.path"
-UNLIMITED_CONTEXT_TOKENS = 2**31 - 1
-"""Context of an architecture without a position limit (ALiBi, state-space models)."""
 LOADING_ERRORS = (
     OSError,
     ValueError,
@@ -176,7 +174,7 @@ def load_policy(
         raise InvalidInput(problem, field=FIELD, cure="name a Hugging Face causal LM folder below the model root")
     tokenizer = load_tokenizer(folder)
     network = load_model(model, model_root=model_root, gradient_checkpointing=gradient_checkpointing, load=load)
-    policy = Policy(model=network, tokenizer=tokenizer, context_tokens=_context_tokens(network))
+    policy = Policy(model=network, tokenizer=tokenizer, context_tokens=context_tokens(network.config))
     if max(tokenizer.get_vocab().values()) >= policy.vocabulary_size:
         raise InvalidInput(
             f"the tokenizer of `{folder}` has ids above the model's {policy.vocabulary_size} embeddings",
@@ -255,10 +253,6 @@ def _turn_dropout_off(config: Any) -> None:
     for name, value in config.to_dict().items():
         if "drop" in name and isinstance(value, float):
             setattr(config, name, 0.0)
-
-
-def _context_tokens(model: PreTrainedModel) -> int:
-    return getattr(model.config.get_text_config(), "max_position_embeddings", None) or UNLIMITED_CONTEXT_TOKENS
 
 
 def first_line(error: BaseException) -> str:

@@ -23,11 +23,12 @@ from transformers.utils import logging as transformers_logging
 
 from broker.stage_side import ClaimedItem
 from consumer.gradient.assembly import device_of, set_up_torch
-from consumer.model.policy import LOADING_ERRORS, UNLIMITED_CONTEXT_TOKENS, first_line, load_tokenizer
+from consumer.model.policy import LOADING_ERRORS, first_line, load_tokenizer
 from consumer.stages.served_stages import ServedStage, field_of, renamed
 from contracts.errors import BatchFailed, InvalidInput
 from contracts.experience.columns import ColumnValues
 from contracts.settings import StackSettings
+from weight_store.model_folder import context_tokens
 
 
 class RewardModel:
@@ -43,7 +44,7 @@ class RewardModel:
         self._column = stage.plan.outputs[0].name
         self._field = field_of(stage, "model")
         config = model.config.get_text_config()
-        self._context_tokens = getattr(config, "max_position_embeddings", None) or UNLIMITED_CONTEXT_TOKENS
+        self._context_tokens = context_tokens(config)
         self._vocabulary_size = model.get_input_embeddings().num_embeddings
         self._special = special_tokens_pattern(tokenizer)
 

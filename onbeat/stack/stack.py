@@ -29,7 +29,7 @@ import httpx
 from msgspec.structs import replace
 
 from broker.connection.probe import probe
-from broker.connection.roles import CELERY
+from broker.connection.roles import CELERY, GATEWAY
 from contracts.errors import InvalidInput, OnbeatError, Unavailable
 from contracts.jobs import is_of_work
 from contracts.settings import StackSettings
@@ -116,7 +116,9 @@ class EmbeddedStack:
             is_excused = is_of_work if child.name.startswith(SCALED) else None
             self._supervised.append(Supervised(child, policy=self._restarts, is_excused=is_excused))
         self._wait_until_ready({"reward_service": self.reward_url, "gateway": self.gateway_url}, deadline_s)
-        stack = StackFile(gateway_url=self.gateway_url, api_key=self.api_key, pid=os.getpid())
+        stack = StackFile(
+            gateway_url=self.gateway_url, api_key=self.api_key, pid=os.getpid(), roles=self._roles(settings)
+        )
         self._stack_file = write_stack_file(self.plan.run_root, stack)
 
     def start_or_stop(self, *, deadline_s: float = READY_DEADLINE_S) -> None:
@@ -195,6 +197,13 @@ class EmbeddedStack:
             host=HOST,
             threads=self.plan.threads_each,
         )
+
+    def _roles(self, settings: StackSettings) -> dict[str, dict[str, str]]:
+        """What a process of the owner's own needs to take a part of this stack (onbeat.client)."""
+        roles = {role: settings_of(service, settings) for service, role in REDIS_ROLES.items() if role != GATEWAY}
+        if self.redis is not None:
+            roles = {role: replace(told, redis_url=self.redis.url_of(role)) for role, told in roles.items()}
+        return {role: replace(told, celery_url="").environment() for role, told in roles.items()}
 
     def _plan_children(self, settings: StackSettings) -> list[ChildProcess]:
         ports = {"reward_service": _port_of(self.reward_url), "gateway": _port_of(self.gateway_url), "worker": 0}

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -16,7 +15,7 @@ from typing import TypeVar
 from contracts.encoding.arrays import pack_float32, pack_int32, unpack_int32
 from contracts.engines import BatchingOptions
 from contracts.errors import BatchFailed, EngineUnavailable
-from contracts.rollouts import Completion, Prompt, PromptBatch
+from contracts.rollouts import Completion, PromptBatch
 from contracts.versions import WeightManifest
 from contracts.weights import WeightShard
 from process.crash_points import reach
@@ -134,13 +133,6 @@ async def all_or_none(calls: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def prompt_seed(batch: PromptBatch, prompt: Prompt) -> int:
-    """Seed of a prompt's first sample; sample g has this seed + g, as vLLM and SGLang count them."""
-    # Two bits less than a digest of 64: seed + g stays a signed 64-bit number for every g.
-    name = f"{batch.seed}/{batch.iteration}/{batch.purpose}/{prompt.index}"
-    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little") >> 2
 
 
 def checked_completion(

@@ -119,8 +119,9 @@ def test_every_package_of_the_tree_is_checked_for_being_ours() -> None:
 
 
 def test_a_package_init_is_only_its_docstring() -> None:
+    """onbeat/client is what programs of one's own import: its `__init__` names its parts, and imports none of them."""
     for path in package_files():
-        if path.name == "__init__.py":
+        if path.name == "__init__.py" and path != ROOT / "onbeat" / "client" / "__init__.py":
             tree = ast.parse(path.read_text())
             assert not tree.body or (len(tree.body) == 1 and ast.get_docstring(tree)), path
 

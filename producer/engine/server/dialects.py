@@ -23,10 +23,10 @@ import torch
 from contracts.encoding.arrays import unpack_int32
 from contracts.encoding.wire import encode_json
 from contracts.errors import BatchFailed, EngineUnavailable, InvalidInput, WeightsRejected
-from contracts.rollouts import Completion, Prompt, PromptBatch
+from contracts.rollouts import Completion, Prompt, PromptBatch, prompt_seed
 from contracts.versions import WeightManifest
 from producer.engine.base import VerifiedWeights
-from producer.engine.batching import checked_completion, num_samples, prompt_seed
+from producer.engine.batching import checked_completion, num_samples
 from producer.engine.server.requests import ServerRequests
 from weight_store.receiver import WeightReceiver
 

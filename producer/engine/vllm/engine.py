@@ -29,10 +29,10 @@ from contracts.encoding.arrays import unpack_int32
 from contracts.encoding.wire import encode_json
 from contracts.engines import VllmOptions
 from contracts.errors import BatchFailed, EngineUnavailable, InvalidInput, WeightsRejected
-from contracts.rollouts import Completion, Prompt, PromptBatch
+from contracts.rollouts import Completion, Prompt, PromptBatch, prompt_seed
 from contracts.versions import WeightManifest
 from producer.engine.base import EngineSetup, VerifiedWeights
-from producer.engine.batching import BatchingEngine, all_or_none, checked_completion, num_samples, prompt_seed
+from producer.engine.batching import BatchingEngine, all_or_none, checked_completion, num_samples
 from producer.engine.vllm import extension
 from weight_store.model_folder import end_of_sequence_ids, model_config
 from weight_store.model_path import FIELD, model_folder

@@ -1,0 +1,58 @@
+"""Trains a job with `trainer.external = true` in plain PyTorch: REINFORCE, each group's mean reward as its baseline.
+
+    python examples/trainer.py JOB
+
+Kill it at any time and start it again: it goes on where its last commit was.
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from onbeat.client import Consumer, MicroBatch
+
+
+def loss_of(model: PreTrainedModel, rows: MicroBatch) -> Tensor:
+    """Sums -advantage * log-probability of the completion over the rows."""
+    rewards = torch.from_numpy(rows.rewards).float().reshape(-1, rows.group_size)
+    advantages = (rewards - rewards.mean(dim=1, keepdim=True)).reshape(-1)
+    pairs = list(zip(rows["prompt_ids"], rows["completion_ids"], strict=True))
+    tokens = torch.zeros(len(pairs), max(len(prompt) + len(answer) for prompt, answer in pairs), dtype=torch.long)
+    targets = torch.full_like(tokens, -100)
+    for row, (prompt, answer) in enumerate(pairs):
+        tokens[row, : len(prompt)] = torch.tensor(prompt)
+        tokens[row, len(prompt) : len(prompt) + len(answer)] = torch.tensor(answer)
+        targets[row, len(prompt) : len(prompt) + len(answer)] = torch.tensor(answer)
+    logits = model(input_ids=tokens).logits[:, :-1].transpose(1, 2)
+    surprisal = cross_entropy(logits, targets[:, 1:], ignore_index=-100, reduction="none").sum(dim=1)
+    return (advantages * surprisal).sum()
+
+
+def main(job_id: str, learning_rate: float = 0.002) -> None:
+    with Consumer(job_id) as consumer:
+        model = AutoModelForCausalLM.from_pretrained(consumer.state or consumer.model_folder, dtype=torch.float32)
+        optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate, momentum=0.9)
+        if consumer.state:
+            optimizer.load_state_dict(torch.load(consumer.state / "optimizer.pt"))
+
+        def save(folder: Path) -> None:
+            model.save_pretrained(folder)
+            torch.save(optimizer.state_dict(), folder / "optimizer.pt")
+
+        consumer.begin(model)
+        for iteration in consumer:
+            losses = []
+            for rows in iteration:
+                losses.append(loss_of(model, rows))
+                losses[-1].backward()
+            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).item()
+            optimizer.step()
+            optimizer.zero_grad()
+            consumer.commit(loss=sum(losses).item(), grad_norm=norm, learning_rate=learning_rate, save=save)
+
+
+main(sys.argv[1])

@@ -1,0 +1,190 @@
+"""The same three parts for an event loop: each call runs in a thread, over the same core.
+
+    async with AsyncStage("job-1", "brevity") as stage:
+        async for rows in stage:
+            await stage.put(rows, {"brevity": await scores_of(rows["text"])})
+
+A call that is cancelled goes on in its thread. What it brings is not lost: the next `get`, `claim` or step of an
+iteration returns it. What it puts, publishes or commits stands, and may be repeated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from contracts.errors import JobEnded
+from contracts.rewards import Scored
+from contracts.versions import WeightManifest
+from onbeat.client.consumer import Consumer
+from onbeat.client.producer import Producer
+from onbeat.client.samples import PromptClaim, Sample
+from onbeat.client.stage import Stage, StageRows
+from onbeat.client.training.arrivals import MicroBatch, TrainingIteration
+
+if TYPE_CHECKING:
+    import torch
+
+T = TypeVar("T")
+END: Any = object()
+
+
+class Taking(Generic[T]):
+    """Calls of a core that take something, one at a time: what a cancelled one takes is the next one's answer."""
+
+    def __init__(self) -> None:
+        self._running: asyncio.Future[T] | None = None
+
+    async def __call__(self, work: Callable[[], T]) -> T:
+        running = self._running
+        if running is None:
+            running = self._running = asyncio.ensure_future(asyncio.to_thread(work))
+        answer = await asyncio.shield(running)
+        self._running = None
+        return answer
+
+    async def over(self, iterator: Iterator[T]) -> AsyncIterator[T]:
+        """Yields what the iterator yields, each step in a thread."""
+        while (found := await self(lambda: next(iterator, END))) is not END:
+            yield found
+
+    async def settled(self) -> None:
+        """Waits for a call that was cancelled, whatever it brings."""
+        if self._running is not None:
+            await asyncio.wait([self._running])
+
+
+class AsyncStage:
+    """`onbeat.client.Stage` for an event loop."""
+
+    def __init__(self, job_id: str, name: str, **options: Any) -> None:
+        """options: those of Stage. The connection is made by `async with`."""
+        self._make = lambda: Stage(job_id, name, **options)
+        self._taking: Taking[StageRows | None] = Taking()
+
+    async def __aenter__(self) -> AsyncStage:
+        self.core = await asyncio.to_thread(lambda: self._make().__enter__())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.shield(_closed(self._taking, self.core.close))
+
+    async def get(self, max_rows: int = 256, *, timeout_s: float = 60.0) -> StageRows | None:
+        """Takes rows as Stage.get does."""
+        return await self._taking(lambda: self.core.get(max_rows, timeout_s=timeout_s))
+
+    async def __aiter__(self) -> AsyncIterator[StageRows]:
+        async for rows in _until_ended(lambda: self.get(timeout_s=1.0)):
+            yield rows
+
+    async def put(self, rows: StageRows, columns: Mapping[str, Sequence[Any]]) -> bool:
+        return await asyncio.to_thread(self.core.put, rows, columns)
+
+    async def fail(self, rows: StageRows, reason: str) -> None:
+        await asyncio.to_thread(self.core.fail, rows, reason)
+
+
+class AsyncProducer:
+    """`onbeat.client.Producer` for an event loop; `core` has what needs no waiting: spec, model_folder, make_model."""
+
+    def __init__(self, job_id: str, **options: Any) -> None:
+        """options: those of Producer. The connection is made by `async with`."""
+        self._make = lambda: Producer(job_id, **options)
+        self._taking: Taking[PromptClaim | None] = Taking()
+
+    async def __aenter__(self) -> AsyncProducer:
+        self.core = await asyncio.to_thread(lambda: self._make().__enter__())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.shield(_closed(self._taking, self.core.close))
+
+    async def claim(self, *, timeout_s: float = 60.0) -> PromptClaim | None:
+        """Claims as Producer.claim does."""
+        return await self._taking(lambda: self.core.claim(timeout_s=timeout_s))
+
+    async def __aiter__(self) -> AsyncIterator[PromptClaim]:
+        async for claim in _until_ended(lambda: self.claim(timeout_s=1.0)):
+            yield claim
+
+    async def load(self, claim: PromptClaim, model: torch.nn.Module | Mapping[str, torch.Tensor]) -> str:
+        return await asyncio.to_thread(self.core.load, claim, model)
+
+    async def score(self, claim: PromptClaim, samples: Sequence[Sequence[Sample]]) -> list[list[Scored]]:
+        return await asyncio.to_thread(self.core.score, claim, samples)
+
+    async def publish(
+        self,
+        claim: PromptClaim,
+        samples: Sequence[Sequence[Sample]],
+        scores: Sequence[Sequence[Scored]],
+        *,
+        weights_digest: str,
+    ) -> bool:
+        return await asyncio.to_thread(self.core.publish, claim, samples, scores, weights_digest=weights_digest)
+
+    async def fail(self, claim: PromptClaim, reason: str) -> None:
+        await asyncio.to_thread(self.core.fail, claim, reason)
+
+
+class AsyncConsumer:
+    """`onbeat.client.Consumer` for an event loop; `core` has spec, model_folder, version and state."""
+
+    def __init__(self, job_id: str, **options: Any) -> None:
+        """options: those of Consumer. The connection is made by `async with`."""
+        self._make = lambda: Consumer(job_id, **options)
+        self._taking: Taking[Any] = Taking()
+
+    async def __aenter__(self) -> AsyncConsumer:
+        self.core = await asyncio.to_thread(lambda: self._make().__enter__())
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
+        await asyncio.shield(_closed(self._taking, self.core.close))
+        return isinstance(error, JobEnded)
+
+    async def begin(self, weights: torch.nn.Module | Mapping[str, torch.Tensor]) -> None:
+        await asyncio.to_thread(self.core.begin, weights)
+
+    def __aiter__(self) -> AsyncIterator[TrainingIteration]:
+        """Yields the open iterations; `rows_of` goes through one."""
+        return self._taking.over(iter(self.core))
+
+    def rows_of(self, iteration: TrainingIteration) -> AsyncIterator[MicroBatch]:
+        """Yields its micro-batches."""
+        return self._taking.over(iter(iteration))
+
+    async def commit(
+        self,
+        weights: torch.nn.Module | Mapping[str, torch.Tensor] | None = None,
+        *,
+        loss: float = 0.0,
+        grad_norm: float = 0.0,
+        learning_rate: float = 0.0,
+        save: Callable[[Path], object] | None = None,
+    ) -> WeightManifest:
+        """Commits as Consumer.commit does; a cancelled one goes on, and the iteration is committed once."""
+        return await asyncio.to_thread(
+            lambda: self.core.commit(weights, loss=loss, grad_norm=grad_norm, learning_rate=learning_rate, save=save)
+        )
+
+    async def fail(self, reason: str) -> None:
+        await asyncio.to_thread(self.core.fail, reason)
+
+
+async def _until_ended(take: Callable[[], Awaitable[T | None]]) -> AsyncIterator[T]:
+    """Yields what is taken, until the job has ended."""
+    while True:
+        try:
+            found = await take()
+        except JobEnded:
+            return
+        if found is not None:
+            yield found
+
+
+async def _closed(taking: Taking[Any], close: Callable[[], None]) -> None:
+    await taking.settled()
+    await asyncio.to_thread(close)

@@ -1,0 +1,328 @@
+"""A trainer of one's own, for a job with `trainer.external = true`: plain PyTorch, an iteration at a time.
+
+    begin(version t) ─▶ open t ─▶ micro-batches, prefetched ─▶ commit(version t + 1): published, audited, t + 1 opened
+
+    with Consumer("job-1") as consumer:
+        model = ...                                  # of consumer.model_folder, or restored from consumer.state
+        consumer.begin(model)
+        for iteration in consumer:
+            for rows in iteration:                   # MicroBatch: whole groups, their rewards, their columns
+                loss(rows).backward()
+            optimizer.step()
+            consumer.commit(loss=..., save=lambda folder: torch.save(optimizer.state_dict(), folder / "optimizer.pt"))
+
+The process holds the job's lease like any trainer. Killed at any time and started again, it goes on at the newest state
+of a committed version; what was committed after that is taken back by a recorded rewind. `begin` imports torch.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from broker.connection.roles import TRAINER
+from contracts.errors import BatchFailed, DeadlineExceeded, InvalidInput, JobEnded
+from contracts.events import EvaluationFinished, IterationCommitted, TrainerStarted, record_digest, versions_of
+from contracts.jobs import JobState
+from contracts.schedule import Schedule
+from contracts.settings import StackSettings
+from contracts.spec import JobSpec
+from contracts.versions import WeightManifest
+from iterations.chain import check_same_run, commit_record, first_version, needs_rewind, rewind_record
+from iterations.expected import ExpectedIteration, evaluation_score
+from iterations.window import Window
+from onbeat.client.connection import client_settings
+from onbeat.client.training.arrivals import HeldIteration, TrainingIteration, require_taken
+from onbeat.client.training.files import TrainerFiles
+from onbeat.client.training.tenure import Tenure
+from prompts.plan import IterationPlan
+from prompts.source import prompt_source
+from weight_store.model_path import model_folder
+
+if TYPE_CHECKING:
+    import torch
+
+    from onbeat.client.training.dataset import MicroBatches
+    from onbeat.client.training.published import Versions
+
+log = logging.getLogger(__name__)
+
+
+class Consumer:
+    """The trainer of one job. A context manager, used by one thread."""
+
+    def __init__(
+        self,
+        job_id: str,
+        *,
+        max_rows: int = 64,
+        lease_timeout_s: float = 60.0,
+        redis_url: str = "",
+        run_dir: str | Path | None = None,
+        settings: StackSettings | None = None,
+    ) -> None:
+        """max_rows: of a micro-batch, which has whole groups. lease_timeout_s: how long another trainer's lease is
+        waited for. redis_url, run_dir, settings: as for `client_settings`; the role is `trainer`.
+
+        Raises NotFound for a job that isn't there, InvalidInput for one that Onbeat's own trainer trains.
+        """
+        self._settings = client_settings(TRAINER, redis_url=redis_url, run_dir=run_dir, settings=settings)
+        self._tenure = Tenure(self._settings, job_id)
+        self._max_rows = max_rows
+        self._lease_timeout_s = lease_timeout_s
+        self._iteration: TrainingIteration | None = None
+        self._versions: Versions | None = None
+        self._next: int | None = None
+        self.version = 0
+        """The version that `begin` is to be given; 0 is the model in `model_folder`."""
+        self.state: Path | None = None
+        """The folder that `save` filled for this version; None at version 0."""
+
+    def __enter__(self) -> Consumer:
+        try:
+            self._tenure.acquire(timeout_s=self._lease_timeout_s)
+            self._files = TrainerFiles(self._tenure.folder, self.spec)
+            self._fence = self._tenure.side.fence()
+            self._chain, self._last_link = self._tenure.jobs.audit_outline(self._tenure.job_id)
+            committed = min(self._fence.committed, self.spec.iterations)
+            self._made = first_version(self._chain) | versions_of(self._chain, committed)
+            self.version, self.state = self._files.newest_state(self._made) or (0, None)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
+        """Gives the lease back. The end of the job from outside, a cancel, ends the `with` quietly."""
+        self.close()
+        return isinstance(error, JobEnded)
+
+    def close(self) -> None:
+        """Gives the lease back; the job goes on in the next trainer."""
+        if self._iteration is not None:
+            self._iteration.close()
+        self._tenure.leave()
+
+    @property
+    def spec(self) -> JobSpec:
+        return self._tenure.spec
+
+    @property
+    def model_folder(self) -> Path:
+        """The job's model: config, tokenizer, safetensors."""
+        return model_folder(self.spec.model, self._settings.spec_root)
+
+    def begin(self, weights: torch.nn.Module | Mapping[str, torch.Tensor]) -> None:
+        """Publishes version `version`, and opens its iteration, or goes on with it where it is open already.
+
+        weights: a module, or its tensors by their published names; `commit` publishes them as they are then.
+        Raises InvalidInput where they are not the version's, not the model's, or the spec's data set can't be read.
+        """
+        from onbeat.client.training.published import Versions
+
+        tenure = self._tenure
+        self._weights = weights
+        self._window = Window(Schedule("periodic"), self._plan(), last_iteration=self.spec.last_iteration)
+        self._versions = Versions(
+            self.spec,
+            tenure.folder,
+            side=tenure.side,
+            broker=tenure.connection.broker,
+            model_folder=self.model_folder,
+            pause=tenure.pause,
+        )
+        if self._fence.committed >= self.spec.last_iteration:
+            return
+        tenure.renew()
+        self._versions.publisher.clear_scratch()
+        made = self._versions.publish(weights, self.version)
+        known = self._made.get(self.version, made.weights_digest)
+        if self.version and known != made.weights_digest:
+            raise InvalidInput(
+                f"they have digest {made.weights_digest[:12]}, version {self.version} of the job is {known[:12]}",
+                field="weights",
+                cure=f"restore them from {self.state}, as `commit` was given them",
+            )
+        check_same_run(self._chain, made, self.spec)
+        self._window.add(made)
+        self._open(made)
+
+    def __iter__(self) -> Iterator[TrainingIteration]:
+        """Yields each open iteration, which is to be committed before the next. Where it ends, the job has succeeded.
+
+        Raises JobEnded where the job is cancelled; the lease's FencedOff and Unavailable come from the iterations, too.
+        """
+        if self._versions is None:
+            raise InvalidInput("comes before the first iteration", field="begin", cure="give it the weights")
+        while self._next is not None:
+            number = self._next
+            iteration = self._turn_to(number)
+            if number < self.spec.iterations:
+                yield iteration
+            else:
+                self._only_evaluate(iteration)
+            if self._next == number:
+                raise InvalidInput(f"iteration {number} was not committed", field="commit", cure="call it first")
+        self._tenure.check()
+        self._tenure.side.confirm(self.spec.last_iteration)
+        self._tenure.end(JobState.SUCCEEDED)
+        self._versions.publisher.remove_all()
+
+    def dataset(self) -> MicroBatches:
+        """Returns a torch IterableDataset; each pass over it is the open iteration. It imports torch."""
+        from onbeat.client.training.dataset import MicroBatches
+
+        return MicroBatches(self._open_iteration)
+
+    def commit(
+        self,
+        weights: torch.nn.Module | Mapping[str, torch.Tensor] | None = None,
+        *,
+        loss: float = 0.0,
+        grad_norm: float = 0.0,
+        learning_rate: float = 0.0,
+        save: Callable[[Path], object] | None = None,
+    ) -> WeightManifest:
+        """Acknowledges the iteration: publishes the next version, writes the audit record, opens the next iteration.
+
+        Once it has returned, nothing of the iteration is sampled again where `save` was given, whatever dies.
+
+        weights: None takes those of `begin` as they are now. save: fills a folder with what a restart needs to go on
+        with this version; an iteration without it is trained again after a restart. loss, grad_norm, learning_rate: for
+        the metrics and the audit record. Raises InvalidInput for an iteration that was not taken to its end.
+        """
+        iteration, tenure = self._open_iteration(), self._tenure
+        require_taken(iteration)
+        tenure.renew()
+        made = self._require_versions().publish(self._weights if weights is None else weights, iteration.number + 1)
+        if save is not None:
+            self._files.save(made, save)
+        tenure.renew()
+        tenure.side.publish_weights(made, oldest_kept=self._window.oldest_version(iteration.number))
+        self._commit(iteration, made, loss=float(loss), grad_norm=float(grad_norm), learning_rate=float(learning_rate))
+        tenure.renew()
+        self._require_versions().publisher.remove_before(made.policy_version, in_use=tenure.generators.loading())
+        self._files.keep_newest()
+        return made
+
+    def fail(self, reason: str) -> None:
+        """Ends the job as failed, with the reason. `onbeat resume` queues it again."""
+        self._tenure.end(JobState.FAILED, reason=reason)
+
+    def _plan(self) -> IterationPlan:
+        from weight_store.model_folder import context_tokens, load_tokenizer, model_config
+
+        folder = self.model_folder
+        source = prompt_source(
+            self.spec,
+            root=self._settings.spec_root,
+            tokenizer=load_tokenizer(folder),
+            context_tokens=context_tokens(model_config(folder)),
+        )
+        return IterationPlan(self._tenure.job_id, self.spec, source)
+
+    def _open(self, made: WeightManifest) -> None:
+        """Rewinds where the fence is ahead of the state, and opens what is due."""
+        tenure, first = self._tenure, self.version
+        epoch = tenure.side.trainer_epoch
+        tenure.tell(
+            TrainerStarted(at_s=time.time(), trainer_epoch=epoch, next_iteration=first, resumed=bool(self._chain))
+        )
+        if needs_rewind(self._fence, first, self._window.digests):
+            log.warning("the fence is at iteration %d, the newest state at %d", self._fence.iteration, first)
+            record = rewind_record(self._last_link, made, trainer_epoch=epoch)
+            tenure.side.rewind(record)
+            self._last_link = record_digest(record)
+            self._require_versions().publisher.remove_after(first)
+        tenure.side.publish_weights(made, oldest_kept=self._window.oldest_version(first))
+        self._files.forget_after(first)
+        for opening in self._window.begin(first):
+            tenure.side.open_iteration(opening, self._window.digests)
+        self._next = first
+
+    def _turn_to(self, number: int) -> TrainingIteration:
+        tenure = self._tenure
+        held = HeldIteration(
+            side=tenure.side,
+            spec=self.spec,
+            check=tenure.check,
+            generators=tenure.generators,
+            reread=self._reread,
+            tell=tenure.tell,
+        )
+        if self._iteration is not None and self._iteration.number == number:
+            return self._iteration
+        if self._iteration is not None:
+            self._iteration.close()
+        expected = ExpectedIteration(self._window.turn_to(number))
+        self._iteration = TrainingIteration(held, expected, max_rows=self._max_rows, fail=self._fail_with)
+        return self._iteration
+
+    def _only_evaluate(self, iteration: TrainingIteration) -> None:
+        """The last iteration of a job with an evaluation has nothing to train."""
+        for _ in iteration:
+            raise AssertionError("an iteration that only evaluates has no training batch")
+        self._commit(iteration, None)
+
+    def _commit(
+        self,
+        iteration: TrainingIteration,
+        made: WeightManifest | None,
+        *,
+        loss: float = 0.0,
+        grad_norm: float = 0.0,
+        learning_rate: float = 0.0,
+    ) -> None:
+        """made: None where it only evaluated."""
+        tenure, number, expected = self._tenure, iteration.number, iteration.expected
+        epoch = tenure.side.trainer_epoch
+        metrics = event = opening = None
+        if made is not None:
+            metrics = iteration.numbers.metrics(
+                number, trainer_epoch=epoch, loss=loss, grad_norm=grad_norm, learning_rate=learning_rate
+            )
+            self._files.append(tenure.folder.metrics, [metrics])
+            event = IterationCommitted(at_s=time.time(), metrics=metrics, weights_digest=made.weights_digest)
+            self._window.add(made)
+            opening = self._window.opened_by(number)
+        self._record_evaluation(expected)
+        record = commit_record(
+            expected, self.spec, made=made, numbers=metrics, trainer_epoch=epoch, previous=self._last_link
+        )
+        version = (made.policy_version, made.weights_digest) if made else None
+        tenure.side.commit(record, expected.digests, event=event, opening=opening, made=version)
+        self._last_link = record_digest(record)
+        self._next = number + 1 if number < self.spec.last_iteration else None
+
+    def _record_evaluation(self, expected: ExpectedIteration) -> None:
+        score = evaluation_score(expected.expected.values(), expected.evaluation)
+        if score is not None:
+            self._files.append(self._tenure.folder.evaluations, [score])
+            self._tenure.jobs.record_evaluation(self._tenure.job_id, score)
+            self._tenure.tell(EvaluationFinished(at_s=time.time(), score=score))
+
+    def _reread(self, refused: frozenset[str]) -> None:
+        for manifest in self._window.manifests:
+            if manifest.directory in refused:
+                log.warning("a generator refuses %s: it is read back", manifest.directory)
+                self._require_versions().reread(manifest)
+
+    def _fail_with(self, error: BaseException) -> None:
+        """Fails the job where the arrivals ended as our own trainer's would fail it."""
+        if isinstance(error, BatchFailed | DeadlineExceeded):
+            self.fail(str(error))
+
+    def _open_iteration(self) -> TrainingIteration:
+        if self._iteration is None or self._next != self._iteration.number:
+            raise InvalidInput(
+                "no iteration is open", field="iteration", cure="iterate over the consumer, and commit each one once"
+            )
+        return self._iteration
+
+    def _require_versions(self) -> Versions:
+        if self._versions is None:
+            raise InvalidInput("comes first", field="begin", cure="give it the weights")
+        return self._versions

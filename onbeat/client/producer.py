@@ -1,0 +1,336 @@
+"""A generator of one's own: it claims prompt batches of one job, samples them, and publishes them through the fence.
+
+    claim ─▶ load (the version that has to sample it) ─▶ sample ─▶ score (the job's own rubric) ─▶ publish
+
+    with Producer("job-1") as producer:
+        model = producer.make_model()
+        for claim in producer:                                    # until the job ends
+            digest = producer.load(claim, model)
+            samples = [[...] for prompt in claim.prompts]           # [k][G] Sample
+            producer.publish(claim, samples, producer.score(claim, samples), weights_digest=digest)
+
+A thread renews the lease of each batch from its claim to its end. The fence refuses what another version sampled (I2),
+and what comes second (I3).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import httpx
+
+from broker.connection.roles import GENERATOR
+from broker.generator_side import Claim, GeneratorSide, PublishOutcome, WeightChunks
+from broker.presence import LOADING_WEIGHTS, NOT_REPRODUCIBLE, REJECTED_WEIGHTS, Presence
+from contracts.errors import ContractViolation, FenceViolation, InvalidInput, JobEnded, WeightsRejected
+from contracts.rewards import Scored
+from contracts.rollouts import (
+    BatchTimings,
+    RolloutBatch,
+)
+from contracts.settings import StackSettings
+from contracts.spec import JobSpec
+from contracts.versions import WeightManifest
+from onbeat.client.connection import JobConnection, client_settings, speaking_the_same
+from onbeat.client.samples import PromptClaim, Sample, completions_of
+from scoring.groups import may_settle, reward_items, rollout_groups
+from scoring.reward_client import RewardClient
+from weight_store.model_path import model_folder
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+    from weight_store.receiver import WeightReceiver
+
+WAIT_S = 5.0
+PRESENCE_S = 2.0
+FULL_PAUSE_S = 0.5
+RELOAD_PAUSES_S = (1.0, 2.0, 4.0)
+"""Pauses between loads of a refused version: its trainer sees the refusal, and writes it again."""
+REFUSED_FOR_GOOD = frozenset({PublishOutcome.INCOMPLETE, PublishOutcome.OVERSIZE, PublishOutcome.WRONG_WEIGHTS})
+
+
+class Producer:
+    """One generator of one job. A context manager; a claim belongs to one thread at a time."""
+
+    def __init__(
+        self,
+        job_id: str,
+        *,
+        reproducible: bool = False,
+        redis_url: str = "",
+        run_dir: str | Path | None = None,
+        settings: StackSettings | None = None,
+    ) -> None:
+        """reproducible: whether it gives the same completions for the same batch and weights, as a deterministic job
+        asks of each of its generators (I7). redis_url, run_dir, settings: as for `client_settings`; the role is
+        `generator`.
+
+        Raises NotFound for a job that isn't there, InvalidInput for one that this producer must not serve.
+        """
+        found = client_settings(GENERATOR, redis_url=redis_url, run_dir=run_dir, settings=settings)
+        self._connection = JobConnection(found, job_id, what="producer")
+        try:
+            _check_job(self._connection.spec, reproducible=reproducible)
+        except BaseException:
+            self._connection.close(lambda: None)
+            raise
+        self._side = GeneratorSide(self._connection.broker, job_id, self._connection.process_id)
+        self._presence = Presence(self._connection.broker)
+        self._info = {NOT_REPRODUCIBLE: "" if reproducible else "a producer of one's own"}
+        self._held: dict[str, Claim] = {}
+        self._lock = threading.Lock()
+        self._loaded: _Loaded | None = None
+
+    def __enter__(self) -> Producer:
+        lease_s = self.spec.timeouts.generator_lease_s
+        self._connection.keep(self._beat, every_s=min(PRESENCE_S, lease_s / 3))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Gives up what it holds: the leases run out, and another generator samples it."""
+        self._connection.close(lambda: self._presence.leave(self._connection.process_id))
+
+    @property
+    def spec(self) -> JobSpec:
+        return self._connection.spec
+
+    @property
+    def model_folder(self) -> Path:
+        """The job's model as it was before its first step: config, tokenizer, safetensors."""
+        return model_folder(self.spec.model, self._connection.settings.spec_root)
+
+    def claim(self, *, timeout_s: float = 60.0) -> PromptClaim | None:
+        """Returns a batch under a lease, of the oldest version that has one; None where there is none in time.
+
+        Raises JobEnded once the job needs no more, BrokerUnavailable where Redis stays away.
+        """
+        ends_s = time.monotonic() + timeout_s
+        while True:
+            with speaking_the_same():
+                claim = self._side.claim(self.spec.timeouts.generator_lease_s)
+            if claim is not None:
+                with self._lock:
+                    self._held[claim.prompt_batch.batch_id] = claim
+                return PromptClaim(claim=claim, claimed_s=time.time())
+            self._connection.check()
+            left_s = ends_s - time.monotonic()
+            if left_s <= 0:
+                return None
+            self._side.wait_for_prompts(min(left_s, WAIT_S))
+
+    def __iter__(self) -> Iterator[PromptClaim]:
+        """Yields batches until the job has ended."""
+        while True:
+            try:
+                claim = self.claim(timeout_s=WAIT_S)
+            except JobEnded:
+                return
+            if claim is not None:
+                yield claim
+
+    def make_model(self, device: str = "cpu") -> PreTrainedModel:
+        """Makes the job's transformers model without its values, which `load` brings. It imports torch."""
+        import torch
+
+        from weight_store.model_folder import empty_model
+
+        return empty_model(self.model_folder, dtype=getattr(torch, self.spec.model.dtype), device=device)
+
+    def load(self, claim: PromptClaim, model: torch.nn.Module | Mapping[str, torch.Tensor]) -> str:
+        """Puts the claim's version into the tensors, and returns the digest of what they hold, computed over them (I2).
+
+        model: a module of the job's architecture, or its tensors by their published names. Nothing is read where they
+        hold the version already. Raises WeightsRejected for a version that stays damaged; the trainer was told.
+        """
+        manifest = claim.manifest
+        if self._loaded is None or self._loaded.model is not model:
+            self._loaded = _Loaded(self._receiver(model), model)
+        if self._loaded.digest != manifest.weights_digest:
+            self._info[LOADING_WEIGHTS] = " ".join(step.directory for step in manifest.steps)
+            self._beat()
+            try:
+                self._loaded.digest = ""
+                self._loaded.digest = self._read(self._loaded.receiver, manifest)
+            finally:
+                self._info[LOADING_WEIGHTS] = ""
+        self._info |= {"policy_version": str(manifest.policy_version), "weights_digest": self._loaded.digest}
+        return self._loaded.digest
+
+    def score(self, claim: PromptClaim, samples: Sequence[Sequence[Sample]]) -> list[list[Scored]]:
+        """[k][G] samples → [k][G] rewards by the job's rubric, through the reward service.
+
+        Raises BatchFailed for a completion that can't be scored, RewardUnavailable where the service stays away: the
+        batch is to be failed with that, for it is never published without its scores (I6).
+        """
+        completions = completions_of(claim.batch, samples)
+        items = reward_items(claim.batch, completions, [one.text for of_prompt in samples for one in of_prompt])
+        spec, settings = self.spec, self._connection.settings
+        settles = may_settle(
+            deterministic=spec.deterministic, attempt=claim.claim.attempt, max_attempts=spec.rollout.max_attempts
+        )
+
+        async def ask() -> list[Scored]:
+            async with httpx.AsyncClient(base_url=settings.reward_url, trust_env=False) as http:
+                client = RewardClient(http, key=settings.reward_key)
+                return await client.score(spec.reward, items, job_id=claim.batch.job_id, settles=settles)
+
+        # The caller may have an event loop of its own in this thread.
+        with ThreadPoolExecutor(max_workers=1, thread_name_prefix="score") as thread:
+            scored = thread.submit(asyncio.run, ask()).result()
+        size = claim.group_size
+        return [scored[start : start + size] for start in range(0, len(scored), size)]
+
+    def publish(
+        self,
+        claim: PromptClaim,
+        samples: Sequence[Sequence[Sample]],
+        scores: Sequence[Sequence[Scored]],
+        *,
+        weights_digest: str,
+    ) -> bool:
+        """Publishes the batch through the fence; False where it is not needed any more: another came first, or late.
+
+        samples, scores: [k][G]. weights_digest: of the tensors that sampled it, as `load` computed it, never copied
+        from the claim. While rows wait for stages in too large a number, or Redis is full, it waits. Raises
+        ContractViolation for a batch that is not whole, and FenceViolation for one that the fence refuses for good;
+        that one was failed.
+        """
+        record = self._record(claim, samples, scores, weights_digest)
+        outcome = self._connection.until_room(partial(self._publish, claim, record))
+        if outcome in REFUSED_FOR_GOOD:
+            self.fail(claim, f"the fence refused it as {outcome.value}")
+            raise FenceViolation(f"the fence refuses it as {outcome.value}", field=f"batch {claim.batch.batch_id}")
+        self._let_go(claim)
+        return outcome is PublishOutcome.ACCEPTED
+
+    def fail(self, claim: PromptClaim, reason: str) -> None:
+        """Gives the batch back: tried again, and dead with the reason after `rollout.max_attempts` (I6)."""
+        self._let_go(claim)
+        self._side.fail(claim.claim, reason)
+
+    def _publish(self, claim: PromptClaim, record: RolloutBatch) -> PublishOutcome:
+        """Repeats while rows that wait for stages leave no room; the lease is renewed meanwhile."""
+        while (outcome := self._side.publish(claim.claim, record)) is PublishOutcome.FULL:
+            self._connection.check()
+            time.sleep(FULL_PAUSE_S)
+        return outcome
+
+    def _record(
+        self,
+        claim: PromptClaim,
+        samples: Sequence[Sequence[Sample]],
+        scores: Sequence[Sequence[Scored]],
+        weights_digest: str,
+    ) -> RolloutBatch:
+        asked, now_s = claim.batch, time.time()
+        completions = completions_of(asked, samples)
+        if [len(of_prompt) for of_prompt in scores] != [asked.group_size] * len(asked.prompts):
+            raise ContractViolation(
+                f"{len(asked.prompts)} prompts with {asked.group_size} scores each are needed", field="scores"
+            )
+        groups = rollout_groups(
+            asked,
+            completions=completions,
+            texts=[one.text for of_prompt in samples for one in of_prompt],
+            scored=[one for of_prompt in scores for one in of_prompt],
+            with_texts=asked.purpose == "train" and self.spec.stage_plan.carries_texts,
+        )
+        return RolloutBatch(
+            job_id=asked.job_id,
+            batch_id=asked.batch_id,
+            iteration=asked.iteration,
+            purpose=asked.purpose,
+            policy_version=asked.policy_version,
+            weights_digest=weights_digest,
+            group_size=asked.group_size,
+            generator_id=self._connection.process_id,
+            attempt=claim.claim.attempt,
+            timings=BatchTimings(
+                generation_started_s=claim.claimed_s,
+                generation_ended_s=now_s,
+                scoring_started_s=now_s,
+                scoring_ended_s=now_s,
+            ),
+            groups=tuple(groups),
+        )
+
+    def _receiver(self, model: torch.nn.Module | Mapping[str, torch.Tensor]) -> WeightReceiver:
+        from weight_store.model_folder import weight_tensors
+        from weight_store.receiver import WeightReceiver
+
+        tensors = model if isinstance(model, Mapping) else dict(weight_tensors(model))
+        root = self._connection.settings.weight_root_path
+        return WeightReceiver(tensors, root=root, chunks=partial(WeightChunks, self._connection.broker))
+
+    def _read(self, receiver: WeightReceiver, manifest: WeightManifest) -> str:
+        for pause_s in (*RELOAD_PAUSES_S, None):
+            try:
+                digest = receiver.load(manifest)
+            except WeightsRejected:
+                if pause_s is None:
+                    raise
+                self._info[REJECTED_WEIGHTS] = manifest.directory
+                self._beat()
+                time.sleep(pause_s)
+            else:
+                self._info[REJECTED_WEIGHTS] = ""
+                return digest
+        raise AssertionError("the last load has raised")
+
+    def _let_go(self, claim: PromptClaim) -> None:
+        with self._lock:
+            self._held.pop(claim.batch.batch_id, None)
+
+    def _beat(self) -> None:
+        with self._lock:
+            held = list(self._held.values())
+        batches = ", ".join(f"{one.prompt_batch.job_id} {one.prompt_batch.batch_id}" for one in held)
+        info = {"model": self.spec.model.path, **self._info, "batches": batches}
+        self._presence.beat(self._connection.process_id, info)
+        renewal = self._side.renew(held)
+        with self._lock:
+            for claim in (*renewal.lost, *renewal.settled):
+                self._held.pop(claim.prompt_batch.batch_id, None)
+
+
+@dataclass
+class _Loaded:
+    """The tensors that hold a version, and how the next one gets there."""
+
+    receiver: WeightReceiver
+    model: object
+    digest: str = ""
+
+
+def _check_job(spec: JobSpec, *, reproducible: bool) -> None:
+    if spec.deterministic and not reproducible:
+        raise InvalidInput(
+            "is a deterministic job, whose generators all give the same completions for the same batch and weights",
+            field="deterministic",
+            cure="say reproducible=True where this producer does, or submit the job with deterministic = false",
+        )
+    if spec.rollout.max_resamples:
+        raise InvalidInput(
+            "the job resamples prompts of equal reward, which a producer of one's own doesn't",
+            field="rollout.max_resamples",
+            cure="set it to 0",
+        )
+    if spec.schedule_rule.takes_turns:
+        raise InvalidInput(
+            "generators of a colocated job take turns with its trainer, which a producer of one's own doesn't",
+            field="schedule",
+            cure='set schedule = "periodic"',
+        )

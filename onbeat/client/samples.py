@@ -1,0 +1,101 @@
+"""What a generator of one's own claims, and what it answers: prompts of a batch, and samples of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from broker.generator_side import Claim
+from contracts.encoding.arrays import unpack_int32
+from contracts.errors import ContractViolation
+from contracts.rollouts import Completion, Prompt, PromptBatch, SamplingParams, prompt_seed
+from contracts.versions import WeightManifest
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """One completion."""
+
+    token_ids: Sequence[int] | np.ndarray
+    """[T] of the model's vocabulary, the end-of-sequence token included, 1 to max_new_tokens of them."""
+    logprobs: Sequence[float] | np.ndarray
+    """[T] natural logarithms, under the distribution that `sampling` defines; of greedy ones at temperature 1."""
+    text: str
+    """The completion without special tokens, which the rewards see."""
+    finish_reason: Literal["stop", "length"]
+    """stop: it ended by itself; length: it was cut at max_new_tokens."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptClaim:
+    """A prompt batch under this process's lease."""
+
+    claim: Claim
+    claimed_s: float
+    """Unix time."""
+
+    @property
+    def batch(self) -> PromptBatch:
+        return self.claim.prompt_batch
+
+    @property
+    def prompts(self) -> tuple[Prompt, ...]:
+        """[k]; each is sampled `group_size` times."""
+        return self.batch.prompts
+
+    @property
+    def group_size(self) -> int:
+        """G; 1 for an evaluation."""
+        return self.batch.group_size
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """How: of an evaluation its temperature may be 0, which is greedy."""
+        return self.batch.sampling
+
+    @property
+    def manifest(self) -> WeightManifest:
+        """The version that has to sample it."""
+        return self.claim.manifest
+
+    def prompt_ids(self, index: int) -> list[int]:
+        """Returns the [P] token ids of a prompt; they are not tokenised again."""
+        return unpack_int32(self.prompts[index].token_ids)
+
+    def seed(self, index: int, sample: int = 0) -> int:
+        """Returns a sample's own seed, the same whichever process draws it (I7)."""
+        return prompt_seed(self.batch, self.prompts[index]) + sample
+
+
+def completions_of(batch: PromptBatch, samples: Sequence[Sequence[Sample]]) -> list[Completion]:
+    """[k][G] samples → [k·G] completions. Raises ContractViolation that names prompt and sample."""
+    if [len(of_prompt) for of_prompt in samples] != [batch.group_size] * len(batch.prompts):
+        raise ContractViolation(
+            f"batch {batch.batch_id} needs {batch.group_size} samples of each of {len(batch.prompts)} prompts",
+            field="samples",
+        )
+    return [
+        _completion(batch, sample, f"samples[{place}][{number}]")
+        for place, of_prompt in enumerate(samples)
+        for number, sample in enumerate(of_prompt)
+    ]
+
+
+def _completion(batch: PromptBatch, sample: Sample, where: str) -> Completion:
+    ids, logprobs = np.asarray(sample.token_ids), np.asarray(sample.logprobs, dtype=np.float64)
+    if ids.ndim != 1 or ids.dtype.kind not in "iu" or not 1 <= len(ids) <= batch.sampling.max_new_tokens:
+        raise ContractViolation(
+            f"{ids.dtype}{list(ids.shape)} is no list of 1 to {batch.sampling.max_new_tokens} token ids", field=where
+        )
+    if logprobs.shape != ids.shape or not np.isfinite(logprobs).all():
+        raise ContractViolation(f"needs a finite log-prob for each of its {len(ids)} tokens", field=where)
+    if ids.min() < 0 or ids.max() >= 2**31:
+        raise ContractViolation("a token id is no id of a vocabulary", field=where)
+    return Completion(
+        token_ids=ids.astype("<i4").tobytes(),
+        generator_logprobs=logprobs.astype("<f4").tobytes(),
+        finish_reason=sample.finish_reason,
+    )

@@ -1,0 +1,1 @@
+"""The external trainer behind `Consumer`: its lease, what arrives, what it publishes, what it leaves on disk."""

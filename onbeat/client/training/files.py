@@ -1,0 +1,100 @@
+"""What an external trainer leaves in the run folder: its own state beside each version, and lines of the run log.
+
+trainer_state/v000004/     whatever the trainer saves, written under a hidden name and complete once it has its own
+    onbeat.json            the version and digest that it belongs to
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from contracts.encoding.digests import Digest
+from contracts.encoding.json_lines import append_json_lines
+from contracts.encoding.wire import Record, decode_json, encode_json
+from contracts.errors import InvalidInput, OnbeatError
+from contracts.run_folder import VERSION, RunFolder, numbered
+from contracts.spec import JobSpec
+from contracts.versions import PolicyVersion, WeightManifest
+from process.private_folders import make_private
+
+STAMP = "onbeat.json"
+KEPT_STATES = 2
+"""A restarted server may have lost the newest commit: the state before it is still there."""
+
+
+class StateStamp(Record, frozen=True, kw_only=True):
+    """Which version a state belongs to."""
+
+    job_id: str
+    policy_version: PolicyVersion
+    weights_digest: Digest
+
+
+class TrainerFiles:
+    """The files of one external trainer."""
+
+    def __init__(self, folder: RunFolder, spec: JobSpec) -> None:
+        """Raises OnbeatError that names the folder where it can't be written."""
+        self._folder = folder
+        try:
+            make_private(folder.path)
+            folder.spec.write_bytes(encode_json(spec))
+        except OSError as error:
+            raise _unwritable(folder.path, error) from error
+
+    def newest_state(self, versions: Mapping[int, str]) -> tuple[int, Path] | None:
+        """Finds the newest state of a version that the audit chain has. versions: version → digest."""
+        for version, path in reversed(numbered(self._folder.trainer_state, VERSION)):
+            stamp = _stamp_of(path)
+            if stamp == (self._folder.job_id, version, versions.get(version, "")):
+                return version, path
+        return None
+
+    def save(self, made: WeightManifest, save: Callable[[Path], object]) -> None:
+        """Calls `save` with an empty folder, and gives it its name once all of it is on disk. Raises OnbeatError."""
+        from weight_store.files.tensor_folder import write_folder
+
+        stamp = StateStamp(
+            job_id=self._folder.job_id, policy_version=made.policy_version, weights_digest=made.weights_digest
+        )
+
+        def fill(scratch: Path) -> None:
+            save(scratch)
+            (scratch / STAMP).write_bytes(encode_json(stamp))
+
+        write_folder(self._folder.trainer_state_of(made.policy_version), fill, durable=True)
+
+    def forget_after(self, policy_version: int) -> None:
+        """Removes the states of a future that was taken back, and what a killed process was writing."""
+        from weight_store.files.tensor_folder import remove_folders, remove_scratch
+
+        states = numbered(self._folder.trainer_state, VERSION)
+        remove_folders([path for version, path in states if version > policy_version])
+        if states:
+            remove_scratch(self._folder.trainer_state)
+
+    def keep_newest(self) -> None:
+        from weight_store.files.tensor_folder import remove_folders
+
+        remove_folders([path for _, path in numbered(self._folder.trainer_state, VERSION)[:-KEPT_STATES]])
+
+    def append(self, path: Path, records: Iterable[Record]) -> None:
+        """Appends lines to a file of the run folder. Raises OnbeatError."""
+        try:
+            append_json_lines(path, records)
+        except OSError as error:
+            raise _unwritable(path, error) from error
+
+
+def _stamp_of(state: Path) -> tuple[str, int, str] | None:
+    """None for a state that can't be read."""
+    try:
+        stamp = decode_json((state / STAMP).read_bytes(), StateStamp)
+    except (OSError, InvalidInput):
+        return None
+    return stamp.job_id, stamp.policy_version, stamp.weights_digest
+
+
+def _unwritable(path: Path, error: OSError) -> OnbeatError:
+    return OnbeatError(f"cannot be written: {error.strerror}", field=str(path), cure="choose another run root")

@@ -1,0 +1,92 @@
+"""Versions of an external trainer: its tensors, checked against the job's model, published, and read back.
+
+It imports torch, so it is imported where weights are at hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from broker.connection.client import Broker
+from broker.generator_side import WeightChunks
+from broker.trainer_side import TrainerSide
+from contracts.errors import InvalidInput, Unavailable, WeightsRejected
+from contracts.run_folder import RunFolder
+from contracts.spec import JobSpec
+from contracts.versions import WeightManifest
+from weight_store.layout import Layout, layout_of
+from weight_store.model_folder import empty_model, weight_tensors
+from weight_store.publication import WeightPublisher
+from weight_store.receiver import WeightReceiver
+from weight_store.transports import make_publisher
+
+Weights = torch.nn.Module | Mapping[str, Tensor]
+
+
+class Versions:
+    """The versions of one job, as its trainer writes them."""
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        folder: RunFolder,
+        *,
+        side: TrainerSide,
+        broker: Broker,
+        model_folder: Path,
+        pause: Callable[[float], None],
+    ) -> None:
+        """Raises InvalidInput that names model.path."""
+        model = empty_model(model_folder, dtype=getattr(torch, spec.model.dtype), device="meta")
+        self._layout: Layout = layout_of(dict(weight_tensors(model)))
+        self._broker = broker
+        self._root = folder.weight_root
+        self.publisher: WeightPublisher = make_publisher(
+            spec, folder, chunks=side, announce=side.announce_shard, pause=pause
+        )
+
+    def publish(self, weights: Weights, policy_version: int) -> WeightManifest:
+        """Writes a version; the fence isn't told. Raises InvalidInput for tensors that are not the model's."""
+        tensors = self._tensors(weights)
+        with self.publisher.begin(self._layout, policy_version=policy_version) as publication:
+            for name in self._layout:
+                publication.add(name, tensors[name])
+            return publication.finish()
+
+    def reread(self, manifest: WeightManifest) -> None:
+        """Raises Unavailable where a version is not there as it was published: a trainer that starts writes it."""
+        targets = {name: torch.empty(one.shape, dtype=one.dtype) for name, one in self._layout.items()}
+        receiver = WeightReceiver(targets, root=self._root, chunks=partial(WeightChunks, self._broker))
+        try:
+            receiver.load(manifest)
+        except WeightsRejected as error:
+            raise Unavailable(
+                f"a published version is damaged: {error}",
+                field=manifest.directory,
+                cure="start this process again: it publishes the version anew",
+            ) from error
+
+    def _tensors(self, weights: Weights) -> Mapping[str, Tensor]:
+        tensors = weights if isinstance(weights, Mapping) else dict(weight_tensors(weights))
+        for name in sorted(self._layout.keys() ^ tensors.keys()):
+            problem = "is missing" if name in self._layout else "is none of the model's"
+            raise InvalidInput(
+                f"tensor {name} {problem}",
+                field="weights",
+                cure="give the module, or its named parameters, a tied one once, and its persistent buffers",
+            )
+        for name, asked in self._layout.items():
+            found = tensors[name]
+            if (found.dtype, tuple(found.shape)) != (asked.dtype, asked.shape):
+                raise InvalidInput(
+                    f"tensor {name} is {found.dtype} {list(found.shape)}, the job's model has {asked.dtype} "
+                    f"{list(asked.shape)}",
+                    field="weights",
+                    cure="cast it to model.dtype",
+                )
+        return tensors

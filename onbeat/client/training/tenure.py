@@ -1,0 +1,126 @@
+"""The job as its external trainer holds it: the lease, what the trainer has to notice, and how the job ends.
+
+acquire ─▶ keep (a thread) ─▶ check ─┬─ cancelled: the job is, JobEnded
+                                     ├─ another trainer's: FencedOff
+                                     └─ Redis away: Unavailable; start the process again
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import NoReturn
+
+from broker.connection.roles import TRAINER
+from broker.presence import Presence
+from broker.trainer_side import TrainerSide
+from contracts.errors import Conflict, InvalidInput, JobEnded, OnbeatError
+from contracts.events import JobEvent
+from contracts.jobs import JobState
+from contracts.run_folder import RunFolder
+from contracts.settings import StackSettings
+from contracts.spec import JobSpec
+from iterations.generator_watch import GeneratorWatch
+from iterations.lease_keeper import Cancelled, LeaseKeeper, Stopped
+from onbeat.client.connection import JobConnection, job_ended, speaking_the_same
+from process.waiting import Waiting
+
+LEASE_POLL_S = 0.25
+
+
+class Tenure:
+    """One trainer epoch of one job."""
+
+    role = TRAINER
+
+    def __init__(self, settings: StackSettings, job_id: str) -> None:
+        """Raises NotFound for a job that isn't there, InvalidInput for one that Onbeat's own trainer trains."""
+        self.connection = JobConnection(settings, job_id, what="trainer")
+        self.spec: JobSpec = self.connection.spec
+        if not self.spec.trainer.external:
+            self.connection.close(lambda: None)
+            raise InvalidInput(
+                f"{job_id} is trained by Onbeat's own trainer",
+                field="trainer.external",
+                cure="submit the job with trainer.external = true",
+            )
+        self.job_id = job_id
+        self.jobs = self.connection.jobs
+        self.side = TrainerSide(
+            self.connection.broker,
+            job_id,
+            owner=self.connection.process_id,
+            lease_s=self.spec.timeouts.trainer_lease_s,
+            num_open=self.spec.num_open,
+            plan=self.spec.stage_plan,
+        )
+        self.folder = RunFolder(settings.run_root_path, job_id, weight_root=settings.weight_root_path)
+        self.generators = GeneratorWatch(
+            Presence(self.connection.broker),
+            deadline_s=self.spec.timeouts.no_generator_s,
+            deterministic=self.spec.deterministic,
+        )
+        self._keeper = LeaseKeeper(self.side, lease_s=self.spec.timeouts.trainer_lease_s)
+        self._is_kept = False
+
+    def acquire(self, *, timeout_s: float) -> None:
+        """Takes the job's lease, once another trainer's has run out. Raises DeadlineExceeded, and JobEnded."""
+        waiting = Waiting("the lease of another trainer", deadline_s=timeout_s)
+        while True:
+            try:
+                with speaking_the_same():
+                    self.side.acquire()
+                break
+            except Conflict:
+                waiting.poke()
+                time.sleep(min(LEASE_POLL_S, waiting.left_s))
+        self._is_kept = True
+        self._keeper.start()
+        self._keeper.loaded()
+        try:
+            self.jobs.move(self.job_id, JobState.RUNNING, trainer_epoch=self.side.trainer_epoch)
+        except Conflict:
+            self._ends(self.jobs.state(self.job_id))
+
+    def check(self) -> None:
+        """Raises JobEnded where the job is, or is to be, cancelled, FencedOff, and Unavailable."""
+        try:
+            self._keeper.check()
+        except (Cancelled, Stopped):
+            self._ends(JobState.CANCELLING)
+
+    def renew(self) -> None:
+        """Asks the fence itself, before files are written or removed: a process that slept past its lease ends here."""
+        self.check()
+        self.side.renew()
+
+    def pause(self, seconds: float) -> None:
+        self.check()
+        time.sleep(seconds)
+
+    def tell(self, event: JobEvent) -> None:
+        self.jobs.tell(self.job_id, event)
+
+    def end(self, state: JobState, *, reason: str = "") -> None:
+        """Ends the job under this epoch; one that is being cancelled is cancelled. Raises FencedOff."""
+        if state is JobState.FAILED:
+            self.jobs.fail(self.job_id, reason, trainer_epoch=self.side.trainer_epoch)
+        else:
+            self.jobs.move(self.job_id, state, reason=reason, trainer_epoch=self.side.trainer_epoch)
+
+    def leave(self) -> None:
+        """Gives the lease back, where it is held."""
+        if self._is_kept:
+            self._keeper.close()
+        self.connection.close(self._release)
+
+    def _release(self) -> None:
+        with contextlib.suppress(OnbeatError):
+            self.side.release()
+
+    def _ends(self, state: JobState) -> NoReturn:
+        if state is JobState.CANCELLING:
+            with contextlib.suppress(Conflict):
+                self.end(JobState.CANCELLED)
+        ended: JobEnded = job_ended(self.job_id, self.jobs.state(self.job_id))
+        raise ended
