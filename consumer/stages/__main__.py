@@ -52,12 +52,15 @@ async def serve(settings: StackSettings, broker: Broker, services: Services, *, 
         break_off=broker.break_off,
         full_timeout_s=settings.broker_full_timeout_s,
     )
+    computing = {service for service in services.values() if isinstance(service, ComputeService)}
+    for service in computing:
+        service.preload(import_models)
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, worker.stop)
     log.info("stage worker %s serves %s of the active jobs", worker_id, ", ".join(services))
     code = await run_to_its_end(worker)
     log.info("stage worker %s left", worker_id)
-    if any(isinstance(service, ComputeService) and service.is_busy for service in services.values()):
+    if any(service.is_busy for service in computing):
         logging.shutdown()
         os._exit(code)
     return code
@@ -66,7 +69,6 @@ async def serve(settings: StackSettings, broker: Broker, services: Services, *, 
 def make_services(settings: StackSettings) -> Services:
     """The services of this process by the kinds of stages. Raises InvalidInput that names a setting."""
     compute = ComputeService(model_loader(settings), most_models=settings.stage_models)
-    compute.preload(import_models)
     services: dict[str, StageService] = dict.fromkeys(COMPUTED, compute)
     if settings.judge_url:
         services["llm_judge"] = JudgeService(settings)

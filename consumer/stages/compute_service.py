@@ -13,7 +13,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Protocol
+from typing import Any, Protocol
 
 from broker.stage_side import ClaimedItem
 from consumer.stages.served_stages import ServedStage, StageKey
@@ -50,7 +50,7 @@ class ComputeService:
         self._jobs: frozenset[str] = frozenset()
         self._num_begun = 0
         self._turn = asyncio.Lock()
-        self._newest: Future[ColumnValues] | None = None
+        self._newest: Future[Any] | None = None
 
     @property
     def is_busy(self) -> bool:
@@ -77,14 +77,15 @@ class ComputeService:
 
     def preload(self, imports: Callable[[], None]) -> None:
         """Has the thread do it before its first item."""
-        self._thread.submit(imports)
+        self._newest = self._thread.submit(imports)
 
     async def aclose(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def _within_deadline(self, stage: ServedStage, item: ClaimedItem) -> ColumnValues:
         deadline_s = stage.spec.timeouts.generation_s
-        work = self._newest = self._thread.submit(self._compute, stage, item)
+        work: Future[ColumnValues] = self._thread.submit(self._compute, stage, item)
+        self._newest = work
         try:
             async with asyncio.timeout(deadline_s):
                 return await asyncio.wrap_future(work)

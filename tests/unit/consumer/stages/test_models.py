@@ -21,7 +21,8 @@ from consumer.stages.served_stages import ServedStage
 from contracts.errors import BatchFailed, InvalidInput
 from contracts.rollouts import RolloutBatch
 from contracts.settings import StackSettings
-from tests.builders import CHARACTERS, DIGEST, char_tokenizer, job_spec, rollout_batch, tiny_model_folder
+from tests.builders import DIGEST, char_tokenizer, job_spec, rollout_batch, tiny_model_folder
+from tests.scorer_folder import scorer_folder
 from weight_store.hashing import tensors_digest
 
 REFERENCE = {"type": "reference"}
@@ -162,36 +163,6 @@ def test_a_folder_that_is_not_there_is_named_by_the_stages_key(tmp_path: Path, s
     assert raised.value.cure
     with pytest.raises(InvalidInput, match=rf"{re.escape(key)}: leads out of the model root"):
         load(tmp_path, served(stage | {"model": "../elsewhere"}))
-
-
-def scorer_folder(root: Path, *, num_labels: int = 1, context_tokens: int = 128, chat: bool = True) -> Path:
-    """Saves a random sequence classifier of the character vocabulary; returns root/scorer."""
-    from transformers import Qwen3Config, Qwen3ForSequenceClassification
-
-    config = Qwen3Config(
-        vocab_size=3 + len(CHARACTERS),
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        intermediate_size=64,
-        max_position_embeddings=context_tokens,
-        pad_token_id=0,
-        eos_token_id=1,
-        bos_token_id=None,
-        num_labels=num_labels,
-        initializer_range=0.5,
-    )
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = Qwen3ForSequenceClassification(config)
-    model.save_pretrained(root / "scorer")
-    tokenizer = char_tokenizer()
-    if not chat:
-        tokenizer.chat_template = None  # pyright: ignore[reportAttributeAccessIssue]
-    tokenizer.save_pretrained(root / "scorer")
-    return root / "scorer"
 
 
 def reward_model(root: Path) -> RewardModel:

@@ -1,0 +1,49 @@
+"""A stage worker's process on a real server, under its own role: it is seen, it ends on SIGTERM, and it is gone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from broker.connection.client import connect
+from broker.presence import StagePresence
+from contracts.settings import StackSettings
+from onbeat.stack.plan import child_environment
+from onbeat.stack.redis import EmbeddedRedis
+from process.child_process import ChildProcess
+from process.waiting import Waiting
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_says_what_it_serves_and_leaves_on_a_request_to_end(
+    redis_server: EmbeddedRedis, tmp_path: Path, number: signal.Signals
+) -> None:
+    settings = StackSettings(redis_url=redis_server.url_of("stage"), model_root=str(tmp_path))
+    child = ChildProcess(
+        "stages",
+        command=(sys.executable, "-m", "consumer.stages"),
+        environment=child_environment(os.environ, settings, port=0),
+        log_path=tmp_path / "stages.log",
+    )
+    board = StagePresence(connect(StackSettings(redis_url=redis_server.url)))
+    before = {info.worker_id for info in board.live()}
+    child.start()
+    try:
+        waiting = Waiting("the worker to be seen", deadline_s=300.0)
+        while not (live := [info for info in board.live() if info.worker_id not in before]):
+            waiting.poke(f"the worker to be seen:\n{child.tail()}")
+            time.sleep(0.02)
+        assert live[0].serves == ("reference", "reward_model", "teacher"), "it knows no judge"
+        assert child.pid is not None
+        os.kill(child.pid, number)
+        child.wait(60.0)
+        assert child.exit_code == 0, child.tail()
+        assert not [info for info in board.live() if info.worker_id not in before]
+        assert "Traceback" not in child.tail()
+    finally:
+        child.stop(grace_s=0.0)
