@@ -22,10 +22,10 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from broker.presence import StagePresence
-from broker.stage_side import ClaimedItem, PutOutcome
+from broker.stage_side import ClaimedItem, PutOutcome, StageSide, wait_for_items
 from consumer.stages.held_items import Heartbeat, HeldItems, name_of, wait_for
 from consumer.stages.served_stages import ServedStage, ServedStages
 from consumer.stages.services import Services
@@ -38,9 +38,7 @@ log = logging.getLogger(__name__)
 IDLE_POLL_S = 0.5
 """Time in which a new job is noticed while there is none."""
 ITEMS_WAIT_S = 1.0
-"""Longest blocking wait for items while one job has stages of ours."""
-SHARED_ITEMS_WAIT_S = 0.2
-"""The same while several have: the wait is on one of them, so it is short for the sake of the others."""
+"""Longest blocking wait for items: in that time a new job is noticed beside others."""
 LOG_AFTER_S = 10.0
 STOP_GRACE_S = 6.0
 """Time that the items in work may still take after a stop."""
@@ -50,6 +48,10 @@ LEAVE_S = 1.0
 """Time that the last word to a server may take."""
 FULL_PAUSE_S = 1.0
 """Between two puts into a server that has no room."""
+
+
+Waits = Sequence[tuple[StageSide, Collection[str] | None]]
+"""Jobs, and names of their stages that are waited for."""
 
 
 class StageWorker:
@@ -62,6 +64,7 @@ class StageWorker:
         stages: ServedStages,
         presence: StagePresence,
         services: Services,
+        wait_for_items: Callable[[Waits, float], None] = wait_for_items,
         break_off: Callable[[], None] = lambda: None,
         full_timeout_s: float = 3600.0,
         stop_grace_s: float = STOP_GRACE_S,
@@ -72,6 +75,7 @@ class StageWorker:
         self._stages = stages
         self._presence = presence
         self._services = services
+        self._wait_for_items = wait_for_items
         self._break_off = break_off
         self._full_timeout_s = full_timeout_s
         self._stop_grace_s = stop_grace_s
@@ -149,8 +153,8 @@ class StageWorker:
             await wait_for(self._held.freed, IDLE_POLL_S)
             return
         if self._waiting is None:
-            timeout_s = ITEMS_WAIT_S if len({stage.job_id for stage in with_room}) == 1 else SHARED_ITEMS_WAIT_S
-            self._waiting = asyncio.create_task(asyncio.to_thread(with_room[0].side.wait, timeout_s))
+            waits = by_side(with_room)
+            self._waiting = asyncio.create_task(asyncio.to_thread(self._wait_for_items, waits, ITEMS_WAIT_S))
         freed = asyncio.create_task(self._held.freed.wait())
         await asyncio.wait({self._waiting, freed}, return_when=asyncio.FIRST_COMPLETED)
         freed.cancel()
@@ -222,3 +226,11 @@ class StageWorker:
         with contextlib.suppress(TimeoutError, BrokerUnavailable):
             async with asyncio.timeout(LEAVE_S):
                 await asyncio.to_thread(self._presence.leave, self._worker_id)
+
+
+def by_side(stages: Iterable[ServedStage]) -> Waits:
+    """Each job's side with the names of its stages."""
+    names: dict[str, tuple[StageSide, list[str]]] = {}
+    for stage in stages:
+        names.setdefault(stage.job_id, (stage.side, []))[1].append(stage.stage.name)
+    return list(names.values())

@@ -23,7 +23,7 @@ from tests.model.stages import Items, Stages, Value
 from tests.model.state import Bounds, State
 
 STAGES: Stages = ((3, ()), (1, (0,)))
-"""Of a batch of three prompts: a stage takes the rollouts of each, one that reads its column takes the batch."""
+"""In a batch of three prompts a stage takes the rollouts of each, one that reads its column takes the batch."""
 NAMES = ("first", "second")
 BAND = 2**42
 """The scores of a stage, as scripts/prelude.lua has them."""

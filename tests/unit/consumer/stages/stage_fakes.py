@@ -41,7 +41,6 @@ class FakeStageSide:
         """Raised by the next claims, in order."""
         self.outcome = PutOutcome.ACCEPTED
         self.is_removed = False
-        self._more = threading.Event()
 
     @property
     def spec(self) -> JobSpec:
@@ -51,7 +50,6 @@ class FakeStageSide:
 
     def add(self, *places: Place) -> None:
         self.free += places
-        self._more.set()
 
     def claim(self, stage: str, max_rows: int = 1) -> list[ClaimedItem]:
         self.asked.append((stage, max_rows))
@@ -82,10 +80,6 @@ class FakeStageSide:
         self._changes.notify()
         return FailOutcome.RETRIED
 
-    def wait(self, timeout_s: float) -> None:
-        self._more.wait(min(timeout_s, 0.02))
-        self._more.clear()
-
     def _item(self, place: Place) -> ClaimedItem:
         stage, batch_id, number = place
         planned = self._spec.stage_plan.stages[self._spec.stage_plan.index(stage)]
@@ -102,6 +96,18 @@ class FakeStageSide:
             inputs={name: [b"text"] * len(rows) for name in planned.inputs},
             digest=DIGEST,
         )
+
+
+class Waiting:
+    """Blocks for a moment, and remembers what was waited for."""
+
+    def __init__(self) -> None:
+        self.stages: list[list[str]] = []
+        """Names of the stages of each wait, of all jobs."""
+
+    def __call__(self, waits: Sequence[tuple[object, Collection[str] | None]], timeout_s: float) -> None:
+        self.stages.append(sorted(name for _, names in waits for name in names or ()))
+        threading.Event().wait(min(timeout_s, 0.01))
 
 
 class FakeStack:

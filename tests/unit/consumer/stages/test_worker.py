@@ -15,7 +15,7 @@ from consumer.stages.worker import StageWorker
 from contracts.errors import BatchFailed, BrokerFull, BrokerUnavailable, ContractViolation, DeadlineExceeded, NotFound
 from tests.builders import job_spec
 from tests.fakes import Changes
-from tests.unit.consumer.stages.stage_fakes import FakeService, FakeStack, FakeStageSide, typed
+from tests.unit.consumer.stages.stage_fakes import FakeService, FakeStack, FakeStageSide, Waiting, typed
 
 TEACHER = {"type": "teacher", "model": "teacher", "lease_s": 0.5}
 SCORER = {"type": "reward_model", "model": "scorer"}
@@ -29,6 +29,7 @@ class Stack:
     def __init__(self, *, stop_grace_s: float = 20.0) -> None:
         self.changes = Changes()
         self.stack = FakeStack(self.changes)
+        self.waiting = Waiting()
         self.sides: dict[str, FakeStageSide] = {}
         self.models = FakeService(self.changes)
         self.judge = FakeService(self.changes, most=3)
@@ -39,6 +40,7 @@ class Stack:
             stages=self.stages,
             presence=typed(self.stack),
             services=services,
+            wait_for_items=typed(self.waiting),
             full_timeout_s=20.0,
             stop_grace_s=stop_grace_s,
         )
@@ -94,8 +96,11 @@ def test_no_more_is_claimed_than_a_service_has_room_for_and_one_that_is_full_hol
         async with stack.running():
             await stack.changes.until(lambda: len(side.claimed) == 4)
             assert len(side.free) == 3
+            # Both are full, so that no item is waited for: the oldest news of either would end each wait at once.
+            num_waits = len(stack.waiting.stages)
             stack.judge.gate.set()
             await stack.changes.until(lambda: len(side.there) == 5)
+            assert not [names for names in stack.waiting.stages[num_waits:] if "teacher" in names]
             stack.models.gate.set()
             await stack.changes.until(lambda: len(side.there) == 7)
         assert max(rows for stage, rows in side.asked if stage == "llm_judge") == 3
