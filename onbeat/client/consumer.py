@@ -250,6 +250,7 @@ class Consumer:
             spec=self.spec,
             check=tenure.check,
             generators=tenure.generators,
+            stages=tenure.stages,
             reread=self._reread,
             tell=tenure.tell,
         )

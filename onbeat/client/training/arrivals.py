@@ -14,7 +14,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -28,6 +28,8 @@ from contracts.rollouts import RolloutBatch
 from contracts.spec import JobSpec
 from iterations.expected import ExpectedIteration
 from iterations.generator_watch import GeneratorWatch
+from iterations.stage_watch import StageWatch
+from iterations.staged import staged_batch
 from onbeat.client.rows import RowKey, Rows
 from onbeat.client.training.numbers import SampledNumbers
 from process.waiting import Waiting
@@ -60,6 +62,7 @@ class HeldIteration:
     check: Callable[[], None]
     """Raises where the process must stop: JobEnded, FencedOff, Unavailable."""
     generators: GeneratorWatch
+    stages: StageWatch
     reread: Callable[[frozenset[str]], None]
     """Looks at versions that generators refuse, by their folders; raises where one is damaged."""
     tell: Callable[[JobEvent], None]
@@ -154,6 +157,7 @@ class TrainingIteration:
             if self._take():
                 continue
             waiting.poke(expected.missing_in_words)
+            held.stages.check(self.number)
             if refused := held.generators.check():
                 held.reread(refused)
             self._reconcile()
@@ -166,10 +170,21 @@ class TrainingIteration:
         for item in arrived:
             batch = item.batch
             if self.expected.take(item) and batch.purpose == "train":
-                rows = micro_batch(batch, self._held.side.columns(batch), self._held.spec)
-                self.numbers.add(batch, rows.rewards)
+                rows, as_trained = self._as_trained(batch)
+                self.numbers.add(as_trained, rows.rewards)
                 self._hand_over(rows)
         return len(arrived)
+
+    def _as_trained(self, batch: RolloutBatch) -> tuple[MicroBatch, RolloutBatch]:
+        """Puts beside a batch what its stages have made of it. Raises FenceViolation where that is gone."""
+        spec = self._held.spec
+        columns: dict[str, tuple[bytes, ...]] = {}
+        as_trained = batch
+        if spec.stages:
+            columns = self._held.side.columns(batch)
+            as_trained, self.expected.columns[batch.batch_id] = staged_batch(batch, columns, spec)
+        rewards = np.array([rollout.reward for group in as_trained.groups for rollout in group.rollouts])
+        return micro_batch(batch, columns, spec, rewards), as_trained
 
     def _settle_dead(self) -> None:
         held = self._held
@@ -210,27 +225,20 @@ class TrainingIteration:
             yield _slice(rows, start, start + size)
 
 
-def micro_batch(batch: RolloutBatch, columns: dict[str, tuple[bytes, ...]], spec: JobSpec) -> MicroBatch:
-    """A rollout batch, and what the job's stages made of it → its rows. Raises ContractViolation."""
+def micro_batch(
+    batch: RolloutBatch, columns: Mapping[str, Sequence[bytes]], spec: JobSpec, rewards: np.ndarray
+) -> MicroBatch:
+    """A rollout batch as it was published, what the job's stages made of it, and its rewards with theirs → its rows."""
     num_rows = batch.num_completions
     is_carried = batch.groups[0].prompt_text is not UNSET
     base = {name: column for name, column in BASE_COLUMNS.items() if is_carried or name not in CARRIED_COLUMNS}
     made: dict[str, Column] = {column.name: column for column in spec.stage_plan.outputs}
-    values = {**base_values(batch, base, range(num_rows)), **columns}
-    rows = Rows(
+    return MicroBatch(
         keys_of_rows=tuple(
             RowKey(iteration=batch.iteration, batch_id=batch.batch_id, row=row) for row in range(num_rows)
         ),
         columns=base | made,
-        values_as_bytes=values,
-    )
-    rewards = rows["reward"].copy()
-    for name, weight in spec.stage_reward_weights.items():
-        rewards += weight * rows[name].astype(np.float64)
-    return MicroBatch(
-        keys_of_rows=rows.keys_of_rows,
-        columns=rows.columns,
-        values_as_bytes=values,
+        values_as_bytes={**base_values(batch, base, range(num_rows)), **columns},
         group_size=batch.group_size,
         rewards=rewards,
     )

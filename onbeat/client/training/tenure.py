@@ -12,7 +12,7 @@ import time
 from typing import NoReturn
 
 from broker.connection.roles import TRAINER
-from broker.presence import Presence
+from broker.presence import Presence, StagePresence
 from broker.trainer_side import TrainerSide
 from contracts.errors import Conflict, InvalidInput, JobEnded, OnbeatError
 from contracts.events import JobEvent
@@ -22,6 +22,7 @@ from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 from iterations.generator_watch import GeneratorWatch
 from iterations.lease_keeper import Cancelled, LeaseKeeper, Stopped
+from iterations.stage_watch import StageWatch
 from onbeat.client.connection import JobConnection, job_ended, speaking_the_same
 from process.waiting import Waiting
 
@@ -60,6 +61,13 @@ class Tenure:
             deadline_s=self.spec.timeouts.no_generator_s,
             deterministic=self.spec.deterministic,
         )
+        self.stages = StageWatch(
+            StagePresence(self.connection.broker),
+            job_id,
+            self.spec.stages,
+            with_work=self.side.stages_with_work,
+            deadline_s=self.spec.timeouts.no_stage_worker_s,
+        )
         self._keeper = LeaseKeeper(self.side, lease_s=self.spec.timeouts.trainer_lease_s)
         self._is_kept = False
 
@@ -92,7 +100,8 @@ class Tenure:
     def renew(self) -> None:
         """Asks the fence itself, before files are written or removed: a process that slept past its lease ends here."""
         self.check()
-        self.side.renew()
+        if self.side.renew() is JobState.CANCELLING:
+            self._ends(JobState.CANCELLING)
 
     def pause(self, seconds: float) -> None:
         self.check()

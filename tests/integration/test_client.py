@@ -1,0 +1,349 @@
+"""Processes of one's own as parts of a job: what they get, what they put, and which word each mistake meets."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from msgspec.structs import replace
+from torch.utils.data import DataLoader
+from transformers import AutoModelForCausalLM
+
+from broker.connection import client as connection
+from broker.connection.client import Broker, connect
+from broker.connection.roles import STAGE
+from broker.job_store import JobStore
+from broker.monitor import job_status
+from contracts.errors import Conflict, ContractViolation, FenceViolation, InvalidInput, JobEnded, NotFound
+from contracts.events import record_digest
+from contracts.jobs import JobState
+from contracts.rewards import Scored
+from contracts.run_folder import RunFolder
+from contracts.settings import StackSettings
+from contracts.spec import JobSpec
+from onbeat.audit.chain import AuditEntry, verify_run
+from onbeat.audit.weights import digests_on_disk
+from onbeat.client import AsyncConsumer, AsyncStage, Consumer, MicroBatch, Producer, Sample, Stage
+from onbeat.stack.redis import EmbeddedRedis
+from tests.builders import job_spec, tiny_model_folder
+from tests.own_trainer import generating
+
+LENGTHS = {
+    "type": "external",
+    "name": "lengths",
+    "inputs": ["completion_ids", "text"],
+    "outputs": [{"name": "length", "type": "float32"}, {"name": "places", "type": "int32", "per": "token"}],
+    "reward_column": "length",
+    "weight": 2.0,
+    "unit": "group",
+}
+
+
+@pytest.fixture
+def own(settings: StackSettings, tmp_path: Path) -> StackSettings:
+    tiny_model_folder(tmp_path / "models")
+    return replace(settings, model_root=str(tmp_path / "models"), run_root=str(tmp_path / "runs"))
+
+
+@pytest.fixture
+def broker(own: StackSettings) -> Iterator[Broker]:
+    made = connect(own)
+    yield made
+    made.close()
+
+
+def created(broker: Broker, **changes: Any) -> str:
+    spec = job_spec(
+        **{
+            "iterations": 3,
+            "deterministic": False,
+            "trainer__external": True,
+            "rollout__batches_per_iteration": 2,
+            "timeouts__trainer_lease_s": 1.0,
+            **changes,
+        }
+    )
+    return JobStore(broker).create(spec)[0]
+
+
+def model_of(consumer: Consumer) -> Any:
+    return AutoModelForCausalLM.from_pretrained(consumer.state or consumer.model_folder, dtype=torch.float32)
+
+
+def step(model: Any, rows: list[MicroBatch]) -> None:
+    """Moves every weight by a function of the rewards, whatever their order."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(1e-4 * sum(float(some.rewards.sum()) for some in rows) + 1e-4)
+
+
+def trained(consumer: Consumer, *, most: int = 100, saves: bool = True) -> None:
+    """Trains iterations to the job's end, or `most` of them."""
+    model = model_of(consumer)
+    consumer.begin(model)
+    for number, iteration in enumerate(consumer):
+        if number == most:
+            return
+        step(model, list(iteration))
+        consumer.commit(loss=1.0, grad_norm=2.0, save=model.save_pretrained if saves else None)
+
+
+def verified(own: StackSettings, broker: Broker, job_id: str) -> int:
+    """Asserts that `onbeat verify` passes; the number of rewinds."""
+    jobs = JobStore(broker)
+    spec: JobSpec = jobs.spec(job_id)
+    entries = [AuditEntry(record=record, digest=record_digest(record)) for record in jobs.audit(job_id)]
+    on_disk = digests_on_disk(RunFolder(own.run_root_path, job_id))
+    verdict = verify_run(entries, spec, complete=True, digests_on_disk=on_disk)
+    assert not verdict.gaps
+    assert on_disk
+    return verdict.num_rewinds
+
+
+def test_the_client_imports_no_torch() -> None:
+    parts = "Stage, Producer, Consumer, AsyncStage, AsyncProducer, AsyncConsumer"
+    program = f"import sys; from onbeat.client import {parts}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_a_job_is_trained_and_verified_with_the_columns_of_a_stage(own: StackSettings, broker: Broker) -> None:
+    job_id = created(broker, stages=[LENGTHS])
+
+    def serve() -> None:
+        with Stage(job_id, "lengths", settings=own) as stage:
+            for rows in stage:
+                ids = rows["completion_ids"]
+                lengths = np.array([len(one) for one in ids], dtype=np.float32)
+                assert stage.put(rows, {"length": lengths, "places": [np.arange(len(one)) for one in ids]})
+
+    worker = threading.Thread(target=serve)
+    worker.start()
+    with generating(broker, job_id), Consumer(job_id, max_rows=4, settings=own) as consumer:
+        model = model_of(consumer)
+        consumer.begin(model)
+        for iteration in consumer:
+            loader: DataLoader[MicroBatch] = DataLoader(consumer.dataset(), batch_size=None)
+            batches = list(loader)
+            assert [len(rows) for rows in batches] == [4] * 4
+            for rows in batches:
+                lengths = [len(ids) for ids in rows["completion_ids"]]
+                assert rows["length"].tolist() == lengths
+                assert [one.tolist() for one in rows["places"]] == [list(range(length)) for length in lengths]
+                assert rows.rewards.tolist() == (rows["reward"] + 2.0 * np.array(lengths)).tolist()
+                assert {key.iteration for key in rows.keys_of_rows} == {iteration.number}
+            step(model, batches)
+            consumer.commit(save=model.save_pretrained)
+    worker.join()
+    status = job_status(broker, job_id)
+    assert status.state is JobState.SUCCEEDED
+    assert status.evaluation_latest is not None
+    assert verified(own, broker, job_id) == 0
+
+
+@pytest.mark.parametrize(("saves", "goes_on_at"), [(True, 2), (False, 0)])
+def test_a_trainer_that_died_goes_on_at_its_newest_state(
+    own: StackSettings, broker: Broker, saves: bool, goes_on_at: int
+) -> None:
+    job_id = created(broker)
+    with generating(broker, job_id):
+        with Consumer(job_id, settings=own) as consumer:
+            trained(consumer, most=2, saves=saves)
+        with Consumer(job_id, settings=own) as consumer:
+            assert consumer.version == goes_on_at
+            assert (consumer.state is None) == (not saves)
+            trained(consumer)
+    assert JobStore(broker).state(job_id) is JobState.SUCCEEDED
+    assert verified(own, broker, job_id) == (0 if saves else 1)
+
+
+def test_other_weights_than_the_versions_are_refused_by_their_names(own: StackSettings, broker: Broker) -> None:
+    job_id = created(broker)
+    with generating(broker, job_id):
+        with Consumer(job_id, settings=own) as consumer:
+            trained(consumer, most=1)
+        with Consumer(job_id, settings=own) as consumer:
+            model = model_of(consumer)
+            tensors = dict(model.named_parameters())
+            with pytest.raises(InvalidInput, match=r"weights: tensor head is none of the model's"):
+                consumer.begin(tensors | {"head": torch.zeros(1)})
+            name = min(tensors)
+            with pytest.raises(InvalidInput, match=rf"tensor {name} is torch.bfloat16 .* torch.float32"):
+                consumer.begin(tensors | {name: tensors[name].bfloat16()})
+            step(model, [])
+            with pytest.raises(InvalidInput, match=r"weights: they have digest .*, version 1 of the job is"):
+                consumer.begin(model)
+
+
+def test_an_iteration_that_was_not_taken_is_not_committed(own: StackSettings, broker: Broker) -> None:
+    job_id = created(broker)
+    with generating(broker, job_id), Consumer(job_id, max_rows=1, settings=own) as consumer:
+        with pytest.raises(InvalidInput, match="begin: comes before"):
+            next(iter(consumer))
+        consumer.begin(model_of(consumer))
+        iteration = next(iter(consumer))
+        first = next(iter(iteration))
+        assert len(first) == first.group_size == 4
+        with pytest.raises(InvalidInput, match="iteration 0 was not taken to its end"):
+            consumer.commit()
+        assert len(list(iteration)) == 3
+        assert consumer.commit().policy_version == 1
+        with pytest.raises(InvalidInput, match="no iteration is open"):
+            consumer.commit()
+
+
+def test_a_cancel_ends_the_trainer_quietly_and_the_job(own: StackSettings, broker: Broker) -> None:
+    job_id, jobs = created(broker), JobStore(broker)
+    reached = False
+    with generating(broker, job_id), Consumer(job_id, settings=own) as consumer:
+        consumer.begin(model_of(consumer))
+        for iteration in consumer:
+            list(iteration)
+            jobs.request_cancel(job_id)
+            consumer.commit()
+            reached = True
+    assert not reached
+    assert jobs.state(job_id) is JobState.CANCELLED
+
+
+def test_a_job_that_our_own_trainer_trains_is_refused_and_so_is_an_unknown_one(
+    own: StackSettings, broker: Broker
+) -> None:
+    with pytest.raises(InvalidInput, match=r"trainer\.external: .* is trained by Onbeat's own trainer"):
+        Consumer(created(broker, trainer__external=False), settings=own)
+    for part in (Consumer, Producer, lambda job, settings: Stage(job, "lengths", settings=settings)):
+        with pytest.raises(NotFound, match="there is no job job-none"):
+            part("job-none", settings=own)
+
+
+def test_each_mistake_of_a_stage_meets_its_own_words(own: StackSettings, broker: Broker) -> None:
+    job_id = created(broker, stages=[LENGTHS, {"type": "reference"}])
+    with pytest.raises(NotFound, match=r"has no stage height .*lengths, reference"):
+        Stage(job_id, "height", settings=own)
+    with pytest.raises(InvalidInput, match="is of type reference, which Onbeat's own workers serve"):
+        Stage(job_id, "reference", settings=own)
+    with (
+        generating(broker, job_id),
+        Consumer(job_id, settings=own) as consumer,
+        Stage(job_id, "lengths", settings=own) as stage,
+    ):
+        consumer.begin(model_of(consumer))
+        rows = stage.get(max_rows=1)
+        assert rows is not None
+        assert len(rows) == 4, "an item is a whole group"
+        places = [np.zeros(len(ids), dtype=np.int32) for ids in rows["completion_ids"]]
+        good = {"length": [1.0] * 4, "places": places}
+        for columns, words in (
+            ({"length": [1.0] * 4}, "column places is missing"),
+            (good | {"width": [1]}, "column width is no output of this stage"),
+            (good | {"length": [1.0] * 3}, "column length has 3 values for 4 rows"),
+            (good | {"length": ["long"] * 4}, "column length: row 0 is <U4"),
+            (good | {"length": [float("nan")] * 4}, "column length: row 0 has a number that is not finite"),
+            (good | {"places": [place.astype(float) for place in places]}, "column places: row 0 is float64"),
+            (good | {"places": [1, 2, 3, 4]}, "column places: row 0 has shape"),
+            (good | {"places": [*places[:3], np.zeros(99, dtype=np.int32)]}, "column places, row 3: 396 bytes are not"),
+        ):
+            with pytest.raises(ContractViolation, match=f"stage lengths, batch .*: {words}"):
+                stage.put(rows, columns)
+        assert stage.put(rows, good)
+        assert stage.put(rows, good), "the same again is the same"
+        with pytest.raises(Conflict, match=r"stage lengths, batch 0/train/\d: rows 0 to 3 have other values of length"):
+            stage.put(rows, good | {"length": [2.0] * 4})
+        again = stage.get()
+        assert again is not None
+        stage.fail(again, "it is dark")
+        JobStore(broker).request_cancel(job_id)
+        assert all(len(left) for left in stage), "what is left comes, and then the end"
+        with pytest.raises(JobEnded, match=r"was cancelled|is being cancelled"):
+            stage.get(timeout_s=10.0)
+
+
+def test_a_producer_publishes_what_the_fence_lets_through(own: StackSettings, broker: Broker) -> None:
+    job_id = created(broker, evaluation__num_prompts=0)
+    with pytest.raises(InvalidInput, match=r"deterministic: is a deterministic job"):
+        Producer(created(broker, deterministic=True), settings=own)
+    with pytest.raises(InvalidInput, match=r"rollout\.max_resamples: the job resamples"):
+        Producer(created(broker, rollout__max_resamples=1), settings=own)
+    with Consumer(job_id, settings=own) as consumer, Producer(job_id, settings=own) as producer:
+        consumer.begin(model_of(consumer))
+        model = producer.make_model()
+        claim = producer.claim()
+        assert claim is not None
+        digest = producer.load(claim, model)
+        assert digest == claim.manifest.weights_digest == producer.load(claim, model)
+        assert torch.equal(model.get_input_embeddings().weight, model_of(consumer).get_input_embeddings().weight)
+        sample = Sample(token_ids=[5, 1], logprobs=[-1.0, -2.0], text="1", finish_reason="stop")
+        samples = [[sample] * claim.group_size for _ in claim.prompts]
+        scores = [[Scored(reward=0.5, breakdown={"exact": 0.5})] * claim.group_size for _ in claim.prompts]
+        for wrong, words in (
+            (samples[:1], "needs 4 samples of each of 2 prompts"),
+            ([[replace_sample(sample, logprobs=[-1.0])] * 4] * 2, "needs a finite log-prob for each of its 2 tokens"),
+            ([[replace_sample(sample, token_ids=[])] * 4] * 2, "is no list of 1 to 5 token ids"),
+        ):
+            with pytest.raises(ContractViolation, match=words):
+                producer.publish(claim, wrong, scores, weights_digest=digest)
+        with pytest.raises(FenceViolation, match="the fence refuses it as wrong_weights"):
+            producer.publish(claim, samples, scores, weights_digest="ab" * 32)
+        again = producer.claim()
+        assert again is not None
+        assert producer.publish(again, samples, scores, weights_digest=digest)
+        assert producer.publish(again, samples, scores, weights_digest=digest), "the same again is the same"
+        others = [[replace_sample(sample, text="2")] * again.group_size for _ in again.prompts]
+        assert not producer.publish(again, others, scores, weights_digest=digest), "another came first"
+
+
+def replace_sample(sample: Sample, **changes: Any) -> Sample:
+    fields = {name: getattr(sample, name) for name in ("token_ids", "logprobs", "text", "finish_reason")}
+    return Sample(**(fields | changes))
+
+
+def test_what_a_cancelled_call_brings_is_the_next_ones_answer(own: StackSettings, broker: Broker) -> None:
+    job_id = created(broker, stages=[LENGTHS])
+
+    async def serve() -> list[str]:
+        async with AsyncStage(job_id, "lengths", settings=own) as stage:
+            early = asyncio.ensure_future(stage.get(timeout_s=60.0))
+            await asyncio.sleep(0)
+            early.cancel()
+            seen = []
+            async for rows in stage:
+                ids = rows["completion_ids"]
+                columns = {"length": [1.0] * len(ids), "places": [np.zeros(len(one), dtype=int) for one in ids]}
+                assert await stage.put(rows, columns)
+                seen += [f"{key.batch_id}/{key.row}" for key in rows.keys_of_rows]
+            return seen
+
+    async def train() -> None:
+        async with AsyncConsumer(job_id, settings=own) as consumer:
+            model = model_of(consumer.core)
+            await consumer.begin(model)
+            async for iteration in consumer:
+                step(model, [rows async for rows in consumer.rows_of(iteration)])
+                await consumer.commit()
+
+    async def both() -> list[str]:
+        served, _ = await asyncio.gather(serve(), train())
+        return served
+
+    with generating(broker, job_id):
+        seen = asyncio.run(both())
+    assert len(seen) == len(set(seen)) == 3 * 2 * 2 * 4, "each row came once, the cancelled call's too"
+    assert JobStore(broker).state(job_id) is JobState.SUCCEEDED
+
+
+def test_a_process_of_another_version_is_told_so(
+    own: StackSettings, broker: Broker, redis_server: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = created(broker, stages=[LENGTHS])
+    as_stage = replace(own, redis_url=redis_server.url_of(STAGE), broker_timeout_s=0.5)
+    with Stage(job_id, "lengths", settings=as_stage) as stage:
+        monkeypatch.setattr(connection, "script_sha", lambda name: "ab" * 20)
+        with pytest.raises(ContractViolation, match=r"onbeat\.client: the stack has other scripts .*the version of"):
+            stage.get(timeout_s=1.0)
