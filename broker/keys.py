@@ -54,6 +54,8 @@ STAGE_WORKERS = "onbeat:stage_workers"
 PERSISTED = "onbeat:persisted"
 GENERATOR_GROUP = "generators"
 TRAINER_GROUP = "trainers"
+STAGE_BAND = 2**42
+"""As in scripts/prelude.lua: the scores of stage i in `work` start at i times it."""
 MAX_SLOTS = MAX_POLICY_LAG + 1
 """Most iterations that any job can have open at once."""
 

@@ -32,6 +32,8 @@ class Published(Record, frozen=True, kw_only=True, tag_field="state", tag="publi
     """As of an expected batch, where it passes stages; "" where it passes none."""
     left: int = 0
     """Its items that lack their columns: it has no entry of the rollouts stream until there are none."""
+    staged_ms: int = 0
+    """When its stages got it."""
 
 
 class Dead(Record, frozen=True, kw_only=True, tag_field="state", tag="dead"):

@@ -14,7 +14,8 @@ from broker.fence import FenceState, read_fence
 from broker.job_store import unknown_job
 from broker.keys import GENERATOR_GROUP, TRAINER_GROUP, JobKeys, SlotKeys, num_open_of
 from broker.ledger import Expected, Published, batch_record
-from broker.presence import Presence
+from broker.presence import Presence, StagePresence
+from broker.stage_monitor import stage_view
 from contracts.encoding.wire import decode
 from contracts.errors import ContractViolation
 from contracts.events import AuditRecord
@@ -60,6 +61,7 @@ def job_status(broker: Broker, job_id: str, *, live_generators: int | None = Non
     fence = read_fence(broker, keys)
     state = JobState(values["state"].decode())
     version, digest = _newest_version(fence, last_audit)
+    unserved = StagePresence(broker).unserved(job_id, spec.stages) if state is JobState.RUNNING else []
     reason = values["reason"].decode() or _waits_for(
         state,
         fence,
@@ -67,6 +69,7 @@ def job_status(broker: Broker, job_id: str, *, live_generators: int | None = Non
         now_s=_seconds(clock),
         is_full=_is_full(memory),
         trainer="an external trainer" if spec.trainer.external else "a trainer",
+        unserved=unserved,
     )
     return JobStatus(
         job_id=job_id,
@@ -122,6 +125,7 @@ def stream_report(broker: Broker, job_id: str) -> StreamReport:
     )
     in_order = [slots[one.iteration % len(slots)] for one in fence.window]
     version, digest = _newest_version(fence, last_audit)
+    staged = _stages(broker, job_id, spec)
     lease_s = fence.lease_until_s - now_s
     return StreamReport(
         job_id=job_id,
@@ -139,7 +143,17 @@ def stream_report(broker: Broker, job_id: str) -> StreamReport:
         leases=tuple(islice((lease for one in in_order for lease in one.leases), MAX_LEASES)),
         generators=_generators(broker, now_s),
         **_counted(counters, StreamReport),
+        **staged,
     )
+
+
+def _stages(broker: Broker, job_id: str, packed: bytes | None) -> dict[str, Any]:
+    """The fields of a report on a job with stages; {} of any other."""
+    with contextlib.suppress(ContractViolation):  # of an older version: a report shows what it can
+        spec = decode(packed, JobSpec) if packed else None
+        if spec is not None and spec.stages:
+            return stage_view(broker, job_id, spec)._asdict()
+    return {}
 
 
 SLOT_ANSWERS = 8
@@ -223,7 +237,14 @@ def _newest_version(fence: FenceState, last_audit: list[Any]) -> tuple[int, str]
 
 
 def _waits_for(
-    state: JobState, fence: FenceState, *, live_generators: int, now_s: float, is_full: bool, trainer: str
+    state: JobState,
+    fence: FenceState,
+    *,
+    live_generators: int,
+    now_s: float,
+    is_full: bool,
+    trainer: str,
+    unserved: Sequence[str],
 ) -> str:
     if state is JobState.RUNNING and is_full:
         return "waits for room in Redis, which is at maxmemory: raise it, or end jobs"
@@ -233,6 +254,8 @@ def _waits_for(
         return f"waits for {trainer} to take over"
     if state is JobState.RUNNING and fence.state == "open" and not live_generators:
         return "waits for a generator"
+    if state is JobState.RUNNING and fence.state == "open" and unserved:
+        return f"waits for a worker of stage {unserved[0]}"
     return ""
 
 
@@ -245,7 +268,7 @@ def _ledger_entries(ledger: Mapping[bytes, bytes]) -> tuple[dict[str, str], dict
             match batch_record(value):
                 case Expected(entry=entry):
                     prompts[entry] = batch_id.decode()
-                case Published(entry=entry):
+                case Published(entry=entry) if entry:
                     rollouts[entry] = batch_id.decode()
     return prompts, rollouts
 

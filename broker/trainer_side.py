@@ -9,13 +9,13 @@ from typing import Any
 
 from broker.connection.client import Broker
 from broker.fence import FenceState, KnownVersion, read_fence
-from broker.keys import JobKeys, chunk_field, item_fields
+from broker.keys import STAGE_BAND, JobKeys, chunk_field, item_fields
 from broker.ledger import Dead, Published, batch_record
 from broker.openings import DispatchChunk, Opening, dispatch_chunks, opening_arguments
 from contracts.encoding.wire import Record, decode, encode
 from contracts.errors import Conflict, FencedOff, FenceViolation, NotFound
 from contracts.events import AuditRecord, JobEvent, record_digest
-from contracts.experience.columns import unpack_values
+from contracts.experience.columns import check_values, row_shapes, unpack_values
 from contracts.experience.plan import StagePlan
 from contracts.jobs import JobState
 from contracts.rollouts import PromptBatch, RolloutBatch, batch_digest
@@ -27,8 +27,6 @@ NO_ENTRY = "0-0"
 ASKED_AT_ONCE = 2048
 """Batch ids that one script looks up."""
 NO_STAGES = StagePlan()
-STAGE_BAND = 2**42
-"""Scores of a stage in `work`: BAND of scripts/prelude.lua."""
 READ_AHEAD = 4
 """Batches that waits may bring before they are claimed: they are megabytes."""
 
@@ -196,33 +194,40 @@ class TrainerSide:
     def columns(self, batch: RolloutBatch) -> dict[str, tuple[bytes, ...]]:
         """Column → a value for each row, of what the job's stages made of a batch that has arrived.
 
-        Raises FenceViolation where they are gone: a restarted server has lost them, or the iteration was cleared.
+        Raises FenceViolation where the ledger holds another batch by now, or they are gone: a restarted server has lost
+        them, or the iteration was cleared; and ContractViolation for what is no output of its stage.
         """
         size = {"num_groups": len(batch.groups), "group_size": batch.group_size}
-        rows = len(batch.groups) * batch.group_size
+        shapes = row_shapes(batch)
         items = [
             (index, item)
             for index, stage in enumerate(self._plan.stages)
-            for item in range(rows // stage.item_rows(**size))
+            for item in range(len(shapes) // stage.item_rows(**size))
         ]
         if not items:
             return {}
-        fields = [item_fields(index, batch.batch_id, item).columns for index, item in items]
-        slot = self._keys.slot_of(batch.iteration)
-        with self._broker.call():
-            pipe: Any = self._broker.redis.pipeline(transaction=True)
-            noted, packed = pipe.hget(slot.ledger, batch.batch_id).hmget(slot.columns, fields).execute()
+        noted, *packed = self._noted(batch, [item_fields(index, batch.batch_id, item).columns for index, item in items])
         known = batch_record(noted) if noted else None
         if not isinstance(known, Published) or known.digest != batch_digest(batch):
             raise FenceViolation(f"batch {batch.batch_id} is not what the ledger records by now", field="digest")
         found: dict[str, list[bytes]] = {column.name: [] for column in self._plan.outputs}
-        for (index, item), values in zip(items, packed, strict=True):
-            if values is None:
-                name = self._plan.stages[index].name
-                raise FenceViolation(f"batch {batch.batch_id} lacks its columns of stage {name}, item {item}")
-            for column, of_rows in unpack_values(values).items():
+        for (index, item), data in zip(items, packed, strict=True):
+            stage, of = self._plan.stages[index], f"stage {self._plan.stages[index].name}, batch {batch.batch_id}"
+            if data is None:
+                raise FenceViolation(f"item {item} lacks its columns", field=of)
+            values, rows = unpack_values(data), stage.rows_of_item(item, **size)
+            check_values(values, stage.outputs, shapes[rows.start : rows.stop], of=of)
+            for column, of_rows in values.items():
                 found[column] += of_rows
-        return {column: tuple(values) for column, values in found.items()}
+        return {column: tuple(of_rows) for column, of_rows in found.items()}
+
+    def _noted(self, batch: RolloutBatch, fields: Sequence[str]) -> list[bytes | None]:
+        """What the ledger has of the batch, and these fields of `columns`, at one moment."""
+        slot = self._keys.slot_of(batch.iteration)
+        with self._broker.call():
+            pipe: Any = self._broker.redis.pipeline(transaction=True)
+            noted, packed = pipe.hget(slot.ledger, batch.batch_id).hmget(slot.columns, fields).execute()
+        return [noted, *packed]
 
     def stages_with_work(self, iteration: int) -> list[str]:
         """Returns the stages, in order, that have items of an open iteration in work, free or leased."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from msgspec import field
+from msgspec import UNSET, UnsetType, field
 
 from contracts.encoding.wire import Record
 from contracts.jobs import WindowIteration
@@ -42,6 +42,51 @@ class GeneratorSeen(Record, frozen=True, kw_only=True):
     generator_id: str
     seen_s: float
     """Seconds since its last sign of life."""
+    info: dict[str, str]
+
+
+class StageState(Record, frozen=True, kw_only=True):
+    """A stage of the job, over all open iterations. An item is the rows of a batch that the stage takes together."""
+
+    stage: str
+    num_free: int
+    """Items that have their inputs and wait for a worker: the backlog."""
+    num_leased: int
+    """Items that a worker holds."""
+    oldest_age_s: float | None = None
+    """Since the publication of the oldest batch with such an item; None where there is none."""
+    num_workers: int
+    """Live stage workers that serve it."""
+    rows_made: int
+    """Rows that got their columns, over the whole job, like the next two."""
+    items_failed: int
+    """Attempts that a worker gave back with a reason."""
+    items_reclaimed: int
+    """Leases that expired and went to another worker."""
+
+
+class StageLease(Record, frozen=True, kw_only=True):
+    """An item that a stage worker works on."""
+
+    stage: str
+    batch_id: str
+    item: int
+    worker_id: str
+    attempt: int
+    age_s: float
+    """Since its claim."""
+    lease_s: float
+    """Until its lease ends without a heartbeat; 0.0 where it is over."""
+
+
+class StageWorkerSeen(Record, frozen=True, kw_only=True):
+    """A live stage worker, of any job."""
+
+    worker_id: str
+    seen_s: float
+    """Seconds since its last sign of life."""
+    serves: tuple[str, ...]
+    """Types of stages, of any job, and "JOB_ID/NAME" of one job."""
     info: dict[str, str]
 
 
@@ -92,3 +137,13 @@ class StreamReport(Record, frozen=True, kw_only=True):
     leases: tuple[PromptLease, ...] = ()
     """Oldest iteration first, and in it the oldest entry; the first thousand."""
     generators: tuple[GeneratorSeen, ...] = ()
+    rows_waiting: int | UnsetType = UNSET
+    """Published rows that lack columns, in all open iterations; this and what follows stands in reports of jobs with
+    stages alone."""
+    columns_bytes: int | UnsetType = UNSET
+    """Memory of what waits for columns, and of the columns, on the server."""
+    stages: tuple[StageState, ...] | UnsetType = UNSET
+    """In the order of the spec."""
+    stage_leases: tuple[StageLease, ...] | UnsetType = UNSET
+    """The first thousand."""
+    stage_workers: tuple[StageWorkerSeen, ...] | UnsetType = UNSET

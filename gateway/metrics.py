@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping
 from http import HTTPMethod
@@ -10,8 +11,11 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from broker.connection.client import Broker
 from broker.job_store import JobStore
+from broker.stage_monitor import stage_view
 from contracts.encoding.names import JOB_ID
+from contracts.errors import ContractViolation, NotFound
 from contracts.events import IterationMetrics
 from contracts.run_folder import RunFolder
 from gateway.run_files import newest_metrics
@@ -23,6 +27,16 @@ UNKNOWN_METHOD = "other"
 METHODS = frozenset(HTTPMethod)
 MAX_JOBS = 50
 """The newest active ones: every job is a new label, and a server keeps labels for ever."""
+STAGE_GAUGES = {
+    "num_free": "Items that wait for a worker of the stage.",
+    "num_leased": "Items that a worker of the stage holds.",
+    "oldest_age_s": "Since the publication of the oldest batch with such an item.",
+    "num_workers": "Live workers of the stage.",
+    "rows_made": "Rows that got their columns, over the whole job.",
+    "items_failed": "Attempts that were given back with a reason, over the whole job.",
+    "items_reclaimed": "Leases that expired and went to another worker, over the whole job.",
+}
+"""A field of StageState → what the gauge of its name says."""
 
 
 class GatewayMetrics:
@@ -48,6 +62,9 @@ class GatewayMetrics:
         self.active_jobs = Gauge("onbeat_active_jobs", "Jobs that are not final.", registry=self.registry)
         self.live_generators = Gauge(
             "onbeat_live_generators", "Generators with a recent sign of life.", registry=self.registry
+        )
+        self.live_stage_workers = Gauge(
+            "onbeat_live_stage_workers", "Stage workers with a recent sign of life.", registry=self.registry
         )
 
 
@@ -89,11 +106,38 @@ class Measure:
 
 def job_gauges(jobs: JobStore, run_root: Path) -> bytes:
     """Prometheus text format; b"" where no active job has trained an iteration yet."""
-    active = set(jobs.active_jobs())
-    newest = [job_id for job_id in jobs.job_ids() if job_id in active and JOB_ID.fullmatch(job_id)][:MAX_JOBS]
-    folders = {job_id: RunFolder(run_root, job_id) for job_id in newest}
+    folders = {job_id: RunFolder(run_root, job_id) for job_id in _newest_active(jobs)}
     found = {job_id: newest_metrics(folder) for job_id, folder in folders.items()}
     return exposition({job_id: metrics for job_id, metrics in found.items() if metrics is not None})
+
+
+def stage_gauges(broker: Broker, jobs: JobStore) -> bytes:
+    """The stages of the newest active jobs as Prometheus text; b"" where no job has any."""
+    registry = CollectorRegistry()
+    gauges = {
+        name: Gauge(f"onbeat_stage_{name}", meaning, ["job", "stage"], registry=registry)
+        for name, meaning in STAGE_GAUGES.items()
+    }
+    rows = Gauge("onbeat_stage_rows_waiting", "Published rows that lack columns.", ["job"], registry=registry)
+    memory = Gauge("onbeat_stage_columns_bytes", "Memory of the columns in Redis.", ["job"], registry=registry)
+    found = False
+    for job_id in _newest_active(jobs):
+        with contextlib.suppress(NotFound, ContractViolation):  # removed meanwhile, or of an older version
+            spec = jobs.spec(job_id)
+            if not spec.stages:
+                continue
+            report, found = stage_view(broker, job_id, spec), True
+            rows.labels(job_id).set(report.rows_waiting)
+            memory.labels(job_id).set(report.columns_bytes)
+            for state in report.stages:
+                for name, gauge in gauges.items():
+                    gauge.labels(job_id, state.stage).set(getattr(state, name) or 0.0)
+    return generate_latest(registry) if found else b""
+
+
+def _newest_active(jobs: JobStore) -> list[str]:
+    active = set(jobs.active_jobs())
+    return [job_id for job_id in jobs.job_ids() if job_id in active and JOB_ID.fullmatch(job_id)][:MAX_JOBS]
 
 
 def exposition(metrics: Mapping[str, IterationMetrics]) -> bytes:

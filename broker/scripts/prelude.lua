@@ -18,8 +18,9 @@
 --     ledger    hash     batch id -> a packed map, by its `state`:
 --                          expected    entry, shape, version where one alone may sample it; once claimed holder, claimed_ms;
 --                                      once copied hedger, hedged_ms
---                          published   entry, digest, generator, attempt; version as before; with stages shape, and left:
---                                      its items without columns. While there are any, entry is '', and no trainer gets it
+--                          published   entry, digest, generator, attempt; version as before; with stages shape,
+--                                      staged_ms, and left: its items without columns. While there are any, entry is '', and
+--                                      no trainer gets it
 --                          dead        reason; version as before
 --     claims    zset     batch id -> ms of its claim: batches that may be hedged, those of a first holder without a hedge
 --     work      zset     STAGE/BATCH_ID/ITEM of each item that has its inputs and lacks its columns -> stage x 2^42, and the ms of

@@ -23,7 +23,7 @@ end
 -- Makes the batch wait for its columns: what reads no other stage's is free at once.
 local function stage(slot, published, rollouts)
   local rows = num_rows(a)
-  published.entry, published.shape, published.left = '', a.shape, 0
+  published.entry, published.shape, published.left, published.staged_ms = '', a.shape, 0, now_ms()
   for index, each in ipairs(a.stages) do
     local num_items = rows / item_rows(each, a)
     published.left = published.left + num_items

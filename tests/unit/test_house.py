@@ -35,6 +35,7 @@ MIN_FILE_LINES = 30
 MAX_FOLDER_FILES = 12
 MAX_README_ROWS = 8
 LARGE_FOLDERS = {
+    "broker": "a side of the fence, a store, a table or a view of it each",
     "contracts": "a subject each, as their names say",
 }
 """Folder → the reason why it has more than MAX_FOLDER_FILES modules."""

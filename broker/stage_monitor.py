@@ -1,0 +1,146 @@
+"""One moment of a job's stages: backlogs, leases, ages, memory. Nothing here writes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from broker.connection.client import Broker
+from broker.keys import STAGE_BAND, JobKeys, SlotKeys
+from broker.ledger import Published, batch_record
+from broker.presence import StagePresence, StageWorkerInfo
+from contracts.encoding.wire import Record, decode
+from contracts.errors import ContractViolation
+from contracts.monitor import StageLease, StageState, StageWorkerSeen
+from contracts.spec import JobSpec
+
+MAX_ITEMS = 10_000
+"""Items of an iteration whose ages and leases are looked at; their numbers are exact."""
+MAX_LEASES = 1000
+
+
+class StageView(NamedTuple):
+    """What a report and the metrics say of a job's stages, by the names of StreamReport."""
+
+    rows_waiting: int
+    columns_bytes: int
+    stages: tuple[StageState, ...]
+    stage_leases: tuple[StageLease, ...]
+    stage_workers: tuple[StageWorkerSeen, ...]
+
+
+class _LastClaim(Record, frozen=True, kw_only=True):
+    """The last claim of an item, as scripts/prelude.lua packs it."""
+
+    worker: str
+    attempt: int
+    claimed_ms: int
+
+
+class _Item(NamedTuple):
+    """An item of `work`."""
+
+    stage: int
+    batch_id: str
+    number: int
+    lease_ms: int
+    """End of its lease; 0 where it is free."""
+    staged_ms: int
+    slot: SlotKeys
+
+    @property
+    def member(self) -> str:
+        return f"{self.stage}/{self.batch_id}/{self.number}"
+
+
+def stage_view(broker: Broker, job_id: str, spec: JobSpec) -> StageView:
+    """The stages of a job that has some."""
+    keys, num_stages = JobKeys(job_id, spec.num_open), len(spec.stages)
+    with broker.call():
+        pipe: Any = broker.redis.pipeline(transaction=True)
+        pipe.time().hgetall(keys.counters).hmget(keys.progress, [f"waiting:{slot}" for slot in range(spec.num_open)])
+        for slot in keys.slots:
+            pipe.memory_usage(slot.columns).hgetall(slot.ledger).zrange(slot.work, 0, MAX_ITEMS - 1, withscores=True)
+            for stage in range(num_stages):
+                pipe.zcount(slot.work, stage * STAGE_BAND, stage * STAGE_BAND)
+                pipe.zcount(slot.work, stage * STAGE_BAND + 1, (stage + 1) * STAGE_BAND - 1)
+        (seconds, micros), counters, waiting, *rest = pipe.execute()
+    now_ms, width = seconds * 1000 + micros // 1000, 3 + 2 * num_stages
+    of_slots = [rest[at : at + width] for at in range(0, len(rest), width)]
+    items = [
+        item
+        for slot, (_, ledger, work, *_) in zip(keys.slots, of_slots, strict=True)
+        for item in _items(slot, ledger, work)
+    ]
+    counts = [sum(numbers) for numbers in zip(*(answers[3:] for answers in of_slots), strict=True)]
+    live = StagePresence(broker).live()
+    return StageView(
+        rows_waiting=sum(int(rows or 0) for rows in waiting),
+        columns_bytes=sum(answers[0] or 0 for answers in of_slots),
+        stages=tuple(
+            StageState(
+                stage=stage.name,
+                num_free=counts[2 * index],
+                num_leased=counts[2 * index + 1],
+                oldest_age_s=_oldest_age_s((item for item in items if item.stage == index), now_ms),
+                num_workers=sum(worker.is_for(job_id, stage) for worker in live),
+                rows_made=_counter(counters, f"stage_rows:{index}"),
+                items_failed=_counter(counters, f"stage_failed:{index}"),
+                items_reclaimed=_counter(counters, f"stage_reclaimed:{index}"),
+            )
+            for index, stage in enumerate(spec.stages)
+        ),
+        stage_leases=_leases(broker, [item for item in items if item.lease_ms][:MAX_LEASES], spec, now_ms),
+        stage_workers=tuple(_seen(worker, now_ms) for worker in live),
+    )
+
+
+def _items(slot: SlotKeys, ledger: Mapping[bytes, bytes], work: Sequence[tuple[bytes, float]]) -> list[_Item]:
+    staged: dict[str, int] = {}
+    for batch_id, value in ledger.items():
+        with contextlib.suppress(ContractViolation):  # of an older version: a report shows what it can
+            batch = batch_record(value)
+            staged[batch_id.decode()] = batch.staged_ms if isinstance(batch, Published) else 0
+    items = []
+    for member, score in work:
+        stage, _, rest = member.decode().partition("/")
+        batch_id, _, number = rest.rpartition("/")
+        lease_ms = int(score) - int(stage) * STAGE_BAND
+        items.append(_Item(int(stage), batch_id, int(number), lease_ms, staged.get(batch_id, 0), slot))
+    return items
+
+
+def _oldest_age_s(items: Iterable[_Item], now_ms: int) -> float | None:
+    oldest_ms = min((item.staged_ms for item in items), default=None)
+    return None if oldest_ms is None else max(0, now_ms - oldest_ms) / 1000
+
+
+def _leases(broker: Broker, held: Sequence[_Item], spec: JobSpec, now_ms: int) -> tuple[StageLease, ...]:
+    with broker.call():
+        pipe: Any = broker.redis.pipeline(transaction=False)
+        for item in held:
+            pipe.hget(item.slot.columns, f"l/{item.member}")
+        claims = pipe.execute()
+    return tuple(
+        StageLease(
+            stage=spec.stages[item.stage].name,
+            batch_id=item.batch_id,
+            item=item.number,
+            worker_id=claim.worker,
+            attempt=claim.attempt,
+            age_s=max(0, now_ms - claim.claimed_ms) / 1000,
+            lease_s=max(0, item.lease_ms - now_ms) / 1000,
+        )
+        for item, value in zip(held, claims, strict=True)
+        if value is not None and (claim := decode(value, _LastClaim))
+    )
+
+
+def _seen(worker: StageWorkerInfo, now_ms: int) -> StageWorkerSeen:
+    seen_s = round(max(0.0, now_ms / 1000 - worker.seen_s), 3)
+    return StageWorkerSeen(worker_id=worker.worker_id, seen_s=seen_s, serves=worker.serves, info=dict(worker.info))
+
+
+def _counter(counters: Mapping[bytes, bytes], name: str) -> int:
+    return int(counters.get(name.encode(), 0))

@@ -1,0 +1,328 @@
+"""Stages where something goes wrong: dead workers, late puts, ends, a resume, a rewind, a restart that lost writes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from broker.connection.client import connect
+from broker.generator_side import PublishOutcome
+from broker.stage_side import PutOutcome, wait_for_items
+from contracts.encoding.wire import encode
+from contracts.errors import ContractViolation, FenceViolation, NotFound
+from contracts.jobs import JobState
+from contracts.rollouts import batch_digest
+from contracts.settings import StackSettings
+from iterations.chain import rewind_record
+from onbeat.stack.redis import EmbeddedRedis
+from tests.integration.fence_parts import manifest, weights_digest
+from tests.integration.stage_parts import NUM_ROWS, StagedJob, external, sampled
+from tests.integration.test_broker_restart import Crash
+
+JUDGE = [external("judge", unit="batch")]
+TWO = [external("judge"), external("after", ["judge"], unit="batch")]
+
+
+def judged(server: EmbeddedRedis, count: int = 1, **spec: object) -> StagedJob:
+    job = StagedJob(server, JUDGE, **spec)
+    job.open(count=count)
+    return job
+
+
+def test_an_expired_lease_goes_to_another_worker_before_what_is_free(redis_server: EmbeddedRedis) -> None:
+    job = judged(redis_server, count=2)
+    job.publish_all(2)
+    (dead,) = job.stage("s1").claim("judge")
+    job.expire(dead)
+    (again,) = job.stage("s2").claim("judge")
+    assert (again.batch_id, again.attempt) == (dead.batch_id, 2)
+    renewal = job.stage("s1").renew([dead])
+    assert (renewal.lost, renewal.settled) == ((dead,), ())
+    assert job.stage("s1").put([(dead, job.made(dead))]) == [PutOutcome.ACCEPTED], "content decides, not the lease"
+    assert job.stage("s2").renew([again]).settled == (again,)
+
+
+def test_a_lease_that_is_renewed_stays_with_its_worker(redis_server: EmbeddedRedis) -> None:
+    job = judged(redis_server)
+    job.publish()
+    (item,) = job.stage("s1").claim("judge")
+    job.expire(item)
+    renewal = job.stage("s1").renew([item])
+    assert (renewal.lost, renewal.settled) == ((), ())
+    assert job.stage("s2").claim("judge") == []
+
+
+def test_a_clock_that_steps_back_lengthens_no_lease(redis_server: EmbeddedRedis) -> None:
+    job = judged(redis_server)
+    job.publish()
+    (item,) = job.stage("s1").claim("judge")
+    work = job.keys.slots[0].work
+    far_ms = int(1000 * (job.brokers["stage"].now_s() + 3600))
+    job.operator.redis.zadd(work, {f"0/{item.batch_id}/0": far_ms})
+    (again,) = job.stage("s2").claim("judge")
+    assert again.attempt == 2
+
+
+def test_a_batch_whose_workers_die_is_dead_past_the_attempts_of_its_stage(redis_server: EmbeddedRedis) -> None:
+    job = StagedJob(redis_server, [external("judge", max_attempts=2)])
+    job.open()
+    job.publish()
+    for attempt in (1, 2):
+        (item,) = job.stage().claim("judge")
+        assert item.attempt == attempt
+        job.expire(item)
+    while job.stage().claim("judge"):
+        pass
+    assert job.trainer.dead_batches(0) == {"0/train/0": "stage judge: its workers died 2 times"}
+    assert (job.trainer.fence().published, job.trainer.fence().dead) == (0, 1)
+    assert job.stage().put([(item, job.made(item))]) == [PutOutcome.SETTLED]
+
+
+def end(job: StagedJob) -> None:
+    job.jobs.request_cancel(job.job_id)
+    job.jobs.move(job.job_id, JobState.CANCELLED)
+
+
+def end_and_resume(job: StagedJob) -> None:
+    end(job)
+    job.jobs.resume(job.job_id)
+
+
+def end_and_remove(job: StagedJob) -> None:
+    job.trainer.release()
+    end(job)
+    job.jobs.remove(job.job_id)
+
+
+def rewind(job: StagedJob) -> None:
+    record = rewind_record("", manifest(0, weights_digest(0, 0)), trainer_epoch=job.trainer.trainer_epoch)
+    job.trainer.rewind(record)
+
+
+def commit(job: StagedJob) -> None:
+    (arrived,), _ = job.trainer.claim_rollouts(0, max_batches=9)
+    trained = {"0/train/0": arrived.digest}
+    job.trainer.commit(job.record(trained), trained, event=None, opening=None, made=None)
+
+
+@pytest.mark.parametrize("over", [end, end_and_resume, end_and_remove, rewind])
+def test_what_ends_an_iteration_leaves_nothing_of_its_stages_and_settles_what_comes_late(
+    over: Callable[[StagedJob], None], redis_server: EmbeddedRedis
+) -> None:
+    job = StagedJob(redis_server, TWO)
+    job.open()
+    job.publish()
+    side = job.stage()
+    done, held = side.claim("judge", 2)
+    side.put([(done, job.made(done))])
+    over(job)
+    assert job.left_behind() == set()
+    assert side.renew([held]).settled == (held,)
+    assert side.put([(held, job.made(held))]) == [PutOutcome.SETTLED]
+    assert side.claim("judge") == []
+    assert job.left_behind() == set()
+
+
+def test_a_commit_takes_the_columns_away(redis_server: EmbeddedRedis) -> None:
+    job = judged(redis_server)
+    job.publish()
+    job.run_stage("judge")
+    commit(job)
+    assert job.left_behind() == set()
+
+
+def test_a_removed_job_has_no_stages(redis_server: EmbeddedRedis) -> None:
+    job = judged(redis_server)
+    end_and_remove(job)
+    with pytest.raises(NotFound):
+        job.stage().claim("judge")
+
+
+def test_columns_of_a_batch_that_was_sampled_anew_are_not_taken_for_it(redis_server: EmbeddedRedis) -> None:
+    job = judged(redis_server)
+    job.publish()
+    (late,) = job.stage("s1").claim("judge")
+    rewind(job)
+    job.open()
+    side, claim, _ = job.sample()
+    other = sampled(claim.prompt_batch, "g1", seed=1)
+    assert side.publish(claim, other) is PublishOutcome.ACCEPTED
+    assert job.stage("s1").put([(late, job.made(late))]) == [PutOutcome.SETTLED]
+    (item,) = job.stage("s1").claim("judge")
+    assert batch_digest(item.batch) == batch_digest(other), "a batch that is kept is known by its digest"
+    job.stage("s1").put([(item, job.made(item, add=0.5))])
+    with pytest.raises(FenceViolation, match="not what the ledger records"):
+        job.trainer.columns(late.batch)
+    assert job.trainer.columns(other)["judge"] == tuple(job.made(item, add=0.5)["judge"])
+
+
+def test_columns_that_were_made_of_inputs_that_are_gone_are_not_taken(redis_server: EmbeddedRedis) -> None:
+    """As after a restart that lost the inputs, where a stage then made others of the same rows."""
+    job = StagedJob(redis_server, TWO)
+    job.open()
+    job.publish()
+    columns, work = job.keys.slots[0].columns, job.keys.slots[0].work
+    before = {key: job.operator.redis.dump(key) for key in (columns, work, job.keys.slots[0].ledger)}
+    job.run_stage("judge")
+    (late,) = job.stage("s1").claim("after")
+    for key, value in before.items():
+        job.operator.redis.restore(key, 0, value, replace=True)  # type: ignore[arg-type]
+    side = job.stage("s2")
+    assert side.put([(late, job.made(late))]) == [PutOutcome.NOT_READY]
+    side.put([(item, job.made(item, add=0.25)) for item in side.claim("judge", NUM_ROWS)])
+    assert side.put([(late, job.made(late))]) == [PutOutcome.NOT_READY]
+    job.run_stage("after")
+    assert job.arrived() == ["0/train/0"]
+
+
+def test_the_oldest_iteration_of_a_lag_window_comes_first_and_each_has_columns_of_its_own(
+    redis_server: EmbeddedRedis,
+) -> None:
+    lagging = {"schedule": "delayed", "max_policy_lag": 1, "algorithm__correction": "none"}
+    job = StagedJob(redis_server, JUDGE, **lagging)
+    job.open(0)
+    job.open(1)
+    for _ in range(2):
+        job.publish()
+    side = job.stage()
+    first, second = side.claim("judge", NUM_ROWS), side.claim("judge", NUM_ROWS)
+    assert [item.iteration for item in first + second] == [0, 1]
+    side.put([(item, job.made(item)) for item in second])
+    assert (job.arrived(0), job.arrived(1)) == ([], ["1/train/0"])
+    side.put([(item, job.made(item)) for item in first])
+    commit(job)
+    assert job.trainer.columns(second[0].batch)["judge"] == tuple(job.made(second[0])["judge"])
+    assert job.left_behind() == {job.keys.slots[1].columns, "waiting:1"}
+
+
+def test_a_full_table_pushes_back_until_stages_have_caught_up_and_one_batch_always_goes(
+    redis_server: EmbeddedRedis,
+) -> None:
+    job = judged(redis_server, count=2, limits__max_waiting_rows=NUM_ROWS - 1)
+    job.publish()
+    side, claim, batch = job.sample()
+    rejected = job.operator.redis.hgetall(job.keys.counters)
+    assert [side.publish(claim, batch) for _ in range(2)] == [PublishOutcome.FULL] * 2
+    assert job.operator.redis.hgetall(job.keys.counters) == rejected, "it is no rejection"
+    assert side.renew([claim]).lost == ()
+    job.run_stage("judge")
+    assert side.publish(claim, batch) is PublishOutcome.ACCEPTED
+    assert side.publish(claim, batch) is PublishOutcome.ACCEPTED, "its answer was lost"
+
+
+def test_an_evaluation_passes_no_stage(redis_server: EmbeddedRedis) -> None:
+    job = StagedJob(redis_server, JUDGE)
+    job.open(count=0)
+    job.trainer.dispatch(0, job.prompts(0, purpose="evaluation"))
+    job.publish()
+    assert job.arrived() == ["0/evaluation/0"]
+    assert job.left_behind() == set()
+
+
+def test_a_batch_without_the_texts_that_stages_read_is_refused_where_it_is_published(
+    redis_server: EmbeddedRedis,
+) -> None:
+    job = StagedJob(redis_server, [external("judge", ["prompt"])])
+    job.open()
+    side, claim, batch = job.sample()
+    with pytest.raises(ContractViolation, match="lacks prompt_text or reference"):
+        side.publish(claim, batch)
+
+
+def test_an_item_whose_batch_no_worker_can_read_fails_with_the_reason(redis_server: EmbeddedRedis) -> None:
+    job = StagedJob(redis_server, [external("judge", unit="batch", max_attempts=2)])
+    job.open(count=2)
+    job.publish_all(2)
+    job.operator.redis.hset(job.keys.slots[0].columns, "b/0/train/0", encode({"no": "batch"}))
+    side = job.stage()
+    assert [item.batch_id for item in side.claim("judge", 2 * NUM_ROWS)] == ["0/train/1"]
+    assert side.claim("judge") == []
+    (reason,) = job.trainer.dead_batches(0).values()
+    assert reason.startswith("stage judge: ")
+    assert "no" in reason
+
+
+def test_a_worker_that_waits_is_woken_by_a_publication_and_misses_none(redis_server: EmbeddedRedis) -> None:
+    job = StagedJob(redis_server, TWO)
+    job.open()
+    side = job.stage()
+    assert side.claim("judge") == []
+    job.publish()
+    side.wait(3600)
+    wait_for_items([(side, ["judge"])], 3600)
+    items = side.claim("judge", NUM_ROWS)
+    side.wait(3600, ["judge"])
+    assert side.claim("after") == []
+    side.put([(item, job.made(item)) for item in items])
+    side.wait(3600, ["after"])
+    assert len(side.claim("after")) == 1
+
+
+def test_a_worker_waits_no_longer_than_anothers_lease(redis_server: EmbeddedRedis) -> None:
+    job = StagedJob(redis_server, [external("judge", unit="batch", lease_s=0.05)])
+    job.open()
+    job.publish()
+    assert len(job.stage("s1").claim("judge")) == 1
+    side = job.stage("s2")
+    if side.claim("judge") == []:
+        side.wait(3600)
+        while side.claim("judge") == []:
+            side.wait(3600)
+
+
+@pytest.fixture
+def crash(tmp_path: Path) -> Iterator[Crash]:
+    with EmbeddedRedis(tmp_path / "redis") as server:
+        broker = connect(StackSettings(redis_url=server.url))
+        yield Crash(server, broker)
+        broker.close()
+
+
+def test_a_restart_that_lost_puts_claims_and_a_publication_has_them_made_again(crash: Crash) -> None:
+    job = StagedJob(crash.server, TWO)
+    job.open(count=2)
+    job.publish()
+    mark = crash.mark()
+    (first, *_) = items = job.stage("s1").claim("judge", 3)
+    assert job.stage("s1").put([(first, job.made(first))]) == [PutOutcome.ACCEPTED]
+    job.publish("g2")
+    assert crash.broker.persisted()
+    crash.kill_and_restart(keep_bytes=mark)
+    job.server.load_scripts()
+    assert job.stage("s1").renew(items).lost == tuple(items)
+    assert job.stage("s1").put([(first, job.made(first))]) == [PutOutcome.ACCEPTED], "what it was made of stands there"
+    job.run_stage("judge")
+    job.run_stage("after")
+    assert job.arrived() == ["0/train/0"]
+    job.trainer.reconcile(0, job.prompts(0, 2))
+    prompts = job.operator.redis.xlen(job.keys.slots[0].prompts)
+    assert prompts == 1, "the publication that was lost is sampled again"
+
+
+def test_a_restart_that_lost_the_last_columns_of_a_batch_is_noticed_by_the_trainer_that_reads_them(
+    crash: Crash,
+) -> None:
+    job = judged(crash.server)
+    batch = job.publish()
+    mark = crash.mark()
+    job.run_stage("judge")
+    assert job.arrived() == ["0/train/0"]
+    assert crash.broker.persisted()
+    crash.kill_and_restart(keep_bytes=mark)
+    job.server.load_scripts()
+    with pytest.raises(FenceViolation, match="item 0 lacks its columns"):
+        job.trainer.columns(batch)
+    job.run_stage("judge")
+    assert job.new_trainer("t1").claim_rollouts(0, max_batches=1)[0][0].batch.batch_id == "0/train/0"
+
+
+def test_columns_that_a_stage_user_forged_are_refused_by_the_trainer(redis_server: EmbeddedRedis) -> None:
+    job = judged(redis_server)
+    batch = job.publish()
+    job.run_stage("judge")
+    for forged in (b"\xc1", encode({"judge": []}), encode({"judge": [b"\0" * 4] * NUM_ROWS, "reward": []})):
+        job.operator.redis.hset(job.keys.slots[0].columns, "c/0/0/train/0/0", forged)
+        with pytest.raises(ContractViolation):
+            job.trainer.columns(batch)
