@@ -28,7 +28,15 @@ from contracts.events import (
 )
 from contracts.experience.columns import Column
 from contracts.jobs import EvaluationScore, JobState, JobStatus, ResumeRequest, WindowIteration
-from contracts.monitor import GeneratorSeen, PromptLease, StreamReport, StreamState
+from contracts.monitor import (
+    GeneratorSeen,
+    PromptLease,
+    StageLease,
+    StageState,
+    StageWorkerSeen,
+    StreamReport,
+    StreamState,
+)
 from contracts.problems import ProblemDetails
 from contracts.rewards import (
     ExactReward,
@@ -371,6 +379,31 @@ def stream_report() -> StreamReport:
     )
 
 
+def staged_report() -> StreamReport:
+    lease = StageLease(
+        stage="teacher", batch_id="4/train/0", item=0, worker_id="stage-1", attempt=2, age_s=1.5, lease_s=28.5
+    )
+    state = StageState(
+        stage="teacher",
+        num_free=3,
+        num_leased=1,
+        oldest_age_s=2.25,
+        num_workers=1,
+        rows_made=128,
+        items_failed=1,
+        items_reclaimed=2,
+    )
+    worker = StageWorkerSeen(worker_id="stage-1", seen_s=0.25, serves=("teacher",), info={"model": "m"})
+    return replace(
+        stream_report(),
+        rows_waiting=32,
+        columns_bytes=65_536,
+        stages=(state,),
+        stage_leases=(lease,),
+        stage_workers=(worker,),
+    )
+
+
 def job_status() -> JobStatus:
     return JobStatus(
         job_id="job-0123456789ab",
@@ -530,6 +563,7 @@ GOLDEN: dict[str, Record] = {
     "job_status": job_status(),
     "resume_request": ResumeRequest(iterations=20, on_unscorable={"math_verify": 0.0, "plugin": "fail"}),
     "stream_report": stream_report(),
+    "stream_report_of_stages": staged_report(),
     "evaluation_score": SCORE,
     "event_state_changed": StateChanged(at_s=1700000000.5, state=JobState.FAILED, reason="the loss is not finite"),
     "event_trainer_started": TrainerStarted(
