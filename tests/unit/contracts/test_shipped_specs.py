@@ -27,7 +27,7 @@ def read_spec(name: str) -> JobSpec:
 
 
 def test_the_specs_that_the_docs_name_are_shipped() -> None:
-    whole = {"demo.toml", "reasoning-gym.toml", "smollm2-chain-sum.toml"}
+    whole = {"demo.toml", "distillation.toml", "reasoning-gym.toml", "smollm2-chain-sum.toml"}
     assert whole | {"dapo.toml", "demo-lora.toml", "smollm2-chain-sum-lora.toml"} <= {path.name for path in SPECS}
 
 
@@ -77,3 +77,9 @@ def test_the_demo_model_loads_strictly_and_greedily_answers_most_additions() -> 
     right = sum(answer == example.reference for answer, example in zip(answers, examples, strict=True))
     assert 0.6 < right / len(examples) < 0.8
     assert (DEMO_MODEL / "model.safetensors").stat().st_size < 1_000_000
+
+
+def test_the_shipped_teacher_reads_what_the_demo_model_writes() -> None:
+    (teacher,) = read_spec("distillation.toml").stages
+    folder = ROOT / teacher.files()["model"]
+    assert AutoTokenizer.from_pretrained(folder).get_vocab() == AutoTokenizer.from_pretrained(DEMO_MODEL).get_vocab()
