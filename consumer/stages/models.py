@@ -5,6 +5,7 @@ A stage worker may serve a judge alone, and torch takes seconds to import: a kin
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 from consumer.stages.compute_service import StageModel
@@ -33,4 +34,6 @@ def model_loader(settings: StackSettings) -> Callable[[ServedStage], StageModel]
 
 def import_models() -> None:
     """Imports torch and the models' code before the first item asks for it."""
+    # cuBLAS reads it once, when it starts; a deterministic job may come after one that isn't.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     from consumer.stages import log_prob_model, reward_model  # noqa: F401

@@ -231,3 +231,20 @@ def test_a_model_that_is_no_reward_model_is_refused_by_name(tmp_path: Path) -> N
     (tmp_path / "scorer" / "config.json").write_text("{}")
     with pytest.raises(InvalidInput, match="does not load as a sequence classifier"):
         reward_model(tmp_path)
+
+
+def test_a_models_own_code_and_pickled_weights_are_never_run(tmp_path: Path) -> None:
+    folder = scorer_folder(tmp_path)
+    trace = tmp_path / "was-run"
+    for name in ("configuration_own.py", "modeling_own.py"):
+        (folder / name).write_text(f"open({str(trace)!r}, 'w')\n")
+    config = json.loads((folder / "config.json").read_text())
+    auto_map = {"AutoConfig": "configuration_own.C", "AutoModelForSequenceClassification": "modeling_own.M"}
+    (folder / "config.json").write_text(json.dumps(config | {"auto_map": auto_map, "model_type": "own"}))
+    with pytest.raises(InvalidInput, match="does not load as a sequence classifier"):
+        reward_model(tmp_path)
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(InvalidInput, match="does not load as a sequence classifier"):
+        reward_model(tmp_path)
+    assert not trace.exists()
