@@ -105,7 +105,8 @@ def _one(column: Column, value: Any, row: str, of: str) -> bytes:
         raise _wrong(
             column, of, f"{row} has shape {list(array.shape)}, it needs {num_axes} axes: one value a {column.per}"
         )
-    if not np.can_cast(array.dtype, dtype, casting="same_kind") or array.dtype == bool:
+    fits = np.can_cast(array.dtype, dtype, casting="same_kind") and array.dtype != bool
+    if array.size and not fits:
         raise _wrong(column, of, f"{row} is {array.dtype}, the column is {column.type}")
     with np.errstate(over="ignore"):
         made = array.astype(dtype)
