@@ -70,6 +70,7 @@ chaos: $(STAMP)
 	$(BIN)/onbeat chaos --rounds 100
 	$(BIN)/onbeat chaos --rounds 50 --schedule delayed --max-policy-lag 1 --correction tis
 	$(BIN)/onbeat chaos --rounds 50 --schedule delayed --max-policy-lag 2 --correction tis --generators 3
+	$(BIN)/onbeat chaos --rounds 30 --spec configs/chaos-stages.toml
 
 # vLLM's pins don't mix with the trainer's, so its generators have an environment of their own: vLLM for a CPU here, the
 # official `vllm` package on a GPU (docs/operations.md). Every package is listed, because its own list would bring in

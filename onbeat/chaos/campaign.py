@@ -125,19 +125,21 @@ class Campaign:
         seed: int,
         max_faults: int,
         window_s: float | None,
+        round_deadline_s: float = ROUND_DEADLINE_S,
     ) -> None:
-        """window_s: None measures it by the undisturbed run."""
+        """window_s: None measures it by the undisturbed run. round_deadline_s: a run that takes longer is stuck."""
         self._stack = stack
         self._client = client
         self._spec = hardened(spec)
         self._seed = seed
         self._max_faults = max_faults
         self._window_s = window_s
+        self._round_deadline_s = round_deadline_s
         self._draw = random.Random(seed)
         self._kinds: dict[str, Callable[[DisturbedRun], str]] = {
-            "kill generator": lambda _round: self._kill(self._generator()),
-            "kill all generators": lambda _round: self._kill(*self._generators()),
-            "pause generator": lambda now: self._pause(now, self._stack.pids[name := self._generator()], name),
+            "kill generator": lambda _round: self._kill(self._one_of("generator")),
+            "kill all generators": lambda _round: self._kill(*self._all_of("generator")),
+            "pause generator": lambda now: self._pause_one_of(now, "generator"),
             "kill trainer": self._kill_trainer,
             "pause trainer": self._pause_trainer,
             "kill redis": lambda _round: self._kill("redis"),
@@ -146,6 +148,12 @@ class Campaign:
             "kill gateway": lambda _round: self._kill("gateway"),
             "kill worker": lambda _round: self._kill("worker"),
         }
+        if stack.plan.stage_workers:
+            self._kinds |= {
+                "kill stage worker": lambda _round: self._kill(self._one_of("stage")),
+                "kill all stage workers": lambda _round: self._kill(*self._all_of("stage")),
+                "pause stage worker": lambda now: self._pause_one_of(now, "stage"),
+            }
 
     def run(self, rounds: int, on_round: Callable[[CampaignResult], None]) -> CampaignResult:
         """Runs the oracle, then the rounds; on_round sees the campaign so far, from the oracle's end on."""
@@ -167,6 +175,7 @@ class Campaign:
                 schedule=self._spec.schedule,
                 max_policy_lag=self._spec.max_policy_lag,
                 generators=self._stack.plan.generators,
+                stage_workers=self._stack.plan.stage_workers,
                 digest=digest,
                 undisturbed_s=undisturbed_s,
                 window_s=window_s,
@@ -229,7 +238,7 @@ class Campaign:
         key = uuid.uuid4().hex
         status = self._patiently(lambda: self._client.submit(spec, idempotency_key=key))
         run.job_id, run.submitted_s, run.started_s = status.job_id, time.time(), time.monotonic()
-        waiting = Waiting(f"job {run.job_id}", deadline_s=ROUND_DEADLINE_S)
+        waiting = Waiting(f"job {run.job_id}", deadline_s=self._round_deadline_s)
         polled_s = 0.0
         try:
             while not status.state.is_final:
@@ -296,11 +305,15 @@ class Campaign:
                 except ProcessLookupError:
                     continue
 
-    def _generators(self) -> Sequence[str]:
-        return [name for name in self._stack.pids if name.startswith("generator")]
+    def _all_of(self, service: str) -> Sequence[str]:
+        return [name for name in self._stack.pids if name.startswith(f"{service}-")]
 
-    def _generator(self) -> str:
-        return self._draw.choice(self._generators())
+    def _one_of(self, service: str) -> str:
+        return self._draw.choice(self._all_of(service))
+
+    def _pause_one_of(self, run: DisturbedRun, service: str) -> str:
+        name = self._one_of(service)
+        return self._pause(run, self._stack.pids[name], name)
 
     def _status(self, job_id: str) -> JobStatus | None:
         """None while the gateway or Redis is away."""
@@ -329,4 +342,5 @@ def undisturbed(spec: JobSpec) -> JobSpec:
 def hardened(spec: JobSpec) -> JobSpec:
     """Returns the job with short leases, and with as many attempts as the campaign may take away from it."""
     timeouts = replace(spec.timeouts, generator_lease_s=LEASE_S, trainer_lease_s=LEASE_S, max_trainer_starts=1000)
-    return replace(spec, timeouts=timeouts, rollout=replace(spec.rollout, max_attempts=1000))
+    stages = tuple(replace(stage, lease_s=LEASE_S, max_attempts=1000) for stage in spec.stages)
+    return replace(spec, timeouts=timeouts, rollout=replace(spec.rollout, max_attempts=1000), stages=stages)

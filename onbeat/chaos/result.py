@@ -55,6 +55,7 @@ class CampaignResult(Record, frozen=True, kw_only=True):
     schedule: str
     max_policy_lag: int
     generators: int
+    stage_workers: int
     digest: str
     """The undisturbed run's, which is synchronous unless the job lags; "" where the job is not deterministic."""
     undisturbed_s: float
@@ -87,6 +88,7 @@ def summed(
     schedule: str,
     max_policy_lag: int,
     generators: int,
+    stage_workers: int,
     digest: str,
     undisturbed_s: float,
     window_s: float,
@@ -105,6 +107,7 @@ def summed(
         schedule=schedule,
         max_policy_lag=max_policy_lag,
         generators=generators,
+        stage_workers=stage_workers,
         digest=digest,
         undisturbed_s=round(undisturbed_s, 2),
         window_s=round(window_s, 2),

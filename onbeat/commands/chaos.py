@@ -14,19 +14,21 @@ from rich.console import Console
 from rich.text import Text
 
 from contracts.settings import engine_from
-from onbeat.chaos.campaign import Campaign
+from onbeat.chaos.campaign import ROUND_DEADLINE_S, Campaign
 from onbeat.chaos.circumstances import circumstances
 from onbeat.chaos.result import CampaignResult, ResultFile, RoundResult
 from onbeat.client.gateway import GatewayClient
 from onbeat.client.spec_file import flag_settings, load_spec
 from onbeat.commands import options
-from onbeat.stack.plan import StackPlan, stack_settings, threads_from
+from onbeat.stack.plan import StackPlan, stack_settings, stage_workers_for, threads_from
 from onbeat.stack.stack import EmbeddedStack
 from onbeat.stack.supervision import RestartPolicy
 from onbeat.terminal.output import FAILED, console_for, emit
 from onbeat.terminal.words import by_reason, duration, one_line, plural
 
 CHAOS_SPEC = Path("configs/chaos.toml")
+STAGE_WORKERS = 2
+"""One puts late what the other has put."""
 IMPATIENT = RestartPolicy(first_pause_s=0.1, longest_pause_s=0.1, max_in_a_row=1_000_000)
 """The campaign kills on purpose: a service that died often is not broken."""
 
@@ -43,7 +45,14 @@ def chaos(
         float | None,
         typer.Option("--window", min=0.1, help="Seconds in which a round's faults fall. [by the undisturbed run]"),
     ] = None,
+    round_deadline_s: Annotated[
+        float, typer.Option("--round-deadline", min=1.0, help="Seconds after which a run counts as stuck.")
+    ] = ROUND_DEADLINE_S,
     generators: options.Generators = 2,
+    stage_workers: Annotated[
+        int | None,
+        typer.Option("--stage-workers", help="Processes that serve stages of Onbeat's own. [2 where the job has any]"),
+    ] = None,
     settings: options.Settings = None,
     json_output: options.Json = False,
     run_dir: Annotated[
@@ -65,6 +74,7 @@ def chaos(
         run_root=run_dir or Path(from_environment.run_root) / time.strftime("chaos-%Y%m%d-%H%M%S"),
         model_root=root,
         generators=generators,
+        stage_workers=stage_workers_for(job_spec, stage_workers, from_environment, default=STAGE_WORKERS),
         threads=threads_from(os.environ, None) or 1,
         settings=from_environment,
         engine=engine_from(os.environ),
@@ -74,7 +84,15 @@ def chaos(
     console.print(f"seed {seed}: {plural(rounds, 'round')} of up to {plural(max_faults, 'fault')}")
     result_file = ResultFile(out, circumstances(" ".join(["onbeat", *sys.argv[1:]]))) if out else None
     with EmbeddedStack(plan, restarts=IMPATIENT) as stack, GatewayClient(stack.gateway_url, stack.api_key) as client:
-        campaign = Campaign(stack, client, job_spec, seed=seed, max_faults=max_faults, window_s=window_s)
+        campaign = Campaign(
+            stack,
+            client,
+            job_spec,
+            seed=seed,
+            max_faults=max_faults,
+            window_s=window_s,
+            round_deadline_s=round_deadline_s,
+        )
 
         def on_round(so_far: CampaignResult) -> None:
             if result_file:

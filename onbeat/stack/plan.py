@@ -106,8 +106,8 @@ class StackPlan:
         return max(1, usable_cores() // self.generators)
 
 
-def stage_workers_for(spec: JobSpec, chosen: int | None, settings: StackSettings) -> int:
-    """How many stage workers a stack for this one job has: as chosen, else one where Onbeat serves a stage of it.
+def stage_workers_for(spec: JobSpec, chosen: int | None, settings: StackSettings, *, default: int = 1) -> int:
+    """How many stage workers a stack for this one job has: as chosen, else the default where Onbeat serves a stage.
 
     Raises InvalidInput for a stage that would wait for ever.
     """
@@ -123,7 +123,9 @@ def stage_workers_for(spec: JobSpec, chosen: int | None, settings: StackSettings
                 field=_variable("judge_url"),
                 cure="set it to the base URL of an OpenAI-compatible server, without /v1",
             )
-    return min(len(ours), 1) if chosen is None else chosen
+    if chosen is None:
+        return default if ours else 0
+    return chosen
 
 
 def stack_settings(environment: Mapping[str, str]) -> StackSettings:

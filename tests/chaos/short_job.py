@@ -46,6 +46,17 @@ def short_job(**changes: Any) -> JobSpec:
 LAG: dict[str, Any] = {"schedule": "delayed", "max_policy_lag": 2, "algorithm__correction": "tis"}
 """What makes a short job one of three open iterations."""
 
+STAGED: dict[str, Any] = {
+    "iterations": 6,
+    "algorithm__kl_coefficient": 0.01,
+    "algorithm__distillation_coefficient": 0.05,
+    "stages": [
+        {"type": "reference", "lease_s": 1.0, "max_attempts": 100},
+        {"type": "teacher", "model": "configs/models/two-digit-addition", "lease_s": 1.0, "max_attempts": 100},
+    ],
+}
+"""What makes a short job one whose batches pass two stages, whose workers are replaced in a second as well."""
+
 
 def sequential_digest(pipeline: Pipeline, spec: JobSpec, folder: Path) -> str:
     """The digest of the job's final weights without any of the stack: also what a lag makes has an oracle."""

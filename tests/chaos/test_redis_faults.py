@@ -23,12 +23,15 @@ from tests.chaos.short_job import (
     DEADLINE_S,
     IS_LONG,
     LAG,
+    STAGED,
     assert_undisturbed,
     committed,
+    long_variant,
     running,
     sequential_digest,
     short_job,
     succeed,
+    undisturbed_digest,
     until,
 )
 from tests.pipeline import Pipeline, wait_for_exit
@@ -49,6 +52,7 @@ TRANSITIONS = (
     "commit_iteration",
     "set_state",
 )
+OF_STAGES = (*TRANSITIONS, "claim_rows", "put_rows", "renew_rows")
 
 
 @pytest.fixture(scope="module")
@@ -187,3 +191,19 @@ def test_a_lost_answer_of_every_transition_changes_nothing(tmp_path: Path, undis
         assert pipeline.proxy is not None
         lost = pipeline.proxy.lost
     assert [name for name in TRANSITIONS if not lost[script_sha(name)]] == []
+
+
+@long_variant
+def test_a_lost_answer_of_a_stage_worker_changes_nothing(pipeline: Pipeline, tmp_path: Path) -> None:
+    job = short_job(**STAGED)
+    with running(pipeline, "consumer.stages-oracle"):
+        digest = undisturbed_digest(pipeline, job)
+    cut = CutPipeline(tmp_path)
+    with cut:
+        cut.start_generators(1)
+        cut.start("consumer.stages-1")
+        cut.start("consumer.stages-2")
+        assert_undisturbed(cut, cut.train(job), digest)
+        assert cut.proxy is not None
+        lost = cut.proxy.lost
+    assert [name for name in OF_STAGES if not lost[script_sha(name)]] == []

@@ -29,6 +29,7 @@ CHECKPOINT = (
     "tests/unit/consumer/model/test_adapters.py",
     *OLDER,
 )
+STAGES = ("tests/integration/test_stages.py", "tests/integration/test_stages_faults.py")
 FENCE = (
     "tests/integration/test_fence.py",
     "tests/integration/test_fence_repeats.py",
@@ -38,7 +39,10 @@ FENCE = (
     "tests/integration/test_guards_of_scripts.py",
     "tests/integration/test_window.py",
     "tests/integration/test_window_faults.py",
+    *STAGES,
 )
+COLUMNS = ("tests/unit/contracts/test_stages.py",)
+STAGE_SCRIPTS = ("claim_rows", "put_rows", "renew_rows", "fail_rows")
 SCRIPTS = sorted(path.stem for path in (Path(__file__).parents[2] / "broker" / "scripts").glob("*.lua"))
 
 TESTS: dict[str, tuple[str, ...]] = {
@@ -81,6 +85,14 @@ TESTS: dict[str, tuple[str, ...]] = {
     "weight_store/files/tensor_folder.py": RECEIVER,
     "onbeat/audit/chain.py": ("tests/unit/onbeat/audit/test_chain.py", "tests/unit/onbeat/audit/test_weights.py"),
     "gateway/submission.py": ("tests/unit/gateway/test_submission.py", "tests/integration/test_gateway.py"),
-    **{f"broker/scripts/{name}.lua": FENCE for name in SCRIPTS},
+    **{f"broker/scripts/{name}.lua": FENCE for name in SCRIPTS if name not in STAGE_SCRIPTS},
+    **{f"broker/scripts/{name}.lua": STAGES for name in STAGE_SCRIPTS},
+    "broker/stage_side.py": STAGES,
+    **{f"contracts/experience/{name}.py": COLUMNS for name in ("columns", "plan")},
+    "contracts/spec_tables/stages.py": COLUMNS,
+    "consumer/stages/worker.py": ("tests/unit/consumer/stages/test_worker.py",),
+    "consumer/stages/held_items.py": ("tests/unit/consumer/stages/test_worker.py",),
+    "consumer/stages/llm_judge.py": ("tests/unit/consumer/stages/test_llm_judge.py",),
+    "consumer/stages/judge_answer.py": ("tests/unit/consumer/stages/test_judge_answer.py",),
 }
 """Source → tests; many sources share theirs."""

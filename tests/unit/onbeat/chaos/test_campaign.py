@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from contracts.errors import InvalidInput
 from contracts.jobs import JobState, JobStatus
-from onbeat.chaos.campaign import DisturbedRun
+from onbeat.chaos.campaign import LEASE_S, Campaign, DisturbedRun, hardened
 from onbeat.chaos.result import CampaignResult, Fault, ResultFile, RoundResult, summed
+from onbeat.stack.plan import StackPlan
+from tests.builders import job_spec
 
 
 def status(*, expected: int = 0, committed: int = 0) -> JobStatus:
@@ -26,6 +29,63 @@ def status(*, expected: int = 0, committed: int = 0) -> JobStatus:
         batches_expected=expected,
         created_s=0.0,
     )
+
+
+class StandInStack:
+    """A stack whose processes are names."""
+
+    def __init__(self, folder: Path, *, stage_workers: int = 0) -> None:
+        self.plan = StackPlan(run_root=folder, model_root=folder, stage_workers=stage_workers)
+        self.pids: dict[str, int] = {}
+
+    def tick(self) -> None:
+        return
+
+
+class StandInGateway:
+    """Its first job has succeeded as it is submitted; those after it never end."""
+
+    def __init__(self) -> None:
+        self.num_jobs = 0
+        self.cancelled: list[str] = []
+
+    def submit(self, _spec: Any, *, idempotency_key: str) -> JobStatus:
+        assert idempotency_key
+        self.num_jobs += 1
+        return replace(
+            self.job(f"j{self.num_jobs}"), state=JobState.SUCCEEDED if self.num_jobs == 1 else JobState.RUNNING
+        )
+
+    def job(self, job_id: str) -> JobStatus:
+        return replace(status(expected=2), job_id=job_id)
+
+    def cancel(self, job_id: str) -> None:
+        self.cancelled.append(job_id)
+
+
+def campaign_on(stack: Any, gateway: Any, **options: Any) -> Campaign:
+    return Campaign(stack, gateway, job_spec(), seed=1, max_faults=1, window_s=1000.0, **options)
+
+
+def test_a_round_past_its_deadline_is_stuck_and_its_job_is_cancelled(tmp_path: Path) -> None:
+    gateway = StandInGateway()
+    result = campaign_on(StandInStack(tmp_path), gateway, round_deadline_s=0.2).run(1, lambda _: None)
+    assert [one.status for one in result.findings] == ["stuck"]
+    assert gateway.cancelled == ["j2"]
+
+
+@pytest.mark.parametrize("stage_workers", [0, 2])
+def test_stage_workers_are_disturbed_where_the_stack_has_any(tmp_path: Path, stage_workers: int) -> None:
+    stack = StandInStack(tmp_path, stage_workers=stage_workers)
+    result = campaign_on(stack, StandInGateway()).run(0, lambda _: None)
+    of_stages = {"kill stage worker", "kill all stage workers", "pause stage worker"}
+    assert of_stages & result.faults_by_kind.keys() == (of_stages if stage_workers else set())
+    assert result.stage_workers == stage_workers
+
+
+def test_items_of_the_campaigns_job_are_given_on_within_a_second_and_never_given_up() -> None:
+    (stage,) = hardened(job_spec(stages=[{"type": "reference"}], algorithm__kl_coefficient=0.1)).stages
+    assert (stage.lease_s, stage.max_attempts) == (LEASE_S, 1000)
 
 
 def submitted_ago(seconds: float, **fields: Any) -> DisturbedRun:
@@ -88,6 +148,7 @@ def campaign(*results: RoundResult) -> CampaignResult:
         schedule="delayed",
         max_policy_lag=1,
         generators=2,
+        stage_workers=0,
         digest="d",
         undisturbed_s=10.0,
         window_s=6.0,
