@@ -30,6 +30,7 @@ MODULES = {
     "gateway": "stand_in_http",
     "worker": "stand_in_worker",
     "generator": "stand_in_generator",
+    "stage": "stand_in_generator",
 }
 linux_only = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc and PR_SET_PDEATHSIG")
 
@@ -59,14 +60,15 @@ def identities(pids: dict[str, int]) -> set[psutil.Process]:
 
 @linux_only
 def test_every_service_is_its_own_process_and_none_outlives_the_stack(tmp_path: Path) -> None:
-    stack = EmbeddedStack(plan(tmp_path, generators=2), modules=MODULES)
+    stack = EmbeddedStack(plan(tmp_path, generators=2, stage_workers=2), modules=MODULES)
+    scaled = {"generator-1", "generator-2", "stage-1", "stage-2"}
     with stack:
-        assert set(stack.pids) == {"redis", "reward_service", "gateway", "worker", "generator-1", "generator-2"}
-        assert len(set(stack.pids.values())) == 6
+        assert set(stack.pids) == {"redis", "reward_service", "gateway", "worker", *scaled}
+        assert len(set(stack.pids.values())) == 8
         worker = stack.pids["worker"]
         until(lambda: len(child_process.descendants(worker)) == 1, "the worker's trainer")
         everything = identities(stack.pids) | child_process.descendants(worker)
-        assert len(everything) == 7
+        assert len(everything) == 9
         assert httpx.get(f"{stack.gateway_url}/readyz").is_success
         assert stack.redis is not None
         assert probe(stack.redis.url).version
@@ -87,17 +89,14 @@ def test_a_trainer_whose_worker_was_killed_still_ends_with_the_stack(tmp_path: P
 
 
 def test_a_killed_service_and_a_killed_redis_come_back_at_their_addresses(tmp_path: Path) -> None:
-    with EmbeddedStack(plan(tmp_path), modules=MODULES) as stack:
+    with EmbeddedStack(plan(tmp_path, stage_workers=1), modules=MODULES) as stack:
         assert stack.redis is not None
         url = stack.redis.url
         before = stack.pids
-        for name in ("generator-1", "gateway", "redis"):
+        killed = ("generator-1", "stage-1", "gateway", "redis")
+        for name in killed:
             os.kill(before[name], signal.SIGKILL)
-        until(
-            lambda: all(stack.pids[name] != before[name] for name in ("generator-1", "gateway", "redis")),
-            "all",
-            stack.tick,
-        )
+        until(lambda: all(stack.pids[name] != before[name] for name in killed), "all", stack.tick)
         until(lambda: gateway_answers(stack.gateway_url), "the gateway", stack.tick)
         assert stack.redis.url == url
         assert probe(url).version
