@@ -146,7 +146,7 @@ class EmbeddedRedis:
         return False
 
     def _write_configuration(self) -> None:
-        """Passwords stand in no command line, which `ps` shows, and in no file."""
+        """Passwords stand in no command line, which `ps` shows, in no file but stack.json."""
         text = CONFIGURATION.format(port=self.port, users=self._users, folder=self.folder)
         users = users_acl({role: password_hash(password) for role, password in self._passwords.items()})
         try:

@@ -16,8 +16,11 @@ import httpx
 import psutil
 import pytest
 
+from broker.connection.client import connect
 from broker.connection.probe import probe
+from broker.connection.roles import GATEWAY, GENERATOR, STAGE, TRAINER
 from contracts.errors import Conflict, InvalidInput, Unavailable
+from onbeat.client.connection import client_settings
 from onbeat.stack.access import StackFile, gateway_access, read_stack_file, write_stack_file
 from onbeat.stack.plan import StackPlan
 from onbeat.stack.stack import STACK_MARK, EmbeddedStack
@@ -137,6 +140,13 @@ def test_the_stack_file_is_private_and_gone_with_the_stack(tmp_path: Path) -> No
         assert [stat.S_IMODE(folder.stat().st_mode) for folder in (path.parent, stack.logs)] == [0o700, 0o700]
         access = gateway_access({}, gateway=None, api_key=None, run_dir=stack.plan.run_root)
         assert (access.url, access.key) == (stack.gateway_url, stack.api_key)
+        for role in (GENERATOR, STAGE, TRAINER):
+            told = client_settings(role, run_dir=stack.plan.run_root)
+            assert told.redis_url.startswith(f"redis://{role}:")
+            connect(told).close()
+            assert (told.api_key, bool(told.reward_key)) == ("", role == GENERATOR), "a role has its own secrets alone"
+        with pytest.raises(InvalidInput, match="user `gateway`"):
+            client_settings(GATEWAY, run_dir=stack.plan.run_root)
         logs = "".join(log.read_text() for log in stack.logs.iterdir())
         assert stack.api_key not in logs
     assert not path.exists()

@@ -37,7 +37,8 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
         yield started
 
 
-def spec_with(**tables: Any) -> JobSpec:
+def spec_with(*, prompts: int, **tables: Any) -> JobSpec:
+    """prompts: of an iteration."""
     values = {
         "name": "an example",
         "iterations": 4,
@@ -47,12 +48,12 @@ def spec_with(**tables: Any) -> JobSpec:
         "reward": {"components": [{"type": "exact"}]},
         "rollout": {
             "batches_per_iteration": 2,
-            "prompts_per_batch": 32,
+            "prompts_per_batch": prompts // 2,
             "group_size": 8,
             "max_prompt_tokens": 8,
             "sampling": {"max_new_tokens": 5},
         },
-        "evaluation": {"num_prompts": 256, "prompts_per_batch": 128},
+        "evaluation": {"num_prompts": 3 * prompts, "prompts_per_batch": 3 * prompts},
     }
     return convert(values | tables, JobSpec)
 
@@ -75,7 +76,7 @@ def test_the_examples_are_as_short_as_they_are_said_to_be() -> None:
 
 
 def test_a_trainer_in_plain_pytorch_learns_is_killed_and_goes_on_and_its_job_is_verified(pipeline: Pipeline) -> None:
-    job_id, _ = pipeline.jobs.create(spec_with(iterations=12, trainer={"external": True}))
+    job_id, _ = pipeline.jobs.create(spec_with(prompts=64, iterations=10, trainer={"external": True}))
     generator = pipeline.start("producer-ours")
     first = pipeline.start_program("trainer-1", EXAMPLES / "trainer.py", job_id, role=TRAINER)
     until_committed(pipeline, job_id, first, number=2)
@@ -86,9 +87,9 @@ def test_a_trainer_in_plain_pytorch_learns_is_killed_and_goes_on_and_its_job_is_
     assert pipeline.jobs.state(job_id) is JobState.SUCCEEDED
     verdict = pipeline.verdict(job_id)
     assert not verdict.gaps
-    assert (verdict.num_iterations, verdict.num_trained_batches) == (12, 24)
+    assert (verdict.num_iterations, verdict.num_trained_batches) == (10, 20)
     lines = read_json_lines(RunFolder(pipeline.settings.run_root_path, job_id).metrics, IterationMetrics)
-    assert {line.iteration for line in lines} == set(range(12))
+    assert {line.iteration for line in lines} == set(range(10))
     assert all(line.grad_norm > 0.0 for line in lines)
     status = job_status(pipeline.broker, job_id)
     assert status.evaluation_before is not None
@@ -97,7 +98,7 @@ def test_a_trainer_in_plain_pytorch_learns_is_killed_and_goes_on_and_its_job_is_
 
 
 def test_a_generator_and_a_stage_of_ones_own_serve_our_trainer(pipeline: Pipeline) -> None:
-    spec = spec_with(iterations=2, stages=[VARIETY], optimizer={"learning_rate": 1e-4})
+    spec = spec_with(prompts=4, iterations=2, stages=[VARIETY], optimizer={"learning_rate": 1e-4})
     job_id, _ = pipeline.jobs.create(spec)
     generator = pipeline.start_program("generator", EXAMPLES / "generator.py", job_id, role=GENERATOR)
     stage = pipeline.start_program("stage", EXAMPLES / "stage.py", job_id, role=STAGE)
