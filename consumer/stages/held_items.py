@@ -25,7 +25,8 @@ class HeldItems:
     """Every item between its claim and its end."""
 
     def __init__(self) -> None:
-        self._held: dict[str, tuple[ServedStage, ClaimedItem, asyncio.Task[None]]] = {}
+        self._held: dict[asyncio.Task[None], tuple[ServedStage, ClaimedItem]] = {}
+        """Held by task: after a restart that forgot a lease the same item may come again, under the same attempt."""
         self.changed = asyncio.Event()
         """Set at a claim, so that its lease is renewed soon enough; cleared at each beat."""
         self.freed = asyncio.Event()
@@ -35,33 +36,32 @@ class HeldItems:
         return len(self._held)
 
     def __str__(self) -> str:
-        return ", ".join(sorted(self._held))
+        return ", ".join(sorted(name_of(*held) for held in self._held.values()))
 
     @property
     def tasks(self) -> list[asyncio.Task[None]]:
-        return [task for _, _, task in self._held.values()]
+        return list(self._held)
 
     def hold(self, stage: ServedStage, item: ClaimedItem, task: asyncio.Task[None]) -> None:
         """Holds the item until its task is done."""
-        name = name_of(stage, item)
-        self._held[name] = (stage, item, task)
-        task.add_done_callback(lambda _: self._end(name))
+        self._held[task] = (stage, item)
+        task.add_done_callback(self._end)
         self.changed.set()
 
     def by_job(self) -> dict[str, list[tuple[ServedStage, ClaimedItem]]]:
         held: dict[str, list[tuple[ServedStage, ClaimedItem]]] = {}
-        for stage, item, _ in self._held.values():
+        for stage, item in self._held.values():
             held.setdefault(stage.job_id, []).append((stage, item))
         return held
 
-    def settle(self, stage: ServedStage, item: ClaimedItem) -> None:
+    def settle(self, item: ClaimedItem) -> None:
         """Drops the work on an item whose columns are there, or whose batch is not needed any more."""
-        held = self._held.get(name_of(stage, item))
-        if held is not None:
-            held[2].cancel()
+        for task, (_, one) in self._held.items():
+            if one is item:
+                task.cancel()
 
-    def _end(self, name: str) -> None:
-        del self._held[name]
+    def _end(self, task: asyncio.Task[None]) -> None:
+        del self._held[task]
         self.freed.set()
 
 
@@ -92,13 +92,12 @@ class Heartbeat:
         """Renews every lease. An item of which another worker holds the lease goes on: the first put counts."""
         for held in self.held.by_job().values():
             renewal = await asyncio.to_thread(held[0][0].side.renew, [item for _, item in held])
-            for stage, item in held:
-                if item in renewal.settled:
-                    self.held.settle(stage, item)
+            for item in renewal.settled:
+                self.held.settle(item)
 
 
 def name_of(stage: ServedStage, item: ClaimedItem) -> str:
-    """An item's name for people, which is also the key under which it is held."""
+    """An item's name for people."""
     return f"{stage.job_id} {item.batch_id} {stage.stage.name}/{item.item} (attempt {item.attempt})"
 
 
