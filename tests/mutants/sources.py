@@ -29,7 +29,11 @@ CHECKPOINT = (
     "tests/unit/consumer/model/test_adapters.py",
     *OLDER,
 )
-STAGES = ("tests/integration/test_stages.py", "tests/integration/test_stages_faults.py")
+STAGES = (
+    "tests/integration/test_stages.py",
+    "tests/integration/test_stages_faults.py",
+    "tests/integration/test_guards_of_stages.py",
+)
 FENCE = (
     "tests/integration/test_fence.py",
     "tests/integration/test_fence_repeats.py",

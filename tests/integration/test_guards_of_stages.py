@@ -1,0 +1,114 @@
+"""Guards of the stage scripts that stand behind another one: each test opens the first, as a lost write would."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from broker.connection.roles import STAGE
+from broker.generator_side import FailOutcome
+from broker.stage_side import PutOutcome, StageSide, wait_for_items
+from contracts.encoding.wire import decode
+from contracts.errors import NotFound
+from onbeat.stack.redis import EmbeddedRedis
+from tests.integration.fence_parts import change_fence
+from tests.integration.stage_parts import StagedJob, external
+
+CHAIN = (external("judge"), external("after", inputs=("judge",), unit="batch"))
+
+
+@pytest.fixture
+def job(redis_server: EmbeddedRedis) -> StagedJob:
+    job = StagedJob(redis_server, CHAIN)
+    job.open()
+    job.publish()
+    return job
+
+
+def end(job: StagedJob) -> None:
+    """The job has ended, though its iteration stands open."""
+    job.operator.redis.hset(job.keys.job, "state", "cancelled")
+
+
+def close(job: StagedJob) -> None:
+    """No iteration is open, though its slot is full."""
+    change_fence(job.operator, job.keys, is_open=False)
+
+
+def claim_raw(job: StagedJob, max_rows: int) -> list[Any]:
+    """The answer of the script to a worker that holds no batch."""
+    return job.brokers[STAGE].run(
+        "claim_rows",
+        job.keys.of_script(job.keys.ready),
+        worker="s9",
+        stage=0,
+        name="judge",
+        stages=job.spec.stage_plan.for_scripts(),
+        lease_ms=1000,
+        max_attempts=4,
+        max_rows=max_rows,
+        held={},
+    )
+
+
+def test_a_batch_crosses_the_connection_once_for_all_of_its_items(job: StagedJob) -> None:
+    _, packed, *values = claim_raw(job, 3)
+    answer = decode(packed, dict)
+    assert (len(answer["items"]), answer["fields"], len(values)) == (3, ["b/0/train/0"], 1)
+
+
+def test_a_claim_that_finds_nothing_says_for_how_long(job: StagedJob) -> None:
+    claim_raw(job, 100)
+    outcome, due_ms, last_entry = claim_raw(job, 100)
+    assert (outcome, 0 < due_ms <= 1000, b"-" in last_entry) == (b"none", True, True)
+
+
+def test_nothing_is_claimed_of_a_job_that_has_ended_though_its_items_are_there(job: StagedJob) -> None:
+    end(job)
+    assert job.stage().claim("judge", 100) == []
+
+
+@pytest.mark.parametrize("over", [end, close])
+def test_an_item_of_what_is_over_is_settled_though_it_is_there(job: StagedJob, over: Any) -> None:
+    (item,) = job.stage().claim("judge")
+    over(job)
+    assert job.stage().renew([item]).settled == (item,)
+    assert job.stage().fail(item, "no answer") is FailOutcome.SETTLED
+    assert job.stage().put([(item, job.made(item))]) == [PutOutcome.SETTLED]
+
+
+def test_an_item_that_is_put_needs_no_lease_and_one_of_another_claim_is_lost(job: StagedJob) -> None:
+    done, given_on, kept = job.stage().claim("judge", 3)
+    job.stage("s2").put([(done, job.made(done))])
+    job.expire(given_on)
+    (taken,) = job.stage("s2").claim("judge")
+    assert (taken.item, taken.attempt) == (given_on.item, 2)
+    renewal = job.stage().renew([done, given_on, kept])
+    assert (renewal.settled, renewal.lost) == ((done,), (given_on,))
+    assert job.stage("s2").renew([dataclasses.replace(taken, attempt=1)]).lost != ()
+
+
+def test_columns_name_each_of_their_inputs_and_no_other(job: StagedJob) -> None:
+    job.run_stage("judge")
+    (item,) = job.stage().claim("after")
+    for inputs in ((), item.input_digests[:-1], (*item.input_digests, "x"), (*item.input_digests[:-1], "x")):
+        wrong = dataclasses.replace(item, input_digests=inputs)
+        assert job.stage().put([(wrong, job.made(item))]) == [PutOutcome.NOT_READY]
+    assert job.stage().put([(item, job.made(item))]) == [PutOutcome.ACCEPTED]
+
+
+def test_an_item_that_was_never_handed_out_takes_no_columns(job: StagedJob) -> None:
+    (item,) = job.stage().claim("judge")
+    beyond = dataclasses.replace(item, item=99)
+    assert job.stage().put([(beyond, job.made(item))]) == [PutOutcome.NOT_READY]
+    assert job.arrived() == []
+
+
+def test_no_columns_are_no_call_and_no_job_is_an_error(job: StagedJob) -> None:
+    assert job.stage().put([]) == []
+    with pytest.raises(NotFound, match="there is no job job-none"):
+        StageSide(job.brokers[STAGE], "job-none", "s1").claim("judge")
+    with pytest.raises(ValueError, match="no job to wait for"):
+        wait_for_items([], 0.1)
