@@ -107,8 +107,9 @@ def test_an_item_that_was_never_handed_out_takes_no_columns(job: StagedJob) -> N
 
 
 def test_no_columns_are_no_call_and_no_job_is_an_error(job: StagedJob) -> None:
-    assert job.stage().put([]) == []
+    of_none = StageSide(job.brokers[STAGE], "job-none", "s1")
+    assert of_none.put([]) == []
     with pytest.raises(NotFound, match="there is no job job-none"):
-        StageSide(job.brokers[STAGE], "job-none", "s1").claim("judge")
+        of_none.claim("judge")
     with pytest.raises(ValueError, match="no job to wait for"):
         wait_for_items([], 0.1)
