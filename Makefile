@@ -9,7 +9,7 @@ export HF_HUB_OFFLINE := 1
 VLLM := .venv-vllm
 VLLM_STAMP := $(VLLM)/.installed
 
-.PHONY: setup lock demo up test test-trl fuzz soak model mutants chaos lint bench setup-vllm demo-vllm test-vllm
+.PHONY: setup lock demo up test test-trl bench-experience fuzz soak model mutants chaos lint bench setup-vllm demo-vllm test-vllm
 
 setup: $(STAMP)
 
@@ -42,6 +42,12 @@ test-trl: $(STAMP)
 		> "$$(.venv-trl/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/onbeat.pth"
 	.venv-trl/bin/python -m pip install -q -c constraints.txt '$(TRL)'
 	OMP_NUM_THREADS=1 PYTHONPATH=. .venv-trl/bin/python -m pytest tests/contract/test_trl.py
+
+# Rows through a stage beside TransferQueue, which has an environment of its own.
+bench-experience: $(STAMP)
+	test -x .venv-tq/bin/python || $(PYTHON) -m venv .venv-tq
+	.venv-tq/bin/python -m pip install -q 'TransferQueue==0.1.11'
+	$(BIN)/onbeat bench experience --transfer-queue .venv-tq/bin/python
 
 # Requests against a real gateway by schemathesis, which has an environment of its own, and damaged bytes against every
 # decoder: about ten minutes (docs/operations.md).

@@ -1,0 +1,307 @@
+"""What a row costs on its way through a stage: put → get → acknowledge, beside TransferQueue and raw Redis streams.
+
+    onbeat bench experience --transfer-queue .venv-tq/bin/python      (make bench-experience has the environment)
+
+A cycle of a client, of 1 row or of 16, one after the other, with 1 and with 4 clients:
+
+    ours            a rollout batch is published through the fence (put), its rows are claimed by a stage under a lease
+                    (get), and their column is put, which acknowledges them
+    raw             XADD of each row's bytes, XREADGROUP of as many, XACK; several commands of a step in one pipeline
+    TransferQueue   put of the rows, get_meta and get_data, and a put of the column beside them; it runs under the
+                    interpreter of an environment of its own, with its default configuration
+
+Ours and raw alternate, round by round, on one server that keeps an append-only file. What is not timed: a generator's
+claim of its prompts, opening an iteration and clearing it, and the clearing of TransferQueue's partitions. Memory is
+the proportional set size of all processes, with 4 clients: server or actors, Ray's own, and the clients.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import psutil
+from msgspec.structs import replace
+
+from benchmarks._batches import DIGEST, manifest, one_group, prompt_batch
+from benchmarks._results import write_result
+from broker.connection.client import Broker, connect
+from broker.generator_side import GeneratorSide, PublishOutcome
+from broker.job_store import JobStore
+from broker.openings import Opening
+from broker.stage_side import PutOutcome, StageSide
+from broker.trainer_side import TrainerSide
+from contracts.encoding.wire import encode
+from contracts.experience.columns import Column
+from contracts.jobs import JobState
+from contracts.rewards import ExactReward
+from contracts.rollouts import RolloutBatch
+from contracts.settings import StackSettings
+from contracts.spec import JobSpec, LimitSpec, ModelSpec, RewardSpec
+from contracts.spec_tables.datasets import AdditionDataset
+from contracts.spec_tables.stages import ExternalStage
+from onbeat.stack.redis import EmbeddedRedis
+
+EXPECTED = (
+    "Before the first run: ours 1,000-1,500 rows/s at 45 KB one by one with one client, three round trips of about "
+    "0.25 ms each, 6,000-10,000 in batches of 16, 80-200 at 1 MB; ratios to raw of 1.5-2.2 one by one, below 1.5 in "
+    "batches and at 1 MB, where bytes count; TransferQueue 10-20x slower one by one, 8-12x in batches; memory of ours "
+    "below 0.3 GB with 4 clients, of TransferQueue about 2 GB; 0.5 s to start against 20 s or more."
+)
+AIMS = {"to_transfer_queue_one_by_one": 20.0, "to_transfer_queue_in_batches": 5.0, "memory_share": 0.1, "to_raw": 2.0}
+ROW_BYTES = {"45 KB": 45 * 1024, "1 MB": 1024**2}
+CYCLES = {("45 KB", 1): 200, ("45 KB", 16): 40, ("1 MB", 1): 60, ("1 MB", 16): 8}
+"""Of each client, in a round."""
+CLIENTS = (1, 4)
+STAGE = "score"
+LEASE_S = 3600.0
+SCRIPT = Path(__file__).parent / "_transfer_queue.py"
+VALUE = {"score": [b"\0\0\0\0"]}
+
+
+@dataclass
+class Order:
+    """What a client is to do next."""
+
+    way: str
+    source: str
+    """Stream of a raw round, job id of one of ours."""
+    size: str
+    rows: int
+    cycles: int
+
+
+@dataclass
+class Way:
+    """The rounds of one way of a case."""
+
+    rows_per_s: list[float] = field(default_factory=list)
+    took_s: list[float] = field(default_factory=list)
+
+    def numbers(self) -> dict[str, float]:
+        cuts = statistics.quantiles(self.took_s, n=100, method="inclusive")
+        return {
+            "rows_per_s": round(statistics.median(self.rows_per_s), 1),
+            "p50_ms": round(1000 * cuts[49], 3),
+            "p99_ms": round(1000 * cuts[98], 3),
+        }
+
+
+def batch_of(size: str, rows: int) -> RolloutBatch:
+    """One group whose rollouts have the bytes of the size, half of them token ids and half log-probs."""
+    return one_group(prompt_tokens=16, response_lengths=[ROW_BYTES[size] // 8] * rows)
+
+
+def client(url: str, name: str, orders: Connection) -> None:
+    """A client process. It gets ready for each order and says so; then it answers with its cycles' seconds."""
+    broker = connect(StackSettings(redis_url=url))
+    while (order := orders.recv()) is not None:
+        cycle = (raw_cycle if order.way == "raw" else our_cycle)(broker, order, name)
+        orders.send("ready")
+        orders.recv()
+        orders.send([timed(cycle) for _ in range(order.cycles)])
+
+
+def raw_cycle(broker: Broker, order: Order, name: str) -> Callable[[], None]:
+    redis: Any = broker.redis
+    payload = encode(batch_of(order.size, 1))
+
+    def cycle() -> None:
+        with redis.pipeline(transaction=False) as pipe:
+            for _ in range(order.rows):
+                pipe.xadd(order.source, {"batch": payload})
+            pipe.execute()
+        read: list[bytes] = []
+        while len(read) < order.rows:
+            left = order.rows - len(read)
+            found = redis.xreadgroup("readers", name, {order.source: ">"}, count=left, block=1000)
+            read += [entry for entry, _ in found[0][1]] if found else []
+        redis.xack(order.source, "readers", *read)
+
+    return cycle
+
+
+def our_cycle(broker: Broker, order: Order, name: str) -> Callable[[], None]:
+    generator, stage = GeneratorSide(broker, order.source, name), StageSide(broker, order.source, name)
+    sampled = replace(batch_of(order.size, order.rows), job_id=order.source, generator_id=name)
+    claims = [claim for _ in range(order.cycles) if (claim := generator.claim(LEASE_S))]
+    stage.plan  # noqa: B018 - read before the time counts, as a worker does once
+
+    def cycle() -> None:
+        claim = claims.pop()
+        batch = replace(sampled, batch_id=claim.prompt_batch.batch_id, attempt=claim.attempt)
+        if generator.publish(claim, batch) is not PublishOutcome.ACCEPTED:
+            raise RuntimeError(f"batch {batch.batch_id} was refused")
+        items = stage.claim(STAGE, order.rows)
+        if len(items) != order.rows:
+            raise RuntimeError(f"{len(items)} rows were claimed instead of {order.rows}")
+        if set(stage.put([(item, VALUE) for item in items])) != {PutOutcome.ACCEPTED}:
+            raise RuntimeError("a put was refused")
+
+    return cycle
+
+
+def timed(work: Callable[[], object]) -> float:
+    started_s = time.perf_counter()
+    work()
+    return time.perf_counter() - started_s
+
+
+class Rounds:
+    """Rounds of both ways on one server, each over a job or a stream of its own."""
+
+    def __init__(self, server: EmbeddedRedis, pipes: list[Connection]) -> None:
+        self._broker = connect(StackSettings(redis_url=server.url))
+        self._jobs = JobStore(self._broker)
+        self._pipes = pipes
+
+    def run(self, way: str, size: str, rows: int, clients: int, into: Way) -> None:
+        cycles = CYCLES[size, rows]
+        source = self._open_job(rows, clients * cycles) if way == "ours" else self._make_stream()
+        pipes = self._pipes[:clients]
+        for pipe in pipes:
+            pipe.send(Order(way, source, size, rows, cycles))
+        for pipe in pipes:
+            pipe.recv()
+        for pipe in pipes:
+            pipe.send("go")
+        took: list[list[float]] = []
+        elapsed_s = timed(lambda: took.extend(pipe.recv() for pipe in pipes))
+        into.rows_per_s.append(clients * cycles * rows / elapsed_s)
+        into.took_s += [seconds for one in took for seconds in one]
+        if way == "ours":
+            self._jobs.move(source, JobState.FAILED)
+            self._jobs.remove(source)
+        else:
+            self._broker.redis.delete(source)
+
+    def _make_stream(self) -> str:
+        self._broker.redis.xgroup_create("onbeat:bench:rows", "readers", id="0", mkstream=True)
+        return "onbeat:bench:rows"
+
+    def _open_job(self, rows: int, count: int) -> str:
+        score = Column(name=STAGE, type="float32")
+        stage = ExternalStage(name=STAGE, inputs=("completion_ids", "generator_logprobs"), outputs=(score,))
+        spec = JobSpec(
+            name="bench experience",
+            iterations=1,
+            model=ModelSpec(path="none"),
+            dataset=AdditionDataset(),
+            reward=RewardSpec(components=(ExactReward(),)),
+            limits=LimitSpec(max_batch_bytes=2**26),
+            stages=(stage,),
+        )
+        job_id, _ = self._jobs.create(spec)
+        side = TrainerSide(self._broker, job_id, owner="bench", lease_s=LEASE_S)
+        side.acquire()
+        side.publish_weights(manifest(0), oldest_kept=0)
+        prompts = tuple(replace(prompt_batch(job_id, 0, index, 1), group_size=rows) for index in range(count))
+        side.open_iteration(Opening(iteration=0, oldest_version=0, newest_version=0, batches=prompts), {0: DIGEST})
+        side.release()
+        return job_id
+
+
+def memory_mb(processes: Iterable[psutil.Process]) -> float:
+    """Proportional set size: pages that several processes share count once."""
+    return round(sum(process.memory_full_info().pss for process in processes) / 1e6, 1)
+
+
+def measure(num_rounds: int, sizes: list[str]) -> dict[str, Any]:
+    started_s = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder, EmbeddedRedis(Path(folder) / "redis") as server:
+        connect(StackSettings(redis_url=server.url)).ping()
+        start_s = time.perf_counter() - started_s
+        context = multiprocessing.get_context("spawn")
+        pipes, processes = [], []
+        for index in range(max(CLIENTS)):
+            ours, theirs = context.Pipe()
+            processes.append(context.Process(target=client, args=(server.url, f"c{index}", theirs), daemon=True))
+            processes[-1].start()
+            pipes.append(ours)
+        rounds, rows = Rounds(server, pipes), []
+        for size in sizes:
+            for num_rows in (1, 16):
+                for clients in CLIENTS:
+                    ways = {"ours": Way(), "raw": Way()}
+                    for number in range(num_rounds + 1):
+                        for name, way in ways.items():
+                            rounds.run(name, size, num_rows, clients, way if number else Way())
+                    numbers = {name: way.numbers() for name, way in ways.items()}
+                    rows.append({"size": size, "rows": num_rows, "clients": clients, **numbers})
+                    sys.stderr.write(f"{rows[-1]}\n")
+        pids = [server.child.pid, *(process.pid for process in processes)]
+        memory = memory_mb(psutil.Process(pid) for pid in pids if pid)
+        for pipe, process in zip(pipes, processes, strict=True):
+            pipe.send(None)
+            process.join()
+    return {"start_s": round(start_s, 2), "memory_mb": memory, "rows": rows}
+
+
+def measure_transfer_queue(python: str, sizes: list[str]) -> dict[str, Any]:
+    cases = [
+        (size, ROW_BYTES[size], num_rows, clients, max(4, CYCLES[size, num_rows] // 4))
+        for size in sizes
+        for num_rows in (1, 16)
+        for clients in CLIENTS
+    ]
+    command = [python, str(SCRIPT), json.dumps(cases)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    answers: list[dict[str, Any]] = []
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True
+    ) as process:
+        if process.stdin is None or process.stdout is None:
+            raise AssertionError("both are pipes")
+        for line in process.stdout:
+            answers.append(json.loads(line))
+            if "done" in answers[-1]:
+                break
+        else:
+            raise RuntimeError(f"TransferQueue ended with exit code {process.wait()}")
+        root = psutil.Process(process.pid)
+        memory = memory_mb([root, *root.children(recursive=True)])
+        process.stdin.write("end\n")
+        process.stdin.close()
+    of_cases = [one for one in answers if "took_s" in one]
+    rows = []
+    for case, one in zip(cases, of_cases, strict=True):
+        rate = case[2] * case[3] * case[4] / one["elapsed_s"]
+        numbers = Way(rows_per_s=[rate], took_s=one["took_s"]).numbers()
+        rows.append({"size": case[0], "rows": case[2], "clients": case[3], "transfer_queue": numbers})
+        sys.stderr.write(f"{rows[-1]}\n")
+    return {"start_s": round(answers[0]["start_s"], 2), "memory_mb": memory, "rows": rows}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="onbeat bench experience", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of ours and raw for each case")
+    parser.add_argument("--sizes", nargs="+", choices=ROW_BYTES, default=list(ROW_BYTES))
+    parser.add_argument("--transfer-queue", metavar="PYTHON", help="interpreter that has TransferQueue")
+    arguments = parser.parse_args()
+    ours = measure(arguments.rounds, arguments.sizes)
+    result: dict[str, Any] = {"expected": EXPECTED, "aims": AIMS, "rounds": arguments.rounds, "ours": ours}
+    for row in ours["rows"]:
+        row["to_raw"] = round(row["raw"]["rows_per_s"] / row["ours"]["rows_per_s"], 2)
+    if arguments.transfer_queue:
+        theirs = measure_transfer_queue(arguments.transfer_queue, arguments.sizes)
+        for row, other in zip(ours["rows"], theirs["rows"], strict=True):
+            rates = row["ours"]["rows_per_s"], other["transfer_queue"]["rows_per_s"]
+            row["to_transfer_queue"] = round(rates[0] / rates[1], 1)
+        result |= {"transfer_queue": theirs, "memory_share": round(ours["memory_mb"] / theirs["memory_mb"], 3)}
+    sys.stdout.write(f"{write_result('experience', result)}\n")
+
+
+if __name__ == "__main__":
+    main()
