@@ -7,6 +7,7 @@ started, and one for each case. A client is an actor with a client of TransferQu
 own; a cycle puts rows, gets them, and puts a score beside each, which is what acknowledges them here.
 """
 
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportPrivateImportUsage=false
 import json
 import sys
 import time
