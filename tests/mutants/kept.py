@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 KEPT: dict[str, str] = {
+    "consumer/stages/worker.py StageWorker._say_if_idle: self._held or self._idle_since_s == float('inf')": (
+        "it spares the log the same line again and again"
+    ),
+    "consumer/stages/llm_judge.py JudgeService.values: not isinstance(judge, LlmJudgeStage)": (
+        "a worker gives a service items of its own kinds only: it names the kind for the type checker"
+    ),
     "weight_store/delta/reader.py DeltaReader.load_ahead: not shard.name.startswith(DELTA_PREFIX)": (
         "it spares the reading of a file that is no delta, and would be refused as one"
     ),

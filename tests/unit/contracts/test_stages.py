@@ -21,6 +21,7 @@ from contracts.experience.columns import (
 from contracts.experience.plan import circle
 from contracts.rollouts import BatchTimings, Completion, Rollout, RolloutBatch, RolloutGroup
 from contracts.spec import JobSpec
+from contracts.spec_tables.stages import ExternalStage, ReferenceStage, stage_plan, stage_problems
 
 COLUMNS = (Column(name="score", type="float32"), Column(name="values", type="float32", per="token"))
 SHAPES = [RowShape(3, 2), RowShape(3, 1)]
@@ -166,3 +167,20 @@ def test_base_columns_are_read_off_the_rows_of_a_batch() -> None:
 def test_a_batch_without_stages_has_no_byte_of_them() -> None:
     assert b"columns" not in encode(batch_of(2))
     assert b"prompt_text" not in encode(batch_of(2))
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_a_number_that_is_not_finite_is_no_value_of_a_column(number: float) -> None:
+    with pytest.raises(ContractViolation, match="column score, row 0: a number is not finite"):
+        check_values({"score": [pack_float32([number])]}, COLUMNS[:1], SHAPES[:1], of="stage judge")
+
+
+def test_stages_that_cannot_be_together_have_no_plan() -> None:
+    with pytest.raises(ContractViolation, match='two are named "reference"'):
+        stage_plan([ReferenceStage(), ReferenceStage()])
+
+
+def test_an_unknown_input_is_said_once_and_no_circle_is_looked_for() -> None:
+    lost = ExternalStage(name="lost", inputs=("nothing",), outputs=(Column(name="made", type="text"),))
+    (problem,) = stage_problems([lost])
+    assert problem.startswith('stages: input "nothing" of stage lost is no column')

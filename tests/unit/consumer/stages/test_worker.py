@@ -26,7 +26,7 @@ OWN = {"type": "external", "name": "own", "inputs": ["text"], "outputs": [{"name
 class Stack:
     """A stage worker over fakes, with a service for one item and one for several."""
 
-    def __init__(self, *, stop_grace_s: float = 20.0) -> None:
+    def __init__(self, *, stop_grace_s: float = 20.0, full_timeout_s: float = 20.0) -> None:
         self.changes = Changes()
         self.stack = FakeStack(self.changes)
         self.waiting = Waiting()
@@ -41,7 +41,7 @@ class Stack:
             presence=typed(self.stack),
             services=services,
             wait_for_items=typed(self.waiting),
-            full_timeout_s=20.0,
+            full_timeout_s=full_timeout_s,
             stop_grace_s=stop_grace_s,
         )
 
@@ -276,3 +276,15 @@ def test_a_broker_that_stays_away_ends_a_worker() -> None:
         assert not stack.worker.has_claimed
 
     drive(scenario)
+
+
+def test_a_server_that_stays_full_ends_a_worker() -> None:
+    async def scenario(stack: Stack) -> None:
+        side = stack.add_job(TEACHER)
+        side.put_errors = [BrokerFull("at maxmemory")]
+        side.add(("teacher", "0/train/0", 0))
+        with pytest.raises(BaseExceptionGroup) as raised:
+            await stack.worker.run()
+        assert raised.value.subgroup(BrokerFull) is not None
+
+    drive(scenario, full_timeout_s=0.0)
