@@ -210,9 +210,12 @@ class StageSide:
         if not made:
             return []
         items, payloads = [], []
+        of_batches = {
+            id(item.batch): row_shapes(item.batch) for item in {id(one.batch): one for one, _ in made}.values()
+        }
         for item, values in made:
             index, planned = self._find(item.stage)
-            shapes = row_shapes(item.batch)[item.rows.start : item.rows.stop]
+            shapes = of_batches[id(item.batch)][item.rows.start : item.rows.stop]
             check_values(values, planned.outputs, shapes, of=str(item))
             payload = pack_values(values)
             payloads.append(payload)
