@@ -54,7 +54,8 @@ class Client:
 
 
 def main() -> None:
-    ray.init(include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    # Its controller and its two stores ask for a core each, whatever they need of it.
+    ray.init(num_cpus=16, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     transfer_queue.init()
     clients = [Client.remote()]
     ray.get(clients[0].run.remote("first", 64, 1, 1))

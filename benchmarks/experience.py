@@ -63,7 +63,7 @@ EXPECTED = (
 AIMS = {"to_transfer_queue_one_by_one": 20.0, "to_transfer_queue_in_batches": 5.0, "memory_share": 0.1, "to_raw": 2.0}
 ROW_BYTES = {"45 KB": 45 * 1024, "1 MB": 1024**2}
 CYCLES = {("45 KB", 1): 200, ("45 KB", 16): 40, ("1 MB", 1): 60, ("1 MB", 16): 8}
-"""Of each client, in a round."""
+"""How many each client does in a round."""
 CLIENTS = (1, 4)
 STAGE = "score"
 LEASE_S = 3600.0
