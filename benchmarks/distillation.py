@@ -2,7 +2,8 @@
 
     onbeat bench distillation
 
-The arms have the same model, prompts, samples a step, optimizer, steps and seeds; they differ in what is learnt from.
+The arms have the same model, data, completions a step, steps and seeds; they differ in what is learnt from. GRPO has
+the learning rate that suits it best.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ GRPO = (
 """The demo's algorithm, of as many completions a step: an advantage needs groups, so they are of fewer prompts."""
 ARMS: dict[str, tuple[str, ...]] = {
     "teacher": (),
-    "GRPO": GRPO,
-    "GRPO, half the rate": (*GRPO, "optimizer.learning_rate=5e-4"),
+    # The best of 1, 2, 3, 5 and 9e-4 with seed 0, which went to 0.529, 0.555, 0.551, 0.492 and 0.012.
+    "GRPO": (*GRPO, "optimizer.learning_rate=2e-4"),
+    "GRPO, the teacher's rate": GRPO,
     "control: its own start as the teacher": ("stages.0.model=configs/models/two-digit-addition",),
 }
 """Arm → settings of the shipped spec."""
