@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 KEPT: dict[str, str] = {
-    "consumer/stages/worker.py StageWorker._say_if_idle: self._held or self._idle_since_s == float('inf')": (
-        "it spares the log the same line again and again"
-    ),
     "consumer/stages/llm_judge.py JudgeService.values: not isinstance(judge, LlmJudgeStage)": (
         "a worker gives a service items of its own kinds only: it names the kind for the type checker"
     ),

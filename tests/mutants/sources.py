@@ -94,7 +94,6 @@ TESTS: dict[str, tuple[str, ...]] = {
     "broker/stage_side.py": STAGES,
     **{f"contracts/experience/{name}.py": COLUMNS for name in ("columns", "plan")},
     "contracts/spec_tables/stages.py": COLUMNS,
-    "consumer/stages/worker.py": ("tests/unit/consumer/stages/test_worker.py",),
     "consumer/stages/held_items.py": ("tests/unit/consumer/stages/test_worker.py",),
     "consumer/stages/llm_judge.py": ("tests/unit/consumer/stages/test_llm_judge.py",),
     "consumer/stages/judge_answer.py": ("tests/unit/consumer/stages/test_judge_answer.py",),
