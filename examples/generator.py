@@ -12,7 +12,7 @@ def samples_of(model: PreTrainedModel, claim: PromptClaim, prompt: int) -> list[
     """Draws the G completions of one prompt, with the log-probs of their tokens; temperature 0 is greedy."""
     ids, temperature = torch.tensor([claim.prompt_ids(prompt)] * claim.group_size), claim.sampling.temperature
     torch.manual_seed(claim.seed(prompt))
-    answer = model.generate(
+    answer = model.generate(  # pyright: ignore[reportCallIssue]  # a mixin of each causal LM
         ids,
         attention_mask=torch.ones_like(ids),
         max_new_tokens=claim.sampling.max_new_tokens,

@@ -52,7 +52,7 @@ def main(job_id: str, learning_rate: float = 0.002) -> None:
             norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).item()
             optimizer.step()
             optimizer.zero_grad()
-            consumer.commit(loss=sum(losses).item(), grad_norm=norm, learning_rate=learning_rate, save=save)
+            consumer.commit(loss=float(sum(losses)), grad_norm=norm, learning_rate=learning_rate, save=save)
 
 
 main(sys.argv[1])
