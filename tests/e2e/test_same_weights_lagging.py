@@ -15,6 +15,7 @@ from contracts.jobs import JobState
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
 from tests.builders import job_spec
+from tests.chaos.short_job import long_variant
 from tests.pipeline import Pipeline
 from tests.sequential_execution import digests_of_versions
 
@@ -96,15 +97,37 @@ def test_a_delayed_job_makes_the_versions_of_its_sequential_execution(
 @pytest.mark.parametrize(
     ("job", "changes", "crash_at"),
     [
-        ("lag 2", {}, "consumer.after_opening:2"),
-        ("lag 2", {"weights": {"transport": "delta", "snapshot_every_versions": 3}}, "consumer.after_commit:4"),
-        ("lag 2", {"weights": {"transport": "redis"}, "trainer__world_size": 2}, "consumer.after_checkpoint:1"),
-        ("lag 2", {"trainer__world_size": 2, "trainer__sharding": "fsdp"}, "consumer.after_weights:5"),
-        ("LoRA, lag 1", {}, "consumer.after_commit:3"),
-        ("LoRA, lag 1", {"weights": {"transport": "redis"}}, "consumer.after_checkpoint:2"),
-        ("lag 1, two updates", {}, "consumer.after_step:9"),
+        pytest.param("lag 2", {}, "consumer.after_opening:2", id="between two openings"),
+        pytest.param(
+            "lag 2",
+            {"weights": {"transport": "delta", "snapshot_every_versions": 3}},
+            "consumer.after_commit:4",
+            marks=long_variant,
+            id="delta",
+        ),
+        pytest.param(
+            "lag 2",
+            {"weights": {"transport": "redis"}, "trainer__world_size": 2},
+            "consumer.after_checkpoint:1",
+            id="redis, two ranks",
+        ),
+        pytest.param(
+            "lag 2",
+            {"trainer__world_size": 2, "trainer__sharding": "fsdp"},
+            "consumer.after_weights:5",
+            marks=long_variant,
+            id="fsdp",
+        ),
+        pytest.param("LoRA, lag 1", {}, "consumer.after_commit:3", id="adapters"),
+        pytest.param(
+            "LoRA, lag 1",
+            {"weights": {"transport": "redis"}},
+            "consumer.after_checkpoint:2",
+            marks=long_variant,
+            id="adapters by redis",
+        ),
+        pytest.param("lag 1, two updates", {}, "consumer.after_step:9", marks=long_variant, id="two updates"),
     ],
-    ids=["between two openings", "delta", "redis, two ranks", "fsdp", "adapters", "adapters by redis", "two updates"],
 )
 def test_a_killed_trainer_and_three_generators_make_the_same_versions(
     pipeline: Pipeline, oracles: dict[str, list[str]], job: str, changes: dict[str, object], crash_at: str
