@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from contracts.settings import engine_from
+from contracts.spec import JobSpec
 from onbeat.chaos.campaign import ROUND_DEADLINE_S, Campaign
 from onbeat.chaos.circumstances import circumstances
 from onbeat.chaos.result import CampaignResult, ResultFile, RoundResult
@@ -69,17 +70,7 @@ def chaos(
     flags = flag_settings(schedule=schedule, max_policy_lag=max_policy_lag, correction=correction)
     job_spec = load_spec(spec or root / CHAOS_SPEC, [*flags, *(settings or [])])
     seed = secrets.randbelow(2**31) if seed is None else seed
-    from_environment = stack_settings(os.environ)
-    plan = StackPlan(
-        run_root=run_dir or Path(from_environment.run_root) / time.strftime("chaos-%Y%m%d-%H%M%S"),
-        model_root=root,
-        generators=generators,
-        stage_workers=stage_workers_for(job_spec, stage_workers, from_environment, default=STAGE_WORKERS),
-        threads=threads_from(os.environ, None) or 1,
-        settings=from_environment,
-        engine=engine_from(os.environ),
-        fresh=True,
-    )
+    plan = _stack_plan(job_spec, root, run_dir=run_dir, generators=generators, stage_workers=stage_workers)
     console = console_for(json_output=json_output)
     console.print(f"seed {seed}: {plural(rounds, 'round')} of up to {plural(max_faults, 'fault')}")
     result_file = ResultFile(out, circumstances(" ".join(["onbeat", *sys.argv[1:]]))) if out else None
@@ -109,6 +100,23 @@ def chaos(
         show_result(console, result)
     if not result.passed:
         raise typer.Exit(FAILED)
+
+
+def _stack_plan(
+    spec: JobSpec, model_root: Path, *, run_dir: Path | None, generators: int, stage_workers: int | None
+) -> StackPlan:
+    """A stack of the campaign's own, in a new folder."""
+    from_environment = stack_settings(os.environ)
+    return StackPlan(
+        run_root=run_dir or Path(from_environment.run_root) / time.strftime("chaos-%Y%m%d-%H%M%S"),
+        model_root=model_root,
+        generators=generators,
+        stage_workers=stage_workers_for(spec, stage_workers, from_environment, default=STAGE_WORKERS),
+        threads=threads_from(os.environ, None) or 1,
+        settings=from_environment,
+        engine=engine_from(os.environ),
+        fresh=True,
+    )
 
 
 def show_round(console: Console, result: RoundResult) -> None:
