@@ -1,7 +1,8 @@
 """Is Redis's memory flat over a long job? A job of 300 small iterations, sampled every ten.
 
     onbeat bench memory
-    onbeat bench memory --name memory-lagging --set schedule=delayed --set max_policy_lag=2 --set algorithm.correction=tis
+    onbeat bench memory --name memory-lagging --set schedule=delayed --set max_policy_lag=2 \\
+        --set algorithm.correction=tis
 
 The audit chain and the events grow by design; their bytes are reported an iteration, and taken off the server's
 `used_memory`. What is left holds the open iterations: prompts, rollouts, ledger, manifests, and the server itself.
