@@ -108,9 +108,17 @@ class TrainerSide:
         return read_fence(self._broker, self._keys)
 
     def publish_weights(self, manifest: WeightManifest, *, oldest_kept: int) -> None:
-        """Announces a version; manifests older than oldest_kept go. Raises FencedOff."""
+        """Announces a version; manifests older than oldest_kept go.
+
+        Raises FencedOff, or FenceViolation where the window is sampled with other weights of this version: a restarted
+        server has lost the rewind after which it was made anew.
+        """
         version = manifest.policy_version
-        self._fenced("publish_weights", encode(manifest), policy_version=version, oldest_kept=oldest_kept)
+        outcome, *rest = self._fenced(
+            "publish_weights", encode(manifest), policy_version=version, oldest_kept=oldest_kept
+        )
+        if outcome != b"published":
+            raise FenceViolation(f"version {version} cannot be announced: {_said(outcome, rest)}", field="digest")
         if self._num_open > 1:
             # It wakes the generators that receive versions while they sample: they wait for files.
             file = manifest.files[-1]

@@ -156,8 +156,6 @@ class TrainerMoves(RuleBasedStateMachine):
     def publish_weights(self, who: int, ahead: int, variant: int) -> None:
         who = self._index(who)
         version = self.server.committed + 1 + ahead
-        if self.server.versions[version] != NONE:
-            return
         digest = VARIANTS * version + variant
         self.both(
             lambda: self.trainers[who].publish_weights(manifest(version, digest_text(digest)), oldest_kept=0),

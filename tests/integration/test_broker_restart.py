@@ -295,6 +295,27 @@ def test_a_commit_that_follows_a_lost_record_is_refused_and_the_chain_stays_whol
     assert gaps(crash, job) == ((), 2)
 
 
+def test_other_weights_of_a_version_whose_rewind_a_restart_has_lost_are_not_announced(crash: Crash, job: Job) -> None:
+    """Generators would load what the window, which is back, refuses. Only a job whose replays differ meets it."""
+    generator = job.generator()
+    for _ in range(2):
+        publish(generator, take(generator), "g1")
+    commit(job, arrived(job))
+    job.trainer.release()
+    job.trainer = replaying = successor(crash, job)
+    mark = crash.mark()
+    _, newest = JobStore(crash.broker).audit_outline(job.job_id)
+    replaying.rewind(rewind_record(newest, manifest(0), trainer_epoch=epoch(job)))
+    replaying.open_iteration(job.opening(0), {0: DIGEST})
+    crash.kill_and_restart(keep_bytes=mark)
+    made_anew = replace(manifest(1), weights_digest="c" * 64)
+    with pytest.raises(FenceViolation, match="version 1 cannot be announced: divergent"):
+        replaying.publish_weights(made_anew, oldest_kept=0)
+    assert take(generator).manifest == manifest(1)
+    replaying.publish_weights(manifest(1), oldest_kept=0)
+    replaying.publish_weights(replace(made_anew, policy_version=2), oldest_kept=0)
+
+
 def successor(crash: Crash, job: Job) -> TrainerSide:
     trainer = TrainerSide(crash.broker, job.job_id, owner=uuid.uuid4().hex, lease_s=LEASE_S)
     trainer.acquire()

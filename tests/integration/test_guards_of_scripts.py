@@ -177,7 +177,8 @@ def test_an_iteration_opens_after_the_committed_one_and_never_over_an_open_one(j
         job.trainer.open_iteration(job.opening(1), {1: DIGEST})
     job.trainer.open_iteration(job.opening(0), {0: DIGEST})
     other = "b" * 64
-    job.trainer.publish_weights(replace(manifest(0), weights_digest=other), oldest_kept=0)
+    with pytest.raises(FenceViolation, match="divergent"):
+        job.trainer.publish_weights(replace(manifest(0), weights_digest=other), oldest_kept=0)
     with pytest.raises(FenceViolation, match="out_of_order"):
         job.trainer.open_iteration(job.opening(0), {0: other})
     assert job.trainer.fence().weights_digest == manifest(0).weights_digest

@@ -100,7 +100,8 @@ def test_versions_that_contradict_the_fence_open_nothing(broker: Broker) -> None
     job.announce(0)
     job.trainer.open_iteration(job.opening(0), {0: digest(0)})
     other = "f" * 64
-    job.trainer.publish_weights(manifest(0, other), oldest_kept=0)
+    with pytest.raises(FenceViolation, match="divergent"):
+        job.trainer.publish_weights(manifest(0, other), oldest_kept=0)
     for iteration in (0, 1):
         with pytest.raises(FenceViolation, match="out_of_order"):
             job.trainer.open_iteration(job.opening(iteration), {0: other})

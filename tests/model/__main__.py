@@ -38,6 +38,7 @@ INSTANCES = (
     RESAMPLED_TWICE,
     ONE._replace(may_remove=True, faults=2),
     FORGETFUL,
+    FORGETFUL._replace(is_deterministic=False),
     ONE._replace(faults=3, max_epochs=8, may_end=False),
     DELAYED._replace(generators=2),
     DELAYED._replace(lag=2, iterations=4),

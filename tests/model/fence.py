@@ -51,6 +51,9 @@ def acquire(server: Server, *, clock: int, off: Off) -> Server:
 def publish_weights(server: Server, epoch: int, digest: int, *, oldest_kept: int, off: Off) -> tuple[str, Server]:
     if _is_fenced(server, epoch, "publish_weights.epoch", off):
         return "fenced", server
+    # A restart may have lost the rewind of a trainer that lives, and which has made this version anew.
+    if server.versions[digest // VARIANTS] not in (digest, NONE) and "publish_weights.same" not in off:
+        return "divergent", server
     announced = list(server.weights)
     announced[digest // VARIANTS] = digest
     # What may sample the window stays, also where the trainer counts on commits that a restart has lost.

@@ -21,6 +21,8 @@ RESAMPLED_TWICE = ONE._replace(is_deterministic=False, faults=2)
 REMOVABLE = ONE._replace(may_remove=True)
 FORGETFUL = ONE._replace(lost_writes=10, faults=2, may_end=False)
 """A restart can lose a whole iteration."""
+REPLAYED = FORGETFUL._replace(is_deterministic=False, trainers=1, iterations=1)
+"""The same of a job whose replays differ."""
 SELDOM = ONE._replace(iterations=3, checkpoint_every=3, lost_writes=10, may_end=False)
 """A trainer goes on after a commit without a look at the server's disk, and a restart can lose that commit."""
 DELAYED = ONE._replace(lag=1, iterations=3)
@@ -66,6 +68,9 @@ NEEDED = (
     ),
     Mutation(("publish_weights.epoch",), ONE, "I4", "publish_weights without the epoch"),
     Mutation(("publish_weights.window",), SELDOM, "I5", "publish_weights forgets what its trainer asks it to"),
+    Mutation(
+        ("publish_weights.same",), REPLAYED, "I5", "publish_weights of other weights than the window is sampled with"
+    ),
     Mutation(("trainer.keeps",), DELAYED, "stuck", "a trainer keeps its newest version only as it announces one"),
     Mutation(("open.epoch",), ONE, "I4", "open_iteration without the epoch"),
     Mutation(("open.repeat",), ONE, "stuck", "an iteration that stands open is refused, not gone on with"),

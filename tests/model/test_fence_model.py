@@ -20,6 +20,7 @@ from tests.model.mutations import (
     ONE,
     REDUNDANT,
     REMOVABLE,
+    REPLAYED,
     RESAMPLED,
     SELDOM,
     STAGED,
@@ -45,7 +46,7 @@ STAGES = (STAGED, JUDGED, MORTAL, CROWDED, STAGED._replace(faults=0, lag=1, iter
 
 
 @pytest.mark.parametrize(
-    "bounds", [ONE, TWO_BATCHES, IN_PIECES, RESAMPLED, REMOVABLE, SELDOM, Bounds(faults=0), *WINDOWS, *STAGES]
+    "bounds", [ONE, TWO_BATCHES, IN_PIECES, RESAMPLED, REMOVABLE, REPLAYED, SELDOM, Bounds(faults=0), *WINDOWS, *STAGES]
 )
 def test_no_reachable_state_breaks_an_invariant_or_is_stuck(bounds: Bounds) -> None:
     result = mutated(bounds, ())
