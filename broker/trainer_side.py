@@ -105,7 +105,11 @@ class TrainerSide:
         self._fenced("renew_trainer", lease_ms=0)
 
     def fence(self) -> FenceState:
-        return read_fence(self._broker, self._keys)
+        """The fence as it stands. Raises FencedOff where it is another trainer's by now."""
+        state = read_fence(self._broker, self._keys)
+        if state.trainer_epoch != self.trainer_epoch:
+            raise self._fenced_off()
+        return state
 
     def publish_weights(self, manifest: WeightManifest, *, oldest_kept: int) -> None:
         """Announces a version; manifests older than oldest_kept go.
@@ -365,8 +369,11 @@ class TrainerSide:
         names = self._keys.of_script(*([key] if key else []))
         answer = self._broker.run(script, names, *payloads, epoch=self._epoch, **told)
         if answer[0] == b"fenced":
-            raise FencedOff(f"epoch {self._epoch} is over: another trainer holds the job", field="trainer_epoch")
+            raise self._fenced_off()
         return answer
+
+    def _fenced_off(self) -> FencedOff:
+        return FencedOff(f"epoch {self._epoch} is over: another trainer holds the job", field="trainer_epoch")
 
 
 def _links(record: AuditRecord) -> dict[str, str]:

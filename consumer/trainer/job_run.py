@@ -6,7 +6,7 @@
     Stopped, by SIGTERM or SIGINT       stays running    yes      DONE
     BatchFailed, DeadlineExceeded       failed           yes      FAILED
     another OnbeatError                 failed                    FAILED
-    Unavailable, FenceViolation         stays running             DIED
+    Unavailable, FenceViolation         stays running             DIED; HELD where it is another's by then
     an error that is none of ours       stays running             DIED
     FencedOff                           is another's              HELD
 
@@ -87,8 +87,7 @@ def train(settings: StackSettings, broker: Broker, spec: JobSpec, job_id: str) -
             return TrainerExit.HELD
         except (Unavailable, FenceViolation) as error:
             log.error("this trainer ends, the job goes on in another: %s", error)
-            _give_back(error, side, keeper)
-            return TrainerExit.DIED
+            return _give_back(error, side, keeper)
         except Exception as error:
             _give_back(error, side, keeper)
             raise
@@ -136,20 +135,29 @@ def _train_held(jobs: JobStore, job_id: str, *, side: TrainerSide, load: Callabl
     return TrainerExit.DONE
 
 
-def _give_back(error: Exception, side: TrainerSide, keeper: LeaseKeeper) -> None:
-    """Lets a successor start at once: the ranks have ended, and this one commits and names no file any more (I4)."""
+def _give_back(error: Exception, side: TrainerSide, keeper: LeaseKeeper) -> TrainerExit:
+    """Lets a successor start at once: the ranks have ended, and this one commits and names no file any more (I4).
+
+    A trainer that slept past its lease may meet its successor's work before the keeper has asked: then it is HELD.
+    """
+    ended = TrainerExit.DIED
     if not _reaches_redis(error):
-        return
+        return ended
     # A renewal after it would take the lease again.
     keeper.close()
 
     def tell() -> None:
+        nonlocal ended
         try:
             side.release()
+        except FencedOff as why:
+            log.error("%s", why)
+            ended = TrainerExit.HELD
         except OnbeatError as why:
             log.info("the lease is not given back: %s", why)
 
     _say_last(tell)
+    return ended
 
 
 def _reaches_redis(error: Exception) -> bool:

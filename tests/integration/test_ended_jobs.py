@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from broker.connection.client import connect
+from broker.fence import read_fence
 from broker.generator_side import Claim, PublishOutcome
 from broker.job_store import JobStore
 from broker.keys import JobKeys
@@ -60,7 +61,7 @@ def test_an_ended_job_is_not_sampled_on_and_keeps_nothing(job: Job, state: JobSt
         assert redis.xlen(stream) == 0
         assert [(one["pending"], one["consumers"]) for one in redis.xinfo_groups(stream)] == [(0, 0)]  # type: ignore[union-attr]
     assert redis.exists(keys.slots[0].ledger, keys.slots[0].claims) == 0
-    assert job.trainer.fence().state == "closed"
+    assert read_fence(job.broker, keys).state == "closed"
 
 
 def test_a_trainer_whose_job_was_ended_beside_it_is_fenced_off(job: Job) -> None:

@@ -186,6 +186,14 @@ def test_a_trainer_that_dies_while_the_job_is_cancelled_leaves_the_end_to_a_cons
     assert not stand_in.cleared
 
 
+def succeed_it(job: OneJob) -> TrainerSide:
+    """Takes the job of a trainer whose lease has run out."""
+    job.broker.redis.hset(JobKeys(job.job_id).fence, "lease_until", "1")
+    successor = TrainerSide(job.broker, job.job_id, owner="its successor", lease_s=600.0)
+    successor.acquire()
+    return successor
+
+
 def ends_by_itself(job: OneJob, runs: Callable[[], None]) -> None:
     """By an error that leaves the job to another trainer, whether it is one of ours or a fault."""
     with contextlib.suppress(ZeroDivisionError):
@@ -210,15 +218,27 @@ def test_a_trainer_that_could_not_reach_redis_leaves_its_lease_to_run_out(job: O
     assert job.train(lambda _: StandIn(runs=lambda: None)) == TrainerExit.HELD
 
 
-def test_a_trainer_that_ends_by_itself_leaves_the_lease_of_its_successor_alone(job: OneJob) -> None:
+@pytest.mark.parametrize("error", [FenceViolation("the fence is not open"), Unavailable("a rank died")])
+def test_a_trainer_that_ends_by_what_its_successor_has_done_is_fenced_off_and_leaves_the_lease_alone(
+    job: OneJob, error: Exception
+) -> None:
     def runs() -> None:
-        job.broker.redis.hset(JobKeys(job.job_id).fence, "lease_until", "1")
-        TrainerSide(job.broker, job.job_id, owner="its successor", lease_s=600.0).acquire()
-        raise FenceViolation("the fence is not open")
+        succeed_it(job)
+        raise error
 
-    ends_by_itself(job, runs)
-    assert job.is_held
+    assert job.train(lambda _: StandIn(runs=runs)) == TrainerExit.HELD
+    assert (job.end[0], job.is_held) == (JobState.RUNNING, True)
     assert job.train(lambda _: StandIn(runs=lambda: None)) == TrainerExit.HELD
+
+
+def test_a_trainer_that_slept_past_its_lease_does_not_take_its_successors_fence_for_its_own(job: OneJob) -> None:
+    side = TrainerSide(job.broker, job.job_id, owner="it slept", lease_s=600.0)
+    side.acquire()
+    assert side.fence().trainer_epoch == side.trainer_epoch
+    successor = succeed_it(job)
+    with pytest.raises(FencedOff, match="another trainer holds the job"):
+        side.fence()
+    assert successor.fence().trainer_epoch == successor.trainer_epoch
 
 
 def test_a_trainer_whose_keeper_died_while_it_loads_gives_its_lease_back(

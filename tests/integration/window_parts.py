@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from broker.connection.client import Broker
-from broker.fence import FenceState
+from broker.fence import FenceState, read_fence
 from broker.generator_side import Claim, GeneratorSide, PublishOutcome
 from broker.job_store import JobStore
 from broker.keys import GENERATOR_GROUP, JobKeys, SlotKeys
@@ -87,7 +87,7 @@ class LaggingJob:
 
     @property
     def fence(self) -> FenceState:
-        return self.trainer.fence()
+        return read_fence(self.broker, self.keys)
 
     @property
     def open_iterations(self) -> list[int]:
