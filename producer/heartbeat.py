@@ -81,6 +81,7 @@ class HeldBatches:
         batch = self._carried.get(name_of(claim))
         if is_settled and batch is not None:
             batch.settle()
+            self.freed.set()
 
     @property
     def copies(self) -> dict[str, tuple[ActiveJob, Claim]]:

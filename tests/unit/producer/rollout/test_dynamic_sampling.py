@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from contracts.encoding.arrays import pack_int32
 from contracts.errors import BatchFailed
 from contracts.rollouts import Prompt, PromptBatch, RolloutBatch, RolloutGroup, batch_digest
+from producer import generator
 from producer.rollout.dynamic_sampling import Places
 from tests.builders import prompt_batch, rollout
 from tests.unit.producer.test_generator import Stack, drive
@@ -183,7 +184,12 @@ def test_a_colocated_job_s_engine_sleeps_only_when_no_batch_can_come_back_to_it(
     drive(tmp_path, scenario)
 
 
-def test_a_batch_that_is_settled_between_two_rounds_is_sampled_no_further_and_frees_the_weights(tmp_path: Path) -> None:
+def test_a_batch_that_is_settled_between_two_rounds_is_sampled_no_further_and_frees_the_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The serve loop learns that the weights are free; it doesn't find out when it looks at them next.
+    monkeypatch.setattr(generator, "LOG_AFTER_S", 600.0)
+
     async def scenario(stack: Stack) -> None:
         side = stack.add_job(timeouts__generator_lease_s=0.03)
         stack.rewards.equal_prompts = {"a"}
