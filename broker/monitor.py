@@ -61,7 +61,7 @@ def job_status(broker: Broker, job_id: str, *, live_generators: int | None = Non
     fence = read_fence(broker, keys)
     state = JobState(values["state"].decode())
     version, digest = _newest_version(fence, last_audit)
-    unserved = StagePresence(broker).unserved(job_id, spec.stages) if state is JobState.RUNNING else []
+    unserved = StagePresence(broker).unserved(job_id, spec.stages) if state is JobState.RUNNING else {}
     reason = values["reason"].decode() or _waits_for(
         state,
         fence,
@@ -69,7 +69,7 @@ def job_status(broker: Broker, job_id: str, *, live_generators: int | None = Non
         now_s=_seconds(clock),
         is_full=_is_full(memory),
         trainer="an external trainer" if spec.trainer.external else "a trainer",
-        unserved=unserved,
+        unserved=list(unserved.values()),
     )
     return JobStatus(
         job_id=job_id,
@@ -255,7 +255,7 @@ def _waits_for(
     if state is JobState.RUNNING and fence.state == "open" and not live_generators:
         return "waits for a generator"
     if state is JobState.RUNNING and fence.state == "open" and unserved:
-        return f"waits for a worker of stage {unserved[0]}"
+        return f"waits for {unserved[0]}"
     return ""
 
 

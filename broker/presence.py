@@ -19,6 +19,8 @@ NOT_REPRODUCIBLE = "not_reproducible"
 """In a generator's info: the name of its engine if that can't serve deterministic jobs (I7), "" if it can."""
 AWAKE_FOR = "awake_for"
 """In a generator's info: the id of the colocated job whose turn to generate it has, "" while it has none."""
+LEAVES_ALONE = "leaves_alone"
+"""In a stage worker's info: a line "JOB_ID/NAME: reason" of each stage of a type of its that it can't serve."""
 LIVE_S = 10.0
 """A generator, or a stage worker, without a sign of life for this long is not counted."""
 
@@ -44,7 +46,14 @@ class StageWorkerInfo(Record, frozen=True, kw_only=True):
 
     def is_for(self, job_id: str, stage: StageSpec) -> bool:
         """Whether it serves this stage of the job."""
-        return stage.kind in self.serves or f"{job_id}/{stage.name}" in self.serves
+        of_type = stage.kind in self.serves and not self.reason(job_id, stage)
+        return of_type or f"{job_id}/{stage.name}" in self.serves
+
+    def reason(self, job_id: str, stage: StageSpec) -> str:
+        """Why it leaves this stage of the job alone; "" where it doesn't say so."""
+        named = f"{job_id}/{stage.name}: "
+        lines = self.info.get(LEAVES_ALONE, "").splitlines()
+        return next((line.removeprefix(named) for line in lines if line.startswith(named)), "")
 
 
 Info = TypeVar("Info", GeneratorInfo, StageWorkerInfo)
@@ -87,14 +96,19 @@ class StagePresence:
         """Stage workers seen within LIVE_S, by id; those not seen for ten times as long are forgotten."""
         return sorted(_live(self._broker, STAGE_WORKERS, StageWorkerInfo), key=lambda info: info.worker_id)
 
-    def unserved(self, job_id: str, stages: Sequence[StageSpec]) -> list[str]:
-        """Names of the job's stages that no live worker serves, in the order of the spec."""
-        return unserved(job_id, stages, self.live()) if stages else []
+    def unserved(self, job_id: str, stages: Sequence[StageSpec]) -> dict[str, str]:
+        """What a job waits for: the stages that no live worker serves, in the order of the spec.
+
+        Name → "a live worker of stage NAME", with the reason why one of those that live leaves it alone.
+        """
+        live = self.live() if stages else []
+        absent = [stage for stage in stages if not any(worker.is_for(job_id, stage) for worker in live)]
+        return {stage.name: _awaited(job_id, stage, live) for stage in absent}
 
 
-def unserved(job_id: str, stages: Sequence[StageSpec], live: Sequence[StageWorkerInfo]) -> list[str]:
-    """Names of the stages that none of the workers serves, in their order."""
-    return [stage.name for stage in stages if not any(worker.is_for(job_id, stage) for worker in live)]
+def _awaited(job_id: str, stage: StageSpec, live: Sequence[StageWorkerInfo]) -> str:
+    reasons = [f"; {one.worker_id} leaves it alone: {why}" for one in live if (why := one.reason(job_id, stage))]
+    return f"a live worker of stage {stage.name}{reasons[0] if reasons else ''}"
 
 
 def _forget(broker: Broker, key: str, names: Sequence[str | bytes]) -> None:

@@ -46,16 +46,17 @@ class StageWatch:
             return
         self._looked_s = self._clock()
         with_work = set(self._with_work(iteration))
-        unserved = set(self._presence.unserved(self._job_id, self._stages)) & with_work
+        unserved = self._presence.unserved(self._job_id, self._stages)
+        unserved = {name: awaited for name, awaited in unserved.items() if name in with_work}
         self._waiting = {name: waiting for name, waiting in self._waiting.items() if name in unserved}
         for stage in self._stages:
             if stage.name in unserved:
-                self._waiting_for(stage).poke()
+                self._waiting_for(stage, unserved[stage.name]).poke(unserved[stage.name])
 
-    def _waiting_for(self, stage: StageSpec) -> Waiting:
+    def _waiting_for(self, stage: StageSpec, awaited: str) -> Waiting:
         if stage.name not in self._waiting:
             self._waiting[stage.name] = Waiting(
-                f"a live worker of stage {stage.name}",
+                awaited,
                 deadline_s=self._deadline_s,
                 cure=CURE_OF_EXTERNAL if isinstance(stage, ExternalStage) else CURE,
                 clock=self._clock,

@@ -25,7 +25,7 @@ from broker.presence import StagePresence
 from broker.stage_side import StageSide
 from consumer.stages.compute_service import ComputeService
 from consumer.stages.llm_judge import JudgeService
-from consumer.stages.models import COMPUTED, import_models, model_loader
+from consumer.stages.models import COMPUTED, import_models, model_check, model_loader
 from consumer.stages.served_stages import ServedStages
 from consumer.stages.services import Services, StageService
 from consumer.stages.worker import StageWorker
@@ -46,7 +46,12 @@ async def serve(settings: StackSettings, broker: Broker, services: Services, *, 
     """
     worker = StageWorker(
         worker_id=worker_id,
-        stages=ServedStages(JobStore(broker), lambda job_id: StageSide(broker, job_id, worker_id), kinds=services),
+        stages=ServedStages(
+            JobStore(broker),
+            lambda job_id: StageSide(broker, job_id, worker_id),
+            kinds=services,
+            check=model_check(settings),
+        ),
         presence=StagePresence(broker),
         services=services,
         break_off=broker.break_off,

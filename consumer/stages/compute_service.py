@@ -47,6 +47,8 @@ class ComputeService:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="compute")
         self._models: OrderedDict[StageKey, StageModel] = OrderedDict()
         """The one that was used longest ago comes first. Only the thread touches it."""
+        self._proven: set[StageKey] = set()
+        """Stages whose models have been loaded once."""
         self._jobs: frozenset[str] = frozenset()
         self._num_begun = 0
         self._turn = asyncio.Lock()
@@ -60,7 +62,8 @@ class ComputeService:
     def num_free(self, stage: ServedStage) -> int:
         if self._num_begun or self.is_busy:
             return 0
-        return MOST_ROWS if stage.plan.unit == "row" else 1
+        # The first item shows whether its model loads here: no others wait for that under their leases.
+        return MOST_ROWS if stage.plan.unit == "row" and stage.key in self._proven else 1
 
     async def values(self, stage: ServedStage, item: ClaimedItem) -> ColumnValues:
         self._num_begun += 1
@@ -112,10 +115,12 @@ class ComputeService:
                 give_free_memory_back()
             log.info("loads the model of %s", stage)
             model = self._load(stage)
+            self._proven.add(stage.key)
         self._models[stage.key] = model
         return model
 
     def _forget_ended(self, job_ids: Collection[str]) -> None:
+        self._proven = {key for key in self._proven if key[0] in job_ids}
         ended = [key for key in self._models if key[0] not in job_ids]
         for key in ended:
             del self._models[key]

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from broker.presence import StagePresence
+from broker.presence import LEAVES_ALONE, StagePresence
 from broker.stage_side import ClaimedItem
 from consumer.stages.served_stages import ServedStage, ServedStages
 
@@ -85,7 +85,7 @@ class Heartbeat:
 
     async def _beat(self) -> None:
         """Says that this worker lives, which kinds of stages it serves in every job, and what it holds."""
-        info = {"stages": str(self.stages), "items": str(self.held)}
+        info = {"stages": str(self.stages), "items": str(self.held), LEAVES_ALONE: self.stages.left_alone}
         await asyncio.to_thread(self.presence.beat, self.worker_id, self.stages.kinds, info)
 
     async def _renew(self) -> None:

@@ -16,7 +16,7 @@ from broker.stage_side import ClaimedItem
 from consumer.gradient.assembly import load_frozen, set_up_torch
 from consumer.gradient.log_probs import frozen_logprobs
 from consumer.model.policy import Policy, load_tokenizer
-from consumer.stages.served_stages import ServedStage, field_of, renamed
+from consumer.stages.served_stages import ServedStage, field_of, model_folder, renamed
 from contracts.errors import BatchFailed, InvalidInput
 from contracts.experience.columns import ColumnValues
 from contracts.settings import StackSettings
@@ -70,7 +70,7 @@ def load_log_prob_model(settings: StackSettings, stage: ServedStage) -> LogProbM
     settings = replace(settings, threads=threads_of_trainer(settings, spec))
     if isinstance(stage.stage, TeacherStage):
         field = field_of(stage, "model")
-        _check_vocabulary(settings, spec, stage.stage, field)
+        _check_vocabulary(settings, stage, field)
         try:
             frozen = load_frozen(settings, spec, path=stage.stage.model)
         except InvalidInput as error:
@@ -89,12 +89,10 @@ def threads_of_trainer(settings: StackSettings, spec: JobSpec) -> int:
     return settings.colocated_threads_each(min(spec.trainer.world_size, settings.most_ranks))
 
 
-def _check_vocabulary(settings: StackSettings, spec: JobSpec, stage: TeacherStage, field: str) -> None:
+def _check_vocabulary(settings: StackSettings, stage: ServedStage, field: str) -> None:
     """A token's number must mean the same to both: the teacher is asked about numbers that the student sampled."""
-    folder = settings.spec_root.find(stage.model, field=field)
-    if not (folder / "config.json").is_file():
-        return  # the loader says what is missing
-    own = load_tokenizer(settings.spec_root.find(spec.model.path, field="model.path"))
+    folder = model_folder(settings, stage)
+    own = load_tokenizer(settings.spec_root.find(stage.spec.model.path, field="model.path"))
     try:
         teachers = load_tokenizer(folder)
     except InvalidInput as error:
@@ -106,7 +104,7 @@ def _check_vocabulary(settings: StackSettings, spec: JobSpec, stage: TeacherStag
         problem = f"its end-of-sequence token is {teachers.eos_token!r}, the job's is {own.eos_token!r}"
     if problem:
         raise InvalidInput(
-            f"the vocabulary of `{stage.model}` is not that of model.path: {problem}",
+            f"the vocabulary of `{folder}` is not that of model.path: {problem}",
             field=field,
             cure="name a teacher of the same family, with the same tokenizer",
         )

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable
 
 from consumer.stages.compute_service import StageModel
-from consumer.stages.served_stages import ServedStage
+from consumer.stages.served_stages import ServedStage, model_folder
 from contracts.settings import StackSettings
 from contracts.spec_tables.stages import RewardModelStage
 
@@ -30,6 +30,16 @@ def model_loader(settings: StackSettings) -> Callable[[ServedStage], StageModel]
         return load_log_prob_model(settings, stage)
 
     return load
+
+
+def model_check(settings: StackSettings) -> Callable[[ServedStage], None]:
+    """Returns what looks for a stage's model on this host; it raises what loading would, without reading it."""
+
+    def check(stage: ServedStage) -> None:
+        if stage.stage.kind in COMPUTED:
+            model_folder(settings, stage)
+
+    return check
 
 
 def import_models() -> None:

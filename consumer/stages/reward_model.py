@@ -24,7 +24,7 @@ from transformers.utils import logging as transformers_logging
 from broker.stage_side import ClaimedItem
 from consumer.gradient.assembly import device_of, set_up_torch
 from consumer.model.policy import LOADING_ERRORS, first_line, load_tokenizer
-from consumer.stages.served_stages import ServedStage, field_of, renamed
+from consumer.stages.served_stages import ServedStage, field_of, model_folder, renamed
 from contracts.errors import BatchFailed, InvalidInput
 from contracts.experience.columns import ColumnValues
 from contracts.settings import StackSettings
@@ -98,10 +98,7 @@ def special_tokens_pattern(tokenizer: PreTrainedTokenizerBase) -> re.Pattern[str
 def load_reward_model(settings: StackSettings, stage: ServedStage) -> RewardModel:
     """Raises InvalidInput that names the model's key in the spec."""
     field = field_of(stage, "model")
-    folder = settings.spec_root.find(stage.stage.files()["model"], field=field)
-    if not (folder / "config.json").is_file():
-        problem = f"`{folder}` has no config.json" if folder.is_dir() else f"no folder `{folder}`"
-        raise InvalidInput(problem, field=field, cure="name a transformers sequence classifier below the model root")
+    folder = model_folder(settings, stage)
     transformers_logging.disable_progress_bar()
     try:
         tokenizer = load_tokenizer(folder, needs_end=False)

@@ -1,4 +1,10 @@
-"""Which stages a stage worker serves, and whose turn it is: those of every active job that Onbeat brings itself."""
+"""Which stages a stage worker serves, and whose turn it is: those of every active job that Onbeat brings itself.
+
+One that it can't serve it leaves alone, so that it uses up no attempt of an item that another worker could make:
+
+    served ── its model isn't on this host ──▶ lacking ── it is there now ──▶ served    looked at in each turn
+       └───── the model is refused ──────────▶ refused                                  until job or worker end
+"""
 
 from __future__ import annotations
 
@@ -7,11 +13,13 @@ import logging
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 from broker.job_store import JobStore
 from broker.stage_side import StageSide
 from contracts.errors import ContractViolation, InvalidInput, NotFound
 from contracts.experience.plan import PlannedStage
+from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 from contracts.spec_tables.stages import BuiltInStage, ExternalStage
 
@@ -44,19 +52,35 @@ class ServedStage:
 class ServedStages:
     """The stages of the stack's active jobs that this worker serves; `kinds` are those that it can."""
 
-    def __init__(self, store: JobStore, make_side: Callable[[str], StageSide], *, kinds: Collection[str]) -> None:
+    def __init__(
+        self,
+        store: JobStore,
+        make_side: Callable[[str], StageSide],
+        *,
+        kinds: Collection[str],
+        check: Callable[[ServedStage], None] = lambda stage: None,
+    ) -> None:
+        """check: raises InvalidInput that names what this host lacks for the stage, and the cure; it reads no model."""
         self._store = store
         self._make_side = make_side
         self.kinds = frozenset(kinds)
+        self._check = check
         self._by_job: dict[str, tuple[ServedStage, ...]] = {}
-        self._left_alone: set[str] = set()
+        self._unreadable: set[str] = set()
+        self._lacking: dict[StageKey, str] = {}
+        self._refused: dict[StageKey, str] = {}
         self._claimed_s: dict[StageKey, float] = {}
 
     def __len__(self) -> int:
-        return sum(map(len, self._by_job.values()))
+        return len(self._served())
 
     def __str__(self) -> str:
-        return ", ".join(sorted("/".join(stage.key) for stages in self._by_job.values() for stage in stages))
+        return ", ".join(sorted("/".join(stage.key) for stage in self._served()))
+
+    @property
+    def left_alone(self) -> str:
+        """As `broker.presence.LEAVES_ALONE` has it."""
+        return "\n".join(f"{'/'.join(key)}: {why}" for key, why in sorted((self._lacking | self._refused).items()))
 
     @property
     def job_ids(self) -> frozenset[str]:
@@ -66,22 +90,46 @@ class ServedStages:
     async def refresh(self) -> None:
         """Asks the broker which jobs are active. Raises BrokerUnavailable."""
         job_ids = await asyncio.to_thread(self._store.active_jobs)
-        self._left_alone &= set(job_ids)
+        self._unreadable &= set(job_ids)
         for job_id in job_ids:
-            if job_id not in self._left_alone and job_id not in self._by_job:
+            if job_id not in self._unreadable and job_id not in self._by_job:
                 await self._add(job_id)
         self._by_job = {job_id: self._by_job[job_id] for job_id in job_ids if job_id in self._by_job}
-        self._claimed_s = {key: at_s for key, at_s in self._claimed_s.items() if key[0] in self._by_job}
+        for by_stage in (self._claimed_s, self._lacking, self._refused):
+            for key in [key for key in by_stage if key[0] not in self._by_job]:
+                del by_stage[key]
+        for stage in [stage for stages in self._by_job.values() for stage in stages if stage.key in self._lacking]:
+            await self._look_for_what_it_needs(stage)
 
     def in_turn(self) -> list[ServedStage]:
         """The stages in the order in which they should be asked for items: served longest ago, asked first."""
         never = float("-inf")
-        stages = [stage for stages in self._by_job.values() for stage in stages]
-        return sorted(stages, key=lambda stage: self._claimed_s.get(stage.key, never))
+        return sorted(self._served(), key=lambda stage: self._claimed_s.get(stage.key, never))
 
     def claimed(self, stage: ServedStage, now_s: float) -> None:
         """Records that items of the stage were claimed. now_s: monotonic."""
         self._claimed_s[stage.key] = now_s
+
+    def leave_alone(self, stage: ServedStage, refusal: InvalidInput) -> None:
+        """Claims no more items of it: what was refused is the stage's and this host's, not the item's."""
+        if stage.key not in self._refused:
+            log.warning("leaves %s alone until the job or this worker ends: %s", stage, refusal)
+            self._refused[stage.key] = _in_one_line(refusal)
+
+    def _served(self) -> list[ServedStage]:
+        alone = self._lacking.keys() | self._refused.keys()
+        return [stage for stages in self._by_job.values() for stage in stages if stage.key not in alone]
+
+    async def _look_for_what_it_needs(self, stage: ServedStage) -> None:
+        try:
+            await asyncio.to_thread(self._check, stage)
+        except InvalidInput as error:
+            if stage.key not in self._lacking:
+                log.warning("leaves %s alone: %s", stage, error)
+            self._lacking[stage.key] = _in_one_line(error)
+        else:
+            if self._lacking.pop(stage.key, None):
+                log.info("serves %s: what it lacked is there", stage)
 
     async def _add(self, job_id: str) -> None:
         # A resume changes neither stages nor the model, so a job's spec is read once.
@@ -92,9 +140,11 @@ class ServedStages:
             return
         except ContractViolation as error:
             log.warning("leaves %s alone, whose spec can't be read: %s", job_id, error)
-            self._left_alone.add(job_id)
+            self._unreadable.add(job_id)
             return
         self._by_job[job_id] = tuple(self._stages_of(job_id, spec, side))
+        for stage in self._by_job[job_id]:
+            await self._look_for_what_it_needs(stage)
 
     def _stages_of(self, job_id: str, spec: JobSpec, side: StageSide) -> list[ServedStage]:
         plan, served = spec.stage_plan, []
@@ -116,6 +166,21 @@ MISSING = {"llm_judge": "ONBEAT_JUDGE_URL is not set here"}
 """Kind of stage → why a worker doesn't serve it."""
 
 
+def model_folder(settings: StackSettings, stage: ServedStage) -> Path:
+    """Returns the folder of the stage's model. Raises InvalidInput that names the key, where this host lacks it."""
+    named = stage.stage.files().get("model")
+    path, field = (named, field_of(stage, "model")) if named else (stage.spec.model.path, "model.path")
+    folder = settings.spec_root.find(path, field=field)
+    try:
+        is_there = (folder / "config.json").is_file()
+    except OSError as error:
+        raise InvalidInput(f"`{folder}` can't be read: {error.strerror}", field=field) from error
+    if not is_there:
+        problem = f"`{folder}` has no config.json" if folder.is_dir() else f"no folder `{folder}`"
+        raise InvalidInput(problem, field=field, cure="put the model there, on the stage worker's host too")
+    return folder
+
+
 def field_of(stage: ServedStage, key: str) -> str:
     """The field of a stage's key, as an error names it."""
     return f"stages.{stage.stage.name}.{key}"
@@ -124,3 +189,7 @@ def field_of(stage: ServedStage, key: str) -> str:
 def renamed(error: InvalidInput, field: str) -> InvalidInput:
     """The error with the field by which the spec names the thing."""
     return InvalidInput(error.problem, field=field, cure=error.cure)
+
+
+def _in_one_line(error: InvalidInput) -> str:
+    return " ".join(str(error).split())

@@ -163,13 +163,13 @@ class StageWorker:
             ended.result()  # raises what it died of
 
     def _say_if_idle(self) -> None:
-        if self._held or self._idle_since_s == float("inf"):
+        if self._held:
             return
         now_s = time.monotonic()
         if self._idle_since_s is None:
             self._idle_since_s = now_s
         elif now_s - self._idle_since_s >= LOG_AFTER_S:
-            self._idle_since_s = float("inf")
+            self._idle_since_s = float("inf")  # it is said once, until something was claimed
             log.info("waiting for %s", f"items of {self._stages}" if len(self._stages) else "a job with stages")
 
     async def _serve_item(self, stage: ServedStage, item: ClaimedItem) -> None:
@@ -179,6 +179,8 @@ class StageWorker:
             reach("stage.after_compute")
             outcome = await self._put(stage, item, values)
         except (BatchFailed, InvalidInput, ContractViolation) as error:
+            if isinstance(error, InvalidInput):
+                self._stages.leave_alone(stage, error)
             await self._fail(stage, item, error)
             return
         reach("stage.after_put")

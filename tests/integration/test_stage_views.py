@@ -8,8 +8,8 @@ import pytest
 from msgspec import UNSET, json
 
 from broker.monitor import job_status, stream_report
-from broker.presence import LIVE_S, Presence, StagePresence
-from contracts.spec_tables.stages import ReferenceStage, TeacherStage
+from broker.presence import LEAVES_ALONE, LIVE_S, Presence, StagePresence
+from contracts.spec_tables.stages import LlmJudgeStage, ReferenceStage, TeacherStage
 from gateway.metrics import stage_gauges
 from onbeat.stack.redis import EmbeddedRedis
 from onbeat.terminal.stream_report import report_tables
@@ -94,13 +94,14 @@ def test_a_job_without_stages_reports_none(redis_server: EmbeddedRedis) -> None:
 def test_a_status_names_the_first_stage_that_no_worker_serves(job: StagedJob) -> None:
     presence = StagePresence(job.brokers["stage"])
     Presence(job.brokers["generator"]).beat(f"{job.job_id}-generator", {})
-    assert job_status(job.brokers["gateway"], job.job_id).reason == "waits for a worker of stage judge"
+    assert job_status(job.brokers["gateway"], job.job_id).reason == "waits for a live worker of stage judge"
     presence.beat(f"{job.job_id}-w1", [f"{job.job_id}/judge", "another-job/after"])
-    assert job_status(job.brokers["gateway"], job.job_id).reason == "waits for a worker of stage after"
+    assert job_status(job.brokers["gateway"], job.job_id).reason == "waits for a live worker of stage after"
     presence.beat(f"{job.job_id}-w2", [f"{job.job_id}/after"])
     assert job_status(job.brokers["gateway"], job.job_id).reason == ""
     presence.leave(f"{job.job_id}-w2")
-    assert StagePresence(job.brokers["trainer"]).unserved(job.job_id, job.spec.stages) == ["after"]
+    unserved = StagePresence(job.brokers["trainer"]).unserved(job.job_id, job.spec.stages)
+    assert unserved == {"after": "a live worker of stage after"}
 
 
 def test_a_worker_of_a_type_serves_the_stages_of_that_type_in_every_job(redis_server: EmbeddedRedis) -> None:
@@ -112,6 +113,23 @@ def test_a_worker_of_a_type_serves_the_stages_of_that_type_in_every_job(redis_se
     assert seen.is_for("any", ReferenceStage(name="frozen"))
     assert not seen.is_for("any", TeacherStage(model="m"))
     assert seen.info == {"model": "m"}
+
+
+def test_a_stage_that_the_worker_of_its_type_leaves_alone_is_served_by_none_and_says_why(
+    redis_server: EmbeddedRedis,
+) -> None:
+    job = StagedJob(redis_server, [])
+    presence, worker = StagePresence(job.brokers["stage"]), f"{job.job_id}-worker"
+    judge, second = (LlmJudgeStage(model="m", prompt="{completion}", name=name) for name in ("judge", "second"))
+    lines = f"other/judge: elsewhere\n{job.job_id}/judge: judge.model: no folder `m`"
+    presence.beat(worker, ["llm_judge"], {LEAVES_ALONE: lines})
+    board = StagePresence(job.brokers["gateway"])
+    (seen,) = (one for one in board.live() if one.worker_id == worker)
+    assert [seen.is_for(job_id, judge) for job_id in (job.job_id, "other", "third")] == [False, False, True]
+    assert board.unserved(job.job_id, [second, judge]) == {
+        "judge": f"a live worker of stage judge; {worker} leaves it alone: judge.model: no folder `m`"
+    }
+    presence.leave(worker)
 
 
 def test_a_stage_worker_that_is_silent_is_not_counted_and_then_forgotten(

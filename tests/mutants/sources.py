@@ -94,7 +94,15 @@ TESTS: dict[str, tuple[str, ...]] = {
     "broker/stage_side.py": STAGES,
     **{f"contracts/experience/{name}.py": COLUMNS for name in ("columns", "plan")},
     "contracts/spec_tables/stages.py": COLUMNS,
-    "consumer/stages/held_items.py": ("tests/unit/consumer/stages/test_worker.py",),
+    **{
+        f"consumer/stages/{name}.py": ("tests/unit/consumer/stages/test_worker.py",)
+        for name in ("worker", "held_items")
+    },
+    **{
+        f"consumer/stages/{name}.py": ("tests/unit/consumer/stages/test_models.py",)
+        for name in ("models", "served_stages")
+    },
+    "consumer/stages/compute_service.py": ("tests/unit/consumer/stages/test_compute_service.py",),
     "consumer/stages/llm_judge.py": ("tests/unit/consumer/stages/test_llm_judge.py",),
     "consumer/stages/judge_answer.py": ("tests/unit/consumer/stages/test_judge_answer.py",),
 }

@@ -31,11 +31,13 @@ class Played:
         self.absent = {"reference", "mine"}
         self.with_work = {"reference", "mine"}
         self.num_looks = 0
+        self.why = ""
 
-    def unserved(self, job_id: str, stages: Sequence[StageSpec]) -> list[str]:
+    def unserved(self, job_id: str, stages: Sequence[StageSpec]) -> dict[str, str]:
         assert job_id == "job"
         self.num_looks += 1
-        return [stage.name for stage in stages if stage.name in self.absent]
+        names = [stage.name for stage in stages if stage.name in self.absent]
+        return {name: f"a live worker of stage {name}{self.why}" for name in names}
 
     def watch(self, spec: JobSpec) -> StageWatch:
         return StageWatch(
@@ -64,6 +66,15 @@ def test_a_stage_with_work_and_no_worker_is_named_after_the_deadline() -> None:
     with pytest.raises(DeadlineExceeded, match="waited 60 s for a live worker of stage reference") as late:
         played.wait(watch, 4.0)
     assert "consumer.stages" in str(late.value)
+
+
+def test_the_reason_that_a_worker_gives_at_last_is_the_one_that_is_named() -> None:
+    played = Played()
+    watch = played.watch(staged_spec())
+    played.wait(watch, 30.0)
+    played.why = "; w1 leaves it alone: model.path: no folder `/models/m`"
+    with pytest.raises(DeadlineExceeded, match="stage reference; w1 leaves it alone: model"):
+        played.wait(watch, 40.0)
 
 
 def test_one_of_ones_own_is_named_with_its_own_cure() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, cast
 
 from broker.generator_side import FailOutcome
@@ -41,6 +41,7 @@ class FakeStageSide:
         """Raised by the next claims, in order."""
         self.outcome = PutOutcome.ACCEPTED
         self.is_removed = False
+        self.at_claim: Callable[[], None] = lambda: None
 
     @property
     def spec(self) -> JobSpec:
@@ -53,6 +54,7 @@ class FakeStageSide:
 
     def claim(self, stage: str, max_rows: int = 1) -> list[ClaimedItem]:
         self.asked.append((stage, max_rows))
+        self.at_claim()
         if self.claim_errors:
             raise self.claim_errors.pop(0)
         places = [place for place in self.free if place[0] == stage][:max_rows]
@@ -99,13 +101,15 @@ class FakeStageSide:
 
 
 class Waiting:
-    """Blocks for a moment, and remembers what was waited for."""
+    """Blocks for a moment, and remembers what was waited for; like the broker's, it can't wait for nothing."""
 
     def __init__(self) -> None:
         self.stages: list[list[str]] = []
         """Names of the stages of each wait, of all jobs."""
 
     def __call__(self, waits: Sequence[tuple[object, Collection[str] | None]], timeout_s: float) -> None:
+        if not waits:
+            raise ValueError("there is no job to wait for")
         self.stages.append(sorted(name for _, names in waits for name in names or ()))
         threading.Event().wait(min(timeout_s, 0.01))
 

@@ -95,7 +95,7 @@ def drive(scenario: Callable[[Shop, ComputeService], Awaitable[None]], *, most_m
 def test_a_model_is_loaded_once_and_its_items_go_through_one_after_the_other() -> None:
     async def scenario(shop: Shop, service: ComputeService) -> None:
         stage = served()
-        assert service.num_free(stage) == MOST_ROWS
+        assert service.num_free(stage) == 1, "the first shows whether its model loads"
         await asyncio.gather(*(service.values(stage, item(number)) for number in range(3)))
         assert shop.log == ["load a", "a 0", "a 1", "a 2"]
 
@@ -111,6 +111,7 @@ def test_it_takes_nothing_while_it_computes_and_one_batch_at_a_time() -> None:
         shop.gate.set()
         await work
         assert (service.num_free(served()), service.is_busy) == (MOST_ROWS, False)
+        assert service.num_free(served("b")) == 1
 
     drive(scenario)
 
@@ -145,6 +146,7 @@ def test_models_of_ended_jobs_are_freed() -> None:
         service.forget_all_but({"b"})
         await service.values(served("b"), item(1))
         assert shop.log[-2:] == ["free a", "b 1"]
+        assert (service.num_free(served()), service.num_free(served("b"))) == (1, MOST_ROWS)
 
     drive(scenario)
 

@@ -15,7 +15,7 @@ from broker.stage_side import ClaimedItem
 from consumer.gradient.assembly import load_frozen
 from consumer.gradient.log_probs import frozen_logprobs
 from consumer.stages.compute_service import StageModel
-from consumer.stages.models import model_loader
+from consumer.stages.models import model_check, model_loader
 from consumer.stages.reward_model import RewardModel, load_reward_model
 from consumer.stages.served_stages import ServedStage
 from contracts.errors import BatchFailed, InvalidInput
@@ -163,6 +163,32 @@ def test_a_folder_that_is_not_there_is_named_by_the_stages_key(tmp_path: Path, s
     assert raised.value.cure
     with pytest.raises(InvalidInput, match=rf"{re.escape(key)}: leads out of the model root"):
         load(tmp_path, served(stage | {"model": "../elsewhere"}))
+
+
+@pytest.mark.parametrize(
+    ("stage", "key"),
+    [(REFERENCE, "model.path"), (TEACHER, "stages.teacher.model"), (SCORER, "stages.reward_model.model")],
+)
+def test_a_look_for_the_model_on_this_host_names_the_key_the_folder_and_the_cure(
+    tmp_path: Path, stage: dict[str, Any], key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look, asked = model_check(StackSettings(model_root=str(tmp_path))), served(stage)
+    with pytest.raises(InvalidInput, match=rf"{re.escape(key)}: no folder `{tmp_path}/.* \(put the model there"):
+        look(asked)
+    folder = tmp_path / asked.stage.files().get("model", asked.spec.model.path)
+    folder.mkdir(parents=True)
+    with pytest.raises(InvalidInput, match=rf"{re.escape(key)}: `{folder}` has no config.json"):
+        look(asked)
+    (folder / "config.json").write_text("{}")
+    look(asked)
+    monkeypatch.setattr(Path, "is_file", lambda _: (_ for _ in ()).throw(PermissionError(13, "Permission denied")))
+    with pytest.raises(InvalidInput, match=rf"{re.escape(key)}: `{folder}` can't be read: Permission denied"):
+        look(asked)
+
+
+def test_a_judge_needs_no_model_on_this_host(tmp_path: Path) -> None:
+    judge = {"type": "llm_judge", "model": "m", "prompt": "{completion}"}
+    model_check(StackSettings(model_root=str(tmp_path)))(served(judge, deterministic=False))
 
 
 def reward_model(root: Path) -> RewardModel:

@@ -10,9 +10,17 @@ from typing import Any
 import pytest
 
 from broker.stage_side import PutOutcome
-from consumer.stages.served_stages import ServedStages
+from consumer.stages.served_stages import ServedStage, ServedStages
 from consumer.stages.worker import StageWorker
-from contracts.errors import BatchFailed, BrokerFull, BrokerUnavailable, ContractViolation, DeadlineExceeded, NotFound
+from contracts.errors import (
+    BatchFailed,
+    BrokerFull,
+    BrokerUnavailable,
+    ContractViolation,
+    DeadlineExceeded,
+    InvalidInput,
+    NotFound,
+)
 from tests.builders import job_spec
 from tests.fakes import Changes
 from tests.unit.consumer.stages.stage_fakes import FakeService, FakeStack, FakeStageSide, Waiting, typed
@@ -34,7 +42,11 @@ class Stack:
         self.models = FakeService(self.changes)
         self.judge = FakeService(self.changes, most=3)
         services = {"teacher": self.models, "reward_model": self.models, "llm_judge": self.judge}
-        self.stages = ServedStages(typed(self.stack), typed(self.sides.__getitem__), kinds=services)
+        self.lacking: set[str] = set()
+        """Stages whose models this host lacks."""
+        self.stages = ServedStages(
+            typed(self.stack), typed(self.sides.__getitem__), kinds=services, check=self.look_for_model
+        )
         self.worker = StageWorker(
             worker_id="worker-a",
             stages=self.stages,
@@ -51,6 +63,14 @@ class Stack:
         side = self.sides[job_id] = FakeStageSide(spec, self.changes)
         self.stack.active.append(job_id)
         return side
+
+    def look_for_model(self, stage: ServedStage) -> None:
+        if stage.stage.name in self.lacking:
+            raise InvalidInput("no folder `/models/m`", field=f"stages.{stage.stage.name}.model")
+
+    def leaves_alone(self) -> str:
+        """What it says of the stages that it leaves alone."""
+        return self.stack.beats[-1][1]["leaves_alone"] if self.stack.beats else ""
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[asyncio.Task[None]]:
@@ -75,7 +95,7 @@ def test_every_claimed_item_gets_its_columns_and_other_peoples_stages_are_left_a
         side = stack.add_job(TEACHER, SCORER, OWN)
         side.add(*(("teacher", "0/train/0", 0), ("reward_model", "0/train/0", 5), ("own", "0/train/0", 0)))
         kinds = {"teacher", "reward_model", "llm_judge"}
-        info = {"stages": "job/reward_model, job/teacher", "items": ""}
+        info = {"stages": "job/reward_model, job/teacher", "items": "", "leaves_alone": ""}
         async with stack.running():
             await stack.changes.until(lambda: len(side.there) == 2 and stack.stack.beats[-1] == (kinds, info))
         assert list(side.there) == [("teacher", "0/train/0", 0), ("reward_model", "0/train/0", 5)]
@@ -222,6 +242,99 @@ def test_a_job_of_which_nothing_can_be_claimed_holds_no_other_up(error: Exceptio
         async with stack.running():
             await stack.changes.until(lambda: len(side.there) == 1 and not bad.claim_errors)
         assert (side.failed, bad.failed) == ([], [])
+
+    drive(scenario)
+
+
+def test_a_stage_whose_model_is_not_here_is_left_alone_until_it_is() -> None:
+    """No item of it is tried: another worker may have the model."""
+
+    async def scenario(stack: Stack) -> None:
+        side = stack.add_job(TEACHER, SCORER)
+        stack.lacking.add("teacher")
+        side.add(("teacher", "0/train/0", 0), ("reward_model", "0/train/0", 0))
+        async with stack.running():
+            said = "job/teacher: stages.teacher.model: no folder `/models/m`"
+            await stack.changes.until(lambda: len(side.there) == 1 and stack.leaves_alone() == said)
+            assert (side.free, side.failed) == ([("teacher", "0/train/0", 0)], [])
+            stack.lacking.clear()
+            await stack.changes.until(lambda: len(side.there) == 2 and not stack.leaves_alone())
+        assert side.failed == []
+
+    drive(scenario)
+
+
+def test_a_worker_of_which_all_stages_lack_their_models_waits_for_none_of_them() -> None:
+    async def scenario(stack: Stack) -> None:
+        side = stack.add_job(TEACHER)
+        stack.lacking.add("teacher")
+        side.add(("teacher", "0/train/0", 0))
+        async with stack.running():
+            await stack.changes.until(lambda: "teacher" in stack.leaves_alone())
+            stack.lacking.clear()
+            await stack.changes.until(lambda: len(side.there) == 1)
+        assert [] not in stack.waiting.stages
+
+    drive(scenario)
+
+
+def test_a_stage_that_this_host_can_not_serve_costs_one_attempt_and_is_left_alone_until_its_job_ends() -> None:
+    async def scenario(stack: Stack) -> None:
+        side = stack.add_job(TEACHER, SCORER)
+        bad = ("teacher", "0/train/0", 0)
+        stack.models.errors[bad] = InvalidInput("its vocabulary\nis another", field="stages.teacher.model")
+        side.add(bad)
+        async with stack.running():
+            said = "job/teacher: stages.teacher.model: its vocabulary is another"
+            await stack.changes.until(lambda: stack.leaves_alone() == said)
+            side.add(("teacher", "0/train/1", 0), ("reward_model", "0/train/0", 0))
+            await stack.changes.until(lambda: len(side.there) == 1)
+            assert (side.free, len(side.failed)) == ([("teacher", "0/train/1", 0)], 1)
+            stack.stack.active.clear()
+            await stack.changes.until(lambda: not stack.leaves_alone())
+            stack.stack.active.append("job")
+            await stack.changes.until(lambda: len(side.there) == 2)
+        assert [place for place, _ in side.failed] == [bad]
+
+    drive(scenario)
+
+
+def test_an_idle_worker_says_once_what_it_waits_for_and_again_after_work(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("consumer.stages.worker.LOG_AFTER_S", 0.0)
+    caplog.set_level("INFO", logger="consumer.stages.worker")
+
+    def said() -> int:
+        return sum("waiting for items of job/" in line for line in caplog.messages)
+
+    async def scenario(stack: Stack) -> None:
+        side = stack.add_job(TEACHER, JUDGE)
+        side.at_claim = stack.changes.notify
+        stack.models.gate.clear()
+        side.add(("teacher", "0/train/0", 0))
+        async with stack.running():
+            await stack.changes.until(lambda: len(side.asked) > 5)
+            assert said() == 0, "it works"
+            stack.models.gate.set()
+            await stack.changes.until(lambda: said() == 1)
+            asked = len(side.asked)
+            await stack.changes.until(lambda: len(side.asked) > asked + 5)
+            assert said() == 1
+            side.add(("teacher", "0/train/1", 0))
+            await stack.changes.until(lambda: said() == 2)
+
+    drive(scenario)
+
+
+def test_a_stop_in_the_middle_of_a_turn_claims_of_no_other_stage() -> None:
+    async def scenario(stack: Stack) -> None:
+        side, loop = stack.add_job(TEACHER, SCORER), asyncio.get_running_loop()
+        side.add(("reward_model", "0/train/0", 0))
+        side.at_claim = lambda: typed(loop.call_soon_threadsafe(stack.worker.stop))
+        async with stack.running() as task:
+            await asyncio.wait({task}, timeout=20.0)
+        assert (side.asked, side.claimed) == ([("teacher", 1)], [])
 
     drive(scenario)
 
