@@ -32,8 +32,9 @@ demo: $(STAMP)
 up: $(STAMP)
 	$(BIN)/onbeat up
 
+# Two modules at a time: each of the two processes has a Redis of its own.
 test: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 # The losses against TRL's, in an environment of its own that sees the packages of the first: TRL is no dependency.
 test-trl: $(STAMP)
