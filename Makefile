@@ -9,7 +9,7 @@ export HF_HUB_OFFLINE := 1
 VLLM := .venv-vllm
 VLLM_STAMP := $(VLLM)/.installed
 
-.PHONY: setup lock demo up test test-trl bench-experience fuzz soak model mutants chaos lint bench setup-vllm demo-vllm test-vllm
+.PHONY: setup lock demo up test setup-trl test-trl bench-trl bench-experience fuzz soak model mutants chaos lint bench setup-vllm demo-vllm test-vllm
 
 setup: $(STAMP)
 
@@ -36,13 +36,20 @@ up: $(STAMP)
 test: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
-# The losses against TRL's, in an environment of its own that sees the packages of the first: TRL is no dependency.
-test-trl: $(STAMP)
+# TRL, in an environment of its own that sees the packages of the first: it is no dependency.
+setup-trl: $(STAMP)
 	test -x .venv-trl/bin/python || $(BIN)/python -m venv .venv-trl
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
 		> "$$(.venv-trl/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/onbeat.pth"
 	.venv-trl/bin/python -m pip install -q -c constraints.txt '$(TRL)'
-	OMP_NUM_THREADS=1 PYTHONPATH=. .venv-trl/bin/python -m pytest tests/contract/test_trl.py
+
+# The losses against TRL's, and whether it is given our jobs as they are.
+test-trl: setup-trl
+	OMP_NUM_THREADS=1 PYTHONPATH=. .venv-trl/bin/python -m pytest tests/contract/test_trl.py tests/contract/test_trl_job.py
+
+# The same jobs by Onbeat and by TRL, in turns: a quarter of an hour of a machine that does nothing else.
+bench-trl: setup-trl
+	$(BIN)/onbeat bench trl
 
 # Rows through a stage beside TransferQueue, which has an environment of its own.
 bench-experience: $(STAMP)

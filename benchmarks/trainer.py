@@ -180,7 +180,7 @@ def onbeat_contender(learner: Learner, *, num_responses: int) -> Contender:
 def trl_contender(arguments: argparse.Namespace, folder: Path, spec: JobSpec, device: torch.device) -> Contender:
     """TRL's loss, backward and optimizer on our tokens; its gradient accumulation divides by the number of groups."""
     from datasets import Dataset  # pyright: ignore[reportMissingImports]
-    from trl import GRPOConfig, GRPOTrainer  # pyright: ignore[reportMissingImports]
+    from trl import GRPOConfig, GRPOTrainer  # pyright: ignore[reportAttributeAccessIssue]
 
     group_size = arguments.group_size
     config = GRPOConfig(

@@ -1,0 +1,168 @@
+"""What two trainers' runs of the same job are compared by: rates, times to a reward, and what their processes took."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+
+import psutil
+
+Spread = dict[str, float]
+"""min, median, max."""
+REWARDS = frozenset({"last_rewards", "held_out_sampled", "held_out_greedy"})
+"""Figures that have no unit of which one side could have so many times more."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One iteration: its completions were sampled, and the policy that it made was there at `ended_s`."""
+
+    ended_s: float
+    """Unix time."""
+    num_completions: int
+    num_tokens: int
+    """Sampled tokens."""
+    reward_mean: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """All processes of a run at one moment."""
+
+    at_s: float
+    """Unix time."""
+    processor_s: float
+    """User and system time so far."""
+    pss_bytes: int
+    """Proportional set size: pages that several processes share count once."""
+    rss_bytes: int
+    """Resident set sizes, added up."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A command that trained one job."""
+
+    command_s: float
+    """Unix time at which the command was started."""
+    first_s: float
+    """Unix time at which the first iteration began."""
+    ended_s: float
+    """Unix time at which the command had ended."""
+    steps: Sequence[Step]
+    samples: Sequence[Sample]
+
+    def figures(self, *, warm_up: int, level: float, window: int) -> dict[str, float | None]:
+        """Returns what a comparison is made of; the first `warm_up` steps are in no rate. `seconds_to`: see there."""
+        from_s, kept = self.steps[warm_up - 1].ended_s, self.steps[warm_up:]
+        elapsed_s, number = kept[-1].ended_s - from_s, sum(step.num_completions for step in kept)
+        busy_s = processor_s(self.samples, kept[-1].ended_s) - processor_s(self.samples, from_s)
+        reached_s = seconds_to(self.steps, level, window=window)
+        return {
+            "completions_per_s": number / elapsed_s,
+            "iteration_s": elapsed_s / len(kept),
+            "core_s_per_iteration": busy_s / len(kept),
+            "tokens_per_completion": sum(step.num_tokens for step in kept) / number,
+            "start_s": self.first_s - self.command_s,
+            "to_reward_s": None if reached_s is None else reached_s - self.first_s,
+            "last_rewards": statistics.fmean(step.reward_mean for step in self.steps[-window:]),
+            "completions_per_s_of_command": sum(step.num_completions for step in self.steps)
+            / (self.ended_s - self.command_s),
+            "peak_pss_mb": max(sample.pss_bytes for sample in self.samples) / 1e6,
+            "peak_rss_mb": max(sample.rss_bytes for sample in self.samples) / 1e6,
+        }
+
+
+def seconds_to(steps: Sequence[Step], level: float, *, window: int) -> float | None:
+    """Returns the Unix time at which the mean reward of `window` consecutive steps first is `level`; None: never."""
+    for last in range(window - 1, len(steps)):
+        if statistics.fmean(step.reward_mean for step in steps[last + 1 - window : last + 1]) >= level:
+            return steps[last].ended_s
+    return None
+
+
+def processor_s(samples: Sequence[Sample], at_s: float) -> float:
+    """Returns the processor time at a moment: on the line between the samples beside it, and at the ends theirs."""
+    for before, after in itertools.pairwise(samples):
+        if before.at_s <= at_s <= after.at_s:
+            share = (at_s - before.at_s) / (after.at_s - before.at_s)
+            return before.processor_s + share * (after.processor_s - before.processor_s)
+    return samples[0].processor_s if at_s < samples[0].at_s else samples[-1].processor_s
+
+
+def spread(values: Iterable[float | None]) -> Spread | None:
+    """Returns None where one of them is None: a run that never got there has no place in an order."""
+    found = list(values)
+    if any(value is None for value in found):
+        return None
+    kept = [value for value in found if value is not None]
+    return {"min": rounded(min(kept)), "median": rounded(statistics.median(kept)), "max": rounded(max(kept))}
+
+
+def compared(
+    ours: Sequence[Mapping[str, float | None]], theirs: Sequence[Mapping[str, float | None]]
+) -> dict[str, dict[str, Spread | None]]:
+    """Returns, for each figure, both sides' spread, and that of ours over theirs, neighbour by neighbour."""
+    return {
+        name: {
+            "ours": spread(one[name] for one in ours),
+            "trl": spread(one[name] for one in theirs),
+            "ours_over_trl": spread(quotient(one[name], other[name]) for one, other in zip(ours, theirs, strict=True)),
+        }
+        for name in ours[0]
+    }
+
+
+def quotient(over: float | None, under: float | None) -> float | None:
+    """Returns None where there is none."""
+    return over / under if over is not None and under else None
+
+
+def rounded(value: float) -> float:
+    """Returns it with four significant digits."""
+    return float(f"{value:.4g}")
+
+
+class Watch:
+    """A context manager that looks at all descendants of this process, every `every_s` seconds, by a thread."""
+
+    def __init__(self, every_s: float = 2.0) -> None:
+        self.samples: list[Sample] = []
+        self._every_s = every_s
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._look, name="watch", daemon=True)
+
+    def __enter__(self) -> Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        while not self._stop.is_set():
+            self.samples.append(look(psutil.Process(os.getpid()).children(recursive=True)))
+            self._stop.wait(self._every_s)
+
+
+def look(processes: Iterable[psutil.Process], clock: Callable[[], float] = time.time) -> Sample:
+    """Adds up what processes take; one that has ended meanwhile counts as nothing."""
+    at_s, busy_s, pss, rss = clock(), 0.0, 0, 0
+    for process in processes:
+        try:
+            times, memory = process.cpu_times(), process.memory_full_info()
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+        busy_s += times.user + times.system
+        # Only Linux knows the share of a page that several processes have.
+        pss, rss = pss + getattr(memory, "pss", memory.rss), rss + memory.rss
+    return Sample(at_s=at_s, processor_s=busy_s, pss_bytes=pss, rss_bytes=rss)

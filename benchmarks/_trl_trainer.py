@@ -1,0 +1,169 @@
+"""Trains a job of ours with TRL's GRPOTrainer; `onbeat bench trl` starts it under the interpreter that has TRL.
+
+    python -m benchmarks._trl_trainer SPEC.json OUTPUT --threads 2
+
+Model, prompts and their order, rewards and learning rates come from our own code, so they are those of the job. It
+writes OUTPUT/run.json, and the trained model to OUTPUT/model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset  # pyright: ignore[reportMissingImports]
+from transformers import AutoTokenizer, TrainerCallback
+from trl import GRPOConfig, GRPOTrainer  # pyright: ignore[reportAttributeAccessIssue]
+
+from consumer.gradient.optimizer import learning_rate_at
+from contracts.encoding.wire import decode_json
+from contracts.rewards import RewardItem, Scored
+from contracts.spec import JobSpec
+from contracts.spec_tables.root import SpecRoot
+from prompts.source import prompt_source
+from reward_service.scorers.rubric import score_item
+
+
+class Recorder(TrainerCallback):
+    """Unix times of each step: its begin, the end of its generation, its own end; and what it sampled."""
+
+    def __init__(self, spec: JobSpec) -> None:
+        self.steps: list[dict[str, float]] = []
+        self._components = spec.reward.components
+
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
+        self.steps.append({"started_s": time.time()})
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        self.steps[-1]["ended_s"] = time.time()
+
+    def rewards(
+        self, prompts: list[str], completions: list[str], completion_ids: list[list[int]], **row: Any
+    ) -> list[float]:
+        """Scores all completions of a step, as TRL calls a reward function."""
+        generated_s = time.time()
+        found = []
+        for at, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
+            item = RewardItem(
+                prompt=prompt,
+                completion=completion,
+                reference=row["reference"][at],
+                num_tokens=len(completion_ids[at]),
+            )
+            scored = score_item(self._components, item)
+            if not isinstance(scored, Scored):
+                raise RuntimeError(f"a completion could not be scored: {scored}")
+            found.append(scored.reward)
+        self.steps[-1] |= {
+            "generated_s": generated_s,
+            "reward_mean": sum(found) / len(found),
+            "num_completions": len(found),
+            "num_tokens": sum(map(len, completion_ids)),
+        }
+        return found
+
+
+class Trainer(GRPOTrainer):
+    """GRPOTrainer with the job's learning rates: its own warm-up begins with a step of 0."""
+
+    job: JobSpec
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        spec = self.job.optimizer
+
+        def factor(step: int) -> float:
+            return learning_rate_at(step, spec, num_training_steps) / spec.learning_rate
+
+        self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer or self.optimizer, factor)
+        return self.lr_scheduler
+
+
+def rows_of(spec: JobSpec, folder: Path) -> list[dict[str, str]]:
+    """Returns the prompts of all iterations in the job's order."""
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    source = prompt_source(spec, root=SpecRoot(folder), tokenizer=tokenizer, context_tokens=2**20)
+    return [
+        {"prompt": prompt.text, "reference": prompt.reference}
+        for iteration in range(spec.iterations)
+        for prompt in source.training_prompts(iteration)
+    ]
+
+
+def config_of(spec: JobSpec, output: Path, overrides: dict[str, Any]) -> GRPOConfig:
+    """Makes the job's configuration; what is no matter of the job is set to what makes TRL fastest here."""
+    rollout, optimizer, algorithm = spec.rollout, spec.optimizer, spec.algorithm
+    low, high = algorithm.clip_range
+    options: dict[str, Any] = {
+        "output_dir": str(output / "trl"),
+        "max_steps": spec.iterations,
+        "seed": spec.seed,
+        "per_device_train_batch_size": rollout.prompts_per_iteration * rollout.group_size,
+        "num_generations": rollout.group_size,
+        "max_completion_length": rollout.sampling.max_new_tokens,
+        "temperature": rollout.sampling.temperature,
+        "top_p": rollout.sampling.top_p,
+        "top_k": rollout.sampling.top_k,
+        "shuffle_dataset": False,
+        "learning_rate": optimizer.learning_rate,
+        "adam_beta1": optimizer.beta1,
+        "adam_beta2": optimizer.beta2,
+        "adam_epsilon": optimizer.epsilon,
+        "weight_decay": optimizer.weight_decay,
+        "max_grad_norm": optimizer.max_grad_norm,
+        "optim": "adamw_torch_fused",
+        "loss_type": algorithm.loss,
+        "scale_rewards": "group",
+        "epsilon": low,
+        "epsilon_high": high,
+        "beta": 0.0,
+        "model_init_kwargs": {"dtype": spec.model.dtype},
+        "use_cpu": True,
+        "bf16": False,
+        "gradient_checkpointing": False,
+        "use_vllm": False,
+        "report_to": [],
+        "logging_strategy": "no",
+        "save_strategy": "no",
+        "disable_tqdm": True,
+        "dataloader_pin_memory": False,
+    }
+    return GRPOConfig(**options | overrides)
+
+
+def make_trainer(spec: JobSpec, output: Path, recorder: Recorder, overrides: dict[str, Any]) -> Trainer:
+    """Makes the trainer of a whole job; the spec's model path is that of a folder on this machine."""
+    folder = Path(spec.model.path).resolve()
+    trainer = Trainer(
+        model=str(folder),
+        reward_funcs=recorder.rewards,
+        args=config_of(spec, output, overrides),
+        train_dataset=Dataset.from_list(rows_of(spec, folder)),
+        processing_class=AutoTokenizer.from_pretrained(folder, local_files_only=True),
+        callbacks=[recorder],
+    )
+    trainer.job = spec
+    return trainer
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("spec", type=Path)
+    parser.add_argument("output", type=Path)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--config", type=json.loads, default={}, help="fields of GRPOConfig, as a JSON object")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    spec = decode_json(arguments.spec.read_bytes(), JobSpec)
+    recorder = Recorder(spec)
+    trainer = make_trainer(spec, arguments.output, recorder, arguments.config)
+    trainer.train()
+    trainer.save_model(str(arguments.output / "model"))
+    (arguments.output / "run.json").write_text(json.dumps({"steps": recorder.steps}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,320 @@
+"""The same jobs by Onbeat and by TRL's GRPOTrainer, end to end, in turns on the same two cores.
+
+    onbeat bench trl --trl .venv-trl/bin/python      (make bench-trl makes the environment)
+
+    demo    configs/demo.toml: 0.40 M parameters, 1,024 completions of up to 5 tokens an iteration
+    8m-8    benchmarks/trl.toml: 8.3 M parameters, random weights, 64 completions of up to 57 tokens
+    8m-16   the same with twice as many prompts, so 128 completions
+
+Both sides have the model folder, the prompts in their order, group size, tokens, temperature, learning rates, AdamW,
+clipping, GRPO's loss without a KL, and the rewards, by one function. Seeds are 0, 1, ..., one for each repeat, but the
+two draw other samples from them. Ours is `onbeat demo` as it is, with one generator and one compute thread in each
+process. TRL has two threads, all completions of an iteration in one batch, float32, no checkpoints, no logs, and no
+gradient checkpointing; it samples by transformers' `generate` (docs/decisions/0022-beside-trl.md). Neither evaluates
+while it trains: the model that each has made is then evaluated by one function, on the held-out prompts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+
+from benchmarks._demo_runs import run_demo
+from benchmarks._results import REPOSITORY, write_result
+from benchmarks._side_by_side import Run, Step, Watch, compared, rounded
+from contracts.encoding.wire import encode_json
+from contracts.rewards import RewardItem, Scored
+from contracts.run_folder import RunFolder
+from contracts.spec import JobSpec
+from contracts.spec_tables.root import SpecRoot
+from onbeat.client.spec_file import load_spec
+from onbeat.export import export
+from prompts.source import PromptSource, prompt_source
+from reward_service.scorers.rubric import score_item
+
+EXPECTED = (
+    "Before the first whole run, from a comparison by hand (4,480 and 2,050 completions/s; 22 and 25.9; 26 with 16 "
+    "prompts): the demo 2.2-2.6x TRL's completions/s, its reward of 0.72 in 25 s against 56 s; 8m-8 0.85-1.1x, 8m-16 "
+    "1.0-1.2x; core seconds of an iteration 0.8x TRL's; held-out accuracy equal within 0.03; memory 1.5-2.5x TRL's, "
+    "for six to eight processes against one; start-up of both 4-8 s."
+)
+AIMS = {"demo": 3.0, "8m-8": 1.1, "8m-16": 1.25}
+"""Case → our completions a second over TRL's."""
+TOKENIZER = REPOSITORY / "configs/models/two-digit-addition"
+TRL_THREADS = 2
+RUN_DEADLINE_S = 3600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A job, and how its figures are read."""
+
+    spec: Path
+    settings: tuple[str, ...] = ()
+    warm_up: int
+    """First iterations, which load and allocate: they are in no rate."""
+    level: float
+    """Reward that `to_reward_s` waits for, as a mean of `window` iterations."""
+    window: int
+
+
+SPEC_8M = Path(__file__).parent / "trl.toml"
+CASES = {
+    "demo": Case(spec=REPOSITORY / "configs/demo.toml", warm_up=5, level=0.72, window=5),
+    "8m-8": Case(spec=SPEC_8M, warm_up=2, level=-0.77, window=1),
+    "8m-16": Case(
+        spec=SPEC_8M, settings=("rollout.batches_per_iteration=8", "iterations=8"), warm_up=2, level=-0.77, window=1
+    ),
+}
+
+
+def make_8m(folder: Path) -> None:
+    """Writes 8.3 M random weights; tokens above the tokenizer's 99 decode to nothing."""
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=512,
+        hidden_size=320,
+        num_hidden_layers=6,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=80,
+        intermediate_size=1088,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=1,
+        pad_token_id=0,
+    )
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(TOKENIZER / name, folder)
+
+
+def settings_of(case: Case, model: Path, given: Sequence[str], seed: int) -> list[str]:
+    """Returns what is changed in the case's file, for both sides."""
+    own_model = [f"model.path={model}"] if case.spec == SPEC_8M else []
+    return [*own_model, *case.settings, *given, f"seed={seed}"]
+
+
+def run_ours(case: Case, settings: Sequence[str], folder: Path) -> tuple[Run, dict[str, Any], Path]:
+    """Runs `onbeat demo`; returns what it says of itself, and the folder of its model."""
+    flags = [flag for setting in settings for flag in ("--set", setting)]
+    command_s = time.time()
+    with Watch() as watch:
+        done = run_demo(case.spec, folder, "--threads", "1", "--set", "evaluation.num_prompts=0", *flags)
+    run = Run(
+        command_s=command_s,
+        first_s=min(span.started_s for span in done.spans if span.what == "generate"),
+        ended_s=time.time(),
+        steps=[
+            Step(
+                ended_s=one.started_s + one.wall_s,
+                num_completions=one.num_completions,
+                num_tokens=one.num_tokens,
+                reward_mean=one.reward_mean,
+            )
+            for one in done.metrics
+        ],
+        samples=watch.samples,
+    )
+    kept = done.metrics[case.warm_up :]
+    parts = {
+        name: rounded(sum(getattr(one, name) for one in kept) / len(kept))
+        for name in ("generation_s", "training_s", "step_s", "publish_s", "zero_advantage_share")
+    }
+    spec = load_spec(case.spec, settings)
+    exported = folder.parent / f"{folder.name}-model"
+    job = RunFolder(folder, done.summary["job_id"])
+    export(job, spec, exported, model_folder=REPOSITORY / spec.model.path, versions=None)
+    return run, {"parts": parts, "digest": done.summary["final_weights_digest"]}, exported
+
+
+def run_trl(
+    case: Case, settings: Sequence[str], folder: Path, *, python: str, config: str
+) -> tuple[Run, dict[str, Any], Path]:
+    """Runs TRL on the same job; returns the seconds of its phases, and the folder of its model."""
+    folder.mkdir()
+    spec_file = folder / "spec.json"
+    spec_file.write_bytes(encode_json(load_spec(case.spec, settings)))
+    command = [python, "-m", "benchmarks._trl_trainer", str(spec_file), str(folder), "--threads", str(TRL_THREADS)]
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": str(TRL_THREADS)}
+    command_s = time.time()
+    with Watch() as watch:
+        done = subprocess.run(
+            [*command, "--config", config],
+            cwd=REPOSITORY,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=RUN_DEADLINE_S,
+        )
+    if done.returncode:
+        raise RuntimeError(f"TRL ended with {done.returncode}:\n{done.stderr[-4000:]}")
+    steps = json.loads((folder / "run.json").read_bytes())["steps"]
+    run = Run(
+        command_s=command_s,
+        first_s=steps[0]["started_s"],
+        ended_s=time.time(),
+        steps=[Step(**{name: one[name] for name in Step.__dataclass_fields__}) for one in steps],
+        samples=watch.samples,
+    )
+    kept = steps[case.warm_up :]
+    parts = {
+        "generation_s": rounded(sum(one["generated_s"] - one["started_s"] for one in kept) / len(kept)),
+        "training_s": rounded(sum(one["ended_s"] - one["generated_s"] for one in kept) / len(kept)),
+    }
+    return run, {"parts": parts}, folder / "model"
+
+
+@torch.no_grad()
+def held_out_rewards(spec: JobSpec, folder: Path) -> dict[str, float]:
+    """Returns the mean reward of a model folder on the held-out prompts, of one sample each and, if the job asks for
+    it, of greedy decoding."""
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+    source = prompt_source(spec, root=SpecRoot(REPOSITORY), tokenizer=tokenizer, context_tokens=2**20)
+    torch.manual_seed(0)
+    ways = {"held_out_sampled": True} | ({"held_out_greedy": False} if spec.evaluation.greedy else {})
+    return {
+        name: rounded(_mean_reward(spec, source, model, tokenizer, do_sample=do_sample))
+        for name, do_sample in ways.items()
+    }
+
+
+def _mean_reward(spec: JobSpec, source: PromptSource, model: Any, tokenizer: Any, *, do_sample: bool) -> float:
+    prompts, found = source.evaluation_prompts(), []
+    for start in range(0, len(prompts), spec.evaluation.prompts_per_batch):
+        chunk = prompts[start : start + spec.evaluation.prompts_per_batch]
+        encoded = tokenizer([prompt.text for prompt in chunk], return_tensors="pt", padding=True, padding_side="left")
+        sampling = {"do_sample": True, "temperature": 1.0, "top_k": 0} if do_sample else {"do_sample": False}
+        most = spec.rollout.sampling.max_new_tokens
+        tokens = model.generate(
+            encoded.input_ids, attention_mask=encoded.attention_mask, max_new_tokens=most, **sampling
+        )
+        texts = tokenizer.batch_decode(tokens[:, encoded.input_ids.shape[1] :], skip_special_tokens=True)
+        for prompt, text in zip(chunk, texts, strict=True):
+            item = RewardItem(prompt=prompt.text, completion=text, reference=prompt.reference)
+            scored = score_item(spec.reward.components, item)
+            if not isinstance(scored, Scored):
+                raise RuntimeError(f"a completion could not be scored: {scored}")
+            found.append(scored.reward)
+    return sum(found) / len(found)
+
+
+def measure(name: str, model: Path, scratch: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Runs a case `--repeats` times, a seed each: ours and TRL's in turns, and every other time TRL's first."""
+    case = CASES[name]
+    of_sides: dict[str, list[dict[str, Any]]] = {"ours": [], "trl": []}
+    job = job_of(load_spec(case.spec, settings_of(case, model, arguments.set, 0)))
+    for seed in range(arguments.repeats):
+        settings = settings_of(case, model, arguments.set, seed)
+        spec = load_spec(case.spec, settings)
+        for side in ("ours", "trl") if seed % 2 == 0 else ("trl", "ours"):
+            folder = scratch / f"{name}-{side}-{seed}"
+            if side == "ours":
+                run, more, trained = run_ours(case, [*settings, *arguments.ours], folder)
+            else:
+                run, more, trained = run_trl(case, settings, folder, python=arguments.trl, config=arguments.trl_config)
+            figures = run.figures(warm_up=case.warm_up, level=case.level, window=case.window)
+            figures |= held_out_rewards(spec, trained)
+            shown = {key: value if value is None else rounded(value) for key, value in figures.items()}
+            of_sides[side].append({"seed": seed, "figures": shown, **more})
+            print(f"{name:6} {side:4} seed {seed}", shown, more, flush=True)
+    figures_of = {side: [one["figures"] for one in found] for side, found in of_sides.items()}
+    return {
+        "job": job,
+        "reward_level": case.level,
+        "aim": AIMS[name],
+        "compared": compared(figures_of["ours"], figures_of["trl"]),
+        "runs": of_sides,
+    }
+
+
+def job_of(spec: JobSpec) -> dict[str, Any]:
+    """Returns what both sides do."""
+    return {
+        "iterations": spec.iterations,
+        "prompts": spec.rollout.prompts_per_iteration,
+        "completions_per_prompt": spec.rollout.group_size,
+        "max_new_tokens": spec.rollout.sampling.max_new_tokens,
+        "learning_rate": spec.optimizer.learning_rate,
+        "held_out_prompts": spec.evaluation.num_prompts,
+    }
+
+
+def table(name: str, case: dict[str, Any]) -> str:
+    """Returns a case's rows: min, median and max of ours, of TRL's, and of ours over TRL's."""
+    lines = [f"{name}: {case['job']}", f"{'':30} {'ours':>24} {'TRL':>24} {'ours / TRL':>22}"]
+    for figure, sides in case["compared"].items():
+        cells = ["-" if one is None else " ".join(f"{value:.4g}" for value in one.values()) for one in sides.values()]
+        lines.append(f"{figure:30} {cells[0]:>24} {cells[1]:>24} {cells[2]:>22}")
+    return "\n".join(lines)
+
+
+def check(arguments: argparse.Namespace) -> None:
+    """Raises SystemExit for what would fail after minutes, or compare unequal work."""
+    if shutil.which(arguments.trl) is None:
+        raise SystemExit(f"--trl: no interpreter at {arguments.trl}; `make bench-trl` makes its environment")
+    if arguments.repeats < 1:
+        raise SystemExit("--repeats: must be 1 or more")
+    for name in arguments.cases:
+        case = CASES[name]
+        settings = settings_of(case, Path("model"), arguments.set, 0)
+        shared, ours = load_spec(case.spec, settings), load_spec(case.spec, [*settings, *arguments.ours])
+        if job_of(shared) != job_of(ours):
+            raise SystemExit(f"--ours: {name} would be another job: {job_of(ours)}, TRL has {job_of(shared)}")
+        if shared.iterations < case.warm_up + case.window:
+            raise SystemExit(f"--set: {name} needs {case.warm_up + case.window} iterations or more")
+
+
+def keep_to_two_cores() -> None:
+    """Leaves this process and what it starts two cores, where the system can."""
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="onbeat bench trl", description=__doc__)
+    parser.add_argument("--trl", default=".venv-trl/bin/python", help="an interpreter that has TRL and our packages")
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--repeats", type=int, default=3, help="runs of each side in each case")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="changes the job of both")
+    parser.add_argument("--ours", action="append", default=[], metavar="KEY=VALUE", help="changes ours alone")
+    parser.add_argument("--trl-config", default="{}", metavar="JSON", help="fields of GRPOConfig")
+    arguments = parser.parse_args()
+    check(arguments)
+    keep_to_two_cores()
+    found: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory(prefix="trl-") as folder:
+        model = Path(folder) / "model-8m"
+        make_8m(model)
+        for name in arguments.cases:
+            found[name] = measure(name, model, Path(folder), arguments)
+            print(table(name, found[name]), flush=True)
+    path = write_result("trl", {"expected": EXPECTED, "versions": versions(arguments.trl), "cases": found})
+    print(f"written to {path.relative_to(REPOSITORY)}")
+
+
+def versions(python: str) -> dict[str, str]:
+    """Returns the versions of what TRL's interpreter imports."""
+    names = ("trl", "transformers", "torch", "accelerate")
+    program = f"import importlib.metadata as m; print(*(m.version(name) for name in {names}))"
+    done = subprocess.run([python, "-c", program], capture_output=True, text=True, check=True)
+    return dict(zip(names, done.stdout.split(), strict=True))
+
+
+if __name__ == "__main__":
+    main()
