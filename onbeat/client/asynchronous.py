@@ -41,7 +41,13 @@ class Taking(Generic[T]):
         running = self._running
         if running is None:
             running = self._running = asyncio.ensure_future(asyncio.to_thread(work))
-        answer = await asyncio.shield(running)
+        try:
+            answer = await asyncio.shield(running)
+        except asyncio.CancelledError:
+            raise  # it goes on in its thread, and the next call has what it brings
+        except BaseException:
+            self._running = None
+            raise
         self._running = None
         return answer
 
