@@ -1,11 +1,14 @@
-"""The programs of examples/, each doing a real job to its end beside our own processes."""
+"""The programs of examples/, each doing a real job to its end beside our own processes; and one event loop alone."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from broker.connection.roles import GENERATOR, STAGE, TRAINER
 from broker.monitor import job_status
@@ -15,8 +18,10 @@ from contracts.events import IterationMetrics
 from contracts.jobs import JobState
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
+from onbeat.client import AsyncConsumer, AsyncProducer, PromptClaim, Sample
 from process.child_process import ChildProcess
 from process.waiting import Waiting
+from tests.chaos.short_job import long_variant
 from tests.pipeline import REPOSITORY, Pipeline, wait_for_exit
 
 EXAMPLES = REPOSITORY / "examples"
@@ -109,3 +114,63 @@ def test_a_generator_and_a_stage_of_ones_own_serve_our_trainer(pipeline: Pipelin
     verdict = pipeline.verdict(job_id)
     assert not verdict.gaps
     assert verdict.num_trained_batches == 4
+
+
+def drawn(model: Any, words: Any, claim: PromptClaim, prompt: int) -> list[Sample]:
+    """Samples of one prompt, each as long as it may be."""
+    ids = torch.tensor([claim.prompt_ids(prompt)] * claim.group_size)
+    start, logprobs = ids.shape[1], []
+    for _ in range(claim.sampling.max_new_tokens):
+        now = model(ids).logits[:, -1].log_softmax(dim=-1)
+        chosen = torch.multinomial(now.exp(), 1)
+        logprobs.append(now.gather(1, chosen))
+        ids = torch.cat([ids, chosen], dim=1)
+    rows = zip(ids[:, start:].tolist(), torch.cat(logprobs, dim=1).tolist(), strict=True)
+    return [
+        Sample(token_ids=tokens, logprobs=of_tokens, text=words.decode(tokens, True), finish_reason="length")
+        for tokens, of_tokens in rows
+    ]
+
+
+@long_variant
+@torch.no_grad()
+def test_one_event_loop_samples_scores_and_trains_a_job_to_its_end(pipeline: Pipeline) -> None:
+    spec = spec_with(prompts=4, iterations=2, trainer={"external": True})
+    job_id, _ = pipeline.jobs.create(spec)
+
+    async def generate() -> list[tuple[str, int, str]]:
+        async with AsyncProducer(job_id, settings=pipeline.settings) as producer:
+            model, accepted = producer.core.make_model(), []
+            words = AutoTokenizer.from_pretrained(producer.core.model_folder)
+            first = await producer.claim()
+            assert first is not None
+            await producer.fail(first, "not now")
+            async for claim in producer:
+                digest = await producer.load(claim, model)
+                made = [drawn(model, words, claim, prompt) for prompt in range(len(claim.prompts))]
+                scores = await producer.score(claim, made)
+                assert await producer.publish(claim, made, scores, weights_digest=digest)
+                accepted.append((claim.batch.batch_id, claim.manifest.policy_version, digest))
+            return accepted
+
+    async def train() -> list[str]:
+        digests = [""]
+        async with AsyncConsumer(job_id, settings=pipeline.settings) as consumer:
+            model = AutoModelForCausalLM.from_pretrained(consumer.core.model_folder, dtype=torch.float32)
+            await consumer.begin(model)
+            async for iteration in consumer:
+                rewards = [float(rows.rewards.sum()) async for rows in consumer.rows_of(iteration)]
+                for parameter in model.parameters():
+                    parameter.add_(1e-4 * (1.0 + sum(rewards)))
+                digests.append((await consumer.commit()).weights_digest)
+        return digests
+
+    async def both() -> tuple[list[tuple[str, int, str]], list[str]]:
+        accepted, digests = await asyncio.gather(generate(), train())
+        return accepted, digests
+
+    accepted, digests = asyncio.run(both())
+    assert len(accepted) == len({batch_id for batch_id, _, _ in accepted}) == 2 * 2 + 2 * 2, "evaluations too"
+    assert {digest for _, version, digest in accepted if version} == set(digests[1:])
+    assert pipeline.jobs.state(job_id) is JobState.SUCCEEDED
+    assert pipeline.verdict(job_id).gaps == ()

@@ -6,6 +6,7 @@ The oracle has no part of what it judges: no Redis, no window, no generator (tes
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -15,7 +16,7 @@ from contracts.jobs import JobState
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
 from tests.builders import job_spec
-from tests.chaos.short_job import long_variant
+from tests.chaos.short_job import long_variant, running
 from tests.pipeline import Pipeline
 from tests.sequential_execution import digests_of_versions
 
@@ -92,6 +93,19 @@ def test_a_delayed_job_makes_the_versions_of_its_sequential_execution(
     lags = [decode_json(line, IterationMetrics).lag_counts for line in lines]
     largest = spec(job).max_policy_lag
     assert lags == [tuple(4 * (lag == min(largest, number)) for lag in range(largest + 1)) for number in range(6)]
+
+
+@long_variant
+def test_a_lagging_job_whose_reference_is_a_stage_makes_the_versions_of_its_sequential_execution(
+    pipeline: Pipeline, tmp_path: Path
+) -> None:
+    fields: dict[str, object] = {"max_policy_lag": 1, "algorithm__kl_coefficient": 0.1}
+    digests = digests_of_versions(spec("lag 2", **fields), pipeline.settings, tmp_path)
+    with running(pipeline, "consumer.stages-1"):
+        job_id = pipeline.train(spec("lag 2", **fields, stages=[{"type": "reference", "lease_s": 1.0}]))
+    assert_versions(pipeline, job_id, digests)
+    unheeded = digests_of_versions(spec("lag 2", max_policy_lag=1), pipeline.settings, tmp_path / "without")
+    assert unheeded[-1] != digests[-1], "the reference counts"
 
 
 @pytest.mark.parametrize(
