@@ -26,7 +26,7 @@ EXAMPLES = REPOSITORY / "examples"
 GENERATES = Path(__file__).parent / "stand_ins" / "reproducible_generator.py"
 ITERATIONS = 10
 KILLS = 3
-"""Of each program."""
+"""Each program is killed so often."""
 PACE_S = 1.0
 """A kill comes so long, at most, after the commit that it waits for."""
 PROGRAMS = {
