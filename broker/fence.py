@@ -62,6 +62,8 @@ class FenceState(Record, frozen=True, kw_only=True):
     """Unix time by the server's clock; 0.0 when no trainer holds the job."""
     lease_s: float = 0.0
     """How long the lease was taken for; 0.0 where none ever was."""
+    engine: str = ""
+    """Fingerprint of the one kind of engine that samples a deterministic job (I7); "" before its first claim."""
 
     @property
     def iteration(self) -> int:
@@ -119,6 +121,7 @@ def fence_of(rows: Mapping[bytes, bytes], counts: Mapping[bytes, bytes]) -> Fenc
         trainer_epoch=int(rows.get(b"epoch", 0)),
         lease_until_s=float(rows.get(b"lease_until", 0)) / 1000,
         lease_s=float(rows.get(b"lease_ms", 0)) / 1000,
+        engine=counts.get(b"engine", b"").decode(),
     )
 
 

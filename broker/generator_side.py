@@ -13,7 +13,7 @@ from msgspec import UNSET
 from broker.connection.client import Broker
 from broker.keys import JobKeys, batch_shape, chunk_field
 from contracts.encoding.wire import Record, decode, encode
-from contracts.errors import ContractViolation
+from contracts.errors import ContractViolation, WrongEngine
 from contracts.rollouts import PromptBatch, RolloutBatch, batch_digest
 from contracts.spec import JobSpec
 from contracts.versions import WeightManifest
@@ -32,6 +32,7 @@ class PublishOutcome(str, Enum):
     STALE = "stale"
     FUTURE = "future"
     WRONG_WEIGHTS = "wrong_weights"
+    WRONG_ENGINE = "wrong_engine"
     UNEXPECTED = "unexpected"
     DUPLICATE = "duplicate"
     INCOMPLETE = "incomplete"
@@ -78,10 +79,13 @@ class WeightNews(Record, frozen=True, kw_only=True):
 class GeneratorSide:
     """One generator, one job. Thread-safe."""
 
-    def __init__(self, broker: Broker, job_id: str, generator_id: str) -> None:
+    def __init__(self, broker: Broker, job_id: str, generator_id: str, *, engine: str | None = None) -> None:
+        """engine: the fingerprint of what this generator samples the job with (contracts/engines.py), where the job is
+        deterministic: the first that a job is claimed with stays its only one (I7). None promises nothing."""
         self._broker = broker
         self._job_id = job_id
         self._generator_id = generator_id
+        self._engine = engine
         self._last_entries: dict[str, str] = {}
         """Prompts stream → its newest entry at the last empty claim."""
         self._last_shard = "0-0"
@@ -96,6 +100,8 @@ class GeneratorSide:
         hedge: an idle generator asks for a copy of another's batch that is late, where there is nothing else.
         held: the version that this generator holds, with its digest; the claim names it where it may sample the batch,
         and else the newest version that may.
+
+        Raises WrongEngine for a deterministic job that is sampled with another kind of engine than this generator's.
         """
         spec, keys = self._job.spec, self._job.keys
         version, digest = held or (-1, "")
@@ -108,7 +114,10 @@ class GeneratorSide:
             max_rounds=1 + spec.rollout.max_resamples,
             held_version=version,
             held_digest=digest,
+            engine=self._engine,
         )
+        if outcome == b"wrong_engine":
+            raise WrongEngine(kept=rest[0].decode(), own=self._engine or "", job_id=self._job_id)
         if outcome == b"none":
             self._hedge_due_s = rest[0] / 1000 if rest[0] > 0 else None
             self._last_entries = {
@@ -206,6 +215,7 @@ class GeneratorSide:
             num_rounds=len(batch.rounds),
             stages=stages,
             max_waiting=self._job.spec.limits.max_waiting_rows,
+            engine=self._engine,
             keys=[self._job.keys.ready],
         )
         outcome = PublishOutcome(answer[0].decode())

@@ -71,6 +71,8 @@ class TrainerSide:
         self._owner = owner
         self._lease_ms = int(lease_s * 1000)
         self._epoch: int | None = None
+        self._engine: str | None = None
+        """The kind that sampled the first rollouts that it was given, of a deterministic job."""
         self._cursors = [_Cursor() for _ in range(num_open)]
 
     @property
@@ -92,6 +94,7 @@ class TrainerSide:
         if outcome == b"held":
             raise Conflict(f"another trainer holds the job for {rest[0] / 1000:.1f} s more", field="trainer lease")
         self._epoch = int(rest[0])
+        self._engine = None
         self._cursors = [_Cursor() for _ in range(self._num_open)]
         return self._epoch
 
@@ -191,6 +194,9 @@ class TrainerSide:
         )
         if outcome != b"claimed":
             raise FenceViolation(f"the fence is not open at iteration {iteration}: {_said(outcome, [num_dead])}")
+        engine, *rows = rows
+        if rows and engine and self._engine is None:
+            self._engine = engine.decode()
         arrived = []
         for entry, payload, digest in zip(rows[0::3], rows[1::3], rows[2::3], strict=True):
             if not payload:
@@ -346,6 +352,7 @@ class TrainerSide:
             trained=dict(trained),
             made=KnownVersion(version=made[0], digest=made[1]) if made else None,
             opening=following,
+            engine=self._engine,
             **_links(record),
         )
         if outcome not in (b"committed", b"already_committed"):

@@ -13,6 +13,7 @@ OnbeatError
 │   └── EngineUnavailable   an inference engine that died, or let a deadline pass: its generator ends (I8)
 ├── FencedOff               a trainer whose epoch is no longer the fence's (I4)
 ├── FenceViolation          a transition whose checks fail: a ledger gap, a digest that differs (I2, I3)
+│   └── WrongEngine         a claim by another kind of engine than the one that samples the job (I7)
 ├── WeightsRejected         weights whose digest is not the manifest's (I2)
 ├── BatchFailed             a batch that could not be generated or scored; its reason is dead-lettered (I6)
 ├── TrainingDiverged        a loss or gradient that is not finite, or beyond the accumulator's range
@@ -93,6 +94,19 @@ class FencedOff(OnbeatError, status=HTTPStatus.CONFLICT):
 
 class FenceViolation(OnbeatError, status=HTTPStatus.CONFLICT):
     """A transition was refused because its checks fail."""
+
+
+class WrongEngine(FenceViolation):
+    """A deterministic job is sampled with another kind of engine than this generator's: its bits would be others."""
+
+    def __init__(self, *, kept: str, own: str, job_id: str) -> None:
+        super().__init__(
+            f"is sampled with ({kept}), this generator has ({own})",
+            field=job_id,
+            cure="give its generators one kind of engine, or submit with deterministic = false",
+        )
+        self.kept = kept
+        """Fingerprint of the engine that the job is sampled with."""
 
 
 class WeightsRejected(OnbeatError, status=HTTPStatus.BAD_GATEWAY):

@@ -1,7 +1,9 @@
--- claim_prompt: {generator, lease_ms, max_attempts, may_hedge, max_rounds, held_version, held_digest}
---   max_rounds: most rounds that a batch may take; held_version, held_digest: what the generator holds, or -1 and ''
+-- claim_prompt: {generator, lease_ms, max_attempts, may_hedge, max_rounds, held_version, held_digest, engine}
+--   max_rounds: most rounds that a batch may take; held_version, held_digest: what the generator holds, or -1 and '';
+--   engine: the kind of the generator's engine, where the job is deterministic
 --   -> {claimed|hedged, entry, attempt, payload, manifest}
 --    | {none, ms until a batch has taken long enough for a hedge, or -1, the last entry id of each slot}
+--    | {wrong_engine, the kind that the job is sampled with}
 -- The oldest iteration comes first, and in it an expired lease: the oldest work holds the iteration up (I5). Then what is new.
 -- A generator that finds neither in any iteration may hedge: work on a copy of another's oldest batch; the first publication
 -- wins (I3). A batch is hedged once, and not after it lost a holder: it may be the batch that kills, and would kill two
@@ -14,6 +16,8 @@ local function nothing(hedge_ms)
   return out
 end
 if #fence.window == 0 or is_ended() then return nothing(-1) end
+local kept = engine_of_job()
+if is_other_engine(kept, a.engine) then return { 'wrong_engine', kept } end
 local now = now_ms()
 -- A batch is late when its rounds take this many times the median of the latest: at 1, every second one would be. Which
 -- round its holder is in isn't known here, so a batch gets the time of all that it may need.
@@ -46,6 +50,7 @@ local function version_of(open, batch)
   return found
 end
 local function answer(outcome, prompt, attempt, version)
+  keep_engine(kept, a.engine)
   return { outcome, prompt.id, attempt, prompt.batch, redis.call('HGET', WEIGHTS, version) }
 end
 local function is_expected(batch, prompt)

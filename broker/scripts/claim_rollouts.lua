@@ -1,14 +1,15 @@
 -- claim_rollouts: {epoch, iteration, max_batches, last_entry, read_ahead}
 --   last_entry: the newest of its slot that this trainer holds ('0-0': none, it takes over); read_ahead: the entries after it that this
 --   trainer has read while it waited: their payloads, megabytes each, come as ''
---   -> {claimed, dead count, n x (entry, payload, digest)} | {fenced} | {wrong_iteration, newest iteration}
+--   -> {claimed, dead count, the kind of engine that sampled them or '', n x (entry, payload, digest)}
+--    | {fenced} | {wrong_iteration, newest iteration}
 -- A repeat after a lost answer gives the same again: what is pending after the last entry comes before what is new.
 take_slots(9)
 local fence = read_fence()
 if not is_its_trainer(fence) then return { 'fenced' } end
 if not open_at(fence, a.iteration) then return { 'wrong_iteration', newest_iteration(fence) } end
 local slot = slot_of(a.iteration)
-local out = { 'claimed', tonumber(redis.call('HGET', PROGRESS, 'dead:' .. slot.index)) or 0 }
+local out = { 'claimed', tonumber(redis.call('HGET', PROGRESS, 'dead:' .. slot.index)) or 0, engine_of_job() or '' }
 if redis.call('EXISTS', slot.rollouts) == 0 then return out end
 local trainer, last, left = whole(a.epoch), a.last_entry, a.max_batches
 local function give(entry, batch, digest)

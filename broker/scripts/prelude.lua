@@ -10,6 +10,7 @@
 --   6 job       hash     state reason created_s started_s ended_s ...
 --   7 events    stream   field event (JobEvent), newest 10,000
 --   8 progress  hash     published:S dead:S (of the iteration in slot S), recent_ms: what generators move; the fence they only read;
+--                        engine, of a deterministic job: the one kind of engine that samples it, from its first claim on;
 --                        waiting:S, of a job with stages: rows that lack columns
 -- Then a script may have keys of its own, from the 9th on. Behind them come six of each slot. Iteration t lives in slot
 -- t % the number of slots, and as many iterations as there are slots may be open at once:
@@ -171,6 +172,20 @@ end
 -- Events are for watching, not data: old ones may go.
 local function tell(event)
   redis.call('XADD', EVENTS, 'MAXLEN', '~', '10000', '*', 'event', event)
+end
+
+-- The kind of engine that samples a deterministic job, or nil before its first claim.
+local function engine_of_job()
+  return redis.call('HGET', PROGRESS, 'engine') or nil
+end
+
+-- Two kinds of engines give a batch other bits: the first one that is named stays the job's (I7).
+local function is_other_engine(kept, named)
+  return named ~= nil and kept ~= nil and kept ~= named
+end
+
+local function keep_engine(kept, named)
+  if named and not kept then redis.call('HSET', PROGRESS, 'engine', named) end
 end
 
 -- The holder of a prompt and how often it was delivered, or nil for one that is not pending.

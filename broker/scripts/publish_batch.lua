@@ -1,7 +1,8 @@
 -- publish_batch: KEYS[9] ready;
---   {batch_id, iteration, policy_version, weights_digest, shape, digest, generator, attempt, max_bytes, num_rounds, stages, max_waiting},
---   payload RolloutBatch; stages: what it passes before it is trained, or none; max_waiting: rows that may wait for columns
---   -> {accepted} | {ended|stale|future|wrong_weights|unexpected|duplicate|incomplete|oversize|closed, 1 if it is counted}
+--   {batch_id, iteration, policy_version, weights_digest, shape, digest, generator, attempt, max_bytes, num_rounds, stages, max_waiting, engine},
+--   payload RolloutBatch; stages: what it passes before it is trained, or none; max_waiting: rows that may wait for columns;
+--   engine: as of claim_prompt
+--   -> {accepted} | {ended|stale|future|wrong_weights|wrong_engine|unexpected|duplicate|incomplete|oversize|closed, 1 if it is counted}
 --    | {full, rows that wait for columns}
 -- A repeat by the publisher whose answer was lost is accepted again, and writes nothing.
 local READY = KEYS[9]
@@ -45,6 +46,8 @@ local oldest, newest = range_of(open, batch)
 if a.policy_version < oldest then return refuse('stale') end
 if a.policy_version > newest then return refuse('future') end
 if a.weights_digest ~= digest_of(fence, a.policy_version) then return refuse('wrong_weights') end
+local kept = engine_of_job()
+if is_other_engine(kept, a.engine) then return refuse('wrong_engine') end
 if batch.state == 'published' then
   if batch.digest == a.digest and batch.generator == a.generator and batch.attempt == a.attempt then return { 'accepted' } end
   return refuse('duplicate')
@@ -64,6 +67,7 @@ if a.stages then
 else
   published.entry = redis.call('XADD', slot.rollouts, '*', 'batch', rollouts, 'batch_id', a.batch_id, 'digest', a.digest)
 end
+keep_engine(kept, a.engine)
 write_batch(slot, a.batch_id, published)
 drop_prompt(slot, batch.entry)
 redis.call('ZREM', slot.claims, a.batch_id)

@@ -23,6 +23,7 @@ from tests.model.mutations import (
     SELDOM,
     STAGED,
     TWO_BATCHES,
+    TWO_KINDS,
     mutated,
 )
 from tests.model.state import Bounds
@@ -49,6 +50,9 @@ INSTANCES = (
     BOUNDED._replace(lag=2, iterations=4),
     BOUNDED._replace(faults=2, may_end=False, lost_writes=0),
     SELDOM._replace(lag=1),
+    TWO_KINDS._replace(generators=3),
+    TWO_KINDS._replace(trainers=1, faults=2),
+    TWO_KINDS._replace(lag=1, iterations=3),
     STAGED._replace(iterations=2),
     STAGED._replace(trainers=1, faults=2),
     JUDGED,

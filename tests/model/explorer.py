@@ -34,8 +34,8 @@ class Result(NamedTuple):
 class Symmetry:
     """The smallest of all renamings stands for a state.
 
-    Generators have no order, and neither have the batches of an iteration that the same versions may sample. Iterations
-    that share a slot share its renaming.
+    Generators of one kind of engine have no order, and neither have the batches of an iteration that the same versions
+    may sample. Iterations that share a slot share its renaming.
     """
 
     def __init__(self, bounds: Bounds) -> None:
@@ -46,7 +46,11 @@ class Symmetry:
             for some in itertools.permutations(training)
             for others in itertools.permutations(evaluations)
         ]
-        generators = itertools.permutations(range(bounds.generators))
+        generators = [
+            names
+            for names in itertools.permutations(range(bounds.generators))
+            if all(bounds.engine_of(old) == bounds.engine_of(new) for old, new in enumerate(names))
+        ]
         slots = list(itertools.product(of_slot, repeat=bounds.lag + 1))
         workers = list(itertools.permutations(range(bounds.workers)))
         self._renamings = [(mine, batches, names) for mine in generators for batches in slots for names in workers][1:]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from tests.model.server import (
     ACTIVE,
+    ANY,
     COMMIT,
     DEAD,
     ENDED,
@@ -178,9 +179,12 @@ def commit(
     *,
     made: int,
     follows: Record,
+    engine: int = ANY,
     off: Off,
 ) -> tuple[str, Server]:
     """trained: [batches] the content of each, NONE for none. follows: the record that the trainer holds for the newest.
+
+    engine: the kind that sampled what the trainer was given first, ANY where none is named.
 
     made: the digest of the version that the iteration makes, NONE for none.
     """
@@ -193,10 +197,14 @@ def commit(
         return "wrong_iteration", server
     if server.last != follows and "commit.link" not in off:
         return "broken_link", server
+    if ANY not in (engine, server.engine) and engine != server.engine and "commit.engine" not in off:
+        return "wrong_engine", server
     refusal = _contradiction(server.slot_of(iteration), trained, off)
     if refusal:
         return refusal, server
     after = _committed(server, iteration, made, off)._replace(last=(COMMIT, iteration, epoch))
+    if "commit.keeps_engine" not in off:
+        after = after._replace(engine=server.engine or engine)
     if opening is not None and not _is_next(after, opening, off):
         return "out_of_order", server
     fault, after = _with_versions(after, () if made == NONE else (made,), "commit.manifest", off)
@@ -290,7 +298,8 @@ def resume_job(server: Server, *, clock: int, off: Off) -> Server:
         epoch = max(epoch + 1, clock)
     if "resume_job.clears" not in off:
         server = _closed(server)
-    return server._replace(epoch=epoch, job=ACTIVE)
+    engine = ANY if server.committed < 0 else server.engine
+    return server._replace(epoch=epoch, job=ACTIVE, engine=engine)
 
 
 def removed(server: Server) -> Server:

@@ -14,7 +14,10 @@ from tests.model.state import IDLE, Bounds, State
 def generator_moves(state: State, bounds: Bounds, off: Off, who: int, may_fail: bool) -> Iterator[Move]:
     claim = state.generators[who]
     if not claim:
-        for opened in state.server.window:
+        is_refused = prompts.is_other_engine(state.server, bounds.engine_of(who)) and "claim.engine" not in off
+        if is_refused and state.server.window:
+            yield Move("asks for work: wrong_engine", who, state)
+        for opened in () if is_refused else state.server.window:
             yield from _claims(state, bounds, off, who, may_fail, opened)
         return
     claim, server, idle = claim[:5], state.server, with_generator(state, who, IDLE)
@@ -36,7 +39,8 @@ def generator_moves(state: State, bounds: Bounds, off: Off, who: int, may_fail: 
 def _publishes(state: State, bounds: Bounds, off: Off, who: int, may_fail: bool) -> Iterator[Move]:
     server, claim = state.server, state.generators[who][:5]
     iteration, batch = claim[:2]
-    content = 0 if bounds.is_deterministic else 4 * claim[4] + who
+    engine = bounds.engine_of(who)
+    content = max(0, engine - 1) if bounds.is_deterministic else 4 * claim[4] + who
     rollout_id = 16 * state.era + len(server.slot_of(iteration).rollouts) + 1
     for is_complete in (True, False):
         outcome, after = prompts.publish(
@@ -48,6 +52,7 @@ def _publishes(state: State, bounds: Bounds, off: Off, who: int, may_fail: bool)
             rollout_id=rollout_id,
             stages=bounds.stages_of(batch),
             max_waiting=bounds.max_waiting,
+            engine=engine,
             off=off,
         )
         if outcome == "full":
@@ -67,7 +72,7 @@ def _publishes(state: State, bounds: Bounds, off: Off, who: int, may_fail: bool)
         if digest != NONE and not oldest <= version <= newest:
             wrong = (*claim[:2], digest, *claim[3:])
             outcome, after = prompts.publish(
-                server, wrong, who, content, is_complete=True, rollout_id=rollout_id, off=off
+                server, wrong, who, content, is_complete=True, rollout_id=rollout_id, engine=engine, off=off
             )
             if after != server:
                 done = with_generator(wrote(state, after, bounds), who, IDLE)
@@ -90,7 +95,14 @@ def _claims(state: State, bounds: Bounds, off: Off, who: int, may_fail: bool, op
                 if not may_fail:
                     continue
             outcome, after, claim = prompts.claim_prompt(
-                server, iteration, batch, who, bounds.max_attempts, held=held, off=off
+                server,
+                iteration,
+                batch,
+                who,
+                bounds.max_attempts,
+                held=held,
+                engine=bounds.engine_of(who),
+                off=off,
             )
             name = "claims from a slow one" if is_at_work else "claims from a dead one" if entry[2] else "claims"
             taken = with_generator(wrote(state, after, bounds), who, (*claim, tag) if claim else IDLE)

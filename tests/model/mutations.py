@@ -18,6 +18,8 @@ IN_PIECES = TWO_BATCHES._replace(first_batches=1)
 RESAMPLED = TWO_GENERATORS._replace(is_deterministic=False)
 """A job whose replays and second attempts differ."""
 RESAMPLED_TWICE = ONE._replace(is_deterministic=False, faults=2)
+TWO_KINDS = TWO_GENERATORS._replace(kinds=2)
+"""A deterministic job whose generators sample with two kinds of engines, each to other bits."""
 REMOVABLE = ONE._replace(may_remove=True)
 FORGETFUL = ONE._replace(lost_writes=10, faults=2, may_end=False)
 """A restart can lose a whole iteration."""
@@ -118,6 +120,15 @@ NEEDED = (
     Mutation(("publish.expected",), EVALUATING, "I2", "publish_batch of a batch that is not dispatched"),
     Mutation(("publish.duplicate",), TWO_GENERATORS, "I3", "publish_batch of what is published"),
     Mutation(("publish.complete",), ONE, "I1", "publish_batch of a part"),
+    Mutation(
+        ("claim.engine",),
+        TWO_KINDS._replace(trainers=1, iterations=1, may_end=False, max_attempts=2, max_epochs=3),
+        "stuck",
+        "claim_prompt by another kind of engine, which samples in vain until the batch is dead",
+    ),
+    Mutation(("publish.engine",), TWO_KINDS, "I7", "publish_batch of what another kind of engine has sampled"),
+    Mutation(("commit.engine",), TWO_KINDS, "I7", "commit_iteration of what another kind than the job's has sampled"),
+    Mutation(("commit.keeps_engine",), TWO_KINDS, "I7", "commit_iteration forgets what kind has sampled its batches"),
     Mutation(("fail.owner",), TWO_GENERATORS, "I5", "fail_batch by a generator that doesn't hold the lease"),
     Mutation(("fail.pin",), EVALUATING, "I2", "an evaluation that is tried again forgets its version"),
     Mutation(("renew.owner",), TWO_GENERATORS, "I5", "renew_prompts by a generator that doesn't hold the lease"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.model.server import (
     ACTIVE,
+    ANY,
     DEAD,
     EXPECTED,
     NOBODY,
@@ -30,18 +31,40 @@ def versions_for(opened: Open, ledger: Ledger) -> tuple[int, int]:
 
 
 def claim_prompt(
-    server: Server, iteration: int, batch: int, generator: int, max_attempts: int, *, held: int, off: Off
+    server: Server,
+    iteration: int,
+    batch: int,
+    generator: int,
+    max_attempts: int,
+    *,
+    held: int,
+    engine: int = ANY,
+    off: Off,
 ) -> tuple[str, Server, Claim]:
     """claim_prompt of a batch that is new, or whose lease is over: which of them is left open.
 
     held: digest of the weights that the generator holds, NONE for none. They sample it where they may.
+    engine: the kind of its engine, ANY where it names none; another than the job's gets nothing (generator_moves.py).
     """
     ledger, (entry_id, first, deliveries, _) = server.slot_of(iteration).batches[batch]
     attempt = first + deliveries
     if attempt > max_attempts:
         return "buried", server.with_batch(iteration, batch, (pinned((DEAD,), pin_of(ledger)), ())), ()
     leased = server.with_batch(iteration, batch, (ledger, (entry_id, first, deliveries + 1, generator)))
-    return "claimed", leased, (iteration, batch, sampler(server, iteration, batch, held, off), entry_id, attempt)
+    return (
+        "claimed",
+        keep_engine(leased, engine),
+        (iteration, batch, sampler(server, iteration, batch, held, off), entry_id, attempt),
+    )
+
+
+def is_other_engine(server: Server, engine: int) -> bool:
+    return ANY not in (engine, server.engine) and engine != server.engine
+
+
+def keep_engine(server: Server, engine: int) -> Server:
+    """The first kind that a generator names stays the job's."""
+    return server if server.engine != ANY else server._replace(engine=engine)
 
 
 def sampler(server: Server, iteration: int, batch: int, held: int, off: Off) -> int:
@@ -72,6 +95,7 @@ def publish(
     rollout_id: int,
     stages: Stages = (),
     max_waiting: int = 99,
+    engine: int = ANY,
     off: Off,
 ) -> tuple[str, Server]:
     """fits: whether it is below the largest size that the spec allows. stages: those that this batch passes.
@@ -79,7 +103,7 @@ def publish(
     max_waiting: batches that may wait for columns at once.
     """
     iteration, batch, digest, _, attempt = claim
-    refusal = _refusal(server, claim, off)
+    refusal = _refusal(server, claim, engine, off)
     if refusal:
         return refusal, server
     slot = server.slot_of(iteration)
@@ -95,6 +119,7 @@ def publish(
         return "oversize", server
     if stages and num_waiting(server) >= max_waiting and "publish.full" not in off:
         return "full", server
+    server = keep_engine(server, engine)
     rollout = (batch, iteration, digest, content, int(is_complete), 0)
     published = (pinned((PUBLISHED, content, generator, attempt), pin_of(ledger)), ())
     if stages and "publish.stages" not in off:
@@ -104,7 +129,7 @@ def publish(
     return "accepted", server.with_batch(iteration, batch, published)
 
 
-def _refusal(server: Server, claim: Claim, off: Off) -> str:
+def _refusal(server: Server, claim: Claim, engine: int, off: Off) -> str:
     iteration, batch, digest, _, _ = claim
     if server.job not in (ACTIVE, REMOVED) and "publish.ended" not in off:
         return "ended"
@@ -121,6 +146,8 @@ def _refusal(server: Server, claim: Claim, off: Off) -> str:
         return "stale" if version < oldest else "future"
     if server.versions[version] != digest and "publish.digest" not in off:
         return "wrong_weights"
+    if is_other_engine(server, engine) and "publish.engine" not in off:
+        return "wrong_engine"
     is_expected = ledger and ledger[0] != DEAD and server.open_at(iteration)  # the id says its iteration
     return "" if is_expected or "publish.expected" in off else "unexpected"
 

@@ -23,6 +23,7 @@ from tests.integration.fence_checks import Held, HeldSlot, check_claims, read, w
 from tests.integration.fence_parts import weights_digest
 from tests.model import server as model
 from tests.model.server import (
+    ANY,
     COMMIT,
     DEAD,
     EXPECTED,
@@ -51,6 +52,11 @@ ATTEMPTS = 16
 
 def digest_text(digest: int) -> str:
     return weights_digest(*divmod(digest, VARIANTS))
+
+
+def engine_text(kind: int) -> str:
+    """The fingerprint of a kind of engine; "" of none."""
+    return "" if kind == ANY else f"kind {kind}"
 
 
 def answer_of(call: Callable[[], Any]) -> Any:
@@ -191,6 +197,7 @@ class RealFence:
         window = [(one.iteration, one.oldest_version, one.newest_version) for one in stands.window]
         assert window == [one[:3] for one in server.window], name
         assert (stands.versions, held.weights) == (_named(server.versions), _named(server.weights)), name
+        assert stands.engine == engine_text(server.engine), name
         if held.audit or server.last:
             last = held.audit[-1]
             assert (last.kind, last.iteration) == (KINDS[server.last[0]], server.last[1]), name

@@ -7,17 +7,20 @@ import uuid
 from collections import Counter
 from typing import Any
 
+import pytest
+
 from broker.connection.client import Broker
 from broker.fence import read_fence
 from broker.generator_side import Claim, GeneratorSide
 from broker.trainer_side import TrainerSide
+from contracts.errors import WrongEngine
 from contracts.events import AuditRecord
 from contracts.jobs import JobState
 from tests.integration.fence_checks import read
 from tests.integration.fence_parts import let_expire, manifest
 from tests.model.move import Move
 from tests.model.moves import moves
-from tests.model.real import LONG_S, RealFence, answer_of, digest_text
+from tests.model.real import LONG_S, RealFence, answer_of, digest_text, engine_text
 from tests.model.server import COMMIT, FREE, NONE, REWIND, VARIANTS, known
 from tests.model.stage_replay import StageReplay, stage_tables
 from tests.model.state import COMMITS, DISPATCHES, ENDS, SETTLE, Bounds, State, Trainer
@@ -25,7 +28,8 @@ from tests.model.trainer_moves import made_by
 
 BOUNDS = Bounds(faults=12, is_deterministic=False, may_remove=True, may_damage=True, max_attempts=15, max_epochs=14)
 OF_A_RESTART = ("writes reach the disk", "the last writes are lost")
-"""Likely in a job with stages: they have to fall between a claim and its put, or a claim and its columns."""
+"""Likely in a job with stages, or with two kinds of engines: they have to fall between a claim and its put, or its
+publication."""
 WORDS = {"missing": "lacks its columns", "other": "not what the ledger records"}
 """What the trainer's side says of an outcome that has no word of a script."""
 WRITES_OF_A_TRAINER = (
@@ -41,9 +45,9 @@ LIKELY_IN = {
 """What is worth trying while a trainer is in such a phase: blind draws seldom get there."""
 
 
-def _weight(move: Move, phases: set[int], *, has_stages: bool) -> float:
+def _weight(move: Move, phases: set[int], *, restarts: bool) -> float:
     """How often it is drawn. Faults are rare: a run that meets too many gets nowhere."""
-    if has_stages and move.name in OF_A_RESTART:
+    if restarts and move.name in OF_A_RESTART:
         return 0.5
     if any(move.name.startswith(names) for phase, names in LIKELY_IN.items() if phase in phases):
         return 2.0
@@ -61,7 +65,10 @@ class Walk:
         self._real = RealFence(broker, bounds, rollout__max_attempts=bounds.max_attempts, **spec)
         self._state = bounds.first_state()
         self._sides: list[TrainerSide | None] = [None] * bounds.trainers
-        self._generators = [GeneratorSide(broker, self._real.job_id, f"g{i}") for i in range(bounds.generators)]
+        self._generators = [
+            GeneratorSide(broker, self._real.job_id, f"g{i}", engine=engine_text(bounds.engine_of(i)) or None)
+            for i in range(bounds.generators)
+        ]
         self._claims: list[Claim | None] = [None] * bounds.generators
         self._stages = StageReplay(broker, self._real, bounds) if bounds.stages else None
         self._disk: dict[str, bytes] = {}
@@ -76,9 +83,8 @@ class Walk:
                 return
             # What the walks before have done seldom is done sooner.
             phases = {one.phase for one in self._state.trainers if one}
-            weights = [
-                _weight(one, phases, has_stages=bool(self._stages)) / (5 + self._seen[one.name]) for one in options
-            ]
+            restarts = bool(self._stages) or self._bounds.kinds > 1
+            weights = [_weight(one, phases, restarts=restarts) / (5 + self._seen[one.name]) for one in options]
             move = self._random.choices(options, weights)[0]
             self._state = self._does(move, options)
             self._seen[move.name] += 1
@@ -135,8 +141,11 @@ class Walk:
 
     def _trainer_confirms(self, move: Move) -> None:
         trainer, side = self._trainer(move)
-        is_lost = "lost the commit" in str(answer_of(lambda: side.confirm(trainer.iteration)))
-        assert is_lost == (move.name == "finds its commit lost")
+        said = str(answer_of(lambda: side.confirm(trainer.iteration)))
+        if trainer.epoch != self._state.server.epoch:
+            assert said == "fenced"  # before it looks at the commit
+        else:
+            assert ("lost the commit" in said) == (move.name == "finds its commit lost")
 
     def _trainer_calls(self, move: Move) -> None:
         trainer, side = self._trainer(move)
@@ -251,7 +260,10 @@ class Walk:
 
     def _generator_does(self, move: Move) -> None:
         claim, mine = self._claims[move.who], self._state.generators[move.who]
-        if move.name == "takes a copy":
+        if move.name == "asks for work: wrong_engine":
+            with pytest.raises(WrongEngine, match="is sampled with"):
+                self._generators[move.who].claim(LONG_S)
+        elif move.name == "takes a copy":
             owner = self._state.server.slot_of(move.iteration).batches[move.batch][1][3]
             self._claims[move.who] = self._claims[owner]
         elif move.name.startswith("publishes"):

@@ -22,6 +22,8 @@ COMMIT, REWIND = 1, 2
 ACTIVE, ENDED, SUCCEEDED, REMOVED = 0, 1, 2, 3
 FREE, LEASED, DONE = 1, 2, 3
 VARIANTS = 16
+ANY = 0
+"""No kind of engine."""
 NOBODY = -1
 NONE = -1
 """No digest, no version, no content."""
@@ -96,6 +98,9 @@ class Server(NamedTuple):
     """The newest audit record."""
     job: int = ACTIVE
     """ENDED: failed or cancelled, and may be resumed or removed."""
+    engine: int = ANY
+    """The kind of engine that samples a deterministic job; ANY before its first claim, or where its generators name
+    none."""
 
     @property
     def newest(self) -> int:

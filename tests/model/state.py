@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from tests.model.server import NONE, Opening, Server, nothing
+from tests.model.server import ANY, NONE, Opening, Server, nothing
 
 START, REWINDS, ANNOUNCE, OPEN, GATHER, STEPPED, COMMITS, DISPATCHES, SETTLE, ENDS = range(1, 11)
 IDLE: tuple[int, ...] = ()
@@ -25,6 +25,8 @@ class Trainer(NamedTuple):
     """The audit record that its next one follows."""
     at: int = 0
     """How many versions it has announced, or how many iterations it has opened, at its start."""
+    engine: int = ANY
+    """The kind of engine that sampled what it was given first; ANY while it was given nothing, or is not told."""
 
     @property
     def digest(self) -> int:
@@ -73,6 +75,8 @@ class Bounds(NamedTuple):
     """Most writes that a restart loses."""
     is_deterministic: bool = True
     """Else a replay makes other weights, and a second attempt other completions."""
+    kinds: int = 1
+    """Kinds of engines that its generators sample with, each to other bits; with one they name none."""
     may_end: bool = True
     """A job fails or is given up, at any time, and is resumed."""
     may_remove: bool = False
@@ -101,6 +105,10 @@ class Bounds(NamedTuple):
         server = nothing(self.batches, self.iterations + 1, num_open=self.lag + 1, has_stages=bool(self.stages))
         generators, trainers, workers = (IDLE,) * self.generators, ((),) * self.trainers, ((),) * self.workers
         return State(server, (), generators, trainers, ((),) * self.iterations, 0, 0, 0, False, workers)
+
+    def engine_of(self, generator: int) -> int:
+        """The kind that this generator names."""
+        return ANY if self.kinds == 1 else 1 + generator % self.kinds
 
     def evaluates(self, batch: int) -> bool:
         return batch >= self.batches - self.evaluations

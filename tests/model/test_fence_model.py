@@ -25,6 +25,7 @@ from tests.model.mutations import (
     SELDOM,
     STAGED,
     TWO_BATCHES,
+    TWO_KINDS,
     Mutation,
     mutated,
 )
@@ -46,7 +47,20 @@ STAGES = (STAGED, JUDGED, MORTAL, CROWDED, STAGED._replace(faults=0, lag=1, iter
 
 
 @pytest.mark.parametrize(
-    "bounds", [ONE, TWO_BATCHES, IN_PIECES, RESAMPLED, REMOVABLE, REPLAYED, SELDOM, Bounds(faults=0), *WINDOWS, *STAGES]
+    "bounds",
+    [
+        ONE,
+        TWO_BATCHES,
+        TWO_KINDS,
+        IN_PIECES,
+        RESAMPLED,
+        REMOVABLE,
+        REPLAYED,
+        SELDOM,
+        Bounds(faults=0),
+        *WINDOWS,
+        *STAGES,
+    ],
 )
 def test_no_reachable_state_breaks_an_invariant_or_is_stuck(bounds: Bounds) -> None:
     result = mutated(bounds, ())

@@ -92,6 +92,14 @@ def test_every_move_of_a_window_has_the_same_outcome_on_a_real_server(broker: Br
     assert IN_A_WINDOW - seen.keys() == set()
 
 
+def test_every_move_of_two_kinds_of_engines_has_the_same_outcome_on_a_real_server(broker: Broker) -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(NUM_WALKS // 10):
+        Walk(broker, seed, seen, BOUNDS._replace(kinds=2)).run(NUM_MOVES)
+    of_kinds = {"asks for work: wrong_engine", "publishes: accepted", "commits: committed", "the last writes are lost"}
+    assert of_kinds - seen.keys() == set()
+
+
 def test_every_move_of_a_job_with_stages_has_the_same_outcome_on_a_real_server(broker: Broker) -> None:
     seen: Counter[str] = Counter()
     for bounds in (STAGED, STAGED._replace(lag=1, iterations=3, evaluations=1)):

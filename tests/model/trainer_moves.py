@@ -163,9 +163,13 @@ def made_by(trainer: Trainer, bounds: Bounds) -> int:
     """The digest of the version that this trainer's step makes."""
     variant = trainer.epoch
     if bounds.is_deterministic:
-        sampled_by = {mine[2] for batch, mine in enumerate(trainer.trained) if mine and not bounds.evaluates(batch)}
-        right = VARIANTS * max(0, trainer.iteration - bounds.lag)
-        variant = 0 if sampled_by <= {right} and trainer.digest % VARIANTS == 0 else WRONG
+        trained = [mine for batch, mine in enumerate(trainer.trained) if mine and not bounds.evaluates(batch)]
+        # One kind of engine makes all versions, but for the first, which is the model as it was loaded.
+        variant = trained[0][1] if trained and not trainer.iteration else trainer.digest % VARIANTS
+        sampled_by = max(0, trainer.iteration - bounds.lag)
+        right = VARIANTS * sampled_by + (variant if sampled_by else 0)
+        is_right = all((content, digest) == (variant, right) for _, content, digest, *_ in trained)
+        variant = variant if is_right else WRONG
     return VARIANTS * (trainer.iteration + 1) + variant
 
 
@@ -236,7 +240,8 @@ def _gathers(server: Server, bounds: Bounds, off: Off, trainer: Trainer) -> Iter
     if outcome != "claimed":
         yield "claims rollouts", outcome, server, ()
         return
-    yield "claims rollouts", outcome, given, _trains(trainer, bounds, rollouts, off)
+    told = trainer._replace(engine=trainer.engine or server.engine) if rollouts else trainer
+    yield "claims rollouts", outcome, given, _trains(told, bounds, rollouts, off)
     batches = server.slot_of(trainer.iteration).batches
     missing = [not mine and ledger[:1] != (DEAD,) for mine, (ledger, _) in zip(trainer.trained, batches, strict=True)]
     unread = [batch for batch, mine in enumerate(trainer.trained) if mine and bounds.stages_of(batch) and not mine[3]]
@@ -319,6 +324,7 @@ def _commits(server: Server, bounds: Bounds, off: Off, trainer: Trainer) -> Call
         _opening(bounds, far, iteration + 1, off) if far <= bounds.last_iteration else None,
         made=made_by(trainer, bounds),
         follows=trainer.link,
+        engine=trainer.engine,
         off=off,
     )
     evaluates = bounds.lag and bounds.evaluations and iteration < bounds.last_iteration
