@@ -39,7 +39,19 @@ class StageTable(Record, tag_field="type", frozen=True, kw_only=True):
         return {}
 
 
-class ReferenceStage(StageTable, tag="reference", frozen=True, kw_only=True):
+class LogProbStage(StageTable, frozen=True, kw_only=True):
+    """Takes a whole batch, as the trainer would, and reads its tokens."""
+
+    @property
+    def unit(self) -> Unit:
+        return "batch"
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        return ("prompt_ids", "completion_ids")
+
+
+class ReferenceStage(LogProbStage, tag="reference", frozen=True, kw_only=True):
     """Log-probs of the sampled tokens under the frozen initial model, for the KL of the loss, off the trainer.
 
     A batch at once, as the trainer would: the very bits.
@@ -49,33 +61,17 @@ class ReferenceStage(StageTable, tag="reference", frozen=True, kw_only=True):
     """The name of the stage, in messages, metrics and streams."""
 
     @property
-    def unit(self) -> Unit:
-        return "batch"
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        return ("prompt_ids", "completion_ids")
-
-    @property
     def outputs(self) -> tuple[Column, ...]:
         return (Column(name=REFERENCE_LOGPROBS, type="float32", per="token"),)
 
 
-class TeacherStage(StageTable, tag="teacher", frozen=True, kw_only=True):
+class TeacherStage(LogProbStage, tag="teacher", frozen=True, kw_only=True):
     """Log-probs of the sampled tokens under another model, for on-policy distillation."""
 
     model: FilePath
     """Folder of a causal LM with the job's vocabulary; relative paths start at the stack's model root."""
     name: ColumnName = "teacher"
     """The name of the stage, in messages, metrics and streams."""
-
-    @property
-    def unit(self) -> Unit:
-        return "batch"
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        return ("prompt_ids", "completion_ids")
 
     @property
     def outputs(self) -> tuple[Column, ...]:
