@@ -15,8 +15,8 @@ import psutil
 
 Spread = dict[str, float]
 """min, median, max."""
-REWARDS = frozenset({"last_rewards", "held_out_sampled", "held_out_greedy"})
-"""Figures that have no unit of which one side could have so many times more."""
+WITHOUT_RATIO = frozenset({"last_rewards", "held_out_sampled", "held_out_greedy", "cores_of_others"})
+"""Figures of which one side hasn't so many times more than the other."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +39,8 @@ class Sample:
     """Unix time."""
     processor_s: float
     """User and system time so far."""
+    machine_s: float
+    """Processor time of the whole machine so far, that which its host took with it."""
     pss_bytes: int
     """Proportional set size: pages that several processes share count once."""
     rss_bytes: int
@@ -59,15 +61,20 @@ class Run:
     samples: Sequence[Sample]
 
     def figures(self, *, warm_up: int, level: float, window: int) -> dict[str, float | None]:
-        """Returns what a comparison is made of; the first `warm_up` steps are in no rate. `seconds_to`: see there."""
+        """Returns what a comparison is made of; the first `warm_up` steps are in no rate.
+
+        level, window: of `seconds_to`. cores_of_others: how many cores all other work on the machine had meanwhile.
+        """
         from_s, kept = self.steps[warm_up - 1].ended_s, self.steps[warm_up:]
         elapsed_s, number = kept[-1].ended_s - from_s, sum(step.num_completions for step in kept)
-        busy_s = processor_s(self.samples, kept[-1].ended_s) - processor_s(self.samples, from_s)
+        busy_s = self._spent_s(from_s, kept[-1].ended_s, lambda sample: sample.processor_s)
+        machine_s = self._spent_s(from_s, kept[-1].ended_s, lambda sample: sample.machine_s)
         reached_s = seconds_to(self.steps, level, window=window)
         return {
             "completions_per_s": number / elapsed_s,
             "iteration_s": elapsed_s / len(kept),
             "core_s_per_iteration": busy_s / len(kept),
+            "cores_of_others": (machine_s - busy_s) / elapsed_s,
             "tokens_per_completion": sum(step.num_tokens for step in kept) / number,
             "start_s": self.first_s - self.command_s,
             "to_reward_s": None if reached_s is None else reached_s - self.first_s,
@@ -78,6 +85,9 @@ class Run:
             "peak_rss_mb": max(sample.rss_bytes for sample in self.samples) / 1e6,
         }
 
+    def _spent_s(self, from_s: float, to_s: float, of: Callable[[Sample], float]) -> float:
+        return seconds_at(self.samples, to_s, of) - seconds_at(self.samples, from_s, of)
+
 
 def seconds_to(steps: Sequence[Step], level: float, *, window: int) -> float | None:
     """Returns the Unix time at which the mean reward of `window` consecutive steps first is `level`; None: never."""
@@ -87,13 +97,12 @@ def seconds_to(steps: Sequence[Step], level: float, *, window: int) -> float | N
     return None
 
 
-def processor_s(samples: Sequence[Sample], at_s: float) -> float:
-    """Returns the processor time at a moment: on the line between the samples beside it, and at the ends theirs."""
+def seconds_at(samples: Sequence[Sample], at_s: float, of: Callable[[Sample], float]) -> float:
+    """Returns a count of seconds at a moment: on the line between the samples beside it, and at the ends theirs."""
     for before, after in itertools.pairwise(samples):
         if before.at_s <= at_s <= after.at_s:
-            share = (at_s - before.at_s) / (after.at_s - before.at_s)
-            return before.processor_s + share * (after.processor_s - before.processor_s)
-    return samples[0].processor_s if at_s < samples[0].at_s else samples[-1].processor_s
+            return of(before) + (at_s - before.at_s) / (after.at_s - before.at_s) * (of(after) - of(before))
+    return of(samples[0]) if at_s < samples[0].at_s else of(samples[-1])
 
 
 def spread(values: Iterable[float | None]) -> Spread | None:
@@ -156,6 +165,8 @@ class Watch:
 
 def look(processes: Iterable[psutil.Process], clock: Callable[[], float] = time.time) -> Sample:
     """Adds up what processes take; one that has ended meanwhile counts as nothing."""
+    machine = psutil.cpu_times()
+    machine_s = sum(getattr(machine, name, 0.0) for name in ("user", "nice", "system", "irq", "softirq", "steal"))
     at_s, busy_s, pss, rss = clock(), 0.0, 0, 0
     for process in processes:
         try:
@@ -165,4 +176,4 @@ def look(processes: Iterable[psutil.Process], clock: Callable[[], float] = time.
         busy_s += times.user + times.system
         # Only Linux knows the share of a page that several processes have.
         pss, rss = pss + getattr(memory, "pss", memory.rss), rss + memory.rss
-    return Sample(at_s=at_s, processor_s=busy_s, pss_bytes=pss, rss_bytes=rss)
+    return Sample(at_s=at_s, processor_s=busy_s, machine_s=machine_s, pss_bytes=pss, rss_bytes=rss)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from benchmarks._side_by_side import Run, Sample, Step, compared, look, processor_s, seconds_to, spread
+from benchmarks._side_by_side import Run, Sample, Step, compared, look, seconds_at, seconds_to, spread
 from benchmarks.trl import CASES, check, job_of, settings_of
 from onbeat.client.spec_file import load_spec
 
@@ -20,9 +21,9 @@ STEPS = [
     for number in range(5)
 ]
 SAMPLES = [
-    Sample(at_s=100.0, processor_s=0.0, pss_bytes=1_000_000, rss_bytes=9_000_000),
-    Sample(at_s=110.0, processor_s=5.0, pss_bytes=4_000_000, rss_bytes=8_000_000),
-    Sample(at_s=120.0, processor_s=25.0, pss_bytes=2_000_000, rss_bytes=7_000_000),
+    Sample(at_s=100.0, processor_s=0.0, machine_s=50.0, pss_bytes=1_000_000, rss_bytes=9_000_000),
+    Sample(at_s=110.0, processor_s=5.0, machine_s=60.0, pss_bytes=4_000_000, rss_bytes=8_000_000),
+    Sample(at_s=120.0, processor_s=25.0, machine_s=80.0, pss_bytes=2_000_000, rss_bytes=7_000_000),
 ]
 RUN = Run(command_s=100.0, first_s=108.0, ended_s=120.0, steps=STEPS, samples=SAMPLES)
 
@@ -41,6 +42,14 @@ def test_a_rate_begins_where_the_warm_up_has_ended() -> None:
     assert figures["last_rewards"] == pytest.approx(0.35)
 
 
+def test_what_other_work_took_of_the_machine_is_told_apart() -> None:
+    others = [dataclasses.replace(sample, machine_s=1.2 * sample.processor_s) for sample in SAMPLES]
+    assert RUN.figures(warm_up=2, level=0.25, window=2)["cores_of_others"] == pytest.approx(0.0)
+    assert dataclasses.replace(RUN, samples=others).figures(warm_up=2, level=0.25, window=2)[
+        "cores_of_others"
+    ] == pytest.approx(0.4)
+
+
 def test_start_and_end_of_the_command_have_figures_of_their_own() -> None:
     figures = RUN.figures(warm_up=2, level=0.25, window=2)
     assert figures["start_s"] == pytest.approx(8.0)
@@ -56,7 +65,9 @@ def test_a_reward_is_reached_with_the_mean_of_a_window_and_counted_from_the_firs
 
 
 def test_processor_time_is_read_between_two_samples_and_held_outside_of_them() -> None:
-    found = [processor_s(SAMPLES, at_s) for at_s in (90.0, 105.0, 110.0, 115.0, 130.0)]
+    found = [
+        seconds_at(SAMPLES, at_s, lambda sample: sample.processor_s) for at_s in (90.0, 105.0, 110.0, 115.0, 130.0)
+    ]
     assert found == pytest.approx([0.0, 2.5, 5.0, 15.0, 25.0])
 
 
