@@ -12,9 +12,9 @@ from msgspec import UNSET
 
 from broker.connection.client import Broker
 from broker.keys import JobKeys, batch_shape, chunk_field
-from contracts.encoding.wire import Record, decode, encode
+from contracts.encoding.wire import Record, decode
 from contracts.errors import ContractViolation, WrongEngine
-from contracts.rollouts import PromptBatch, RolloutBatch, batch_digest
+from contracts.rollouts import PromptBatch, RolloutBatch, encoded_batch
 from contracts.spec import JobSpec
 from contracts.versions import WeightManifest
 from contracts.weights import WeightShard
@@ -200,15 +200,16 @@ class GeneratorSide:
         stages = self._job.stages if batch.purpose == "train" else None  # the job's reward alone scores an evaluation
         if stages:
             self._check_carried(batch)
+        payload, digest = encoded_batch(batch)
         answer = self._run(
             "publish_batch",
-            encode(batch),
+            payload,
             batch_id=batch.batch_id,
             iteration=batch.iteration,
             policy_version=batch.policy_version,
             weights_digest=batch.weights_digest,
             shape=batch_shape(len(batch.groups), batch.group_size),
-            digest=batch_digest(batch),
+            digest=digest,
             generator=batch.generator_id,
             attempt=batch.attempt,
             max_bytes=self._job.spec.limits.max_batch_bytes,

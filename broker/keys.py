@@ -70,10 +70,7 @@ def chunk_field(policy_version: int, name: str, number: int) -> str:
 
 
 class ItemFields(NamedTuple):
-    """Where an item of a staged batch stands in the hash `columns`, and in the sorted set `work`.
-
-    The batch itself stands in the hash as well, under `b/BATCH_ID`, until its columns are complete.
-    """
+    """Where an item of a staged batch stands in the hash `columns`, and in the sorted set `work`."""
 
     member: str
     """Its name in `work`: STAGE/BATCH_ID/ITEM, the stage by its index."""
@@ -84,6 +81,11 @@ class ItemFields(NamedTuple):
 def item_fields(stage: int, batch_id: str, item: int) -> ItemFields:
     member = f"{stage}/{batch_id}/{item}"
     return ItemFields(member=member, columns=f"c/{member}")
+
+
+def batch_field(batch_id: str) -> str:
+    """The field of a batch itself in the hash `columns`."""
+    return f"b/{batch_id}"
 
 
 def batch_shape(num_prompts: int, group_size: int) -> str:

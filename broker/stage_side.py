@@ -12,17 +12,19 @@ goes out under a lease, and it comes back whole. Its first put counts (I3).
 from __future__ import annotations
 
 import functools
+import itertools
 import threading
 from collections import OrderedDict
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple
 
 from broker.connection.client import Broker
 from broker.generator_side import MAX_REASON_BYTES, FailOutcome
 from broker.job_store import unknown_job
-from broker.keys import JobKeys, item_fields
+from broker.keys import JobKeys, batch_field, item_fields
+from broker.ledger import Published, batch_record
 from contracts.encoding.digests import content_digest
 from contracts.encoding.wire import Record, decode
 from contracts.errors import ContractViolation, NotFound
@@ -34,12 +36,15 @@ from contracts.experience.columns import (
     row_shapes,
     unpack_values,
 )
+from contracts.experience.items import ClaimedItem, ItemRenewal
 from contracts.experience.plan import PlannedStage, StagePlan
 from contracts.rollouts import RolloutBatch
 from contracts.spec import JobSpec
 
 KEPT_BATCHES = 4
 """Batches that a worker keeps, since the items that it claims next are often of the same ones."""
+KEPT_BYTES = 2**24
+"""As many bytes of them at most, beside the newest one."""
 NO_ENTRY = "0-0"
 
 
@@ -57,73 +62,49 @@ class PutOutcome(str, Enum):
     """They are not needed: the batch is dead or was sampled anew, or its iteration or job is over."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ClaimedItem:
-    """Rows that a stage takes together, under a lease."""
-
-    stage: str
-    iteration: int
-    batch_id: str
-    item: int
-    rows: range
-    """Its rows in the batch."""
-    attempt: int
-    """From 1."""
-    batch: RolloutBatch
-    inputs: dict[str, list[bytes]]
-    """Input column → a value for each of the rows."""
-    digest: str = field(repr=False)
-    """The digest of the batch."""
-    input_digests: tuple[str, ...] = field(default=(), repr=False)
-    """The digests of the items of other stages that the inputs are from, in the order of the plan."""
-
-    def __str__(self) -> str:
-        return f"stage {self.stage}, batch {self.batch_id}, item {self.item} (attempt {self.attempt})"
-
-
-@dataclass(frozen=True, kw_only=True)
-class ItemRenewal:
-    """What a heartbeat learnt; the other items are still held."""
-
-    lost: tuple[ClaimedItem, ...] = ()
-    """Other workers hold them now; the first put counts."""
-    settled: tuple[ClaimedItem, ...] = ()
-    """They have their columns, or need none any more."""
-
-
 class _Found(Record, frozen=True, kw_only=True):
-    """An item as claim_rows.lua packs it."""
+    """Items of a batch as claim_rows.lua packs them."""
 
     iteration: int
     batch_id: str
-    item: int
-    attempt: int
     digest: str
+    items: tuple[tuple[int, int], ...]
+    """(item, attempt) of each."""
 
 
 class _Answer(Record, frozen=True, kw_only=True):
-    items: tuple[_Found, ...]
+    found: tuple[_Found, ...]
     fields: tuple[str, ...]
+
+
+class _Held(NamedTuple):
+    """A batch that a worker holds."""
+
+    digest: str
+    batch: RolloutBatch
+    num_bytes: int
+    """Of its payload."""
 
 
 class _Batches:
     """The batches that a worker holds, by id; the latest KEPT_BATCHES. Thread-safe."""
 
     def __init__(self) -> None:
-        self._held: OrderedDict[str, tuple[str, RolloutBatch]] = OrderedDict()
+        self._held: OrderedDict[str, _Held] = OrderedDict()
         self._lock = threading.Lock()
 
-    def held(self) -> dict[str, tuple[str, RolloutBatch]]:
-        """Batch id → (digest, batch)."""
+    def held(self) -> dict[str, _Held]:
+        """Returns them by batch id."""
         with self._lock:
             return dict(self._held)
 
-    def keep(self, batch_id: str, digest: str, batch: RolloutBatch) -> None:
+    def keep(self, batch_id: str, held: _Held) -> None:
         with self._lock:
-            self._held[batch_id] = (digest, batch)
+            self._held[batch_id] = held
             self._held.move_to_end(batch_id)
-            while len(self._held) > KEPT_BATCHES:
-                self._held.popitem(last=False)
+            num_bytes = sum(one.num_bytes for one in self._held.values())
+            while len(self._held) > KEPT_BATCHES or (num_bytes > KEPT_BYTES and len(self._held) > 1):
+                num_bytes -= self._held.popitem(last=False)[1].num_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,7 +160,7 @@ class StageSide:
             lease_ms=int(planned.lease_s * 1000),
             max_attempts=planned.max_attempts,
             max_rows=max_rows,
-            held={batch_id: digest for batch_id, (digest, _) in held.items()},
+            held={batch_id: one.digest for batch_id, one in held.items()},
         )
         if outcome == b"none":
             due_ms, last_entry = rest
@@ -190,17 +171,48 @@ class StageSide:
         answer = decode(rest[0], _Answer)
         values: dict[str, bytes] = dict(zip(answer.fields, rest[1:], strict=True))
         items: list[ClaimedItem] = []
-        for found in answer.items:
+        for found in answer.found:
             try:
-                payload = values.pop(f"b/{found.batch_id}", None)
-                if payload is not None:
-                    held[found.batch_id] = (found.digest, decode(payload, RolloutBatch))
-                    self._batches.keep(found.batch_id, *held[found.batch_id])
-                items.append(self._claimed(index, found, held[found.batch_id][1], values))
+                batch = self._batch_of(found, held, values)
             except ContractViolation as error:
-                # Nothing can be made of it, and the items beside it are not to wait for its lease.
-                self._fail(index, found, str(error))
+                self._fail_all(index, found, found.items, str(error))
+                continue
+            for item in found.items if batch else ():
+                try:
+                    items.append(self._claimed(index, found, item, batch, values))
+                except ContractViolation as error:
+                    self._fail_all(index, found, [item], str(error))
         return items
+
+    def _fail_all(self, index: int, found: _Found, items: Iterable[tuple[int, int]], reason: str) -> None:
+        """Fails items that nothing can be made of: the items beside them are not to wait for their lease."""
+        for item, attempt in items:
+            named = {"stage": index, "iteration": found.iteration, "batch_id": found.batch_id, "item": item}
+            self._fail(named | {"attempt": attempt}, reason)
+
+    def _batch_of(self, found: _Found, held: dict[str, _Held], values: dict[str, bytes]) -> RolloutBatch | None:
+        """The batch of items, held from now on; None where it is no longer the one that was claimed.
+
+        held, values: what this worker had before the claim, and what came with it. Raises ContractViolation.
+        """
+        known = held.get(found.batch_id)
+        if known is None or known.digest != found.digest:
+            payload = values.pop(batch_field(found.batch_id), None) or self._large_payload(found)
+            if payload is None:
+                return None
+            known = held[found.batch_id] = _Held(found.digest, decode(payload, RolloutBatch), len(payload))
+            self._batches.keep(found.batch_id, known)
+        return known.batch
+
+    def _large_payload(self, found: _Found) -> bytes | None:
+        """Reads a batch where it stands; None where its ledger has another one by now, or none."""
+        slot = self._job.keys.slot_of(found.iteration)
+        with self.broker.call():
+            pipe: Any = self.broker.redis.pipeline(transaction=True)
+            pipe.hget(slot.ledger, found.batch_id).hget(slot.columns, batch_field(found.batch_id))
+            noted, payload = pipe.execute()
+        known = batch_record(noted) if noted else None
+        return payload if isinstance(known, Published) and known.digest == found.digest else None
 
     def put(self, made: Sequence[tuple[ClaimedItem, ColumnValues]]) -> list[PutOutcome]:
         """Puts the columns of items, all in one script; an outcome for each. Safe to repeat.
@@ -209,22 +221,36 @@ class StageSide:
         """
         if not made:
             return []
-        items, payloads = [], []
-        of_batches = {
-            id(item.batch): row_shapes(item.batch) for item in {id(one.batch): one for one, _ in made}.values()
-        }
-        for item, values in made:
-            index, planned = self._find(item.stage)
-            shapes = of_batches[id(item.batch)][item.rows.start : item.rows.stop]
-            check_values(values, planned.outputs, shapes, of=str(item))
-            payload = pack_values(values)
-            payloads.append(payload)
-            items.append(
-                _named(index, item)
-                | {"of": item.digest, "inputs": list(item.input_digests), "digest": content_digest(payload)}
-            )
-        _, *outcomes = self._run("put_rows", *payloads, wakes=True, stages=self._job.for_scripts, items=items)
+        payloads: list[bytes] = []
+        runs: list[dict[str, Any]] = []
+        for (stage, _), run in itertools.groupby(made, lambda one: (one[0].stage, one[0].digest)):
+            runs.append(self._run_of(*self._find(stage), list(run), payloads))
+        _, *outcomes = self._run("put_rows", *payloads, wakes=True, stages=self._job.for_scripts, runs=runs)
         return [PutOutcome(outcome.decode()) for outcome in outcomes]
+
+    def _run_of(
+        self,
+        index: int,
+        planned: PlannedStage,
+        made: Sequence[tuple[ClaimedItem, ColumnValues]],
+        payloads: list[bytes],
+    ) -> dict[str, Any]:
+        """Items of a stage and a batch as put_rows.lua is told of them. payloads: gets their columns."""
+        first, is_read = made[0][0], self.plan.is_read(index)
+        shapes = row_shapes(first.batch)
+        for item, values in made:
+            check_values(values, planned.outputs, shapes[item.rows.start : item.rows.stop], of=str(item))
+        packed = [pack_values(values) for _, values in made]
+        payloads += packed
+        return {
+            "stage": index,
+            "iteration": first.iteration,
+            "batch_id": first.batch_id,
+            "of": first.digest,
+            "items": [item.item for item, _ in made],
+            "inputs": [item.input_digests for item, _ in made] if planned.after else [],
+            "digests": [content_digest(one) for one in packed] if is_read else [],
+        }
 
     def renew(self, items: Sequence[ClaimedItem]) -> ItemRenewal:
         """Begins the leases anew; answers those that are no longer this worker's."""
@@ -246,17 +272,17 @@ class StageSide:
 
     def fail(self, item: ClaimedItem, reason: str) -> FailOutcome:
         """Gives the item back: tried again at once, or its batch is dead with this reason after the cap (I6)."""
-        return self._fail(self._find(item.stage)[0], item, reason)
+        return self._fail(_named(self._find(item.stage)[0], item) | {"attempt": item.attempt}, reason)
 
-    def _fail(self, index: int, item: ClaimedItem | _Found, reason: str) -> FailOutcome:
-        planned = self.plan.stages[index]
+    def _fail(self, failed: dict[str, Any], reason: str) -> FailOutcome:
+        planned = self.plan.stages[failed["stage"]]
         reason = f"stage {planned.name}: {reason}"
         answer = self._run(
             "fail_rows",
             wakes=True,
             worker=self._worker_id,
             stages=self._job.for_scripts,
-            failed=_named(index, item) | {"attempt": item.attempt},
+            failed=failed,
             max_attempts=planned.max_attempts,
             # Cut between two characters: the ledger's reader wants whole ones.
             reason=reason.encode(errors="backslashreplace")[:MAX_REASON_BYTES].decode(errors="ignore"),
@@ -280,10 +306,12 @@ class StageSide:
             due_s=min((empty.due_s for empty in each if empty.due_s is not None), default=None),
         )
 
-    def _claimed(self, index: int, found: _Found, batch: RolloutBatch, values: dict[str, bytes]) -> ClaimedItem:
-        planned = self.plan.stages[index]
+    def _claimed(
+        self, index: int, found: _Found, claimed: tuple[int, int], batch: RolloutBatch, values: dict[str, bytes]
+    ) -> ClaimedItem:
+        planned, (item, attempt) = self.plan.stages[index], claimed
         sizes = {"num_groups": len(batch.groups), "group_size": batch.group_size}
-        rows = planned.rows_of_item(found.item, **sizes)
+        rows = planned.rows_of_item(item, **sizes)
         inputs = base_values(batch, planned.inputs, rows)
         digests: list[str] = []
         for before in planned.after:
@@ -301,9 +329,9 @@ class StageSide:
             stage=planned.name,
             iteration=found.iteration,
             batch_id=found.batch_id,
-            item=found.item,
+            item=item,
             rows=rows,
-            attempt=found.attempt,
+            attempt=attempt,
             batch=batch,
             inputs=inputs,
             digest=found.digest,
@@ -355,7 +383,7 @@ def wait_for_items(waits: Sequence[tuple[StageSide, Collection[str] | None]], ti
         broker.redis.xread(after, count=1, block=max(1, int(timeout_s * 1000)))  # type: ignore[arg-type]
 
 
-def _named(stage: int, item: ClaimedItem | _Found) -> dict[str, Any]:
+def _named(stage: int, item: ClaimedItem) -> dict[str, Any]:
     """An item as scripts are told of it."""
     return {"stage": stage, "iteration": item.iteration, "batch_id": item.batch_id, "item": item.item}
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 from broker.connection.client import Broker
 from broker.fence import FenceState, KnownVersion, read_fence
-from broker.keys import STAGE_BAND, JobKeys, chunk_field, item_fields
+from broker.keys import STAGE_BAND, JobKeys, batch_field, chunk_field, item_fields
 from broker.ledger import Dead, Published, batch_record
 from broker.openings import DispatchChunk, Opening, dispatch_chunks, opening_arguments
 from contracts.encoding.wire import Record, decode, encode
@@ -39,6 +39,15 @@ class Arrived(Record, frozen=True, kw_only=True):
     num_bytes: int
 
 
+class _Entry(NamedTuple):
+    """An entry of the rollouts stream."""
+
+    payload: bytes | None
+    """None of a batch with columns: it stands beside them."""
+    digest: bytes
+    batch_id: bytes
+
+
 @dataclass
 class _Cursor:
     """How far a trainer has read the rollouts of one slot."""
@@ -46,8 +55,8 @@ class _Cursor:
     last_entry: str = NO_ENTRY
     """The newest published batch that this trainer holds."""
     awaited_entry: str = NO_ENTRY
-    read_ahead: dict[str, tuple[bytes, bytes]] = field(default_factory=dict)
-    """Entry → (payload, digest), of what a wait brought and no claim has taken yet."""
+    read_ahead: dict[str, _Entry] = field(default_factory=dict)
+    """What a wait brought and no claim has taken yet, by its id."""
 
 
 class TrainerSide:
@@ -197,17 +206,36 @@ class TrainerSide:
         engine, *rows = rows
         if rows and engine and self._engine is None:
             self._engine = engine.decode()
+        given = {
+            entry.decode(): _Entry(*fields)
+            for entry, *fields in zip(rows[0::4], rows[1::4], rows[2::4], rows[3::4], strict=True)
+        }
+        entries = {entry: known[entry] if one.payload == b"" else one for entry, one in given.items()}
+        payloads = self._beside_columns(iteration, [one.batch_id for one in entries.values() if one.payload is None])
         arrived = []
-        for entry, payload, digest in zip(rows[0::3], rows[1::3], rows[2::3], strict=True):
-            if not payload:
-                payload, digest = known.pop(entry.decode())
+        for entry, one in entries.items():
+            payload = payloads[one.batch_id] if one.payload is None else one.payload
             batch = decode(payload, RolloutBatch)
-            if batch_digest(batch) != digest.decode():
+            if batch_digest(batch) != one.digest.decode():
                 raise FenceViolation(f"batch {batch.batch_id} is not what the ledger recorded", field="digest")
-            arrived.append(Arrived(batch=batch, digest=digest.decode(), num_bytes=len(payload)))
-            cursor.last_entry = entry.decode()
+            arrived.append(Arrived(batch=batch, digest=one.digest.decode(), num_bytes=len(payload)))
+            known.pop(entry, None)
+            cursor.last_entry = entry
         cursor.awaited_entry = cursor.last_entry
         return arrived, num_dead
+
+    def _beside_columns(self, iteration: int, batch_ids: Sequence[bytes]) -> dict[bytes, bytes]:
+        """Batch id → payload, of batches that have columns. Raises FenceViolation for one that is gone."""
+        if not batch_ids:
+            return {}
+        columns = self._keys.slot_of(iteration).columns
+        with self._broker.call():
+            found: Any = self._broker.redis.hmget(columns, [batch_field(one.decode()) for one in batch_ids])
+        for batch_id, payload in zip(batch_ids, found, strict=True):
+            if payload is None:
+                # A restarted server has lost it, or another trainer has cleared the iteration.
+                raise FenceViolation(f"batch {batch_id.decode()} is gone, though it was published", field=columns)
+        return dict(zip(batch_ids, found, strict=True))
 
     def columns(self, batch: RolloutBatch) -> dict[str, tuple[bytes, ...]]:
         """Column → a value for each row, of what the job's stages made of a batch that has arrived.
@@ -272,7 +300,8 @@ class TrainerSide:
         for entry, fields in rows[0][1] if rows else ():
             cursor.awaited_entry = entry.decode()
             if len(cursor.read_ahead) < READ_AHEAD:
-                cursor.read_ahead[cursor.awaited_entry] = (fields[b"batch"], fields[b"digest"])
+                one = _Entry(fields.get(b"batch"), fields[b"digest"], fields[b"batch_id"])
+                cursor.read_ahead[cursor.awaited_entry] = one
 
     def dead_batches(self, iteration: int) -> dict[str, str]:
         """Batch id → reason, of an open iteration."""

@@ -13,6 +13,7 @@ import hashlib
 import math
 from typing import Annotated, Literal
 
+import msgspec
 from msgspec import UNSET, Meta, UnsetType, field
 
 from contracts.encoding.arrays import ITEM_BYTES
@@ -219,6 +220,16 @@ def batch_digest(batch: RolloutBatch) -> str:
     """
     identity = (batch.job_id, batch.batch_id, batch.policy_version, batch.weights_digest, batch.groups)
     return content_digest(encode(identity))
+
+
+def encoded_batch(batch: RolloutBatch) -> tuple[bytes, str]:
+    """The batch as it is published, and its `batch_digest`, of one encoding: what was sampled is megabytes."""
+    payload = encode(batch)
+    if batch.columns is not UNSET:
+        return payload, batch_digest(batch)
+    groups_at = len(encode(msgspec.structs.replace(batch, groups=()))) - 1  # the last field; without any it is one byte
+    identity = encode((batch.job_id, batch.batch_id, batch.policy_version, batch.weights_digest, ()))
+    return payload, content_digest(identity[:-1], memoryview(payload)[groups_at:])
 
 
 def _check_array(data: bytes, field: str, *, min_items: int) -> None:

@@ -16,6 +16,7 @@ from redis.backoff import ExponentialWithJitterBackoff
 
 from broker import keys
 from broker.connection.deadlines import DeadlineRetry, Patience, bounded, within
+from broker.connection.own_connections import OwnConnections
 from broker.connection.roles import SCRIPT_ROLES
 from broker.connection.script_texts import argument_names, script_sha, script_text
 from broker.connection.server_errors import translated
@@ -47,6 +48,7 @@ class Broker:
         """patience: the one that the client's connections keep to."""
         self.redis = client
         self.patience = patience or Patience(PATIENCE_S)
+        self._connections = OwnConnections(client.connection_pool)
         self._can_tell = True
         """Whether the server keeps a file, and knows what of it is on its disk."""
         self._asks_at_s = 0.0
@@ -78,7 +80,7 @@ class Broker:
         with self.call():
             while True:
                 try:
-                    return self.redis.evalsha(script_sha(script), len(keys), *keys, arguments, *payloads)  # type: ignore[return-value]
+                    return self._connections.ask("EVALSHA", script_sha(script), len(keys), *keys, arguments, *payloads)
                 except exceptions.NoScriptError:
                     if not self._load(script):
                         if self.patience.left_s <= 0:
@@ -167,6 +169,7 @@ class Broker:
         log.warning("Redis can't say what is on its disk: %s; a crash of its machine may lose more than a second", why)
 
     def close(self) -> None:
+        self._connections.close()
         self.redis.close()
 
 

@@ -57,7 +57,7 @@ SCRIPT_ROLES: Mapping[str, tuple[str, ...]] = {
 EVERY_ROLE = "-@all +@connection -client +client|id +client|setname"
 """PING, HELLO, WAITAOF and the like; of CLIENT nothing that looks at, or ends, another's connection."""
 LOOK = (
-    "+get +exists +hget +hexists +hmget +hgetall +hkeys +hvals +hlen +smembers"
+    "+get +exists +hget +hexists +hmget +hgetall +hkeys +hvals +hlen +hstrlen +smembers"
     " +zrevrange +zrange +zcard +zcount +zscore +zmscore"
 )
 WATCH = f"{LOOK} +xrange +xrevrange +xlen +xread +xpending +xinfo|stream +memory|usage"

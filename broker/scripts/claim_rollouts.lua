@@ -1,7 +1,8 @@
 -- claim_rollouts: {epoch, iteration, max_batches, last_entry, read_ahead}
 --   last_entry: the newest of its slot that this trainer holds ('0-0': none, it takes over); read_ahead: the entries after it that this
---   trainer has read while it waited: their payloads, megabytes each, come as ''
---   -> {claimed, dead count, the kind of engine that sampled them or '', n x (entry, payload, digest)}
+--   trainer has read while it waited: their payloads, megabytes each, come as ''. That of a batch with columns comes as nil: the
+--   trainer reads it where they stand
+--   -> {claimed, dead count, the kind of engine that sampled them or '', n x (entry, payload, digest, batch id)}
 --    | {fenced} | {wrong_iteration, newest iteration}
 -- A repeat after a lost answer gives the same again: what is pending after the last entry comes before what is new.
 take_slots(9)
@@ -12,9 +13,9 @@ local slot = slot_of(a.iteration)
 local out = { 'claimed', tonumber(redis.call('HGET', PROGRESS, 'dead:' .. slot.index)) or 0, engine_of_job() or '' }
 if redis.call('EXISTS', slot.rollouts) == 0 then return out end
 local trainer, last, left = whole(a.epoch), a.last_entry, a.max_batches
-local function give(entry, batch, digest)
+local function give(entry, batch, digest, id)
   local num = #out
-  out[num + 1], out[num + 2], out[num + 3] = entry, batch, digest
+  out[num + 1], out[num + 2], out[num + 3], out[num + 4] = entry, batch, digest, id
   left = left - 1
 end
 local function add(from)
@@ -23,7 +24,7 @@ local function add(from)
   for _, row in ipairs(read and read[1][2] or {}) do
     if row[2] then
       local entry = entry_of(row)
-      give(entry.id, entry.batch, entry.digest)
+      give(entry.id, entry.batch or false, entry.digest, entry.batch_id)
     end
   end
 end
@@ -35,7 +36,7 @@ local read = { unpack(a.read_ahead, 1, math.min(left, #a.read_ahead)) }
 if #read > 0 then
   for _, word in ipairs({ 'FORCE', 'JUSTID', 'LASTID', read[#read] }) do read[#read + 1] = word end
   for _, id in ipairs(redis.call('XCLAIM', slot.rollouts, 'trainers', trainer, '0', unpack(read))) do
-    give(id, '', '')
+    give(id, '', '', '')
     last = id
   end
 end

@@ -1,7 +1,8 @@
 -- claim_rows: KEYS[9] ready; {worker, stage, name, stages, lease_ms, max_attempts, max_rows, held}
 --   stage, name: its index and its name; held: batch id -> digest, of batches that the worker still has
---   -> {claimed, packed {items, fields}, n x the value of a field}; items: of {iteration, batch_id, item, attempt, digest: of its
---      batch}; fields: of `columns`, each once: batches that the worker lacks, and what other stages made of the items' rows
+--   -> {claimed, packed {found, fields}, n x the value of a field}; found: of {iteration, batch_id, digest, items: of {item, attempt}};
+--      fields: of `columns`, each once: batches that the worker lacks, and what other stages made of the items' rows.
+--      A large batch is not among them: the worker reads it where it stands, since here it would be copied three times
 --    | {none, ms until a lease ends, or -1, the last entry id of ready}
 -- The oldest iteration comes first, and in it an expired lease; then what is free. The first item goes out whatever its size.
 local READY = KEYS[9]
@@ -9,57 +10,105 @@ take_slots(10)
 local fence = read_fence()
 local now, stage = now_ms(), a.stages[a.stage + 1]
 local free, end_of_band = a.stage * BAND, (a.stage + 1) * BAND - 1
-local MAX_ITEMS, MAX_BYTES = 256, 2 ^ 25
-local items, fields, values, is_known, rows_taken, bytes_taken = {}, {}, {}, {}, 0, 0
+local MAX_ITEMS, MAX_BYTES, LARGE_BYTES = 256, 2 ^ 25, 2 ^ 18
+local found, fields, values, is_known, batches, packed = {}, {}, {}, {}, {}, {}
+local items_taken, rows_taken, bytes_taken, is_full = 0, 0, 0, false
+local leased, claimed, lease_end = {}, {}, whole(free + now + a.lease_ms)
 local function range(slot, from, to, number)
   return redis.call('ZRANGE', slot.work, whole(from), whole(to), 'BYSCORE', 'LIMIT', '0', number)
 end
--- One that ends later than any lease that was taken: a clock has stepped back.
-local function expired(slot)
-  return range(slot, free + 1, free + now, 1)[1] or range(slot, free + now + 2 * a.lease_ms + 1, end_of_band, 1)[1]
+-- What a worker can take at most, of those that nobody works on: leases that ended; else those that end later than any lease that was
+-- taken, for a clock has stepped back.
+local function expired(slot, number)
+  local ended = range(slot, free + 1, free + now, number)
+  return ended[1] and ended or range(slot, free + now + 2 * a.lease_ms + 1, end_of_band, number)
 end
-local function add(slot, field)
-  if is_known[field] then return end
-  is_known[field] = true
-  local value = redis.call('HGET', slot.columns, field)
-  fields[#fields + 1], values[#values + 1] = field, value
-  bytes_taken = bytes_taken + #value
+local function known_batch(slot, id)
+  batches[id] = batches[id] or batch_of(slot, id)
+  return batches[id]
 end
-local function has_room(rows)
-  return #items == 0 or (rows_taken + rows <= a.max_rows and #items < MAX_ITEMS and bytes_taken < MAX_BYTES)
-end
--- False where there is no room for it.
-local function take(slot, iteration, member, was_held)
-  local id, item = string.match(member, '^%d+/(.*)/(%d+)$')
-  item = tonumber(item)
-  local batch = batch_of(slot, id)
-  local rows, attempt = item_rows(stage, batch), claim_of(slot, member).attempt + 1
-  if attempt > a.max_attempts then
-    bury_staged(slot, id, batch, a.stages, 'stage ' .. a.name .. ': its workers died ' .. (attempt - 1) .. ' times')
-    return true
+-- Answers fields of `columns`, each once.
+local function add(slot, names)
+  for at, value in ipairs(each_of('HMGET', slot.columns, names)) do
+    fields[#fields + 1], values[#values + 1] = names[at], value
+    bytes_taken = bytes_taken + #value
   end
-  if not has_room(rows) then return false end
-  if was_held then count('stage_reclaimed:' .. a.stage) end
-  redis.call('HSET', slot.columns, 'l/' .. member, cmsgpack.pack({ worker = a.worker, attempt = attempt, claimed_ms = now }))
-  redis.call('ZADD', slot.work, whole(free + now + a.lease_ms), member)
-  items[#items + 1] = { iteration = iteration, batch_id = id, item = item, attempt = attempt, digest = batch.digest }
-  rows_taken = rows_taken + rows
-  if a.held[id] ~= batch.digest then add(slot, 'b/' .. id) end
+end
+local function add_batch(slot, id, batch)
+  local field = 'b/' .. id
+  if is_known[field] or a.held[id] == batch.digest then return end
+  is_known[field] = true
+  local size = redis.call('HSTRLEN', slot.columns, field)
+  if size > LARGE_BYTES then bytes_taken = bytes_taken + size else add(slot, { field }) end
+end
+local function add_inputs(slot, id, batch, item)
+  local names = {}
   for _, before in ipairs(stage.after) do
     local first, last = overlap(stage, a.stages[before + 1], batch, item)
-    for other = first, last do add(slot, 'c/' .. member_of(before, id, other)) end
+    for other = first, last do
+      local field = 'c/' .. member_of(before, id, other)
+      if not is_known[field] then names[#names + 1], is_known[field] = field, true end
+    end
   end
-  return true
+  add(slot, names)
+end
+local function has_room(rows)
+  return items_taken == 0 or (rows_taken + rows <= a.max_rows and items_taken < MAX_ITEMS and bytes_taken < MAX_BYTES)
+end
+local function write_leases(slot)
+  call_with('HSET', slot.columns, claimed)
+  call_with('ZADD', slot.work, leased)
+  claimed, leased = {}, {}
+end
+local function lease_out(member, attempt)
+  packed[attempt] = packed[attempt] or cmsgpack.pack({ worker = a.worker, attempt = attempt, claimed_ms = now })
+  claimed[#claimed + 1], claimed[#claimed + 2] = 'l/' .. member, packed[attempt]
+  leased[#leased + 1], leased[#leased + 2] = lease_end, member
+end
+-- Takes or buries an item, or says that there is no room for it.
+local function take(slot, iteration, member, attempt)
+  local id, item = string.match(member, '^%d+/(.*)/(%d+)$')
+  local batch = known_batch(slot, id)
+  if batch.state ~= 'published' then return end -- another item of it was one attempt too many
+  if attempt > a.max_attempts then
+    write_leases(slot)
+    bury_staged(slot, id, batch, a.stages, 'stage ' .. a.name .. ': its workers died ' .. (attempt - 1) .. ' times')
+    batches[id] = {}
+    return
+  end
+  local rows = item_rows(stage, batch)
+  is_full = not has_room(rows)
+  if is_full then return end
+  lease_out(member, attempt)
+  item = tonumber(item)
+  local last = found[#found]
+  if not last or last.batch_id ~= id then
+    last = { iteration = iteration, batch_id = id, digest = batch.digest, items = {} }
+    found[#found + 1] = last
+  end
+  last.items[#last.items + 1] = { item, attempt }
+  items_taken, rows_taken = items_taken + 1, rows_taken + rows
+  add_batch(slot, id, batch)
+  add_inputs(slot, id, batch, item)
+end
+local function take_all(slot, iteration, members)
+  local before = items_taken
+  for at, claim in ipairs(claims_of(slot, members)) do
+    if not is_full then take(slot, iteration, members[at], claim.attempt + 1) end
+  end
+  write_leases(slot)
+  is_full = is_full or not has_room(1)
+  return items_taken - before
 end
 local function take_from(slot, iteration)
-  local member = expired(slot)
-  while member do
-    if not take(slot, iteration, member, true) then return end
-    member = expired(slot)
+  local number = math.min(a.max_rows, MAX_ITEMS)
+  local members = expired(slot, number)
+  while not is_full and members[1] do
+    local num = take_all(slot, iteration, members)
+    if num > 0 then count('stage_reclaimed:' .. a.stage, num) end
+    if not is_full then members = expired(slot, number) end
   end
-  for _, each in ipairs(range(slot, free, free, math.min(a.max_rows, MAX_ITEMS))) do
-    if not take(slot, iteration, each, false) then return end
-  end
+  if not is_full then take_all(slot, iteration, range(slot, free, free, number)) end
 end
 local function nothing()
   local due = -1
@@ -73,7 +122,7 @@ local function nothing()
 end
 if is_ended() then return nothing() end
 for _, open in ipairs(fence.window) do take_from(slot_of(open.iteration), open.iteration) end
-if #items == 0 then return nothing() end
+if items_taken == 0 then return nothing() end
 table.insert(values, 1, 'claimed')
-table.insert(values, 2, cmsgpack.pack({ items = items, fields = fields }))
+table.insert(values, 2, cmsgpack.pack({ found = found, fields = fields }))
 return values

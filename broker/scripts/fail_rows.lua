@@ -7,7 +7,7 @@ local item = a.failed
 local slot, batch = staged_item(read_fence(), item)
 if not slot or is_ended() then return { 'settled' } end
 local member = member_of(item.stage, item.batch_id, item.item)
-local last = claim_of(slot, member)
+local last = claims_of(slot, { member })[1]
 local is_holder = last.worker == a.worker and last.attempt == item.attempt and redis.call('ZSCORE', slot.work, member)
 if not is_holder then return { 'settled' } end
 count('stage_failed:' .. item.stage)

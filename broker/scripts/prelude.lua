@@ -15,7 +15,7 @@
 -- Then a script may have keys of its own, from the 9th on. Behind them come six of each slot. Iteration t lives in slot
 -- t % the number of slots, and as many iterations as there are slots may be open at once:
 --     prompts   stream   field batch (PromptBatch), attempt, batch_id
---     rollouts  stream   field batch (RolloutBatch), batch_id, digest
+--     rollouts  stream   field batch (RolloutBatch), batch_id, digest; without batch where stages made columns: it stays in `columns`
 --     ledger    hash     batch id -> a packed map, by its `state`:
 --                          expected    entry, shape, version where one alone may sample it; once claimed holder, claimed_ms;
 --                                      once copied hedger, hedged_ms
@@ -26,7 +26,7 @@
 --     claims    zset     batch id -> ms of its claim: batches that may be hedged, those of a first holder without a hedge
 --     work      zset     STAGE/BATCH_ID/ITEM of each item that has its inputs and lacks its columns -> stage x 2^42, and the ms of
 --                        its lease's end on top, 0 where it is free. STAGE is an index, counted from 0 as items are
---     columns   hash     b/BATCH_ID -> RolloutBatch, while items of it lack columns. And of each item, behind these letters:
+--     columns   hash     b/BATCH_ID -> RolloutBatch, from its publication on. And of each item, behind these letters:
 --                          c/ its packed columns; d/ their digest, where another stage reads them; l/ packed {worker, attempt,
 --                          claimed_ms} of its last claim; n/ how many of the items are there that its inputs are made by
 -- ARGV[1] is one packed map, `a`: the script's small arguments by their names, the first braces of its head. After it come the
@@ -383,14 +383,35 @@ local function pieces(words)
   return out
 end
 
+-- A command of one key with as many words as there are.
+local function call_with(command, key, words)
+  for _, piece in ipairs(pieces(words)) do redis.call(command, key, unpack(piece)) end
+end
+
+-- What such a command answers for each of its words; false for what is not there.
+local function each_of(command, key, words)
+  local out = {}
+  for _, piece in ipairs(pieces(words)) do
+    for _, value in ipairs(redis.call(command, key, unpack(piece))) do out[#out + 1] = value end
+  end
+  return out
+end
+
+-- The names of items in `columns`, behind a letter.
+local function behind(letter, members)
+  local names = {}
+  for at, member in ipairs(members) do names[at] = letter .. member end
+  return names
+end
+
 -- Puts items of a stage in work that have their inputs now.
 local function set_free(slot, stage, id, first, last)
-  local words = {}
+  local words, score = {}, whole(stage * BAND)
   for item = first, last do
-    words[#words + 1] = whole(stage * BAND)
+    words[#words + 1] = score
     words[#words + 1] = member_of(stage, id, item)
   end
-  for _, piece in ipairs(pieces(words)) do redis.call('ZADD', slot.work, unpack(piece)) end
+  call_with('ZADD', slot.work, words)
 end
 
 -- Stage workers block on it while nothing is free.
@@ -408,15 +429,15 @@ local function bury_staged(slot, id, batch, stages, reason)
       for _, kind in ipairs({ 'c/', 'd/', 'l/', 'n/' }) do fields[#fields + 1] = kind .. member end
     end
   end
-  for _, piece in ipairs(pieces(members)) do redis.call('ZREM', slot.work, unpack(piece)) end
-  for _, piece in ipairs(pieces(fields)) do redis.call('HDEL', slot.columns, unpack(piece)) end
+  call_with('ZREM', slot.work, members)
+  call_with('HDEL', slot.columns, fields)
   redis.call('HINCRBY', PROGRESS, 'published:' .. slot.index, -1)
   redis.call('HINCRBY', PROGRESS, 'waiting:' .. slot.index, -num_rows(batch))
   note_death(slot, id, batch, reason)
 end
 
--- An item that a stage worker names, {stage, iteration, batch_id, item}: its slot and the batch in it, where that is published
--- and its iteration open.
+-- What a stage worker names, an item or several of {stage, iteration, batch_id}: its slot and the batch in it, where that is
+-- published and its iteration open.
 local function staged_item(fence, item)
   if not open_at(fence, item.iteration) then return nil end
   local slot = slot_of(item.iteration)
@@ -424,8 +445,11 @@ local function staged_item(fence, item)
   if batch.state == 'published' and batch.shape then return slot, batch end
 end
 
--- The last claim of an item.
-local function claim_of(slot, member)
-  local text = redis.call('HGET', slot.columns, 'l/' .. member)
-  return text and unpacked(text) or { attempt = 0 }
+-- The last claim of each item.
+local function claims_of(slot, members)
+  local claims = {}
+  for at, text in ipairs(each_of('HMGET', slot.columns, behind('l/', members))) do
+    claims[at] = text and unpacked(text) or { attempt = 0 }
+  end
+  return claims
 end

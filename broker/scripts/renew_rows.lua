@@ -8,7 +8,7 @@ local function renew(item)
   if has_ended or not slot then return 'settled' end
   local member = member_of(item.stage, item.batch_id, item.item)
   if not redis.call('ZSCORE', slot.work, member) then return 'settled' end
-  local last = claim_of(slot, member)
+  local last = claims_of(slot, { member })[1]
   if last.worker ~= a.worker or last.attempt ~= item.attempt then return 'lost' end
   redis.call('ZADD', slot.work, whole(item.stage * BAND + now + a.lease_ms), member)
   return 'held'

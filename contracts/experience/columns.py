@@ -8,7 +8,6 @@ value is bytes, arrays little-endian and texts UTF-8, and the values of some row
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Annotated, Literal, NamedTuple
@@ -95,8 +94,8 @@ def row_shapes(batch: RolloutBatch) -> list[RowShape]:
 
 def base_values(batch: RolloutBatch, names: Iterable[str], rows: range) -> dict[str, list[bytes]]:
     """Reads base columns of some rows off their batch. Raises ContractViolation for one that was not published."""
-    pairs = ((group, rollout) for group in batch.groups for rollout in group.rollouts)
-    chosen = list(itertools.islice(pairs, rows.start, rows.stop))
+    places = (divmod(row, batch.group_size) for row in rows)
+    chosen = [(batch.groups[group], batch.groups[group].rollouts[sample]) for group, sample in places]
     return {name: [_BASE[name][2](group, rollout) for group, rollout in chosen] for name in names if name in _BASE}
 
 

@@ -65,6 +65,10 @@ class StagePlan(Record, frozen=True, kw_only=True):
         """Raises KeyError for a name that no stage has."""
         return {stage.name: index for index, stage in enumerate(self.stages)}[name]
 
+    def is_read(self, index: int) -> bool:
+        """Whether another stage reads columns of this one."""
+        return any(index in stage.after for stage in self.stages)
+
     def for_scripts(self) -> list[dict[str, object]]:
         """Returns what scripts/prelude.lua needs: the unit of each stage, and the indices of those before it."""
         return [{"unit": stage.unit, "after": list(stage.after)} for stage in self.stages]

@@ -62,19 +62,20 @@ def read(broker: Broker, keys: JobKeys) -> Held:
             pipe.xrange(slot.rollouts)
             pipe.zrange(slot.claims, 0, -1, withscores=True)
             pipe.xpending_range(slot.prompts, GENERATOR_GROUP, "-", "+", 100)
+            pipe.hgetall(slot.columns)
         answers = pipe.execute(raise_on_error=False)
     fence, progress, weights, counters, dead, audit, *of_slots = answers
     return Held(
         fence=fence_of(fence, progress),
         weights={int(key): decode(value, WeightManifest).weights_digest for key, value in weights.items()},
         counters={key.decode(): int(value) for key, value in counters.items()},
-        slots=tuple(_slot(*of_slots[first : first + 5]) for first in range(0, len(of_slots), 5)),
+        slots=tuple(_slot(*of_slots[first : first + 6]) for first in range(0, len(of_slots), 6)),
         dead=[fields[b"batch_id"].decode() for _, fields in dead],
         audit=[decode(fields[b"record"], AuditRecord) for _, fields in audit],
     )
 
 
-def _slot(ledger: Any, prompts: Any, rollouts: Any, claims: Any, leases: Any) -> HeldSlot:
+def _slot(ledger: Any, prompts: Any, rollouts: Any, claims: Any, leases: Any, columns: Any) -> HeldSlot:
     rows: Any = leases if isinstance(leases, list) else []  # no group before the first iteration
     return HeldSlot(
         ledger={batch_id.decode(): batch_record(value) for batch_id, value in ledger.items()},
@@ -83,7 +84,9 @@ def _slot(ledger: Any, prompts: Any, rollouts: Any, claims: Any, leases: Any) ->
             for entry, fields in prompts
         ],
         leases=[(row["message_id"].decode(), row["consumer"].decode(), row["times_delivered"]) for row in rows],
-        rollouts=[decode(fields[b"batch"], RolloutBatch) for _, fields in rollouts],
+        rollouts=[
+            decode(fields.get(b"batch") or columns[b"b/" + fields[b"batch_id"]], RolloutBatch) for _, fields in rollouts
+        ],
         claims={batch_id.decode(): int(at_ms) for batch_id, at_ms in claims},
     )
 

@@ -155,6 +155,7 @@ NEEDED = (
     Mutation(("put.inputs",), JUDGED, "I3", "put_rows of what was computed from other inputs"),
     Mutation(("put.first",), STAGED, "I1", "put_rows of an item that is put"),
     Mutation(("put.last",), STAGED, "I1", "a batch goes to the trainer with its first column"),
+    Mutation(("put.keeps",), STAGED, "I5", "put_rows forgets a batch that has its columns"),
     Mutation(("renew_rows.owner",), STAGED, "I5", "renew_rows by a stage worker that doesn't hold the lease"),
     Mutation(
         ("fail_rows.owner",),

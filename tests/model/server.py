@@ -64,7 +64,7 @@ class Rows(NamedTuple):
     """What stages make of a published batch; it stays until its iteration is over."""
 
     payload: Rollout
-    """Without its id; () once all columns are there and the batch is on the stream."""
+    """Without its id. The entry of the stream, of a batch with all of its columns, names this very one."""
     left: int
     """Items without their columns."""
     items: tuple[tuple[tuple[Any, ...], ...], ...]

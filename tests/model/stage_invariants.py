@@ -76,8 +76,8 @@ def broken_rows(server: Server, bounds: Bounds, opened: Open) -> str:
             return "I1: a batch without its columns is given to the trainer"
         if is_whole and batch not in on_stream:
             return "I5: a batch with all of its columns is nowhere"
-        if batch not in on_stream and not rows.payload:
-            return "I5: a batch that waits for columns is gone"
+        if not rows.payload or (batch in on_stream and on_stream[batch][1:6] != rows.payload[:5]):
+            return "I5: a batch that stages were given is gone"
     return ""
 
 

@@ -113,17 +113,16 @@ def _freed(server: Server, stages: Stages, iteration: int, batch: int) -> Server
 
 
 def _completed(server: Server, iteration: int, batch: int, rollout_id: int, off: Off) -> Server:
-    """One item less is left; the last one sends the batch to the trainer."""
+    """One item less is left; the last one names the batch to the trainer, who reads it where its columns are."""
     slot = server.slot_of(iteration)
     rows = slot.rows[batch]
     assert rows
     left = rows.left - 1
     if left and "put.last" not in off:
         return server.with_rows(iteration, batch, rows._replace(left=left))
-    if not rows.payload:
-        return server
     slot = slot._replace(rollouts=(*slot.rollouts, (rollout_id, *rows.payload)))
-    return server.with_slot(iteration, slot).with_rows(iteration, batch, rows._replace(payload=(), left=left))
+    payload = () if "put.keeps" in off else rows.payload
+    return server.with_slot(iteration, slot).with_rows(iteration, batch, rows._replace(payload=payload, left=left))
 
 
 def renew_rows(server: Server, claim: ItemClaim, worker: int, off: Off) -> tuple[str, Server]:
