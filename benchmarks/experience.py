@@ -10,9 +10,10 @@ A cycle of a client, of 1 row or of 16, one after the other, with 1 and with 4 c
     TransferQueue   put of the rows, get_meta and get_data, and a put of the column beside them; it runs under the
                     interpreter of an environment of its own, with its default configuration
 
-Ours and raw alternate, round by round, on one server that keeps an append-only file. What is not timed: a generator's
-claim of its prompts, opening an iteration and clearing it, and the clearing of TransferQueue's partitions. Memory is
-the proportional set size of all processes, with 4 clients: server or actors, Ray's own, and the clients.
+Ours and raw alternate, round by round, on one server that keeps an append-only file. A client has a job, a stream or a
+partition of its own, and what a cycle left is cleared before the next one: an iteration is committed, entries are
+deleted, a partition is cleared. That isn't timed, nor a generator's claim of its prompts. Memory is the proportional
+set size of all processes, with 4 clients: server or actors, Ray's own, and the clients.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -38,16 +39,17 @@ from msgspec.structs import replace
 from benchmarks._batches import DIGEST, manifest, one_group, prompt_batch
 from benchmarks._results import write_result
 from broker.connection.client import Broker, connect
-from broker.generator_side import GeneratorSide, PublishOutcome
+from broker.generator_side import Claim, GeneratorSide, PublishOutcome
 from broker.job_store import JobStore
 from broker.openings import Opening
 from broker.stage_side import PutOutcome, StageSide
 from broker.trainer_side import TrainerSide
 from contracts.encoding.wire import encode
+from contracts.events import AuditRecord, record_digest
 from contracts.experience.columns import Column
 from contracts.jobs import JobState
 from contracts.rewards import ExactReward
-from contracts.rollouts import RolloutBatch
+from contracts.rollouts import RolloutBatch, batch_digest
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec, LimitSpec, ModelSpec, RewardSpec
 from contracts.spec_tables.datasets import AdditionDataset
@@ -76,8 +78,6 @@ class Order:
     """What a client is to do next."""
 
     way: str
-    source: str
-    """Stream of a raw round, job id of one of ours."""
     size: str
     rows: int
     cycles: int
@@ -108,49 +108,129 @@ def client(url: str, name: str, orders: Connection) -> None:
     """A client process. It gets ready for each order and says so; then it answers with its cycles' seconds."""
     broker = connect(StackSettings(redis_url=url))
     while (order := orders.recv()) is not None:
-        cycle = (raw_cycle if order.way == "raw" else our_cycle)(broker, order, name)
+        work = (RawClient if order.way == "raw" else OurClient)(broker, order, name)
         orders.send("ready")
         orders.recv()
-        orders.send([timed(cycle) for _ in range(order.cycles)])
+        took = []
+        for _ in range(order.cycles):
+            work.prepare()
+            took.append(timed(work.cycle))
+        work.close()
+        orders.send(took)
 
 
-def raw_cycle(broker: Broker, order: Order, name: str) -> Callable[[], None]:
-    redis: Any = broker.redis
-    payload = encode(batch_of(order.size, 1))
+class RawClient:
+    """The rows of a client on a stream of its own."""
 
-    def cycle() -> None:
-        with redis.pipeline(transaction=False) as pipe:
-            for _ in range(order.rows):
-                pipe.xadd(order.source, {"batch": payload})
+    def __init__(self, broker: Broker, order: Order, name: str) -> None:
+        self._redis: Any = broker.redis
+        self._name, self._rows = name, order.rows
+        self._stream = f"onbeat:bench:{name}"
+        self._redis.xgroup_create(self._stream, "readers", id="0", mkstream=True)
+        self._payload = encode(batch_of(order.size, 1))
+
+    def prepare(self) -> None:
+        self._redis.xtrim(self._stream, maxlen=0)
+
+    def cycle(self) -> None:
+        with self._redis.pipeline(transaction=False) as pipe:
+            for _ in range(self._rows):
+                pipe.xadd(self._stream, {"batch": self._payload})
             pipe.execute()
         read: list[bytes] = []
-        while len(read) < order.rows:
-            left = order.rows - len(read)
-            found = redis.xreadgroup("readers", name, {order.source: ">"}, count=left, block=1000)
+        while len(read) < self._rows:
+            left = self._rows - len(read)
+            found = self._redis.xreadgroup("readers", self._name, {self._stream: ">"}, count=left, block=1000)
             read += [entry for entry, _ in found[0][1]] if found else []
-        redis.xack(order.source, "readers", *read)
+        self._redis.xack(self._stream, "readers", *read)
 
-    return cycle
+    def close(self) -> None:
+        self._redis.delete(self._stream)
 
 
-def our_cycle(broker: Broker, order: Order, name: str) -> Callable[[], None]:
-    generator, stage = GeneratorSide(broker, order.source, name), StageSide(broker, order.source, name)
-    sampled = replace(batch_of(order.size, order.rows), job_id=order.source, generator_id=name)
-    claims = [claim for _ in range(order.cycles) if (claim := generator.claim(LEASE_S))]
-    stage.plan  # noqa: B018 - read before the time counts, as a worker does once
+class OurClient:
+    """The generator, the stage worker and the trainer of a job whose iterations have one batch."""
 
-    def cycle() -> None:
-        claim = claims.pop()
-        batch = replace(sampled, batch_id=claim.prompt_batch.batch_id, attempt=claim.attempt)
-        if generator.publish(claim, batch) is not PublishOutcome.ACCEPTED:
-            raise RuntimeError(f"batch {batch.batch_id} was refused")
-        items = stage.claim(STAGE, order.rows)
-        if len(items) != order.rows:
-            raise RuntimeError(f"{len(items)} rows were claimed instead of {order.rows}")
-        if set(stage.put([(item, VALUE) for item in items])) != {PutOutcome.ACCEPTED}:
+    def __init__(self, broker: Broker, order: Order, name: str) -> None:
+        self._jobs = JobStore(broker)
+        self._rows = order.rows
+        self._job_id, _ = self._jobs.create(job_spec())
+        self._generator = GeneratorSide(broker, self._job_id, name)
+        self._stage = StageSide(broker, self._job_id, name)
+        self._stage.plan  # noqa: B018 - read before the time counts, as a worker does once
+        self._trainer = TrainerSide(broker, self._job_id, owner=name, lease_s=LEASE_S)
+        self._trainer.acquire()
+        self._trainer.publish_weights(manifest(0), oldest_kept=0)
+        self._trainer.open_iteration(self._opening(0), {0: DIGEST})
+        self._sampled = replace(batch_of(order.size, order.rows), job_id=self._job_id, generator_id=name)
+        self._claim: Claim | None = None
+        self._batch = self._sampled
+        self._last_link = ""
+
+    def prepare(self) -> None:
+        """Commits what the cycle before has made, which opens the next iteration, and claims its batch."""
+        if self._claim is not None:
+            self._commit(self._batch.iteration)
+        self._claim = claim = self._generator.claim(LEASE_S)
+        if claim is None:
+            raise RuntimeError("there is no batch to sample")
+        asked = claim.prompt_batch
+        self._batch = replace(
+            self._sampled,
+            batch_id=asked.batch_id,
+            iteration=asked.iteration,
+            policy_version=asked.policy_version,
+            attempt=claim.attempt,
+        )
+
+    def cycle(self) -> None:
+        if self._claim is None or self._generator.publish(self._claim, self._batch) is not PublishOutcome.ACCEPTED:
+            raise RuntimeError(f"batch {self._batch.batch_id} was refused")
+        items = self._stage.claim(STAGE, self._rows)
+        if len(items) != self._rows:
+            raise RuntimeError(f"{len(items)} rows were claimed instead of {self._rows}")
+        if set(self._stage.put([(item, VALUE) for item in items])) != {PutOutcome.ACCEPTED}:
             raise RuntimeError("a put was refused")
 
-    return cycle
+    def close(self) -> None:
+        self._jobs.move(self._job_id, JobState.FAILED)
+        self._jobs.remove(self._job_id)
+
+    def _opening(self, iteration: int) -> Opening:
+        prompts = replace(prompt_batch(self._job_id, iteration, 0, 1), group_size=self._rows)
+        return Opening(iteration=iteration, oldest_version=iteration, newest_version=iteration, batches=(prompts,))
+
+    def _commit(self, iteration: int) -> None:
+        trained = {self._batch.batch_id: batch_digest(self._batch)}
+        record = AuditRecord(
+            kind="commit",
+            iteration=iteration,
+            policy_version=iteration,
+            weights_digest=DIGEST,
+            next_weights_digest=DIGEST,
+            trainer_epoch=self._trainer.trainer_epoch,
+            batches=trained,
+            abandoned={},
+            previous=self._last_link,
+        )
+        following = self._opening(iteration + 1)
+        self._trainer.publish_weights(manifest(iteration + 1), oldest_kept=iteration)
+        self._trainer.commit(record, trained, event=None, opening=following, made=(iteration + 1, DIGEST))
+        self._last_link = record_digest(record)
+
+
+def job_spec() -> JobSpec:
+    score = Column(name=STAGE, type="float32")
+    stage = ExternalStage(name=STAGE, inputs=("completion_ids", "generator_logprobs"), outputs=(score,))
+    return JobSpec(
+        name="bench experience",
+        iterations=1000,
+        model=ModelSpec(path="none"),
+        dataset=AdditionDataset(),
+        reward=RewardSpec(components=(ExactReward(),)),
+        limits=LimitSpec(max_batch_bytes=2**26),
+        stages=(stage,),
+    )
 
 
 def timed(work: Callable[[], object]) -> float:
@@ -159,58 +239,17 @@ def timed(work: Callable[[], object]) -> float:
     return time.perf_counter() - started_s
 
 
-class Rounds:
-    """Rounds of both ways on one server, each over a job or a stream of its own."""
-
-    def __init__(self, server: EmbeddedRedis, pipes: list[Connection]) -> None:
-        self._broker = connect(StackSettings(redis_url=server.url))
-        self._jobs = JobStore(self._broker)
-        self._pipes = pipes
-
-    def run(self, way: str, size: str, rows: int, clients: int, into: Way) -> None:
-        cycles = CYCLES[size, rows]
-        source = self._open_job(rows, clients * cycles) if way == "ours" else self._make_stream()
-        pipes = self._pipes[:clients]
-        for pipe in pipes:
-            pipe.send(Order(way, source, size, rows, cycles))
-        for pipe in pipes:
-            pipe.recv()
-        for pipe in pipes:
-            pipe.send("go")
-        took: list[list[float]] = []
-        elapsed_s = timed(lambda: took.extend(pipe.recv() for pipe in pipes))
-        into.rows_per_s.append(clients * cycles * rows / elapsed_s)
-        into.took_s += [seconds for one in took for seconds in one]
-        if way == "ours":
-            self._jobs.move(source, JobState.FAILED)
-            self._jobs.remove(source)
-        else:
-            self._broker.redis.delete(source)
-
-    def _make_stream(self) -> str:
-        self._broker.redis.xgroup_create("onbeat:bench:rows", "readers", id="0", mkstream=True)
-        return "onbeat:bench:rows"
-
-    def _open_job(self, rows: int, count: int) -> str:
-        score = Column(name=STAGE, type="float32")
-        stage = ExternalStage(name=STAGE, inputs=("completion_ids", "generator_logprobs"), outputs=(score,))
-        spec = JobSpec(
-            name="bench experience",
-            iterations=1,
-            model=ModelSpec(path="none"),
-            dataset=AdditionDataset(),
-            reward=RewardSpec(components=(ExactReward(),)),
-            limits=LimitSpec(max_batch_bytes=2**26),
-            stages=(stage,),
-        )
-        job_id, _ = self._jobs.create(spec)
-        side = TrainerSide(self._broker, job_id, owner="bench", lease_s=LEASE_S)
-        side.acquire()
-        side.publish_weights(manifest(0), oldest_kept=0)
-        prompts = tuple(replace(prompt_batch(job_id, 0, index, 1), group_size=rows) for index in range(count))
-        side.open_iteration(Opening(iteration=0, oldest_version=0, newest_version=0, batches=prompts), {0: DIGEST})
-        side.release()
-        return job_id
+def run_round(order: Order, pipes: Sequence[Connection], into: Way) -> None:
+    """One round of one way."""
+    for pipe in pipes:
+        pipe.send(order)
+    for pipe in pipes:
+        pipe.recv()
+    for pipe in pipes:
+        pipe.send("go")
+    took: list[list[float]] = [pipe.recv() for pipe in pipes]
+    into.rows_per_s.append(len(pipes) * order.cycles * order.rows / max(map(sum, took)))
+    into.took_s += [seconds for one in took for seconds in one]
 
 
 def memory_mb(processes: Iterable[psutil.Process]) -> float:
@@ -230,14 +269,15 @@ def measure(num_rounds: int, sizes: list[str]) -> dict[str, Any]:
             processes.append(context.Process(target=client, args=(server.url, f"c{index}", theirs), daemon=True))
             processes[-1].start()
             pipes.append(ours)
-        rounds, rows = Rounds(server, pipes), []
+        rows = []
         for size in sizes:
             for num_rows in (1, 16):
                 for clients in CLIENTS:
-                    ways = {"ours": Way(), "raw": Way()}
+                    ways = {"raw": Way(), "ours": Way()}
                     for number in range(num_rounds + 1):
                         for name, way in ways.items():
-                            rounds.run(name, size, num_rows, clients, way if number else Way())
+                            order = Order(name, size, num_rows, CYCLES[size, num_rows])
+                            run_round(order, pipes[:clients], way if number else Way())
                     numbers = {name: way.numbers() for name, way in ways.items()}
                     rows.append({"size": size, "rows": num_rows, "clients": clients, **numbers})
                     sys.stderr.write(f"{rows[-1]}\n")

@@ -10,7 +10,7 @@ set for each slot: those of slot 0 are named as below, and those of slot i have 
 | onbeat:{J}:job | hash | job store | gateway, trainer | job |
 | onbeat:{J}:fence | hash | trainer scripts, resume | all scripts | job |
 | onbeat:{J}:prompts | stream, group `generators` | trainer scripts, fail | claim | entry: until published or dead |
-| onbeat:{J}:rollouts | stream, group `trainers` | publish | claim_rollouts | entry: until its commit |
+| onbeat:{J}:rollouts | stream, group `trainers` | publish, put_rows | claim_rollouts | entry: until its commit |
 | onbeat:{J}:ledger | hash, batch id → BatchRecord | open, claim, renew, publish, fail | all scripts | iteration |
 | onbeat:{J}:claims | sorted set, batch id → its claim in ms | claim, publish, fail | claim, to hedge | iteration |
 | onbeat:{J}:work | sorted set, item of a stage → its lease's end | publish, stages | stages | iteration |

@@ -15,7 +15,7 @@ import functools
 import itertools
 import threading
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple
@@ -83,7 +83,7 @@ class _Held(NamedTuple):
     digest: str
     batch: RolloutBatch
     num_bytes: int
-    """Of its payload."""
+    """The size of its payload."""
 
 
 class _Batches:
@@ -177,12 +177,18 @@ class StageSide:
             except ContractViolation as error:
                 self._fail_all(index, found, found.items, str(error))
                 continue
-            for item in found.items if batch else ():
-                try:
-                    items.append(self._claimed(index, found, item, batch, values))
-                except ContractViolation as error:
-                    self._fail_all(index, found, [item], str(error))
+            if batch is not None:
+                items += self._all_claimed(index, found, batch, values)
         return items
+
+    def _all_claimed(
+        self, index: int, found: _Found, batch: RolloutBatch, values: dict[str, bytes]
+    ) -> Iterator[ClaimedItem]:
+        for item in found.items:
+            try:
+                yield self._claimed(index, found, item, batch, values)
+            except ContractViolation as error:
+                self._fail_all(index, found, [item], str(error))
 
     def _fail_all(self, index: int, found: _Found, items: Iterable[tuple[int, int]], reason: str) -> None:
         """Fails items that nothing can be made of: the items beside them are not to wait for their lease."""

@@ -17,8 +17,8 @@ local leased, claimed, lease_end = {}, {}, whole(free + now + a.lease_ms)
 local function range(slot, from, to, number)
   return redis.call('ZRANGE', slot.work, whole(from), whole(to), 'BYSCORE', 'LIMIT', '0', number)
 end
--- What a worker can take at most, of those that nobody works on: leases that ended; else those that end later than any lease that was
--- taken, for a clock has stepped back.
+-- As many as a worker takes at most, of leases that ended; else of those that end later than any lease that was taken, for a clock has
+-- stepped back.
 local function expired(slot, number)
   local ended = range(slot, free + 1, free + now, number)
   return ended[1] and ended or range(slot, free + now + 2 * a.lease_ms + 1, end_of_band, number)
@@ -69,7 +69,8 @@ end
 local function take(slot, iteration, member, attempt)
   local id, item = string.match(member, '^%d+/(.*)/(%d+)$')
   local batch = known_batch(slot, id)
-  if batch.state ~= 'published' then return end -- another item of it was one attempt too many
+  -- Another item of it was one attempt too many.
+  if batch.state ~= 'published' then return end
   if attempt > a.max_attempts then
     write_leases(slot)
     bury_staged(slot, id, batch, a.stages, 'stage ' .. a.name .. ': its workers died ' .. (attempt - 1) .. ' times')

@@ -58,6 +58,7 @@ SAMPLES: dict[str, tuple[str, ...]] = {
     "HMGET": (FIRST, "f"),
     "HSET": (FIRST, "f", "v"),
     "HSETNX": (FIRST, "f", "v"),
+    "HSTRLEN": (FIRST, "f"),
     "PEXPIRE": (FIRST, "1"),
     "SADD": (FIRST, "m"),
     "SET": (FIRST, "v"),
@@ -78,12 +79,13 @@ SAMPLES: dict[str, tuple[str, ...]] = {
     "XREVRANGE": (FIRST, "+", "-"),
     "XTRIM": (FIRST, "MAXLEN", "0"),
     "ZADD": (FIRST, "1", "m"),
+    "ZMSCORE": (FIRST, "m"),
     "ZRANGE": (FIRST, "0", "1"),
     "ZREM": (FIRST, "m"),
     "ZSCORE": (FIRST, "m"),
 }
 """Each command of the scripts with arguments that it accepts."""
-CALL = re.compile(r"redis\.p?call\('(\w+)'([^\n]*)")
+CALL = re.compile(r"(?:redis\.p?call|call_with|each_of)\('(\w+)'([^\n]*)")
 NAMES = ["FENCE", "WEIGHTS", "COUNTERS", "DEAD", "AUDIT", "JOB", "EVENTS", "PROGRESS"]
 OWN_NAMES = {"SPEC", "JOBS", "ACTIVE", "IDEMPOTENCY", "SHARDS", "CHUNKS", "READY"}
 OF_SLOT = {f"slot.{name}": name for name in SlotKeys._fields}

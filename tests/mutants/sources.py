@@ -32,6 +32,7 @@ CHECKPOINT = (
 STAGES = (
     "tests/integration/test_stages.py",
     "tests/integration/test_stages_faults.py",
+    "tests/integration/test_stages_in_bulk.py",
     "tests/integration/test_guards_of_stages.py",
 )
 FENCE = (
