@@ -15,7 +15,7 @@ from broker.openings import DispatchChunk, Opening, dispatch_chunks, opening_arg
 from contracts.encoding.wire import Record, decode, encode
 from contracts.errors import Conflict, FencedOff, FenceViolation, NotFound
 from contracts.events import AuditRecord, JobEvent, record_digest
-from contracts.experience.columns import check_values, row_shapes, unpack_values
+from contracts.experience.items import all_items, columns_of
 from contracts.experience.plan import StagePlan
 from contracts.jobs import JobState
 from contracts.rollouts import PromptBatch, RolloutBatch, batch_digest
@@ -243,29 +243,14 @@ class TrainerSide:
         Raises FenceViolation where the ledger holds another batch by now, or they are gone: a restarted server has lost
         them, or the iteration was cleared; and ContractViolation for what is no output of its stage.
         """
-        size = {"num_groups": len(batch.groups), "group_size": batch.group_size}
-        shapes = row_shapes(batch)
-        items = [
-            (index, item)
-            for index, stage in enumerate(self._plan.stages)
-            for item in range(len(shapes) // stage.item_rows(**size))
-        ]
+        items = all_items(self._plan, batch)
         if not items:
             return {}
         noted, *packed = self._noted(batch, [item_fields(index, batch.batch_id, item).columns for index, item in items])
         known = batch_record(noted) if noted else None
         if not isinstance(known, Published) or known.digest != batch_digest(batch):
             raise FenceViolation(f"batch {batch.batch_id} is not what the ledger records by now", field="digest")
-        found: dict[str, list[bytes]] = {column.name: [] for column in self._plan.outputs}
-        for (index, item), data in zip(items, packed, strict=True):
-            stage, of = self._plan.stages[index], f"stage {self._plan.stages[index].name}, batch {batch.batch_id}"
-            if data is None:
-                raise FenceViolation(f"item {item} lacks its columns", field=of)
-            values, rows = unpack_values(data), stage.rows_of_item(item, **size)
-            check_values(values, stage.outputs, shapes[rows.start : rows.stop], of=of)
-            for column, of_rows in values.items():
-                found[column] += of_rows
-        return {column: tuple(of_rows) for column, of_rows in found.items()}
+        return columns_of(self._plan, batch, packed)
 
     def _noted(self, batch: RolloutBatch, fields: Sequence[str]) -> list[bytes | None]:
         """What the ledger has of the batch, and these fields of `columns`, at one moment."""

@@ -1,9 +1,13 @@
-"""Items in the hands of a stage worker: the rows of a batch that a stage takes together."""
+"""Items, the rows of a batch that a stage takes together: in the hands of a stage worker, and joined to columns."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from contracts.errors import FenceViolation
+from contracts.experience.columns import check_values, row_shapes, unpack_values
+from contracts.experience.plan import StagePlan
 from contracts.rollouts import RolloutBatch
 
 
@@ -39,3 +43,31 @@ class ItemRenewal:
     """Other workers hold them now; the first put counts."""
     settled: tuple[ClaimedItem, ...] = ()
     """They have their columns, or need none any more."""
+
+
+def all_items(plan: StagePlan, batch: RolloutBatch) -> list[tuple[int, int]]:
+    """Returns (stage by its index, item) of each item of the batch, in the order of the plan."""
+    size = {"num_groups": len(batch.groups), "group_size": batch.group_size}
+    return [
+        (index, item)
+        for index, stage in enumerate(plan.stages)
+        for item in range(batch.num_completions // stage.item_rows(**size))
+    ]
+
+
+def columns_of(plan: StagePlan, batch: RolloutBatch, packed: Sequence[bytes | None]) -> dict[str, tuple[bytes, ...]]:
+    """Column → a value for each row. packed: the columns of `all_items`, as they were put.
+
+    Raises FenceViolation for an item without any, ContractViolation for what is no output of its stage.
+    """
+    size, shapes = {"num_groups": len(batch.groups), "group_size": batch.group_size}, row_shapes(batch)
+    found: dict[str, list[bytes]] = {column.name: [] for column in plan.outputs}
+    for (index, item), data in zip(all_items(plan, batch), packed, strict=True):
+        stage, of = plan.stages[index], f"stage {plan.stages[index].name}, batch {batch.batch_id}"
+        if data is None:
+            raise FenceViolation(f"item {item} lacks its columns", field=of)
+        values, rows = unpack_values(data), stage.rows_of_item(item, **size)
+        check_values(values, stage.outputs, shapes[rows.start : rows.stop], of=of)
+        for column, of_rows in values.items():
+            found[column] += of_rows
+    return {column: tuple(of_rows) for column, of_rows in found.items()}
