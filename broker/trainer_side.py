@@ -211,7 +211,8 @@ class TrainerSide:
             for entry, *fields in zip(rows[0::4], rows[1::4], rows[2::4], rows[3::4], strict=True)
         }
         entries = {entry: known[entry] if one.payload == b"" else one for entry, one in given.items()}
-        payloads = self._beside_columns(iteration, [one.batch_id for one in entries.values() if one.payload is None])
+        elsewhere = [one.batch_id for one in entries.values() if one.payload is None]
+        payloads = self._beside_columns(iteration, elsewhere) if elsewhere else {}
         arrived = []
         for entry, one in entries.items():
             payload = payloads[one.batch_id] if one.payload is None else one.payload
@@ -226,15 +227,12 @@ class TrainerSide:
 
     def _beside_columns(self, iteration: int, batch_ids: Sequence[bytes]) -> dict[bytes, bytes]:
         """Batch id → payload, of batches that have columns. Raises FenceViolation for one that is gone."""
-        if not batch_ids:
-            return {}
-        columns = self._keys.slot_of(iteration).columns
+        columns, fields = self._keys.slot_of(iteration).columns, [batch_field(one.decode()) for one in batch_ids]
         with self._broker.call():
-            found: Any = self._broker.redis.hmget(columns, [batch_field(one.decode()) for one in batch_ids])
-        for batch_id, payload in zip(batch_ids, found, strict=True):
-            if payload is None:
-                # A restarted server has lost it, or another trainer has cleared the iteration.
-                raise FenceViolation(f"batch {batch_id.decode()} is gone, though it was published", field=columns)
+            found: Any = self._broker.redis.hmget(columns, fields)
+        gone = [batch_id.decode() for batch_id, payload in zip(batch_ids, found, strict=True) if payload is None]
+        if gone:  # a restarted server has lost it, or another trainer has cleared the iteration
+            raise FenceViolation(f"batch {gone[0]} is gone, though it was published", field=columns)
         return dict(zip(batch_ids, found, strict=True))
 
     def columns(self, batch: RolloutBatch) -> dict[str, tuple[bytes, ...]]:
@@ -246,19 +244,15 @@ class TrainerSide:
         items = all_items(self._plan, batch)
         if not items:
             return {}
-        noted, *packed = self._noted(batch, [item_fields(index, batch.batch_id, item).columns for index, item in items])
+        fields = [item_fields(index, batch.batch_id, item).columns for index, item in items]
+        slot = self._keys.slot_of(batch.iteration)
+        with self._broker.call():
+            pipe: Any = self._broker.redis.pipeline(transaction=True)  # both at one moment
+            noted, packed = pipe.hget(slot.ledger, batch.batch_id).hmget(slot.columns, fields).execute()
         known = batch_record(noted) if noted else None
         if not isinstance(known, Published) or known.digest != batch_digest(batch):
             raise FenceViolation(f"batch {batch.batch_id} is not what the ledger records by now", field="digest")
         return columns_of(self._plan, batch, packed)
-
-    def _noted(self, batch: RolloutBatch, fields: Sequence[str]) -> list[bytes | None]:
-        """What the ledger has of the batch, and these fields of `columns`, at one moment."""
-        slot = self._keys.slot_of(batch.iteration)
-        with self._broker.call():
-            pipe: Any = self._broker.redis.pipeline(transaction=True)
-            noted, packed = pipe.hget(slot.ledger, batch.batch_id).hmget(slot.columns, fields).execute()
-        return [noted, *packed]
 
     def stages_with_work(self, iteration: int) -> list[str]:
         """Returns the stages, in order, that have items of an open iteration in work, free or leased."""
@@ -285,8 +279,8 @@ class TrainerSide:
         for entry, fields in rows[0][1] if rows else ():
             cursor.awaited_entry = entry.decode()
             if len(cursor.read_ahead) < READ_AHEAD:
-                one = _Entry(fields.get(b"batch"), fields[b"digest"], fields[b"batch_id"])
-                cursor.read_ahead[cursor.awaited_entry] = one
+                given = fields.get(b"batch"), fields[b"digest"], fields[b"batch_id"]
+                cursor.read_ahead[cursor.awaited_entry] = _Entry(*given)
 
     def dead_batches(self, iteration: int) -> dict[str, str]:
         """Batch id → reason, of an open iteration."""
