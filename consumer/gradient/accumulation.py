@@ -6,9 +6,11 @@ accumulator rounds the gradient of each pass once to fixed point and adds intege
 
 from __future__ import annotations
 
+import itertools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -16,10 +18,21 @@ from torch import Tensor, nn
 from contracts.errors import ContractViolation, TrainingDiverged
 from contracts.spec import JobSpec
 
-CHUNK_ITEMS = 1 << 18
-"""Items that are converted at a time: the temporaries stay in cache, and a large embedding needs no second copy."""
+CHUNK_ITEMS = 1 << 16
+"""Items that are converted at a time: their temporaries stay in a core's own cache, and a large embedding needs no
+second copy. Neighbours with fewer items are converted together, since each call of torch costs some microseconds."""
 SCALE = 2.0**40
 """Fixed point: an integer of 1 stands for 2**-40."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """Gradient values of one parameter, or of several that stand next to each other in the sums."""
+
+    values: Tensor
+    """[n] the gradient's own memory, or that of a copy."""
+    start: int
+    """Place of the first of them in the sums."""
 
 
 class GradientAccumulator(ABC):
@@ -36,15 +49,16 @@ class GradientAccumulator(ABC):
         """Starts with zeros. targets: what `total` writes to, by the same names, where it is not the parameters."""
         self._parameters = dict(parameters)
         self._targets = dict(targets or parameters)
-        sizes = [(1 + with_baseline) * target.numel() for target in self._targets.values()]
-        self._flat = torch.zeros(sum(sizes), dtype=dtype, device=next(iter(self._targets.values())).device)
-        parts = zip(self._targets, self._flat.split(sizes), strict=True)
-        self._sums = {name: part.view(1 + with_baseline, -1) for name, part in parts}
-        """[1 or 2, items] of each parameter: row 0 the sum, row 1 the baseline's."""
+        sizes = [target.numel() for target in self._targets.values()]
+        device = next(iter(self._targets.values())).device
+        self._flat = torch.zeros((1 + with_baseline, sum(sizes)), dtype=dtype, device=device)
+        """[1 or 2, N] the parameters one behind the other: row 0 the sums, row 1 the baseline's."""
+        self._sums = dict(zip(self._targets, self._flat.split(sizes, dim=1), strict=True))
+        """[1 or 2, items] of each parameter, views of the above."""
 
     @property
     def sums(self) -> Tensor | None:
-        """[N] all that was added, which ranks add up in place over all of them; None: they have done so already."""
+        """[1 or 2, N] all that was added, which ranks add up in place over all of them; None: they have done so."""
         return self._flat
 
     @abstractmethod
@@ -58,11 +72,10 @@ class GradientAccumulator(ABC):
 
     @abstractmethod
     def total(self, divisor: float, *, baseline: float = 0.0) -> None:
-        """Writes (sum - baseline * baseline's sum) / divisor into `.grad`, zeros where nothing was added."""
+        """Writes (sum - baseline * baseline's sum) / divisor into `.grad`, zeros where nothing was added.
 
-    def zero(self) -> None:
-        """Starts the next iteration."""
-        self._flat.zero_()
+        The sums are 0 afterwards: the next update, or iteration, starts.
+        """
 
 
 class ExactAccumulator(GradientAccumulator):
@@ -87,31 +100,60 @@ class ExactAccumulator(GradientAccumulator):
         self._reached = 0.0
         """Largest magnitude that the passes of the open micro-batch can have added up to."""
         self._num_added = [0] * (1 + with_baseline)
+        starts = itertools.accumulate((target.numel() for target in self._targets.values()), initial=0)
+        self._starts = dict(zip(self._targets, starts, strict=False))
 
     def add(self, *, to_baseline: bool = False, more: bool = False) -> None:
         if self._num_added[to_baseline] == self._max_micro_batches:
             raise ContractViolation(f"more than {self._max_micro_batches} micro-batches in one iteration")
         gradients = take_gradients(self._parameters)
-        self._reached += check_range(gradients, limit=self._limit - self._reached)
-        for name, gradient in gradients.items():
-            chunks = self._sums[name][int(to_baseline)].split(CHUNK_ITEMS)
-            for values, sums in zip(gradient.split(CHUNK_ITEMS), chunks, strict=True):
-                sums.add_(fixed_point(values))
+        pieces = list(self._pieces(gradients))
+        limit = self._limit - self._reached
+        reached = largest_magnitude(piece.values for piece in pieces)
+        if not reached < limit:  # a NaN is no number's less
+            check_range(gradients, limit=limit)
+        self._reached += reached
+        sums = self._flat[int(to_baseline)]
+        integers = torch.empty(CHUNK_ITEMS, dtype=torch.int64, device=sums.device)
+        for piece in pieces:
+            place = sums.narrow(0, piece.start, piece.values.numel())
+            for values, into in zip(piece.values.split(CHUNK_ITEMS), place.split(CHUNK_ITEMS), strict=True):
+                into.add_(fixed_point(values, out=integers[: values.numel()]))
         if not more:
             self._reached = 0.0
             self._num_added[to_baseline] += 1
 
+    def _pieces(self, gradients: Mapping[str, Tensor]) -> Iterator[Piece]:
+        """Copies small gradients together, in the order of the sums; a large one is a piece by itself, and no copy."""
+        together: list[Tensor] = []
+        start = end = 0
+        for name, gradient in gradients.items():
+            begins = self._starts[name]
+            fits = end - start + gradient.numel() <= CHUNK_ITEMS
+            if together and not (begins == end and fits and gradient.dtype == together[0].dtype):
+                yield Piece(values=_joined(together), start=start)
+                together = []
+            if not together:
+                start = begins
+            together.append(gradient)
+            end = begins + gradient.numel()
+        if together:
+            yield Piece(values=_joined(together), start=start)
+
     def total(self, divisor: float, *, baseline: float = 0.0) -> None:
+        doubles = torch.empty(CHUNK_ITEMS, dtype=torch.float64, device=self._flat.device)
         for name, target in self._targets.items():
             gradient = torch.empty(target.numel(), dtype=target.dtype, device=target.device)
             chunks = self._sums[name].split(CHUNK_ITEMS, dim=1)
             for part, sums in zip(gradient.split(CHUNK_ITEMS), chunks, strict=True):
+                exact = doubles[: part.numel()].copy_(sums[0])
+                if len(sums) > 1:
+                    exact.sub_(baseline * sums[1].double())
                 # The sums are divided in float64, and rounded once to the parameter's dtype.
-                part.copy_(_less_baseline(sums.double(), baseline).div_(SCALE * divisor))
+                part.copy_(exact.div_(SCALE * divisor))
+                # They are in cache now: clearing all of them later would read them once more.
+                sums.zero_()
             target.grad = gradient.view(target.shape)
-
-    def zero(self) -> None:
-        super().zero()
         self._reached = 0.0
         self._num_added = [0] * len(self._num_added)
 
@@ -138,6 +180,7 @@ class FloatAccumulator(GradientAccumulator):
         for name, target in self._targets.items():
             total = _less_baseline(self._sums[name], baseline) / divisor
             target.grad = total.to(target.dtype).view(target.shape)
+        self._flat.zero_()
 
 
 def make_accumulator(
@@ -155,13 +198,24 @@ def make_accumulator(
     return FloatAccumulator(parameters, with_baseline=with_baseline, targets=targets)
 
 
-def fixed_point(values: Tensor) -> Tensor:
-    """Rounds float values to int64 multiples of 2**-40, over their memory.
+def fixed_point(values: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """Rounds float values to int64 multiples of 2**-40, over their memory, and returns the integers.
 
     The rounding is the only loss: a power of two moves the exponent alone, and a float that is an integer below 2**62
-    is an int64.
+    is an int64. out: int64 [n], takes them.
     """
-    return values.mul_(SCALE).round_().to(torch.int64)
+    rounded = values.mul_(SCALE).round_()
+    return rounded.to(torch.int64) if out is None else out.copy_(rounded)
+
+
+def largest_magnitude(tensors: Iterable[Tensor]) -> float:
+    """Returns the largest magnitude in them, in a single transfer from the device; NaN where one holds NaN."""
+    extremes = [torch.stack(tensor.aminmax()).double() for tensor in tensors]
+    return float(torch.stack(extremes).abs().max()) if extremes else 0.0
+
+
+def _joined(gradients: list[Tensor]) -> Tensor:
+    return gradients[0] if len(gradients) == 1 else torch.cat(gradients)
 
 
 def _less_baseline(sums: Tensor, baseline: float) -> Tensor:

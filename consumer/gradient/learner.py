@@ -115,7 +115,6 @@ class Learner:
             stream.begin()
             grad_norm = self.optimizer.step(step.learning_rate, on_stepped=stream.stepped)
         self.policy.follow()
-        self.accumulator.zero()
         if step.is_last:
             self.kept.clear()
         return grad_norm

@@ -96,7 +96,9 @@ class PolicyOptimizer:
             raise TrainingDiverged(
                 f"the gradient norm is {grad_norm}", field="grad_norm", cure="lower optimizer.learning_rate"
             )
-        nn.utils.clip_grads_with_norm_(self.stepped.values(), self._max_grad_norm, norm, foreach=False)
+        # torch multiplies by min(1, this) whatever it is; a product with 1 has the bits that it had.
+        if self._max_grad_norm / (norm + 1e-6) < 1.0:
+            nn.utils.clip_grads_with_norm_(self.stepped.values(), self._max_grad_norm, norm, foreach=False)
         for decayed_or_not in self._adamw.param_groups:
             decayed_or_not["lr"] = learning_rate
         gradients = {name: stepped.grad for name, stepped in self.stepped.items()}

@@ -17,6 +17,7 @@ from contracts.errors import OnbeatError
 from contracts.run_folder import RunFolder
 from contracts.settings import PREFIX
 from process.child_process import ChildProcess
+from process.host_memory import with_large_pages
 from process.private_folders import make_private
 
 STOP_GRACE_S = 15.0
@@ -43,7 +44,7 @@ class Ended:
 
 def trainer_environment(inherited: Mapping[str, str]) -> dict[str, str]:
     """The worker's own, without what only the worker needs: a trainer sends no Celery messages."""
-    return {name: value for name, value in inherited.items() if name != f"{PREFIX}CELERY_URL"}
+    return with_large_pages({name: value for name, value in inherited.items() if name != f"{PREFIX}CELERY_URL"})
 
 
 class TrainerProcess:

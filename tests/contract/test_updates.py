@@ -65,7 +65,6 @@ def first_update(
 
 
 def later_update(policy: Policy, trained: Trained, spec: JobSpec, accumulator: ExactAccumulator) -> list:
-    accumulator.zero()
     return [
         train_kept_batch(policy, kept, stats=stats, spec=spec, accumulator=accumulator) if kept else stats
         for stats, kept in zip(*trained, strict=True)

@@ -8,8 +8,9 @@ import sys
 import psutil
 import pytest
 
+from consumer.supervisor.trainer_process import trainer_environment
 from process import host_memory
-from process.host_memory import give_free_memory_back
+from process.host_memory import TUNABLES, give_free_memory_back, with_large_pages
 
 PIECE, NUM_PIECES, MIB = 64 * 1024, 2000, 2**20
 
@@ -38,3 +39,16 @@ def test_another_c_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> Non
     host_memory._malloc_trim.cache_clear()
     give_free_memory_back()
     host_memory._malloc_trim.cache_clear()
+
+
+def test_a_process_gets_large_pages_beside_what_its_environment_says_of_the_c_library() -> None:
+    assert with_large_pages({"HOME": "/"}) == {"HOME": "/", TUNABLES: "glibc.malloc.hugetlb=1"}
+    assert with_large_pages({TUNABLES: "glibc.malloc.check=3"})[TUNABLES] == (
+        "glibc.malloc.check=3:glibc.malloc.hugetlb=1"
+    )
+    assert with_large_pages({TUNABLES: "glibc.malloc.hugetlb=0"})[TUNABLES] == "glibc.malloc.hugetlb=0"
+
+
+def test_a_worker_starts_its_trainers_with_large_pages_and_without_its_own_queue() -> None:
+    inherited = {"ONBEAT_REDIS_URL": "redis://r", "ONBEAT_CELERY_URL": "redis://c"}
+    assert trainer_environment(inherited) == {"ONBEAT_REDIS_URL": "redis://r", TUNABLES: "glibc.malloc.hugetlb=1"}

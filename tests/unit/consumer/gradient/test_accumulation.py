@@ -62,6 +62,35 @@ def test_totals_take_the_parameters_dtype_and_shape_across_chunks(dtype: torch.d
     assert torch.equal(weight.grad, torch.full_like(weight, 0.375))
 
 
+def test_a_baseline_is_taken_off_in_double_precision() -> None:
+    weight = parameter(1)
+    accumulator = ExactAccumulator({"weight": weight}, max_micro_batches=1, with_baseline=True)
+    third = torch.tensor([1 / 3])
+    for to_baseline, gradient in ((True, third.clone()), (False, torch.ones(1))):
+        weight.grad = gradient
+        accumulator.add(to_baseline=to_baseline)
+    accumulator.total(1, baseline=3.0)
+    assert weight.grad is not None
+    assert weight.grad.item() == 1.0 - 3.0 * third.item() != 0.0
+
+
+def test_small_parameters_that_are_added_together_keep_their_own_sums() -> None:
+    """One without a gradient lies between them, and a large one behind; a baseline has a row of its own."""
+    sizes = {"a": 3, "b": 5, "unused": 2, "c": 4, "large": CHUNK_ITEMS + 7, "d": 1}
+    named = {name: parameter(size) for name, size in sizes.items()}
+    accumulator = ExactAccumulator(named, max_micro_batches=2, with_baseline=True)
+    draw = torch.Generator().manual_seed(0)
+    gradients = {name: torch.randn(size, generator=draw) for name, size in sizes.items() if name != "unused"}
+    for to_baseline, factor in ((True, 0.5), (False, 1.0), (False, 3.0)):
+        for name, gradient in gradients.items():
+            named[name].grad = factor * gradient
+        accumulator.add(to_baseline=to_baseline)
+    accumulator.total(1, baseline=2.0)
+    for name, weight in named.items():
+        assert weight.grad is not None
+        assert torch.allclose(weight.grad, 3.0 * gradients.get(name, torch.zeros(sizes[name])), rtol=1e-6, atol=1e-10)
+
+
 def test_a_gradient_of_the_transposed_layout_keeps_its_places() -> None:
     weight = parameter(2, 3)
     accumulator = ExactAccumulator({"weight": weight}, max_micro_batches=1)
@@ -90,7 +119,6 @@ def test_the_next_iteration_starts_from_zero() -> None:
         FloatAccumulator({"weight": weight}),
     ):
         for value in (1.0, 2.0):
-            accumulator.zero()
             weight.grad = torch.full((2,), value)
             accumulator.add()
             accumulator.total(1)
@@ -121,7 +149,6 @@ def test_the_range_is_refused_at_the_limit_and_exact_below_it() -> None:
         accumulator.add()
     accumulator.total(4)
     assert weight.grad.item() == largest
-    accumulator.zero()
     weight.grad = torch.tensor([-limit])
     with pytest.raises(TrainingDiverged, match=r"weight: a gradient of 1\.05e\+06 is beyond"):
         accumulator.add()
@@ -151,6 +178,8 @@ def test_a_baseline_is_summed_apart_and_taken_off_at_the_end(kind: str) -> None:
     accumulator.total(8, baseline=4.0)
     assert weight.grad is not None
     assert weight.grad.tolist() == [(4.0 - 2.0) / 8, (-4.0 - 1.0) / 8]
+    weight.grad = torch.ones(2)
+    accumulator.add()
     accumulator.total(math.inf, baseline=4.0)
     assert weight.grad.abs().tolist() == [0.0, 0.0]
 

@@ -48,7 +48,6 @@ class Run:
         self.accumulator = ExactAccumulator(parameters, max_micro_batches=2)
 
     def train(self, iteration: int) -> None:
-        self.accumulator.zero()
         for index in range(2):
             batch = rollout_batch(seed=10 * iteration + index, batch_id=f"{iteration}/train/{index}")
             train_micro_batch(self.policy, batch, reference=None, spec=SPEC, accumulator=self.accumulator)
