@@ -66,7 +66,8 @@ fuzz: $(STAMP)
 
 # The fence under random interleavings for some minutes, instead of the fixed ones of `make test`.
 soak: $(STAMP)
-	SOAK_EXAMPLES=2000 $(BIN)/python -m pytest --timeout 0 tests/integration/test_fence_properties.py
+	SOAK_EXAMPLES=2000 $(BIN)/python -m pytest --timeout 0 tests/integration/test_fence_properties.py \
+		tests/integration/test_stage_properties.py
 
 # The fence's protocol to the last reachable state, then without each of its checks: some minutes (docs/model.md).
 model: $(STAMP)
