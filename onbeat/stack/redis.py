@@ -29,6 +29,9 @@ START_DEADLINE_S = 30.0
 STOP_GRACE_S = 10.0
 PORT_ATTEMPTS = 5
 POLL_S = 0.02
+MALLOC = {"MALLOC_TRIM_THRESHOLD_": str(2**26), "MALLOC_MMAP_THRESHOLD_": str(2**25)}
+"""The wheel's server has the allocator of glibc, which gives the memory of each large payload back to the system: the
+next one finds it page by page again, up to a third of the server's time at 16 MB. It keeps 64 MB at most."""
 MACHINE_NAMES = {"amd64": "x86_64"}
 
 CONFIGURATION = """\
@@ -74,7 +77,7 @@ class EmbeddedRedis:
         self.child = ChildProcess(
             "redis",
             command=(str(find_server_binary()), str(self._configuration)),
-            environment=dict(os.environ),
+            environment=MALLOC | dict(os.environ),
             log_path=log_path or self.folder / "redis.log",
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import stat
+import sys
 import threading
 from pathlib import Path
 
@@ -42,6 +43,19 @@ def test_the_server_appends_to_disk_every_second_and_never_evicts(server: Embedd
     assert client.config_get("append*")["appendonly"] == "yes"
     assert client.config_get("appendfsync") == {"appendfsync": "everysec"}
     assert client.config_get("maxmemory-policy") == {"maxmemory-policy": "noeviction"}
+
+
+def test_the_server_keeps_the_memory_of_a_large_payload_for_the_next_one(server: EmbeddedRedis) -> None:
+    """Memory that goes back to the system comes again page by page, each with a fault: two thousand for 8 MB."""
+    client = redis.Redis.from_url(server.url)
+    if client.info("memory")["mem_allocator"] != "libc" or sys.platform != "linux":  # type: ignore[index]
+        pytest.skip("the allocator is not glibc's")
+    script = client.register_script("redis.call('HSET', KEYS[1], 'b', ARGV[1])")
+    stat_file, faults = Path(f"/proc/{server.child.pid}/stat"), []
+    for _ in range(5):
+        script(keys=["k"], args=[bytes(2**23)])
+        faults.append(int(stat_file.read_text().rpartition(")")[2].split()[7]))
+    assert faults[-1] - faults[2] < 2000
 
 
 def test_a_client_without_the_password_is_refused(server: EmbeddedRedis) -> None:
