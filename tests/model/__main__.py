@@ -53,6 +53,8 @@ INSTANCES = (
     TWO_KINDS._replace(generators=3),
     TWO_KINDS._replace(trainers=1, faults=2),
     TWO_KINDS._replace(lag=1, iterations=3),
+    FORGETFUL._replace(lag=1, trainers=1, is_deterministic=False),
+    FORGETFUL._replace(lag=1, trainers=1, is_deterministic=False, is_bounded=True),
     STAGED._replace(iterations=2),
     STAGED._replace(trainers=1, faults=2),
     JUDGED,
