@@ -126,6 +126,8 @@ def decode_json(data: bytes | str, kind: type[T]) -> T:
         return msgspec.json.decode(data, type=kind)
     except msgspec.ValidationError as error:
         raise invalid_input(error, kind) from error
+    except ContractViolation as error:
+        raise InvalidInput(error.problem, field=error.field, cure=error.cure) from error
     except UNREADABLE as error:
         raise InvalidInput(f"the body is not JSON: {error}") from error
 
@@ -140,6 +142,8 @@ def convert(values: Any, kind: type[T], *, strict: bool = True) -> T:
         return msgspec.convert(values, kind, strict=strict)
     except msgspec.ValidationError as error:
         raise invalid_input(error, kind) from error
+    except ContractViolation as error:
+        raise InvalidInput(error.problem, field=error.field, cure=error.cure) from error
     except RecursionError as error:
         raise InvalidInput(f"too deep: {error}") from error
 

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from contracts.encoding.wire import convert, decode, decode_json, encode_json
 from contracts.errors import ContractViolation, InvalidInput, OnbeatError
+from contracts.rollouts import RolloutBatch
 from contracts.settings import StackSettings, settings_from
 from contracts.spec import JobSpec
 from contracts.spec_tables.reasoning_tasks import read_task_entry
@@ -103,6 +104,16 @@ def test_json_that_is_damaged_or_changed_is_a_value_or_a_refusal(name: str, data
     text = encode_json(GOLDEN[name])
     for sent in (data.draw(damaged(text)), json.dumps(data.draw(changed(json.loads(text))), default=str).encode()):
         answers_or_refuses(lambda sent=sent: decode_json(sent, kind), InvalidInput)
+
+
+def test_a_record_that_refuses_what_json_and_plain_values_say_of_it_is_bad_input() -> None:
+    plain = json.loads(encode_json(GOLDEN["rollout_batch"])) | {"group_size": 1}
+    for decode_it in (
+        lambda: decode_json(json.dumps(plain), RolloutBatch),
+        lambda: convert(plain, RolloutBatch),
+    ):
+        with pytest.raises(InvalidInput, match=r"^groups: prompt train/17 has 2 rollouts, the batch needs 1$"):
+            decode_it()
 
 
 @pytest.mark.parametrize("kind", sorted(record_types(), key=lambda kind: kind.__name__), ids=lambda kind: kind.__name__)
