@@ -137,7 +137,7 @@ NEEDED = (
         ("trainer.acknowledges_at_commit",), ONE, "I5", "the trainer acknowledges what it claims, before the commit"
     ),
     Mutation(
-        ("trainer.weights", "commit.link", "claim_rollouts.iteration"),
+        ("trainer.weights", "commit.link", "claim_rollouts.iteration", "publish_weights.same"),
         RESAMPLED_TWICE,
         "I5",
         "the trainer doesn't check what it is given",

@@ -34,7 +34,7 @@ from tests.model.state import Bounds
 CHECK = re.compile(r'"([a-z_]+\.[a-z_]+)"')
 SLOW = {
     *(("acquire.lease", "rewind.link"), ("commit.link",), ("resume.chain",), ("columns.digest",)),
-    ("trainer.weights", "commit.link", "claim_rollouts.iteration"),
+    ("trainer.weights", "commit.link", "claim_rollouts.iteration", "publish_weights.same"),
 }
 """Need tens of thousands of states: `make model` has them."""
 WINDOWS = (
