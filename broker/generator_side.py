@@ -172,6 +172,12 @@ class GeneratorSide:
             versions=tuple(versions), shards=tuple(shard for shard in shards if shard.policy_version > newest)
         )
 
+    def newest_weights(self) -> WeightManifest | None:
+        """The newest version that is announced; None before the first."""
+        with self._broker.call():
+            packed: Any = self._broker.redis.hvals(self._job.keys.weights)
+        return max((decode(one, WeightManifest) for one in packed), key=lambda one: one.policy_version, default=None)
+
     def renew(self, claims: Sequence[Claim]) -> Renewal:
         """Resets the leases; answers those that are no longer this generator's (I5)."""
         if not claims:

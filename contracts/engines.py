@@ -28,10 +28,19 @@ Megabytes = Annotated[int, Meta(ge=0, le=2**24)]
 class EngineOptions(Record, tag_field="type", frozen=True, kw_only=True):
     """Base of an engine's options; the tag is the engine's name."""
 
-    is_reproducible: ClassVar[bool] = False
-    """Whether the same batch gives the same bytes whatever ran before: deterministic jobs need that (I7)."""
     reads_redis: ClassVar[bool] = True
     """Whether it can load a version that is in Redis."""
+
+    @property
+    def is_reproducible(self) -> bool:
+        """Whether the same batch gives the same bytes whatever runs before and beside it: deterministic jobs need that
+        (I7)."""
+        return False
+
+    @property
+    def has_to_prove_it(self) -> bool:
+        """Whether that is tried by a canary before the first deterministic batch (producer/engine/canary.py)."""
+        return False
 
     @property
     def name(self) -> str:
@@ -45,7 +54,9 @@ class EngineOptions(Record, tag_field="type", frozen=True, kw_only=True):
 class TransformersOptions(EngineOptions, tag="transformers", frozen=True, kw_only=True):
     """Transformers' model and a decoding loop of Onbeat's own, in the generator's process."""
 
-    is_reproducible: ClassVar[bool] = True
+    @property
+    def is_reproducible(self) -> bool:
+        return True
 
 
 class BatchingOptions(EngineOptions, frozen=True, kw_only=True):
@@ -65,6 +76,17 @@ class VllmOptions(BatchingOptions, tag="vllm", frozen=True, kw_only=True):
     sleep_mode: bool = False
     """Whether the trainer of a colocated job has the GPU's memory in its turn, by vLLM's sleep mode, which has an
     allocator of its own; CUDA only, and not run yet."""
+    batch_invariant: bool = False
+    """Whether vLLM computes with its batch-invariant kernels (VLLM_BATCH_INVARIANT=1), so that it may serve
+    deterministic jobs: a GPU of compute capability 8.0 or more; slower, and not run yet."""
+
+    @property
+    def is_reproducible(self) -> bool:
+        return self.batch_invariant
+
+    @property
+    def has_to_prove_it(self) -> bool:
+        return self.batch_invariant
 
 
 class OpenaiOptions(BatchingOptions, tag="openai", frozen=True, kw_only=True):

@@ -90,7 +90,8 @@ def check_generators(spec: JobSpec, live: Sequence[GeneratorInfo]) -> None:
         raise InvalidInput(
             f"this stack's generators sample with {', '.join(sorted(engines))}: last bits depend on what else runs",
             field="deterministic",
-            cure="set deterministic = false, or add a generator with ONBEAT_ENGINE=transformers",
+            cure="set deterministic = false, or add a generator with ONBEAT_ENGINE=transformers, or one of vLLM with "
+            "ONBEAT_ENGINE_BATCH_INVARIANT=true",
         )
     if isinstance(spec.weights, RedisWeights) and "openai" in engines and not spec.deterministic:
         raise InvalidInput(

@@ -6,7 +6,16 @@ import logging
 import time
 from collections.abc import Callable
 
-from broker.presence import AWAKE_FOR, LOADING_WEIGHTS, NOT_REPRODUCIBLE, REJECTED_WEIGHTS, Presence
+from broker.presence import (
+    AWAKE_FOR,
+    ENGINE,
+    LOADING_WEIGHTS,
+    NOT_REPRODUCIBLE,
+    REJECTED_WEIGHTS,
+    WRONG_ENGINE,
+    GeneratorInfo,
+    Presence,
+)
 from process.waiting import Waiting
 
 LOOK_EVERY_S = 2.0
@@ -14,7 +23,8 @@ TURN_PATIENCE_S = 5.0
 """Two signs of life and more: a generator that died in its turn has none."""
 TURN_POLL_S = 0.005
 CURE = (
-    "start one with `python -m producer`, raise timeouts.no_generator_s, or let vLLM's serve it: deterministic = false"
+    "start one with `python -m producer`, raise timeouts.no_generator_s, or let any engine serve the job: "
+    "deterministic = false"
 )
 
 log = logging.getLogger(__name__)
@@ -27,12 +37,17 @@ class GeneratorWatch:
         self,
         presence: Presence,
         *,
+        job_id: str,
         deadline_s: float,
         deterministic: bool,
+        kind: Callable[[], str] = lambda: "",
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """deterministic: as the job's spec has it; generators that leave such a job alone count as absent (I7)."""
+        """deterministic: as the job's spec has it; generators that leave such a job alone count as absent (I7). kind:
+        asks which kind of engine samples it."""
+        self._job_id = job_id
+        self._kind = kind
         self._presence = presence
         self._deterministic = deterministic
         self._deadline_s = deadline_s
@@ -72,10 +87,25 @@ class GeneratorWatch:
             return frozenset()
         self._looked_s = self._clock()
         live = self._presence.live()
-        if able := [one for one in live if not (self._deterministic and one.info.get(NOT_REPRODUCIBLE))]:
+        if able := [one for one in live if not self._deterministic or self._is_able(one)]:
             self._waiting = None
             return frozenset(generator.info.get(REJECTED_WEIGHTS, "") for generator in able) - {""}
         if self._waiting is None:
             self._waiting = Waiting("a live generator", deadline_s=self._deadline_s, cure=CURE, clock=self._clock)
-        self._waiting.poke("a live generator for a deterministic job" if live else "a live generator")
+        self._waiting.poke(self._awaited(live))
         return frozenset()
+
+    def _is_able(self, one: GeneratorInfo) -> bool:
+        return not one.info.get(NOT_REPRODUCIBLE) and self._job_id not in one.info.get(WRONG_ENGINE, "").split()
+
+    def _awaited(self, live: list[GeneratorInfo]) -> str:
+        """What is waited for, where no live generator serves the job."""
+        if not live:
+            return "a live generator"
+        others = {one.info.get(ENGINE, "") for one in live if self._job_id in one.info.get(WRONG_ENGINE, "").split()}
+        if not others:
+            return "a live generator for a deterministic job"
+        return (
+            f"a live generator of the kind of engine that samples this job ({self._kind()}); those that live have "
+            f"({') and ('.join(sorted(others))})"
+        )

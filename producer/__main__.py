@@ -32,7 +32,7 @@ from process import crash_points
 from process.signals import exit_cleanly_on_signals
 from producer.broker_calls import BrokerCalls
 from producer.detokenizer import FolderDetokenizer
-from producer.engine.factory import make_engine, preload
+from producer.engine.factory import check_machine, fingerprint_of_job, make_engine, preload
 from producer.generator import Generator
 from producer.served_model import ServedModel
 from scoring.reward_client import RewardClient
@@ -48,7 +48,7 @@ async def serve(settings: StackSettings, engine: Engine, broker: Broker, *, gene
         generator = Generator(
             generator_id=generator_id,
             jobs=JobStore(broker),
-            make_side=lambda job_id: GeneratorSide(broker, job_id, generator_id),
+            make_side=lambda job_id, engine_kind: GeneratorSide(broker, job_id, generator_id, engine=engine_kind),
             presence=Presence(broker),
             calls=BrokerCalls(
                 timeout_s=settings.broker_timeout_s,
@@ -59,9 +59,11 @@ async def serve(settings: StackSettings, engine: Engine, broker: Broker, *, gene
                 partial(make_engine, options=engine, settings=settings, chunks=partial(WeightChunks, broker)),
                 partial(FolderDetokenizer, settings=settings),
                 threads_for=partial(threads_for, settings=settings),
+                has_to_prove=engine.has_to_prove_it,
             ),
             rewards=RewardClient(http, key=settings.reward_key),
             not_reproducible="" if engine.is_reproducible else engine.name,
+            fingerprint=partial(fingerprint_for, engine=engine, settings=settings),
         )
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, generator.stop)
@@ -69,6 +71,13 @@ async def serve(settings: StackSettings, engine: Engine, broker: Broker, *, gene
         code = await run_to_its_end(generator)
     log.info("generator %s left", generator_id)
     return code
+
+
+def fingerprint_for(spec: JobSpec, *, engine: Engine, settings: StackSettings) -> str:
+    """What the bits of this generator's completions of a job depend on (I7). Blocks for seconds: it imports torch."""
+    return fingerprint_of_job(
+        engine, spec.model, device=settings.device, num_threads=threads_for(spec, settings=settings)
+    )
 
 
 def threads_for(spec: JobSpec, *, settings: StackSettings) -> int | None:
@@ -100,6 +109,7 @@ def main() -> int:
     configure(StackSettings(), service="producer")
     try:
         settings, engine = settings_from(os.environ), engine_from(os.environ)
+        check_machine(engine)
         crash_points.arm(settings.crash_at)
     except InvalidInput as error:
         log.error("%s", error)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import time
 from collections.abc import Callable, Collection, Mapping
 
 from broker.generator_side import GeneratorSide
 from broker.job_store import JobStore
-from contracts.errors import ContractViolation, NotFound
-from contracts.spec import ModelSpec
+from broker.presence import ENGINE, NOT_REPRODUCIBLE, WRONG_ENGINE
+from contracts.errors import ContractViolation, NotFound, WrongEngine
+from contracts.spec import JobSpec, ModelSpec
 from producer.broker_calls import BrokerCalls
 from producer.rollout.carried_batch import ActiveJob
 
@@ -17,6 +20,8 @@ log = logging.getLogger(__name__)
 MODEL_SLICE_S = 10.0
 """A loaded model serves at least this long while its jobs have work: loading another at every batch would take longer
 than the batches."""
+ASK_AGAIN_S = 10.0
+"""A job that another kind of engine samples is asked again after this long: a resume may have freed it."""
 
 
 class FairShare:
@@ -51,12 +56,29 @@ class ActiveJobs:
     """The stack's active jobs, but for those that this generator can't serve: by their spec, or for its engine."""
 
     def __init__(
-        self, store: JobStore, make_side: Callable[[str], GeneratorSide], *, calls: BrokerCalls, not_reproducible: str
+        self,
+        store: JobStore,
+        make_side: Callable[[str, str | None], GeneratorSide],
+        *,
+        calls: BrokerCalls,
+        fingerprint: Callable[[JobSpec], str],
+        not_reproducible: Callable[[], str],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """make_side: job id, fingerprint → the generator's side; None for a job that isn't deterministic.
+
+        fingerprint: of the engine that serves a job here; it may block for seconds. not_reproducible: why this
+        generator can serve no deterministic job by now, "" while it can.
+        """
         self._store = store
         self._make_side = make_side
         self._calls = calls
+        self._fingerprint = fingerprint
         self._not_reproducible = not_reproducible
+        self._clock = clock
+        self._engine = ""
+        self._refused: dict[str, tuple[str, float]] = {}
+        """Job id → the kind of engine that samples it, and when it was asked last."""
         self._turns = FairShare()
         self._jobs: dict[str, ActiveJob] = {}
         self._left_alone: set[str] = set()
@@ -80,27 +102,53 @@ class ActiveJobs:
                 log.warning("leaves %s alone, whose spec can't be read: %s", job_id, error)
                 self._left_alone.add(job_id)
                 continue
-            if self._not_reproducible and spec.deterministic:
-                log.warning("leaves %s alone: it is deterministic, %s is not", job_id, self._not_reproducible)
+            if spec.deterministic and (reason := self._not_reproducible()):
+                log.warning("leaves %s alone: it is deterministic, %s is not", job_id, reason)
                 self._left_alone.add(job_id)
+                self._jobs.pop(job_id, None)
                 continue
             # A resume may have changed it, so soon that the job was never seen to have ended.
             if job_id not in self._jobs or self._jobs[job_id].spec != spec:
-                self._jobs[job_id] = ActiveJob(job_id=job_id, spec=spec, side=self._make_side(job_id))
+                side = self._make_side(job_id, await self._engine_for(spec))
+                self._jobs[job_id] = ActiveJob(job_id=job_id, spec=spec, side=side)
+        self._refused = {job_id: found for job_id, found in self._refused.items() if job_id in job_ids}
         self._jobs = {job_id: self._jobs[job_id] for job_id in job_ids if job_id in self._jobs}
         self._turns.forget_all_but(self._jobs)
+
+    async def _engine_for(self, spec: JobSpec) -> str | None:
+        if not spec.deterministic:
+            return None
+        self._engine = await asyncio.to_thread(self._fingerprint, spec)
+        return self._engine
+
+    def refuse(self, job: ActiveJob, error: WrongEngine) -> None:
+        """Leaves the job to generators of the kind of engine that samples it; says so once."""
+        if job.job_id not in self._refused:
+            log.warning("leaves a job to others: %s", error)
+        self._refused[job.job_id] = (error.kept, self._clock())
+
+    @property
+    def info(self) -> dict[str, str]:
+        """What an operator, and the trainers, see of the jobs that this generator can't serve."""
+        return {
+            NOT_REPRODUCIBLE: self._not_reproducible(),
+            ENGINE: self._engine,
+            WRONG_ENGINE: " ".join(sorted(self._refused)),
+        }
 
     @property
     def lone_lagging(self) -> ActiveJob | None:
         """The one active job, if it lags: only then does the next batch need a version of the same job."""
-        job = next(iter(self._jobs.values()), None)
-        return job if job is not None and len(self._jobs) == 1 and job.spec.schedule_rule.lags else None
+        jobs = [job for job in self._jobs.values() if job.job_id not in self._refused]
+        return jobs[0] if len(jobs) == 1 and jobs[0].spec.schedule_rule.lags else None
 
     def in_turn(self, now_s: float) -> list[ActiveJob]:
-        """The jobs in the order in which they should be asked for work."""
-        models = {job_id: job.spec.model for job_id, job in self._jobs.items()}
+        """The jobs in the order in which they should be asked for work; those that were refused lately are not."""
+        asked = {job_id for job_id, (_, at_s) in self._refused.items() if self._clock() - at_s < ASK_AGAIN_S}
+        models = {job_id: job.spec.model for job_id, job in self._jobs.items() if job_id not in asked}
         return [self._jobs[job_id] for job_id in self._turns.order(models, now_s)]
 
     def served(self, job: ActiveJob, now_s: float) -> None:
         """Records that a batch of the job was claimed."""
         self._turns.served(job.job_id, job.spec.model, now_s)
+        self._refused.pop(job.job_id, None)

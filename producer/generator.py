@@ -34,7 +34,8 @@ from collections.abc import Callable
 from broker.generator_side import Claim, GeneratorSide
 from broker.job_store import JobStore
 from broker.presence import Presence
-from contracts.errors import BatchFailed, BrokerUnavailable, InvalidInput, WeightsRejected
+from contracts.errors import BatchFailed, BrokerUnavailable, InvalidInput, WeightsRejected, WrongEngine
+from contracts.spec import JobSpec
 from process.crash_points import reach
 from producer.active_jobs import ActiveJobs
 from producer.broker_calls import BrokerCalls
@@ -72,17 +73,21 @@ class Generator:
         *,
         generator_id: str,
         jobs: JobStore,
-        make_side: Callable[[str], GeneratorSide],
+        make_side: Callable[[str, str | None], GeneratorSide],
         presence: Presence,
         calls: BrokerCalls,
         model: ServedModel,
         rewards: RewardClient,
         not_reproducible: str = "",
+        fingerprint: Callable[[JobSpec], str] = lambda _spec: "",
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
         stop_grace_s: float = STOP_GRACE_S,
     ) -> None:
-        """not_reproducible: name of an engine that can't serve deterministic jobs (I7), "" for one that can."""
+        """not_reproducible: name of an engine that can't serve deterministic jobs (I7), "" for one that can.
+
+        make_side, fingerprint: as of ActiveJobs.
+        """
         self._generator_id = generator_id
         self._presence = presence
         self._calls = calls
@@ -90,7 +95,14 @@ class Generator:
         self._clock = clock
         self._wall_clock = wall_clock
         self._stop_grace_s = stop_grace_s
-        self._jobs = ActiveJobs(jobs, make_side, calls=calls, not_reproducible=not_reproducible)
+        self._jobs = ActiveJobs(
+            jobs,
+            make_side,
+            calls=calls,
+            fingerprint=fingerprint,
+            not_reproducible=lambda: not_reproducible or model.not_reproducible,
+            clock=clock,
+        )
         self._held = HeldBatches()
         self._heartbeat = Heartbeat(
             generator_id=generator_id,
@@ -98,7 +110,7 @@ class Generator:
             calls=calls,
             model=model,
             held=self._held,
-            not_reproducible=not_reproducible,
+            of_jobs=lambda: self._jobs.info,
         )
         self._receipt = Receipt(calls=calls, model=model)
         self._carrier = Carrier(
@@ -177,8 +189,14 @@ class Generator:
         for job, hedge in [(job, False) for job in jobs if len(jobs) > 1] + [(job, True) for job in jobs]:
             if self._stopping.is_set():
                 return None
+            if self._model.must_prove(job.spec) and not await self._proves(job):
+                continue
             lease_s, held = job.spec.timeouts.generator_lease_s, self._model.newest_ready(job.spec)
-            claim = await self._calls(job.side.claim, lease_s, hedge=hedge, held=held)
+            try:
+                claim = await self._calls(job.side.claim, lease_s, hedge=hedge, held=held)
+            except WrongEngine as error:
+                self._jobs.refuse(job, error)
+                continue
             if claim is not None:
                 if claim.hedged:
                     log.info("hedges %s", name_of(claim))
@@ -190,6 +208,22 @@ class Generator:
                 return job, claim
         return None
 
+    async def _proves(self, job: ActiveJob) -> bool:
+        """Whether work of the job may be claimed: its engine is made, and tried, with the newest version that there is.
+
+        Other faults than the canary's are met again with a claimed batch, which fails with their reason (I6).
+        """
+        manifest = await self._calls(job.side.newest_weights)
+        if manifest is None:
+            return False
+        await self._until_freed(lambda: self._held.need_weights)
+        try:
+            await self._model.ready_for(job.spec, manifest)
+        except (BatchFailed, WeightsRejected, InvalidInput) as error:
+            log.warning("%s was not tried: %s", job.job_id, error)
+        self._held.changed.set()
+        return not self._model.not_reproducible
+
     async def _wait_for_work(self) -> None:
         """Waits for prompts, a short deadline, or `stop`; a generator may be idle as long as the stack is."""
         now_s = self._clock()
@@ -200,10 +234,11 @@ class Generator:
             log.info("waiting for %s", f"prompts of {self._jobs}" if self._jobs else "a job")
         if self._stopping.is_set() or not await self._turn_is_over():
             return
-        if not self._jobs:
+        turns = self._jobs.in_turn(now_s)
+        if not turns:
             await wait_for(self._stopping, IDLE_POLL_S)
             return
-        first = self._jobs.in_turn(now_s)[0]
+        first = turns[0]
         timeout_s = PROMPTS_WAIT_S if len(self._jobs) == 1 else SHARED_PROMPTS_WAIT_S
         for shard in await self._calls(first.side.wait_for_prompts, timeout_s):
             # The iteration is over where the next version is being written; what still generates is in vain.

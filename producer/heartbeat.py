@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from broker.generator_side import Claim, GeneratorSide
@@ -113,8 +113,8 @@ class Heartbeat:
     calls: BrokerCalls
     model: ServedModel
     held: HeldBatches
-    not_reproducible: str
-    """Name of an engine that can't serve deterministic jobs, "" for one that can."""
+    of_jobs: Callable[[], Mapping[str, str]]
+    """What its presence says of the jobs that it can't serve."""
 
     async def run(self) -> None:
         while True:
@@ -146,7 +146,7 @@ class Heartbeat:
             "rejected_weights": self.model.rejected_weights,
             "batches": str(self.held),
             AWAKE_FOR: self.model.awake_for,
-            "not_reproducible": self.not_reproducible,
+            **self.of_jobs(),
         }
 
     async def _renew(self, leases: Mapping[str, tuple[ActiveJob, Claim]]) -> None:

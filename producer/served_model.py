@@ -12,13 +12,14 @@ from typing import Protocol
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_after_attempt, wait_chain, wait_fixed
 
-from contracts.errors import BrokerUnavailable, EngineUnavailable, WeightsRejected
+from contracts.errors import BatchFailed, BrokerUnavailable, EngineUnavailable, WeightsRejected
 from contracts.rollouts import Completion, PromptBatch
 from contracts.spec import JobSpec, ModelSpec
 from contracts.versions import WeightManifest
 from contracts.weights import WeightShard
 from producer.detokenizer import Detokenizer
 from producer.engine.base import GenerationEngine, VerifiedWeights
+from producer.engine.canary import difference
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +45,8 @@ class LoadedModel:
     num_threads: int | None = None
     """What its engine was told at its last waking; None at first."""
     is_awake: bool = True
+    is_proven: bool = False
+    """Whether a canary has shown that its bytes don't depend on what it samples beside a batch."""
     hangs: bool = False
     """Whether a call of the engine let its deadline pass: the thread that is in it would keep it from being closed."""
 
@@ -74,13 +77,22 @@ class ServedModel:
         make_detokenizer: Callable[[ModelSpec], Detokenizer],
         *,
         threads_for: Callable[[JobSpec], int | None] = lambda _spec: None,
+        has_to_prove: bool = False,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """threads_for: compute threads of a job's engine; None for as many as this process was started with."""
+        """threads_for: compute threads of a job's engine; None for as many as this process was started with.
+
+        has_to_prove: whether an engine serves deterministic jobs only after a canary.
+        """
         self._make_engine = make_engine
         self._make_detokenizer = make_detokenizer
         self._threads_for = threads_for
         self._sleep = sleep
+        self._has_to_prove = has_to_prove
+        self._proven: list[ModelSpec] = []
+        """Models whose engines have shown it in this process."""
+        self.not_reproducible = ""
+        """What a canary has shown to depend on company, in words; "" while there is nothing."""
         self.loaded: LoadedModel | None = None
         self.rejected_weights = ""
         """Folder of the version that was refused last, until a version loads; "" while there is none."""
@@ -108,8 +120,8 @@ class ServedModel:
 
         still_needed: whether a version that is refused is worth another load.
 
-        Raises InvalidInput for a bad model folder, WeightsRejected for weights that stay bad for a while, and
-        EngineUnavailable past timeouts.generation_s.
+        Raises InvalidInput for a bad model folder, WeightsRejected for weights that stay bad for a while, BatchFailed
+        where the canary of a deterministic job fails, and EngineUnavailable past timeouts.generation_s.
         """
         self.loading_weights = " ".join(step.directory for step in manifest.steps)
         try:
@@ -122,11 +134,28 @@ class ServedModel:
                 async with loaded.within(spec.timeouts.generation_s, f"loading {manifest.directory}"):
                     await self._load(loaded.engine, manifest, reload_pauses_s(spec), still_needed)
                 log.info("holds version %d (%s)", manifest.policy_version, manifest.weights_digest[:12])
+            if self._has_to_prove and spec.deterministic and not loaded.is_proven:
+                await self._prove(loaded, spec)
         finally:
             self.loading_weights = ""
         self._held_job = manifest.job_id
         self._deadline_s = spec.timeouts.generation_s
         return loaded
+
+    def must_prove(self, spec: JobSpec) -> bool:
+        """Whether nothing of this job may be claimed before `ready_for` has shown that its engine is reproducible."""
+        return self._has_to_prove and spec.deterministic and spec.model not in self._proven
+
+    async def _prove(self, loaded: LoadedModel, spec: JobSpec) -> None:
+        """Raises BatchFailed where the engine's bytes depend on what it samples beside a batch."""
+        async with loaded.within(spec.timeouts.generation_s, "the canary"):
+            found = await difference(loaded.engine)
+        if found:
+            self.not_reproducible = f"a batch has other bytes {found} than alone"
+            raise BatchFailed(f"this engine serves no deterministic job: {self.not_reproducible}")
+        loaded.is_proven = True
+        self._proven.append(spec.model)
+        log.info("a batch of %s has the same bytes alone and in company", spec.model.path)
 
     def newest_ready(self, spec: JobSpec) -> tuple[int, str] | None:
         """Version and digest of the newest version that a batch could be sampled with at once; None without a lag,

@@ -11,7 +11,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from broker.generator_side import Claim, FailOutcome, PublishOutcome, Renewal, WeightNews
-from contracts.errors import BrokerUnavailable, NotFound
+from contracts.errors import BrokerUnavailable, NotFound, WrongEngine
 from contracts.rewards import RewardItem, Scored
 from contracts.rollouts import Completion, PromptBatch, RolloutBatch
 from contracts.run_folder import RunFolder
@@ -83,6 +83,10 @@ class FakeSide:
         self._more = threading.Event()
         self.announced: list[WeightManifest] = []
         """Versions of a job with a lag, as the trainer announces them."""
+        self.engine: str | None = None
+        """The fingerprint that the generator names."""
+        self.sampled_with: str | None = None
+        """Another kind of engine, which samples the job; None for none."""
         self.held: list[tuple[int, str] | None] = []
         """What the generator said at each claim that it holds."""
 
@@ -102,6 +106,8 @@ class FakeSide:
         self._more.set()
 
     def claim(self, lease_s: float, *, hedge: bool, held: tuple[int, str] | None = None) -> Claim | None:
+        if self.sampled_with is not None:
+            raise WrongEngine(kept=self.sampled_with, own=self.engine or "", job_id="job")
         work = self._work or (self.late if hedge else [])
         if not work:
             return None
@@ -118,6 +124,9 @@ class FakeSide:
         self.held.append(held)
         self._changes.notify()
         return claim
+
+    def newest_weights(self) -> WeightManifest | None:
+        return self._work[0][1] if self._work else None
 
     def wait_for_prompts(self, timeout_s: float) -> list[WeightShard]:
         self._more.wait(min(timeout_s, 0.02))

@@ -58,7 +58,11 @@ class HeldJob:
         self.jobs = JobStore(broker)
         self.horizons = self.jobs.horizons(job_id)
         self.generators = GeneratorWatch(
-            Presence(broker), deadline_s=spec.timeouts.no_generator_s, deterministic=spec.deterministic
+            Presence(broker),
+            job_id=job_id,
+            deadline_s=spec.timeouts.no_generator_s,
+            deterministic=spec.deterministic,
+            kind=lambda: side.fence().engine,
         )
         self.stages = StageWatch(
             StagePresence(broker),

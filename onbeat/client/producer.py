@@ -56,7 +56,11 @@ PRESENCE_S = 2.0
 FULL_PAUSE_S = 0.5
 RELOAD_PAUSES_S = (1.0, 2.0, 4.0)
 """Pauses between loads of a refused version: its trainer sees the refusal, and writes it again."""
-REFUSED_FOR_GOOD = frozenset({PublishOutcome.INCOMPLETE, PublishOutcome.OVERSIZE, PublishOutcome.WRONG_WEIGHTS})
+REFUSED_FOR_GOOD = frozenset({PublishOutcome.INCOMPLETE, PublishOutcome.OVERSIZE, PublishOutcome.WRONG_WEIGHTS}) | {
+    PublishOutcome.WRONG_ENGINE
+}
+OWN_ENGINE = "a producer of one's own"
+MAX_ENGINE_CHARS = 500
 
 
 class Producer:
@@ -67,13 +71,15 @@ class Producer:
         job_id: str,
         *,
         reproducible: bool = False,
+        engine: str = OWN_ENGINE,
         redis_url: str = "",
         run_dir: str | Path | None = None,
         settings: StackSettings | None = None,
     ) -> None:
         """reproducible: whether it gives the same completions for the same batch and weights, as a deterministic job
-        asks of each of its generators (I7). redis_url, run_dir, settings: as for `client_settings`; the role is
-        `generator`.
+        asks of each of its generators (I7). engine: names what its bits depend on, as ENGINE of a generator's presence
+        does: a deterministic job is sampled by generators of one name. redis_url, run_dir, settings: as for
+        `client_settings`; the role is `generator`.
 
         Raises NotFound for a job that isn't there, InvalidInput for one that this producer must not serve.
         """
@@ -81,12 +87,18 @@ class Producer:
         self._connection = JobConnection(found, job_id, what="producer")
         try:
             _check_job(self._connection.spec, reproducible=reproducible)
+            _check_engine(engine)
         except BaseException:
             self._connection.close(lambda: None)
             raise
-        self._side = GeneratorSide(self._connection.broker, job_id, self._connection.process_id)
+        self._side = GeneratorSide(
+            self._connection.broker,
+            job_id,
+            self._connection.process_id,
+            engine=engine if self._connection.spec.deterministic else None,
+        )
         self._presence = Presence(self._connection.broker)
-        self._info = {NOT_REPRODUCIBLE: "" if reproducible else "a producer of one's own"}
+        self._info = {NOT_REPRODUCIBLE: "" if reproducible else OWN_ENGINE}
         self._held: dict[str, Claim] = {}
         self._lock = threading.Lock()
         self._loaded: _Loaded | None = None
@@ -115,7 +127,8 @@ class Producer:
     def claim(self, *, timeout_s: float = 60.0) -> PromptClaim | None:
         """Returns a batch under a lease, of the oldest version that has one; None where there is none in time.
 
-        Raises JobEnded once the job needs no more, BrokerUnavailable where Redis stays away.
+        Raises JobEnded once the job needs no more, WrongEngine where it is deterministic and another kind of engine
+        samples it, BrokerUnavailable where Redis stays away.
         """
         ends_s = time.monotonic() + timeout_s
         while True:
@@ -313,6 +326,11 @@ class _Loaded:
     receiver: WeightReceiver
     model: object
     digest: str = ""
+
+
+def _check_engine(engine: str) -> None:
+    if not engine or len(engine) > MAX_ENGINE_CHARS or not engine.isprintable():
+        raise InvalidInput(f"must be 1 to {MAX_ENGINE_CHARS} printable characters", field="engine")
 
 
 def _check_job(spec: JobSpec, *, reproducible: bool) -> None:

@@ -57,6 +57,11 @@ class GeneratorProfile(Record, frozen=True, kw_only=True):
         return ENGINES[str(self.engine.get("type", DEFAULT))]
 
     @property
+    def is_reproducible(self) -> bool:
+        """Whether they serve deterministic jobs."""
+        return self._options({"api_key": "the variable's"} if self.key_variable else {}).is_reproducible
+
+    @property
     def key_variable(self) -> str:
         """Environment variable of the launcher that holds the key of the engine's server; "" where there is none."""
         return str(self.engine.get(KEY_VARIABLE, ""))
@@ -109,11 +114,11 @@ class StackProfile(Record, frozen=True, kw_only=True):
 
     def check(self, spec: JobSpec) -> None:
         """Raises InvalidInput for a job that none of the generators would serve (I7), or that one of them cannot."""
-        if spec.deterministic and not any(kind.kind.is_reproducible for kind in self.generators):
+        if spec.deterministic and not any(kind.is_reproducible for kind in self.generators):
             raise InvalidInput(
                 "the profile's engines sample batches beside each other, so last bits depend on what else runs",
                 field="deterministic",
-                cure="--set deterministic=false, or a profile with a transformers generator",
+                cure="--set deterministic=false, or a profile with transformers, or with vllm and batch_invariant",
             )
         by_server = not spec.deterministic and not all(kind.kind.reads_redis for kind in self.generators)
         if by_server and isinstance(spec.weights, RedisWeights):

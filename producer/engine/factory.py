@@ -33,6 +33,26 @@ def preload(engine: type[Engine] = TransformersOptions) -> ModuleType:
         return import_module(CLASSES[engine][0])
 
 
+def check_machine(options: Engine) -> None:
+    """Raises InvalidInput where this machine can't run what the options ask for; imports torch only to find out."""
+    if isinstance(options, VllmOptions) and options.batch_invariant:
+        preload(VllmOptions).check_batch_invariance(options)
+
+
+def fingerprint_of_job(options: Engine, model: ModelSpec, *, device: str, num_threads: int | None) -> str:
+    """The text of the engine's fingerprint (producer/engine/fingerprint.py). Blocks for seconds (it imports torch).
+
+    num_threads: None for as many as this process was started with.
+    """
+    if num_threads is None:
+        num_threads = preload().STARTED_THREADS if isinstance(options, TransformersOptions) else 0
+    return str(
+        import_module("producer.engine.fingerprint").fingerprint_of(
+            options, model, device=device, num_threads=num_threads
+        )
+    )
+
+
 def make_engine(
     model: ModelSpec,
     *,
@@ -50,7 +70,8 @@ def make_engine(
         raise InvalidInput(
             f"{options.name} samples a batch beside others, so its last bits depend on them",
             field="deterministic",
-            cure="set deterministic = false, or use generators with ONBEAT_ENGINE=transformers",
+            cure="set deterministic = false, or use generators with ONBEAT_ENGINE=transformers, or vLLM's with "
+            "ONBEAT_ENGINE_BATCH_INVARIANT=true",
         )
     module = preload(type(options))
     engine_class: Callable[[EngineSetup, Engine], GenerationEngine] = getattr(module, CLASSES[type(options)][1])

@@ -26,7 +26,7 @@ from scoring.reward_client import RewardClient
 
 log = logging.getLogger(__name__)
 
-REFUSED_FOR_GOOD = frozenset({"incomplete", "oversize", "wrong_weights"})
+REFUSED_FOR_GOOD = frozenset({"incomplete", "oversize", "wrong_weights", "wrong_engine"})
 """Refusals that the same batch would meet again: it fails with that reason. After any other it is not needed."""
 
 

@@ -58,8 +58,10 @@ class Tenure:
         self.folder = RunFolder(settings.run_root_path, job_id, weight_root=settings.weight_root_path)
         self.generators = GeneratorWatch(
             Presence(self.connection.broker),
+            job_id=job_id,
             deadline_s=self.spec.timeouts.no_generator_s,
             deterministic=self.spec.deterministic,
+            kind=lambda: self.side.fence().engine,
         )
         self.stages = StageWatch(
             StagePresence(self.connection.broker),

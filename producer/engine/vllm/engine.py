@@ -5,9 +5,10 @@
     manifest ─ pause (drain), load_version, resume ─────────────────────────────────────────┘
 
 The prompts of several batches decode together, so the last bits of a completion's numbers depend on what else ran: jobs
-with `deterministic = true` aren't served (I7). Seeds are a sample's own all the same: a batch that is sampled again is
-nearly the same. A dead core never answers its clients, so each call has a deadline; one that passes, or a core that
-died, raises EngineUnavailable, which ends this process: its launcher starts another, and its leases expire (I5).
+with `deterministic = true` aren't served (I7), unless vLLM computes with its batch-invariant kernels, and a canary has
+shown that they are (producer/engine/canary.py); that has not been run on a GPU yet. Seeds are a sample's own either
+way. A dead core never answers its clients, so each call has a deadline; one that passes, or a core that died, raises
+EngineUnavailable, which ends this process: its launcher starts another, and its leases expire (I5).
 Left out: a model on more than one GPU (run a server, and the openai engine), quantised and multimodal models.
 """
 
@@ -27,12 +28,13 @@ import torch
 
 from contracts.encoding.arrays import unpack_int32
 from contracts.encoding.wire import encode_json
-from contracts.engines import VllmOptions
+from contracts.engines import VllmOptions, variable
 from contracts.errors import BatchFailed, EngineUnavailable, InvalidInput, WeightsRejected
 from contracts.rollouts import Completion, Prompt, PromptBatch, prompt_seed
 from contracts.versions import WeightManifest
 from producer.engine.base import EngineSetup, VerifiedWeights
 from producer.engine.batching import BatchingEngine, all_or_none, checked_completion, num_samples
+from producer.engine.fingerprint import attention_backend
 from producer.engine.vllm import extension
 from weight_store.model_folder import end_of_sequence_ids, model_config
 from weight_store.model_path import FIELD, model_folder
@@ -52,6 +54,9 @@ CPU_ENVIRONMENT = {
     # The engine core is a process of its own all the same; its worker isn't another one below it.
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
 }
+BATCH_INVARIANT = "VLLM_BATCH_INVARIANT"
+LEAST_CAPABILITY = (8, 0)
+"""Compute capability that vLLM's batch-invariant kernels need."""
 DEATH_POLL_S = 0.2
 SHUTDOWN_S = 2.0
 """Time until an engine core that does not end is killed: it holds nothing that is worth a wait."""
@@ -75,16 +80,33 @@ def library() -> Any:
         ) from error
 
 
+def check_batch_invariance(options: VllmOptions) -> None:
+    """Raises InvalidInput where batch-invariant kernels are asked for and this machine can't run them."""
+    if not options.batch_invariant:
+        return
+    found = torch.cuda.get_device_capability() if torch.cuda.is_available() else None
+    if found is None or found < LEAST_CAPABILITY:
+        has = "there is none" if found is None else f"this one has {found[0]}.{found[1]}"
+        raise InvalidInput(
+            f"vLLM's batch-invariant kernels need a GPU of compute capability 8.0 or more, and {has}",
+            field=variable("batch_invariant"),
+            cure="unset it, and set deterministic = false, or use generators with ONBEAT_ENGINE=transformers",
+        )
+
+
 class VllmEngine(BatchingEngine):
     """A GenerationEngine: generations run side by side, a load waits for them."""
 
     def __init__(self, setup: EngineSetup, options: VllmOptions) -> None:
         """Starts the engine core, with uninitialised weights; weights come by `load_weights`. Blocks for 10 s or more.
 
-        Raises InvalidInput that names model.path or ONBEAT_ENGINE_SLEEP_MODE, EngineUnavailable where the core does not
-        start.
+        Raises InvalidInput that names model.path, ONBEAT_ENGINE_SLEEP_MODE or ONBEAT_ENGINE_BATCH_INVARIANT,
+        EngineUnavailable where the core does not start.
         """
         super().__init__(options)
+        check_batch_invariance(options)
+        if options.batch_invariant:
+            os.environ[BATCH_INVARIANT] = "1"
         has_gpu = torch.cuda.is_available()
         if options.sleep_mode and not has_gpu:
             raise InvalidInput(
@@ -117,6 +139,8 @@ class VllmEngine(BatchingEngine):
             distributed_executor_backend="uni",
             worker_extension_cls=extension.CLASS,
             enable_sleep_mode=options.sleep_mode,
+            # Named, for the engine's fingerprint: vLLM would choose by the machine.
+            attention_backend=attention_backend(setup.model) if options.batch_invariant else None,
             disable_log_stats=True,
         )
         try:

@@ -133,7 +133,7 @@ class NovelEngine:
                 line=" | NovelOptions",
                 above='class NovelOptions(EngineOptions, tag="novel", frozen=True, kw_only=True):\n'
                 '    """It samples nothing."""\n\n'
-                "    is_reproducible: ClassVar[bool] = True\n\n"
+                "    @property\n    def is_reproducible(self) -> bool:\n        return True\n\n"
                 '    warmth: float = 0.5\n    """It."""\n',
             ),
         ),

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from broker.presence import AWAKE_FOR, LOADING_WEIGHTS, NOT_REPRODUCIBLE, REJECTED_WEIGHTS, GeneratorInfo, Presence
+from broker.presence import (
+    AWAKE_FOR,
+    ENGINE,
+    LOADING_WEIGHTS,
+    NOT_REPRODUCIBLE,
+    REJECTED_WEIGHTS,
+    WRONG_ENGINE,
+    GeneratorInfo,
+    Presence,
+)
 from contracts.errors import DeadlineExceeded, FencedOff
 from iterations.generator_watch import LOOK_EVERY_S, TURN_PATIENCE_S, GeneratorWatch
 
@@ -27,7 +36,7 @@ def test_the_weights_that_live_generators_load_and_refuse_are_told_apart() -> No
         {LOADING_WEIGHTS: "job/weights/v000003", REJECTED_WEIGHTS: "job/weights/v000003"},
         {},
     )
-    watch = GeneratorWatch(board, deadline_s=60.0, deterministic=True)
+    watch = GeneratorWatch(board, job_id="job", deadline_s=60.0, deterministic=True)
     assert watch.loading() == {"job/weights/v000002", "job/weights/v000003"}
     assert watch.check() == {"job/weights/v000003"}
 
@@ -35,7 +44,7 @@ def test_the_weights_that_live_generators_load_and_refuse_are_told_apart() -> No
 def test_a_job_without_a_generator_ends_at_its_deadline_and_one_that_comes_back_starts_it_again() -> None:
     now_s = 0.0
     board = Board()
-    watch = GeneratorWatch(board, deadline_s=3 * LOOK_EVERY_S, deterministic=True, clock=lambda: now_s)
+    watch = GeneratorWatch(board, job_id="job", deadline_s=3 * LOOK_EVERY_S, deterministic=True, clock=lambda: now_s)
     for infos in ([], [], [{}], [], [], []):
         board.infos = infos
         watch.check()
@@ -48,7 +57,7 @@ def test_a_deterministic_job_waits_for_a_generator_that_serves_such_jobs_and_say
     now_s = 0.0
     vllm, plain = {NOT_REPRODUCIBLE: "vllm"}, {NOT_REPRODUCIBLE: ""}
     board = Board(vllm, plain)
-    watch = GeneratorWatch(board, deadline_s=2 * LOOK_EVERY_S, deterministic=True, clock=lambda: now_s)
+    watch = GeneratorWatch(board, job_id="job", deadline_s=2 * LOOK_EVERY_S, deterministic=True, clock=lambda: now_s)
     for infos in ([vllm, plain], [vllm], [vllm]):
         board.infos = infos
         watch.check()
@@ -57,10 +66,30 @@ def test_a_deterministic_job_waits_for_a_generator_that_serves_such_jobs_and_say
         watch.check()
 
 
+def test_a_deterministic_job_whose_kind_of_engine_is_gone_ends_with_an_error_that_names_both_kinds() -> None:
+    now_s = 0.0
+    other = {WRONG_ENGINE: "another job", ENGINE: "vllm on H100"}
+    board = Board({WRONG_ENGINE: "another"}, other)
+    watch = GeneratorWatch(
+        board,
+        job_id="job",
+        deadline_s=2 * LOOK_EVERY_S,
+        deterministic=True,
+        kind=lambda: "vllm on H200",
+        clock=lambda: now_s,
+    )
+    for infos in ([{WRONG_ENGINE: "another"}, other], [other], [{NOT_REPRODUCIBLE: "vllm"}, other]):
+        board.infos = infos
+        assert watch.check() == frozenset()
+        now_s += LOOK_EVERY_S
+    with pytest.raises(DeadlineExceeded, match=r"this job \(vllm on H200\); those that live have \(vllm on H100\)"):
+        watch.check()
+
+
 def test_any_generator_will_do_for_a_job_that_is_not_deterministic() -> None:
     now_s = 0.0
     board = Board({NOT_REPRODUCIBLE: "vllm"})
-    watch = GeneratorWatch(board, deadline_s=0.0, deterministic=False, clock=lambda: now_s)
+    watch = GeneratorWatch(board, job_id="job", deadline_s=0.0, deterministic=False, clock=lambda: now_s)
     for _ in range(3):
         assert watch.check() == frozenset()
         now_s += LOOK_EVERY_S
@@ -68,7 +97,7 @@ def test_any_generator_will_do_for_a_job_that_is_not_deterministic() -> None:
 
 def test_a_colocated_trainer_has_its_turn_once_no_live_generator_is_awake_for_the_job() -> None:
     board = Board({AWAKE_FOR: "job"}, {AWAKE_FOR: "another"}, {AWAKE_FOR: "job"})
-    watch = GeneratorWatch(board, deadline_s=60.0, deterministic=True, sleep=lambda _: None)
+    watch = GeneratorWatch(board, job_id="job", deadline_s=60.0, deterministic=True, sleep=lambda _: None)
     looks: list[int] = []
 
     def check() -> None:
@@ -89,7 +118,7 @@ def test_a_generator_that_hangs_in_its_turn_holds_the_trainer_up_for_a_moment_on
         now_s += seconds
 
     board = Board({AWAKE_FOR: "job"})
-    watch = GeneratorWatch(board, deadline_s=60.0, deterministic=True, clock=lambda: now_s, sleep=sleep)
+    watch = GeneratorWatch(board, job_id="job", deadline_s=60.0, deterministic=True, clock=lambda: now_s, sleep=sleep)
     watch.wait_for_turn("job", lambda: None)
     assert now_s == pytest.approx(TURN_PATIENCE_S, abs=0.1)
     assert "g0 may still hold memory" in caplog.text
@@ -97,7 +126,7 @@ def test_a_generator_that_hangs_in_its_turn_holds_the_trainer_up_for_a_moment_on
 
 def test_a_wait_for_the_turn_ends_with_the_trainer_s_lease() -> None:
     board = Board({AWAKE_FOR: "job"})
-    watch = GeneratorWatch(board, deadline_s=60.0, deterministic=True, sleep=lambda _: None)
+    watch = GeneratorWatch(board, job_id="job", deadline_s=60.0, deterministic=True, sleep=lambda _: None)
 
     def fenced_off() -> None:
         raise FencedOff("epoch 1 is over")

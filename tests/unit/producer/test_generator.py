@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from contracts.rollouts import PromptBatch
 from contracts.spec import JobSpec
 from contracts.versions import WeightManifest
 from contracts.weights import WeightShard
+from producer.active_jobs import ASK_AGAIN_S
 from producer.broker_calls import BrokerCalls
 from producer.generator import MAX_FINISHING, Generator
 from producer.served_model import RELOAD_PAUSES_S, ServedModel
@@ -33,8 +35,12 @@ async def at_once(_seconds: float) -> None:
 class Stack:
     """A generator over fakes."""
 
-    def __init__(self, run_root: Path, *, stop_grace_s: float = 20.0, not_reproducible: str = "") -> None:
+    def __init__(
+        self, run_root: Path, *, stop_grace_s: float = 20.0, not_reproducible: str = "", has_to_prove: bool = False
+    ) -> None:
         self.run_root = run_root
+        self.now_s = 0.0
+        """How far the generator's clock runs ahead."""
         self.changes = Changes()
         self.jobs = FakeJobs(self.changes)
         self.rewards = FakeRewards(self.changes)
@@ -43,14 +49,20 @@ class Stack:
         self.generator = Generator(
             generator_id="generator-a",
             jobs=self.jobs,
-            make_side=self.sides.__getitem__,
+            make_side=self._side,
             presence=self.jobs,
             calls=BrokerCalls(timeout_s=0.05, full_timeout_s=0.05),
-            model=ServedModel(self.shop.make, lambda model: spell, sleep=at_once),
+            model=ServedModel(self.shop.make, lambda model: spell, sleep=at_once, has_to_prove=has_to_prove),
             rewards=self.rewards,
             stop_grace_s=stop_grace_s,
             not_reproducible=not_reproducible,
+            fingerprint=lambda spec: f"kind a; {spec.model.dtype}",
+            clock=lambda: self.now_s + time.monotonic(),
         )
+
+    def _side(self, job_id: str, engine: str | None) -> FakeSide:
+        self.sides[job_id].engine = engine
+        return self.sides[job_id]
 
     def add_job(self, job_id: str = "job", *, num_batches: int = 0, **spec: Any) -> FakeSide:
         side = self.sides[job_id] = FakeSide(self.changes)
@@ -592,3 +604,74 @@ def test_a_generation_whose_lease_went_to_another_is_finished(tmp_path: Path) ->
             await stack.changes.until(lambda: len(side.published) == 2)
 
     drive(tmp_path, scenario)
+
+
+def test_a_deterministic_job_is_claimed_by_the_engine_s_fingerprint_and_another_job_by_none(tmp_path: Path) -> None:
+    async def scenario(stack: Stack) -> None:
+        sides = [stack.add_job("strict", num_batches=1), stack.add_job("loose", num_batches=1, deterministic=False)]
+        async with stack.running():
+            await stack.changes.until(lambda: all(side.published for side in sides))
+        assert [side.engine for side in sides] == ["kind a; float32", None]
+        assert stack.jobs.infos[-1]["engine"] == "kind a; float32"
+
+    drive(tmp_path, scenario)
+
+
+def test_a_job_that_another_kind_of_engine_samples_is_left_to_it_and_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(stack: Stack) -> None:
+        refused, other = stack.add_job("job", num_batches=1), stack.add_job("other", num_batches=1)
+        refused.sampled_with = "kind b; float32"
+        async with stack.running():
+            await stack.changes.until(lambda: bool(other.published))
+            assert "job: is sampled with (kind b; float32), this generator has (kind a; float32)" in caplog.text
+            await stack.changes.until(lambda: stack.jobs.infos[-1]["wrong_engine"] == "job")
+            # A resume has freed it: it is asked again after a while.
+            refused.sampled_with = None
+            stack.now_s += ASK_AGAIN_S
+            await stack.changes.until(lambda: bool(refused.published))
+            await stack.changes.until(lambda: stack.jobs.infos[-1]["wrong_engine"] == "")
+        assert caplog.text.count("leaves a job to others") == 1
+
+    drive(tmp_path, scenario)
+
+
+def test_an_engine_that_has_to_prove_it_is_tried_before_the_first_deterministic_batch_is_claimed(
+    tmp_path: Path,
+) -> None:
+    async def scenario(stack: Stack) -> None:
+        stack.shop.capacity = 64
+        side = stack.add_job(num_batches=2)
+        async with stack.running():
+            await stack.changes.until(lambda: len(side.published) == 2)
+        first = next(index for index, event in enumerate(stack.shop.log) if event.startswith("generate job"))
+        tried = [event for event in stack.shop.log[:first] if event.startswith("generate canary")]
+        assert len(tried) > 3
+        assert not [event for event in stack.shop.log[first:] if event.startswith("generate canary")]
+        assert stack.jobs.infos[-1]["not_reproducible"] == ""
+
+    drive(tmp_path, scenario, has_to_prove=True)
+
+
+def test_an_engine_that_fails_its_canary_claims_no_deterministic_batch_and_says_why(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def differs(engine: object) -> str:
+        return "beside 4 other batches"
+
+    monkeypatch.setattr("producer.served_model.difference", differs)
+
+    async def scenario(stack: Stack) -> None:
+        strict, loose = (
+            stack.add_job("strict", num_batches=1),
+            stack.add_job("loose", num_batches=1, deterministic=False),
+        )
+        async with stack.running():
+            await stack.changes.until(lambda: bool(loose.published))
+            why = "a batch has other bytes beside 4 other batches than alone"
+            await stack.changes.until(lambda: stack.jobs.infos[-1]["not_reproducible"] == why)
+        assert (strict.claimed, strict.failed) == ([], [])
+        assert "beside 4 other batches" in caplog.text
+
+    drive(tmp_path, scenario, has_to_prove=True)

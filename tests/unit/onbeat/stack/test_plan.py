@@ -60,6 +60,7 @@ ENGINE_CHOSEN: dict[str, tuple[object, dict[str, object]]] = {
     "max_sequences": (64, {"engine": "vllm"}),
     "kv_cache_mb": (128, {"engine": "vllm"}),
     "sleep_mode": (True, {"engine": "vllm"}),
+    "batch_invariant": (True, {"engine": "vllm"}),
     "timeout_s": (11.5, {"engine": "vllm"}),
 }
 """Option of an engine → the same."""

@@ -1,0 +1,89 @@
+"""Whether an engine's bytes depend on what it samples beside a batch: tried before its first deterministic batch (I7).
+
+    a small batch ─▶ alone, twice │ before and behind others, few and many │ with its prompts in another order
+                         └──────────── the same bytes each time, or the engine serves no deterministic job
+
+It calls nothing but `generate`, so it does for every engine that holds verified weights.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from contracts.encoding.arrays import pack_int32
+from contracts.rollouts import Completion, Prompt, PromptBatch, SamplingParams
+from producer.engine.base import GenerationEngine, VerifiedWeights
+
+NEW_TOKENS = 16
+GROUP_SIZE = 4
+PROMPT_TOKENS = (3, 9, 1)
+"""Lengths of the prompts of the batch that is looked at."""
+COMPANIES = (1, 4, 16)
+"""Numbers of batches beside it: kernels are chosen by powers of two of the rows."""
+MAX_TOKEN_ID = 7
+"""Prompts are of small ids, which every vocabulary has."""
+
+Answer = list[list[Completion]]
+
+
+async def difference(engine: GenerationEngine) -> str:
+    """Says in which trial the same batch got other bytes than alone; "" where it never did.
+
+    The engine holds verified weights and samples nothing else. Raises what `generate` raises.
+    """
+    held = engine.policy_version
+    if held is None:
+        raise AssertionError("an engine without verified weights samples nothing")
+    canary = _batch(held, 0, PROMPT_TOKENS)
+    alone = await engine.generate(canary)
+    if await engine.generate(canary) != alone:
+        return "sampled twice, one after the other"
+    backwards = await engine.generate(replace(canary, prompts=canary.prompts[::-1]))
+    if backwards[::-1] != alone:
+        return "with its prompts in another order"
+    most = engine.max_concurrent_completions // canary.num_completions - 1
+    for size in (size for size in COMPANIES if size <= most):
+        company = [_batch(held, number, (number % 11 + 1,) * (number % 3 + 1)) for number in range(1, size + 1)]
+        for place in (0, size // 2, size):
+            if await _in_company(engine, canary, company, place) != alone:
+                return f"beside {size} other batches, {place} of them before it"
+    return ""
+
+
+async def _in_company(
+    engine: GenerationEngine, canary: PromptBatch, company: Sequence[PromptBatch], place: int
+) -> Answer:
+    """The canary's completions, as the batch that comes after so many of the others."""
+    batches = [*company[:place], canary, *company[place:]]
+    async with asyncio.TaskGroup() as tasks:
+        answers = [tasks.create_task(engine.generate(batch)) for batch in batches]
+    return answers[place].result()
+
+
+def _batch(held: VerifiedWeights, number: int, prompt_tokens: Sequence[int]) -> PromptBatch:
+    """A batch that no job has; `number` makes its prompts and its seed its own."""
+    prompts = [
+        Prompt(
+            prompt_id=f"canary-{number}-{index}",
+            index=index,
+            token_ids=pack_int32([(number + index + place) % MAX_TOKEN_ID + 1 for place in range(num_tokens)]),
+            text="",
+            reference="",
+        )
+        for index, num_tokens in enumerate(prompt_tokens)
+    ]
+    return PromptBatch(
+        job_id="canary",
+        batch_id=f"0/train/{number}",
+        iteration=0,
+        purpose="train",
+        policy_version=held.policy_version,
+        weights_digest=held.weights_digest,
+        group_size=GROUP_SIZE,
+        sampling=SamplingParams(max_new_tokens=NEW_TOKENS + number % 5),
+        seed=number,
+        prompts=tuple(prompts),
+    )

@@ -1,0 +1,108 @@
+"""What the bits of an engine's completions depend on, beside the batch and the weights (I7): its fingerprint.
+
+Two generators whose fingerprints have the same text give a batch the same bytes. The fence keeps the text that a
+deterministic job was first claimed with, and lets no other kind of engine sample it (broker/scripts/claim_prompt.lua).
+It is known before an engine is made: the claim comes first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+
+from contracts.engines import Engine, TransformersOptions, VllmOptions
+from contracts.spec import ModelSpec
+
+DECODING_STEPS = 1
+"""Counts the changes of Onbeat's own decoding steps and draws that give a batch other bits."""
+CPU_INFO = Path("/proc/cpuinfo")
+VECTOR_FLAGS = ("sse", "ssse", "avx", "fma", "f16c", "amx", "bf16", "asimd", "sve", "sme", "fphp", "i8mm")
+"""Prefixes of the CPU flags that libraries choose their kernels by."""
+CHOOSERS = ("MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
+"""Environment variables that they choose by, too."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineFingerprint:
+    """`str` of it is its text, for people and for the fence."""
+
+    engine: str
+    """Name and version, as "vllm 0.32.0"."""
+    torch: str
+    device: str
+    """The kind of CPU with the number of threads, or of GPU with its compute capability and CUDA."""
+    dtype: str
+    details: tuple[str, ...] = ()
+    """What else this engine's bits depend on."""
+
+    def __str__(self) -> str:
+        return "; ".join((self.engine, f"torch {self.torch}", self.device, self.dtype, *self.details))
+
+
+def fingerprint_of(options: Engine, model: ModelSpec, *, device: str, num_threads: int) -> EngineFingerprint:
+    """Returns the fingerprint of the engine that a generator would make for this model.
+
+    device: cpu or cuda, of an engine that computes in this process. num_threads: that it computes with on a CPU.
+    """
+    on_cuda = isinstance(options, VllmOptions) or device == "cuda"
+    details: tuple[str, ...] = ()
+    if isinstance(options, VllmOptions):
+        kernels = "batch-invariant" if options.batch_invariant else "not batch-invariant"
+        details = (attention_backend(model), kernels, "tensor parallel 1", f"triton {_version('triton')}")
+    elif isinstance(options, TransformersOptions):
+        details = (f"decoding steps {DECODING_STEPS}",)
+    return EngineFingerprint(
+        engine=f"{options.name} {_version(options.name, f'{options.name}-cpu')}",
+        torch=str(torch.__version__),
+        device=_gpu() if on_cuda else f"{_cpu()}, threads {num_threads}",
+        dtype=model.dtype,
+        details=details,
+    )
+
+
+def attention_backend(model: ModelSpec) -> str:
+    """vLLM's backend of a batch-invariant engine, by its name there: FlashAttention has no float32."""
+    return "TRITON_ATTN" if model.dtype == "float32" else "FLASH_ATTN"
+
+
+def _version(*packages: str) -> str:
+    for package in packages:
+        try:
+            return version(package)
+        except PackageNotFoundError:
+            continue
+    return "of no package"
+
+
+def _gpu() -> str:
+    if not torch.cuda.is_available():
+        return "no GPU"
+    major, minor = torch.cuda.get_device_capability()
+    name, cuda, cudnn = torch.cuda.get_device_name(), torch.version.cuda, torch.backends.cudnn.version()
+    return f"{name} ({major}.{minor}), CUDA {cuda}, cuDNN {cudnn}"
+
+
+def _cpu() -> str:
+    """Its model and vector instructions: by both, libraries choose kernels and how they cut a matrix product."""
+    name, flags = _model_and_flags(CPU_INFO.read_text() if CPU_INFO.is_file() else "")
+    digest = hashlib.blake2b(" ".join(flags).encode(), digest_size=4).hexdigest()
+    chosen = [f"{name}={os.environ[name]}" for name in CHOOSERS if name in os.environ]
+    capability = torch.backends.cpu.get_cpu_capability()
+    return ", ".join([f"{name or platform.machine()} ({capability}, flags {digest})", *chosen])
+
+
+def _model_and_flags(info: str) -> tuple[str, list[str]]:
+    """(model, sorted vector flags) of the first processor in the text of /proc/cpuinfo."""
+    fields: dict[str, str] = {}
+    for line in info.split("\n\n")[0].splitlines():
+        key, _, value = line.partition(":")
+        fields[key.strip()] = value.strip()
+    name = fields.get("model name") or " ".join(filter(None, (fields.get("CPU implementer"), fields.get("CPU part"))))
+    flags = (fields.get("flags") or fields.get("Features") or "").split()
+    return name, sorted(flag for flag in flags if flag.startswith(VECTOR_FLAGS))
