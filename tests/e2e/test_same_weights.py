@@ -7,6 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from broker.fence import read_fence
+from broker.keys import JobKeys
+from broker.presence import WRONG_ENGINE, Presence
 from consumer.model.checkpoint import latest_checkpoint
 from contracts.events import versions_of
 from contracts.jobs import JobState
@@ -15,6 +18,7 @@ from contracts.spec import JobSpec
 from contracts.weights import DeltaWeights, RedisWeights, WeightsSpec
 from process.waiting import Waiting
 from tests.builders import job_spec
+from tests.chaos.short_job import long_variant
 from tests.pipeline import DEADLINE_S, Pipeline, wait_for_exit
 
 
@@ -146,3 +150,27 @@ def test_a_job_that_cannot_run_fails_with_a_reason_that_names_the_field(
     assert "Traceback" not in trainer.tail()
     assert pipeline.jobs.state(job_id) is JobState.FAILED
     assert reason in pipeline.jobs.fields(job_id)["reason"].decode()
+
+
+@long_variant
+@pytest.mark.timeout(DEADLINE_S)
+def test_a_generator_of_another_kind_of_engine_leaves_a_deterministic_job_to_the_first_kind(
+    pipeline: Pipeline, oracle: str
+) -> None:
+    """Another number of threads adds up in another order, so its last bits are others."""
+    job_id, _ = pipeline.jobs.create(spec())
+    trainer = pipeline.start(f"consumer-{job_id}", job_id)
+    until_committed(pipeline, job_id, 1)
+    for name in [name for name in pipeline.children if name.startswith("producer")]:
+        pipeline.children.pop(name).stop()
+    other = pipeline.start("producer-other", threads=2)
+    waiting = Waiting("the other kind to be refused", deadline_s=DEADLINE_S)
+    while not any(one.info.get(WRONG_ENGINE) == job_id for one in Presence(pipeline.broker).live()):
+        waiting.poke()
+        time.sleep(0.01)
+    pipeline.start_generators(1)
+    wait_for_exit(trainer, DEADLINE_S)
+    other.stop()
+    assert pipeline.final_digest(job_id) == oracle
+    assert pipeline.verdict(job_id).gaps == ()
+    assert "threads 1" in read_fence(pipeline.broker, JobKeys(job_id)).engine
