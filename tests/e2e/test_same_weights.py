@@ -153,7 +153,6 @@ def test_a_job_that_cannot_run_fails_with_a_reason_that_names_the_field(
 
 
 @long_variant
-@pytest.mark.timeout(DEADLINE_S)
 def test_a_generator_of_another_kind_of_engine_leaves_a_deterministic_job_to_the_first_kind(
     pipeline: Pipeline, oracle: str
 ) -> None:
