@@ -40,6 +40,7 @@ from onbeat.stack.redis import EmbeddedRedis
 from onbeat.stack.supervision import PATIENT, RestartPolicy, Supervised, describe_exit
 from process import child_process
 from process.child_process import ChildProcess
+from process.host_memory import with_large_pages
 from process.private_folders import make_private
 from process.signals import uninterrupted
 from process.waiting import Waiting
@@ -222,6 +223,9 @@ class EmbeddedStack:
             settings = replace(settings, redis_url=role_url, celery_url=celery_url)
         settings = replace(settings, colocated_threads=self.plan.colocated_threads_of(service))
         environment = child_environment(self._inherited(), settings_of(service, settings), port=port)
+        if service in ("generator", "stage"):
+            # They compute by themselves; a worker's trainer gets its environment from its worker.
+            environment = with_large_pages(environment)
         return ChildProcess(
             name,
             command=(python, "-m", self._modules[service]),

@@ -19,6 +19,7 @@ from onbeat.commands.stack import demo, up
 from onbeat.stack.plan import DECIDED, MAX_THREADS, SECRETS, StackPlan, stage_workers_for
 from onbeat.stack.profile import GeneratorProfile, StackProfile, load_profile
 from onbeat.stack.stack import EmbeddedStack
+from process.host_memory import TUNABLES
 from tests.builders import job_spec
 
 ROOT = Path(__file__).parents[4]
@@ -119,6 +120,12 @@ def test_every_setting_is_chosen_here_or_decided_by_the_stack() -> None:
     assert set(CHOSEN) | set(DECIDED) == set(StackSettings.__struct_fields__)
     assert not set(CHOSEN) & set(DECIDED)
     assert set(ENGINE_CHOSEN) == set(ENGINE_OPTIONS)
+
+
+def test_the_processes_that_compute_get_large_pages(command: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(TUNABLES, raising=False)
+    with_large = {service for service, environment in environments(command()).items() if TUNABLES in environment}
+    assert with_large == {"generator-1", "stage-1"}
 
 
 @pytest.mark.parametrize("name", ENGINE_CHOSEN)
