@@ -1,10 +1,12 @@
-"""One batch's decoding: prompts once, then a token a row, over key and value tensors that are made once.
+"""One batch by itself, by transformers' own forward, over key and value tensors that are made once.
 
     prompts [k, P] ─ prefill ─▶ keys, values [k] ─ repeat G ─▶ room for [k·G, P + T] ─▶ logits [k·G, V] ─▶ token ─┐
                                                                     ▲                                             │
                                                                     └──────────── one column a step ──────────────┘
 
-Rows that have ended leave: which rows a step holds is a function of the batch alone, so its numbers are, too (I7).
+It decodes what shared steps (shared_decoding.py) can't: models whose layers keep something else of a row than keys and
+values by token, as a sliding window does, and models whose rows depend on the rows beside them, as a mixture of experts
+does. Which rows a step holds is a function of the batch alone, so its numbers are, too (I7).
 """
 
 from __future__ import annotations
@@ -17,7 +19,11 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-from producer.engine.transformers.lean_step import LeanStep, lean_step
+from contracts.errors import BatchFailed
+from contracts.rollouts import PromptBatch
+from producer.engine.batch_rows import BatchRows
+from producer.engine.held_rows import GrowingBatch
+from producer.engine.transformers.row_steps import forward, left_padded, on_host
 
 
 class RoomLayer(DynamicLayer):
@@ -76,55 +82,83 @@ class Decoding:
         self._model = model
         self._prompt_ids = token_ids
         self._mask = mask
-        self._num_tokens = token_ids.shape[1] + max_new_tokens
+        num_tokens = token_ids.shape[1] + max_new_tokens
         self._cache = DynamicCache(config=model.config)
         # Layers of another kind (a sliding window, a recurrent state) stay transformers' own.
         self._cache.layers = [
-            RoomLayer(num_tokens=self._num_tokens) if type(layer) is DynamicLayer else layer
-            for layer in self._cache.layers
+            RoomLayer(num_tokens=num_tokens) if type(layer) is DynamicLayer else layer for layer in self._cache.layers
         ]
-        self._lean: LeanStep | None = None
 
     def prefill(self, group_size: int) -> np.ndarray:
         """Logits [k·G, V] after the prompts: each goes through the model once, and its G rows follow one another."""
-        logits = self._forward(self._prompt_ids)
+        logits = on_host(forward(self._model, self._prompt_ids, self._mask, self._cache))
         self._cache.batch_repeat_interleave(group_size)
         self._mask = self._mask.repeat_interleave(group_size, dim=0)
-        self._lean = lean_step(self._model, self._cache, self._mask, num_tokens=self._num_tokens)
         return logits.repeat(group_size, axis=0)
 
     def step(self, next_tokens: np.ndarray) -> np.ndarray:
         """[N] next tokens → [N, V] logits after them."""
         tokens = torch.from_numpy(next_tokens).to(self._mask.device)
-        if self._lean is not None:
-            return _on_host(self._lean(tokens))
         # [N, P + t] → [N, P + t + 1]: the new token is attended to, also in rows that are padded on the left.
         self._mask = torch.cat([self._mask, self._mask.new_ones(len(tokens), 1)], dim=1)
-        return self._forward(tokens[:, None])
+        return on_host(forward(self._model, tokens[:, None], self._mask, self._cache))
 
     def keep(self, rows: np.ndarray) -> None:
         """Lets only these rows (ascending) go on."""
         indices = torch.from_numpy(rows).to(self._mask.device)
         self._cache.batch_select_indices(indices)
         self._mask = self._mask[indices]
-        if self._lean is not None:
-            self._lean.keep(indices)
-
-    def _forward(self, token_ids: Tensor) -> np.ndarray:
-        """[N, S] new tokens → [N, V] logits after the last one, by transformers' own forward."""
-        # A token's position is the number of real tokens before it. Padding, which the mask hides, gets 0, not -1.
-        # Only the S columns of the new tokens are needed.
-        positions = (self._mask.cumsum(dim=1) - 1).clamp_(min=0)[:, -token_ids.shape[1] :]
-        output = self._model(
-            input_ids=token_ids,
-            attention_mask=self._mask,
-            position_ids=positions,
-            past_key_values=self._cache,
-            use_cache=True,
-            logits_to_keep=1,
-        )
-        return _on_host(output.logits[:, -1])
 
 
-def _on_host(logits: Tensor) -> np.ndarray:
-    return logits.float().cpu().numpy()
+class LoneDecoding:
+    """A Decoder of one batch at a time. Runs in one thread, under torch.inference_mode."""
+
+    def __init__(self, model: PreTrainedModel, eos_ids: frozenset[int]) -> None:
+        self._model = model
+        self._eos_ids = eos_ids
+        self._growing: GrowingBatch | None = None
+        self._rows: BatchRows
+        self._decoding: Decoding
+        self._tokens: np.ndarray
+
+    def fits(self, batch: PromptBatch) -> bool:
+        """Nothing joins another batch."""
+        return False
+
+    def join(self, growing: GrowingBatch) -> None:
+        batch = growing.batch
+        token_ids, mask = left_padded(batch, self._model.device)
+        self._rows = BatchRows(batch, self._eos_ids)
+        self._decoding = Decoding(self._model, token_ids, mask, max_new_tokens=batch.sampling.max_new_tokens)
+        self._tokens = self._rows.append(self._decoding.prefill(batch.group_size))
+        self._growing = growing
+        self._end_if_finished(growing)
+
+    def advance(self) -> list[GrowingBatch]:
+        growing = self._growing
+        if growing is None:
+            raise AssertionError("there are no rows")
+        kept = self._rows.leave()
+        if kept is not None:
+            self._decoding.keep(kept)
+            self._tokens = self._tokens[kept]
+        try:
+            self._tokens = self._rows.append(self._decoding.step(self._tokens))
+        except BatchFailed:
+            self.reset()
+            return [growing]
+        self._end_if_finished(growing)
+        return []
+
+    def drop(self, growing: GrowingBatch) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self._growing = None
+        self.__dict__.pop("_decoding", None)
+
+    def _end_if_finished(self, growing: GrowingBatch) -> None:
+        if self._rows.finished:
+            completions = [completion for group in self._rows.completions() for completion in group]
+            growing.ended.update(enumerate(completions))
+            self.reset()

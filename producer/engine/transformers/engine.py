@@ -1,11 +1,14 @@
-"""The embedded engine: any Hugging Face causal LM folder, decoded by a loop of our own (decoding.py).
+"""The embedded engine: any Hugging Face causal LM folder, decoded by a loop of our own.
 
-One call samples one batch, and what it computes is a function of that batch alone, so that nothing else that runs can
-change its numbers (I7). ONBEAT_DEVICE=cuda puts the model on the GPU; draws stay on the host, in float64. That path has
-not been run on a GPU yet.
-Left out: continuous batching and paged attention, which are the vLLM engine's trade. And a compiler: on the demo model
-torch.compile saves a quarter of a step, takes over a minute for each batch shape, and changes the last bits of the
-logits (benchmarks/results/decode-2026-11-21.md).
+    generate ─▶ decode_loop.py ─▶ shared_decoding.py: rows of several batches share steps   where the canary allows it
+                                 decoding.py: one batch by itself                         elsewhere (canary.py)
+
+Batches join and leave the steps at any token, and what is computed of a batch is a function of that batch alone, so that
+nothing else that runs can change its numbers (I7). ONBEAT_DEVICE=cuda puts the model on the GPU; draws stay on the
+host, in float64. That path has not been run on a GPU yet.
+Left out: paged attention, which is the vLLM engine's trade. And a compiler: on the demo model torch.compile saves a
+quarter of a step, takes over a minute for each batch shape, and changes the last bits of the logits
+(benchmarks/results/decode-2026-11-21.md).
 """
 
 from __future__ import annotations
@@ -20,7 +23,6 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
 
-import numpy as np
 import torch
 
 from contracts.engines import TransformersOptions
@@ -30,14 +32,19 @@ from contracts.versions import WeightManifest
 from contracts.weights import WeightShard
 from process.host_memory import give_free_memory_back
 from producer.engine.base import EngineSetup, VerifiedWeights, check_context, check_version
-from producer.engine.batch_rows import BatchRows
-from producer.engine.transformers.decoding import Decoding
+from producer.engine.transformers.canary import Verdict, judge
+from producer.engine.transformers.decode_loop import DecodeLoop, Decoder, Request
+from producer.engine.transformers.decoding import LoneDecoding
+from producer.engine.transformers.shared_decoding import SharedDecoding
 from weight_store.held_versions import HeldVersions
 from weight_store.model_folder import empty_model, end_of_sequence_ids, weight_tensors
 from weight_store.model_path import model_folder
 
 STARTED_THREADS = torch.get_num_threads()
 """The launcher's number: torch gives every new thread the number that was set last, in whatever thread."""
+
+MOST_ROWS = 512
+"""Of several batches in one step: the canary compares each number of rows up to it."""
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -49,16 +56,17 @@ class TransformersEngine:
     Another thread reads versions of a job with a lag while a batch is sampled; it is started by the first of them.
     """
 
-    def __init__(self, setup: EngineSetup, _options: TransformersOptions | None = None) -> None:
+    def __init__(self, setup: EngineSetup, options: TransformersOptions | None = None) -> None:
         """Builds the model from its config alone; weights come by `load_weights`. Blocks for a second or more.
 
-        It has no options: setup is all that its numbers depend on.
+        Its numbers depend on the setup alone: the options say how much is decoded at a time.
         Raises InvalidInput that names model.path (no such folder, not a causal LM, no end-of-sequence token), or
         ONBEAT_DEVICE where there is no such device.
         """
         _check_device(setup.device, deterministic=setup.deterministic)
         self._held: VerifiedWeights | None = None
         self._closing = threading.Event()
+        self._options = options or TransformersOptions()
         self._thread = ThreadPoolExecutor(
             max_workers=1, thread_name_prefix="engine", initializer=partial(_use_threads, STARTED_THREADS)
         )
@@ -76,6 +84,10 @@ class TransformersEngine:
         )
         self._eos_ids = end_of_sequence_ids(folder, self._model.config)
         self._context_tokens: float = getattr(self._model.config, "max_position_embeddings", math.inf)
+        self._loop = DecodeLoop(self._thread.submit)
+        self._verdicts: dict[int, Verdict] = {}
+        """Number of threads → how to decode with them."""
+        self._verdict: Verdict | None = None
 
     @property
     def policy_version(self) -> VerifiedWeights | None:
@@ -83,27 +95,23 @@ class TransformersEngine:
 
     @property
     def max_concurrent_completions(self) -> int:
-        return 1
+        is_shared = self._verdict is not None and not self._verdict.problem
+        return self._options.max_sequences if is_shared else 1
 
     async def generate(self, batch: PromptBatch) -> list[list[Completion]]:
         check_version(self._held, batch)
         check_context(batch, self._context_tokens)
-        given_up = threading.Event()
-        try:
-            return await self._on_thread(partial(self._generate, batch, given_up))
-        except asyncio.CancelledError:
-            given_up.set()
-            raise
-        except (RuntimeError, IndexError) as error:
-            # torch's own errors: out of memory, a token id beyond the vocabulary.
-            raise BatchFailed(f"batch {batch.batch_id}: the engine failed: {error}") from error
+        request = Request(batch)
+        self._loop.put(request)
+        # A caller that is cancelled cancels the answer with it: the batch leaves at its next token.
+        return await asyncio.wrap_future(request.answer)
 
     async def load_weights(self, weights: WeightManifest | WeightShard) -> None:
         self._held = None
         if isinstance(weights, WeightShard):
             await self._on_thread(partial(self._weights.load_ahead, weights))
             return
-        digest = await self._on_thread(partial(self._weights.load, weights))
+        digest = await self._on_thread(partial(self._load, weights))
         self._held = VerifiedWeights(policy_version=weights.policy_version, weights_digest=digest)
 
     @property
@@ -119,7 +127,7 @@ class TransformersEngine:
         return await asyncio.get_running_loop().run_in_executor(self._receiving, work)
 
     async def wake(self, *, num_threads: int | None) -> None:
-        await self._on_thread(partial(_use_threads, num_threads or STARTED_THREADS))
+        await self._on_thread(partial(self._use_threads, num_threads or STARTED_THREADS))
 
     async def sleep(self) -> None:
         """Keeps the weights: what a batch leaves behind is free memory that torch or the C library still holds."""
@@ -127,11 +135,13 @@ class TransformersEngine:
 
     async def aclose(self) -> None:
         self._closing.set()
+        self._loop.close()
         self._held = None
         self._weights.give_up()
         for thread in (self._thread, self._receiving):
             await asyncio.to_thread(thread.shutdown, wait=True, cancel_futures=True)
-        del self._model, self._weights
+        self._loop.end()
+        del self._model, self._weights, self._loop
 
     def _receive(
         self, announced: Sequence[WeightManifest], shards: Sequence[WeightShard], *, num_versions: int
@@ -144,40 +154,55 @@ class TransformersEngine:
     async def _on_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
+    def _load(self, manifest: WeightManifest) -> str:
+        digest = self._weights.load(manifest)
+        self._judge()
+        return digest
+
+    def _use_threads(self, num_threads: int) -> None:
+        _use_threads(num_threads)
+        if self._held is not None:
+            self._judge()
+
+    @torch.inference_mode()
+    def _judge(self) -> None:
+        """Finds out how to decode with this number of threads, once there are weights to find it out with."""
+        num_threads = torch.get_num_threads()
+        verdict = self._verdicts.get(num_threads)
+        if verdict is None:
+            verdict = judge(self._model, most_rows=self._most_rows)
+            if verdict.is_final:
+                self._verdicts[num_threads] = verdict
+            is_shared = not verdict.problem
+            log.info("%s", "batches share steps" if is_shared else f"one batch at a time: {verdict.problem}")
+        if verdict.step is not None:
+            verdict.step.refresh()
+        if verdict is not self._verdict:
+            self._verdict = verdict
+            self._loop.use(self._decoder(verdict))
+
+    @property
+    def _most_rows(self) -> int:
+        """Of several batches in one step: another one is claimed below max_sequences, and comes whole."""
+        wanted = self._options.max_sequences
+        return min(2 * wanted, MOST_ROWS) if wanted > 1 else 0
+
+    def _decoder(self, verdict: Verdict) -> Decoder:
+        if verdict.step is None:
+            return LoneDecoding(self._model, self._eos_ids)
+        return SharedDecoding(
+            self._model,
+            verdict.step,
+            self._eos_ids,
+            most_rows=0 if verdict.problem else self._most_rows,
+            most_bytes=self._options.kv_cache_mb * 2**20,
+        )
+
     def _give_memory_back(self) -> None:
+        self._loop.free()
         if self._model.device.type == "cuda":
             torch.cuda.empty_cache()
         give_free_memory_back()
-
-    @torch.inference_mode()
-    def _generate(self, batch: PromptBatch, given_up: threading.Event) -> list[list[Completion]]:
-        token_ids, mask = self._left_padded(batch)
-        rows = BatchRows(batch, self._eos_ids)
-        decoding = Decoding(self._model, token_ids, mask, max_new_tokens=batch.sampling.max_new_tokens)
-        logits = decoding.prefill(batch.group_size)
-        while True:
-            next_tokens = rows.append(logits)
-            if rows.finished:
-                return rows.completions()
-            if self._closing.is_set() or given_up.is_set():
-                raise BatchFailed(f"batch {batch.batch_id} was given up")
-            kept = rows.leave()
-            if kept is not None:
-                decoding.keep(kept)
-                next_tokens = next_tokens[kept]
-            logits = decoding.step(next_tokens)
-
-    def _left_padded(self, batch: PromptBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Token ids [k, P] and mask [k, P] with the prompts at the right edge: each ends in the last column."""
-        prompts = [np.frombuffer(prompt.token_ids, dtype="<i4") for prompt in batch.prompts]
-        width = max(map(len, prompts))
-        token_ids = np.zeros((len(prompts), width), dtype=np.int64)
-        mask = np.zeros_like(token_ids)
-        for row, prompt in enumerate(prompts):
-            token_ids[row, width - len(prompt) :] = prompt
-            mask[row, width - len(prompt) :] = 1
-        device = self._model.device
-        return torch.from_numpy(token_ids).to(device), torch.from_numpy(mask).to(device)
 
 
 def _use_threads(num_threads: int) -> None:

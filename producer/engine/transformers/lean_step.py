@@ -2,7 +2,7 @@
 
 For a small model most of a step of transformers' forward is not arithmetic: module calls, masks and keyword arguments
 for one token. Here the operations stand alone, in the same order on the same numbers, so logits are equal bit for bit
-(tests/contract/test_decoding.py). Queries and keys are normalised and rotated together: fewer and larger operations.
+(tests/contract/test_row_steps.py). Queries and keys are normalised and rotated together: fewer and larger operations.
 
 Left out: prompts (transformers' forward takes them), and every other architecture (it takes those altogether).
 """
@@ -15,7 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import Cache, LlamaForCausalLM, PreTrainedModel, Qwen2ForCausalLM, Qwen3ForCausalLM
+from transformers import LlamaForCausalLM, PreTrainedModel, Qwen2ForCausalLM, Qwen3ForCausalLM
+
+from producer.engine.transformers.row_cache import RowCache
 
 FAMILIES = (LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
 """Exact classes: a model that derives from one of them may compute something else."""
@@ -23,7 +25,7 @@ FAMILIES = (LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
 
 @dataclass(kw_only=True)
 class RotaryTable:
-    """Cosines and signed sines [R, T, 1, D] of the T tokens to come; R is N, or 1 where all prompts are equally long.
+    """Cosines and signed sines [T, D] of the first T positions.
 
     Transformers computes heads · cos + rotate_half(heads) · sin, where rotate_half maps (a, b) to (-b, a). Here the
     first half of the sine carries the minus, and heads are only swapped: -b · sin and b · (-sin) are the same bits.
@@ -32,103 +34,100 @@ class RotaryTable:
     cos: Tensor
     signed_sin: Tensor
 
-    def rotate(self, heads: Tensor, step: int) -> Tensor:
-        """[N, H, D] queries or keys of token `step`."""
+    def at(self, positions: Tensor) -> RotaryTable:
+        """[N] positions → [N, 1, D]: the same for every head."""
+        return RotaryTable(cos=self.cos[positions, None], signed_sin=self.signed_sin[positions, None])
+
+    def rotate(self, heads: Tensor) -> Tensor:
+        """[N, H, D] queries or keys."""
         half = heads.shape[-1] // 2
         swapped = torch.cat((heads[..., half:], heads[..., :half]), dim=-1)
-        return heads * self.cos[:, step] + swapped * self.signed_sin[:, step]
-
-    def keep(self, rows: Tensor) -> None:
-        if len(self.cos) > 1:
-            self.cos, self.signed_sin = self.cos[rows], self.signed_sin[rows]
+        return heads * self.cos + swapped * self.signed_sin
 
 
 class LeanStep:
-    """Decodes the rows of one batch from their prompts' keys and values on, which stand in `cache`."""
+    """A RowStep of a model that it knows: rows of any batches, each at its own position."""
 
-    def __init__(self, model: Any, cache: Cache, *, rotary: RotaryTable, mask: Tensor | None) -> None:
-        """mask: [N, 1, 1, P + T] bool, which is False where a prompt is padded; None where none is."""
+    def __init__(self, model: Any, *, num_layers: int | None = None) -> None:
+        """num_layers: so many of the model's first layers, all of them by default; the canary asks for few."""
         self._decoder = model.model
         self._head: nn.Linear = model.lm_head
-        self._cache = cache
-        self._rotary = rotary
-        self._mask = mask
-        self._norm_weights = [_query_and_key_norm(layer.self_attn) for layer in self._decoder.layers]
-        self._step = 0
+        self._layers = [LeanLayer(layer) for layer in self._decoder.layers[:num_layers]]
+        self._rotary = RotaryTable(cos=torch.empty(0), signed_sin=torch.empty(0))
 
-    def __call__(self, tokens: Tensor) -> Tensor:
-        """[N] tokens → [N, V] logits after them."""
+    def refresh(self) -> None:
+        """Takes what is made of the weights from those that the model has now."""
+        for layer in self._layers:
+            layer.refresh()
+
+    def __call__(self, tokens: Tensor, positions: Tensor, cache: RowCache) -> Tensor:
+        """[N] tokens at [N] positions → [N, V] logits after them; the cache has begun the step."""
+        rotary = self._table(cache.num_columns).at(positions)
         hidden = functional.embedding(tokens, self._decoder.embed_tokens.weight)
-        for index, layer in enumerate(self._decoder.layers):
-            normed = _rms_norm(hidden, layer.input_layernorm)
-            hidden = hidden + self._attention(index, layer.self_attn, normed)
-            normed = _rms_norm(hidden, layer.post_attention_layernorm)
-            # Llama's gated MLP: down(act(gate(x)) · up(x)).
-            mlp = layer.mlp
-            gated = mlp.act_fn(_linear(normed, mlp.gate_proj)) * _linear(normed, mlp.up_proj)
-            hidden = hidden + _linear(gated, mlp.down_proj)
-        self._step += 1
+        for index, layer in enumerate(self._layers):
+            hidden = layer(hidden, index, rotary=rotary, cache=cache)
         return _linear(_rms_norm(hidden, self._decoder.norm), self._head)
 
-    def keep(self, rows: Tensor) -> None:
-        """Lets only these rows go on; their keys and values are shrunk by the owner of the cache."""
-        self._rotary.keep(rows)
-        if self._mask is not None:
-            self._mask = self._mask[rows]
+    def _table(self, num_positions: int) -> RotaryTable:
+        """Frequencies are the config's, so the table outlives every version of the weights."""
+        if len(self._rotary.cos) < num_positions:
+            weight = self._decoder.embed_tokens.weight
+            cos, sin = self._decoder.rotary_emb(weight[:1], torch.arange(num_positions, device=weight.device)[None])
+            half = sin.shape[-1] // 2
+            signed_sin = torch.cat((-sin[0, :, :half], sin[0, :, half:]), dim=-1)
+            self._rotary = RotaryTable(cos=cos[0], signed_sin=signed_sin)
+        return self._rotary
 
-    def _attention(self, index: int, attention: Any, normed: Tensor) -> Tensor:
+
+class LeanLayer:
+    """One decoder layer, whose modules are looked up once: a lookup takes as long as a small operation."""
+
+    def __init__(self, layer: Any) -> None:
+        attention, mlp = layer.self_attn, layer.mlp
+        self._attention = attention
+        self._norms = layer.input_layernorm, layer.post_attention_layernorm
+        self._projections = attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj
+        self._mlp = mlp.gate_proj, mlp.up_proj, mlp.down_proj, mlp.act_fn
+        self._head_dim: int = attention.head_dim
+        self._scaling: float = attention.scaling
+        self._num_query_heads = attention.q_proj.out_features // self._head_dim
+        self._norm_weight: Tensor | None = None
+        self.refresh()
+
+    def refresh(self) -> None:
+        self._norm_weight = _query_and_key_norm(self._attention)
+
+    def __call__(self, hidden: Tensor, index: int, *, rotary: RotaryTable, cache: RowCache) -> Tensor:
+        before_attention, before_mlp = self._norms
+        gate, up, down, act = self._mlp
+        hidden = hidden + self._attended(_rms_norm(hidden, before_attention), index, rotary=rotary, cache=cache)
+        normed = _rms_norm(hidden, before_mlp)
+        # Llama's gated MLP: down(act(gate(x)) · up(x)).
+        return hidden + _linear(act(_linear(normed, gate)) * _linear(normed, up), down)
+
+    def _attended(self, normed: Tensor, index: int, *, rotary: RotaryTable, cache: RowCache) -> Tensor:
         """[N, hidden] → [N, hidden]; the layer's cache takes the token's key and value."""
-        num_rows = len(normed)
-        queries, keys = _linear(normed, attention.q_proj), _linear(normed, attention.k_proj)
+        num_rows, num_query_heads, head_dim = len(normed), self._num_query_heads, self._head_dim
+        q_proj, k_proj, v_proj, o_proj = self._projections
         # [N, Hq + Hk, D]: query heads first. Both are normalised and rotated alike, so one operation does for both.
-        heads = torch.cat((queries, keys), dim=-1).view(num_rows, -1, attention.head_dim)
-        norm_weight = self._norm_weights[index]
-        if norm_weight is not None:
-            heads = norm_weight * _normalised(heads, attention.q_norm.variance_epsilon)
-        heads = self._rotary.rotate(heads, self._step)
-        num_query_heads = queries.shape[-1] // attention.head_dim
-        values = _linear(normed, attention.v_proj).view(num_rows, -1, 1, attention.head_dim)
-        # [N, Hk, 1, D]: one token; the cache answers [N, Hk, P + t + 1, D], this token's column last.
-        all_keys, all_values = self._cache.update(heads[:, num_query_heads:, None], values, index)
+        heads = torch.cat((_linear(normed, q_proj), _linear(normed, k_proj)), dim=-1).view(num_rows, -1, head_dim)
+        if self._norm_weight is not None:
+            heads = self._norm_weight * _normalised(heads, self._attention.q_norm.variance_epsilon)
+        heads = rotary.rotate(heads)
+        values = _linear(normed, v_proj).view(num_rows, -1, head_dim)
+        all_keys, all_values = cache.extend(index, heads[:, num_query_heads:], values)
         attended = functional.scaled_dot_product_attention(
             heads[:, :num_query_heads, None],
             all_keys,
             all_values,
-            # No causal mask: the only query is the newest token, before which everything lies. Only padding is masked.
-            attn_mask=None if self._mask is None else self._mask[..., : all_keys.shape[2]],
-            scale=attention.scaling,
+            attn_mask=cache.step_mask,
+            scale=self._scaling,
             enable_gqa=True,
         )
-        return _linear(attended.reshape(num_rows, -1), attention.o_proj)
+        return _linear(attended.reshape(num_rows, -1), o_proj)
 
 
-def lean_step(model: PreTrainedModel, cache: Cache, mask: Tensor, *, num_tokens: int) -> LeanStep | None:
-    """The LeanStep of a model, or None where it is not of the shape that LeanStep computes.
-
-    mask: [N, P], the mask of the prompts that `cache` holds; num_tokens: P + T.
-    """
-    if not _is_lean(model):
-        return None
-    num_rows, width = mask.shape
-    lengths = mask.sum(dim=1, keepdim=True)
-    padded = bool((lengths < width).any())
-    steps = torch.arange(num_tokens - width, device=mask.device)
-    # Token t after a prompt of L tokens has position L + t: [N, T], or [1, T] where every prompt has as many.
-    positions = (lengths if padded else lengths[:1]) + steps
-    decoder: Any = model.model
-    cos, sin = decoder.rotary_emb(decoder.embed_tokens.weight[:1], positions)
-    # [R, T, D] → [R, T, 1, D]: the same for every head.
-    half = sin.shape[-1] // 2
-    signed_sin = torch.cat((-sin[..., :half], sin[..., half:]), dim=-1)
-    whole_mask = None
-    if padded:
-        whole_mask = torch.cat((mask.bool(), mask.new_ones(num_rows, len(steps), dtype=torch.bool)), dim=1)
-        whole_mask = whole_mask[:, None, None]
-    rotary = RotaryTable(cos=cos[:, :, None], signed_sin=signed_sin[:, :, None])
-    return LeanStep(model, cache, rotary=rotary, mask=whole_mask)
-
-
-def _is_lean(model: Any) -> bool:
+def is_lean(model: Any) -> bool:
     """Whether LeanStep computes it: an exact class, full attention by SDPA, fixed rotary frequencies, plain linears."""
     if type(model) not in FAMILIES:
         return False

@@ -1,0 +1,177 @@
+"""The rows of several batches while they grow, by place: what is sampled, and which places are free again.
+
+    join ─▶ place 0 … N-1 ─ logits [N, V] ─▶ append ─▶ tokens [N] ─▶ the engine's next step
+                  ▲                            │
+                  └── the last rows move into ─┴─▶ rows that have ended ─▶ Completion ─▶ their batch
+
+A row's tokens are a function of its logits and of its own random numbers (sampling.py), so the books of all batches
+are kept together: one draw for all rows, whatever their number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from contracts.errors import BatchFailed
+from contracts.rollouts import Completion, PromptBatch, SamplingParams
+from producer.engine.sampling import completion_uniforms, sample
+
+Places = NDArray[np.int64]
+
+
+@dataclass(eq=False, kw_only=True)
+class GrowingBatch:
+    """A batch of which some rows are held, or have ended; row p·G + g is sample g of prompt p."""
+
+    batch: PromptBatch
+    ended: dict[int, Completion] = field(default_factory=dict)
+    """Row → its completion."""
+
+    @property
+    def finished(self) -> bool:
+        return len(self.ended) == self.batch.num_completions
+
+    @property
+    def completions(self) -> list[list[Completion]]:
+        """Completions [k][G], once it is finished."""
+        group_size = self.batch.group_size
+        return [
+            [self.ended[prompt * group_size + sample] for sample in range(group_size)]
+            for prompt in range(len(self.batch.prompts))
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moves:
+    """Rows that take the places of those that have left: from `source` to `target`; `num_rows` are left."""
+
+    source: Places
+    target: Places
+    num_rows: int
+
+
+class HeldRows:
+    """N rows at the places 0 … N-1, without a hole."""
+
+    def __init__(self, eos_ids: frozenset[int]) -> None:
+        self._eos_ids = np.array(sorted(eos_ids), dtype=np.int64)
+        self._num_rows = 0
+        self._samplings: dict[SamplingParams, int] = {}
+        self._owners = np.empty(0, dtype=object)
+        """[R] the GrowingBatch of each place."""
+        self._rows = np.empty(0, dtype=np.int64)
+        """[R] the row of its batch."""
+        self._kinds = np.empty(0, dtype=np.int64)
+        """[R] number of its sampling parameters, among those in `_samplings`."""
+        self._steps = np.empty(0, dtype=np.int64)
+        """[R] tokens that it has."""
+        self._most = np.empty(0, dtype=np.int64)
+        """[R] tokens that it may have."""
+        self._uniforms = np.empty((0, 0))
+        """[R, T]"""
+        self._tokens = np.empty((0, 0), dtype="<i4")
+        self._logprobs = np.empty((0, 0), dtype="<f4")
+
+    def __len__(self) -> int:
+        return self._num_rows
+
+    @property
+    def batches(self) -> list[GrowingBatch]:
+        """Those with a row that has not ended, in the order of their first places."""
+        return list(dict.fromkeys(self._owners[: self._num_rows]))
+
+    def join(self, growing: GrowingBatch) -> Places:
+        """Gives each row of a batch a place behind the others, and answers the places."""
+        batch = growing.batch
+        if not self._num_rows:
+            self._samplings.clear()
+        places = np.arange(self._num_rows, self._num_rows + batch.num_completions)
+        self._make_room(places[-1] + 1, batch.sampling.max_new_tokens)
+        self._owners[places] = growing
+        self._rows[places] = np.arange(len(places))
+        self._kinds[places] = self._samplings.setdefault(batch.sampling, len(self._samplings))
+        self._steps[places] = 0
+        self._most[places] = batch.sampling.max_new_tokens
+        self._uniforms[places, : batch.sampling.max_new_tokens] = completion_uniforms(batch)
+        self._num_rows += len(places)
+        return places
+
+    def append(self, logits: NDArray[np.floating], places: Places | None = None) -> tuple[NDArray[np.int64], Places]:
+        """[N, V] logits of the rows at these places, of all by default → [N] tokens, and the places of rows that ended.
+
+        Raises BatchFailed for logits that are not finite; nothing is changed then.
+        """
+        at = np.arange(self._num_rows) if places is None else places
+        steps = self._steps[at]
+        tokens, logprobs = self._sample(logits, at, self._uniforms[at, steps])
+        self._tokens[at, steps] = tokens
+        self._logprobs[at, steps] = logprobs
+        self._steps[at] = steps + 1
+        stopped = (tokens[:, None] == self._eos_ids).any(axis=1)
+        has_ended = stopped | (steps + 1 == self._most[at])
+        if not has_ended.any():
+            return tokens, at[:0]
+        for place, reason in zip(at[has_ended].tolist(), stopped[has_ended].tolist(), strict=True):
+            self._end(place, "stop" if reason else "length")
+        return tokens, at[has_ended]
+
+    def places_of(self, growing: GrowingBatch) -> Places:
+        return np.flatnonzero(self._owners[: self._num_rows] == growing)
+
+    def leave(self, places: Places) -> Moves:
+        """Frees places; the last rows move into the holes, and the engine moves what it keeps of them."""
+        gone = np.zeros(self._num_rows, dtype=bool)
+        gone[places] = True
+        num_rows = self._num_rows - len(places)
+        target, source = np.flatnonzero(gone[:num_rows]), num_rows + np.flatnonzero(~gone[num_rows:])
+        for of_places in (
+            self._owners, self._rows, self._kinds, self._steps, self._most,
+            self._uniforms, self._tokens, self._logprobs,
+        ):  # fmt: skip
+            of_places[target] = of_places[source]
+        self._owners[num_rows : self._num_rows] = None
+        self._num_rows = num_rows
+        return Moves(source=source, target=target, num_rows=num_rows)
+
+    def _sample(
+        self, logits: NDArray[np.floating], at: Places, uniforms: NDArray[np.float64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        kinds = self._kinds[at]
+        if len(self._samplings) == 1 or (kinds == kinds[0]).all():
+            return sample(logits, self._owners[at[0]].batch.sampling, uniforms)
+        tokens, logprobs = np.empty(len(at), dtype=np.int64), np.empty(len(at))
+        for sampling, kind in self._samplings.items():
+            of_kind = kinds == kind
+            if of_kind.any():
+                tokens[of_kind], logprobs[of_kind] = sample(logits[of_kind], sampling, uniforms[of_kind])
+        return tokens, logprobs
+
+    def _end(self, place: int, finish_reason: str) -> None:
+        num_tokens = int(self._steps[place])
+        self._owners[place].ended[int(self._rows[place])] = Completion(
+            token_ids=self._tokens[place, :num_tokens].tobytes(),
+            generator_logprobs=self._logprobs[place, :num_tokens].tobytes(),
+            finish_reason="stop" if finish_reason == "stop" else "length",
+        )
+
+    def _make_room(self, num_places: int, num_tokens: int) -> None:
+        places, tokens = len(self._rows), self._tokens.shape[1]
+        if num_places <= places and num_tokens <= tokens:
+            return
+        more = ((0, max(0, num_places - places)), (0, max(0, num_tokens - tokens)))
+        for name in ("_owners", "_rows", "_kinds", "_steps", "_most"):
+            setattr(self, name, np.pad(getattr(self, name), more[:1]))
+        for name in ("_uniforms", "_tokens", "_logprobs"):
+            setattr(self, name, np.pad(getattr(self, name), more))
+
+
+def without_a_finite_maximum(logits: NDArray[np.floating]) -> Places:
+    """Places of the rows of [N, V] logits from which nothing can be sampled."""
+    return np.flatnonzero(~np.isfinite(logits.max(axis=-1)))
+
+
+def not_finite() -> BatchFailed:
+    return BatchFailed("the model's logits are not finite", cure="the weights of this version have diverged")

@@ -1,0 +1,186 @@
+"""Whether batches may share steps here: rows alone and in company, compared by bytes, before any batch relies on it.
+
+    reference: all rows in one step ─┐
+                                     ├─ the same bytes for each row? ─▶ shared steps, or one batch at a time
+    16, 24, 32 … rows, drawn anew, ──┘
+    at other places, in longer caches
+
+That a row's bits are its own is a property of kernels, which nothing promises: of this CPU, this build of torch, this
+dtype and number of threads, these shapes. So each engine finds out: every number of rows that shared steps may have is
+compared, and lengths of the cache on both sides of the block in which attention goes through it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+
+from producer.engine.transformers.lean_step import LeanStep
+from producer.engine.transformers.row_cache import COLUMNS, CacheShape, RowCache, rounded_up
+from producer.engine.transformers.row_steps import RowStep, cache_shape, forward, held_prompts, row_step
+from producer.engine.transformers.shared_decoding import FEWEST_ROWS, ROWS
+
+LAYERS = 2
+"""Layers of a model that LeanStep knows are of one kind, with the same shapes: a few of them tell of all."""
+NUM_COLUMNS = 48
+LONG_COLUMNS = 544
+"""Attention goes through a row's columns in blocks of 512."""
+MOST_BYTES = 2**27
+"""The largest cache that is compared."""
+PROMPT_TOKENS = 5
+TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+"""Of the largest logit: the same numbers by other kernels."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """How an engine decodes."""
+
+    step: RowStep | None
+    """Rows' step; None where transformers' own cache and forward decode a batch (decoding.py)."""
+    problem: str = ""
+    """Why one batch is decoded at a time; "" where batches share steps."""
+    is_final: bool = True
+    """Whether other weights can't change it."""
+
+
+def judge(model: PreTrainedModel, *, most_rows: int) -> Verdict:
+    """Says whether batches may share steps of up to `most_rows` rows; 0 stands for one batch at a time.
+
+    The model has the weights that it samples with. Runs in the thread that will sample, under torch.inference_mode.
+    """
+    step = row_step(model)
+    if step is None:
+        return Verdict(step=None, problem="its layers keep more of a row than keys and values")
+    random = torch.Generator(device="cpu").manual_seed(0)
+    try:
+        shape = _shape_where_they_agree(model, step, random)
+    except NotFinite as problem:
+        return Verdict(step=None, problem=str(problem), is_final=False)
+    except NotShared as problem:
+        return Verdict(step=None, problem=str(problem))
+    except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
+        # An architecture whose forward takes no such mask, or no such cache.
+        return Verdict(step=None, problem=f"its forward takes no rows of a shared cache: {error}")
+    is_known = isinstance(step, LeanStep)
+    if not most_rows:
+        return Verdict(step=step if is_known else None, problem="sharing is off")
+    probed = step
+    if is_known:
+        probed, shape = LeanStep(model, num_layers=LAYERS), replace(shape, num_layers=min(LAYERS, shape.num_layers))
+    try:
+        _compare(model, probed, shape, most_rows=most_rows, random=random)
+    except NotShared as problem:
+        is_final = not isinstance(problem, NotFinite)
+        return Verdict(step=step if is_known else None, problem=str(problem), is_final=is_final)
+    return Verdict(step=step)
+
+
+class NotShared(Exception):
+    """Why batches may not share steps."""
+
+
+class NotFinite(NotShared):
+    """Numbers that can't be compared: the weights have diverged."""
+
+    def __init__(self) -> None:
+        super().__init__("its logits are not finite")
+
+
+def _compare(
+    model: PreTrainedModel, step: RowStep, shape: CacheShape, *, most_rows: int, random: torch.Generator
+) -> None:
+    """Raises NotShared where a row differs from itself."""
+    probe = _Probe(model, step, shape, random)
+    context = getattr(model.config, "max_position_embeddings", math.inf)
+    for num_rows, num_columns in ((most_rows, NUM_COLUMNS), (FEWEST_ROWS + ROWS, LONG_COLUMNS)):
+        longest = int(min(context, _affordable(shape, num_rows)))
+        if num_columns <= longest:
+            probe.compare(num_rows, num_columns, longest=longest)
+
+
+def _shape_where_they_agree(model: PreTrainedModel, step: RowStep, random: torch.Generator) -> CacheShape:
+    """What the model keeps of a token. Raises NotShared unless a step of rows computes what its forward computes."""
+    vocabulary: Any = model.config.vocab_size
+    tokens = torch.randint(vocabulary, (1, PROMPT_TOKENS + 1), generator=random).to(model.device)
+    expected = forward(model, tokens, torch.ones_like(tokens), DynamicCache(config=model.config))
+    prompts = DynamicCache(config=model.config)
+    forward(model, tokens[:, :-1], torch.ones_like(tokens[:, :-1]), prompts)
+    try:
+        held = held_prompts(prompts)
+    except ValueError as error:
+        raise NotShared(str(error)) from error
+    shape = cache_shape(held)
+    cache = RowCache(shape, num_places=FEWEST_ROWS, num_columns=COLUMNS)
+    cache.put(0, held, [PROMPT_TOKENS], group_size=FEWEST_ROWS)
+    positions = torch.full((FEWEST_ROWS,), PROMPT_TOKENS, device=model.device)
+    cache.begin_step(positions, COLUMNS)
+    found = step(tokens[0, -1].expand(FEWEST_ROWS), positions, cache)[:1]
+    if not bool(found.isfinite().all()):
+        raise NotFinite()
+    most = TOLERANCE.get(shape.dtype, 0.0) * float(expected.abs().max())
+    if not float((found - expected).abs().max()) <= most:
+        raise NotShared("a step of rows is not what its own forward computes")
+    return shape
+
+
+class _Probe:
+    """Rows with made-up pasts, which are the same in each comparison."""
+
+    def __init__(self, model: PreTrainedModel, step: RowStep, shape: CacheShape, random: torch.Generator) -> None:
+        self._vocabulary: int = model.config.vocab_size
+        self._step = step
+        self._shape = shape
+        self._random = random
+
+    def compare(self, num_rows: int, num_columns: int, *, longest: int) -> None:
+        """Raises NotShared where a row of up to `num_columns` tokens differs from itself among `num_rows`."""
+        device = self._shape.device
+        tokens = torch.randint(self._vocabulary, (num_rows,), generator=self._random).to(device)
+        # Most rows are short; the last ones end in the last columns.
+        positions = torch.randint(1, num_columns, (num_rows,), generator=self._random)
+        positions[::3] = num_columns - 1 - torch.arange(len(positions[::3])) % COLUMNS
+        cache = RowCache.random(self._shape, positions.tolist(), num_columns=num_columns, generator=self._random)
+        positions = positions.to(device)
+        reference = self._logits(cache, tokens, positions, num_columns)
+        if not bool(reference.isfinite().all()):
+            raise NotFinite()
+        for fewer, columns in zip(_numbers_of_rows(num_rows), _lengths(num_columns, longest), strict=False):
+            chosen = torch.randperm(num_rows, generator=self._random)[:fewer].to(device)
+            found = self._logits(cache.picked(chosen.tolist(), num_columns=columns), tokens[chosen], positions[chosen], columns)
+            if not _same_bytes(found, reference[chosen]):
+                raise NotShared(
+                    f"a row's bits among {fewer} rows of {columns} columns differ from those among {num_rows}"
+                )
+
+    def _logits(self, cache: RowCache, tokens: Tensor, positions: Tensor, num_columns: int) -> Tensor:
+        cache.begin_step(positions, rounded_up(num_columns))
+        return self._step(tokens, positions, cache)
+
+
+def _numbers_of_rows(most: int) -> range:
+    return range(FEWEST_ROWS, most + 1, ROWS)
+
+
+def _lengths(num_columns: int, longest: int) -> Iterator[int]:
+    """Lengths of the cache that hold so many columns, in turn: the same, a little longer, up to twice as long."""
+    while True:
+        for more in (0, COLUMNS, num_columns // 2, num_columns):
+            yield rounded_up(min(num_columns + more, max(longest, num_columns)))
+
+
+def _affordable(shape: CacheShape, num_rows: int) -> int:
+    """Columns of a cache of so many rows."""
+    of_column = shape.num_layers * 2 * num_rows * shape.num_heads * shape.head_dim * shape.dtype.itemsize
+    return MOST_BYTES // of_column
+
+
+def _same_bytes(found: Tensor, expected: Tensor) -> bool:
+    """Equal numbers, and zeros of equal sign."""
+    return bool(torch.equal(found, expected)) and bool(torch.equal(found.signbit(), expected.signbit()))

@@ -1,0 +1,181 @@
+"""Keys and values of the rows of many batches, each row at a place of its own and with columns of its own.
+
+    store [place, layer, 2, column, head, head dimension]      column c of a row is its token c, whoever is beside it
+    mask  [place, column]                                      0 where the row has a token, -inf where it has none yet
+
+A row's bits must depend neither on its place, nor on the rows beside it, nor on how many columns are read (I7). So rows
+begin at column 0, whatever they are padded to elsewhere; the columns that are read are a multiple of COLUMNS; and what
+no row has written is finite, since a mask hides numbers and not NaN. The canary (canary.py) holds the arithmetic to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import Cache
+from transformers.cache_utils import CacheLayerMixin
+
+COLUMNS = 16
+"""Attention adds up a row's columns by vectors of so many numbers: a part of a vector would be added up otherwise."""
+
+MOST_IDLE = 4
+"""A cache that is so many times as large as needed is made anew."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheShape:
+    """What a model keeps of a token."""
+
+    num_layers: int
+    num_heads: int
+    """Heads of keys and of values."""
+    head_dim: int
+    dtype: torch.dtype
+    device: torch.device
+
+
+class RowCache:
+    """Room for `num_places` rows of `num_columns` tokens. Runs under torch.inference_mode."""
+
+    def __init__(self, shape: CacheShape, *, num_places: int, num_columns: int) -> None:
+        self.shape = shape
+        self.num_places, self.num_columns = num_places, rounded_up(num_columns)
+        self._store = torch.zeros(
+            (num_places, shape.num_layers, 2, self.num_columns, shape.num_heads, shape.head_dim),
+            dtype=shape.dtype,
+            device=shape.device,
+        )
+        self._mask = torch.full((num_places, self.num_columns), float("-inf"), dtype=shape.dtype, device=shape.device)
+        self._all_columns = self._store.flatten(0, 3)
+        """[place · layer · 2 · column, head, head dimension]"""
+        of_place = 2 * shape.num_layers * self.num_columns
+        self._first_columns = torch.arange(num_places, device=shape.device) * self.num_columns
+        self._first_of_place = torch.arange(num_places, device=shape.device) * of_place
+        self._first_of_layer = torch.arange(0, of_place, self.num_columns, device=shape.device)[:, None]
+        """[layer · 2, 1] the first column, inside its place, of each layer's keys and of its values."""
+        self._written: Sequence[Tensor] = ()
+        """[N] for each layer's keys and values: where the step writes, among all columns."""
+        self._read = (0, 0)
+        self._views: list[tuple[Tensor, Tensor]] = []
+        """Of each layer, the keys and values [row, head, column, head dimension] that a step reads."""
+        self.step_mask: Tensor = self._mask
+        """[row, 1, 1, column] of the step."""
+
+    def bytes_of(self, num_places: int, num_columns: int) -> int:
+        """Memory of a cache of another size."""
+        return self._store[0, :, :, 0].nbytes * num_places * rounded_up(num_columns)
+
+    def suits(self, num_places: int, num_columns: int) -> bool:
+        """Whether so many rows fit, and don't leave most of it idle."""
+        fits = num_places <= self.num_places and num_columns <= self.num_columns
+        return fits and self.num_places * self.num_columns <= MOST_IDLE * num_places * num_columns
+
+    def put(self, first: int, prompts: Tensor, lengths: Sequence[int], *, group_size: int) -> None:
+        """Writes prompts [k, layer, 2, column, head, head dimension], whose last columns are theirs, at the places from
+        `first` on: the rows of a prompt follow one another. They attend to nothing else then."""
+        rows = self._store[first : first + len(lengths) * group_size].unflatten(0, (-1, group_size))
+        mask = self._mask[first : first + len(lengths) * group_size].unflatten(0, (-1, group_size))
+        mask.fill_(float("-inf"))
+        width = prompts.shape[3]
+        if min(lengths) == width:
+            rows[:, :, :, :, :width] = prompts[:, None]
+            mask[:, :, :width] = 0.0
+            return
+        for index, length in enumerate(lengths):
+            rows[index, :, :, :, :length] = prompts[index, None, :, :, width - length :]
+            mask[index, :, :length] = 0.0
+
+    def begin_step(self, positions: Tensor, num_columns: int) -> None:
+        """Begins a step of the first N places, whose tokens go to the columns `positions` [N]; num_columns are read."""
+        num_rows = len(positions)
+        self._mask.view(-1).index_fill_(0, self._first_columns[:num_rows] + positions, 0.0)
+        self._written = (self._first_of_layer + (self._first_of_place[:num_rows] + positions)).unbind()
+        if self._read == (num_rows, num_columns):
+            return
+        self._read = (num_rows, num_columns)
+        # [row, head, column, head dimension] of each layer's keys and values.
+        halves = self._store[:num_rows, :, :, :num_columns].transpose(3, 4).flatten(1, 2).unbind(1)
+        self._views = list(zip(halves[::2], halves[1::2], strict=True))
+        self.step_mask = self._mask[:num_rows, None, None, :num_columns]
+
+    def extend(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Takes the step's keys and values [N, head, head dimension]; answers all that its rows have."""
+        self._all_columns.index_copy_(0, self._written[2 * layer], keys)
+        self._all_columns.index_copy_(0, self._written[2 * layer + 1], values)
+        return self._views[layer]
+
+    def move(self, source: Sequence[int], target: Sequence[int], num_columns: int) -> None:
+        """Copies the rows at places `source` to places `target`, which are others; num_columns are in use."""
+        # One by one: an operation on rows by their indices takes several times as long.
+        rows, mask = self._store[:, :, :, :num_columns].unbind(), self._mask.unbind()
+        for here, there in zip(source, target, strict=True):
+            rows[there].copy_(rows[here])
+            mask[there].copy_(mask[here])
+
+    def clear(self, places: Sequence[int]) -> None:
+        """Wipes what may not be finite: another row will be here, and read what it has not written."""
+        for place in places:
+            self._store[place].zero_()
+
+    def picked(self, places: Sequence[int], *, num_columns: int) -> RowCache:
+        """Another cache, with the rows at these places in this order."""
+        cache = RowCache(self.shape, num_places=len(places), num_columns=num_columns)
+        for target, source in enumerate(places):
+            cache._store[target, :, :, : self.num_columns] = self._store[source]
+            cache._mask[target, : self.num_columns] = self._mask[source]
+        return cache
+
+    def grown(self, *, num_places: int, num_columns: int) -> RowCache:
+        """A larger cache that holds what this one does."""
+        larger = RowCache(self.shape, num_places=num_places, num_columns=num_columns)
+        larger._store[: self.num_places, :, :, : self.num_columns] = self._store
+        larger._mask[: self.num_places, : self.num_columns] = self._mask
+        return larger
+
+    @classmethod
+    def random(
+        cls, shape: CacheShape, lengths: Sequence[int], *, num_columns: int, generator: torch.Generator
+    ) -> RowCache:
+        """Rows of these lengths with made-up keys and values."""
+        cache = cls(shape, num_places=len(lengths), num_columns=num_columns)
+        cache._store.copy_(torch.randn(cache._store.shape, generator=generator))
+        for place, length in enumerate(lengths):
+            cache._mask[place, :length] = 0.0
+        return cache
+
+
+class RowLayer(CacheLayerMixin):
+    """One layer of a RowCache, as transformers' own forward asks for it."""
+
+    def __init__(self, cache: RowCache, layer: int) -> None:
+        super().__init__()
+        self._cache, self._layer = cache, layer
+        self.is_initialized = True
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Does nothing: the cache is made."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Takes [N, head, 1, head dimension] of one token a row."""
+        return self._cache.extend(self._layer, key_states[:, :, 0], value_states[:, :, 0])
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self._cache.step_mask.shape[-1], 0
+
+    def get_seq_length(self) -> int:
+        return self._cache.step_mask.shape[-1]
+
+    def get_max_length(self) -> int:
+        return self._cache.num_columns
+
+
+def as_transformers_cache(cache: RowCache) -> Cache:
+    return Cache(layers=[RowLayer(cache, layer) for layer in range(cache.shape.num_layers)])
+
+
+def rounded_up(number: int, to: int = COLUMNS) -> int:
+    return -(-number // to) * to

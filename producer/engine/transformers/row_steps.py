@@ -1,0 +1,125 @@
+"""One token for each held row through a model, over a RowCache; and the prompts of one batch, which go through alone.
+
+    prompts [k, P] ─ prefill ─▶ logits [k, V]; keys, values ─▶ G places for each prompt
+    tokens [N], positions [N] ─ RowStep ─▶ logits [N, V]
+
+A prompt's numbers depend on the prompts that it is padded with, so a batch's prompts go through the model together and
+without any others. A step's don't depend on the rows beside a row, which is what lets batches share it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
+
+from contracts.encoding.arrays import ITEM_BYTES
+from contracts.rollouts import PromptBatch
+from producer.engine.transformers.lean_step import LeanStep, is_lean
+from producer.engine.transformers.row_cache import CacheShape, RowCache, as_transformers_cache
+
+
+class RowStep(Protocol):
+    """One token a row through the model."""
+
+    def refresh(self) -> None:
+        """Called when the weights may be others than at the last step."""
+        ...
+
+    def __call__(self, tokens: Tensor, positions: Tensor, cache: RowCache) -> Tensor:
+        """[N] tokens at [N] positions → [N, V] logits after them; the cache has begun the step."""
+        ...
+
+
+class OwnStep:
+    """A RowStep by transformers' own forward."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model: Any = model
+
+    def refresh(self) -> None:
+        """Nothing is made of the weights here."""
+
+    def __call__(self, tokens: Tensor, positions: Tensor, cache: RowCache) -> Tensor:
+        output = self._model(
+            input_ids=tokens[:, None],
+            attention_mask=cache.step_mask,
+            position_ids=positions[:, None],
+            past_key_values=as_transformers_cache(cache),
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        return output.logits[:, -1]
+
+
+def row_step(model: PreTrainedModel) -> RowStep | None:
+    """The step of a model's rows; None where its layers keep something else of a row than keys and values by token."""
+    if is_lean(model):
+        return LeanStep(model)
+    config: Any = model.config
+    has_plain_layers = all(type(layer) is DynamicLayer for layer in DynamicCache(config=config).layers)
+    return OwnStep(model) if config._attn_implementation == "sdpa" and has_plain_layers else None
+
+
+def left_padded(batch: PromptBatch, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Token ids [k, P] and mask [k, P] with the prompts at the right edge: each ends in the last column."""
+    prompts = [np.frombuffer(prompt.token_ids, dtype="<i4") for prompt in batch.prompts]
+    width = max(map(len, prompts))
+    token_ids = np.zeros((len(prompts), width), dtype=np.int64)
+    mask = np.zeros_like(token_ids)
+    for row, prompt in enumerate(prompts):
+        token_ids[row, width - len(prompt) :] = prompt
+        mask[row, width - len(prompt) :] = 1
+    return torch.from_numpy(token_ids).to(device), torch.from_numpy(mask).to(device)
+
+
+def prompt_lengths(batch: PromptBatch) -> list[int]:
+    return [len(prompt.token_ids) // ITEM_BYTES for prompt in batch.prompts]
+
+
+def forward(model: PreTrainedModel, token_ids: Tensor, mask: Tensor, cache: DynamicCache) -> Tensor:
+    """[N, S] new tokens → [N, V] logits after the last one, by transformers' own forward.
+
+    mask: [N, P] of all tokens so far, of which the last S are new.
+    """
+    # A token's position is the number of real tokens before it. Padding, which the mask hides, gets 0, not -1.
+    # Only the S columns of the new tokens are needed.
+    positions = (mask.cumsum(dim=1) - 1).clamp_(min=0)[:, -token_ids.shape[1] :]
+    run: Any = model
+    output = run(
+        input_ids=token_ids,
+        attention_mask=mask,
+        position_ids=positions,
+        past_key_values=cache,
+        use_cache=True,
+        logits_to_keep=1,
+    )
+    return output.logits[:, -1]
+
+
+def held_prompts(prompts: DynamicCache) -> Tensor:
+    """[k, layer, 2, column, head, head dimension]: the keys and values of k prompts.
+
+    Raises ValueError where the layers don't all keep the same of a token.
+    """
+    held: list[Any] = [half for layer in prompts.layers for half in (layer.keys, layer.values)]
+    if len({(half.shape, half.dtype) for half in held}) != 1:
+        raise ValueError("its layers keep keys and values of several shapes")
+    # Of each, [k, head, column, head dimension].
+    return torch.stack(held, dim=1).unflatten(1, (-1, 2)).transpose(3, 4)
+
+
+def cache_shape(held: Tensor) -> CacheShape:
+    """The shape of a cache for prompts as `held_prompts` has them."""
+    _, num_layers, _, _, num_heads, head_dim = held.shape
+    return CacheShape(
+        num_layers=num_layers, num_heads=num_heads, head_dim=head_dim, dtype=held.dtype, device=held.device
+    )
+
+
+def on_host(logits: Tensor) -> np.ndarray:
+    return logits.float().cpu().numpy()
