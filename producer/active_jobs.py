@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Collection, Mapping
 
@@ -141,6 +142,11 @@ class ActiveJobs:
         """The one active job, if it lags: only then does the next batch need a version of the same job."""
         jobs = [job for job in self._jobs.values() if job.job_id not in self._refused]
         return jobs[0] if len(jobs) == 1 and jobs[0].spec.schedule_rule.lags else None
+
+    def share(self, num_generators: int) -> int:
+        """Batches that one of so many generators has in its engine at most: its part of an iteration, rounded up."""
+        most = max((job.spec.rollout.batches_per_iteration for job in self._jobs.values()), default=1)
+        return math.ceil(most / num_generators)
 
     def in_turn(self, now_s: float) -> list[ActiveJob]:
         """The jobs in the order in which they should be asked for work; those that were refused lately are not."""

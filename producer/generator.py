@@ -16,7 +16,8 @@ serve      consumes active jobs and prompt batches; waits for prompts, or for ro
 carry      consumes a claimed batch; waits for the engine, the reward service and the broker; produces a rollout batch
            or a failure. Where the job resamples, it goes back to the engine with the prompts of equal reward.
 
-A batch is claimed only when the engine has room for it: there is no prefetch, so work goes to an idle generator.
+A batch is claimed only when the engine has room for it, and no more at a time than this generator's share of an
+iteration: there is no prefetch, so work goes to an idle generator.
 Another version, or another model, is loaded when no batch is in the engine or may come back to it. A generator that
 finds no work in any job hedges: it samples a copy of a batch that another generator is late with. A generation whose
 batch another generator has published is dropped at the next heartbeat, a copy long before. A task of these that dies
@@ -55,7 +56,8 @@ IDLE_POLL_S = 0.5
 PROMPTS_WAIT_S = 1.0
 """Longest blocking wait for prompts while there is one active job."""
 SHARED_PROMPTS_WAIT_S = 0.2
-"""The same while there are several: the wait is on one of them, so it is short for the sake of the others."""
+"""The same while there are several, since the wait is on one of them; and while batches are sampled, since a generator
+that has no more of them may hedge."""
 LOG_AFTER_S = 10.0
 STOP_GRACE_S = 10.0
 """Time that the batches in flight may still take after a stop."""
@@ -168,9 +170,11 @@ class Generator:
         """Whether the engine takes no other batch, or the reward service has enough to do; never after a stop."""
         if self._stopping.is_set():
             return False
-        loaded = self._model.loaded
-        is_busy = loaded is not None and self._held.num_sampling >= loaded.engine.max_concurrent_completions
-        return is_busy or self._held.num_finishing >= MAX_FINISHING
+        loaded, num_sampling = self._model.loaded, self._held.num_sampling
+        is_busy = loaded is not None and num_sampling >= loaded.engine.max_concurrent_completions
+        # A batch that shares the engine here would have it for itself in a generator that is idle.
+        has_share = num_sampling > 0 and self._held.num_in_engine >= self._jobs.share(self._heartbeat.num_generators)
+        return is_busy or has_share or self._held.num_finishing >= MAX_FINISHING
 
     async def _until_freed(self, is_blocked: Callable[[], bool]) -> None:
         """Waits while `is_blocked`; generating, scoring and publishing have deadlines of their own, so this ends."""
@@ -192,8 +196,10 @@ class Generator:
             if self._model.must_prove(job.spec) and not await self._proves(job):
                 continue
             lease_s, held = job.spec.timeouts.generator_lease_s, self._model.newest_ready(job.spec)
+            # Only an idle generator copies what another one is late with.
+            may_hedge = hedge and not self._held.num_sampling
             try:
-                claim = await self._calls(job.side.claim, lease_s, hedge=hedge, held=held)
+                claim = await self._calls(job.side.claim, lease_s, hedge=may_hedge, held=held)
             except WrongEngine as error:
                 self._jobs.refuse(job, error)
                 continue
@@ -239,7 +245,8 @@ class Generator:
             await wait_for(self._stopping, IDLE_POLL_S)
             return
         first = turns[0]
-        timeout_s = PROMPTS_WAIT_S if len(self._jobs) == 1 else SHARED_PROMPTS_WAIT_S
+        is_lone = len(self._jobs) == 1 and not self._held.num_sampling
+        timeout_s = PROMPTS_WAIT_S if is_lone else SHARED_PROMPTS_WAIT_S
         for shard in await self._calls(first.side.wait_for_prompts, timeout_s):
             # The iteration is over where the next version is being written; what still generates is in vain.
             if not self._held.need_weights:

@@ -94,6 +94,11 @@ class HeldBatches:
         return sum(batch.num_sampling for batch in self._carried.values())
 
     @property
+    def num_in_engine(self) -> int:
+        """Batches that are in the engine."""
+        return sum(batch.num_sampling > 0 for batch in self._carried.values())
+
+    @property
     def num_finishing(self) -> int:
         """Batches that are out of the engine, on their way through the reward service and the fence."""
         return sum(not batch.num_sampling for batch in self._carried.values())
@@ -104,7 +109,7 @@ class HeldBatches:
         return any(batch.needs_weights for batch in self._carried.values())
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Heartbeat:
     """`run` beats until it is cancelled; it dies of a broker that stays away."""
 
@@ -115,11 +120,14 @@ class Heartbeat:
     held: HeldBatches
     of_jobs: Callable[[], Mapping[str, str]]
     """What its presence says of the jobs that it can't serve."""
+    num_generators: int = 1
+    """Generators that lived at the last beat, this one among them."""
 
     async def run(self) -> None:
         while True:
             self.held.changed.clear()
             await self.calls(self.presence.beat, self.generator_id, self._info())
+            self.num_generators = max(1, len(await self.calls(self.presence.live)))
             leases_s = [job.spec.timeouts.generator_lease_s for job, _ in self.held.leases.values()]
             await self._renew(self.held.leases)
             # Three beats fit into the shortest lease: one or two may fail before it runs out.

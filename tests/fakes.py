@@ -11,6 +11,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from broker.generator_side import Claim, FailOutcome, PublishOutcome, Renewal, WeightNews
+from broker.presence import GeneratorInfo
 from contracts.errors import BrokerUnavailable, NotFound, WrongEngine
 from contracts.rewards import RewardItem, Scored
 from contracts.rollouts import Completion, PromptBatch, RolloutBatch
@@ -167,6 +168,8 @@ class FakeJobs:
         self.active: list[str] = []
         self.infos: list[dict[str, str]] = []
         self.left: list[str] = []
+        self.others = 0
+        """Generators that live beside the one under test."""
         self.away = False
         """Whether Redis doesn't answer."""
 
@@ -183,6 +186,9 @@ class FakeJobs:
     def beat(self, generator_id: str, info: dict[str, str]) -> None:
         self.infos.append(info)
         self._changes.notify()
+
+    def live(self) -> list[GeneratorInfo]:
+        return [GeneratorInfo(generator_id=str(n), seen_s=0.0, info={}) for n in range(1 + self.others)]
 
     def leave(self, generator_id: str) -> None:
         self.left.append(generator_id)

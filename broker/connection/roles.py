@@ -112,7 +112,7 @@ RIGHTS: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("+zadd +zrem", "~onbeat:{*}:claims*"),
         ("+hincrby", "~onbeat:{*}:counters"),
         ("+hset +hincrby", "~onbeat:{*}:progress"),
-        ("+hset +hdel +hvals", "~onbeat:generators"),
+        ("+hset +hdel +hgetall", "~onbeat:generators"),
         # A batch of a job with stages.
         ("+zadd", "~onbeat:{*}:work*"),
         ("+hset", "~onbeat:{*}:columns*"),

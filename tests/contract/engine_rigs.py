@@ -20,7 +20,7 @@ from safetensors.numpy import load_file as load_numpy
 from safetensors.numpy import save_file as save_numpy
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from contracts.engines import OpenaiOptions, VllmOptions
+from contracts.engines import OpenaiOptions, TransformersOptions, VllmOptions
 from contracts.errors import WeightsRejected
 from contracts.rollouts import Completion, PromptBatch
 from contracts.spec import ModelSpec
@@ -134,7 +134,9 @@ def fake_rig(run_root: Path) -> Rig:
     return Rig("fake", engine, run_root, tensors, lambda tokens: torch.from_numpy(engine.logits(tokens).copy()))
 
 
-def transformers_rig(architecture: str, folders: Path, run_root: Path) -> Rig:
+def transformers_rig(
+    architecture: str, folders: Path, run_root: Path, options: TransformersOptions | None = None
+) -> Rig:
     engine = TransformersEngine(
         EngineSetup(
             model=ModelSpec(path=architecture),
@@ -142,7 +144,8 @@ def transformers_rig(architecture: str, folders: Path, run_root: Path) -> Rig:
             weight_root=run_root,
             deterministic=False,
             held_weights_bytes=2**30,
-        )
+        ),
+        options,
     )
     return rig_of(architecture, engine, folders / architecture, run_root)
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,8 +23,10 @@ from contracts.spec import ModelSpec
 from contracts.spec_tables.root import SpecRoot
 from contracts.versions import WeightFile, WeightManifest, weights_digest
 from producer.engine.base import EngineSetup, VerifiedWeights
-from producer.engine.transformers.decoding import Decoding
+from producer.engine.held_rows import GrowingBatch
+from producer.engine.transformers import row_steps
 from producer.engine.transformers.engine import STARTED_THREADS, TransformersEngine
+from producer.engine.transformers.shared_decoding import SharedDecoding
 from tests.builders import tiny_model_folder
 from tests.contract.engine_rigs import (
     KINDS,
@@ -180,18 +184,18 @@ def test_a_cancelled_generation_stops_at_its_next_token(
 ) -> None:
     rig = transformers_rig("qwen3", folders, tmp_path)
     manifest = rig.load()
-    steps: list[np.ndarray] = []
+    steps: list[int] = []
     reached, go_on = threading.Event(), threading.Event()
-    honest_prefill, honest_step = Decoding.prefill, Decoding.step
+    honest_join, honest_advance = SharedDecoding.join, SharedDecoding.advance
 
-    def gated_prefill(decoding: Decoding, group_size: int) -> np.ndarray:
+    def gated_join(decoding: SharedDecoding, growing: GrowingBatch) -> None:
         reached.set()
         go_on.wait(20.0)
-        return honest_prefill(decoding, group_size)
+        honest_join(decoding, growing)
 
-    def counted_step(decoding: Decoding, next_tokens: np.ndarray) -> np.ndarray:
-        steps.append(next_tokens)
-        return honest_step(decoding, next_tokens)
+    def counted_advance(decoding: SharedDecoding) -> list[GrowingBatch]:
+        steps.append(1)
+        return honest_advance(decoding)
 
     async def drop() -> None:
         batch = under(manifest, PROMPTS, sampling=SamplingParams(max_new_tokens=20))
@@ -203,8 +207,8 @@ def test_a_cancelled_generation_stops_at_its_next_token(
         await rig.engine.aclose()
         assert dropped.cancelled()
 
-    monkeypatch.setattr(Decoding, "prefill", gated_prefill)
-    monkeypatch.setattr(Decoding, "step", counted_step)
+    monkeypatch.setattr(SharedDecoding, "join", gated_join)
+    monkeypatch.setattr(SharedDecoding, "advance", counted_advance)
     rig.run(drop())
     assert steps == []
 
@@ -241,13 +245,15 @@ def test_the_number_of_threads_is_that_of_the_last_waking_and_a_new_engine_has_t
     folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     computed_with: list[int] = []
-    honest_prefill = Decoding.prefill
+    honest_forward = row_steps.forward
 
-    def noted(decoding: Decoding, group_size: int) -> np.ndarray:
+    def noted(*arguments: Any) -> torch.Tensor:
         computed_with.append(torch.get_num_threads())
-        return honest_prefill(decoding, group_size)
+        return honest_forward(*arguments)
 
-    monkeypatch.setattr(Decoding, "prefill", noted)
+    # Prompts go through it whichever way the batch is decoded.
+    monkeypatch.setattr("producer.engine.transformers.shared_decoding.forward", noted)
+    monkeypatch.setattr("producer.engine.transformers.decoding.forward", noted)
     rig = transformers_rig("qwen3", folders, tmp_path / "first")
     manifest = rig.load()
     for num_threads in (None, STARTED_THREADS + 2, None, STARTED_THREADS + 1):
@@ -258,7 +264,7 @@ def test_the_number_of_threads_is_that_of_the_last_waking_and_a_new_engine_has_t
     fresh.generate(fresh.load(), PROMPTS)
     fresh.close()
     own = STARTED_THREADS
-    assert computed_with == [own, own + 2, own, own + 1, own]
+    assert [number for number, _ in itertools.groupby(computed_with)] == [own, own + 2, own, own + 1, own]
     torch.set_num_threads(own)
 
 

@@ -125,8 +125,8 @@ class DecodeLoop:
     def _run(self) -> None:
         try:
             while True:
-                self._let_go()
                 self._admit()
+                self._let_go()
                 if self._held:
                     self._advance()
                 elif self._is_over():

@@ -18,7 +18,7 @@ from producer.engine.factory import CLASSES, make_engine
     ("environment", "problem"),
     [
         ({"ONBEAT_ENGINE": "llama.cpp"}, "ONBEAT_ENGINE: invalid enum value 'llama.cpp'"),
-        ({"ONBEAT_ENGINE_KV_CACHE_MB": "64"}, "engine_kv_cache_mb has no effect with engine = transformers"),
+        ({"ONBEAT_ENGINE_SLEEP_MODE": "true"}, "engine_sleep_mode has no effect with engine = transformers"),
         ({"ONBEAT_ENGINE_URL": "http://127.0.0.1:1"}, "engine_url has no effect with engine = transformers"),
         ({"ONBEAT_ENGINE": "openai"}, "engine_url must be the http:// or https:// address"),
         (

@@ -309,6 +309,44 @@ def test_an_engine_gets_as_many_batches_at_once_as_it_takes(tmp_path: Path) -> N
     drive(tmp_path, scenario)
 
 
+def test_of_two_generators_each_has_its_share_of_an_iteration_at_a_time_and_goes_on_once_a_batch_is_done(
+    tmp_path: Path,
+) -> None:
+    async def scenario(stack: Stack) -> None:
+        stack.shop.capacity, stack.jobs.others = 100, 1
+        side = stack.add_job(num_batches=4, rollout__batches_per_iteration=4, timeouts__generator_lease_s=0.03)
+        for number in range(4):
+            stack.shop.gates[f"0/train/{number}"] = asyncio.Event()
+        async with stack.running():
+            await stack.changes.until(lambda: len(side.claimed) == 2)
+            beats = len(side.renewed)
+            await stack.changes.until(lambda: len(side.renewed) >= beats + 3)
+            assert len(side.claimed) == 2
+            stack.shop.gates["0/train/0"].set()
+            await stack.changes.until(lambda: len(side.claimed) == 3)
+            for gate in stack.shop.gates.values():
+                gate.set()
+            await stack.changes.until(lambda: len(side.published) == 4)
+
+    drive(tmp_path, scenario)
+
+
+def test_a_generator_that_samples_copies_nothing_of_others(tmp_path: Path) -> None:
+    async def scenario(stack: Stack) -> None:
+        stack.shop.capacity = 100
+        side = stack.add_job(num_batches=1, timeouts__generator_lease_s=0.03)
+        side.late.append(stack.work("job", 7))
+        stack.shop.gates["0/train/0"] = asyncio.Event()
+        async with stack.running():
+            await stack.changes.until(lambda: len(side.renewed) >= 3)
+            assert [claim.hedged for claim in side.claimed] == [False]
+            stack.shop.gates["0/train/0"].set()
+            await stack.changes.until(lambda: len(side.claimed) == 2)
+            assert side.claimed[1].hedged
+
+    drive(tmp_path, scenario)
+
+
 def test_weights_are_replaced_once_every_batch_of_the_old_ones_is_sampled(tmp_path: Path) -> None:
     async def scenario(stack: Stack) -> None:
         stack.shop.capacity = 100

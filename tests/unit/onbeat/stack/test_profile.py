@@ -79,7 +79,7 @@ def test_a_bad_profile_is_named(tmp_path: Path, text: str, problem: str) -> None
 
 
 def test_a_key_that_the_engine_would_ignore_is_refused(tmp_path: Path) -> None:
-    for engine, option in (("{ kv_cache_mb = 64 }", "kv_cache_mb"), ("{ api_key_variable = 'KEY' }", "api_key")):
+    for engine, option in (("{ sleep_mode = true }", "sleep_mode"), ("{ api_key_variable = 'KEY' }", "api_key")):
         with pytest.raises(InvalidInput, match=f"engine_{option} has no effect with engine = transformers") as caught:
             load_profile(written(tmp_path, f"[[generators]]\nengine = {engine}"))
         assert caught.value.field == f"generators.engine.{option}"

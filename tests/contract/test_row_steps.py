@@ -1,0 +1,296 @@
+"""Steps that batches share: transformers' logits, and of each row the same bytes in any company, or no company at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    BloomConfig,
+    BloomForCausalLM,
+    FalconConfig,
+    FalconForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from contracts.encoding.arrays import unpack_float32, unpack_int32
+from contracts.errors import BatchFailed
+from contracts.rollouts import Completion, PromptBatch, SamplingParams
+from producer.engine.held_rows import GrowingBatch
+from producer.engine.transformers.canary import judge
+from producer.engine.transformers.lean_step import LeanStep
+from producer.engine.transformers.row_steps import OwnStep, RowStep, row_step
+from producer.engine.transformers.shared_decoding import SharedDecoding
+from tests.builders import prompt_batch
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": 61,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 96,
+    "max_position_embeddings": 1200,
+    "initializer_range": 0.2,
+    "pad_token_id": 0,
+    "bos_token_id": None,
+    "eos_token_id": 1,
+}
+HEADS = SHAPE | {"head_dim": 16}
+OLD = {"vocab_size": 61, "bos_token_id": None, "eos_token_id": 1, "pad_token_id": 0, "initializer_range": 0.2}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+Make = Callable[[], Any]
+LEAN: dict[str, Make] = {
+    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**HEADS)),
+    "qwen2, which has biases": lambda: Qwen2ForCausalLM(Qwen2Config(**SHAPE)),
+    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE)),
+    "llama with biases and scaled rotary frequencies": lambda: LlamaForCausalLM(
+        LlamaConfig(**SHAPE, attention_bias=True, mlp_bias=True, rope_parameters=LLAMA3)
+    ),
+    "llama in bfloat16": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE)).bfloat16(),
+}
+OWN: dict[str, Make] = {
+    "mistral": lambda: MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=None)),
+    "olmo2": lambda: Olmo2ForCausalLM(Olmo2Config(**SHAPE)),
+    "gpt2": lambda: GPT2LMHeadModel(GPT2Config(**OLD, n_embd=64, n_head=4, n_layer=2)),
+}
+ALONE: dict[str, tuple[Make, str]] = {
+    "a sliding window": (
+        lambda: MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=4)),
+        "its layers keep more of a row than keys and values",
+    ),
+    "alternating windows": (
+        lambda: Gemma2ForCausalLM(Gemma2Config(**HEADS)),
+        "its layers keep more of a row than keys and values",
+    ),
+    "a mixture of experts, whose products have as many rows as chose an expert": (
+        lambda: MixtralForCausalLM(MixtralConfig(**SHAPE, num_local_experts=4)),
+        "a row's bits among 16 rows",
+    ),
+    "positions that its forward takes from a mask of two axes": (
+        lambda: FalconForCausalLM(FalconConfig(**OLD, hidden_size=64, num_attention_heads=4, num_hidden_layers=2, alibi=True)),
+        "its forward takes no rows of a shared cache",
+    ),
+    "attention that is not SDPA": (
+        lambda: BloomForCausalLM(BloomConfig(**OLD, hidden_size=64, n_head=4, n_layer=2)),
+        "its layers keep more of a row than keys and values",
+    ),
+}  # fmt: skip
+MOST_ROWS = 64
+NEVER = frozenset({SHAPE["vocab_size"]})
+"""No token ends a row."""
+
+
+def build(make: Make) -> PreTrainedModel:
+    torch.manual_seed(0)
+    model = make().eval().requires_grad_(False)
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(parameter, std=0.2)
+    return model
+
+
+def batches() -> list[PromptBatch]:
+    """Batches of other lengths, sizes and samplings: their rows end at different steps, and leave."""
+    return [
+        prompt_batch([[5, 6, 7], [8, 9, 10]], group_size=4, sampling=SamplingParams(max_new_tokens=9), iteration=0),
+        prompt_batch([[11] * 20, [12]], group_size=3, sampling=SamplingParams(max_new_tokens=14), iteration=1),
+        prompt_batch([[13, 14]], group_size=12, sampling=SamplingParams(max_new_tokens=5, top_k=7), iteration=2),
+        prompt_batch([[15] * 3] * 5, group_size=5, sampling=SamplingParams(max_new_tokens=7, temperature=0.7)),
+    ]
+
+
+def decoding_of(model: PreTrainedModel, step: RowStep, *, is_shared: bool = True) -> SharedDecoding:
+    return SharedDecoding(model, step, frozenset({1}), most_rows=MOST_ROWS * is_shared, most_bytes=2**30)
+
+
+@torch.inference_mode()
+def decode(decoding: SharedDecoding, joins: Iterable[Sequence[PromptBatch]]) -> list[list[list[Completion]]]:
+    """Completions of all batches; before each step the next ones join, and at the end all go on to theirs."""
+    growing: list[GrowingBatch] = []
+    for joining in joins:
+        for batch in joining:
+            growing.append(GrowingBatch(batch=batch))
+            decoding.join(growing[-1])
+        if any(not one.finished for one in growing):
+            assert decoding.advance() == []
+    while any(not one.finished for one in growing):
+        decoding.advance()
+    return [one.completions for one in growing]
+
+
+def step_of(model: PreTrainedModel) -> RowStep:
+    step = row_step(model)
+    assert step is not None
+    return step
+
+
+@pytest.mark.parametrize("name", [*LEAN, *OWN])
+def test_a_batch_has_the_same_bytes_alone_and_in_any_company_that_comes_and_goes(name: str) -> None:
+    model = build((LEAN | OWN)[name])
+    step = step_of(model)
+    assert isinstance(step, LeanStep if name in LEAN else OwnStep)
+    with torch.inference_mode():
+        verdict = judge(model, most_rows=MOST_ROWS)
+    assert verdict.problem == ""
+    alone = [decode(decoding_of(model, step, is_shared=False), [[batch]])[0] for batch in batches()]
+    together = decode(decoding_of(model, step), [batches()])
+    assert together == alone
+    first, second, third, fourth = batches()
+    staggered = decode(decoding_of(model, step), [[fourth], [], [third, first], [], [], [second]])
+    assert staggered == [alone[3], alone[2], alone[0], alone[1]]
+    used = decoding_of(model, step)
+    assert [decode(used, [[batch]])[0] for batch in reversed(batches())] == alone[::-1]
+
+
+@pytest.mark.parametrize("name", LEAN)
+def test_a_lean_step_is_transformers_forward_bit_for_bit(name: str) -> None:
+    model = build(LEAN[name])
+    assert decode(decoding_of(model, LeanStep(model)), [batches()]) == decode(
+        decoding_of(model, OwnStep(model)), [batches()]
+    )
+
+
+@pytest.mark.parametrize("name", [*LEAN, *OWN])
+def test_logprobs_are_those_of_a_full_forward_pass(name: str) -> None:
+    model = build((LEAN | OWN)[name])
+    batch = batches()[1]
+    (completions,) = decode(decoding_of(model, step_of(model)), [[batch]])
+    # Eight bits of a bfloat16's significand leave two digits of a logit.
+    tolerance = 0.3 if model.dtype == torch.bfloat16 else 1e-3
+    for prompt, group in zip(batch.prompts, completions, strict=True):
+        tokens = unpack_int32(prompt.token_ids) + unpack_int32(group[0].token_ids)
+        with torch.inference_mode():
+            full = model(input_ids=torch.tensor([tokens])).logits[0].float().log_softmax(-1)
+        start = len(tokens) - group[0].num_tokens
+        expected = [full[at - 1, tokens[at]].item() for at in range(start, len(tokens))]
+        assert unpack_float32(group[0].generator_logprobs) == pytest.approx(expected, abs=tolerance)
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_a_model_whose_rows_may_not_share_steps_is_found_out_and_the_reason_is_said(name: str) -> None:
+    make, reason = ALONE[name]
+    with torch.inference_mode():
+        verdict = judge(build(make), most_rows=MOST_ROWS)
+    assert verdict.step is None
+    assert reason in verdict.problem
+
+
+def test_a_kernel_whose_bits_depend_on_the_number_of_rows_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build(LEAN["llama"])
+    honest = torch.nn.functional.linear
+
+    def of_few_rows(inputs: torch.Tensor, *arguments: Any) -> torch.Tensor:
+        found = honest(inputs, *arguments)
+        return found * (1.0 + 2e-7) if len(inputs) == 40 else found
+
+    monkeypatch.setattr("producer.engine.transformers.lean_step.functional.linear", of_few_rows)
+    with torch.inference_mode():
+        verdict = judge(model, most_rows=MOST_ROWS)
+    assert "among 40 rows" in verdict.problem
+    assert isinstance(verdict.step, LeanStep), "a batch alone is still decoded by rows"
+
+
+def test_weights_that_have_diverged_are_no_verdict_on_the_machine() -> None:
+    model = build(LEAN["llama"])
+    model.get_parameter("model.norm.weight").data.fill_(float("nan"))
+    with torch.inference_mode():
+        verdict = judge(model, most_rows=MOST_ROWS)
+    assert (verdict.is_final, verdict.problem) == (False, "its logits are not finite")
+
+
+def test_a_layer_that_is_not_plain_leaves_the_step_to_transformers() -> None:
+    class Adapter(torch.nn.Linear):
+        """A layer that computes more than its weight, as LoRA's does."""
+
+    model: Any = build(LEAN["llama"])
+    model.model.layers[1].self_attn.v_proj = Adapter(64, 32, bias=False)
+    assert isinstance(row_step(model), OwnStep)
+
+
+def test_a_batch_whose_logits_are_not_finite_leaves_the_others_as_they_are_and_nothing_behind() -> None:
+    model = build(LEAN["qwen3"])
+    poisoned, first, second, third = batches()
+    alone = [decode(decoding_of(model, LeanStep(model)), [[batch]])[0] for batch in (first, second, third)]
+    honest = LeanStep(model)
+
+    class Diverging(LeanStep):
+        """Rows of the first batch, which are at the first places, get keys and values that are not finite."""
+
+        is_on = False
+
+        def __call__(self, tokens: torch.Tensor, positions: torch.Tensor, cache: Any) -> torch.Tensor:
+            if self.is_on:
+                cache._store[:2] = float("nan")
+            return honest(tokens, positions, cache)
+
+    step = Diverging(model)
+    decoding = decoding_of(model, step)
+    growing = [GrowingBatch(batch=batch) for batch in (poisoned, first, second)]
+    with torch.inference_mode():
+        for one in growing:
+            decoding.join(one)
+        step.is_on = True
+        assert decoding.advance() == growing[:1]
+        step.is_on = False
+        while not all(one.finished for one in growing[1:]):
+            assert decoding.advance() == []
+    assert [one.completions for one in growing[1:]] == alone[:2]
+    assert decode(decoding, [[third]]) == alone[2:]
+
+
+def test_a_prompt_that_cannot_be_sampled_from_is_refused_and_the_held_rows_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = build(LEAN["qwen3"])
+    first, second, *_ = batches()
+    (alone,) = decode(decoding_of(model, LeanStep(model)), [[first]])
+    decoding = decoding_of(model, LeanStep(model))
+    growing = GrowingBatch(batch=first)
+    with torch.inference_mode():
+        decoding.join(growing)
+        monkeypatch.setattr(
+            "producer.engine.transformers.shared_decoding.on_host", lambda logits: np.full(logits.shape, np.nan)
+        )
+        with pytest.raises(BatchFailed, match="not finite"):
+            decoding.join(GrowingBatch(batch=second))
+        monkeypatch.undo()
+        while not growing.finished:
+            decoding.advance()
+    assert growing.completions == alone
+
+
+def test_batches_beyond_the_bounds_of_rows_or_of_memory_wait_for_room() -> None:
+    model = build(LEAN["qwen3"])
+    first, second, *_ = batches()
+    for most_rows, most_bytes, fits in ((14, 2**30, True), (13, 2**30, False), (64, 2**16, False)):
+        decoding = SharedDecoding(model, LeanStep(model), NEVER, most_rows=most_rows, most_bytes=most_bytes)
+        with torch.inference_mode():
+            decoding.join(GrowingBatch(batch=first))
+        assert decoding.fits(second) == fits

@@ -1,0 +1,210 @@
+"""The transformers engine samples several batches at once: each has the bytes, and the errors, that it has alone."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from contracts.encoding.wire import encode
+from contracts.engines import TransformersOptions
+from contracts.errors import BatchFailed
+from contracts.rollouts import Completion, PromptBatch, SamplingParams
+from contracts.versions import WeightManifest
+from producer.engine.held_rows import GrowingBatch
+from producer.engine.transformers.canary import Verdict
+from producer.engine.transformers.engine import STARTED_THREADS
+from producer.engine.transformers.shared_decoding import SharedDecoding
+from tests.builders import tiny_model_folder
+from tests.contract.engine_rigs import Rig, scaled, transformers_rig, under
+
+ALONE = TransformersOptions(max_sequences=1)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("models")
+    tiny_model_folder(root, "qwen3", tied=True)
+    return root
+
+
+@pytest.fixture
+def rig(folders: Path, tmp_path: Path) -> Iterator[Rig]:
+    built = transformers_rig("qwen3", folders, tmp_path)
+    yield built
+    built.close()
+
+
+def batches(manifest: WeightManifest) -> list[PromptBatch]:
+    prompts = ([[5, 6, 7], [8]], [[4, 9, 10, 11, 12]], [[13, 5]] * 4)
+    return [
+        under(manifest, some, group_size=3, sampling=SamplingParams(max_new_tokens=5 + number), iteration=number)
+        for number, some in enumerate(prompts)
+    ]
+
+
+async def together(rig: Rig, asked: list[PromptBatch]) -> list[list[list[Completion]] | BaseException]:
+    return await asyncio.gather(*map(rig.engine.generate, asked), return_exceptions=True)
+
+
+def alone(rig: Rig, asked: list[PromptBatch]) -> list[list[list[Completion]] | BaseException]:
+    return [rig.run(together(rig, [batch]))[0] for batch in asked]
+
+
+def companies(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Of each batch that joins, how many rows were held then."""
+    found: list[int] = []
+    honest = SharedDecoding.join
+
+    def noted(decoding: SharedDecoding, growing: GrowingBatch) -> None:
+        found.append(len(decoding._rows))
+        honest(decoding, growing)
+
+    monkeypatch.setattr(SharedDecoding, "join", noted)
+    return found
+
+
+def test_batches_that_are_asked_for_at_once_share_steps_and_have_the_bytes_of_each_alone(
+    rig: Rig, folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    joined = companies(monkeypatch)
+    asked = batches(rig.load())
+    assert rig.engine.max_concurrent_completions == TransformersOptions().max_sequences > 1
+    expected = alone(rig, asked)
+    assert joined == [0, 0, 0]
+    assert encode(rig.run(together(rig, asked))) == encode(expected)
+    assert max(joined) > 0
+    joined.clear()
+    lone = transformers_rig("qwen3", folders, tmp_path / "alone", ALONE)
+    lone.load()
+    assert lone.engine.max_concurrent_completions == 1
+    assert encode(lone.run(together(lone, asked))) == encode(expected)
+    assert joined == [0, 0, 0]
+    lone.close()
+
+
+def test_a_batch_that_is_cancelled_in_company_leaves_and_the_others_go_on(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = batches(rig.load())
+    expected = alone(rig, asked[1:])
+    joined, reached, go_on = companies(monkeypatch), threading.Event(), threading.Event()
+    honest = SharedDecoding.advance
+
+    def gated(decoding: SharedDecoding) -> list[GrowingBatch]:
+        if len(joined) == len(asked) and not reached.is_set():
+            reached.set()
+            go_on.wait(20.0)
+        return honest(decoding)
+
+    async def drop_the_first() -> list[list[list[Completion]] | BaseException]:
+        first, *others = [asyncio.ensure_future(rig.engine.generate(batch)) for batch in asked]
+        await asyncio.to_thread(reached.wait, 20.0)
+        first.cancel()
+        await asyncio.wait({first})
+        go_on.set()
+        return await asyncio.gather(*others)
+
+    monkeypatch.setattr(SharedDecoding, "advance", gated)
+    assert encode(rig.run(drop_the_first())) == encode(expected)
+
+
+def test_a_batch_that_the_model_cannot_read_fails_alone(rig: Rig) -> None:
+    asked = batches(rig.load())
+    expected = alone(rig, asked)
+    unreadable = under(rig.load(), [[10**6]])
+    *found, failure = rig.run(together(rig, [*asked, unreadable]))
+    assert encode(found) == encode(expected)
+    assert isinstance(failure, BatchFailed)
+    assert "the engine failed" in str(failure)
+
+
+def test_a_step_that_fails_in_company_is_repeated_by_each_batch_alone_and_only_the_guilty_one_fails(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = batches(rig.load())
+    expected = alone(rig, asked[1:])
+    honest = SharedDecoding.advance
+
+    def failing(decoding: SharedDecoding) -> list[GrowingBatch]:
+        if any(growing.batch == asked[0] for growing in decoding._rows.batches):
+            raise RuntimeError("out of memory")
+        return honest(decoding)
+
+    monkeypatch.setattr(SharedDecoding, "advance", failing)
+    failure, *found = rig.run(together(rig, asked))
+    assert encode(found) == encode(expected)
+    assert isinstance(failure, BatchFailed)
+    assert "out of memory" in str(failure)
+
+
+def test_an_engine_that_is_closed_answers_every_batch_that_is_in_it(
+    folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = transformers_rig("qwen3", folders, tmp_path)
+    asked = batches(rig.load())
+    reached, go_on = threading.Event(), threading.Event()
+    honest = SharedDecoding.advance
+
+    def gated(decoding: SharedDecoding) -> list[GrowingBatch]:
+        reached.set()
+        go_on.wait(20.0)
+        return honest(decoding)
+
+    async def close() -> list[list[list[Completion]] | BaseException]:
+        found = asyncio.ensure_future(together(rig, asked))
+        await asyncio.to_thread(reached.wait, 20.0)
+        closing = asyncio.ensure_future(rig.engine.aclose())
+        await asyncio.sleep(0)
+        go_on.set()
+        await closing
+        return await found
+
+    monkeypatch.setattr(SharedDecoding, "advance", gated)
+    answers = rig.run(close())
+    assert all(isinstance(answer, BatchFailed) and "was given up" in str(answer) for answer in answers)
+
+
+def test_where_rows_are_not_their_own_one_batch_is_sampled_at_a_time_and_a_line_says_so(
+    folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    honest = torch.nn.functional.linear
+
+    def of_few_rows(inputs: torch.Tensor, *arguments: torch.Tensor) -> torch.Tensor:
+        found = honest(inputs, *arguments)
+        return found * (1.0 + 2e-7) if len(inputs) == 24 else found
+
+    monkeypatch.setattr("producer.engine.transformers.lean_step.functional.linear", of_few_rows)
+    joined = companies(monkeypatch)
+    rig = transformers_rig("qwen3", folders, tmp_path)
+    with caplog.at_level(logging.INFO):
+        asked = batches(rig.load())
+    assert [line for line in caplog.messages if line.startswith("one batch at a time: a row's bits among 24 rows")]
+    assert rig.engine.max_concurrent_completions == 1
+    expected = alone(rig, asked)
+    assert encode(rig.run(together(rig, asked))) == encode(expected)
+    assert set(joined) == {0}
+    rig.close()
+
+
+def test_another_number_of_threads_is_judged_anew_and_other_weights_are_not(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judged: list[int] = []
+
+    def noted(model: object, *, most_rows: int) -> Verdict:
+        judged.append(torch.get_num_threads())
+        return Verdict(step=None, problem="for a test")
+
+    monkeypatch.setattr("producer.engine.transformers.engine.judge", noted)
+    rig.load()
+    rig.load(1, scaled(rig.tensors, 0.5))
+    for num_threads in (STARTED_THREADS + 1, None, STARTED_THREADS + 1):
+        rig.run(rig.engine.wake(num_threads=num_threads))
+    assert judged == [STARTED_THREADS, STARTED_THREADS + 1]
+    torch.set_num_threads(STARTED_THREADS)
