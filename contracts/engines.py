@@ -58,10 +58,10 @@ class TransformersOptions(EngineOptions, tag="transformers", frozen=True, kw_onl
     def is_reproducible(self) -> bool:
         return True
 
-    max_sequences: Sequences = 32
+    shared_sequences: Sequences = 32
     """Batches are claimed while fewer completions than this are being sampled, where batches may share steps of the
     model and keep their bytes (a line of the log says so); 1: one batch at a time."""
-    kv_cache_mb: Megabytes = 1024
+    shared_cache_mb: Megabytes = 1024
     """Memory of the key-value cache that several batches share; a batch that needs more is sampled by itself."""
 
 

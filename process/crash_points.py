@@ -27,6 +27,7 @@ CRASH_POINTS = {
     "producer.after_claim": "a leased batch that nobody works on",
     "producer.loading_weights": "a leased batch, its weights half loaded",
     "producer.receiving_weights": "a batch that is sampled, and beside it a version half received",
+    "producer.sharing_steps": "several leased batches, a part of their tokens",
     "producer.after_generation": "completions in memory, unscored",
     "producer.after_scoring": "a complete batch in memory, unpublished",
     "producer.after_publication": "a published batch, the generator's own books not closed",

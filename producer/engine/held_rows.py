@@ -141,7 +141,8 @@ class HeldRows:
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         kinds = self._kinds[at]
         if len(self._samplings) == 1 or (kinds == kinds[0]).all():
-            return sample(logits, self._owners[at[0]].batch.sampling, uniforms)
+            first: GrowingBatch = self._owners[int(at[0])]
+            return sample(logits, first.batch.sampling, uniforms)
         tokens, logprobs = np.empty(len(at), dtype=np.int64), np.empty(len(at))
         for sampling, kind in self._samplings.items():
             of_kind = kinds == kind

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from broker.keys import JobKeys
 from contracts.errors import InvalidInput
 from contracts.spec import JobSpec
 from process.crash_points import CRASH_POINTS, arm
@@ -103,3 +104,21 @@ def test_a_generator_that_dies_while_it_receives_a_version_beside_a_batch_is_hea
 def test_an_unknown_crash_point_is_refused() -> None:
     with pytest.raises(InvalidInput, match="ONBEAT_CRASH_AT: `nowhere` is not a crash point"):
         arm("nowhere")
+
+
+@long_variant
+def test_a_generator_that_dies_among_batches_that_share_steps_is_copied_and_replaced_to_the_bit(
+    pipeline: Pipeline, oracle: str
+) -> None:
+    """Another generator lives beside it: it copies what the dead one held, before the leases expire."""
+    job_id, _ = pipeline.jobs.create(JOB)
+    doomed = [pipeline.start(f"producer-shared-{nth}", crash_at=f"producer.sharing_steps:{nth}") for nth in (2, 6)]
+    with running(pipeline, "producer-beside"):
+        trainer = pipeline.start(f"consumer-{job_id}", job_id)
+        for generator in doomed:
+            wait_for_exit(generator)
+            assert generator.exit_code == -signal.SIGKILL, generator.tail()
+        succeed(trainer)
+    assert_undisturbed(pipeline, job_id, oracle)
+    counters: dict[bytes, bytes] = pipeline.broker.redis.hgetall(JobKeys(job_id).counters)  # type: ignore[assignment]
+    assert int(counters.get(b"hedged", 0)) > 0

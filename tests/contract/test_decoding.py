@@ -1,4 +1,4 @@
-"""A batch by itself, by transformers' own forward: the logits of a full pass, whatever is padded and whichever rows left."""
+"""A batch by itself, by transformers' own forward: a full pass's logits, whatever is padded and whichever rows left."""
 
 from __future__ import annotations
 

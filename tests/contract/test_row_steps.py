@@ -1,4 +1,4 @@
-"""Steps that batches share: transformers' logits, and of each row the same bytes in any company, or no company at all."""
+"""Steps that batches share: transformers' logits, and of each row the same bytes in any company, or in none."""
 
 from __future__ import annotations
 
@@ -57,6 +57,7 @@ SHAPE: dict[str, Any] = {
 }
 HEADS = SHAPE | {"head_dim": 16}
 OLD = {"vocab_size": 61, "bos_token_id": None, "eos_token_id": 1, "pad_token_id": 0, "initializer_range": 0.2}
+NARROW = {"hidden_size": 64, "num_hidden_layers": 2}
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 500.0,
@@ -94,14 +95,14 @@ ALONE: dict[str, tuple[Make, str]] = {
         "a row's bits among 16 rows",
     ),
     "positions that its forward takes from a mask of two axes": (
-        lambda: FalconForCausalLM(FalconConfig(**OLD, hidden_size=64, num_attention_heads=4, num_hidden_layers=2, alibi=True)),
+        lambda: FalconForCausalLM(FalconConfig(**OLD, **NARROW, num_attention_heads=4, alibi=True)),
         "its forward takes no rows of a shared cache",
     ),
     "attention that is not SDPA": (
         lambda: BloomForCausalLM(BloomConfig(**OLD, hidden_size=64, n_head=4, n_layer=2)),
         "its layers keep more of a row than keys and values",
     ),
-}  # fmt: skip
+}
 MOST_ROWS = 64
 NEVER = frozenset({SHAPE["vocab_size"]})
 """No token ends a row."""

@@ -23,7 +23,7 @@ from producer.engine.transformers.shared_decoding import SharedDecoding
 from tests.builders import tiny_model_folder
 from tests.contract.engine_rigs import Rig, scaled, transformers_rig, under
 
-ALONE = TransformersOptions(max_sequences=1)
+ALONE = TransformersOptions(shared_sequences=1)
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def alone(rig: Rig, asked: list[PromptBatch]) -> list[list[list[Completion]] | B
 
 
 def companies(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Of each batch that joins, how many rows were held then."""
+    """How many rows were held when each batch joined."""
     found: list[int] = []
     honest = SharedDecoding.join
 
@@ -74,7 +74,7 @@ def test_batches_that_are_asked_for_at_once_share_steps_and_have_the_bytes_of_ea
 ) -> None:
     joined = companies(monkeypatch)
     asked = batches(rig.load())
-    assert rig.engine.max_concurrent_completions == TransformersOptions().max_sequences > 1
+    assert rig.engine.max_concurrent_completions == TransformersOptions().shared_sequences > 1
     expected = alone(rig, asked)
     assert joined == [0, 0, 0]
     assert encode(rig.run(together(rig, asked))) == encode(expected)

@@ -35,7 +35,7 @@ MOST_BYTES = 2**27
 """The largest cache that is compared."""
 PROMPT_TOKENS = 5
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
-"""Of the largest logit: the same numbers by other kernels."""
+"""How far the same numbers may be apart by other kernels: a share of the largest logit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,7 +153,9 @@ class _Probe:
             raise NotFinite()
         for fewer, columns in zip(_numbers_of_rows(num_rows), _lengths(num_columns, longest), strict=False):
             chosen = torch.randperm(num_rows, generator=self._random)[:fewer].to(device)
-            found = self._logits(cache.picked(chosen.tolist(), num_columns=columns), tokens[chosen], positions[chosen], columns)
+            found = self._logits(
+                cache.picked(chosen.tolist(), num_columns=columns), tokens[chosen], positions[chosen], columns
+            )
             if not _same_bytes(found, reference[chosen]):
                 raise NotShared(
                     f"a row's bits among {fewer} rows of {columns} columns differ from those among {num_rows}"

@@ -36,7 +36,7 @@ class Request(GrowingBatch):
 
     @property
     def is_open(self) -> bool:
-        """Whether anybody waits for the answer still."""
+        """Whether a caller still waits for the answer."""
         return not self.answer.done()
 
     def succeed(self) -> None:

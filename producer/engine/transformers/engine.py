@@ -3,8 +3,8 @@
     generate ─▶ decode_loop.py ─▶ shared_decoding.py: rows of several batches share steps   where the canary allows it
                                  decoding.py: one batch by itself                         elsewhere (canary.py)
 
-Batches join and leave the steps at any token, and what is computed of a batch is a function of that batch alone, so that
-nothing else that runs can change its numbers (I7). ONBEAT_DEVICE=cuda puts the model on the GPU; draws stay on the
+Batches join and leave the steps at any token, and what is computed of a batch is a function of that batch alone, so
+that nothing else that runs can change its numbers (I7). ONBEAT_DEVICE=cuda puts the model on the GPU; draws stay on the
 host, in float64. That path has not been run on a GPU yet.
 Left out: paged attention, which is the vLLM engine's trade. And a compiler: on the demo model torch.compile saves a
 quarter of a step, takes over a minute for each batch shape, and changes the last bits of the logits
@@ -26,7 +26,7 @@ from typing import TypeVar
 import torch
 
 from contracts.engines import TransformersOptions
-from contracts.errors import BatchFailed, InvalidInput
+from contracts.errors import InvalidInput
 from contracts.rollouts import Completion, PromptBatch
 from contracts.versions import WeightManifest
 from contracts.weights import WeightShard
@@ -44,7 +44,7 @@ STARTED_THREADS = torch.get_num_threads()
 """The launcher's number: torch gives every new thread the number that was set last, in whatever thread."""
 
 MOST_ROWS = 512
-"""Of several batches in one step: the canary compares each number of rows up to it."""
+"""The canary compares each number of rows up to it, so several batches never have more in one step."""
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -96,7 +96,7 @@ class TransformersEngine:
     @property
     def max_concurrent_completions(self) -> int:
         is_shared = self._verdict is not None and not self._verdict.problem
-        return self._options.max_sequences if is_shared else 1
+        return self._options.shared_sequences if is_shared else 1
 
     async def generate(self, batch: PromptBatch) -> list[list[Completion]]:
         check_version(self._held, batch)
@@ -183,8 +183,8 @@ class TransformersEngine:
 
     @property
     def _most_rows(self) -> int:
-        """Of several batches in one step: another one is claimed below max_sequences, and comes whole."""
-        wanted = self._options.max_sequences
+        """The most rows of several batches in one step: another one is claimed below shared_sequences, and comes whole."""
+        wanted = self._options.shared_sequences
         return min(2 * wanted, MOST_ROWS) if wanted > 1 else 0
 
     def _decoder(self, verdict: Verdict) -> Decoder:
@@ -195,7 +195,7 @@ class TransformersEngine:
             verdict.step,
             self._eos_ids,
             most_rows=0 if verdict.problem else self._most_rows,
-            most_bytes=self._options.kv_cache_mb * 2**20,
+            most_bytes=self._options.shared_cache_mb * 2**20,
         )
 
     def _give_memory_back(self) -> None:

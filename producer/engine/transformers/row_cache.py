@@ -1,6 +1,6 @@
 """Keys and values of the rows of many batches, each row at a place of its own and with columns of its own.
 
-    store [place, layer, 2, column, head, head dimension]      column c of a row is its token c, whoever is beside it
+    store [place, layer, 2, column, head, head dimension]      column c of a row is its token c
     mask  [place, column]                                      0 where the row has a token, -inf where it has none yet
 
 A row's bits must depend neither on its place, nor on the rows beside it, nor on how many columns are read (I7). So rows
@@ -61,7 +61,7 @@ class RowCache:
         """[N] for each layer's keys and values: where the step writes, among all columns."""
         self._read = (0, 0)
         self._views: list[tuple[Tensor, Tensor]] = []
-        """Of each layer, the keys and values [row, head, column, head dimension] that a step reads."""
+        """The keys and values [row, head, column, head dimension] of each layer that a step reads."""
         self.step_mask: Tensor = self._mask
         """[row, 1, 1, column] of the step."""
 

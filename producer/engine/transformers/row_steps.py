@@ -106,7 +106,8 @@ def held_prompts(prompts: DynamicCache) -> Tensor:
 
     Raises ValueError where the layers don't all keep the same of a token.
     """
-    held: list[Any] = [half for layer in prompts.layers for half in (layer.keys, layer.values)]
+    layers: list[Any] = prompts.layers
+    held = [half for layer in layers for half in (layer.keys, layer.values)]
     if len({(half.shape, half.dtype) for half in held}) != 1:
         raise ValueError("its layers keep keys and values of several shapes")
     # Of each, [k, head, column, head dimension].

@@ -2,7 +2,7 @@
 
     join ─ prompts, alone ─▶ first tokens ─┐
                                            ├─▶ step ─▶ tokens ─┬─▶ step ─▶ …
-    rows that are held ────────────────────┘                   └─▶ rows that have ended leave, the last take their places
+    rows that are held ────────────────────┘                   └─▶ rows that have ended leave
 
 A batch's completions are a function of the batch (I7): its prompts go through the model by themselves, and a step gives
 a row the same bits in any company. For that a step never has fewer than FEWEST_ROWS rows, and their number is a
@@ -17,7 +17,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from contracts.errors import BatchFailed
 from contracts.rollouts import PromptBatch
-from producer.engine.held_rows import GrowingBatch, HeldRows, Moves, Places, without_a_finite_maximum
+from producer.engine.held_rows import GrowingBatch, HeldRows, Moves, without_a_finite_maximum
 from producer.engine.transformers.row_cache import CacheShape, RowCache, rounded_up
 from producer.engine.transformers.row_steps import (
     RowStep,
