@@ -183,7 +183,7 @@ class TransformersEngine:
 
     @property
     def _most_rows(self) -> int:
-        """The most rows of several batches in one step: another one is claimed below shared_sequences, and comes whole."""
+        """The most rows of several batches in one step: one is claimed below shared_sequences, and comes whole."""
         wanted = self._options.shared_sequences
         return min(2 * wanted, MOST_ROWS) if wanted > 1 else 0
 

@@ -63,6 +63,8 @@ ENGINE_CHOSEN: dict[str, tuple[object, dict[str, object]]] = {
     "sleep_mode": (True, {"engine": "vllm"}),
     "batch_invariant": (True, {"engine": "vllm"}),
     "timeout_s": (11.5, {"engine": "vllm"}),
+    "shared_sequences": (64, {"engine": "transformers"}),
+    "shared_cache_mb": (64, {"engine": "transformers"}),
 }
 """Option of an engine → the same."""
 SERVICES = ("reward_service", "gateway", "worker", "generator-1", "stage-1")
