@@ -163,10 +163,17 @@ def test_an_idle_generator_reads_the_next_version_while_it_is_written(tmp_path: 
 def test_a_colocated_job_s_generator_sleeps_once_no_batch_needs_its_engine_and_says_so(tmp_path: Path) -> None:
     async def scenario(stack: Stack) -> None:
         side = stack.add_job(num_batches=2, schedule="colocated")
+        # Each turn lasts until a beat has told of it, as one that samples does.
+        turns_end = [stack.shop.gates.setdefault(name, asyncio.Event()) for name in ("0/train/1", "1/train/0")]
         async with stack.running():
+            await stack.changes.until(lambda: "job" in [info[AWAKE_FOR] for info in stack.jobs.infos])
+            turns_end[0].set()
             await stack.changes.until(lambda: "sleep" in stack.shop.log)
             await stack.changes.until(lambda: len(side.published) == 2)
+            await stack.changes.until(lambda: stack.jobs.infos[-1][AWAKE_FOR] == "")
             side.add(*stack.work("job", 0, version=1))
+            await stack.changes.until(lambda: stack.jobs.infos[-1][AWAKE_FOR] == "job")
+            turns_end[1].set()
             await stack.changes.until(lambda: stack.shop.log.count("sleep") == 2)
             await stack.changes.until(lambda: stack.jobs.infos[-1][AWAKE_FOR] == "")
         assert [event for event in stack.shop.log[:-1] if "open" not in event] == [
