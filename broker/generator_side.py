@@ -117,7 +117,7 @@ class GeneratorSide:
             engine=self._engine,
         )
         if outcome == b"wrong_engine":
-            raise WrongEngine(kept=rest[0].decode(), own=self._engine or "", job_id=self._job_id)
+            raise WrongEngine.between(kept=rest[0].decode(), own=self._engine or "", job_id=self._job_id)
         if outcome == b"none":
             self._hedge_due_s = rest[0] / 1000 if rest[0] > 0 else None
             self._last_entries = {

@@ -99,14 +99,18 @@ class FenceViolation(OnbeatError, status=HTTPStatus.CONFLICT):
 class WrongEngine(FenceViolation):
     """A deterministic job is sampled with another kind of engine than this generator's: its bits would be others."""
 
-    def __init__(self, *, kept: str, own: str, job_id: str) -> None:
-        super().__init__(
+    kept = ""
+    """Fingerprint of the engine that the job is sampled with."""
+
+    @classmethod
+    def between(cls, *, kept: str, own: str, job_id: str) -> WrongEngine:
+        error = cls(
             f"is sampled with ({kept}), this generator has ({own})",
             field=job_id,
             cure="give its generators one kind of engine, or submit with deterministic = false",
         )
-        self.kept = kept
-        """Fingerprint of the engine that the job is sampled with."""
+        error.kept = kept
+        return error
 
 
 class WeightsRejected(OnbeatError, status=HTTPStatus.BAD_GATEWAY):

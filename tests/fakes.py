@@ -108,7 +108,7 @@ class FakeSide:
 
     def claim(self, lease_s: float, *, hedge: bool, held: tuple[int, str] | None = None) -> Claim | None:
         if self.sampled_with is not None:
-            raise WrongEngine(kept=self.sampled_with, own=self.engine or "", job_id="job")
+            raise WrongEngine.between(kept=self.sampled_with, own=self.engine or "", job_id="job")
         work = self._work or (self.late if hedge else [])
         if not work:
             return None

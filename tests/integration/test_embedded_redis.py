@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
 import stat
 import sys
@@ -52,10 +53,11 @@ def test_the_server_keeps_the_memory_of_a_large_payload_for_the_next_one(server:
         pytest.skip("the allocator is not glibc's")
     script = client.register_script("redis.call('HSET', KEYS[1], 'b', ARGV[1])")
     stat_file, faults = Path(f"/proc/{server.child.pid}/stat"), []
-    for _ in range(5):
+    for _ in range(6):
         script(keys=["k"], args=[bytes(2**23)])
         faults.append(int(stat_file.read_text().rpartition(")")[2].split()[7]))
-    assert faults[-1] - faults[2] < 2000
+    # A rewrite of the server's file adds the faults of a fork to one or two of them.
+    assert min(after - before for before, after in itertools.pairwise(faults)) < 1000
 
 
 def test_a_client_without_the_password_is_refused(server: EmbeddedRedis) -> None:
