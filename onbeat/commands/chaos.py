@@ -84,22 +84,23 @@ def chaos(
             window_s=window_s,
             round_deadline_s=round_deadline_s,
         )
-
-        def on_round(so_far: CampaignResult) -> None:
-            if result_file:
-                result_file.write(so_far)
-            if so_far.results:
-                show_round(console, so_far.results[-1])
-            else:
-                console.print(f"undisturbed: {duration(so_far.undisturbed_s)}, faults within {so_far.window_s:.1f} s")
-
-        result = campaign.run(rounds, on_round)
+        result = campaign.run(rounds, lambda so_far: _report(so_far, console, result_file))
     if json_output:
         emit(result)
     else:
         show_result(console, result)
     if not result.passed:
         raise typer.Exit(FAILED)
+
+
+def _report(so_far: CampaignResult, console: Console, result_file: ResultFile | None) -> None:
+    """Writes and shows what a campaign has after the undisturbed run, and after each round."""
+    if result_file:
+        result_file.write(so_far)
+    if so_far.results:
+        show_round(console, so_far.results[-1])
+    else:
+        console.print(f"undisturbed: {duration(so_far.undisturbed_s)}, faults within {so_far.window_s:.1f} s")
 
 
 def _stack_plan(
