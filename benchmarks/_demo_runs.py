@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,22 @@ class DemoRun:
     summary: dict[str, Any]
     metrics: list[IterationMetrics]
     spans: list[TimelineSpan]
+
+
+def output_of(command: Sequence[str], environment: Mapping[str, str]) -> str:
+    """What a command prints, run in the repository. Raises RuntimeError with its last words if it fails."""
+    done = subprocess.run(
+        command,
+        cwd=REPOSITORY,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=RUN_DEADLINE_S,
+    )
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}\n{done.stderr[-4000:]}")
+    return done.stdout
 
 
 def run_demo(spec: Path, folder: Path, *flags: str) -> DemoRun:
@@ -44,18 +60,7 @@ def run_demo(spec: Path, folder: Path, *flags: str) -> DemoRun:
         *flags,
     ]
     environment = {**os.environ, "ONBEAT_EXTRA_ROOTS": str(folder.parent)}
-    done = subprocess.run(
-        command,
-        cwd=REPOSITORY,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=RUN_DEADLINE_S,
-    )
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}\n{done.stderr[-4000:]}")
-    summary = json.loads(done.stdout)
+    summary = json.loads(output_of(command, environment))
     files = RunFolder(folder, summary["job_id"])
     return DemoRun(
         summary=summary,

@@ -31,7 +31,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
-from benchmarks._demo_runs import run_demo
+from benchmarks._demo_runs import output_of, run_demo
 from benchmarks._results import REPOSITORY, write_result
 from benchmarks._side_by_side import Run, Step, Watch, compared, rounded
 from contracts.encoding.wire import encode_json
@@ -54,7 +54,6 @@ AIMS = {"demo": 3.0, "8m-8": 1.1, "8m-16": 1.25}
 """Case → our completions a second over TRL's."""
 TOKENIZER = REPOSITORY / "configs/models/two-digit-addition"
 TRL_THREADS = 2
-RUN_DEADLINE_S = 3600.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,17 +151,7 @@ def run_trl(
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": str(TRL_THREADS)}
     command_s = time.time()
     with Watch() as watch:
-        done = subprocess.run(
-            [*command, "--config", config],
-            cwd=REPOSITORY,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=RUN_DEADLINE_S,
-        )
-    if done.returncode:
-        raise RuntimeError(f"TRL ended with {done.returncode}:\n{done.stderr[-4000:]}")
+        output_of([*command, "--config", config], environment)
     steps = json.loads((folder / "run.json").read_bytes())["steps"]
     run = Run(
         command_s=command_s,

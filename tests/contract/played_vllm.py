@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from enum import Enum
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -102,16 +102,8 @@ def play_gpu(monkeypatch: pytest.MonkeyPatch, *, capability: tuple[int, int] = (
     monkeypatch.delenv(BATCH_INVARIANT, raising=False)
 
 
-def played_engine(
-    root: Path, monkeypatch: pytest.MonkeyPatch, options: VllmOptions, *, is_broken: bool = False
-) -> tuple[VllmEngine, PlayedLlm]:
-    """The engine over the stand-in, and the stand-in."""
-    made: list[PlayedLlm] = []
-
-    def start(arguments: dict[str, Any]) -> PlayedLlm:
-        made.append(PlayedLlm(arguments, is_broken=is_broken))
-        return made[-1]
-
+def install_vllm(monkeypatch: pytest.MonkeyPatch, start: Callable[[dict[str, object]], object]) -> None:
+    """Puts modules of vLLM's names in its place; start: makes the engine core of its arguments."""
     modules: dict[str, dict[str, object]] = {
         "vllm": {"AsyncEngineArgs": dict, "SamplingParams": SimpleNamespace},
         "vllm.exceptions": {"VLLMClientError": type("VLLMClientError", (Exception,), {})},
@@ -125,6 +117,19 @@ def played_engine(
         module = ModuleType(name)
         module.__dict__.update(content)
         monkeypatch.setitem(sys.modules, name, module)
+
+
+def played_engine(
+    root: Path, monkeypatch: pytest.MonkeyPatch, options: VllmOptions, *, is_broken: bool = False
+) -> tuple[VllmEngine, PlayedLlm]:
+    """The engine over the stand-in, and the stand-in."""
+    made: list[PlayedLlm] = []
+
+    def start(arguments: dict[str, Any]) -> PlayedLlm:
+        made.append(PlayedLlm(arguments, is_broken=is_broken))
+        return made[-1]
+
+    install_vllm(monkeypatch, start)
     tiny_model_folder(root, "qwen3")
     setup = EngineSetup(
         model=ModelSpec(path="qwen3"),

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +17,7 @@ from contracts.spec_tables.root import SpecRoot
 from producer.engine.base import EngineSetup, VerifiedWeights
 from producer.engine.vllm.engine import VllmEngine
 from tests.builders import DIGEST, tiny_model_folder
+from tests.contract.played_vllm import install_vllm
 
 
 class PlayedLlm:
@@ -43,18 +43,7 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, sleep_mode: bool)
         started.arguments = arguments
         return llm
 
-    modules: dict[str, dict[str, object]] = {
-        "vllm": {"AsyncEngineArgs": dict},
-        "vllm.exceptions": {"VLLMClientError": type("VLLMClientError", (Exception,), {})},
-        "vllm.v1": {},
-        "vllm.v1.engine": {},
-        "vllm.v1.engine.exceptions": {"EngineDeadError": type("EngineDeadError", (Exception,), {})},
-        "vllm.v1.engine.async_llm": {"AsyncLLM": SimpleNamespace(from_engine_args=start)},
-    }
-    for name, content in modules.items():
-        module = ModuleType(name)
-        module.__dict__.update(content)
-        monkeypatch.setitem(sys.modules, name, module)
+    install_vllm(monkeypatch, start)
     tiny_model_folder(tmp_path, "qwen3")
     setup = EngineSetup(model=ModelSpec(path="qwen3"), model_root=SpecRoot(tmp_path), weight_root=tmp_path)
     made = VllmEngine(setup, VllmOptions(sleep_mode=sleep_mode, timeout_s=0.1))
