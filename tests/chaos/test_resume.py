@@ -55,7 +55,9 @@ def test_a_job_that_was_cancelled_and_one_whose_batches_died_lose_nothing_when_t
     pipeline: Pipeline, oracle: str
 ) -> None:
     pipeline.children["producer-steady"].stop(grace_s=10.0)
-    job_id = cancelled_in_iteration_2(pipeline, spec(rollout__max_attempts=1, reward__max_attempts=1))
+    job_id = cancelled_in_iteration_2(
+        pipeline, spec(rollout__max_attempts=1, reward__max_attempts=1, evaluation__num_prompts=0)
+    )
     pipeline.jobs.resume(job_id)
     pipeline.children["reward_service"].stop(grace_s=10.0)
     pipeline.start("producer-second")
@@ -70,11 +72,16 @@ def test_a_job_that_was_cancelled_and_one_whose_batches_died_lose_nothing_when_t
 
 
 def cancelled_in_iteration_2(pipeline: Pipeline, spec: JobSpec) -> str:
-    """The only generator dies in that iteration, so that its trainer waits when the cancel comes."""
+    """The only generator dies in that iteration, so that its trainer waits when the cancel comes.
+
+    It dies with the third batch of it scored, so that two are published at most; the spec has no evaluation, whose
+    batches may be taken before or after those of the next iteration.
+    """
+    assert spec.evaluation.num_batches == 0
     job_id, _ = pipeline.jobs.create(spec)
     trainer = pipeline.start(f"consumer-{job_id}", job_id)
-    publications = spec.evaluation.num_batches + 2 * spec.rollout.batches_per_iteration + 2
-    generator = pipeline.start("producer-first", crash_at=f"producer.after_publication:{publications}")
+    third = 2 * spec.rollout.batches_per_iteration + 3
+    generator = pipeline.start("producer-first", crash_at=f"producer.after_scoring:{third}")
     assert wait_for_exit(generator, 60.0) == -signal.SIGKILL, generator.tail()
     until(committed(pipeline, job_id, 2), "iteration 1 to be committed")
     pipeline.jobs.request_cancel(job_id)
