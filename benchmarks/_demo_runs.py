@@ -42,10 +42,10 @@ def output_of(command: Sequence[str], environment: Mapping[str, str]) -> str:
     return done.stdout
 
 
-def run_demo(spec: Path, folder: Path, *flags: str) -> DemoRun:
+def run_demo(spec: Path, folder: Path, *flags: str, variables: Mapping[str, str] | None = None) -> DemoRun:
     """Raises RuntimeError with the command's last words if the job did not succeed and verify.
 
-    The spec may name a model that lies beside the run folder.
+    The spec may name a model that lies beside the run folder. variables: of the stack's environment.
     """
     command = [
         sys.executable,
@@ -59,7 +59,7 @@ def run_demo(spec: Path, folder: Path, *flags: str) -> DemoRun:
         str(folder),
         *flags,
     ]
-    environment = {**os.environ, "ONBEAT_EXTRA_ROOTS": str(folder.parent)}
+    environment = {**os.environ, **(variables or {}), "ONBEAT_EXTRA_ROOTS": str(folder.parent)}
     summary = json.loads(output_of(command, environment))
     files = RunFolder(folder, summary["job_id"])
     return DemoRun(

@@ -107,12 +107,15 @@ def settings_of(case: Case, model: Path, given: Sequence[str], seed: int) -> lis
     return [*own_model, *case.settings, *given, f"seed={seed}"]
 
 
-def run_ours(case: Case, settings: Sequence[str], folder: Path, *, threads: int) -> tuple[Run, dict[str, Any], Path]:
+def run_ours(
+    case: Case, settings: Sequence[str], folder: Path, *, threads: int, generators: int
+) -> tuple[Run, dict[str, Any], Path]:
     """Runs `onbeat demo`; returns what it says of itself, and the folder of its model."""
     flags = [flag for setting in settings for flag in ("--set", setting)]
     command_s = time.time()
     with Watch() as watch:
-        done = run_demo(case.spec, folder, "--threads", str(threads), "--set", "evaluation.num_prompts=0", *flags)
+        counts = ("--threads", str(threads), "--generators", str(generators))
+        done = run_demo(case.spec, folder, *counts, "--set", "evaluation.num_prompts=0", *flags)
     run = Run(
         command_s=command_s,
         first_s=min(span.started_s for span in done.spans if span.what == "generate"),
@@ -215,7 +218,9 @@ def measure(name: str, model: Path, scratch: Path, arguments: argparse.Namespace
             folder = scratch / f"{name}-{side}-{seed}"
             if side == "ours":
                 own = [*settings, *arguments.ours]
-                run, more, trained = run_ours(case, own, folder, threads=arguments.ours_threads)
+                run, more, trained = run_ours(
+                    case, own, folder, threads=arguments.ours_threads, generators=arguments.ours_generators
+                )
             else:
                 run, more, trained = run_trl(case, settings, folder, python=arguments.trl, config=arguments.trl_config)
             figures = run.figures(warm_up=case.warm_up, level=case.level, window=case.window)
@@ -284,6 +289,7 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="changes the job of both")
     parser.add_argument("--ours", action="append", default=[], metavar="KEY=VALUE", help="changes ours alone")
     parser.add_argument("--ours-threads", type=int, default=1, help="compute threads of each of our processes")
+    parser.add_argument("--ours-generators", type=int, default=1, help="our generators")
     parser.add_argument("--trl-config", default="{}", metavar="JSON", help="fields of GRPOConfig")
     arguments = parser.parse_args()
     check(arguments)

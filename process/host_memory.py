@@ -8,6 +8,7 @@ themselves.
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -28,6 +29,11 @@ def with_large_pages(environment: Mapping[str, str]) -> dict[str, str]:
         return dict(environment)
     # 1: malloc asks for them by madvise; the kernel's setting for transparent huge pages decides.
     return {**environment, TUNABLES: ":".join(filter(None, (tunables, f"{LARGE_PAGES}=1")))}
+
+
+def memory_bytes() -> int:
+    """Returns the memory of this machine, used or not."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def give_free_memory_back() -> None:

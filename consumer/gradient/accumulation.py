@@ -6,11 +6,14 @@ accumulator rounds the gradient of each pass once to fixed point and adds intege
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -55,6 +58,14 @@ class GradientAccumulator(ABC):
         """[1 or 2, N] the parameters one behind the other: row 0 the sums, row 1 the baseline's."""
         self._sums = dict(zip(self._targets, self._flat.split(sizes, dim=1), strict=True))
         """[1 or 2, items] of each parameter, views of the above."""
+        self._lock = threading.Lock()
+        """Held while the sums, or what is counted of them, change: several threads add to them."""
+
+    def beside(self, parameters: Mapping[str, nn.Parameter]) -> Self:
+        """Returns one that adds to the same sums, by another thread: the gradients of parameters of its own."""
+        other = copy.copy(self)
+        other._parameters = dict(parameters)
+        return other
 
     @property
     def sums(self) -> Tensor | None:
@@ -118,10 +129,13 @@ class ExactAccumulator(GradientAccumulator):
         for piece in pieces:
             place = sums.narrow(0, piece.start, piece.values.numel())
             for values, into in zip(piece.values.split(CHUNK_ITEMS), place.split(CHUNK_ITEMS), strict=True):
-                into.add_(fixed_point(values, out=integers[: values.numel()]))
+                addends = fixed_point(values, out=integers[: values.numel()])
+                with self._lock:
+                    into.add_(addends)
         if not more:
             self._reached = 0.0
-            self._num_added[to_baseline] += 1
+            with self._lock:
+                self._num_added[to_baseline] += 1
 
     def _pieces(self, gradients: Mapping[str, Tensor]) -> Iterator[Piece]:
         """Copies small gradients together, in the order of the sums; a large one is a piece by itself, and no copy."""
@@ -155,7 +169,8 @@ class ExactAccumulator(GradientAccumulator):
                 sums.zero_()
             target.grad = gradient.view(target.shape)
         self._reached = 0.0
-        self._num_added = [0] * len(self._num_added)
+        # In place: the accumulators beside this one count in the same list.
+        self._num_added[:] = [0] * len(self._num_added)
 
 
 class FloatAccumulator(GradientAccumulator):

@@ -22,7 +22,7 @@ from consumer.gradient.optimizer import PolicyOptimizer
 from consumer.gradient.saved_state import restore_state, save_state
 from consumer.gradient.statistics import MicroBatchStats
 from consumer.model.checkpoint import Checkpoint
-from consumer.model.policy import Policy
+from consumer.model.policy import Policy, with_own_parameters
 from consumer.model.published_weights import WeightStream
 from contracts.encoding.wire import Record
 from contracts.rollouts import RolloutBatch
@@ -96,11 +96,31 @@ class Learner:
 
     def train_again(self, check: Callable[[], None]) -> Iterator[Trained]:
         """Trains the kept batches under the weights of the last step; `check` is called before each."""
-        for stats, kept in self.kept:
+        for one in self.kept:
             check()
-            started_s = time.time()
-            again = train_kept_batch(self.policy, kept, stats=stats, spec=self.spec, accumulator=self.accumulator)
-            yield self._trained(again, kept.batch, started_s, with_reference=False)
+            yield self.train_kept(one)
+
+    def train_kept(self, one: Kept) -> Trained:
+        """Trains one of the kept batches under the weights of the last step."""
+        started_s = time.time()
+        stats, kept = one
+        again = train_kept_batch(self.policy, kept, stats=stats, spec=self.spec, accumulator=self.accumulator)
+        return self._trained(again, kept.batch, started_s, with_reference=False)
+
+    def beside(self, number: int) -> Learner:
+        """Returns a learner that another thread of this process trains with at the same time.
+
+        It adds to the same sums, keeps batches in the same list and sees each step of this one, which alone steps. Of
+        its own are the modules and the gradients. number: its batches are told as those of this rank.
+        """
+        policy = self.policy.beside()
+        return replace(
+            self,
+            policy=policy,
+            accumulator=self.accumulator.beside(policy.trained_parameters()),
+            reference=None if self.reference is None else with_own_parameters(self.reference),
+            place=replace(self.place, rank=number),
+        )
 
     def step(self, step: OptimizerStep, sink: TensorSink | None = None) -> float:
         """Steps on the accumulated sums, and starts new ones; returns the gradient's norm before clipping.

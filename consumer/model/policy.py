@@ -142,9 +142,28 @@ class Policy:
         reference.requires_grad_(False)
         return reference.eval()
 
+    def beside(self) -> Policy:
+        """Returns the same weights in modules and parameters of their own, whose gradients another thread takes.
+
+        A step moves both, since they share the memory. A policy with adapters has none beside it.
+        """
+        if self.adapters is not None:
+            raise AssertionError("the layers of adapters belong to one model")
+        return replace(self, model=with_own_parameters(self.model))
+
     def without_adapters(self) -> contextlib.AbstractContextManager[None]:
         """Inside, the model's passes are those of the base; nothing changes where there are no adapters."""
         return contextlib.nullcontext() if self.adapters is None else self.adapters.disabled()
+
+
+def with_own_parameters(model: PreTrainedModel) -> PreTrainedModel:
+    """Copies the modules of a model and not their tensors: parameters are new ones over the same memory."""
+    network = cast(nn.Module, model)
+    # deepcopy takes what its memo holds for a thing that it meets; a tied parameter is met twice.
+    memo: dict[int, Any] = {id(buffer): buffer for buffer in network.buffers()}
+    for parameter in network.parameters():
+        memo[id(parameter)] = nn.Parameter(parameter.detach(), requires_grad=parameter.requires_grad)
+    return copy.deepcopy(model, memo)
 
 
 def load_whole(folder: Path, config: Any, dtype: torch.dtype) -> tuple[PreTrainedModel, dict[str, Any]]:

@@ -42,6 +42,9 @@ class Ranks:
         """Hands over a batch; each batch is handed over once. Raises the error that ended the training of any batch."""
         self._trained.append(self.learner.train(batch))
 
+    def all_sampled(self) -> None:
+        """Says that every batch of the open iteration is published: until its step the generators' cores are free."""
+
     def trained(self) -> list[Trained]:
         """Returns what was trained since the last call, in any order; raises as `train` does."""
         trained, self._trained = self._trained, []

@@ -26,6 +26,7 @@ from consumer.ranks.base import Ranks
 from consumer.ranks.membership import join
 from consumer.ranks.orders import Exchange, idle_patience_s
 from consumer.ranks.rank import Rank
+from consumer.ranks.threads import ThreadedRank, has_room_for_gradients, passes_at_once
 from contracts.errors import Unavailable
 from contracts.rollouts import RolloutBatch
 from contracts.settings import StackSettings
@@ -42,12 +43,13 @@ END_GRACE_S = 5.0
 
 
 def make_ranks(settings: StackSettings, spec: JobSpec) -> Ranks:
-    """Returns this process alone as the ranks, or the group that its launcher has put it into.
+    """Returns this process alone as the ranks, with threads or without, or the group that its launcher has put it into.
 
     Raises what `make_learner` and `join` raise.
     """
     if "RANK" not in os.environ:
-        return Ranks(make_learner(settings, spec))
+        learner, passes = make_learner(settings, spec), passes_at_once(settings, spec)
+        return ThreadedRank(learner, passes) if passes.then > 1 and has_room_for_gradients(learner) else Ranks(learner)
     member = join(spec, device=settings.device)
     return RankGroup(
         member.exchange,

@@ -22,6 +22,7 @@ import time
 
 from consumer.trainer.held_job import HeldJob
 from consumer.trainer.iteration import Iteration
+from consumer.trainer.schedule import all_published
 from contracts.errors import BatchFailed, FenceViolation
 from contracts.events import BatchDead
 from contracts.rollouts import RolloutBatch
@@ -52,17 +53,20 @@ def gather(held: HeldJob, iteration: Iteration) -> None:
         iteration.missing_in_words, deadline_s=held.spec.timeouts.iteration_s, cure="raise timeouts.iteration_s"
     )
     reconciled_s = time.monotonic()
-    may_take = held.schedule.takes_at_once
+    may_take, is_sampled = held.schedule.takes_at_once, False
     while not iteration.is_complete or ranks.num_training:
         held.keeper.check()
         if not may_take and (may_take := held.schedule.may_take(side.fence())) and held.schedule.takes_turns:
             held.generators.wait_for_turn(held.folder.job_id, held.keeper.check)
-        if may_take and has_use_for_more() and _take(held, iteration):
+        took = _take(held, iteration) if may_take and has_use_for_more() else 0
+        if not is_sampled and ranks.num_training > 1 and (is_sampled := all_published(side.fence())):
+            ranks.all_sampled()
+        if took:
             continue
         idle_since_s = time.monotonic()
         _mend_weights(held, iteration)
         held.stages.check(iteration.number)
-        waiting.poke(iteration.missing_in_words)
+        waiting.poke(_awaited(iteration, num_training=ranks.num_training))
         if idle_since_s - reconciled_s >= RECONCILE_EVERY_S:
             reconciled_s = idle_since_s
             _reconcile(held, iteration)
@@ -72,7 +76,16 @@ def gather(held: HeldJob, iteration: Iteration) -> None:
             ranks.wait(WAIT_S)
         if not ranks.num_training:
             iteration.waiting_s += time.monotonic() - idle_since_s
-        iteration.record(*ranks.trained())
+        if (trained := ranks.trained()) and iteration.is_complete:
+            # From here on the deadline is that of one batch.
+            waiting.progress()
+        iteration.record(*trained)
+
+
+def _awaited(iteration: Iteration, *, num_training: int) -> str:
+    if not iteration.is_complete:
+        return iteration.missing_in_words
+    return f"the passes of {num_training} batches of iteration {iteration.number}"
 
 
 def _take(held: HeldJob, iteration: Iteration) -> int:

@@ -23,4 +23,9 @@ class Schedule(schedule.Schedule):
 
     def may_take(self, fence: FenceState) -> bool:
         """Returns whether the trainer may take batches of the open iteration; once it may, it may until the commit."""
-        return self.takes_at_once or fence.published + fence.dead >= fence.expected
+        return self.takes_at_once or all_published(fence)
+
+
+def all_published(fence: FenceState) -> bool:
+    """Returns whether nothing of the oldest open iteration is left to sample."""
+    return fence.published + fence.dead >= fence.expected

@@ -115,10 +115,16 @@ class Played:
     # Ranks
 
     has_room = True
+    trains_at_the_end = False
+    """Whether what is handed over is trained only once all of it is sampled."""
 
     @property
     def num_training(self) -> int:
         return len(self._trained)
+
+    def all_sampled(self) -> None:
+        self.said.append("all sampled")
+        self.trains_at_the_end = False
 
     def train(self, batch: RolloutBatch) -> None:
         self.said.append(f"trained {batch.batch_id}")
@@ -126,7 +132,12 @@ class Played:
         stats = measure_batch(batch, batch_rewards(batch))
         self._trained.append(Trained(stats=stats, rank=0, started_s=1.0, ended_s=2.0))
 
+    def wait(self, timeout_s: float) -> None:
+        """What is handed over is trained at once, or at the end."""
+
     def trained(self) -> list[Trained]:
+        if self.trains_at_the_end:
+            return []
         trained, self._trained = self._trained, []
         return trained
 
@@ -210,6 +221,14 @@ def test_periodic_trains_a_batch_as_soon_as_it_is_published(folder: RunFolder) -
     held = Played(folder, *IDS)
     assert [stats.batch_id for stats in gathered(held).stats] == list(IDS)
     assert held.said == [f"{what} {batch_id}" for batch_id in IDS for what in ("published", "trained")]
+
+
+def test_ranks_that_train_several_batches_learn_once_that_the_last_one_is_published(folder: RunFolder) -> None:
+    held = Played(folder, *IDS)
+    held.trains_at_the_end = True
+    gathered(held)
+    expected = [word for batch_id in IDS for word in (f"published {batch_id}", f"trained {batch_id}")]
+    assert held.said == [*expected, "all sampled"]
 
 
 def test_a_batch_is_trained_with_its_columns_which_the_audit_record_will_name(folder: RunFolder) -> None:

@@ -37,6 +37,7 @@ CHOSEN: dict[str, tuple[object, dict[str, object]]] = {
     "device": ("cuda", {}),
     "held_weights_mb": (100, {}),
     "peak_flops": (1e12, {}),
+    "max_passes": (3, {}),
     "max_ranks": (5, {}),
     "max_jobs": (7, {}),
     "log_format": ("json", {}),

@@ -1,0 +1,215 @@
+"""A trainer of one process trains several batches at the same time, each in a thread with gradients of its own.
+
+main thread   claims, hands out, decides ── batches ──▶ queue ──▶ a thread that is free: forward, backward ─┐ one sum
+                  ▲                                                                                        │ of int64
+                  └────────────────── what was trained, or the error ◀─────────────────────────────────────┘
+
+torch holds Python's lock only between its operations, so that the threads of a model of some millions of parameters
+keep as many cores busy. They share weights, sums and optimizer: a step is that of one thread. Integers add up to the
+same sum in any order (I7).
+
+While generators sample, the cores are theirs too, and one batch is trained at a time. Once an iteration's last batch is
+published they wait for its step, and the trainer takes their cores (`all_sampled`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from consumer.gradient.learner import Learner, OptimizerStep, Trained
+from consumer.gradient.micro_batch import row_tokens
+from consumer.ranks.base import Ranks
+from contracts.rollouts import RolloutBatch
+from contracts.settings import StackSettings, usable_cores
+from contracts.spec import JobSpec
+from contracts.spec_tables.algorithm import PluginLoss
+from process.host_memory import memory_bytes
+from process.waiting import Waiting
+from weight_store.publication import Publication
+
+HANDED_OUT_PER_THREAD = 2
+"""A thread trains one batch and takes up the other one next."""
+MOST_BY_ITSELF = 2
+"""Threads where the operator names no number; more of them were not measured."""
+GRADIENTS_PART = 16
+"""A model has threads only where its parameters take at most this part of the memory: each has gradients of its own."""
+POKE_S = 1.0
+END_GRACE_S = 10.0
+"""The time in which all threads finish their batches when the trainer ends: it is below the grace of its consumer."""
+
+Work = tuple[int, Callable[[Learner], Trained]]
+"""(tokens of a pass at most, what is done with the learner of a thread)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Passes:
+    """How many batches a trainer of one process trains at the same time."""
+
+    while_sampled: int
+    """As long as batches of the iteration are sampled."""
+    then: int
+    """Once its last one is published; at least as many."""
+
+
+ONE_BY_ONE = Passes(while_sampled=1, then=1)
+
+
+def passes_at_once(settings: StackSettings, spec: JobSpec) -> Passes:
+    """Decides for a job. Where the operator names no number, it is one where each pass has several threads already."""
+    trainer, has_plugin = spec.trainer, isinstance(spec.algorithm.loss, PluginLoss)
+    # What foreign code does to torch's settings, until it returns, would be in the passes beside it.
+    if settings.device != "cpu" or has_plugin or trainer.accumulation != "exact" or trainer.lora is not None:
+        return ONE_BY_ONE
+    named = min(settings.max_passes, spec.rollout.batches_per_iteration)
+    if named > 0:
+        return Passes(while_sampled=named, then=named)
+    then = min(MOST_BY_ITSELF, usable_cores(), spec.rollout.batches_per_iteration) if settings.threads == 1 else 1
+    return Passes(while_sampled=1, then=then)
+
+
+def has_room_for_gradients(learner: Learner) -> bool:
+    """Whether gradients of a further thread are a small part of this machine's memory."""
+    parameters = learner.policy.trained_parameters().values()
+    return GRADIENTS_PART * sum(parameter.nbytes for parameter in parameters) <= memory_bytes()
+
+
+class Room:
+    """What may go through the model at the same time: so many batches, and the tokens that a pass of the job may have.
+
+    So the memory of activations has the bound that the job gives to one pass (`max_tokens_per_micro_batch`).
+    """
+
+    def __init__(self, *, batches: int, tokens: int) -> None:
+        self._batches = batches
+        self._tokens = tokens
+        self._sizes: list[int] = []
+        """Tokens of each batch that goes through."""
+        self._changed = threading.Condition()
+
+    def change(self, batches: int) -> None:
+        """Lets so many batches through from now on; none of those that are on their way is stopped."""
+        with self._changed:
+            self._batches = batches
+            self._changed.notify_all()
+
+    @contextlib.contextmanager
+    def taken(self, tokens: int) -> Iterator[None]:
+        """Waits until a batch has room beside the others; one with too many tokens goes through in passes, alone."""
+        tokens = min(tokens, self._tokens)
+        with self._changed:
+            self._changed.wait_for(
+                lambda: len(self._sizes) < self._batches and sum(self._sizes) + tokens <= self._tokens
+            )
+            self._sizes.append(tokens)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._sizes.remove(tokens)
+                self._changed.notify_all()
+
+
+class ThreadedRank(Ranks):
+    """`Ranks` over threads of this process. Not thread-safe itself: the trainer's main thread calls it."""
+
+    def __init__(self, learner: Learner, passes: Passes) -> None:
+        """Starts as many threads as there are ever passes; the first has the learner itself."""
+        super().__init__(learner)
+        self._passes = passes
+        self._room = Room(batches=passes.while_sampled, tokens=learner.spec.trainer.max_tokens_per_micro_batch)
+        self._waiting: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
+        self._arrived: queue.SimpleQueue[Trained | BaseException] = queue.SimpleQueue()
+        self._num_training = 0
+        learners = [learner, *(learner.beside(one) for one in range(1, passes.then))]
+        self._threads = [threading.Thread(target=self._run, args=(one,), daemon=True) for one in learners]
+        for number, thread in enumerate(self._threads):
+            thread.name = f"passes {number}"
+            thread.start()
+
+    @property
+    def num_training(self) -> int:
+        return self._num_training
+
+    @property
+    def has_room(self) -> bool:
+        return self._num_training < HANDED_OUT_PER_THREAD * len(self._threads)
+
+    def train(self, batch: RolloutBatch) -> None:
+        self._put(batch, lambda learner: learner.train(batch))
+
+    def all_sampled(self) -> None:
+        self._room.change(self._passes.then)
+
+    def trained(self) -> list[Trained]:
+        while not self._arrived.empty():
+            self._take(self._arrived.get())
+        return super().trained()
+
+    def wait(self, timeout_s: float) -> None:
+        with contextlib.suppress(queue.Empty):
+            self._take(self._arrived.get(timeout=timeout_s))
+
+    def train_again(self, check: Callable[[], None]) -> list[Trained]:
+        for one in tuple(self.learner.kept):
+            # Any thread may train a batch that another one has kept.
+            self._put(one[1].batch, lambda learner, one=one: learner.train_kept(one))
+        deadline_s = self.learner.spec.timeouts.iteration_s
+        waiting = Waiting("the passes of a further update", deadline_s=deadline_s, cure="raise timeouts.iteration_s")
+        while num_left := self._num_training:
+            check()
+            waiting.poke(f"the passes of {num_left} batches of a further update")
+            self.wait(min(POKE_S, waiting.left_s))
+            if self._num_training < num_left:
+                waiting.progress()
+        return self.trained()
+
+    def step(self, step: OptimizerStep, publication: Publication | None = None) -> float:
+        if step.is_last:
+            self._room.change(self._passes.while_sampled)
+        return super().step(step, publication)
+
+    def close(self) -> None:
+        """Lets no thread begin another batch. Raises nothing: a thread that hangs ends with the process."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._waiting.get_nowait()
+        for _ in self._threads:
+            self._waiting.put(None)
+        until_s = time.monotonic() + END_GRACE_S
+        for thread in self._threads:
+            thread.join(max(0.0, until_s - time.monotonic()))
+
+    def _put(self, batch: RolloutBatch, work: Callable[[Learner], Trained]) -> None:
+        self._num_training += 1
+        self._waiting.put((input_tokens(batch, packing=self.learner.spec.trainer.packing), work))
+
+    def _take(self, arrived: Trained | BaseException) -> None:
+        if isinstance(arrived, BaseException):
+            raise arrived
+        self._num_training -= 1
+        self._trained.append(arrived)
+
+    def _run(self, learner: Learner) -> None:
+        while (work := self._waiting.get()) is not None:
+            num_tokens, train = work
+            try:
+                with self._room.taken(num_tokens):
+                    trained = train(learner)
+            except BaseException as error:
+                self._arrived.put(error)
+            else:
+                self._arrived.put(trained)
+
+
+def input_tokens(batch: RolloutBatch, *, packing: str) -> int:
+    """Returns how many tokens, padding included, all rows of a batch are at most."""
+    rows = [row_tokens(batch, row) for row in range(batch.num_completions)]
+    if packing == "shared_prompt":
+        first_of_each = rows[:: batch.group_size]
+        return sum(prompt for prompt, _ in first_of_each) + sum(response for _, response in rows)
+    return len(rows) * (max(prompt for prompt, _ in rows) + max(response for _, response in rows))
