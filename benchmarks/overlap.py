@@ -1,5 +1,5 @@
 """Periodic against synchronous on the same two processes, one core each; and against colocated, which gives both cores
-to whichever phase is on.
+to whichever phase is on. So a trainer takes one batch at a time: ONBEAT_MAX_PASSES=1.
 
     onbeat bench overlap
 
@@ -81,7 +81,8 @@ def main() -> None:
         digests: dict[str, set[str]] = {name: set() for name in ARRANGEMENTS}
         for repeat in range(arguments.repeats):
             for name, arrangement in ARRANGEMENTS.items():
-                run = run_demo(SPEC, Path(scratch) / f"{name}-{repeat}", *arrangement, *flags)
+                folder = Path(scratch) / f"{name}-{repeat}"
+                run = run_demo(SPEC, folder, *arrangement, *flags, variables={"ONBEAT_MAX_PASSES": "1"})
                 runs[name].append(measure(run))
                 digests[name].add(run.summary["final_weights_digest"])
                 print(

@@ -186,7 +186,8 @@ class Bench:
                 run_root=run_root,
                 model_root=REPOSITORY,
                 generators=generators,
-                settings=StackSettings(extra_roots=str(self._scratch)),
+                # A core stands for a device: the trainer's is its own, and never the generators'.
+                settings=StackSettings(extra_roots=str(self._scratch), max_passes=1),
                 fresh=True,
             )
             stack = self._open.enter_context(EmbeddedStack(plan))
