@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -13,6 +12,7 @@ from contracts.errors import WeightsRejected
 from contracts.versions import WeightManifest, WeightStep
 from contracts.weights import WeightShard
 from weight_store.arrival import Arrival, EngineTensors
+from weight_store.files.tensor_folder import UNREADABLE
 from weight_store.version_files import below, weight_files
 
 
@@ -46,8 +46,8 @@ class FileReader:
 
 
 def read_shard(path: Path) -> dict[str, Tensor]:
-    """Maps one file's tensors, and copies none. Raises WeightsRejected where it is no safetensors file."""
+    """Maps one file's tensors, and copies none. Raises WeightsRejected where it is away or no safetensors file."""
     try:
         return load_file(path)
-    except (SafetensorError, OSError) as error:
+    except UNREADABLE as error:
         raise WeightsRejected(f"{path} cannot be read: {error}") from error

@@ -31,6 +31,9 @@ logger = logging.getLogger(__name__)
 HIDDEN_PREFIX = "."
 """The names of folders that are being written or removed start with it; no reader looks at them."""
 SCRATCH_NAME = re.compile(r"\..+\.[0-9a-f]{12}")
+UNREADABLE = (OSError, SafetensorError, RuntimeError)
+"""What a safetensors file raises that is away or damaged. safetensors opens it, and then has torch open it once more:
+torch's RuntimeError is that of a file which is renamed in between, as the folder of a version is at its end."""
 
 
 class ScratchFolder:
@@ -113,7 +116,7 @@ def read_folder(directory: Path) -> dict[str, Tensor]:
     try:
         for path in sorted(directory.iterdir()):
             found.update(load_file(path))
-    except (OSError, SafetensorError):
+    except UNREADABLE:
         return {}
     return found
 
