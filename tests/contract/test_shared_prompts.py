@@ -242,6 +242,34 @@ def test_each_token_sees_its_prompt_and_its_own_response(window: int | None) -> 
     torch.testing.assert_close(flex, dense, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("window", [None, 2])
+def test_in_bfloat16_attention_has_the_bits_of_sdpa_and_its_gradient_those_of_float32_rounded_once(
+    window: int | None,
+) -> None:
+    draw = torch.Generator().manual_seed(0)
+    shapes = ((1, 4, LAYOUT.num_tokens, 8), (1, 2, LAYOUT.num_tokens, 8), (1, 2, LAYOUT.num_tokens, 8))
+    narrow = [torch.randn(shape, generator=draw).bfloat16().requires_grad_() for shape in shapes]
+    wide = [inputs.detach().float().requires_grad_() for inputs in narrow]
+    attention = small_model("qwen2").get_submodule("model.layers.0.self_attn")
+
+    def attended(inputs: list[Tensor]) -> Tensor:
+        query, key, value = inputs
+        output, _ = shared_prompt_attention(attention, query, key, value, None, layout=LAYOUT, sliding_window=window)
+        return output
+
+    with torch.no_grad():
+        plain = attended(narrow)
+    output = attended(narrow)
+    assert torch.equal(output, plain)
+    weights = torch.randn(output.shape, generator=draw).bfloat16()
+    gradients = torch.autograd.grad(output, narrow, weights)
+    expected = torch.autograd.grad(attended(wide), wide, weights.float())
+    for gradient, exact in zip(gradients, expected, strict=True):
+        assert gradient.dtype is torch.bfloat16
+        # A key's gradient is a sum over its prompt's responses, of which each is rounded to 8 bits.
+        torch.testing.assert_close(gradient.float(), exact, rtol=0.01, atol=0.01)
+
+
 def test_positions_of_a_response_go_on_from_its_prompt() -> None:
     assert LAYOUT.position.tolist() == [0, 1, 2, 3, 2, 0, 1, 2, 3]
     assert LAYOUT.group.tolist() == [0, 0, 0, 0, 0, 1, 1, 1, 1]

@@ -88,6 +88,35 @@ def block_mask(layout: SharedPromptLayout, window: int | None) -> BlockMask:
     return layout.block_masks[window]
 
 
+class _WideBackward(torch.autograd.Function):
+    """SDPA on a CPU whose backward pass is computed in float32, and rounded once to the inputs' bfloat16.
+
+    torch's kernel for that pass takes four to six times as long in bfloat16, also where the CPU has instructions for
+    it. The forward pass stays the generator's own, bit for bit.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> Tensor:
+        ctx.save_for_backward(query, key, value)
+        ctx.options = options
+        return scaled_dot_product_attention(query, key, value, **options)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        wide = [inputs.detach().float().requires_grad_() for inputs in ctx.saved_tensors]
+        with torch.enable_grad():
+            attended = scaled_dot_product_attention(*wide, **ctx.options)
+        found = torch.autograd.grad(attended, wide, gradients[0].float())
+        return *(one.to(gradients[0].dtype) for one in found), None
+
+
+def _attend(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    if query.dtype is torch.bfloat16:
+        attended: Tensor = _WideBackward.apply(query, key, value, options)
+        return attended
+    return scaled_dot_product_attention(query, key, value, **options)
+
+
 def _split_attention(
     query: Tensor, key: Tensor, value: Tensor, layout: SharedPromptLayout, *, scaling: float | None, window: int | None
 ) -> Tensor:
@@ -108,7 +137,7 @@ def _split_attention(
         return tokens.view(*index.shape, *heads.shape[1::2]).transpose(1, 2)
 
     prompt_keys, prompt_values = (rows(heads, layout.prompt_tokens) for heads in (key, value))
-    prompts = scaled_dot_product_attention(
+    prompts = _attend(
         rows(query, layout.prompt_tokens),
         prompt_keys,
         prompt_values,
@@ -121,7 +150,7 @@ def _split_attention(
     parts = [prompts.transpose(1, 2).flatten(2).flatten(0, 1)]
     if layout.response_tokens.numel():
         owner = layout.prompt_of_response
-        responses = scaled_dot_product_attention(
+        responses = _attend(
             rows(query, layout.response_tokens),
             torch.cat((prompt_keys.index_select(0, owner), rows(key, layout.response_tokens)), dim=2),
             torch.cat((prompt_values.index_select(0, owner), rows(value, layout.response_tokens)), dim=2),
