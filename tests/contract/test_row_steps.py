@@ -11,6 +11,7 @@ import torch
 from transformers import (
     BloomConfig,
     BloomForCausalLM,
+    DynamicCache,
     FalconConfig,
     FalconForCausalLM,
     Gemma2Config,
@@ -38,7 +39,14 @@ from contracts.rollouts import Completion, PromptBatch, SamplingParams
 from producer.engine.held_rows import GrowingBatch
 from producer.engine.transformers.canary import judge
 from producer.engine.transformers.lean_step import LeanStep
-from producer.engine.transformers.row_steps import OwnStep, RowStep, row_step
+from producer.engine.transformers.row_steps import (
+    OwnStep,
+    RowStep,
+    forward,
+    give_head_whole_inputs,
+    left_padded,
+    row_step,
+)
 from producer.engine.transformers.shared_decoding import SharedDecoding
 from tests.builders import prompt_batch
 
@@ -192,6 +200,21 @@ def test_logprobs_are_those_of_a_full_forward_pass(name: str) -> None:
         start = len(tokens) - group[0].num_tokens
         expected = [full[at - 1, tokens[at]].item() for at in range(start, len(tokens))]
         assert unpack_float32(group[0].generator_logprobs) == pytest.approx(expected, abs=tolerance)
+
+
+@pytest.mark.parametrize(("name", "is_whole"), [("llama in bfloat16", True), ("llama", False)])
+@torch.inference_mode()
+def test_a_bfloat16_head_takes_all_prompts_in_one_product_with_the_same_bits(name: str, is_whole: bool) -> None:
+    """A float32 head has other bits then, so its model is left as it is."""
+    model = build(LEAN[name])
+    token_ids, mask = left_padded(prompt_batch([[5, 6, 7], [8, 9], [11] * 5]), model.device)
+    before = forward(model, token_ids, mask, DynamicCache(config=model.config))
+    give_head_whole_inputs(model)
+    seen: list[bool] = []
+    model.get_submodule("lm_head").register_forward_hook(lambda _, inputs, __: seen.append(inputs[0].is_contiguous()))
+    after = forward(model, token_ids, mask, DynamicCache(config=model.config))
+    assert seen == [is_whole]
+    assert torch.equal(before, after)
 
 
 @pytest.mark.parametrize("name", ALONE)

@@ -35,6 +35,7 @@ from producer.engine.base import EngineSetup, VerifiedWeights, check_context, ch
 from producer.engine.transformers.canary import Verdict, judge
 from producer.engine.transformers.decode_loop import DecodeLoop, Decoder, Request
 from producer.engine.transformers.decoding import LoneDecoding
+from producer.engine.transformers.row_steps import give_head_whole_inputs
 from producer.engine.transformers.shared_decoding import SharedDecoding
 from weight_store.held_versions import HeldVersions
 from weight_store.model_folder import empty_model, end_of_sequence_ids, weight_tensors
@@ -76,6 +77,7 @@ class TransformersEngine:
         torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
         folder = model_folder(setup.model, setup.model_root)
         self._model = empty_model(folder, dtype=getattr(torch, setup.model.dtype), device=setup.device)
+        give_head_whole_inputs(self._model)
         self._weights = HeldVersions(
             dict(weight_tensors(self._model)),
             root=setup.weight_root,

@@ -101,6 +101,18 @@ def forward(model: PreTrainedModel, token_ids: Tensor, mask: Tensor, cache: Dyna
     return output.logits[:, -1]
 
 
+def give_head_whole_inputs(model: PreTrainedModel) -> None:
+    """Has the output head of a bfloat16 model take the prompts' last columns in one product.
+
+    They aren't contiguous, so torch would compute a product for each prompt, and copy the head for each: 0.16 s a
+    prompt of a vocabulary of 49,152 by 576. The bits are the same (tests/contract/test_row_steps.py). Those of float32
+    would be others, and nothing is copied there: such a model is left as it is.
+    """
+    head = model.get_output_embeddings()
+    if model.dtype is torch.bfloat16 and head is not None:
+        head.register_forward_pre_hook(lambda _, inputs: tuple(one.contiguous() for one in inputs))
+
+
 def held_prompts(prompts: DynamicCache) -> Tensor:
     """[k, layer, 2, column, head, head dimension]: the keys and values of k prompts.
 
