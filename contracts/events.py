@@ -104,7 +104,7 @@ class IterationMetrics(Record, frozen=True, kw_only=True):
     generation_s: float
     """Seconds of generation, summed over batches; above wall_s with several generators."""
     training_s: float
-    """Seconds of forward and backward passes, summed over ranks."""
+    """Seconds of forward and backward passes, summed over ranks, and over batches that one of them trains at a time."""
     waiting_s: float
     """Seconds that the trainer had nothing to train."""
     step_s: float
@@ -119,7 +119,7 @@ class IterationMetrics(Record, frozen=True, kw_only=True):
     trained_tokens: int = 0
     """Tokens that went through the policy's layers, prompts included, over all updates."""
     trained_tokens_per_s: float = 0.0
-    """trained_tokens / training_s: the rate of one rank."""
+    """trained_tokens / training_s: the rate of one rank, or of one of its threads."""
     mfu: float | None = None
     """Floating-point operations of training (consumer/gradient/cost.py) over training_s and the setting peak_flops."""
     updates: tuple[UpdateMetrics, ...] = ()

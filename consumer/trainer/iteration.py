@@ -28,7 +28,7 @@ from iterations.expected import ExpectedIteration
 from iterations.window import AskedIteration
 
 TRAINER = "trainer"
-"""`who` of the spans of the trainer's rank 0; those of rank 1 are of `trainer 1`."""
+"""`who` of the spans of the trainer's rank 0; those of rank 1, or of its second thread, are of `trainer 1`."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
