@@ -26,7 +26,7 @@ from consumer.ranks.base import Ranks
 from consumer.ranks.membership import join
 from consumer.ranks.orders import Exchange, idle_patience_s
 from consumer.ranks.rank import Rank
-from consumer.ranks.threads import ThreadedRank, has_room_for_gradients, passes_at_once
+from consumer.ranks.threads import has_room_for_gradients, passes_at_once, with_threads
 from contracts.errors import Unavailable
 from contracts.rollouts import RolloutBatch
 from contracts.settings import StackSettings
@@ -49,7 +49,7 @@ def make_ranks(settings: StackSettings, spec: JobSpec) -> Ranks:
     """
     if "RANK" not in os.environ:
         learner, passes = make_learner(settings, spec), passes_at_once(settings, spec)
-        return ThreadedRank(learner, passes) if passes.then > 1 and has_room_for_gradients(learner) else Ranks(learner)
+        return with_threads(learner, passes) if passes.then > 1 and has_room_for_gradients(learner) else Ranks(learner)
     member = join(spec, device=settings.device)
     return RankGroup(
         member.exchange,

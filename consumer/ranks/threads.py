@@ -15,10 +15,12 @@ published they wait for its step, and the trainer takes their cores (`all_sample
 from __future__ import annotations
 
 import contextlib
+import copy
+import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from consumer.gradient.learner import Learner, OptimizerStep, Trained
@@ -41,6 +43,11 @@ GRADIENTS_PART = 16
 POKE_S = 1.0
 END_GRACE_S = 10.0
 """The time in which all threads finish their batches when the trainer ends: it is below the grace of its consumer."""
+
+COPY_ERRORS = (copy.Error, TypeError, ValueError, AttributeError, RuntimeError)
+"""What `deepcopy` raises for modules that hold what can't be copied."""
+
+log = logging.getLogger(__name__)
 
 Work = tuple[int, Callable[[Learner], Trained]]
 """(tokens of a pass at most, what is done with the learner of a thread)."""
@@ -76,6 +83,18 @@ def has_room_for_gradients(learner: Learner) -> bool:
     """Whether gradients of a further thread are a small part of this machine's memory."""
     parameters = learner.policy.trained_parameters().values()
     return GRADIENTS_PART * sum(parameter.nbytes for parameter in parameters) <= memory_bytes()
+
+
+def with_threads(learner: Learner, passes: Passes) -> Ranks:
+    """Returns a rank with so many threads, or with none where the model's modules can't be copied."""
+    try:
+        beside = [learner.beside(number) for number in range(1, passes.then)]
+    except COPY_ERRORS as error:
+        log.warning(
+            "one batch is trained at a time: %s can't be copied: %s", type(learner.policy.model).__name__, error
+        )
+        return Ranks(learner)
+    return ThreadedRank(learner, beside, passes)
 
 
 class Room:
@@ -117,16 +136,15 @@ class Room:
 class ThreadedRank(Ranks):
     """`Ranks` over threads of this process. Not thread-safe itself: the trainer's main thread calls it."""
 
-    def __init__(self, learner: Learner, passes: Passes) -> None:
-        """Starts as many threads as there are ever passes; the first has the learner itself."""
+    def __init__(self, learner: Learner, beside: Sequence[Learner], passes: Passes) -> None:
+        """Starts a thread for the learner, and one for each of those beside it."""
         super().__init__(learner)
         self._passes = passes
         self._room = Room(batches=passes.while_sampled, tokens=learner.spec.trainer.max_tokens_per_micro_batch)
         self._waiting: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
         self._arrived: queue.SimpleQueue[Trained | BaseException] = queue.SimpleQueue()
         self._num_training = 0
-        learners = [learner, *(learner.beside(one) for one in range(1, passes.then))]
-        self._threads = [threading.Thread(target=self._run, args=(one,), daemon=True) for one in learners]
+        self._threads = [threading.Thread(target=self._run, args=(one,), daemon=True) for one in (learner, *beside)]
         for number, thread in enumerate(self._threads):
             thread.name = f"passes {number}"
             thread.start()

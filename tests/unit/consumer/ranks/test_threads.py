@@ -15,7 +15,7 @@ from consumer.gradient.learner import Learner, OptimizerStep, Trained
 from consumer.ranks import threads
 from consumer.ranks.base import Ranks
 from consumer.ranks.group import make_ranks
-from consumer.ranks.threads import ONE_BY_ONE, Passes, Room, ThreadedRank, input_tokens, passes_at_once
+from consumer.ranks.threads import ONE_BY_ONE, Passes, Room, ThreadedRank, input_tokens, passes_at_once, with_threads
 from contracts.errors import ContractViolation, DeadlineExceeded
 from contracts.rollouts import RolloutBatch
 from contracts.settings import StackSettings
@@ -58,6 +58,12 @@ def learner_of(folder: Path, **changes: Any) -> Learner:
     return make_learner(StackSettings(model_root=str(folder)), spec_of(**changes))
 
 
+def threaded(learner: Learner, passes: Passes) -> ThreadedRank:
+    ranks = with_threads(learner, passes)
+    assert isinstance(ranks, ThreadedRank)
+    return ranks
+
+
 def batches(iteration: int) -> list[RolloutBatch]:
     return [
         rollout_batch(seed=BATCHES * iteration + number, batch_id=f"{iteration}/train/{number}")
@@ -91,7 +97,7 @@ def weights_after_training(ranks: Ranks) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_two_threads_make_the_weights_of_one_bit_for_bit(variant: str, folder: Path) -> None:
     expected = weights_after_training(Ranks(learner_of(folder, **VARIANTS[variant])))
-    actual = weights_after_training(ThreadedRank(learner_of(folder, **VARIANTS[variant]), BOTH))
+    actual = weights_after_training(threaded(learner_of(folder, **VARIANTS[variant]), BOTH))
     assert actual.keys() == expected.keys()
     for name, tensor in expected.items():
         assert torch.equal(tensor, actual[name]), name
@@ -135,7 +141,7 @@ def gated(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[
     def make(passes: Passes, **changes: Any) -> tuple[ThreadedRank, Gate]:
         gate = Gate()
         monkeypatch.setattr(Learner, "train", lambda learner, batch: gate.train(learner, batch))
-        return ThreadedRank(learner_of(folder, **changes), passes), gate
+        return threaded(learner_of(folder, **changes), passes), gate
 
     return make
 
@@ -193,7 +199,7 @@ def test_batches_go_beside_each_other_while_their_tokens_are_those_of_one_pass()
 
 
 def test_an_error_of_a_thread_is_raised_where_its_batch_was_handed_over(folder: Path) -> None:
-    ranks = ThreadedRank(learner_of(folder), BOTH)
+    ranks = threaded(learner_of(folder), BOTH)
     ranks.train(batch_of([([5], [rollout([1], 1.0), rollout([10_000], 0.0)])]))
     with pytest.raises(ContractViolation, match="has a token outside"):
         wait_for(ranks, 1)
@@ -203,7 +209,7 @@ def test_an_error_of_a_thread_is_raised_where_its_batch_was_handed_over(folder: 
 def test_a_further_update_that_hangs_ends_after_the_time_of_an_iteration(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ranks = ThreadedRank(learner_of(folder, timeouts__iteration_s=1.0, **UPDATES), BOTH)
+    ranks = threaded(learner_of(folder, timeouts__iteration_s=1.0, **UPDATES), BOTH)
     for batch in batches(0):
         ranks.train(batch)
     wait_for(ranks, BATCHES)
@@ -268,6 +274,16 @@ def test_a_model_that_fills_the_memory_gets_no_second_gradient(folder: Path, mon
     ranks.close()
     monkeypatch.setattr(threads, "memory_bytes", lambda: 1 << 16)
     assert type(make_ranks(settings, spec_of())) is Ranks
+
+
+def test_a_model_that_cannot_be_copied_is_trained_one_batch_at_a_time(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    learner = learner_of(folder)
+    model: Any = learner.policy.model
+    model.held = threading.Lock()
+    assert type(with_threads(learner, BOTH)) is Ranks
+    assert "one batch is trained at a time: Qwen3ForCausalLM can't be copied" in caplog.text
 
 
 def test_the_tokens_of_a_batch_hold_its_padding() -> None:
