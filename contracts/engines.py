@@ -63,6 +63,9 @@ class TransformersOptions(EngineOptions, tag="transformers", frozen=True, kw_onl
     model and keep their bytes (a line of the log says so); 1: one batch at a time."""
     shared_cache_mb: Megabytes = 1024
     """Memory of the key-value cache that several batches share; a batch that needs more is sampled by itself."""
+    packed_weights_mb: Megabytes = 1024
+    """Memory of a second copy of layers' weights, in the order in which a step's matrix products read them; layers
+    beyond it are packed at each product, which changes no byte. 0 keeps no copy."""
 
 
 class BatchingOptions(EngineOptions, frozen=True, kw_only=True):

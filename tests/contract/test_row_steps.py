@@ -39,6 +39,7 @@ from contracts.rollouts import Completion, PromptBatch, SamplingParams
 from producer.engine.held_rows import GrowingBatch
 from producer.engine.transformers.canary import judge
 from producer.engine.transformers.lean_step import LeanStep
+from producer.engine.transformers.packed_products import Packing
 from producer.engine.transformers.row_steps import (
     OwnStep,
     RowStep,
@@ -112,6 +113,7 @@ ALONE: dict[str, tuple[Make, str]] = {
     ),
 }
 MOST_ROWS = 64
+PACKED_BYTES = 2**20
 NEVER = frozenset({SHAPE["vocab_size"]})
 """No token ends a row."""
 
@@ -155,7 +157,7 @@ def decode(decoding: SharedDecoding, joins: Iterable[Sequence[PromptBatch]]) -> 
 
 
 def step_of(model: PreTrainedModel) -> RowStep:
-    step = row_step(model)
+    step = row_step(model, Packing(PACKED_BYTES))
     assert step is not None
     return step
 
@@ -166,7 +168,7 @@ def test_a_batch_has_the_same_bytes_alone_and_in_any_company_that_comes_and_goes
     step = step_of(model)
     assert isinstance(step, LeanStep if name in LEAN else OwnStep)
     with torch.inference_mode():
-        verdict = judge(model, most_rows=MOST_ROWS)
+        verdict = judge(model, most_rows=MOST_ROWS, most_packed_bytes=PACKED_BYTES)
     assert verdict.problem == ""
     alone = [decode(decoding_of(model, step, is_shared=False), [[batch]])[0] for batch in batches()]
     together = decode(decoding_of(model, step), [batches()])
@@ -181,7 +183,7 @@ def test_a_batch_has_the_same_bytes_alone_and_in_any_company_that_comes_and_goes
 @pytest.mark.parametrize("name", LEAN)
 def test_a_lean_step_is_transformers_forward_bit_for_bit(name: str) -> None:
     model = build(LEAN[name])
-    assert decode(decoding_of(model, LeanStep(model)), [batches()]) == decode(
+    assert decode(decoding_of(model, LeanStep(model, Packing(PACKED_BYTES))), [batches()]) == decode(
         decoding_of(model, OwnStep(model)), [batches()]
     )
 
@@ -236,7 +238,7 @@ def test_a_kernel_whose_bits_depend_on_the_number_of_rows_is_found_out(monkeypat
 
     monkeypatch.setattr("producer.engine.transformers.lean_step.functional.linear", of_few_rows)
     with torch.inference_mode():
-        verdict = judge(model, most_rows=MOST_ROWS)
+        verdict = judge(model, most_rows=MOST_ROWS, most_packed_bytes=PACKED_BYTES)
     assert "among 40 rows" in verdict.problem
     assert isinstance(verdict.step, LeanStep), "a batch alone is still decoded by rows"
 
@@ -245,7 +247,7 @@ def test_weights_that_have_diverged_are_no_verdict_on_the_machine() -> None:
     model = build(LEAN["llama"])
     model.get_parameter("model.norm.weight").data.fill_(float("nan"))
     with torch.inference_mode():
-        verdict = judge(model, most_rows=MOST_ROWS)
+        verdict = judge(model, most_rows=MOST_ROWS, most_packed_bytes=PACKED_BYTES)
     assert (verdict.is_final, verdict.problem) == (False, "its logits are not finite")
 
 
@@ -255,14 +257,17 @@ def test_a_layer_that_is_not_plain_leaves_the_step_to_transformers() -> None:
 
     model: Any = build(LEAN["llama"])
     model.model.layers[1].self_attn.v_proj = Adapter(64, 32, bias=False)
-    assert isinstance(row_step(model), OwnStep)
+    assert isinstance(row_step(model, Packing(PACKED_BYTES)), OwnStep)
 
 
 def test_a_batch_whose_logits_are_not_finite_leaves_the_others_as_they_are_and_nothing_behind() -> None:
     model = build(LEAN["qwen3"])
     poisoned, first, second, third = batches()
-    alone = [decode(decoding_of(model, LeanStep(model)), [[batch]])[0] for batch in (first, second, third)]
-    honest = LeanStep(model)
+    alone = [
+        decode(decoding_of(model, LeanStep(model, Packing(PACKED_BYTES))), [[batch]])[0]
+        for batch in (first, second, third)
+    ]
+    honest = LeanStep(model, Packing(PACKED_BYTES))
 
     class Diverging(LeanStep):
         """Rows of the first batch, which are at the first places, get keys and values that are not finite."""
@@ -274,7 +279,7 @@ def test_a_batch_whose_logits_are_not_finite_leaves_the_others_as_they_are_and_n
                 cache._store[:2] = float("nan")
             return honest(tokens, positions, cache)
 
-    step = Diverging(model)
+    step = Diverging(model, Packing(PACKED_BYTES))
     decoding = decoding_of(model, step)
     growing = [GrowingBatch(batch=batch) for batch in (poisoned, first, second)]
     with torch.inference_mode():
@@ -294,8 +299,8 @@ def test_a_prompt_that_cannot_be_sampled_from_is_refused_and_the_held_rows_go_on
 ) -> None:
     model = build(LEAN["qwen3"])
     first, second, *_ = batches()
-    (alone,) = decode(decoding_of(model, LeanStep(model)), [[first]])
-    decoding = decoding_of(model, LeanStep(model))
+    (alone,) = decode(decoding_of(model, LeanStep(model, Packing(PACKED_BYTES))), [[first]])
+    decoding = decoding_of(model, LeanStep(model, Packing(PACKED_BYTES)))
     growing = GrowingBatch(batch=first)
     with torch.inference_mode():
         decoding.join(growing)
@@ -314,7 +319,9 @@ def test_batches_beyond_the_bounds_of_rows_or_of_memory_wait_for_room() -> None:
     model = build(LEAN["qwen3"])
     first, second, *_ = batches()
     for most_rows, most_bytes, fits in ((14, 2**30, True), (13, 2**30, False), (64, 2**16, False)):
-        decoding = SharedDecoding(model, LeanStep(model), NEVER, most_rows=most_rows, most_bytes=most_bytes)
+        decoding = SharedDecoding(
+            model, LeanStep(model, Packing(PACKED_BYTES)), NEVER, most_rows=most_rows, most_bytes=most_bytes
+        )
         with torch.inference_mode():
             decoding.join(GrowingBatch(batch=first))
         assert decoding.fits(second) == fits

@@ -17,13 +17,16 @@ from contracts.errors import BatchFailed
 from contracts.rollouts import Completion, PromptBatch, SamplingParams
 from contracts.versions import WeightManifest
 from producer.engine.held_rows import GrowingBatch
+from producer.engine.transformers import packed_products
 from producer.engine.transformers.canary import Verdict
 from producer.engine.transformers.engine import STARTED_THREADS
+from producer.engine.transformers.packed_products import Parts, Way
 from producer.engine.transformers.shared_decoding import SharedDecoding
 from tests.builders import tiny_model_folder
 from tests.contract.engine_rigs import Rig, scaled, transformers_rig, under
 
 ALONE = TransformersOptions(shared_sequences=1)
+UNPACKED = TransformersOptions(packed_weights_mb=0)
 
 
 @pytest.fixture(scope="module")
@@ -197,7 +200,7 @@ def test_another_number_of_threads_is_judged_anew_and_other_weights_are_not(
 ) -> None:
     judged: list[int] = []
 
-    def noted(model: object, *, most_rows: int) -> Verdict:
+    def noted(model: object, *, most_rows: int, most_packed_bytes: int) -> Verdict:
         judged.append(torch.get_num_threads())
         return Verdict(step=None, problem="for a test")
 
@@ -208,3 +211,65 @@ def test_another_number_of_threads_is_judged_anew_and_other_weights_are_not(
         rig.run(rig.engine.wake(num_threads=num_threads))
     assert judged == [STARTED_THREADS, STARTED_THREADS + 1]
     torch.set_num_threads(STARTED_THREADS)
+
+
+def packs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[torch.nn.Linear, ...]]:
+    """The layers of each product whose weights were packed, in turn."""
+    found: list[tuple[torch.nn.Linear, ...]] = []
+    honest = packed_products.pack
+
+    def noted(way: Way, layers: tuple[torch.nn.Linear, ...]) -> tuple[Parts, torch.Tensor | None]:
+        found.append(layers)
+        return honest(way, layers)
+
+    monkeypatch.setattr(packed_products, "pack", noted)
+    return found
+
+
+def test_weights_are_packed_once_a_version_and_the_old_ones_never_serve_a_new_version(
+    rig: Rig, folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bare = transformers_rig("qwen3", folders, tmp_path / "bare", UNPACKED)
+    packed = packs(monkeypatch)
+    answers = []
+    for version, tensors in enumerate([rig.tensors, scaled(rig.tensors, 0.5), scaled(rig.tensors, 2.0)]):
+        asked = batches(rig.load(version, tensors))
+        bare.load(version, tensors)
+        packed.clear()
+        answers.append(encode(rig.run(together(rig, asked))))
+        once = list(packed)
+        assert len(set(once)) == len(once)
+        assert encode(rig.run(together(rig, asked))) == answers[-1]
+        assert packed == once, "the second time nothing is packed"
+        assert encode(bare.run(together(bare, asked))) == answers[-1]
+        assert packed == once, "without memory for it nothing is packed"
+        assert bool(once) == torch.backends.mkl.is_available()
+    assert len(set(answers)) == len(answers)
+    bare.close()
+
+
+def test_an_engine_that_sleeps_gives_its_packed_weights_back(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = batches(rig.load())
+    packed = packs(monkeypatch)
+    expected = encode(rig.run(together(rig, asked)))
+    before = list(packed)
+    rig.run(rig.engine.sleep())
+    assert encode(rig.run(together(rig, asked))) == expected
+    assert packed == before * 2
+
+
+def test_other_threads_begin_with_the_weights_that_the_engine_has_by_then(rig: Rig) -> None:
+    def sampled(version: int, factor: float) -> bytes:
+        return encode(rig.run(together(rig, batches(rig.load(version, scaled(rig.tensors, factor))))))
+
+    try:
+        first, second = sampled(0, 1.0), sampled(1, 0.5)
+        rig.run(rig.engine.wake(num_threads=STARTED_THREADS + 1))
+        sampled(0, 1.0)
+        rig.run(rig.engine.wake(num_threads=None))
+        rig.load(1, scaled(rig.tensors, 0.5))
+        rig.run(rig.engine.wake(num_threads=STARTED_THREADS + 1))
+        rig.run(rig.engine.wake(num_threads=None))
+        assert sampled(1, 0.5) == second != first
+    finally:
+        torch.set_num_threads(STARTED_THREADS)

@@ -22,9 +22,9 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from producer.engine.transformers.lean_step import LeanStep
+from producer.engine.transformers.packed_products import FEWEST_ROWS, ROWS, Packing, same_bytes
 from producer.engine.transformers.row_cache import COLUMNS, CacheShape, RowCache, rounded_up
 from producer.engine.transformers.row_steps import RowStep, cache_shape, forward, held_prompts, row_step
-from producer.engine.transformers.shared_decoding import FEWEST_ROWS, ROWS
 
 LAYERS = 2
 """Layers of a model that LeanStep knows are of one kind, with the same shapes: a few of them tell of all."""
@@ -48,14 +48,23 @@ class Verdict:
     """Why one batch is decoded at a time; "" where batches share steps."""
     is_final: bool = True
     """Whether other weights can't change it."""
+    packed_bytes: int = 0
+    """Memory of the weights that the step packs."""
 
 
-def judge(model: PreTrainedModel, *, most_rows: int) -> Verdict:
+def judge(model: PreTrainedModel, *, most_rows: int, most_packed_bytes: int = 0) -> Verdict:
     """Says whether batches may share steps of up to `most_rows` rows; 0 stands for one batch at a time.
 
+    most_packed_bytes: memory for packed weights, which change no byte.
     The model has the weights that it samples with. Runs in the thread that will sample, under torch.inference_mode.
     """
-    step = row_step(model)
+    packing = Packing(most_packed_bytes)
+    step = row_step(model, packing)
+    verdict = _judge_step(model, step, packing, most_rows=most_rows)
+    return replace(verdict, packed_bytes=packing.packed_bytes if verdict.step is not None else 0)
+
+
+def _judge_step(model: PreTrainedModel, step: RowStep | None, packing: Packing, *, most_rows: int) -> Verdict:
     if step is None:
         return Verdict(step=None, problem="its layers keep more of a row than keys and values")
     random = torch.Generator(device="cpu").manual_seed(0)
@@ -73,7 +82,8 @@ def judge(model: PreTrainedModel, *, most_rows: int) -> Verdict:
         return Verdict(step=step if is_known else None, problem="sharing is off")
     probed = step
     if is_known:
-        probed, shape = LeanStep(model, num_layers=LAYERS), replace(shape, num_layers=min(LAYERS, shape.num_layers))
+        probed = LeanStep(model, packing.again(), num_layers=LAYERS)
+        shape = replace(shape, num_layers=min(LAYERS, shape.num_layers))
     try:
         _compare(model, probed, shape, most_rows=most_rows, random=random)
     except NotShared as problem:
@@ -156,7 +166,7 @@ class _Probe:
             found = self._logits(
                 cache.picked(chosen.tolist(), num_columns=columns), tokens[chosen], positions[chosen], columns
             )
-            if not _same_bytes(found, reference[chosen]):
+            if not same_bytes(found, reference[chosen]):
                 raise NotShared(
                     f"a row's bits among {fewer} rows of {columns} columns differ from those among {num_rows}"
                 )
@@ -181,8 +191,3 @@ def _affordable(shape: CacheShape, num_rows: int) -> int:
     """Columns of a cache of so many rows."""
     of_column = shape.num_layers * 2 * num_rows * shape.num_heads * shape.head_dim * shape.dtype.itemsize
     return MOST_BYTES // of_column
-
-
-def _same_bytes(found: Tensor, expected: Tensor) -> bool:
-    """Equal numbers, and zeros of equal sign."""
-    return bool(torch.equal(found, expected)) and bool(torch.equal(found.signbit(), expected.signbit()))

@@ -172,14 +172,19 @@ class TransformersEngine:
         num_threads = torch.get_num_threads()
         verdict = self._verdicts.get(num_threads)
         if verdict is None:
-            verdict = judge(self._model, most_rows=self._most_rows)
+            verdict = judge(
+                self._model, most_rows=self._most_rows, most_packed_bytes=self._options.packed_weights_mb * 2**20
+            )
             if verdict.is_final:
                 self._verdicts[num_threads] = verdict
             is_shared = not verdict.problem
             log.info("%s", "batches share steps" if is_shared else f"one batch at a time: {verdict.problem}")
+            if verdict.packed_bytes:
+                log.info("each version's weights are packed for the steps: %.1f MB more", verdict.packed_bytes / 2**20)
         if verdict.step is not None:
             verdict.step.refresh()
         if verdict is not self._verdict:
+            self._release_packed()
             self._verdict = verdict
             self._loop.use(self._decoder(verdict))
 
@@ -200,8 +205,13 @@ class TransformersEngine:
             most_bytes=self._options.shared_cache_mb * 2**20,
         )
 
+    def _release_packed(self) -> None:
+        if self._verdict is not None and self._verdict.step is not None:
+            self._verdict.step.release()
+
     def _give_memory_back(self) -> None:
         self._loop.free()
+        self._release_packed()
         if self._model.device.type == "cuda":
             torch.cuda.empty_cache()
         give_free_memory_back()

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM
 
+from producer.engine.transformers.packed_products import Packing, Product
 from producer.engine.transformers.row_cache import RowCache
 
 FAMILIES = (LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
@@ -45,20 +46,48 @@ class RotaryTable:
         return heads * self.cos + swapped * self.signed_sin
 
 
+@dataclass(frozen=True, kw_only=True)
+class Norm:
+    """x / sqrt(mean(x²) + epsilon), in float32 as transformers computes it, and back in the input's dtype; weighted."""
+
+    weight: Tensor
+    epsilon: float
+
+    @classmethod
+    def of(cls, module: Any) -> Norm:
+        return cls(weight=module.weight, epsilon=module.variance_epsilon)
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """[…, D]"""
+        if hidden.dtype == torch.float32:
+            return self.weight * (hidden * torch.rsqrt(hidden.pow(2).mean(-1, keepdim=True) + self.epsilon))
+        wide = hidden.to(torch.float32)
+        normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.epsilon)
+        return self.weight * normed.to(hidden.dtype)
+
+
 class LeanStep:
     """A RowStep of a model that it knows: rows of any batches, each at its own position."""
 
-    def __init__(self, model: Any, *, num_layers: int | None = None) -> None:
+    def __init__(self, model: Any, packing: Packing, *, num_layers: int | None = None) -> None:
         """num_layers: so many of the model's first layers, all of them by default; the canary asks for few."""
         self._decoder = model.model
-        self._head: nn.Linear = model.lm_head
-        self._layers = [LeanLayer(layer) for layer in self._decoder.layers[:num_layers]]
+        self._head = Product((model.lm_head,), packing)
+        self._layers = [LeanLayer(layer, packing) for layer in self._decoder.layers[:num_layers]]
+        self._norm = Norm.of(self._decoder.norm)
         self._rotary = RotaryTable(cos=torch.empty(0), signed_sin=torch.empty(0))
 
     def refresh(self) -> None:
         """Takes what is made of the weights from those that the model has now."""
+        self.release()
+        self._norm = Norm.of(self._decoder.norm)
         for layer in self._layers:
             layer.refresh()
+
+    def release(self) -> None:
+        self._head.release()
+        for layer in self._layers:
+            layer.release()
 
     def __call__(self, tokens: Tensor, positions: Tensor, cache: RowCache) -> Tensor:
         """[N] tokens at [N] positions → [N, V] logits after them; the cache has begun the step."""
@@ -66,11 +95,11 @@ class LeanStep:
         hidden = functional.embedding(tokens, self._decoder.embed_tokens.weight)
         for index, layer in enumerate(self._layers):
             hidden = layer(hidden, index, rotary=rotary, cache=cache)
-        return _linear(_rms_norm(hidden, self._decoder.norm), self._head)
+        return self._head(self._norm(hidden))
 
     def _table(self, num_positions: int) -> RotaryTable:
         """Frequencies are the config's, so the table outlives every version of the weights."""
-        if len(self._rotary.cos) < num_positions:
+        if self._rotary.cos.shape[0] < num_positions:
             weight = self._decoder.embed_tokens.weight
             cos, sin = self._decoder.rotary_emb(weight[:1], torch.arange(num_positions, device=weight.device)[None])
             half = sin.shape[-1] // 2
@@ -82,39 +111,49 @@ class LeanStep:
 class LeanLayer:
     """One decoder layer, whose modules are looked up once: a lookup takes as long as a small operation."""
 
-    def __init__(self, layer: Any) -> None:
+    def __init__(self, layer: Any, packing: Packing) -> None:
         attention, mlp = layer.self_attn, layer.mlp
         self._attention = attention
-        self._norms = layer.input_layernorm, layer.post_attention_layernorm
-        self._projections = attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj
-        self._mlp = mlp.gate_proj, mlp.up_proj, mlp.down_proj, mlp.act_fn
+        self._layer = layer
+        # Queries, keys and values are projections of the same rows: one product.
+        self._heads = Product((attention.q_proj, attention.k_proj, attention.v_proj), packing)
+        self._out = Product((attention.o_proj,), packing)
+        # Gate and up stay apart: the activation goes over one tensor without gaps, as in transformers' forward.
+        self._gate, self._up, self._down = (
+            Product((projection,), packing) for projection in (mlp.gate_proj, mlp.up_proj, mlp.down_proj)
+        )
+        self._activation = mlp.act_fn
         self._head_dim: int = attention.head_dim
         self._scaling: float = attention.scaling
         self._num_query_heads = attention.q_proj.out_features // self._head_dim
-        self._norm_weight: Tensor | None = None
+        self._num_rotated_heads = self._num_query_heads + attention.k_proj.out_features // self._head_dim
+        self._head_norm: Norm | None = None
         self.refresh()
 
     def refresh(self) -> None:
-        self._norm_weight = _query_and_key_norm(self._attention)
+        self._norms = Norm.of(self._layer.input_layernorm), Norm.of(self._layer.post_attention_layernorm)
+        self._head_norm = _query_and_key_norm(self._attention)
+
+    def release(self) -> None:
+        for product in (self._heads, self._out, self._gate, self._up, self._down):
+            product.release()
 
     def __call__(self, hidden: Tensor, index: int, *, rotary: RotaryTable, cache: RowCache) -> Tensor:
         before_attention, before_mlp = self._norms
-        gate, up, down, act = self._mlp
-        hidden = hidden + self._attended(_rms_norm(hidden, before_attention), index, rotary=rotary, cache=cache)
-        normed = _rms_norm(hidden, before_mlp)
+        hidden = hidden + self._attended(before_attention(hidden), index, rotary=rotary, cache=cache)
+        normed = before_mlp(hidden)
         # Llama's gated MLP: down(act(gate(x)) · up(x)).
-        return hidden + _linear(act(_linear(normed, gate)) * _linear(normed, up), down)
+        return hidden + self._down(self._activation(self._gate(normed)) * self._up(normed))
 
     def _attended(self, normed: Tensor, index: int, *, rotary: RotaryTable, cache: RowCache) -> Tensor:
         """[N, hidden] → [N, hidden]; the layer's cache takes the token's key and value."""
-        num_rows, num_query_heads, head_dim = len(normed), self._num_query_heads, self._head_dim
-        q_proj, k_proj, v_proj, o_proj = self._projections
+        num_rows, num_query_heads, num_rotated = normed.shape[0], self._num_query_heads, self._num_rotated_heads
+        projected = self._heads(normed).view(num_rows, -1, self._head_dim)
         # [N, Hq + Hk, D]: query heads first. Both are normalised and rotated alike, so one operation does for both.
-        heads = torch.cat((_linear(normed, q_proj), _linear(normed, k_proj)), dim=-1).view(num_rows, -1, head_dim)
-        if self._norm_weight is not None:
-            heads = self._norm_weight * _normalised(heads, self._attention.q_norm.variance_epsilon)
+        heads, values = projected[:, :num_rotated], projected[:, num_rotated:]
+        if self._head_norm is not None:
+            heads = self._head_norm(heads)
         heads = rotary.rotate(heads)
-        values = _linear(normed, v_proj).view(num_rows, -1, head_dim)
         all_keys, all_values = cache.extend(index, heads[:, num_query_heads:], values)
         attended = functional.scaled_dot_product_attention(
             heads[:, :num_query_heads, None],
@@ -124,7 +163,7 @@ class LeanLayer:
             scale=self._scaling,
             enable_gqa=True,
         )
-        return _linear(attended.reshape(num_rows, -1), o_proj)
+        return self._out(attended.reshape(num_rows, -1))
 
 
 def is_lean(model: Any) -> bool:
@@ -144,27 +183,13 @@ def is_lean(model: Any) -> bool:
     )
 
 
-def _query_and_key_norm(attention: Any) -> Tensor | None:
-    """[Hq + Hk, D] weights of Qwen3's norms of queries and keys, head by head; None in a model without."""
+def _query_and_key_norm(attention: Any) -> Norm | None:
+    """Qwen3's norms of queries and keys, with weights [Hq + Hk, D] head by head; None in a model without."""
     if not hasattr(attention, "q_norm"):
         return None
     num_query_heads = attention.q_proj.out_features // attention.head_dim
     num_key_heads = attention.k_proj.out_features // attention.head_dim
-    return torch.cat(
+    weight = torch.cat(
         (attention.q_norm.weight.expand(num_query_heads, -1), attention.k_norm.weight.expand(num_key_heads, -1))
     )
-
-
-def _linear(inputs: Tensor, layer: nn.Linear) -> Tensor:
-    return functional.linear(inputs, layer.weight, layer.bias)
-
-
-def _rms_norm(hidden: Tensor, norm: Any) -> Tensor:
-    return norm.weight * _normalised(hidden, norm.variance_epsilon)
-
-
-def _normalised(hidden: Tensor, epsilon: float) -> Tensor:
-    """x / sqrt(mean(x²) + epsilon), in float32 as transformers computes it, and back in the input's dtype."""
-    wide = hidden.to(torch.float32)
-    variance = wide.pow(2).mean(-1, keepdim=True)
-    return (wide * torch.rsqrt(variance + epsilon)).to(hidden.dtype)
+    return Norm(weight=weight, epsilon=attention.q_norm.variance_epsilon)

@@ -20,6 +20,7 @@ from transformers.cache_utils import DynamicLayer
 from contracts.encoding.arrays import ITEM_BYTES
 from contracts.rollouts import PromptBatch
 from producer.engine.transformers.lean_step import LeanStep, is_lean
+from producer.engine.transformers.packed_products import Packing
 from producer.engine.transformers.row_cache import CacheShape, RowCache, as_transformers_cache
 
 
@@ -28,6 +29,10 @@ class RowStep(Protocol):
 
     def refresh(self) -> None:
         """Called when the weights may be others than at the last step."""
+        ...
+
+    def release(self) -> None:
+        """Gives back what is made of the weights until a step needs it again."""
         ...
 
     def __call__(self, tokens: Tensor, positions: Tensor, cache: RowCache) -> Tensor:
@@ -44,6 +49,9 @@ class OwnStep:
     def refresh(self) -> None:
         """Nothing is made of the weights here."""
 
+    def release(self) -> None:
+        """Nothing is held."""
+
     def __call__(self, tokens: Tensor, positions: Tensor, cache: RowCache) -> Tensor:
         output = self._model(
             input_ids=tokens[:, None],
@@ -56,10 +64,10 @@ class OwnStep:
         return output.logits[:, -1]
 
 
-def row_step(model: PreTrainedModel) -> RowStep | None:
+def row_step(model: PreTrainedModel, packing: Packing) -> RowStep | None:
     """The step of a model's rows; None where its layers keep something else of a row than keys and values by token."""
     if is_lean(model):
-        return LeanStep(model)
+        return LeanStep(model, packing)
     config: Any = model.config
     has_plain_layers = all(type(layer) is DynamicLayer for layer in DynamicCache(config=config).layers)
     return OwnStep(model) if config._attn_implementation == "sdpa" and has_plain_layers else None

@@ -18,6 +18,7 @@ from transformers import DynamicCache, PreTrainedModel
 from contracts.errors import BatchFailed
 from contracts.rollouts import PromptBatch
 from producer.engine.held_rows import GrowingBatch, HeldRows, Moves, without_a_finite_maximum
+from producer.engine.transformers.packed_products import FEWEST_ROWS, ROWS
 from producer.engine.transformers.row_cache import CacheShape, RowCache, rounded_up
 from producer.engine.transformers.row_steps import (
     RowStep,
@@ -28,11 +29,6 @@ from producer.engine.transformers.row_steps import (
     on_host,
     prompt_lengths,
 )
-
-FEWEST_ROWS = 16
-"""Products of fewer rows take other kernels, whose last bits depend on how many they are."""
-ROWS = 8
-"""A step has a multiple of so many rows: few numbers of rows, so that all of them can be compared."""
 
 
 class SharedDecoding:

@@ -1,0 +1,250 @@
+"""The matrix products of a step, by weights that are packed once a version instead of at every product.
+
+    rows [N, K] ─ Product: one linear layer, or several that read the same rows ─▶ [N, their outputs]
+
+Kernels read a weight in an order of their own, and functional.linear has them bring it into that order at each call: a
+third of a step of 16 rows. Here a copy in that order is made when a version's first step needs it.
+
+float32    [K, outputs]: MKL reads it as it is. Where it sums up K in other blocks than it does for functional.linear,
+           the product is cut in two. A way that gives functional.linear's bytes is looked for at each number of rows;
+           where there is none, the layer stays with functional.linear.
+bfloat16   oneDNN's own order. Its kernels for AMX sum up K in blocks that depend on the number of rows, so that a row's
+           bits would be its company's. So a product has 64 rows at a time there, as the engine's fingerprint says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from producer.engine.fingerprint import block_rows
+
+FEWEST_ROWS = 16
+"""Products of fewer rows take other kernels, whose last bits depend on how many they are."""
+ROWS = 8
+"""A step has a multiple of so many rows: few numbers of rows, so that all of them can be compared."""
+MOST_ROWS = 64
+"""Packed weights gain little at more rows: a product's own arithmetic grows, and packing doesn't."""
+SMALL = 2**20
+MOST_ROWS_OF_SMALL = 128
+"""They gain more where a layer has at most SMALL weights, and are compared fast there."""
+MKL_BLOCK = 384
+"""MKL cuts K into blocks of so many for functional.linear."""
+PERIOD = 65_537
+"""Numbers that weights are made up of for a comparison: a prime, so that no two rows are alike."""
+
+Parts = tuple[Tensor, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """What the bits of a product depend on, beside its numbers."""
+
+    dtype: torch.dtype
+    num_inputs: int
+    outputs: tuple[int, ...]
+    """Of each layer."""
+    has_bias: bool
+
+    @classmethod
+    def of(cls, layers: Sequence[nn.Linear]) -> Shape:
+        first = layers[0]
+        outputs = tuple(layer.out_features for layer in layers)
+        return cls(
+            dtype=first.weight.dtype,
+            num_inputs=first.in_features,
+            outputs=outputs,
+            has_bias=first.bias is not None,
+        )
+
+    @property
+    def num_weights(self) -> int:
+        return self.num_inputs * sum(self.outputs)
+
+    def with_numbers(self) -> tuple[list[nn.Linear], Tensor]:
+        """Layers of this shape and [MOST_ROWS_OF_SMALL, K] rows, with the same numbers on each machine."""
+        numbers = torch.randn(PERIOD, generator=torch.Generator().manual_seed(0))
+        layers: list[nn.Linear] = []
+        for num_outputs in self.outputs:
+            layer = nn.Linear(self.num_inputs, num_outputs, bias=self.has_bias, dtype=self.dtype, device="meta")
+            layer.weight = _parameter(numbers, self.dtype, num_outputs, self.num_inputs)
+            if self.has_bias:
+                layer.bias = _parameter(numbers, self.dtype, num_outputs)
+            layers.append(layer)
+        rows = _parameter(numbers.flip(0), self.dtype, MOST_ROWS_OF_SMALL, self.num_inputs)
+        return layers, rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """How the products of a shape are computed from packed weights."""
+
+    pack: Callable[[Tensor], Parts]
+    """[outputs, K] weights → what `multiply` takes."""
+    multiply: Callable[[Tensor, Parts, Tensor | None], Tensor]
+    """[N, K] rows, packed weights, bias → [N, outputs]"""
+    numbers_of_rows: range
+    """The numbers of rows at which it gives functional.linear's bytes; at others functional.linear is called."""
+
+
+class Packing:
+    """How the products of one step are computed on this machine, within a limit for the memory of packed weights."""
+
+    def __init__(self, most_bytes: int, ways: dict[Shape, Way | None] | None = None) -> None:
+        self._most_bytes = most_bytes
+        self._bytes_left = most_bytes
+        self._ways = {} if ways is None else ways
+
+    def way_of(self, layers: Sequence[nn.Linear]) -> Way | None:
+        """The way for a product by these layers, if it has one and memory for it is left, which is taken then."""
+        num_bytes = sum(layer.weight.nbytes for layer in layers)
+        if num_bytes > self._bytes_left or layers[0].weight.device.type != "cpu":
+            return None
+        shape = Shape.of(layers)
+        if shape not in self._ways:
+            self._ways[shape] = _proven_way(shape)
+        way = self._ways[shape]
+        if way is not None:
+            self._bytes_left -= num_bytes
+        return way
+
+    @property
+    def packed_bytes(self) -> int:
+        """Memory of what is packed for the step."""
+        return self._most_bytes - self._bytes_left
+
+    def again(self) -> Packing:
+        """The same ways and limit for another step."""
+        return Packing(self._most_bytes, self._ways)
+
+
+class Product:
+    """Rows times the weights of one layer, or of several that read the same rows: their outputs side by side."""
+
+    def __init__(self, layers: Sequence[nn.Linear], packing: Packing) -> None:
+        self._layers = tuple(layers)
+        self._block_rows = block_rows(layers[0].weight.dtype, layers[0].weight.device.type)
+        self._way = packing.way_of(layers)
+        self.release()
+
+    def release(self) -> None:
+        """Lets the packed weights go: the next product packs those that the layers have by then."""
+        self._packed: tuple[Parts, Tensor | None] | None = None
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """[N, K] → [N, outputs of all layers]"""
+        if not self._block_rows:
+            return self._product(rows)
+        num_rows = rows.shape[0]
+        missing = -num_rows % self._block_rows
+        if missing:
+            rows = functional.pad(rows, (0, 0, 0, missing))
+        if num_rows <= self._block_rows:
+            return self._product(rows)[:num_rows]
+        return torch.cat([self._product(block) for block in rows.split(self._block_rows)])[:num_rows]
+
+    def _product(self, rows: Tensor) -> Tensor:
+        way = self._way
+        # Not len(): a tensor's is a call of Python's.
+        if way is None or rows.shape[0] not in way.numbers_of_rows:
+            return linear(rows, self._layers)
+        if self._packed is None:
+            self._packed = pack(way, self._layers)
+        return way.multiply(rows, *self._packed)
+
+
+def pack(way: Way, layers: Sequence[nn.Linear]) -> tuple[Parts, Tensor | None]:
+    """Packed weights and bias, side by side where there are several layers."""
+    weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
+    bias = None if biases[0] is None else _side_by_side(biases)
+    return way.pack(_side_by_side(weights)), bias
+
+
+def linear(rows: Tensor, layers: Sequence[nn.Linear]) -> Tensor:
+    """What a Product computes, by functional.linear."""
+    products = [functional.linear(rows, layer.weight, layer.bias) for layer in layers]
+    return products[0] if len(products) == 1 else torch.cat(products, dim=-1)
+
+
+def _proven_way(shape: Shape) -> Way | None:
+    """The first way whose products of made-up numbers have functional.linear's bytes at each number of rows."""
+    layers, rows = shape.with_numbers()
+    for way in _ways(shape):
+        try:
+            if _gives_the_same(way, layers, rows):
+                return way
+        except (RuntimeError, AttributeError):
+            # This build of torch has no such operation, or not for this CPU.
+            continue
+    return None
+
+
+def _ways(shape: Shape) -> list[Way]:
+    of_block = block_rows(shape.dtype, "cpu")
+    if of_block:
+        rows = range(of_block, of_block + 1)
+        return [Way(pack=_in_the_order_of_onednn, multiply=_multiply_by_onednn, numbers_of_rows=rows)]
+    if shape.dtype != torch.float32 or not torch.backends.mkl.is_available():
+        return []
+    most = MOST_ROWS_OF_SMALL if shape.num_weights <= SMALL else MOST_ROWS
+    rows = range(FEWEST_ROWS, most + 1, ROWS)
+    last_block = (shape.num_inputs - 1) // MKL_BLOCK * MKL_BLOCK
+    cuts = (shape.num_inputs, last_block) if last_block else (shape.num_inputs,)
+    return [Way(pack=_transposed(cut), multiply=_multiply, numbers_of_rows=rows) for cut in cuts]
+
+
+def _gives_the_same(way: Way, layers: Sequence[nn.Linear], rows: Tensor) -> bool:
+    packed = pack(way, layers)
+    return all(
+        same_bytes(way.multiply(rows[:number], *packed), linear(rows[:number], layers))
+        for number in way.numbers_of_rows
+    )
+
+
+def same_bytes(found: Tensor, expected: Tensor) -> bool:
+    """Equal numbers, and zeros of equal sign."""
+    return bool(torch.equal(found, expected)) and bool(torch.equal(found.signbit(), expected.signbit()))
+
+
+def _transposed(cut: int) -> Callable[[Tensor], Parts]:
+    """[outputs, K] → [cut, outputs], and [K - cut, outputs] where that is not empty."""
+
+    def pack(weight: Tensor) -> Parts:
+        turned = weight.t().contiguous()
+        return (turned,) if cut == len(turned) else (turned[:cut], turned[cut:])
+
+    return pack
+
+
+def _multiply(rows: Tensor, packed: Parts, bias: Tensor | None) -> Tensor:
+    first, *second = packed
+    begin = rows[:, : first.shape[0]] if second else rows
+    product = torch.mm(begin, first) if bias is None else torch.addmm(bias, begin, first)
+    for part in second:
+        product.addmm_(rows[:, first.shape[0] :], part)
+    return product
+
+
+def _in_the_order_of_onednn(weight: Tensor) -> Parts:
+    return (torch.ops.mkldnn._reorder_linear_weight.default(weight),)
+
+
+def _multiply_by_onednn(rows: Tensor, packed: Parts, bias: Tensor | None) -> Tensor:
+    return torch.ops.mkldnn._linear_pointwise.default(rows, packed[0], bias, "none", [], "")
+
+
+def _side_by_side(tensors: Sequence[Tensor]) -> Tensor:
+    return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors))
+
+
+def _parameter(numbers: Tensor, dtype: torch.dtype, *shape: int) -> nn.Parameter:
+    """A tensor that repeats the numbers."""
+    size = 1
+    for length in shape:
+        size *= length
+    repeated = numbers.to(dtype).repeat(-(-size // len(numbers)))[:size].view(shape)
+    return nn.Parameter(repeated, requires_grad=False)
