@@ -1,10 +1,11 @@
 """Tokens per second of our decode loop against transformers' plain `generate`: same prompts, rows, lengths, thread.
+And of several batches at once, by weights that are packed once a version and not, against one batch after another.
 
     onbeat bench decode
 
 The two alternate, call by call, and a ratio compares neighbours. Each is timed by the clock and by the processor
 time of its process: the second holds on a machine that does other work, too. `generate` samples only; ours also reports
-the log-prob of each token, and seeds each row by itself.
+the log-prob of each token, and seeds each row by itself. Batches at once must have the bytes that each has alone.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ from transformers.utils import logging as transformers_logging
 
 from benchmarks._results import REPOSITORY, write_result
 from contracts.encoding.arrays import pack_int32
-from contracts.rollouts import Prompt, PromptBatch, SamplingParams
+from contracts.encoding.wire import convert, encode
+from contracts.engines import TransformersOptions
+from contracts.rollouts import Completion, Prompt, PromptBatch, SamplingParams
 from contracts.spec import ModelSpec
 from contracts.spec_tables.root import SpecRoot
 from contracts.versions import WeightFile, WeightManifest, weights_digest
@@ -41,6 +44,13 @@ EXPECTED = (
 )
 CASES = {"demo": ((16, 8, 5), (4, 8, 5), (1, 8, 5), (128, 1, 5)), "8 M": ((16, 8, 32), (4, 8, 32), (1, 8, 32))}
 """Model → (prompts, samples of each, most new tokens)."""
+AT_ONCE = {
+    ("demo", "float32"): ((8, 5),),
+    ("8 M", "float32"): ((2, 32), (4, 32), (8, 32)),
+    ("8 M", "bfloat16"): ((2, 32), (8, 32)),
+}
+"""(Model, dtype) → (batches of one prompt and eight samples, most new tokens)."""
+EXPECTED_AT_ONCE = "packed weights take 0.8x the processor time with the 8 M model, and nothing from the demo's"
 
 
 def make_8m(folder: Path) -> None:
@@ -73,42 +83,53 @@ def prompts_of(name: str, number: int) -> list[list[int]]:
 
 
 class Rivals:
-    """The same weights in our engine and in a transformers model."""
+    """The same weights in our engine, with packed weights and without, and in a transformers model."""
 
-    def __init__(self, folder: Path, run_root: Path) -> None:
-        self.model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+    def __init__(self, folder: Path, run_root: Path, dtype: str = "float32") -> None:
+        self.model: Any = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=getattr(torch, dtype), local_files_only=True
+        )
         self.model.eval()
         tensors = {name: parameter.detach() for name, parameter in self.model.named_parameters()}
         path = run_root / "v000000" / "weights.safetensors"
-        path.parent.mkdir()
+        path.parent.mkdir(exist_ok=True)
         save_file(tensors, path)
         self.manifest = WeightManifest(
             policy_version=0,
             weights_digest=weights_digest(
-                (name, "float32", tuple(tensor.shape), tensor.numpy().tobytes()) for name, tensor in tensors.items()
+                (name, dtype, tuple(tensor.shape), tensor.view(torch.uint8).numpy().tobytes())
+                for name, tensor in tensors.items()
             ),
-            dtype="float32",
+            dtype=dtype,
             directory=path.parent.name,
             files=(WeightFile(name=path.name, num_bytes=path.stat().st_size),),
         )
-        self.engine = TransformersEngine(
-            EngineSetup(
-                model=ModelSpec(path=str(folder)), model_root=SpecRoot(folder), weight_root=run_root, deterministic=True
-            )
+        setup = EngineSetup(
+            model=convert({"path": str(folder), "dtype": dtype}, ModelSpec),
+            model_root=SpecRoot(folder),
+            weight_root=run_root,
+            deterministic=True,
         )
-        asyncio.run(self.engine.load_weights(self.manifest))
+        self.engine = TransformersEngine(setup)
+        self.unpacked = TransformersEngine(setup, TransformersOptions(packed_weights_mb=0))
+        for engine in (self.engine, self.unpacked):
+            asyncio.run(engine.load_weights(self.manifest))
 
-    def batch(self, prompts: list[list[int]], *, group_size: int, max_new_tokens: int) -> PromptBatch:
+    def close(self) -> None:
+        for engine in (self.engine, self.unpacked):
+            asyncio.run(engine.aclose())
+
+    def batch(self, prompts: list[list[int]], *, group_size: int, max_new_tokens: int, number: int = 0) -> PromptBatch:
         return PromptBatch(
             job_id="bench",
-            batch_id="0/train/0",
+            batch_id=f"0/train/{number}",
             iteration=0,
             purpose="train",
             policy_version=0,
             weights_digest=self.manifest.weights_digest,
             group_size=group_size,
             sampling=SamplingParams(max_new_tokens=max_new_tokens),
-            seed=0,
+            seed=number,
             prompts=tuple(
                 Prompt(prompt_id=f"train/{at}", index=at, token_ids=pack_int32(prompt), text="", reference="")
                 for at, prompt in enumerate(prompts)
@@ -119,6 +140,12 @@ class Rivals:
         """Sampled tokens, to each row's end."""
         groups = asyncio.run(self.engine.generate(batch))
         return sum(completion.num_tokens for group in groups for completion in group)
+
+    def at_once(self, engine: TransformersEngine, batches: list[PromptBatch]) -> list[list[list[Completion]]]:
+        async def all_of_them() -> list[list[list[Completion]]]:
+            return await asyncio.gather(*map(engine.generate, batches))
+
+        return asyncio.run(all_of_them())
 
     def theirs(self, prompts: list[list[int]], *, group_size: int, max_new_tokens: int) -> int:
         """Sampled tokens, to each row's end; what follows it is padding."""
@@ -170,29 +197,95 @@ def measure(rivals: Rivals, name: str, *, case: tuple[int, int, int], rounds: in
     return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="onbeat bench decode", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=7, help="pairs of measurements of each case")
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    transformers_logging.disable_progress_bar()
+def measure_at_once(rivals: Rivals, name: str, *, num_batches: int, max_new_tokens: int, rounds: int) -> dict[str, Any]:
+    """Milliseconds of processor time for all batches, medians over the rounds, and the ratios of each round."""
+    batches = [
+        rivals.batch([prompt], group_size=8, max_new_tokens=max_new_tokens, number=number)
+        for number, prompt in enumerate(prompts_of(name, num_batches))
+    ]
+    ways: dict[str, Callable[[], list[list[list[Completion]]]]] = {
+        "packed": lambda: rivals.at_once(rivals.engine, batches),
+        "unpacked": lambda: rivals.at_once(rivals.unpacked, batches),
+        "one after another": lambda: [rivals.at_once(rivals.engine, [batch])[0] for batch in batches],
+    }
+    calls = 8 if name == "demo" else 1
+    times_ms: dict[str, list[float]] = {way: [] for way in ways}
+    answers = []
+    for _ in range(rounds + 1):
+        for way, sample in ways.items():
+            started_s = time.process_time()
+            answers += [encode(sample()) for _ in range(calls)]
+            times_ms[way].append((time.process_time() - started_s) * 1000 / calls)
+    if len(set(answers)) != 1:
+        raise AssertionError("a batch has other bytes in company, or by packed weights")
+    found: dict[str, Any] = {"batches": num_batches, "rows": 8 * num_batches, "max_new_tokens": max_new_tokens}
+    for way, times in times_ms.items():
+        ratios = sorted(other / mine for mine, other in zip(times_ms["packed"][1:], times[1:], strict=True))
+        found[way] = {
+            "cpu_ms": round(statistics.median(times[1:]), 1),
+            "ratio": round(statistics.median(ratios), 2),
+            "ratios": [round(ratio, 2) for ratio in ratios],
+        }
+    return found
+
+
+def beside_generate(rounds: int) -> dict[str, list[dict[str, Any]]]:
+    """One batch at a time, for each model."""
     results: dict[str, list[dict[str, Any]]] = {}
     for name, cases in CASES.items():
         with tempfile.TemporaryDirectory(prefix="decode-") as scratch:
-            folder = DEMO
-            if name != "demo":
-                folder = Path(scratch) / "model"
-                make_8m(folder)
-            rivals = Rivals(folder, Path(scratch))
+            rivals = Rivals(folder_of(name, Path(scratch)), Path(scratch))
             results[name] = []
             for case in cases:
-                found = measure(rivals, name, case=case, rounds=arguments.rounds)
+                found = measure(rivals, name, case=case, rounds=rounds)
                 results[name].append(found)
                 print(
                     f"{name:5} {case}  wall {found['wall']['ratio']:.2f}x  cpu {found['cpu']['ratio']:.2f}x", flush=True
                 )
-            asyncio.run(rivals.engine.aclose())
-    path = write_result("decode", {"expected": EXPECTED, "threads": 1, "models": results})
+            rivals.close()
+    return results
+
+
+def at_once(rounds: int) -> dict[str, list[dict[str, Any]]]:
+    """Several batches in the engine, for each model and dtype."""
+    results: dict[str, list[dict[str, Any]]] = {}
+    for (name, dtype), cases in AT_ONCE.items():
+        with tempfile.TemporaryDirectory(prefix="decode-") as scratch:
+            rivals = Rivals(folder_of(name, Path(scratch)), Path(scratch), dtype)
+            results[f"{name} {dtype}"] = []
+            for num_batches, max_new_tokens in cases:
+                found = measure_at_once(
+                    rivals, name, num_batches=num_batches, max_new_tokens=max_new_tokens, rounds=rounds
+                )
+                results[f"{name} {dtype}"].append(found)
+                print(
+                    f"{name} {dtype}: {num_batches} batches at once  {found['packed']['cpu_ms']:.1f} ms packed, "
+                    f"unpacked {found['unpacked']['ratio']:.2f}x, "
+                    f"one after another {found['one after another']['ratio']:.2f}x",
+                    flush=True,
+                )
+            rivals.close()
+    return results
+
+
+def folder_of(name: str, scratch: Path) -> Path:
+    if name == "demo":
+        return DEMO
+    make_8m(scratch / "model")
+    return scratch / "model"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="onbeat bench decode", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=7, help="pairs of measurements of each case")
+    parser.add_argument("--at-once", action="store_true", help="only batches at once, without `generate`")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    transformers_logging.disable_progress_bar()
+    result: dict[str, Any] = {"expected": [EXPECTED, EXPECTED_AT_ONCE], "threads": 1}
+    if not arguments.at_once:
+        result["models"] = beside_generate(arguments.rounds)
+    path = write_result("decode", {**result, "at_once": at_once(arguments.rounds)})
     print(f"written to {path.relative_to(REPOSITORY)}")
 
 

@@ -47,7 +47,7 @@ class Shape:
     dtype: torch.dtype
     num_inputs: int
     outputs: tuple[int, ...]
-    """Of each layer."""
+    """How many outputs each layer has."""
     has_bias: bool
 
     @classmethod
