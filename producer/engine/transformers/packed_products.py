@@ -137,17 +137,8 @@ class Product:
 
     def __call__(self, rows: Tensor) -> Tensor:
         """[N, K] → [N, outputs of all layers]"""
-        if not self._block_rows:
-            return self._product(rows)
-        num_rows = rows.shape[0]
-        missing = -num_rows % self._block_rows
-        if missing:
-            rows = functional.pad(rows, (0, 0, 0, missing))
-        if num_rows <= self._block_rows:
-            return self._product(rows)[:num_rows]
-        return torch.cat([self._product(block) for block in rows.split(self._block_rows)])[:num_rows]
-
-    def _product(self, rows: Tensor) -> Tensor:
+        if self._block_rows and rows.shape[0] != self._block_rows:
+            return self._by_blocks(rows)
         way = self._way
         # Not len(): a tensor's is a call of Python's.
         if way is None or rows.shape[0] not in way.numbers_of_rows:
@@ -155,6 +146,15 @@ class Product:
         if self._packed is None:
             self._packed = pack(way, self._layers)
         return way.multiply(rows, *self._packed)
+
+    def _by_blocks(self, rows: Tensor) -> Tensor:
+        num_rows = rows.shape[0]
+        missing = -num_rows % self._block_rows
+        if missing:
+            rows = functional.pad(rows, (0, 0, 0, missing))
+        if num_rows <= self._block_rows:
+            return self(rows)[:num_rows]
+        return torch.cat([self(block) for block in rows.split(self._block_rows)])[:num_rows]
 
 
 def pack(way: Way, layers: Sequence[nn.Linear]) -> tuple[Parts, Tensor | None]:
@@ -221,12 +221,10 @@ def _transposed(cut: int) -> Callable[[Tensor], Parts]:
 
 
 def _multiply(rows: Tensor, packed: Parts, bias: Tensor | None) -> Tensor:
-    first, *second = packed
-    begin = rows[:, : first.shape[0]] if second else rows
+    first = packed[0]
+    begin = rows if len(packed) == 1 else rows[:, : first.shape[0]]
     product = torch.mm(begin, first) if bias is None else torch.addmm(bias, begin, first)
-    for part in second:
-        product.addmm_(rows[:, first.shape[0] :], part)
-    return product
+    return product if len(packed) == 1 else product.addmm_(rows[:, first.shape[0] :], packed[1])
 
 
 def _in_the_order_of_onednn(weight: Tensor) -> Parts:
