@@ -6,10 +6,10 @@
 
 Consumes:     rollout batches of that iteration, in the order in which they arrive. What generators publish into the
               later ones of the window stays in Redis until their turn.
-Waits for:    the next batch, or a rank; `timeouts.iteration_s` for all of them, `timeouts.no_generator_s` for a
-              generator, `timeouts.no_stage_worker_s` for a worker of a stage that has work. Where the schedule says
-              so, the first claim waits until the last batch is published, and under `colocated` until the generators
-              sleep.
+Waits for:    the next batch, or a rank; `timeouts.iteration_s` for all of them, and for ranks that train and take no
+              more until one has trained; `timeouts.no_generator_s` for a generator, `timeouts.no_stage_worker_s` for a
+              worker of a stage that has work. Where the schedule says so, the first claim waits until the last batch
+              is published, and under `colocated` until the generators sleep.
 Unblocked by: generators that publish, or fail, a batch; stage workers that put the last of its columns; ranks that
               answer.
 Produces:     a complete iteration, its gradient in the ranks.
@@ -17,6 +17,7 @@ Produces:     a complete iteration, its gradient in the ranks.
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 
@@ -49,9 +50,8 @@ def gather(held: HeldJob, iteration: Iteration) -> None:
     def has_use_for_more() -> bool:
         return not iteration.is_complete and ranks.has_room
 
-    waiting = Waiting(
-        iteration.missing_in_words, deadline_s=held.spec.timeouts.iteration_s, cure="raise timeouts.iteration_s"
-    )
+    limit = functools.partial(Waiting, deadline_s=held.spec.timeouts.iteration_s, cure="raise timeouts.iteration_s")
+    waiting, passes = limit(iteration.missing_in_words), limit("a batch's passes")
     reconciled_s = time.monotonic()
     may_take, is_sampled = held.schedule.takes_at_once, False
     while not iteration.is_complete or ranks.num_training:
@@ -62,30 +62,27 @@ def gather(held: HeldJob, iteration: Iteration) -> None:
         if not is_sampled and ranks.num_training > 1 and (is_sampled := all_published(side.fence())):
             ranks.all_sampled()
         if took:
+            passes.progress()
             continue
         idle_since_s = time.monotonic()
         _mend_weights(held, iteration)
         held.stages.check(iteration.number)
-        waiting.poke(_awaited(iteration, num_training=ranks.num_training))
         if idle_since_s - reconciled_s >= RECONCILE_EVERY_S:
             reconciled_s = idle_since_s
             _reconcile(held, iteration)
         if has_use_for_more():
+            waiting.poke(iteration.missing_in_words)
             side.wait_for_rollouts(iteration.number, WAIT_S)
+            passes.progress()
         elif ranks.num_training:
+            # No batch is awaited, or the ranks could take none: the deadline is that of one batch.
+            passes.poke(f"the passes of {ranks.num_training} batches of iteration {iteration.number}")
             ranks.wait(WAIT_S)
         if not ranks.num_training:
             iteration.waiting_s += time.monotonic() - idle_since_s
-        if (trained := ranks.trained()) and iteration.is_complete:
-            # From here on the deadline is that of one batch.
-            waiting.progress()
+        if trained := ranks.trained():
+            passes.progress()
         iteration.record(*trained)
-
-
-def _awaited(iteration: Iteration, *, num_training: int) -> str:
-    if not iteration.is_complete:
-        return iteration.missing_in_words
-    return f"the passes of {num_training} batches of iteration {iteration.number}"
 
 
 def _take(held: HeldJob, iteration: Iteration) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, Literal
 
 import pytest
@@ -18,13 +19,14 @@ from consumer.trainer.gather import gather
 from consumer.trainer.iteration import Iteration
 from consumer.trainer.schedule import Schedule
 from contracts.encoding.arrays import pack_float32
-from contracts.errors import BatchFailed, FenceViolation, Unavailable
+from contracts.errors import BatchFailed, DeadlineExceeded, FenceViolation, Unavailable
 from contracts.events import BatchDead
 from contracts.experience.columns import values_digest
 from contracts.rollouts import RolloutBatch, batch_digest
 from contracts.run_folder import RunFolder
 from contracts.versions import WeightFile, WeightManifest
 from iterations.window import AskedIteration
+from process.waiting import Waiting
 from tests.builders import DIGEST, batch_of, job_spec, prompt_batch, rollout
 
 IDS = ("0/train/0", "0/train/1", "0/train/2")
@@ -174,6 +176,46 @@ class Played:
         return 0
 
 
+class Clock:
+    """A clock that the test moves."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def read(self) -> float:
+        return self.now_s
+
+
+class Slow(Played):
+    """A rank that trains one batch at a time beside the loop, each during some waits, of which three are longer than
+    the deadline of an iteration; all batches are published from the beginning."""
+
+    def __init__(self, folder: RunFolder, *, clock: Clock, num_waits: int) -> None:
+        super().__init__(folder)
+        self._published = [sampled(batch_id) for batch_id in IDS]
+        self._clock = clock
+        self._num_waits = num_waits
+        self._num_left = 0
+
+    @property
+    def has_room(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return not self._trained
+
+    def claim_rollouts(self, iteration: int, *, max_batches: int) -> tuple[list[Arrived], int]:
+        return super().claim_rollouts(iteration, max_batches=1)
+
+    def train(self, batch: RolloutBatch) -> None:
+        super().train(batch)
+        self._num_left = self._num_waits
+
+    def wait(self, timeout_s: float) -> None:
+        self._clock.now_s += 0.4 * self.spec.timeouts.iteration_s
+        self._num_left -= 1
+
+    def trained(self) -> list[Trained]:
+        return [] if self._num_left > 0 else super().trained()
+
+
 class NeverLate:
     """A watch over stages that notes what it is asked."""
 
@@ -229,6 +271,16 @@ def test_ranks_that_train_several_batches_learn_once_that_the_last_one_is_publis
     gathered(held)
     expected = [word for batch_id in IDS for word in (f"published {batch_id}", f"trained {batch_id}")]
     assert held.said == [*expected, "all sampled"]
+
+
+def test_passes_that_go_on_past_the_time_of_an_iteration_end_no_job_and_one_that_hangs_does(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(gathering, "Waiting", partial(Waiting, clock=clock.read))
+    assert len(gathered(Slow(folder, clock=clock, num_waits=2)).stats) == len(IDS)
+    with pytest.raises(DeadlineExceeded, match="for the passes of 1 batches of iteration 0"):
+        gathered(Slow(folder, clock=clock, num_waits=4))
 
 
 def test_a_batch_is_trained_with_its_columns_which_the_audit_record_will_name(folder: RunFolder) -> None:
