@@ -12,6 +12,8 @@ import logging
 import os
 import signal
 import sys
+import threading
+from typing import NoReturn
 
 from msgspec.structs import replace
 
@@ -24,6 +26,9 @@ from contracts.settings import PREFIX, StackSettings, settings_from
 from process import crash_points
 from process.launcher import NUMERIC_THREADS, end_with_parent
 from telemetry.logs import configure
+
+COMPUTING = ("passes ", "rank 0")
+"""What the names of threads that train batches begin with (consumer/ranks)."""
 
 log = logging.getLogger(__name__)
 
@@ -91,5 +96,14 @@ def main(arguments: list[str]) -> int:
         return TrainerExit.FAILED
 
 
+def end(code: int) -> NoReturn:
+    """Ends the process with a code. Python's own end would abort a thread that is in a pass, and the process with it:
+    torch's C++ frames let no thread be unwound."""
+    if any(thread.name.startswith(COMPUTING) for thread in threading.enumerate()):
+        logging.shutdown()
+        os._exit(code)
+    sys.exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    end(main(sys.argv[1:]))
