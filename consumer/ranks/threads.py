@@ -106,6 +106,7 @@ class Room:
     def __init__(self, *, batches: int, tokens: int) -> None:
         self._batches = batches
         self._tokens = tokens
+        self._is_closed = False
         self._sizes: list[int] = []
         """Tokens of each batch that goes through."""
         self._changed = threading.Condition()
@@ -116,21 +117,32 @@ class Room:
             self._batches = batches
             self._changed.notify_all()
 
+    def close(self) -> None:
+        """Lets no other batch through, nor one that waits for it."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+
     @contextlib.contextmanager
-    def taken(self, tokens: int) -> Iterator[None]:
-        """Waits until a batch has room beside the others; one with too many tokens goes through in passes, alone."""
+    def taken(self, tokens: int) -> Iterator[bool]:
+        """Waits until a batch has room beside the others; one with too many tokens goes through in passes, alone.
+
+        Yields whether it may go through: not where the room is closed.
+        """
         tokens = min(tokens, self._tokens)
         with self._changed:
-            self._changed.wait_for(
-                lambda: len(self._sizes) < self._batches and sum(self._sizes) + tokens <= self._tokens
-            )
+            self._changed.wait_for(lambda: self._is_closed or self._fits(tokens))
+            may_go = not self._is_closed
             self._sizes.append(tokens)
         try:
-            yield
+            yield may_go
         finally:
             with self._changed:
                 self._sizes.remove(tokens)
                 self._changed.notify_all()
+
+    def _fits(self, tokens: int) -> bool:
+        return len(self._sizes) < self._batches and sum(self._sizes) + tokens <= self._tokens
 
 
 class ThreadedRank(Ranks):
@@ -173,6 +185,8 @@ class ThreadedRank(Ranks):
             self._take(self._arrived.get(timeout=timeout_s))
 
     def train_again(self, check: Callable[[], None]) -> list[Trained]:
+        # An iteration that is to be stepped is sampled, also where its batches came too far apart to be told.
+        self._room.change(self._passes.then)
         for one in tuple(self.learner.kept):
             # Any thread may train a batch that another one has kept.
             self._put(one[1].batch, lambda learner, one=one: learner.train_kept(one))
@@ -193,9 +207,8 @@ class ThreadedRank(Ranks):
 
     def close(self) -> None:
         """Lets no thread begin another batch. Raises nothing: a thread that hangs ends with the process."""
-        with contextlib.suppress(queue.Empty):
-            while True:
-                self._waiting.get_nowait()
+        # A thread may have taken a batch up already, and wait for room.
+        self._room.close()
         for _ in self._threads:
             self._waiting.put(None)
         until_s = time.monotonic() + END_GRACE_S
@@ -216,7 +229,9 @@ class ThreadedRank(Ranks):
         while (work := self._waiting.get()) is not None:
             num_tokens, train = work
             try:
-                with self._room.taken(num_tokens):
+                with self._room.taken(num_tokens) as may_go:
+                    if not may_go:
+                        return
                     trained = train(learner)
             except BaseException as error:
                 self._arrived.put(error)

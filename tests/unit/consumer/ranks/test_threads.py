@@ -241,6 +241,44 @@ def test_a_trainer_that_ends_begins_no_other_batch(
     assert not thread.is_alive()
 
 
+def test_a_trainer_that_ends_begins_no_batch_that_a_thread_has_taken_up_and_that_waits_for_room(
+    gated: Callable[..., tuple[ThreadedRank, Gate]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks, gate = gated(Passes(while_sampled=1, then=2))
+    for batch in batches(0)[:2]:
+        ranks.train(batch)
+    assert gate.num_begun.acquire(timeout=DEADLINE_S)
+    first = ranks._threads[0]
+    join = first.join
+
+    def end_the_first_batch(timeout: float) -> None:
+        gate.may_end.release(2)
+        join(timeout)
+
+    monkeypatch.setattr(first, "join", end_the_first_batch)
+    ranks.close()
+    assert len(gate.begun) == 1
+    assert not any(thread.is_alive() for thread in ranks._threads)
+
+
+def test_a_further_update_has_every_thread_although_no_batch_was_told_to_be_the_last(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks = threaded(learner_of(folder, **UPDATES), Passes(while_sampled=1, then=2))
+    for batch in batches(0)[:2]:
+        ranks.train(batch)
+        wait_for(ranks, 1)
+    meeting, train_kept = threading.Barrier(2), Learner.train_kept
+
+    def met(learner: Learner, one: Any) -> Trained:
+        meeting.wait(DEADLINE_S / 6)
+        return train_kept(learner, one)
+
+    monkeypatch.setattr(Learner, "train_kept", met)
+    assert len(ranks.train_again(lambda: None)) == 2
+    ranks.close()
+
+
 @pytest.mark.parametrize(
     ("settings", "changes", "expected"),
     [
