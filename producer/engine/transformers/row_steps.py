@@ -113,7 +113,8 @@ def give_head_whole_inputs(model: PreTrainedModel) -> None:
     """Has the output head of a bfloat16 model take the prompts' last columns in one product.
 
     They aren't contiguous, so torch would compute a product for each prompt, and copy the head for each: 0.16 s a
-    prompt of a vocabulary of 49,152 by 576. The bits are the same (tests/contract/test_row_steps.py). Those of float32
+    prompt of a vocabulary of 49,152 by 576. The bits are the same (tests/contract/test_row_steps.py) up to
+    32 prompts; AMX may sum those of a larger batch in other blocks, by its number of prompts alone. The bits of float32
     would be others, and nothing is copied there: such a model is left as it is.
     """
     head = model.get_output_embeddings()
