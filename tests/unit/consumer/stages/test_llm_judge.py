@@ -169,10 +169,9 @@ def test_a_server_that_trickles_or_hangs_is_given_up_at_the_deadline(part: str) 
 
     with (
         judge_server(lambda _: trickle) as server,
-        pytest.raises(BatchFailed, match=r"no whole answer within 0\.2 s, 4"),
+        pytest.raises(BatchFailed, match=rf"no whole answer within 0\.2 s, {MAX_REQUESTS}"),
     ):
         ask(settings_for(server, judge_timeout_s=0.2))
-    assert len(server.questions) == MAX_REQUESTS
 
 
 def test_a_body_without_an_end_is_cut_at_its_most_bytes() -> None:
