@@ -3,7 +3,7 @@
 onbeat bench real-model
 
 The control is the same job with its rewards shuffled inside groups. `--runs DIR` keeps the runs there, and
-reads one that has succeeded and been verified there instead of training it again. The model is made by
+reads one of the same spec that has succeeded and been verified there instead of training it again. The model is made by
 configs/models/make_smollm2_135m.py.
 """
 
@@ -29,6 +29,7 @@ from contracts.rollouts import Prompt
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
 from contracts.spec_tables.root import SpecRoot
+from onbeat.audit.folder import read_spec
 from onbeat.client.spec_file import load_spec
 from onbeat.export import export
 from onbeat.terminal.figures import DOTS_PER_INCH, SMOOTHED_OVER, moving_mean
@@ -36,16 +37,19 @@ from prompts.source import prompt_source
 
 SPEC = REPOSITORY / "configs/smollm2-chain-sum.toml"
 FIGURE = REPOSITORY / "docs/images/real-model.png"
+JOBS: dict[str, tuple[str, ...]] = {"trained": (), "control": ("algorithm.shuffle_rewards=true",)}
+"""Name → what is set beside the spec."""
 NUM_SAMPLES = 10
 EXPECTED = "held-out accuracy up by at least 0.15, sampled and greedy, in at most two hours; the control does not rise"
 KEPT = ("job_id", "iterations", "wall_s", "tokens_per_s", "final_weights_digest", "verified")
 
 
-def finished(folder: Path) -> dict[str, Any] | None:
-    """The summary of the run that a folder holds; None where none has ended well."""
+def finished(folder: Path, spec: JobSpec) -> dict[str, Any] | None:
+    """The summary of the run of this very spec that a folder holds; None where none has ended well."""
     for path in sorted(folder.glob("*/summary.json")):
         summary = json.loads(path.read_text())
-        if summary["status"] == "succeeded" and summary["verified"]:
+        is_verified = summary["status"] == "succeeded" and summary["verified"]
+        if is_verified and read_spec(RunFolder(folder, summary["job_id"])) == spec:
             return summary
     return None
 
@@ -137,14 +141,14 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, help="folder that keeps the runs")
     parser.add_argument("--name", default="real-model", help="of the result")
     arguments = parser.parse_args()
-    spec = load_spec(SPEC)
     with tempfile.TemporaryDirectory(prefix="real-model-") as scratch:
         kept = arguments.runs or Path(scratch)
         runs: dict[str, Any] = {}
         found: list[dict[str, str]] = []
-        for name, flags in (("trained", ()), ("control", ("--set", "algorithm.shuffle_rewards=true"))):
-            folder = kept / name
-            summary = finished(folder) or run_demo(SPEC, folder, *flags).summary
+        for name, settings in JOBS.items():
+            folder, spec = kept / name, load_spec(SPEC, settings)
+            flags = [flag for setting in settings for flag in ("--set", setting)]
+            summary = finished(folder, spec) or run_demo(SPEC, folder, *flags).summary
             runs[name] = measured(RunFolder(folder, summary["job_id"]), summary)
             last = runs[name]["evaluations"][-1]
             print(f"{name}: sampled {last['sampled']:.3f}, greedy {last['greedy']:.3f} at the end", flush=True)
