@@ -98,6 +98,16 @@ class Rig:
             self.server.wait(60.0)
 
 
+def untrained_model(make: Callable[[], Any]) -> PreTrainedModel:
+    """A model with random weights, the same at each call; also its biases are no zeros."""
+    torch.manual_seed(0)
+    model: PreTrainedModel = make().eval().requires_grad_(False)
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(parameter, std=0.2)
+    return model
+
+
 def under(manifest: WeightManifest, prompts: Sequence[Sequence[int]], **changes: Any) -> PromptBatch:
     version, digest = manifest.policy_version, manifest.weights_digest
     return prompt_batch(prompts, policy_version=version, weights_digest=digest, **changes)

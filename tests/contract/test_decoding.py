@@ -18,6 +18,7 @@ from transformers import (
 )
 
 from producer.engine.transformers.decoding import Decoding
+from tests.contract.engine_rigs import untrained_model
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 61,
@@ -47,15 +48,6 @@ GROUP_SIZE = 8
 NUM_STEPS = 7
 
 
-def build(make: Any) -> PreTrainedModel:
-    torch.manual_seed(0)
-    model = make().eval().requires_grad_(False)
-    for name, parameter in model.named_parameters():
-        if name.endswith("bias"):
-            torch.nn.init.normal_(parameter, std=0.2)
-    return model
-
-
 def padded(prompts: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
     width = max(map(len, prompts))
     token_ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])
@@ -80,7 +72,7 @@ def decode(model: PreTrainedModel, prompts: list[list[int]]) -> list[np.ndarray]
 @pytest.mark.parametrize("prompts", PROMPTS)
 @pytest.mark.parametrize("name", MODELS)
 def test_every_step_agrees_with_a_full_forward_pass(name: str, prompts: str) -> None:
-    model = build(MODELS[name])
+    model = untrained_model(MODELS[name])
     found = decode(model, PROMPTS[prompts])
     tokens = np.random.default_rng(0).integers(2, SHAPE["vocab_size"], size=(NUM_STEPS, 2 * GROUP_SIZE))
     last_row = 2 * GROUP_SIZE - 2

@@ -50,6 +50,7 @@ from producer.engine.transformers.row_steps import (
 )
 from producer.engine.transformers.shared_decoding import SharedDecoding
 from tests.builders import prompt_batch
+from tests.contract.engine_rigs import untrained_model
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 61,
@@ -118,15 +119,6 @@ NEVER = frozenset({SHAPE["vocab_size"]})
 """No token ends a row."""
 
 
-def build(make: Make) -> PreTrainedModel:
-    torch.manual_seed(0)
-    model = make().eval().requires_grad_(False)
-    for name, parameter in model.named_parameters():
-        if name.endswith("bias"):
-            torch.nn.init.normal_(parameter, std=0.2)
-    return model
-
-
 def batches() -> list[PromptBatch]:
     """Batches of other lengths, sizes and samplings: their rows end at different steps, and leave."""
     return [
@@ -164,7 +156,7 @@ def step_of(model: PreTrainedModel) -> RowStep:
 
 @pytest.mark.parametrize("name", [*LEAN, *OWN])
 def test_a_batch_has_the_same_bytes_alone_and_in_any_company_that_comes_and_goes(name: str) -> None:
-    model = build((LEAN | OWN)[name])
+    model = untrained_model((LEAN | OWN)[name])
     step = step_of(model)
     assert isinstance(step, LeanStep if name in LEAN else OwnStep)
     with torch.inference_mode():
@@ -182,7 +174,7 @@ def test_a_batch_has_the_same_bytes_alone_and_in_any_company_that_comes_and_goes
 
 @pytest.mark.parametrize("name", LEAN)
 def test_a_lean_step_is_transformers_forward_bit_for_bit(name: str) -> None:
-    model = build(LEAN[name])
+    model = untrained_model(LEAN[name])
     assert decode(decoding_of(model, LeanStep(model, Packing(PACKED_BYTES))), [batches()]) == decode(
         decoding_of(model, OwnStep(model)), [batches()]
     )
@@ -190,7 +182,7 @@ def test_a_lean_step_is_transformers_forward_bit_for_bit(name: str) -> None:
 
 @pytest.mark.parametrize("name", [*LEAN, *OWN])
 def test_logprobs_are_those_of_a_full_forward_pass(name: str) -> None:
-    model = build((LEAN | OWN)[name])
+    model = untrained_model((LEAN | OWN)[name])
     batch = batches()[1]
     (completions,) = decode(decoding_of(model, step_of(model)), [[batch]])
     # Eight bits of a bfloat16's significand leave two digits of a logit.
@@ -208,7 +200,7 @@ def test_logprobs_are_those_of_a_full_forward_pass(name: str) -> None:
 @torch.inference_mode()
 def test_a_bfloat16_head_takes_all_prompts_in_one_product_with_the_same_bits(name: str, is_whole: bool) -> None:
     """A float32 head has other bits then, so its model is left as it is."""
-    model = build(LEAN[name])
+    model = untrained_model(LEAN[name])
     token_ids, mask = left_padded(prompt_batch([[5, 6, 7], [8, 9], [11] * 5]), model.device)
     before = forward(model, token_ids, mask, DynamicCache(config=model.config))
     give_head_whole_inputs(model)
@@ -223,13 +215,13 @@ def test_a_bfloat16_head_takes_all_prompts_in_one_product_with_the_same_bits(nam
 def test_a_model_whose_rows_may_not_share_steps_is_found_out_and_the_reason_is_said(name: str) -> None:
     make, reason = ALONE[name]
     with torch.inference_mode():
-        verdict = judge(build(make), most_rows=MOST_ROWS)
+        verdict = judge(untrained_model(make), most_rows=MOST_ROWS)
     assert verdict.step is None
     assert reason in verdict.problem
 
 
 def test_a_kernel_whose_bits_depend_on_the_number_of_rows_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = build(LEAN["llama"])
+    model = untrained_model(LEAN["llama"])
     honest = torch.nn.functional.linear
 
     def of_few_rows(inputs: torch.Tensor, *arguments: Any) -> torch.Tensor:
@@ -244,7 +236,7 @@ def test_a_kernel_whose_bits_depend_on_the_number_of_rows_is_found_out(monkeypat
 
 
 def test_weights_that_have_diverged_are_no_verdict_on_the_machine() -> None:
-    model = build(LEAN["llama"])
+    model = untrained_model(LEAN["llama"])
     model.get_parameter("model.norm.weight").data.fill_(float("nan"))
     with torch.inference_mode():
         verdict = judge(model, most_rows=MOST_ROWS, most_packed_bytes=PACKED_BYTES)
@@ -255,13 +247,13 @@ def test_a_layer_that_is_not_plain_leaves_the_step_to_transformers() -> None:
     class Adapter(torch.nn.Linear):
         """A layer that computes more than its weight, as LoRA's does."""
 
-    model: Any = build(LEAN["llama"])
+    model: Any = untrained_model(LEAN["llama"])
     model.model.layers[1].self_attn.v_proj = Adapter(64, 32, bias=False)
     assert isinstance(row_step(model, Packing(PACKED_BYTES)), OwnStep)
 
 
 def test_a_batch_whose_logits_are_not_finite_leaves_the_others_as_they_are_and_nothing_behind() -> None:
-    model = build(LEAN["qwen3"])
+    model = untrained_model(LEAN["qwen3"])
     poisoned, first, second, third = batches()
     alone = [
         decode(decoding_of(model, LeanStep(model, Packing(PACKED_BYTES))), [[batch]])[0]
@@ -297,7 +289,7 @@ def test_a_batch_whose_logits_are_not_finite_leaves_the_others_as_they_are_and_n
 def test_a_prompt_that_cannot_be_sampled_from_is_refused_and_the_held_rows_go_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    model = build(LEAN["qwen3"])
+    model = untrained_model(LEAN["qwen3"])
     first, second, *_ = batches()
     (alone,) = decode(decoding_of(model, LeanStep(model, Packing(PACKED_BYTES))), [[first]])
     decoding = decoding_of(model, LeanStep(model, Packing(PACKED_BYTES)))
@@ -316,7 +308,7 @@ def test_a_prompt_that_cannot_be_sampled_from_is_refused_and_the_held_rows_go_on
 
 
 def test_batches_beyond_the_bounds_of_rows_or_of_memory_wait_for_room() -> None:
-    model = build(LEAN["qwen3"])
+    model = untrained_model(LEAN["qwen3"])
     first, second, *_ = batches()
     for most_rows, most_bytes, fits in ((14, 2**30, True), (13, 2**30, False), (64, 2**16, False)):
         decoding = SharedDecoding(
