@@ -28,7 +28,12 @@ FinishReason = Literal["stop", "length"]
 TokenIds = bytes
 """int32[T], little-endian."""
 LogProbs = bytes
-"""float32[T], little-endian, natural logarithm."""
+"""float32[S] of the sampled ones among T tokens, little-endian, natural logarithm."""
+StopReason = Literal["done", "max_turns", "max_tokens"]
+"""done         the environment said so
+max_turns    environment.max_turns were played
+max_tokens   the last turn ended at rollout.sampling.max_new_tokens, or another one has no room in
+             environment.max_tokens"""
 
 
 class SamplingParams(Record, frozen=True, kw_only=True):
@@ -42,6 +47,16 @@ class SamplingParams(Record, frozen=True, kw_only=True):
     """Draws from the fewest most likely tokens whose mass reaches this; 1.0 keeps all."""
     top_k: Annotated[int, Meta(ge=0, le=2**24)] = 0
     """0 keeps the whole vocabulary."""
+
+
+class PromptTask(Record, frozen=True, kw_only=True):
+    """A prompt that an environment opened."""
+
+    task: str
+    """`Task.task`."""
+    seed: Annotated[int, Meta(ge=0, lt=2**62)]
+    opening_digest: Digest
+    """`messages_digest` of the opening that the prompt was rendered of: every session must begin with it."""
 
 
 class Prompt(Record, frozen=True, kw_only=True):
@@ -58,6 +73,10 @@ class Prompt(Record, frozen=True, kw_only=True):
     """The reference answer, for the reward."""
     task_entry: str = ""
     """JSON of the task's own entry (a reasoning-gym item), "" where the reference is enough."""
+    environment: PromptTask | UnsetType = UNSET
+    """What an environment begins its sessions with; unset without one."""
+    sampler_seed: Annotated[int, Meta(ge=0, lt=2**62)] | UnsetType = UNSET
+    """Seed of the first sample where it isn't the prompt's own: that of a later turn of one trajectory."""
 
     def __post_init__(self) -> None:
         _check_array(self.token_ids, "token_ids", min_items=1)
@@ -95,22 +114,77 @@ class PromptBatch(Record, frozen=True, kw_only=True):
         return [self.prompts, *self.reserves][num_resamples][place] if num_resamples <= len(self.reserves) else None
 
 
+class Turn(Record, frozen=True, kw_only=True):
+    """What the model sampled between two observations: tokens `start` to `end` (exclusive) of a trajectory."""
+
+    start: Annotated[int, Meta(ge=0)]
+    end: Annotated[int, Meta(ge=1)]
+    finish_reason: FinishReason
+    reward: float
+    """What the environment gave for it."""
+    reply_digest: Digest
+    """`Played.reply_digest` of what the environment replied."""
+
+    def __post_init__(self) -> None:
+        if self.end <= self.start:
+            raise ContractViolation("a turn has one sampled token or more", field="turns")
+        if not math.isfinite(self.reward):
+            raise ContractViolation("a reward is finite or it is an error", field="turns")
+
+
+class Trajectory(Record, frozen=True, kw_only=True):
+    """The turns of a completion that an environment answered; between them stand the tokens of its observations."""
+
+    turns: Annotated[tuple[Turn, ...], Meta(min_length=1)]
+    stop: StopReason
+    attempt: Annotated[int, Meta(ge=1)] = 1
+    """How many times it was begun."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Named numbers of the environment's last reply."""
+
+    @property
+    def reward(self) -> float:
+        """The sum of what the environment gave."""
+        return math.fsum(turn.reward for turn in self.turns)
+
+
 class Completion(Record, frozen=True, kw_only=True):
-    """One sampled response of T tokens, the end-of-sequence token included when it was sampled."""
+    """What follows a prompt: T tokens, of which S were sampled, an end-of-sequence token among them.
+
+    Without an environment it is one turn: all of its tokens were sampled.
+    """
 
     token_ids: TokenIds
+    """[T]."""
     generator_logprobs: LogProbs
-    """[T] log-probs of token_ids under the distribution sampled from."""
+    """[S] log-probs of the sampled tokens under the distribution that they were sampled from."""
     finish_reason: FinishReason
+    """Why the last turn ended."""
+    trajectory: Trajectory | UnsetType = UNSET
 
     def __post_init__(self) -> None:
         _check_array(self.token_ids, "token_ids", min_items=1)
-        if len(self.generator_logprobs) != len(self.token_ids):
-            raise ContractViolation("one log-prob per token is needed", field="generator_logprobs")
+        if self.trajectory is not UNSET:
+            _check_turns(self.trajectory.turns, num_tokens=self.num_tokens)
+        if len(self.generator_logprobs) != ITEM_BYTES * self.num_sampled:
+            raise ContractViolation("one log-prob per token that was sampled is needed", field="generator_logprobs")
+
+    @property
+    def spans(self) -> tuple[tuple[int, int], ...]:
+        """(start, end) of the sampled tokens in token_ids, in order."""
+        if self.trajectory is UNSET:
+            return ((0, self.num_tokens),)
+        return tuple((turn.start, turn.end) for turn in self.trajectory.turns)
 
     @property
     def num_tokens(self) -> int:
+        """T: sampled tokens and observations."""
         return len(self.token_ids) // ITEM_BYTES
+
+    @property
+    def num_sampled(self) -> int:
+        """S."""
+        return sum(end - start for start, end in self.spans)
 
 
 class Rollout(Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -201,16 +275,26 @@ class RolloutBatch(Record, frozen=True, kw_only=True):
         return len(self.groups) * self.group_size
 
     @property
-    def num_tokens(self) -> int:
-        """Sampled tokens of the batch, prompts not counted."""
-        return sum(rollout.completion.num_tokens for group in self.groups for rollout in group.rollouts)
+    def num_sampled(self) -> int:
+        """Sampled tokens of the batch; prompts and observations are not counted."""
+        return sum(rollout.completion.num_sampled for group in self.groups for rollout in group.rollouts)
 
 
 def prompt_seed(batch: PromptBatch, prompt: Prompt) -> int:
     """Seed of a prompt's first sample; sample g has this seed + g, as vLLM and SGLang count them."""
+    if prompt.sampler_seed is not UNSET:
+        return prompt.sampler_seed
     # Two bits less than a digest of 64: seed + g stays a signed 64-bit number for every g.
     name = f"{batch.seed}/{batch.iteration}/{batch.purpose}/{prompt.index}"
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little") >> 2
+
+
+def turn_seed(batch: PromptBatch, prompt: Prompt, *, sample: int, turn: int) -> int:
+    """Seed of a turn of one trajectory: turn 0 has that of the sample, the others one of their own."""
+    first = prompt_seed(batch, prompt) + sample
+    if turn == 0:
+        return first
+    return int.from_bytes(hashlib.blake2b(f"{first}/{turn}".encode(), digest_size=8).digest(), "little") >> 2
 
 
 def batch_digest(batch: RolloutBatch) -> str:
@@ -235,3 +319,14 @@ def encoded_batch(batch: RolloutBatch) -> tuple[bytes, str]:
 def _check_array(data: bytes, field: str, *, min_items: int) -> None:
     if len(data) % ITEM_BYTES or len(data) < min_items * ITEM_BYTES:
         raise ContractViolation(f"{len(data)} bytes are not {min_items} or more 4-byte items", field=field)
+
+
+def _check_turns(turns: tuple[Turn, ...], *, num_tokens: int) -> None:
+    """The first turn follows the prompt, none overlaps the one before, and the last ends the trajectory."""
+    starts, ends = [turn.start for turn in turns], [turn.end for turn in turns]
+    in_order = all(end <= start for end, start in zip(ends[:-1], starts[1:], strict=True))
+    if starts[0] != 0 or not in_order or ends[-1] != num_tokens:
+        raise ContractViolation(
+            f"turns {list(zip(starts, ends, strict=True))} are not those of a trajectory of {num_tokens} tokens",
+            field="turns",
+        )

@@ -24,6 +24,7 @@ from contracts.schedule import LAGGING, MAX_POLICY_LAG, Schedule, ScheduleName
 from contracts.spec_limits import check_products
 from contracts.spec_tables.algorithm import AlgorithmSpec
 from contracts.spec_tables.datasets import DatasetSpec
+from contracts.spec_tables.environment import EnvironmentSpec, environment_problem
 from contracts.spec_tables.rollout import EvaluationSpec, RolloutSpec
 from contracts.spec_tables.stages import (
     MAX_STAGES,
@@ -54,8 +55,9 @@ class ModelSpec(Record, frozen=True, kw_only=True):
 class RewardSpec(Record, frozen=True, kw_only=True):
     """The rubric, and how long scoring may take."""
 
-    components: Annotated[tuple[RewardComponent, ...], Meta(min_length=1, max_length=32)]
-    """Scorers; the reward is the weighted sum of their scores."""
+    components: Annotated[tuple[RewardComponent, ...], Meta(max_length=32)] = ()
+    """Scorers; the reward is the weighted sum of their scores, and of what an environment gave. Without an environment
+    there is one or more."""
     item_timeout_s: Annotated[float, Meta(gt=0.0, le=600.0)] = 10.0
     """Hard deadline of one completion; its process is killed past it."""
     request_timeout_s: Seconds = 120.0
@@ -110,8 +112,10 @@ class JobSpec(Record, frozen=True, kw_only=True):
     """The model that is trained."""
     dataset: DatasetSpec
     """Where prompts come from."""
-    reward: RewardSpec
+    reward: RewardSpec = field(default_factory=RewardSpec)
     """How completions are scored."""
+    environment: EnvironmentSpec | None = None
+    """What answers the model, turn by turn; none: a completion is one turn."""
     seed: Annotated[int, Meta(ge=0, le=2**53)] = 0
     """Seeds the prompt order and every sample."""
     schedule: ScheduleName = "periodic"
@@ -165,6 +169,8 @@ class JobSpec(Record, frozen=True, kw_only=True):
         tables = {"trainer": self.trainer, "algorithm": self.algorithm, "optimizer": self.optimizer}
         if self.trainer.external and (problem := external_problem(tables, self.trackers, self.schedule)):
             raise ValueError(problem)
+        if problem := environment_problem(self.environment, self.rollout, num_components=len(self.reward.components)):
+            raise ValueError(problem)
         self._check_group_size()
         self._check_resamples()
         self._check_overlong()
@@ -206,7 +212,7 @@ class JobSpec(Record, frozen=True, kw_only=True):
             )
 
     def _check_overlong(self) -> None:
-        longest = self.rollout.sampling.max_new_tokens
+        longest = self.max_sampled_tokens
         for component in self.reward.components:
             if isinstance(component, OverlongReward) and component.free_tokens >= longest:
                 raise ValueError(
@@ -285,6 +291,17 @@ class JobSpec(Record, frozen=True, kw_only=True):
             )
         if self.algorithm.has_late_baseline:
             raise ValueError(f'algorithm.advantage = "{self.algorithm.advantage}" needs trainer.sharding = "none"')
+
+    @property
+    def max_completion_tokens(self) -> int:
+        """Longest completion, observations included."""
+        return self.rollout.sampling.max_new_tokens if self.environment is None else self.environment.max_tokens
+
+    @property
+    def max_sampled_tokens(self) -> int:
+        """Most tokens that the model samples in one completion."""
+        turns = 1 if self.environment is None else self.environment.max_turns
+        return min(turns * self.rollout.sampling.max_new_tokens, self.max_completion_tokens)
 
     @property
     def stage_plan(self) -> StagePlan:

@@ -143,7 +143,7 @@ class Carrier:
             "%s: %s, %d tokens",
             name_of(claim),
             outcome.value,
-            record.num_tokens,
+            record.num_sampled,
         )
         if outcome.value in REFUSED_FOR_GOOD:
             await self.fail(job, claim, BatchFailed(f"the fence refused it as {outcome.value}"))

@@ -105,6 +105,7 @@ from contracts.weights import (
     WeightShard,
     WeightsSpec,
 )
+from tests.contract.golden_environments import environment_records
 
 FOLDER = Path(__file__).parent / "golden"
 DIGEST = "0123456789abcdef" * 4
@@ -598,6 +599,7 @@ GOLDEN: dict[str, Record] = {
     "audit_record_of_a_lag": audit_record_of_a_lag(),
     "audit_record_of_stages": audit_record_of_stages(),
     "audit_record_rewind": audit_record("rewind"),
+    **environment_records(rollout_batch(), prompt_batch(), job_spec(AdditionDataset())),
 }
 """File name without its ending → the value that it holds."""
 

@@ -1,0 +1,60 @@
+"""Messages of a conversation and the tools that a model may call, as chat templates and OpenAI's API know them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from contracts.encoding.digests import Digest, content_digest
+from contracts.encoding.wire import Line, Record, encode
+
+MAX_MESSAGE_CHARACTERS = 2**22
+MAX_MESSAGES = 1024
+"""In one opening or one reply."""
+
+Content = Annotated[str, Meta(max_length=MAX_MESSAGE_CHARACTERS)]
+Role = Literal["system", "user", "assistant", "tool"]
+
+
+class ToolCall(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """A call that a model wrote, as its renderer read it."""
+
+    name: Content
+    """As it was written: it may be the name of no tool."""
+    arguments: Content = "{}"
+    """As they were written: JSON of an object, where the model wrote well."""
+    call_id: Content = ""
+
+
+class Message(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """One message of a conversation."""
+
+    role: Role
+    content: Content = ""
+    tool_calls: Annotated[tuple[ToolCall, ...], Meta(max_length=MAX_MESSAGES)] = ()
+    """Only the assistant has any."""
+    call_id: Content = ""
+    """The call that a tool's message answers."""
+    name: Content = ""
+    """The tool whose message it is."""
+    malformed: Content = ""
+    """Why what looked like a tool call of the assistant could not be read; "" where all could."""
+
+
+class Tool(Record, frozen=True, kw_only=True):
+    """A tool that a model may call."""
+
+    name: Line
+    description: Content
+    parameters: dict[str, Any] = msgspec.field(default_factory=lambda: {"type": "object", "properties": {}})
+    """JSON schema of the arguments' object."""
+
+
+Messages = Annotated[tuple[Message, ...], Meta(max_length=MAX_MESSAGES)]
+
+
+def messages_digest(messages: tuple[Message, ...], tools: tuple[Tool, ...] = ()) -> Digest:
+    """Returns one digest for equal messages and tools, whatever the order of a schema's keys."""
+    return content_digest(encode((messages, msgspec.json.encode(tools, order="deterministic"))))

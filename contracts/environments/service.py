@@ -1,0 +1,199 @@
+"""What generators and trainers ask the environment service, and what it answers: JSON or MessagePack over HTTP.
+
+    POST /v1/openings            OpeningRequest → OpeningResponse   how tasks begin; no session is left behind
+    POST /v1/sessions            OpenRequest    → SessionResponse   sessions begin, or go on where a history ends
+    POST /v1/steps               StepRequest    → SessionResponse   the model's messages in, replies out
+    POST /v1/sessions/close      CloseRequest   → CloseResponse
+    GET  /v1/environments        EnvironmentNames                   what a spec may name
+    POST /v1/environments/check  EnvironmentTable → EnvironmentFacts, or the problem with its parameters
+
+A call holds many sessions, each with a result of its own: one that hangs, dies or lies costs itself. A failure is
+typed, and never a reply (I6).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Literal
+
+from msgspec import UNSET, Meta, UnsetType, field
+
+from contracts.encoding.digests import Digest, content_digest
+from contracts.encoding.wire import Line, Record, Seconds, Text, encode
+from contracts.environments.messages import Message, Messages, Tool
+from contracts.errors import ContractViolation
+from contracts.spec_tables.environment import EnvironmentParams
+
+MAX_SESSIONS_OF_A_CALL = 2**14
+
+FailureReason = Literal[
+    "timeout",
+    "crashed",
+    "raised",
+    "invalid_reply",
+    "oversize",
+    "bad_task",
+    "unknown",
+    "lost",
+    "divergent",
+    "not_in_turn",
+]
+"""timeout       a step, or a reset, took longer than its deadline; its process was killed
+crashed       its process died: a signal, memory, an exit of its own
+raised        its code raised an error
+invalid_reply it answered what is no opening or reply: a reward that is not finite, an assistant's message, another type
+oversize      its answer is larger than a message may be
+bad_task      it refuses the task: a data fault, which no retry mends
+unknown       no environment of this name is installed here
+lost          there is no such session (any more): the service was started again, or the session was idle too long
+divergent     a history was replayed, and a reply differs: it is not deterministic, or its code has changed
+not_in_turn   a step for another turn than the next or the last, or after the last reply said done"""
+
+RETRYABLE: frozenset[str] = frozenset({"timeout", "crashed", "raised", "lost"})
+"""A fresh session may do better."""
+
+
+class Task(Record, frozen=True, kw_only=True):
+    """What one trajectory is about."""
+
+    task: Text
+    """JSON of an object: {"question", "reference", "entry"} of an example, or {"split", "index"} where the environment
+    has tasks of its own."""
+    seed: Annotated[int, Meta(ge=0, lt=2**62)]
+    """The same for all trajectories of a group: an opening is a function of task and seed."""
+
+
+class Opening(Record, frozen=True, kw_only=True, tag="opening"):
+    """How a task begins: what the model sees before its first turn."""
+
+    messages: Messages
+    tools: tuple[Tool, ...] = ()
+
+
+class Reply(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """What an environment says to one message of the model."""
+
+    messages: Messages = ()
+    """What the model sees next; never the assistant's. Those of the last reply are seen by people alone."""
+    reward: float = 0.0
+    done: bool = False
+    metrics: dict[Line, float] = field(default_factory=dict)
+    """Named numbers for people, of the whole trajectory so far."""
+
+    def __post_init__(self) -> None:
+        if not all(map(math.isfinite, (self.reward, *self.metrics.values()))):
+            raise ContractViolation("a reward and each metric is a finite number", field="reward")
+        if any(message.role == "assistant" for message in self.messages):
+            raise ContractViolation("an environment never speaks as the assistant", field="messages")
+
+
+def reply_digest(reply: Reply) -> Digest:
+    """Returns one digest for replies that say, reward and end the same; metrics don't count."""
+    return content_digest(encode((reply.messages, reply.reward, reply.done)))
+
+
+class Failure(Record, frozen=True, kw_only=True, tag="failure"):
+    """Why there is no reply."""
+
+    reason: FailureReason
+    detail: str
+
+
+class Turned(Record, frozen=True, kw_only=True, tag="turned"):
+    """A session after an opening or a step."""
+
+    opening: Opening | UnsetType = UNSET
+    """Only of a session that was opened."""
+    reply: Reply | UnsetType = UNSET
+    """To the last message of the history or the step; unset at the very beginning."""
+
+
+Result = Turned | Failure
+
+
+class Played(Record, frozen=True, kw_only=True):
+    """A turn that was played: for a session that begins where it ends."""
+
+    message: Message
+    """The model's."""
+    reply_digest: Digest
+    """`reply_digest` of the reply that it had."""
+
+
+class EnvironmentTable(Record, frozen=True, kw_only=True):
+    """An environment as a spec names it."""
+
+    name: Line
+    params: EnvironmentParams = field(default_factory=dict)
+
+
+class EnvironmentFacts(Record, frozen=True, kw_only=True):
+    """What an environment says of itself."""
+
+    deterministic: bool
+    """Equal tasks, seeds and messages have equal replies."""
+    version: str
+    """The version of the distribution that it comes from."""
+
+
+class EnvironmentNames(Record, frozen=True, kw_only=True):
+    environments: tuple[str, ...]
+    """Built in and installed, sorted."""
+
+
+class OpeningRequest(Record, frozen=True, kw_only=True):
+    """How do these tasks begin?"""
+
+    environment: EnvironmentTable
+    tasks: Annotated[tuple[Task, ...], Meta(min_length=1, max_length=MAX_SESSIONS_OF_A_CALL)]
+    step_timeout_s: Seconds
+
+
+class OpeningResponse(Record, frozen=True, kw_only=True):
+    openings: tuple[Opening | Failure, ...]
+
+
+class NewSession(Record, frozen=True, kw_only=True):
+    """A session to begin."""
+
+    session_id: Line
+    """Chosen by the caller; a session that has it already is ended first."""
+    task: Task
+    history: tuple[Played, ...] = ()
+    """Turns to play before it begins, and to compare; of a deterministic environment only."""
+
+
+class OpenRequest(Record, frozen=True, kw_only=True):
+    environment: EnvironmentTable
+    sessions: Annotated[tuple[NewSession, ...], Meta(min_length=1, max_length=MAX_SESSIONS_OF_A_CALL)]
+    step_timeout_s: Seconds
+    """Hard deadline of each reset and step; its process is killed past it."""
+    idle_s: Seconds
+    """A session without a call for this long is ended: its generator is gone."""
+
+
+class Step(Record, frozen=True, kw_only=True):
+    session_id: Line
+    turn: Annotated[int, Meta(ge=0)]
+    """0 is the model's first message. The last one may be repeated, by a caller whose answer was lost: its reply comes
+    again, and nothing is stepped."""
+    message: Message
+
+
+class StepRequest(Record, frozen=True, kw_only=True):
+    steps: Annotated[tuple[Step, ...], Meta(min_length=1, max_length=MAX_SESSIONS_OF_A_CALL)]
+
+
+class SessionResponse(Record, frozen=True, kw_only=True):
+    """A result for each session of the request, in its order."""
+
+    results: tuple[Result, ...]
+
+
+class CloseRequest(Record, frozen=True, kw_only=True):
+    session_ids: Annotated[tuple[Line, ...], Meta(max_length=MAX_SESSIONS_OF_A_CALL)]
+
+
+class CloseResponse(Record, frozen=True, kw_only=True):
+    num_closed: int
+    """Those that were open."""

@@ -1,0 +1,52 @@
+"""Table `[environment]`: what answers the model, and for how many turns."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, field
+
+from contracts.encoding.wire import Attempts, Line, Record, Seconds, Text, Tokens
+from contracts.spec_tables.rollout import RolloutSpec
+
+MAX_TURNS = 256
+EnvironmentNumber = Annotated[int, Meta(ge=-(2**53), le=2**53)]
+EnvironmentRatio = Annotated[float, Meta(ge=-1e15, le=1e15)]
+EnvironmentParams = Annotated[dict[Line, EnvironmentNumber | EnvironmentRatio | bool | Text], Meta(max_length=64)]
+
+
+class EnvironmentSpec(Record, frozen=True, kw_only=True):
+    """Many turns: after each of the model's, an environment replies, until one of them ends the trajectory."""
+
+    name: Line
+    """An environment that is built in, or an entry point of group `onbeat.environments` where the environment service
+    runs."""
+    params: EnvironmentParams = field(default_factory=dict)
+    """Parameters that it gets."""
+    max_turns: Annotated[int, Meta(ge=1, le=MAX_TURNS)] = 8
+    """Turns of the model; the trajectory ends with the last one, whatever the environment says to it."""
+    max_tokens: Tokens = 4096
+    """Longest trajectory: sampled tokens and the environment's, the prompt not counted. A turn begins where
+    rollout.sampling.max_new_tokens still fit in; where they don't, the trajectory ends with the turn before."""
+    renderer: Literal["chat", "text"] = "chat"
+    """How messages become tokens: chat writes them as the model's chat template does; text writes their contents one
+    after the other, for models without a template."""
+    step_timeout_s: Annotated[float, Meta(gt=0.0, le=3600.0)] = 30.0
+    """Hard deadline of one reset or step of the environment; its process is killed past it."""
+    request_timeout_s: Seconds = 300.0
+    """Deadline of one request to the environment service, which has a step of each trajectory of a batch."""
+    max_attempts: Attempts = 3
+    """Times that a trajectory is begun before its batch fails, where its environment hangs, dies or raises."""
+
+
+def environment_problem(environment: EnvironmentSpec | None, rollout: RolloutSpec, *, num_components: int) -> str:
+    """Says what in a spec doesn't go with its environment, or with having none; "" where all does."""
+    if environment is None:
+        return "" if num_components else "reward.components needs one or more, or the job an environment that rewards"
+    longest = rollout.sampling.max_new_tokens
+    if environment.max_tokens < longest:
+        return (
+            f"environment.max_tokens = {environment.max_tokens} has no room for one turn of "
+            f"rollout.sampling.max_new_tokens = {longest}; raise the one or lower the other"
+        )
+    return ""
