@@ -18,8 +18,11 @@ from pathlib import Path
 DISTRIBUTION = "onbeat"
 PACKAGES = (
     "broker",
+    "cage",
     "consumer",
     "contracts",
+    "environment_service",
+    "environments",
     "gateway",
     "http_service",
     "iterations",

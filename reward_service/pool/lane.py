@@ -17,8 +17,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from threading import Lock, Thread
 
+from cage.caged_process import ChildDied, ChildLate
 from contracts.rewards import RewardComponent, RewardItem, Scored, Unscorable, UnscorableReason, named
-from reward_service.pool.scorer_cage import ScorerCage, ScorerDied, ScorerLate
+from reward_service.pool.scorer_cage import ScorerCage
 from reward_service.scorers import rubric
 
 Results = tuple[Scored | Unscorable, ...]
@@ -199,7 +200,7 @@ class Lane(Thread):
         try:
             for result in cage.score(components, items, item_timeout_s=work.item_timeout_s):
                 results.append(result)
-        except (ScorerLate, ScorerDied) as error:
+        except (ChildLate, ChildDied) as error:
             results.append(self._lost(work, components, error))
         return results
 
@@ -242,7 +243,7 @@ class Lane(Thread):
             if refusal is None:
                 self._scorers[key] = _Scorer(owner=work.owner)
             return refusal
-        except (ScorerLate, ScorerDied) as error:
+        except (ChildLate, ChildDied) as error:
             return self._lost(work, work.components, error)
 
     def _may_go_on(self, work: Work) -> bool:
@@ -252,9 +253,9 @@ class Lane(Thread):
             return False
         return scorer.num_items < MAX_ITEMS_OF_PROCESS or rubric.keeps_its_process(work.components)
 
-    def _lost(self, work: Work, components: tuple[RewardComponent, ...], error: ScorerLate | ScorerDied) -> Unscorable:
+    def _lost(self, work: Work, components: tuple[RewardComponent, ...], error: ChildLate | ChildDied) -> Unscorable:
         """The result of an item whose scorer process was lost; that process is ended, with whatever it started."""
-        reason: UnscorableReason = "timeout" if isinstance(error, ScorerLate) else "crashed"
+        reason: UnscorableReason = "timeout" if isinstance(error, ChildLate) else "crashed"
         component = rubric.only_isolated_name(components)
         log.warning("%s%s; another process takes its place", f"{component}: " if component else "", error)
         key = work.cage_key
@@ -273,7 +274,7 @@ class Lane(Thread):
             self._end(next(iter(self._cages)))
         with self._lock:
             if self._stopped:
-                raise ScorerDied("the scorer pool was closed")
+                raise ChildDied("the scorer pool was closed")
             if key not in self._cages:
                 self._cages[key] = self._new_cage()
             self._cages.move_to_end(key)

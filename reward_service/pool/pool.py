@@ -24,10 +24,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from threading import Condition
 
+from cage.cage import CageRules
 from contracts.errors import Unavailable
 from contracts.rewards import RewardComponent, RewardItem
 from contracts.settings import StackSettings, usable_cores
-from reward_service.cage.cage import CageRules
 from reward_service.pool.lane import Lane, Results, Turn, Work
 from reward_service.pool.scorer_cage import ScorerCage
 

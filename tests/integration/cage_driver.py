@@ -12,6 +12,8 @@ import socket
 import sys
 from pathlib import Path
 
+from cage import kernel
+from cage.syscall_filter import refuse_syscalls
 from contracts.rewards import (
     FormatReward,
     PluginReward,
@@ -21,8 +23,6 @@ from contracts.rewards import (
     Scored,
     Unscorable,
 )
-from reward_service.cage import kernel
-from reward_service.cage.syscall_filter import refuse_syscalls
 from reward_service.pool.pool import ScorerPool
 
 HOSTILE = (PluginReward(entry_point="hostile"),)

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from reward_service.cage.cage import MAX_PROCESSES, SCRATCH_BYTES
-from reward_service.cage.file_rules import scopes_signals
+from cage.cage import MAX_PROCESSES, SCRATCH_BYTES
+from cage.file_rules import scopes_signals
 from tests.integration.cage_driver import CALLS, MADE_UP, MEMORY_MB
 
 REPOSITORY = Path(__file__).resolve().parents[2]

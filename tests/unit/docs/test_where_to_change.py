@@ -25,9 +25,12 @@ ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "where-to-change.md"
 COPIED = (
     "broker",
+    "cage",
     "consumer",
     "contracts",
     "docs",
+    "environment_service",
+    "environments",
     "gateway",
     "http_service",
     "iterations",

@@ -1,7 +1,7 @@
-"""What a scorer's processes may do: completions and plug-ins are other people's, and so is whatever they make happen.
+"""What caged processes may do: completions, plug-ins and environments are other people's, and so is what they cause.
 
-    reward service ── exec, empty environment ──▶ keeper ── fork, caged here ──▶ nursery ── fork ──▶ scorer process
-                                                  waits                          imports, forks      scores
+    service ── exec, empty environment ──▶ keeper ── fork, caged here ──▶ nursery ── fork ──▶ child
+                                           waits                          imports, forks      scores, plays
 
 Each lock is tried by itself, since no platform has them all; `enter` answers which ones are not there, in words that
 the service logs at its start. docs/rewards.md says what each of them keeps out, and what is left without it.
@@ -16,13 +16,13 @@ import signal
 import sys
 from pathlib import Path
 
+from cage import kernel
+from cage.file_rules import restrict_files, scopes_signals
+from cage.syscall_filter import NETWORK, OTHERS, refuse_syscalls
 from contracts.encoding.wire import Record
-from reward_service.cage import kernel
-from reward_service.cage.file_rules import restrict_files, scopes_signals
-from reward_service.cage.syscall_filter import NETWORK, OTHERS, refuse_syscalls
 
 SCRATCH_BYTES = 64 * 1024 * 1024
-"""The scorer process's own folder, where it has one, is a memory file system of this size, emptied for the next one."""
+"""The child's own folder, where it has one, is a memory file system of this size, emptied for the next one."""
 MAX_FILE_BYTES = SCRATCH_BYTES
 MAX_OPEN_FILES = 256
 MAX_PROCESSES = 64
@@ -31,7 +31,7 @@ MAX_CPU_S = 24 * 3600
 """Processor seconds of one process, whatever its deadline: what escapes every other end meets this one."""
 FIRST_UID = 1_000_000_000
 UIDS_EACH = 256
-"""For each reward service its own, told apart by its process id, and for each of its cages another: the limit on
+"""For each service its own, told apart by its process id, and for each of its cages another: the limit on
 processes counts those of a uid."""
 MAPPED_UID = 60_700
 """Where the container maps 65,536 uids only: unused by Debian's and systemd's conventions."""
@@ -45,16 +45,16 @@ ONE_THREAD = (
 
 
 class CageRules(Record, frozen=True, kw_only=True):
-    """What one cage is to be like; made by the reward service, and told on the command line: it holds no secret."""
+    """What one cage is to be like; made by its service, and told on the command line: it holds no secret."""
 
     folder: str
     """An empty folder: the working folder, and where a scratch file system is mounted."""
     memory_mb: int
     """Address space of each process."""
     network: bool
-    """Whether scorers may open sockets."""
+    """Whether what is in it may open sockets."""
     hidden: tuple[str, ...]
-    """Folders whose files no scorer may read: the stack's own."""
+    """Folders whose files may not be read: the stack's own."""
     service_pid: int
     number: int
     """The cage's number in its service."""
@@ -93,7 +93,7 @@ class Cage:
         """Locks this process in, and what it will fork; what could not be locked."""
         missing: list[str] = []
         with contextlib.suppress(OSError):
-            Path("/proc/self/oom_score_adj").write_text("1000")  # the kernel takes scorers first, before the service
+            Path("/proc/self/oom_score_adj").write_text("1000")  # the kernel takes these first, before the service
         if self.has_own_namespaces:
             self._mount()
         else:
@@ -119,14 +119,14 @@ class Cage:
         kernel.hide_from_own_uid(hidden=True)
         return tuple(missing)
 
-    def end_all(self, scorer: int) -> int | None:
-        """Kills a scorer process and whatever it has started, as far as this cage can tell; its wait status or None."""
+    def end_all(self, child: int) -> int | None:
+        """Kills a child and whatever it has started, as far as this cage can tell; its wait status or None."""
         reaches_all = self.has_own_namespaces or self.has_own_uid
         if reaches_all:
             kernel.kill(-1)  # no process outside this cage has the uid, or is in the namespace
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(scorer, signal.SIGKILL)
-        return kernel.end_children(scorer, scans=not reaches_all)
+            os.killpg(child, signal.SIGKILL)
+        return kernel.end_children(child, scans=not reaches_all)
 
     def _mount(self) -> None:
         """Mounts a scratch folder of limited size, and a /proc that shows this cage only; without them it goes on."""

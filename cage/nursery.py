@@ -1,10 +1,10 @@
-"""A caged process that never sees a completion: it imports what scorers need, and forks scorer processes when told to.
+"""A caged process that never sees what may be hostile: it imports what is slow, and forks children when told to.
 
-    reward service ── Order ──▶ nursery ── fork ──▶ scorer process ◀── tasks, answers ──▶ reward service
-                   ◀── Report ──┘
+    service ── Order ──▶ nursery ── fork ──▶ child ◀── tasks, answers ──▶ service
+            ◀── Report ──┘
 
-There is one scorer process at a time. Ending it ends all that it has started, and takes away what it left in its
-folder: the next one begins as if there had been none before. The keeper above holds the namespaces, and waits.
+There is one child at a time. Ending it ends all that it has started, and takes away what it left in its folder: the
+next one begins as if there had been none before. The keeper above holds the namespaces, and waits.
 """
 
 from __future__ import annotations
@@ -16,15 +16,13 @@ import shutil
 import signal
 import socket
 import time
+from collections.abc import Callable
 from threading import Thread
 from typing import Literal
 
+from cage.cage import Cage, CageRules, kernel
+from cage.frames import Frames, Gone
 from contracts.encoding.wire import Record, decode, decode_json, encode
-from contracts.rewards import RewardComponent, Unscorable
-from reward_service.cage.cage import Cage, CageRules, kernel
-from reward_service.pool import scorer_process
-from reward_service.pool.frames import Frames, Gone
-from reward_service.scorers import rubric
 
 MAX_ORDER_BYTES = 64 * 1024 * 1024
 ENDS_WITHIN_S = 0.3
@@ -32,28 +30,31 @@ ENDS_WITHIN_S = 0.3
 
 
 class Order(Record, frozen=True, kw_only=True):
-    """What the reward service asks of a nursery; `scorer` comes with its end of a socket, and has no answer."""
+    """What a service asks of a nursery; `child` comes with its end of a socket, and has no answer."""
 
-    what: Literal["warm_up", "scorer", "end_scorer"]
-    components: tuple[RewardComponent, ...] = ()
-    """warm_up: whose imports to do."""
+    what: Literal["prepare", "child", "end_child"]
+    payload: bytes = b""
+    """prepare: what to import, as the service and its `prepare` have it."""
 
 
 class Report(Record, frozen=True, kw_only=True):
-    """The answer: to its start, to `warm_up`, to `end_scorer`."""
+    """The answer: to its start, to `prepare`, to `end_child`."""
 
     missing: tuple[str, ...] = ()
     """Its start: locks of the cage that this platform doesn't have."""
-    refusal: Unscorable | None = None
-    """warm_up: why no item can be scored."""
+    payload: bytes = b""
+    """prepare: what came of it."""
     exit_code: int | None = None
-    """end_scorer: as `subprocess` has it; None where it is unknown."""
+    """end_child: as `subprocess` has it; None where it is unknown."""
 
 
-def main(control: int, rules: str) -> None:
+def main(
+    control: int, rules: str, *, prepare: Callable[[bytes], bytes], serve: Callable[[socket.socket], None]
+) -> None:
     """Runs the keeper, which sets the cage up, forks the nursery, and ends with it, after whatever is left of the cage.
 
     It is out of the reach of what it keeps, and no signal but SIGKILL, which the service sends it last, ends it sooner.
+    prepare: what the nursery does for an order of that name. serve: what a child does with its socket.
     """
     parent = os.getppid()
     _end_with(parent)
@@ -64,7 +65,7 @@ def main(control: int, rules: str) -> None:
     nursery = os.fork()
     if nursery == 0:
         try:
-            _serve(control, cage)
+            _serve(control, cage, prepare=prepare, serve=serve)
         finally:
             os._exit(0)
     signal.signal(signal.SIGTERM, lambda *_: kernel.kill(nursery))
@@ -76,45 +77,47 @@ def main(control: int, rules: str) -> None:
     os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
 
 
-def _serve(control: int, cage: Cage) -> None:
+def _serve(
+    control: int, cage: Cage, *, prepare: Callable[[bytes], bytes], serve: Callable[[socket.socket], None]
+) -> None:
     orders = Frames(socket.socket(fileno=control), max_bytes=MAX_ORDER_BYTES)
     missing = cage.enter()
     kernel.end_with_parent(signal.SIGKILL)  # after the change of uid, which would take it back
     kernel.adopt_orphans()
     orders.send(encode(Report(missing=missing)))
-    scorer: int | None = None
+    child: int | None = None
     while True:
         try:
             payload, handle = orders.receive_with_handle()
         except Gone:
             return
         order = decode(payload, Order)
-        if order.what == "warm_up":
-            orders.send(encode(Report(refusal=rubric.warm_up(order.components))))
+        if order.what == "prepare":
+            orders.send(encode(Report(payload=prepare(order.payload))))
             gc.collect()
-            gc.freeze()  # a scorer process's collector then leaves the pages alone that it shares with this process
+            gc.freeze()  # a child's collector then leaves the pages alone that it shares with this process
             continue
-        status = cage.end_all(scorer) if scorer is not None else None
-        scorer = None
+        status = cage.end_all(child) if child is not None else None
+        child = None
         _empty(os.getcwd())
-        if order.what == "end_scorer":
+        if order.what == "end_child":
             orders.send(encode(Report(exit_code=None if status is None else os.waitstatus_to_exitcode(status))))
             continue
         assert handle is not None
-        scorer = _fork_scorer(orders, handle)
+        child = _fork_child(orders, handle, serve)
 
 
-def _fork_scorer(orders: Frames, handle: int) -> int:
-    scorer = os.fork()
-    if scorer:
+def _fork_child(orders: Frames, handle: int, serve: Callable[[socket.socket], None]) -> int:
+    child = os.fork()
+    if child:
         os.close(handle)
-        return scorer
+        return child
     try:
         orders.close()
         os.setsid()
         kernel.end_with_parent(signal.SIGKILL)
         kernel.hide_from_own_uid(hidden=False)
-        scorer_process.serve(socket.socket(fileno=handle))
+        serve(socket.socket(fileno=handle))
     finally:
         os._exit(0)
 

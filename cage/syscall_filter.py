@@ -8,7 +8,7 @@ import platform
 import struct
 from collections.abc import Collection
 
-from reward_service.cage import kernel
+from cage import kernel
 
 SET_MODE_FILTER = 1
 FLAG_SPEC_ALLOW = 1 << 2

@@ -1,1 +1,0 @@
-"""What a scorer's process may do, and nothing more."""
