@@ -1,5 +1,7 @@
 """Trains a job with `trainer.external = true` in plain PyTorch: REINFORCE, each group's mean reward as its baseline.
 
+Only what the model sampled has a loss; where an environment answers, its observations stand between the turns.
+
     python examples/trainer.py JOB
 
 Kill it at any time and start it again: it goes on where its last commit was.
@@ -17,16 +19,18 @@ from onbeat.client import Consumer, MicroBatch
 
 
 def loss_of(model: PreTrainedModel, rows: MicroBatch) -> Tensor:
-    """Sums -advantage * log-probability of the completion over the rows."""
+    """Sums -advantage * log-probability of the sampled tokens over the rows."""
     rewards = torch.from_numpy(rows.rewards).float().reshape(-1, rows.group_size)
     advantages = (rewards - rewards.mean(dim=1, keepdim=True)).reshape(-1)
-    pairs = list(zip(rows["prompt_ids"], rows["completion_ids"], strict=True))
-    tokens = torch.zeros(len(pairs), max(len(prompt) + len(answer) for prompt, answer in pairs), dtype=torch.long)
+    texts = list(zip(rows["prompt_ids"], rows["completion_ids"], rows["sampled"], strict=True))
+    tokens = torch.zeros(len(texts), max(len(prompt) + len(answer) for prompt, answer, _ in texts), dtype=torch.long)
     targets = torch.full_like(tokens, -100)
-    for row, (prompt, answer) in enumerate(pairs):
+    for row, (prompt, answer, sampled) in enumerate(texts):
         tokens[row, : len(prompt)] = torch.tensor(prompt)
         tokens[row, len(prompt) : len(prompt) + len(answer)] = torch.tensor(answer)
-        targets[row, len(prompt) : len(prompt) + len(answer)] = torch.tensor(answer)
+        targets[row, len(prompt) : len(prompt) + len(answer)] = torch.tensor(answer).where(
+            torch.tensor(sampled) > 0, -100
+        )
     logits = model(input_ids=tokens).logits[:, :-1].transpose(1, 2)
     surprisal = cross_entropy(logits, targets[:, 1:], ignore_index=-100, reduction="none").sum(dim=1)
     return (advantages * surprisal).sum()

@@ -22,7 +22,7 @@ def reward_items(batch: PromptBatch, completions: Sequence[Completion], texts: S
             completion=text,
             reference=prompt.reference,
             task_entry=prompt.task_entry,
-            num_tokens=completion.num_tokens,
+            num_tokens=completion.num_sampled,
         )
         for prompt, completion, text in zip(prompts, completions, texts, strict=True)
     ]

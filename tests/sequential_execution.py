@@ -99,7 +99,7 @@ class SequentialExecution:
                     completion=text,
                     reference=prompt.reference,
                     task_entry=prompt.task_entry,
-                    num_tokens=completion.num_tokens,
+                    num_tokens=completion.num_sampled,
                 )
                 scored = rubric.score_item(self._spec.reward.components, item)
                 assert isinstance(scored, Scored)

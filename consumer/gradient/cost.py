@@ -2,8 +2,9 @@
 
     6 N a token (Kaplan et al., arXiv 2001.08361, section 2.1), and 12 layers * width for each pair of attending tokens
 
-with N the parameters that multiply every token: all but the input embedding and the head, which meets response tokens
-only. A matrix that is not trained saves its weight gradient: 4 instead of 6. The reference only goes forward: 2 and 4.
+with N the parameters that multiply every token: all but the input embedding and the head, which meets sampled tokens
+only; observations go through the layers. A matrix that is not trained saves its weight gradient: 4 instead of 6. The
+reference only goes forward: 2 and 4.
 Pairs are the causal ones, T (T + 1) / 2, not the T^2 of the usual short-hand; recomputed activations don't count.
 """
 
@@ -70,7 +71,7 @@ def training_cost(
     The last token of a response counts, although it is never an input: its log-prob is asked for.
     """
     size = batch.group_size
-    num_tokens = num_responses = 0
+    num_tokens = num_sampled = 0
     pairs = 0.0
     seen: set[int] = set()
     for row in rows.tolist():
@@ -82,10 +83,10 @@ def training_cost(
             # Token t of a sequence attends to t tokens, itself included: 1 + 2 + ... + T.
             pairs += prompt * (prompt + 1) / 2
         num_tokens += response
-        num_responses += response
+        num_sampled += batch.groups[row // size].rollouts[row % size].completion.num_sampled
         # Each token of the response attends to the whole prompt, and to the response up to itself.
         pairs += response * prompt + response * (response + 1) / 2
-    multiplied = shape.num_body_parameters * num_tokens + shape.num_head_parameters * num_responses
+    multiplied = shape.num_body_parameters * num_tokens + shape.num_head_parameters * num_sampled
     attention = shape.num_layers * shape.attention_width * pairs
     # A multiply-add is 2 operations: 2 forward, 2 for the gradient of the input, and 2 for that of a trained weight.
     # Attention has two products of no weight, queries by keys and scores by values: 4 forward, 8 backward.

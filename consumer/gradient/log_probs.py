@@ -29,7 +29,7 @@ from contracts.spec import JobSpec
 
 
 def response_logprobs(model: PreTrainedModel, micro_batch: MicroBatch, temperature: float) -> Tensor:
-    """Returns [R, T_max] log-probs of the response tokens under logits / temperature; padding holds 0.0."""
+    """Returns [R, S_max] log-probs of the sampled tokens under logits / temperature; padding holds 0.0."""
     logprobs, _ = _values(model, micro_batch, temperature=temperature, entropy=False)
     return _in_rows(logprobs, micro_batch)
 
@@ -37,7 +37,7 @@ def response_logprobs(model: PreTrainedModel, micro_batch: MicroBatch, temperatu
 def response_logprobs_and_entropy(
     model: PreTrainedModel, micro_batch: MicroBatch, temperature: float
 ) -> tuple[Tensor, Tensor]:
-    """Returns `response_logprobs`, and [R, T_max] the entropy in nats of the distribution that each token came from."""
+    """Returns `response_logprobs`, and [R, S_max] the entropy in nats of the distribution that each token came from."""
     logprobs, entropy = _values(model, micro_batch, temperature=temperature, entropy=True)
     return _in_rows(logprobs, micro_batch), _in_rows(entropy, micro_batch)
 
@@ -83,7 +83,7 @@ def check_fits(micro_batch: MicroBatch, policy: Policy, *, batch_id: str) -> Non
 def _values(
     model: PreTrainedModel, micro_batch: MicroBatch, *, temperature: float, entropy: bool
 ) -> tuple[Tensor, Tensor]:
-    """Returns log-probs [N] of the real response tokens, row by row, and entropies [N] ([0] where not asked for)."""
+    """Returns log-probs [N] of the sampled tokens, row by row, and entropies [N] ([0] where not asked for)."""
     if isinstance(micro_batch.inputs, PackedInputs):
         share_prompts(model)
     if has_plain_head(model):
@@ -101,7 +101,7 @@ def _values(
 
 
 def _predicting_states(model: PreTrainedModel, micro_batch: MicroBatch) -> Tensor:
-    """Returns [N, h]: the last hidden states, which the head turns into the response tokens' logits.
+    """Returns [N, h]: the last hidden states, which the head turns into the sampled tokens' logits.
 
     The logits that predict a token stand one position before it.
     """
@@ -112,13 +112,18 @@ def _predicting_states(model: PreTrainedModel, micro_batch: MicroBatch) -> Tenso
 
 def _predicting_logits(model: PreTrainedModel, micro_batch: MicroBatch) -> Tensor:
     """Returns [N, V] of an architecture with logits of its own making, for all response positions at once."""
-    num_positions = micro_batch.response_ids.shape[1]
+    inputs = micro_batch.inputs
+    predicting = inputs.predicting[micro_batch.loss_mask]
+    rows, columns = predicting // inputs.input_ids.shape[1], predicting % inputs.input_ids.shape[1]
+    # A response begins with a sampled token, and in padded rows all begin at the same column.
+    first = int(columns.min())
+    num_positions = inputs.input_ids.shape[1] - first
     keep = {"logits_to_keep": num_positions} if takes_logits_to_keep(type(base_causal_lm(model))) else {}
-    output = model(use_cache=False, **micro_batch.inputs.arguments(model.device), **keep)
-    return output.logits[:, -num_positions:][micro_batch.loss_mask.to(model.device)]
+    logits = model(use_cache=False, **inputs.arguments(model.device), **keep).logits[:, -num_positions:]
+    return logits[rows.to(model.device), (columns - first).to(model.device)]
 
 
 def _in_rows(values: Tensor, micro_batch: MicroBatch) -> Tensor:
-    """Puts [N] values of the real tokens back into [R, T_max], with 0.0 on padding."""
+    """Puts [N] values of the sampled tokens back into [R, S_max], with 0.0 on padding."""
     real = micro_batch.loss_mask.to(values.device)
     return torch.zeros(real.shape, dtype=values.dtype, device=values.device).index_put((real,), values)

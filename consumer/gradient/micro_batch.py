@@ -1,10 +1,14 @@
 """Rollout batch → micro-batches: the rows of one forward and backward pass, as tensors.
 
-Worked example, two rows with responses [1, 2, 3] and [4] (T_max = 3); consumer/model/inputs.py says how they go into a
+Worked example, two rows with responses [1, 2, 3] and [4] (S_max = 3); consumer/model/inputs.py says how they go into a
 model:
 
     response_ids         [[1, 2, 3], [4, 0, 0]]
     loss_mask            [[1, 1, 1], [1, 0, 0]]
+
+A trajectory's observations go through the model, and are in nothing else: what a row has here are its sampled tokens,
+side by side. [1, 2, o, o, 3] with two tokens o of an observation is the same first row, whose `predicting` leaves the
+two out (I9). So no loss, no log-prob, no length and no column can see an observation.
 """
 
 from __future__ import annotations
@@ -19,9 +23,9 @@ from msgspec import UNSET
 from numpy.typing import NDArray
 from torch import Tensor
 
-from consumer.model.inputs import ModelInputs, packed_inputs, padded_inputs
+from consumer.model.inputs import ModelInputs, of_sampled, packed_inputs, padded_inputs
 from contracts.encoding.arrays import ITEM_BYTES
-from contracts.rollouts import RolloutBatch
+from contracts.rollouts import Completion, RolloutBatch
 from contracts.spec_tables.stages import REFERENCE_LOGPROBS, TEACHER_LOGPROBS
 
 Packing = Literal["shared_prompt", "padded"]
@@ -29,23 +33,27 @@ Packing = Literal["shared_prompt", "padded"]
 
 @dataclass(frozen=True, kw_only=True)
 class MicroBatch:
-    """R rows of one rollout batch, in the order of the batch; 0 where loss_mask is False."""
+    """R rows of one rollout batch, in the order of the batch; 0 where loss_mask is False.
+
+    S_max: sampled tokens of the row that has most.
+    """
 
     inputs: ModelInputs
+    """All tokens, observations too."""
     response_ids: Tensor
-    """int64 [R, T_max]."""
+    """int64 [R, S_max] sampled tokens."""
     loss_mask: Tensor
-    """bool [R, T_max]; True on sampled tokens."""
+    """bool [R, S_max]; True on sampled tokens, False in padding."""
     generator_logprobs: Tensor
-    """float32 [R, T_max]."""
+    """float32 [R, S_max]."""
     advantages: Tensor
     """float64 [R]; the loss rounds them to the dtype of the log-probs."""
     group_index: Tensor
     """int64 [R]; the row's group in the rollout batch."""
     reference_logprobs: Tensor | None = None
-    """float32 [R, T_max] of the stage that makes the column; None where the trainer has the reference, or no KL."""
+    """float32 [R, S_max] of the stage that makes the column; None where the trainer has the reference, or no KL."""
     teacher_logprobs: Tensor | None = None
-    """float32 [R, T_max]; None without distillation."""
+    """float32 [R, S_max]; None without distillation."""
 
 
 def batch_rewards(batch: RolloutBatch) -> NDArray[np.float64]:
@@ -93,12 +101,20 @@ def make_micro_batch(
     prompts = [np.frombuffer(batch.groups[index].prompt_token_ids, dtype="<i4") for index in group_index]
     responses = [np.frombuffer(completion.token_ids, dtype="<i4") for completion in completions]
     logprobs = [np.frombuffer(completion.generator_logprobs, dtype="<f4") for completion in completions]
-    lengths = np.array([response.size for response in responses])
-    return MicroBatch(
-        inputs=packed_inputs(prompts, responses, group_index)
+    inputs = (
+        packed_inputs(prompts, responses, group_index)
         if packing == "shared_prompt"
-        else padded_inputs(prompts, responses),
-        response_ids=_right_padded(responses, np.int64),
+        else padded_inputs(prompts, responses)
+    )
+    sampled = responses
+    if any(completion.trajectory is not UNSET for completion in completions):
+        places = [_sampled_places(completion) for completion in completions]
+        inputs = of_sampled(inputs, places)
+        sampled = [response[of_row] for response, of_row in zip(responses, places, strict=True)]
+    lengths = np.array([tokens.size for tokens in sampled])
+    return MicroBatch(
+        inputs=inputs,
+        response_ids=_right_padded(sampled, np.int64),
         loss_mask=torch.from_numpy(np.arange(lengths.max()) < lengths[:, None]),
         generator_logprobs=_right_padded(logprobs, np.float32),
         advantages=torch.from_numpy(advantages.reshape(-1)[chosen]),
@@ -109,15 +125,20 @@ def make_micro_batch(
 
 
 def _token_column(batch: RolloutBatch, name: str, rows: Sequence[int]) -> Tensor | None:
-    """Returns float32 [R, T_max] of a stage's column; None where no stage makes it."""
+    """Returns float32 [R, S_max] of a stage's column; None where no stage makes it."""
     if batch.columns is UNSET or name not in batch.columns:
         return None
     column = batch.columns[name]
     return _right_padded([np.frombuffer(column[row], dtype="<f4") for row in rows], np.float32)
 
 
+def _sampled_places(completion: Completion) -> NDArray[np.int64]:
+    """Returns [S], ascending: which of a completion's T tokens were sampled."""
+    return np.concatenate([np.arange(start, end) for start, end in completion.spans])
+
+
 def row_tokens(batch: RolloutBatch, row: int) -> tuple[int, int]:
-    """Returns (prompt tokens, response tokens)."""
+    """Returns (prompt tokens, response tokens), observations included: what goes through the model."""
     group = batch.groups[row // batch.group_size]
     return len(group.prompt_token_ids) // ITEM_BYTES, group.rollouts[row % batch.group_size].completion.num_tokens
 

@@ -248,7 +248,7 @@ def _add_gradients(
             advantages=one.micro_batch.advantages.to(logprobs.policy),
             loss_mask=loss_mask,
             algorithm=spec.algorithm,
-            sizes=BatchSizes(num_tokens=stats.num_tokens, max_new_tokens=spec.rollout.sampling.max_new_tokens),
+            sizes=BatchSizes(num_tokens=stats.num_tokens, max_sampled_tokens=spec.max_sampled_tokens),
         )
         if not math.isfinite(terms.loss_sum.item()):
             raise TrainingDiverged(f"the loss of batch {stats.batch_id} is {terms.loss_sum.item()}", field="loss")

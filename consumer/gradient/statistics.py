@@ -158,7 +158,7 @@ def measure_batch(batch: RolloutBatch, rewards: NDArray[np.float64]) -> MicroBat
     Raises ContractViolation where the generator's log-probs are not finite.
     """
     rollouts = [rollout for group in batch.groups for rollout in group.rollouts]
-    lengths = [rollout.completion.num_tokens for rollout in rollouts]
+    lengths = [rollout.completion.num_sampled for rollout in rollouts]
     names = sorted({name for rollout in rollouts for name in rollout.reward_breakdown})
     logprobs = b"".join(rollout.completion.generator_logprobs for rollout in rollouts)
     total = float(np.frombuffer(logprobs, dtype="<f4").sum(dtype=np.float64))

@@ -12,12 +12,15 @@
     input_ids            [[5, 6, 1, 2, 7]]
     position_ids         [[0, 1, 2, 3, 0]]
     predicting           [[1, 2, 3], [4, 0, 0]]            a prompt's last token predicts the first of all its responses
+
+Tokens that were not sampled, a trajectory's observations, are in input_ids like all others; `of_sampled` takes them out
+of `predicting`, whose rows are then S_max wide.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
@@ -80,6 +83,14 @@ class PackedInputs:
 
 
 ModelInputs = PaddedInputs | PackedInputs
+
+
+def of_sampled(inputs: ModelInputs, places: Sequence[NDArray[np.int64]]) -> ModelInputs:
+    """Leaves of a row's T response tokens those that are asked for. places: [S] of each row, ascending."""
+    predicting = np.zeros((len(places), max(of_row.size for of_row in places)), dtype=np.int64)
+    for row, of_row in enumerate(places):
+        predicting[row, : of_row.size] = inputs.predicting[row].numpy()[of_row]
+    return replace(inputs, predicting=torch.from_numpy(predicting))
 
 
 def padded_inputs(prompts: Sequence[Tokens], responses: Sequence[Tokens]) -> PaddedInputs:

@@ -14,16 +14,17 @@ from typing import Annotated, Literal, NamedTuple
 
 from msgspec import UNSET, Meta
 
-from contracts.encoding.arrays import pack_float64, unpack_float32, unpack_float64
+from contracts.encoding.arrays import pack_float64, pack_int32, unpack_float32, unpack_float64
 from contracts.encoding.digests import content_digest
 from contracts.encoding.wire import Record, decode, encode
 from contracts.errors import ContractViolation
-from contracts.rollouts import Rollout, RolloutBatch, RolloutGroup
+from contracts.rollouts import Completion, Rollout, RolloutBatch, RolloutGroup
 
 ColumnName = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[a-z][a-z0-9_]*$(?![\s\S])")]
 ColumnType = Literal["float32", "float64", "int32", "text"]
-Axis = Literal["rollout", "token", "prompt_token"]
-"""rollout: one value; token: one for each sampled token; prompt_token: one for each token of the prompt."""
+Axis = Literal["rollout", "token", "prompt_token", "completion_token"]
+"""rollout: one value; token: one for each sampled token; prompt_token: one for each token of the prompt;
+completion_token: one for each token of the completion, an environment's observations included."""
 ITEM_BYTES: Mapping[ColumnType, int] = {"float32": 4, "int32": 4, "float64": 8}
 MAX_TEXT_BYTES = 2**20
 UNPACKERS: Mapping[ColumnType, Callable[[bytes], list[float]]] = {"float32": unpack_float32, "float64": unpack_float64}
@@ -41,25 +42,35 @@ class Column(Record, frozen=True, kw_only=True):
     type: ColumnType
     """Arrays are little-endian on the wire, a text is UTF-8 of a mebibyte at most."""
     per: Axis = "rollout"
-    """rollout: one value a row; token: one for each sampled token; prompt_token: one for each token of its prompt."""
+    """rollout: one value a row; token: one for each sampled token; prompt_token: one for each token of its prompt;
+    completion_token: one for each token of its completion, which are more than were sampled where an environment
+    answered."""
 
 
 class RowShape(NamedTuple):
     """How long the values of a row are."""
 
     num_prompt_tokens: int
+    num_sampled: int
     num_tokens: int
+    """Sampled tokens and observations."""
 
     def length(self, axis: Axis) -> int:
         """Returns the number of values along the axis."""
-        return {"rollout": 1, "token": self.num_tokens, "prompt_token": self.num_prompt_tokens}[axis]
+        return {
+            "rollout": 1,
+            "token": self.num_sampled,
+            "prompt_token": self.num_prompt_tokens,
+            "completion_token": self.num_tokens,
+        }[axis]
 
 
 _Maker = Callable[[RolloutGroup, Rollout], bytes]
 
 _BASE: Mapping[str, tuple[ColumnType, Axis, _Maker]] = {
     "prompt_ids": ("int32", "prompt_token", lambda group, _: group.prompt_token_ids),
-    "completion_ids": ("int32", "token", lambda _, rollout: rollout.completion.token_ids),
+    "completion_ids": ("int32", "completion_token", lambda _, rollout: rollout.completion.token_ids),
+    "sampled": ("int32", "completion_token", lambda _, rollout: _sampled(rollout.completion)),
     "generator_logprobs": ("float32", "token", lambda _, rollout: rollout.completion.generator_logprobs),
     "text": ("text", "rollout", lambda _, rollout: rollout.text.encode()),
     "reward": ("float64", "rollout", lambda _, rollout: pack_float64([rollout.reward])),
@@ -75,6 +86,14 @@ CARRIED_COLUMNS = frozenset({"prompt", "reference"})
 """Base columns that a generator publishes only where a stage of the job asks for one of them."""
 
 
+def _sampled(completion: Completion) -> bytes:
+    """Returns 1 for each token that was sampled, 0 for each of an observation."""
+    values = [0] * completion.num_tokens
+    for start, end in completion.spans:
+        values[start:end] = [1] * (end - start)
+    return pack_int32(values)
+
+
 def _carried(text: object, column: str) -> bytes:
     if text is UNSET or not isinstance(text, str):
         raise ContractViolation(
@@ -86,7 +105,7 @@ def _carried(text: object, column: str) -> bytes:
 def row_shapes(batch: RolloutBatch) -> list[RowShape]:
     """Returns the shape of each row of the batch."""
     return [
-        RowShape(len(group.prompt_token_ids) // 4, rollout.completion.num_tokens)
+        RowShape(len(group.prompt_token_ids) // 4, rollout.completion.num_sampled, rollout.completion.num_tokens)
         for group in batch.groups
         for rollout in group.rollouts
     ]

@@ -4,6 +4,8 @@ A row is one rollout: sample r % G of prompt r // G of its batch. A column has a
 
     rows["text"]                 list of str                    a text column
     rows["completion_ids"]       list of int32[T] arrays        a column along the tokens, T differs from row to row
+    rows["sampled"]              list of int32[T] arrays        1 where the model sampled, 0 where an environment spoke
+    rows["generator_logprobs"]   list of float32[S] arrays      a column along the sampled tokens: S = sampled.sum()
     rows["reward"]               float64[n] array               a column with one number a rollout
 """
 

@@ -66,7 +66,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 def taught(batch: RolloutBatch, *, seed: int = 0) -> RolloutBatch:
     """The batch with log-probs of some teacher."""
     draw = random.Random(f"{batch.batch_id}/{seed}")
-    column = tuple(pack_float32(draw.uniform(-4.0, -0.1) for _ in range(one.num_tokens)) for one in row_shapes(batch))
+    column = tuple(pack_float32(draw.uniform(-4.0, -0.1) for _ in range(one.num_sampled)) for one in row_shapes(batch))
     return msgspec.structs.replace(batch, columns={"teacher_logprobs": column})
 
 

@@ -339,7 +339,7 @@ def test_loss_and_gradient_are_those_of_areals_decoupled_objective(case: str) ->
         advantages=AREAL_ADVANTAGES,
         loss_mask=AREAL_MASK,
         algorithm=job({"loss": "dapo"} | algorithm).algorithm,
-        sizes=BatchSizes(num_tokens=9, max_new_tokens=4),
+        sizes=BatchSizes(num_tokens=9, max_sampled_tokens=4),
     )
     loss = terms.loss_sum / 9
     (gradient,) = torch.autograd.grad(loss, policy)

@@ -27,6 +27,7 @@ from consumer.ranks.rank import Rank
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 from tests.builders import job_spec, rollout_batch, tiny_model_folder
+from tests.trajectories import ENVIRONMENT, played_batch
 from tests.two_ranks import run_two_ranks
 from weight_store.hashing import tensors_digest
 
@@ -47,10 +48,13 @@ LAGGING: dict[str, Any] = {
     "algorithm__correction": "decoupled_ppo",
     "algorithm__correction_high": 2.0,
 }
+PLAYED: dict[str, Any] = {"environment": ENVIRONMENT}
 UNTIED = "FSDP, bfloat16, untied"
 VARIANTS: dict[str, dict[str, Any]] = {
     "updates, KL": UPDATES | KL,
     "updates, decoupled PPO": UPDATES | LAGGING,
+    "trajectories, updates, KL": PLAYED | UPDATES | KL,
+    "FSDP, trajectories, split": FSDP | PLAYED | SPLIT,
     "LoRA, KL, recomputed": LORA | KL | RECOMPUTED,
     "LoRA, padded, split, bfloat16": LORA | PADDED | SPLIT | {"model__dtype": "bfloat16"},
     "FSDP, updates, KL, weight decay": FSDP | UPDATES | KL | DECAY,
@@ -91,7 +95,8 @@ def digest_after_training(ranks: Ranks) -> str:
     num_updates = spec.algorithm.updates_per_iteration
     for iteration in range(ITERATIONS):
         for number in range(BATCHES):
-            ranks.train(rollout_batch(seed=BATCHES * iteration + number, batch_id=f"{iteration}/train/{number}"))
+            make = rollout_batch if spec.environment is None else played_batch
+            ranks.train(make(seed=BATCHES * iteration + number, batch_id=f"{iteration}/train/{number}"))
         num_missing = BATCHES
         while num_missing:
             ranks.wait(1.0)

@@ -119,12 +119,13 @@ def response_of(
     of_policy = distribution(pair[0])
     with torch.no_grad():
         of_reference = distribution(pair[1])
-    chosen = (range(len(response)), response)
+    places = [place for start, end in completion.spans for place in range(start, end)]
+    chosen = (places, [response[place] for place in places])
     return Response(
         logprobs=of_policy[chosen],
         generator_logprobs=torch.tensor(unpack_float32(completion.generator_logprobs), dtype=torch.float64),
         reference_logprobs=of_reference[chosen],
-        entropy=torch.distributions.Categorical(logits=of_policy).entropy(),
+        entropy=torch.distributions.Categorical(logits=of_policy).entropy()[places],
         reward=group.rollouts[index].reward,
         group=group_number,
         batch=batch_number,

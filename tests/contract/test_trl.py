@@ -95,7 +95,7 @@ def our_loss(tokens: TokenLogprobs, mask: Tensor, algorithm: dict[str, Any], cut
             generator=tokens.generator[rows],
             reference=tokens.reference[rows] if tokens.reference is not None and spec.kl_coefficient else None,
         )
-        sizes = BatchSizes(num_tokens=int(mask[rows].sum()), max_new_tokens=BUDGET)
+        sizes = BatchSizes(num_tokens=int(mask[rows].sum()), max_sampled_tokens=BUDGET)
         advantages = torch.tensor(ADVANTAGES[rows], dtype=torch.float64)
         terms = family_loss(part, advantages=advantages, loss_mask=mask[rows], algorithm=spec, sizes=sizes)
         sums.append(terms.loss_sum)
@@ -240,7 +240,7 @@ def our_lagged_loss(tokens: TokenLogprobs, mask: Tensor, spec: AlgorithmSpec, cu
     for rows in cuts:
         old = None if tokens.old is None else tokens.old[rows]
         part = TokenLogprobs(policy=tokens.policy[rows], generator=tokens.generator[rows], old=old)
-        sizes = BatchSizes(num_tokens=int(mask[rows].sum()), max_new_tokens=BUDGET)
+        sizes = BatchSizes(num_tokens=int(mask[rows].sum()), max_sampled_tokens=BUDGET)
         advantages = torch.tensor(ADVANTAGES[rows], dtype=torch.float64)
         terms = family_loss(part, advantages=advantages, loss_mask=mask[rows], algorithm=spec, sizes=sizes)
         sums.append(terms.loss_sum)

@@ -3,9 +3,12 @@
     L = Z sum_i w_i sum_t -min(rho A_i, clip(rho, 1 - clip_low, 1 + clip_high) A_i),  rho = pi(o_t) / pi_old(o_t)
 
     grpo      Z = 1/N            w_i = 1/|o_i|            Shao et al., DeepSeekMath, arXiv 2402.03300, equation 3
-    dr_grpo   Z = 1/N            w_i = 1/max_new_tokens   Liu et al., arXiv 2503.20783, section 3.2
+    dr_grpo   Z = 1/N            w_i = 1/max_tokens       Liu et al., arXiv 2503.20783, section 3.2
     dapo      Z = 1/sum_i |o_i|  w_i = 1                  Yu et al., arXiv 2503.14476, equations 8 and 12
     bnpo      Z = 1/B            w_i = 1/sum_{j in b} |o_j|, with b the rollout batch of i
+
+|o_i| counts what the model sampled: of a trajectory the tokens of its turns, without observations. max_tokens is the
+most that a job samples in one completion (`JobSpec.max_sampled_tokens`).
 
 dr_grpo takes GRPO's 1/|o_i| away, which makes long wrong answers cheap: the constant budget stands in its place. The
 paper drops the deviation of the advantages, too: that is `algorithm.advantage = "dr_grpo"`.

@@ -19,8 +19,8 @@ class BatchSizes:
 
     num_tokens: int
     """Sampled tokens of all completions, those that don't go through the model included."""
-    max_new_tokens: int
-    """Longest completion that the job allows."""
+    max_sampled_tokens: int
+    """Most tokens that the job samples in one completion: max_new_tokens, in each of its turns."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ def _token_sum(token_loss: Tensor, loss_mask: Tensor, _sizes: BatchSizes) -> Ten
 
 
 def _budget_shares(token_loss: Tensor, loss_mask: Tensor, sizes: BatchSizes) -> Tensor:
-    return _token_sum(token_loss, loss_mask, sizes) / sizes.max_new_tokens
+    return _token_sum(token_loss, loss_mask, sizes) / sizes.max_sampled_tokens
 
 
 def _batch_mean(token_loss: Tensor, loss_mask: Tensor, sizes: BatchSizes) -> Tensor:
@@ -53,7 +53,7 @@ RESPONSE_MEAN = Normaliser(reduce=_response_means, counts="completions")
 TOKEN_MEAN = Normaliser(reduce=_token_sum, counts="tokens")
 """1/(sum_i |o_i|) sum_i sum_t over the whole iteration: every token counts the same."""
 CONSTANT = Normaliser(reduce=_budget_shares, counts="completions")
-"""1/N sum_i 1/max_new_tokens sum_t."""
+"""1/N sum_i 1/max_sampled_tokens sum_t."""
 BATCH_TOKEN_MEAN = Normaliser(reduce=_batch_mean, counts="batches")
 """Token mean inside each rollout batch, then the mean over rollout batches."""
 NORMALISERS = (RESPONSE_MEAN, TOKEN_MEAN, CONSTANT, BATCH_TOKEN_MEAN)

@@ -43,7 +43,7 @@ class SampledNumbers:
         for group in batch.groups:
             self._num_resamples += group.num_resamples
             for rollout in group.rollouts:
-                self._tokens.append(rollout.completion.num_tokens)
+                self._tokens.append(rollout.completion.num_sampled)
                 self._num_truncated += rollout.completion.finish_reason == "length"
                 self._num_unscorable += bool(rollout.unscorable)
                 self._surprisal -= math.fsum(unpack_float32(rollout.completion.generator_logprobs))

@@ -24,7 +24,7 @@ from contracts.spec import JobSpec
 from contracts.spec_tables.stages import ExternalStage, ReferenceStage, stage_plan, stage_problems
 
 COLUMNS = (Column(name="score", type="float32"), Column(name="values", type="float32", per="token"))
-SHAPES = [RowShape(3, 2), RowShape(3, 1)]
+SHAPES = [RowShape(3, 2, 2), RowShape(3, 1, 1)]
 
 
 def spec_with(*stages: dict[str, Any], **tables: Any) -> JobSpec:
@@ -157,7 +157,7 @@ def test_a_text_column_holds_utf_8_of_bounded_length() -> None:
 
 def test_base_columns_are_read_off_the_rows_of_a_batch() -> None:
     batch = batch_of(2, 1, 3)
-    assert row_shapes(batch) == [RowShape(3, 2), RowShape(3, 1), RowShape(3, 3)]
+    assert row_shapes(batch) == [RowShape(3, 2, 2), RowShape(3, 1, 1), RowShape(3, 3, 3)]
     found = base_values(batch, ["text", "completion_ids", "made_by_a_stage"], range(1, 3))
     assert found == {"text": [b"x", b"xxx"], "completion_ids": [pack_int32([0]), pack_int32([0, 1, 2])]}
     with pytest.raises(ContractViolation, match="published no `prompt`"):

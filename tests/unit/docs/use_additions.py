@@ -41,7 +41,7 @@ def a_loss():
         advantages=torch.tensor([2.0]),
         loss_mask=torch.ones(1, 2, dtype=torch.bool),
         algorithm=algorithm,
-        sizes=BatchSizes(num_tokens=2, max_new_tokens=2),
+        sizes=BatchSizes(num_tokens=2, max_sampled_tokens=2),
     )
     return [algorithm.clip_range, float(terms.loss_sum)]
 

@@ -17,7 +17,7 @@ from tests.loss_equations import Equation, Response, iteration_loss, num_clipped
 
 MASK = torch.tensor([[True, True], [True, False]])
 LENGTHS = (5, 1, 3, 4, 2, 5)
-SIZES = BatchSizes(num_tokens=sum(LENGTHS), max_new_tokens=5)
+SIZES = BatchSizes(num_tokens=sum(LENGTHS), max_sampled_tokens=5)
 ADVANTAGES = (1.3, -0.7, 0.4, 0.0, -1.6, 0.9)
 PADDING = 700.0
 """Its exponential overflows: what it touches is not finite."""
