@@ -10,12 +10,14 @@ OnbeatError
 │   ├── BrokerUnavailable
 │   ├── BrokerFull          the server is at maxmemory: back off and try again
 │   ├── RewardUnavailable   the reward service did not answer within its retries (I6)
+│   ├── EnvironmentUnavailable  the environment service did not answer within its retries (I6)
 │   └── EngineUnavailable   an inference engine that died, or let a deadline pass: its generator ends (I8)
 ├── FencedOff               a trainer whose epoch is no longer the fence's (I4)
 ├── FenceViolation          a transition whose checks fail: a ledger gap, a digest that differs (I2, I3)
 │   └── WrongEngine         a claim by another kind of engine than the one that samples the job (I7)
 ├── WeightsRejected         weights whose digest is not the manifest's (I2)
 ├── BatchFailed             a batch that could not be generated or scored; its reason is dead-lettered (I6)
+│   └── PrefixBroken        a turn whose prompt would not begin with the tokens before it (I9)
 ├── TrainingDiverged        a loss or gradient that is not finite, or beyond the accumulator's range
 └── DeadlineExceeded        a wait that ended without progress; names what it waited for (I8)
 
@@ -84,6 +86,10 @@ class RewardUnavailable(Unavailable):
     """The reward service did not answer within its retries."""
 
 
+class EnvironmentUnavailable(Unavailable):
+    """The environment service did not answer within its retries."""
+
+
 class EngineUnavailable(Unavailable):
     """The inference engine is gone, or does not answer; its generator ends, and its leases expire."""
 
@@ -119,6 +125,10 @@ class WeightsRejected(OnbeatError, status=HTTPStatus.BAD_GATEWAY):
 
 class BatchFailed(OnbeatError, status=HTTPStatus.BAD_GATEWAY):
     """A batch that could not be generated or scored."""
+
+
+class PrefixBroken(BatchFailed):
+    """A turn whose prompt would not begin with exactly what the model has seen and sampled before (I9)."""
 
 
 class TrainingDiverged(OnbeatError, status=HTTPStatus.INTERNAL_SERVER_ERROR):

@@ -28,6 +28,8 @@ CRASH_POINTS = {
     "producer.loading_weights": "a leased batch, its weights half loaded",
     "producer.receiving_weights": "a batch that is sampled, and beside it a version half received",
     "producer.sharing_steps": "several leased batches, a part of their tokens",
+    "producer.after_turn": "a turn of each trajectory in memory, sessions open that nothing was said to",
+    "producer.after_step": "replies of an environment in memory, its sessions a turn further",
     "producer.after_generation": "completions in memory, unscored",
     "producer.after_scoring": "a complete batch in memory, unpublished",
     "producer.after_publication": "a published batch, the generator's own books not closed",

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from contracts.encoding.arrays import unpack_int32
 from contracts.errors import InvalidInput
 from contracts.rollouts import Completion
 from contracts.settings import StackSettings
 from contracts.spec import ModelSpec
+from contracts.spec_tables.environment import EnvironmentSpec, RendererKind
 from producer.engine.factory import preload
+from rendering.base import Renderer
+from rendering.family import make_renderer
 from weight_store.model_path import FIELD, model_folder
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 Detokenizer = Callable[[Sequence[Completion]], list[str]]
-"""Texts of completions, in order, without special tokens."""
+"""Texts of completions, in order, without special tokens; of several turns the last one's, which has the answer."""
 
 
 class FolderDetokenizer:
@@ -21,19 +30,42 @@ class FolderDetokenizer:
 
     def __init__(self, model: ModelSpec, *, settings: StackSettings) -> None:
         """Blocks for seconds (it imports transformers). Raises InvalidInput that names model.path."""
-        preload()
-        from transformers import AutoTokenizer
-
-        folder = model_folder(model, settings.spec_root)
-        try:
-            self._tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        except (OSError, ValueError) as error:
-            raise InvalidInput(f"{folder} has no tokenizer: {error}", field=FIELD) from error
+        self._tokenizer = _tokenizer(model_folder(model, settings.spec_root))
 
     def __call__(self, completions: Sequence[Completion]) -> list[str]:
         # Cleaning up spaces would change what is scored: "1 ." is not "1.".
         return self._tokenizer.batch_decode(
-            [unpack_int32(completion.token_ids) for completion in completions],
+            [_last_turn(completion) for completion in completions],
             skip_special_tokens=True,
             clean_up_tokenization_spaces=False,
         )
+
+
+def folder_renderer(model: ModelSpec, environment: EnvironmentSpec, *, settings: StackSettings) -> Renderer:
+    """Makes what writes a job's messages, by the tokenizer of its model's folder.
+
+    Blocks for seconds. Raises InvalidInput that names the field of the spec.
+    """
+    return _renderer(model_folder(model, settings.spec_root), environment.renderer, environment.chat_format)
+
+
+@functools.lru_cache(maxsize=4)
+def _renderer(folder: Path, kind: RendererKind, chat_format: str) -> Renderer:
+    return make_renderer(_tokenizer(folder), kind, chat_format)
+
+
+@functools.lru_cache(maxsize=1)
+def _tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    """The one that was loaded last is kept: a job's detokenizer and its renderer read the same."""
+    preload()
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise InvalidInput(f"{folder} has no tokenizer: {error}", field=FIELD) from error
+
+
+def _last_turn(completion: Completion) -> list[int]:
+    start, end = completion.spans[-1]
+    return list(unpack_int32(completion.token_ids)[start:end])

@@ -45,7 +45,7 @@ def rollout_groups(
         Rollout(
             completion=completion,
             text=text,
-            reward=score.reward,
+            reward=_reward(completion, score),
             reward_breakdown=score.breakdown,
             unscorable=score.unscorable,
         )
@@ -63,6 +63,13 @@ def rollout_groups(
         )
         for place, prompt in enumerate(batch.prompts)
     ]
+
+
+def _reward(completion: Completion, score: Scored) -> float:
+    """What the job's scorers gave, and what an environment gave turn by turn."""
+    if completion.trajectory is UNSET:
+        return score.reward
+    return score.reward + completion.trajectory.reward
 
 
 def may_settle(*, deterministic: bool, attempt: int, max_attempts: int) -> bool:

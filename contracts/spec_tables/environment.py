@@ -6,10 +6,11 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, field
 
-from contracts.encoding.wire import Attempts, Line, Record, Seconds, Text, Tokens
+from contracts.encoding.wire import NO_CONTROL_CHARACTERS, Attempts, Line, Record, Seconds, Text, Tokens
 from contracts.spec_tables.rollout import RolloutSpec
 
 MAX_TURNS = 256
+RendererKind = Literal["chat", "text"]
 EnvironmentNumber = Annotated[int, Meta(ge=-(2**53), le=2**53)]
 EnvironmentRatio = Annotated[float, Meta(ge=-1e15, le=1e15)]
 EnvironmentParams = Annotated[dict[Line, EnvironmentNumber | EnvironmentRatio | bool | Text], Meta(max_length=64)]
@@ -28,9 +29,12 @@ class EnvironmentSpec(Record, frozen=True, kw_only=True):
     max_tokens: Tokens = 4096
     """Longest trajectory: sampled tokens and the environment's, the prompt not counted. A turn begins where
     rollout.sampling.max_new_tokens still fit in; where they don't, the trajectory ends with the turn before."""
-    renderer: Literal["chat", "text"] = "chat"
+    renderer: RendererKind = "chat"
     """How messages become tokens: chat writes them as the model's chat template does; text writes their contents one
     after the other, for models without a template."""
+    chat_format: Annotated[str, Meta(max_length=64, pattern=NO_CONTROL_CHARACTERS)] = ""
+    """Name of a chat format in the package `renderers`, as "qwen3"; "" takes the model's own chat template, which must
+    leave earlier turns as they are."""
     step_timeout_s: Annotated[float, Meta(gt=0.0, le=3600.0)] = 30.0
     """Hard deadline of one reset or step of the environment; its process is killed past it."""
     request_timeout_s: Seconds = 300.0
@@ -43,6 +47,8 @@ def environment_problem(environment: EnvironmentSpec | None, rollout: RolloutSpe
     """Says what in a spec doesn't go with its environment, or with having none; "" where all does."""
     if environment is None:
         return "" if num_components else "reward.components needs one or more, or the job an environment that rewards"
+    if environment.chat_format and environment.renderer != "chat":
+        return 'environment.chat_format has no effect with environment.renderer = "text"; leave it out'
     longest = rollout.sampling.max_new_tokens
     if environment.max_tokens < longest:
         return (

@@ -1,7 +1,8 @@
 """Logits become tokens: the distribution that SamplingParams define, and exact, reproducible draws from it.
 
-Random state is a function of (job seed, iteration, purpose, prompt index, sample index) alone, so that neither the
-generator that samples a batch, nor what it sampled before, nor a retry can change a completion (I7).
+Random state is a function of (job seed, iteration, purpose, prompt index, sample index) alone, and of the turn where an
+environment answers (`Prompt.sampler_seed`), so that neither the generator that samples a batch, nor what it sampled
+before, nor a retry can change a completion (I7).
 Arithmetic is float64: a 151,936-token cumulative sum in float32 would lose the small probabilities.
 """
 
@@ -10,10 +11,11 @@ from __future__ import annotations
 import hashlib
 
 import numpy as np
+from msgspec import UNSET
 from numpy.typing import NDArray
 
 from contracts.errors import BatchFailed
-from contracts.rollouts import PromptBatch, SamplingParams
+from contracts.rollouts import Prompt, PromptBatch, SamplingParams
 
 Floats = NDArray[np.float64]
 
@@ -94,17 +96,19 @@ def completion_uniforms(batch: PromptBatch) -> Floats:
     generator = np.random.Generator(philox)
     # Counter 0 and an empty buffer: with another key, the state of a stream that was never drawn from.
     at_start = philox.state
-    rows = [(prompt.index, sample) for prompt in batch.prompts for sample in range(batch.group_size)]
+    rows = [(prompt, sample) for prompt in batch.prompts for sample in range(batch.group_size)]
     uniforms = np.empty((len(rows), batch.sampling.max_new_tokens))
-    for row, (prompt_index, sample) in zip(uniforms, rows, strict=True):
-        at_start["state"]["key"] = _key(batch, prompt_index, sample)
+    for row, (prompt, sample) in zip(uniforms, rows, strict=True):
+        at_start["state"]["key"] = _key(batch, prompt, sample)
         philox.state = at_start
         generator.random(out=row)
     return uniforms
 
 
-def _key(batch: PromptBatch, prompt_index: int, sample: int) -> NDArray[np.uint64]:
-    name = f"{batch.seed}/{batch.iteration}/{batch.purpose}/{prompt_index}/{sample}"
+def _key(batch: PromptBatch, prompt: Prompt, sample: int) -> NDArray[np.uint64]:
+    name = f"{batch.seed}/{batch.iteration}/{batch.purpose}/{prompt.index}/{sample}"
+    if prompt.sampler_seed is not UNSET:
+        name = f"{prompt.sampler_seed}/{sample}"
     return np.frombuffer(hashlib.blake2b(name.encode(), digest_size=16).digest(), dtype="<u8")
 
 

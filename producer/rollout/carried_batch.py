@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from broker.generator_side import Claim, GeneratorSide
@@ -20,6 +21,10 @@ class ActiveJob:
     side: GeneratorSide
 
 
+Play = Callable[[PromptBatch], Awaitable[list[list[Completion]]]]
+"""Samples completions [k][G] in as many calls of the engine as they have turns."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Generation:
     """One round of a batch in the engine."""
@@ -33,11 +38,23 @@ class Generation:
 class CarriedBatch:
     """A batch that is sampled and scored, and both again for the prompts that are resampled; then published."""
 
-    def __init__(self, *, job: ActiveJob, claim: Claim, loaded: LoadedModel, weights: VerifiedWeights) -> None:
-        """weights: what the engine holds now, under which all of the batch is sampled."""
+    def __init__(
+        self,
+        *,
+        job: ActiveJob,
+        claim: Claim,
+        loaded: LoadedModel,
+        weights: VerifiedWeights,
+        play: Play | None = None,
+    ) -> None:
+        """weights: what the engine holds now, under which all of the batch is sampled.
+
+        play: how a round is sampled where an environment answers; None: by one call of the engine.
+        """
         self.job = job
         self.claim = claim
         self.loaded = loaded
+        self._play = play
         self.weights = weights
         self.places = Places(claim.prompt_batch)
         self.rounds: list[BatchTimings] = []
@@ -59,9 +76,11 @@ class CarriedBatch:
     def sample(self, *, started_s: float) -> None:
         """Hands the next round to the engine."""
         asked = self.places.take_round()
-        deadline_s = self.job.spec.timeouts.generation_s
-        answer = asyncio.ensure_future(self.loaded.generate(asked, deadline_s=deadline_s))
+        answer = asyncio.ensure_future(self._generate(asked) if self._play is None else self._play(asked))
         self.generation = Generation(asked=asked, started_s=started_s, answer=answer)
+
+    async def _generate(self, asked: PromptBatch) -> list[list[Completion]]:
+        return await self.loaded.generate(asked, deadline_s=self.job.spec.timeouts.generation_s)
 
     def settle(self) -> None:
         """Drops what is in the engine; a round that is out of it may still be scored."""

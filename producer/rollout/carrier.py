@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from itertools import chain
 
 from broker.generator_side import Claim, PublishOutcome
-from contracts.errors import BatchFailed, DeadlineExceeded, OnbeatError, RewardUnavailable
-from contracts.rollouts import BatchTimings, RolloutBatch
+from contracts.errors import BatchFailed, DeadlineExceeded, EnvironmentUnavailable, OnbeatError, RewardUnavailable
+from contracts.rewards import Scored
+from contracts.rollouts import BatchTimings, Completion, PromptBatch, RolloutBatch
 from process.crash_points import reach
 from process.waiting import Waiting
 from producer.broker_calls import FIRST_PAUSE_S, LONGEST_PAUSE_S, BrokerCalls
@@ -53,7 +54,7 @@ class Carrier:
                         return
                     batch.sample(started_s=self.wall_clock())
                     log.debug("%s: resamples %d completions", name_of(batch.claim), batch.num_sampling)
-        except (BatchFailed, RewardUnavailable) as error:
+        except (BatchFailed, RewardUnavailable, EnvironmentUnavailable) as error:
             await self.fail(batch.job, batch.claim, error)
         else:
             await self._publish(batch)
@@ -66,7 +67,7 @@ class Carrier:
     async def _fill(self, batch: CarriedBatch, generation: Generation) -> bool:
         """Samples and scores a round; False if it was dropped, since it is not needed any more.
 
-        Raises BatchFailed or RewardUnavailable: a batch without all its scores is failed, never published (I1, I6).
+        Raises BatchFailed, RewardUnavailable or EnvironmentUnavailable: a batch without all its scores is failed, never published (I1, I6).
         """
         asked, answer = generation.asked, generation.answer
         try:
@@ -83,16 +84,7 @@ class Carrier:
         scoring_started_s = self.wall_clock()
         texts = batch.loaded.detokenizer(completions)
         spec = batch.job.spec
-        scored = await self.rewards.score(
-            spec.reward,
-            reward_items(asked, completions, texts),
-            job_id=batch.job.job_id,
-            settles=may_settle(
-                deterministic=spec.deterministic,
-                attempt=batch.claim.attempt,
-                max_attempts=spec.rollout.max_attempts,
-            ),
-        )
+        scored = await self._score(batch, asked, completions=completions, texts=texts)
         reach("producer.after_scoring")
         timings = BatchTimings(
             generation_started_s=generation.started_s,
@@ -114,6 +106,24 @@ class Carrier:
         )
         self.freed()
         return True
+
+    async def _score(
+        self, batch: CarriedBatch, asked: PromptBatch, *, completions: list[Completion], texts: list[str]
+    ) -> list[Scored]:
+        spec = batch.job.spec
+        if not spec.reward.components:
+            # The environment alone rewards.
+            return [Scored(reward=0.0, breakdown={}) for _ in completions]
+        return await self.rewards.score(
+            spec.reward,
+            reward_items(asked, completions, texts),
+            job_id=batch.job.job_id,
+            settles=may_settle(
+                deterministic=spec.deterministic,
+                attempt=batch.claim.attempt,
+                max_attempts=spec.rollout.max_attempts,
+            ),
+        )
 
     async def _publish(self, batch: CarriedBatch) -> None:
         """Publishes under the weights that the engine verified, not those that were asked for (I2)."""

@@ -1,0 +1,43 @@
+"""How a job's batches are sampled: by one call of the engine, or turn by turn where its spec has an environment."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from contracts.errors import BatchFailed, InvalidInput
+from contracts.rollouts import Completion, PromptBatch
+from contracts.spec import JobSpec, ModelSpec
+from contracts.spec_tables.environment import EnvironmentSpec
+from producer.rollout.carried_batch import ActiveJob, Play
+from producer.rollout.turns import EnvironmentCalls, Generate, TurnPlayer
+from producer.served_model import LoadedModel
+from rendering.base import Renderer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Players:
+    """`play_for` is called for each claimed batch."""
+
+    environments: EnvironmentCalls
+    make_renderer: Callable[[ModelSpec, EnvironmentSpec], Renderer]
+    """Blocks for seconds, the first time; raises InvalidInput that names the spec's field."""
+
+    def play_for(self, job: ActiveJob, loaded: LoadedModel) -> Play | None:
+        """Answers how to sample a round of the job; None for one call of the engine."""
+        if job.spec.environment is None:
+            return None
+        generate = partial(loaded.generate, deadline_s=job.spec.timeouts.generation_s)
+        return partial(self._play, spec=job.spec, environment=job.spec.environment, generate=generate)
+
+    async def _play(
+        self, batch: PromptBatch, *, spec: JobSpec, environment: EnvironmentSpec, generate: Generate
+    ) -> list[list[Completion]]:
+        try:
+            renderer = await asyncio.to_thread(self.make_renderer, spec.model, environment)
+        except InvalidInput as error:
+            raise BatchFailed(str(error)) from error
+        player = TurnPlayer(environments=self.environments, renderer=renderer, spec=spec, generate=generate)
+        return await player.play(batch)

@@ -1,0 +1,155 @@
+"""One trajectory while it is played: its tokens, its turns, and whether another turn has room.
+
+    take(sampled) ─▶ message ─▶ (the environment) ─▶ reply(…) ─▶ goes_on() ─▶ context of the next turn
+
+Tokens are only ever appended: what the model saw and sampled is what is trained (I9).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from msgspec import UNSET
+
+from contracts.encoding.arrays import pack_int32, unpack_int32
+from contracts.environments.messages import Message, Tool
+from contracts.environments.service import Played, Reply, Task, reply_digest
+from contracts.errors import BatchFailed, PrefixBroken
+from contracts.rollouts import Completion, FinishReason, Prompt, StopReason, Trajectory, Turn
+from contracts.spec_tables.environment import EnvironmentSpec
+from rendering.base import Renderer
+
+
+@dataclass(kw_only=True)
+class PlayedTrajectory:
+    """Grows by a turn and an observation at a time, until `goes_on` answers False."""
+
+    task: Task
+    environment: EnvironmentSpec
+    renderer: Renderer
+    max_new_tokens: int
+    prompt_ids: tuple[int, ...]
+    attempt: int = 1
+    """How many times it was begun, from its first turn."""
+    context: list[int] = field(default_factory=list)
+    """The prompt and all tokens after it."""
+    tools: tuple[Tool, ...] = ()
+    history: tuple[Played, ...] = ()
+    _turns: list[Turn] = field(default_factory=list)
+    _logprobs: list[bytes] = field(default_factory=list)
+    _open_turn: tuple[int, FinishReason] | None = None
+    """Start of the turn that has no reply yet, and why it ended."""
+    _message: Message | None = None
+    _reply: Reply | None = None
+    _stop: StopReason | None = None
+
+    @classmethod
+    def of(
+        cls, prompt: Prompt, environment: EnvironmentSpec, renderer: Renderer, max_new_tokens: int
+    ) -> PlayedTrajectory:
+        """Raises BatchFailed for a prompt that no environment opened."""
+        if prompt.environment is UNSET:
+            raise BatchFailed(f"{prompt.prompt_id} has no task of an environment")
+        prompt_ids = tuple(unpack_int32(prompt.token_ids))
+        return cls(
+            task=Task(task=prompt.environment.task, seed=prompt.environment.seed),
+            environment=environment,
+            renderer=renderer,
+            max_new_tokens=max_new_tokens,
+            prompt_ids=prompt_ids,
+            context=list(prompt_ids),
+        )
+
+    def begun_again(self) -> PlayedTrajectory:
+        """Returns the same task before its first turn."""
+        return PlayedTrajectory(
+            task=self.task,
+            environment=self.environment,
+            renderer=self.renderer,
+            max_new_tokens=self.max_new_tokens,
+            prompt_ids=self.prompt_ids,
+            attempt=self.attempt + 1,
+            context=list(self.prompt_ids),
+        )
+
+    @property
+    def num_turns(self) -> int:
+        """Turns that were sampled."""
+        return len(self._turns) + (self._open_turn is not None)
+
+    @property
+    def message(self) -> Message:
+        """What the model said in its last turn."""
+        if self._message is None:
+            raise AssertionError("no turn was sampled yet")
+        return self._message
+
+    def take(self, sampled: Completion) -> None:
+        """Appends a turn."""
+        turn = unpack_int32(sampled.token_ids)
+        self._message = self.renderer.parse(self.context, turn, self.tools)
+        self._open_turn = (self._num_tokens, sampled.finish_reason)
+        self._logprobs.append(sampled.generator_logprobs)
+        self.context += turn
+
+    def reply(self, reply: Reply) -> None:
+        """Records what the environment said to the turn."""
+        if self._open_turn is None:
+            raise AssertionError("a reply follows a turn")
+        (start, finish_reason), self._open_turn = self._open_turn, None
+        digest = reply_digest(reply)
+        self._turns.append(
+            Turn(
+                start=start,
+                end=self._num_tokens,
+                finish_reason=finish_reason,
+                reward=reply.reward,
+                reply_digest=digest,
+            )
+        )
+        self._reply = reply
+        self.history = (*self.history, Played(message=self.message, reply_digest=digest))
+
+    def goes_on(self) -> bool:
+        """Appends the observation where another turn has room, by counts alone. Raises PrefixBroken."""
+        self._stop = self._stop_reason()
+        if self._stop is not None or self._reply is None:
+            return False
+        start = len(self.prompt_ids) + self._turns[-1].start
+        observation = self.renderer.go_on(
+            self.context[:start], self.context[start:], self._reply.messages, self.tools
+        )
+        if self._num_tokens + len(observation) + self.max_new_tokens > self.environment.max_tokens:
+            self._stop = "max_tokens"
+            return False
+        if not all(type(token) is int and token >= 0 for token in observation):
+            raise PrefixBroken("a renderer answered what are no tokens")
+        self.context += observation
+        return True
+
+    def completion(self) -> Completion:
+        """The whole trajectory, which ends with its last turn."""
+        if self._stop is None or self._reply is None:
+            raise AssertionError("a trajectory that goes on is no completion")
+        return Completion(
+            token_ids=pack_int32(self.context[len(self.prompt_ids) :]),
+            generator_logprobs=b"".join(self._logprobs),
+            finish_reason=self._turns[-1].finish_reason,
+            trajectory=Trajectory(
+                turns=tuple(self._turns), stop=self._stop, attempt=self.attempt, metrics=self._reply.metrics
+            ),
+        )
+
+    @property
+    def _num_tokens(self) -> int:
+        """Tokens after the prompt."""
+        return len(self.context) - len(self.prompt_ids)
+
+    def _stop_reason(self) -> StopReason | None:
+        """Why there is no other turn, of what is known before its observation is rendered."""
+        if self._reply is not None and self._reply.done:
+            return "done"
+        if self._turns[-1].finish_reason == "length":
+            # The model had not ended its turn: what it would have said is unknown, and so is what is answered to it.
+            return "max_tokens"
+        return "max_turns" if len(self._turns) == self.environment.max_turns else None

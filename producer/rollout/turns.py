@@ -1,0 +1,270 @@
+"""All turns of a batch where an environment answers the model: under one claim, in lockstep.
+
+    prompts ─▶ engine ─▶ turns ─ parse ─▶ environment service ─ replies ─▶ render ─▶ prompts of the next turn
+       ▲      one call                       one call                                    │
+       └──────────────── prompt + turn + observation, begins with what was before ◀──────┘
+
+A turn of all trajectories that go on is one call of the engine and one of the service. Which go on is a function of the
+batch, so an engine computes the same numbers whatever happens around it (I7). A trajectory ends by counts alone: the
+environment is done, or there is no room for another turn.
+
+A session that hangs, dies or is lost costs its own trajectory. In a deterministic job the session is opened again and
+played to where it was, and nothing is sampled anew; in any other the trajectory begins again, behind the rest of its
+batch. Past environment.max_attempts the batch fails with the reason (I6).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from msgspec import UNSET
+
+from contracts.encoding.arrays import pack_int32
+from contracts.environments.messages import messages_digest
+from contracts.environments.service import RETRYABLE, Failure, NewSession, Result, Step, Turned
+from contracts.errors import BatchFailed, EnvironmentUnavailable
+from contracts.rollouts import Completion, Prompt, PromptBatch, turn_seed
+from contracts.spec import JobSpec
+from contracts.spec_tables.environment import EnvironmentSpec
+from process.crash_points import reach
+from producer.rollout.trajectory import PlayedTrajectory
+from rendering.base import Renderer
+
+log = logging.getLogger(__name__)
+
+CLOSE_S = 5.0
+"""Time that the end of sessions may take; those that are left end by themselves."""
+
+Generate = Callable[[PromptBatch], Awaitable[list[list[Completion]]]]
+"""One call of the engine, under the weights that the whole batch is sampled with."""
+
+
+class EnvironmentCalls(Protocol):
+    """The environment service, as a generator asks it. Each raises EnvironmentUnavailable without a usable answer."""
+
+    async def open(
+        self, sessions: Sequence[NewSession], *, environment: EnvironmentSpec, idle_s: float
+    ) -> Sequence[Result]:
+        """Answers a result for each session, in order."""
+        ...
+
+    async def step(self, steps: Sequence[Step], *, timeout_s: float) -> Sequence[Result]:
+        """The same."""
+        ...
+
+    async def close(self, session_ids: Sequence[str]) -> None: ...
+
+
+@dataclass(kw_only=True)
+class Session:
+    """One trajectory and the session that answers it."""
+
+    session_id: str
+    prompt: Prompt
+    sample: int
+    played: PlayedTrajectory
+    num_failures: int = 0
+    """Of the session, since the trajectory was begun first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TurnPlayer:
+    """`play` takes the place of the engine's call, once for each round of a batch."""
+
+    environments: EnvironmentCalls
+    renderer: Renderer
+    spec: JobSpec
+    generate: Generate
+    closing: set[asyncio.Task[None]] = field(default_factory=set)
+
+    @property
+    def _environment(self) -> EnvironmentSpec:
+        if self.spec.environment is None:
+            raise AssertionError("a job without an environment has no turns to play")
+        return self.spec.environment
+
+    async def play(self, batch: PromptBatch) -> list[list[Completion]]:
+        """Completions [k][G] with their trajectories.
+
+        Raises what the engine raises; BatchFailed where an environment fails beyond environment.max_attempts, or in a
+        way that no other attempt mends; EnvironmentUnavailable without its service; PrefixBroken (I9).
+        """
+        name = uuid.uuid4().hex
+        sessions = [
+            Session(
+                session_id=f"{name}/{place}/{sample}",
+                prompt=prompt,
+                sample=sample,
+                played=PlayedTrajectory.of(prompt, self._environment, self.renderer, batch.sampling.max_new_tokens),
+            )
+            for place, prompt in enumerate(batch.prompts)
+            for sample in range(batch.group_size)
+        ]
+        async with self._ending(sessions):
+            # The first turn needs nothing of a session: both are asked at the same time.
+            sampled, _ = await _both(self.generate(batch), self._open(sessions))
+            again = await self._play_on(batch, sessions, [one for of_prompt in sampled for one in of_prompt])
+            while again:
+                again = await self._begin_again(batch, again)
+        made = [session.played.completion() for session in sessions]
+        return [made[start : start + batch.group_size] for start in range(0, len(made), batch.group_size)]
+
+    async def _play_on(
+        self, batch: PromptBatch, alive: list[Session], sampled: Sequence[Completion]
+    ) -> list[Session]:
+        """Plays from a turn that was sampled to the end of each; answers those that have to begin again."""
+        again: list[Session] = []
+        while True:
+            reach("producer.after_turn")
+            for session, completion in zip(alive, sampled, strict=True):
+                session.played.take(completion)
+            failed = await self._step(alive)
+            again += failed
+            reach("producer.after_step")
+            alive = [session for session in alive if session not in failed and session.played.goes_on()]
+            if not alive:
+                return again
+            sampled = await self._sample(batch, alive)
+
+    async def _begin_again(self, batch: PromptBatch, sessions: list[Session]) -> list[Session]:
+        for session in sessions:
+            session.played = session.played.begun_again()
+        await self._open(sessions)
+        return await self._play_on(batch, sessions, await self._sample(batch, sessions))
+
+    async def _sample(self, batch: PromptBatch, alive: Sequence[Session]) -> list[Completion]:
+        """One turn of each, as a batch whose prompts are all that stands before it."""
+        prompts = tuple(
+            Prompt(
+                prompt_id=session.prompt.prompt_id,
+                index=session.prompt.index,
+                token_ids=pack_int32(session.played.context),
+                text="",
+                reference="",
+                sampler_seed=turn_seed(
+                    batch, session.prompt, sample=session.sample, turn=session.played.num_turns
+                ),
+            )
+            for session in alive
+        )
+        asked = PromptBatch(
+            job_id=batch.job_id,
+            batch_id=batch.batch_id,
+            iteration=batch.iteration,
+            purpose=batch.purpose,
+            policy_version=batch.policy_version,
+            weights_digest=batch.weights_digest,
+            group_size=1,
+            sampling=batch.sampling,
+            seed=batch.seed,
+            prompts=prompts,
+        )
+        return [one for (one,) in await self.generate(asked)]
+
+    async def _open(self, sessions: Sequence[Session]) -> None:
+        """Opens a session for each, at the end of what was played of it. Raises as `play` does."""
+        waiting = list(sessions)
+        while waiting:
+            asked = [
+                NewSession(session_id=one.session_id, task=one.played.task, history=one.played.history)
+                for one in waiting
+            ]
+            results = await self.environments.open(asked, environment=self._environment, idle_s=self._idle_s)
+            failed: list[Session] = []
+            for session, result in zip(waiting, results, strict=True):
+                if isinstance(result, Failure):
+                    self._count(session, result)
+                    failed.append(session)
+                else:
+                    _check_opening(session, result)
+            waiting = failed
+
+    async def _step(self, sessions: Sequence[Session]) -> list[Session]:
+        """Takes the replies to the last turn of each; answers those whose trajectory has to begin again."""
+        waiting = list(sessions)
+        while waiting:
+            steps = [
+                Step(session_id=one.session_id, turn=one.played.num_turns - 1, message=one.played.message)
+                for one in waiting
+            ]
+            results = await self.environments.step(steps, timeout_s=self._environment.request_timeout_s)
+            failed: list[Session] = []
+            for session, result in zip(waiting, results, strict=True):
+                if isinstance(result, Turned) and result.reply is not UNSET:
+                    session.played.reply(result.reply)
+                    continue
+                self._count(session, result)
+                failed.append(session)
+            if not self.spec.deterministic:
+                return failed
+            # What was sampled stands: each session is played to where it was, and hears its last message again.
+            await self._open(failed)
+            waiting = failed
+        return []
+
+    def _count(self, session: Session, result: Result) -> None:
+        """Counts a failure. Raises BatchFailed for one that another attempt can't mend, and past the attempts."""
+        failure = result if isinstance(result, Failure) else Failure(reason="invalid_reply", detail="there is no reply")
+        session.num_failures += 1
+        what = (
+            f"environment `{self._environment.name}`, {session.prompt.prompt_id}, sample {session.sample}, "
+            f"turn {session.played.num_turns}: {failure.reason}: {failure.detail}"
+        )
+        if failure.reason not in RETRYABLE or session.num_failures >= self._environment.max_attempts:
+            raise BatchFailed(what)
+        log.warning("%s; attempt %d of %d", what, session.num_failures + 1, self._environment.max_attempts)
+
+    @property
+    def _idle_s(self) -> float:
+        """Longest pause between two calls of a session: the engine's, and a call for others of its batch."""
+        return self.spec.timeouts.generation_s + self._environment.request_timeout_s
+
+    @contextlib.asynccontextmanager
+    async def _ending(self, sessions: Sequence[Session]) -> AsyncIterator[None]:
+        """Ends the sessions when the block does, also where it is cancelled; nothing waits for it."""
+        try:
+            yield
+        finally:
+            task = asyncio.ensure_future(self._close([session.session_id for session in sessions]))
+            self.closing.add(task)
+            task.add_done_callback(self.closing.discard)
+
+    async def _close(self, session_ids: Sequence[str]) -> None:
+        try:
+            async with asyncio.timeout(CLOSE_S):
+                await self.environments.close(session_ids)
+        except (EnvironmentUnavailable, TimeoutError) as error:
+            log.info("%d sessions are left to end by themselves: %s", len(session_ids), error)
+
+
+async def _both(
+    generated: Awaitable[list[list[Completion]]], opened: Awaitable[None]
+) -> tuple[list[list[Completion]], None]:
+    """Waits for both; where one fails, the other is cancelled, and is over when the error is raised."""
+    tasks = (asyncio.ensure_future(generated), asyncio.ensure_future(opened))
+    try:
+        sampled, _ = await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    return sampled, None
+
+
+def _check_opening(session: Session, result: Turned) -> None:
+    """Raises BatchFailed for a session that begins otherwise than the prompt says (I2 of what the model reads)."""
+    if result.opening is UNSET or session.prompt.environment is UNSET:
+        raise BatchFailed(f"{session.prompt.prompt_id} has no opening of an environment")
+    found = messages_digest(result.opening.messages, result.opening.tools)
+    if found != session.prompt.environment.opening_digest:
+        raise BatchFailed(
+            f"the environment opens {session.prompt.prompt_id} otherwise than when its prompt was made",
+            cure="its opening has to be a function of task and seed, and its code the same for the whole job",
+        )
+    session.played.tools = result.opening.tools

@@ -1,0 +1,61 @@
+"""The seam between messages and tokens: three members, which every renderer has.
+
+    Opening.messages ─ open ─▶ prompt ─ the model samples ─▶ turn ─ parse ─▶ Message ─▶ environment
+                                  ▲                                                        │
+                                  └── prompt + turn + observation ◀── go_on ◀── Reply.messages
+
+What was sampled is never tokenised again: `go_on` answers the tokens that follow, and has no way to change others (I9).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from msgspec.structs import replace
+
+from contracts.environments.messages import Message, Tool
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+WORD_JOINER = "\u2060"
+"""Breaks the text of a special token: it has no width, and no token's text has it."""
+
+
+class Renderer(Protocol):
+    """How the messages of one model's conversations become its tokens."""
+
+    def open(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
+        """Answers the prompt of the first turn: the messages, the tools, and the opening of the model's turn.
+
+        Raises InvalidInput for messages or tools that it can't write.
+        """
+        ...
+
+    def parse(self, prompt: Sequence[int], turn: Sequence[int], tools: Sequence[Tool]) -> Message:
+        """Reads what the model sampled after a prompt. What looks like a tool call and is none is `malformed`."""
+        ...
+
+    def go_on(
+        self, prompt: Sequence[int], turn: Sequence[int], messages: Sequence[Message], tools: Sequence[Tool]
+    ) -> list[int]:
+        """Answers the observation: what follows the turn, up to the opening of the model's next one.
+
+        The turn ended by a token of its own, not at its length. Raises PrefixBroken where what stands before would have
+        to change.
+        """
+        ...
+
+
+def plain(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> list[Message]:
+    """Returns the messages without special tokens: text of an environment stays text, and never ends or opens a turn."""
+    specials = [token for token in tokenizer.all_special_tokens if len(token) > 1]
+    return [replace(message, content=_broken(message.content, specials)) for message in messages]
+
+
+def _broken(content: str, specials: Sequence[str]) -> str:
+    for token in specials:
+        if token in content:
+            content = content.replace(token, token[0] + WORD_JOINER + token[1:])
+    return content

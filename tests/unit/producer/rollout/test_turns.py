@@ -1,0 +1,266 @@
+"""The turns of a batch: lockstep, counts, failures, and the same bytes whatever happens around them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from msgspec import UNSET
+from msgspec.structs import replace
+
+from contracts.encoding.arrays import pack_float32, pack_int32, unpack_int32
+from contracts.environments.messages import Message, messages_digest
+from contracts.environments.service import Failure, FailureReason, NewSession, Opening, Reply, Result, Step, Turned
+from contracts.errors import BatchFailed, EnvironmentUnavailable, PrefixBroken
+from contracts.rollouts import Completion, FinishReason, PromptBatch, PromptTask
+from contracts.spec import JobSpec
+from contracts.spec_tables.environment import EnvironmentSpec
+from producer.engine.sampling import completion_uniforms
+from producer.rollout.turns import TurnPlayer
+from rendering.text import TextRenderer
+from tests.builders import char_tokenizer, job_spec, prompt_batch
+
+EOS = 1
+TOKENIZER = char_tokenizer()
+OPENING = Opening(messages=(Message(role="user", content="ab"),))
+
+
+def ids(text: str) -> list[int]:
+    return list(TOKENIZER(text).input_ids)
+
+
+class Echo:
+    """The service with one environment: it repeats what was said, rewards 1 a turn, and is done after `num_turns`."""
+
+    def __init__(self, *, num_turns: int = 3, fails: Sequence[tuple[int, FailureReason]] = ()) -> None:
+        """fails: (n, reason): the nth call of a step, counted over all sessions, fails."""
+        self.num_turns = num_turns
+        self.fails = dict(fails)
+        self.open_sessions: dict[str, int] = {}
+        self.opened: list[NewSession] = []
+        self.steps: list[Step] = []
+        self.calls: list[int] = []
+        self.closed: list[str] = []
+        self.opening = OPENING
+        self.is_away = False
+
+    async def open(
+        self, sessions: Sequence[NewSession], *, environment: EnvironmentSpec, idle_s: float
+    ) -> list[Result]:
+        self.opened += sessions
+        self.open_sessions |= {one.session_id: len(one.history) for one in sessions}
+        return [Turned(opening=self.opening) for _ in sessions]
+
+    async def step(self, steps: Sequence[Step], *, timeout_s: float) -> list[Result]:
+        if self.is_away:
+            raise EnvironmentUnavailable("it is away")
+        self.calls.append(len(steps))
+        return [self._one(step) for step in steps]
+
+    async def close(self, session_ids: Sequence[str]) -> None:
+        self.closed += session_ids
+
+    def _one(self, step: Step) -> Result:
+        self.steps.append(step)
+        if reason := self.fails.pop(len(self.steps), None):
+            self.open_sessions.pop(step.session_id, None)
+            return Failure(reason=reason, detail="as asked")
+        assert self.open_sessions[step.session_id] == step.turn
+        self.open_sessions[step.session_id] += 1
+        said = Message(role="user", content=f"<{step.message.content}>")
+        return Turned(reply=Reply(messages=(said,), reward=1.0, done=step.turn + 1 == self.num_turns))
+
+
+class Engine:
+    """Samples tokens that are a function of the context and the sample's random numbers."""
+
+    def __init__(self, *, finish_reason: FinishReason = "stop", num_tokens: int = 2) -> None:
+        self.finish_reason: FinishReason = finish_reason
+        self.num_tokens = num_tokens
+        self.asked: list[PromptBatch] = []
+
+    async def __call__(self, batch: PromptBatch) -> list[list[Completion]]:
+        self.asked.append(batch)
+        draws = iter(completion_uniforms(batch)[:, 0].tolist())
+        return [
+            [self._one(len(unpack_int32(prompt.token_ids)), next(draws)) for _ in range(batch.group_size)]
+            for prompt in batch.prompts
+        ]
+
+    def _one(self, length: int, draw: float) -> Completion:
+        tokens = [3 + (length + int(1000 * draw)) % 40] * (self.num_tokens - 1)
+        return Completion(
+            token_ids=pack_int32([*tokens, EOS if self.finish_reason == "stop" else 9]),
+            generator_logprobs=pack_float32([-draw] * self.num_tokens),
+            finish_reason=self.finish_reason,
+        )
+
+
+def spec(**changes: Any) -> JobSpec:
+    environment = {"name": "echo", "renderer": "text", "max_turns": 8, "max_tokens": 64} | changes.pop("environment", {})
+    return job_spec(environment=environment, reward__components=[], **changes)
+
+
+def batch() -> PromptBatch:
+    task = PromptTask(task="{}", seed=3, opening_digest=messages_digest(OPENING.messages))
+    asked = prompt_batch([ids("ab"), ids("ab")])
+    return replace(asked, prompts=tuple(replace(prompt, environment=task) for prompt in asked.prompts))
+
+
+def play(service: Echo, engine: Engine | None = None, asked: PromptBatch | None = None, **changes: Any) -> Any:
+    async def run() -> list[list[Completion]]:
+        player = TurnPlayer(
+            environments=service, renderer=TextRenderer(TOKENIZER), spec=spec(**changes), generate=engine or Engine()
+        )
+        try:
+            return await player.play(asked or batch())
+        finally:
+            await asyncio.gather(*player.closing)
+
+    return asyncio.run(run())
+
+
+def test_a_batch_is_one_call_of_the_engine_and_one_of_the_service_for_each_turn() -> None:
+    service, engine = Echo(num_turns=3), Engine()
+    completions = play(service, engine)
+    assert [len(batch.prompts) * batch.group_size for batch in engine.asked] == [4, 4, 4]
+    assert service.calls == [4, 4, 4]
+    assert [len(of_prompt) for of_prompt in completions] == [2, 2]
+    assert sorted(service.closed) == sorted(service.open_sessions)
+    for completion in [one for of_prompt in completions for one in of_prompt]:
+        assert completion.trajectory.stop == "done"
+        assert (completion.num_sampled, completion.trajectory.reward, completion.trajectory.attempt) == (6, 3.0, 1)
+        assert completion.trajectory.metrics == {}
+
+
+def test_each_turn_s_prompt_begins_with_all_that_came_before_and_the_trajectory_is_its_last_one() -> None:
+    engine = Engine()
+    completions = play(Echo(num_turns=3), engine)
+    contexts = [[unpack_int32(prompt.token_ids) for prompt in batch.prompts] for batch in engine.asked]
+    rows = [one for of_prompt in completions for one in of_prompt]
+    for row, completion in enumerate(rows):
+        whole = [*ids("ab"), *unpack_int32(completion.token_ids)]
+        for context in (contexts[1][row], contexts[2][row]):
+            assert whole[: len(context)] == context
+        for (_, end), (start, _) in zip(completion.spans[:-1], completion.spans[1:], strict=True):
+            sampled = TOKENIZER.decode(unpack_int32(completion.token_ids)[:end], skip_special_tokens=True)[-1]
+            assert unpack_int32(completion.token_ids)[end:start] == ids(f"<{sampled}>")
+
+
+def test_samples_and_turns_have_random_numbers_of_their_own_and_the_first_turn_those_of_today() -> None:
+    engine = Engine()
+    play(Echo(num_turns=2), engine)
+    first, second = (completion_uniforms(one) for one in engine.asked)
+    assert (first == completion_uniforms(prompt_batch([ids("ab"), ids("ab")]))).all()
+    assert len({*first[:, 0].tolist(), *second[:, 0].tolist()}) == 8
+
+
+@pytest.mark.parametrize(
+    ("changes", "finish_reason", "stop", "num_turns"),
+    [
+        ({"max_turns": 2}, "stop", "max_turns", 2),
+        # A turn of 2 tokens, an observation of 3, and room for 5 more: 10; each other turn takes 5 more.
+        ({"max_tokens": 9}, "stop", "max_tokens", 1),
+        ({"max_tokens": 10}, "stop", "max_tokens", 2),
+        ({"max_tokens": 14}, "stop", "max_tokens", 2),
+        ({"max_tokens": 15}, "stop", "max_tokens", 3),
+        ({}, "length", "max_tokens", 1),
+    ],
+)
+def test_a_trajectory_ends_by_counts(
+    changes: dict[str, Any], finish_reason: FinishReason, stop: str, num_turns: int
+) -> None:
+    service = Echo(num_turns=9)
+    completions = play(service, Engine(finish_reason=finish_reason), environment=changes)
+    for completion in [one for of_prompt in completions for one in of_prompt]:
+        assert (completion.trajectory.stop, len(completion.trajectory.turns)) == (stop, num_turns)
+        assert completion.num_tokens <= changes.get("max_tokens", 64)
+        assert completion.finish_reason == finish_reason
+    assert len(service.steps) == 4 * num_turns
+
+
+@pytest.mark.parametrize("reason", ["timeout", "crashed", "raised", "lost"])
+def test_in_a_deterministic_job_a_session_goes_on_from_its_history_to_the_same_bytes(reason: FailureReason) -> None:
+    calm, engine = play(Echo()), Engine()
+    service = Echo(fails=[(6, reason), (9, reason)])
+    assert play(service, engine) == calm
+    assert len(engine.asked) == 3
+    assert [len(one.history) for one in service.opened] == [0, 0, 0, 0, 1, 1]
+
+
+def test_elsewhere_a_trajectory_begins_again_behind_its_batch_and_says_so() -> None:
+    service, engine = Echo(fails=[(6, "crashed")]), Engine()
+    completions = play(service, engine, deterministic=False)
+    rows = [one for of_prompt in completions for one in of_prompt]
+    assert [row.trajectory.attempt for row in rows] == [1, 2, 1, 1]
+    assert [len(batch.prompts) * batch.group_size for batch in engine.asked] == [4, 4, 3, 1, 1, 1]
+    assert all(row.trajectory.reward == 3.0 for row in rows)
+    assert all(not one.history for one in service.opened)
+
+
+def test_a_session_that_keeps_failing_fails_its_batch_with_the_reason_and_ends_the_others() -> None:
+    service = Echo(fails=[(2, "timeout"), (5, "crashed"), (6, "timeout")])
+    with pytest.raises(BatchFailed, match=r"`echo`, train/0, sample 1, turn 1: timeout: as asked"):
+        play(service)
+    assert len(service.closed) == 4
+
+
+@pytest.mark.parametrize("reason", ["invalid_reply", "oversize", "bad_task", "unknown", "divergent", "not_in_turn"])
+def test_what_no_other_attempt_mends_fails_at_once(reason: FailureReason) -> None:
+    service = Echo(fails=[(1, reason)])
+    with pytest.raises(BatchFailed, match=reason):
+        play(service)
+    assert len(service.steps) == 4
+
+
+def test_an_opening_that_is_not_the_prompt_s_fails_the_batch() -> None:
+    service = Echo()
+    service.opening = Opening(messages=(Message(role="user", content="ac"),))
+    with pytest.raises(BatchFailed, match="otherwise than when its prompt was made"):
+        play(service)
+
+
+def test_a_service_that_stays_away_fails_the_batch_by_name() -> None:
+    service = Echo()
+    service.is_away = True
+    with pytest.raises(EnvironmentUnavailable):
+        play(service)
+
+
+def test_a_prompt_without_a_task_is_refused() -> None:
+    asked = batch()
+    with pytest.raises(BatchFailed, match="no task"):
+        play(Echo(), asked=replace(asked, prompts=tuple(replace(one, environment=UNSET) for one in asked.prompts)))
+
+
+def test_a_renderer_that_would_change_what_stands_ends_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> list[int]:
+        raise PrefixBroken("it rewrites history")
+
+    monkeypatch.setattr(TextRenderer, "go_on", refuse)
+    with pytest.raises(BatchFailed, match="rewrites history"):
+        play(Echo())
+
+
+def test_a_batch_that_is_dropped_ends_its_sessions() -> None:
+    async def run() -> Echo:
+        service = Echo()
+
+        async def never(_: PromptBatch) -> list[list[Completion]]:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        player = TurnPlayer(environments=service, renderer=TextRenderer(TOKENIZER), spec=spec(), generate=never)
+        playing = asyncio.ensure_future(player.play(batch()))
+        while len(service.opened) < 4:
+            await asyncio.sleep(0)
+        playing.cancel()
+        await asyncio.gather(playing, return_exceptions=True)
+        await asyncio.gather(*player.closing)
+        return service
+
+    service = asyncio.run(run())
+    assert sorted(service.closed) == sorted(service.open_sessions)
+    assert service.steps == []
