@@ -30,6 +30,7 @@ PACKAGES = (
     "process",
     "producer",
     "prompts",
+    "rendering",
     "reward_service",
     "scoring",
     "telemetry",

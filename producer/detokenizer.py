@@ -30,6 +30,7 @@ class FolderDetokenizer:
 
     def __init__(self, model: ModelSpec, *, settings: StackSettings) -> None:
         """Blocks for seconds (it imports transformers). Raises InvalidInput that names model.path."""
+        preload()
         self._tokenizer = _tokenizer(model_folder(model, settings.spec_root))
 
     def __call__(self, completions: Sequence[Completion]) -> list[str]:
@@ -57,7 +58,6 @@ def _renderer(folder: Path, kind: RendererKind, chat_format: str) -> Renderer:
 @functools.lru_cache(maxsize=1)
 def _tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     """The one that was loaded last is kept: a job's detokenizer and its renderer read the same."""
-    preload()
     from transformers import AutoTokenizer
 
     try:

@@ -49,7 +49,7 @@ class Renderer(Protocol):
 
 
 def plain(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> list[Message]:
-    """Returns the messages without special tokens: text of an environment stays text, and never ends or opens a turn."""
+    """Returns the messages without special tokens: an environment's text stays text, and ends or opens no turn."""
     specials = [token for token in tokenizer.all_special_tokens if len(token) > 1]
     return [replace(message, content=_broken(message.content, specials)) for message in messages]
 

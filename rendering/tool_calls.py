@@ -1,8 +1,8 @@
 """Tools and their calls as text, in the form of Hermes, which Qwen's and many other models' templates use.
 
-    <tool_call>
-    {"name": "calculate", "arguments": {"expression": "6*7"}}
-    </tool_call>
+<tool_call>
+{"name": "calculate", "arguments": {"expression": "6*7"}}
+</tool_call>
 """
 
 from __future__ import annotations

@@ -67,7 +67,8 @@ class Carrier:
     async def _fill(self, batch: CarriedBatch, generation: Generation) -> bool:
         """Samples and scores a round; False if it was dropped, since it is not needed any more.
 
-        Raises BatchFailed, RewardUnavailable or EnvironmentUnavailable: a batch without all its scores is failed, never published (I1, I6).
+        Raises BatchFailed, RewardUnavailable or EnvironmentUnavailable: a batch without all its turns and scores is
+        failed, never published (I1, I6).
         """
         asked, answer = generation.asked, generation.answer
         try:

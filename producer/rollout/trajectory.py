@@ -116,9 +116,7 @@ class PlayedTrajectory:
         if self._stop is not None or self._reply is None:
             return False
         start = len(self.prompt_ids) + self._turns[-1].start
-        observation = self.renderer.go_on(
-            self.context[:start], self.context[start:], self._reply.messages, self.tools
-        )
+        observation = self.renderer.go_on(self.context[:start], self.context[start:], self._reply.messages, self.tools)
         if self._num_tokens + len(observation) + self.max_new_tokens > self.environment.max_tokens:
             self._stop = "max_tokens"
             return False

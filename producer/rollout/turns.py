@@ -70,7 +70,7 @@ class Session:
     sample: int
     played: PlayedTrajectory
     num_failures: int = 0
-    """Of the session, since the trajectory was begun first."""
+    """Failures of the session, since the trajectory was begun first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,9 +115,7 @@ class TurnPlayer:
         made = [session.played.completion() for session in sessions]
         return [made[start : start + batch.group_size] for start in range(0, len(made), batch.group_size)]
 
-    async def _play_on(
-        self, batch: PromptBatch, alive: list[Session], sampled: Sequence[Completion]
-    ) -> list[Session]:
+    async def _play_on(self, batch: PromptBatch, alive: list[Session], sampled: Sequence[Completion]) -> list[Session]:
         """Plays from a turn that was sampled to the end of each; answers those that have to begin again."""
         again: list[Session] = []
         while True:
@@ -147,9 +145,7 @@ class TurnPlayer:
                 token_ids=pack_int32(session.played.context),
                 text="",
                 reference="",
-                sampler_seed=turn_seed(
-                    batch, session.prompt, sample=session.sample, turn=session.played.num_turns
-                ),
+                sampler_seed=turn_seed(batch, session.prompt, sample=session.sample, turn=session.played.num_turns),
             )
             for session in alive
         )

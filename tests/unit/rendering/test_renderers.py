@@ -1,4 +1,4 @@
-"""Messages become tokens that never change again, and tokens messages: over random conversations, for every renderer."""
+"""Messages become tokens that never change again, and tokens messages: over random conversations, by each renderer."""
 
 from __future__ import annotations
 
@@ -72,6 +72,8 @@ def test_a_conversation_turn_by_turn_is_the_template_s_own(
     said = [Message(role="user", content=question)]
     made = renderer.open(said, (TOOL,))
     for answer, role, reply in turns:
+        # A blank at its beginning would be one token with the line break before it, in the whole conversation alone.
+        answer = "A" + answer
         turn = list(tokenizer(answer + "<|im_end|>", add_special_tokens=False).input_ids)
         replies = [Message(role=role, content=reply)]
         made += [*turn, *renderer.go_on(made, turn, replies, (TOOL,))]

@@ -99,7 +99,8 @@ class Engine:
 
 
 def spec(**changes: Any) -> JobSpec:
-    environment = {"name": "echo", "renderer": "text", "max_turns": 8, "max_tokens": 64} | changes.pop("environment", {})
+    environment: dict[str, Any] = {"name": "echo", "renderer": "text", "max_turns": 8, "max_tokens": 64}
+    environment |= changes.pop("environment", {})
     return job_spec(environment=environment, reward__components=[], **changes)
 
 
