@@ -19,12 +19,13 @@ from datasets import Dataset  # pyright: ignore[reportMissingImports]
 from transformers import AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer  # pyright: ignore[reportAttributeAccessIssue]
 
+from benchmarks._lookup_environment import ROWS, Lookup
 from consumer.gradient.optimizer import learning_rate_at
 from contracts.encoding.wire import decode_json
 from contracts.rewards import RewardItem, Scored
 from contracts.spec import JobSpec
 from contracts.spec_tables.root import SpecRoot
-from prompts.source import prompt_source
+from prompts.source import pass_order, prompt_source
 from reward_service.scorers.rubric import score_item
 
 
@@ -42,15 +43,15 @@ class Recorder(TrainerCallback):
         self.steps[-1]["ended_s"] = time.time()
 
     def rewards(
-        self, prompts: list[str], completions: list[str], completion_ids: list[list[int]], **row: Any
+        self, prompts: list[Any], completions: list[Any], completion_ids: list[list[int]], **row: Any
     ) -> list[float]:
-        """Scores all completions of a step, as TRL calls a reward function."""
+        """Scores all completions of a step, as TRL calls a reward function: texts, or lists of messages."""
         generated_s = time.time()
         found = []
         for at, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
             item = RewardItem(
-                prompt=prompt,
-                completion=completion,
+                prompt=text_of(prompt),
+                completion=text_of(completion),
                 reference=row["reference"][at],
                 num_tokens=len(completion_ids[at]),
             )
@@ -65,6 +66,11 @@ class Recorder(TrainerCallback):
             "num_tokens": sum(map(len, completion_ids)),
         }
         return found
+
+
+def text_of(said: str | list[dict[str, Any]]) -> str:
+    """Returns a text, or the content of the last message."""
+    return said if isinstance(said, str) else str(said[-1].get("content") or "")
 
 
 class Trainer(GRPOTrainer):
@@ -82,8 +88,10 @@ class Trainer(GRPOTrainer):
         return self.lr_scheduler
 
 
-def rows_of(spec: JobSpec, folder: Path) -> list[dict[str, str]]:
+def rows_of(spec: JobSpec, folder: Path) -> list[dict[str, Any]]:
     """Returns the prompts of all iterations in the job's order."""
+    if spec.environment is not None:
+        return tool_rows(spec, folder)
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     source = prompt_source(spec, root=SpecRoot(folder), tokenizer=tokenizer, context_tokens=2**20)
     return [
@@ -91,6 +99,16 @@ def rows_of(spec: JobSpec, folder: Path) -> list[dict[str, str]]:
         for iteration in range(spec.iterations)
         for prompt in source.training_prompts(iteration)
     ]
+
+
+def tool_rows(spec: JobSpec, folder: Path) -> list[dict[str, Any]]:
+    """Returns the rows of a task with a tool: TRL renders their messages itself, with the tool."""
+    read = [json.loads(line) for line in (folder / ROWS).read_text().splitlines()]
+    number = spec.rollout.prompts_per_iteration
+    places = [
+        pass_order(len(read), spec.seed, at // len(read))[at % len(read)] for at in range(spec.iterations * number)
+    ]
+    return [read[place] | {"prompt": [{"role": "user", "content": read[place]["prompt"]}]} for place in places]
 
 
 def config_of(spec: JobSpec, output: Path, overrides: dict[str, Any]) -> GRPOConfig:
@@ -103,7 +121,7 @@ def config_of(spec: JobSpec, output: Path, overrides: dict[str, Any]) -> GRPOCon
         "seed": spec.seed,
         "per_device_train_batch_size": rollout.prompts_per_iteration * rollout.group_size,
         "num_generations": rollout.group_size,
-        "max_completion_length": rollout.sampling.max_new_tokens,
+        "max_completion_length": spec.max_completion_tokens,
         "temperature": rollout.sampling.temperature,
         "top_p": rollout.sampling.top_p,
         "top_k": rollout.sampling.top_k,
@@ -137,6 +155,9 @@ def config_of(spec: JobSpec, output: Path, overrides: dict[str, Any]) -> GRPOCon
 def make_trainer(spec: JobSpec, output: Path, recorder: Recorder, overrides: dict[str, Any]) -> Trainer:
     """Makes the trainer of a whole job; the spec's model path is that of a folder on this machine."""
     folder = Path(spec.model.path).resolve()
+    turns = {"environment_factory": Lookup} if spec.environment is not None else {}
+    if spec.environment is not None:
+        overrides = {"max_tool_calling_iterations": spec.environment.max_turns - 1} | overrides
     trainer = Trainer(
         model=str(folder),
         reward_funcs=recorder.rewards,
@@ -144,6 +165,7 @@ def make_trainer(spec: JobSpec, output: Path, recorder: Recorder, overrides: dic
         train_dataset=Dataset.from_list(rows_of(spec, folder)),
         processing_class=AutoTokenizer.from_pretrained(folder, local_files_only=True),
         callbacks=[recorder],
+        **turns,
     )
     trainer.job = spec
     return trainer

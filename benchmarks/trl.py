@@ -5,6 +5,8 @@
     demo    configs/demo.toml: 0.40 M parameters, 1,024 completions of up to 5 tokens an iteration
     8m-8    benchmarks/trl.toml: 8.3 M parameters, random weights, 64 completions of up to 57 tokens
     8m-16   the same with twice as many prompts, so 128 completions
+    tools   benchmarks/trl_tools.toml: 2.0 M parameters, 128 trajectories of two turns with a call of a tool between
+            them; TRL has the tool as a class of its `environment_factory`, ours as the environment `trl`
 
 Both sides have the model folder, the prompts in their order, group size, tokens, temperature, learning rates, AdamW,
 clipping, GRPO's loss without a KL, and the rewards, by one function. Seeds are 0, 1, ..., one for each repeat, but the
@@ -17,6 +19,7 @@ while it trains: the model that each has made is then evaluated by one function,
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import shutil
@@ -32,6 +35,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
 from benchmarks._demo_runs import output_of, run_demo
+from benchmarks._lookup_environment import ROWS, rows
 from benchmarks._results import REPOSITORY, write_result
 from benchmarks._side_by_side import Run, Step, Watch, compared, rounded
 from contracts.encoding.wire import encode_json
@@ -50,7 +54,7 @@ EXPECTED = (
     "1.0-1.2x; core seconds of an iteration 0.8x TRL's; held-out accuracy equal within 0.03; memory 1.5-2.5x TRL's, "
     "for six to eight processes against one; start-up of both 4-8 s."
 )
-AIMS = {"demo": 3.0, "8m-8": 1.1, "8m-16": 1.25}
+AIMS = {"demo": 3.0, "8m-8": 1.1, "8m-16": 1.25, "tools": 2.0}
 """Case → our completions a second over TRL's."""
 TOKENIZER = REPOSITORY / "configs/models/two-digit-addition"
 TRL_THREADS = 2
@@ -70,12 +74,15 @@ class Case:
 
 
 SPEC_8M = Path(__file__).parent / "trl.toml"
+SPEC_TOOLS = Path(__file__).parent / "trl_tools.toml"
+NUM_ROWS = 4096
 CASES = {
     "demo": Case(spec=REPOSITORY / "configs/demo.toml", warm_up=5, level=0.72, window=5),
     "8m-8": Case(spec=SPEC_8M, warm_up=2, level=-0.78, window=1),
     "8m-16": Case(
         spec=SPEC_8M, settings=("rollout.batches_per_iteration=8", "iterations=7"), warm_up=2, level=-0.78, window=1
     ),
+    "tools": Case(spec=SPEC_TOOLS, warm_up=2, level=0.8, window=2),
 }
 
 
@@ -101,10 +108,21 @@ def make_8m(folder: Path) -> None:
         shutil.copy(TOKENIZER / name, folder)
 
 
-def settings_of(case: Case, model: Path, given: Sequence[str], seed: int) -> list[str]:
-    """Returns what is changed in the case's file, for both sides."""
-    own_model = [f"model.path={model}"] if case.spec == SPEC_8M else []
-    return [*own_model, *case.settings, *given, f"seed={seed}"]
+def make_tools(folder: Path, python: str) -> None:
+    """Writes the model that calls a tool, by TRL's interpreter, which has the chat template; and its rows beside it."""
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": str(TRL_THREADS)}
+    output_of([python, "-m", "benchmarks._tool_model", str(folder)], environment)
+    distinct = {row["prompt"]: row for row in itertools.islice(rows(0), NUM_ROWS)}
+    (folder / ROWS).write_text("".join(f"{json.dumps(row)}\n" for row in distinct.values()))
+
+
+def settings_of(case: Case, models: Path, given: Sequence[str], seed: int) -> list[str]:
+    """Returns what is changed in the case's file, for both sides. models: folder of the models that are made."""
+    made = {
+        SPEC_8M: [f"model.path={models / '8m'}"],
+        SPEC_TOOLS: [f"model.path={models / 'tools'}", f"dataset.train_path={models / 'tools' / ROWS}"],
+    }
+    return [*made.get(case.spec, []), *case.settings, *given, f"seed={seed}"]
 
 
 def run_ours(
@@ -206,13 +224,13 @@ def _mean_reward(spec: JobSpec, source: PromptSource, model: Any, tokenizer: Any
     return sum(found) / len(found)
 
 
-def measure(name: str, model: Path, scratch: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+def measure(name: str, models: Path, scratch: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     """Runs a case `--repeats` times, a seed each: ours and TRL's in turns, and every other time TRL's first."""
     case = CASES[name]
     of_sides: dict[str, list[dict[str, Any]]] = {"ours": [], "trl": []}
-    job = job_of(load_spec(case.spec, settings_of(case, model, arguments.set, 0)))
+    job = job_of(load_spec(case.spec, settings_of(case, models, arguments.set, 0)))
     for seed in range(arguments.repeats):
-        settings = settings_of(case, model, arguments.set, seed)
+        settings = settings_of(case, models, arguments.set, seed)
         spec = load_spec(case.spec, settings)
         for side in ("ours", "trl") if seed % 2 == 0 else ("trl", "ours"):
             folder = scratch / f"{name}-{side}-{seed}"
@@ -224,7 +242,7 @@ def measure(name: str, model: Path, scratch: Path, arguments: argparse.Namespace
             else:
                 run, more, trained = run_trl(case, settings, folder, python=arguments.trl, config=arguments.trl_config)
             figures = run.figures(warm_up=case.warm_up, level=case.level, window=case.window)
-            figures |= held_out_rewards(spec, trained)
+            figures |= held_out_rewards(spec, trained) if spec.evaluation.num_prompts else {}
             shown = {key: value if value is None else rounded(value) for key, value in figures.items()}
             of_sides[side].append({"seed": seed, "figures": shown, **more})
             print(f"{name:6} {side:4} seed {seed}", shown, more, flush=True)
@@ -267,7 +285,7 @@ def check(arguments: argparse.Namespace) -> None:
         raise SystemExit("--repeats: must be 1 or more")
     for name in arguments.cases:
         case = CASES[name]
-        settings = settings_of(case, Path("model"), arguments.set, 0)
+        settings = settings_of(case, Path("models"), arguments.set, 0)
         shared, ours = load_spec(case.spec, settings), load_spec(case.spec, [*settings, *arguments.ours])
         if job_of(shared) != job_of(ours):
             raise SystemExit(f"--ours: {name} would be another job: {job_of(ours)}, TRL has {job_of(shared)}")
@@ -296,10 +314,12 @@ def main() -> None:
     keep_to_two_cores()
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="trl-") as folder:
-        model = Path(folder) / "model-8m"
-        make_8m(model)
+        models = Path(folder) / "models"
+        make_8m(models / "8m")
+        if "tools" in arguments.cases:
+            make_tools(models / "tools", arguments.trl)
         for name in arguments.cases:
-            found[name] = measure(name, model, Path(folder), arguments)
+            found[name] = measure(name, models, Path(folder), arguments)
             print(table(name, found[name]), flush=True)
     path = write_result("trl", {"expected": EXPECTED, "versions": versions(arguments.trl), "cases": found})
     print(f"written to {path.relative_to(REPOSITORY)}")

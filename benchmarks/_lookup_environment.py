@@ -1,0 +1,49 @@
+"""The task of `onbeat bench trl-tools`: a number that only a tool knows, and a sum with it.
+
+`Lookup` is a class as TRL's `environment_factory` takes it; our environment of kind `trl` takes the same.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import string
+from collections.abc import Iterator
+from typing import Any
+
+ROWS = "rows.jsonl"
+LARGEST_CODE = 89
+LARGEST_ADDEND = 9
+
+
+class Lookup:
+    """A table of one code; its public method is the tool."""
+
+    def __init__(self) -> None:
+        self._codes: dict[str, int] = {}
+
+    def reset(self, *, task_entry: str, **_row: Any) -> None:
+        """Begins a row of the data set."""
+        self._codes = json.loads(task_entry)
+
+    def lookup(self, key: str) -> str:
+        """
+        Returns the code of a key.
+
+        Args:
+            key: The key.
+        """
+        return str(self._codes.get(key, "unknown"))
+
+
+def rows(seed: int) -> Iterator[dict[str, str]]:
+    """Yields rows for ever: the question, what the tool knows (JSON), and the answer."""
+    draw = random.Random(seed)
+    while True:
+        key = "".join(draw.choices(string.ascii_lowercase, k=2))
+        code, addend = draw.randint(10, LARGEST_CODE), draw.randint(1, LARGEST_ADDEND)
+        yield {
+            "prompt": f"{key} + {addend}",
+            "reference": str(code + addend),
+            "task_entry": json.dumps({key: code}),
+        }
