@@ -103,6 +103,25 @@ class StackSettings(Record, frozen=True, kw_only=True):
     scorer_network: Literal["none", "host"] = "none"
     """none: no scorer can open a connection; host: every scorer can, as a plug-in needs that asks a judge model over
     HTTP: then a completion that finds a hole in a scorer can, too."""
+    environment_url: str = "http://127.0.0.1:8200"
+    """Base URL of the environment service, which jobs of many turns need."""
+    environment_key: str = ""
+    """Bearer key of the environment service, which doesn't start without one; generators, trainers and the gateway send
+    it."""
+    environment_children: Annotated[int, Meta(ge=0, le=200)] = 0
+    """Processes that play the sessions of one environment of one job; 0: as many as the service may use cores."""
+    environment_sessions: Annotated[int, Meta(ge=1, le=2**20)] = 16384
+    """Most sessions that the environment service holds at a time; beyond them it refuses new ones."""
+    environment_reply_kb: Annotated[int, Meta(ge=1, le=2**14)] = 256
+    """Longest opening or reply of an environment in KiB; a longer one fails its session."""
+    environment_kept_mb: Annotated[int, Meta(ge=1, le=2**20)] = 2048
+    """Memory in MiB for the histories of all sessions, from which they are played again; beyond it sessions fail."""
+    environment_start_s: Start = 120.0
+    """How long an environment's process may take to start and to import what it needs."""
+    environment_memory_mb: Annotated[int, Meta(ge=256, le=2**24)] = 4096
+    """Address space of one environment's process in MiB, which is more than it uses."""
+    environment_network: Literal["none", "host"] = "none"
+    """none: no environment can open a connection; host: every one can, and what models make it do can, too."""
     judge_url: str = ""
     """Base URL, without /v1, of the OpenAI-compatible server that stages of type `llm_judge` ask; "": this stage worker
     leaves such stages alone."""
@@ -115,7 +134,8 @@ class StackSettings(Record, frozen=True, kw_only=True):
     stage_models: Annotated[int, Meta(ge=1, le=1024)] = 4
     """Models that a stage worker keeps in memory; beyond them the one that was used longest ago is let go."""
     crash_at: str = ""
-    """Crash point (docs/failure-modes.md) at which a trainer, generator or stage worker kills itself; for tests."""
+    """Crash point (docs/failure-modes.md) at which a trainer, a generator, a stage worker or the environment
+    service kills itself; for tests."""
 
     def colocated_threads_each(self, num_processes: int = 1) -> int:
         """Compute threads of each of the processes that have a turn together."""

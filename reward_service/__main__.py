@@ -11,7 +11,13 @@ import sys
 import process.own_packages  # noqa: F401  (first: it refuses packages of ours that are a stranger's)
 
 DEFAULT_PORT = 8100
-OTHERS_SECRETS = ("ONBEAT_REDIS_URL", "ONBEAT_CELERY_URL", "ONBEAT_API_KEY", "ONBEAT_ENGINE_API_KEY")
+OTHERS_SECRETS = (
+    "ONBEAT_REDIS_URL",
+    "ONBEAT_CELERY_URL",
+    "ONBEAT_API_KEY",
+    "ONBEAT_ENVIRONMENT_KEY",
+    "ONBEAT_ENGINE_API_KEY",
+)
 GRACE_S = 5.0
 """Requests in flight may finish for this long after a signal."""
 

@@ -1,9 +1,9 @@
 """The wiring of the reward service.
 
 POST ─ http_service/access.py (Host, origin, key)
-   └─ bodies.py ─▶ RewardRequest ─ scoring.py ─┬─ linear-time rubric ─▶ scorers/ in a thread
-                                               └─ anything else ─▶ pool/pool.py ═ caged scorer process
-RewardResponse ◀─ one Scored or Unscorable per item, in order ◀───────────────────┘
+   └─ http_service/formats.py ─▶ RewardRequest ─ scoring.py ─┬─ linear-time rubric ─▶ scorers/ in a thread
+                                                             └─ anything else ─▶ pool/pool.py ═ caged scorer process
+RewardResponse ◀─ one Scored or Unscorable per item, in order ◀─────────────────────────────────┘
 """
 
 from __future__ import annotations

@@ -13,10 +13,11 @@ from starlette.requests import ClientDisconnect
 
 from contracts.errors import OnbeatError, Unavailable
 from contracts.rewards import PluginNames, RewardRequest, RewardResponse
+from http_service import formats
 from http_service.bodies import json_answer, read_body
 from http_service.problems import Problem
 from http_service.process_routes import process_routes
-from reward_service import bodies, scoring
+from reward_service import scoring
 from reward_service.metrics import RewardMetrics
 from reward_service.pool.pool import ScorerPool
 from reward_service.scorers import plugin
@@ -67,18 +68,18 @@ def _exposition(request: Request) -> bytes:
 
 
 async def _answer(request: Request) -> Response:
-    body_format = bodies.format_of(request)
+    body_format = formats.format_of(request)
     try:
         body = await read_body(request, max_bytes=request.app.state.max_body_bytes, cure="send fewer items")
     except ClientDisconnect:
         return Response(status_code=CLIENT_GONE)
-    reward_request = await run_in_threadpool(bodies.decode_request, body, body_format)
+    reward_request = await run_in_threadpool(formats.decode_request, body, body_format, RewardRequest)
     reward_response = await _score_while_connected(request, reward_request)
     if reward_response is None:
         return Response(status_code=CLIENT_GONE)
     metrics: RewardMetrics = request.app.state.metrics
     metrics.count_results(reward_response.results)
-    encoded = await run_in_threadpool(bodies.encode_response, reward_response, body_format)
+    encoded = await run_in_threadpool(formats.encode_response, reward_response, body_format)
     return Response(encoded, media_type=body_format.value)
 
 

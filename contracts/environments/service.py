@@ -6,6 +6,7 @@
     POST /v1/sessions/close      CloseRequest   → CloseResponse
     GET  /v1/environments        EnvironmentNames                   what a spec may name
     POST /v1/environments/check  EnvironmentTable → EnvironmentFacts, or the problem with its parameters
+    POST /v1/environments/canary CanaryRequest → CanaryResponse     is it what it says: the same twice?
 
 A call holds many sessions, each with a result of its own: one that hangs, dies or lies costs itself. A failure is
 typed, and never a reply (I6).
@@ -141,12 +142,17 @@ class EnvironmentNames(Record, frozen=True, kw_only=True):
     """Built in and installed, sorted."""
 
 
-class OpeningRequest(Record, frozen=True, kw_only=True):
+JobName = Annotated[str, Meta(max_length=64)]
+"""The job that asks: no process holds sessions of two jobs. "" is a job, too."""
+
+
+class OpeningRequest(Record, frozen=True, kw_only=True, omit_defaults=True):
     """How do these tasks begin?"""
 
     environment: EnvironmentTable
     tasks: Annotated[tuple[Task, ...], Meta(min_length=1, max_length=MAX_SESSIONS_OF_A_CALL)]
     step_timeout_s: Seconds
+    job_id: JobName = ""
 
 
 class OpeningResponse(Record, frozen=True, kw_only=True):
@@ -163,13 +169,14 @@ class NewSession(Record, frozen=True, kw_only=True):
     """Turns to play before it begins, and to compare; of a deterministic environment only."""
 
 
-class OpenRequest(Record, frozen=True, kw_only=True):
+class OpenRequest(Record, frozen=True, kw_only=True, omit_defaults=True):
     environment: EnvironmentTable
     sessions: Annotated[tuple[NewSession, ...], Meta(min_length=1, max_length=MAX_SESSIONS_OF_A_CALL)]
     step_timeout_s: Seconds
     """Hard deadline of each reset and step; its process is killed past it."""
     idle_s: Seconds
     """A session without a call for this long is ended: its generator is gone."""
+    job_id: JobName = ""
 
 
 class Step(Record, frozen=True, kw_only=True):
@@ -197,3 +204,17 @@ class CloseRequest(Record, frozen=True, kw_only=True):
 class CloseResponse(Record, frozen=True, kw_only=True):
     num_closed: int
     """Those that were open."""
+
+
+class CanaryRequest(Record, frozen=True, kw_only=True):
+    """Do these tasks open and go on the same, twice, in two processes, in other company?"""
+
+    environment: EnvironmentTable
+    tasks: Annotated[tuple[Task, ...], Meta(min_length=1, max_length=16)]
+    step_timeout_s: Seconds
+
+
+class CanaryResponse(Record, frozen=True, kw_only=True):
+    problem: str
+    """What differs, with its task and turn; "" where nothing does. Openings are compared of every environment, replies
+    of those that say that they are deterministic."""

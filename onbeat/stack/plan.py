@@ -26,9 +26,9 @@ REDIS_ROLES = {"gateway": GATEWAY, "worker": TRAINER, "generator": GENERATOR, "s
 """Service → its user in Redis (broker/connection/roles.py)."""
 SECRETS: Mapping[str, frozenset[str]] = {
     "reward_service": frozenset({"reward_key"}),
-    "gateway": frozenset({"redis_url", "celery_url", "api_key", "reward_key"}),
-    "worker": frozenset({"redis_url", "celery_url"}),
-    "generator": frozenset({"redis_url", "reward_key"}),
+    "gateway": frozenset({"redis_url", "celery_url", "api_key", "reward_key", "environment_key"}),
+    "worker": frozenset({"redis_url", "celery_url", "environment_key"}),
+    "generator": frozenset({"redis_url", "reward_key", "environment_key"}),
     "stage": frozenset({"redis_url", "judge_key"}),
 }
 """Service → the secrets among its settings; it gets no other's."""

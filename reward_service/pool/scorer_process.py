@@ -2,8 +2,8 @@
 
     reward service ── ScorerTask ──▶ scorer process ── ScorerAnswer ──▶ reward service      one answer an item
 
-Its nursery has imported what scorers need. The loop runs in the main thread, where a scorer may use signals. Whatever a scorer does to this process, the service
-sees it as an answer that never came (timeout) or a closed socket (crashed).
+Its nursery has imported what scorers need. The loop runs in the main thread, where a scorer may use signals. Whatever a
+scorer does to this process, the service sees it as an answer that never came (timeout) or a closed socket (crashed).
 """
 
 from __future__ import annotations

@@ -8,6 +8,8 @@ from contracts.encoding.arrays import pack_float32, pack_int32
 from contracts.encoding.wire import Record
 from contracts.environments.messages import Message, Tool, ToolCall
 from contracts.environments.service import (
+    CanaryRequest,
+    CanaryResponse,
     CloseRequest,
     CloseResponse,
     EnvironmentFacts,
@@ -93,7 +95,7 @@ def environment_records(batch: RolloutBatch, prompts: PromptBatch, spec: JobSpec
         "environment_opening_request": OpeningRequest(environment=TABLE, tasks=(TASK,), step_timeout_s=30.0),
         "environment_opening_response": OpeningResponse(openings=(OPENING, FAILURE)),
         "environment_open_request": OpenRequest(
-            environment=TABLE, sessions=(session,), step_timeout_s=30.0, idle_s=600.0
+            environment=TABLE, sessions=(session,), step_timeout_s=30.0, idle_s=600.0, job_id="job-1"
         ),
         "environment_step_request": StepRequest(steps=(Step(session_id="generator-a/1", turn=1, message=CALL),)),
         "environment_session_response": SessionResponse(
@@ -101,6 +103,8 @@ def environment_records(batch: RolloutBatch, prompts: PromptBatch, spec: JobSpec
         ),
         "environment_close_request": CloseRequest(session_ids=("generator-a/1",)),
         "environment_close_response": CloseResponse(num_closed=1),
+        "environment_canary_request": CanaryRequest(environment=TABLE, tasks=(TASK,), step_timeout_s=30.0),
+        "environment_canary_response": CanaryResponse(problem="the opening differs"),
         "job_spec_environment": environment_spec(spec),
         "prompt_batch_opened": opened_batch(prompts),
         "rollout_batch_played": played_batch(batch),

@@ -19,13 +19,14 @@ from hypothesis import strategies as st
 
 from contracts.encoding.wire import convert, decode, decode_json, encode_json
 from contracts.errors import ContractViolation, InvalidInput, OnbeatError
+from contracts.rewards import RewardRequest
 from contracts.rollouts import RolloutBatch
 from contracts.settings import StackSettings, settings_from
 from contracts.spec import JobSpec
 from contracts.spec_tables.reasoning_tasks import read_task_entry
+from http_service.formats import BodyFormat, decode_request
 from http_service.problems import Problem
 from onbeat.client.gateway import audit_entries, parse_events
-from reward_service.bodies import BodyFormat, decode_request
 from tests.contract.make_golden import GOLDEN
 from tests.contract.test_golden_bytes import golden_bytes, record_types
 
@@ -147,8 +148,8 @@ def event_stream(text: str) -> httpx.Response:
 @given(st.data())
 def test_the_readers_above_the_wire_refuse_in_their_own_form(data: st.DataObject) -> None:
     noise = data.draw(st.binary(max_size=200) | damaged(golden_bytes("reward_request")))
-    answers_or_refuses(lambda: decode_request(noise, BodyFormat.JSON), Problem)
-    answers_or_refuses(lambda: decode_request(noise, BodyFormat.MSGPACK), Problem)
+    answers_or_refuses(lambda: decode_request(noise, BodyFormat.JSON, RewardRequest), Problem)
+    answers_or_refuses(lambda: decode_request(noise, BodyFormat.MSGPACK, RewardRequest), Problem)
     entries = damaged(encode_json(GOLDEN["task_entry"])).map(lambda one: one.decode("latin-1"))
     text = data.draw(ANY_TEXT | entries)
     answers_or_refuses(lambda: read_task_entry(text), OnbeatError)

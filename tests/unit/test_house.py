@@ -254,7 +254,9 @@ def test_the_key_table_names_each_key_once_and_every_key_of_a_job() -> None:
 
 def test_every_crash_point_is_explained() -> None:
     page = (ROOT / "docs" / "failure-modes.md").read_text()
-    assert set(re.findall(r"^\| `((?:consumer|producer|stage)\.\w+)` \|", page, re.MULTILINE)) == set(CRASH_POINTS)
+    assert set(re.findall(r"^\| `((?:consumer|producer|environment|stage)\.\w+)` \|", page, re.MULTILINE)) == set(
+        CRASH_POINTS
+    )
 
 
 def test_each_test_that_the_docs_name_exists() -> None:

@@ -1,18 +1,20 @@
-"""Request and response bodies: raw bytes ↔ contracts/rewards.py, in JSON or MessagePack, answered as asked."""
+"""Request and response bodies: raw bytes ↔ records of contracts/, in JSON or MessagePack, answered as asked."""
 
 from __future__ import annotations
 
 from enum import Enum
 from http import HTTPStatus
+from typing import TypeVar
 
 import msgspec
 from fastapi import Request
 
 from contracts.encoding.wire import decode, decode_json, encode, encode_json, invalid_input
 from contracts.errors import ContractViolation, InvalidInput
-from contracts.rewards import RewardRequest, RewardResponse
 from http_service.bodies import media_type_of
 from http_service.problems import Problem
+
+T = TypeVar("T")
 
 
 class BodyFormat(Enum):
@@ -40,16 +42,16 @@ def format_of(request: Request) -> BodyFormat:
     return body_format
 
 
-def decode_request(body: bytes, body_format: BodyFormat) -> RewardRequest:
+def decode_request(body: bytes, body_format: BodyFormat, kind: type[T]) -> T:
     """Raises Problem 400 where the bytes are no document at all, 422 where a field breaks the contract."""
     try:
-        return decode_json(body, RewardRequest) if body_format is BodyFormat.JSON else decode(body, RewardRequest)
+        return decode_json(body, kind) if body_format is BodyFormat.JSON else decode(body, kind)
     except (InvalidInput, ContractViolation) as error:
         if not isinstance(error.__cause__, msgspec.ValidationError):
             raise Problem(HTTPStatus.BAD_REQUEST, f"not {body_format.value}: {error.__cause__}") from error
-        refusal = invalid_input(error.__cause__, RewardRequest)
+        refusal = invalid_input(error.__cause__, kind)
         raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, refusal.problem, field=refusal.field) from error
 
 
-def encode_response(response: RewardResponse, body_format: BodyFormat) -> bytes:
+def encode_response(response: object, body_format: BodyFormat) -> bytes:
     return encode_json(response) if body_format is BodyFormat.JSON else encode(response)

@@ -1,0 +1,61 @@
+"""`python -m environment_service`: serves until SIGTERM or SIGINT. Exit code 2: a bad setting, or a port in use.
+
+It begins by forgetting the secrets of others that its launcher may have put into its environment.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import process.own_packages  # noqa: F401  (first: it refuses packages of ours that are a stranger's)
+
+DEFAULT_PORT = 8200
+OTHERS_SECRETS = (
+    "ONBEAT_REDIS_URL",
+    "ONBEAT_CELERY_URL",
+    "ONBEAT_API_KEY",
+    "ONBEAT_REWARD_KEY",
+    "ONBEAT_ENGINE_API_KEY",
+    "ONBEAT_JUDGE_KEY",
+)
+GRACE_S = 5.0
+"""Requests in flight may finish for this long after a signal."""
+
+
+def main() -> int:
+    if any(os.environ.get(name) for name in OTHERS_SECRETS):
+        kept = {name: value for name, value in os.environ.items() if name not in OTHERS_SECRETS}
+        # The environment that a process was started with stays readable in /proc for as long as it lives.
+        os.execve(sys.executable, sys.orig_argv, kept)
+    import logging
+
+    import uvicorn
+
+    from contracts.errors import InvalidInput
+    from contracts.settings import settings_from
+    from environment_service.app import create_app
+    from http_service.listening import listen
+    from http_service.server import server_config
+    from process.crash_points import arm
+    from process.signals import exit_cleanly_on_signals
+    from telemetry import logs
+
+    try:
+        settings = settings_from(os.environ)
+        arm(settings.crash_at)
+        app = create_app(settings)
+        listener = listen(settings.host, settings.port or DEFAULT_PORT)
+    except InvalidInput as error:
+        sys.stderr.write(f"environment_service: {error}\n")
+        return 2
+    logs.configure(settings, service="environment_service")
+    exit_cleanly_on_signals()
+    config = server_config(app, grace_s=GRACE_S)
+    logging.getLogger("environment_service").info("listening on http://%s:%d", *listener.getsockname()[:2])
+    uvicorn.Server(config).run(sockets=[listener])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

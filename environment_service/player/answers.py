@@ -1,0 +1,96 @@
+"""What an environment returned, made into a record and checked: a lie ends here, as a typed failure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from contracts.encoding.wire import convert
+from contracts.environments.messages import Message, Tool
+from contracts.environments.service import Opening, Reply
+from contracts.errors import OnbeatError
+from environments import author
+
+
+class NoAnswer(Exception):
+    """What an environment returned is no opening, or no reply."""
+
+
+def opening_of(returned: Any) -> Opening:
+    """Raises NoAnswer."""
+    if isinstance(returned, author.Opening):
+        return Opening(messages=_messages(returned.messages), tools=tuple(map(_tool, _several(returned.tools))))
+    return Opening(messages=_messages(returned))
+
+
+def reply_of(returned: Any) -> Reply:
+    """Raises NoAnswer."""
+    if not isinstance(returned, author.Reply):
+        raise NoAnswer(f"step returned {_kind(returned)}, and no environments.author.Reply")
+    if type(returned.done) is not bool:
+        raise NoAnswer(f"done is {_kind(returned.done)}, and no bool")
+    metrics = returned.metrics
+    if metrics:
+        if not isinstance(metrics, Mapping):
+            raise NoAnswer(f"metrics is {_kind(metrics)}, and no dict")
+        metrics = {str(name): _number(value, f"metric {name}") for name, value in metrics.items()}
+    try:
+        return Reply(
+            messages=_messages(returned.messages),
+            reward=_number(returned.reward, "reward"),
+            done=returned.done,
+            metrics=dict(metrics),
+        )
+    except OnbeatError as error:
+        raise NoAnswer(str(error)) from error
+
+
+def _number(value: Any, what: str) -> float:
+    if type(value) is float:
+        return value
+    if isinstance(value, str | bytes) or not hasattr(value, "__float__"):
+        raise NoAnswer(f"{what} is {_kind(value)}, and no number")
+    return float(value)
+
+
+def _messages(said: Any) -> tuple[Message, ...]:
+    if type(said) is str:
+        return (Message(role="user", content=said),)
+    if isinstance(said, Message | Mapping):
+        return (_message(said),)
+    return tuple(map(_message, _several(said)))
+
+
+def _several(found: Any) -> Any:
+    if not isinstance(found, list | tuple):
+        raise NoAnswer(f"{_kind(found)} is neither a text nor a list of messages")
+    return found
+
+
+def _message(said: Any) -> Message:
+    if isinstance(said, Message):
+        return said
+    return _converted(said, Message)
+
+
+def _tool(tool: Any) -> Tool:
+    if isinstance(tool, Tool):
+        return tool
+    if isinstance(tool, Mapping) and tool.get("type") == "function":
+        tool = tool.get("function")
+    return _converted(tool, Tool)
+
+
+def _converted(found: Any, kind: Any) -> Any:
+    if isinstance(found, str):
+        return Message(role="user", content=found) if kind is Message else found
+    if not isinstance(found, Mapping):
+        raise NoAnswer(f"{_kind(found)} is no {kind.__name__.lower()}")
+    try:
+        return convert(dict(found), kind)
+    except OnbeatError as error:
+        raise NoAnswer(f"a {kind.__name__.lower()}: {error}") from error
+
+
+def _kind(value: Any) -> str:
+    return type(value).__name__

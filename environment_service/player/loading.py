@@ -1,0 +1,58 @@
+"""An environment, imported and tried with its parameters, in the cage where it will be played."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from contracts.encoding.wire import decode
+from contracts.environments.service import EnvironmentFacts, EnvironmentTable, Failure
+from contracts.errors import InvalidInput
+from environment_service import registry
+from environment_service.player.protocol import Loaded
+
+
+@dataclass(frozen=True)
+class Playable:
+    """What can be played, and how."""
+
+    make: registry.Factory
+    facts: EnvironmentFacts
+    allows_threads: bool
+    global_random: bool
+
+
+def warm_up(payload: bytes) -> bytes:
+    """Imports a built-in environment's packages in the nursery; its children say what is wrong with it, if anything is.
+
+    Packages of others are imported in each child: they may start threads, which no fork survives.
+    """
+    table = decode(payload, EnvironmentTable)
+    if registry.is_built_in(table.name):
+        load(table)
+    return b""
+
+
+def load(table: EnvironmentTable) -> Playable | Loaded:
+    """Imports it and makes one, with the parameters; what is wrong, otherwise."""
+    try:
+        factory, version = registry.factory_of(table)
+    except InvalidInput as error:
+        return _refused(str(error), registry.NAME_FIELD)
+    except BaseException as error:  # foreign code may raise anything while it is imported, or ask to exit
+        return _refused(f"`{table.name}` cannot be imported: {type(error).__name__}: {error}", registry.NAME_FIELD)
+    params = dict(table.params)
+    try:
+        tried = factory(**params)
+        facts = EnvironmentFacts(
+            deterministic=bool(getattr(tried, "deterministic", False)),
+            version=str(getattr(tried, "version", "") or version),
+        )
+        threads, global_random = bool(getattr(tried, "threads", False)), bool(getattr(tried, "global_random", False))
+    except BaseException as error:
+        return _refused(f"`{table.name}` refuses them: {type(error).__name__}: {error}", registry.PARAMS_FIELD)
+    return Playable(make=lambda: factory(**params), facts=facts, allows_threads=threads, global_random=global_random)
+
+
+def _refused(problem: str, field: str) -> Loaded:
+    detail = problem[:1000].encode(errors="backslashreplace").decode()
+    return Loaded(failure=Failure(reason="unknown", detail=detail), field=field)

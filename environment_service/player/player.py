@@ -1,0 +1,189 @@
+"""The child: sessions of one environment, played one after the other, each call of foreign code guarded.
+
+    Work ─▶ for each play: begin ─▶ history, compared by digest ─▶ message ─▶ end
+                                       └─ each of them one guarded call (guard.py), whose result is checked (answers.py)
+         ◀─ Answers, once a millisecond has passed since the last ones, or a play takes longer
+
+Whatever a session does, its own result says so. What can't be trusted to leave the sessions beside it alone (a thread
+that goes on, a timer, exhausted memory) ends the child after its result: the others are played again in a fresh one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from msgspec import UNSET
+
+from cage import nursery
+from cage.frames import Frames, Gone
+from contracts.encoding.wire import decode, encode
+from contracts.environments.messages import Message, messages_digest
+from contracts.environments.service import Failure, Opening, Reply, Result, Task, Turned, reply_digest
+from environment_service.player.answers import opening_of, reply_of
+from environment_service.player.guard import Failed, Guard
+from environment_service.player.loading import Playable, load, warm_up
+from environment_service.player.protocol import AT_REST, MAX_WORK_BYTES, Answers, Load, Loaded, Place, Play, Work
+
+FLUSH_AFTER_S = 0.001
+"""Results that come within this time go in one message."""
+FLUSH_BYTES = 64 * 1024
+
+
+@dataclass(slots=True)
+class _Session:
+    environment: Any
+    random_state: Any
+
+
+class Player:
+    """One child's sessions. It runs in the main thread, where an environment may use signals."""
+
+    def __init__(self, frames: Frames, place: Place, playable: Playable, *, reply_bytes: int) -> None:
+        self._frames = frames
+        self._place = place
+        self._make = playable.make
+        self._reply_bytes = reply_bytes
+        self._guard = Guard(
+            handle=frames.fileno(), allows_threads=playable.allows_threads, swaps_random=playable.global_random
+        )
+        self._sessions: dict[int, _Session] = {}
+        self._waiting: list[Result] = []
+        self._waiting_bytes = 0
+        self._flushed_s = time.monotonic()
+
+    def play(self, work: Work) -> None:
+        """Raises Gone."""
+        for number, play in enumerate(work.plays):
+            self._place.at = number
+            self._waiting.append(self._result(play))
+            if self._guard.retires:
+                self._place.at = AT_REST
+                self._flush()
+                raise Gone
+            if self._waiting_bytes > FLUSH_BYTES or time.monotonic() - self._flushed_s > FLUSH_AFTER_S:
+                self._flush()
+        self._place.at = AT_REST
+        if self._waiting:
+            self._flush()
+
+    def _flush(self) -> None:
+        """Sends what waits; nothing at all, in the midst of a play: it has come to its next call."""
+        self._frames.send(encode(Answers(results=tuple(self._waiting))))
+        self._waiting.clear()
+        self._waiting_bytes = 0
+        self._flushed_s = time.monotonic()
+
+    def _come_to_next_call(self) -> None:
+        """Each call has a deadline of its own: the service is told where one that takes long begins."""
+        if time.monotonic() - self._flushed_s > FLUSH_AFTER_S:
+            self._flush()
+
+    def _result(self, play: Play) -> Result:
+        try:
+            return self._played(play)
+        except Failed as failed:
+            self._sessions.pop(play.number, None)
+            return Failure(reason=failed.reason, detail=failed.detail)
+
+    def _played(self, play: Play) -> Turned:
+        opening: Opening | None = None
+        reply: Reply | None = None
+        if play.task is not None:
+            opening = self._begin(play.number, play.task)
+            if play.opening_digest not in (None, messages_digest(opening.messages, opening.tools)):
+                raise Failed("divergent", "its opening is another one than before")
+        for turn, played in enumerate(play.history):
+            self._come_to_next_call()
+            reply = self._step(play.number, played.message, turn)
+            if reply_digest(reply) != played.reply_digest:
+                raise Failed("divergent", f"the reply of turn {turn} is another one than before")
+        if play.message is not None:
+            if play.task is not None:
+                self._come_to_next_call()
+            reply = self._step(play.number, play.message, play.turn)
+        if play.closes:
+            if play.task is not None:
+                self._come_to_next_call()
+            self._close(play.number)
+        shown = opening if opening is not None and play.shows_opening else UNSET
+        return Turned(opening=shown, reply=UNSET if reply is None else reply)
+
+    def _begin(self, number: int, task: Task) -> Opening:
+        try:
+            known = json.loads(task.task)
+        except (ValueError, RecursionError) as error:
+            raise Failed("bad_task", f"the task is no JSON: {error}") from error
+        if not isinstance(known, dict):
+            raise Failed("bad_task", "the task is no JSON object")
+        session = _Session(self._guard.call(self._make), task.seed)
+        self._sessions[number] = session
+        return self._checked(opening_of, self._in(session, "reset", known, task.seed), "opening")
+
+    def _step(self, number: int, message: Message, turn: int) -> Reply:
+        session = self._sessions.get(number)
+        if session is None:
+            raise Failed("lost", "its process has no such session")
+        return self._checked(reply_of, self._in(session, "step", message, turn), "reply")
+
+    def _close(self, number: int) -> None:
+        session = self._sessions.pop(number, None)
+        if session is not None:
+            self._in(session, "close")
+
+    def _in(self, session: _Session, name: str, *arguments: Any) -> Any:
+        found, session.random_state = self._guard.call_with_random(
+            session.random_state, _invoked, session.environment, name, *arguments
+        )
+        return found
+
+    def _checked(self, made_of: Any, returned: Any, what: str) -> Any:
+        """Makes a record of what came back, and refuses what would not survive the wire, or has no room there."""
+        try:
+            made = made_of(returned)
+            encoded = encode(made)
+            num_bytes = len(encoded)
+            checked = decode(encoded, type(made)) if num_bytes <= self._reply_bytes else None
+        except BaseException as error:  # what came back may be an object whose every method is foreign code
+            text = self._guard.call(str, error)
+            raise Failed("invalid_reply", f"the {what}: {text}") from None
+        if checked is None:
+            raise Failed("oversize", f"the {what} has {num_bytes} bytes, of {self._reply_bytes} that are allowed")
+        self._waiting_bytes += num_bytes
+        return checked
+
+
+def _invoked(environment: Any, name: str, *arguments: Any) -> Any:
+    return getattr(environment, name)(*arguments)
+
+
+def main(control: int, rules: str) -> None:
+    """Runs the keeper of a cage of environments."""
+    nursery.main(control, rules, prepare=warm_up, serve=serve)
+
+
+def serve(connection: socket.socket) -> None:
+    """Runs a child: first it is told what to play, with the page beside it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    frames = Frames(connection, max_bytes=MAX_WORK_BYTES)
+    try:
+        payload, handle = frames.receive_with_handle()
+        assert handle is not None
+        place = Place(handle)
+        os.close(handle)
+        order = decode(payload, Load)
+        playable = load(order.environment)
+        if isinstance(playable, Loaded):
+            frames.send(encode(playable))
+            return
+        player = Player(frames, place, playable, reply_bytes=order.reply_bytes)
+        frames.send(encode(Loaded(facts=playable.facts)))
+        while True:
+            player.play(decode(frames.receive(), Work))
+    except Gone:
+        return

@@ -1,0 +1,1 @@
+"""Sessions, and the threads and cages that they are played in."""

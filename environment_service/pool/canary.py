@@ -1,0 +1,105 @@
+"""Is an environment what it says? The same tasks and messages twice, in two processes, the second time in company.
+
+Company shows what sessions share: a global generator, a counter, a file. What depends on the moment, the process or the
+order of a set shows by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from msgspec import UNSET
+from msgspec.structs import replace
+
+from cage.caged_process import ChildDied, ChildLate
+from contracts.environments.messages import Message, ToolCall
+from contracts.environments.service import CanaryRequest, Failure, Opening, Result, Task, Turned, reply_digest
+from contracts.errors import Unavailable
+from environment_service.player.protocol import Loaded, Play
+from environment_service.pool.play_cage import Interrupted, PlayCage
+
+NUM_TURNS = 4
+MAX_SEED = 2**62
+
+
+def compared(request: CanaryRequest, new_cage: Callable[[], PlayCage]) -> str:
+    """Says what differs; "" where nothing does. Both processes are the calling thread's. Raises Unavailable."""
+    first, second = new_cage(), new_cage()
+    try:
+        loaded = _loaded(first)
+        _loaded(second)
+        deterministic = loaded.facts is not None and loaded.facts.deterministic
+        for number, task in enumerate(request.tasks):
+            alone = _played(first, task, request, company=False)
+            in_company = _played(second, task, request, company=True)
+            problem = _difference(alone, in_company, deterministic=deterministic)
+            if problem:
+                return f"task {number} (seed {task.seed}), played twice: {problem}"
+        return ""
+    finally:
+        first.end()
+        second.end()
+
+
+def _loaded(cage: PlayCage) -> Loaded:
+    try:
+        loaded = cage.start_child()
+    except (ChildDied, ChildLate) as error:
+        raise Unavailable(str(error)) from error
+    if loaded.failure is not None:
+        raise Unavailable(loaded.failure.detail)
+    return loaded
+
+
+def _played(cage: PlayCage, task: Task, request: CanaryRequest, *, company: bool) -> list[Result]:
+    """Results of the opening and of each turn, up to the last or a failure."""
+    others = replace(task, seed=(task.seed + 1) % MAX_SEED)
+    found: list[Result] = []
+    for turn in range(-1, NUM_TURNS):
+        message = _message(found[0], turn) if turn >= 0 else None
+        plays = [_play(1, others, turn, message)] if company else []
+        plays.append(_play(0, task, turn, message))
+        try:
+            *_, result = cage.play(plays, call_timeout_s=[request.step_timeout_s] * len(plays))
+        except Interrupted as lost:
+            result = Failure(reason=lost.reason, detail=lost.detail)
+            _loaded(cage)
+        found.append(result)
+        if isinstance(result, Failure) or (result.reply is not UNSET and result.reply.done):
+            break
+    return found
+
+
+def _play(number: int, task: Task, turn: int, message: Message | None) -> Play:
+    if turn < 0:
+        return Play(number=number, task=task, shows_opening=True)
+    return Play(number=number, message=message, turn=turn)
+
+
+def _message(opened: Result, turn: int) -> Message:
+    """A tool of the opening in its turn, called without arguments; where there is none, a number."""
+    tools = opened.opening.tools if isinstance(opened, Turned) and isinstance(opened.opening, Opening) else ()
+    if not tools or turn == NUM_TURNS - 1:
+        return Message(role="assistant", content=str(turn))
+    call = ToolCall(name=tools[turn % len(tools)].name, call_id=f"canary-{turn}")
+    return Message(role="assistant", tool_calls=(call,))
+
+
+def _difference(alone: list[Result], in_company: list[Result], *, deterministic: bool) -> str:
+    for place, (one, other) in enumerate(zip(alone, in_company, strict=False)):
+        what = "the opening" if place == 0 else f"the reply of turn {place - 1}"
+        if isinstance(one, Failure) or isinstance(other, Failure):
+            failure = one if isinstance(one, Failure) else other
+            assert isinstance(failure, Failure)
+            if isinstance(one, Failure) and isinstance(other, Failure) and one.reason == other.reason:
+                return f"{what} failed: {failure.reason}: {failure.detail}" if place == 0 else ""
+            return f"{what} failed once: {failure.reason}: {failure.detail}" if place == 0 or deterministic else ""
+        if place == 0 and one.opening != other.opening:
+            return f"{what} differs, which is to be a function of task and seed"
+        if place > 0 and deterministic and _digest(one) != _digest(other):
+            return f"{what} differs, and the environment says that it is deterministic"
+    return ""
+
+
+def _digest(turned: Turned) -> str:
+    return "" if turned.reply is UNSET else reply_digest(turned.reply)

@@ -1,0 +1,343 @@
+"""One lane: a thread that plays the sessions of one environment, in a cage that it owns, one call after the other."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from threading import Condition, Lock, Thread
+
+from cage.caged_process import ChildDied, ChildLate
+from contracts.environments.service import EnvironmentFacts, Failure, Result
+from contracts.errors import Unavailable
+from environment_service.player.protocol import Loaded, Play
+from environment_service.pool.play_cage import Interrupted, PlayCage
+from environment_service.pool.sessions import ENDED, Ask, Begin, End, Session
+from process.crash_points import reach
+
+SWEEP_S = 1.0
+"""How often idle sessions are looked for."""
+QUICK_S = 0.05
+"""Plays that took no longer together are sent twice as many at a time."""
+FIRST_AT_ONCE, MOST_AT_ONCE = 16, 1024
+MAX_BYTES_AT_ONCE = 32 * 1024 * 1024
+SESSIONS_OF_A_CHILD = 4096
+"""Begun in one child, before a fresh one takes its place when it has none left: what they leak goes with it."""
+LOSSES_WITHOUT_PROGRESS = 3
+"""A child that dies so often, without a session at fault, takes what it should play with it."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(kw_only=True, eq=False)
+class Call:
+    """One HTTP call's share of a lane: what it asks, and the future of its results, in order."""
+
+    asks: Sequence[Ask]
+    future: Future[list[Result]] = field(default_factory=Future)
+    results: dict[int, Result] = field(default_factory=dict)
+
+    def deliver(self, place: int, result: Result) -> None:
+        self.results[place] = result
+        if len(self.results) == len(self.asks) and self.future.set_running_or_notify_cancel():
+            self.future.set_result([self.results[place] for place in range(len(self.asks))])
+
+    def fail(self, error: Exception) -> None:
+        if not self.future.done() and self.future.set_running_or_notify_cancel():
+            self.future.set_exception(error)
+
+
+class Lane(Thread):
+    """The cage is started by this thread, because Linux ends it together with the thread that started it."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        new_cage: Callable[[], PlayCage],
+        on_missing: Callable[[tuple[str, ...]], None],
+        on_restart: Callable[[], None],
+        on_result: Callable[[Result], None],
+        forget: Callable[[Session], None],
+        has_room: Callable[[], bool],
+    ) -> None:
+        """forget: told of each session that is over. has_room: whether the service may keep more than it does."""
+        super().__init__(name=name, daemon=True)
+        self._new_cage = new_cage
+        self._on_missing = on_missing
+        self._on_restart = on_restart
+        self._on_result = on_result
+        self._forget = forget
+        self._has_room = has_room
+        self._changed = Condition()
+        self._calls: deque[Call] = deque()
+        self._stopped = False
+        self._cage: PlayCage | None = None
+        self._guards_cage = Lock()
+        self._sessions: set[Session] = set()
+        self._numbers = itertools.count()
+        self._num_begun = 0
+        self.num_bytes = 0
+        """Kept of its sessions, as of the last sweep."""
+        self._at_once = FIRST_AT_ONCE
+        self._swept_s = time.monotonic()
+        self._facts = EnvironmentFacts(deterministic=False, version="")
+
+    @property
+    def num_sessions(self) -> int:
+        return len(self._sessions)
+
+    @property
+    def num_waiting(self) -> int:
+        return sum(len(call.asks) for call in list(self._calls))
+
+    @property
+    def is_busy(self) -> bool:
+        with self._changed:
+            return bool(self._calls or self._sessions)
+
+    @property
+    def pid(self) -> int | None:
+        with self._guards_cage:
+            return self._cage.pid if self._cage is not None else None
+
+    def next_number(self) -> int:
+        return next(self._numbers)
+
+    def ask(self, asks: Sequence[Ask]) -> Future[list[Result]]:
+        """Raises Unavailable."""
+        call = Call(asks=asks)
+        with self._changed:
+            if self._stopped:
+                raise Unavailable("the environment pool is closed")
+            self._calls.append(call)
+            self._changed.notify()
+        return call.future
+
+    def facts(self) -> Future[Loaded]:
+        """Asks for a loaded child, and nothing else."""
+        call = _Facts()
+        with self._changed:
+            self._calls.append(call)
+            self._changed.notify()
+        return call.loaded
+
+    def stop(self) -> None:
+        """Kills the cage, so that a wait for it ends now; another thread calls it, and joins this one."""
+        with self._changed:
+            self._stopped = True
+            unfinished = list(self._calls)
+            self._calls.clear()
+            self._changed.notify()
+        for call in unfinished:
+            call.fail(Unavailable("the environment pool was closed"))
+        with self._guards_cage:
+            if self._cage is not None:
+                self._cage.kill()
+
+    def run(self) -> None:
+        while (call := self._next()) is not None:
+            try:
+                self._answer(call)
+            except Exception as error:  # our own fault: its call learns it, the lane lives on
+                log.exception("an environment lane failed")
+                call.fail(RuntimeError(f"an environment lane failed: {error!r}"))
+                self._lose_child()
+                self._end_cage()
+            with self._changed:
+                if self._calls and self._calls[0] is call:
+                    self._calls.popleft()
+        self._end_cage()
+
+    def _next(self) -> Call | None:
+        """The oldest call, which stays in the queue while it is answered. It sweeps meanwhile."""
+        while True:
+            with self._changed:
+                if self._stopped:
+                    return None
+                if time.monotonic() - self._swept_s < SWEEP_S:
+                    if self._calls:
+                        return self._calls[0]
+                    self._changed.wait(SWEEP_S if self._sessions else None)
+                    continue
+            self._sweep()
+
+    def _answer(self, call: Call) -> None:
+        if isinstance(call, _Facts):
+            call.loaded.set_result(self._ready())
+            return
+        places = deque(range(len(call.asks)))
+        num_losses = 0
+        while places:
+            if call.future.cancelled():
+                self._withdraw(call, places)
+                return
+            loaded = self._ready()
+            if loaded.failure is not None:
+                self._refuse(call, places, loaded.failure)
+                return
+            before = len(places)
+            lost = self._play_some(call, places)
+            num_losses = num_losses + 1 if lost and len(places) == before else 0
+            if num_losses >= LOSSES_WITHOUT_PROGRESS:
+                detail = f"its process died {num_losses} times before it answered"
+                self._refuse(call, places, Failure(reason="crashed", detail=detail))
+
+    def _withdraw(self, call: Call, places: deque[int]) -> None:
+        """The caller is gone: what it began and what isn't played yet has no use."""
+        for place in places:
+            ask = call.asks[place]
+            if isinstance(ask, Begin):
+                ask.session.fail(ENDED)
+                self._drop(ask.session)
+
+    def _refuse(self, call: Call, places: deque[int], failure: Failure) -> None:
+        while places:
+            self._settle(call, places.popleft(), failure)
+
+    def _play_some(self, call: Call, places: deque[int]) -> bool:
+        """Plays the next few asks of a call; whether the child was lost over it. What wasn't played is put back."""
+        chosen, plays, limits = self._choose(call, places)
+        if not plays:
+            return False
+        assert self._cage is not None
+        started_s = time.monotonic()
+        num_played = 0
+        reach("environment.before_play")
+        try:
+            for result in self._cage.play(plays, call_timeout_s=limits):
+                self._settle(call, chosen[num_played], result)
+                num_played += 1
+        except Interrupted as lost:
+            self._lose_child()
+            if lost.at is not None or lost.reason != "crashed":
+                log.warning("%s; its other sessions go on in another process", lost.detail)
+                self._on_restart()
+            for number in range(len(plays) - 1, num_played - 1, -1):
+                if number == lost.at:
+                    self._settle(call, chosen[number], Failure(reason=lost.reason, detail=lost.detail))
+                else:
+                    places.appendleft(chosen[number])
+            return True
+        reach("environment.after_play")
+        is_quick = time.monotonic() - started_s < QUICK_S
+        self._at_once = min(2 * self._at_once, MOST_AT_ONCE) if is_quick else max(1, self._at_once // 2)
+        return False
+
+    def _choose(self, call: Call, places: deque[int]) -> tuple[list[int], list[Play], list[float]]:
+        chosen: list[int] = []
+        plays: list[Play] = []
+        limits: list[float] = []
+        num_bytes = 0
+        has_room = self._has_room()
+        while places and len(plays) < self._at_once and num_bytes < MAX_BYTES_AT_ONCE:
+            place = places.popleft()
+            ask = call.asks[place]
+            if not has_room and not isinstance(ask, End):
+                failure = Failure(reason="oversize", detail="the environment service keeps as much as it may")
+                self._settle(call, place, failure)
+                continue
+            prepared = ask.prepare(deterministic=self._facts.deterministic)
+            if not isinstance(prepared, Play):
+                self._answer_at_once(call, place, prepared)
+                continue
+            if prepared.task is not None:
+                self._sessions.add(ask.session)
+                self._num_begun += 1
+            num_bytes += ask.session.num_bytes + (len(prepared.message.content) if prepared.message else 0)
+            chosen.append(place)
+            plays.append(prepared)
+            limits.append(ask.session.call_timeout_s)
+        return chosen, plays, limits
+
+    def _answer_at_once(self, call: Call, place: int, result: Result) -> None:
+        ask = call.asks[place]
+        ask.session.used_s = time.monotonic()
+        if isinstance(ask, End):
+            self._drop(ask.session)
+        call.deliver(place, result)
+
+    def _settle(self, call: Call, place: int, result: Result) -> None:
+        ask = call.asks[place]
+        ask.settle(result)
+        ask.session.used_s = time.monotonic()
+        if ask.is_last(result):
+            self._drop(ask.session)
+        self._on_result(result)
+        call.deliver(place, result)
+
+    def _drop(self, session: Session) -> None:
+        self._sessions.discard(session)
+        self._forget(session)
+
+    def _ready(self) -> Loaded:
+        """Has a child that plays this environment; why there can be none, in what it returns."""
+        if self._cage is not None and self._cage.has_child:
+            is_stale = self._num_begun >= SESSIONS_OF_A_CHILD and not any(one.is_in_child for one in self._sessions)
+            if not is_stale:
+                return Loaded(facts=self._facts)
+        self._num_begun = 0
+        try:
+            if self._cage is None or not self._cage.is_alive:
+                self._end_cage()
+                cage = self._new_cage()
+                with self._guards_cage:
+                    self._cage = cage
+                    if self._stopped:
+                        raise ChildDied("the environment pool was closed")
+            loaded = self._cage.start_child()
+        except ChildLate as error:
+            return Loaded(failure=Failure(reason="timeout", detail=self._failed_start(error)))
+        except ChildDied as error:
+            return Loaded(failure=Failure(reason="crashed", detail=self._failed_start(error)))
+        self._on_missing(self._cage.missing)
+        if loaded.facts is not None:
+            self._facts = loaded.facts
+        return loaded
+
+    def _failed_start(self, error: Exception) -> str:
+        self._end_cage()
+        return str(error)
+
+    def _lose_child(self) -> None:
+        """The child is gone: sessions of a deterministic environment begin again when they are asked for next."""
+        reach("environment.lost_child")
+        for session in self._sessions:
+            session.is_in_child = False
+
+    def _sweep(self) -> None:
+        """Ends the sessions that were asked nothing for long: their generator is gone."""
+        self._swept_s = now_s = time.monotonic()
+        self.num_bytes = sum(session.num_bytes for session in self._sessions)
+        if self._calls:
+            return
+        idle = [session for session in self._sessions if now_s - session.used_s > session.idle_s]
+        if idle:
+            log.info("%d sessions were idle for too long and are ended", len(idle))
+            with self._changed:
+                self._calls.append(Call(asks=[End(session) for session in idle]))
+        for session in idle:
+            self._forget(session)
+
+    def _end_cage(self) -> None:
+        self._lose_child()
+        with self._guards_cage:
+            cage, self._cage = self._cage, None
+        if cage is not None:
+            cage.end()
+
+
+class _Facts(Call):
+    """Asks nothing of a session."""
+
+    def __init__(self) -> None:
+        super().__init__(asks=())
+        self.loaded: Future[Loaded] = Future()
+
+    def fail(self, error: Exception) -> None:
+        if not self.loaded.done():
+            self.loaded.set_exception(error)

@@ -1,0 +1,174 @@
+"""The service's side of one child: start it, give it work under a deadline for each call, end it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from cage.cage import CageRules
+from cage.caged_process import CagedProcess, ChildDied, ChildLate
+from cage.frames import Frames, Gone, Late
+from contracts.encoding.wire import decode, encode
+from contracts.environments.service import EnvironmentTable, FailureReason, Result
+from contracts.errors import ContractViolation
+from environment_service.player.player import FLUSH_BYTES
+from environment_service.player.protocol import Answers, Load, Loaded, Place, Play, Work
+
+SEND_TIMEOUT_S = 60.0
+"""A child that reads no work is stuck in what an earlier session left behind."""
+CALLS_OF_A_PLAY = 4
+"""Beside the turns of its history: made, reset, stepped, closed."""
+HASH_SEED = 0
+"""Equal in all processes, so that the order of a set of texts is no chance."""
+
+
+class Interrupted(Exception):
+    """The child is gone before it answered all. `at` is the place of the play that cost it, None where none did."""
+
+    def __init__(self, at: int | None, reason: FailureReason, detail: str) -> None:
+        super().__init__(detail)
+        self.at = at
+        self.reason: FailureReason = reason
+        self.detail = detail
+
+
+class PlayCage:
+    """Used by one thread, which must stay alive: Linux ends a child together with the thread that started it."""
+
+    def __init__(
+        self,
+        rules: CageRules,
+        *,
+        environment: EnvironmentTable,
+        reply_bytes: int,
+        start_timeout_s: float,
+        on_empty: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._process = CagedProcess(
+            rules,
+            module="environment_service.player.player",
+            noun="the environment",
+            start_timeout_s=start_timeout_s,
+            hash_seed=HASH_SEED,
+            on_empty=on_empty,
+        )
+        self._load = Load(environment=environment, reply_bytes=reply_bytes)
+        self._start_timeout_s = start_timeout_s
+        self._is_warm = False
+        self._child: Frames | None = None
+        self._place: Place | None = None
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Locks that this cage doesn't have."""
+        return self._process.missing or ()
+
+    @property
+    def has_child(self) -> bool:
+        return self._child is not None
+
+    def start_child(self) -> Loaded:
+        """Has a child that has loaded the environment, in place of the one before. Raises ChildLate, ChildDied."""
+        self._drop_child()
+        deadline_s = time.monotonic() + self._start_timeout_s
+        doing = f"importing the environment took more than {self._start_timeout_s:g} s"
+        if not self._is_warm:
+            self._process.prepare(encode(self._load.environment), deadline_s=deadline_s, doing=doing)
+            self._is_warm = True
+        child = self._process.fresh_child(max_bytes=self._load.reply_bytes + 4 * FLUSH_BYTES)
+        self._child = child
+        self._place, page = Place.made_with_handle()
+        try:
+            with page:
+                child.send_handle(encode(self._load), page.fileno())
+            loaded = decode(child.receive(deadline_s=deadline_s), Loaded)
+        except Late as error:
+            raise ChildLate(f"{doing}; its process was killed") from error
+        except Gone as error:
+            raise self._process.child_death() from error
+        except ContractViolation as error:
+            raise ChildDied("the environment's process sent what is no answer") from error
+        if loaded.failure is not None:
+            self._drop_child()
+        return loaded
+
+    def play(self, plays: Sequence[Play], *, call_timeout_s: Sequence[float]) -> Iterator[Result]:
+        """Results in order, as they come. Raises Interrupted; then only `start_child` or `end` may follow.
+
+        call_timeout_s: for each play, how long each of its calls may take.
+        """
+        assert self._child is not None
+        calls_left = sum(len(play.history) + CALLS_OF_A_PLAY for play in plays)
+        num_answered = 0
+        try:
+            self._child.send(encode(Work(plays=tuple(plays))), deadline_s=time.monotonic() + SEND_TIMEOUT_S)
+            while num_answered < len(plays):
+                results = self._receive(num_answered, call_timeout_s)
+                calls_left -= not results
+                if num_answered + len(results) > len(plays) or calls_left < 0:
+                    raise ContractViolation("it answers out of turn")
+                for result in results:
+                    num_answered += 1
+                    yield result
+        except Late:
+            at = self._place_of(num_answered, len(plays))
+            limit_s = call_timeout_s[num_answered if at is None else at]
+            detail = f"a call of the environment took more than {limit_s:g} s; its process was killed"
+            raise self._interrupted(num_answered if at is None else at, "timeout", detail) from None
+        except Gone:
+            at = self._place_of(num_answered, len(plays))
+            raise self._interrupted(at, "crashed", str(self._process.child_death())) from None
+        except ContractViolation as error:
+            at = self._place_of(num_answered, len(plays))
+            detail = f"the environment's process sent what is no answer: {error}"
+            raise self._interrupted(num_answered if at is None else at, "crashed", detail) from None
+
+    def kill(self) -> None:
+        """Has the keeper end the whole cage; does not wait."""
+        self._process.kill()
+
+    def end(self) -> None:
+        """Ends the cage, and reaps it."""
+        self._drop_child()
+        self._process.end()
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.is_alive
+
+    def _receive(self, num_answered: int, call_timeout_s: Sequence[float]) -> tuple[Result, ...]:
+        """The next results. A play that the child has come to in silence has its own deadline. Raises Late, Gone."""
+        assert self._child is not None
+        since_s = time.monotonic()
+        at = num_answered
+        while True:
+            try:
+                return decode(self._child.receive(deadline_s=since_s + call_timeout_s[at]), Answers).results
+            except Late:
+                place = self._place_of(num_answered, len(call_timeout_s))
+                if place is None or call_timeout_s[place] <= call_timeout_s[at]:
+                    raise
+                at = place
+
+    def _place_of(self, num_answered: int, num_plays: int) -> int | None:
+        """Which play the child is at, as far as it can be believed."""
+        at = self._place.at if self._place is not None else num_plays
+        return at if num_answered <= at < num_plays else None
+
+    def _interrupted(self, at: int | None, reason: FailureReason, detail: str) -> Interrupted:
+        self._drop_child()
+        return Interrupted(at, reason, detail)
+
+    def _drop_child(self) -> None:
+        """Kills the child with all that it started."""
+        if self._child is not None:
+            self._child.close()
+            self._child = None
+            self._process.end_child()
+        if self._place is not None:
+            self._place.close()
+            self._place = None

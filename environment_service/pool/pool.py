@@ -1,0 +1,321 @@
+"""Sessions of many environments, spread over caged children: one that hangs, dies or lies costs itself.
+
+    open, step, close ─▶ kind of environment ─┬▶ lane 1 ═ cage ═ child: its sessions, one call after the other
+                         (and job)            └▶ lane N ═ cage ═ child
+
+A kind is an environment with its parameters, of one job; no child holds two of them. A kind without sessions stays as
+long as no other one needs its place.
+
+Consumes:     asks of sessions, many in one call.
+Waits for:    the children's results.
+Unblocked by: a result, a child's death, or the deadline of a call of an environment.
+Produces:     a result for each ask, in order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import heapq
+import itertools
+import logging
+import os
+import tempfile
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from threading import Lock
+
+from cage.cage import CageRules
+from contracts.encoding.wire import encode
+from contracts.environments.service import (
+    CanaryRequest,
+    EnvironmentTable,
+    Failure,
+    NewSession,
+    OpeningRequest,
+    OpenRequest,
+    Result,
+    Step,
+    Task,
+)
+from contracts.errors import InvalidInput, Unavailable
+from contracts.settings import StackSettings, usable_cores
+from environment_service.player.protocol import Loaded
+from environment_service.pool.canary import compared
+from environment_service.pool.lane import Lane
+from environment_service.pool.play_cage import PlayCage
+from environment_service.pool.sessions import Advance, Ask, Begin, End, Session, Show
+
+MAX_KINDS = 8
+MAX_CAGES = 240
+"""Each has a user of its own, of 256."""
+MAX_WAITING = 2**17
+"""Asks that wait in all lanes; one more call is refused."""
+NO_SESSION = Failure(reason="lost", detail="the environment service has no such session")
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(kw_only=True, eq=False)
+class Kind:
+    """The lanes of one environment of one job."""
+
+    table: EnvironmentTable
+    lanes: list[Lane] = field(default_factory=list)
+
+    @property
+    def is_busy(self) -> bool:
+        return any(lane.is_busy for lane in self.lanes)
+
+    def least_loaded(self, number: int) -> list[Lane]:
+        """Lanes for that many new sessions: always the one that has the fewest."""
+        heap = [(lane.num_sessions + lane.num_waiting, place) for place, lane in enumerate(self.lanes)]
+        heapq.heapify(heap)
+        chosen: list[Lane] = []
+        for _ in range(number):
+            load, place = heap[0]
+            chosen.append(self.lanes[place])
+            heapq.heapreplace(heap, (load + 1, place))
+        return chosen
+
+
+class EnvironmentPool:
+    """Owns kinds and sessions. Its methods are for one event loop; lanes call back from their threads."""
+
+    def __init__(
+        self,
+        settings: StackSettings,
+        *,
+        on_restart: Callable[[], None] = lambda: None,
+        on_result: Callable[[Result], None] = lambda result: None,
+    ) -> None:
+        """on_restart: called for each child that was lost. on_result: for each result of a child."""
+        self._settings = settings
+        self.num_children = settings.environment_children or usable_cores()
+        self._hidden = (str(settings.run_root_path), str(settings.weight_root_path))
+        self._on_restart = on_restart
+        self._on_result = on_result
+        self._kinds: OrderedDict[bytes, Kind] = OrderedDict()
+        self._sessions: dict[str, tuple[Session, Lane]] = {}
+        self._guards_sessions = Lock()
+        self._cages: set[int] = set()
+        self._folder = ""
+        self._closed = False
+        self._missing: tuple[str, ...] | None = None
+
+    @property
+    def is_alive(self) -> bool:
+        return not self._closed and all(lane.is_alive() for lane in self._lanes())
+
+    @property
+    def missing_locks(self) -> tuple[str, ...] | None:
+        """What the cages lack on this platform; None before the first one has started."""
+        return self._missing
+
+    @property
+    def num_sessions(self) -> int:
+        return len(self._sessions)
+
+    def num_waiting(self) -> int:
+        return sum(lane.num_waiting for lane in self._lanes())
+
+    def cage_pids(self) -> list[int]:
+        """The keepers of the cages that are there now; whatever is in a cage ends with its keeper."""
+        return [pid for lane in self._lanes() if (pid := lane.pid) is not None]
+
+    async def facts(self, table: EnvironmentTable) -> Loaded:
+        """Raises Unavailable."""
+        return await asyncio.wrap_future(self._kind(table, "").lanes[0].facts())
+
+    async def canary(self, request: CanaryRequest) -> str:
+        """Says what differs where tasks are played twice; "" where nothing does. Raises Unavailable."""
+        with self._guards_sessions:
+            if self._closed or len(self._cages) + 2 > MAX_CAGES:
+                raise Unavailable("no process can be started for a canary now")
+        return await asyncio.to_thread(compared, request, lambda: self.new_cage(request.environment))
+
+    async def openings(self, request: OpeningRequest) -> list[Result]:
+        """Raises Unavailable."""
+        kind = self._kind(request.environment, request.job_id)
+        lanes = kind.least_loaded(len(request.tasks))
+        asks = [
+            Show(self._made("", task, lane, call_timeout_s=request.step_timeout_s, idle_s=request.step_timeout_s))
+            for task, lane in zip(request.tasks, lanes, strict=True)
+        ]
+        return await self._asked(asks, lanes)
+
+    async def open(self, request: OpenRequest) -> list[Result]:
+        """Begins sessions; one that has the id of another ends that one. Raises Unavailable, InvalidInput."""
+        _no_twice([new.session_id for new in request.sessions])
+        kind = self._kind(request.environment, request.job_id)
+        self.close([new.session_id for new in request.sessions])
+        if self.num_sessions + len(request.sessions) > self._settings.environment_sessions:
+            raise Unavailable(
+                f"{self.num_sessions} sessions are open, of {self._settings.environment_sessions} that may be",
+                cure="start another environment service, or raise ONBEAT_ENVIRONMENT_SESSIONS",
+            )
+        lanes = kind.least_loaded(len(request.sessions))
+        asks = [self._begun(new, lane, request) for new, lane in zip(request.sessions, lanes, strict=True)]
+        return await self._asked(asks, lanes)
+
+    async def step(self, steps: Sequence[Step]) -> list[Result]:
+        """Raises Unavailable, InvalidInput."""
+        _no_twice([step.session_id for step in steps])
+        found = [self._sessions.get(step.session_id) for step in steps]
+        asks = [Advance(one[0], step) for one, step in zip(found, steps, strict=True) if one is not None]
+        results = iter(await self._asked(asks, [one[1] for one in found if one is not None]))
+        return [NO_SESSION if one is None else next(results) for one in found]
+
+    def close(self, session_ids: Sequence[str]) -> int:
+        """Ends those that are open, soon; returns how many there were."""
+        with self._guards_sessions:
+            found = [one for name in session_ids if (one := self._sessions.pop(name, None)) is not None]
+        by_lane: dict[Lane, list[Ask]] = {}
+        for session, lane in found:
+            by_lane.setdefault(lane, []).append(End(session))
+        for lane, asks in by_lane.items():
+            with contextlib.suppress(Unavailable):
+                lane.ask(asks)
+        return len(found)
+
+    def shut(self) -> None:
+        """Kills the children, fails what is not finished, and returns when no process is left."""
+        self._closed = True
+        lanes = self._lanes()
+        for lane in lanes:
+            lane.stop()
+        for lane in lanes:
+            lane.join()
+        if self._folder:
+            with contextlib.suppress(OSError):
+                os.rmdir(self._folder)
+
+    def new_cage(self, table: EnvironmentTable) -> PlayCage:
+        """Called by the thread that will own it."""
+        with self._guards_sessions:
+            if not self._folder:
+                self._folder = tempfile.mkdtemp(prefix="onbeat-environments-")
+                os.chmod(self._folder, 0o555)
+            number = next(number for number in itertools.count() if number not in self._cages)
+            self._cages.add(number)
+        rules = CageRules(
+            folder=self._folder,
+            memory_mb=self._settings.environment_memory_mb,
+            network=self._settings.environment_network == "host",
+            hidden=self._hidden,
+            service_pid=os.getpid(),
+            number=number,
+        )
+        return PlayCage(
+            rules,
+            environment=table,
+            reply_bytes=self._settings.environment_reply_kb * 1024,
+            start_timeout_s=self._settings.environment_start_s,
+            on_empty=lambda: self._cages.discard(number),
+        )
+
+    async def _asked(self, asks: Sequence[Ask], lanes: Sequence[Lane]) -> list[Result]:
+        """Results in order; cancelling it withdraws what isn't played yet."""
+        if self.num_waiting() + len(asks) > MAX_WAITING:
+            raise Unavailable(f"{self.num_waiting()} steps wait already", cure="start another environment service")
+        places: dict[Lane, list[int]] = {}
+        for place, lane in enumerate(lanes):
+            places.setdefault(lane, []).append(place)
+        futures = [asyncio.wrap_future(lane.ask([asks[one] for one in mine])) for lane, mine in places.items()]
+        found: dict[int, Result] = {}
+        for mine, results in zip(places.values(), await asyncio.gather(*futures), strict=True):
+            found |= zip(mine, results, strict=True)
+        return [found[place] for place in range(len(asks))]
+
+    def _begun(self, new: NewSession, lane: Lane, request: OpenRequest) -> Begin:
+        session = self._made(
+            new.session_id, new.task, lane, call_timeout_s=request.step_timeout_s, idle_s=request.idle_s
+        )
+        with self._guards_sessions:
+            self._sessions[new.session_id] = session, lane
+        return Begin(session, new)
+
+    def _made(self, name: str, task: Task, lane: Lane, *, call_timeout_s: float, idle_s: float) -> Session:
+        return Session(
+            session_id=name,
+            task=task,
+            number=lane.next_number(),
+            call_timeout_s=call_timeout_s,
+            idle_s=idle_s,
+            history=[],
+        )
+
+    def _forget(self, session: Session) -> None:
+        """Called by lanes."""
+        with self._guards_sessions:
+            found = self._sessions.get(session.session_id)
+            if found is not None and found[0] is session:
+                del self._sessions[session.session_id]
+
+    def _has_room(self) -> bool:
+        return sum(lane.num_bytes for lane in self._lanes()) <= self._settings.environment_kept_mb * 2**20
+
+    def _lanes(self) -> list[Lane]:
+        return [lane for kind in list(self._kinds.values()) for lane in kind.lanes]
+
+    def _kind(self, table: EnvironmentTable, job_id: str) -> Kind:
+        """The environment's lanes for a job, which is made where there are none. Raises Unavailable."""
+        if self._closed:
+            raise Unavailable("the environment pool is closed")
+        key = encode((table.name, sorted(table.params.items()), job_id))
+        kind = self._kinds.get(key)
+        if kind is None:
+            self._make_room()
+            kind = self._kinds[key] = Kind(table=table)
+            for number in range(self.num_children):
+                kind.lanes.append(self._lane(kind, number))
+        self._kinds.move_to_end(key)
+        return kind
+
+    def _lane(self, kind: Kind, number: int) -> Lane:
+        lane = Lane(
+            name=f"environment-{kind.table.name[:32]}-{number + 1}",
+            new_cage=lambda: self.new_cage(kind.table),
+            on_missing=self._say_what_is_missing,
+            on_restart=self._on_restart,
+            on_result=self._on_result,
+            forget=self._forget,
+            has_room=self._has_room,
+        )
+        lane.start()
+        return lane
+
+    def _make_room(self) -> None:
+        """Ends the kind that was asked longest ago, of those without sessions. Raises Unavailable where there is none.
+
+        Its threads end by themselves: the caller doesn't wait for them.
+        """
+        most = max(1, min(MAX_KINDS, MAX_CAGES // self.num_children))
+        while len(self._kinds) >= most:
+            key = next((key for key, kind in self._kinds.items() if not kind.is_busy), None)
+            if key is None:
+                raise Unavailable(
+                    f"{len(self._kinds)} environments have sessions, and no more fit in",
+                    cure="start another environment service, or wait for a job's end",
+                )
+            for lane in self._kinds.pop(key).lanes:
+                lane.stop()
+
+    def _say_what_is_missing(self, missing: tuple[str, ...]) -> None:
+        with self._guards_sessions:
+            if self._missing is not None:
+                return
+            self._missing = missing
+        if self._settings.environment_network == "host":
+            log.warning("environments may open connections (ONBEAT_ENVIRONMENT_NETWORK)")
+        if missing:
+            log.warning("environments are caged as far as this platform allows; missing: %s", "; ".join(missing))
+        else:
+            log.info("environments are caged")
+
+
+def _no_twice(names: Sequence[str]) -> None:
+    if len(set(names)) != len(names):
+        twice = next(name for place, name in enumerate(names) if name in names[:place])
+        raise InvalidInput(f"`{twice}` is there twice", field="session_id", cure="one step of a session in a call")

@@ -1,0 +1,48 @@
+"""Which environments there are: those of adapters/, by their names, and entry points of group `onbeat.environments`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module, metadata
+from typing import Any
+
+from contracts.environments.service import EnvironmentTable
+from contracts.errors import InvalidInput
+from process.entry_points import find_entry_point, names_in
+
+GROUP = "onbeat.environments"
+NAME_FIELD, PARAMS_FIELD = "environment.name", "environment.params"
+BUILT_IN: dict[str, tuple[str, str, str]] = {}
+"""Name → class as "module:Class", the distribution whose version is the environment's, and the extra that brings it."""
+
+Factory = Callable[..., Any]
+
+
+def names() -> tuple[str, ...]:
+    """Returns what a spec may name; imports none of it."""
+    return tuple(sorted({*BUILT_IN, *names_in(GROUP)}))
+
+
+def is_built_in(name: str) -> bool:
+    return name in BUILT_IN
+
+
+def factory_of(table: EnvironmentTable) -> tuple[Factory, str]:
+    """Imports an environment; returns what makes it, and its version.
+
+    Raises InvalidInput that names the field, and whatever a foreign module raises while it is imported.
+    """
+    if table.name in BUILT_IN:
+        path, distribution, extra = BUILT_IN[table.name]
+        module, _, name = path.partition(":")
+        try:
+            version = metadata.version(distribution)
+            return getattr(import_module(module), name), f"{distribution} {version}"
+        except (ImportError, metadata.PackageNotFoundError) as error:
+            raise InvalidInput(
+                f"`{table.name}` needs a package that isn't installed where the environment service runs: {error}",
+                field=NAME_FIELD,
+                cure=f"pip install 'onbeat[{extra}]' there" if extra else None,
+            ) from error
+    found = find_entry_point(GROUP, table.name, field=NAME_FIELD, where="environment service")
+    return found.load(), f"{found.dist.name} {found.dist.version}" if found.dist else ""

@@ -1,0 +1,198 @@
+"""The HTTP side of environments: what environments/client.py talks to."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
+from typing import TypeVar
+
+from fastapi import APIRouter, Request, Response
+from prometheus_client import generate_latest
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import ClientDisconnect
+
+from contracts.environments.service import (
+    CanaryRequest,
+    CanaryResponse,
+    CloseRequest,
+    CloseResponse,
+    EnvironmentNames,
+    EnvironmentTable,
+    Failure,
+    Opening,
+    OpeningRequest,
+    OpeningResponse,
+    OpenRequest,
+    Result,
+    SessionResponse,
+    StepRequest,
+)
+from contracts.errors import OnbeatError, Unavailable
+from environment_service import registry
+from environment_service.metrics import EnvironmentMetrics
+from environment_service.pool.pool import EnvironmentPool
+from http_service import formats
+from http_service.bodies import json_answer, read_body
+from http_service.problems import Problem
+from http_service.process_routes import process_routes
+
+CLIENT_GONE = 499
+"""nginx's status for a client that closed the connection; only the metrics see it."""
+LARGE_BYTES = 256 * 1024
+"""A body of this size is decoded beside the event loop."""
+
+T = TypeVar("T")
+Call = Callable[[EnvironmentPool, T], Awaitable[object]]
+
+router = APIRouter()
+
+
+@router.post("/v1/openings")
+async def openings(request: Request) -> Response:
+    """OpeningRequest → OpeningResponse."""
+
+    async def call(pool: EnvironmentPool, asked: OpeningRequest) -> OpeningResponse:
+        return OpeningResponse(openings=tuple(map(_opening, await pool.openings(asked))))
+
+    return await _answer(request, OpeningRequest, call)
+
+
+@router.post("/v1/sessions")
+async def sessions(request: Request) -> Response:
+    """OpenRequest → SessionResponse."""
+
+    async def call(pool: EnvironmentPool, asked: OpenRequest) -> SessionResponse:
+        return SessionResponse(results=tuple(await pool.open(asked)))
+
+    return await _answer(request, OpenRequest, call)
+
+
+@router.post("/v1/steps")
+async def steps(request: Request) -> Response:
+    """StepRequest → SessionResponse."""
+
+    async def call(pool: EnvironmentPool, asked: StepRequest) -> SessionResponse:
+        return SessionResponse(results=tuple(await pool.step(asked.steps)))
+
+    return await _answer(request, StepRequest, call)
+
+
+@router.post("/v1/sessions/close")
+async def close(request: Request) -> Response:
+    """CloseRequest → CloseResponse."""
+
+    async def call(pool: EnvironmentPool, asked: CloseRequest) -> CloseResponse:
+        return CloseResponse(num_closed=pool.close(asked.session_ids))
+
+    return await _answer(request, CloseRequest, call)
+
+
+@router.post("/v1/environments/check")
+async def check(request: Request) -> Response:
+    """EnvironmentTable → EnvironmentFacts. Problem 422 names the field, 503 says why none can be loaded now."""
+
+    async def call(pool: EnvironmentPool, asked: EnvironmentTable) -> object:
+        loaded = await pool.facts(asked)
+        if loaded.failure is not None and loaded.field:
+            raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, loaded.failure.detail, field=loaded.field)
+        if loaded.facts is None:
+            raise Unavailable(loaded.failure.detail if loaded.failure else "it was not loaded")
+        return loaded.facts
+
+    return await _answer(request, EnvironmentTable, call)
+
+
+@router.post("/v1/environments/canary")
+async def canary(request: Request) -> Response:
+    """CanaryRequest → CanaryResponse."""
+
+    async def call(pool: EnvironmentPool, asked: CanaryRequest) -> CanaryResponse:
+        return CanaryResponse(problem=await pool.canary(asked))
+
+    return await _answer(request, CanaryRequest, call)
+
+
+@router.get("/v1/environments")
+def environments() -> Response:
+    """EnvironmentNames: what a spec may name."""
+    return json_answer(EnvironmentNames(environments=registry.names()))
+
+
+async def _require_ready(request: Request) -> None:
+    """Raises Problem 503 unless the pool may play."""
+    pool: EnvironmentPool = request.app.state.pool
+    if not pool.is_alive:
+        raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, "the environment pool is not alive")
+
+
+def _exposition(request: Request) -> bytes:
+    metrics: EnvironmentMetrics = request.app.state.metrics
+    pool: EnvironmentPool = request.app.state.pool
+    metrics.sessions.set(pool.num_sessions)
+    metrics.waiting.set(pool.num_waiting())
+    return generate_latest(metrics.registry)
+
+
+def _opening(result: Result) -> Opening | Failure:
+    if isinstance(result, Failure):
+        return result
+    assert isinstance(result.opening, Opening)
+    return result.opening
+
+
+async def _answer(request: Request, kind: type[T], call: Call[T]) -> Response:
+    """Decodes, calls the pool, encodes, and counts, whatever comes of it."""
+    metrics: EnvironmentMetrics = request.app.state.metrics
+    endpoint = request.url.path
+    started_s = time.monotonic()
+    status = int(HTTPStatus.INTERNAL_SERVER_ERROR)
+    try:
+        response = await _called(request, kind, call)
+        status = response.status_code
+        return response
+    except (Problem, OnbeatError) as error:
+        status = int(error.status)
+        raise
+    finally:
+        metrics.requests.labels(endpoint, str(status)).inc()
+        metrics.request_seconds.labels(endpoint).observe(time.monotonic() - started_s)
+
+
+async def _called(request: Request, kind: type[T], call: Call[T]) -> Response:
+    body_format = formats.format_of(request)
+    try:
+        body = await read_body(request, max_bytes=request.app.state.max_body_bytes, cure="send fewer sessions")
+    except ClientDisconnect:
+        return Response(status_code=CLIENT_GONE)
+    if len(body) > LARGE_BYTES:
+        asked = await run_in_threadpool(formats.decode_request, body, body_format, kind)
+    else:
+        asked = formats.decode_request(body, body_format, kind)
+    answer = await _while_connected(request, call(request.app.state.pool, asked))
+    if answer is None:
+        return Response(status_code=CLIENT_GONE)
+    encoded = await run_in_threadpool(formats.encode_response, answer, body_format)
+    return Response(encoded, media_type=body_format.value)
+
+
+async def _while_connected(request: Request, answer: Awaitable[object]) -> object | None:
+    """None once the client has gone: its retry must not queue behind work that no client will read."""
+    work = asyncio.ensure_future(answer)
+    gone = asyncio.create_task(_disconnected(request))
+    try:
+        await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+        return work.result() if work.done() else None
+    finally:
+        work.cancel()
+        gone.cancel()
+        await asyncio.wait({work, gone})  # so that its steps are withdrawn before a client hears of the end
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+ROUTERS = (router, process_routes(require_ready=_require_ready, exposition=_exposition))

@@ -1,0 +1,91 @@
+"""An environment service for tests: its plug-in, a pool, and calls in short."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from msgspec import UNSET
+
+from contracts.environments.messages import Message
+from contracts.environments.service import (
+    EnvironmentTable,
+    Failure,
+    NewSession,
+    OpenRequest,
+    Played,
+    Reply,
+    Result,
+    Step,
+    Task,
+    Turned,
+    reply_digest,
+)
+from contracts.settings import StackSettings
+from environment_service.pool.pool import EnvironmentPool
+
+PLUGIN = Path(__file__).parent / "integration" / "environment_plugin"
+KEY = "environment-key"
+SETTINGS = StackSettings(environment_key=KEY, environment_children=1, environment_memory_mb=1024)
+
+
+def said(content: str) -> Message:
+    return Message(role="assistant", content=content)
+
+
+def new(number: int, *, history: Sequence[Played] = (), task: str = "{}", name: str = "") -> NewSession:
+    """A session of that seed."""
+    return NewSession(session_id=name or f"s{number}", task=Task(task=task, seed=number), history=tuple(history))
+
+
+def reply_of(result: Result) -> Reply:
+    assert isinstance(result, Turned), result
+    assert result.reply is not UNSET
+    return result.reply
+
+
+def text_of(result: Result) -> str:
+    return reply_of(result).messages[0].content
+
+
+def reason_of(result: Result) -> str:
+    return result.reason if isinstance(result, Failure) else "turned"
+
+
+def played(content: str, result: Result) -> Played:
+    return Played(message=said(content), reply_digest=reply_digest(reply_of(result)))
+
+
+class Asked:
+    """A pool, asked in few words."""
+
+    def __init__(self, pool: EnvironmentPool) -> None:
+        self.pool = pool
+
+    async def open(
+        self, environment: str, *sessions: NewSession, limit_s: float = 30.0, idle_s: float = 600.0, job_id: str = ""
+    ) -> list[Result]:
+        request = OpenRequest(
+            environment=EnvironmentTable(name=environment),
+            sessions=sessions,
+            step_timeout_s=limit_s,
+            idle_s=idle_s,
+            job_id=job_id,
+        )
+        return await self.pool.open(request)
+
+    async def step(self, turn: int, said_by: dict[int, str]) -> dict[int, Result]:
+        """The result of each session's message."""
+        steps = [Step(session_id=f"s{number}", turn=turn, message=said(text)) for number, text in said_by.items()]
+        return dict(zip(said_by, await self.pool.step(steps), strict=True))
+
+
+@asynccontextmanager
+async def asked(settings: StackSettings = SETTINGS) -> AsyncIterator[Asked]:
+    pool = EnvironmentPool(settings)
+    try:
+        yield Asked(pool)
+    finally:
+        await asyncio.to_thread(pool.shut)
