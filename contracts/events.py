@@ -24,9 +24,42 @@ class UpdateMetrics(Record, frozen=True, kw_only=True):
 
 
 NOT_DRAWN = frozenset(
-    {"iteration", "policy_version", "trainer_epoch", "started_s", "reward_components", "lag_counts", "updates"}
+    {
+        "iteration",
+        "policy_version",
+        "trainer_epoch",
+        "started_s",
+        "reward_components",
+        "lag_counts",
+        "updates",
+        "trajectories",
+    }
 )
 """Fields of IterationMetrics that say which iteration it is, or hold several values."""
+
+
+class TrajectoryMetrics(Record, frozen=True, kw_only=True):
+    """What an environment gave in one iteration, over its trained trajectories."""
+
+    turns_mean: float
+    """Turns of the model in a trajectory, and the most next."""
+    turns_max: int
+    done_share: float
+    """Share of trajectories that the environment ended, and next those that a limit ended."""
+    max_turns_share: float
+    max_tokens_share: float
+    observation_tokens_mean: float
+    """Tokens of a trajectory that were not sampled; they carry no loss (I9)."""
+    environment_reward_mean: float
+    """Sum of the rewards of a trajectory's turns; without the job's reward components."""
+    num_begun_again: int
+    """Trajectories whose environment had failed before."""
+    environment: dict[str, float]
+    """Mean of each metric of the environment, over the trajectories that have it."""
+
+    def numbers(self) -> dict[str, float]:
+        """Numbers that can be drawn, by field name."""
+        return {name: float(getattr(self, name)) for name in self.__struct_fields__ if name != "environment"}
 
 
 class IterationMetrics(Record, frozen=True, kw_only=True):
@@ -57,7 +90,7 @@ class IterationMetrics(Record, frozen=True, kw_only=True):
     response_tokens_mean: float
     response_tokens_max: int
     truncated_share: float
-    """Share of completions that hit max_new_tokens."""
+    """Share of completions that hit max_new_tokens, of trajectories in their last turn."""
     num_unscorable: int = 0
     """Trained completions whose reward has an `on_unscorable` score in it."""
     loss: float
@@ -124,12 +157,16 @@ class IterationMetrics(Record, frozen=True, kw_only=True):
     """Floating-point operations of training (consumer/gradient/cost.py) over training_s and the setting peak_flops."""
     updates: tuple[UpdateMetrics, ...] = ()
     """Each optimizer step by itself, where an iteration takes several."""
+    trajectories: TrajectoryMetrics | UnsetType = UNSET
+    """Left out in a job without an environment."""
 
     def numbers(self) -> dict[str, float]:
         """Numbers that can be drawn over the iterations, by field name; without unknown ones and those of NOT_DRAWN."""
         fields = {name: getattr(self, name) for name in self.__struct_fields__ if name not in NOT_DRAWN}
         if not self.lag_counts:
             del fields["lag_mean"]
+        if self.trajectories is not UNSET:
+            fields |= self.trajectories.numbers()
         return {name: float(value) for name, value in fields.items() if value is not None and value is not UNSET}
 
 

@@ -18,7 +18,7 @@ from msgspec import UNSET, Meta, UnsetType, field
 
 from contracts.encoding.arrays import ITEM_BYTES
 from contracts.encoding.digests import Digest, content_digest
-from contracts.encoding.wire import Record, Tokens, encode
+from contracts.encoding.wire import Line, Record, Tokens, encode
 from contracts.errors import ContractViolation
 from contracts.rewards import UnscorableReason
 from contracts.versions import PolicyVersion
@@ -29,6 +29,8 @@ TokenIds = bytes
 """int32[T], little-endian."""
 LogProbs = bytes
 """float32[S] of the sampled ones among T tokens, little-endian, natural logarithm."""
+EnvironmentNumbers = Annotated[dict[Line, float], Meta(max_length=64)]
+"""What an environment counts; each name is a curve, a gauge and a column of its own."""
 StopReason = Literal["done", "max_turns", "max_tokens"]
 """done         the environment said so
 max_turns    environment.max_turns were played
@@ -139,8 +141,12 @@ class Trajectory(Record, frozen=True, kw_only=True):
     stop: StopReason
     attempt: Annotated[int, Meta(ge=1)] = 1
     """How many times it was begun."""
-    metrics: dict[str, float] = field(default_factory=dict)
+    metrics: EnvironmentNumbers = field(default_factory=dict)
     """Named numbers of the environment's last reply."""
+
+    def __post_init__(self) -> None:
+        if not all(map(math.isfinite, self.metrics.values())):
+            raise ContractViolation("a metric of an environment is a finite number", field="metrics")
 
     @property
     def reward(self) -> float:
@@ -295,6 +301,21 @@ def turn_seed(batch: PromptBatch, prompt: Prompt, *, sample: int, turn: int) -> 
     if turn == 0:
         return first
     return int.from_bytes(hashlib.blake2b(f"{first}/{turn}".encode(), digest_size=8).digest(), "little") >> 2
+
+
+def trajectory_problem(completion: Completion, prompt: Prompt, sampling: SamplingParams) -> str:
+    """Says what in a completion isn't what its prompt asks for, where one of them is an environment's; "" otherwise.
+
+    That turns, tokens and log-probs fit each other is checked where a completion is made or decoded.
+    """
+    if completion.trajectory is UNSET:
+        return "" if prompt.environment is UNSET else "is no trajectory, though an environment opened the prompt"
+    if prompt.environment is UNSET:
+        return "is a trajectory, though no environment opened the prompt"
+    longest = max(end - start for start, end in completion.spans)
+    if longest > sampling.max_new_tokens:
+        return f"has a turn of {longest} tokens, sampling ends at {sampling.max_new_tokens}"
+    return ""
 
 
 def batch_digest(batch: RolloutBatch) -> str:

@@ -177,7 +177,8 @@ class JobSpec(Record, frozen=True, kw_only=True):
         self._check_lag()
         self._check_correction()
         self._check_stages()
-        check_products(self.rollout, self.evaluation, num_open=self.num_open)
+        longest = (self.completion_bound, self.max_completion_tokens)
+        check_products(self.rollout, self.evaluation, num_open=self.num_open, longest=longest)
 
     def _check_group_size(self) -> None:
         if self.rollout.group_size > 1 or self.trainer.external:
@@ -217,8 +218,9 @@ class JobSpec(Record, frozen=True, kw_only=True):
             if isinstance(component, OverlongReward) and component.free_tokens >= longest:
                 raise ValueError(
                     f"reward.components: overlong begins above {component.free_tokens} tokens, "
-                    f"rollout.sampling.max_new_tokens is {longest}, so it has no effect; lower max_tokens or raise "
-                    "buffer_tokens"
+                    f"{'rollout.sampling.max_new_tokens is' if self.environment is None else 'a trajectory samples'} "
+                    f"{longest}{'' if self.environment is None else ' at most'}, so it has no effect; lower max_tokens "
+                    "or raise buffer_tokens"
                 )
 
     def _check_lag(self) -> None:
@@ -291,6 +293,11 @@ class JobSpec(Record, frozen=True, kw_only=True):
             )
         if self.algorithm.has_late_baseline:
             raise ValueError(f'algorithm.advantage = "{self.algorithm.advantage}" needs trainer.sharding = "none"')
+
+    @property
+    def completion_bound(self) -> str:
+        """The field that bounds a completion."""
+        return "rollout.sampling.max_new_tokens" if self.environment is None else "environment.max_tokens"
 
     @property
     def max_completion_tokens(self) -> int:

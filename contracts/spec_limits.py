@@ -21,31 +21,33 @@ MAX_ITERATION_TOKENS = 2**32
 
 Product = tuple[str, str, int, int, str]
 """(fields, what they make, how many, at most, cure)."""
+Longest = tuple[str, int]
+"""(field, tokens) that bound a completion."""
 
 
-def check_products(rollout: RolloutSpec, evaluation: EvaluationSpec, *, num_open: int) -> None:
+def check_products(rollout: RolloutSpec, evaluation: EvaluationSpec, *, num_open: int, longest: Longest) -> None:
     """Raises ValueError that names the fields, their product and its bound. num_open: iterations in Redis at once."""
-    for fields, what, value, limit, cure in _of_a_batch(rollout, evaluation):
+    for fields, what, value, limit, cure in _of_a_batch(rollout, evaluation, longest):
         if value > limit:
             raise ValueError(f"{fields} make {value:,} {what}, the most are {limit:,}; {cure}")
-    for fields, what, value, limit, cure in _of_an_iteration(rollout, evaluation):
+    for fields, what, value, limit, cure in _of_an_iteration(rollout, evaluation, longest):
         if value * num_open > limit:
             times = f" * (max_policy_lag + 1), which is {num_open}," if num_open > 1 else ""
             less = ", or lower max_policy_lag" if num_open > 1 else ""
             raise ValueError(f"{fields}{times} make {value * num_open:,} {what}, the most are {limit:,}; {cure}{less}")
 
 
-def _of_a_batch(rollout: RolloutSpec, evaluation: EvaluationSpec) -> Iterator[Product]:
-    completions, longest = rollout.prompts_per_batch * rollout.group_size, rollout.sampling.max_new_tokens
+def _of_a_batch(rollout: RolloutSpec, evaluation: EvaluationSpec, longest: Longest) -> Iterator[Product]:
+    completions, (field, tokens) = rollout.prompts_per_batch * rollout.group_size, longest
     sampled = "rollout.prompts_per_batch * rollout.group_size"
     cure = "use more and smaller batches"
     yield sampled, "completions of a batch", completions, MAX_BATCH_COMPLETIONS, cure
-    sampled += " * rollout.sampling.max_new_tokens"
-    yield sampled, "tokens of a batch", completions * longest, MAX_BATCH_TOKENS, cure
+    sampled += f" * {field}"
+    yield sampled, "tokens of a batch", completions * tokens, MAX_BATCH_TOKENS, cure
     yield (
-        "evaluation.prompts_per_batch * rollout.sampling.max_new_tokens",
+        f"evaluation.prompts_per_batch * {field}",
         "tokens of an evaluation batch",
-        evaluation.prompts_per_batch * longest,
+        evaluation.prompts_per_batch * tokens,
         MAX_BATCH_TOKENS,
         "lower evaluation.prompts_per_batch",
     )
@@ -65,14 +67,14 @@ def _of_a_batch(rollout: RolloutSpec, evaluation: EvaluationSpec) -> Iterator[Pr
     )
 
 
-def _of_an_iteration(rollout: RolloutSpec, evaluation: EvaluationSpec) -> Iterator[Product]:
+def _of_an_iteration(rollout: RolloutSpec, evaluation: EvaluationSpec, longest: Longest) -> Iterator[Product]:
+    field, tokens = longest
     completions = rollout.prompts_per_iteration * rollout.group_size
     sampled = "rollout.batches_per_iteration * rollout.prompts_per_batch * rollout.group_size"
     cure = "sample less in an iteration"
     yield sampled, "completions of an iteration", completions, MAX_ITERATION_COMPLETIONS, cure
-    sampled += " * rollout.sampling.max_new_tokens"
-    tokens = completions * rollout.sampling.max_new_tokens
-    yield sampled, "tokens of an iteration", tokens, MAX_ITERATION_TOKENS, cure
+    sampled += f" * {field}"
+    yield sampled, "tokens of an iteration", completions * tokens, MAX_ITERATION_TOKENS, cure
     yield (
         "rollout.batches_per_iteration and evaluation.num_prompts / evaluation.prompts_per_batch",
         "batches of an iteration that evaluates",

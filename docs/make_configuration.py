@@ -54,7 +54,7 @@ What some of these numbers make together has a bound too; a job beyond it is ref
 | of a batch, also of an evaluation's | at most |
 | --- | --- |
 | completions: `prompts_per_batch` x `group_size` | {spec_limits.MAX_BATCH_COMPLETIONS} |
-| tokens: completions x `max_new_tokens` | {spec_limits.MAX_BATCH_TOKENS} |
+| tokens: completions x `max_new_tokens`, with an environment x its `max_tokens` | {spec_limits.MAX_BATCH_TOKENS} |
 | prompt tokens: `prompts_per_batch` x (1 + `max_resamples`) x `max_prompt_tokens` | \
 {spec_limits.MAX_BATCH_PROMPT_TOKENS} |
 

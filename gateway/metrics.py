@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from http import HTTPMethod
 from pathlib import Path
 
+from msgspec import UNSET
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -153,6 +154,12 @@ def exposition(metrics: Mapping[str, IterationMetrics]) -> bytes:
         ["job", "lag"],
         registry=registry,
     )
+    environments = Gauge(
+        "onbeat_job_environment_metric",
+        "Mean of a metric of the job's environment; none without one.",
+        ["job", "metric"],
+        registry=registry,
+    )
     for job_id, of_job in metrics.items():
         for name, value in {"iteration": float(of_job.iteration), **of_job.numbers()}.items():
             if name not in gauges:
@@ -161,6 +168,9 @@ def exposition(metrics: Mapping[str, IterationMetrics]) -> bytes:
             gauges[name].labels(job_id).set(value)
         for name, value in of_job.reward_components.items():
             components.labels(job_id, name).set(value)
+        if of_job.trajectories is not UNSET:
+            for name, value in of_job.trajectories.environment.items():
+                environments.labels(job_id, name).set(value)
         for lag, num_batches in enumerate(of_job.lag_counts):
             lags.labels(job_id, str(lag)).set(num_batches)
     return generate_latest(registry) if metrics else b""

@@ -7,11 +7,14 @@ import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
+from msgspec import UNSET
+
 from broker.trainer_side import Arrived
 from contracts.errors import FenceViolation
 from contracts.events import SampledBy
 from contracts.jobs import EvaluationScore
-from contracts.rollouts import PromptBatch, RolloutBatch, RolloutGroup
+from contracts.rollouts import PromptBatch, RolloutBatch, RolloutGroup, trajectory_problem
+from iterations.played import PlayedTrajectories
 from iterations.window import AskedIteration
 
 
@@ -37,6 +40,8 @@ class ExpectedIteration:
         """Batch id → "component: reason" → completions that got an `on_unscorable` score."""
         self.num_unscorable = 0
         """Trained completions that got one."""
+        self.played = PlayedTrajectories()
+        """The trained trajectories of a job with an environment."""
 
     @property
     def missing(self) -> list[PromptBatch]:
@@ -72,6 +77,7 @@ class ExpectedIteration:
             self.evaluation[batch.batch_id] = batch
         else:
             self._sampler[batch.batch_id] = batch.policy_version
+            self.played.add(batch)
         return True
 
     @property
@@ -138,6 +144,13 @@ def _check_group(group: RolloutGroup, place: int, expected: PromptBatch) -> None
             "another prompt",
             field="groups",
         )
+    if asked.environment is UNSET and all(one.completion.trajectory is UNSET for one in group.rollouts):
+        return
+    for rollout in group.rollouts:
+        if problem := trajectory_problem(rollout.completion, asked, expected.sampling):
+            raise FenceViolation(
+                f"batch {expected.batch_id} answers {group.prompt_id} with a completion that {problem}", field="groups"
+            )
 
 
 def evaluation_score(expected: Collection[PromptBatch], arrived: Mapping[str, RolloutBatch]) -> EvaluationScore | None:

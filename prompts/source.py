@@ -127,12 +127,12 @@ class PromptSource:
                 field="rollout.max_prompt_tokens",
                 cure="raise the limit, or shorten the prompt",
             )
-        max_new_tokens = rollout.sampling.max_new_tokens
-        if num_tokens + max_new_tokens > self._context_tokens:
+        longest = self._spec.max_completion_tokens
+        if num_tokens + longest > self._context_tokens:
             raise InvalidInput(
-                f"prompt {example.example_id} with its answer takes up to {num_tokens} + {max_new_tokens} tokens, "
+                f"prompt {example.example_id} with its answer takes up to {num_tokens} + {longest} tokens, "
                 f"the model's context holds {self._context_tokens}",
-                field="rollout.sampling.max_new_tokens",
+                field=self._spec.completion_bound,
                 cure="lower it, shorten the prompt, or choose a model with a longer context",
             )
 

@@ -8,6 +8,8 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from msgspec import UNSET
+
 from contracts.events import IterationMetrics
 from contracts.jobs import EvaluationScore
 
@@ -61,8 +63,12 @@ class BackgroundTracker:
 
 
 def iteration_values(metrics: IterationMetrics) -> dict[str, float]:
-    """Returns the numbers by field name; those of several values as `reward_components/NAME` and `lag_counts/LAG`."""
+    """Returns the numbers by field name; those of several values as `reward_components/NAME`, `lag_counts/LAG` and
+    `environment/NAME`.
+    """
     components = {f"reward_components/{name}": value for name, value in metrics.reward_components.items()}
+    if metrics.trajectories is not UNSET:
+        components |= {f"environment/{name}": value for name, value in metrics.trajectories.environment.items()}
     return metrics.numbers() | components | {f"lag_counts/{lag}": float(n) for lag, n in enumerate(metrics.lag_counts)}
 
 

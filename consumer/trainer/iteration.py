@@ -173,6 +173,7 @@ class Iteration(ExpectedIteration):
             lag_counts=counts_by_lag(self.stats, max_policy_lag=max_policy_lag),
             lag_mean=sum(stats.lag for stats in self.stats) / len(self.stats),
             updates=_each_update(of_each, updates) if len(updates) > 1 else (),
+            trajectories=self.played.metrics(),
             **values,
         )
 

@@ -23,6 +23,7 @@ from contracts.encoding.digests import Digest, content_digest
 from contracts.encoding.wire import Line, Record, Seconds, Text, encode
 from contracts.environments.messages import Message, Messages, Tool
 from contracts.errors import ContractViolation
+from contracts.rollouts import EnvironmentNumbers
 from contracts.spec_tables.environment import EnvironmentParams
 
 MAX_SESSIONS_OF_A_CALL = 2**14
@@ -78,7 +79,7 @@ class Reply(Record, frozen=True, kw_only=True, omit_defaults=True):
     """What the model sees next; never the assistant's. Those of the last reply are seen by people alone."""
     reward: float = 0.0
     done: bool = False
-    metrics: dict[Line, float] = field(default_factory=dict)
+    metrics: EnvironmentNumbers = field(default_factory=dict)
     """Named numbers for people, of the whole trajectory so far."""
 
     def __post_init__(self) -> None:

@@ -283,7 +283,12 @@ class Consumer:
         metrics = event = opening = None
         if made is not None:
             metrics = iteration.numbers.metrics(
-                number, trainer_epoch=epoch, loss=loss, grad_norm=grad_norm, learning_rate=learning_rate
+                number,
+                trainer_epoch=epoch,
+                loss=loss,
+                grad_norm=grad_norm,
+                learning_rate=learning_rate,
+                trajectories=expected.played.metrics(),
             )
             self._files.append(tenure.folder.metrics, [metrics])
             event = IterationCommitted(at_s=time.time(), metrics=metrics, weights_digest=made.weights_digest)

@@ -7,11 +7,21 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from msgspec import UNSET, UnsetType
 
 from broker.generator_side import Claim
 from contracts.encoding.arrays import unpack_int32
 from contracts.errors import ContractViolation
-from contracts.rollouts import Completion, Prompt, PromptBatch, SamplingParams, prompt_seed
+from contracts.rollouts import (
+    Completion,
+    Prompt,
+    PromptBatch,
+    SamplingParams,
+    Trajectory,
+    prompt_seed,
+    trajectory_problem,
+)
+from contracts.spec_limits import MAX_BATCH_TOKENS
 from contracts.versions import WeightManifest
 
 
@@ -20,13 +30,17 @@ class Sample:
     """One completion."""
 
     token_ids: Sequence[int] | np.ndarray
-    """[T] of the model's vocabulary, the end-of-sequence token included, 1 to max_new_tokens of them."""
+    """[T] of the model's vocabulary, the end-of-sequence token included, 1 to max_new_tokens of them; of a trajectory
+    those of its observations too."""
     logprobs: Sequence[float] | np.ndarray
-    """[T] natural logarithms, under the distribution that `sampling` defines; of greedy ones at temperature 1."""
+    """[S] natural logarithms of the sampled ones, without an environment [T], under the distribution that `sampling`
+    defines; of greedy ones at temperature 1."""
     text: str
     """The completion without special tokens, which the rewards see."""
     finish_reason: Literal["stop", "length"]
     """stop: it ended by itself; length: it was cut at max_new_tokens."""
+    trajectory: Trajectory | UnsetType = UNSET
+    """Its turns, where an environment opened the prompt (`Prompt.environment`); each has 1 to max_new_tokens tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,24 +92,29 @@ def completions_of(batch: PromptBatch, samples: Sequence[Sequence[Sample]]) -> l
             field="samples",
         )
     return [
-        _completion(batch, sample, f"samples[{place}][{number}]")
+        _completion(batch, batch.prompts[place], sample, f"samples[{place}][{number}]")
         for place, of_prompt in enumerate(samples)
         for number, sample in enumerate(of_prompt)
     ]
 
 
-def _completion(batch: PromptBatch, sample: Sample, where: str) -> Completion:
+def _completion(batch: PromptBatch, prompt: Prompt, sample: Sample, where: str) -> Completion:
     ids, logprobs = np.asarray(sample.token_ids), np.asarray(sample.logprobs, dtype=np.float64)
-    if ids.ndim != 1 or ids.dtype.kind not in "iu" or not 1 <= len(ids) <= batch.sampling.max_new_tokens:
-        raise ContractViolation(
-            f"{ids.dtype}{list(ids.shape)} is no list of 1 to {batch.sampling.max_new_tokens} token ids", field=where
-        )
-    if logprobs.shape != ids.shape or not np.isfinite(logprobs).all():
-        raise ContractViolation(f"needs a finite log-prob for each of its {len(ids)} tokens", field=where)
+    turns = () if sample.trajectory is UNSET else sample.trajectory.turns
+    longest = MAX_BATCH_TOKENS if turns else batch.sampling.max_new_tokens
+    if ids.ndim != 1 or ids.dtype.kind not in "iu" or not 1 <= len(ids) <= longest:
+        raise ContractViolation(f"{ids.dtype}{list(ids.shape)} is no list of 1 to {longest} token ids", field=where)
+    num_sampled = sum(turn.end - turn.start for turn in turns) if turns else len(ids)
+    if logprobs.shape != (num_sampled,) or not np.isfinite(logprobs).all():
+        raise ContractViolation(f"needs a finite log-prob for each of its {num_sampled} tokens", field=where)
     if ids.min() < 0 or ids.max() >= 2**31:
         raise ContractViolation("a token id is no id of a vocabulary", field=where)
-    return Completion(
+    completion = Completion(
         token_ids=ids.astype("<i4").tobytes(),
         generator_logprobs=logprobs.astype("<f4").tobytes(),
         finish_reason=sample.finish_reason,
+        trajectory=sample.trajectory,
     )
+    if problem := trajectory_problem(completion, prompt, batch.sampling):
+        raise ContractViolation(problem, field=where)
+    return completion

@@ -72,7 +72,7 @@ def _seconds(rates: Rates) -> Iterator[tuple[str, float]]:
 
 
 def _check_lengths(spec: JobSpec, rates: Rates) -> None:
-    lengths, longest = rates.lengths, spec.rollout.sampling.max_new_tokens
+    lengths, longest = rates.lengths, spec.max_sampled_tokens
     if lengths.distribution not in DISTRIBUTIONS:
         raise InvalidInput(
             f"`{lengths.distribution}` is no distribution", field="lengths.distribution", cure=", ".join(DISTRIBUTIONS)
@@ -83,12 +83,17 @@ def _check_lengths(spec: JobSpec, rates: Rates) -> None:
             f"{spec.rollout.max_prompt_tokens}",
             field="lengths.prompt_tokens",
         )
+    if not (math.isfinite(lengths.observation_tokens) and 0.0 <= lengths.observation_tokens <= _most_observed(spec)):
+        raise InvalidInput(
+            f"is {lengths.observation_tokens:g}, an environment adds up to {_most_observed(spec)}",
+            field="lengths.observation_tokens",
+        )
     if lengths.distribution == "histogram":
-        _check_histogram(rates, longest)
+        _check_histogram(rates, longest, bound=_bound(spec))
         return
     if not (math.isfinite(lengths.mean) and 1.0 <= lengths.mean <= longest):
         raise InvalidInput(
-            f"is {lengths.mean:g} tokens, sampling ends at rollout.sampling.max_new_tokens = {longest}",
+            f"is {lengths.mean:g} tokens, {_bound(spec)} = {longest}",
             field="lengths.mean",
             cure="a mean is from 1 to that; raise max_new_tokens, or lower the mean",
         )
@@ -98,13 +103,25 @@ def _check_lengths(spec: JobSpec, rates: Rates) -> None:
         raise InvalidInput("has no effect where all lengths are equal", field="lengths.sigma", cure="leave it out")
 
 
-def _check_histogram(rates: Rates, longest: int) -> None:
+def _most_observed(spec: JobSpec) -> int:
+    """Most tokens of a completion that are not sampled: each turn samples one or more."""
+    return 0 if spec.environment is None else spec.environment.max_tokens - 1
+
+
+def _bound(spec: JobSpec) -> str:
+    """What bounds the sampled tokens of a completion, in words."""
+    if spec.environment is None:
+        return "sampling ends at rollout.sampling.max_new_tokens"
+    return "sampling ends by environment.max_turns and environment.max_tokens"
+
+
+def _check_histogram(rates: Rates, longest: int, *, bound: str) -> None:
     tokens, shares = rates.lengths.tokens, rates.lengths.shares
     if not tokens or len(tokens) != len(shares):
         raise InvalidInput(f"{len(tokens)} lengths with {len(shares)} shares", field="lengths", cure="one share each")
     if min(tokens) < 1 or max(tokens) > longest:
         raise InvalidInput(
-            f"has {max(tokens)} tokens, sampling ends at rollout.sampling.max_new_tokens = {longest}",
+            f"has {max(tokens)} tokens, {bound} = {longest}",
             field="lengths.tokens",
         )
     if not all(math.isfinite(share) and share >= 0.0 for share in shares) or sum(shares) <= 0.0:
@@ -153,7 +170,7 @@ def _check_deadlines(spec: JobSpec, rates: Rates) -> None:
             field="sync.publish_s",
             cure="check its unit, or raise timeouts.iteration_s",
         )
-    longest = spec.rollout.sampling.max_new_tokens if rates.lengths.distribution != "equal" else rates.lengths.mean
+    longest = spec.max_sampled_tokens if rates.lengths.distribution != "equal" else rates.lengths.mean
     longest_s = longest * rows_of(spec, rates) / rates.generator.tokens_per_s
     if longest_s > timeouts.generation_s:
         raise InvalidInput(

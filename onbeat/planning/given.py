@@ -36,6 +36,9 @@ LAN_ROUND_TRIP_S = 0.002
 """A claim, or a published batch on its way to the trainer: measured on loopback, and about the same inside a site."""
 
 
+NO_STEPS = "given rates have no steps of an environment: a measured job (--from JOB) has them"
+
+
 class GeneratorRates(Record, frozen=True, kw_only=True):
     """One generator: a process with its devices."""
 
@@ -83,6 +86,9 @@ class LengthRates(Record, frozen=True, kw_only=True):
     shares: tuple[float, ...] = ()
     prompt_tokens: float = 0.0
     """Mean of the prompts, which the trainer reads too: once a group with shared prompts, else once a completion."""
+    observation_tokens: float = 0.0
+    """Mean of what an environment's observations add to a completion; the trainer reads them too. All other lengths are
+    of what is sampled."""
 
 
 class HardwareRates(Record, frozen=True, kw_only=True):
@@ -114,6 +120,7 @@ def given_costs(spec: JobSpec, rates: Rates, *, seed: int = 0) -> Costs:
     sync = rates.sync
     return Costs(
         source="given rates",
+        warnings=() if spec.environment is None else (NO_STEPS,),
         training=tuple(_training_batch(spec, rates, draw) for _ in range(number)),
         evaluation=tuple(_evaluation_batch(spec, rates, draw) for _ in range(FEWEST_BATCHES)),
         steps=(StepCost(step_s=rates.trainer.step_s, publish_s=sync.publish_s),),
@@ -151,9 +158,9 @@ def draw_length(lengths: LengthRates, draw: Random, *, longest: int) -> int:
 def _training_batch(spec: JobSpec, rates: Rates, draw: Random) -> BatchCost:
     rollout, trainer = spec.rollout, spec.trainer
     size = rollout.prompts_per_batch * rollout.group_size
-    sampled = [draw_length(rates.lengths, draw, longest=rollout.sampling.max_new_tokens) for _ in range(size)]
+    sampled = [draw_length(rates.lengths, draw, longest=spec.max_sampled_tokens) for _ in range(size)]
     num_prompts = rollout.prompts_per_batch if trainer.packing == "shared_prompt" else size
-    trained = sum(sampled) + num_prompts * rates.lengths.prompt_tokens
+    trained = sum(sampled) + num_prompts * rates.lengths.prompt_tokens + size * rates.lengths.observation_tokens
     return BatchCost(
         rounds=(_round(sampled, spec, rates),),
         train_s=trained / rates.trainer.tokens_per_s * spec.algorithm.updates_per_iteration,
@@ -162,7 +169,7 @@ def _training_batch(spec: JobSpec, rates: Rates, draw: Random) -> BatchCost:
 
 
 def _evaluation_batch(spec: JobSpec, rates: Rates, draw: Random) -> BatchCost:
-    longest = spec.rollout.sampling.max_new_tokens
+    longest = spec.max_sampled_tokens
     sampled = [draw_length(rates.lengths, draw, longest=longest) for _ in range(spec.evaluation.prompts_per_batch)]
     return BatchCost(rounds=(_round(sampled, spec, rates),), num_tokens=sum(sampled))
 

@@ -19,6 +19,7 @@ from contracts.jobs import EvaluationScore, JobState
 from onbeat.client.progress import JobProgress
 from onbeat.terminal.window import kind_in_words, lags_of, open_in_words, staleness
 from onbeat.terminal.words import UNKNOWN, by_reason, count, duration, one_line, plural, score, share, short, sparkline
+from telemetry.logs import shown
 
 FRAMES_PER_S = 4
 STATE_STYLES = {
@@ -121,6 +122,8 @@ def _facts(progress: JobProgress) -> Table:
         table.add_row("unscorable", f"{what} got the score that on_unscorable states")
     if latest is not None and latest.kl_to_teacher is not UNSET:
         table.add_row("teacher", f"KL {latest.kl_to_teacher:.3g} a token")
+    if latest is not None and latest.trajectories is not UNSET:
+        table.add_row("environment", Text(environment_in_words(latest.trajectories)))
     table.add_row("held-out", _evaluation_row(progress.evaluation_before, progress.evaluation_latest))
     table.add_row("policy", f"version {status.policy_version}   digest {short(status.weights_digest)}")
     if status.max_policy_lag and status.window:
@@ -158,6 +161,26 @@ def _evaluation_row(before: EvaluationScore | None, latest: EvaluationScore | No
             f"greedy {score(before.greedy)} → {score(latest.greedy)}",
         ]
     return Text(f"{'   '.join(parts)}   on {plural(latest.num_prompts, 'prompt')} that are never trained")
+
+
+def environment_in_words(played: events.TrajectoryMetrics) -> str:
+    """`reward 0.62   2.3 turns, 8 at most   84.0% done, 16.0% at max_turns   35 tokens of observations`"""
+    shares = {
+        "done": played.done_share,
+        "at max_turns": played.max_turns_share,
+        "at max_tokens": played.max_tokens_share,
+    }
+    parts = [
+        f"reward {score(played.environment_reward_mean)}",
+        f"{played.turns_mean:.3g} turns, {played.turns_max} at most",
+        ", ".join(f"{share(part)} {what}" for what, part in shares.items() if part),
+        f"{played.observation_tokens_mean:.3g} tokens of observations",
+    ]
+    if played.num_begun_again:
+        parts.append(f"{played.num_begun_again} begun again")
+    # A metric's name comes from an environment, which is another's code.
+    parts += [f"{shown(name)} {value:.3g}" for name, value in played.environment.items()]
+    return "   ".join(parts)
 
 
 def _speed_row(latest: events.IterationMetrics | None) -> RenderableType:
@@ -204,8 +227,11 @@ def iteration_line(metrics: events.IterationMetrics, progress: JobProgress) -> s
     unscorable = f"  {metrics.num_unscorable} unscorable" if metrics.num_unscorable else ""
     teacher = f"  KL to teacher {metrics.kl_to_teacher:.3g}" if metrics.kl_to_teacher is not UNSET else ""
     lag = f"  {lags_of(metrics)}  {staleness(metrics).replace('   ', '  ')}" if metrics.lag_counts else ""
+    played = ""
+    if metrics.trajectories is not UNSET:
+        played = f"  {metrics.trajectories.turns_mean:.3g} turns, {share(metrics.trajectories.done_share)} done"
     return (
         f"iteration {metrics.iteration + 1:>{len(str(total))}}/{total}  reward {metrics.reward_mean:.3f}"
         f"  version {metrics.policy_version} → {metrics.policy_version + 1}  {metrics.num_batches} batches"
-        f"  {duration(metrics.wall_s)}  {count(metrics.tokens_per_s)} tokens/s{teacher}{lag}{unscorable}{left}"
+        f"  {duration(metrics.wall_s)}  {count(metrics.tokens_per_s)} tokens/s{played}{teacher}{lag}{unscorable}{left}"
     )

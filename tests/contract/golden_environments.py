@@ -29,6 +29,7 @@ from contracts.environments.service import (
     Task,
     Turned,
 )
+from contracts.events import TrajectoryMetrics
 from contracts.rollouts import Completion, PromptBatch, PromptTask, RolloutBatch, Trajectory, Turn
 from contracts.spec import JobSpec
 from contracts.spec_tables.environment import EnvironmentSpec
@@ -51,6 +52,19 @@ REPLY = Reply(
     metrics={"calls": 1.0},
 )
 FAILURE = Failure(reason="timeout", detail="a step took longer than 30 s")
+
+
+PLAYED = TrajectoryMetrics(
+    turns_mean=2.0,
+    turns_max=2,
+    done_share=1.0,
+    max_turns_share=0.0,
+    max_tokens_share=0.0,
+    observation_tokens_mean=2.0,
+    environment_reward_mean=1.25,
+    num_begun_again=4,
+    environment={"calls": 1.0},
+)
 
 
 def played_batch(batch: RolloutBatch) -> RolloutBatch:

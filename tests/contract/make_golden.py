@@ -105,7 +105,7 @@ from contracts.weights import (
     WeightShard,
     WeightsSpec,
 )
-from tests.contract.golden_environments import environment_records
+from tests.contract.golden_environments import PLAYED, environment_records
 
 FOLDER = Path(__file__).parent / "golden"
 DIGEST = "0123456789abcdef" * 4
@@ -578,6 +578,9 @@ GOLDEN: dict[str, Record] = {
     ),
     "event_iteration_committed_of_a_teacher": IterationCommitted(
         at_s=1700000000.5, metrics=replace(iteration_metrics(), kl_to_teacher=0.75), weights_digest=NEXT_DIGEST
+    ),
+    "event_iteration_committed_of_an_environment": IterationCommitted(
+        at_s=1700000000.5, metrics=replace(iteration_metrics(), trajectories=PLAYED), weights_digest=NEXT_DIGEST
     ),
     "event_evaluation_finished": EvaluationFinished(at_s=1700000000.5, score=SCORE),
     "event_checkpoint_written": CheckpointWritten(

@@ -7,9 +7,10 @@ import time
 from collections import defaultdict
 
 import numpy as np
+from msgspec import UNSET, UnsetType
 
 from contracts.encoding.arrays import unpack_float32
-from contracts.events import IterationMetrics
+from contracts.events import IterationMetrics, TrajectoryMetrics
 from contracts.rollouts import RolloutBatch
 
 
@@ -51,7 +52,14 @@ class SampledNumbers:
                     self._scores[name].append(score)
 
     def metrics(
-        self, iteration: int, *, trainer_epoch: int, loss: float, grad_norm: float, learning_rate: float
+        self,
+        iteration: int,
+        *,
+        trainer_epoch: int,
+        loss: float,
+        grad_norm: float,
+        learning_rate: float,
+        trajectories: TrajectoryMetrics | UnsetType = UNSET,
     ) -> IterationMetrics:
         """What isn't measured by an external trainer stands as docs/metrics.md says of a job without it: 0.0."""
         num_tokens, wall_s = sum(self._tokens), time.time() - self._started_s
@@ -89,4 +97,5 @@ class SampledNumbers:
             step_s=0.0,
             publish_s=0.0,
             tokens_per_s=num_tokens / wall_s,
+            trajectories=trajectories,
         )

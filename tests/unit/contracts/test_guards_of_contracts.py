@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import msgspec
 import pytest
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from contracts.encoding.arrays import pack_float32, pack_int32
@@ -15,6 +17,7 @@ from contracts.jobs import NEXT_STATES, JobState, ResumeRequest
 from contracts.rollouts import Completion, Prompt, PromptBatch, Rollout, RolloutBatch, RolloutGroup
 from contracts.versions import AdapterVersion, WeightFile, WeightManifest, WeightStep
 from tests.builders import DIGEST, batch_of, prompt_batch, rollout
+from tests.trajectories import played
 
 FILE = WeightFile(name="a.safetensors", num_bytes=1)
 STEP = WeightStep(policy_version=1, weights_digest=DIGEST, directory="job/weights/v000001", files=(FILE,))
@@ -49,6 +52,42 @@ def test_each_token_has_a_log_prob() -> None:
     wire = encode(sampled).replace(encode(sampled.generator_logprobs), encode(pack_float32([-1.0] * 3)))
     with pytest.raises(Exception, match="one log-prob per token"):
         decode(wire, Completion)
+
+
+@pytest.mark.parametrize(
+    ("spans", "num_logprobs", "field"),
+    [
+        ([(0, 2), (4, 5)], 4, "generator_logprobs"),
+        ([(0, 2), (4, 5)], 5, "generator_logprobs"),
+        ([(1, 2), (4, 5)], 2, "turns"),
+        ([(0, 2), (1, 5)], 6, "turns"),
+        ([(4, 5), (0, 2)], 3, "turns"),
+        ([(0, 2), (3, 4)], 3, "turns"),
+        ([(0, 2), (4, 6)], 4, "turns"),
+    ],
+    ids=["a log-prob more", "of every token", "a late start", "overlap", "order", "an open end", "beyond the tokens"],
+)
+def test_turns_log_probs_and_tokens_of_a_trajectory_fit_each_other(
+    spans: list[tuple[int, int]], num_logprobs: int, field: str
+) -> None:
+    whole = played([[7, 8], [9]], [[4, 4]]).completion
+    assert whole.trajectory is not UNSET
+    turns = tuple(replace(whole.trajectory.turns[0], start=start, end=end) for start, end in spans)
+    fields = {
+        "generator_logprobs": pack_float32([-1.0] * num_logprobs),
+        "trajectory": changed(whole.trajectory)(turns=turns),
+    }
+    refused(changed(whole), field, **fields)
+    # What is forged on the wire is refused where it is decoded, before the trainer has it.
+    wire = msgspec.msgpack.encode(msgspec.to_builtins(whole, builtin_types=(bytes,)) | fields)
+    with pytest.raises(ContractViolation):
+        decode(wire, Completion)
+
+
+def test_what_an_environment_counts_is_finite() -> None:
+    trajectory = played([[7]]).completion.trajectory
+    assert trajectory is not UNSET
+    refused(changed(trajectory), "metrics", metrics={"calls": math.nan})
 
 
 @pytest.mark.parametrize("reward", [math.nan, math.inf, -math.inf])

@@ -117,6 +117,14 @@ def test_a_name_may_be_in_any_language(text: str) -> None:
             "4,294,967,296 tokens of a batch",
         ),
         (
+            {
+                "rollout__prompts_per_batch": 64,
+                "rollout__group_size": 64,
+                "environment": {"name": "calculator", "max_tokens": 2**20},
+            },
+            "rollout.group_size . environment.max_tokens make 4,294,967,296 tokens of a batch",
+        ),
+        (
             {"evaluation__prompts_per_batch": 4096, "rollout__sampling__max_new_tokens": 2**20},
             "4,294,967,296 tokens of an evaluation batch",
         ),

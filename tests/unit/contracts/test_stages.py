@@ -10,6 +10,7 @@ from contracts.encoding.arrays import pack_float32, pack_int32
 from contracts.encoding.wire import convert, encode
 from contracts.errors import ContractViolation, InvalidInput
 from contracts.experience.columns import (
+    BASE_COLUMNS,
     Column,
     RowShape,
     base_values,
@@ -22,6 +23,8 @@ from contracts.experience.plan import circle
 from contracts.rollouts import BatchTimings, Completion, Rollout, RolloutBatch, RolloutGroup
 from contracts.spec import JobSpec
 from contracts.spec_tables.stages import ExternalStage, ReferenceStage, stage_plan, stage_problems
+from tests import builders
+from tests.trajectories import played
 
 COLUMNS = (Column(name="score", type="float32"), Column(name="values", type="float32", per="token"))
 SHAPES = [RowShape(3, 2, 2), RowShape(3, 1, 1)]
@@ -162,6 +165,23 @@ def test_base_columns_are_read_off_the_rows_of_a_batch() -> None:
     assert found == {"text": [b"x", b"xxx"], "completion_ids": [pack_int32([0]), pack_int32([0, 1, 2])]}
     with pytest.raises(ContractViolation, match="published no `prompt`"):
         base_values(batch, ["prompt"], range(1))
+
+
+def test_a_trajectory_has_its_observations_in_two_columns_and_in_no_other() -> None:
+    batch = builders.batch_of([([5, 6], [played([[7, 8], [9]], [[4, 4]], logprobs=[-0.5, -1.0, -1.5])])])
+    (shape,) = row_shapes(batch)
+    assert shape == RowShape(2, 3, 5)
+    found = base_values(batch, ["completion_ids", "sampled", "generator_logprobs"], range(1))
+    assert found == {
+        "completion_ids": [pack_int32([7, 8, 4, 4, 9])],
+        "sampled": [pack_int32([1, 1, 0, 0, 1])],
+        "generator_logprobs": [pack_float32([-0.5, -1.0, -1.5])],
+    }
+    for name, (value,) in found.items():
+        check_values({name: [value]}, [BASE_COLUMNS[name]], [shape], of="stage s")
+    column = Column(name="teacher_logprobs", type="float32", per="token")
+    with pytest.raises(ContractViolation, match="20 bytes are not 3 x float32, one per token"):
+        check_values({column.name: [pack_float32([-1.0] * 5)]}, [column], [shape], of="stage s")
 
 
 def test_a_batch_without_stages_has_no_byte_of_them() -> None:

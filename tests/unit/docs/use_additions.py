@@ -184,7 +184,7 @@ def a_metric():
         mismatch=Mismatch(num_tokens=1, rho_square_sum=1.0),
     )
     numbers = dataclasses.asdict(iteration_numbers([stats], scaling=Scaling(count=1)))
-    rest = {name: 0 for name in IterationMetrics.__struct_fields__ if name not in numbers}
+    rest = {name: 0 for name in IterationMetrics.__struct_fields__ if name not in {*numbers, "trajectories"}}
     metrics = IterationMetrics(**numbers | rest | {"num_novel": 4})
     return [numbers["num_novel"], metrics.numbers()["num_novel"]]
 

@@ -6,16 +6,18 @@ import dataclasses
 from typing import Any
 
 import pytest
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from broker.trainer_side import Arrived
 from consumer.trainer.iteration import Boundary, Iteration, uncovered_s
 from contracts.encoding.arrays import pack_int32
 from contracts.errors import FenceViolation
-from contracts.events import TimelineSpan
-from contracts.rollouts import BatchTimings, Prompt, PromptBatch, RolloutBatch, batch_digest
+from contracts.events import TimelineSpan, TrajectoryMetrics
+from contracts.rollouts import BatchTimings, Prompt, PromptBatch, PromptTask, Rollout, RolloutBatch, batch_digest
 from iterations.window import AskedIteration
 from tests.builders import DIGEST, batch_of, prompt_batch, rollout
+from tests.trajectories import played
 
 BOUNDARY = Boundary(last_token_s=100.0, opening_started_s=100.5, opened_s=100.625)
 
@@ -72,6 +74,64 @@ def test_opening_is_a_span_of_the_iteration_that_it_opened() -> None:
     opened = TimelineSpan(who="trainer", what="open", iteration=1, started_s=100.5, ended_s=100.625)
     assert iteration(BOUNDARY, []).spans == [opened]
     assert iteration(None, []).spans == []
+
+
+TASK = PromptTask(task="{}", seed=7, opening_digest=DIGEST)
+
+
+def answered(opened: bool, *rollouts: Rollout) -> tuple[Iteration, Arrived]:
+    """An iteration of one batch, whose prompt an environment has opened or not, and what came for it."""
+    asked = prompt_batch([[5]])
+    if opened:
+        asked = replace(asked, prompts=(replace(asked.prompts[0], environment=TASK),))
+    batch = batch_of([([5], rollouts)])
+    return Iteration(asked_by(0, asked), trainer_epoch=1), Arrived(batch=batch, digest=batch_digest(batch), num_bytes=0)
+
+
+@pytest.mark.parametrize(
+    ("opened", "rollouts", "problem"),
+    [
+        (True, [played([[7]]), rollout([7], 0.0)], "is no trajectory, though an environment opened the prompt"),
+        (False, [rollout([7], 0.0), played([[7]])], "is a trajectory, though no environment opened the prompt"),
+        (True, [played([[7]]), played([[7], [8] * 6], [[4]])], "has a turn of 6 tokens, sampling ends at 5"),
+    ],
+)
+def test_a_completion_that_is_not_what_its_prompt_asks_for_is_refused(
+    opened: bool, rollouts: list[Rollout], problem: str
+) -> None:
+    expected, arrived = answered(opened, *rollouts)
+    with pytest.raises(FenceViolation, match=problem):
+        expected.take(arrived)
+    assert not expected.digests
+
+
+def test_what_was_played_is_counted_and_in_a_job_without_an_environment_there_is_no_such_number() -> None:
+    again = played(
+        [[7], [8, 8], [9]],
+        [[4, 4], [4]],
+        turn_rewards=[0.0, 0.5, 0.25],
+        terminal=1.0,
+        stop="max_turns",
+        attempt=2,
+        metrics={"calls": 3.0, "errors": 1.0},
+    )
+    first = played([[7]], turn_rewards=[0.25], metrics={"calls": 1.0})
+    expected, arrived = answered(True, again, first)
+    assert expected.take(arrived)
+    assert expected.played.metrics() == TrajectoryMetrics(
+        turns_mean=2.0,
+        turns_max=3,
+        done_share=0.5,
+        max_turns_share=0.5,
+        max_tokens_share=0.0,
+        observation_tokens_mean=1.5,
+        environment_reward_mean=0.5,
+        num_begun_again=1,
+        environment={"calls": 2.0, "errors": 1.0},
+    )
+    without, arrived = answered(False, rollout([7], 0.0), rollout([8], 1.0))
+    assert without.take(arrived)
+    assert without.played.metrics() is UNSET
 
 
 RESERVE = Prompt(prompt_id="train/9", index=2, token_ids=pack_int32([9]), text="", reference="")

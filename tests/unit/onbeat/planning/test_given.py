@@ -16,6 +16,7 @@ from onbeat.planning.given import Rates, draw_length, given_costs
 from onbeat.planning.pipeline.costs import batch_bytes
 from onbeat.planning.pipeline.simulation import Machines
 from tests.builders import job_spec
+from tests.trajectories import environment_spec
 
 RATES: dict[str, Any] = {
     "generator": {"tokens_per_s": 80.0},
@@ -94,6 +95,21 @@ def test_a_rate_that_makes_no_sense_is_named_with_the_reason(change: tuple[str, 
     with pytest.raises(InvalidInput) as refused:
         check_rates(spec(), rates(change))
     assert words in str(refused.value)
+
+
+def test_a_job_with_an_environment_reads_observations_too_and_says_what_is_not_in_the_rates() -> None:
+    played = environment_spec(rollout__max_prompt_tokens=8, trainer__packing="padded")
+    observed = rates(("lengths.mean", 12.0), ("lengths.observation_tokens", 7.0))
+    check_rates(played, observed)
+    with_observations, without = given_costs(played, observed), given_costs(played, rates(("lengths.mean", 12.0)))
+    assert without.train_s * (12 + 5 + 7) == pytest.approx(with_observations.train_s * (12 + 5))
+    assert with_observations.training[0].num_tokens == without.training[0].num_tokens == 8 * 12
+    assert with_observations.warnings
+    assert not given_costs(spec(), rates()).warnings
+    with pytest.raises(InvalidInput, match=r"is 16 tokens, sampling ends by environment\.max_turns .* = 15"):
+        check_rates(played, rates(("lengths.mean", 16.0)))
+    with pytest.raises(InvalidInput, match=r"lengths\.observation_tokens: is 7, an environment adds up to 0"):
+        check_rates(spec(), rates(("lengths.observation_tokens", 7.0)))
 
 
 def test_rates_above_what_the_hardware_can_do_are_refused() -> None:

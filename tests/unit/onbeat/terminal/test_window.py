@@ -8,10 +8,12 @@ import msgspec
 import pytest
 from rich.console import Console, Group, RenderableType
 
-from contracts.events import IterationCommitted
+from consumer.trackers.base import iteration_values
+from contracts.encoding.wire import encode
+from contracts.events import IterationCommitted, TrajectoryMetrics
 from contracts.jobs import WindowIteration
 from onbeat.client.progress import JobProgress
-from onbeat.terminal.job_view import iteration_line, panel
+from onbeat.terminal.job_view import environment_in_words, iteration_line, panel
 from onbeat.terminal.stream_report import report_tables
 from onbeat.terminal.window import kind_in_words, lags_of
 from tests.contract.make_golden import DIGEST, iteration_metrics, job_status, stream_report
@@ -112,6 +114,33 @@ def test_batches_are_told_by_their_lag(counts: tuple[int, ...], mean: float, wor
 def test_a_bounded_job_says_that_its_lag_is_the_most() -> None:
     assert kind_in_words(msgspec.structs.replace(DELAYED, schedule="bounded")) == "bounded · lag 2 at most"
     assert kind_in_words(msgspec.structs.replace(PERIODIC, schedule="colocated")) == "colocated · on-policy"
+
+
+def test_a_job_with_an_environment_shows_what_was_played_and_no_other_does() -> None:
+    of_environment = TrajectoryMetrics(
+        turns_mean=2.25,
+        turns_max=8,
+        done_share=0.75,
+        max_turns_share=0.25,
+        max_tokens_share=0.0,
+        observation_tokens_mean=35.5,
+        environment_reward_mean=0.625,
+        num_begun_again=2,
+        environment={"calls\x1b[2J": 1.5},
+    )
+    committed = msgspec.structs.replace(iteration_metrics(), trajectories=of_environment)
+    seen = progress(PERIODIC, committed)
+    words = environment_in_words(of_environment)
+    assert words == (
+        "reward 0.625   2.25 turns, 8 at most   75.0% done, 25.0% at max_turns   35.5 tokens of observations"
+        "   2 begun again   calls\\x1b[2J 1.5"
+    )
+    assert "2.25 turns, 8 at most" in shown(panel(seen))
+    assert "tokens/s  2.25 turns, 75.0% done" in iteration_line(committed, seen)
+    assert committed.numbers()["turns_mean"] == 2.25
+    assert iteration_values(committed)["environment/calls\x1b[2J"] == 1.5
+    assert "environment" not in shown(panel(progress(PERIODIC, iteration_metrics())))
+    assert b"trajectories" not in encode(iteration_metrics())
 
 
 def test_a_job_with_a_teacher_shows_how_far_it_is_and_no_other_does() -> None:
