@@ -169,7 +169,9 @@ class JobSpec(Record, frozen=True, kw_only=True):
         tables = {"trainer": self.trainer, "algorithm": self.algorithm, "optimizer": self.optimizer}
         if self.trainer.external and (problem := external_problem(tables, self.trackers, self.schedule)):
             raise ValueError(problem)
-        if problem := environment_problem(self.environment, self.rollout, num_components=len(self.reward.components)):
+        if problem := environment_problem(
+            self.environment, self.rollout, self.dataset, num_components=len(self.reward.components)
+        ):
             raise ValueError(problem)
         self._check_group_size()
         self._check_resamples()

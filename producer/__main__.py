@@ -30,10 +30,12 @@ from contracts.settings import StackSettings, engine_from, settings_from
 from contracts.spec import JobSpec
 from process import crash_points
 from process.signals import exit_cleanly_on_signals
+from prompts.opening_service import client_for
 from producer.broker_calls import BrokerCalls
-from producer.detokenizer import FolderDetokenizer
+from producer.detokenizer import FolderDetokenizer, folder_renderer
 from producer.engine.factory import check_machine, fingerprint_of_job, make_engine, preload
 from producer.generator import Generator
+from producer.rollout.players import Players
 from producer.served_model import ServedModel
 from scoring.reward_client import RewardClient
 from telemetry.logs import configure
@@ -44,7 +46,10 @@ log = logging.getLogger(__name__)
 async def serve(settings: StackSettings, engine: Engine, broker: Broker, *, generator_id: str) -> int:
     """Wires the generator to its broker, reward service and model, and runs it until a signal; the exit code."""
     threading.Thread(target=preload, args=(type(engine),), name="preload", daemon=True).start()
-    async with httpx.AsyncClient(base_url=settings.reward_url) as http:
+    async with (
+        httpx.AsyncClient(base_url=settings.reward_url) as http,
+        httpx.AsyncClient(base_url=settings.environment_url, trust_env=False) as environments,
+    ):
         generator = Generator(
             generator_id=generator_id,
             jobs=JobStore(broker),
@@ -62,6 +67,10 @@ async def serve(settings: StackSettings, engine: Engine, broker: Broker, *, gene
                 has_to_prove=engine.has_to_prove_it,
             ),
             rewards=RewardClient(http, key=settings.reward_key),
+            players=Players(
+                make_client=partial(client_for, environments, settings=settings),
+                make_renderer=partial(folder_renderer, settings=settings),
+            ),
             not_reproducible="" if engine.is_reproducible else engine.name,
             fingerprint=partial(fingerprint_for, engine=engine, settings=settings),
         )

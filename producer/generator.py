@@ -8,6 +8,8 @@
        │                                     │                        │
        └──── failed, with its reason ◀───────┴── accepted / refused ◀─┘          (rollout/carrier.py)
 
+    turns: a job with an environment has several calls of the engine for a batch, and one of the environment service
+           between two of them (rollout/turns.py)
     receipt: new versions of a job with a lag, read beside the batch that is sampled (receipt.py)
     heartbeat: presence of the generator, leases of every batch between its claim and its end (heartbeat.py)
 
@@ -44,6 +46,7 @@ from producer.heartbeat import Heartbeat, HeldBatches, wait_for
 from producer.receipt import Receipt
 from producer.rollout.carried_batch import ActiveJob, CarriedBatch, name_of
 from producer.rollout.carrier import Carrier
+from producer.rollout.players import Players
 from producer.served_model import LoadedModel, ServedModel
 from scoring.reward_client import RewardClient
 
@@ -80,6 +83,7 @@ class Generator:
         calls: BrokerCalls,
         model: ServedModel,
         rewards: RewardClient,
+        players: Players,
         not_reproducible: str = "",
         fingerprint: Callable[[JobSpec], str] = lambda _spec: "",
         clock: Callable[[], float] = time.monotonic,
@@ -122,6 +126,7 @@ class Generator:
             wall_clock=wall_clock,
             freed=self._held.freed.set,
         )
+        self._players = players
         self._carries: set[asyncio.Task[None]] = set()
         self._stopping = asyncio.Event()
         self._idle_since_s: float | None = None
@@ -287,7 +292,8 @@ class Generator:
         weights = loaded.engine.policy_version
         if weights is None:
             raise AssertionError("an engine without verified weights is not ready")
-        batch = CarriedBatch(job=job, claim=claim, loaded=loaded, weights=weights)
+        play = self._players.play_for(job, loaded)
+        batch = CarriedBatch(job=job, claim=claim, loaded=loaded, weights=weights, play=play)
         batch.sample(started_s=self._wall_clock())
         self._held.carry(batch)
         return batch

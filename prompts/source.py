@@ -18,6 +18,8 @@ from contracts.spec_tables.datasets import ChatSpec
 from contracts.spec_tables.root import SpecRoot
 from prompts.datasets.base import load_dataset
 from prompts.datasets.examples import Example, ExampleSets
+from prompts.openings import OpenedPrompts, OpeningService
+from rendering.text import first_ids
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -33,14 +35,29 @@ class PromptSource:
     """
 
     def __init__(
-        self, dataset: ExampleSets, *, tokenizer: PreTrainedTokenizerBase, spec: JobSpec, context_tokens: int
+        self,
+        dataset: ExampleSets,
+        *,
+        tokenizer: PreTrainedTokenizerBase,
+        spec: JobSpec,
+        context_tokens: int,
+        environments: OpeningService | None = None,
+        end_ids: Sequence[int] = (),
     ) -> None:
+        """environments, end_ids: as of `prompt_source`."""
         self._spec = spec
         self._context_tokens = context_tokens
         self._tokenizer = tokenizer
         self._chat = spec.dataset.chat
-        self._train = self._tokenize(dataset.train)
-        self._evaluation = self._tokenize(dataset.evaluation)
+        if spec.environment is None:
+            self._train = self._tokenize(dataset.train)
+            self._evaluation = self._tokenize(dataset.evaluation)
+        else:
+            opened = OpenedPrompts(
+                spec, service=environments, tokenizer=tokenizer, end_ids=end_ids, check_length=self._check_length
+            )
+            self._train = opened(dataset.train, held_out=False)
+            self._evaluation = opened(dataset.evaluation, held_out=True)
         num_prompts = spec.rollout.prompts_per_iteration
         if spec.rollout.max_resamples and len(self._train) <= num_prompts:
             raise InvalidInput(
@@ -108,14 +125,8 @@ class PromptSource:
         return prompts
 
     def _prefix_ids(self) -> list[int]:
-        """Returns the BOS token where the tokenizer itself puts one before plain text; a chat template writes its own.
-
-        The closing token, which some tokenizers also add, is left out: the model would answer an ended text.
-        """
-        bos_token_id = self._tokenizer.bos_token_id
-        if self._chat is not None or not isinstance(bos_token_id, int):
-            return []
-        return [bos_token_id] if self._tokenizer("0").input_ids[:1] == [bos_token_id] else []
+        """Returns what the tokenizer itself puts before plain text; a chat template writes its own."""
+        return [] if self._chat is not None else first_ids(self._tokenizer)
 
     def _check_length(self, example: Example, num_tokens: int) -> None:
         rollout = self._spec.rollout
@@ -138,9 +149,19 @@ class PromptSource:
 
 
 def prompt_source(
-    spec: JobSpec, *, root: SpecRoot, tokenizer: PreTrainedTokenizerBase, context_tokens: int
+    spec: JobSpec,
+    *,
+    root: SpecRoot,
+    tokenizer: PreTrainedTokenizerBase,
+    context_tokens: int,
+    environments: OpeningService | None = None,
+    end_ids: Sequence[int] = (),
 ) -> PromptSource:
-    """Loads a job's data set and tokenises it. Raises what `load_dataset` and `PromptSource` do."""
+    """Loads a job's data set and tokenises it, or has an environment open it. Raises as `load_dataset`, `PromptSource`.
+
+    environments: the environment service, for a job that has an environment. end_ids: the tokens that end what its
+    model samples.
+    """
     dataset = load_dataset(
         spec.dataset,
         num_evaluation=spec.evaluation.num_prompts,
@@ -148,7 +169,14 @@ def prompt_source(
         model_root=root,
         components=spec.reward.components,
     )
-    return PromptSource(dataset, tokenizer=tokenizer, spec=spec, context_tokens=context_tokens)
+    return PromptSource(
+        dataset,
+        tokenizer=tokenizer,
+        spec=spec,
+        context_tokens=context_tokens,
+        environments=environments,
+        end_ids=end_ids,
+    )
 
 
 @functools.lru_cache(maxsize=2)

@@ -25,8 +25,11 @@ from iterations.lease_keeper import LeaseKeeper
 from iterations.stage_watch import StageWatch
 from iterations.window import Window
 from process.crash_points import reach
+from prompts.opening_service import EnvironmentService
 from prompts.plan import IterationPlan
 from prompts.source import PromptSource, prompt_source
+from weight_store.model_folder import end_of_sequence_ids
+from weight_store.model_path import model_folder
 from weight_store.publication import StoredVersion
 from weight_store.transports import make_publisher
 
@@ -51,7 +54,7 @@ class HeldJob:
         self.keeper = keeper
         self.ranks = make_ranks(settings, spec)
         policy = self.ranks.learner.policy
-        plan = IterationPlan(job_id, spec, load_prompts(settings, spec, policy))
+        plan = IterationPlan(job_id, spec, load_prompts(settings, spec, policy, job_id))
         self.window = Window(self.schedule, plan, last_iteration=spec.last_iteration)
         self.folder = RunFolder(settings.run_root_path, job_id, weight_root=settings.weight_root_path)
         self.peak_flops = settings.peak_flops
@@ -124,8 +127,17 @@ class HeldJob:
 
 
 @torch_kept()
-def load_prompts(settings: StackSettings, spec: JobSpec, policy: Policy) -> PromptSource:
-    """Loads the data set, which may be foreign code. Raises InvalidInput that names the spec's field."""
+def load_prompts(settings: StackSettings, spec: JobSpec, policy: Policy, job_id: str = "") -> PromptSource:
+    """Loads the data set, which may be foreign code, and has an environment open it. Raises InvalidInput that names the
+    spec's field, and EnvironmentUnavailable."""
+    end_ids: list[int] = []
+    if spec.environment is not None:
+        end_ids = sorted(end_of_sequence_ids(model_folder(spec.model, settings.spec_root), policy.model.config))
     return prompt_source(
-        spec, root=settings.spec_root, tokenizer=policy.tokenizer, context_tokens=policy.context_tokens
+        spec,
+        root=settings.spec_root,
+        tokenizer=policy.tokenizer,
+        context_tokens=policy.context_tokens,
+        environments=EnvironmentService(settings, job_id=job_id),
+        end_ids=end_ids,
     )

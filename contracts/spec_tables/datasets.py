@@ -83,6 +83,22 @@ class JsonlDataset(DatasetTable, tag="jsonl", frozen=True, kw_only=True):
         return {name: path for name, path in named.items() if path}
 
 
+class EnvironmentDataset(DatasetTable, tag="environment", frozen=True, kw_only=True):
+    """Tasks that the job's environment has of its own; it is asked for them by split and number."""
+
+    num_train_prompts: Annotated[int, Meta(ge=1, le=1_000_000)] = 1024
+    """Size of the training pool: tasks 0, 1, … of split "train"; iterations walk through shuffled passes of it. All of
+    them are opened when the job starts."""
+
+    @property
+    def has_task_entries(self) -> bool:
+        return False
+
+    @property
+    def chat(self) -> None:
+        """The environment says what the messages are, and its renderer what becomes of them."""
+
+
 class PluginDataset(DatasetTable, tag="plugin", frozen=True, kw_only=True):
     """A user's function, found by its name among the entry points of group `onbeat.datasets` where the trainer runs.
 
@@ -97,4 +113,4 @@ class PluginDataset(DatasetTable, tag="plugin", frozen=True, kw_only=True):
     """Renders the question by the chat template; without it the question text is the prompt."""
 
 
-DatasetSpec = AdditionDataset | ReasoningGymDataset | JsonlDataset | PluginDataset
+DatasetSpec = AdditionDataset | ReasoningGymDataset | JsonlDataset | EnvironmentDataset | PluginDataset

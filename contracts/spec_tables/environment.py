@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, field
 
 from contracts.encoding.wire import NO_CONTROL_CHARACTERS, Attempts, Line, Record, Seconds, Text, Tokens
+from contracts.spec_tables.datasets import DatasetSpec, EnvironmentDataset
 from contracts.spec_tables.rollout import RolloutSpec
 
 MAX_TURNS = 256
@@ -43,12 +44,20 @@ class EnvironmentSpec(Record, frozen=True, kw_only=True):
     """Times that a trajectory is begun before its batch fails, where its environment hangs, dies or raises."""
 
 
-def environment_problem(environment: EnvironmentSpec | None, rollout: RolloutSpec, *, num_components: int) -> str:
+def environment_problem(
+    environment: EnvironmentSpec | None, rollout: RolloutSpec, dataset: DatasetSpec, *, num_components: int
+) -> str:
     """Says what in a spec doesn't go with its environment, or with having none; "" where all does."""
     if environment is None:
+        if isinstance(dataset, EnvironmentDataset):
+            return 'dataset.type = "environment" takes its tasks from the environment; name one as environment.name'
         return "" if num_components else "reward.components needs one or more, or the job an environment that rewards"
     if environment.chat_format and environment.renderer != "chat":
         return 'environment.chat_format has no effect with environment.renderer = "text"; leave it out'
+    if dataset.chat is not None:
+        return (
+            "dataset.chat has no effect with an environment, whose messages environment.renderer writes; leave it out"
+        )
     longest = rollout.sampling.max_new_tokens
     if environment.max_tokens < longest:
         return (

@@ -39,6 +39,7 @@ from onbeat.client.training.arrivals import HeldIteration, TrainingIteration, re
 from onbeat.client.training.files import TrainerFiles
 from onbeat.client.training.tenure import Tenure
 from prompts.plan import IterationPlan
+from prompts.opening_service import EnvironmentService
 from prompts.source import prompt_source
 from weight_store.model_path import model_folder
 
@@ -213,16 +214,19 @@ class Consumer:
         self._tenure.end(JobState.FAILED, reason=reason)
 
     def _plan(self) -> IterationPlan:
-        from weight_store.model_folder import context_tokens, load_tokenizer, model_config
+        from weight_store.model_folder import context_tokens, end_of_sequence_ids, load_tokenizer, model_config
 
-        folder = self.model_folder
+        folder, job_id = self.model_folder, self._tenure.job_id
+        config = model_config(folder)
         source = prompt_source(
             self.spec,
             root=self._settings.spec_root,
             tokenizer=load_tokenizer(folder),
-            context_tokens=context_tokens(model_config(folder)),
+            context_tokens=context_tokens(config),
+            environments=EnvironmentService(self._settings, job_id=job_id),
+            end_ids=sorted(end_of_sequence_ids(folder, config)),
         )
-        return IterationPlan(self._tenure.job_id, self.spec, source)
+        return IterationPlan(job_id, self.spec, source)
 
     def _open(self, made: WeightManifest) -> None:
         """Rewinds where the fence is ahead of the state, and opens what is due."""

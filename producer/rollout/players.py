@@ -21,7 +21,7 @@ from rendering.base import Renderer
 class Players:
     """`play_for` is called for each claimed batch."""
 
-    environments: EnvironmentCalls
+    make_client: Callable[[EnvironmentSpec], EnvironmentCalls]
     make_renderer: Callable[[ModelSpec, EnvironmentSpec], Renderer]
     """Blocks for seconds, the first time; raises InvalidInput that names the spec's field."""
 
@@ -37,7 +37,10 @@ class Players:
     ) -> list[list[Completion]]:
         try:
             renderer = await asyncio.to_thread(self.make_renderer, spec.model, environment)
+            player = TurnPlayer(
+                environments=self.make_client(environment), renderer=renderer, spec=spec, generate=generate
+            )
+            return await player.play(batch)
         except InvalidInput as error:
+            # What the service refuses now, it or the model's folder had when the job started.
             raise BatchFailed(str(error)) from error
-        player = TurnPlayer(environments=self.environments, renderer=renderer, spec=spec, generate=generate)
-        return await player.play(batch)

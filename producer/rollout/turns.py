@@ -27,7 +27,7 @@ from msgspec import UNSET
 
 from contracts.encoding.arrays import pack_int32
 from contracts.environments.messages import messages_digest
-from contracts.environments.service import RETRYABLE, Failure, NewSession, Result, Step, Turned
+from contracts.environments.service import RETRYABLE, EnvironmentTable, Failure, NewSession, Result, Step, Turned
 from contracts.errors import BatchFailed, EnvironmentUnavailable
 from contracts.rollouts import Completion, Prompt, PromptBatch, turn_seed
 from contracts.spec import JobSpec
@@ -49,16 +49,22 @@ class EnvironmentCalls(Protocol):
     """The environment service, as a generator asks it. Each raises EnvironmentUnavailable without a usable answer."""
 
     async def open(
-        self, sessions: Sequence[NewSession], *, environment: EnvironmentSpec, idle_s: float
+        self,
+        environment: EnvironmentTable,
+        sessions: Sequence[NewSession],
+        *,
+        step_timeout_s: float,
+        idle_s: float,
+        job_id: str,
     ) -> Sequence[Result]:
         """Answers a result for each session, in order."""
         ...
 
-    async def step(self, steps: Sequence[Step], *, timeout_s: float) -> Sequence[Result]:
+    async def step(self, steps: Sequence[Step]) -> Sequence[Result]:
         """The same."""
         ...
 
-    async def close(self, session_ids: Sequence[str]) -> None: ...
+    async def close(self, session_ids: Sequence[str]) -> object: ...
 
 
 @dataclass(kw_only=True)
@@ -108,7 +114,7 @@ class TurnPlayer:
         ]
         async with self._ending(sessions):
             # The first turn needs nothing of a session: both are asked at the same time.
-            sampled, _ = await _both(self.generate(batch), self._open(sessions))
+            sampled, _ = await _both(self.generate(batch), self._open(sessions, batch.job_id))
             again = await self._play_on(batch, sessions, [one for of_prompt in sampled for one in of_prompt])
             while again:
                 again = await self._begin_again(batch, again)
@@ -122,7 +128,7 @@ class TurnPlayer:
             reach("producer.after_turn")
             for session, completion in zip(alive, sampled, strict=True):
                 session.played.take(completion)
-            failed = await self._step(alive)
+            failed = await self._step(alive, batch.job_id)
             again += failed
             reach("producer.after_step")
             alive = [session for session in alive if session not in failed and session.played.goes_on()]
@@ -133,7 +139,7 @@ class TurnPlayer:
     async def _begin_again(self, batch: PromptBatch, sessions: list[Session]) -> list[Session]:
         for session in sessions:
             session.played = session.played.begun_again()
-        await self._open(sessions)
+        await self._open(sessions, batch.job_id)
         return await self._play_on(batch, sessions, await self._sample(batch, sessions))
 
     async def _sample(self, batch: PromptBatch, alive: Sequence[Session]) -> list[Completion]:
@@ -163,7 +169,7 @@ class TurnPlayer:
         )
         return [one for (one,) in await self.generate(asked)]
 
-    async def _open(self, sessions: Sequence[Session]) -> None:
+    async def _open(self, sessions: Sequence[Session], job_id: str) -> None:
         """Opens a session for each, at the end of what was played of it. Raises as `play` does."""
         waiting = list(sessions)
         while waiting:
@@ -171,7 +177,13 @@ class TurnPlayer:
                 NewSession(session_id=one.session_id, task=one.played.task, history=one.played.history)
                 for one in waiting
             ]
-            results = await self.environments.open(asked, environment=self._environment, idle_s=self._idle_s)
+            results = await self.environments.open(
+                EnvironmentTable(name=self._environment.name, params=self._environment.params),
+                asked,
+                step_timeout_s=self._environment.step_timeout_s,
+                idle_s=self._idle_s,
+                job_id=job_id,
+            )
             failed: list[Session] = []
             for session, result in zip(waiting, results, strict=True):
                 if isinstance(result, Failure):
@@ -181,7 +193,7 @@ class TurnPlayer:
                     _check_opening(session, result)
             waiting = failed
 
-    async def _step(self, sessions: Sequence[Session]) -> list[Session]:
+    async def _step(self, sessions: Sequence[Session], job_id: str) -> list[Session]:
         """Takes the replies to the last turn of each; answers those whose trajectory has to begin again."""
         waiting = list(sessions)
         while waiting:
@@ -189,7 +201,7 @@ class TurnPlayer:
                 Step(session_id=one.session_id, turn=one.played.num_turns - 1, message=one.played.message)
                 for one in waiting
             ]
-            results = await self.environments.step(steps, timeout_s=self._environment.request_timeout_s)
+            results = await self.environments.step(steps)
             failed: list[Session] = []
             for session, result in zip(waiting, results, strict=True):
                 if isinstance(result, Turned) and result.reply is not UNSET:
@@ -200,7 +212,7 @@ class TurnPlayer:
             if not self.spec.deterministic:
                 return failed
             # What was sampled stands: each session is played to where it was, and hears its last message again.
-            await self._open(failed)
+            await self._open(failed, job_id)
             waiting = failed
         return []
 

@@ -11,6 +11,7 @@ from contracts.spec_tables.datasets import (
     AdditionDataset,
     DatasetSpec,
     DatasetTable,
+    EnvironmentDataset,
     JsonlDataset,
     PluginDataset,
     ReasoningGymDataset,
@@ -19,6 +20,7 @@ from contracts.spec_tables.reasoning_tasks import check_job
 from contracts.spec_tables.references import check_reference
 from contracts.spec_tables.root import SpecRoot
 from prompts.datasets.addition import load_addition
+from prompts.datasets.environment import load_environment
 from prompts.datasets.examples import ExampleSets, Request
 from prompts.datasets.jsonl import load_jsonl
 from prompts.datasets.plugin import load_plugin
@@ -28,6 +30,7 @@ LOADERS: dict[type[DatasetTable], Callable[[Any, Request], ExampleSets]] = {
     AdditionDataset: load_addition,
     ReasoningGymDataset: load_reasoning_gym,
     JsonlDataset: load_jsonl,
+    EnvironmentDataset: load_environment,
     PluginDataset: load_plugin,
 }
 """A line for each member of `DatasetSpec`: (the data set's table in the spec, request) → both sets."""

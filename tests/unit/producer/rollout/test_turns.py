@@ -12,11 +12,20 @@ from msgspec.structs import replace
 
 from contracts.encoding.arrays import pack_float32, pack_int32, unpack_int32
 from contracts.environments.messages import Message, messages_digest
-from contracts.environments.service import Failure, FailureReason, NewSession, Opening, Reply, Result, Step, Turned
+from contracts.environments.service import (
+    EnvironmentTable,
+    Failure,
+    FailureReason,
+    NewSession,
+    Opening,
+    Reply,
+    Result,
+    Step,
+    Turned,
+)
 from contracts.errors import BatchFailed, EnvironmentUnavailable, PrefixBroken
 from contracts.rollouts import Completion, FinishReason, PromptBatch, PromptTask
 from contracts.spec import JobSpec
-from contracts.spec_tables.environment import EnvironmentSpec
 from producer.engine.sampling import completion_uniforms
 from producer.rollout.turns import TurnPlayer
 from rendering.text import TextRenderer
@@ -47,13 +56,20 @@ class Echo:
         self.is_away = False
 
     async def open(
-        self, sessions: Sequence[NewSession], *, environment: EnvironmentSpec, idle_s: float
+        self,
+        environment: EnvironmentTable,
+        sessions: Sequence[NewSession],
+        *,
+        step_timeout_s: float,
+        idle_s: float,
+        job_id: str,
     ) -> list[Result]:
+        assert (environment.name, job_id) == ("echo", "job")
         self.opened += sessions
         self.open_sessions |= {one.session_id: len(one.history) for one in sessions}
         return [Turned(opening=self.opening) for _ in sessions]
 
-    async def step(self, steps: Sequence[Step], *, timeout_s: float) -> list[Result]:
+    async def step(self, steps: Sequence[Step]) -> list[Result]:
         if self.is_away:
             raise EnvironmentUnavailable("it is away")
         self.calls.append(len(steps))

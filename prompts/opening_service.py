@@ -1,0 +1,74 @@
+"""The environment service, as a process without an event loop asks it: a trainer at a job's start, a gateway."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import httpx
+
+from contracts.environments.service import EnvironmentFacts, EnvironmentTable, Failure, Opening, Task
+from contracts.settings import StackSettings
+from contracts.spec_tables.environment import EnvironmentSpec
+from environments.client import EnvironmentClient
+
+T = TypeVar("T")
+
+
+class EnvironmentService:
+    """An OpeningService over HTTP; each call has an event loop and a connection of its own."""
+
+    def __init__(self, settings: StackSettings, *, job_id: str = "", deadline_s: float | None = None) -> None:
+        """deadline_s: for one call with its repeats; None gives it twice environment.request_timeout_s."""
+        self._settings = settings
+        self._job_id = job_id
+        self._deadline_s = deadline_s
+
+    def facts(self, environment: EnvironmentSpec) -> EnvironmentFacts:
+        return self._ask(environment, lambda client: client.facts(table_of(environment)))
+
+    def openings(self, environment: EnvironmentSpec, tasks: Sequence[Task]) -> list[Opening | Failure]:
+        return self._ask(
+            environment,
+            lambda client: client.openings(
+                table_of(environment), tasks, step_timeout_s=environment.step_timeout_s, job_id=self._job_id
+            ),
+        )
+
+    def canary(self, environment: EnvironmentSpec, tasks: Sequence[Task]) -> str:
+        return self._ask(
+            environment,
+            lambda client: client.canary(table_of(environment), tasks, step_timeout_s=environment.step_timeout_s),
+        )
+
+    def _ask(self, environment: EnvironmentSpec, call: Callable[[EnvironmentClient], Awaitable[T]]) -> T:
+        async def ask() -> T:
+            async with httpx.AsyncClient(base_url=self._settings.environment_url, trust_env=False) as http:
+                return await call(client_for(http, environment, self._settings, deadline_s=self._deadline_s))
+
+        # The caller may have an event loop of its own in this thread.
+        with ThreadPoolExecutor(max_workers=1, thread_name_prefix="openings") as thread:
+            return thread.submit(asyncio.run, ask()).result()
+
+
+def table_of(environment: EnvironmentSpec) -> EnvironmentTable:
+    """The environment as its service is told of it."""
+    return EnvironmentTable(name=environment.name, params=environment.params)
+
+
+def client_for(
+    http: httpx.AsyncClient,
+    environment: EnvironmentSpec,
+    settings: StackSettings,
+    *,
+    deadline_s: float | None = None,
+) -> EnvironmentClient:
+    """A client with a job's own deadlines: a request that hangs may be made once more, and no oftener."""
+    return EnvironmentClient(
+        http,
+        key=settings.environment_key,
+        request_timeout_s=environment.request_timeout_s,
+        deadline_s=2 * environment.request_timeout_s if deadline_s is None else deadline_s,
+    )
