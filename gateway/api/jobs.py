@@ -19,6 +19,7 @@ from contracts.jobs import JobState, JobStatus, ResumeRequest
 from contracts.spec import JobSpec
 from contracts.spec_tables.reasoning_tasks import check_job
 from gateway import openapi, submission
+from gateway.environment_check import check_environment
 from gateway.reward_plugins import check_plugins
 from gateway.services import HasServices, KnownJob, Services
 from http_service.bodies import json_answer
@@ -136,6 +137,7 @@ def _create(services: Services, spec: JobSpec, key: str) -> tuple[JobStatus, boo
     submission.check_paths(spec, services.settings)
     submission.check_generators(spec, Presence(services.broker).live())
     check_plugins(spec, services.settings)
+    check_environment(spec, services.settings)
     job_id, is_new = services.jobs.create(spec, idempotency_key=key, max_jobs=services.settings.max_jobs)
     if is_new:
         services.metrics.jobs_created.inc()

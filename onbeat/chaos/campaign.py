@@ -148,6 +148,13 @@ class Campaign:
             "kill gateway": lambda _round: self._kill("gateway"),
             "kill worker": lambda _round: self._kill("worker"),
         }
+        if stack.plan.environments:
+            self._kinds |= {
+                "kill environment service": lambda _round: self._kill("environment_service"),
+                "hang environment service": lambda now: self._pause(
+                    now, self._stack.pids["environment_service"], "environment_service", HANG_S
+                ),
+            }
         if stack.plan.stage_workers:
             self._kinds |= {
                 "kill stage worker": lambda _round: self._kill(self._one_of("stage")),
@@ -343,4 +350,6 @@ def hardened(spec: JobSpec) -> JobSpec:
     """Returns the job with short leases, and with as many attempts as the campaign may take away from it."""
     timeouts = replace(spec.timeouts, generator_lease_s=LEASE_S, trainer_lease_s=LEASE_S, max_trainer_starts=1000)
     stages = tuple(replace(stage, lease_s=LEASE_S, max_attempts=1000) for stage in spec.stages)
-    return replace(spec, timeouts=timeouts, rollout=replace(spec.rollout, max_attempts=1000), stages=stages)
+    environment = spec.environment and replace(spec.environment, max_attempts=1000)
+    rollout = replace(spec.rollout, max_attempts=1000)
+    return replace(spec, timeouts=timeouts, rollout=rollout, stages=stages, environment=environment)

@@ -26,6 +26,7 @@ REDIS_ROLES = {"gateway": GATEWAY, "worker": TRAINER, "generator": GENERATOR, "s
 """Service → its user in Redis (broker/connection/roles.py)."""
 SECRETS: Mapping[str, frozenset[str]] = {
     "reward_service": frozenset({"reward_key"}),
+    "environment_service": frozenset({"environment_key"}),
     "gateway": frozenset({"redis_url", "celery_url", "api_key", "reward_key", "environment_key"}),
     "worker": frozenset({"redis_url", "celery_url", "environment_key"}),
     "generator": frozenset({"redis_url", "reward_key", "environment_key"}),
@@ -34,6 +35,7 @@ SECRETS: Mapping[str, frozenset[str]] = {
 """Service → the secrets among its settings; it gets no other's."""
 DECIDED = {
     "reward_url": "it starts a reward service of its own",
+    "environment_url": "it starts an environment service of its own",
     "gateway_url": "it starts a gateway of its own; --port says where",
     "host": "its services are reached from this machine only; docker compose serves others",
     "port": "each of its services has one of its own; --port is the gateway's",
@@ -55,6 +57,9 @@ class StackPlan:
     generators: int = 1
     stage_workers: int = 0
     """Processes that serve Onbeat's own stages (consumer/stages)."""
+    environments: bool = False
+    """Whether it has an environment service, which a job with an environment needs. Idle it is one process without
+    children."""
     profile: StackProfile | None = None
     """Where generators aren't all alike; it has as many as `generators` says."""
     threads: int | None = None

@@ -7,9 +7,10 @@
                                            generators ──completions──▶ reward service      │
                                               └─────────── fenced publication ─────────────┘
 
+An environment service, where the plan has one, stands beside the reward service: generators and trainers ask it.
 Stage workers, where the plan has any, stand beside the generators: they take rows that are published and put columns.
 
-Started in the order redis → reward_service, gateway → worker, generators, stage workers; stopped in the reverse order,
+Started in the order redis → reward_service, environment_service, gateway → worker, generators, stage workers; stopped in the reverse order,
 so that no process loses a server that it still needs. A service that dies is started again; what it held is in Redis.
 """
 
@@ -59,6 +60,7 @@ STACK_MARK = "EMBEDDED_STACK_MARK"
 """Environment variable by which every process of a stack is found again, however deep it was started."""
 MODULES = {
     "reward_service": "reward_service",
+    "environment_service": "environment_service",
     "gateway": "gateway",
     "worker": "consumer.supervisor",
     "generator": "producer",
@@ -81,6 +83,8 @@ class EmbeddedStack:
         self.gateway_url = f"http://{HOST}:{plan.gateway_port or free_port()}"
         self.reward_url = f"http://{HOST}:{free_port()}"
         self.api_key = plan.settings.api_key or secrets.token_urlsafe(32)
+        self.environment_url = f"http://{HOST}:{free_port()}"
+        self.environment_key = plan.settings.environment_key or secrets.token_urlsafe(32)
         self.reward_key = plan.settings.reward_key or secrets.token_urlsafe(32)
         self.logs = plan.run_root / "logs"
         self.redis: EmbeddedRedis | None = None
@@ -116,7 +120,7 @@ class EmbeddedStack:
             child.start()
             is_excused = is_of_work if child.name.startswith(SCALED) else None
             self._supervised.append(Supervised(child, policy=self._restarts, is_excused=is_excused))
-        self._wait_until_ready({"reward_service": self.reward_url, "gateway": self.gateway_url}, deadline_s)
+        self._wait_until_ready(self._urls, deadline_s)
         stack = StackFile(
             gateway_url=self.gateway_url, api_key=self.api_key, pid=os.getpid(), roles=self._roles(settings)
         )
@@ -149,6 +153,7 @@ class EmbeddedStack:
         for name, grace_s in (
             ("worker", WORKER_GRACE_S),
             ("gateway", SERVICE_GRACE_S),
+            ("environment_service", SERVICE_GRACE_S),
             ("reward_service", SERVICE_GRACE_S),
         ):
             if name in self.children:
@@ -191,6 +196,8 @@ class EmbeddedStack:
             self.plan.settings,
             reward_url=self.reward_url,
             reward_key=self.reward_key,
+            environment_url=self.environment_url,
+            environment_key=self.environment_key,
             gateway_url=self.gateway_url,
             api_key=self.api_key,
             run_root=str(self.plan.run_root.resolve()),
@@ -198,6 +205,14 @@ class EmbeddedStack:
             host=HOST,
             threads=self.plan.threads_each,
         )
+
+    @property
+    def _urls(self) -> dict[str, str]:
+        """The HTTP services and where they are."""
+        urls = {"reward_service": self.reward_url}
+        if self.plan.environments:
+            urls["environment_service"] = self.environment_url
+        return urls | {"gateway": self.gateway_url}
 
     def _roles(self, settings: StackSettings) -> dict[str, dict[str, str]]:
         """What a process of the owner's own needs to take a part of this stack (onbeat.client)."""
@@ -207,7 +222,7 @@ class EmbeddedStack:
         return {role: replace(told, celery_url="").environment() for role, told in roles.items()}
 
     def _plan_children(self, settings: StackSettings) -> list[ChildProcess]:
-        ports = {"reward_service": _port_of(self.reward_url), "gateway": _port_of(self.gateway_url), "worker": 0}
+        ports = {service: _port_of(url) for service, url in self._urls.items()} | {"worker": 0}
         generators = [f"generator-{number}" for number in range(1, self.plan.generators + 1)]
         stages = [f"stage-{number}" for number in range(1, self.plan.stage_workers + 1)]
         return [self._plan_child(name, settings, ports.get(name, 0)) for name in (*ports, *generators, *stages)]

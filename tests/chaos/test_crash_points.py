@@ -29,7 +29,11 @@ LAGGING_POINTS = ["consumer.saving_older_versions", "consumer.publishing_older_v
 TRAINER_POINTS = [name for name in CRASH_POINTS if name.startswith("consumer.") and name not in LAGGING_POINTS]
 RECEIVING = "producer.receiving_weights"
 """Only generators of a job with a lag get there."""
-GENERATOR_POINTS = [name for name in CRASH_POINTS if name.startswith("producer.") and name != RECEIVING]
+TURN_POINTS = ["producer.after_turn", "producer.after_step"]
+"""Only generators of a job with an environment get there: tests/e2e/test_turns.py."""
+GENERATOR_POINTS = [
+    name for name in CRASH_POINTS if name.startswith("producer.") and name not in (RECEIVING, *TURN_POINTS)
+]
 
 
 JOB = short_job(iterations=20, evaluation__every_iterations=5)

@@ -28,13 +28,15 @@ SAMPLE_SECRETS = {
     "REDIS_CELERY_PASSWORD": "celery-word",
     "ONBEAT_API_KEY": "api-word",
     "ONBEAT_REWARD_KEY": "reward-word",
+    "ONBEAT_ENVIRONMENT_KEY": "environment-word",
 }
 HOLDS = {
     "redis": {"operator", "gateway", "trainer", "generator", "stage", "celery"},
-    "gateway": {"gateway", "celery", "api", "reward"},
-    "consumer": {"trainer", "celery"},
-    "producer": {"generator", "reward"},
+    "gateway": {"gateway", "celery", "api", "reward", "environment"},
+    "consumer": {"trainer", "celery", "environment"},
+    "producer": {"generator", "reward", "environment"},
     "reward_service": {"reward"},
+    "environment_service": {"environment"},
     "stages": {"stage"},
 }
 """Service → the secrets that it is told."""
@@ -50,7 +52,8 @@ def interpolated(text: str) -> str:
 
 
 def test_the_services_are_the_processes_of_the_embedded_stack() -> None:
-    assert set(COMPOSE["services"]) == {"redis", "gateway", "consumer", "producer", "reward_service", "stages"}
+    services = {"redis", "gateway", "consumer", "producer", "reward_service", "environment_service", "stages"}
+    assert set(COMPOSE["services"]) == services
     assert COMPOSE["services"]["stages"]["profiles"] == ["stages"], "most jobs have no stages"
 
 
@@ -64,8 +67,9 @@ def test_a_service_runs_a_module_that_exists_with_settings_that_are_known(name: 
     environment = {key: interpolated(value) for key, value in service["environment"].items()}
     settings = settings_from(environment)
     assert bool(settings.api_key) is (name == "gateway")
-    assert bool(settings.reward_key) is (name not in ("consumer", "stages"))
-    assert settings.allowed_hosts == (name if name in ("gateway", "reward_service") else "")
+    assert bool(settings.reward_key) is ("reward" in HOLDS[name])
+    assert bool(settings.environment_key) is ("environment" in HOLDS[name])
+    assert settings.allowed_hosts == (name if name in ("gateway", "reward_service", "environment_service") else "")
     if name in ROLES:
         assert settings.redis_url == f"redis://{ROLES[name]}:{ROLES[name]}-word@redis:6379/0"
         assert environment["OMP_NUM_THREADS"] == environment[f"{PREFIX}THREADS"]
@@ -90,7 +94,7 @@ def test_a_container_has_few_rights_and_bounded_means(name: str) -> None:
     assert service["pids_limit"] > 0
     assert re.fullmatch(r"\$\{[A-Z]+_MEMORY:-\d+g\}", service["mem_limit"])
     assert "privileged" not in service
-    is_root = name == "reward_service"
+    is_root = name in ("reward_service", "environment_service")
     assert service.get("cap_add", []) == (["SETUID", "SETGID", "KILL"] if is_root else [])
     assert service.get("user") == ("0:0" if is_root else None)
     assert is_root is not bool(service.get("volumes")), "a process that is root sees no files of the stack"
