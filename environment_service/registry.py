@@ -12,7 +12,9 @@ from process.entry_points import find_entry_point, names_in
 
 GROUP = "onbeat.environments"
 NAME_FIELD, PARAMS_FIELD = "environment.name", "environment.params"
-BUILT_IN: dict[str, tuple[str, str, str]] = {}
+BUILT_IN: dict[str, tuple[str, str, str]] = {
+    "secret_table": ("environment_service.adapters.secret_table:SecretTable", "onbeat", ""),
+}
 """Name → class as "module:Class", the distribution whose version is the environment's, and the extra that brings it."""
 
 Factory = Callable[..., Any]

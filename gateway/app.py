@@ -1,7 +1,8 @@
 """The wiring of the gateway.
 
 request ─ metrics.py ─ http_service/access.py (Host, origin, key)
-             └─ api/ ─┬─ submission.py, reward_plugins.py, environment_check.py ─▶ job store ─▶ Celery: `onbeat.ensure_trainer`
+             └─ api/ ─┬─ submission.py, reward_plugins.py, environment_check.py
+                      │            └─▶ job store ─▶ Celery: `onbeat.ensure_trainer`
                       ├─ event_stream.py ◀─ the job's events
                       ├─ run_files.py ◀─ the job's run folder
                       └─ broker/monitor.py ◀─ fence, counters, streams

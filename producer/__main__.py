@@ -30,13 +30,13 @@ from contracts.settings import StackSettings, engine_from, settings_from
 from contracts.spec import JobSpec
 from process import crash_points
 from process.signals import exit_cleanly_on_signals
-from prompts.opening_service import client_for
 from producer.broker_calls import BrokerCalls
 from producer.detokenizer import FolderDetokenizer, folder_renderer
 from producer.engine.factory import check_machine, fingerprint_of_job, make_engine, preload
 from producer.generator import Generator
 from producer.rollout.players import Players
 from producer.served_model import ServedModel
+from prompts.opening_service import client_for
 from scoring.reward_client import RewardClient
 from telemetry.logs import configure
 

@@ -38,8 +38,8 @@ from onbeat.client.connection import client_settings
 from onbeat.client.training.arrivals import HeldIteration, TrainingIteration, require_taken
 from onbeat.client.training.files import TrainerFiles
 from onbeat.client.training.tenure import Tenure
-from prompts.plan import IterationPlan
 from prompts.opening_service import EnvironmentService
+from prompts.plan import IterationPlan
 from prompts.source import prompt_source
 from weight_store.model_path import model_folder
 

@@ -10,8 +10,9 @@
 An environment service, where the plan has one, stands beside the reward service: generators and trainers ask it.
 Stage workers, where the plan has any, stand beside the generators: they take rows that are published and put columns.
 
-Started in the order redis → reward_service, environment_service, gateway → worker, generators, stage workers; stopped in the reverse order,
-so that no process loses a server that it still needs. A service that dies is started again; what it held is in Redis.
+Started in the order redis → reward_service, environment_service, gateway → worker, generators, stage workers; stopped
+in the reverse order, so that no process loses a server that it still needs. A service that dies is started again; what
+it held is in Redis, or can be played again.
 """
 
 from __future__ import annotations

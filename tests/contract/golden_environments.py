@@ -32,6 +32,7 @@ from contracts.environments.service import (
 from contracts.events import TrajectoryMetrics
 from contracts.rollouts import Completion, PromptBatch, PromptTask, RolloutBatch, Trajectory, Turn
 from contracts.spec import JobSpec
+from contracts.spec_tables.datasets import EnvironmentDataset
 from contracts.spec_tables.environment import EnvironmentSpec
 
 DIGEST = "0f" * 32
@@ -93,9 +94,9 @@ def opened_batch(batch: PromptBatch) -> PromptBatch:
 
 
 def environment_spec(spec: JobSpec) -> JobSpec:
-    """The spec with an environment."""
+    """The spec with an environment, and its own tasks."""
     environment = EnvironmentSpec(name="calculator", params=TABLE.params, max_turns=3, max_tokens=64, renderer="text")
-    return replace(spec, environment=environment)
+    return replace(spec, environment=environment, dataset=EnvironmentDataset(num_train_prompts=64))
 
 
 def environment_records(batch: RolloutBatch, prompts: PromptBatch, spec: JobSpec) -> dict[str, Record]:

@@ -45,6 +45,7 @@ SMALL_FILES = {
     "consumer/trainer/schedule.py": "the one thing of a schedule that asks the fence",
     "contracts/encoding/digests.py": "what every digest is made of",
     "contracts/service_links.py": "the variables of an orchestrator, which are no settings",
+    "prompts/datasets/environment.py": "a kind of data set, as its neighbours",
     "gateway/api/": "the endpoints of one subject each",
     "onbeat/commands/remove.py": "one command",
     "process/private_folders.py": "the mode of every folder that is made",

@@ -32,6 +32,13 @@ async def at_once(_seconds: float) -> None:
     """A pause that is over."""
 
 
+class NoPlayers:
+    """What samples a job without an environment: one call of the engine."""
+
+    def play_for(self, job: object, loaded: object) -> None:
+        return None
+
+
 class Stack:
     """A generator over fakes."""
 
@@ -46,6 +53,7 @@ class Stack:
         self.rewards = FakeRewards(self.changes)
         self.shop = EngineShop(run_root)
         self.sides: dict[str, FakeSide] = {}
+        self.players: Any = NoPlayers()
         self.generator = Generator(
             generator_id="generator-a",
             jobs=self.jobs,
@@ -54,6 +62,7 @@ class Stack:
             calls=BrokerCalls(timeout_s=0.05, full_timeout_s=0.05),
             model=ServedModel(self.shop.make, lambda model: spell, sleep=at_once, has_to_prove=has_to_prove),
             rewards=self.rewards,
+            players=self.players,
             stop_grace_s=stop_grace_s,
             not_reproducible=not_reproducible,
             fingerprint=lambda spec: f"kind a; {spec.model.dtype}",

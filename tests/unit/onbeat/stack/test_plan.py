@@ -47,7 +47,6 @@ CHOSEN: dict[str, tuple[object, dict[str, object]]] = {
     "scorer_start_s": (10.5, {}),
     "scorer_memory_mb": (2048, {}),
     "scorer_network": ("host", {}),
-    "environment_url": ("http://127.0.0.1:9", {}),
     "environment_key": ("chosen-key", {}),
     "environment_children": (3, {}),
     "environment_sessions": (99, {}),
