@@ -21,6 +21,8 @@ ALLOW, KILL_PROCESS, ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 
 ARCHITECTURES = {"x86_64": (0xC000003E, 317, 56), "aarch64": (0xC00000B7, 277, 220)}
 """Machine → the kernel's name for it, and the numbers of seccomp(2) and clone(2) there."""
+ABSENT = 0xFFFFFFFF
+"""The number of no call: where a machine doesn't have one."""
 NUMBERS: dict[str, tuple[int, int]] = {
     "socket": (41, 198),
     "ptrace": (101, 117),
@@ -45,11 +47,36 @@ NUMBERS: dict[str, tuple[int, int]] = {
     "mq_open": (240, 180),
     "memfd_create": (319, 279),
     "memfd_secret": (447, 447),
+    "fork": (57, ABSENT),
+    "vfork": (58, ABSENT),
+    "execve": (59, 221),
+    "execveat": (322, 281),
+    "kill": (62, 129),
+    "tkill": (200, 130),
+    "tgkill": (234, 131),
+    "rt_sigqueueinfo": (129, 138),
+    "rt_tgsigqueueinfo": (297, 240),
+    "pidfd_send_signal": (424, 424),
 }
 """Call that may be refused → its number on each machine, in the order of ARCHITECTURES."""
 NETWORK = frozenset({"socket"})
 """Sockets of every family: the path of a Unix socket may lead to a database, too. Pairs of sockets are no way out."""
-OTHERS = NUMBERS.keys() - NETWORK
+OWN_PROCESS = frozenset(
+    [
+        "fork",
+        "vfork",
+        "execve",
+        "execveat",
+        "kill",
+        "tkill",
+        "tgkill",
+        "rt_sigqueueinfo",
+        "rt_tgsigqueueinfo",
+        "pidfd_send_signal",
+    ]
+)
+"""Other processes and programs, and signals: what a program that a model wrote is refused beside the rest."""
+OTHERS = NUMBERS.keys() - NETWORK - OWN_PROCESS
 """Ways into other processes, into the kernel's keys, to memory that counts for no process, and around this filter."""
 CLONE3 = 435
 NEW_NAMESPACES = 0x7E020000
@@ -62,9 +89,10 @@ class _Program(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_char_p))
 
 
-def refuse_syscalls(names: Collection[str]) -> bool:
+def refuse_syscalls(names: Collection[str], *, forks: bool = True) -> bool:
     """Refuses calls by their names in the table, and new namespaces always; whether it holds, in forks too.
 
+    forks: whether new processes and threads can be made.
     Call it after PR_SET_NO_NEW_PRIVS.
     """
     machine = platform.machine()
@@ -72,7 +100,7 @@ def refuse_syscalls(names: Collection[str]) -> bool:
         return False
     architecture, seccomp, clone = ARCHITECTURES[machine]
     column = list(ARCHITECTURES).index(machine)
-    code = _program(architecture, clone, [NUMBERS[name][column] for name in sorted(names)])
+    code = _program(architecture, clone, forks, [NUMBERS[name][column] for name in sorted(names)])
     program = _Program(length=len(code) // 8, filter=code)
     libc = kernel.libc()
     libc.syscall.restype = ctypes.c_long
@@ -82,13 +110,13 @@ def refuse_syscalls(names: Collection[str]) -> bool:
     return False
 
 
-def _program(architecture: int, clone: int, refused: list[int]) -> bytes:
+def _program(architecture: int, clone: int, forks: bool, refused: list[int]) -> bytes:
     """Berkeley packet filter: another architecture's call ends the process, a refused one fails, any other passes.
 
     Namespaces come by clone(2), whose flags it sees, and by clone3(2), whose flags lie in memory: that one "doesn't
     exist", so that the C library makes threads by the other.
     """
-    checks = [(CLONE3, "absent"), (clone, "clone"), *((number, "refuse") for number in refused)]
+    checks = [(CLONE3, "absent"), (clone, "clone" if forks else "refuse"), *((number, "refuse") for number in refused)]
     allow = 5 + len(checks)
     places = {"clone": allow + 1, "refuse": allow + 4, "absent": allow + 5}
     lines = [

@@ -13,7 +13,12 @@ from process.entry_points import find_entry_point, names_in
 GROUP = "onbeat.environments"
 NAME_FIELD, PARAMS_FIELD = "environment.name", "environment.params"
 BUILT_IN: dict[str, tuple[str, str, str]] = {
+    "reasoning_gym": ("environment_service.adapters.reasoning_gym:ReasoningGym", "reasoning-gym", ""),
     "secret_table": ("environment_service.adapters.secret_table:SecretTable", "onbeat", ""),
+    "skyrl_gym": ("environment_service.adapters.skyrl_gym:SkyRLGym", "skyrl-gym", "skyrl-gym"),
+    "textarena": ("environment_service.adapters.textarena:TextArena", "textarena", "textarena"),
+    "tools": ("environment_service.adapters.tools:Tools", "onbeat", ""),
+    "trl": ("environment_service.adapters.trl:Trl", "onbeat", ""),
 }
 """Name → class as "module:Class", the distribution whose version is the environment's, and the extra that brings it."""
 

@@ -1,0 +1,234 @@
+"""The zygote of the Python tool, and the program that it forks: locked in, bounded, and alike each time."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import contextlib
+import gc
+import io
+import os
+import random
+import re
+import resource
+import signal
+import socket
+import sys
+import time
+import traceback
+from typing import Any
+
+from cage import kernel
+from cage.file_rules import close_all_files, restrict_files
+from cage.frames import Frames, Gone
+from cage.syscall_filter import NETWORK, OTHERS, OWN_PROCESS, refuse_syscalls
+from contracts.encoding.wire import decode, encode
+from environment_service.tools.python import Program, Ran
+
+MODULES = frozenset(
+    [
+        "abc",
+        "array",
+        "bisect",
+        "calendar",
+        "cmath",
+        "collections",
+        "copy",
+        "dataclasses",
+        "datetime",
+        "decimal",
+        "enum",
+        "fractions",
+        "functools",
+        "heapq",
+        "itertools",
+        "json",
+        "math",
+        "numbers",
+        "operator",
+        "random",
+        "re",
+        "statistics",
+        "string",
+        "textwrap",
+        "typing",
+        "unicodedata",
+    ]
+)
+"""What a program may import. It is no lock, which the kernel's are: it keeps out what differs from time to time."""
+ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]+")
+MAX_ERROR_LINES = 12
+READ_BYTES = 65536
+MAX_BYTES_A_CHAR = 4
+WAIT_S, WAIT_FACTOR = 5.0, 10.0
+ALMOST = 0.9
+"""The kernel's clocks of processor time differ by as much as a tick."""
+NAME = "<program>"
+
+
+def serve(handle: int) -> None:
+    """Runs programs until its environment's process is gone."""
+    kernel.end_with_parent(signal.SIGKILL)
+    frames = Frames(socket.socket(fileno=handle), max_bytes=MAX_BYTES_A_CHAR * 70_000)
+    _prepare()
+    kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+    restrict_files(writable=None, hidden=(), network=False)
+    gc.freeze()
+    with contextlib.suppress(Gone):
+        while True:
+            frames.send(encode(Ran(answer=_run(decode(frames.receive(), Program), frames))))
+
+
+def _prepare() -> None:
+    """Imports all that programs may, and stops the clock."""
+    for name in sorted(MODULES):
+        __import__(name)
+    import datetime
+
+    class Stopped(datetime.datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> Any:
+            return cls(2000, 1, 1, tzinfo=tz)
+
+        @classmethod
+        def utcnow(cls) -> Any:
+            return cls(2000, 1, 1)
+
+        @classmethod
+        def today(cls) -> Any:
+            return cls(2000, 1, 1)
+
+    class StoppedDate(datetime.date):
+        @classmethod
+        def today(cls) -> Any:
+            return cls(2000, 1, 1)
+
+    Stopped.__name__, StoppedDate.__name__ = "datetime", "date"
+    datetime.datetime, datetime.date = Stopped, StoppedDate  # type: ignore[misc]
+    del random.SystemRandom
+
+
+def _run(program: Program, frames: Frames) -> str:
+    """Forks the program, reads what it says, and waits for its end."""
+    out, into = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.close(out)
+            frames.close()
+            _be(program, into)
+        finally:
+            os._exit(1)
+    os.close(into)
+    limit = MAX_BYTES_A_CHAR * program.output_chars
+    said, is_stuck = _read(out, limit, time.monotonic() + WAIT_S + WAIT_FACTOR * program.cpu_s)
+    os.close(out)
+    is_long = len(said) > limit
+    if is_stuck or is_long:
+        os.kill(child, signal.SIGKILL)
+    _, status, used = os.wait4(child, 0)
+    by_time = os.WIFSIGNALED(status) and used.ru_utime + used.ru_stime >= program.cpu_s * ALMOST
+    if is_stuck or (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL and not by_time and not is_long):
+        os._exit(4)  # the tool's caller takes it for what it is: no answer
+    return _answer(program, said, status, by_time=by_time)
+
+
+def _read(out: int, limit: int, ends_s: float) -> tuple[bytes, bool]:
+    """All that is said up to a limit, and whether its end didn't come in time."""
+    import select
+
+    said = bytearray()
+    while len(said) <= limit:
+        if not select.select([out], [], [], max(0.0, ends_s - time.monotonic()))[0]:
+            return bytes(said), True
+        data = os.read(out, READ_BYTES)
+        if not data:
+            break
+        said += data
+    return bytes(said), False
+
+
+def _answer(program: Program, said: bytes, status: int, *, by_time: bool) -> str:
+    text = ADDRESS.sub("at 0x0", said.decode(errors="replace"))
+    cut = text[: program.output_chars]
+    lines = [cut.rstrip("\n")] if cut.strip() else []
+    if len(text) > program.output_chars:
+        lines.append(f"error: the output was cut after {program.output_chars} characters")
+    elif by_time:
+        lines.append(f"error: it took more than {program.cpu_s} s of processor time")
+    elif os.WIFSIGNALED(status):
+        lines.append(f"error: the program died of {signal.Signals(os.WTERMSIG(status)).name}")
+    return "\n".join(lines) or "(no output)"
+
+
+def _be(program: Program, into: int) -> None:
+    """Becomes the program: its output goes into the pipe."""
+    os.dup2(into, 1)
+    os.dup2(into, 2)
+    _lock(program)
+    random.seed(0)
+    builtins.__import__ = _importing(builtins.__import__)
+    sys.stdout = sys.stderr = io.TextIOWrapper(io.FileIO(1, "w"), encoding="utf-8", errors="replace")
+    try:
+        _execute(program.code)
+    except MemoryError:
+        sys.stdout.write(f"MemoryError: more than {program.memory_mb} MiB\n")
+    except SystemExit:
+        pass
+    except BaseException as error:
+        sys.stdout.write(_told(error))
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
+    os._exit(0)
+
+
+def _lock(program: Program) -> None:
+    used = int(next((line.split()[1] for line in _status() if line.startswith("VmSize")), "0")) * 1024
+    limits = {
+        resource.RLIMIT_AS: used + program.memory_mb * 2**20,
+        resource.RLIMIT_FSIZE: 0,
+        resource.RLIMIT_NPROC: 0,
+        resource.RLIMIT_CORE: 0,
+    }
+    for kind, most in limits.items():
+        resource.setrlimit(kind, (most, most))
+    resource.setrlimit(resource.RLIMIT_CPU, (program.cpu_s, program.cpu_s + 1))
+    os.closerange(3, 256)
+    close_all_files()
+    refuse_syscalls(OTHERS | NETWORK | OWN_PROCESS, forks=False)
+
+
+def _status() -> list[str]:
+    try:
+        with open("/proc/self/status") as file:
+            return file.readlines()
+    except OSError:
+        return []
+
+
+def _importing(real: Any) -> Any:
+    def importing(name: str, scope: Any = None, *arguments: Any) -> Any:
+        if scope is not None and scope.get("__name__") == "__main__" and name.partition(".")[0] not in MODULES:
+            raise ImportError(f"there is no module {name} here; there are: {', '.join(sorted(MODULES))}")
+        return real(name, scope, *arguments)
+
+    return importing
+
+
+def _execute(code: str) -> None:
+    """Runs a program; where it ends with an expression, its value is shown."""
+    tree = ast.parse(code, NAME)
+    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+    scope: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile(tree, NAME, "exec"), scope)
+    if isinstance(last, ast.Expr):
+        value = eval(compile(ast.Expression(last.value), NAME, "eval"), scope)
+        if value is not None:
+            sys.stdout.write(f"{value!r}\n")
+
+
+def _told(error: BaseException) -> str:
+    """The error as Python tells it, with the program's own lines alone."""
+    frames = [one for one in traceback.extract_tb(error.__traceback__) if one.filename == NAME]
+    lines = [f"  line {frame.lineno}, in {frame.name}\n" for frame in frames[-MAX_ERROR_LINES:]]
+    return "".join([*lines, *traceback.format_exception_only(error)[-MAX_ERROR_LINES:]])
