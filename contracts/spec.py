@@ -174,6 +174,7 @@ class JobSpec(Record, frozen=True, kw_only=True):
         ):
             raise ValueError(problem)
         self._check_group_size()
+        self._check_credit()
         self._check_resamples()
         self._check_overlong()
         self._check_lag()
@@ -193,11 +194,23 @@ class JobSpec(Record, frozen=True, kw_only=True):
         if self.algorithm.shuffle_rewards:
             raise ValueError("algorithm.shuffle_rewards has no effect with rollout.group_size = 1; sample 2 or more")
 
+    def _check_credit(self) -> None:
+        if self.algorithm.credits_turns and (self.environment is None or self.environment.max_turns == 1):
+            raise ValueError(
+                'algorithm.credit = "turn" has no effect where a completion is one turn; name an environment of '
+                'several turns, or set credit = "trajectory"'
+            )
+
     def _check_resamples(self) -> None:
         """Only where a group of equal rewards teaches nothing is it worth another prompt."""
         algorithm = self.algorithm
         if self.rollout.max_resamples == 0:
             return
+        if algorithm.credits_turns:
+            raise ValueError(
+                'rollout.max_resamples would drop groups that teach: with algorithm.credit = "turn" trajectories of '
+                'equal rewards may have unequal turns; set it to 0, or credit = "trajectory"'
+            )
         if algorithm.has_late_baseline:
             raise ValueError(
                 "rollout.max_resamples would drop groups that teach: under algorithm.advantage = "

@@ -32,6 +32,8 @@ class Response:
     """log pi_old, detached; None: pi itself."""
     teacher_logprobs: Tensor | None = None
     """log pi_teacher(o_t); None where no teacher is asked."""
+    turns: tuple[tuple[int, float], ...] = ()
+    """(tokens, what was given for it) of each turn; its last one is given what the reward has beside these."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +42,7 @@ class Equation:
 
     loss: str = "grpo"
     advantage: str = "grpo"
+    of_turns: bool = False
     delta: float = 1e-4
     eps_low: float = 0.2
     eps_high: float = 0.2
@@ -61,8 +64,8 @@ class Equation:
 def iteration_loss(responses: Sequence[Response], eq: Equation) -> Tensor:
     """The number that is minimised."""
     losses = [
-        token_losses(response, advantage, eq)
-        for response, advantage in zip(responses, advantages(responses, eq), strict=True)
+        token_losses(response, of_tokens, eq)
+        for response, of_tokens in zip(responses, token_advantages(responses, eq), strict=True)
     ]
     num_tokens = sum(len(row) for row in losses)
     match eq.loss:
@@ -78,6 +81,22 @@ def iteration_loss(responses: Sequence[Response], eq: Equation) -> Tensor:
         tokens = [loss for r, row in zip(responses, losses, strict=True) if r.batch == batch for loss in row]
         means.append(sum_of(tokens) / len(tokens))
     return sum_of(means) / len(batches)
+
+
+def token_advantages(responses: Sequence[Response], eq: Equation) -> list[list[float]]:
+    """A_i at each token of o_i; of turns: R_k is what came from turn k on, compared among those who had a turn k."""
+    if not eq.of_turns:
+        return [[a] * len(r.logprobs) for r, a in zip(responses, advantages(responses, eq), strict=True)]
+    found: list[list[float]] = [[] for _ in responses]
+    for k in range(max(len(r.turns) for r in responses)):
+        there = [i for i, r in enumerate(responses) if k < len(r.turns)]
+        returns = [responses[i].reward - sum(given for _, given in responses[i].turns[:k]) for i in there]
+        rivals = [replace(responses[i], reward=round(value, 12)) for i, value in zip(there, returns, strict=True)]
+        for i, one in zip(there, rivals, strict=True):
+            group = [n for n, other in enumerate(rivals) if other.group == one.group]
+            of_group = advantages([rivals[n] for n in group], eq) if len(group) > 1 else [0.0]
+            found[i] += [of_group[group.index(there.index(i))]] * one.turns[k][0]
+    return found
 
 
 def advantages(responses: Sequence[Response], eq: Equation) -> list[float]:
@@ -117,14 +136,16 @@ def penalty(response: Response, eq: Equation) -> float:
     return sum(ESTIMATORS[eq.kl](p[t], q[t]).item() for t in range(len(p)))
 
 
-def token_losses(response: Response, advantage: float, eq: Equation) -> list[Tensor]:
+def token_losses(response: Response, of_tokens: Sequence[float], eq: Equation) -> list[Tensor]:
     p, mu = response.logprobs, response.generator_logprobs
     old = mu if eq.old_is_generator else proximal(response)
     length = len(p)
     sequence_ratio = torch.exp(sum_of([p[t] - old[t] for t in range(length)]) / length)
     losses = []
-    for t in range(length):
+    for t, advantage in enumerate(of_tokens):
         ratio = sequence_ratio if eq.loss == "gspo" else torch.exp(p[t] - old[t])
+        if eq.loss == "gspo" and eq.of_turns:
+            ratio = sequence_ratio.detach() * torch.exp(p[t] - p[t].detach())
         clipped = torch.clip(ratio, 1 - eq.eps_low, 1 + eq.eps_high)
         if eq.loss == "cispo":
             loss = -clipped.detach() * advantage * p[t]
@@ -146,8 +167,8 @@ def num_clipped(responses: Sequence[Response], eq: Equation) -> int:
     clipping = replace(eq, alpha=0.0, beta=0.0)
     return sum(
         loss.item() != unclipped.item()
-        for r, advantage in zip(responses, advantages(responses, eq), strict=True)
-        for loss, unclipped in zip(token_losses(r, advantage, clipping), token_losses(r, advantage, free), strict=True)
+        for r, of_tokens in zip(responses, token_advantages(responses, eq), strict=True)
+        for loss, unclipped in zip(token_losses(r, of_tokens, clipping), token_losses(r, of_tokens, free), strict=True)
     )
 
 

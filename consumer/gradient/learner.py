@@ -16,7 +16,6 @@ from transformers.modeling_utils import PreTrainedModel
 from consumer.gradient.accumulation import GradientAccumulator
 from consumer.gradient.cost import ModelShape, model_shape, training_cost
 from consumer.gradient.lockstep import Lockstep
-from consumer.gradient.micro_batch import rows_that_teach
 from consumer.gradient.micro_step import KeptBatch, train_kept_batch, train_micro_batch
 from consumer.gradient.optimizer import PolicyOptimizer
 from consumer.gradient.saved_state import restore_state, save_state
@@ -173,7 +172,7 @@ class Learner:
         cost = training_cost(
             self._shape,
             batch,
-            rows=rows_that_teach(np.array(stats.advantages), every_row=self.spec.algorithm.needs_every_row),
+            rows=np.array(stats.trained_rows, dtype=np.int64),
             shares_prompts=self.spec.trainer.packing == "shared_prompt",
             with_reference=with_reference,
         )

@@ -47,7 +47,8 @@ class MicroBatch:
     generator_logprobs: Tensor
     """float32 [R, S_max]."""
     advantages: Tensor
-    """float64 [R]; the loss rounds them to the dtype of the log-probs."""
+    """float64 [R], or [R, S_max] with credit by turn, 0.0 in padding; the loss rounds them to the dtype of the
+    log-probs."""
     group_index: Tensor
     """int64 [R]; the row's group in the rollout batch."""
     reference_logprobs: Tensor | None = None
@@ -64,10 +65,11 @@ def batch_rewards(batch: RolloutBatch) -> NDArray[np.float64]:
 def rows_that_teach(advantages: NDArray[np.float64], *, every_row: bool) -> NDArray[np.int64]:
     """Picks the rows that don't add exactly 0 to the summed loss: those of nonzero advantage, or all of them.
 
-    advantages: [k, G]; returns flat row numbers g * G + i, ascending. every_row: `AlgorithmSpec.needs_every_row`.
+    advantages: [k, G], or [k, G, K] of turns; returns flat row numbers g * G + i, ascending. every_row:
+    `AlgorithmSpec.needs_every_row`.
     """
-    flat = advantages.reshape(-1)
-    return np.arange(flat.size) if every_row else np.flatnonzero(flat)
+    size = advantages.shape[0] * advantages.shape[1]
+    return np.arange(size) if every_row else np.flatnonzero(advantages.reshape(size, -1).any(axis=1))
 
 
 def split_rows(
@@ -91,7 +93,7 @@ def make_micro_batch(
     rows: NDArray[np.int64] | None = None,
     packing: Packing = "padded",
 ) -> MicroBatch:
-    """Decodes the chosen rows (ascending, at least one; default: all). advantages: [k, G]."""
+    """Decodes the chosen rows (ascending, at least one; default: all). advantages: [k, G], or [k, G, K] of turns."""
     size = batch.group_size
     chosen = range(batch.num_completions) if rows is None else rows.tolist()
     if not chosen:
@@ -117,7 +119,9 @@ def make_micro_batch(
         response_ids=_right_padded(sampled, np.int64),
         loss_mask=torch.from_numpy(np.arange(lengths.max()) < lengths[:, None]),
         generator_logprobs=_right_padded(logprobs, np.float32),
-        advantages=torch.from_numpy(advantages.reshape(-1)[chosen]),
+        advantages=torch.from_numpy(advantages.reshape(-1)[chosen])
+        if advantages.ndim == 2
+        else _token_advantages(advantages.reshape(batch.num_completions, -1)[chosen], completions),
         group_index=torch.tensor(group_index),
         reference_logprobs=_token_column(batch, REFERENCE_LOGPROBS, chosen),
         teacher_logprobs=_token_column(batch, TEACHER_LOGPROBS, chosen),
@@ -170,7 +174,14 @@ def _packed_parts(lengths: Sequence[tuple[int, int]], groups: Sequence[int], max
         used, previous = used + more, group
 
 
-def _right_padded(rows: Sequence[NDArray], dtype: type[np.int64] | type[np.float32]) -> Tensor:
+def _token_advantages(advantages: NDArray[np.float64], completions: Sequence[Completion]) -> Tensor:
+    """Gives each sampled token the advantage of its turn: [R, K] → float64 [R, S_max]."""
+    lengths = [[end - start for start, end in completion.spans] for completion in completions]
+    rows = zip(advantages, lengths, strict=True)
+    return _right_padded([np.repeat(of_row[: len(turns)], turns) for of_row, turns in rows], np.float64)
+
+
+def _right_padded(rows: Sequence[NDArray], dtype: type[np.int64] | type[np.float32] | type[np.float64]) -> Tensor:
     padded = np.zeros((len(rows), max(row.size for row in rows)), dtype=dtype)
     for row, values in enumerate(rows):
         padded[row, : values.size] = values

@@ -19,8 +19,9 @@ from torch import Tensor
 from transformers.modeling_utils import PreTrainedModel
 
 from consumer.gradient.accumulation import GradientAccumulator
-from consumer.gradient.advantages.family import group_advantages, penalised_advantages
+from consumer.gradient.advantages.family import batch_advantages, penalised_advantages
 from consumer.gradient.advantages.group_relative import shuffled_rewards
+from consumer.gradient.advantages.turns import turns_of
 from consumer.gradient.log_probs import check_fits, response_logprobs, response_logprobs_and_entropy
 from consumer.gradient.losses.family import LossTerms, TokenLogprobs, family_loss, response_divergences
 from consumer.gradient.losses.normalisers import BatchSizes
@@ -51,7 +52,7 @@ class KeptBatch:
 
     batch: RolloutBatch
     advantages: NDArray[np.float64]
-    """[k, G] with the KL in the reward, if there is one: it belongs to the rollout, not to the update."""
+    """[k, G] with the KL in the reward, if there is one: it belongs to the rollout, not to the update; or [k, G, K]."""
     passes: tuple[KeptRows, ...]
 
 
@@ -62,7 +63,7 @@ class PreparedBatch:
     rewards: NDArray[np.float64]
     """[k, G] as they are trained: shuffled, where the job is a negative control."""
     advantages: NDArray[np.float64]
-    """[k, G]."""
+    """[k, G], or [k, G, K] of turns."""
     passes: tuple[NDArray[np.int64], ...]
     """[R] rows of the batch in each pass, ascending; none where nothing teaches."""
 
@@ -106,12 +107,13 @@ def train_micro_batch(
     measured = measure_batch(batch, batch_rewards(batch))
     prepared = _prepare(batch, spec)
     if not prepared.passes:
-        return replace(measured, advantages=_flat(prepared.advantages)), None
+        return replace(measured, advantages=_flat(prepared.advantages, batch)), None
     forward = functools.partial(_token_logprobs, policy, reference=reference, spec=spec)
     passes, advantages = _measure(batch, prepared, policy=policy, forward=forward, spec=spec)
     stats, kept_rows = _backward(passes, measured, spec=spec, accumulator=accumulator)
     kept = KeptBatch(batch=batch, advantages=advantages, passes=tuple(kept_rows))
-    return replace(stats, advantages=_flat(advantages)), kept
+    rows = tuple(np.concatenate(prepared.passes).tolist())
+    return replace(stats, advantages=_flat(advantages, batch), trained_rows=rows), kept
 
 
 def train_kept_batch(
@@ -155,7 +157,7 @@ def _prepare(batch: RolloutBatch, spec: JobSpec) -> PreparedBatch:
     rewards = batch_rewards(batch)
     if spec.algorithm.shuffle_rewards:
         rewards = shuffled_rewards(rewards, seed=spec.seed, batch_id=batch.batch_id)
-    advantages = group_advantages(rewards, spec.algorithm)
+    advantages = batch_advantages(batch, rewards, spec.algorithm)
     rows = rows_that_teach(advantages, every_row=spec.algorithm.needs_every_row)
     packing, max_tokens = spec.trainer.packing, spec.trainer.max_tokens_per_micro_batch
     passes = tuple(split_rows(batch, rows, packing=packing, max_tokens=max_tokens)) if rows.size else ()
@@ -170,7 +172,7 @@ def _measure(
     forward: Callable[[MicroBatch], TokenLogprobs],
     spec: JobSpec,
 ) -> tuple[list[MeasuredPass], NDArray[np.float64]]:
-    """Makes the passes with their final advantages, and returns those of the whole batch, [k, G], beside them."""
+    """Makes the passes with their final advantages, and returns those of the whole batch beside them."""
     algorithm, advantages = spec.algorithm, prepared.advantages
     make = functools.partial(make_micro_batch, batch, packing=spec.trainer.packing)
     micro_batches = [make(rows=rows, advantages=advantages) for rows in prepared.passes]
@@ -244,7 +246,7 @@ def _add_gradients(
         loss_mask = one.micro_batch.loss_mask.to(logprobs.policy.device)
         terms = family_loss(
             logprobs,
-            # float64 [R] → the log-probs' dtype: the one rounding of an advantage.
+            # float64 → the log-probs' dtype: the one rounding of an advantage.
             advantages=one.micro_batch.advantages.to(logprobs.policy),
             loss_mask=loss_mask,
             algorithm=spec.algorithm,
@@ -276,7 +278,10 @@ def _summed(stats: MicroBatchStats, terms: list[LossTerms]) -> MicroBatchStats:
     )
 
 
-def _flat(advantages: NDArray[np.float64]) -> tuple[float, ...]:
+def _flat(advantages: NDArray[np.float64], batch: RolloutBatch) -> tuple[float, ...]:
+    """Returns the advantage of every completion, or of every turn that was played."""
+    if advantages.ndim == 3:
+        advantages = advantages[np.arange(advantages.shape[2]) < turns_of(batch)[:, :, None]]
     return tuple(advantages.reshape(-1).tolist())
 
 

@@ -69,7 +69,10 @@ class MicroBatchStats:
     lag: int = 0
     """Iteration - version that sampled."""
     advantages: tuple[float, ...] = ()
-    """The advantage of every completion, before what only the whole iteration knows (`Scaling`)."""
+    """The advantage of every completion, before what only the whole iteration knows (`Scaling`); with credit by turn of
+    every turn."""
+    trained_rows: tuple[int, ...] = ()
+    """Rows of the batch that went through the model."""
     loss_sum: float = 0.0
     """What follows, down to teacher_k3_sum, is as in `LossTerms`, over the rows that went through the model."""
     baseline_loss_sum: float = 0.0

@@ -87,6 +87,10 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
     samples (rloo), over the mean and then the deviation of the whole iteration (reinforce++_baseline). Without groups:
     over mean and deviation of the whole iteration (reinforce++), for a second backward pass and a second sum. 0 for
     every completion (none): nothing is learnt from rewards, only from a teacher."""
+    credit: Literal["trajectory", "turn"] = "trajectory"
+    """What an advantage is for, in a job with an environment. trajectory: one for all tokens of it, from its whole
+    reward; turn: one for each of its turns, from what it was given from that turn on, against the same turn of the
+    group's other trajectories."""
     advantage_epsilon: Annotated[float, Meta(gt=0.0, le=1000.0)] = 1e-4
     """Added to the unbiased standard deviation of grpo, reinforce++_baseline and reinforce++."""
     updates_per_iteration: Annotated[int, Meta(ge=1, le=64)] = 1
@@ -167,6 +171,11 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
         return self._advantage_kind.compares_groups
 
     @property
+    def credits_turns(self) -> bool:
+        """Whether each turn of a trajectory has an advantage of its own."""
+        return self.credit == "turn"
+
+    @property
     def loss_name(self) -> str:
         """The loss in a message."""
         return self.loss.entry_point if isinstance(self.loss, PluginLoss) else self.loss
@@ -216,6 +225,8 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
             )
         yield from self._teacher_refusals()
         yield from self._correction_refusals()
+        if self.credits_turns:
+            yield from self._turn_refusals()
 
     def _teacher_refusals(self) -> Iterator[str]:
         if self.distillation_coefficient > 0.0 and self._advantage_kind.is_scaled_late:
@@ -236,6 +247,28 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
             yield 'shuffle_rewards has no effect with advantage = "none", which learns from no reward; leave it out'
         if self.kl_coefficient > 0.0 and self.kl_placement == "reward":
             yield 'kl_placement = "reward" has no effect with advantage = "none"; set kl_placement = "loss"'
+
+    def _turn_refusals(self) -> Iterator[str]:
+        if not self._advantage_kind.compares_groups or self._advantage_kind.is_scaled_late:
+            yield (
+                f'credit = "turn" compares the turns of a group, which advantage = "{self.advantage}" does not; '
+                'choose "grpo", "dr_grpo" or "rloo", or credit = "trajectory"'
+            )
+        if isinstance(self.loss, PluginLoss):
+            yield (
+                f'credit = "turn" gives each token an advantage, the loss `{self.loss_name}` takes one a response; '
+                'set credit = "trajectory", or choose a loss of the family'
+            )
+        if self.kl_coefficient > 0.0 and self.kl_placement == "reward":
+            yield (
+                'kl_placement = "reward" takes the KL of a whole response off its reward, which is no turn\'s with '
+                'credit = "turn"; set kl_placement = "loss"'
+            )
+        if self.shuffle_rewards:
+            yield (
+                'shuffle_rewards permutes the rewards of whole completions, with credit = "turn" those of turns would '
+                'still teach; set credit = "trajectory"'
+            )
 
     def _correction_refusals(self) -> Iterator[str]:
         bounds = (self.correction_low, self.correction_high)

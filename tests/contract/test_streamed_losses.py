@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec import UNSET
 from msgspec.structs import replace
 from torch import Tensor
 
@@ -127,6 +128,9 @@ def response_of(
         reference_logprobs=of_reference[chosen],
         entropy=torch.distributions.Categorical(logits=of_policy).entropy()[places],
         reward=group.rollouts[index].reward,
+        turns=()
+        if completion.trajectory is UNSET
+        else tuple((turn.end - turn.start, turn.reward) for turn in completion.trajectory.turns),
         group=group_number,
         batch=batch_number,
     )

@@ -7,6 +7,8 @@ import numpy as np
 from consumer.gradient.advantages.base import Advantage, Rewards
 from consumer.gradient.advantages.group_relative import centred_rewards, grpo_advantages, rloo_advantages
 from consumer.gradient.advantages.reinforce_plus_plus import centred_scale, mean_and_scale
+from consumer.gradient.advantages.turns import TurnAdvantages, turn_advantages
+from contracts.rollouts import RolloutBatch
 from contracts.spec_tables.algorithm import AlgorithmSpec
 
 ADVANTAGES = {
@@ -27,6 +29,13 @@ ADVANTAGES = {
 def group_advantages(rewards: Rewards, algorithm: AlgorithmSpec) -> Rewards:
     """Returns [k, G], without what only the whole iteration knows. rewards: [k, G]."""
     return ADVANTAGES[algorithm.advantage].of_groups(rewards, algorithm.advantage_epsilon)
+
+
+def batch_advantages(batch: RolloutBatch, rewards: Rewards, algorithm: AlgorithmSpec) -> Rewards | TurnAdvantages:
+    """Returns `group_advantages` [k, G], or with credit by turn those of each turn, [k, G, K]. rewards: [k, G]."""
+    if not algorithm.credits_turns:
+        return group_advantages(rewards, algorithm)
+    return turn_advantages(batch, rewards, lambda returns: group_advantages(returns, algorithm))
 
 
 def penalised_advantages(rewards: Rewards, penalties: Rewards, algorithm: AlgorithmSpec) -> Rewards:

@@ -23,7 +23,7 @@ class LossInputs:
     old_logprobs: Tensor | None
     """[R, T] log pi_old, detached, 0.0 where loss_mask is False. None: the policy itself, and rho is exactly 1."""
     advantages: Tensor
-    """[R]."""
+    """[R], or [R, T] with credit by turn, which a loss of an installed package isn't asked for."""
     loss_mask: Tensor
     """bool [R, T]; True on sampled tokens."""
     clip_low: float
@@ -35,6 +35,11 @@ class LossInputs:
         On the policy it is exactly 0.0, and still has the gradient of log pi.
         """
         return self.logprobs - (self.logprobs.detach() if self.old_logprobs is None else self.old_logprobs)
+
+    @property
+    def gain(self) -> Tensor:
+        """[R, 1] or [R, T]: the advantage of each token. Without credit by turn all tokens of a response share one."""
+        return self.advantages if self.advantages.dim() == 2 else self.advantages.unsqueeze(1)
 
     def clip(self, ratio: Tensor) -> Tensor:
         """Bounds a ratio by 1 - clip_low and 1 + clip_high; beyond them it has no gradient."""

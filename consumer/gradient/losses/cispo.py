@@ -15,9 +15,8 @@ def weighted_log_prob(inputs: LossInputs) -> PolicyTerm:
     """Computes REINFORCE's loss with a truncated importance weight for each token."""
     ratio = inputs.log_ratio().detach().exp()  # [R, T] rho; without gradient, it only weighs
     weight = inputs.clip(ratio)
-    gain = inputs.advantages.unsqueeze(1)  # [R] → [R, 1]
     return PolicyTerm(
-        token_loss=-(weight * gain) * inputs.logprobs, clipped_low=ratio < weight, clipped_high=ratio > weight
+        token_loss=-(weight * inputs.gain) * inputs.logprobs, clipped_low=ratio < weight, clipped_high=ratio > weight
     )
 
 

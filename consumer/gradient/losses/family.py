@@ -96,7 +96,9 @@ class LossTerms:
 def family_loss(
     logprobs: TokenLogprobs, *, advantages: Tensor, loss_mask: Tensor, algorithm: AlgorithmSpec, sizes: BatchSizes
 ) -> LossTerms:
-    """Computes the loss of one micro-batch. advantages: [R]; loss_mask: bool [R, T], one True or more in each row.
+    """Computes the loss of one micro-batch.
+
+    advantages: [R], or [R, T] with credit by turn; loss_mask: bool [R, T], one True or more in each row.
 
     sum of w ((policy term + lambda KL to the teacher), weighed against the generator) + beta KL - alpha entropy,
     w by the normaliser
@@ -133,8 +135,8 @@ def family_loss(
         entropy_sum = float(tokens.entropy.detach().double().sum())
     counted = loss_mask
     if not algorithm.has_late_baseline:
-        # [R] → [R, 1]. With a late baseline these are rewards, and an advantage of 0 isn't known yet.
-        counted = loss_mask & (advantages != 0.0).unsqueeze(1)
+        # With a late baseline these are rewards, and an advantage of 0 isn't known yet.
+        counted = loss_mask & (inputs.gain != 0.0)
     return LossTerms(
         loss_sum=member.normaliser.reduce(token_loss, loss_mask, sizes),
         num_clipped_low=int((term.clipped_low & counted).sum()),

@@ -32,7 +32,7 @@ from consumer.gradient.losses.normalisers import BATCH_TOKEN_MEAN, CONSTANT, RES
 def clipped_surrogate(inputs: LossInputs) -> PolicyTerm:
     """Takes PPO's pessimistic bound for each token (Schulman et al., arXiv 1707.06347, equation 7)."""
     ratio = inputs.log_ratio().exp()  # [R, T] rho; 1.0 on padding
-    gain = inputs.advantages.unsqueeze(1)  # [R] → [R, 1]: all tokens of a response share its advantage
+    gain = inputs.gain
     clipped = inputs.clip(ratio)
     return PolicyTerm(
         # The objective is maximised, a loss is minimised: hence the sign.

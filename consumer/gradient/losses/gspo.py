@@ -4,11 +4,18 @@
     s_i = exp(1/|o_i| sum_t log rho_t)
 
 s_i is a geometric mean, so its clip range is some hundred times narrower than that of a token's ratio.
+
+Where each turn has an advantage of its own it is the paper's GSPO-token (section 4.3): the ratio stays the response's,
+and each token weighs it by its own advantage.
+
+    L = 1/N sum_i 1/|o_i| sum_t -min(s_it A_it, clip(s_it, 1 - clip_low, 1 + clip_high) A_it)
+    s_it = sg(s_i) rho_t / sg(rho_t)
 """
 
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from consumer.gradient.losses.base import LossInputs, PolicyLoss, PolicyTerm
 from consumer.gradient.losses.normalisers import RESPONSE_MEAN
@@ -18,6 +25,8 @@ def sequence_surrogate(inputs: LossInputs) -> PolicyTerm:
     """Puts the response's loss on each of its tokens, so that their mean is the loss."""
     log_ratio = inputs.log_ratio()  # [R, T]; 0.0 on padding, which leaves the sum alone
     ratio = (log_ratio.sum(dim=1) / inputs.loss_mask.sum(dim=1)).exp()  # [R] s_i
+    if inputs.advantages.dim() == 2:
+        return _token_variant(inputs, ratio.detach().unsqueeze(1) * (log_ratio - log_ratio.detach()).exp())
     clipped = inputs.clip(ratio)
     gain = inputs.advantages
     loss = -torch.minimum(ratio * gain, clipped * gain)
@@ -25,6 +34,16 @@ def sequence_surrogate(inputs: LossInputs) -> PolicyTerm:
         token_loss=loss.unsqueeze(1).expand_as(log_ratio),
         clipped_low=((ratio < clipped) & (gain < 0.0)).unsqueeze(1).expand_as(log_ratio),
         clipped_high=((ratio > clipped) & (gain > 0.0)).unsqueeze(1).expand_as(log_ratio),
+    )
+
+
+def _token_variant(inputs: LossInputs, ratio: Tensor) -> PolicyTerm:
+    """Computes GSPO-token of ratios [R, T] that all are their response's, each with the gradient of its token."""
+    clipped, gain = inputs.clip(ratio), inputs.gain
+    return PolicyTerm(
+        token_loss=-torch.minimum(ratio * gain, clipped * gain),
+        clipped_low=(ratio < clipped) & (gain < 0.0),
+        clipped_high=(ratio > clipped) & (gain > 0.0),
     )
 
 

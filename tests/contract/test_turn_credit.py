@@ -1,0 +1,146 @@
+"""Credit by turn: each turn's advantage is its equation, and so is the gradient of every loss that takes one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from consumer.gradient.advantages.family import batch_advantages
+from consumer.gradient.assembly import make_learner
+from consumer.gradient.micro_batch import batch_rewards
+from consumer.model.policy import Policy
+from contracts.errors import InvalidInput
+from contracts.rollouts import RolloutBatch
+from contracts.settings import StackSettings
+from tests.builders import batch_of, job_spec, tiny_model_folder
+from tests.contract import test_distillation
+from tests.contract.test_streamed_gradient import iteration_of, relative_error
+from tests.contract.test_streamed_losses import OFF, OFF_EQUATION, equation_gradient, models
+from tests.contract.test_trajectories import LAYOUTS, gradient_of
+from tests.contract.test_updates import responses_of, two_updates
+from tests.loss_equations import Equation
+from tests.trajectories import (
+    ENVIRONMENT,
+    MAX_SAMPLED_TOKENS,
+    as_one_turn,
+    environment_spec,
+    played,
+    played_iteration,
+)
+
+TURN: dict[str, Any] = {"credit": "turn"}
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "grpo": ({}, {}),
+    "grpo, off-policy": (OFF, OFF_EQUATION),
+    "dr_grpo": ({"loss": "dr_grpo", "advantage": "dr_grpo"}, {"loss": "dr_grpo", "advantage": "dr_grpo"}),
+    "dapo, rloo": ({"loss": "dapo", "advantage": "rloo"}, {"loss": "dapo", "advantage": "rloo", "eps_high": 0.28}),
+    "bnpo": ({"loss": "bnpo"}, {"loss": "bnpo"}),
+    "gspo": ({"loss": "gspo"} | OFF, {"loss": "gspo"} | OFF_EQUATION),
+    "cispo": ({"loss": "cispo"} | OFF, {"loss": "cispo"} | OFF_EQUATION),
+    "KL in the loss and entropy": (
+        {"loss": "dapo", "kl_coefficient": 0.1, "kl_estimator": "k2", "entropy_coefficient": 0.02},
+        {"loss": "dapo", "beta": 0.1, "kl": "k2", "alpha": 0.02, "eps_high": 0.28},
+    ),
+    "tis": ({"correction": "tis"}, {"correction": "tis", "w_high": 2.0}),
+}
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Policy, Policy]:
+    return models(tmp_path_factory.mktemp("models"), float64=True)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_gradient_is_that_of_the_equation(pair: tuple[Policy, Policy], case: str) -> None:
+    algorithm, equation = CASES[case]
+    batches = played_iteration()
+    expected = equation_gradient(pair, batches, Equation(**equation, of_turns=True, budget=MAX_SAMPLED_TOKENS))
+    layout = list(LAYOUTS.values())[list(CASES).index(case) % len(LAYOUTS)]
+    gradients = gradient_of(pair, batches, algorithm | TURN, **layout)
+    assert relative_error(gradients, expected) < 1e-8
+    assert relative_error(gradients, gradient_of(pair, batches, algorithm, **layout)) > 1e-3
+
+
+def test_the_second_update_is_its_equation_at_the_moved_weights(tmp_path: Path) -> None:
+    pair, batches = models(tmp_path, float64=True), played_iteration()
+    before = [response.logprobs.detach() for response in responses_of(pair, batches)]
+    narrow = {"clip_low": 0.02, "clip_high": 0.03}
+    _, gradients, _ = two_updates(pair, batches, {"loss": "dapo"} | narrow | TURN, environment=ENVIRONMENT)
+    moved = [
+        test_distillation.with_fields(response, old_logprobs=old)
+        for response, old in zip(responses_of(pair, batches), before, strict=True)
+    ]
+    equation = {"loss": "dapo", "eps_low": 0.02, "eps_high": 0.03, "of_turns": True}
+    assert relative_error(gradients, test_distillation.gradient_of(pair, moved, equation)) < 1e-8
+
+
+@pytest.mark.parametrize("loss", ["dapo", "cispo"])
+def test_trajectories_of_one_turn_have_the_bits_of_credit_by_trajectory(tmp_path: Path, loss: str) -> None:
+    pair, batches = models(tmp_path, float64=False), [as_one_turn(batch) for batch in iteration_of()]
+    whole = gradient_of(pair, batches, {"loss": loss})
+    by_turn = gradient_of(pair, batches, {"loss": loss} | TURN)
+    assert all(torch.equal(by_turn[name], whole[name]) for name in whole)
+
+
+def advantages_of(batch: RolloutBatch, advantage: str = "dr_grpo") -> np.ndarray:
+    spec = environment_spec(algorithm={"advantage": advantage} | TURN)
+    return batch_advantages(batch, batch_rewards(batch), spec.algorithm)
+
+
+def test_a_turn_is_credited_with_what_came_after_it_and_a_scorer_with_the_last() -> None:
+    first = played([[7], [8], [9]], [[4], [4]], turn_rewards=[1.0, 0.0, 0.5], terminal=2.0)
+    other = played([[7], [8]], [[4]], turn_rewards=[0.0, 0.5], terminal=0.0)
+    found = advantages_of(batch_of([([5], [first, other])]))
+    # Returns 3.5, 2.5, 2.5 and 0.5, 0.5: the third turn of the one has no other to be compared with.
+    assert found.tolist() == [[[1.5, 1.0, 0.0], [-1.5, -1.0, 0.0]]]
+
+
+def test_returns_that_are_equal_sums_of_other_rewards_teach_nothing() -> None:
+    one = played([[7], [8]], [[4]], turn_rewards=[0.1, 0.2])
+    other = played([[7], [9]], [[4]], turn_rewards=[0.3, 0.2])
+    (turns,) = advantages_of(batch_of([([5], [one, other])]), "grpo")
+    assert turns[:, 1].tolist() == [0.0, 0.0]
+    assert (turns[:, 0] != 0.0).all()
+
+
+def test_the_cost_counts_the_rows_that_went_through_and_the_numbers_each_turn(tmp_path: Path) -> None:
+    tiny_model_folder(tmp_path)
+    equal = [played([[7], [8]], [[4, 4]], turn_rewards=rewards) for rewards in ([0.0, 1.0], [1.0, 0.0])]
+    nothing = [played([[7]], turn_rewards=[1.0])] * 2
+    batch = batch_of([([5, 6], equal), ([5], nothing)])
+    learner = make_learner(StackSettings(model_root=str(tmp_path)), environment_spec(algorithm=TURN))
+    stats = learner.train(batch).stats
+    # Rewards of the first group are equal, its second turns are not.
+    assert stats.num_equal_groups == 2
+    assert stats.trained_rows == (0, 1)
+    assert stats.cost.num_tokens == 2 + 4 + 4
+    assert [advantage != 0.0 for advantage in stats.advantages] == [False, True, False, True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"algorithm": TURN}, "has no effect where a completion is one turn"),
+        ({"algorithm": TURN, "environment": ENVIRONMENT | {"max_turns": 1}}, "has no effect where a completion is"),
+        ({"algorithm": TURN | {"advantage": "reinforce++"}}, 'compares the turns of a group, which advantage = "reinf'),
+        ({"algorithm": TURN | {"advantage": "reinforce++_baseline"}}, "compares the turns of a group"),
+        (
+            {"algorithm": TURN | {"advantage": "none", "distillation_coefficient": 1.0}},
+            "compares the turns of a group",
+        ),
+        ({"algorithm": TURN | {"loss": {"type": "plugin", "entry_point": "mine"}}}, "takes one a response"),
+        ({"algorithm": TURN | {"shuffle_rewards": True}}, "would still teach"),
+        ({"algorithm": TURN | {"kl_coefficient": 0.1, "kl_placement": "reward"}}, "which is no turn's"),
+        (
+            {"algorithm": TURN, "environment": ENVIRONMENT, "rollout__max_resamples": 1},
+            "equal rewards may have unequal turns",
+        ),
+    ],
+)
+def test_where_it_has_no_meaning_it_is_refused_with_the_cure(changes: dict[str, Any], problem: str) -> None:
+    with pytest.raises(InvalidInput, match=problem):
+        job_spec(**changes)
