@@ -198,7 +198,8 @@ class Rollout(Record, frozen=True, kw_only=True, omit_defaults=True):
 
     completion: Completion
     text: str
-    """The decoded completion without special tokens; for rewards and people, never for training."""
+    """The decoded completion without special tokens, of a trajectory its last turn; for rewards and people, never for
+    training."""
     reward: float
     reward_breakdown: dict[str, float]
     """Unweighted score of each reward component, by its name."""

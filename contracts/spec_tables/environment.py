@@ -39,7 +39,8 @@ class EnvironmentSpec(Record, frozen=True, kw_only=True):
     step_timeout_s: Annotated[float, Meta(gt=0.0, le=3600.0)] = 30.0
     """Hard deadline of one reset or step of the environment; its process is killed past it."""
     request_timeout_s: Seconds = 300.0
-    """Deadline of one request to the environment service, which has a step of each trajectory of a batch."""
+    """Deadline of one request to the environment service, which has a step of each trajectory of a batch; one that
+    fails is repeated, all in all for twice as long."""
     max_attempts: Attempts = 3
     """Times that a trajectory is begun before its batch fails, where its environment hangs, dies or raises."""
 

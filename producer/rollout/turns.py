@@ -4,7 +4,8 @@
        ▲      one call                       one call                                    │
        └──────────────── prompt + turn + observation, begins with what was before ◀──────┘
 
-A turn of all trajectories that go on is one call of the engine and one of the service. Which go on is a function of the
+A turn of all trajectories that go on is one call of the engine (several where their contexts are long) and one of the
+service. Which go on is a function of the
 batch, so an engine computes the same numbers whatever happens around it (I7). A trajectory ends by counts alone: the
 environment is done, or there is no room for another turn.
 
@@ -21,11 +22,13 @@ import logging
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 from msgspec import UNSET
+from msgspec.structs import replace
 
-from contracts.encoding.arrays import pack_int32
+from contracts.encoding.arrays import ITEM_BYTES, pack_int32
 from contracts.environments.messages import messages_digest
 from contracts.environments.service import RETRYABLE, EnvironmentTable, Failure, NewSession, Result, Step, Turned
 from contracts.errors import BatchFailed, EnvironmentUnavailable
@@ -33,6 +36,7 @@ from contracts.rollouts import Completion, Prompt, PromptBatch, turn_seed
 from contracts.spec import JobSpec
 from contracts.spec_tables.environment import EnvironmentSpec
 from process.crash_points import reach
+from producer.engine.batching import all_or_none
 from producer.rollout.trajectory import PlayedTrajectory
 from rendering.base import Renderer
 
@@ -40,6 +44,9 @@ log = logging.getLogger(__name__)
 
 CLOSE_S = 5.0
 """Time that the end of sessions may take; those that are left end by themselves."""
+MOST_TOKENS = 2**16
+"""Tokens of all prompts of one call of the engine, padding included: it has them in memory at once. A turn of more is
+several calls, cut by their prompts alone (I7)."""
 
 Generate = Callable[[PromptBatch], Awaitable[list[list[Completion]]]]
 """One call of the engine, under the weights that the whole batch is sampled with."""
@@ -143,8 +150,8 @@ class TurnPlayer:
         return await self._play_on(batch, sessions, await self._sample(batch, sessions))
 
     async def _sample(self, batch: PromptBatch, alive: Sequence[Session]) -> list[Completion]:
-        """One turn of each, as a batch whose prompts are all that stands before it."""
-        prompts = tuple(
+        """One turn of each, as batches whose prompts are all that stands before it."""
+        prompts = [
             Prompt(
                 prompt_id=session.prompt.prompt_id,
                 index=session.prompt.index,
@@ -154,20 +161,12 @@ class TurnPlayer:
                 sampler_seed=turn_seed(batch, session.prompt, sample=session.sample, turn=session.played.num_turns),
             )
             for session in alive
-        )
-        asked = PromptBatch(
-            job_id=batch.job_id,
-            batch_id=batch.batch_id,
-            iteration=batch.iteration,
-            purpose=batch.purpose,
-            policy_version=batch.policy_version,
-            weights_digest=batch.weights_digest,
-            group_size=1,
-            sampling=batch.sampling,
-            seed=batch.seed,
-            prompts=prompts,
-        )
-        return [one for (one,) in await self.generate(asked)]
+        ]
+        calls = [
+            partial(self.generate, replace(batch, group_size=1, prompts=tuple(part), reserves=()))
+            for part in calls_of(prompts)
+        ]
+        return [one for answer in await all_or_none(calls) for (one,) in answer]
 
     async def _open(self, sessions: Sequence[Session], job_id: str) -> None:
         """Opens a session for each, at the end of what was played of it. Raises as `play` does."""
@@ -249,6 +248,19 @@ class TurnPlayer:
                 await self.environments.close(session_ids)
         except (EnvironmentUnavailable, TimeoutError) as error:
             log.info("%d sessions are left to end by themselves: %s", len(session_ids), error)
+
+
+def calls_of(prompts: Sequence[Prompt], most_tokens: int = MOST_TOKENS) -> list[list[Prompt]]:
+    """Cuts the prompts of a turn, in order, into calls of at most so many tokens, each as long as its longest."""
+    calls: list[list[Prompt]] = [[]]
+    longest = 0
+    for prompt in prompts:
+        longest = max(longest, len(prompt.token_ids) // ITEM_BYTES)
+        if calls[-1] and (len(calls[-1]) + 1) * longest > most_tokens:
+            calls.append([])
+            longest = len(prompt.token_ids) // ITEM_BYTES
+        calls[-1].append(prompt)
+    return calls
 
 
 async def _both(

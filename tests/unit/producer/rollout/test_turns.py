@@ -27,7 +27,7 @@ from contracts.errors import BatchFailed, EnvironmentUnavailable, PrefixBroken
 from contracts.rollouts import Completion, FinishReason, PromptBatch, PromptTask
 from contracts.spec import JobSpec
 from producer.engine.sampling import completion_uniforms
-from producer.rollout.turns import TurnPlayer
+from producer.rollout.turns import TurnPlayer, calls_of
 from rendering.text import TextRenderer
 from tests.builders import char_tokenizer, job_spec, prompt_batch
 
@@ -281,3 +281,9 @@ def test_a_batch_that_is_dropped_ends_its_sessions() -> None:
     service = asyncio.run(run())
     assert sorted(service.closed) == sorted(service.open_sessions)
     assert service.steps == []
+
+
+def test_contexts_that_are_long_together_are_several_calls_in_order() -> None:
+    prompts = prompt_batch([[5] * length for length in (3, 1, 2, 9, 1, 1)]).prompts
+    assert [[len(one.token_ids) // 4 for one in call] for call in calls_of(prompts, 8)] == [[3, 1], [2], [9], [1, 1]]
+    assert calls_of(prompts) == [list(prompts)]

@@ -1,0 +1,115 @@
+"""A job with an environment keeps the promise of test_same_weights.py (I7): whatever dies between two of its turns."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from contracts.encoding.wire import decode_json
+from contracts.events import IterationMetrics
+from contracts.run_folder import RunFolder
+from process.child_process import ChildProcess
+from tests.chaos.short_job import (
+    DEADLINE_S,
+    assert_undisturbed,
+    committed,
+    long_variant,
+    running,
+    short_job,
+    undisturbed_digest,
+    until,
+)
+from tests.pipeline import Pipeline, wait_for_exit
+
+ENVIRONMENT: dict[str, Any] = {
+    "name": "secret_table",
+    "renderer": "text",
+    "max_turns": 3,
+    "max_tokens": 32,
+    "max_attempts": 100,
+    "request_timeout_s": 60.0,
+}
+JOB = short_job(
+    iterations=4,
+    model__path="configs/models/secret-table",
+    dataset={"type": "environment", "num_train_prompts": 64},
+    environment=ENVIRONMENT,
+    reward__components=[],
+)
+
+
+@pytest.fixture(scope="module")
+def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
+    with Pipeline(tmp_path_factory.mktemp("turns")) as pipeline:
+        pipeline.start_environments()
+        yield pipeline
+
+
+@pytest.fixture(scope="module")
+def oracle(pipeline: Pipeline) -> str:
+    """Final digest of the undisturbed synchronous run with one generator."""
+    with running(pipeline, "producer-oracle"):
+        return undisturbed_digest(pipeline, JOB)
+
+
+def killed_again(pipeline: Pipeline, **changes: Any) -> ChildProcess:
+    """Kills the environment service with all that it holds, and starts it anew."""
+    service = pipeline.children["environment_service"]
+    if service.exit_code is None:
+        assert service.pid is not None
+        os.kill(service.pid, signal.SIGKILL)
+    assert wait_for_exit(service, DEADLINE_S) == -signal.SIGKILL
+    return pipeline.start_environments(**changes)
+
+
+def death_of(pipeline: Pipeline, child: ChildProcess) -> int:
+    """Waits for the end of a process, while the environment service is started again where it has died."""
+
+    def ended() -> bool:
+        if pipeline.children["environment_service"].exit_code is not None:
+            killed_again(pipeline)
+        return child.exit_code is not None
+
+    until(ended, f"{child.name} to end")
+    return wait_for_exit(child)
+
+
+@pytest.mark.parametrize("point", ["producer.after_step", pytest.param("producer.after_turn", marks=long_variant)])
+def test_environment_service_generator_and_trainer_die_between_turns_and_the_weights_are_the_same(
+    pipeline: Pipeline, oracle: str, point: str
+) -> None:
+    """The service dies with replies that it has not answered: the sessions of its successor are played to there."""
+    service = killed_again(pipeline, crash_at="environment.after_play:9")
+    job_id, _ = pipeline.jobs.create(JOB)
+    trainer = pipeline.start(f"consumer-{job_id}", job_id, crash_at="consumer.after_step:2")
+    generator = pipeline.start(f"producer-{point}", crash_at=f"{point}:3")
+    assert death_of(pipeline, generator) == -signal.SIGKILL, generator.tail()
+    with running(pipeline, "producer-second"):
+        assert death_of(pipeline, trainer) == -signal.SIGKILL, trainer.tail()
+        pipeline.train_to_the_end(job_id)
+    assert service.exit_code == -signal.SIGKILL, service.tail()
+    assert_undisturbed(pipeline, job_id, oracle)
+    folder = RunFolder(pipeline.settings.run_root_path, job_id)
+    metrics = [decode_json(line, IterationMetrics) for line in folder.metrics.read_bytes().splitlines()]
+    assert {one.iteration for one in metrics} == set(range(JOB.iterations))
+
+
+@long_variant
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_environment_service_dies_again_and_again(pipeline: Pipeline, seed: int) -> None:
+    job = replace(JOB, iterations=12, seed=seed)
+    with running(pipeline, "producer-calm"):
+        digest = undisturbed_digest(pipeline, job)
+    job_id, _ = pipeline.jobs.create(job)
+    with running(pipeline, "producer-first"), running(pipeline, "producer-second"):
+        trainer = pipeline.start(f"consumer-{job_id}", job_id)
+        for count in range(1, 10, 2):
+            until(committed(pipeline, job_id, count), f"iteration {count}")
+            killed_again(pipeline)
+        wait_for_exit(trainer, DEADLINE_S)
+    assert_undisturbed(pipeline, job_id, digest)
