@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 from msgspec import UNSET
 
@@ -38,6 +39,11 @@ def said(content: str) -> Message:
 def new(number: int, *, history: Sequence[Played] = (), task: str = "{}", name: str = "") -> NewSession:
     """A session of that seed."""
     return NewSession(session_id=name or f"s{number}", task=Task(task=task, seed=number), history=tuple(history))
+
+
+def request(environment: str, *sessions: NewSession, params: dict[str, Any] | None = None) -> OpenRequest:
+    table = EnvironmentTable(name=environment, params=params or {})
+    return OpenRequest(environment=table, sessions=sessions, step_timeout_s=10.0, idle_s=600.0)
 
 
 def reply_of(result: Result) -> Reply:

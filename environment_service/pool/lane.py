@@ -27,8 +27,10 @@ FIRST_AT_ONCE, MOST_AT_ONCE = 16, 1024
 MAX_BYTES_AT_ONCE = 32 * 1024 * 1024
 SESSIONS_OF_A_CHILD = 4096
 """Begun in one child, before a fresh one takes its place when it has none left: what they leak goes with it."""
-LOSSES_WITHOUT_PROGRESS = 3
-"""A child that dies so often, without a session at fault, takes what it should play with it."""
+LOSSES_ALONE = 2
+"""A play that is lost so often, with no other beside it, is what costs the child its life."""
+MOST_LOST_ALONE = 8
+"""Sessions in a row that are lost so: then nothing can be played."""
 
 log = logging.getLogger(__name__)
 
@@ -171,7 +173,7 @@ class Lane(Thread):
             call.loaded.set_result(self._ready())
             return
         places = deque(range(len(call.asks)))
-        num_losses = 0
+        num_losses = num_lost_alone = 0
         while places:
             if call.future.cancelled():
                 self._withdraw(call, places)
@@ -182,10 +184,17 @@ class Lane(Thread):
                 return
             before = len(places)
             lost = self._play_some(call, places)
-            num_losses = num_losses + 1 if lost and len(places) == before else 0
-            if num_losses >= LOSSES_WITHOUT_PROGRESS:
-                detail = f"its process died {num_losses} times before it answered"
-                self._refuse(call, places, Failure(reason="crashed", detail=detail))
+            if lost is None or len(places) < before:
+                num_losses = num_lost_alone = 0
+                continue
+            num_losses += 1
+            self._at_once = 1
+            if num_losses >= LOSSES_ALONE + 1:
+                failure = Failure(reason=lost.reason, detail=lost.detail)
+                num_losses, num_lost_alone = 1, num_lost_alone + 1
+                self._settle(call, places.popleft(), failure)
+                if num_lost_alone > MOST_LOST_ALONE:
+                    self._refuse(call, places, failure)
 
     def _withdraw(self, call: Call, places: deque[int]) -> None:
         """The caller is gone: what it began and what isn't played yet has no use."""
@@ -199,11 +208,11 @@ class Lane(Thread):
         while places:
             self._settle(call, places.popleft(), failure)
 
-    def _play_some(self, call: Call, places: deque[int]) -> bool:
-        """Plays the next few asks of a call; whether the child was lost over it. What wasn't played is put back."""
+    def _play_some(self, call: Call, places: deque[int]) -> Interrupted | None:
+        """Plays the next few asks of a call; how the child was lost over it. What wasn't played is put back."""
         chosen, plays, limits = self._choose(call, places)
         if not plays:
-            return False
+            return None
         assert self._cage is not None
         started_s = time.monotonic()
         num_played = 0
@@ -222,11 +231,11 @@ class Lane(Thread):
                     self._settle(call, chosen[number], Failure(reason=lost.reason, detail=lost.detail))
                 else:
                     places.appendleft(chosen[number])
-            return True
+            return lost
         reach("environment.after_play")
         is_quick = time.monotonic() - started_s < QUICK_S
         self._at_once = min(2 * self._at_once, MOST_AT_ONCE) if is_quick else max(1, self._at_once // 2)
-        return False
+        return None
 
     def _choose(self, call: Call, places: deque[int]) -> tuple[list[int], list[Play], list[float]]:
         chosen: list[int] = []

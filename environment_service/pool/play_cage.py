@@ -14,6 +14,8 @@ from contracts.errors import ContractViolation
 from environment_service.player.player import FLUSH_BYTES
 from environment_service.player.protocol import Answers, Load, Loaded, Place, Play, Work
 
+NO_ANSWER = "the environment's process sent what is no answer"
+"""Which session sent it can't be told: the child may have gone on meanwhile."""
 SEND_TIMEOUT_S = 60.0
 """A child that reads no work is stuck in what an earlier session left behind."""
 CALLS_OF_A_PLAY = 4
@@ -23,7 +25,7 @@ HASH_SEED = 0
 
 
 class Interrupted(Exception):
-    """The child is gone before it answered all. `at` is the place of the play that cost it, None where none did."""
+    """The child is gone before it answered all; `at`: the place of the play that cost it, None where it isn't known."""
 
     def __init__(self, at: int | None, reason: FailureReason, detail: str) -> None:
         super().__init__(detail)
@@ -91,7 +93,7 @@ class PlayCage:
         except Gone as error:
             raise self._process.child_death() from error
         except ContractViolation as error:
-            raise ChildDied("the environment's process sent what is no answer") from error
+            raise ChildDied(NO_ANSWER) from error
         if loaded.failure is not None:
             self._drop_child()
         return loaded
@@ -119,13 +121,13 @@ class PlayCage:
             limit_s = call_timeout_s[num_answered if at is None else at]
             detail = f"a call of the environment took more than {limit_s:g} s; its process was killed"
             raise self._interrupted(num_answered if at is None else at, "timeout", detail) from None
-        except Gone:
+        except Gone as gone:
+            if gone.args:
+                raise self._interrupted(None, "crashed", f"{NO_ANSWER}: {gone}") from None
             at = self._place_of(num_answered, len(plays))
             raise self._interrupted(at, "crashed", str(self._process.child_death())) from None
         except ContractViolation as error:
-            at = self._place_of(num_answered, len(plays))
-            detail = f"the environment's process sent what is no answer: {error}"
-            raise self._interrupted(num_answered if at is None else at, "crashed", detail) from None
+            raise self._interrupted(None, "crashed", f"{NO_ANSWER}: {error}") from None
 
     def kill(self) -> None:
         """Has the keeper end the whole cage; does not wait."""
