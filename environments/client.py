@@ -114,7 +114,7 @@ class EnvironmentClient:
             request = OpeningRequest(
                 environment=environment, tasks=tuple(part), step_timeout_s=step_timeout_s, job_id=job_id
             )
-            found += _as_many(await self._post("/v1/openings", request, OpeningResponse), len(part)).openings
+            found += (await self._post("/v1/openings", request, OpeningResponse, number=len(part))).openings
         return found
 
     async def open(
@@ -136,15 +136,15 @@ class EnvironmentClient:
                 idle_s=idle_s,
                 job_id=job_id,
             )
-            found += _as_many(await self._post("/v1/sessions", request, SessionResponse), len(part)).results
+            found += (await self._post("/v1/sessions", request, SessionResponse, number=len(part))).results
         return found
 
     async def step(self, steps: Sequence[Step]) -> list[Result]:
         """Replies to the model's messages, in their order."""
         found: list[Result] = []
         for part in _parts(steps, lambda step: len(step.message.content)):
-            answer = await self._post("/v1/steps", StepRequest(steps=tuple(part)), SessionResponse)
-            found += _as_many(answer, len(part)).results
+            request = StepRequest(steps=tuple(part))
+            found += (await self._post("/v1/steps", request, SessionResponse, number=len(part))).results
         return found
 
     async def close(self, session_ids: Sequence[str]) -> int:
@@ -160,13 +160,19 @@ class EnvironmentClient:
             path, lambda timeout_s: self._http.get(path, headers=self._headers, timeout=timeout_s), kind, decode_json
         )
 
-    async def _post(self, path: str, request: Record, kind: type[A]) -> A:
+    async def _post(self, path: str, request: Record, kind: type[A], *, number: int | None = None) -> A:
+        """number: of the results that the answer must have."""
         body = encode(request)
+
+        def read(content: bytes, kind: type[A]) -> A:
+            answer = decode(content, kind)
+            return answer if number is None else _as_many(answer, number)
+
         return await self._tried(
             path,
             lambda timeout_s: self._http.post(path, content=body, headers=self._headers, timeout=timeout_s),
             kind,
-            decode,
+            read,
         )
 
     async def _tried(

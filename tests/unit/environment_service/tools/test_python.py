@@ -1,0 +1,89 @@
+"""The Python tool: what a program of a model's is answered, and what it can't do."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from environment_service.tools.python import Python
+
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="the locks of programs are Linux's")
+OS = "import collections; os = collections._sys.modules['os']\n"
+"""A way to the module that it may not import: the locks are the kernel's."""
+
+
+@pytest.fixture(scope="module")
+def python() -> Python:
+    return Python(cpu_s=1, output_chars=200)
+
+
+@pytest.mark.parametrize(
+    ("code", "answer"),
+    [
+        ("1 + 1", "2"),
+        ("print('a')\n[x * x for x in range(3)]", "a\n[0, 1, 4]"),
+        ("x = 1", "(no output)"),
+        ("import math\nmath.comb(5, 2)", "10"),
+        ("1 / 0", "  line 1, in <module>\nZeroDivisionError: division by zero"),
+        ("print('a')\nraise SystemExit", "a"),
+        ("'a' * 10 ** 11", "MemoryError: more than 256 MiB"),
+        ("while True: pass", "error: it took more than 1 s of processor time"),
+    ],
+)
+def test_a_program_is_answered_with_what_it_prints_and_the_value_of_its_last_line(
+    python: Python, code: str, answer: str
+) -> None:
+    assert python.run(code) == answer
+
+
+def test_output_is_bounded_and_errors_are_answers(python: Python) -> None:
+    assert python.run("print('x' * 10 ** 7)") == "x" * 200 + "\nerror: the output was cut after 200 characters"
+    assert python.run("import os").startswith("  line 1, in <module>\nImportError: there is no module os here")
+    assert "SyntaxError" in python.run("def f(: pass")
+    assert python.run("1" * 70_000) == "error: a program has 65536 characters at most"
+
+
+def test_no_program_knows_of_another_and_equal_ones_have_equal_answers(python: Python) -> None:
+    python.run("import math; math.pi = 3")
+    assert python.run("import math; math.pi") == "3.141592653589793"
+    for code in (
+        "import random; random.random()",
+        "hash('text')",
+        "object()",
+        "import datetime; datetime.datetime.now()",
+        "{'a', 'b', 'c'}",
+    ):
+        assert python.run(code) == python.run(code)
+    fresh = [
+        sys.executable,
+        "-c",
+        "from environment_service.tools.python import Python; print(Python().run(\"hash('a')\"))",
+    ]
+    others = {subprocess.run(fresh, capture_output=True, text=True, check=True).stdout for _ in range(2)}
+    assert others == {python.run("hash('a')") + "\n"}
+
+
+@LINUX
+def test_a_program_has_no_files_no_network_no_processes_and_no_signals(python: Python, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("the answer")
+    tries = {
+        f"open({str(secret)!r}).read()": "PermissionError",
+        f"open({str(tmp_path / 'new')!r}, 'w')": "PermissionError",
+        OS + f"os.listdir({str(tmp_path)!r})": "PermissionError",
+        OS + "os.fork()": "PermissionError",
+        OS + f"os.kill({os.getpid()}, 9)": "PermissionError",
+        OS + "os.kill(os.getppid(), 9)": "PermissionError",
+        OS + "os.execv('/bin/true', ['true'])": "PermissionError",
+        OS + f"open('/proc/{os.getpid()}/mem', 'rb')": "PermissionError",
+        OS + "open(f'/proc/{os.getppid()}/mem', 'rb')": "PermissionError",
+        OS + "import collections; collections._sys.modules['socket'].socket()": "PermissionError",
+        OS + "collections._sys.modules['threading'].Thread(target=print).start()": "can't start new thread",
+    }
+    for code, answer in tries.items():
+        assert answer in python.run(code), code
+    assert python.run("1") == "1"
