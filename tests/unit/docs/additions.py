@@ -193,6 +193,23 @@ def score(component, item):
         ),
         says={"novel": 5.0},
     ),
+    "an environment": Addition(
+        files=(
+            """
+from environments.author import Environment, Reply
+
+
+class Novel(Environment):
+    def reset(self, task, seed):
+        return f"say {seed}"
+
+    def step(self, message, turn):
+        return Reply("yes", reward=2.0, done=True)
+""",
+        ),
+        edits=(Edit(line='"novel": ("environment_service.adapters.novel:Novel", "onbeat", ""), '),),
+        says=["say 3", 2.0, True],
+    ),
     "an endpoint of the gateway": Addition(
         files=(
             """

@@ -114,6 +114,19 @@ def a_scorer():
     return score_item(spec.reward.components, RewardItem(prompt="", completion="abc", reference="")).breakdown
 
 
+def an_environment():
+    from contracts.environments.messages import Message
+    from contracts.environments.service import EnvironmentTable
+    from environment_service import registry
+
+    assert "novel" in registry.names()
+    factory, _ = registry.factory_of(EnvironmentTable(name="novel"))
+    environment = factory()
+    opening = environment.reset({}, 3)
+    reply = environment.step(Message(role="assistant", content="3"), 0)
+    return [opening, reply.reward, reply.done]
+
+
 def an_endpoint():
     import httpx
 
@@ -197,6 +210,7 @@ uses = {
     "an engine": an_engine,
     "a transport of weights": a_transport_of_weights,
     "a scorer (reward)": a_scorer,
+    "an environment": an_environment,
     "an endpoint of the gateway": an_endpoint,
     "a transition in Redis": a_transition,
     "a command": a_command,
