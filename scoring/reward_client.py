@@ -57,11 +57,14 @@ class RewardClient:
     async def score(
         self, reward: RewardSpec, items: Sequence[RewardItem], *, job_id: str, settles: bool
     ) -> list[Scored]:
-        """Answers one Scored for each item, in order. settles: that of the last RewardRequest.
+        """Answers one Scored for each item, in order; 0.0 without a request where the rubric has no component, since an
+        environment alone rewards. settles: that of the last RewardRequest.
 
         Raises BatchFailed: the service refused the request, or an item has no score; RewardUnavailable: no usable
         answer within reward.max_attempts requests.
         """
+        if not reward.components:
+            return [Scored(reward=0.0, breakdown={}) for _ in items]
         scored: list[Scored] = []
         for start in range(0, len(items), MAX_ITEMS):
             scored += await self._score_request(

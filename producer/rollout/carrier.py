@@ -112,9 +112,6 @@ class Carrier:
         self, batch: CarriedBatch, asked: PromptBatch, *, completions: list[Completion], texts: list[str]
     ) -> list[Scored]:
         spec = batch.job.spec
-        if not spec.reward.components:
-            # The environment alone rewards.
-            return [Scored(reward=0.0, breakdown={}) for _ in completions]
         return await self.rewards.score(
             spec.reward,
             reward_items(asked, completions, texts),

@@ -173,3 +173,9 @@ def test_only_the_last_request_of_a_caller_that_settles_does(reason: str) -> Non
         service.score("aa", spec=STATED)
     assert [request.settles for request in service.requests] == [False] * 3
     assert {request.job_id for request in service.requests} == {"job-1"}
+
+
+def test_where_an_environment_alone_rewards_nothing_is_asked() -> None:
+    service = Service(refuse_connection)
+    assert service.score("4", "5", spec=RewardSpec(components=())) == [0.0, 0.0]
+    assert service.requests == []

@@ -21,6 +21,7 @@ from contracts.rollouts import RolloutBatch
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 from tests.builders import batch_of, job_spec, rollout, rollout_batch, tiny_model_folder
+from tests.trajectories import ENVIRONMENT, played_batch
 
 DEADLINE_S = 60.0
 BATCHES = 5
@@ -38,6 +39,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "model__dtype": "bfloat16",
         "trainer__gradient_checkpointing": True,
     },
+    "trajectories, credit by turn, updates": {"environment": ENVIRONMENT, "algorithm__credit": "turn"} | UPDATES,
     "late baseline, untied": {"algorithm__advantage": "reinforce++", "model__path": "llama"},
 }
 
@@ -64,10 +66,10 @@ def threaded(learner: Learner, passes: Passes) -> ThreadedRank:
     return ranks
 
 
-def batches(iteration: int) -> list[RolloutBatch]:
+def batches(iteration: int, *, plays: bool = False) -> list[RolloutBatch]:
+    make = played_batch if plays else rollout_batch
     return [
-        rollout_batch(seed=BATCHES * iteration + number, batch_id=f"{iteration}/train/{number}")
-        for number in range(BATCHES)
+        make(seed=BATCHES * iteration + number, batch_id=f"{iteration}/train/{number}") for number in range(BATCHES)
     ]
 
 
@@ -83,7 +85,7 @@ def weights_after_training(ranks: Ranks) -> dict[str, torch.Tensor]:
     """Two iterations; the second one is trained with weights that the first has moved."""
     num_updates = ranks.learner.spec.algorithm.updates_per_iteration
     for iteration in range(2):
-        for batch in batches(iteration):
+        for batch in batches(iteration, plays=ranks.learner.spec.environment is not None):
             ranks.train(batch)
         wait_for(ranks, BATCHES)
         for update in range(num_updates):
