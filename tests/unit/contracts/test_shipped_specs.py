@@ -27,7 +27,14 @@ def read_spec(name: str) -> JobSpec:
 
 
 def test_the_specs_that_the_docs_name_are_shipped() -> None:
-    whole = {"demo.toml", "distillation.toml", "reasoning-gym.toml", "smollm2-chain-sum.toml"}
+    whole = {
+        "demo.toml",
+        "tool-demo.toml",
+        "smollm2-calculator.toml",
+        "distillation.toml",
+        "reasoning-gym.toml",
+        "smollm2-chain-sum.toml",
+    }
     assert whole | {"dapo.toml", "demo-lora.toml", "smollm2-chain-sum-lora.toml"} <= {path.name for path in SPECS}
 
 
