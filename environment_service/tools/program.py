@@ -5,17 +5,20 @@ from __future__ import annotations
 import ast
 import builtins
 import contextlib
+import enum
 import gc
 import io
 import os
 import random
 import re
 import resource
+import select
 import signal
 import socket
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from typing import Any
 
 from cage import kernel
@@ -55,15 +58,30 @@ MODULES = frozenset(
         "unicodedata",
     ]
 )
-"""What a program may import. It is no lock, which the kernel's are: it keeps out what differs from time to time."""
+"""What a program may import. It is no lock, which the kernel's are: it keeps out what differs from time to time, unless
+a program goes looking for it."""
 ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]+")
 MAX_ERROR_LINES = 12
 READ_BYTES = 65536
 MAX_BYTES_A_CHAR = 4
 WAIT_S, WAIT_FACTOR = 5.0, 10.0
-ALMOST = 0.9
-"""The kernel's clocks of processor time differ by as much as a tick."""
+LOOK_S = 0.25
+LOOKS_WITHOUT_TIME = 8
+"""A program that says nothing and uses no processor time, as often as it is looked at, waits for what never comes."""
+TIMED_OUT = (signal.SIGXCPU, signal.SIGKILL)
+"""The kernel's signals at the limits of processor time; a program can send none."""
+CPUCLOCK_SCHED = 2
+"""The kernel's mark of a process's clock in the clock's number."""
 NAME = "<program>"
+
+
+class Ended(enum.Enum):
+    """How a program's output came to its end."""
+
+    SAID_ALL = enum.auto()
+    LONG = enum.auto()
+    WAITS = enum.auto()
+    STUCK = enum.auto()
 
 
 def serve(handle: int) -> None:
@@ -80,9 +98,26 @@ def serve(handle: int) -> None:
 
 
 def _prepare() -> None:
-    """Imports all that programs may, and stops the clock."""
+    """Imports all that programs may, stops the clock, and seeds what would seed itself."""
+    __import__("_strptime")  # strptime imports it when it is first called
     for name in sorted(MODULES):
         __import__(name)
+    _stop_clock()
+    drawn = random.seed
+
+    class Seeded(random.Random):
+        def seed(self, a: Any = None, version: int = 2) -> None:
+            super().seed(0 if a is None else a, version)
+
+    def seed(a: Any = None, version: int = 2) -> None:
+        drawn(0 if a is None else a, version)
+
+    Seeded.__name__ = Seeded.__qualname__ = "Random"
+    random.Random, random.seed = Seeded, seed  # type: ignore[misc]
+    del random.SystemRandom
+
+
+def _stop_clock() -> None:
     import datetime
 
     class Stopped(datetime.datetime):
@@ -105,7 +140,6 @@ def _prepare() -> None:
 
     Stopped.__name__, StoppedDate.__name__ = "datetime", "date"
     datetime.datetime, datetime.date = Stopped, StoppedDate  # type: ignore[misc]
-    del random.SystemRandom
 
 
 def _run(program: Program, frames: Frames) -> str:
@@ -121,42 +155,59 @@ def _run(program: Program, frames: Frames) -> str:
             os._exit(1)
     os.close(into)
     limit = MAX_BYTES_A_CHAR * program.output_chars
-    said, is_stuck = _read(out, limit, time.monotonic() + WAIT_S + WAIT_FACTOR * program.cpu_s)
+    said, ended = _read(out, child, limit, time.monotonic() + WAIT_S + WAIT_FACTOR * program.cpu_s)
     os.close(out)
-    is_long = len(said) > limit
-    if is_stuck or is_long:
+    if ended is not Ended.SAID_ALL:
         os.kill(child, signal.SIGKILL)
     _, status, used = os.wait4(child, 0)
-    by_time = os.WIFSIGNALED(status) and used.ru_utime + used.ru_stime >= program.cpu_s * ALMOST
-    if is_stuck or (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL and not by_time and not is_long):
+    by_time = os.WIFSIGNALED(status) and os.WTERMSIG(status) in TIMED_OUT and ended is Ended.SAID_ALL
+    is_taken = by_time and used.ru_utime + used.ru_stime < program.cpu_s / 2  # by the machine, for its memory
+    if ended is Ended.STUCK or is_taken:
         os._exit(4)  # the tool's caller takes it for what it is: no answer
-    return _answer(program, said, status, by_time=by_time)
+    if by_time:
+        # How much it said until then is a question of the machine's speed.
+        return f"error: it took more than {program.cpu_s} s of processor time"
+    if ended is Ended.WAITS:
+        return "error: it waits for something that never comes"
+    return _answer(program, said, status, is_long=ended is Ended.LONG)
 
 
-def _read(out: int, limit: int, ends_s: float) -> tuple[bytes, bool]:
-    """All that is said up to a limit, and whether its end didn't come in time."""
-    import select
-
+def _read(out: int, child: int, limit: int, ends_s: float) -> tuple[bytes, Ended]:
+    """All that is said up to a limit, and why there is no more."""
     said = bytearray()
+    num_looks, used_ns = 0, -1
     while len(said) <= limit:
-        if not select.select([out], [], [], max(0.0, ends_s - time.monotonic()))[0]:
-            return bytes(said), True
+        if not select.select([out], [], [], LOOK_S)[0]:
+            before_ns, used_ns = used_ns, _used_ns(child)
+            num_looks = num_looks + 1 if used_ns == before_ns else 0
+            if num_looks == LOOKS_WITHOUT_TIME:
+                return bytes(said), Ended.WAITS
+            if time.monotonic() > ends_s:
+                return bytes(said), Ended.STUCK
+            continue
+        num_looks = 0
         data = os.read(out, READ_BYTES)
         if not data:
-            break
+            return bytes(said), Ended.SAID_ALL
         said += data
-    return bytes(said), False
+    return bytes(said), Ended.LONG
 
 
-def _answer(program: Program, said: bytes, status: int, *, by_time: bool) -> str:
+def _used_ns(child: int) -> int:
+    """Processor time of a process so far; where a system can't say, a number that is another one each time."""
+    try:
+        return time.clock_gettime_ns((~child << 3) | CPUCLOCK_SCHED)
+    except (OSError, AttributeError):
+        return time.monotonic_ns()
+
+
+def _answer(program: Program, said: bytes, status: int, *, is_long: bool) -> str:
     text = ADDRESS.sub("at 0x0", said.decode(errors="replace"))
     cut = text[: program.output_chars]
     lines = [cut.rstrip("\n")] if cut.strip() else []
     if len(text) > program.output_chars:
         lines.append(f"error: the output was cut after {program.output_chars} characters")
-    elif by_time:
-        lines.append(f"error: it took more than {program.cpu_s} s of processor time")
-    elif os.WIFSIGNALED(status):
+    elif os.WIFSIGNALED(status) and not is_long:
         lines.append(f"error: the program died of {signal.Signals(os.WTERMSIG(status)).name}")
     return "\n".join(lines) or "(no output)"
 
@@ -208,7 +259,12 @@ def _status() -> list[str]:
 
 def _importing(real: Any) -> Any:
     def importing(name: str, scope: Any = None, *arguments: Any) -> Any:
-        if scope is not None and scope.get("__name__") == "__main__" and name.partition(".")[0] not in MODULES:
+        if len(arguments) > 1 and isinstance(arguments[1], list):
+            # C code, under the program's own scope: strftime imports time. No statement passes a list.
+            return real(name, scope, *arguments)
+        # Without a scope it is a call of __import__, which nothing but a program makes.
+        is_own = scope is None or scope.get("__name__") == "__main__"
+        if is_own and name.partition(".")[0] not in MODULES:
             raise ImportError(f"there is no module {name} here; there are: {', '.join(sorted(MODULES))}")
         return real(name, scope, *arguments)
 
@@ -219,12 +275,22 @@ def _execute(code: str) -> None:
     """Runs a program; where it ends with an expression, its value is shown."""
     tree = ast.parse(code, NAME)
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
-    scope: dict[str, Any] = {"__name__": "__main__"}
+    scope: dict[str, Any] = {"__name__": "__main__", "id": _counted_ids()}
     exec(compile(tree, NAME, "exec"), scope)
     if isinstance(last, ast.Expr):
         value = eval(compile(ast.Expression(last.value), NAME, "eval"), scope)
         if value is not None:
             sys.stdout.write(f"{value!r}\n")
+
+
+def _counted_ids() -> Callable[[object], int]:
+    """`id` without addresses, which differ from one process to the next: objects are counted as they are asked for."""
+    known: dict[int, tuple[int, object]] = {}
+
+    def counted(asked: object, /) -> int:
+        return known.setdefault(id(asked), (16 * (len(known) + 1), asked))[0]
+
+    return counted
 
 
 def _told(error: BaseException) -> str:

@@ -4,7 +4,9 @@
 
 A program has no memory of the environment's (the answers are there): the zygote is started anew, not forked from it.
 It has no network, no files, no processes and no signals; a limit on its memory and on its processor time. Equal
-programs have equal answers: hashes, random numbers and the clock begin alike, and no address is shown.
+programs have equal answers: hashes, random numbers and the clock begin alike, and no address is shown. What a program
+that took too long had said until then isn't, either. What no lock makes equal is a program whose processor time or
+memory ends just at its limit, or that goes looking for a clock in the modules' own modules.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ WAIT_S = 10.0
 """A program that has its processor time left after this much more of the clock is stuck: an error, and no answer."""
 START = """
 import json, sys
-sys.path[:] = json.loads(sys.argv.pop())
+sys.path[:] = json.loads(sys.argv[2])
+from cage.kernel import keep_addresses
+keep_addresses()
 from environment_service.tools.program import serve
 serve(int(sys.argv[1]))
 """

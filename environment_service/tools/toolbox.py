@@ -13,12 +13,14 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from environments.author import Message, Tool
+from environments.author import Message, Tool, ToolCall
 
 NAMES = {str: "string", int: "integer", float: "number", bool: "boolean", list: "array", dict: "object"}
 ARGUMENT = re.compile(r"^\s*\*{0,2}(\w+)\s*(?:\([^)]*\))?\s*:\s*(.*)$")
 SECTION = re.compile(r"^\s*(?:Args|Arguments|Parameters|Returns|Return|Raises|Examples?|Yields|Note|Notes)\s*:\s*$")
 MAX_ERROR_CHARS = 500
+MAX_CALLS = 8
+"""Of one message: its calls are made one after the other, under one deadline, and answered in one reply."""
 
 
 class Toolbox:
@@ -38,7 +40,13 @@ class Toolbox:
         if message.malformed:
             self.num_calls += 1
             return [self._refused("", "", f"the tool call can't be read: {message.malformed}")]
-        return [self._answer(call.name, call.arguments, call.call_id) for call in message.tool_calls]
+        return [self._answered(number, call) for number, call in enumerate(message.tool_calls)]
+
+    def _answered(self, number: int, call: ToolCall) -> Message:
+        if number < MAX_CALLS:
+            return self._answer(call.name, call.arguments, call.call_id)
+        self.num_calls += 1
+        return self._refused(call.name[:100], call.call_id, f"a message has {MAX_CALLS} calls at most")
 
     def _answer(self, name: str, arguments: str, call_id: str) -> Message:
         self.num_calls += 1

@@ -14,6 +14,13 @@ from environment_service.tools.python import Python
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="the locks of programs are Linux's")
 OS = "import collections; os = collections._sys.modules['os']\n"
 """A way to the module that it may not import: the locks are the kernel's."""
+TOO_LONG = "error: it took more than 1 s of processor time"
+CHANCE = """
+import random
+random.seed()
+print(hash('a'), random.random(), random.Random().random(), id([]), id(random))
+"""
+"""What Python itself draws anew in each process."""
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +38,7 @@ def python() -> Python:
         ("1 / 0", "  line 1, in <module>\nZeroDivisionError: division by zero"),
         ("print('a')\nraise SystemExit", "a"),
         ("'a' * 10 ** 11", "MemoryError: more than 256 MiB"),
-        ("while True: pass", "error: it took more than 1 s of processor time"),
+        ("while True: pass", TOO_LONG),
     ],
 )
 def test_a_program_is_answered_with_what_it_prints_and_the_value_of_its_last_line(
@@ -61,10 +68,26 @@ def test_no_program_knows_of_another_and_equal_ones_have_equal_answers(python: P
     fresh = [
         sys.executable,
         "-c",
-        "from environment_service.tools.python import Python; print(Python().run(\"hash('a')\"))",
+        f"from environment_service.tools.python import Python; print(Python().run({CHANCE!r}))",
     ]
     others = {subprocess.run(fresh, capture_output=True, text=True, check=True).stdout for _ in range(2)}
-    assert others == {python.run("hash('a')") + "\n"}
+    assert others == {python.run(CHANCE) + "\n"}
+
+
+def test_what_a_program_said_before_it_took_too_long_depends_on_the_machine_and_is_no_answer(python: Python) -> None:
+    assert python.run("n = 0\nwhile n := n + 1:\n    n % 400000 or print(n)") == TOO_LONG
+
+
+@LINUX
+def test_a_program_that_waits_for_ever_is_answered(python: Python) -> None:
+    sleeps = "print(1)\nimport collections; collections._sys.modules['time'].sleep(1000)"
+    assert python.run(sleeps) == "error: it waits for something that never comes"
+
+
+def test_a_program_may_not_import_by_a_call_and_c_code_of_its_modules_may(python: Python) -> None:
+    assert "there is no module time here" in python.run("__import__('time').time()")
+    dates = "import datetime\ndatetime.date(2020, 1, 2).strftime('%d.%m.'), datetime.datetime.strptime('7', '%m').month"
+    assert python.run(dates) == "('02.01.', 7)"
 
 
 @LINUX

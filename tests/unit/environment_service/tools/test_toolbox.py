@@ -74,3 +74,22 @@ def test_an_error_that_is_no_answer_passes() -> None:
     assert Toolbox([stuck]).answer(call)[0].content == "error: TimeoutError()"
     with pytest.raises(TimeoutError):
         Toolbox([stuck], passes=(TimeoutError,)).answer(call)
+
+
+def test_of_very_many_calls_in_one_message_the_first_are_made() -> None:
+    made: list[int] = []
+
+    def note(number: int) -> str:
+        made.append(number)
+        return "noted"
+
+    calls = tuple(ToolCall(name="note", arguments=f'{{"number": {one}}}', call_id=str(one)) for one in range(10))
+    box = Toolbox([note])
+    answers = box.answer(Message(role="assistant", tool_calls=calls))
+    assert made == list(range(8))
+    assert [(one.call_id, one.content) for one in answers[7:]] == [
+        ("7", "noted"),
+        ("8", "error: a message has 8 calls at most"),
+        ("9", "error: a message has 8 calls at most"),
+    ]
+    assert (box.num_calls, box.num_refused) == (10, 2)
