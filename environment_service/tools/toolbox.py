@@ -20,7 +20,7 @@ ARGUMENT = re.compile(r"^\s*\*{0,2}(\w+)\s*(?:\([^)]*\))?\s*:\s*(.*)$")
 SECTION = re.compile(r"^\s*(?:Args|Arguments|Parameters|Returns|Return|Raises|Examples?|Yields|Note|Notes)\s*:\s*$")
 MAX_ERROR_CHARS = 500
 MAX_CALLS = 8
-"""Of one message: its calls are made one after the other, under one deadline, and answered in one reply."""
+"""A message has no more: its calls are made one after the other, under one deadline, and answered in one reply."""
 
 
 class Toolbox:
