@@ -58,6 +58,13 @@ class CageRules(Record, frozen=True, kw_only=True):
     service_pid: int
     number: int
     """The cage's number in its service."""
+    loopback: bool = False
+    """Whether its processes may open connections to each other: IPv4, in a network of the cage's own. Where the
+    platform has none for it, they may not."""
+    processes: int = MAX_PROCESSES
+    """Processes and threads, the nursery included."""
+    open_files: int = MAX_OPEN_FILES
+    """Of each process."""
 
     @property
     def own_uids(self) -> tuple[int, int]:
@@ -75,6 +82,7 @@ class Cage:
         self.has_own_uid = False
         self._has_user_namespace = False
         self._has_scratch = False
+        self._has_own_loopback = False
 
     def separate(self) -> None:
         """Namespaces for what is forked from here on: processes, mounts, shared memory, and a network without a way."""
@@ -88,6 +96,8 @@ class Cage:
             Path("/proc/self/setgroups").write_text("deny")
             Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
             Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
+        if self._rules.loopback and self.has_own_namespaces and not self._rules.network:
+            self._has_own_loopback = kernel.raise_loopback()
 
     def enter(self) -> tuple[str, ...]:
         """Locks this process in, and what it will fork; what could not be locked."""
@@ -109,10 +119,16 @@ class Cage:
             missing.append("no bar against new privileges")
         missing += self._limit()
         writable = self._rules.folder if self._has_scratch else None
-        missing += restrict_files(writable=writable, hidden=self._rules.hidden, network=self._rules.network)
+        missing += restrict_files(
+            writable=writable,
+            hidden=self._rules.hidden,
+            tcp=self._rules.network or self._has_own_loopback,
+            abstract_sockets=self._rules.network,
+        )
         if not (self.has_own_namespaces or self.has_own_uid or scopes_signals()):
             missing.append("signals reach the service")
-        if not refuse_syscalls(OTHERS if self._rules.network else OTHERS | NETWORK):
+        refused = OTHERS if self._rules.network or self._has_own_loopback else OTHERS | NETWORK
+        if not refuse_syscalls(refused, only_ipv4=self._has_own_loopback):
             missing.append("no filter of system calls")
             if not (self.has_own_namespaces or self._rules.network):
                 missing.append("the network")
@@ -174,12 +190,12 @@ class Cage:
         limits = {
             "memory": (resource.RLIMIT_AS, memory),
             "size of a file": (resource.RLIMIT_FSIZE, MAX_FILE_BYTES),
-            "open files": (resource.RLIMIT_NOFILE, MAX_OPEN_FILES),
+            "open files": (resource.RLIMIT_NOFILE, self._rules.open_files),
             "core dumps": (resource.RLIMIT_CORE, 0),
             "time": (resource.RLIMIT_CPU, MAX_CPU_S),
         }
         if self.has_own_uid or (self._has_user_namespace and kernel.counts_processes_by_namespace()):
-            limits["processes"] = (resource.RLIMIT_NPROC, MAX_PROCESSES)
+            limits["processes"] = (resource.RLIMIT_NPROC, self._rules.processes)
         else:
             missing.append("no limit on processes")
         for what, (kind, most) in limits.items():

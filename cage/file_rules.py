@@ -36,9 +36,10 @@ class _PathBeneath(ctypes.Structure):
     _fields_ = (("allowed_access", ctypes.c_uint64), ("parent_fd", ctypes.c_int32))
 
 
-def restrict_files(*, writable: str | None, hidden: Sequence[str], network: bool) -> list[str]:
+def restrict_files(*, writable: str | None, hidden: Sequence[str], tcp: bool, abstract_sockets: bool) -> list[str]:
     """Forbids writing but below `writable`, and reading below `hidden`; returns what could not be had.
 
+    tcp: whether it may listen and connect. abstract_sockets: whether it may reach those of processes outside.
     It also keeps this process from looking into processes outside (their environment and memory), and, where the kernel
     is new enough, from signalling them. Call it without privileges, after PR_SET_NO_NEW_PRIVS.
     """
@@ -49,8 +50,8 @@ def restrict_files(*, writable: str | None, hidden: Sequence[str], network: bool
     writes = WRITE_FILE | REMOVE_AND_MAKE | (REFER if version >= 2 else 0) | (TRUNCATE if version >= 3 else 0)
     rules = _Ruleset(
         handled_access_fs=writes | (READ_FILE if visible else 0),
-        handled_access_net=CONNECT_OR_BIND_TCP if version >= 4 and not network else 0,
-        scoped=SCOPE_SIGNALS | (0 if network else SCOPE_ABSTRACT_SOCKETS) if version >= 6 else 0,
+        handled_access_net=CONNECT_OR_BIND_TCP if version >= 4 and not tcp else 0,
+        scoped=SCOPE_SIGNALS | (0 if abstract_sockets else SCOPE_ABSTRACT_SOCKETS) if version >= 6 else 0,
     )
     size = 24 if version >= 6 else 16 if version >= 4 else 8
     ruleset = _syscall(CREATE_RULESET, ctypes.byref(rules), size, 0)

@@ -7,7 +7,9 @@ import ctypes
 import os
 import platform
 import signal
+import socket
 import stat
+import struct
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,6 +25,10 @@ MS_NOSUID, MS_NODEV, MS_NOEXEC = 0x2, 0x4, 0x8
 MS_BIND, MS_REC, MS_PRIVATE = 0x1000, 0x4000, 0x40000
 
 MNT_DETACH = 0x2
+
+M_ARENA_MAX = -8
+
+SIOCSIFFLAGS, IFF_UP = 0x8914, 0x1
 
 PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
@@ -62,6 +68,27 @@ def keep_addresses() -> None:
 def unshare(flags: int) -> bool:
     """Enters all of the namespaces, or none of them."""
     return IS_LINUX and libc().unshare(flags) == 0
+
+
+def share_one_heap() -> None:
+    """Has all threads allocate from one heap: each other one reserves 64 MiB of address space, which is limited."""
+    if IS_LINUX:
+        libc().mallopt(M_ARENA_MAX, 1)
+
+
+def raise_loopback() -> bool:
+    """Brings up the loopback interface of this process's network namespace, which begins without one."""
+    if not IS_LINUX:
+        return False
+    import fcntl
+
+    request = struct.pack("16sH14x", b"lo", IFF_UP)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        try:
+            fcntl.ioctl(any_socket, SIOCSIFFLAGS, request)
+        except OSError:
+            return False
+    return True
 
 
 def mount(source: str, target: str, kind: str | None, flags: int, options: str = "") -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import platform
+import socket as socket_family
 import struct
 from collections.abc import Collection
 
@@ -89,10 +90,10 @@ class _Program(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_char_p))
 
 
-def refuse_syscalls(names: Collection[str], *, forks: bool = True) -> bool:
+def refuse_syscalls(names: Collection[str], *, forks: bool = True, only_ipv4: bool = False) -> bool:
     """Refuses calls by their names in the table, and new namespaces always; whether it holds, in forks too.
 
-    forks: whether new processes and threads can be made.
+    forks: whether new processes and threads can be made. only_ipv4: refuses sockets of every other family.
     Call it after PR_SET_NO_NEW_PRIVS.
     """
     machine = platform.machine()
@@ -100,7 +101,8 @@ def refuse_syscalls(names: Collection[str], *, forks: bool = True) -> bool:
         return False
     architecture, seccomp, clone = ARCHITECTURES[machine]
     column = list(ARCHITECTURES).index(machine)
-    code = _program(architecture, clone, forks, [NUMBERS[name][column] for name in sorted(names)])
+    socket = NUMBERS["socket"][column] if only_ipv4 else None
+    code = _program(architecture, clone, forks, [NUMBERS[name][column] for name in sorted(names)], socket)
     program = _Program(length=len(code) // 8, filter=code)
     libc = kernel.libc()
     libc.syscall.restype = ctypes.c_long
@@ -110,15 +112,16 @@ def refuse_syscalls(names: Collection[str], *, forks: bool = True) -> bool:
     return False
 
 
-def _program(architecture: int, clone: int, forks: bool, refused: list[int]) -> bytes:
+def _program(architecture: int, clone: int, forks: bool, refused: list[int], socket: int | None) -> bytes:
     """Berkeley packet filter: another architecture's call ends the process, a refused one fails, any other passes.
 
     Namespaces come by clone(2), whose flags it sees, and by clone3(2), whose flags lie in memory: that one "doesn't
-    exist", so that the C library makes threads by the other.
+    exist", so that the C library makes threads by the other. socket: the call whose family it looks at.
     """
     checks = [(CLONE3, "absent"), (clone, "clone" if forks else "refuse"), *((number, "refuse") for number in refused)]
+    checks += [] if socket is None else [(socket, "socket")]
     allow = 5 + len(checks)
-    places = {"clone": allow + 1, "refuse": allow + 4, "absent": allow + 5}
+    places = {"clone": allow + 1, "refuse": allow + 4, "absent": allow + 5, "socket": allow + 6}
     lines = [
         (LOAD, 0, 0, ARCHITECTURE_AT),
         (JUMP_EQUAL, 1, 0, architecture),
@@ -135,5 +138,9 @@ def _program(architecture: int, clone: int, forks: bool, refused: list[int]) -> 
         (RETURN, 0, 0, ALLOW),
         (RETURN, 0, 0, ERRNO | errno.EACCES),
         (RETURN, 0, 0, ERRNO | errno.ENOSYS),
+        (LOAD, 0, 0, FLAGS_AT),
+        (JUMP_EQUAL, 0, 1, socket_family.AF_INET),
+        (RETURN, 0, 0, ALLOW),
+        (RETURN, 0, 0, ERRNO | errno.EACCES),
     ]
     return b"".join(struct.pack("=HBBI", *line) for line in lines)

@@ -12,7 +12,10 @@ from process.entry_points import find_entry_point, names_in
 
 GROUP = "onbeat.environments"
 NAME_FIELD, PARAMS_FIELD = "environment.name", "environment.params"
+AGENT = "agent"
+"""The environment that an agent which owns its loop becomes; its parameter `agent` names the agent."""
 BUILT_IN: dict[str, tuple[str, str, str]] = {
+    AGENT: ("environment_service.agents.agent:AgentEnvironment", "onbeat", ""),
     "reasoning_gym": ("environment_service.adapters.reasoning_gym:ReasoningGym", "reasoning-gym", ""),
     "secret_table": ("environment_service.adapters.secret_table:SecretTable", "onbeat", ""),
     "skyrl_gym": ("environment_service.adapters.skyrl_gym:SkyRLGym", "skyrl-gym", "skyrl-gym"),
@@ -32,6 +35,11 @@ def names() -> tuple[str, ...]:
 
 def is_built_in(name: str) -> bool:
     return name in BUILT_IN
+
+
+def is_agent(name: str) -> bool:
+    """Whether it runs code of a package of others, though it is built in, and talks to it over the loopback."""
+    return name == AGENT
 
 
 def factory_of(table: EnvironmentTable) -> tuple[Factory, str]:

@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from contracts.environments.messages import Message, Tool, ToolCall
+from contracts.rollouts import SamplingParams
 
 __all__ = ["BadTask", "Environment", "Message", "Opening", "Reply", "Tool", "ToolCall"]
 
@@ -39,6 +40,10 @@ class BadTask(Exception):
     """Raised by `reset` for a task that is none of this environment: the data set is wrong, and no retry mends it."""
 
 
+class RewrittenHistory(Exception):
+    """Raised for an agent whose conversation no trajectory can hold; no retry mends it."""
+
+
 @dataclass(slots=True)
 class Opening:
     """What the model sees before its first turn."""
@@ -46,6 +51,8 @@ class Opening:
     messages: Said
     tools: Sequence[Tool | Mapping[str, Any]] = ()
     """What the model may call: records, or dicts with `name`, `description` and `parameters` (JSON schema)."""
+    asks_for_tokens: bool = False
+    """Whether the model's messages are to come with their tokens, as `Message.sampled`."""
 
 
 @dataclass(slots=True)
@@ -73,6 +80,10 @@ class Environment:
     global_random: ClassVar[bool] = False
     """Whether its code draws from Python's or NumPy's global generator. Each session then has a state of its own,
     which `reset`'s seed begins; otherwise sessions of one process would share the state."""
+    takes_sampling: ClassVar[bool] = False
+    """Whether `sampling` is set before `reset`."""
+    sampling: SamplingParams | None = None
+    """How the model's turns are drawn; None where only an opening is asked for."""
     threads: ClassVar[bool] = False
     """Whether it may leave threads running between two calls; it is refused for it otherwise."""
 

@@ -71,10 +71,16 @@ class Asked:
         self.pool = pool
 
     async def open(
-        self, environment: str, *sessions: NewSession, limit_s: float = 30.0, idle_s: float = 600.0, job_id: str = ""
+        self,
+        environment: str,
+        *sessions: NewSession,
+        limit_s: float = 30.0,
+        idle_s: float = 600.0,
+        job_id: str = "",
+        params: dict[str, Any] | None = None,
     ) -> list[Result]:
         request = OpenRequest(
-            environment=EnvironmentTable(name=environment),
+            environment=EnvironmentTable(name=environment, params=params or {}),
             sessions=sessions,
             step_timeout_s=limit_s,
             idle_s=idle_s,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from contracts.encoding.digests import Digest, content_digest
 from contracts.encoding.wire import Line, Record, encode
@@ -28,6 +28,20 @@ class ToolCall(Record, frozen=True, kw_only=True, omit_defaults=True):
     call_id: Content = ""
 
 
+class Sampled(Record, frozen=True, kw_only=True):
+    """The tokens of a message that the model sampled, for an environment whose opening asks for them."""
+
+    token_ids: bytes
+    """int32[S], little-endian; the end-of-sequence token with them."""
+    logprobs: bytes
+    """float32[S]."""
+    finish_reason: Literal["stop", "length"]
+    num_prompt_tokens: Annotated[int, Meta(ge=0)]
+    """Tokens that stand before them."""
+    policy_version: Annotated[int, Meta(ge=0)]
+    """The version that sampled them."""
+
+
 class Message(Record, frozen=True, kw_only=True, omit_defaults=True):
     """One message of a conversation."""
 
@@ -41,6 +55,10 @@ class Message(Record, frozen=True, kw_only=True, omit_defaults=True):
     """The tool whose message it is."""
     malformed: Content = ""
     """Why what looked like a tool call of the assistant could not be read; "" where all could."""
+    token_ids: bytes | UnsetType = UNSET
+    """int32[T] that stand for the message, of an environment that writes tokens: no renderer has a part in them."""
+    sampled: Sampled | UnsetType = UNSET
+    """Only the assistant's, and only where the opening asks for it."""
 
 
 class Tool(Record, frozen=True, kw_only=True):

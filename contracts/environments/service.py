@@ -23,7 +23,7 @@ from contracts.encoding.digests import Digest, content_digest
 from contracts.encoding.wire import Line, Record, Seconds, Text, encode
 from contracts.environments.messages import Message, Messages, Tool
 from contracts.errors import ContractViolation
-from contracts.rollouts import EnvironmentNumbers
+from contracts.rollouts import EnvironmentNumbers, SamplingParams
 from contracts.spec_tables.environment import EnvironmentParams
 
 MAX_SESSIONS_OF_A_CALL = 2**14
@@ -39,6 +39,7 @@ FailureReason = Literal[
     "lost",
     "divergent",
     "not_in_turn",
+    "rewritten",
 ]
 """timeout       a step, or a reset, took longer than its deadline; its process was killed
 crashed       its process died: a signal, memory, an exit of its own
@@ -49,7 +50,9 @@ bad_task      it refuses the task: a data fault, which no retry mends
 unknown       no environment of this name is installed here
 lost          there is no such session (any more): the service was started again, or the session was idle too long
 divergent     a history was replayed, and a reply differs: it is not deterministic, or its code has changed
-not_in_turn   a step for another turn than the next or the last, or after the last reply said done"""
+not_in_turn   a step for another turn than the next or the last, or after the last reply said done
+rewritten     an agent's request isn't what it was told before and something new: a message or a token before the new
+              ones has changed, or it asks twice at the same time"""
 
 RETRYABLE: frozenset[str] = frozenset({"timeout", "crashed", "raised", "lost"})
 """A fresh session may do better."""
@@ -63,6 +66,8 @@ class Task(Record, frozen=True, kw_only=True):
     has tasks of its own."""
     seed: Annotated[int, Meta(ge=0, lt=2**62)]
     """The same for all trajectories of a group: an opening is a function of task and seed."""
+    sampling: SamplingParams | UnsetType = UNSET
+    """How the model's turns are drawn, for an agent that asks for what it can't have; no part of what it is about."""
 
 
 class Opening(Record, frozen=True, kw_only=True, tag="opening"):
@@ -70,6 +75,8 @@ class Opening(Record, frozen=True, kw_only=True, tag="opening"):
 
     messages: Messages
     tools: tuple[Tool, ...] = ()
+    asks_for_tokens: bool | UnsetType = UNSET
+    """Whether the model's messages are to come with `Message.sampled`."""
 
 
 class Reply(Record, frozen=True, kw_only=True, omit_defaults=True):

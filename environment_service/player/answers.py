@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from msgspec import UNSET
+
 from contracts.encoding.wire import convert
 from contracts.environments.messages import Message, Tool
 from contracts.environments.service import Opening, Reply
@@ -19,7 +21,11 @@ class NoAnswer(Exception):
 def opening_of(returned: Any) -> Opening:
     """Raises NoAnswer."""
     if isinstance(returned, author.Opening):
-        return Opening(messages=_messages(returned.messages), tools=tuple(map(_tool, _several(returned.tools))))
+        return Opening(
+            messages=_messages(returned.messages),
+            tools=tuple(map(_tool, _several(returned.tools))),
+            asks_for_tokens=True if returned.asks_for_tokens is True else UNSET,
+        )
     return Opening(messages=_messages(returned))
 
 

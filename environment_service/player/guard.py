@@ -12,7 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 from contracts.environments.service import FailureReason
-from environments.author import BadTask
+from environment_service.player.answers import NoAnswer
+from environments.author import BadTask, RewrittenHistory
 
 MAX_DETAIL_CHARS = 1000
 NUMPY_SEEDS = 2**32
@@ -49,6 +50,12 @@ class Guard:
         except BadTask as error:
             self._look_around()
             raise Failed("bad_task", str(error)) from None
+        except RewrittenHistory as error:
+            self._look_around()
+            raise Failed("rewritten", str(error)) from None
+        except NoAnswer as error:
+            self._look_around()
+            raise Failed("invalid_reply", str(error)) from None
         except BaseException as error:  # foreign code may also raise SystemExit, or what is no Exception
             self._look_around()
             self.retires |= isinstance(error, MemoryError)

@@ -19,6 +19,7 @@ class Playable:
     facts: EnvironmentFacts
     allows_threads: bool
     global_random: bool
+    takes_sampling: bool
 
 
 def warm_up(payload: bytes) -> bytes:
@@ -27,7 +28,9 @@ def warm_up(payload: bytes) -> bytes:
     Packages of others are imported in each child: they may start threads, which no fork survives.
     """
     table = decode(payload, EnvironmentTable)
-    if registry.is_built_in(table.name):
+    if registry.is_agent(table.name):
+        registry.factory_of(table)
+    elif registry.is_built_in(table.name):
         load(table)
     return b""
 
@@ -48,9 +51,16 @@ def load(table: EnvironmentTable) -> Playable | Loaded:
             version=str(getattr(tried, "version", "") or version),
         )
         threads, global_random = bool(getattr(tried, "threads", False)), bool(getattr(tried, "global_random", False))
+        takes_sampling = bool(getattr(tried, "takes_sampling", False))
     except BaseException as error:
         return _refused(f"`{table.name}` refuses them: {type(error).__name__}: {error}", registry.PARAMS_FIELD)
-    return Playable(make=lambda: factory(**params), facts=facts, allows_threads=threads, global_random=global_random)
+    return Playable(
+        make=lambda: factory(**params),
+        facts=facts,
+        allows_threads=threads,
+        global_random=global_random,
+        takes_sampling=takes_sampling,
+    )
 
 
 def _refused(problem: str, field: str) -> Loaded:

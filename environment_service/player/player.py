@@ -48,6 +48,7 @@ class Player:
         self._frames = frames
         self._place = place
         self._make = playable.make
+        self._takes_sampling = playable.takes_sampling
         self._reply_bytes = reply_bytes
         self._guard = Guard(
             handle=frames.fileno(), allows_threads=playable.allows_threads, swaps_random=playable.global_random
@@ -123,6 +124,8 @@ class Player:
             raise Failed("bad_task", "the task is no JSON object")
         session = _Session(self._guard.call(self._make), task.seed)
         self._sessions[number] = session
+        if self._takes_sampling and task.sampling is not UNSET:
+            self._guard.call(setattr, session.environment, "sampling", task.sampling)
         return self._checked(opening_of, self._in(session, "reset", known, task.seed), "opening")
 
     def _step(self, number: int, message: Message, turn: int) -> Reply:

@@ -12,7 +12,8 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from cage.caged_process import ChildDied, ChildLate
-from contracts.environments.messages import Message, ToolCall
+from contracts.encoding.arrays import pack_float32, pack_int32
+from contracts.environments.messages import Message, Sampled, ToolCall
 from contracts.environments.service import CanaryRequest, Failure, Opening, Result, Task, Turned, reply_digest
 from contracts.errors import Unavailable
 from environment_service.player.protocol import Loaded, Play
@@ -20,6 +21,10 @@ from environment_service.pool.play_cage import Interrupted, PlayCage
 
 NUM_TURNS = 4
 MAX_SEED = 2**62
+SAMPLED = Sampled(
+    token_ids=pack_int32([0]), logprobs=pack_float32([0.0]), finish_reason="stop", num_prompt_tokens=1, policy_version=0
+)
+"""What a turn was, for an environment that asks for tokens."""
 
 
 def compared(request: CanaryRequest, new_cage: Callable[[], PlayCage]) -> str:
@@ -78,11 +83,13 @@ def _play(number: int, task: Task, turn: int, message: Message | None) -> Play:
 
 def _message(opened: Result, turn: int) -> Message:
     """A tool of the opening in its turn, called without arguments; where there is none, a number."""
-    tools = opened.opening.tools if isinstance(opened, Turned) and isinstance(opened.opening, Opening) else ()
+    opening = opened.opening if isinstance(opened, Turned) and isinstance(opened.opening, Opening) else None
+    tools = opening.tools if opening is not None else ()
+    sampled = SAMPLED if opening is not None and opening.asks_for_tokens is True else UNSET
     if not tools or turn == NUM_TURNS - 1:
-        return Message(role="assistant", content=str(turn))
+        return Message(role="assistant", content=str(turn), sampled=sampled)
     call = ToolCall(name=tools[turn % len(tools)].name, call_id=f"canary-{turn}")
-    return Message(role="assistant", tool_calls=(call,))
+    return Message(role="assistant", tool_calls=(call,), sampled=sampled)
 
 
 def _difference(alone: list[Result], in_company: list[Result], *, deterministic: bool) -> str:

@@ -25,6 +25,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
+from typing import Any
 
 from cage.cage import CageRules
 from contracts.encoding.wire import encode
@@ -46,12 +47,15 @@ from environment_service.pool.canary import compared
 from environment_service.pool.lane import Lane
 from environment_service.pool.play_cage import PlayCage
 from environment_service.pool.sessions import Advance, Ask, Begin, End, Session, Show
+from environment_service.registry import is_agent
 
 MAX_KINDS = 8
 MAX_CAGES = 240
 """Each has a user of its own, of 256."""
 MAX_WAITING = 2**17
 """Asks that wait in all lanes; one more call is refused."""
+AGENTS_LIMITS: dict[str, Any] = {"loopback": True, "processes": 2048, "open_files": 4096}
+"""Of a cage of agents: each has a thread and a connection of its own, with both ends."""
 NO_SESSION = Failure(reason="lost", detail="the environment service has no such session")
 
 log = logging.getLogger(__name__)
@@ -206,6 +210,7 @@ class EnvironmentPool:
             hidden=self._hidden,
             service_pid=os.getpid(),
             number=number,
+            **(AGENTS_LIMITS if is_agent(table.name) else {}),
         )
         return PlayCage(
             rules,

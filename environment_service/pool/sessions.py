@@ -188,4 +188,6 @@ Ask = Begin | Advance | End | Show
 
 
 def _size(message: Message) -> int:
-    return 64 + len(message.content) + sum(len(call.arguments) + len(call.name) for call in message.tool_calls)
+    num_bytes = 64 + len(message.content) + sum(len(call.arguments) + len(call.name) for call in message.tool_calls)
+    num_bytes += 0 if message.token_ids is UNSET else len(message.token_ids)
+    return num_bytes + (0 if message.sampled is UNSET else 2 * len(message.sampled.token_ids))
