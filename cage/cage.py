@@ -64,7 +64,7 @@ class CageRules(Record, frozen=True, kw_only=True):
     processes: int = MAX_PROCESSES
     """Processes and threads, the nursery included."""
     open_files: int = MAX_OPEN_FILES
-    """Of each process."""
+    """Most of each process."""
 
     @property
     def own_uids(self) -> tuple[int, int]:

@@ -40,6 +40,10 @@ class BadTask(Exception):
     """Raised by `reset` for a task that is none of this environment: the data set is wrong, and no retry mends it."""
 
 
+class NoAnswer(Exception):
+    """What an environment returned is no opening, or no reply; no retry mends it."""
+
+
 class RewrittenHistory(Exception):
     """Raised for an agent whose conversation no trajectory can hold; no retry mends it."""
 

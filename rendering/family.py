@@ -9,6 +9,7 @@ from contracts.environments.messages import Message, Tool
 from contracts.errors import InvalidInput, PrefixBroken
 from contracts.spec_tables.environment import RendererKind
 from rendering.base import Renderer
+from rendering.given import GivenTokens, has_tokens
 from rendering.package import BRIDGE_CURE, FIELD, PackageRenderer
 from rendering.proof import REPLY, TOOL_REPLIES, prove
 from rendering.template import TemplateRenderer
@@ -23,6 +24,10 @@ def make_renderer(tokenizer: PreTrainedTokenizerBase, kind: RendererKind, chat_f
 
     Raises InvalidInput that names the field of the spec.
     """
+    return GivenTokens(_by_kind(tokenizer, kind, chat_format), tokenizer)
+
+
+def _by_kind(tokenizer: PreTrainedTokenizerBase, kind: RendererKind, chat_format: str) -> Renderer:
     if kind == "text":
         return TextRenderer(tokenizer)
     if chat_format:
@@ -42,6 +47,9 @@ def check_renderer(
 
     end_ids: the tokens that end what the model samples.
     """
+    if has_tokens(messages):
+        return
+    renderer = renderer.renderer if isinstance(renderer, GivenTokens) else renderer
     if isinstance(renderer, TemplateRenderer):
         prove(renderer, tokenizer, messages=messages, tools=tools, end_ids=end_ids)
     if not isinstance(renderer, PackageRenderer):

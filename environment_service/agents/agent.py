@@ -23,9 +23,8 @@ from contracts.errors import InvalidInput
 from environment_service.agents.chat import MODEL
 from environment_service.agents.conversation import Broken, Conversation, Ended
 from environment_service.agents.door import STACK_BYTES, Guest, door
-from environment_service.player.answers import NoAnswer
 from environments.agents import Episode, Outcome
-from environments.author import Environment, Opening, Reply, RewrittenHistory
+from environments.author import Environment, NoAnswer, Opening, Reply, RewrittenHistory
 from process.entry_points import find_entry_point
 
 GROUP = "onbeat.agents"

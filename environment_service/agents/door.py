@@ -34,9 +34,11 @@ from environment_service.agents.tokens import generate_answer, read_generate
 
 MAX_BODY_BYTES = 16 * 1024 * 1024
 BACKLOG = 1024
+"""Connections that wait for the server's thread."""
 KEEP_ALIVE_S = 24 * 3600
+"""A client's connection outlasts the sampling between two of its requests."""
 STACK_BYTES = 1024 * 1024
-"""Of each thread: a child has many, and their stacks count as its memory."""
+"""Stack of each thread: a child has many, and their stacks count as its memory."""
 
 Scope = Mapping[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]

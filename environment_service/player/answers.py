@@ -12,10 +12,7 @@ from contracts.environments.messages import Message, Tool
 from contracts.environments.service import Opening, Reply
 from contracts.errors import OnbeatError
 from environments import author
-
-
-class NoAnswer(Exception):
-    """What an environment returned is no opening, or no reply."""
+from environments.author import NoAnswer
 
 
 def opening_of(returned: Any) -> Opening:

@@ -12,8 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from contracts.environments.service import FailureReason
-from environment_service.player.answers import NoAnswer
-from environments.author import BadTask, RewrittenHistory
+from environments.author import BadTask, NoAnswer, RewrittenHistory
 
 MAX_DETAIL_CHARS = 1000
 NUMPY_SEEDS = 2**32

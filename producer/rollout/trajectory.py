@@ -10,13 +10,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from msgspec import UNSET
+from msgspec.structs import replace
 
 from contracts.encoding.arrays import pack_int32, unpack_int32
-from contracts.environments.messages import Message, Tool
+from contracts.environments.messages import Message, Sampled, Tool
 from contracts.environments.service import Played, Reply, Task, reply_digest
 from contracts.errors import BatchFailed, PrefixBroken
-from contracts.rollouts import Completion, FinishReason, Prompt, StopReason, Trajectory, Turn
+from contracts.rollouts import Completion, FinishReason, Prompt, PromptBatch, StopReason, Trajectory, Turn
 from contracts.spec_tables.environment import EnvironmentSpec
+from contracts.versions import PolicyVersion
 from rendering.base import Renderer
 
 
@@ -28,12 +30,15 @@ class PlayedTrajectory:
     environment: EnvironmentSpec
     renderer: Renderer
     max_new_tokens: int
+    policy_version: PolicyVersion
     prompt_ids: tuple[int, ...]
     attempt: int = 1
     """How many times it was begun, from its first turn."""
     context: list[int] = field(default_factory=list)
     """The prompt and all tokens after it."""
     tools: tuple[Tool, ...] = ()
+    asks_for_tokens: bool = False
+    """Whether the environment is told what was sampled beside what it says."""
     history: tuple[Played, ...] = ()
     _turns: list[Turn] = field(default_factory=list)
     _logprobs: list[bytes] = field(default_factory=list)
@@ -45,17 +50,18 @@ class PlayedTrajectory:
 
     @classmethod
     def of(
-        cls, prompt: Prompt, environment: EnvironmentSpec, renderer: Renderer, max_new_tokens: int
+        cls, prompt: Prompt, batch: PromptBatch, environment: EnvironmentSpec, renderer: Renderer
     ) -> PlayedTrajectory:
-        """Raises BatchFailed for a prompt that no environment opened."""
+        """prompt: one of the batch. Raises BatchFailed for a prompt that no environment opened."""
         if prompt.environment is UNSET:
             raise BatchFailed(f"{prompt.prompt_id} has no task of an environment")
         prompt_ids = tuple(unpack_int32(prompt.token_ids))
         return cls(
-            task=Task(task=prompt.environment.task, seed=prompt.environment.seed),
+            task=Task(task=prompt.environment.task, seed=prompt.environment.seed, sampling=batch.sampling),
             environment=environment,
             renderer=renderer,
-            max_new_tokens=max_new_tokens,
+            max_new_tokens=batch.sampling.max_new_tokens,
+            policy_version=batch.policy_version,
             prompt_ids=prompt_ids,
             context=list(prompt_ids),
         )
@@ -67,6 +73,7 @@ class PlayedTrajectory:
             environment=self.environment,
             renderer=self.renderer,
             max_new_tokens=self.max_new_tokens,
+            policy_version=self.policy_version,
             prompt_ids=self.prompt_ids,
             attempt=self.attempt + 1,
             context=list(self.prompt_ids),
@@ -88,6 +95,8 @@ class PlayedTrajectory:
         """Appends a turn."""
         turn = unpack_int32(sampled.token_ids)
         self._message = self.renderer.parse(self.context, turn, self.tools)
+        if self.asks_for_tokens:
+            self._message = replace(self._message, sampled=self._sampled(sampled))
         self._open_turn = (self._num_tokens, sampled.finish_reason)
         self._logprobs.append(sampled.generator_logprobs)
         self.context += turn
@@ -136,6 +145,16 @@ class PlayedTrajectory:
             trajectory=Trajectory(
                 turns=tuple(self._turns), stop=self._stop, attempt=self.attempt, metrics=self._reply.metrics
             ),
+        )
+
+    def _sampled(self, completion: Completion) -> Sampled:
+        """What is told of a turn before it is appended."""
+        return Sampled(
+            token_ids=completion.token_ids,
+            logprobs=completion.generator_logprobs,
+            finish_reason=completion.finish_reason,
+            num_prompt_tokens=len(self.context),
+            policy_version=self.policy_version,
         )
 
     @property

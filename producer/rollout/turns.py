@@ -114,7 +114,7 @@ class TurnPlayer:
                 session_id=f"{name}/{place}/{sample}",
                 prompt=prompt,
                 sample=sample,
-                played=PlayedTrajectory.of(prompt, self._environment, self.renderer, batch.sampling.max_new_tokens),
+                played=PlayedTrajectory.of(prompt, batch, self._environment, self.renderer),
             )
             for place, prompt in enumerate(batch.prompts)
             for sample in range(batch.group_size)
@@ -288,3 +288,4 @@ def _check_opening(session: Session, result: Turned) -> None:
             cure="its opening has to be a function of task and seed, and its code the same for the whole job",
         )
     session.played.tools = result.opening.tools
+    session.played.asks_for_tokens = result.opening.asks_for_tokens is True

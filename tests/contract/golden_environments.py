@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from contracts.encoding.arrays import pack_float32, pack_int32
 from contracts.encoding.wire import Record
-from contracts.environments.messages import Message, Tool, ToolCall
+from contracts.environments.messages import Message, Sampled, Tool, ToolCall
 from contracts.environments.service import (
     CanaryRequest,
     CanaryResponse,
@@ -30,7 +30,7 @@ from contracts.environments.service import (
     Turned,
 )
 from contracts.events import TrajectoryMetrics
-from contracts.rollouts import Completion, PromptBatch, PromptTask, RolloutBatch, Trajectory, Turn
+from contracts.rollouts import Completion, PromptBatch, PromptTask, RolloutBatch, SamplingParams, Trajectory, Turn
 from contracts.spec import JobSpec
 from contracts.spec_tables.datasets import EnvironmentDataset
 from contracts.spec_tables.environment import EnvironmentSpec
@@ -51,6 +51,15 @@ REPLY = Reply(
     messages=(Message(role="tool", content="42", call_id="1", name="calculate"),),
     reward=0.25,
     metrics={"calls": 1.0},
+)
+AGENT_TASK = replace(TASK, sampling=SamplingParams(max_new_tokens=8))
+AGENT_OPENING = Opening(messages=(Message(role="user", token_ids=pack_int32([1, 2])),), asks_for_tokens=True)
+SAMPLED = Sampled(
+    token_ids=pack_int32([3, 4]),
+    logprobs=pack_float32([-0.5, -0.25]),
+    finish_reason="stop",
+    num_prompt_tokens=2,
+    policy_version=1,
 )
 FAILURE = Failure(reason="timeout", detail="a step took longer than 30 s")
 
@@ -120,6 +129,13 @@ def environment_records(batch: RolloutBatch, prompts: PromptBatch, spec: JobSpec
         "environment_close_response": CloseResponse(num_closed=1),
         "environment_canary_request": CanaryRequest(environment=TABLE, tasks=(TASK,), step_timeout_s=30.0),
         "environment_canary_response": CanaryResponse(problem="the opening differs"),
+        "environment_agent_opening_request": OpeningRequest(
+            environment=TABLE, tasks=(AGENT_TASK,), step_timeout_s=30.0
+        ),
+        "environment_agent_session_response": SessionResponse(results=(Turned(opening=AGENT_OPENING),)),
+        "environment_agent_step_request": StepRequest(
+            steps=(Step(session_id="generator-a/1", turn=0, message=replace(CALL, sampled=SAMPLED)),)
+        ),
         "job_spec_environment": environment_spec(spec),
         "prompt_batch_opened": opened_batch(prompts),
         "rollout_batch_played": played_batch(batch),

@@ -28,6 +28,7 @@ from contracts.rollouts import Completion, FinishReason, PromptBatch, PromptTask
 from contracts.spec import JobSpec
 from producer.engine.sampling import completion_uniforms
 from producer.rollout.turns import TurnPlayer, calls_of
+from rendering.family import make_renderer
 from rendering.text import TextRenderer
 from tests.builders import char_tokenizer, job_spec, prompt_batch
 
@@ -129,7 +130,10 @@ def batch() -> PromptBatch:
 def play(service: Echo, engine: Engine | None = None, asked: PromptBatch | None = None, **changes: Any) -> Any:
     async def run() -> list[list[Completion]]:
         player = TurnPlayer(
-            environments=service, renderer=TextRenderer(TOKENIZER), spec=spec(**changes), generate=engine or Engine()
+            environments=service,
+            renderer=make_renderer(TOKENIZER, "text", ""),
+            spec=spec(**changes),
+            generate=engine or Engine(),
         )
         try:
             return await player.play(asked or batch())
@@ -137,6 +141,62 @@ def play(service: Echo, engine: Engine | None = None, asked: PromptBatch | None 
             await asyncio.gather(*player.closing)
 
     return asyncio.run(run())
+
+
+class Writer(Echo):
+    """Writes tokens, and asks for those of the model."""
+
+    def __init__(self, *observations: list[int]) -> None:
+        super().__init__(num_turns=len(observations) + 1)
+        self.observations = observations
+        first = Message(role="user", token_ids=pack_int32(ids("ab")))
+        self.opening = Opening(messages=(first,), asks_for_tokens=True)
+
+    def _one(self, step: Step) -> Result:
+        super()._one(step)
+        if step.turn == len(self.observations):
+            return Turned(reply=Reply(reward=1.0, done=True))
+        written = Message(role="user", token_ids=pack_int32(self.observations[step.turn]))
+        return Turned(reply=Reply(messages=(written,)))
+
+
+def written_batch(service: Writer) -> PromptBatch:
+    task = PromptTask(task="{}", seed=3, opening_digest=messages_digest(service.opening.messages))
+    asked = batch()
+    return replace(asked, prompts=tuple(replace(prompt, environment=task) for prompt in asked.prompts))
+
+
+def test_an_environment_that_writes_tokens_is_told_tokens_and_no_renderer_has_a_part_in_it() -> None:
+    service, engine = Writer([7, 8], [9]), Engine()
+    completions = play(service, engine, written_batch(service))
+    (first, *_), asked = completions[0], written_batch(service)
+    tokens = unpack_int32(first.token_ids)
+    (one, two, three) = first.spans
+    assert tokens[one[1] : two[0]] == [7, 8]
+    assert tokens[two[1] : three[0]] == [9]
+    told = [step.message.sampled for step in service.steps if step.session_id.endswith("0/0")]
+    assert [sampled.token_ids for sampled in told if sampled] == [
+        pack_int32(tokens[start:end]) for start, end in first.spans
+    ]
+    assert b"".join(sampled.logprobs for sampled in told if sampled) == first.generator_logprobs
+    assert [sampled.num_prompt_tokens for sampled in told if sampled] == [
+        len(ids("ab")) + start for start, _ in first.spans
+    ]
+    assert {sampled.policy_version for sampled in told if sampled} == {asked.policy_version}
+    assert {new.task.sampling for new in service.opened} == {asked.sampling}
+
+
+@pytest.mark.parametrize("strange", [[-1], [10**6]])
+def test_tokens_of_an_environment_that_are_none_of_the_model_are_refused(strange: list[int]) -> None:
+    service = Writer(strange)
+    with pytest.raises(PrefixBroken, match=f"token {strange[0]} is none of the model's"):
+        play(service, asked=written_batch(service))
+
+
+def test_an_environment_that_asks_for_no_tokens_is_told_none() -> None:
+    service = Echo()
+    play(service)
+    assert {step.message.sampled for step in service.steps} == {UNSET}
 
 
 def test_a_batch_is_one_call_of_the_engine_and_one_of_the_service_for_each_turn() -> None:
@@ -269,7 +329,9 @@ def test_a_batch_that_is_dropped_ends_its_sessions() -> None:
             await asyncio.Event().wait()
             raise AssertionError
 
-        player = TurnPlayer(environments=service, renderer=TextRenderer(TOKENIZER), spec=spec(), generate=never)
+        player = TurnPlayer(
+            environments=service, renderer=make_renderer(TOKENIZER, "text", ""), spec=spec(), generate=never
+        )
         playing = asyncio.ensure_future(player.play(batch()))
         while len(service.opened) < 4:
             await asyncio.sleep(0)
