@@ -55,7 +55,7 @@ MAX_CAGES = 240
 MAX_WAITING = 2**17
 """Asks that wait in all lanes; one more call is refused."""
 AGENTS_LIMITS: dict[str, Any] = {"loopback": True, "processes": 2048, "open_files": 4096}
-"""Of a cage of agents: each has a thread and a connection of its own, with both ends."""
+"""Limits of a cage of agents: each has a thread and a connection of its own, with both ends."""
 NO_SESSION = Failure(reason="lost", detail="the environment service has no such session")
 
 log = logging.getLogger(__name__)
