@@ -28,11 +28,15 @@ class Failed(Exception):
 
 
 class Guard:
-    """Calls an environment's code in this process. After a call that leaves what it may not, `retires` is set."""
+    """Calls an environment's code in this process. After a call that leaves what it may not, `retires` is set.
+
+    `is_exhausted`: there was no memory for a call, which may be another session's doing.
+    """
 
     def __init__(self, *, handle: int, allows_threads: bool, swaps_random: bool) -> None:
         """handle: the socket that answers go through. swaps_random: each session has a global generator of its own."""
         self.retires = False
+        self.is_exhausted = False
         self._pid = os.getpid()
         self._handle = handle
         self._socket = os.fstat(handle).st_ino
@@ -57,7 +61,7 @@ class Guard:
             raise Failed("invalid_reply", str(error)) from None
         except BaseException as error:  # foreign code may also raise SystemExit, or what is no Exception
             self._look_around()
-            self.retires |= isinstance(error, MemoryError)
+            self.is_exhausted |= isinstance(error, MemoryError)
             raise Failed("raised", f"{type(error).__name__}: {_text(error)}") from None
         left = self._look_around()
         if left:

@@ -33,6 +33,8 @@ from environment_service.player.protocol import AT_REST, MAX_WORK_BYTES, Answers
 FLUSH_AFTER_S = 0.001
 """Results that come within this time go in one message."""
 FLUSH_BYTES = 64 * 1024
+EXHAUSTED = 12
+"""Exit code of a child without memory. Which session took it is seen in the next child, where each is alone."""
 
 
 @dataclass(slots=True)
@@ -62,7 +64,13 @@ class Player:
         """Raises Gone."""
         for number, play in enumerate(work.plays):
             self._place.at = number
-            self._waiting.append(self._result(play))
+            result = self._result(play)
+            if self._guard.is_exhausted:
+                self._place.at = AT_REST
+                if self._waiting:
+                    self._flush()
+                os._exit(EXHAUSTED)
+            self._waiting.append(result)
             if self._guard.retires:
                 self._place.at = AT_REST
                 self._flush()

@@ -21,7 +21,7 @@ import itertools
 import logging
 import os
 import tempfile
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
@@ -322,5 +322,5 @@ class EnvironmentPool:
 
 def _no_twice(names: Sequence[str]) -> None:
     if len(set(names)) != len(names):
-        twice = next(name for place, name in enumerate(names) if name in names[:place])
+        twice = Counter(names).most_common(1)[0][0]
         raise InvalidInput(f"`{twice}` is there twice", field="session_id", cure="one step of a session in a call")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -32,9 +33,9 @@ COSTS = {
     "leave": "crashed",
     "close": "crashed",
     "babble": "crashed",
+    "memory": "crashed",
     "exit": "raised",
     "raise": "raised",
-    "memory": "raised",
     "nan": "invalid_reply",
     "assistant": "invalid_reply",
     "number": "invalid_reply",
@@ -216,6 +217,25 @@ def test_sessions_bytes_and_idle_time_are_bounded() -> None:
             await ask.open("echo", new(0))
             found = [(await ask.step(turn, {0: "x" * 200_000}))[0] for turn in range(3)]
             assert reason_of(found[-1]) == "oversize", "its reply says all that came before"
+
+    asyncio.run(run())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the cage's locks are Linux's")
+def test_an_environment_has_no_network_no_secrets_and_none_of_the_stacks_files(tmp_path: Path) -> None:
+    (tmp_path / "stack.json").write_text("a key")
+    settings = replace(SETTINGS, run_root=str(tmp_path))
+
+    async def run() -> None:
+        async with asked(settings) as ask:
+            tries = {"connect": "PermissionError", f"read {tmp_path}/stack.json": "PermissionError"}
+            for number, (act, problem) in enumerate(tries.items()):
+                await ask.open("nasty", new(number))
+                found = (await ask.step(0, {number: act}))[number]
+                assert isinstance(found, Failure)
+                assert found.detail.startswith(problem), found
+            await ask.open("nasty", new(9))
+            assert text_of((await ask.step(0, {9: "environment"}))[9]) == "0 variables of Onbeat"
 
     asyncio.run(run())
 

@@ -20,6 +20,7 @@ from contracts.encoding.wire import encode, encode_json
 from contracts.environments.service import EnvironmentTable, Step, Task
 from contracts.errors import EnvironmentUnavailable, InvalidInput
 from environments.client import EnvironmentClient
+from process.child_process import descendants, living
 from process.waiting import Waiting
 from tests.played import KEY, PLUGIN, new, played, reason_of, reply_of, request, said, text_of
 
@@ -184,6 +185,10 @@ def test_a_service_that_was_killed_in_a_step_has_lost_its_sessions_and_they_go_o
 
     try:
         assert asyncio.run(run()) == ["a c", "b d"]
+        assert service.process is not None
+        started = descendants(service.process.pid)
+        assert service.end(signal.SIGTERM) == 0
+        assert not living(started)
     finally:
         service.end()
 

@@ -7,6 +7,7 @@ import itertools
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -126,6 +127,18 @@ class Nasty(Echo):
         except AttributeError:
             return
         raise AssertionError("a message changed")
+
+    def do_connect(self) -> None:
+        socket.create_connection(("127.0.0.1", 9))
+
+    def do_read(self) -> None:
+        with open(self.argument) as file:
+            file.read()
+
+    def do_environment(self) -> Reply:
+        with open("/proc/self/environ") as file:
+            known = [*os.environ, *file.read().split("\0")]
+        return Reply(f"{sum('ONBEAT' in one for one in known)} variables of Onbeat")
 
     def do_babble(self) -> None:
         for handle in range(3, 64):
