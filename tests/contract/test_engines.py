@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from contracts.encoding.arrays import unpack_float32, unpack_int32
@@ -266,6 +267,14 @@ def test_the_number_of_threads_is_that_of_the_last_waking_and_a_new_engine_has_t
     own = STARTED_THREADS
     assert [number for number, _ in itertools.groupby(computed_with)] == [own, own + 2, own, own + 1, own]
     torch.set_num_threads(own)
+
+
+def test_a_later_turn_draws_by_the_seed_that_its_prompt_has(rig: Rig) -> None:
+    batch = under(rig.load(), [PROMPTS[0]] * 3, group_size=2)
+    prompts = tuple(replace(one, sampler_seed=seed) for one, seed in zip(batch.prompts, (2**40, 2**40, 7), strict=True))
+    first, same, other = rig.run(rig.engine.generate(replace(batch, prompts=prompts)))
+    assert list(map(tokens_of, first)) == list(map(tokens_of, same)) != list(map(tokens_of, other))
+    assert tokens_of(first[0]) != tokens_of(first[1])
 
 
 def test_seed_iteration_purpose_prompt_and_sample_each_change_the_draw(rig: Rig) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from msgspec import UNSET
@@ -23,14 +24,18 @@ from contracts.environments.service import (
     Step,
     Turned,
 )
-from contracts.errors import BatchFailed, EnvironmentUnavailable, PrefixBroken
+from contracts.errors import BatchFailed, EnvironmentUnavailable, InvalidInput, PrefixBroken
+from contracts.rewards import Scored
 from contracts.rollouts import Completion, FinishReason, PromptBatch, PromptTask
 from contracts.spec import JobSpec
 from producer.engine.sampling import completion_uniforms
+from producer.rollout.carried_batch import ActiveJob, CarriedBatch
+from producer.rollout.players import Players
 from producer.rollout.turns import TurnPlayer, calls_of
 from rendering.family import make_renderer
 from rendering.text import TextRenderer
 from tests.builders import char_tokenizer, job_spec, prompt_batch
+from tests.unit.producer.rollout.test_carrier import Carried
 
 EOS = 1
 TOKENIZER = char_tokenizer()
@@ -343,6 +348,46 @@ def test_a_batch_that_is_dropped_ends_its_sessions() -> None:
     service = asyncio.run(run())
     assert sorted(service.closed) == sorted(service.open_sessions)
     assert service.steps == []
+
+
+def test_without_scorers_a_reward_is_what_the_environment_gave_and_no_reward_service_is_asked() -> None:
+    completions = [one for of_prompt in play(Echo()) for one in of_prompt]
+
+    async def sample(asked: PromptBatch) -> list[list[Completion]]:
+        return [completions[:2], completions[2:]]
+
+    async def unasked(*_: Any, **__: Any) -> list[Scored]:
+        raise AssertionError("there is nothing to score")
+
+    async def run() -> Carried:
+        carried = Carried()
+        job = ActiveJob(job_id="job", spec=spec(), side=carried.batch.job.side)
+        claim, weights = carried.batch.claim, carried.batch.weights
+        batch = CarriedBatch(job=job, claim=claim, loaded=carried.loaded, weights=weights, play=sample)
+        object.__setattr__(carried.carrier, "rewards", SimpleNamespace(score=unasked))
+        batch.sample(started_s=0.0)
+        await carried.carrier.carry(batch)
+        return carried
+
+    carried = asyncio.run(run())
+    (published,) = carried.side.published
+    assert [rollout.reward for group in published.groups for rollout in group.rollouts] == [3.0] * 4
+    assert carried.loaded.asked == []
+
+
+@pytest.mark.parametrize("problem", ["no folder", "no such format"])
+def test_a_renderer_that_can_t_be_made_fails_the_batch_with_its_field(problem: str) -> None:
+    def refuse(*_: Any) -> Any:
+        raise InvalidInput(problem, field="model.path")
+
+    players = Players(make_client=lambda _: Echo(), make_renderer=refuse)
+    loaded: Any = SimpleNamespace(generate=Engine())
+    job: Any = SimpleNamespace(spec=spec())
+    playing = players.play_for(job, loaded)
+    assert playing is not None
+    with pytest.raises(BatchFailed, match=f"model.path: {problem}"):
+        asyncio.run(asyncio.wait_for(cast(Any, playing(batch())), 20.0))
+    assert players.play_for(cast(Any, SimpleNamespace(spec=job_spec())), loaded) is None
 
 
 def test_contexts_that_are_long_together_are_several_calls_in_order() -> None:

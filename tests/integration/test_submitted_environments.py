@@ -1,0 +1,87 @@
+"""An environment that isn't there, or can't be in such a job, is refused at submission and at the trainer's start."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from contracts.encoding.arrays import unpack_int32
+from contracts.errors import EnvironmentUnavailable, InvalidInput
+from contracts.settings import StackSettings
+from contracts.spec import JobSpec
+from contracts.spec_tables.root import SpecRoot
+from gateway.environment_check import check_environment
+from onbeat.stack.ports import free_port
+from prompts.opening_service import EnvironmentService
+from prompts.source import prompt_source
+from tests.builders import char_tokenizer, job_spec
+from tests.integration.test_environment_service import Service
+from tests.played import KEY
+
+TOKENIZER = char_tokenizer()
+
+
+def spec(name: str = "secret_table", *, deterministic: bool = True, **params: Any) -> JobSpec:
+    return job_spec(
+        dataset={"type": "environment", "num_train_prompts": 16},
+        environment={"name": name, "renderer": "text", "max_tokens": 32, "params": params, "request_timeout_s": 20.0},
+        reward__components=[],
+        deterministic=deterministic,
+    )
+
+
+@pytest.fixture(scope="module")
+def told() -> Iterator[StackSettings]:
+    """Settings that lead to a real environment service."""
+    service = Service()
+    service.start()
+    yield StackSettings(environment_url=service.url, environment_key=KEY)
+    service.end()
+
+
+def opened(asked: JobSpec, settings: StackSettings) -> Any:
+    return prompt_source(
+        asked,
+        root=SpecRoot(settings.run_root_path),
+        tokenizer=TOKENIZER,
+        context_tokens=512,
+        environments=EnvironmentService(settings),
+        end_ids=[TOKENIZER.eos_token_id],
+    )
+
+
+def test_a_job_whose_environment_is_there_passes_and_has_its_openings_for_prompts(told: StackSettings) -> None:
+    check_environment(spec(), told)
+    check_environment(job_spec(), told)
+    source = opened(spec(), told)
+    texts = [TOKENIZER.decode(unpack_int32(prompt.token_ids)) for prompt in source.training_prompts(0)]
+    assert all(len(text) == 4 and text[1] == "+" and text[3] == "=" for text in texts)
+
+
+@pytest.mark.parametrize(
+    ("asked", "field"),
+    [(spec("absent"), "environment.name"), (spec(colour="red"), "environment.params")],
+    ids=["unknown", "parameters"],
+)
+def test_an_environment_that_is_unknown_or_refuses_its_parameters_is_named_at_both_doors(
+    told: StackSettings, asked: JobSpec, field: str
+) -> None:
+    for door in (check_environment, opened):
+        with pytest.raises(InvalidInput) as caught:
+            door(asked, told)
+        assert caught.value.field == field
+
+
+def test_a_service_that_is_away_or_refuses_the_key_refuses_no_submission_and_no_start_goes_on_without_it(
+    told: StackSettings,
+) -> None:
+    away = replace(told, environment_url=f"http://127.0.0.1:{free_port()}")
+    hurried = replace(spec(), environment=replace(spec().environment, request_timeout_s=0.2))
+    check_environment(spec("absent"), replace(told, environment_key="wrong"))
+    with pytest.raises(InvalidInput):
+        opened(spec(), replace(told, environment_key="wrong"))
+    with pytest.raises(EnvironmentUnavailable):
+        opened(hurried, away)
