@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
+import httpx
 import pytest
 from msgspec import UNSET
 from msgspec.structs import replace
@@ -25,7 +26,6 @@ from contracts.environments.service import (
     Turned,
 )
 from contracts.errors import BatchFailed, EnvironmentUnavailable, InvalidInput, PrefixBroken
-from contracts.rewards import Scored
 from contracts.rollouts import Completion, FinishReason, PromptBatch, PromptTask
 from contracts.spec import JobSpec
 from producer.engine.sampling import completion_uniforms
@@ -34,6 +34,7 @@ from producer.rollout.players import Players
 from producer.rollout.turns import TurnPlayer, calls_of
 from rendering.family import make_renderer
 from rendering.text import TextRenderer
+from scoring.reward_client import RewardClient
 from tests.builders import char_tokenizer, job_spec, prompt_batch
 from tests.unit.producer.rollout.test_carrier import Carried
 
@@ -356,15 +357,14 @@ def test_without_scorers_a_reward_is_what_the_environment_gave_and_no_reward_ser
     async def sample(asked: PromptBatch) -> list[list[Completion]]:
         return [completions[:2], completions[2:]]
 
-    async def unasked(*_: Any, **__: Any) -> list[Scored]:
-        raise AssertionError("there is nothing to score")
-
     async def run() -> Carried:
         carried = Carried()
         job = ActiveJob(job_id="job", spec=spec(), side=carried.batch.job.side)
         claim, weights = carried.batch.claim, carried.batch.weights
         batch = CarriedBatch(job=job, claim=claim, loaded=carried.loaded, weights=weights, play=sample)
-        object.__setattr__(carried.carrier, "rewards", SimpleNamespace(score=unasked))
+        unasked = httpx.MockTransport(lambda _: pytest.fail("there is nothing to score"))
+        rewards = RewardClient(httpx.AsyncClient(transport=unasked, base_url="http://rewards"), key="key")
+        object.__setattr__(carried.carrier, "rewards", rewards)
         batch.sample(started_s=0.0)
         await carried.carrier.carry(batch)
         return carried
