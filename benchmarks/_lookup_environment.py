@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from typing import Any
 
 ROWS = "rows.jsonl"
-LARGEST_CODE = 89
-LARGEST_ADDEND = 9
+SMALLEST_CODE, LARGEST_CODE = 10, 39
+LARGEST_ADDEND = 5
 
 
 class Lookup:
@@ -37,11 +37,12 @@ class Lookup:
 
 
 def rows(seed: int) -> Iterator[dict[str, str]]:
-    """Yields rows for ever: the question, what the tool knows (JSON), and the answer."""
+    """Yields rows for ever: the question, what the tool knows (JSON), and the answer. The same questions come again, with
+    other codes."""
     draw = random.Random(seed)
     while True:
-        key = "".join(draw.choices(string.ascii_lowercase, k=2))
-        code, addend = draw.randint(10, LARGEST_CODE), draw.randint(1, LARGEST_ADDEND)
+        key = draw.choice(string.ascii_lowercase)
+        code, addend = draw.randint(SMALLEST_CODE, LARGEST_CODE), draw.randint(1, LARGEST_ADDEND)
         yield {
             "prompt": f"{key} + {addend}",
             "reference": str(code + addend),

@@ -112,8 +112,8 @@ def make_tools(folder: Path, python: str) -> None:
     """Writes the model that calls a tool, by TRL's interpreter, which has the chat template; and its rows beside it."""
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": str(TRL_THREADS)}
     output_of([python, "-m", "benchmarks._tool_model", str(folder)], environment)
-    distinct = {row["prompt"]: row for row in itertools.islice(rows(0), NUM_ROWS)}
-    (folder / ROWS).write_text("".join(f"{json.dumps(row)}\n" for row in distinct.values()))
+    lines = [f"{json.dumps(row)}\n" for row in itertools.islice(rows(0), NUM_ROWS)]
+    (folder / ROWS).write_text("".join(lines))
 
 
 def settings_of(case: Case, models: Path, given: Sequence[str], seed: int) -> list[str]:
