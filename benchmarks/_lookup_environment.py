@@ -37,8 +37,8 @@ class Lookup:
 
 
 def rows(seed: int) -> Iterator[dict[str, str]]:
-    """Yields rows for ever: the question, what the tool knows (JSON), and the answer. The same questions come again, with
-    other codes."""
+    """Yields rows for ever: the question, what the tool knows (JSON), and the answer. The same questions come again,
+    with other codes."""
     draw = random.Random(seed)
     while True:
         key = draw.choice(string.ascii_lowercase)
