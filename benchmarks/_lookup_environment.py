@@ -19,12 +19,15 @@ LARGEST_ADDEND = 5
 class Lookup:
     """A table of one code; its public method is the tool."""
 
+    reward = 0.0
+    """A call earns nothing: the answer does, and a scorer reads it."""
+
     def __init__(self) -> None:
         self._codes: dict[str, int] = {}
 
-    def reset(self, *, task_entry: str, **_row: Any) -> None:
+    def reset(self, *, key: str, code: int, **_row: Any) -> None:
         """Begins a row of the data set."""
-        self._codes = json.loads(task_entry)
+        self._codes = {key: code}
 
     def lookup(self, key: str) -> str:
         """
@@ -46,5 +49,5 @@ def rows(seed: int) -> Iterator[dict[str, str]]:
         yield {
             "prompt": f"{key} + {addend}",
             "reference": str(code + addend),
-            "task_entry": json.dumps({key: code}),
+            "task_entry": json.dumps({"key": key, "code": code}),
         }

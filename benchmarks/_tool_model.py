@@ -33,12 +33,12 @@ LEARNING_RATE = 2e-3
 
 def dialogue(row: dict[str, str]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Returns the messages before the model's first turn, and those from there on."""
-    ((key, code),) = json.loads(row["task_entry"]).items()
-    call = {"type": "function", "function": {"name": "lookup", "arguments": {"key": key}}}
+    known = json.loads(row["task_entry"])
+    call = {"type": "function", "function": {"name": "lookup", "arguments": {"key": known["key"]}}}
     before = [{"role": "user", "content": row["prompt"]}]
     after = [
         {"role": "assistant", "content": "", "tool_calls": [call]},
-        {"role": "tool", "name": "lookup", "content": str(code)},
+        {"role": "tool", "name": "lookup", "content": str(known["code"])},
         {"role": "assistant", "content": row["reference"]},
     ]
     return before, after

@@ -108,7 +108,14 @@ def tool_rows(spec: JobSpec, folder: Path) -> list[dict[str, Any]]:
     places = [
         pass_order(len(read), spec.seed, at // len(read))[at % len(read)] for at in range(spec.iterations * number)
     ]
-    return [read[place] | {"prompt": [{"role": "user", "content": read[place]["prompt"]}]} for place in places]
+    return [
+        {
+            "prompt": [{"role": "user", "content": row["prompt"]}],
+            "reference": row["reference"],
+            **json.loads(row["task_entry"]),
+        }
+        for row in (read[place] for place in places)
+    ]
 
 
 def config_of(spec: JobSpec, output: Path, overrides: dict[str, Any]) -> GRPOConfig:
