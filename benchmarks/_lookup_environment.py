@@ -29,7 +29,8 @@ class Lookup:
         """Begins a row of the data set."""
         self._codes = {key: code}
 
-    def lookup(self, key: str) -> str:
+    # Without a type of what it returns, which TRL would write into the prompt, and we don't: so the prompts are equal.
+    def lookup(self, key: str):
         """
         Returns the code of a key.
 

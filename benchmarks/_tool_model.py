@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
-from transformers.utils import get_json_schema
+from transformers.utils.chat_template_utils import get_json_schema
 from trl.chat_template_utils import qwen2_5_chat_template  # pyright: ignore[reportMissingImports]
 
 from benchmarks._lookup_environment import Lookup, rows
@@ -74,7 +74,7 @@ def make_tokenizer(texts: Sequence[str]) -> PreTrainedTokenizerFast:
 def encoded(tokenizer: PreTrainedTokenizerFast, row: dict[str, str]) -> tuple[list[int], list[bool]]:
     """Returns a dialogue's tokens, and which of them the model writes."""
     before, after = dialogue(row)
-    tools = [get_json_schema(Lookup().lookup)]
+    tools: list[Any] = [get_json_schema(Lookup().lookup)]
     ids: list[int] = []
     written: list[bool] = []
     shown = list(before)
@@ -85,7 +85,7 @@ def encoded(tokenizer: PreTrainedTokenizerFast, row: dict[str, str]) -> tuple[li
             text = tokenizer.apply_chat_template(
                 now, tools=tools, tokenize=False, add_generation_prompt=generation_prompt
             )
-            whole = tokenizer(text, add_special_tokens=False).input_ids
+            whole = tokenizer(str(text), add_special_tokens=False).input_ids
             if whole[: len(ids)] != ids:
                 raise RuntimeError("the template doesn't keep its beginning")
             new = whole[len(ids) :]
@@ -140,7 +140,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--steps", type=int, default=STEPS)
     arguments = parser.parse_args()
-    tools = [get_json_schema(Lookup().lookup)]
+    tools: list[Any] = [get_json_schema(Lookup().lookup)]
     plain = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()), chat_template=qwen2_5_chat_template)
     texts = [
         str(plain.apply_chat_template([*before, *after], tools=tools, tokenize=False))
