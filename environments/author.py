@@ -73,22 +73,24 @@ class Reply:
 class Environment:
     """Base of environments: one instance is one session, made with the parameters that the job's spec gives.
 
+    What follows is said by the class, or by an instance for its parameters.
+
     `reset` comes once and first, `step` once for each message of the model. Any of the three may be `async`.
     """
 
-    deterministic: ClassVar[bool] | bool = True
-    """Whether equal tasks, seeds and messages have equal replies; an instance may say so for its parameters. What
-    isn't can't be played again: a job with it is neither hedged nor repeatable."""
-    version: ClassVar[str] | str = ""
+    deterministic: bool = True
+    """Whether equal tasks, seeds and messages have equal replies. What isn't can't be played again: a job
+    with it is neither hedged nor repeatable."""
+    version: str = ""
     """"" takes the version of the distribution that it is installed from."""
-    global_random: ClassVar[bool] = False
+    global_random: bool = False
     """Whether its code draws from Python's or NumPy's global generator. Each session then has a state of its own,
     which `reset`'s seed begins; otherwise sessions of one process would share the state."""
     takes_sampling: ClassVar[bool] = False
     """Whether `sampling` is set before `reset`."""
     sampling: SamplingParams | None = None
     """How the model's turns are drawn; None where only an opening is asked for."""
-    threads: ClassVar[bool] = False
+    threads: bool = False
     """Whether it may leave threads running between two calls; it is refused for it otherwise."""
 
     def reset(self, task: dict[str, Any], seed: int) -> Opening | Said | Awaitable[Opening | Said]:

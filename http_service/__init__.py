@@ -1,4 +1,4 @@
-"""What the two HTTP services share: their port, who may ask, how long a client may take, and how an error is told.
+"""What the HTTP services share: their port, who may ask, how long a client may take, and how an error is told.
 
 Consumes:     connections and requests of clients.
 Waits for:    heads, bodies and unread answers, each with a deadline.

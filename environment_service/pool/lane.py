@@ -223,6 +223,7 @@ class Lane(Thread):
                 num_played += 1
         except Interrupted as lost:
             self._lose_child()
+            reach("environment.lost_child")
             if lost.at is not None or lost.reason != "crashed":
                 log.warning("%s; its other sessions go on in another process", lost.detail)
                 self._on_restart()
@@ -314,7 +315,6 @@ class Lane(Thread):
 
     def _lose_child(self) -> None:
         """The child is gone: sessions of a deterministic environment begin again when they are asked for next."""
-        reach("environment.lost_child")
         for session in self._sessions:
             session.is_in_child = False
 

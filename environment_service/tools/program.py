@@ -242,7 +242,8 @@ def _lock(program: Program) -> None:
         resource.RLIMIT_CORE: 0,
     }
     for kind, most in limits.items():
-        resource.setrlimit(kind, (most, most))
+        with contextlib.suppress(OSError, ValueError):  # macOS has no limit of the address space
+            resource.setrlimit(kind, (most, most))
     resource.setrlimit(resource.RLIMIT_CPU, (program.cpu_s, program.cpu_s + 1))
     os.closerange(3, 256)
     close_all_files()

@@ -160,26 +160,30 @@ def test_the_client_says_what_an_environment_is_and_what_is_wrong_with_a_request
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("crash_at", ["environment.before_play:3", "environment.after_play:3"])
+@pytest.mark.parametrize(
+    ("crash_at", "last"),
+    [("environment.before_play:3", "d"), ("environment.after_play:3", "d"), ("environment.lost_child", "die")],
+)
 def test_a_service_that_was_killed_in_a_step_has_lost_its_sessions_and_they_go_on_by_their_histories(
-    crash_at: str,
+    crash_at: str, last: str
 ) -> None:
-    """The third time is the second step: the first was opening, the second turn 0."""
+    """The third play is the second step: the first was opening, the second turn 0."""
     service = Service()
     service.start(crash_at=crash_at)
+    table = EnvironmentTable(name="nasty")
 
     async def run() -> list[str]:
         async with client_of(service, max_attempts=1) as client:
-            await client.open(ECHO, [new(0), new(1)], step_timeout_s=10.0, idle_s=600.0)
+            await client.open(table, [new(0), new(1)], step_timeout_s=10.0, idle_s=600.0)
             first = await client.step(steps(0, "a", "b"))
             with pytest.raises(EnvironmentUnavailable):
-                await client.step(steps(1, "c", "d"))
+                await client.step(steps(1, "c", last))
             assert service.process is not None
             assert service.process.wait(30.0) == -signal.SIGKILL
             service.start()
             assert [reason_of(one) for one in await client.step(steps(1, "c", "d"))] == ["lost", "lost"]
             again = [new(number, history=[played("ab"[number], one)]) for number, one in enumerate(first)]
-            opened = await client.open(ECHO, again, step_timeout_s=10.0, idle_s=600.0)
+            opened = await client.open(table, again, step_timeout_s=10.0, idle_s=600.0)
             assert [reply_of(one) for one in opened] == [reply_of(one) for one in first]
             return [text_of(one) for one in await client.step(steps(1, "c", "d"))]
 
