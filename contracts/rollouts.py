@@ -31,6 +31,8 @@ LogProbs = bytes
 """float32[S] of the sampled ones among T tokens, little-endian, natural logarithm."""
 EnvironmentNumbers = Annotated[dict[Line, float], Meta(max_length=64)]
 """What an environment counts; each name is a curve, a gauge and a column of its own."""
+MAX_ENVIRONMENT_NUMBER = 1e12
+"""Largest reward of a turn, and metric, either way: sums over an iteration are far from the end of floats."""
 StopReason = Literal["done", "max_turns", "max_tokens"]
 """done         the environment said so
 max_turns    environment.max_turns were played
@@ -49,6 +51,15 @@ class SamplingParams(Record, frozen=True, kw_only=True):
     """Draws from the fewest most likely tokens whose mass reaches this; 1.0 keeps all."""
     top_k: Annotated[int, Meta(ge=0, le=2**24)] = 0
     """0 keeps the whole vocabulary."""
+
+
+def check_environment_numbers(*numbers: float, field: str) -> None:
+    """Raises ContractViolation for what is no number, or too large a one."""
+    if not all(abs(number) <= MAX_ENVIRONMENT_NUMBER for number in numbers):
+        raise ContractViolation(
+            f"a reward and each metric is a number from -{MAX_ENVIRONMENT_NUMBER:g} to {MAX_ENVIRONMENT_NUMBER:g}",
+            field=field,
+        )
 
 
 class PromptTask(Record, frozen=True, kw_only=True):
@@ -130,8 +141,7 @@ class Turn(Record, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.end <= self.start:
             raise ContractViolation("a turn has one sampled token or more", field="turns")
-        if not math.isfinite(self.reward):
-            raise ContractViolation("a reward is finite or it is an error", field="turns")
+        check_environment_numbers(self.reward, field="turns")
 
 
 class Trajectory(Record, frozen=True, kw_only=True):
@@ -145,8 +155,7 @@ class Trajectory(Record, frozen=True, kw_only=True):
     """Named numbers of the environment's last reply."""
 
     def __post_init__(self) -> None:
-        if not all(map(math.isfinite, self.metrics.values())):
-            raise ContractViolation("a metric of an environment is a finite number", field="metrics")
+        check_environment_numbers(*self.metrics.values(), field="metrics")
 
     @property
     def reward(self) -> float:

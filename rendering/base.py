@@ -10,10 +10,11 @@ What was sampled is never tokenised again: `go_on` answers the tokens that follo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec.structs import replace
 
+from contracts.encoding.wire import Record
 from contracts.environments.messages import Message, Tool
 
 if TYPE_CHECKING:
@@ -50,12 +51,32 @@ class Renderer(Protocol):
 
 def plain(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> list[Message]:
     """Returns the messages without special tokens: an environment's text stays text, and ends or opens no turn."""
-    specials = [token for token in tokenizer.all_special_tokens if len(token) > 1]
-    return [replace(message, content=_broken(message.content, specials)) for message in messages]
+    specials = _specials(tokenizer)
+    return [_broken(message, specials) for message in messages]
 
 
-def _broken(content: str, specials: Sequence[str]) -> str:
-    for token in specials:
-        if token in content:
-            content = content.replace(token, token[0] + WORD_JOINER + token[1:])
-    return content
+def plain_tools(tokenizer: PreTrainedTokenizerBase, tools: Sequence[Tool]) -> list[Tool]:
+    """Returns the tools without them: the descriptions may be those of a server that the job only asks."""
+    specials = _specials(tokenizer)
+    return [_broken(tool, specials) for tool in tools]
+
+
+def _specials(tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """All that the tokenizer reads as a token of control: those that it has a name for, and the others."""
+    others = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
+    return sorted({token for token in [*tokenizer.all_special_tokens, *others] if len(token) > 1})
+
+
+def _broken(said: Any, specials: Sequence[str]) -> Any:
+    """Breaks the special tokens in every text of a record, or of what stands in its fields."""
+    if isinstance(said, Record):
+        return replace(said, **{name: _broken(getattr(said, name), specials) for name in said.__struct_fields__})
+    if isinstance(said, dict):
+        return {_broken(key, specials): _broken(value, specials) for key, value in said.items()}
+    if isinstance(said, list | tuple):
+        return type(said)(_broken(one, specials) for one in said)
+    if isinstance(said, str):
+        for token in specials:
+            if token in said:
+                said = said.replace(token, token[0] + WORD_JOINER + token[1:])
+    return said

@@ -13,7 +13,7 @@ import msgspec
 
 from contracts.environments.messages import MAX_MESSAGES, Message, Tool, ToolCall
 from contracts.errors import InvalidInput, PrefixBroken
-from rendering.base import plain
+from rendering.base import plain, plain_tools
 from rendering.tool_calls import as_function
 
 if TYPE_CHECKING:
@@ -55,10 +55,10 @@ class PackageRenderer:
 
     def open(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
         rows = self._rows(messages)
-        return list(self._renderer.render_ids(rows, tools=_functions(tools), add_generation_prompt=True))
+        return list(self._renderer.render_ids(rows, tools=self._functions(tools), add_generation_prompt=True))
 
     def parse(self, prompt: Sequence[int], turn: Sequence[int], tools: Sequence[Tool]) -> Message:
-        read = self._renderer.parse_response(list(turn), tools=_functions(tools), prompt_ids=list(prompt))
+        read = self._renderer.parse_response(list(turn), tools=self._functions(tools), prompt_ids=list(prompt))
         calls: list[ToolCall] = []
         malformed = ""
         for call in read.tool_calls[:MAX_MESSAGES]:
@@ -75,11 +75,14 @@ class PackageRenderer:
     ) -> list[int]:
         before = [*prompt, *turn]
         bridged = self._renderer.bridge_to_next_turn(
-            list(prompt), list(turn), self._rows(messages), tools=_functions(tools)
+            list(prompt), list(turn), self._rows(messages), tools=self._functions(tools)
         )
         if bridged is None or list(bridged.token_ids[: len(before)]) != before:
             raise PrefixBroken("the model's chat format can't go on after this turn", cure=BRIDGE_CURE)
         return list(bridged.token_ids[len(before) :])
+
+    def _functions(self, tools: Sequence[Tool]) -> list[Any] | None:
+        return [as_function(tool) for tool in plain_tools(self._tokenizer, tools)] or None
 
     def _rows(self, messages: Sequence[Message]) -> list[Any]:
         return [_as_openai(message) for message in plain(self._tokenizer, messages)]
@@ -97,10 +100,6 @@ def _as_openai(message: Message) -> dict[str, Any]:
     if message.name:
         row["name"] = message.name
     return row
-
-
-def _functions(tools: Sequence[Tool]) -> list[Any] | None:
-    return [as_function(tool) for tool in tools] or None
 
 
 def _unknown(chat_format: str) -> InvalidInput:

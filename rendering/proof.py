@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from contracts.environments.messages import Message, Tool
 from contracts.errors import InvalidInput, PrefixBroken
 from rendering import tool_calls
+from rendering.base import plain
 from rendering.template import FORMAT_CURE, TemplateRenderer
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def prove(
         )
     for reply in ((REPLY,), TOOL_REPLIES):
         for answer in ANSWERS:
-            _compare(renderer, tokenizer, [*messages], tools, answer=answer, reply=reply)
+            _compare(renderer, tokenizer, plain(tokenizer, messages), tools, answer=answer, reply=reply)
 
 
 def _compare(

@@ -18,7 +18,7 @@ from jinja2 import TemplateError
 from contracts.environments.messages import Message, Tool
 from contracts.errors import InvalidInput, PrefixBroken
 from rendering import tool_calls
-from rendering.base import plain
+from rendering.base import plain, plain_tools
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -66,7 +66,10 @@ class TemplateRenderer:
 
     def text(self, messages: Sequence[Message], tools: Sequence[Tool], *, opens_turn: bool = True) -> str:
         """Writes a conversation as the template does. Raises InvalidInput that names model.path where it refuses."""
-        shown = None if not tools or not self.knows_tools else [tool_calls.as_function(tool) for tool in tools]
+        tools = plain_tools(self._tokenizer, tools)
+        shown: list[Any] | None = (
+            None if not tools or not self.knows_tools else [tool_calls.as_function(tool) for tool in tools]
+        )
         if tools and not self.knows_tools:
             messages = _described(messages, tools)
         rows = [_as_template(message) for message in messages]

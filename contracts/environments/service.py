@@ -14,7 +14,6 @@ typed, and never a reply (I6).
 
 from __future__ import annotations
 
-import math
 from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, UnsetType, field
@@ -23,7 +22,7 @@ from contracts.encoding.digests import Digest, content_digest
 from contracts.encoding.wire import Line, Record, Seconds, Text, encode
 from contracts.environments.messages import Message, Messages, Tool
 from contracts.errors import ContractViolation
-from contracts.rollouts import EnvironmentNumbers, SamplingParams
+from contracts.rollouts import EnvironmentNumbers, SamplingParams, check_environment_numbers
 from contracts.spec_tables.environment import EnvironmentParams
 
 MAX_SESSIONS_OF_A_CALL = 2**14
@@ -44,7 +43,8 @@ FailureReason = Literal[
 """timeout       a step, or a reset, took longer than its deadline; its process was killed
 crashed       its process died: a signal, memory, an exit of its own
 raised        its code raised an error
-invalid_reply it answered what is no opening or reply: a reward that is not finite, an assistant's message, another type
+invalid_reply it answered what is no opening or reply: a reward beyond 1e12 or NaN, an assistant's message, another
+              type
 oversize      its answer is larger than a message may be
 bad_task      it refuses the task: a data fault, which no retry mends
 unknown       no environment of this name is installed here
@@ -90,8 +90,7 @@ class Reply(Record, frozen=True, kw_only=True, omit_defaults=True):
     """Named numbers for people, of the whole trajectory so far."""
 
     def __post_init__(self) -> None:
-        if not all(map(math.isfinite, (self.reward, *self.metrics.values()))):
-            raise ContractViolation("a reward and each metric is a finite number", field="reward")
+        check_environment_numbers(self.reward, *self.metrics.values(), field="reward")
         if any(message.role == "assistant" for message in self.messages):
             raise ContractViolation("an environment never speaks as the assistant", field="messages")
 

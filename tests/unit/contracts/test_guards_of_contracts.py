@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from contracts.encoding.arrays import pack_float32, pack_int32
 from contracts.encoding.wire import convert, decode, encode
+from contracts.environments.service import Reply
 from contracts.errors import ContractViolation, InvalidInput
 from contracts.jobs import NEXT_STATES, JobState, ResumeRequest
 from contracts.rollouts import Completion, Prompt, PromptBatch, Rollout, RolloutBatch, RolloutGroup
@@ -84,10 +85,14 @@ def test_turns_log_probs_and_tokens_of_a_trajectory_fit_each_other(
         decode(wire, Completion)
 
 
-def test_what_an_environment_counts_is_finite() -> None:
+@pytest.mark.parametrize("number", [math.nan, -math.inf, 1.7e308])
+def test_what_an_environment_counts_and_gives_is_a_number_that_can_be_summed(number: float) -> None:
     trajectory = played([[7]]).completion.trajectory
     assert trajectory is not UNSET
-    refused(changed(trajectory), "metrics", metrics={"calls": math.nan})
+    refused(changed(trajectory), "metrics", metrics={"calls": number})
+    refused(changed(trajectory.turns[0]), "turns", reward=number)
+    refused(changed(Reply()), "reward", reward=number)
+    refused(changed(Reply()), "reward", metrics={"calls": number})
 
 
 @pytest.mark.parametrize("reward", [math.nan, math.inf, -math.inf])
