@@ -34,9 +34,9 @@ class Episode:
     """What an agent is given: a task, and where the model answers."""
 
     base_url: str
-    """Of OpenAI's interface, `/v1` included; `/inference/v1/generate` is beside it, at the root."""
+    """OpenAI's interface, `/v1` included; `/inference/v1/generate` is beside it, at the root."""
     api_key: str
-    """Of this episode alone."""
+    """A key of this episode alone."""
     model: str
     task: dict[str, Any]
     """{"question", "reference", "entry"} of an example, or {"split", "index"} of a job without a data set."""

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import concurrent.futures
+import json
 import time
+from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 
+from environment_service.adapters.secret_table import SecretTable
 from environments.agents import Episode, Outcome
+from environments.author import Message
 
 
 def client_of(episode: Episode, **options: Any) -> openai.OpenAI:
@@ -85,6 +89,36 @@ def by_tokens(episode: Episode) -> float:
             assert answer["weight_versions"] == [{"start": 0, "end": len(answer["token_ids"]), "version": "3"}]
             prompt = [*prompt, *answer["token_ids"], 7, 7]
     return float(answer["token_ids"][1])
+
+
+def secret_table(episode: Episode) -> Outcome:
+    """Plays what the environment of that name plays."""
+    table, client = SecretTable(), client_of(episode)
+    said: list[Any] = [user(str(table.reset(episode.task, episode.seed).messages))]
+    while True:
+        answer = client.chat.completions.create(model=episode.model, messages=said).choices[0].message
+        reply = table.step(Message(role="assistant", content=answer.content or ""), turn=0)
+        if reply.done:
+            return Outcome(reward=reply.reward, metrics=reply.metrics)
+        said += [answer, user(str(reply.messages))]
+
+
+def secret_tokens(episode: Episode, *, tokenizer: str) -> Outcome:
+    """The same by tokens, with the model's tokenizer of its own."""
+    vocabulary: dict[str, int] = json.loads(Path(tokenizer).read_text())["model"]["vocab"]
+    texts = {token: text if len(text) == 1 else "" for text, token in vocabulary.items()}
+    table = SecretTable()
+    prompt = [vocabulary[letter] for letter in str(table.reset(episode.task, episode.seed).messages)]
+    url = episode.base_url.removesuffix("/v1") + "/inference/v1/generate"
+    with httpx.Client(headers={"authorization": f"Bearer {episode.api_key}"}, timeout=None) as http:
+        while True:
+            body = {"model": episode.model, "token_ids": prompt, "sampling_params": {"logprobs": 1}}
+            turn = http.post(url, json=body).raise_for_status().json()["choices"][0]["token_ids"]
+            content = "".join(texts[token] for token in turn)
+            reply = table.step(Message(role="assistant", content=content), turn=0)
+            if reply.done:
+                return Outcome(reward=reply.reward, metrics=reply.metrics)
+            prompt = [*prompt, *turn, *(vocabulary[letter] for letter in str(reply.messages))]
 
 
 def faulty(episode: Episode) -> Any:
