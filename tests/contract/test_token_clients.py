@@ -60,7 +60,7 @@ def test_the_client_of_renderers_reads_what_was_sampled() -> None:
     import openai
     from renderers.client import generate
 
-    tokenizer = chat_tokenizer(CHATML)
+    tokenizer = chat_tokenizer(CHATML, with_tags=True)
     renderer = renderers.create_renderer(tokenizer, renderers.config_from_name("qwen3"))
     said: list[Any] = [{"role": "user", "content": "What is six times seven?"}]
 
@@ -88,7 +88,7 @@ def test_the_client_of_verifiers_reads_what_was_sampled(tmp_path: Path, monkeypa
     from verifiers.v1.dialects import ChatDialect
     from verifiers.v1.types import SamplingConfig
 
-    tokenizer = chat_tokenizer(CHATML)
+    tokenizer = chat_tokenizer(CHATML, with_tags=True)
     tokenizer.save_pretrained(tmp_path)
     body = {"model": MODEL, "messages": [{"role": "user", "content": "What is six times seven?"}]}
 
