@@ -1,6 +1,6 @@
 """A pretrained model learns a task, and only from its rewards: configs/smollm2-chain-sum.toml, beside a control.
 
-onbeat bench real-model
+onbeat bench real-model [--spec configs/smollm2-chain-sum-lora.toml --name real-model-lora]
 
 The control is the same job with its rewards shuffled inside groups. `--runs DIR` keeps the runs there, and
 reads one of the same spec that has succeeded and been verified there instead of training it again. The model is made by
@@ -36,7 +36,7 @@ from onbeat.terminal.figures import DOTS_PER_INCH, SMOOTHED_OVER, moving_mean
 from prompts.source import prompt_source
 
 SPEC = REPOSITORY / "configs/smollm2-chain-sum.toml"
-FIGURE = REPOSITORY / "docs/images/real-model.png"
+FIGURES = REPOSITORY / "docs/images"
 JOBS: dict[str, tuple[str, ...]] = {"trained": (), "control": ("algorithm.shuffle_rewards=true",)}
 """Name → what is set beside the spec."""
 NUM_SAMPLES = 10
@@ -139,24 +139,26 @@ def draw(runs: Mapping[str, Mapping[str, Any]], path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="onbeat bench real-model", description=__doc__)
     parser.add_argument("--runs", type=Path, help="folder that keeps the runs")
-    parser.add_argument("--name", default="real-model", help="of the result")
+    parser.add_argument("--spec", type=Path, default=SPEC, help="the job")
+    parser.add_argument("--name", default="real-model", help="name of the result and of the figure")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="real-model-") as scratch:
         kept = arguments.runs or Path(scratch)
         runs: dict[str, Any] = {}
         found: list[dict[str, str]] = []
         for name, settings in JOBS.items():
-            folder, spec = kept / name, load_spec(SPEC, settings)
+            folder, spec = kept / name, load_spec(arguments.spec, settings)
             flags = [flag for setting in settings for flag in ("--set", setting)]
-            summary = finished(folder, spec) or run_demo(SPEC, folder, *flags).summary
+            summary = finished(folder, spec) or run_demo(arguments.spec, folder, *flags).summary
             runs[name] = measured(RunFolder(folder, summary["job_id"]), summary)
             last = runs[name]["evaluations"][-1]
             print(f"{name}: sampled {last['sampled']:.3f}, greedy {last['greedy']:.3f} at the end", flush=True)
             if name == "trained":
                 found = samples(RunFolder(folder, summary["job_id"]), spec, Path(scratch))
-    draw(runs, FIGURE)
+    figure = FIGURES / f"{arguments.name}.png"
+    draw(runs, figure)
     path = write_result(arguments.name, {"expected": EXPECTED, "runs": runs, "samples": found})
-    print(f"written to {path.relative_to(REPOSITORY)} and {FIGURE.relative_to(REPOSITORY)}")
+    print(f"written to {path.relative_to(REPOSITORY)} and {figure.relative_to(REPOSITORY)}")
 
 
 if __name__ == "__main__":
