@@ -170,7 +170,8 @@ class Lane(Thread):
 
     def _answer(self, call: Call) -> None:
         if isinstance(call, _Facts):
-            call.loaded.set_result(self._ready())
+            if call.loaded.set_running_or_notify_cancel():
+                call.loaded.set_result(self._ready())
             return
         places = deque(range(len(call.asks)))
         num_losses = num_lost_alone = 0
@@ -322,9 +323,9 @@ class Lane(Thread):
         """Ends the sessions that were asked nothing for long: their generator is gone."""
         self._swept_s = now_s = time.monotonic()
         self.num_bytes = sum(session.num_bytes for session in self._sessions)
-        if self._calls:
-            return
-        idle = [session for session in self._sessions if now_s - session.used_s > session.idle_s]
+        with self._changed:
+            waiting = {ask.session for call in self._calls for ask in call.asks}
+        idle = [one for one in self._sessions - waiting if now_s - one.used_s > one.idle_s]
         if idle:
             log.info("%d sessions were idle for too long and are ended", len(idle))
             with self._changed:
