@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from contracts.encoding.wire import encode
 from contracts.environments.messages import MAX_MESSAGES, Message, Tool, ToolCall
 from contracts.errors import InvalidInput, PrefixBroken
 from rendering.base import plain, plain_tools
@@ -58,6 +59,18 @@ class PackageRenderer:
         return list(self._renderer.render_ids(rows, tools=self._functions(tools), add_generation_prompt=True))
 
     def parse(self, prompt: Sequence[int], turn: Sequence[int], tools: Sequence[Tool]) -> Message:
+        try:
+            message = self._read(prompt, turn, tools)
+            encode(message)
+        # What a model samples is not what its format expects: parsers of many formats may raise anything at it, or
+        # find text that is no UTF-8, and the generator lives on.
+        except Exception as error:
+            text = self._tokenizer.decode(list(turn), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+            problem = f"it can't be read: {type(error).__name__}: {str(error)[:500]}".encode(errors="replace").decode()
+            return Message(role="assistant", content=str(text), malformed=problem)
+        return message
+
+    def _read(self, prompt: Sequence[int], turn: Sequence[int], tools: Sequence[Tool]) -> Message:
         read = self._renderer.parse_response(list(turn), tools=self._functions(tools), prompt_ids=list(prompt))
         calls: list[ToolCall] = []
         malformed = ""
@@ -74,9 +87,12 @@ class PackageRenderer:
         self, prompt: Sequence[int], turn: Sequence[int], messages: Sequence[Message], tools: Sequence[Tool]
     ) -> list[int]:
         before = [*prompt, *turn]
-        bridged = self._renderer.bridge_to_next_turn(
-            list(prompt), list(turn), self._rows(messages), tools=self._functions(tools)
-        )
+        try:
+            bridged = self._renderer.bridge_to_next_turn(
+                list(prompt), list(turn), self._rows(messages), tools=self._functions(tools)
+            )
+        except Exception as error:  # as above
+            raise PrefixBroken(f"the model's chat format fails after this turn: {error}", cure=BRIDGE_CURE) from error
         if bridged is None or list(bridged.token_ids[: len(before)]) != before:
             raise PrefixBroken("the model's chat format can't go on after this turn", cure=BRIDGE_CURE)
         return list(bridged.token_ids[len(before) :])

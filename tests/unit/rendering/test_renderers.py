@@ -11,10 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AddedToken
 
+from contracts.encoding.wire import decode, encode
 from contracts.environments.messages import Message, Role, Tool, ToolCall
 from contracts.errors import InvalidInput, PrefixBroken
 from rendering.base import WORD_JOINER, Renderer
 from rendering.family import check_renderer, make_renderer
+from rendering.package import PackageRenderer
 from rendering.template import TemplateRenderer
 from rendering.tool_calls import read, write
 from tests.builders import char_tokenizer
@@ -218,6 +220,33 @@ def test_a_format_that_drops_thoughts_refuses_to_go_on_after_one() -> None:
     turn = tokenizer("<think>\nhm\n<|im_end|>", add_special_tokens=False).input_ids
     with pytest.raises(PrefixBroken):
         renderer.go_on(prompt, turn, [Message(role="user", content="b")], ())
+
+
+@pytest.mark.parametrize("arguments", ['{"a": "\\\\ud800"}', "[" * 9000, '{"a": 1e999}'])
+@pytest.mark.parametrize("name", ["template", "package"])
+def test_whatever_a_model_writes_is_a_message_that_can_be_sent(name: str, arguments: str) -> None:
+    tokenizer, renderer = RENDERERS[name]()
+    prompt = renderer.open([Message(role="user", content="?")], (TOOL,))
+    text = f'<tool_call>\n{{"name": "look_up", "arguments": {arguments}}}\n</tool_call><|im_end|>'
+    message = renderer.parse(prompt, tokenizer(text, add_special_tokens=False).input_ids, (TOOL,))
+    assert decode(encode(message), Message) == message
+    assert message.malformed or message.tool_calls
+
+
+def test_a_format_whose_parser_or_bridge_raises_costs_a_message_or_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("renderers")
+    tokenizer = chat_tokenizer(CHATML, with_tags=True)
+    renderer = PackageRenderer(tokenizer, "qwen3")
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise KeyError("a token that it does not know")
+
+    monkeypatch.setattr(renderer._renderer, "parse_response", fail)
+    monkeypatch.setattr(renderer._renderer, "bridge_to_next_turn", fail)
+    turn = tokenizer("so<|im_end|>", add_special_tokens=False).input_ids
+    assert renderer.parse([1], turn, ()).malformed.startswith("it can't be read: KeyError")
+    with pytest.raises(PrefixBroken, match="fails after this turn"):
+        renderer.go_on([1], turn, [Message(role="user", content="b")], ())
 
 
 @pytest.mark.parametrize("chat_format", ["auto", "custom", "default", "no-such-model", "glm-5"])
