@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -231,3 +233,18 @@ def test_an_agent_that_asks_for_ever_is_refused_when_its_session_ends(ask: Asked
         assert reason_of(result) == "turned"
 
     asyncio.run(run())
+
+
+def test_an_agents_loopback_leads_nowhere_else(ask: Asked) -> None:
+    async def run(port: int) -> None:
+        await opened(ask, "faulty", session(port, act="leave_the_cage"))
+        (result,) = await stepped(ask, 0, {port: said("hi")})
+        assert reply_of(result).metrics == {
+            "a server on the host's loopback": float(errno.ECONNREFUSED),
+            "another network": float(errno.ENETUNREACH),
+            "a socket of the file system": float(errno.EACCES),
+            "IPv6": float(errno.EACCES),
+        }
+
+    with socket.create_server(("127.0.0.1", 0)) as outside:
+        asyncio.run(run(outside.getsockname()[1]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import json
+import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -261,3 +262,21 @@ def do_rewrite_tokens(episode: Episode, client: openai.OpenAI) -> None:
         url = episode.base_url.removesuffix("/v1") + "/inference/v1/generate"
         for prompt in ([1, 2, 3], [1, 2, 4, 0, 5]):
             http.post(url, json={"token_ids": prompt, "sampling_params": {}}, timeout=None).raise_for_status()
+
+
+def do_leave_the_cage(episode: Episode, client: openai.OpenAI) -> Outcome:
+    """Tries sockets that lead out; the seed is the port of a server outside."""
+    failed: dict[str, float] = {}
+    ways: dict[str, Any] = {
+        "a server on the host's loopback": (socket.AF_INET, ("127.0.0.1", episode.seed)),
+        "another network": (socket.AF_INET, ("192.0.2.1", 80)),
+        "a socket of the file system": (socket.AF_UNIX, "/run/any.sock"),
+        "IPv6": (socket.AF_INET6, ("::1", episode.seed)),
+    }
+    for name, (family, address) in ways.items():
+        try:
+            socket.socket(family).connect(address)
+        except OSError as error:
+            failed[name] = float(error.errno or 0)
+    asked(episode, client, [user("hello")])
+    return Outcome(reward=1.0, metrics=failed)
