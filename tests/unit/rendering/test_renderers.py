@@ -124,6 +124,25 @@ def test_what_is_no_call_is_named_and_not_lost(body: str) -> None:
     assert read(f"<tool_call>{body}").malformed
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        '{"name": "look_up", "arguments": {"word": "\\ud800"}}',
+        '{"name": "look_up\\ud800", "arguments": {}}',
+        '{"name": "look_up", "arguments": {"word": %s}}' % ("9" * 5000),
+        '{"name": "look_up", "arguments": {"word": %s}}' % ("[" * 2000 + "]" * 2000),
+    ],
+    ids=["half a character", "in its name", "a number too long", "too deep"],
+)
+@pytest.mark.parametrize("name", ["template", "package"])
+def test_a_call_that_no_json_reader_takes_is_malformed_and_ends_no_generator(name: str, call: str) -> None:
+    tokenizer, renderer = RENDERERS[name]()
+    turn = tokenizer(f"<tool_call>\n{call}\n</tool_call><|im_end|>", add_special_tokens=False).input_ids
+    message = renderer.parse(renderer.open([Message(role="user", content="?")], [TOOL]), turn, [TOOL])
+    assert message.malformed
+    assert decode(encode(message), Message) == message
+
+
 def test_a_turn_without_a_call_is_its_text() -> None:
     tokenizer, renderer = templated(CHATML)
     turn = tokenizer("It is 42.<|im_end|>", add_special_tokens=False).input_ids
