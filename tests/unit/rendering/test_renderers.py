@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from transformers import AddedToken
 
@@ -94,6 +94,7 @@ def test_a_conversation_turn_by_turn_is_the_template_s_own(
 @settings(max_examples=25, deadline=None)
 @given(content=TEXTS, arguments=st.dictionaries(TEXTS, TEXTS | st.integers(-9, 9), max_size=3))
 def test_a_call_that_is_written_is_read_again(name: str, content: str, arguments: dict[str, Any]) -> None:
+    assume("tool_call>" not in f"{content} {arguments}")  # the tags themselves can't be said in a call
     tokenizer, renderer = RENDERERS[name]()
     prompt = renderer.open([Message(role="user", content="?")], (TOOL,))
     call = ToolCall(name="look_up", arguments=msgspec.json.encode(arguments).decode())
