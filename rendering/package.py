@@ -38,7 +38,7 @@ class PackageRenderer:
                 "the package `renderers` is not installed", field=FIELD, cure="pip install 'onbeat[renderers]'"
             ) from error
         try:
-            config = None if chat_format in INDIRECT else renderers.config_from_name(chat_format)
+            config: Any = None if chat_format in INDIRECT else renderers.config_from_name(chat_format)
         except (ValueError, KeyError) as error:
             raise _unknown(chat_format) from error
         if config is None:
