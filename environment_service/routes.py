@@ -25,6 +25,8 @@ from contracts.environments.service import (
     OpeningRequest,
     OpeningResponse,
     OpenRequest,
+    RenewRequest,
+    RenewResponse,
     Result,
     SessionResponse,
     StepRequest,
@@ -77,6 +79,16 @@ async def steps(request: Request) -> Response:
         return SessionResponse(results=tuple(await pool.step(asked.steps)))
 
     return await _answer(request, StepRequest, call)
+
+
+@router.post("/v1/sessions/renew")
+async def renew(request: Request) -> Response:
+    """RenewRequest → RenewResponse."""
+
+    async def call(pool: EnvironmentPool, asked: RenewRequest) -> RenewResponse:
+        return RenewResponse(num_open=pool.renew(asked.session_ids))
+
+    return await _answer(request, RenewRequest, call)
 
 
 @router.post("/v1/sessions/close")

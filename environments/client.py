@@ -36,6 +36,8 @@ from contracts.environments.service import (
     OpeningRequest,
     OpeningResponse,
     OpenRequest,
+    RenewRequest,
+    RenewResponse,
     Result,
     SessionResponse,
     Step,
@@ -146,6 +148,15 @@ class EnvironmentClient:
             request = StepRequest(steps=tuple(part))
             found += (await self._post("/v1/steps", request, SessionResponse, number=len(part))).results
         return found
+
+    async def renew(self, session_ids: Sequence[str]) -> int:
+        """Says that they are still needed; answers how many of them there are."""
+        num_open = 0
+        for part in _parts(session_ids, len):
+            num_open += (
+                await self._post("/v1/sessions/renew", RenewRequest(session_ids=tuple(part)), RenewResponse)
+            ).num_open
+        return num_open
 
     async def close(self, session_ids: Sequence[str]) -> int:
         """Ends those that are open, and says how many there were."""

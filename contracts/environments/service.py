@@ -3,6 +3,7 @@
     POST /v1/openings            OpeningRequest → OpeningResponse   how tasks begin; no session is left behind
     POST /v1/sessions            OpenRequest    → SessionResponse   sessions begin, or go on where a history ends
     POST /v1/steps               StepRequest    → SessionResponse   the model's messages in, replies out
+    POST /v1/sessions/renew      RenewRequest   → RenewResponse     they are still needed
     POST /v1/sessions/close      CloseRequest   → CloseResponse
     GET  /v1/environments        EnvironmentNames                   what a spec may name
     POST /v1/environments/check  EnvironmentTable → EnvironmentFacts, or the problem with its parameters
@@ -202,6 +203,17 @@ class SessionResponse(Record, frozen=True, kw_only=True):
     """A result for each session of the request, in its order."""
 
     results: tuple[Result, ...]
+
+
+class RenewRequest(Record, frozen=True, kw_only=True):
+    """These sessions are still needed, while the model takes its turn."""
+
+    session_ids: Annotated[tuple[Line, ...], Meta(max_length=MAX_SESSIONS_OF_A_CALL)]
+
+
+class RenewResponse(Record, frozen=True, kw_only=True):
+    num_open: int
+    """Those that are there."""
 
 
 class CloseRequest(Record, frozen=True, kw_only=True):

@@ -21,6 +21,7 @@ import itertools
 import logging
 import os
 import tempfile
+import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -170,6 +171,13 @@ class EnvironmentPool:
         asks = [Advance(one[0], step) for one, step in zip(found, steps, strict=True) if one is not None]
         results = iter(await self._asked(asks, [one[1] for one in found if one is not None]))
         return [NO_SESSION if one is None else next(results) for one in found]
+
+    def renew(self, session_ids: Sequence[str]) -> int:
+        """Keeps them from being idle; returns how many there are."""
+        found = [one for name in session_ids if (one := self._sessions.get(name)) is not None]
+        for session, _ in found:
+            session.used_s = time.monotonic()
+        return len(found)
 
     def close(self, session_ids: Sequence[str]) -> int:
         """Ends those that are open, soon; returns how many there were."""

@@ -31,7 +31,7 @@ from msgspec.structs import replace
 from contracts.encoding.arrays import ITEM_BYTES, pack_int32
 from contracts.environments.messages import messages_digest
 from contracts.environments.service import RETRYABLE, EnvironmentTable, Failure, NewSession, Result, Step, Turned
-from contracts.errors import BatchFailed, EnvironmentUnavailable
+from contracts.errors import BatchFailed, EnvironmentUnavailable, InvalidInput
 from contracts.rollouts import Completion, Prompt, PromptBatch, turn_seed
 from contracts.spec import JobSpec
 from contracts.spec_tables.environment import EnvironmentSpec
@@ -42,6 +42,10 @@ from rendering.base import Renderer
 
 log = logging.getLogger(__name__)
 
+RENEW_EVERY_S = 5.0
+"""How often a generator says that its sessions are still needed."""
+IDLE_BEYOND_LEASE_S = 15.0
+"""How much longer than the lease of its batch a session lives of which nothing was heard."""
 CLOSE_S = 5.0
 """Time that the end of sessions may take; those that are left end by themselves."""
 MOST_TOKENS = 2**16
@@ -70,6 +74,8 @@ class EnvironmentCalls(Protocol):
     async def step(self, steps: Sequence[Step]) -> Sequence[Result]:
         """The same."""
         ...
+
+    async def renew(self, session_ids: Sequence[str]) -> object: ...
 
     async def close(self, session_ids: Sequence[str]) -> object: ...
 
@@ -119,7 +125,7 @@ class TurnPlayer:
             for place, prompt in enumerate(batch.prompts)
             for sample in range(batch.group_size)
         ]
-        async with self._ending(sessions):
+        async with self._living(sessions):
             # The first turn needs nothing of a session: both are asked at the same time.
             sampled, _ = await _both(self.generate(batch), self._open(sessions, batch.job_id))
             again = await self._play_on(batch, sessions, [one for of_prompt in sampled for one in of_prompt])
@@ -229,18 +235,29 @@ class TurnPlayer:
 
     @property
     def _idle_s(self) -> float:
-        """Longest pause between two calls of a session: the engine's, and a call for others of its batch."""
-        return self.spec.timeouts.generation_s + self._environment.request_timeout_s
+        """Sessions end with the lease of their batch: soon after the generator that renews both is gone."""
+        return self.spec.timeouts.generator_lease_s + IDLE_BEYOND_LEASE_S
 
     @contextlib.asynccontextmanager
-    async def _ending(self, sessions: Sequence[Session]) -> AsyncIterator[None]:
-        """Ends the sessions when the block does, also where it is cancelled; nothing waits for it."""
+    async def _living(self, sessions: Sequence[Session]) -> AsyncIterator[None]:
+        """Renews the sessions, and ends them when the block does, also where it is cancelled; nothing waits for it."""
+        session_ids = [session.session_id for session in sessions]
+        renewing = asyncio.ensure_future(self._renew(session_ids))
         try:
             yield
         finally:
-            task = asyncio.ensure_future(self._close([session.session_id for session in sessions]))
+            renewing.cancel()
+            task = asyncio.ensure_future(self._close(session_ids))
             self.closing.add(task)
             task.add_done_callback(self.closing.discard)
+
+    async def _renew(self, session_ids: Sequence[str]) -> None:
+        while True:
+            await asyncio.sleep(RENEW_EVERY_S)
+            try:
+                await self.environments.renew(session_ids)
+            except (EnvironmentUnavailable, InvalidInput) as error:
+                log.info("%d sessions were not renewed: %s", len(session_ids), error)
 
     async def _close(self, session_ids: Sequence[str]) -> None:
         try:

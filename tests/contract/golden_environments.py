@@ -22,6 +22,8 @@ from contracts.environments.service import (
     OpeningResponse,
     OpenRequest,
     Played,
+    RenewRequest,
+    RenewResponse,
     Reply,
     SessionResponse,
     Step,
@@ -125,6 +127,8 @@ def environment_records(batch: RolloutBatch, prompts: PromptBatch, spec: JobSpec
         "environment_session_response": SessionResponse(
             results=(Turned(opening=OPENING), Turned(reply=REPLY), FAILURE)
         ),
+        "environment_renew_request": RenewRequest(session_ids=("generator-a/1",)),
+        "environment_renew_response": RenewResponse(num_open=1),
         "environment_close_request": CloseRequest(session_ids=("generator-a/1",)),
         "environment_close_response": CloseResponse(num_closed=1),
         "environment_canary_request": CanaryRequest(environment=TABLE, tasks=(TASK,), step_timeout_s=30.0),

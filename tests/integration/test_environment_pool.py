@@ -214,6 +214,10 @@ def test_sessions_bytes_and_idle_time_are_bounded() -> None:
             await ask.open("echo", new(0), new(1), idle_s=0.01)
             await until(lambda: ask.pool.num_sessions == 0)
             assert reason_of((await ask.step(0, {0: "a"}))[0]) == "lost"
+            await ask.open("echo", new(0), idle_s=2.0)
+            await ask.open("echo", new(1), idle_s=0.01)
+            await until(lambda: ask.pool.renew(["s0"]) == ask.pool.num_sessions)
+            ask.pool.close(["s0"])
             await ask.open("echo", new(0))
             found = [(await ask.step(turn, {0: "x" * 200_000}))[0] for turn in range(3)]
             assert reason_of(found[-1]) == "oversize", "its reply says all that came before"

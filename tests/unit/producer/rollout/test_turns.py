@@ -29,9 +29,10 @@ from contracts.errors import BatchFailed, EnvironmentUnavailable, InvalidInput, 
 from contracts.rollouts import Completion, FinishReason, PromptBatch, PromptTask
 from contracts.spec import JobSpec
 from producer.engine.sampling import completion_uniforms
+from producer.rollout import turns
 from producer.rollout.carried_batch import ActiveJob, CarriedBatch
 from producer.rollout.players import Players
-from producer.rollout.turns import TurnPlayer, calls_of
+from producer.rollout.turns import Generate, TurnPlayer, calls_of
 from rendering.family import make_renderer
 from rendering.text import TextRenderer
 from scoring.reward_client import RewardClient
@@ -59,6 +60,7 @@ class Echo:
         self.steps: list[Step] = []
         self.calls: list[int] = []
         self.closed: list[str] = []
+        self.renewed: list[str] = []
         self.opening = OPENING
         self.is_away = False
 
@@ -81,6 +83,9 @@ class Echo:
             raise EnvironmentUnavailable("it is away")
         self.calls.append(len(steps))
         return [self._one(step) for step in steps]
+
+    async def renew(self, session_ids: Sequence[str]) -> None:
+        self.renewed += session_ids
 
     async def close(self, session_ids: Sequence[str]) -> None:
         self.closed += session_ids
@@ -133,7 +138,7 @@ def batch() -> PromptBatch:
     return replace(asked, prompts=tuple(replace(prompt, environment=task) for prompt in asked.prompts))
 
 
-def play(service: Echo, engine: Engine | None = None, asked: PromptBatch | None = None, **changes: Any) -> Any:
+def play(service: Echo, engine: Generate | None = None, asked: PromptBatch | None = None, **changes: Any) -> Any:
     async def run() -> list[list[Completion]]:
         player = TurnPlayer(
             environments=service,
@@ -281,6 +286,20 @@ def test_elsewhere_a_trajectory_begins_again_behind_its_batch_and_says_so() -> N
     assert [len(batch.prompts) * batch.group_size for batch in engine.asked] == [4, 4, 3, 1, 1, 1]
     assert all(row.trajectory.reward == 3.0 for row in rows)
     assert all(not one.history for one in service.opened)
+
+
+def test_sessions_are_renewed_while_the_model_takes_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "RENEW_EVERY_S", 0.001)
+    service, engine = Echo(), Engine()
+
+    async def slow(batch: PromptBatch) -> list[list[Completion]]:
+        service.renewed.clear()
+        while not service.renewed:
+            await asyncio.sleep(0.001)
+        return await engine(batch)
+
+    play(service, slow)
+    assert set(service.renewed) == set(service.open_sessions)
 
 
 def test_a_session_that_keeps_failing_fails_its_batch_with_the_reason_and_ends_the_others() -> None:
