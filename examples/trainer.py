@@ -1,7 +1,5 @@
 """Trains a job with `trainer.external = true` in plain PyTorch: REINFORCE, each group's mean reward as its baseline.
 
-Only what the model sampled has a loss; where an environment answers, its observations stand between the turns.
-
     python examples/trainer.py JOB
 
 Kill it at any time and start it again: it goes on where its last commit was.
