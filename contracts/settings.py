@@ -122,6 +122,9 @@ class StackSettings(Record, frozen=True, kw_only=True):
     """Address space of one environment's process in MiB, which is more than it uses."""
     environment_network: Literal["none", "host"] = "none"
     """none: no environment can open a connection; host: every one can, and what models make it do can, too."""
+    mcp_servers: str = ""
+    """Programs whose tools specs may have by their names, for environment `mcp`: JSON {"name": {"command": …, "args":
+    […], "env": {…}}}, or the path of a file that holds it. Only the environment service of a stack is told."""
     judge_url: str = ""
     """Base URL, without /v1, of the OpenAI-compatible server that stages of type `llm_judge` ask; "": this stage worker
     leaves such stages alone."""

@@ -14,8 +14,11 @@ GROUP = "onbeat.environments"
 NAME_FIELD, PARAMS_FIELD = "environment.name", "environment.params"
 AGENT = "agent"
 """The environment that an agent which owns its loop becomes; its parameter `agent` names the agent."""
+MCP = "mcp"
+"""The environment whose tools are those of a program that the stack's operator allows."""
 BUILT_IN: dict[str, tuple[str, str, str]] = {
     AGENT: ("environment_service.agents.agent:AgentEnvironment", "onbeat", ""),
+    MCP: ("environment_service.adapters.mcp:Mcp", "mcp", "mcp"),
     "reasoning_gym": ("environment_service.adapters.reasoning_gym:ReasoningGym", "reasoning-gym", ""),
     "secret_table": ("environment_service.adapters.secret_table:SecretTable", "onbeat", ""),
     "skyrl_gym": ("environment_service.adapters.skyrl_gym:SkyRLGym", "skyrl-gym", "skyrl-gym"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from fractions import Fraction
 
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:/\d+)?")
@@ -21,6 +22,14 @@ def last_number(text: str) -> str | None:
     """The last number of a text; None where there is none."""
     found = NUMBER.findall(text)
     return found[-1] if found else None
+
+
+READERS: dict[str, Callable[[str], str | None]] = {
+    "tag": last_tagged,
+    "number": last_number,
+    "text": lambda text: text,
+}
+"""Parameter `answer` → what reads the answer from the last message."""
 
 
 def are_equal(answer: str, reference: str) -> bool:

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from environment_service.adapters.answers import are_equal, last_number, last_tagged
+from environment_service.adapters.answers import READERS, are_equal
 from environment_service.tools.calculator import calculate
 from environment_service.tools.python import ProgramStuck, Python
 from environment_service.tools.toolbox import Toolbox
 from environments.author import BadTask, Environment, Message, Opening, Reply
 
-READERS = {"tag": last_tagged, "number": last_number, "text": lambda text: text}
 KNOWN = ("calculator", "python")
 
 

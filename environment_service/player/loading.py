@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from contracts.encoding.wire import decode
 from contracts.environments.service import EnvironmentFacts, EnvironmentTable, Failure
 from contracts.errors import InvalidInput
 from environment_service import registry
+from environment_service.mcp_servers import Offered
 from environment_service.player.protocol import Loaded
 
 
@@ -35,14 +37,16 @@ def warm_up(payload: bytes) -> bytes:
     return b""
 
 
-def load(table: EnvironmentTable) -> Playable | Loaded:
-    """Imports it and makes one, with the parameters; what is wrong, otherwise."""
+def load(table: EnvironmentTable, mcp: Offered = Offered()) -> Playable | Loaded:  # noqa: B008  (it is frozen)
+    """Imports it and makes one, with the parameters; what is wrong, otherwise. mcp: the operator's part in them."""
     try:
         factory, version = registry.factory_of(table)
     except InvalidInput as error:
         return _refused(str(error), registry.NAME_FIELD)
     except BaseException as error:  # foreign code may raise anything while it is imported, or ask to exit
         return _refused(f"`{table.name}` cannot be imported: {type(error).__name__}: {error}", registry.NAME_FIELD)
+    if table.name == registry.MCP:
+        factory = partial(factory, mcp)
     params = dict(table.params)
     try:
         tried = factory(**params)

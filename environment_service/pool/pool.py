@@ -43,12 +43,13 @@ from contracts.environments.service import (
 )
 from contracts.errors import InvalidInput, Unavailable
 from contracts.settings import StackSettings, usable_cores
+from environment_service.mcp_servers import offered, servers_from
 from environment_service.player.protocol import Loaded
 from environment_service.pool.canary import compared
 from environment_service.pool.lane import Lane
 from environment_service.pool.play_cage import PlayCage
 from environment_service.pool.sessions import Advance, Ask, Begin, End, Session, Show
-from environment_service.registry import is_agent
+from environment_service.registry import MCP, is_agent
 
 MAX_KINDS = 8
 MAX_CAGES = 240
@@ -57,6 +58,8 @@ MAX_WAITING = 2**17
 """Asks that wait in all lanes; one more call is refused."""
 AGENTS_LIMITS: dict[str, Any] = {"loopback": True, "processes": 2048, "open_files": 4096}
 """Limits of a cage of agents: each has a thread and a connection of its own, with both ends."""
+MCP_LIMITS: dict[str, Any] = {"processes": 2048, "open_files": 4096}
+"""Limits of a cage of MCP servers: each session has a process of its own, with threads."""
 NO_SESSION = Failure(reason="lost", detail="the environment service has no such session")
 
 log = logging.getLogger(__name__)
@@ -95,9 +98,13 @@ class EnvironmentPool:
         on_restart: Callable[[], None] = lambda: None,
         on_result: Callable[[Result], None] = lambda result: None,
     ) -> None:
-        """on_restart: called for each child that was lost. on_result: for each result of a child."""
+        """on_restart: called for each child that was lost. on_result: for each result of a child.
+
+        Raises InvalidInput for MCP servers that can't be read or found.
+        """
         self._settings = settings
         self.num_children = settings.environment_children or usable_cores()
+        self._mcp_servers = servers_from(settings.mcp_servers)
         self._hidden = (str(settings.run_root_path), str(settings.weight_root_path))
         self._on_restart = on_restart
         self._on_result = on_result
@@ -218,13 +225,14 @@ class EnvironmentPool:
             hidden=self._hidden,
             service_pid=os.getpid(),
             number=number,
-            **(AGENTS_LIMITS if is_agent(table.name) else {}),
+            **_limits(table),
         )
         return PlayCage(
             rules,
             environment=table,
             reply_bytes=self._settings.environment_reply_kb * 1024,
             start_timeout_s=self._settings.environment_start_s,
+            mcp=offered(self._mcp_servers, table),
             on_empty=lambda: self._cages.discard(number),
         )
 
@@ -326,6 +334,12 @@ class EnvironmentPool:
             log.warning("environments are caged as far as this platform allows; missing: %s", "; ".join(missing))
         else:
             log.info("environments are caged")
+
+
+def _limits(table: EnvironmentTable) -> dict[str, Any]:
+    if is_agent(table.name):
+        return AGENTS_LIMITS
+    return MCP_LIMITS if table.name == MCP else {}
 
 
 def _no_twice(names: Sequence[str]) -> None:

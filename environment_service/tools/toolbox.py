@@ -23,6 +23,10 @@ MAX_CALLS = 8
 """A message has no more: its calls are made one after the other, under one deadline, and answered in one reply."""
 
 
+class Unreadable(Exception):
+    """The arguments of a call are no JSON object; the message is for the model."""
+
+
 class Toolbox:
     """The tools of one session. Any error of a tool is an answer to the model, but those in `passes`."""
 
@@ -55,17 +59,12 @@ class Toolbox:
             known = ", ".join(self._functions)
             return self._refused(name, call_id, f"there is no tool `{name[:100]}`; there are: {known}")
         try:
-            given = json.loads(arguments or "{}")
-        except (ValueError, RecursionError) as error:
-            return self._refused(name, call_id, f"the arguments are no JSON: {error}")
-        if not isinstance(given, dict):
-            return self._refused(name, call_id, "the arguments are no JSON object")
-        try:
+            given = arguments_of(arguments)
             inspect.signature(function).bind(**given)
-        except TypeError as error:
+        except (Unreadable, TypeError) as error:
             return self._refused(name, call_id, str(error))
         try:
-            return _message(name, call_id, _text(function(**given)))
+            return tool_message(name, call_id, _text(function(**given)))
         except self._passes:
             raise
         except Exception as error:
@@ -73,7 +72,18 @@ class Toolbox:
 
     def _refused(self, name: str, call_id: str, problem: str) -> Message:
         self.num_refused += 1
-        return _message(name, call_id, f"error: {problem[:MAX_ERROR_CHARS]}")
+        return tool_message(name, call_id, f"error: {problem[:MAX_ERROR_CHARS]}")
+
+
+def arguments_of(text: str) -> dict[str, Any]:
+    """The arguments of a call, as the model wrote them. Raises Unreadable."""
+    try:
+        given = json.loads(text or "{}")
+    except (ValueError, RecursionError) as error:
+        raise Unreadable(f"the arguments are no JSON: {error}") from error
+    if not isinstance(given, dict):
+        raise Unreadable("the arguments are no JSON object")
+    return given
 
 
 def tool_of(function: Callable[..., Any]) -> Tool:
@@ -132,7 +142,7 @@ def _docstring(text: str) -> tuple[str, dict[str, str]]:
     return "\n".join(description).strip(), said
 
 
-def _message(name: str, call_id: str, content: str) -> Message:
+def tool_message(name: str, call_id: str, content: str) -> Message:
     return Message(role="tool", content=content, name=name, call_id=call_id)
 
 

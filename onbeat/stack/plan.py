@@ -26,7 +26,7 @@ REDIS_ROLES = {"gateway": GATEWAY, "worker": TRAINER, "generator": GENERATOR, "s
 """Service → its user in Redis (broker/connection/roles.py)."""
 SECRETS: Mapping[str, frozenset[str]] = {
     "reward_service": frozenset({"reward_key"}),
-    "environment_service": frozenset({"environment_key"}),
+    "environment_service": frozenset({"environment_key", "mcp_servers"}),
     "gateway": frozenset({"redis_url", "celery_url", "api_key", "reward_key", "environment_key"}),
     "worker": frozenset({"redis_url", "celery_url", "environment_key"}),
     "generator": frozenset({"redis_url", "reward_key", "environment_key"}),

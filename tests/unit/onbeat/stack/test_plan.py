@@ -55,6 +55,7 @@ CHOSEN: dict[str, tuple[object, dict[str, object]]] = {
     "environment_start_s": (13.5, {}),
     "environment_memory_mb": (2048, {}),
     "environment_network": ("host", {}),
+    "mcp_servers": ('{"one": {"command": "/bin/true"}}', {}),
     "judge_url": ("http://127.0.0.1:9", {}),
     "judge_key": ("chosen-key", {}),
     "judge_questions": (3, {}),
