@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
@@ -37,11 +36,10 @@ from environment_service.metrics import EnvironmentMetrics
 from environment_service.pool.pool import EnvironmentPool
 from http_service import formats
 from http_service.bodies import json_answer, read_body
+from http_service.connected import CLIENT_GONE, while_connected
 from http_service.problems import Problem
 from http_service.process_routes import process_routes
 
-CLIENT_GONE = 499
-"""nginx's status for a client that closed the connection; only the metrics see it."""
 LARGE_BYTES = 256 * 1024
 """A body of this size is decoded beside the event loop."""
 
@@ -182,29 +180,11 @@ async def _called(request: Request, kind: type[T], call: Call[T]) -> Response:
         asked = await run_in_threadpool(formats.decode_request, body, body_format, kind)
     else:
         asked = formats.decode_request(body, body_format, kind)
-    answer = await _while_connected(request, call(request.app.state.pool, asked))
+    answer = await while_connected(request, call(request.app.state.pool, asked))
     if answer is None:
         return Response(status_code=CLIENT_GONE)
     encoded = await run_in_threadpool(formats.encode_response, answer, body_format)
     return Response(encoded, media_type=body_format.value)
-
-
-async def _while_connected(request: Request, answer: Awaitable[object]) -> object | None:
-    """None once the client has gone: its retry must not queue behind work that no client will read."""
-    work = asyncio.ensure_future(answer)
-    gone = asyncio.create_task(_disconnected(request))
-    try:
-        await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
-        return work.result() if work.done() else None
-    finally:
-        work.cancel()
-        gone.cancel()
-        await asyncio.wait({work, gone})  # so that its steps are withdrawn before a client hears of the end
-
-
-async def _disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 ROUTERS = (router, process_routes(require_ready=_require_ready, exposition=_exposition))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from http import HTTPStatus
 
@@ -12,18 +11,16 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 
 from contracts.errors import OnbeatError, Unavailable
-from contracts.rewards import PluginNames, RewardRequest, RewardResponse
+from contracts.rewards import PluginNames, RewardRequest
 from http_service import formats
 from http_service.bodies import json_answer, read_body
+from http_service.connected import CLIENT_GONE, while_connected
 from http_service.problems import Problem
 from http_service.process_routes import process_routes
 from reward_service import scoring
 from reward_service.metrics import RewardMetrics
 from reward_service.pool.pool import ScorerPool
 from reward_service.scorers import plugin
-
-CLIENT_GONE = 499
-"""nginx's status for a client that closed the connection; only the metrics see it."""
 
 router = APIRouter()
 
@@ -74,33 +71,16 @@ async def _answer(request: Request) -> Response:
     except ClientDisconnect:
         return Response(status_code=CLIENT_GONE)
     reward_request = await run_in_threadpool(formats.decode_request, body, body_format, RewardRequest)
-    reward_response = await _score_while_connected(request, reward_request)
+    try:
+        reward_response = await while_connected(request, scoring.score(reward_request, request.app.state.pool))
+    except Unavailable as error:
+        raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, str(error)) from error
     if reward_response is None:
         return Response(status_code=CLIENT_GONE)
     metrics: RewardMetrics = request.app.state.metrics
     metrics.count_results(reward_response.results)
     encoded = await run_in_threadpool(formats.encode_response, reward_response, body_format)
     return Response(encoded, media_type=body_format.value)
-
-
-async def _score_while_connected(request: Request, reward_request: RewardRequest) -> RewardResponse | None:
-    """None once the client has gone: its retry must not queue behind work that no client will read."""
-    work = asyncio.create_task(scoring.score(reward_request, request.app.state.pool))
-    gone = asyncio.create_task(_disconnected(request))
-    try:
-        await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
-        return work.result() if work.done() else None
-    except Unavailable as error:
-        raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, str(error)) from error
-    finally:
-        work.cancel()
-        gone.cancel()
-        await asyncio.wait({work, gone})  # so that its items are withdrawn before a client hears of the end
-
-
-async def _disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 ROUTERS = (router, process_routes(require_ready=_require_ready, exposition=_exposition))
