@@ -76,7 +76,6 @@ def test_the_gradient_is_that_of_the_equation_over_the_sampled_tokens(pair: tupl
 
 @settings(
     max_examples=200 if os.environ.get("CHAOS_LONG") else 8,
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(

@@ -47,7 +47,7 @@ RENDERERS: dict[str, Callable[[], tuple[Any, Renderer]]] = {
 
 
 @pytest.mark.parametrize("name", RENDERERS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(question=TEXTS, turns=TURNS)
 def test_each_prompt_begins_with_all_that_was_seen_and_sampled_before(
     name: str, question: str, turns: Sequence[tuple[str, Role, str]]
@@ -66,7 +66,7 @@ def test_each_prompt_begins_with_all_that_was_seen_and_sampled_before(
 
 
 @pytest.mark.parametrize("template", [CHATML, WITH_TOOLS])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(question=TEXTS, turns=TURNS)
 def test_a_conversation_turn_by_turn_is_the_template_s_own(
     template: str, question: str, turns: Sequence[tuple[str, Role, str]]
@@ -91,7 +91,7 @@ def test_a_conversation_turn_by_turn_is_the_template_s_own(
 
 
 @pytest.mark.parametrize("name", ["template", "template_with_tools", "package"])
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(content=TEXTS, arguments=st.dictionaries(TEXTS, TEXTS | st.integers(-9, 9), max_size=3))
 def test_a_call_that_is_written_is_read_again(name: str, content: str, arguments: dict[str, Any]) -> None:
     assume("tool_call>" not in f"{content} {arguments}")  # the tags themselves can't be said in a call

@@ -32,7 +32,7 @@ def summed(gradients: list[Tensor], *, divisor: int = 1) -> Tensor:
     return weight.grad
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.lists(st.floats(-1e3, 1e3, width=32), min_size=3, max_size=3), min_size=2, max_size=8), st.randoms())
 def test_any_order_gives_the_same_bits(values: list[list[float]], random) -> None:
     gradients = [torch.tensor(row) for row in values]
@@ -41,7 +41,7 @@ def test_any_order_gives_the_same_bits(values: list[list[float]], random) -> Non
     assert torch.equal(expected.view(torch.int32), summed(gradients, divisor=7).view(torch.int32))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.floats(-1e3, 1e3, width=32), min_size=1, max_size=8), st.integers(1, 512))
 def test_the_sum_is_that_of_the_gradients_rounded_once(values: list[float], divisor: int) -> None:
     total = summed([torch.tensor([value]) for value in values], divisor=divisor)

@@ -22,7 +22,7 @@ PIECES = st.sampled_from(["<answer>", "</answer>", "<answer", "answer>", "\n", "
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(pieces=st.lists(PIECES, max_size=14))
 def test_the_last_answer_is_the_one_that_re_finds(pattern: str, pieces: list[str]) -> None:
     text = "".join(pieces)
