@@ -141,7 +141,7 @@ def stream_report(broker: Broker, job_id: str) -> StreamReport:
         batches_published=fence.published,
         streams=(_sum([one.prompts for one in slots]), _sum([one.rollouts for one in slots]), *kept),
         leases=tuple(islice((lease for one in in_order for lease in one.leases), MAX_LEASES)),
-        generators=_generators(broker, now_s),
+        generators=seen_generators(broker, now_s),
         **_counted(counters, StreamReport),
         **staged,
     )
@@ -285,7 +285,9 @@ def _leases(pending: list[dict[str, Any]], batch_ids: Mapping[str, str]) -> list
     ]
 
 
-def _generators(broker: Broker, now_s: float) -> tuple[GeneratorSeen, ...]:
+def seen_generators(broker: Broker, now_s: float | None = None) -> tuple[GeneratorSeen, ...]:
+    """The live generators. now_s: the server's clock, where the caller has looked at it."""
+    now_s = broker.now_s() if now_s is None else now_s
     return tuple(
         GeneratorSeen(
             generator_id=live.generator_id, seen_s=round(max(0.0, now_s - live.seen_s), 3), info=dict(live.info)

@@ -176,7 +176,8 @@ class TimelineSpan(Record, frozen=True, kw_only=True):
     who: str
     """Generator id, "trainer" for rank 0 of the trainer, or "trainer 1" for rank 1."""
     what: str
-    """generate, score, train, step, publish (the weights) or open (the one before committed, this one opened)."""
+    """OF_GENERATORS or OF_RANKS of contracts/timeline.py: load, generate, score, publish (the batch) or wait; train,
+    step, publish (the weights), open (the one before committed, this one opened) or wait."""
     iteration: int
     batch_id: str = ""
     started_s: float

@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 
-from gateway.api import jobs, process, watch
+from gateway.api import jobs, process, timeline, watch
 from gateway.metrics import Measure
 from gateway.openapi import REFUSALS, describe_contracts
 from gateway.services import Services
@@ -24,7 +24,7 @@ from http_service.access import Access, AccessRules
 from http_service.problems import answer_with_problems
 
 VERSION = "0.1.0"
-ROUTERS = (jobs.router, watch.router, process.router)
+ROUTERS = (jobs.router, watch.router, timeline.router, process.router)
 """Every endpoint: a new one is a file in api/ and a name here."""
 
 

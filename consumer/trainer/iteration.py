@@ -24,11 +24,9 @@ from consumer.gradient.statistics import (
 )
 from contracts.events import IterationMetrics, TimelineSpan, UpdateMetrics
 from contracts.rollouts import RolloutBatch
+from contracts.timeline import TRAINER
 from iterations.expected import ExpectedIteration
 from iterations.window import AskedIteration
-
-TRAINER = "trainer"
-"""`who` of the spans of the trainer's rank 0; those of rank 1, or of its second thread, are of `trainer 1`."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -30,15 +30,20 @@ def read_json_lines(path: Path, kind: type[T]) -> list[T]:
 
 def last_json_line(path: Path, kind: type[T]) -> T | None:
     """Returns the last whole record, without reading the file up to it; None where there is none. Raises OSError."""
+    records, _ = last_json_lines(path, kind, max_bytes=TAIL_BYTES)
+    return records[-1] if records else None
+
+
+def last_json_lines(path: Path, kind: type[T], *, max_bytes: int) -> tuple[list[T], bool]:
+    """(the records in the file's last bytes, whether they are all that it has). Raises OSError."""
     if not path.exists():
-        return None
+        return [], True
     with path.open("rb") as file:
-        start = max(0, file.seek(0, 2) - TAIL_BYTES)
+        start = max(0, file.seek(0, 2) - max_bytes)
         file.seek(start)
         if start:
             file.readline()
-        records = _decoded(file.read(), kind, source=f"the end of {path}")
-    return records[-1] if records else None
+        return _decoded(file.read(max_bytes), kind, source=f"the end of {path}"), not start
 
 
 def append_json_lines(path: Path, records: Iterable[Record]) -> None:

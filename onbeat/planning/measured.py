@@ -16,7 +16,9 @@ from itertools import pairwise
 from contracts.errors import InvalidInput
 from contracts.events import IterationMetrics, TimelineSpan
 from contracts.spec import JobSpec
+from contracts.timeline import kind_of
 from onbeat.planning.pipeline.costs import BatchCost, Costs, Round, StepCost, Waits
+from telemetry.timeline.report import latest_spans
 
 WARM_UP = 2
 """First iterations of a run, which load and allocate; they are left out where enough follow."""
@@ -42,7 +44,7 @@ def measured_costs(
 
     Raises InvalidInput for a run that is too short to be measured.
     """
-    spans = _latest(timeline)
+    spans = latest_spans([span for span in timeline if _is_planned(span)])
     metrics = {line.iteration: line for line in lines}
     kept = sorted(metrics)[WARM_UP:]
     if len(kept) < FEWEST:
@@ -133,18 +135,9 @@ class MeasuredIteration:
     """The commit of the iteration before, which opened this one; none in a trainer's first."""
 
 
-def _latest(spans: Spans) -> list[TimelineSpan]:
-    """Without what a trainer that died had written: a replay writes an iteration's lines again."""
-    openings = {span.iteration: span.started_s for span in spans if span.what == "step"}
-    last = {(span.iteration, span.who, span.what, span.batch_id, span.started_s): span for span in spans}
-    newest = [span for span in last.values() if span.iteration not in openings or not _is_older(span, openings)]
-    return sorted(newest, key=lambda span: span.started_s)
-
-
-def _is_older(span: TimelineSpan, steps: dict[int, float]) -> bool:
-    """Whether it ended before the iteration before it was stepped for the last time: another attempt's."""
-    before = steps.get(span.iteration - 1)
-    return before is not None and span.what in ("train", "step", "publish") and span.ended_s < before
+def _is_planned(span: TimelineSpan) -> bool:
+    """Whether a plan knows such spans: what a generator loads and publishes is in the gaps between them."""
+    return span.what in COMPUTES or (span.what in ("publish", "open") and kind_of(span.who) == "rank")
 
 
 def _iterations(spans: Spans) -> list[MeasuredIteration]:

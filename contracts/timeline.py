@@ -1,0 +1,58 @@
+"""What `GET /v1/jobs/{id}/timeline` answers: who did what in the last iterations, and what they waited for."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from contracts.encoding.wire import Record
+from contracts.events import TimelineSpan
+
+TRAINER = "trainer"
+"""`who` of the spans of the trainer's rank 0; those of rank 1, or of its second thread, are of `trainer 1`."""
+WAIT = "wait"
+"""`what` of a span in which a process had nothing to do."""
+OF_GENERATORS = ("load", "generate", "score", "publish", WAIT)
+"""What a generator does: it loads a version, samples a batch, has it scored, publishes it, or waits for one."""
+OF_RANKS = ("train", "step", "publish", "open", WAIT)
+"""What a rank does: it trains a batch, steps, publishes the version that the step made, commits and opens, or waits."""
+
+LaneKind = Literal["generator", "rank"]
+
+
+class Lane(Record, frozen=True, kw_only=True):
+    """One process over the iterations of a report."""
+
+    who: str
+    kind: LaneKind
+    busy_s: float
+    """Seconds in which it did anything but wait; what it did at the same time counts once."""
+    idle_share: float
+    """Share of the time from the first iteration's start to the last one's end in which it did nothing."""
+
+
+class IterationTimes(Record, frozen=True, kw_only=True):
+    """When an iteration was the trainer's: from the commit of the one before to its own. Unix times."""
+
+    iteration: int
+    started_s: float
+    ended_s: float
+
+
+class TimelineReport(Record, frozen=True, kw_only=True):
+    """The last iterations of a job as swim lanes."""
+
+    job_id: str
+    spans: tuple[TimelineSpan, ...] = ()
+    """By start."""
+    lanes: tuple[Lane, ...] = ()
+    """The ranks first, then the generators."""
+    critical: tuple[int, ...] = ()
+    """Indices into spans of those that what came after them waited for, in the order of time."""
+    iterations: tuple[IterationTimes, ...] = ()
+    """Oldest first."""
+    words: str
+
+
+def kind_of(who: str) -> LaneKind:
+    """Whether a span's `who` is a rank of the trainer; every other one is a generator."""
+    return "rank" if who == TRAINER or who.startswith(f"{TRAINER} ") else "generator"

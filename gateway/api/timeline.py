@@ -1,0 +1,57 @@
+"""Where the time goes: the timeline of a job's last iterations, the same as a trace, and what each generator does."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Response
+
+from broker.monitor import seen_generators
+from contracts.monitor import GeneratorSeen
+from contracts.run_folder import RunFolder
+from contracts.timeline import TimelineReport
+from gateway import openapi
+from gateway.run_files import timeline_end
+from gateway.services import HasServices, KnownJob, Services
+from http_service.bodies import json_answer
+from telemetry.timeline.perfetto import perfetto_trace
+from telemetry.timeline.report import timeline_report
+
+MAX_SHOWN = 100
+"""Iterations of one answer."""
+Shown = Annotated[int, Query(ge=1, le=MAX_SHOWN)]
+GENERATORS = openapi.answers(openapi.list_of("GeneratorList", "generators", openapi.record(GeneratorSeen)))
+TRACE: dict[str, Any] = {
+    "type": "object",
+    "required": ["traceEvents"],
+    "properties": {"traceEvents": {"type": "array", "items": {"type": "object"}}},
+}
+
+router = APIRouter(prefix="/v1", tags=["jobs"])
+
+
+@router.get("/generators", **GENERATORS)
+def generators(services: HasServices) -> Response:
+    """List the live generators: the version that each holds, its tokens a second, what it is doing."""
+    return json_answer({"generators": seen_generators(services.broker)})
+
+
+@router.get("/jobs/{job_id}/timeline", **openapi.answers(openapi.record(TimelineReport)))
+def timeline(job_id: KnownJob, services: HasServices, last: Shown = 3) -> Response:
+    """Show who did what in the last iterations, how long each was idle, and what the iterations waited for."""
+    return json_answer(_report(services, job_id, last))
+
+
+@router.get("/jobs/{job_id}/timeline/perfetto", **openapi.answers(TRACE, "A trace in the Chrome trace event format"))
+def perfetto(job_id: KnownJob, services: HasServices, last: Shown = 20) -> Response:
+    """Export the last iterations as a trace, which ui.perfetto.dev opens."""
+    name = f'attachment; filename="{job_id}.trace.json"'
+    return json_answer(perfetto_trace(_report(services, job_id, last)), headers={"Content-Disposition": name})
+
+
+def _report(services: Services, job_id: str, last: int) -> TimelineReport:
+    """Raises Unavailable where the run folder can't be read."""
+    is_final = services.jobs.state(job_id).is_final
+    ahead = 0 if is_final else services.jobs.spec(job_id).max_policy_lag
+    spans = timeline_end(RunFolder(services.settings.run_root_path, job_id), iterations=last + ahead)
+    return timeline_report(job_id, spans, last=last, left_out=ahead)
