@@ -9,7 +9,7 @@ export HF_HUB_OFFLINE := 1
 VLLM := .venv-vllm
 VLLM_STAMP := $(VLLM)/.installed
 
-.PHONY: setup lock demo up test setup-trl test-trl bench-trl bench-experience fuzz soak model mutants chaos lint bench setup-vllm demo-vllm test-vllm
+.PHONY: setup lock page demo up test setup-trl test-trl bench-trl bench-experience fuzz soak model mutants chaos lint bench setup-vllm demo-vllm test-vllm
 
 setup: $(STAMP)
 
@@ -25,6 +25,12 @@ $(STAMP): pyproject.toml constraints.txt requirements/core.txt requirements/dev.
 # After a change of constraints.txt or pyproject.toml's packages; needs `uv`.
 lock:
 	sh deploy/lock.sh
+
+# The page of the gateway, from page/ into gateway/page/static/; needs Node 20 or newer. The types of what the gateway
+# answers come from contracts/.
+page: $(STAMP)
+	$(BIN)/python -m page.make_types
+	cd page && npm ci --silent && npm run build --silent
 
 demo: $(STAMP)
 	$(BIN)/onbeat demo

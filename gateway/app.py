@@ -5,7 +5,8 @@ request ─ metrics.py ─ http_service/access.py (Host, origin, key)
                       │            └─▶ job store ─▶ Celery: `onbeat.ensure_trainer`
                       ├─ event_stream.py ◀─ the job's events
                       ├─ run_files.py ◀─ the job's run folder
-                      └─ broker/monitor.py ◀─ fence, counters, streams
+                      ├─ broker/monitor.py ◀─ fence, counters, streams
+                      └─ page/ ◀─ the built page, without a key
 """
 
 from __future__ import annotations
@@ -16,22 +17,23 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 
-from gateway.api import jobs, process, timeline, watch
+from gateway.api import jobs, live, process, timeline, watch
 from gateway.metrics import Measure
 from gateway.openapi import REFUSALS, describe_contracts
+from gateway.page.files import page_router, read_page
 from gateway.services import Services
 from http_service.access import Access, AccessRules
 from http_service.problems import answer_with_problems
 
 VERSION = "0.1.0"
-ROUTERS = (jobs.router, watch.router, timeline.router, process.router)
+ROUTERS = (jobs.router, watch.router, live.router, timeline.router, process.router)
 """Every endpoint: a new one is a file in api/ and a name here."""
 
 
 def create_app(services: Services) -> FastAPI:
     """An app over the given collaborators, which it closes at its end. Raises InvalidInput without an API key."""
     settings = services.settings
-    rules = AccessRules.of(settings, key=settings.api_key, key_setting="ONBEAT_API_KEY")
+    rules = AccessRules.of(settings, key=settings.api_key, key_setting="ONBEAT_API_KEY", has_page=True)
     app = FastAPI(
         title="Onbeat",
         version=VERSION,
@@ -44,7 +46,9 @@ def create_app(services: Services) -> FastAPI:
     app.state.services = services
     for router in ROUTERS:
         app.include_router(router, responses=REFUSALS)
-    answer_with_problems(app, ROUTERS, service="the gateway")
+    page = page_router(read_page())
+    app.include_router(page)
+    answer_with_problems(app, (*ROUTERS, page), service="the gateway")
     describe_contracts(app)
     app.add_middleware(Access, rules)
     app.add_middleware(Measure, services.metrics)  # the last one added is the first that a request meets

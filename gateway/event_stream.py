@@ -12,7 +12,7 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterable, AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -70,7 +70,7 @@ class EventStream:
             try:
                 was_final, rows = await run_in_threadpool(self._look)
             except Unavailable as error:
-                if not _may_wait(broker_away, error):
+                if not may_wait(broker_away, error):
                     return
                 was_final, rows = False, []
             except OnbeatError as error:  # the head is sent: all that is left is to end, and the client asks again
@@ -104,7 +104,7 @@ class EventStream:
 class CountedStream(EventSourceResponse):
     """An answer that counts from where it is made: of many requests at once no more pass the check than may."""
 
-    def __init__(self, stream: EventStream, *, count: Callable[[int], None], headers: dict[str, str]) -> None:
+    def __init__(self, stream: AsyncIterable[bytes], *, count: Callable[[int], None], headers: dict[str, str]) -> None:
         """count: adds to the number of open streams."""
         super().__init__(stream, headers=headers)
         self._count = count
@@ -122,7 +122,8 @@ def encode_event(event_id: str, event: JobEvent) -> bytes:
     return format_sse_event(id=event_id, event=kind, data_str=encode_json(event).decode())
 
 
-def _may_wait(broker_away: Waiting, error: Unavailable) -> bool:
+def may_wait(broker_away: Waiting, error: Unavailable) -> bool:
+    """Whether a stream stays open for a broker that does not answer yet."""
     try:
         broker_away.poke()
     except DeadlineExceeded as late:

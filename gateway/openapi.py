@@ -5,12 +5,13 @@ Their schemas, the key, and links from a job's id to the operations that take on
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
+from contracts.events import JobEvent
 from contracts.problems import MEDIA_TYPE, ProblemDetails
 from http_service.access import OPEN_PATHS
 from http_service.bodies import JSON
@@ -21,7 +22,8 @@ REFERENCE = "#/components/schemas/{name}"
 JOB_IN = {"JobStatus": "/job_id", "JobList": "/jobs/0/job_id"}
 """Schema that holds a job's id → where, as a JSON pointer."""
 
-_records: set[type] = set()
+_records: set[type] = {*get_args(JobEvent)}
+"""Records that routes name, and the events, which a stream sends as its data."""
 _lists: dict[str, dict[str, Any]] = {}
 
 
@@ -73,9 +75,8 @@ def describe_contracts(app: FastAPI) -> None:
 
 def _document(app: FastAPI) -> dict[str, Any]:
     made = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
-    _, schemas = msgspec.json.schema_components(_records, ref_template=REFERENCE)
     components = made.setdefault("components", {})
-    components.setdefault("schemas", {}).update({**schemas, **_lists})
+    components.setdefault("schemas", {}).update(schemas_of_answers())
     components["securitySchemes"] = {KEY_SCHEME: KEY}
     made["security"] = [{KEY_SCHEME: []}]
     for path in OPEN_PATHS:
@@ -87,6 +88,12 @@ def _document(app: FastAPI) -> dict[str, Any]:
         for response in operation["responses"].values():
             _link(response, of_a_job)
     return made
+
+
+def schemas_of_answers() -> dict[str, Any]:
+    """JSON schemas of every record that an endpoint takes or answers, by its name."""
+    _, schemas = msgspec.json.schema_components(_records, ref_template=REFERENCE)
+    return {**schemas, **_lists}
 
 
 def _link(response: dict[str, Any], operations: list[str]) -> None:

@@ -5,7 +5,8 @@ request ─ Host ─ Origin, Sec-Fetch-Site ─ key ─▶ app
 
 A web page in an operator's browser reaches services on loopback: by a name of its own that it lets point here (DNS
 rebinding), which `Host` shows, or by requests across origins, which `Origin` and `Sec-Fetch-Site` show. Every path
-needs the key but OPEN_PATHS, also one that no route has.
+needs the key but OPEN_PATHS, also one that no route has; and but the paths of a page, where the service has one, which
+a link of another site may lead to.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 LOOPBACK_NAMES = frozenset({"localhost"})
 SAME_SITE = ("same-origin", "none")
 """`none`: the user typed the address."""
+PAGE = "/"
+PAGE_PARTS = "/assets/"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,15 +39,17 @@ class AccessRules:
     key: bytes
     names: frozenset[str]
     """Host names, in small letters."""
+    has_page: bool = False
+    """Whether PAGE and what lies under PAGE_PARTS are answered without the key: they hold no secret."""
 
     @classmethod
-    def of(cls, settings: StackSettings, *, key: str, key_setting: str) -> AccessRules:
+    def of(cls, settings: StackSettings, *, key: str, key_setting: str, has_page: bool = False) -> AccessRules:
         """Raises InvalidInput for a service without a key: any process could use it. `key_setting` is its variable."""
         if not key:
             raise InvalidInput("is not set", field=key_setting, cure="give the service a long random key")
         if not KEY_FORM.fullmatch(key):
             raise InvalidInput("has a character that a header can't carry", field=key_setting, cure="visible ASCII")
-        return cls(key=key.encode(), names=allowed_names(settings))
+        return cls(key=key.encode(), names=allowed_names(settings), has_page=has_page)
 
 
 class Access:
@@ -76,8 +81,10 @@ class Access:
                 field="Host",
                 cure="use its address, or add the name to ONBEAT_ALLOWED_HOSTS",
             )
-        _refuse_other_origins(headers, host)
-        if path not in OPEN_PATHS:
+        is_page = self._rules.has_page and path == PAGE
+        if not (is_page and _is_followed_link(headers)):
+            _refuse_other_origins(headers, host)
+        if not (is_page or path in OPEN_PATHS or (self._rules.has_page and path.startswith(PAGE_PARTS))):
             self._require_key(headers)
 
     def _is_ours(self, host: str) -> bool:
@@ -115,6 +122,11 @@ def _is_address(name: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _is_followed_link(headers: Headers) -> bool:
+    """Whether a browser asks for a document to show in a tab; the page itself refuses to be shown inside another."""
+    return headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
 
 
 def _refuse_other_origins(headers: Headers, host: str) -> None:

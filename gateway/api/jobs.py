@@ -14,17 +14,17 @@ from starlette.concurrency import run_in_threadpool
 
 from broker.monitor import job_status
 from broker.presence import Presence
-from contracts.errors import Conflict, ContractViolation, NotFound
+from contracts.errors import Conflict
 from contracts.jobs import JobState, JobStatus, ResumeRequest
 from contracts.spec import JobSpec
 from contracts.spec_tables.reasoning_tasks import check_job
 from gateway import openapi, submission
 from gateway.environment_check import check_environment
+from gateway.job_list import MAX_LISTED, newest_jobs
 from gateway.reward_plugins import check_plugins
 from gateway.services import HasServices, KnownJob, Services
 from http_service.bodies import json_answer
 
-MAX_LISTED = 1000
 EXAMPLE_JOB = {
     "name": "addition",
     "iterations": 30,
@@ -80,16 +80,7 @@ async def submit(request: Request, services: HasServices) -> Response:
 @router.get("", **openapi.answers(openapi.list_of("JobList", "jobs", JOB)))
 def list_jobs(services: HasServices, limit: Annotated[int, Query(ge=1, le=MAX_LISTED)] = 100) -> Response:
     """List the newest jobs, newest first."""
-    live_generators = len(Presence(services.broker).live())
-    found = []
-    for job_id in services.jobs.job_ids()[:limit]:
-        try:
-            found.append(job_status(services.broker, job_id, live_generators=live_generators))
-        except NotFound:
-            log.warning("%s is listed and has no record: the server lost it", job_id)
-        except ContractViolation as error:
-            log.warning("%s is left out of the list, its spec can't be read: %s", job_id, error)
-    return json_answer({"jobs": found})
+    return json_answer({"jobs": newest_jobs(services.broker, limit=limit)})
 
 
 @router.get("/{job_id}", **STATUS)

@@ -1,0 +1,69 @@
+"""What a person watches: all jobs, or one of them, as it changes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import StreamingResponse
+
+from broker.monitor import job_status, stream_report
+from contracts.errors import Unavailable
+from gateway import openapi
+from gateway.event_stream import CountedStream
+from gateway.job_list import newest_jobs
+from gateway.live_stream import LiveStream, Look, SharedLook
+from gateway.services import HasServices, KnownJob, Services
+
+NUM_SHOWN = 100
+HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+
+
+def _described(text: str) -> dict[str, Any]:
+    return openapi.answers({"type": "string"}, text, media_type="text/event-stream")
+
+
+router = APIRouter(prefix="/v1", tags=["live"])
+
+
+@router.get(
+    "/live",
+    response_class=StreamingResponse,
+    **_described("`jobs`: a JobList of the newest hundred, whenever it changed; `problem`: ProblemDetails"),
+)
+async def live(request: Request, services: HasServices) -> Response:
+    """Send the newest jobs, at once and whenever one changed, looked at once a second."""
+    return _stream(services, _shared(request, services), "the list of jobs")
+
+
+@router.get(
+    "/jobs/{job_id}/live",
+    response_class=StreamingResponse,
+    **_described("`status`: a JobStatus, `streams`: a StreamReport, each when it changed; `problem`: ProblemDetails"),
+)
+async def job_live(job_id: KnownJob, services: HasServices) -> Response:
+    """Send the job's status and its streams, at once and whenever they changed, looked at once a second.
+
+    The stream goes on after the job's end, because it may be resumed.
+    """
+
+    def look() -> dict[str, object]:
+        return {"status": job_status(services.broker, job_id), "streams": stream_report(services.broker, job_id)}
+
+    return _stream(services, look, job_id)
+
+
+def _stream(services: Services, look: Look, what: str) -> Response:
+    """Raises Unavailable where too many streams are open."""
+    if services.num_event_streams >= services.max_event_streams:
+        raise Unavailable(f"{services.num_event_streams} event streams are open", cure="end some, or ask now and then")
+    stream = LiveStream(look=look, what=what, closing=services.closing, keep_alive_s=services.keep_alive_s)
+    return CountedStream(stream, count=services.count_event_streams, headers=HEADERS)
+
+
+def _shared(request: Request, services: Services) -> Look:
+    """The app's one look at the list; this runs in the event loop's thread alone."""
+    state = request.app.state
+    if not hasattr(state, "look_at_jobs"):
+        state.look_at_jobs = SharedLook(lambda: {"jobs": {"jobs": newest_jobs(services.broker, limit=NUM_SHOWN)}})
+    return state.look_at_jobs

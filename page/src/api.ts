@@ -1,0 +1,115 @@
+// The one door to the gateway: JSON in and out, every failure typed, every wait with an end.
+//
+//   ask() ─▶ fetch + key ─▶ 2xx: the record
+//                         ├ 4xx/5xx: Refused, the gateway's problem details
+//                         └ no answer, or none of ours: Away
+import type { ProblemDetails } from "./types";
+import { Store } from "./store";
+
+const KEY_AT = "onbeat.key";
+const DEADLINE_MS = 15_000;
+const PROBLEM = "application/problem+json";
+
+/** The gateway answered, and refused: what is wrong, in which field, and the cure. */
+export class Refused extends Error {
+  constructor(readonly problem: ProblemDetails) {
+    super(problem.detail);
+  }
+}
+
+/** The gateway did not answer, or something else answered in its place. */
+export class Away extends Error {}
+
+export const key = new Store<string>(sessionStorage.getItem(KEY_AT) ?? "");
+/** Why the key is asked for: "" while the gateway takes the one we have. */
+export const keyProblem = new Store<string>(key.value ? "" : "This gateway asks for its key.");
+
+export function useKey(next: string): void {
+  sessionStorage.setItem(KEY_AT, next);
+  key.set(next);
+  keyProblem.set(next ? "" : "This gateway asks for its key.");
+}
+
+/** Since when the gateway does not answer, in ms of Date.now(); null while it does. */
+export const awaySince = new Store<number | null>(null);
+/** What the gateway itself can't reach, while it says so. */
+export const backendProblem = new Store<ProblemDetails | null>(null);
+
+export function sawAnswer(): void {
+  awaySince.set(null);
+}
+
+export function sawNone(): void {
+  if (awaySince.value === null) awaySince.set(Date.now());
+}
+
+export interface Asked {
+  body?: unknown;
+  headers?: Record<string, string>;
+  deadlineMs?: number;
+  signal?: AbortSignal;
+}
+
+export async function ask<T>(method: string, path: string, asked: Asked = {}): Promise<T> {
+  const response = await send(method, path, asked);
+  if (response.status === 204) return undefined as T;
+  try {
+    return (await response.json()) as T;
+  } catch (error) {
+    if (asked.signal?.aborted) throw error;
+    throw new Away("the answer of the gateway broke off");
+  }
+}
+
+export const get = <T>(path: string, asked?: Asked): Promise<T> => ask<T>("GET", path, asked);
+export const post = <T>(path: string, body?: unknown, asked?: Asked): Promise<T> =>
+  ask<T>("POST", path, { ...asked, body });
+
+/** Answers the response of a stream or of JSON. Throws Refused or Away, and the abort of the caller's own signal. */
+export async function send(method: string, path: string, asked: Asked = {}): Promise<Response> {
+  const deadline = AbortSignal.timeout(asked.deadlineMs ?? DEADLINE_MS);
+  const signal = asked.signal ? AbortSignal.any([asked.signal, deadline]) : deadline;
+  const headers = keyed(asked.headers);
+  if (asked.body !== undefined) headers["Content-Type"] = "application/json";
+  const body = asked.body === undefined ? undefined : JSON.stringify(asked.body);
+  return checked(await reach(path, { method, headers, body, signal }, asked.signal));
+}
+
+export function keyed(headers: Record<string, string> = {}): Record<string, string> {
+  return key.value ? { ...headers, Authorization: `Bearer ${key.value}` } : { ...headers };
+}
+
+/** A fetch whose failures are Away. own: the signal whose abort is the caller's, and goes to it as it is. */
+export async function reach(path: string, init: RequestInit, own?: AbortSignal): Promise<Response> {
+  try {
+    return await fetch(path, { ...init, cache: "no-store", redirect: "error", credentials: "omit" });
+  } catch (error) {
+    if (own?.aborted) throw error;
+    sawNone();
+    throw new Away("the gateway does not answer");
+  }
+}
+
+export async function checked(response: Response): Promise<Response> {
+  if (response.ok) {
+    sawAnswer();
+    return response;
+  }
+  if (response.headers.get("Content-Type") !== PROBLEM) {
+    sawNone(); // a proxy in front of it, or another program at its address
+    throw new Away(`status ${response.status} did not come from the gateway`);
+  }
+  sawAnswer();
+  const problem = (await response.json()) as ProblemDetails;
+  if (response.status === 401) keyProblem.set(key.value ? "The gateway refuses this key." : "This gateway asks for its key.");
+  throw new Refused(problem);
+}
+
+/** One sentence for a person. */
+export function words(error: unknown): string {
+  if (error instanceof Refused) {
+    const { field, detail, cure } = error.problem;
+    return `${field ? `${field}: ` : ""}${detail}${cure ? ` — ${cure}` : ""}`;
+  }
+  return error instanceof Error ? error.message : String(error);
+}

@@ -1,0 +1,6 @@
+import type { JSX } from "preact";
+import type { TabProps } from "./tab";
+
+export function Overview({ status }: TabProps): JSX.Element {
+  return <section class="card">{status.state}</section>;
+}

@@ -1,0 +1,660 @@
+// Made by `python -m page.make_types` from the records of contracts/: do not edit.
+
+export interface AdditionDataset {
+  type: ("addition");
+}
+
+export interface AlgorithmSpec {
+  loss: (("bnpo" | "cispo" | "dapo" | "dr_grpo" | "grpo" | "gspo") | PluginLoss);
+  advantage: ("dr_grpo" | "grpo" | "none" | "reinforce++" | "reinforce++_baseline" | "rloo");
+  credit: ("trajectory" | "turn");
+  advantage_epsilon: number;
+  updates_per_iteration: number;
+  old_policy: ("generator" | "trainer");
+  clip_low: (number | null);
+  clip_high: (number | null);
+  kl_coefficient: number;
+  kl_estimator: ("k1" | "k2" | "k3");
+  kl_placement: ("loss" | "reward");
+  entropy_coefficient: number;
+  distillation_coefficient: number;
+  correction: (("decoupled_ppo" | "icepop" | "none" | "tis") | null);
+  correction_level: ("sequence" | "token");
+  correction_low: (number | null);
+  correction_high: (number | null);
+  shuffle_rewards: boolean;
+}
+
+export interface AuditChain {
+  records: (AuditRecord & { digest?: string; })[];
+}
+
+export interface AuditRecord {
+  kind: string;
+  iteration: number;
+  policy_version: number;
+  weights_digest: string;
+  next_weights_digest: string;
+  trainer_epoch: number;
+  batches: Record<string, string>;
+  abandoned: Record<string, string>;
+  loss: number;
+  grad_norm: number;
+  reward_mean: number;
+  on_unscorable?: Record<string, number>;
+  unscorable?: Record<string, Record<string, number>>;
+  sampled?: SampledBy[];
+  columns?: Record<string, string>;
+  previous: string;
+}
+
+export interface BatchDead {
+  type: ("batch_dead");
+  at_s: number;
+  batch_id: string;
+  reason: string;
+}
+
+export interface ChatSpec {
+  system_prompt: string;
+}
+
+export interface CheckpointWritten {
+  type: ("checkpoint_written");
+  at_s: number;
+  iteration: number;
+  directory: string;
+  weights_digest: string;
+}
+
+export interface Column {
+  name: string;
+  type: ("float32" | "float64" | "int32" | "text");
+  per: ("completion_token" | "prompt_token" | "rollout" | "token");
+}
+
+export interface DeltaWeights {
+  transport: ("delta");
+  snapshot_every_versions: number;
+}
+
+export interface EnvironmentDataset {
+  type: ("environment");
+  num_train_prompts: number;
+}
+
+export interface EnvironmentSpec {
+  name: string;
+  params: Record<string, (number | boolean | string)>;
+  max_turns: number;
+  max_tokens: number;
+  renderer: ("chat" | "text");
+  chat_format: string;
+  step_timeout_s: number;
+  request_timeout_s: number;
+  max_attempts: number;
+}
+
+export interface EvaluationFinished {
+  type: ("evaluation_finished");
+  at_s: number;
+  score: EvaluationScore;
+}
+
+export interface EvaluationScore {
+  iteration: number;
+  policy_version: number;
+  sampled: number;
+  greedy: (number | null);
+  num_prompts: number;
+}
+
+export interface EvaluationSpec {
+  every_iterations: number;
+  num_prompts: number;
+  prompts_per_batch: number;
+  greedy: boolean;
+}
+
+export interface ExactReward {
+  type: ("exact");
+  weight: number;
+  on_unscorable: (("fail") | number);
+  ignore_case: boolean;
+}
+
+export interface ExternalStage {
+  type: ("external");
+  max_attempts: number;
+  lease_s: number;
+  name: string;
+  inputs: string[];
+  outputs: Column[];
+  unit: ("batch" | "group" | "row");
+  reward_column: string;
+  weight: number;
+}
+
+export interface FileWeights {
+  transport: ("file");
+}
+
+export interface FormatReward {
+  type: ("format");
+  weight: number;
+  on_unscorable: (("fail") | number);
+  pattern: string;
+}
+
+export interface GeneratorList {
+  generators: GeneratorSeen[];
+}
+
+export interface GeneratorSeen {
+  generator_id: string;
+  seen_s: number;
+  info: Record<string, string>;
+}
+
+export interface IterationCommitted {
+  type: ("iteration_committed");
+  at_s: number;
+  metrics: IterationMetrics;
+  weights_digest: string;
+}
+
+export interface IterationList {
+  iterations: IterationMetrics[];
+}
+
+export interface IterationMetrics {
+  iteration: number;
+  policy_version: number;
+  trainer_epoch: number;
+  num_batches: number;
+  num_completions: number;
+  num_tokens: number;
+  reward_mean: number;
+  reward_std: number;
+  reward_components: Record<string, number>;
+  zero_advantage_share: number;
+  num_resamples: number;
+  advantage_mean: number;
+  advantage_std: number;
+  advantage_max: number;
+  response_tokens_mean: number;
+  response_tokens_max: number;
+  truncated_share: number;
+  num_unscorable: number;
+  loss: number;
+  clip_share: number;
+  clip_low_share: number;
+  clip_high_share: number;
+  kl_to_reference: number;
+  kl_to_teacher?: number;
+  entropy: number;
+  entropy_trained_tokens: (number | null);
+  corrected_share: number;
+  grad_norm: number;
+  learning_rate: number;
+  mismatch_k3: number;
+  mismatch_max: number;
+  effective_sample_share: number;
+  lag_counts: number[];
+  lag_mean: number;
+  started_s: number;
+  wall_s: number;
+  generation_s: number;
+  training_s: number;
+  waiting_s: number;
+  step_s: number;
+  publish_s: number;
+  bubble_s: number;
+  tokens_per_s: number;
+  trained_tokens: number;
+  trained_tokens_per_s: number;
+  mfu: (number | null);
+  updates: UpdateMetrics[];
+  trajectories?: TrajectoryMetrics;
+}
+
+export interface IterationTimes {
+  iteration: number;
+  started_s: number;
+  ended_s: number;
+}
+
+export interface JobList {
+  jobs: JobStatus[];
+}
+
+export interface JobSpec {
+  name: string;
+  iterations: number;
+  model: ModelSpec;
+  dataset: (AdditionDataset | ReasoningGymDataset | JsonlDataset | EnvironmentDataset | PluginDataset);
+  reward?: RewardSpec;
+  environment: (EnvironmentSpec | null);
+  seed: number;
+  schedule: ("bounded" | "colocated" | "delayed" | "periodic" | "synchronous");
+  max_policy_lag: number;
+  deterministic: boolean;
+  rollout?: RolloutSpec;
+  algorithm?: AlgorithmSpec;
+  trackers: ("mlflow" | "tensorboard" | "wandb")[];
+  optimizer?: OptimizerSpec;
+  trainer?: TrainerSpec;
+  weights?: (FileWeights | DeltaWeights | RedisWeights);
+  stages: (ReferenceStage | TeacherStage | RewardModelStage | LlmJudgeStage | ExternalStage)[];
+  evaluation?: EvaluationSpec;
+  timeouts?: TimeoutSpec;
+  limits?: LimitSpec;
+}
+
+export type JobState = ("cancelled" | "cancelling" | "failed" | "queued" | "running" | "succeeded");
+
+export interface JobStatus {
+  job_id: string;
+  name: string;
+  state: JobState;
+  reason: string;
+  schedule: string;
+  max_policy_lag: number;
+  iterations: number;
+  iterations_committed: number;
+  policy_version: number;
+  weights_digest: string;
+  created_s: number;
+  started_s: number;
+  ended_s: number;
+  run_directory: string;
+  trainer_epoch: number;
+  batches_expected: number;
+  batches_published: number;
+  window: WindowIteration[];
+  batches_accepted: number;
+  batches_rejected: Record<string, number>;
+  batches_reclaimed: number;
+  batches_hedged: number;
+  hedges_won: number;
+  batches_dead: number;
+  live_generators: number;
+  evaluation_before: (EvaluationScore | null);
+  evaluation_latest: (EvaluationScore | null);
+}
+
+export interface JsonlDataset {
+  type: ("jsonl");
+  train_path: string;
+  evaluation_path: string;
+  chat: (ChatSpec | null);
+}
+
+export interface Lane {
+  who: string;
+  kind: ("generator" | "rank");
+  busy_s: number;
+  idle_share: number;
+}
+
+export interface LengthReward {
+  type: ("length");
+  weight: number;
+  on_unscorable: (("fail") | number);
+  target_chars: number;
+  max_chars: number;
+}
+
+export interface LimitSpec {
+  max_batch_bytes: number;
+  max_waiting_rows: number;
+}
+
+export interface LlmJudgeStage {
+  type: ("llm_judge");
+  max_attempts: number;
+  lease_s: number;
+  model: string;
+  prompt: string;
+  lowest: number;
+  highest: number;
+  weight: number;
+  name: string;
+}
+
+export interface LoraSpec {
+  rank: number;
+  alpha: number;
+  target_modules: string[];
+  publish: ("adapter" | "merged");
+}
+
+export interface MathVerifyReward {
+  type: ("math_verify");
+  weight: number;
+  on_unscorable: (("fail") | number);
+}
+
+export interface MismatchAlarm {
+  type: ("mismatch_alarm");
+  at_s: number;
+  iteration: number;
+  mismatch_k3: number;
+  mismatch_max: number;
+  effective_sample_share: number;
+  threshold: number;
+}
+
+export interface ModelSpec {
+  path: string;
+  dtype: ("bfloat16" | "float32");
+}
+
+export interface NumericReward {
+  type: ("numeric");
+  weight: number;
+  on_unscorable: (("fail") | number);
+  tolerance: number;
+}
+
+export interface OptimizerSpec {
+  type: ("adamw" | "adamw_8bit");
+  learning_rate: number;
+  beta1: number;
+  beta2: number;
+  epsilon: number;
+  weight_decay: number;
+  max_grad_norm: number;
+  schedule: ("constant" | "cosine" | "linear");
+  warmup_iterations: number;
+}
+
+export interface OverlongReward {
+  type: ("overlong");
+  weight: number;
+  on_unscorable: (("fail") | number);
+  max_tokens: number;
+  buffer_tokens: number;
+}
+
+export interface PluginDataset {
+  type: ("plugin");
+  entry_point: string;
+  params: Record<string, (number | boolean | string)>;
+  chat: (ChatSpec | null);
+}
+
+export interface PluginLoss {
+  type: ("plugin");
+  entry_point: string;
+}
+
+export interface PluginReward {
+  type: ("plugin");
+  weight: number;
+  on_unscorable: (("fail") | number);
+  entry_point: string;
+}
+
+export interface ProblemDetails {
+  type: string;
+  title: string;
+  status: number;
+  detail: string;
+  field: (string | null);
+  cure: (string | null);
+}
+
+export interface PromptLease {
+  batch_id: string;
+  generator_id: string;
+  idle_s: number;
+  deliveries: number;
+}
+
+export interface ReasoningGymDataset {
+  type: ("reasoning_gym");
+  task: string;
+  params: Record<string, (number | boolean | string)>;
+  num_train_prompts: number;
+  question_suffix: string;
+  chat: (ChatSpec | null);
+}
+
+export interface ReasoningGymReward {
+  type: ("reasoning_gym");
+  weight: number;
+  on_unscorable: (("fail") | number);
+  strict: boolean;
+  answer_pattern: string;
+}
+
+export interface RedisWeights {
+  transport: ("redis");
+}
+
+export interface ReferenceStage {
+  type: ("reference");
+  max_attempts: number;
+  lease_s: number;
+  name: string;
+}
+
+export interface RegexReward {
+  type: ("regex");
+  weight: number;
+  on_unscorable: (("fail") | number);
+  pattern: string;
+}
+
+export interface ResumeRequest {
+  iterations: (number | null);
+  on_unscorable: Record<string, (("fail") | number)>;
+}
+
+export interface RewardModelStage {
+  type: ("reward_model");
+  max_attempts: number;
+  lease_s: number;
+  model: string;
+  weight: number;
+  name: string;
+}
+
+export interface RewardSpec {
+  components: (ExactReward | NumericReward | RegexReward | FormatReward | LengthReward | OverlongReward | ReasoningGymReward | MathVerifyReward | PluginReward)[];
+  item_timeout_s: number;
+  request_timeout_s: number;
+  max_attempts: number;
+}
+
+export interface RolloutSpec {
+  batches_per_iteration: number;
+  prompts_per_batch: number;
+  group_size: number;
+  sampling?: SamplingParams;
+  max_prompt_tokens: number;
+  max_resamples: number;
+  max_attempts: number;
+  on_failed_batch: ("abandon" | "fail");
+  hedge: boolean;
+}
+
+export interface SampledBy {
+  policy_version: number;
+  weights_digest: string;
+  batches: string[];
+}
+
+export interface SamplingParams {
+  max_new_tokens: number;
+  temperature: number;
+  top_p: number;
+  top_k: number;
+}
+
+export interface StageLease {
+  stage: string;
+  batch_id: string;
+  item: number;
+  worker_id: string;
+  attempt: number;
+  age_s: number;
+  lease_s: number;
+}
+
+export interface StageState {
+  stage: string;
+  num_free: number;
+  num_leased: number;
+  oldest_age_s: (number | null);
+  num_workers: number;
+  rows_made: number;
+  items_failed: number;
+  items_reclaimed: number;
+}
+
+export interface StageWorkerSeen {
+  worker_id: string;
+  seen_s: number;
+  serves: string[];
+  info: Record<string, string>;
+}
+
+export interface StateChanged {
+  type: ("state_changed");
+  at_s: number;
+  state: JobState;
+  reason: string;
+}
+
+export interface StreamReport {
+  job_id: string;
+  fence_state: string;
+  iteration: number;
+  max_policy_lag: number;
+  window: WindowIteration[];
+  policy_version: number;
+  weights_digest: string;
+  trainer_epoch: number;
+  trainer_lease_s: (number | null);
+  batches_expected: number;
+  batches_published: number;
+  batches_accepted: number;
+  accepted_bytes: number;
+  batches_rejected: Record<string, number>;
+  batches_reclaimed: number;
+  batches_hedged: number;
+  hedges_won: number;
+  batches_failed: number;
+  batches_dead: number;
+  batches_redispatched: number;
+  rewinds: number;
+  streams: StreamState[];
+  leases: PromptLease[];
+  generators: GeneratorSeen[];
+  rows_waiting?: number;
+  columns_bytes?: number;
+  stages?: StageState[];
+  stage_leases?: StageLease[];
+  stage_workers?: StageWorkerSeen[];
+}
+
+export interface StreamState {
+  name: string;
+  num_entries: number;
+  num_pending: number;
+  num_waiting: number;
+  oldest_age_s: (number | null);
+  memory_bytes: number;
+}
+
+export interface TeacherStage {
+  type: ("teacher");
+  max_attempts: number;
+  lease_s: number;
+  model: string;
+  name: string;
+}
+
+export interface TimelineReport {
+  job_id: string;
+  spans: TimelineSpan[];
+  lanes: Lane[];
+  critical: number[];
+  iterations: IterationTimes[];
+  words: string;
+}
+
+export interface TimelineSpan {
+  who: string;
+  what: string;
+  iteration: number;
+  batch_id: string;
+  started_s: number;
+  ended_s: number;
+}
+
+export interface TimeoutSpec {
+  generator_lease_s: number;
+  trainer_lease_s: number;
+  generation_s: number;
+  iteration_s: number;
+  no_generator_s: number;
+  no_stage_worker_s: number;
+  ranks_s: number;
+  max_trainer_starts: number;
+}
+
+export interface TrainerSpec {
+  world_size: number;
+  sharding: ("fsdp" | "none");
+  accumulation: ("exact" | "float");
+  checkpoint_every_iterations: number;
+  keep_checkpoints: number;
+  packing: ("padded" | "shared_prompt");
+  max_tokens_per_micro_batch: number;
+  measure_entropy: boolean;
+  mismatch_alarm: number;
+  on_mismatch: ("fail" | "warn");
+  gradient_checkpointing: boolean;
+  lora: (LoraSpec | null);
+  external: boolean;
+}
+
+export interface TrainerStarted {
+  type: ("trainer_started");
+  at_s: number;
+  trainer_epoch: number;
+  next_iteration: number;
+  resumed: boolean;
+}
+
+export interface TrajectoryMetrics {
+  turns_mean: number;
+  turns_max: number;
+  done_share: number;
+  max_turns_share: number;
+  max_tokens_share: number;
+  observation_tokens_mean: number;
+  environment_reward_mean: number;
+  num_begun_again: number;
+  environment: Record<string, number>;
+}
+
+export interface UpdateMetrics {
+  loss: number;
+  clip_share: number;
+  kl_to_reference: number;
+  grad_norm: number;
+  kl_to_teacher?: number;
+}
+
+export interface WindowIteration {
+  iteration: number;
+  oldest_version: number;
+  newest_version: number;
+  batches_expected: number;
+  batches_published: number;
+  batches_dead: number;
+}

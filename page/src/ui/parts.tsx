@@ -1,0 +1,72 @@
+// The small things every screen is made of. Texts of users and models go in as children: Preact makes text nodes.
+import type { ComponentChildren, JSX } from "preact";
+import { useState } from "preact/hooks";
+import { words } from "../api";
+import { useNow } from "../live";
+import type { JobState, JobStatus } from "../types";
+import { age, date } from "./format";
+
+export const FINAL: readonly JobState[] = ["succeeded", "failed", "cancelled"];
+
+export function StateBadge({ state }: { state: JobState }): JSX.Element {
+  return <span class={`badge ${state}`}>{state}</span>;
+}
+
+/** The beginning of a digest or an id; the whole is its title, and a press copies it. */
+export function Digest({ value, length = 12 }: { value: string; length?: number }): JSX.Element {
+  const [copied, setCopied] = useState(false);
+  if (!value) return <span class="faint">—</span>;
+  const copy = async (): Promise<void> => {
+    await navigator.clipboard.writeText(value);
+    setCopied(true);
+    setTimeout(() => setCopied(false), 1200);
+  };
+  return (
+    <button type="button" class="copy" title={value} aria-label={`copy ${value}`} onClick={() => void copy()}>
+      {copied ? "copied" : value.slice(0, length)}
+    </button>
+  );
+}
+
+export function Age({ at }: { at: number }): JSX.Element {
+  const now = useNow();
+  if (!at) return <span class="faint">—</span>;
+  return (
+    <time class="nowrap" dateTime={new Date(at * 1000).toISOString()} title={date(at)}>
+      {age(now - at)}
+    </time>
+  );
+}
+
+export function Progress({ status }: { status: JobStatus }): JSX.Element {
+  const done = status.iterations ? status.iterations_committed / status.iterations : 0;
+  return (
+    <span>
+      <span class="nowrap">
+        {status.iterations_committed} <span class="faint">of {status.iterations}</span>
+      </span>
+      <span class="bar" role="presentation">
+        <span style={{ width: `${Math.min(100, done * 100)}%` }} />
+      </span>
+    </span>
+  );
+}
+
+export function Empty({ title, children }: { title: string; children?: ComponentChildren }): JSX.Element {
+  return (
+    <div class="empty">
+      <h2>{title}</h2>
+      {children}
+    </div>
+  );
+}
+
+/** What went wrong, with its field and cure; nothing while nothing did. */
+export function Failure({ error }: { error: unknown }): JSX.Element | null {
+  if (!error) return null;
+  return (
+    <p class="note bad" role="alert">
+      {words(error)}
+    </p>
+  );
+}

@@ -1,0 +1,49 @@
+// Builds page/ into gateway/page/static/, which the wheel and the image carry.
+import { createHash } from "node:crypto";
+import { readdirSync, readFileSync, statSync, writeFileSync } from "node:fs";
+import { join, relative } from "node:path";
+import { fileURLToPath } from "node:url";
+import { defineConfig, type Plugin } from "vite";
+
+const here = fileURLToPath(new URL(".", import.meta.url));
+const out = join(here, "..", "gateway", "page", "static");
+const SOURCES = ["index.html", "package.json", "package-lock.json", "tsconfig.json", "vite.config.ts", "src"];
+
+/** Files of the page, by name, in the order in which tests/unit/gateway/test_page_build.py reads them too. */
+function sources(name: string): string[] {
+  const path = join(here, name);
+  if (!statSync(path).isDirectory()) return [path];
+  return readdirSync(path).flatMap((inner) => sources(join(name, inner)));
+}
+
+/** Writes down of which sources the build is. */
+function recordSources(): Plugin {
+  return {
+    name: "record-sources",
+    closeBundle() {
+      const digest = createHash("sha256");
+      const files = SOURCES.flatMap(sources).map((path) => [relative(here, path).replaceAll("\\", "/"), path] as const);
+      for (const [name, path] of files.sort(([a], [b]) => (a < b ? -1 : 1))) {
+        const content = readFileSync(path);
+        digest.update(`${name} ${content.length}\n`).update(content);
+      }
+      writeFileSync(join(out, "sources.json"), JSON.stringify({ sha256: digest.digest("hex") }) + "\n");
+    },
+  };
+}
+
+export default defineConfig({
+  plugins: [recordSources()],
+  oxc: { jsx: { runtime: "automatic", importSource: "preact" } },
+  build: {
+    outDir: out,
+    emptyOutDir: true,
+    assetsInlineLimit: 0, // the page's policy allows no data: address
+    modulePreload: { polyfill: false },
+    target: "es2022",
+    reportCompressedSize: false,
+  },
+  server: {
+    proxy: { "/v1": "http://127.0.0.1:8000", "/openapi.json": "http://127.0.0.1:8000" },
+  },
+});
