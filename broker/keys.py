@@ -32,6 +32,7 @@ set for each slot: those of slot 0 are named as below, and those of slot i have 
 | onbeat:persisted | string | job store, trainer | WAITAOF | for ever |
 | onbeat:role:R | never there | none | `acl_check_cmd` of the scripts: a user that may read it has role R | never |
 | onbeat:generators | hash, generator id → GeneratorInfo | generators | status | heartbeat |
+| onbeat:replays | hash, replay id → ReplayEntry | replay scripts | gateway, generators | an hour, newest 100 |
 | onbeat:stage_workers | hash, worker id → StageWorkerInfo | stage workers | trainer, status | heartbeat |
 
 What stands in the ledger for a batch is `BatchRecord` of ledger.py.
@@ -51,6 +52,7 @@ JOBS = "onbeat:jobs"
 ACTIVE = "onbeat:active"
 GENERATORS = "onbeat:generators"
 STAGE_WORKERS = "onbeat:stage_workers"
+REPLAYS = "onbeat:replays"
 PERSISTED = "onbeat:persisted"
 GENERATOR_GROUP = "generators"
 TRAINER_GROUP = "trainers"

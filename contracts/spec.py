@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, get_args
 
-from msgspec import Meta, field
+from msgspec import UNSET, Meta, UnsetType, field
 
 from contracts.encoding.wire import (
     NO_CONTROL_CHARACTERS,
@@ -25,6 +25,7 @@ from contracts.spec_limits import check_products
 from contracts.spec_tables.algorithm import AlgorithmSpec
 from contracts.spec_tables.datasets import DatasetSpec
 from contracts.spec_tables.environment import EnvironmentSpec, environment_problem
+from contracts.spec_tables.recording import RecordingSpec
 from contracts.spec_tables.rollout import EvaluationSpec, RolloutSpec
 from contracts.spec_tables.stages import (
     MAX_STAGES,
@@ -146,6 +147,8 @@ class JobSpec(Record, frozen=True, kw_only=True):
     themselves. A batch is trained when its columns are complete; evaluations pass none."""
     evaluation: EvaluationSpec = field(default_factory=EvaluationSpec)
     """Held-out evaluation."""
+    recording: RecordingSpec | UnsetType | None = UNSET
+    """Which batches stay on disk after they were trained, to be looked at and sampled again; none: no batch does."""
     timeouts: TimeoutSpec = field(default_factory=TimeoutSpec)
     """Deadlines."""
     limits: LimitSpec = field(default_factory=LimitSpec)

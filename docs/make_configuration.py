@@ -197,6 +197,8 @@ def _row(field: types.Field, *, name: str, docstring: str) -> str:
 def _default(field: types.Field) -> str:
     if field.required:
         return "required"
+    if field.default is msgspec.NODEFAULT and field.default_factory is msgspec.NODEFAULT:
+        return "none"  # UNSET: what is left out is not in the record
     value = field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
     if value is None:
         return "none"

@@ -4,7 +4,8 @@ request ─ metrics.py ─ http_service/access.py (Host, origin, key)
              └─ api/ ─┬─ submission.py, reward_plugins.py, environment_check.py
                       │            └─▶ job store ─▶ Celery: `onbeat.ensure_trainer`
                       ├─ event_stream.py ◀─ the job's events
-                      ├─ run_files.py ◀─ the job's run folder
+                      ├─ run_files.py, recorded/ ◀─ the job's run folder
+                      ├─ rollouts.py ◀─▶ requests to sample a recorded batch again, which generators take
                       ├─ broker/monitor.py ◀─ fence, counters, streams
                       └─ page/ ◀─ the built page, without a key
 """
@@ -17,7 +18,7 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 
-from gateway.api import jobs, live, process, timeline, watch
+from gateway.api import jobs, live, process, rollouts, timeline, watch
 from gateway.metrics import Measure
 from gateway.openapi import REFUSALS, describe_contracts
 from gateway.page.files import page_router, read_page
@@ -26,7 +27,7 @@ from http_service.access import Access, AccessRules
 from http_service.problems import answer_with_problems
 
 VERSION = "0.1.0"
-ROUTERS = (jobs.router, watch.router, live.router, timeline.router, process.router)
+ROUTERS = (jobs.router, watch.router, live.router, timeline.router, rollouts.router, process.router)
 """Every endpoint: a new one is a file in api/ and a name here."""
 
 

@@ -12,6 +12,7 @@ from fastapi import Depends, Request
 from broker.celery_app import TrainerRequests
 from broker.connection.client import Broker
 from broker.job_store import JobStore
+from broker.replays import Replays
 from contracts.encoding.names import check_job_id
 from contracts.errors import BrokerUnavailable
 from contracts.settings import StackSettings
@@ -43,6 +44,10 @@ class Services:
     @property
     def jobs(self) -> JobStore:
         return JobStore(self.broker)
+
+    @property
+    def replays(self) -> Replays:
+        return Replays(self.broker)
 
     def count_event_streams(self, by: int) -> None:
         self.num_event_streams += by

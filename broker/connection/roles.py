@@ -29,6 +29,7 @@ SCRIPT_ROLES: Mapping[str, tuple[str, ...]] = {
     "acquire_trainer": (TRAINER,),
     "announce_shard": (TRAINER,),
     "claim_prompt": (GENERATOR,),
+    "claim_replay": (GENERATOR,),
     "claim_rollouts": (TRAINER,),
     "claim_rows": (STAGE,),
     "commit_iteration": (TRAINER,),
@@ -44,12 +45,15 @@ SCRIPT_ROLES: Mapping[str, tuple[str, ...]] = {
     "put_rows": (STAGE,),
     "reconcile": (TRAINER,),
     "renew_prompts": (GENERATOR,),
+    "renew_replay": (GENERATOR,),
     "renew_rows": (STAGE,),
     "renew_trainer": (TRAINER,),
     "remove_job": (GATEWAY,),
+    "request_replay": (GATEWAY,),
     "resume_job": (GATEWAY,),
     "rewind": (TRAINER,),
     "set_state": (GATEWAY, TRAINER),
+    "settle_replay": (GENERATOR,),
     "write": (GATEWAY, TRAINER, GENERATOR, STAGE),
 }
 """Script → the roles that may run it."""
@@ -75,6 +79,7 @@ RIGHTS: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("+zadd +zrem", "~onbeat:jobs"),
         ("+sadd +srem", "~onbeat:active"),
         ("+hdel", "~onbeat:generators ~onbeat:stage_workers"),
+        ("+hget +hgetall +hset +hdel +pexpire", "~onbeat:replays"),
         # A resume, and a cancel, ends the epoch before it and empties the open iteration.
         ("+hset", "~onbeat:{*}:fence"),
         ("+xgroup|create +xgroup|destroy +xtrim", "~onbeat:{*}:prompts* ~onbeat:{*}:rollouts*"),
@@ -113,6 +118,7 @@ RIGHTS: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("+hincrby", "~onbeat:{*}:counters"),
         ("+hset +hincrby", "~onbeat:{*}:progress"),
         ("+hset +hdel +hgetall", "~onbeat:generators"),
+        ("+hget +hgetall +hset +hlen", "~onbeat:replays"),
         # A batch of a job with stages.
         ("+zadd", "~onbeat:{*}:work*"),
         ("+hset", "~onbeat:{*}:columns*"),

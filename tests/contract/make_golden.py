@@ -106,6 +106,7 @@ from contracts.weights import (
     WeightsSpec,
 )
 from tests.contract.golden_environments import PLAYED, environment_records
+from tests.contract.golden_recorded import recorded_records
 
 FOLDER = Path(__file__).parent / "golden"
 DIGEST = "0123456789abcdef" * 4
@@ -603,6 +604,7 @@ GOLDEN: dict[str, Record] = {
     "audit_record_of_stages": audit_record_of_stages(),
     "audit_record_rewind": audit_record("rewind"),
     **environment_records(rollout_batch(), prompt_batch(), job_spec(AdditionDataset())),
+    **recorded_records(rollout_batch(), prompt_batch(), weight_manifest(), job_spec(AdditionDataset())),
 }
 """File name without its ending → the value that it holds."""
 

@@ -19,7 +19,7 @@ from broker.connection.roles import CELERY, GATEWAY, GENERATOR, LOADER, ROLES, S
 from broker.connection.script_texts import PRELUDE, SCRIPTS, script_sha, script_text
 from broker.generator_side import GeneratorSide, PublishOutcome
 from broker.job_store import JobStore
-from broker.keys import ACTIVE, JOBS, JobKeys, SlotKeys, idempotency
+from broker.keys import ACTIVE, JOBS, REPLAYS, JobKeys, SlotKeys, idempotency
 from broker.monitor import job_status, stream_report
 from broker.presence import Presence
 from broker.trainer_side import TrainerSide
@@ -40,6 +40,7 @@ OF_A_SCRIPT = {
 }
 OF_A_SCRIPT |= dict.fromkeys(("put_chunk", "drop_chunks"), (KEYS.chunks,))
 OF_A_SCRIPT |= dict.fromkeys(("publish_batch", "claim_rows", "put_rows", "fail_rows"), (KEYS.ready,))
+OF_A_SCRIPT |= dict.fromkeys(("request_replay", "claim_replay", "renew_replay", "settle_replay"), (REPLAYS,))
 """KEYS[9] and later ones, for the scripts that have more keys than the common ones."""
 FIRST = "\x00the key"
 """Where the key stands in a sample call."""
@@ -87,10 +88,10 @@ SAMPLES: dict[str, tuple[str, ...]] = {
 """Each command of the scripts with arguments that it accepts."""
 CALL = re.compile(r"(?:redis\.p?call|call_with|each_of)\('(\w+)'([^\n]*)")
 NAMES = ["FENCE", "WEIGHTS", "COUNTERS", "DEAD", "AUDIT", "JOB", "EVENTS", "PROGRESS"]
-OWN_NAMES = {"SPEC", "JOBS", "ACTIVE", "IDEMPOTENCY", "SHARDS", "CHUNKS", "READY"}
+OWN_NAMES = {"SPEC", "JOBS", "ACTIVE", "IDEMPOTENCY", "SHARDS", "CHUNKS", "READY", "REPLAYS"}
 OF_SLOT = {f"slot.{name}": name for name in SlotKeys._fields}
 KEY = re.compile(rf"\b({'|'.join([*NAMES, *sorted(OWN_NAMES), *OF_SLOT])}|stream|ready)\b")
-OWN_KEYS = re.compile(r"^local ([A-Z, ]+) = (?:unpack\(KEYS, 9|KEYS\[9\])", re.MULTILINE)
+OWN_KEYS = re.compile(r"^local ([A-Z, ]+) = (?:unpack\(KEYS, [19]|KEYS\[[19]\])", re.MULTILINE)
 GROUP_CALL = re.compile(r"'(CREATE|DESTROY)'")
 
 

@@ -1,0 +1,112 @@
+"""A recorded batch as it stands on disk, and the index of an iteration that was recorded."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Literal
+
+from msgspec import UNSET, Meta, UnsetType
+
+from contracts.encoding.arrays import ITEM_BYTES, unpack_int32
+from contracts.encoding.digests import Digest
+from contracts.encoding.names import RelativePath
+from contracts.encoding.wire import Record
+from contracts.errors import ContractViolation
+from contracts.rollouts import LogProbs, PromptBatch, Purpose, RolloutBatch, TokenIds
+from contracts.versions import PolicyVersion, WeightManifest
+
+FORMAT = 1
+"""Format of the files; another one is of another release, and named as such."""
+
+
+class RecordedBatch(Record, frozen=True, kw_only=True):
+    """One batch: what was asked, what came, and what the trainer made of it."""
+
+    format: Literal[1] = 1
+    asked: PromptBatch
+    """The prompts, with their reserves, seeds and sampling."""
+    batch: RolloutBatch
+    """What was published, and the columns of the job's stages."""
+    batch_digest: Digest
+    """`batch_digest` of what was published, as the ledger and the audit chain have it."""
+    manifest: WeightManifest | None
+    """The version that sampled it; None where the one who recorded it doesn't know."""
+    engine: str = ""
+    """The kind of engine that samples the job (I7); "" of a job that isn't deterministic."""
+    rewards: tuple[float, ...] | UnsetType = UNSET
+    """The reward of each completion as it was trained, where stages added to it."""
+    advantages: tuple[float, ...] | None = None
+    """One for each completion, or for each turn that was played, before what only the whole iteration knows; None of an
+    evaluation, and of an external trainer."""
+    trainer_logprobs: tuple[LogProbs | None, ...] | None = None
+    """Those of each completion, under the weights of its first update: a log-prob for each sampled token; None for one
+    that didn't go through the model. None of an evaluation, and of an external trainer."""
+    piece_ids: TokenIds = b""
+    """The ids of all tokens of the batch, each once, ascending; empty where the one who recorded it has no
+    tokenizer."""
+    pieces: tuple[str, ...] = ()
+    """The text of each of piece_ids."""
+
+    def __post_init__(self) -> None:
+        size = self.batch.num_completions
+        asked, batch = self.asked, self.batch
+        if (asked.batch_id, len(asked.prompts), asked.group_size) != (
+            batch.batch_id,
+            len(batch.groups),
+            batch.group_size,
+        ):
+            raise ContractViolation("what was asked is another batch", field="asked")
+        if len(self.piece_ids) != ITEM_BYTES * len(self.pieces):
+            raise ContractViolation("each piece has the id of its token", field="pieces")
+        if batch.columns is not UNSET and any(len(values) != size for values in batch.columns.values()):
+            raise ContractViolation("a column has a value for each completion", field="columns")
+        for name in ("trainer_logprobs", "rewards"):
+            values = getattr(self, name)
+            if values not in (None, UNSET) and len(values) != size:
+                raise ContractViolation(f"{len(values)} values are not those of {size} completions", field=name)
+        rollouts = [rollout for group in self.batch.groups for rollout in group.rollouts]
+        for rollout, logprobs in zip(rollouts, self.trainer_logprobs or (), strict=False):
+            if logprobs is not None and len(logprobs) != ITEM_BYTES * rollout.completion.num_sampled:
+                raise ContractViolation("one log-prob per sampled token is needed", field="trainer_logprobs")
+        if self.advantages is not None and not all(map(math.isfinite, self.advantages)):
+            raise ContractViolation("an advantage is a finite number", field="advantages")
+
+    @property
+    def text_of(self) -> dict[int, str]:
+        """Token id → its text."""
+        return dict(zip(unpack_int32(self.piece_ids), self.pieces, strict=True))
+
+
+class RecordedSummary(Record, frozen=True, kw_only=True):
+    """A recorded batch in a list."""
+
+    batch_id: str
+    purpose: Purpose
+    index: Annotated[int, Meta(ge=0)]
+    policy_version: PolicyVersion
+    weights_digest: Digest
+    generator_id: str
+    num_groups: Annotated[int, Meta(ge=1)]
+    num_completions: Annotated[int, Meta(ge=1)]
+    reward_mean: float
+    batch_digest: Digest
+
+
+class RecordedIteration(Record, frozen=True, kw_only=True):
+    """The index of an iteration, written once it is committed: without it the iteration isn't recorded yet."""
+
+    format: Literal[1] = 1
+    iteration: Annotated[int, Meta(ge=0)]
+    batches: tuple[RecordedSummary, ...]
+    """By purpose, training first, and by index."""
+    versions: dict[RelativePath, int]
+    """Folders below the weight root that hold the versions of these batches, with what each stands on → bytes."""
+    baseline: float = 0.0
+    """An advantage as it was trained is (A - baseline) / deviation."""
+    deviation: float = 1.0
+    num_left_out: Annotated[int, Meta(ge=0)] = 0
+    """Batches that the spec chose and that are not here: too large, or the disk refused them."""
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.baseline) and math.isfinite(self.deviation) and self.deviation > 0.0):
+            raise ContractViolation("makes no number of an advantage", field="deviation")

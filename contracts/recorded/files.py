@@ -1,0 +1,137 @@
+"""Where records are, and how they are read and written.
+
+{run_root}/{job_id}/rollouts/
+    i000012/train-000003.msgpack     RecordedBatch of 12/train/3
+    i000012/iteration.msgpack        RecordedIteration, written after the iteration's commit
+
+A file is written under a hidden name and renamed: what has its name is whole. A reader trusts no file: one that is
+damaged, foreign or too large is a ContractViolation that names it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TypeVar
+
+from contracts.encoding.wire import Record, decode, encode
+from contracts.errors import ContractViolation, NotFound
+from contracts.recorded.batches import RecordedBatch, RecordedIteration
+from contracts.run_folder import CHECKPOINT as ITERATION
+from contracts.run_folder import RunFolder, numbered
+
+INDEX = "iteration.msgpack"
+MAX_RECORD_BYTES = 1024**3
+"""Largest file that a reader takes into its memory: twice the largest batch of any job."""
+BATCH_FILE = re.compile(r"(train|evaluation)-(\d{6,})\.msgpack")
+BATCH_ID = re.compile(r"(0|[1-9]\d{0,8})/(train|evaluation)/(0|[1-9]\d{0,8})")
+
+T = TypeVar("T", bound=Record)
+
+
+class RecordedFiles:
+    """The records of one job. Its methods block on the disk."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.path = folder.path / "rollouts"
+        self._job_id = folder.job_id
+
+    def iterations(self) -> list[int]:
+        """Returns the numbers of those that are recorded, or are about to be, oldest first."""
+        return [number for number, _ in self._numbered()]
+
+    def folder_of(self, iteration: int) -> Path:
+        return self.path / f"{ITERATION}{iteration:06d}"
+
+    def path_of(self, batch_id: str) -> Path:
+        """Raises NotFound for what is no batch's id: it would be another path."""
+        iteration, purpose, index = parts_of(batch_id)
+        return self.folder_of(iteration) / f"{purpose}-{index:06d}.msgpack"
+
+    def batch_paths(self, iteration: int) -> Iterator[Path]:
+        """Yields the files of an iteration's batches by name; none where it is gone."""
+        folder = self.folder_of(iteration)
+        try:
+            names = sorted(entry.name for entry in os.scandir(folder))
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        yield from (folder / name for name in names if BATCH_FILE.fullmatch(name))
+
+    def num_bytes(self, iteration: int) -> int:
+        """Sums the files of an iteration, as far as they are there."""
+        total = 0
+        try:
+            for entry in os.scandir(self.folder_of(iteration)):
+                total += entry.stat(follow_symlinks=False).st_size
+        except (FileNotFoundError, NotADirectoryError):
+            pass
+        return total
+
+    def read(self, batch_id: str) -> RecordedBatch:
+        """Raises NotFound for a batch that isn't recorded, ContractViolation for a file that isn't its record."""
+        path = self.path_of(batch_id)
+        found = read_record(path, RecordedBatch)
+        if (found.batch.job_id, found.batch.batch_id) != (self._job_id, batch_id):
+            raise ContractViolation("is the record of another batch", field=shown(path))
+        return found
+
+    def index(self, iteration: int) -> RecordedIteration:
+        """Raises NotFound where the iteration isn't recorded (yet), ContractViolation for a file that is no index."""
+        path = self.folder_of(iteration) / INDEX
+        found = read_record(path, RecordedIteration)
+        if found.iteration != iteration:
+            raise ContractViolation(f"is the index of iteration {found.iteration}", field=shown(path))
+        return found
+
+    def _numbered(self) -> list[tuple[int, Path]]:
+        return numbered(self.path, ITERATION)
+
+
+def parts_of(batch_id: str) -> tuple[int, str, int]:
+    """`12/train/3` → (12, "train", 3). Raises NotFound."""
+    found = BATCH_ID.fullmatch(batch_id)
+    if not found:
+        raise NotFound(f"`{batch_id[:80]!a}` is no batch's id", field="batch_id", cure="e.g. 12/train/3")
+    return int(found[1]), found[2], int(found[3])
+
+
+def read_record(path: Path, kind: type[T]) -> T:
+    """Raises NotFound for a missing file, ContractViolation naming one that is damaged, foreign or no plain file."""
+    try:
+        # A run folder may be a stranger's: a link may lead anywhere, and a pipe may never end.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as file:
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode) or found.st_size > MAX_RECORD_BYTES:
+                raise ContractViolation("is no plain file of a record's size", field=shown(path))
+            data = file.read(MAX_RECORD_BYTES)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise NotFound("is not recorded", field=shown(path)) from error
+    except OSError as error:
+        raise ContractViolation(f"cannot be read: {error.strerror}", field=shown(path)) from error
+    try:
+        return decode(data, kind)
+    except ContractViolation as error:
+        raise ContractViolation(f"is damaged, or of another release: {error.problem}", field=shown(path)) from error
+
+
+def write_record(path: Path, record: Record | bytes) -> int:
+    """Writes a record, or its bytes, complete or not at all; returns its bytes. Raises OSError."""
+    data = record if isinstance(record, bytes) else encode(record)
+    scratch = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")
+    try:
+        scratch.write_bytes(data)
+        scratch.rename(path)
+    except BaseException:
+        scratch.unlink(missing_ok=True)
+        raise
+    return len(data)
+
+
+def shown(path: Path) -> str:
+    """The end of a path, which says nothing of this machine: `rollouts/i000012/train-000003.msgpack`."""
+    return "/".join(path.parts[-3:])

@@ -1,0 +1,1 @@
+"""Recorded batches of a run folder, as HTTP shows them."""

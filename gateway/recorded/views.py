@@ -1,0 +1,161 @@
+"""A recorded batch → what a person reads of it: pieces of text, masks, log-probs, rewards and advantages."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+from msgspec import UNSET
+
+from contracts.encoding.arrays import unpack_float32, unpack_float64, unpack_int32
+from contracts.errors import ContractViolation
+from contracts.experience.columns import Column
+from contracts.recorded.batches import RecordedBatch, RecordedIteration
+from contracts.recorded.views import CompletionView, GroupView, RecordedBatchView, TurnView
+from contracts.rollouts import Completion, Rollout
+from contracts.spec import JobSpec
+
+Value = float | str | tuple[float | None, ...]
+
+
+def batch_view(record: RecordedBatch, index: RecordedIteration, spec: JobSpec, *, why_not: str) -> RecordedBatchView:
+    """Returns the view. index: of the record's iteration; why_not: why it can't be sampled again, or ""."""
+    batch = record.batch
+    return RecordedBatchView(
+        job_id=batch.job_id,
+        batch_id=batch.batch_id,
+        iteration=batch.iteration,
+        purpose=batch.purpose,
+        policy_version=batch.policy_version,
+        weights_digest=batch.weights_digest,
+        generator_id=batch.generator_id,
+        attempt=batch.attempt,
+        batch_digest=record.batch_digest,
+        timings=batch.timings,
+        groups=tuple(_groups(record, index, spec)),
+        can_sample_again=not why_not,
+        why_not=why_not,
+    )
+
+
+def _groups(record: RecordedBatch, index: RecordedIteration, spec: JobSpec) -> Iterator[GroupView]:
+    size = record.batch.group_size
+    texts, advantages = record.text_of, list(_advantages(record, index, by_turn=spec.algorithm.credits_turns))
+    for place, group in enumerate(record.batch.groups):
+        asked = record.asked.prompt_at(place, num_resamples=group.num_resamples)
+        yield GroupView(
+            prompt_id=group.prompt_id,
+            prompt_index=group.prompt_index,
+            prompt_text=asked.text if asked else group.prompt_text or "",
+            reference=asked.reference if asked else group.reference or "",
+            num_resamples=group.num_resamples,
+            completions=tuple(
+                _completion(record, spec, rollout, texts, row=row, advantages=advantages[row])
+                for row, rollout in enumerate(group.rollouts, start=place * size)
+            ),
+        )
+
+
+def _completion(
+    record: RecordedBatch,
+    spec: JobSpec,
+    rollout: Rollout,
+    texts: Mapping[int, str],
+    *,
+    row: int,
+    advantages: Sequence[float],
+) -> CompletionView:
+    """advantages: of the completion, or of each of its turns; empty where none is known."""
+    completion, trajectory = rollout.completion, rollout.completion.trajectory
+    sampled = _sampled(completion)
+    trained = record.trainer_logprobs[row] if record.trainer_logprobs else None
+    by_turn = spec.algorithm.credits_turns
+    turns = None
+    if trajectory is not UNSET:
+        turns = tuple(
+            TurnView(
+                start=turn.start,
+                end=turn.end,
+                finish_reason=turn.finish_reason,
+                reward=turn.reward,
+                advantage=advantages[number] if by_turn and number < len(advantages) else None,
+            )
+            for number, turn in enumerate(trajectory.turns)
+        )
+    return CompletionView(
+        sample=row % record.batch.group_size,
+        text=rollout.text,
+        reward=rollout.reward if record.rewards is UNSET else record.rewards[row],
+        reward_breakdown=rollout.reward_breakdown,
+        unscorable=rollout.unscorable,
+        advantage=advantages[0] if advantages and not by_turn else None,
+        finish_reason=completion.finish_reason,
+        pieces=pieces_of(completion, texts),
+        sampled=tuple(sampled),
+        generator_logprobs=_spread(completion.generator_logprobs, sampled),
+        trainer_logprobs=_spread(trained, sampled),
+        turns=turns,
+        stop=None if trajectory is UNSET else trajectory.stop,
+        environment_metrics={} if trajectory is UNSET else trajectory.metrics,
+        columns=_columns(record, spec, row),
+    )
+
+
+def pieces_of(completion: Completion, texts: Mapping[int, str]) -> tuple[str, ...]:
+    """Returns the text of each token; its number in brackets where it has none. texts: `RecordedBatch.text_of`."""
+    return tuple(texts.get(token, f"[{token}]") for token in unpack_int32(completion.token_ids))
+
+
+def _sampled(completion: Completion) -> list[bool]:
+    sampled = [False] * completion.num_tokens
+    for start, end in completion.spans:
+        sampled[start:end] = [True] * (end - start)
+    return sampled
+
+
+def _spread(logprobs: bytes | None, sampled: Sequence[bool]) -> tuple[float | None, ...]:
+    """[S] of the sampled tokens → one for each token; null for observations, and where there are no numbers."""
+    if logprobs is None:
+        return (None,) * len(sampled)
+    values = iter(unpack_float32(logprobs))
+    return tuple(_finite(next(values)) if is_sampled else None for is_sampled in sampled)
+
+
+def _advantages(record: RecordedBatch, index: RecordedIteration, *, by_turn: bool) -> Iterator[list[float]]:
+    """Yields those of each completion: one, or one for each turn; [] where they are unknown, or of another shape."""
+    known = [(one - index.baseline) / index.deviation for one in record.advantages or ()]
+    rollouts = [rollout for group in record.batch.groups for rollout in group.rollouts]
+    counts = [len(rollout.completion.spans) if by_turn else 1 for rollout in rollouts]
+    if len(known) != sum(counts):
+        known, counts = [], [0] * len(rollouts)
+    start = 0
+    for count in counts:
+        yield known[start : start + count]
+        start += count
+
+
+def _columns(record: RecordedBatch, spec: JobSpec, row: int) -> dict[str, Value]:
+    if record.batch.columns is UNSET:
+        return {}
+    kinds = {column.name: column for stage in spec.stages for column in stage.outputs}
+    return {
+        name: _value(values[row], kinds[name])
+        for name, values in record.batch.columns.items()
+        if name in kinds and row < len(values)
+    }
+
+
+def _value(data: bytes, column: Column) -> Value:
+    """Raises ContractViolation for bytes that aren't the column's."""
+    if column.type == "text":
+        return data.decode(errors="replace")
+    unpack = {"float32": unpack_float32, "float64": unpack_float64, "int32": unpack_int32}[column.type]
+    try:
+        values = tuple(map(_finite, unpack(data)))
+    except ValueError as error:
+        raise ContractViolation(f"{len(data)} bytes are no {column.type}", field=f"column {column.name}") from error
+    return values[0] if column.per == "rollout" and values and values[0] is not None else values
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

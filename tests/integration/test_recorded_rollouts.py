@@ -1,0 +1,187 @@
+"""The rollout browser's data: what a gateway answers of the records in a run folder, whatever stands there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from msgspec.structs import replace
+
+from contracts.encoding.arrays import pack_float32, pack_int32
+from contracts.encoding.wire import encode_json
+from contracts.recorded.batches import RecordedBatch, RecordedIteration
+from contracts.recorded.files import INDEX, RecordedFiles, write_record
+from contracts.rollouts import RolloutBatch, batch_digest
+from contracts.run_folder import RunFolder
+from contracts.versions import WeightFile, WeightManifest
+from gateway.services import Services
+from tests.builders import DIGEST, batch_of, job_spec, prompt_batch, rollout
+from tests.integration.test_gateway import ask, services, submit  # noqa: F401
+
+HOSTILE = "<img src=x onerror=alert(1)>\x1b[31m\u202e\x00"
+Ask = Callable[..., httpx.Response]
+
+
+def record_of(job_id: str, batch_id: str, *, text: str = "46", **changes: Any) -> RecordedBatch:
+    """The record of a batch of one prompt and two completions, the second of which was not trained."""
+    iteration, purpose, _ = batch_id.split("/")
+    common: dict[str, Any] = {"job_id": job_id, "batch_id": batch_id, "iteration": int(iteration), "purpose": purpose}
+    rollouts = [replace(rollout([4, 5], 1.0), text=text), replace(rollout([6], 0.0), text="x")]
+    batch: RolloutBatch = batch_of([([3], rollouts)], **common)
+    asked = prompt_batch([[3]], **common)
+    asked = replace(asked, prompts=(replace(asked.prompts[0], text=f"12+34={HOSTILE}", reference="46"),))
+    manifest = WeightManifest(
+        policy_version=0,
+        weights_digest=DIGEST,
+        dtype="float32",
+        directory=f"{job_id}/weights/v000000",
+        files=(WeightFile(name="weights.safetensors", num_bytes=4),),
+    )
+    values: dict[str, Any] = {
+        "asked": asked,
+        "batch": batch,
+        "batch_digest": batch_digest(batch),
+        "manifest": manifest,
+        "advantages": (0.5, -0.5),
+        "trainer_logprobs": (pack_float32([-0.5, -0.25]), None),
+        "piece_ids": pack_int32([4, 5]),
+        "pieces": ("4", HOSTILE),
+    }
+    return RecordedBatch(**(values | changes))
+
+
+def recorded(services: Services, job_id: str, *records: RecordedBatch, **index: Any) -> RecordedFiles:  # noqa: F811
+    """Writes the records and the indices of their iterations, and the version that sampled them."""
+    folder = RunFolder(services.settings.run_root_path, job_id)
+    files = RecordedFiles(folder)
+    for record in records:
+        path = files.path_of(record.batch.batch_id)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_record(path, record)
+        number = record.batch.iteration
+        write_record(path.with_name(INDEX), RecordedIteration(iteration=number, batches=(), versions={}, **index))
+    version = folder.weights_of(0)
+    version.mkdir(parents=True, exist_ok=True)
+    (version / "weights.safetensors").write_bytes(b"1234")
+    return files
+
+
+def test_a_recorded_batch_is_shown_token_by_token_with_what_the_trainer_made_of_it(
+    ask: Ask,  # noqa: F811
+    services: Services,  # noqa: F811
+) -> None:
+    job_id = submit(ask, recording={})
+    record = record_of(job_id, "3/train/1", text=HOSTILE)
+    recorded(services, job_id, record, baseline=0.25, deviation=0.5)
+    view = ask("GET", f"/v1/jobs/{job_id}/rollouts/3/train/1").json()
+    first, second = view["groups"][0]["completions"]
+    assert (view["batch_digest"], view["can_sample_again"], view["why_not"]) == (record.batch_digest, True, "")
+    assert view["groups"][0]["prompt_text"] == f"12+34={HOSTILE}"
+    assert (first["text"], first["pieces"], first["sampled"]) == (HOSTILE, ["4", HOSTILE], [True, True])
+    assert (first["generator_logprobs"], first["trainer_logprobs"]) == ([-1.0, -1.0], [-0.5, -0.25])
+    assert (first["advantage"], first["turns"], first["stop"]) == (0.5, None, None)
+    assert (second["pieces"], second["trainer_logprobs"], second["advantage"]) == (["[6]"], [None], -1.5)
+
+
+def test_iterations_are_listed_newest_first_and_page_by_page(ask: Ask, services: Services) -> None:  # noqa: F811
+    job_id = submit(ask, recording={"share": 0.5})
+    files = recorded(services, job_id, *(record_of(job_id, f"{number}/train/0") for number in (1, 2, 10)))
+    first = ask("GET", f"/v1/jobs/{job_id}/rollouts?limit=2").json()
+    assert [one["iteration"] for one in first["iterations"]] == [10, 2]
+    assert first["recording"]["share"] == 0.5
+    assert first["bytes"] == sum(path.stat().st_size for path in files.path.glob("*/*"))
+    rest = ask("GET", f"/v1/jobs/{job_id}/rollouts?limit=2&before=2").json()
+    assert [one["iteration"] for one in rest["iterations"]] == [1]
+
+
+def test_a_job_that_records_nothing_says_so(ask: Ask) -> None:  # noqa: F811
+    job_id = submit(ask)
+    answer = ask("GET", f"/v1/jobs/{job_id}/rollouts")
+    assert answer.json() == {"recording": None, "bytes": 0, "iterations": [], "damaged": []}
+    assert ask("GET", f"/v1/jobs/{job_id}/rollouts/0/train/0").status_code == 404
+
+
+def test_damaged_and_foreign_files_are_named_and_hide_nothing_else(
+    ask: Ask,  # noqa: F811
+    services: Services,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    job_id = submit(ask, recording={})
+    files = recorded(services, job_id, *(record_of(job_id, f"{number}/train/0") for number in range(5)))
+    (files.folder_of(4) / INDEX).write_bytes(b"\x93garbage")
+    files.path_of("3/train/0").write_bytes(files.path_of("2/train/0").read_bytes())
+    files.path_of("2/train/0").unlink()
+    files.path_of("2/train/0").symlink_to(tmp_path / "elsewhere")
+    files.path_of("1/train/0").unlink()
+    os.mkfifo(files.path_of("1/train/0"))
+    files.path_of("0/train/1").mkdir()
+    listed = ask("GET", f"/v1/jobs/{job_id}/rollouts").json()
+    assert [one["iteration"] for one in listed["iterations"]] == [3, 2, 1, 0]
+    assert [line.partition(":")[0] for line in listed["damaged"]] == ["rollouts/i000004/iteration.msgpack"]
+    for name in ("3/train/0", "2/train/0", "1/train/0", "0/train/1"):
+        answer = ask("GET", f"/v1/jobs/{job_id}/rollouts/{name}")
+        assert answer.status_code == 502, name
+        assert answer.json()["field"].startswith(f"rollouts/i00000{name[0]}/train-00000")
+    assert ask("GET", f"/v1/jobs/{job_id}/rollouts/0/train/0").status_code == 200
+
+
+@pytest.mark.parametrize("path", ["0/train/-1", "0/other/0", "0/train/1e3", "99999999999/train/0", "..%2f/train/0"])
+def test_what_is_no_batchs_address_is_refused(ask: Ask, path: str) -> None:  # noqa: F811
+    assert ask("GET", f"/v1/jobs/{submit(ask)}/rollouts/{path}").status_code in (404, 422)
+
+
+def test_a_search_finds_prompts_and_completions_newest_first_and_keeps_its_limit(
+    ask: Ask,  # noqa: F811
+    services: Services,  # noqa: F811
+) -> None:
+    job_id = submit(ask, recording={})
+    records = [record_of(job_id, f"{number}/train/0", text=f"the Answer is {number}") for number in range(3)]
+    files = recorded(services, job_id, *records)
+    files.path_of("1/train/0").write_bytes(b"torn")
+    found = ask("GET", f"/v1/jobs/{job_id}/rollouts/search", params={"text": "answer IS"}).json()
+    assert [(one["batch_id"], one["sample"]) for one in found["found"]] == [("2/train/0", 0), ("0/train/0", 0)]
+    assert (found["searched_iterations"], found["is_complete"]) == (3, True)
+    one = ask("GET", f"/v1/jobs/{job_id}/rollouts/search", params={"text": "onerror", "limit": 1}).json()
+    assert (len(one["found"]), one["found"][0]["sample"], one["is_complete"]) == (1, -1, False)
+    assert HOSTILE in one["found"][0]["excerpt"]
+    assert ask("GET", f"/v1/jobs/{job_id}/rollouts/search").status_code == 422
+
+
+def test_a_replay_is_asked_for_once_and_shown_by_its_id(ask: Ask, services: Services) -> None:  # noqa: F811
+    job_id = submit(ask, recording={})
+    record = record_of(job_id, "3/train/1")
+    recorded(services, job_id, record)
+    path, body = f"/v1/jobs/{job_id}/replays", {"batch_id": "3/train/1"}
+    first = ask("POST", path, json=body)
+    assert (first.status_code, first.json()["state"], first.json()["equal"]) == (202, "queued", None)
+    assert first.json()["recorded_digest"] == record.batch_digest
+    assert ask("POST", path, json=body).json() == first.json()
+    assert ask("GET", f"{path}/{first.json()['replay_id']}").json() == first.json()
+    assert ask("GET", f"{path}/replay-unknown").status_code == 404
+    assert ask("GET", f"/v1/jobs/{submit(ask)}/replays/{first.json()['replay_id']}").status_code == 404
+    assert ask("POST", path, json={"batch_id": "3/train/2"}).status_code == 404
+    assert ask("POST", path, json={"batch_id": "../train/2"}).status_code == 404
+    assert ask("POST", path, json={"batch_id": 3}).status_code == 422
+
+
+def test_what_cant_be_sampled_again_is_refused_with_the_reason(ask: Ask, services: Services) -> None:  # noqa: F811
+    job_id = submit(ask, recording={})
+    recorded(services, job_id, record_of(job_id, "3/train/1"))
+    (RunFolder(services.settings.run_root_path, job_id).weights_of(0) / "weights.safetensors").unlink()
+    view = ask("GET", f"/v1/jobs/{job_id}/rollouts/3/train/1").json()
+    assert not view["can_sample_again"]
+    assert view["why_not"].startswith("version 0 is not kept any more")
+    refused = ask("POST", f"/v1/jobs/{job_id}/replays", json={"batch_id": "3/train/1"})
+    assert (refused.status_code, view["why_not"] in refused.json()["detail"]) == (409, True)
+    loose = submit(ask, recording={}, deterministic=False)
+    recorded(services, loose, record_of(loose, "3/train/1"))
+    assert "not deterministic" in ask("GET", f"/v1/jobs/{loose}/rollouts/3/train/1").json()["why_not"]
+
+
+def test_a_spec_without_recording_has_the_bytes_that_it_always_had() -> None:
+    assert b"recording" not in encode_json(job_spec())
+    assert b"recording" in encode_json(job_spec(recording={}))
