@@ -7,6 +7,7 @@ it), delivered twice, or late (it expires), and no harm is done. It is acknowled
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 from celery import Celery
 from kombu.exceptions import OperationalError
@@ -19,6 +20,11 @@ ENSURE_TRAINER = "onbeat.ensure_trainer"
 """Argument: the job id."""
 RECONCILE = "onbeat.reconcile"
 RECONCILE_EVERY_S = 2.0
+SWEEP = "onbeat.sweep"
+"""Sees to jobs that have ended: what becomes of their keys and files."""
+SWEEP_EVERY_S = 60.0
+MAX_WAITING = 1000
+"""Messages in a queue that no consumer reads: no more are sent, since the beat of one that comes finds all there is."""
 MESSAGE_LIFE_S = 30.0
 """An older message is dropped unread: the beat has sent others since."""
 KEY_PREFIX = "onbeat:celery:"
@@ -50,6 +56,11 @@ class QoS(redis.QoS):
 
 class Channel(redis.Channel):
     QoS = QoS
+
+    def _put(self, queue: str, message: Any, **how: Any) -> None:
+        """Leaves a message out where so many wait already: Redis' memory has a bound while there is no consumer."""
+        if self._size(queue) < MAX_WAITING:
+            super()._put(queue, message, **how)
 
 
 class Transport(redis.Transport):
@@ -94,7 +105,12 @@ def make_celery_app(settings: StackSettings) -> Celery:
                 "task": RECONCILE,
                 "schedule": RECONCILE_EVERY_S,
                 "options": {"expires": 2 * RECONCILE_EVERY_S, "retry": False},
-            }
+            },
+            "sweep": {
+                "task": SWEEP,
+                "schedule": SWEEP_EVERY_S,
+                "options": {"expires": SWEEP_EVERY_S, "retry": False},
+            },
         },
     )
     return app
@@ -112,6 +128,13 @@ class TrainerRequests:
             self._app.send_task(ENSURE_TRAINER, args=[job_id], expires=MESSAGE_LIFE_S, retry=False, ignore_result=True)
         except OperationalError as error:
             raise BrokerUnavailable(f"the message for {job_id} could not be sent: {error}") from error
+
+    def sweep(self) -> None:
+        """Raises BrokerUnavailable; the consumers' beat does without the message, a minute later."""
+        try:
+            self._app.send_task(SWEEP, expires=MESSAGE_LIFE_S, retry=False, ignore_result=True)
+        except OperationalError as error:
+            raise BrokerUnavailable(f"the message for a sweep could not be sent: {error}") from error
 
     def close(self) -> None:
         self._app.close()

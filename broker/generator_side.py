@@ -115,6 +115,7 @@ class GeneratorSide:
             held_version=version,
             held_digest=digest,
             engine=self._engine,
+            keys=[keys.buried],
         )
         if outcome == b"wrong_engine":
             raise WrongEngine.between(kept=rest[0].decode(), own=self._engine or "", job_id=self._job_id)
@@ -243,6 +244,7 @@ class GeneratorSide:
             max_attempts=self._job.spec.rollout.max_attempts,
             # Cut between two characters: the ledger's reader wants whole ones.
             reason=reason.encode(errors="backslashreplace")[:MAX_REASON_BYTES].decode(errors="ignore"),
+            keys=[self._job.keys.buried],
         )
         return FailOutcome(answer[0].decode())
 

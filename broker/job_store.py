@@ -15,6 +15,7 @@ import msgspec
 from broker import keys
 from broker.connection.client import Broker
 from broker.keys import JobKeys, num_open_of
+from broker.removals import Removal
 from contracts.encoding.wire import changed, decode, encode
 from contracts.errors import Conflict, FencedOff, InvalidInput, NotFound
 from contracts.events import AuditRecord, JobEvent, StateChanged
@@ -91,21 +92,28 @@ class JobStore:
         raise Conflict(
             f"{num_jobs} are kept, and ONBEAT_MAX_JOBS allows {max_jobs}",
             field="jobs",
-            cure="remove ended ones with `onbeat remove JOB`",
+            cure="delete ended ones with `onbeat delete JOB`",
         )
 
-    def remove(self, job_id: str) -> None:
-        """Forgets an ended job: its record, counters, events, audit chain. Its run folder stays.
+    def remove(self, job_id: str, *, as_seen: tuple[str, int] | None = None) -> None:
+        """Forgets an ended job: all of its keys, and notes that its files are to be removed.
 
-        Raises NotFound, and Conflict for a job that has not ended, or whose trainer still holds it.
+        as_seen: (`ended_s` as it stands in the job hash, length of the audit chain) of one whose run folder holds both
+        already: its files are kept. Answers only after the write is on disk, where the server can tell.
+        Raises NotFound, and Conflict for a job that has not ended, whose trainer still holds it, or that has changed
+        since it was seen so.
         """
         job_keys = JobKeys(job_id)
         with self._broker.call():
             key = (self._redis.hget(job_keys.job, "idempotency_key") or b"").decode()
         # Every slot that a job can have: what is left of a job without its spec goes too.
         others = JobKeys(job_id, keys.MAX_SLOTS).unshared
-        own = [keys.JOBS, keys.ACTIVE, keys.idempotency(key), *others]
-        outcome, *rest = self._run("remove_job", job_keys, own, job_id=job_id)
+        own = [keys.JOBS, keys.ACTIVE, keys.REMOVED, keys.idempotency(key), *others]
+        note = encode(Removal(files="kept" if as_seen else "removed", at_s=time.time()))
+        seen = as_seen and {"ended_s": as_seen[0], "num_records": as_seen[1]}
+        outcome, *rest = self._run("remove_job", job_keys, own, note, job_id=job_id, as_seen=seen)
+        if outcome == b"changed":
+            raise Conflict("it is no longer what its run folder says", field="state", cure="look again")
         if outcome == b"held":
             left_s = rest[0] / 1000
             raise Conflict(f"its trainer holds it for {left_s:.1f} s more", field="state", cure="try again then")

@@ -21,11 +21,13 @@ set for each slot: those of slot 0 are named as below, and those of slot i have 
 | onbeat:{J}:shards | stream, WeightShard | trainer | generators | newest 100 |
 | onbeat:{J}:counters | hash | scripts | status | job |
 | onbeat:{J}:dead | stream | fail, claim | status | newest 1,000 |
+| onbeat:{J}:buried | stream, what dead batches were, by their entries of `dead` | fail, claim | status | newest 64 |
 | onbeat:{J}:audit | stream, AuditRecord | commit, rewind | verify | job |
 | onbeat:{J}:events | stream, JobEvent | trainer, job store | gateway | newest 10,000 |
 | onbeat:{J}:progress | hash | open, claim, publish, fail | all scripts | job |
 | onbeat:{J}:starting | string, consumer id | consumers | consumers | seconds: until the trainer holds its lease |
 | onbeat:jobs | sorted set, job id → creation time | job store | gateway | until a job is removed |
+| onbeat:removed | hash, job id → Removal | job store | consumers | until the job's files are as its removal says |
 | onbeat:active | set of job ids | job store | generators | while not final |
 | onbeat:celery:* | Celery's own, see celery_app.py | gateway, consumers' beat | consumers | until delivered |
 | onbeat:idempotency:K | string, job id and body digest | gateway | gateway | 24 h |
@@ -50,6 +52,7 @@ from contracts.schedule import MAX_POLICY_LAG
 
 JOBS = "onbeat:jobs"
 ACTIVE = "onbeat:active"
+REMOVED = "onbeat:removed"
 GENERATORS = "onbeat:generators"
 STAGE_WORKERS = "onbeat:stage_workers"
 REPLAYS = "onbeat:replays"
@@ -147,6 +150,7 @@ class JobKeys:
         self.shards = f"{tag}:shards"
         self.starting = f"{tag}:starting"
         self.ready = f"{tag}:ready"
+        self.buried = f"{tag}:buried"
         self.slots = tuple(_slot(tag, index) for index in range(num_open))
 
     def slot_of(self, iteration: int) -> SlotKeys:
@@ -166,6 +170,7 @@ class JobKeys:
             self.shards,
             self.starting,
             self.ready,
+            self.buried,
             *(key for slot in self.slots for key in slot),
         ]
 

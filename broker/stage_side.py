@@ -152,7 +152,7 @@ class StageSide:
         held = self._batches.held()
         outcome, *rest = self._run(
             "claim_rows",
-            wakes=True,
+            keys=[self._job.keys.ready, self._job.keys.buried],
             worker=self._worker_id,
             stage=index,
             name=stage,
@@ -231,7 +231,8 @@ class StageSide:
         runs: list[dict[str, Any]] = []
         for (stage, _), run in itertools.groupby(made, lambda one: (one[0].stage, one[0].digest)):
             runs.append(self._run_of(*self._find(stage), list(run), payloads))
-        _, *outcomes = self._run("put_rows", *payloads, wakes=True, stages=self._job.for_scripts, runs=runs)
+        told = {"stages": self._job.for_scripts, "runs": runs}
+        _, *outcomes = self._run("put_rows", *payloads, keys=[self._job.keys.ready], **told)
         return [PutOutcome(outcome.decode()) for outcome in outcomes]
 
     def _run_of(
@@ -285,7 +286,7 @@ class StageSide:
         reason = f"stage {planned.name}: {reason}"
         answer = self._run(
             "fail_rows",
-            wakes=True,
+            keys=[self._job.keys.ready, self._job.keys.buried],
             worker=self._worker_id,
             stages=self._job.for_scripts,
             failed=failed,
@@ -352,10 +353,9 @@ class StageSide:
             raise NotFound(f"the job has no stage {stage}", field="stage", cure=f"it has {names}") from None
         return index, self.plan.stages[index]
 
-    def _run(self, script: str, *payloads: bytes, wakes: bool = False, **told: Any) -> list[Any]:
-        """wakes: whether the script has the stream of free items among its keys."""
-        keys = self._job.keys
-        return self.broker.run(script, keys.of_script(*([keys.ready] if wakes else [])), *payloads, **told)
+    def _run(self, script: str, *payloads: bytes, keys: Sequence[str] = (), **told: Any) -> list[Any]:
+        """keys: the script's own, beside those that all have."""
+        return self.broker.run(script, self._job.keys.of_script(*keys), *payloads, **told)
 
     @functools.cached_property
     def _job(self) -> _Job:

@@ -5,6 +5,7 @@
     metrics.jsonl              IterationMetrics, a line an iteration
     timeline.jsonl             TimelineSpan
     evaluations.jsonl          EvaluationScore
+    audit.json                 its audit chain and last status: `onbeat demo` writes it, and who forgets a job
     trainer.log                what its trainers wrote on stderr, one after the other
     weights/v000003/           safetensors of version 3, or its delta; elsewhere, if the stack has a weight root
     checkpoints/i000010/       state after iteration 10 was trained: it resumes at 11
@@ -39,6 +40,7 @@ class RunFolder:
         self.metrics = self.path / "metrics.jsonl"
         self.timeline = self.path / "timeline.jsonl"
         self.evaluations = self.path / "evaluations.jsonl"
+        self.audit = self.path / "audit.json"
         self.trainer_log = self.path / "trainer.log"
         self.weights = self.weight_root / job_id / "weights"
         self.checkpoints = self.path / "checkpoints"

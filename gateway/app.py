@@ -18,7 +18,7 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 
-from gateway.api import jobs, live, process, rollouts, timeline, watch
+from gateway.api import dead, jobs, live, process, rollouts, timeline, watch
 from gateway.metrics import Measure
 from gateway.openapi import REFUSALS, describe_contracts
 from gateway.page.files import page_router, read_page
@@ -27,7 +27,10 @@ from http_service.access import Access, AccessRules
 from http_service.problems import answer_with_problems
 
 VERSION = "0.1.0"
-ROUTERS = (jobs.router, watch.router, live.router, timeline.router, rollouts.router, process.router)
+ROUTERS = (
+    *(jobs.router, dead.router, watch.router, live.router, timeline.router, rollouts.router),
+    process.router,
+)
 """Every endpoint: a new one is a file in api/ and a name here."""
 
 

@@ -49,6 +49,13 @@ class Services:
     def replays(self) -> Replays:
         return Replays(self.broker)
 
+    def sweep(self) -> None:
+        """Asks a consumer to see to the files of removed jobs; without the message it does so within a minute."""
+        try:
+            self.requests.sweep()
+        except BrokerUnavailable as error:
+            log.warning("%s", error)
+
     def count_event_streams(self, by: int) -> None:
         self.num_event_streams += by
         self.metrics.event_streams.set(self.num_event_streams)

@@ -17,7 +17,7 @@ from typer.exceptions import TyperException
 
 from contracts.errors import InvalidInput, OnbeatError
 from contracts.settings import PREFIX, StackSettings
-from onbeat.commands import bench, chaos, export, jobs, plan, remove, stack
+from onbeat.commands import bench, chaos, dead, delete, export, jobs, plan, stack
 from onbeat.terminal.output import BAD_INPUT, INTERRUPTED, emit_error
 from process.signals import end_on_signals
 from telemetry import logs
@@ -38,8 +38,9 @@ COMMANDS = (
     jobs.watch,
     jobs.cancel,
     jobs.resume,
-    remove.remove,
+    delete.delete,
     jobs.streams,
+    dead.dead,
     jobs.verify,
     export.export,
     plan.plan,

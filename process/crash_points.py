@@ -24,6 +24,7 @@ CRASH_POINTS = {
     "consumer.after_checkpoint": "the checkpoint is complete, older ones are not yet removed",
     "consumer.saving_older_versions": "older versions of the window are in a checkpoint that has no name yet",
     "consumer.publishing_older_versions": "an older version is published again, the window is not open",
+    "consumer.removing_files": "a removed job's folder has its hidden name, and is whole",
     "producer.after_claim": "a leased batch that nobody works on",
     "producer.loading_weights": "a leased batch, its weights half loaded",
     "producer.receiving_weights": "a batch that is sampled, and beside it a version half received",

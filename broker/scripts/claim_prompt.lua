@@ -1,4 +1,5 @@
--- claim_prompt: {generator, lease_ms, max_attempts, may_hedge, max_rounds, held_version, held_digest, engine}
+-- claim_prompt: KEYS[9] buried;
+--   {generator, lease_ms, max_attempts, may_hedge, max_rounds, held_version, held_digest, engine}
 --   max_rounds: most rounds that a batch may take; held_version, held_digest: what the generator holds, or -1 and '';
 --   engine: the kind of the generator's engine, where the job is deterministic
 --   -> {claimed|hedged, entry, attempt, payload, manifest}
@@ -8,7 +9,8 @@
 -- A generator that finds neither in any iteration may hedge: work on a copy of another's oldest batch; the first publication
 -- wins (I3). A batch is hedged once, and not after it lost a holder: it may be the batch that kills, and would kill two
 -- generators at each attempt.
-take_slots(9)
+local BURIED = KEYS[9]
+take_slots(10)
 local fence = read_fence()
 local function nothing(hedge_ms)
   local out = { 'none', hedge_ms }
@@ -94,7 +96,8 @@ for _, open in ipairs(fence.window) do
       return answer('claimed', prompt, attempt, version_of(open, batch))
     end
     if is_expected(batch, prompt) then
-      bury(slot, prompt.batch_id, batch, 'its generators died ' .. (attempt - 1) .. ' times')
+      local reason = 'its generators died ' .. (attempt - 1) .. ' times'
+      bury(slot, prompt.batch_id, batch, reason, attempt - 1, BURIED, prompt.batch)
     end
     drop_prompt(slot, prompt.id)
     prompt, deliveries = take(slot)

@@ -1,12 +1,12 @@
--- claim_rows: KEYS[9] ready; {worker, stage, name, stages, lease_ms, max_attempts, max_rows, held}
+-- claim_rows: KEYS[9] ready, [10] buried; {worker, stage, name, stages, lease_ms, max_attempts, max_rows, held}
 --   stage, name: its index and its name; held: batch id -> digest, of batches that the worker still has
 --   -> {claimed, packed {found, fields}, n x the value of a field}; found: of {iteration, batch_id, digest, items: of {item, attempt}};
 --      fields: of `columns`, each once: batches that the worker lacks, and what other stages made of the items' rows.
 --      A large batch is not among them: the worker reads it where it stands, since here it would be copied three times
 --    | {none, ms until a lease ends, or -1, the last entry id of ready}
 -- The oldest iteration comes first, and in it an expired lease; then what is free. The first item goes out whatever its size.
-local READY = KEYS[9]
-take_slots(10)
+local READY, BURIED = unpack(KEYS, 9)
+take_slots(11)
 local fence = read_fence()
 local now, stage = now_ms(), a.stages[a.stage + 1]
 local free, end_of_band = a.stage * BAND, (a.stage + 1) * BAND - 1
@@ -73,7 +73,8 @@ local function take(slot, iteration, member, attempt)
   if batch.state ~= 'published' then return end
   if attempt > a.max_attempts then
     write_leases(slot)
-    bury_staged(slot, id, batch, a.stages, 'stage ' .. a.name .. ': its workers died ' .. (attempt - 1) .. ' times')
+    local reason = 'stage ' .. a.name .. ': its workers died ' .. (attempt - 1) .. ' times'
+    bury_staged(slot, id, batch, a.stages, reason, attempt - 1, BURIED)
     batches[id] = {}
     return
   end

@@ -1,8 +1,8 @@
--- fail_rows: KEYS[9] ready; {worker, stages, failed, max_attempts, reason}; failed: {stage, iteration, batch_id, item, attempt}
+-- fail_rows: KEYS[9] ready, [10] buried; {worker, stages, failed, max_attempts, reason}; failed: {stage, iteration, batch_id, item, attempt}
 --   -> {retried} | {dead} | {settled}
 -- Only the holder of its last claim may fail an item; past the attempts its batch is dead (I6).
-local READY = KEYS[9]
-take_slots(10)
+local READY, BURIED = unpack(KEYS, 9)
+take_slots(11)
 local item = a.failed
 local slot, batch = staged_item(read_fence(), item)
 if not slot or is_ended() then return { 'settled' } end
@@ -12,7 +12,7 @@ local is_holder = last.worker == a.worker and last.attempt == item.attempt and r
 if not is_holder then return { 'settled' } end
 count('stage_failed:' .. item.stage)
 if item.attempt >= a.max_attempts then
-  bury_staged(slot, item.batch_id, batch, a.stages, a.reason)
+  bury_staged(slot, item.batch_id, batch, a.stages, a.reason, item.attempt, BURIED)
   return { 'dead' }
 end
 local given_back = { worker = '', attempt = item.attempt, claimed_ms = last.claimed_ms }

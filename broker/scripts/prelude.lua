@@ -5,7 +5,7 @@
 --                          versions    what samples them, oldest first: of {version, digest}
 --   2 weights   hash     version -> WeightManifest
 --   3 counters  hash
---   4 dead      stream   field batch_id, reason
+--   4 dead      stream   field batch_id, reason, attempts
 --   5 audit     stream   field record (AuditRecord), digest (the next record's `previous`)
 --   6 job       hash     state reason created_s started_s ended_s ...
 --   7 events    stream   field event (JobEvent), newest 10,000
@@ -333,20 +333,25 @@ local function last_link()
 end
 
 -- Takes a batch out for good; the trainer sees it in the ledger and decides by its policy.
--- What the batch was follows from the spec and its id, so that only its reason is kept, of the newest 1,000.
-local function note_death(slot, id, batch, reason)
+-- Its reason is kept, of the newest 1,000. `kept` says what it was, for a person to read: its field 'prompts' (PromptBatch) or
+-- 'rollouts' (RolloutBatch) and the bytes, beside the newest letters alone and up to a size, so that they are 4 MB at most.
+local MAX_KEPT, MAX_KEPT_BYTES = 64, 65536
+local function note_death(slot, id, batch, reason, attempts, buried, kept)
   reason = string.sub(reason, 1, 2000)
   write_batch(slot, id, { state = 'dead', reason = reason, version = batch.version })
   redis.call('HINCRBY', PROGRESS, 'dead:' .. slot.index, 1)
-  redis.call('XADD', DEAD, 'MAXLEN', '1000', '*', 'batch_id', id, 'reason', reason)
+  local entry = redis.call('XADD', DEAD, 'MAXLEN', '1000', '*', 'batch_id', id, 'reason', reason, 'attempts', whole(attempts))
+  if kept.bytes and #kept.bytes <= MAX_KEPT_BYTES then
+    redis.call('XADD', buried, 'MAXLEN', MAX_KEPT, entry, kept.field, kept.bytes)
+  end
   count('dead')
 end
 
 -- One that is not published.
-local function bury(slot, id, batch, reason)
+local function bury(slot, id, batch, reason, attempts, buried, prompts)
   drop_prompt(slot, batch.entry)
   redis.call('ZREM', slot.claims, id)
-  note_death(slot, id, batch, reason)
+  note_death(slot, id, batch, reason, attempts, buried, { field = 'prompts', bytes = prompts })
 end
 
 -- What follows is of jobs with stages. `stages` are those of the spec: of {unit, after}, after: indices of the stages whose
@@ -420,8 +425,9 @@ local function wake(ready)
 end
 
 -- A published batch that stages have given up: its items and its columns go.
-local function bury_staged(slot, id, batch, stages, reason)
+local function bury_staged(slot, id, batch, stages, reason, attempts, buried)
   local members, fields = {}, { 'b/' .. id }
+  local rollouts = redis.call('HGET', slot.columns, 'b/' .. id)
   for index, stage in ipairs(stages) do
     for item = 0, num_rows(batch) / item_rows(stage, batch) - 1 do
       local member = member_of(index - 1, id, item)
@@ -433,7 +439,7 @@ local function bury_staged(slot, id, batch, stages, reason)
   call_with('HDEL', slot.columns, fields)
   redis.call('HINCRBY', PROGRESS, 'published:' .. slot.index, -1)
   redis.call('HINCRBY', PROGRESS, 'waiting:' .. slot.index, -num_rows(batch))
-  note_death(slot, id, batch, reason)
+  note_death(slot, id, batch, reason, attempts, buried, { field = 'rollouts', bytes = rollouts })
 end
 
 -- What a stage worker names, an item or several of {stage, iteration, batch_id}: its slot and the batch in it, where that is

@@ -28,6 +28,7 @@ from broker.celery_app import make_celery_app
 from broker.connection.client import connect_within
 from consumer.supervisor.reconciler import Reconciler, register_tasks
 from consumer.supervisor.run_roots import RunRoots
+from consumer.supervisor.sweeper import Sweeper
 from consumer.supervisor.trainer_process import TrainerProcess
 from consumer.supervisor.worker_end import WorkerEnd
 from contracts.errors import OnbeatError, Unavailable
@@ -89,7 +90,7 @@ def run(settings: StackSettings, *, trainer_module: str = "consumer") -> int:
     end = WorkerEnd(trainer)
     signals.worker_shutting_down.connect(lambda **_: end.begin(), weak=False)
     app = make_celery_app(settings)
-    register_tasks(app, reconciler)
+    register_tasks(app, reconciler, Sweeper(broker, settings))
     beat = BeatThread(app)
     worker = Worker(
         app=app,

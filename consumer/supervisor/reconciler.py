@@ -16,12 +16,13 @@ from collections.abc import Callable
 
 from celery import Celery
 
-from broker.celery_app import ENSURE_TRAINER, RECONCILE
+from broker.celery_app import ENSURE_TRAINER, RECONCILE, SWEEP
 from broker.connection.client import Broker
 from broker.fence import read_fence
 from broker.job_store import JobStore
 from broker.keys import JobKeys
 from consumer.supervisor.run_roots import RunRoots
+from consumer.supervisor.sweeper import Sweeper
 from consumer.supervisor.trainer_process import Ended, TrainerProcess
 from contracts.errors import Conflict, ContractViolation, NotFound, OnbeatError, Unavailable
 from contracts.jobs import JobState, TrainerExit
@@ -164,8 +165,8 @@ class Reconciler:
         return self._jobs.reserve_start(job_id, self._worker_id, life_s=RESERVATION_S)
 
 
-def register_tasks(app: Celery, reconciler: Reconciler) -> None:
-    """Makes the app able to run both tasks."""
+def register_tasks(app: Celery, reconciler: Reconciler, sweeper: Sweeper) -> None:
+    """Makes the app able to run its tasks."""
 
     def ensure_trainer(job_id: str) -> None:
         _while_available(lambda: reconciler.ensure_trainer(job_id))
@@ -175,6 +176,7 @@ def register_tasks(app: Celery, reconciler: Reconciler) -> None:
 
     app.task(name=ENSURE_TRAINER)(ensure_trainer)
     app.task(name=RECONCILE)(reconcile)
+    app.task(name=SWEEP)(sweeper.begin)
 
 
 def _while_available(work: Callable[[], None]) -> None:

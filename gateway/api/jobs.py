@@ -21,6 +21,7 @@ from contracts.spec_tables.reasoning_tasks import check_job
 from gateway import openapi, submission
 from gateway.environment_check import check_environment
 from gateway.job_list import MAX_LISTED, newest_jobs
+from gateway.removal import remove_for_good
 from gateway.reward_plugins import check_plugins
 from gateway.services import HasServices, KnownJob, Services
 from http_service.bodies import json_answer
@@ -90,10 +91,14 @@ def get_job(job_id: KnownJob, services: HasServices) -> Response:
 
 
 @router.delete("/{job_id}", status_code=HTTPStatus.NO_CONTENT, responses={204: {"description": "It is gone"}})
-def remove(job_id: KnownJob, services: HasServices) -> Response:
-    """Forget an ended job, its events and its audit chain; 409 for one that has not ended. Its run folder stays."""
-    services.jobs.remove(job_id)
-    log.info("job %s is removed", job_id)
+def delete_job(job_id: str, services: HasServices) -> Response:
+    """Delete an ended job for good: its keys, its audit chain, its run folder with weights and checkpoints.
+
+    204 says that its keys are gone, and that the removal of its files is recorded on disk: a consumer removes them, at
+    once where one lives. Repeating it changes nothing. 409 for a job that has not ended.
+    """
+    remove_for_good(services, job_id)
+    services.sweep()
     return Response(status_code=HTTPStatus.NO_CONTENT)
 
 

@@ -13,6 +13,7 @@ import httpx
 import msgspec
 from httpx_sse import EventSource
 
+from contracts.dead_letters import DeadLetter, DeadLetters
 from contracts.encoding.wire import convert, encode_json
 from contracts.errors import Conflict, ContractViolation, InvalidInput, NotFound, OnbeatError, Unavailable
 from contracts.events import AuditRecord, IterationMetrics, JobEvent, StateChanged
@@ -87,9 +88,19 @@ class GatewayClient:
             self._ask("POST", f"/v1/jobs/{_segment(job_id)}/resume", content=body, headers=headers), JobStatus
         )
 
-    def remove(self, job_id: str) -> None:
-        """Forgets an ended job."""
+    def delete(self, job_id: str) -> None:
+        """Removes an ended job for good, its files too; may be repeated."""
         self._ask("DELETE", f"/v1/jobs/{_segment(job_id)}")
+
+    def dead(self, job_id: str, *, limit: int = 100) -> tuple[DeadLetter, ...]:
+        """The newest dead batches, newest first."""
+        body = self._ask("GET", f"/v1/jobs/{_segment(job_id)}/dead", params={"limit": limit})
+        return convert(body, DeadLetters).letters
+
+    def retry_dead(self, job_id: str, entry_id: str) -> JobStatus:
+        """Queues the job of a dead batch again; may be repeated while it is queued."""
+        path = f"/v1/jobs/{_segment(job_id)}/dead/{_segment(entry_id)}/retry"
+        return convert(self._ask("POST", path), JobStatus)
 
     def metrics(self, job_id: str) -> list[IterationMetrics]:
         """Committed iterations, oldest first."""

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from contracts.dead_letters import DeadLetter, DeadLetters, DeadPrompt
 from contracts.encoding.arrays import pack_float32, pack_int32
 from contracts.encoding.wire import Record, encode
 from contracts.events import (
@@ -563,6 +564,21 @@ GOLDEN: dict[str, Record] = {
     "job_spec_staged": staged_spec(),
     "stage_plan": staged_spec().stage_plan,
     "job_status": job_status(),
+    "dead_letters": DeadLetters(
+        letters=(
+            DeadLetter(
+                entry_id="1700000000500-0",
+                at_s=1700000000.5,
+                batch_id="3/train/1",
+                iteration=3,
+                reason="no reward",
+                attempts=3,
+                prompts=(DeadPrompt(prompt_id="train/7", text="1+1="),),
+                can_retry=False,
+                why_not="iteration 3 is committed without it",
+            ),
+        )
+    ),
     "resume_request": ResumeRequest(iterations=20, on_unscorable={"math_verify": 0.0, "plugin": "fail"}),
     "stream_report": stream_report(),
     "stream_report_of_stages": staged_report(),

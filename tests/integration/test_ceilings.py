@@ -201,7 +201,7 @@ def test_of_dead_batches_the_newest_reasons_are_kept_cut_and_without_payload(set
     redis = connect(settings).redis
     entries = redis.xrange(JobKeys(job_id).dead)
     assert len(entries) == 1000
-    assert all(set(fields) == {b"batch_id", b"reason"} for _, fields in entries)
+    assert all(set(fields) == {b"batch_id", b"reason", b"attempts"} for _, fields in entries)
     assert max(len(fields[b"reason"]) for _, fields in entries) == 2000
     told = trainer.dead_batches(0)
     assert len(told) == 1100

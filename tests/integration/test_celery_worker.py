@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from broker.celery_app import RECONCILE, TrainerRequests, make_celery_app
+from broker.celery_app import RECONCILE, SWEEP, TrainerRequests, make_celery_app
 from broker.connection import roles
 from broker.connection.client import Broker, connect
 from broker.fence import read_fence
@@ -402,8 +402,8 @@ def test_an_ended_trainers_starts_no_longer_count(
 
 def test_messages_that_nobody_takes_are_sent_without_pickle_and_expire(own_settings: StackSettings) -> None:
     app = make_celery_app(own_settings)
-    (entry,) = app.conf.beat_schedule.values()
-    assert (entry["task"], entry["options"]["expires"]) == (RECONCILE, 4.0)
+    sent = {entry["task"]: entry["options"]["expires"] for entry in app.conf.beat_schedule.values()}
+    assert sent == {RECONCILE: 4.0, SWEEP: 60.0}
     assert app.conf.accept_content == ["msgpack"]
     app.close()
 

@@ -255,7 +255,9 @@ def test_an_ended_job_is_removed_and_a_live_one_is_not(ask: Callable[..., httpx.
     ask("POST", f"/v1/jobs/{job_id}/cancel")
     gone = ask("DELETE", f"/v1/jobs/{job_id}")
     assert (gone.status_code, gone.content) == (204, b"")
-    assert [ask(method, f"/v1/jobs/{job_id}").status_code for method in ("DELETE", "GET")] == [404, 404]
+    assert [ask(method, f"/v1/jobs/{job_id}").status_code for method in ("DELETE", "GET")] == [204, 404]
+    never = f"/v1/jobs/job-{uuid.uuid4().hex[:12]}"
+    assert [ask("DELETE", path).status_code for path in (never, "/v1/jobs/redis", "/v1/jobs/..%2Fredis")] == [404] * 3
     assert job_id not in [job["job_id"] for job in ask("GET", "/v1/jobs?limit=1000").json()["jobs"]]
 
 
@@ -265,7 +267,7 @@ def test_at_the_most_jobs_a_submission_is_refused_by_the_way_out(
     submit(ask)
     services.settings = msgspec.structs.replace(services.settings, max_jobs=1)
     answer = ask("POST", "/v1/jobs", content=encode_json(job_spec()), headers=JSON)
-    assert (answer.status_code, answer.json()["cure"]) == (409, "remove ended ones with `onbeat remove JOB`")
+    assert (answer.status_code, answer.json()["cure"]) == (409, "delete ended ones with `onbeat delete JOB`")
 
 
 def test_a_running_job_is_cancelling_until_its_trainer_has_saved_and_an_ended_one_cannot_be_cancelled(

@@ -19,7 +19,7 @@ from broker.connection.roles import CELERY, GATEWAY, GENERATOR, LOADER, ROLES, S
 from broker.connection.script_texts import PRELUDE, SCRIPTS, script_sha, script_text
 from broker.generator_side import GeneratorSide, PublishOutcome
 from broker.job_store import JobStore
-from broker.keys import ACTIVE, JOBS, REPLAYS, JobKeys, SlotKeys, idempotency
+from broker.keys import ACTIVE, JOBS, REMOVED, REPLAYS, JobKeys, SlotKeys, idempotency
 from broker.monitor import job_status, stream_report
 from broker.presence import Presence
 from broker.trainer_side import TrainerSide
@@ -35,11 +35,13 @@ OF_A_SCRIPT = {
     "create_job": (KEYS.spec, JOBS, ACTIVE),
     "resume_job": (KEYS.spec, ACTIVE),
     "set_state": (ACTIVE,),
-    "remove_job": (JOBS, ACTIVE, idempotency("k")),
+    "remove_job": (JOBS, ACTIVE, REMOVED, idempotency("k")),
     "announce_shard": (KEYS.shards,),
 }
 OF_A_SCRIPT |= dict.fromkeys(("put_chunk", "drop_chunks"), (KEYS.chunks,))
-OF_A_SCRIPT |= dict.fromkeys(("publish_batch", "claim_rows", "put_rows", "fail_rows"), (KEYS.ready,))
+OF_A_SCRIPT |= dict.fromkeys(("publish_batch", "put_rows"), (KEYS.ready,))
+OF_A_SCRIPT |= dict.fromkeys(("claim_rows", "fail_rows"), (KEYS.ready, KEYS.buried))
+OF_A_SCRIPT |= dict.fromkeys(("claim_prompt", "fail_batch"), (KEYS.buried,))
 OF_A_SCRIPT |= dict.fromkeys(("request_replay", "claim_replay", "renew_replay", "settle_replay"), (REPLAYS,))
 """KEYS[9] and later ones, for the scripts that have more keys than the common ones."""
 FIRST = "\x00the key"
@@ -88,9 +90,9 @@ SAMPLES: dict[str, tuple[str, ...]] = {
 """Each command of the scripts with arguments that it accepts."""
 CALL = re.compile(r"(?:redis\.p?call|call_with|each_of)\('(\w+)'([^\n]*)")
 NAMES = ["FENCE", "WEIGHTS", "COUNTERS", "DEAD", "AUDIT", "JOB", "EVENTS", "PROGRESS"]
-OWN_NAMES = {"SPEC", "JOBS", "ACTIVE", "IDEMPOTENCY", "SHARDS", "CHUNKS", "READY", "REPLAYS"}
+OWN_NAMES = {"SPEC", "JOBS", "ACTIVE", "IDEMPOTENCY", "SHARDS", "CHUNKS", "READY", "REPLAYS", "REMOVED", "BURIED"}
 OF_SLOT = {f"slot.{name}": name for name in SlotKeys._fields}
-KEY = re.compile(rf"\b({'|'.join([*NAMES, *sorted(OWN_NAMES), *OF_SLOT])}|stream|ready)\b")
+KEY = re.compile(rf"\b({'|'.join([*NAMES, *sorted(OWN_NAMES), *OF_SLOT])}|stream|ready|buried)\b")
 OWN_KEYS = re.compile(r"^local ([A-Z, ]+) = (?:unpack\(KEYS, [19]|KEYS\[[19]\])", re.MULTILINE)
 GROUP_CALL = re.compile(r"'(CREATE|DESTROY)'")
 
@@ -276,8 +278,8 @@ def _keys_of(script: str, variable: str) -> list[str]:
     if variable == "stream":
         names = ["prompts"] if GENERATOR in SCRIPT_ROLES[script] else ["prompts", "rollouts"]
         return [getattr(slot, name) for slot in KEYS.slots for name in names]
-    if variable == "ready":
-        return [KEYS.ready]
+    if variable in ("ready", "buried"):
+        return [getattr(KEYS, variable)]
     if variable in OF_SLOT:
         return [getattr(slot, OF_SLOT[variable]) for slot in KEYS.slots]
     if script == "remove_job" and not variable:

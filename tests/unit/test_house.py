@@ -47,7 +47,6 @@ SMALL_FILES = {
     "contracts/service_links.py": "the variables of an orchestrator, which are no settings",
     "prompts/datasets/environment.py": "a kind of data set, as its neighbours",
     "gateway/api/": "the endpoints of one subject each",
-    "onbeat/commands/remove.py": "one command",
     "process/private_folders.py": "the mode of every folder that is made",
     "reward_service/scorers/": "a scorer each",
     "weight_store/dtypes.py": "the one table of element types, for readers without torch",

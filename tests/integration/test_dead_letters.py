@@ -1,0 +1,160 @@
+"""A dead batch says why it was given up and what it was, and is sampled again where that brings it back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from broker.celery_app import TrainerRequests
+from broker.connection.client import connect
+from broker.dead_letters import DeadLetterBox
+from broker.generator_side import FailOutcome
+from broker.job_store import JobStore
+from broker.keys import JobKeys
+from broker.trainer_side import TrainerSide
+from contracts.dead_letters import DeadLetters
+from contracts.encoding.wire import convert
+from contracts.errors import Conflict, NotFound
+from contracts.jobs import JobState
+from contracts.settings import StackSettings
+from gateway.app import create_app
+from gateway.services import Services
+from tests.builders import job_spec, prompt_batch
+from tests.integration.test_fence import DIGEST, Job, answer_to, record
+
+HOSTILE = "<img src=x onerror=alert(1)> \x1b[2J"
+LEASE_S = 600.0
+
+
+def running(settings: StackSettings, **changes: Any) -> Job:
+    """A running job whose iteration 0 is open with two batches that may fail once."""
+    broker = connect(settings)
+    jobs = JobStore(broker)
+    job_id, _ = jobs.create(job_spec(rollout__max_attempts=1, **changes))
+    jobs.move(job_id, JobState.RUNNING)
+    trainer = TrainerSide(broker, job_id, owner="t1", lease_s=LEASE_S)
+    trainer.acquire()
+    job = Job(broker, job_id, trainer)
+    job.announce(0)
+    job.trainer.open_iteration(job.opening(0), {0: DIGEST})
+    return job
+
+
+def bury(job: Job, reason: str = "no reward") -> str:
+    """One batch dies; its id."""
+    generator = job.generator("g1")
+    claim = generator.claim(LEASE_S)
+    assert claim is not None
+    assert generator.fail(claim, reason) is FailOutcome.DEAD
+    return claim.prompt_batch.batch_id
+
+
+@pytest.fixture
+def ask(settings: StackSettings) -> Iterator[Callable[[str, str], httpx.Response]]:
+    services = Services(settings=settings, broker=connect(settings), requests=TrainerRequests(settings))
+    app = create_app(services)
+
+    def send(method: str, path: str) -> httpx.Response:
+        async def exchange() -> httpx.Response:
+            transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+            async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+                return await client.request(method, path, headers={"Authorization": "Bearer test-key"})
+
+        return asyncio.run(exchange())
+
+    yield send
+    services.requests.close()
+    services.broker.close()
+
+
+def test_a_letter_says_why_what_it_was_and_how_often_it_was_tried(
+    settings: StackSettings, ask: Callable[[str, str], httpx.Response]
+) -> None:
+    job = running(settings)
+    batch_id = bury(job, f"the scorer raised {HOSTILE}")
+    (letter,) = convert(ask("GET", f"/v1/jobs/{job.job_id}/dead").json(), DeadLetters).letters
+    assert (letter.batch_id, letter.iteration, letter.attempts) == (batch_id, 0, 1)
+    assert letter.reason == f"the scorer raised {HOSTILE}"
+    assert [one.prompt_id for one in letter.prompts] == [one.prompt_id for one in job.batches(0)[0].prompts]
+    assert [one.text for one in letter.prompts] == [one.text for one in job.batches(0)[0].prompts]
+    assert (letter.can_retry, letter.why_not) == (False, "the job is about to fail with it: try again then")
+
+
+def test_a_job_that_failed_of_a_dead_batch_is_queued_again_by_its_retry_which_may_be_repeated(
+    settings: StackSettings, ask: Callable[[str, str], httpx.Response]
+) -> None:
+    job = running(settings)
+    bury(job)
+    JobStore(job.broker).move(job.job_id, JobState.FAILED, reason="batch 0/train/0 is dead")
+    path = f"/v1/jobs/{job.job_id}/dead"
+    (letter,) = ask("GET", path).json()["letters"]
+    assert letter["can_retry"]
+    for _ in range(2):
+        answer = ask("POST", f"{path}/{letter['entry_id']}/retry")
+        assert (answer.status_code, answer.json()["state"]) == (200, "queued")
+    (letter,) = ask("GET", path).json()["letters"]
+    assert (letter["can_retry"], letter["why_not"]) == (False, "the job is queued, and samples it anew")
+
+
+def test_what_was_committed_without_a_batch_does_not_take_it_back(
+    settings: StackSettings, ask: Callable[[str, str], httpx.Response]
+) -> None:
+    job = running(settings, rollout__on_failed_batch="abandon")
+    dead = bury(job)
+    claim = job.generator("g1").claim(LEASE_S)
+    assert claim is not None
+    job.generator("g1").publish(claim, answer_to(claim.prompt_batch, "g1"))
+    (letter,) = DeadLetterBox(job.broker, job.job_id).newest(10)
+    assert letter.why_not == "iteration 0 is open, and goes on without it"
+    trained = {one.batch.batch_id: one.digest for one in job.trainer.claim_rollouts(0, max_batches=8)[0]}
+    job.announce(1)
+    job.trainer.commit(record(0, trained), trained, event=None, opening=job.opening(1), made=(1, DIGEST))
+    JobStore(job.broker).move(job.job_id, JobState.FAILED, reason="of something else")
+    (letter,) = DeadLetterBox(job.broker, job.job_id).newest(10)
+    assert (letter.can_retry, letter.why_not) == (False, "iteration 0 is committed without it")
+    answer = ask("POST", f"/v1/jobs/{job.job_id}/dead/{letter.entry_id}/retry")
+    assert answer.status_code == 409
+    assert f"{dead} can't be tried again: iteration 0 is committed" in answer.json()["detail"]
+    assert JobStore(job.broker).state(job.job_id) is JobState.FAILED
+
+
+@pytest.mark.parametrize("entry", ["1-1", "x", "-", "99999999999999999999-0", "1-1%20", "%2B"])
+def test_an_entry_that_is_none_is_not_found(
+    entry: str, settings: StackSettings, ask: Callable[[str, str], httpx.Response]
+) -> None:
+    job = running(settings)
+    answer = ask("POST", f"/v1/jobs/{job.job_id}/dead/{entry}/retry")
+    assert (answer.status_code, answer.json()["field"]) == (404, "entry_id")
+    with pytest.raises(NotFound):
+        DeadLetterBox(job.broker, job.job_id).one(entry)
+
+
+def test_a_retry_of_a_running_job_changes_nothing(settings: StackSettings) -> None:
+    job = running(settings)
+    bury(job)
+    box = DeadLetterBox(job.broker, job.job_id)
+    with pytest.raises(Conflict, match="about to fail"):
+        box.retry(box.newest(1)[0].entry_id)
+    assert JobStore(job.broker).state(job.job_id) is JobState.RUNNING
+    job.trainer.renew()
+
+
+def test_what_is_kept_of_dead_batches_has_a_bound_in_entries_and_in_bytes(settings: StackSettings) -> None:
+    """A letter without its prompts still says why."""
+    job = running(settings)
+    more = [
+        prompt_batch([[1] * (20_000 if index == 70 else 2)], job_id=job.job_id, batch_id=f"0/train/{index}")
+        for index in range(2, 80)
+    ]
+    job.trainer.dispatch(0, more)
+    for _ in range(80):
+        bury(job, "é" * 3000)
+    redis, keys = job.broker.redis, JobKeys(job.job_id)
+    assert (redis.xlen(keys.dead), redis.xlen(keys.buried)) == (80, 64)
+    letters = DeadLetterBox(job.broker, job.job_id).newest(100)
+    assert [bool(one.prompts) for one in letters] == [True] * 9 + [False] + [True] * 55 + [False] * 15
+    assert all(one.reason for one in letters)

@@ -1,0 +1,172 @@
+"""A deleted job leaves nothing: no key, no file, in whatever order its processes die, come late or ask again."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from broker import keys
+from broker.connection.client import Broker, connect
+from broker.connection.roles import GATEWAY, TRAINER
+from broker.job_store import JobStore
+from broker.removals import Removal, Removals
+from consumer.supervisor import sweeper
+from consumer.supervisor.sweeper import Sweeper
+from contracts.encoding.wire import encode
+from contracts.errors import OnbeatError
+from contracts.jobs import JobState
+from contracts.run_folder import RunFolder
+from contracts.settings import StackSettings
+from onbeat.stack.redis import EmbeddedRedis
+from process.tree_removal import hidden_name, remove_tree
+from tests.builders import job_spec
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[EmbeddedRedis]:
+    """A sweep sees to every note of its server."""
+    with EmbeddedRedis(tmp_path / "redis") as server:
+        yield server
+
+
+@pytest.fixture
+def stack(own: EmbeddedRedis, tmp_path: Path) -> StackSettings:
+    return StackSettings(
+        redis_url=own.url_of(TRAINER), run_root=str(tmp_path / "runs"), weight_root=str(tmp_path / "weights")
+    )
+
+
+@pytest.fixture
+def jobs(own: EmbeddedRedis) -> JobStore:
+    return JobStore(connect(StackSettings(redis_url=own.url_of(GATEWAY))))
+
+
+@pytest.fixture
+def consumer(stack: StackSettings) -> Broker:
+    return connect(stack)
+
+
+def ended(jobs: JobStore, stack: StackSettings, *, key: str = "") -> RunFolder:
+    """A cancelled job with files, also in the weight root."""
+    job_id, _ = jobs.create(job_spec(), idempotency_key=key)
+    jobs.move(job_id, JobState.CANCELLED)
+    folder = RunFolder(stack.run_root_path, job_id, weight_root=stack.weight_root_path)
+    for path in (folder.checkpoint_after(3), folder.weights_of(4), folder.path / "replays"):
+        path.mkdir(parents=True)
+        (path / "file").write_bytes(b"x")
+    return folder
+
+
+def files_of(folder: RunFolder) -> list[str]:
+    roots = (folder.run_root, folder.weight_root)
+    return [str(path) for root in roots for path in root.iterdir() if folder.job_id in path.name]
+
+
+def test_a_deleted_job_s_files_go_from_both_roots_and_the_note_once_no_late_writer_is_to_be_feared(
+    jobs: JobStore, stack: StackSettings, consumer: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, other = ended(jobs, stack), ended(jobs, stack)
+    jobs.remove(folder.job_id)
+    sweep = Sweeper(consumer, stack).sweep
+    sweep()
+    assert files_of(folder) == []
+    assert len(files_of(other)) == 2
+    folder.trainer_log.parent.mkdir()  # by a trainer's start that was under way
+    folder.trainer_log.write_text("late")
+    sweep()
+    assert files_of(folder) == []
+    assert list(Removals(consumer).pending()) == [folder.job_id]
+    monkeypatch.setattr(sweeper, "LATE_S", 0.0)
+    sweep()
+    assert Removals(consumer).pending() == {}
+
+
+@pytest.mark.parametrize("name", ["redis", "..", "../outside", "logs", "job-1", "a/b", ""])
+def test_a_name_that_is_no_job_s_id_never_becomes_a_path(
+    name: str, own: EmbeddedRedis, stack: StackSettings, consumer: Broker, tmp_path: Path
+) -> None:
+    for folder in ("redis", "logs", "job-1", "a/b"):
+        (stack.run_root_path / folder).mkdir(parents=True)
+    (tmp_path / "outside").mkdir()
+    note = encode(Removal(files="removed", at_s=0.0))
+    connect(StackSettings(redis_url=own.url)).redis.hset(keys.REMOVED, name, note)  # type: ignore[arg-type]
+    Sweeper(consumer, stack).sweep()
+    assert sorted(path.name for path in stack.run_root_path.iterdir()) == ["a", "job-1", "logs", "redis"]
+    assert (stack.run_root_path / "a" / "b").is_dir()
+    assert (tmp_path / "outside").is_dir()
+
+
+def test_links_are_removed_and_what_they_lead_to_stays(
+    jobs: JobStore, stack: StackSettings, consumer: Broker, tmp_path: Path
+) -> None:
+    treasure = tmp_path / "treasure"
+    treasure.mkdir()
+    (treasure / "file").write_text("mine")
+    inside, whole = ended(jobs, stack), ended(jobs, stack)
+    (inside.path / "link").symlink_to(treasure)
+    whole.path.rename(tmp_path / "elsewhere")
+    whole.path.symlink_to(tmp_path / "elsewhere")
+    for folder in (inside, whole):
+        jobs.remove(folder.job_id)
+    Sweeper(consumer, stack).sweep()
+    assert (files_of(inside), files_of(whole)) == ([], [])
+    assert (treasure / "file").read_text() == "mine"
+    assert (tmp_path / "elsewhere" / "replays" / "file").is_file()
+
+
+def test_a_removal_that_is_killed_in_the_middle_is_finished_by_the_next_sweep(
+    jobs: JobStore, stack: StackSettings, consumer: Broker
+) -> None:
+    folder = ended(jobs, stack)
+    jobs.remove(folder.job_id)
+    program = (
+        "import os; from broker.connection.client import connect; from contracts.settings import settings_from;"
+        "from consumer.supervisor.sweeper import Sweeper; from process import crash_points;"
+        "crash_points.arm('consumer.removing_files:2');"
+        "settings = settings_from(os.environ); Sweeper(connect(settings), settings).sweep()"
+    )
+    died = subprocess.run(
+        [sys.executable, "-c", program], env=os.environ | stack.environment(), cwd=ROOT, check=False, timeout=300
+    )
+    assert died.returncode == -9
+    (left,) = files_of(folder)
+    assert Path(left).name == hidden_name(folder.path).name
+    Sweeper(consumer, stack).sweep()
+    assert files_of(folder) == []
+
+
+def test_what_cannot_be_removed_is_tried_again_and_keeps_no_other_removal(
+    jobs: JobStore, stack: StackSettings, consumer: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = ended(jobs, stack), ended(jobs, stack)
+    for folder in (first, second):
+        jobs.remove(folder.job_id)
+
+    def refuses(path: Path) -> bool:
+        if path.name == first.job_id:
+            raise OnbeatError("cannot be removed: Read-only file system", field=str(path))
+        return remove_tree(path)
+
+    monkeypatch.setattr(sweeper, "remove_tree", refuses)
+    Sweeper(consumer, stack).sweep()
+    assert (len(files_of(first)), files_of(second)) == (2, [])
+    monkeypatch.undo()
+    Sweeper(consumer, stack).sweep()
+    assert files_of(first) == []
+
+
+def test_the_same_idempotency_key_after_a_deletion_makes_another_job(jobs: JobStore, stack: StackSettings) -> None:
+    key = uuid.uuid4().hex
+    folder = ended(jobs, stack, key=key)
+    jobs.remove(folder.job_id)
+    again, is_new = jobs.create(job_spec(), idempotency_key=key)
+    assert is_new
+    assert again != folder.job_id
