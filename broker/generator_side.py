@@ -12,8 +12,10 @@ from msgspec import UNSET
 
 from broker.connection.client import Broker
 from broker.keys import JobKeys, batch_shape, chunk_field
+from broker.spans import SpanStream
 from contracts.encoding.wire import Record, decode
 from contracts.errors import ContractViolation, WrongEngine
+from contracts.events import TimelineSpan
 from contracts.rollouts import PromptBatch, RolloutBatch, encoded_batch
 from contracts.spec import JobSpec
 from contracts.versions import WeightManifest
@@ -247,6 +249,10 @@ class GeneratorSide:
             keys=[self._job.keys.buried],
         )
         return FailOutcome(answer[0].decode())
+
+    def report_spans(self, spans: Sequence[TimelineSpan]) -> None:
+        """Tells what this generator did beside the batches that it publishes, for the job's timeline."""
+        SpanStream(self._broker, self._job_id).report(spans)
 
     def _check_carried(self, batch: RolloutBatch) -> None:
         """Whether a batch has the texts that stages of the job read."""

@@ -13,6 +13,8 @@ WAIT = "wait"
 """`what` of a span in which a process had nothing to do."""
 OF_GENERATORS = ("load", "generate", "score", "publish", WAIT)
 """What a generator does: it loads a version, samples a batch, has it scored, publishes it, or waits for one."""
+REPORTED = ("load", "publish", WAIT)
+"""Those that a generator reports by themselves; when it sampled and scored a batch stands in the batch."""
 OF_RANKS = ("train", "step", "publish", "open", WAIT)
 """What a rank does: it trains a batch, steps, publishes the version that the step made, commits and opens, or waits."""
 
@@ -51,6 +53,12 @@ class TimelineReport(Record, frozen=True, kw_only=True):
     iterations: tuple[IterationTimes, ...] = ()
     """Oldest first."""
     words: str
+
+
+def is_of_the_pipeline(span: TimelineSpan) -> bool:
+    """Whether it is what a plan simulates: batches that are sampled and scored, and the work of ranks, no waits."""
+    of_ranks = kind_of(span.who) == "rank" and span.what != WAIT
+    return of_ranks or span.what in ("generate", "score")
 
 
 def kind_of(who: str) -> LaneKind:

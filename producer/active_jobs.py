@@ -137,6 +137,11 @@ class ActiveJobs:
             WRONG_ENGINE: " ".join(sorted(self._refused)),
         }
 
+    def side_of(self, job_id: str) -> GeneratorSide | None:
+        """This generator's side of a job; None once it has ended."""
+        job = self._jobs.get(job_id)
+        return job.side if job else None
+
     @property
     def lone_lagging(self) -> ActiveJob | None:
         """The one active job, if it lags: only then does the next batch need a version of the same job."""

@@ -12,6 +12,7 @@
            between two of them (rollout/turns.py)
     receipt: new versions of a job with a lag, read beside the batch that is sampled (receipt.py)
     heartbeat: presence of the generator, leases of every batch between its claim and its end (heartbeat.py)
+    reports: what it did beside its batches, once a second, for the timelines of its jobs (activity.py)
 
 serve      consumes active jobs and prompt batches; waits for prompts, or for room in the engine and among the
            finishing batches; unblocked by an opened iteration or an expired lease; produces a carry for each batch.
@@ -41,6 +42,7 @@ from contracts.errors import BatchFailed, BrokerUnavailable, InvalidInput, Weigh
 from contracts.spec import JobSpec
 from process.crash_points import reach
 from producer.active_jobs import ActiveJobs
+from producer.activity import Activity, Reports
 from producer.broker_calls import BrokerCalls
 from producer.heartbeat import Heartbeat, HeldBatches, wait_for
 from producer.receipt import Receipt
@@ -89,10 +91,11 @@ class Generator:
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
         stop_grace_s: float = STOP_GRACE_S,
+        observe: Callable[[str, float], None] = lambda _what, _seconds: None,
     ) -> None:
         """not_reproducible: name of an engine that can't serve deterministic jobs (I7), "" for one that can.
 
-        make_side, fingerprint: as of ActiveJobs.
+        make_side, fingerprint: as of ActiveJobs. observe: as of Activity.
         """
         self._generator_id = generator_id
         self._presence = presence
@@ -110,20 +113,23 @@ class Generator:
             clock=clock,
         )
         self._held = HeldBatches()
+        self._activity = Activity(generator_id, wall_clock=wall_clock, observe=observe)
         self._heartbeat = Heartbeat(
             generator_id=generator_id,
             presence=presence,
             calls=calls,
             model=model,
             held=self._held,
+            activity=self._activity,
             of_jobs=lambda: self._jobs.info,
         )
-        self._receipt = Receipt(calls=calls, model=model)
+        self._receipt = Receipt(calls=calls, model=model, activity=self._activity)
+        self._reports = Reports(self._activity, calls, self._jobs.side_of)
         self._carrier = Carrier(
             generator_id=generator_id,
             calls=calls,
             rewards=rewards,
-            wall_clock=wall_clock,
+            activity=self._activity,
             freed=self._held.freed.set,
         )
         self._players = players
@@ -143,12 +149,14 @@ class Generator:
         """Serves until `stop`. Raises BrokerUnavailable when Redis stays away, and the error that a task dies of."""
         try:
             async with asyncio.TaskGroup() as tasks:
-                background = [tasks.create_task(self._heartbeat.run()), tasks.create_task(self._receipt.run())]
+                parts = (self._heartbeat, self._receipt, self._reports)
+                background = [tasks.create_task(part.run()) for part in parts]
                 serving = tasks.create_task(self._serve(tasks))
                 await self._stopping.wait()
                 await self._drain(serving)
                 for task in background:
                     task.cancel()
+            await self._reports.send_last(LEAVE_S)
             await self._leave()
         finally:
             self._calls.break_off()
@@ -213,6 +221,7 @@ class Generator:
                     log.info("hedges %s", name_of(claim))
                 self._jobs.served(job, self._clock())
                 self._held.lease(job, claim)
+                self._activity.claimed(claim)
                 self.has_claimed = True
                 reach("producer.after_claim")
                 self._idle_since_s = None
@@ -238,6 +247,8 @@ class Generator:
     async def _wait_for_work(self) -> None:
         """Waits for prompts, a short deadline, or `stop`; a generator may be idle as long as the stack is."""
         now_s = self._clock()
+        if not self._held.leases:
+            self._activity.waits()
         if self._idle_since_s is None:
             self._idle_since_s, self._idle_logged = now_s, False
         elif now_s - self._idle_since_s >= LOG_AFTER_S and not self._idle_logged:
@@ -255,7 +266,8 @@ class Generator:
         for shard in await self._calls(first.side.wait_for_prompts, timeout_s):
             # The iteration is over where the next version is being written; what still generates is in vain.
             if not self._held.need_weights:
-                await self._model.load_ahead(shard)
+                with self._activity.span(first.job_id, "load", iteration=shard.policy_version):
+                    await self._model.load_ahead(shard)
 
     async def _turn_is_over(self) -> bool:
         """Lets the engine sleep where a colocated job has no more work for it; False while a batch may need it."""
@@ -277,9 +289,10 @@ class Generator:
             if not self._model.holds(job.spec, claim.manifest):
                 await self._until_freed(lambda: self._held.need_weights)
             had_turn_of = self._model.awake_for
-            loaded = await self._model.ready_for(
-                job.spec, claim.manifest, still_needed=lambda: self._held.has_lease(claim)
-            )
+            with self._activity.span(job.job_id, "load", iteration=claim.prompt_batch.iteration):
+                loaded = await self._model.ready_for(
+                    job.spec, claim.manifest, still_needed=lambda: self._held.has_lease(claim)
+                )
             if self._model.awake_for != had_turn_of:
                 self._held.changed.set()
             return loaded

@@ -18,7 +18,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from broker.generator_side import Claim, GeneratorSide
-from broker.presence import AWAKE_FOR, Presence
+from broker.presence import AWAKE_FOR, DOING, TOKENS_PER_S, Presence
+from producer.activity import Activity
 from producer.broker_calls import BrokerCalls
 from producer.rollout.carried_batch import ActiveJob, CarriedBatch, name_of
 from producer.served_model import ServedModel
@@ -89,6 +90,14 @@ class HeldBatches:
         return {name: (job, claim) for name, (job, claim) in self.leases.items() if claim.hedged}
 
     @property
+    def in_words(self) -> str:
+        """What is in the engine and what is out of it; "" where there is nothing."""
+        of_each: dict[str, list[str]] = {"generating": [], "scoring": []}
+        for batch in self._carried.values():
+            of_each["generating" if batch.num_sampling else "scoring"].append(batch.claim.prompt_batch.batch_id)
+        return "; ".join(f"{what} {', '.join(sorted(ids))}" for what, ids in of_each.items() if ids)
+
+    @property
     def num_sampling(self) -> int:
         """Completions that are in the engine."""
         return sum(batch.num_sampling for batch in self._carried.values())
@@ -118,6 +127,7 @@ class Heartbeat:
     calls: BrokerCalls
     model: ServedModel
     held: HeldBatches
+    activity: Activity
     of_jobs: Callable[[], Mapping[str, str]]
     """What its presence says of the jobs that it can't serve."""
     num_generators: int = 1
@@ -153,9 +163,17 @@ class Heartbeat:
             "loading_weights": f"{self.model.loading_weights} {self.model.receiving_weights}".strip(),
             "rejected_weights": self.model.rejected_weights,
             "batches": str(self.held),
+            DOING: self._doing(),
+            TOKENS_PER_S: f"{self.activity.tokens_per_s:.1f}",
             AWAKE_FOR: self.model.awake_for,
             **self.of_jobs(),
         }
+
+    def _doing(self) -> str:
+        """`loading v000003`, `generating 7/train/2; scoring 7/train/0`, or `waiting`."""
+        if self.model.loading_weights:
+            return f"loading {self.model.loading_weights.rpartition('/')[2]}"
+        return self.held.in_words or "waiting"
 
     async def _renew(self, leases: Mapping[str, tuple[ActiveJob, Claim]]) -> None:
         """Renews these leases; a lost one is let go. Its batch may still win, if it is published first (I3).

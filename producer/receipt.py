@@ -17,6 +17,8 @@ import logging
 
 from contracts.errors import BrokerUnavailable, WeightsRejected
 from contracts.versions import WeightManifest
+from contracts.weights import WeightShard
+from producer.activity import Activity
 from producer.broker_calls import BrokerCalls
 from producer.rollout.carried_batch import ActiveJob
 from producer.served_model import ServedModel
@@ -30,9 +32,10 @@ WEIGHTS_WAIT_S = 1.0
 class Receipt:
     """`run` receives until it is cancelled; it dies of a broker, or a storage, that stays away."""
 
-    def __init__(self, *, calls: BrokerCalls, model: ServedModel) -> None:
+    def __init__(self, *, calls: BrokerCalls, model: ServedModel, activity: Activity) -> None:
         self._calls = calls
         self._model = model
+        self._activity = activity
         self._job: ActiveJob | None = None
         self._changed = asyncio.Event()
 
@@ -59,7 +62,7 @@ class Receipt:
                 continue
             shards = news.shards
             try:
-                while self._job is job and await self._model.receive(job.spec, news.versions, shards):
+                while self._job is job and await self._receive(job, news.versions, shards):
                     shards = ()
             except WeightsRejected as error:
                 refused = news.versions
@@ -67,3 +70,12 @@ class Receipt:
             except BrokerUnavailable as error:
                 # Nothing repeats the calls of an engine that reads chunks; the next wait bounds the outage.
                 log.warning("%s; the version is received again when it answers", error)
+
+    async def _receive(
+        self, job: ActiveJob, versions: tuple[WeightManifest, ...], shards: tuple[WeightShard, ...]
+    ) -> bool:
+        """Whether there was a version to read."""
+        if not versions:
+            return await self._model.receive(job.spec, versions, shards)
+        with self._activity.span(job.job_id, "load", iteration=versions[-1].policy_version):
+            return await self._model.receive(job.spec, versions, shards)

@@ -13,6 +13,7 @@ from safetensors.numpy import save_file
 from broker.generator_side import Claim, FailOutcome, PublishOutcome, Renewal, WeightNews
 from broker.presence import GeneratorInfo
 from contracts.errors import BrokerUnavailable, NotFound, WrongEngine
+from contracts.events import TimelineSpan
 from contracts.rewards import RewardItem, Scored
 from contracts.rollouts import Completion, PromptBatch, RolloutBatch
 from contracts.run_folder import RunFolder
@@ -72,6 +73,8 @@ class FakeSide:
         self.refused: list[str] = []
         self.failed: list[tuple[str, str]] = []
         self.renewed: list[list[str]] = []
+        self.spans: list[TimelineSpan] = []
+        """What the generator reported."""
         self.late: list[tuple[PromptBatch, WeightManifest]] = []
         """Batches that another generator is late with: for hedges."""
         self.lost: set[str] = set()
@@ -125,6 +128,10 @@ class FakeSide:
         self.held.append(held)
         self._changes.notify()
         return claim
+
+    def report_spans(self, spans: Sequence[TimelineSpan]) -> None:
+        self.spans.extend(spans)
+        self._changes.notify()
 
     def newest_weights(self) -> WeightManifest | None:
         return self._work[0][1] if self._work else None

@@ -109,6 +109,7 @@ RIGHTS: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("+sadd +srem", "~onbeat:active"),
         ("+hgetall +hdel", "~onbeat:removed"),
         ("+hdel", "~onbeat:generators ~onbeat:stage_workers"),
+        ("+xtrim", "~onbeat:{*}:spans"),
     ),
     GENERATOR: (
         ("+time +multi +exec +discard", ""),
@@ -121,6 +122,7 @@ RIGHTS: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("+hset +hincrby", "~onbeat:{*}:progress"),
         ("+hset +hdel +hgetall", "~onbeat:generators"),
         ("+hget +hgetall +hset +hlen", "~onbeat:replays"),
+        ("+xadd", "~onbeat:{*}:spans"),
         # A batch of a job with stages.
         ("+zadd", "~onbeat:{*}:work*"),
         ("+hset", "~onbeat:{*}:columns*"),

@@ -58,6 +58,8 @@ class Commits:
             following = iteration.number + 1 if iteration.number < held.spec.last_iteration else None
         takes_turns = held.schedule.takes_turns
         self._commit(iteration, stepped, None if takes_turns else opening)
+        if reported := held.spans.take():
+            self._run_log.timeline(reported)
         if following is not None and held.schedule.lags:
             self._dispatch_evaluation(following)
         if takes_turns and stepped is not None:

@@ -79,7 +79,7 @@ def gather(held: HeldJob, iteration: Iteration) -> None:
             passes.poke(f"the passes of {ranks.num_training} batches of iteration {iteration.number}")
             ranks.wait(WAIT_S)
         if not ranks.num_training:
-            iteration.waiting_s += time.monotonic() - idle_since_s
+            iteration.waited(time.monotonic() - idle_since_s)
         if trained := ranks.trained():
             passes.progress()
         iteration.record(*trained)

@@ -8,6 +8,7 @@ from broker.connection.client import Broker
 from broker.generator_side import WeightChunks
 from broker.job_store import JobStore
 from broker.presence import Presence, StagePresence
+from broker.spans import SpanStream
 from broker.trainer_side import TrainerSide
 from consumer.foreign_code import torch_kept
 from consumer.model.older_versions import PublishedVersions
@@ -59,6 +60,7 @@ class HeldJob:
         self.folder = RunFolder(settings.run_root_path, job_id, weight_root=settings.weight_root_path)
         self.peak_flops = settings.peak_flops
         self.jobs = JobStore(broker)
+        self.spans = SpanStream(broker, job_id)
         self.horizons = self.jobs.horizons(job_id)
         self.generators = GeneratorWatch(
             Presence(broker),

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from msgspec import UNSET
+from msgspec.structs import replace
 
 from broker.trainer_side import Arrived
 from consumer.gradient.learner import Trained
@@ -24,9 +25,12 @@ from consumer.gradient.statistics import (
 )
 from contracts.events import IterationMetrics, TimelineSpan, UpdateMetrics
 from contracts.rollouts import RolloutBatch
-from contracts.timeline import TRAINER
+from contracts.timeline import TRAINER, WAIT
 from iterations.expected import ExpectedIteration
 from iterations.window import AskedIteration
+
+SAME_WAIT_S = 0.01
+"""A wait is a row of looks: so little time lies between two of them."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -77,6 +81,16 @@ class Iteration(ExpectedIteration):
         self._add_span(
             who, "train", batch_id=trained.stats.batch_id, started_s=trained.started_s, ended_s=trained.ended_s
         )
+
+    def waited(self, seconds: float) -> None:
+        """Books that there was nothing to train until now; what follows a wait at once is the same wait."""
+        self.waiting_s += seconds
+        now_s = time.time()
+        last = self.spans[-1] if self.spans else None
+        if last is not None and last.what == WAIT and now_s - seconds - last.ended_s < SAME_WAIT_S:
+            self.spans[-1] = replace(last, ended_s=now_s)
+        else:
+            self._add_span(TRAINER, WAIT, started_s=now_s - seconds, ended_s=now_s)
 
     @contextlib.contextmanager
     def span(self, what: str) -> Iterator[None]:

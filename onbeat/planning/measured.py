@@ -16,7 +16,7 @@ from itertools import pairwise
 from contracts.errors import InvalidInput
 from contracts.events import IterationMetrics, TimelineSpan
 from contracts.spec import JobSpec
-from contracts.timeline import kind_of
+from contracts.timeline import is_of_the_pipeline
 from onbeat.planning.pipeline.costs import BatchCost, Costs, Round, StepCost, Waits
 from telemetry.timeline.report import latest_spans
 
@@ -44,7 +44,7 @@ def measured_costs(
 
     Raises InvalidInput for a run that is too short to be measured.
     """
-    spans = latest_spans([span for span in timeline if _is_planned(span)])
+    spans = latest_spans([span for span in timeline if is_of_the_pipeline(span)])
     metrics = {line.iteration: line for line in lines}
     kept = sorted(metrics)[WARM_UP:]
     if len(kept) < FEWEST:
@@ -133,11 +133,6 @@ class MeasuredIteration:
     published: TimelineSpan | None
     opened: TimelineSpan | None
     """The commit of the iteration before, which opened this one; none in a trainer's first."""
-
-
-def _is_planned(span: TimelineSpan) -> bool:
-    """Whether a plan knows such spans: what a generator loads and publishes is in the gaps between them."""
-    return span.what in COMPUTES or (span.what in ("publish", "open") and kind_of(span.who) == "rank")
 
 
 def _iterations(spans: Spans) -> list[MeasuredIteration]:

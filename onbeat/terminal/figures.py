@@ -11,6 +11,7 @@ from contracts.encoding.json_lines import read_json_lines
 from contracts.events import IterationMetrics, TimelineSpan
 from contracts.jobs import EvaluationScore
 from contracts.run_folder import RunFolder
+from contracts.timeline import is_of_the_pipeline
 from onbeat.terminal.window import lag_in_words, versions_in_words
 
 REWARD_CURVE = "reward_curve.png"
@@ -44,7 +45,7 @@ def draw_figures(
     drawn = []
     if metrics:
         drawn.append(_draw_rewards(folder.path / REWARD_CURVE, metrics, evaluations, title))
-    spans = read_json_lines(folder.timeline, TimelineSpan)
+    spans = [span for span in read_json_lines(folder.timeline, TimelineSpan) if is_of_the_pipeline(span)]
     window = window_of(spans, metrics)
     middle = while_trained(spans, TIMELINE_ITERATIONS) if window else middle_iterations(spans, TIMELINE_ITERATIONS)
     if middle:

@@ -20,6 +20,7 @@ from contracts.rewards import Scored
 from contracts.rollouts import BatchTimings, Completion, PromptBatch, RolloutBatch
 from process.crash_points import reach
 from process.waiting import Waiting
+from producer.activity import Activity
 from producer.broker_calls import FIRST_PAUSE_S, LONGEST_PAUSE_S, BrokerCalls
 from producer.rollout.carried_batch import ActiveJob, CarriedBatch, Generation, name_of
 from scoring.groups import may_settle, reward_items, rollout_groups
@@ -38,7 +39,7 @@ class Carrier:
     generator_id: str
     calls: BrokerCalls
     rewards: RewardClient
-    wall_clock: Callable[[], float]
+    activity: Activity
     freed: Callable[[], None]
     """Called when a batch leaves the engine, and when it needs the engine's weights no more."""
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
@@ -52,7 +53,7 @@ class Carrier:
                 if batch.places.is_open:
                     if batch.is_settled:
                         return
-                    batch.sample(started_s=self.wall_clock())
+                    batch.sample(started_s=self.activity.now_s())
                     log.debug("%s: resamples %d completions", name_of(batch.claim), batch.num_sampling)
         except (BatchFailed, RewardUnavailable, EnvironmentUnavailable) as error:
             await self.fail(batch.job, batch.claim, error)
@@ -82,7 +83,9 @@ class Carrier:
             answer.cancel()
             batch.generation = None
             self.freed()
-        scoring_started_s = self.wall_clock()
+        scoring_started_s = self.activity.now_s()
+        num_tokens = sum(completion.num_sampled for completion in completions)
+        self.activity.sampled(num_tokens, started_s=generation.started_s, ended_s=scoring_started_s)
         texts = batch.loaded.detokenizer(completions)
         spec = batch.job.spec
         scored = await self._score(batch, asked, completions=completions, texts=texts)
@@ -91,8 +94,9 @@ class Carrier:
             generation_started_s=generation.started_s,
             generation_ended_s=scoring_started_s,
             scoring_started_s=scoring_started_s,
-            scoring_ended_s=self.wall_clock(),
+            scoring_ended_s=self.activity.now_s(),
         )
+        self.activity.observe("score", timings.scoring_ended_s - scoring_started_s)
         batch.rounds.append(timings)
         num_resamples = len(batch.rounds) - 1
         batch.places.fill(
@@ -141,7 +145,8 @@ class Carrier:
             groups=batch.places.groups,
         )
         try:
-            outcome = await self._publish_when_room(batch, record)
+            with self.activity.span(job.job_id, "publish", iteration=asked.iteration, batch_id=asked.batch_id):
+                outcome = await self._publish_when_room(batch, record)
         except DeadlineExceeded as error:
             await self.fail(job, claim, BatchFailed(str(error)))
             return

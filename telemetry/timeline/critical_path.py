@@ -2,11 +2,11 @@
 
     generate ─▶ score ─▶ publish (the batch) ─▶ train ─▶ step ─▶ publish (the version) ─▶ open ─▶ load ─▶ generate ─▶ …
 
-The walk goes backwards in time, from the span that ended last. Each span waits for the kinds that `WAITS_FOR` names:
-of its own lane, of its own batch, of its own iteration, or of the trainer. Of all of those that had ended when it
-started, the one that ended last is the one that it waited for. So the path is one chain without overlaps, and to make
-any span on it shorter by a little makes the iterations shorter by as much; to make a span beside it shorter changes
-nothing. The time between two of its spans is what no span explains: the network, Redis, stages, a poll.
+The walk goes backwards in time, from the span of the last iteration that ended last. Each span waits for the kinds that
+`WAITS_FOR` names: of its own lane, of its own batch, of its own iteration, or of the trainer. Of all of those that had
+ended when it started, the one that ended last is the one that it waited for. So the path is one chain without overlaps,
+and to make any span on it shorter by a little makes the iterations shorter by as much; to make a span beside it shorter
+changes nothing. The time between two of its spans is what no span explains: the network, Redis, stages, a poll.
 
 How to read it: a path that is mostly `generate` asks for more or faster generators; mostly `train` and `step`, for more
 ranks; mostly `score`, for a faster reward service; mostly `load`, `publish` and `open`, for another weight transport or
@@ -85,14 +85,17 @@ class PathStep(NamedTuple):
     until_s: float
 
 
-def critical_path(spans: Sequence[TimelineSpan], *, since_s: float, until_s: float) -> list[PathStep]:
-    """Returns the path between two times, oldest first; [] where no span lies there."""
+def critical_path(
+    spans: Sequence[TimelineSpan], *, last_iteration: int, since_s: float, until_s: float
+) -> list[PathStep]:
+    """Returns the path between two times to the end of an iteration, oldest first; [] where no span lies there."""
     known = _Ended(spans)
-    last = max(
-        (at for at, span in enumerate(spans) if _is_work(span) and since_s < span.ended_s <= until_s + SKEW_S),
-        key=lambda at: (kind_of(spans[at].who) == "rank", spans[at].ended_s),
-        default=None,
+    ended = (
+        at
+        for at, span in enumerate(spans)
+        if _is_work(span) and span.iteration == last_iteration and since_s < span.ended_s <= until_s + SKEW_S
     )
+    last = max(ended, key=lambda at: spans[at].ended_s, default=None)
     path: list[PathStep] = []
     at, seen = last, set[int]()
     while at is not None and at not in seen and spans[at].ended_s > since_s:

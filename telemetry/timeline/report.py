@@ -32,7 +32,7 @@ def timeline_report(job_id: str, lines: Sequence[TimelineSpan], *, last: int, le
     # What began before the first of them, and what goes on after the last, belongs to what happened in them.
     kept = tuple(span for span in spans if span.started_s < until_s and span.ended_s > since_s)
     lanes = lanes_of(kept, since_s=since_s, until_s=until_s)
-    path = critical_path(kept, since_s=since_s, until_s=until_s)
+    path = critical_path(kept, last_iteration=shown[-1].iteration, since_s=since_s, until_s=until_s)
     return TimelineReport(
         job_id=job_id,
         spans=kept,
@@ -70,7 +70,11 @@ def iteration_times(spans: Sequence[TimelineSpan]) -> list[IterationTimes]:
     for number, found in sorted(of_all.items()):
         if number in of_ranks:
             opened = [span.started_s for span in of_ranks[number] if span.what == "open"]
-            starts[number] = opened[-1] if opened else min(span.started_s for span in found)
+            starts[number] = (
+                opened[-1]
+                if opened
+                else min(span.started_s for span in found if span.what != WAIT or kind_of(span.who) == "rank")
+            )
     ends = {sooner: starts[later] for sooner, later in pairwise(starts) if later == sooner + 1}
     times = []
     for number, started_s in starts.items():

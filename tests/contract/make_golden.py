@@ -96,6 +96,7 @@ from contracts.spec_tables.stages import (
     RewardModelStage,
     TeacherStage,
 )
+from contracts.timeline import IterationTimes, Lane, TimelineReport
 from contracts.versions import AdapterVersion, WeightFile, WeightManifest
 from contracts.weights import (
     DeltaWeights,
@@ -382,6 +383,18 @@ def stream_report() -> StreamReport:
     )
 
 
+def timeline_report() -> TimelineReport:
+    span = TimelineSpan(who="generator-a", what="wait", iteration=3, started_s=1.0, ended_s=1.5)
+    return TimelineReport(
+        job_id="job-0123456789ab",
+        spans=(span,),
+        lanes=(Lane(who="generator-a", kind="generator", busy_s=0.5, idle_share=0.5),),
+        critical=(0,),
+        iterations=(IterationTimes(iteration=3, started_s=1.0, ended_s=2.0),),
+        words="generator-a was idle 50 % of the last iteration",
+    )
+
+
 def staged_report() -> StreamReport:
     lease = StageLease(
         stage="teacher", batch_id="4/train/0", item=0, worker_id="stage-1", attempt=2, age_s=1.5, lease_s=28.5
@@ -615,6 +628,7 @@ GOLDEN: dict[str, Record] = {
     "timeline_span": TimelineSpan(
         who="generator-a", what="generate", iteration=3, batch_id="3/train/0", started_s=1.5, ended_s=2.5
     ),
+    "timeline_report": timeline_report(),
     "audit_record_commit": audit_record("commit"),
     "audit_record_of_a_lag": audit_record_of_a_lag(),
     "audit_record_of_stages": audit_record_of_stages(),

@@ -11,6 +11,7 @@ from contracts.encoding.wire import decode_json
 from contracts.events import TimelineSpan
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
+from contracts.timeline import is_of_the_pipeline
 from tests.builders import job_spec
 from tests.chaos.short_job import running
 from tests.pipeline import Pipeline
@@ -62,7 +63,7 @@ def test_no_generator_samples_while_the_trainer_has_its_turn(pipeline: Pipeline)
     lines = RunFolder(pipeline.settings.run_root_path, job_id).timeline.read_bytes().splitlines()
     spans = [decode_json(line, TimelineSpan) for line in lines]
     for iteration in range(2):
-        own = [span for span in spans if span.iteration == iteration]
+        own = [span for span in spans if span.iteration == iteration and is_of_the_pipeline(span)]
         sampled_s = max(span.ended_s for span in own if span.what == "generate")
         assert sampled_s <= min(span.started_s for span in own if span.what in ("train", "step", "publish"))
         trained_s = max(span.ended_s for span in own if span.what != "open")

@@ -17,7 +17,7 @@ from consumer.trainer.schedule import Schedule
 from consumer.trainer.start import Started
 from consumer.trainer.step import Stepped
 from contracts.errors import FenceViolation, Unavailable, WeightsRejected
-from contracts.events import AuditRecord, record_digest
+from contracts.events import AuditRecord, TimelineSpan, record_digest
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
 from contracts.versions import WeightFile, WeightManifest
@@ -91,6 +91,8 @@ class Played:
         self.is_on_disk = True
         self.side = self.jobs = self.generators = self.weights = self
         self.trainer_epoch = 1
+        self.reported: list[TimelineSpan] = []
+        self.spans = SimpleNamespace(take=lambda: self.reported)
         policy = SimpleNamespace(adapters=None)
         self.ranks = SimpleNamespace(
             learner=SimpleNamespace(policy=policy), save=self._save, rest=lambda: self.said.append("memory given back")
@@ -172,6 +174,14 @@ def test_numbers_come_before_the_commit_and_the_lease_and_the_disk_before_a_chec
     ]
     assert (following, held.settled) == (1, manifest(1))
     assert boundary.opening_started_s <= boundary.opened_s
+
+
+def test_what_generators_reported_stands_in_the_timeline_behind_the_commit(folder: RunFolder) -> None:
+    held = Played(folder)
+    wait = TimelineSpan(who="g1", what="wait", iteration=0, started_s=1.0, ended_s=2.0)
+    held.reported = [wait]
+    commits(held).commit(Iteration(asked(0), trainer_epoch=1), stepped(0))
+    assert held.said[1:4] == ["timeline", "committed 0, opened 1", "timeline"]
 
 
 def test_a_colocated_trainer_ends_its_turn_before_the_next_iteration_is_opened(folder: RunFolder) -> None:

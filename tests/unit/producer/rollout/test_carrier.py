@@ -13,6 +13,7 @@ from contracts.rewards import RewardItem, Scored
 from contracts.rollouts import Completion, PromptBatch
 from contracts.spec import RewardSpec
 from contracts.versions import WeightFile, WeightManifest
+from producer.activity import Activity
 from producer.engine.base import VerifiedWeights
 from producer.rollout.carried_batch import ActiveJob, CarriedBatch
 from producer.rollout.carrier import Carrier
@@ -87,7 +88,7 @@ class Carried:
             generator_id="g",
             calls=calls,
             rewards=EqualRewards(self.batch.settle if settled_while_scored else lambda: None),
-            wall_clock=lambda: 1.0,
+            activity=Activity("g", wall_clock=lambda: 1.0),
             freed=self.free,
             sleep=self.pause,
         )

@@ -1,0 +1,88 @@
+"""What generators did between the batches that they publish, on its way to the timeline of a job.
+
+    generator ─ report: one XADD, beside its batches ─▶ onbeat:{J}:spans ─ take, after a commit ─▶ trainer, its run log
+
+When a batch was sampled and scored stands in the batch itself. What is here is told beside it and is lost without harm.
+It is bounded in both directions: a trainer that reads nothing leaves MAX_REPORTS, and what a report says is checked,
+since a generator could write of others.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from broker.connection.client import Broker
+from broker.keys import JobKeys
+from contracts.encoding.wire import MAX_ITERATIONS, decode, encode
+from contracts.errors import ContractViolation
+from contracts.events import TimelineSpan
+from contracts.timeline import REPORTED, kind_of
+
+MAX_REPORTS = 256
+"""Entries of the stream: the newest."""
+MAX_SPANS = 64
+"""Spans of one report."""
+MAX_REPORT_BYTES = 64 * 1024
+MAX_NAME_CHARS = 256
+FIELD = b"spans"
+
+log = logging.getLogger(__name__)
+
+
+class SpanStream:
+    """The spans that generators report of one job."""
+
+    def __init__(self, broker: Broker, job_id: str) -> None:
+        self._broker = broker
+        self._keys = JobKeys(job_id)
+        self._is_said = False
+
+    def report(self, spans: Sequence[TimelineSpan]) -> None:
+        """Adds up to MAX_SPANS spans, the newest of those that are given; nothing where the job was removed."""
+        if spans:
+            packed = encode(tuple(spans[-MAX_SPANS:]))
+            self._broker.write(
+                "XADD", self._keys.spans, "MAXLEN", MAX_REPORTS, "*", FIELD, packed, job=self._keys
+            )  # fmt: skip
+
+    def take(self) -> list[TimelineSpan]:
+        """Returns what was reported since the last call, and removes it; without what no generator may say."""
+        with self._broker.call():
+            entries: Any = self._broker.redis.xrange(self._keys.spans, count=MAX_REPORTS)
+        if not entries:
+            return []
+        milliseconds, _, number = entries[-1][0].decode().partition("-")
+        following = f"{milliseconds}-{int(number) + 1}"
+        self._broker.write("XTRIM", self._keys.spans, "MINID", following, job=self._keys)
+        found = [span for _, fields in entries for span in self._spans(fields.get(FIELD, b""))]
+        return [span for span in found if is_plausible(span)]
+
+    def _spans(self, packed: bytes) -> tuple[TimelineSpan, ...]:
+        if len(packed) <= MAX_REPORT_BYTES:
+            try:
+                return decode(packed, tuple[TimelineSpan, ...])[:MAX_SPANS]
+            except ContractViolation as error:
+                problem = str(error)
+        else:
+            problem = f"{len(packed)} bytes"
+        if not self._is_said:
+            self._is_said = True
+            log.warning("a report of a generator's spans is left out, and others like it will be: %s", problem)
+        return ()
+
+
+def is_plausible(span: TimelineSpan) -> bool:
+    """Whether a generator may say this of itself: a kind that is its own, names of a usual length, real times."""
+    names = (span.who, span.batch_id)
+    return (
+        span.what in REPORTED
+        and kind_of(span.who) == "generator"
+        and all(len(name) <= MAX_NAME_CHARS for name in names)
+        and 0 <= span.iteration <= MAX_ITERATIONS
+        and math.isfinite(span.started_s)
+        and math.isfinite(span.ended_s)
+        and 0.0 < span.started_s <= span.ended_s
+    )
