@@ -20,6 +20,7 @@ function sources(name: string): string[] {
 function recordSources(): Plugin {
   return {
     name: "record-sources",
+    apply: "build",
     closeBundle() {
       const digest = createHash("sha256");
       const files = SOURCES.flatMap(sources).map((path) => [relative(here, path).replaceAll("\\", "/"), path] as const);

@@ -55,6 +55,13 @@ export interface BatchDead {
   reason: string;
 }
 
+export interface BatchTimings {
+  generation_started_s: number;
+  generation_ended_s: number;
+  scoring_started_s: number;
+  scoring_ended_s: number;
+}
+
 export interface ChatSpec {
   system_prompt: string;
 }
@@ -71,6 +78,45 @@ export interface Column {
   name: string;
   type: ("float32" | "float64" | "int32" | "text");
   per: ("completion_token" | "prompt_token" | "rollout" | "token");
+}
+
+export interface CompletionView {
+  sample: number;
+  text: string;
+  reward: number;
+  reward_breakdown: Record<string, number>;
+  unscorable: Record<string, ("bad_reference" | "crashed" | "not_finite" | "raised" | "timeout" | "too_complex" | "unknown_entry_point")>;
+  advantage: (number | null);
+  finish_reason: ("length" | "stop");
+  pieces: string[];
+  sampled: boolean[];
+  generator_logprobs: (number | null)[];
+  trainer_logprobs: (number | null)[];
+  turns: (TurnView[] | null);
+  stop: (("done" | "max_tokens" | "max_turns") | null);
+  environment_metrics: Record<string, number>;
+  columns: Record<string, (number | string | (number | null)[])>;
+}
+
+export interface DeadLetter {
+  entry_id: string;
+  at_s: number;
+  batch_id: string;
+  iteration: number;
+  reason: string;
+  attempts: number;
+  prompts: DeadPrompt[];
+  can_retry: boolean;
+  why_not: string;
+}
+
+export interface DeadLetters {
+  letters: DeadLetter[];
+}
+
+export interface DeadPrompt {
+  prompt_id: string;
+  text: string;
 }
 
 export interface DeltaWeights {
@@ -146,6 +192,19 @@ export interface FormatReward {
   pattern: string;
 }
 
+export interface FoundText {
+  batch_id: string;
+  group: number;
+  sample: number;
+  excerpt: string;
+}
+
+export interface FoundTexts {
+  found: FoundText[];
+  searched_iterations: number;
+  is_complete: boolean;
+}
+
 export interface GeneratorList {
   generators: GeneratorSeen[];
 }
@@ -154,6 +213,15 @@ export interface GeneratorSeen {
   generator_id: string;
   seen_s: number;
   info: Record<string, string>;
+}
+
+export interface GroupView {
+  prompt_id: string;
+  prompt_index: number;
+  prompt_text: string;
+  reference: string;
+  num_resamples: number;
+  completions: CompletionView[];
 }
 
 export interface IterationCommitted {
@@ -224,6 +292,12 @@ export interface IterationTimes {
   ended_s: number;
 }
 
+export interface IterationView {
+  iteration: number;
+  batches: RecordedSummary[];
+  num_left_out: number;
+}
+
 export interface JobList {
   jobs: JobStatus[];
 }
@@ -247,6 +321,7 @@ export interface JobSpec {
   weights?: (FileWeights | DeltaWeights | RedisWeights);
   stages: (ReferenceStage | TeacherStage | RewardModelStage | LlmJudgeStage | ExternalStage)[];
   evaluation?: EvaluationSpec;
+  recording?: (RecordingSpec | null);
   timeouts?: TimeoutSpec;
   limits?: LimitSpec;
 }
@@ -429,6 +504,50 @@ export interface ReasoningGymReward {
   answer_pattern: string;
 }
 
+export interface RecordedBatchView {
+  job_id: string;
+  batch_id: string;
+  iteration: number;
+  purpose: ("evaluation" | "train");
+  policy_version: number;
+  weights_digest: string;
+  generator_id: string;
+  attempt: number;
+  batch_digest: string;
+  timings: BatchTimings;
+  groups: GroupView[];
+  can_sample_again: boolean;
+  why_not: string;
+}
+
+export interface RecordedList {
+  recording: (RecordingSpec | null);
+  bytes: number;
+  iterations: IterationView[];
+  damaged: string[];
+}
+
+export interface RecordedSummary {
+  batch_id: string;
+  purpose: ("evaluation" | "train");
+  index: number;
+  policy_version: number;
+  weights_digest: string;
+  generator_id: string;
+  num_groups: number;
+  num_completions: number;
+  reward_mean: number;
+  batch_digest: string;
+}
+
+export interface RecordingSpec {
+  share: number;
+  evaluations: boolean;
+  keep_iterations: number;
+  max_bytes: number;
+  max_version_bytes: number;
+}
+
 export interface RedisWeights {
   transport: ("redis");
 }
@@ -446,6 +565,24 @@ export interface RegexReward {
   on_unscorable: (("fail") | number);
   pattern: string;
 }
+
+export interface Replay {
+  replay_id: string;
+  job_id: string;
+  batch_id: string;
+  state: ReplayState;
+  recorded_digest: string;
+  digest: string;
+  equal: (boolean | null);
+  generator_id: string;
+  reason: string;
+}
+
+export interface ReplayRequest {
+  batch_id: string;
+}
+
+export type ReplayState = ("done" | "failed" | "queued" | "sampling");
 
 export interface ResumeRequest {
   iterations: (number | null);
@@ -640,6 +777,14 @@ export interface TrajectoryMetrics {
   environment_reward_mean: number;
   num_begun_again: number;
   environment: Record<string, number>;
+}
+
+export interface TurnView {
+  start: number;
+  end: number;
+  finish_reason: ("length" | "stop");
+  reward: number;
+  advantage: (number | null);
 }
 
 export interface UpdateMetrics {

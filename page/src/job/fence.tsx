@@ -1,6 +1,33 @@
+// What is stuck and why: the fence, its streams, the generators, and what was given up.
 import type { JSX } from "preact";
+import { Empty } from "../ui/parts";
+import { DeadLetters } from "./fence/dead";
+import { Generators } from "./fence/generators";
+import { Counted, FenceFacts, Leases, Stages, Streams, Window } from "./fence/streams";
+import "./fence/fence.css";
 import type { TabProps } from "./tab";
 
-export function Fence({ status }: TabProps): JSX.Element {
-  return <section class="card">{status.state}</section>;
+export function Fence({ jobId, status, streams }: TabProps): JSX.Element {
+  if (!streams) return <Empty title="…" />;
+  return (
+    <div class="stack fence">
+      <section class="card" aria-labelledby="fence-title">
+        <h2 id="fence-title">The fence</h2>
+        <FenceFacts report={streams} />
+        <Window report={streams} />
+      </section>
+      <Generators streams={streams} />
+      <section class="card" aria-labelledby="leases-title">
+        <h2 id="leases-title">Leases</h2>
+        <Leases report={streams} />
+      </section>
+      <section class="card" aria-labelledby="streams-title">
+        <h2 id="streams-title">Streams in Redis</h2>
+        <Streams report={streams} />
+      </section>
+      <Stages report={streams} />
+      <Counted report={streams} />
+      <DeadLetters jobId={jobId} status={status} numDead={streams.batches_dead} />
+    </div>
+  );
 }

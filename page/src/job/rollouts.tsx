@@ -1,6 +1,44 @@
+// What the model said: the recorded iterations, their batches, a batch's groups; and a search over all of them.
 import type { JSX } from "preact";
+import { useResource } from "../live";
+import { Empty, Failure, FINAL } from "../ui/parts";
+import { Absent, isAbsent } from "./parts";
+import { Batch } from "./rollouts/batch";
+import { Iterations } from "./rollouts/iterations";
+import { NotRecorded } from "./rollouts/not_recorded";
+import { Search } from "./rollouts/search";
+import type { RecordedList } from "../types";
+import "./rollouts/rollouts.css";
 import type { TabProps } from "./tab";
 
-export function Rollouts({ status }: TabProps): JSX.Element {
-  return <section class="card">{status.state}</section>;
+export const BATCH_ID = /^\d{1,9}\/(train|evaluation)\/\d{1,9}$/;
+
+export function Rollouts({ jobId, status, query }: TabProps): JSX.Element {
+  const limit = 20;
+  const path = `/v1/jobs/${encodeURIComponent(jobId)}/rollouts?limit=${limit}`;
+  const list = useResource<RecordedList>(path, { again: `${status.iterations_committed} ${status.state}` });
+  if (isAbsent(list.error)) return <Absent what="rollouts" />;
+  if (!list.value) return list.error ? <Failure error={list.error} /> : <Empty title="…" />;
+  if (list.value.recording === null && list.value.iterations.length === 0) return <NotRecorded jobId={jobId} />;
+  const asked = query.get("batch") ?? "";
+  const newest = list.value.iterations[0]?.batches[0]?.batch_id;
+  const batchId = BATCH_ID.test(asked) ? asked : newest;
+  const sample = query.has("sample") ? Number(query.get("sample")) : null;
+  return (
+    <div class="rollouts">
+      <div class="stack rollouts-side">
+        <Search jobId={jobId} />
+        <Iterations jobId={jobId} first={list.value} limit={limit} chosen={batchId ?? ""} />
+      </div>
+      {batchId ? (
+        <Batch key={batchId} jobId={jobId} batchId={batchId} group={Number(query.get("group") ?? 0) || 0} sample={sample} />
+      ) : (
+        <section class="card">
+          <Empty title="Nothing is recorded yet">
+            <p>{FINAL.includes(status.state) ? "The job ended before an iteration was recorded." : "The first iteration stands here after its commit."}</p>
+          </Empty>
+        </section>
+      )}
+    </div>
+  );
 }

@@ -1,0 +1,52 @@
+// What all parts of a job's inside share.
+import type { ComponentChildren, JSX } from "preact";
+import { Refused } from "../api";
+import { Empty } from "../ui/parts";
+
+/** Whether the gateway has no such route: it is of another release. That a job is gone is said by the page. */
+export function isAbsent(error: unknown): boolean {
+  return error instanceof Refused && error.problem.status === 404 && error.problem.detail.endsWith(": Not Found");
+}
+
+export function Absent({ what }: { what: string }): JSX.Element {
+  return (
+    <Empty title={`This gateway shows no ${what}`}>
+      <p>Its release is another than this page’s: load the page again.</p>
+    </Empty>
+  );
+}
+
+export interface TableProps {
+  caption: string;
+  /** Heads of the columns; one that begins with `#` is of numbers. */
+  heads: readonly string[];
+  children: ComponentChildren;
+}
+
+/** A table that scrolls by itself where the screen is narrow. */
+export function Table({ caption, heads, children }: TableProps): JSX.Element {
+  return (
+    <div class="table-box" tabIndex={0} role="group" aria-label={caption}>
+      <table>
+        <caption class="unseen">{caption}</caption>
+        <thead>
+          <tr>
+            {heads.map((head) => (
+              <th key={head} scope="col" class={head.startsWith("#") ? "num" : ""}>{head.replace(/^#/, "")}</th>
+            ))}
+          </tr>
+        </thead>
+        <tbody>{children}</tbody>
+      </table>
+    </div>
+  );
+}
+
+export function Fact({ name, children }: { name: string; children: ComponentChildren }): JSX.Element {
+  return (
+    <div>
+      <dt>{name}</dt>
+      <dd>{children}</dd>
+    </div>
+  );
+}
