@@ -30,7 +30,7 @@ export function Lanes({ jobId, status, query }: TabProps): JSX.Element {
       <div class="card-head">
         <h2 id="lanes-title">Where the time goes</h2>
         <div class="row">
-          <label class="row small quiet">
+          <label class="lanes-choice small quiet">
             Iterations
             <select value={String(last)} onChange={(event) => go(["jobs", jobId, "lanes"], { last: event.currentTarget.value })}>
               {[...new Set([...SHOWN, last])].sort((a, b) => a - b).map((many) => <option key={many} value={String(many)}>{many}</option>)}

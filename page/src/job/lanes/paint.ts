@@ -112,22 +112,29 @@ function paintSpan(canvas: CanvasRenderingContext2D, kind: Kind, { left, top, wi
   canvas.fillText(kind.what, at, top + high / 2 + 0.5);
 }
 
-/** The path through the lanes: its spans outlined, and a line from the end of each to the start of the next. */
+/** The path through the lanes: its spans outlined, and between them a line that waits in the lane of the one before. */
 function paintCritical(canvas: CanvasRenderingContext2D, shown: Shown, ink: Ink): void {
   canvas.strokeStyle = ink.critical;
   let before: PlacedSpan | null = null;
   for (const placed of shown.drawing.critical) {
     const isSeen = placed.span.ended_s >= shown.view.from_s && placed.span.started_s <= shown.view.to_s;
     if (isSeen) outline(canvas, shown, placed, ink.critical, 2);
-    if (isSeen && before && before.lane !== placed.lane) {
-      canvas.lineWidth = 1.5;
-      canvas.beginPath();
-      canvas.moveTo(xOf(before.span.ended_s, shown.view, shown.width), middleOf(shown, before));
-      canvas.lineTo(xOf(placed.span.started_s, shown.view, shown.width), middleOf(shown, placed));
-      canvas.stroke();
+    if (before && placed.span.started_s >= shown.view.from_s && before.span.ended_s <= shown.view.to_s) {
+      connect(canvas, shown, before, placed);
     }
     before = placed;
   }
+}
+
+function connect(canvas: CanvasRenderingContext2D, shown: Shown, before: PlacedSpan, placed: PlacedSpan): void {
+  const from = xOf(before.span.ended_s, shown.view, shown.width);
+  const to = Math.max(from, xOf(placed.span.started_s, shown.view, shown.width));
+  canvas.lineWidth = 1;
+  canvas.beginPath();
+  canvas.moveTo(from, middleOf(shown, before));
+  canvas.lineTo(to, middleOf(shown, before));
+  canvas.lineTo(to, middleOf(shown, placed));
+  canvas.stroke();
 }
 
 function outline(canvas: CanvasRenderingContext2D, shown: Shown, placed: PlacedSpan, color: string, line: number): void {
