@@ -51,7 +51,8 @@ setup-trl: $(STAMP)
 
 # The losses against TRL's, and whether it is given our jobs as they are.
 test-trl: setup-trl
-	OMP_NUM_THREADS=1 PYTHONPATH=. .venv-trl/bin/python -m pytest tests/contract/test_trl.py tests/contract/test_trl_job.py
+	OMP_NUM_THREADS=1 PYTHONPATH=. .venv-trl/bin/python -m pytest tests/contract/test_trl.py \
+		tests/contract/test_trl_trajectories.py tests/contract/test_trl_job.py
 
 # The same jobs by Onbeat and by TRL, in turns: a quarter of an hour of a machine that does nothing else.
 bench-trl: setup-trl

@@ -85,6 +85,8 @@ def played_batch(
     max_turns: int = 3,
     turn_tokens: tuple[int, int] = (1, 4),
     observation_tokens: tuple[int, int] = (1, 3),
+    prompt_tokens: tuple[int, int] = (2, 6),
+    logprobs: tuple[float, float] = (-5.0, -0.1),
     rewards: Sequence[float] = (0.0, 0.25, 1.0),
     **changes: Any,
 ) -> RolloutBatch:
@@ -99,12 +101,12 @@ def played_batch(
         return played(
             turns,
             [tokens(observation_tokens) for _ in turns[1:]],
-            logprobs=[draw.uniform(-5.0, -0.1) for turn in turns for _ in turn],
+            logprobs=[draw.uniform(*logprobs) for turn in turns for _ in turn],
             turn_rewards=[draw.choice(rewards) for _ in turns],
             terminal=draw.choice(rewards),
         )
 
-    groups = [(tokens((2, 6)), [one() for _ in range(group_size)]) for _ in range(num_groups)]
+    groups = [(tokens(prompt_tokens), [one() for _ in range(group_size)]) for _ in range(num_groups)]
     return batch_of(groups, **changes)
 
 
