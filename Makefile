@@ -9,7 +9,7 @@ export HF_HUB_OFFLINE := 1
 VLLM := .venv-vllm
 VLLM_STAMP := $(VLLM)/.installed
 
-.PHONY: setup lock page demo up test setup-trl test-trl bench-trl bench-experience fuzz soak model mutants chaos lint bench setup-vllm demo-vllm test-vllm
+.PHONY: setup lock page demo up test setup-trl test-trl setup-verifiers test-verifiers bench-trl bench-experience fuzz soak model mutants chaos lint bench setup-vllm demo-vllm test-vllm
 
 setup: $(STAMP)
 
@@ -53,6 +53,18 @@ setup-trl: $(STAMP)
 test-trl: setup-trl
 	OMP_NUM_THREADS=1 PYTHONPATH=. .venv-trl/bin/python -m pytest tests/contract/test_trl.py \
 		tests/contract/test_trl_trajectories.py tests/contract/test_trl_job.py
+
+# verifiers, whose pins (openai, mcp) are others than ours, in an environment of its own before the packages of the first.
+setup-verifiers: $(STAMP) constraints-verifiers.txt
+	test -x .venv-verifiers/bin/python || $(BIN)/python -m venv .venv-verifiers
+	$(BIN)/python -c 'import os, sysconfig; print(os.getcwd(), sysconfig.get_path("purelib"), sep="\n")' \
+		> "$$(.venv-verifiers/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/onbeat.pth"
+	.venv-verifiers/bin/python -m pip install -q --no-deps -r constraints-verifiers.txt
+
+# A whole environment of verifiers, played in a job, and its client for training at the door.
+test-verifiers: setup-verifiers
+	OMP_NUM_THREADS=1 PYTHONPATH=. .venv-verifiers/bin/python -m pytest tests/e2e/test_verifiers.py \
+		tests/contract/test_token_clients.py
 
 # The same jobs by Onbeat and by TRL, in turns: a quarter of an hour of a machine that does nothing else.
 bench-trl: setup-trl

@@ -14,6 +14,8 @@ GROUP = "onbeat.environments"
 NAME_FIELD, PARAMS_FIELD = "environment.name", "environment.params"
 AGENT = "agent"
 """The environment that an agent which owns its loop becomes; its parameter `agent` names the agent."""
+VERIFIERS = "verifiers"
+"""The environment that a whole environment of verifiers becomes, which is such an agent."""
 MCP = "mcp"
 """The environment whose tools are those of a program that the stack's operator allows."""
 BUILT_IN: dict[str, tuple[str, str, str]] = {
@@ -25,6 +27,7 @@ BUILT_IN: dict[str, tuple[str, str, str]] = {
     "textarena": ("environment_service.adapters.textarena:TextArena", "textarena", "textarena"),
     "tools": ("environment_service.adapters.tools:Tools", "onbeat", ""),
     "trl": ("environment_service.adapters.trl:Trl", "onbeat", ""),
+    VERIFIERS: ("environment_service.agents.verifiers:Verifiers", "verifiers", ""),
 }
 """Name → class as "module:Class", the distribution whose version is the environment's, and the extra that brings it."""
 
@@ -42,7 +45,7 @@ def is_built_in(name: str) -> bool:
 
 def is_agent(name: str) -> bool:
     """Whether it runs code of a package of others, though it is built in, and talks to it over the loopback."""
-    return name == AGENT
+    return name in (AGENT, VERIFIERS)
 
 
 def factory_of(table: EnvironmentTable) -> tuple[Factory, str]:

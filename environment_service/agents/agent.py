@@ -50,7 +50,9 @@ class AgentEnvironment(Environment):
     takes_sampling = True
 
     def __init__(self, *, agent: str, **params: Any) -> None:
-        found = agent_named(agent)
+        self._be(agent_named(agent), params)
+
+    def _be(self, found: Agent, params: Mapping[str, Any]) -> None:
         self.version = found.version
         self.deterministic = found.deterministic
         self.global_random = found.global_random
