@@ -6,7 +6,6 @@ contracts/{spec,…,settings,engines}.py, onbeat/stack/profile.py ─▶ fields,
 
 from __future__ import annotations
 
-import ast
 import inspect
 import json
 import sys
@@ -17,6 +16,7 @@ import msgspec
 from msgspec import inspect as types
 
 from contracts import spec_limits
+from contracts.encoding.docstrings import field_docstrings
 from contracts.encoding.wire import MAX_BATCHES
 from contracts.engines import DEFAULT, ENGINES, VARIABLE, users_of, variable
 from contracts.settings import ENGINE_OPTIONS, PREFIX, StackSettings
@@ -104,22 +104,6 @@ def undocumented_fields() -> list[str]:
 def documented_types() -> set[type]:
     """All that the page describes."""
     return {JobSpec, StackProfile, StackSettings, *ENGINES.values(), *_reachable(JobSpec), *_reachable(StackProfile)}
-
-
-def field_docstrings(cls: type) -> dict[str, str]:
-    """Field → the string literal under it, of the class and those that it inherits from, on one line."""
-    docstrings: dict[str, str] = {}
-    for base in reversed(cls.__mro__):
-        if base in (object, msgspec.Struct) or not issubclass(base, msgspec.Struct):
-            continue
-        body = ast.parse(inspect.getsource(base)).body[0]
-        assert isinstance(body, ast.ClassDef)
-        for statement, below in zip(body.body, body.body[1:], strict=False):
-            if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
-                match below:
-                    case ast.Expr(value=ast.Constant(value=str(text))):
-                        docstrings[statement.target.id] = " ".join(text.split())
-    return docstrings
 
 
 def _spec_sections(heading: str, struct: types.StructType, *, path: str) -> Iterator[str]:

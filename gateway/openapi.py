@@ -5,12 +5,15 @@ Their schemas, the key, and links from a job's id to the operations that take on
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, get_args
 
 import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
+from contracts.encoding.docstrings import field_docstrings
+from contracts.encoding.wire import Record
 from contracts.events import JobEvent
 from contracts.problems import MEDIA_TYPE, ProblemDetails
 from http_service.access import OPEN_PATHS
@@ -93,7 +96,19 @@ def _document(app: FastAPI) -> dict[str, Any]:
 def schemas_of_answers() -> dict[str, Any]:
     """JSON schemas of every record that an endpoint takes or answers, by its name."""
     _, schemas = msgspec.json.schema_components(_records, ref_template=REFERENCE)
+    classes = {kind.__name__: kind for kind in _subclasses(Record)}
+    for name, schema in schemas.items():
+        docstrings = field_docstrings(classes[name]) if name in classes else {}
+        for field, text in docstrings.items():
+            if field in schema.get("properties", {}):
+                schema["properties"][field]["description"] = text
     return {**schemas, **_lists}
+
+
+def _subclasses(kind: type) -> Iterator[type]:
+    for inner in kind.__subclasses__():
+        yield inner
+        yield from _subclasses(inner)
 
 
 def _link(response: dict[str, Any], operations: list[str]) -> None:

@@ -1,9 +1,14 @@
 // One job: its head, and a tab at a time. A tab is a file beside this one.
-import type { JSX } from "preact";
+import type { ComponentChildren, JSX } from "preact";
 import { words } from "../api";
 import { useJob } from "../live";
-import { link } from "../router";
-import { Digest, Empty, StateBadge } from "../ui/parts";
+import { JobActions } from "../jobs/actions";
+import { HeldOut, Left } from "../jobs/page";
+import { useNow } from "../live";
+import { go, link } from "../router";
+import type { JobStatus } from "../types";
+import { date, duration } from "../ui/format";
+import { Digest, Empty, Progress, StateBadge } from "../ui/parts";
 import { Audit } from "./audit";
 import { Fence } from "./fence";
 import { Lanes } from "./lanes";
@@ -31,15 +36,7 @@ export function JobPage({ jobId, tab, query }: { jobId: string; tab: string; que
   if (!status) return <Empty title="…" />;
   return (
     <>
-      <div class="head">
-        <div>
-          <h1>{status.name}</h1>
-          <p class="row quiet small">
-            <StateBadge state={status.state} />
-            <Digest value={jobId} length={40} />
-          </p>
-        </div>
-      </div>
+      <Head status={status} />
       <nav class="tabs" aria-label="Parts of the job">
         {Object.entries(TABS).map(([name, { title }]) => (
           <a key={name} href={link(["jobs", jobId, name])} aria-current={name === tab ? "page" : undefined}>
@@ -54,4 +51,62 @@ export function JobPage({ jobId, tab, query }: { jobId: string; tab: string; que
       )}
     </>
   );
+}
+
+function Head({ status }: { status: JobStatus }): JSX.Element {
+  return (
+    <>
+      <div class="head job-head">
+        <div>
+          <p class="small">
+            <a class="quiet" href={link(["jobs"])}>
+              ← Jobs
+            </a>
+          </p>
+          <h1>{status.name}</h1>
+          <p class="row small quiet">
+            <StateBadge state={status.state} />
+            <Digest value={status.job_id} length={40} />
+          </p>
+        </div>
+        <JobActions job={status} onDeleted={() => go(["jobs"])} />
+      </div>
+      {status.reason && <p class={`note ${status.state === "failed" ? "bad" : ""}`}>{status.reason}</p>}
+      <dl class="facts job-facts">
+        <Fact title="Iterations">
+          <Progress status={status} />
+          <Left job={status} />
+        </Fact>
+        <Fact title="Held-out reward">
+          <HeldOut before={status.evaluation_before} latest={status.evaluation_latest} />
+        </Fact>
+        <Fact title="Policy version">{status.policy_version}</Fact>
+        <Fact title="Weights digest">
+          <Digest value={status.weights_digest} length={10} />
+        </Fact>
+        <Fact title="Schedule">
+          {status.schedule}
+          {status.max_policy_lag > 0 && <span class="faint small"> lag up to {status.max_policy_lag}</span>}
+        </Fact>
+        <Fact title={status.ended_s ? "Took" : "Runs for"}>
+          <Took status={status} />
+        </Fact>
+      </dl>
+    </>
+  );
+}
+
+function Fact({ title, children }: { title: string; children: ComponentChildren }): JSX.Element {
+  return (
+    <div>
+      <dt>{title}</dt>
+      <dd>{children}</dd>
+    </div>
+  );
+}
+
+function Took({ status }: { status: JobStatus }): JSX.Element {
+  const now = useNow();
+  if (!status.started_s) return <span class="faint">not begun</span>;
+  return <span title={date(status.started_s)}>{duration((status.ended_s || now) - status.started_s)}</span>;
 }

@@ -1,42 +1,162 @@
-// All jobs, the newest first, as they change.
+// All jobs, the newest first, as they change. The filter stands in the address, so that it can be sent and reloaded.
 import type { JSX } from "preact";
-import { useJobs } from "../live";
-import { link } from "../router";
-import type { JobStatus } from "../types";
-import { Age, Digest, Empty, Progress, StateBadge } from "../ui/parts";
+import { useEffect, useState } from "preact/hooks";
+import { useJobs, useNow, useResource } from "../live";
+import { go, link } from "../router";
+import type { EvaluationScore, JobList, JobState, JobStatus } from "../types";
+import { number, plural, roughly } from "../ui/format";
+import { Age, Digest, Empty, Failure, Progress, StateBadge } from "../ui/parts";
+import { JobActions } from "./actions";
 
-export function JobsPage(_: { query: URLSearchParams }): JSX.Element {
-  const jobs = useJobs();
-  if (jobs?.length === 0) return <Empty title="No jobs yet" />;
+const STATES: readonly JobState[] = ["running", "queued", "cancelling", "succeeded", "failed", "cancelled"];
+const NUM_LIVE = 100;
+const MAX_LISTED = 1000;
+
+export function JobsPage({ query }: { query: URLSearchParams }): JSX.Element {
+  const live = useJobs();
+  const [gone, setGone] = useState<string[]>([]);
+  const name = query.get("name") ?? "";
+  const states = (query.get("state") ?? "").split(",").filter((state): state is JobState => STATES.includes(state as JobState));
+  const filter = (next: { name?: string; states?: JobState[] }): void =>
+    go(["jobs"], { name: next.name ?? name, state: (next.states ?? states).join(",") });
+  // The stream has the newest hundred; of more, the gateway itself looks through the rest.
+  const asked = new URLSearchParams([["limit", String(MAX_LISTED)], ...states.map((state) => ["state", state]), ...(name ? [["name", name]] : [])]);
+  const more = (live?.length ?? 0) >= NUM_LIVE && (states.length > 0 || name !== "");
+  const older = useResource<JobList>(more ? `/v1/jobs?${asked}` : null, { everyMs: 5000 });
+  const known = new Set(live?.map((job) => job.job_id));
+  const all = [...(live ?? []), ...(older.value?.jobs.filter((job) => !known.has(job.job_id)) ?? [])];
+  const shown = all.filter((job) => !gone.includes(job.job_id) && matches(job, name, states));
   return (
-    <section class="card">
-      <div class="table-box">
-        <table>
-          <tbody>{jobs?.map((job) => <Row key={job.job_id} job={job} />)}</tbody>
-        </table>
+    <>
+      <div class="head">
+        <h1>Jobs</h1>
+        <a class="button primary" href={link(["new"])}>
+          New job
+        </a>
       </div>
-    </section>
+      <Filter name={name} states={states} counts={counted(all)} onFilter={filter} />
+      <Failure error={older.error} />
+      {!live ? (
+        <Empty title="Waiting for the gateway" />
+      ) : shown.length ? (
+        <section class="card jobs">
+          <JobTable jobs={shown} onDeleted={(jobId) => setGone((before) => [...before, jobId])} />
+        </section>
+      ) : all.length ? (
+        <Empty title="No job matches">
+          <a href={link(["jobs"])}>Show all {plural(all.length, "job")}</a>
+        </Empty>
+      ) : (
+        <Empty title="No jobs yet">
+          <p>
+            <a href={link(["new"])}>Submit one here</a>, or by <code>onbeat submit SPEC</code>.
+          </p>
+        </Empty>
+      )}
+    </>
   );
 }
 
-function Row({ job }: { job: JobStatus }): JSX.Element {
+function matches(job: JobStatus, name: string, states: readonly JobState[]): boolean {
+  return (!states.length || states.includes(job.state)) && job.name.includes(name);
+}
+
+function counted(jobs: readonly JobStatus[]): Map<JobState, number> {
+  const counts = new Map<JobState, number>();
+  for (const job of jobs) counts.set(job.state, (counts.get(job.state) ?? 0) + 1);
+  return counts;
+}
+
+function Filter(props: { name: string; states: readonly JobState[]; counts: Map<JobState, number>; onFilter: (next: { name?: string; states?: JobState[] }) => void }): JSX.Element {
+  const { name, states, counts, onFilter } = props;
+  const [typed, setTyped] = useState(name);
+  useEffect(() => setTyped(name), [name]);
+  useEffect(() => {
+    if (typed === name) return;
+    const timer = setTimeout(() => onFilter({ name: typed }), 200);
+    return () => clearTimeout(timer);
+  }, [typed]);
+  const toggle = (state: JobState): void =>
+    onFilter({ states: states.includes(state) ? states.filter((one) => one !== state) : [...states, state] });
   return (
-    <tr>
-      <td>
-        <a href={link(["jobs", job.job_id])}>{job.name}</a>
-      </td>
-      <td>
-        <StateBadge state={job.state} />
-      </td>
-      <td>
-        <Progress status={job} />
-      </td>
-      <td>
-        <Digest value={job.weights_digest} />
-      </td>
-      <td class="num">
-        <Age at={job.created_s} />
-      </td>
-    </tr>
+    <div class="row filter">
+      <input type="search" aria-label="Filter by name" placeholder="Filter by name" value={typed} onInput={(event) => setTyped(event.currentTarget.value)} />
+      <div class="row chips" role="group" aria-label="Filter by state">
+        {STATES.filter((state) => counts.has(state) || states.includes(state)).map((state) => (
+          <button key={state} type="button" class="chip" aria-pressed={states.includes(state)} onClick={() => toggle(state)}>
+            {state} <span class="faint">{counts.get(state) ?? 0}</span>
+          </button>
+        ))}
+      </div>
+    </div>
   );
+}
+
+function JobTable({ jobs, onDeleted }: { jobs: JobStatus[]; onDeleted: (jobId: string) => void }): JSX.Element {
+  return (
+    <table>
+      <thead>
+        <tr>
+          <th>Job</th>
+          <th>State</th>
+          <th>Iterations</th>
+          <th class="num">Held-out</th>
+          <th>Weights</th>
+          <th class="num">Created</th>
+          <th>
+            <span class="unseen">Actions</span>
+          </th>
+        </tr>
+      </thead>
+      <tbody>
+        {jobs.map((job) => (
+          <tr key={job.job_id}>
+            <td class="of-name">
+              <a href={link(["jobs", job.job_id])}>{job.name}</a>
+              {job.reason && <p class={`reason small ${job.state === "failed" ? "bad" : "quiet"}`}>{job.reason}</p>}
+            </td>
+            <td class="of-state">
+              <StateBadge state={job.state} />
+            </td>
+            <td class="of-progress">
+              <Progress status={job} />
+              <Left job={job} />
+            </td>
+            <td class="num of-score">
+              <HeldOut before={job.evaluation_before} latest={job.evaluation_latest} />
+            </td>
+            <td class="of-digest small quiet">
+              <Digest value={job.weights_digest} length={8} />
+            </td>
+            <td class="num of-age quiet">
+              <Age at={job.created_s} />
+            </td>
+            <td class="of-actions">
+              <JobActions job={job} little onDeleted={() => onDeleted(job.job_id)} />
+            </td>
+          </tr>
+        ))}
+      </tbody>
+    </table>
+  );
+}
+
+export function HeldOut({ before, latest }: { before: EvaluationScore | null; latest: EvaluationScore | null }): JSX.Element {
+  if (!latest) return <span class="faint">—</span>;
+  const rise = before && latest.iteration !== before.iteration ? latest.sampled - before.sampled : null;
+  return (
+    <span class="nowrap" title={`mean reward of ${plural(latest.num_prompts, "held-out prompt")}, one sample each`}>
+      {number(latest.sampled)}
+      {rise !== null && <span class={`rise small ${rise >= 0 ? "up" : "down"}`}> {`${rise >= 0 ? "+" : "−"}${number(Math.abs(rise))}`}</span>}
+    </span>
+  );
+}
+
+/** How long a running job may still take, at its pace since its first trainer. */
+export function Left({ job }: { job: JobStatus }): JSX.Element | null {
+  const now = useNow(5000);
+  const done = job.iterations_committed;
+  if (job.state !== "running" || done < 3 || !job.started_s) return null;
+  const left_s = ((now - job.started_s) / done) * (job.iterations - done);
+  return <span class="left faint small">{roughly(left_s)} left</span>;
 }

@@ -56,7 +56,18 @@ export function plural(many: number, one: string, more = `${one}s`): string {
   return `${many.toLocaleString("en")} ${many === 1 ? one : more}`;
 }
 
-/** "trained_tokens_per_s" → "trained tokens per s" */
+const UPPER = /\b(kl|mfu|k1|k2|k3|mcp|llm|id)\b/g;
+
+/** "num_batches" → "batches", "step_s" → "step, s", "trained_tokens_per_s" → "trained tokens / s" */
 export function spoken(name: string): string {
-  return name.replaceAll("_", " ");
+  const plain = name.replace(/^num_/, "").replace(/_per_s$/, " / s").replace(/_(s|ms|bytes)$/, ", $1");
+  return plain.replaceAll("_", " ").replace(UPPER, (word) => word.toUpperCase());
+}
+
+/** 75.2 → "1 min": as exact as a guess is. */
+export function roughly(seconds: number): string {
+  if (seconds < 60) return "less than a minute";
+  if (seconds < 3600) return `${Math.round(seconds / 60)} min`;
+  if (seconds < 172_800) return `${(seconds / 3600).toFixed(1)} h`;
+  return `${Math.round(seconds / 86_400)} d`;
 }

@@ -15,15 +15,18 @@ export function StateBadge({ state }: { state: JobState }): JSX.Element {
 /** The beginning of a digest or an id; the whole is its title, and a press copies it. */
 export function Digest({ value, length = 12 }: { value: string; length?: number }): JSX.Element {
   const [copied, setCopied] = useState(false);
+  const [whole, setWhole] = useState(false);
   if (!value) return <span class="faint">—</span>;
   const copy = async (): Promise<void> => {
+    // Without TLS a browser gives no clipboard but at localhost: then the whole is shown, to be marked by hand.
+    if (!isSecureContext) return setWhole(true);
     await navigator.clipboard.writeText(value);
     setCopied(true);
     setTimeout(() => setCopied(false), 1200);
   };
   return (
     <button type="button" class="copy" title={value} aria-label={`copy ${value}`} onClick={() => void copy()}>
-      {copied ? "copied" : value.slice(0, length)}
+      {copied ? "copied" : whole ? value : value.slice(0, length)}
     </button>
   );
 }

@@ -8,10 +8,11 @@ import tomllib
 import msgspec
 import pytest
 
+from contracts.encoding.docstrings import field_docstrings
 from contracts.encoding.wire import convert
 from contracts.rewards import ExactReward, LengthReward
 from contracts.spec import JobSpec, RolloutSpec
-from docs.make_configuration import PAGE, configuration_page, field_docstrings, undocumented_fields
+from docs.make_configuration import PAGE, configuration_page, undocumented_fields
 from onbeat.cli import app
 
 

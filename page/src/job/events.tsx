@@ -1,0 +1,80 @@
+// What happened to the job, the newest first; what a person should look at stands out.
+import type { JSX } from "preact";
+import { useState } from "preact/hooks";
+import { clock, date, number, spoken } from "../ui/format";
+import type { Told } from "./series";
+
+const FIRST_SHOWN = 12;
+const ALARMS: Record<string, string> = { mismatch_alarm: "warn", batch_dead: "bad", rewound: "warn" };
+
+export function Events({ events }: { events: Told[] }): JSX.Element {
+  const [all, setAll] = useState(false);
+  const [alarmsOnly, setAlarmsOnly] = useState(false);
+  const chosen = events.filter((event) => !alarmsOnly || tone(event)).reverse();
+  const numAlarms = events.filter(tone).length;
+  const shown = all ? chosen : chosen.slice(0, FIRST_SHOWN);
+  return (
+    <section class="card">
+      <div class="card-head">
+        <h2>Events</h2>
+        {numAlarms > 0 && (
+          <label class="row small quiet">
+            <input type="checkbox" checked={alarmsOnly} onChange={(event) => setAlarmsOnly(event.currentTarget.checked)} />
+            Alarms only ({numAlarms})
+          </label>
+        )}
+      </div>
+      {shown.length === 0 && <p class="quiet">Nothing yet.</p>}
+      <ol class="events">
+        {shown.map((event) => (
+          <li key={event.id}>
+            <time class="faint small nowrap" title={date(event.at_s)}>
+              {clock(event.at_s)}
+            </time>
+            <span class={`badge ${tone(event)}`}>{spoken(event.type)}</span>
+            <span class="quiet">{told(event)}</span>
+          </li>
+        ))}
+      </ol>
+      {!all && chosen.length > FIRST_SHOWN && (
+        <button type="button" class="button little" onClick={() => setAll(true)}>
+          Show all {chosen.length}
+        </button>
+      )}
+    </section>
+  );
+}
+
+function tone(event: Told): string {
+  if (event.type === "state_changed" && event.state === "failed") return "bad";
+  return ALARMS[event.type] ?? "";
+}
+
+/** The event's fields as a sentence; of one that is not known here, its fields as they are. */
+function told(event: Told): string {
+  const text = (name: string): string => String(event[name] ?? "");
+  const value = (name: string): string => number(Number(event[name]));
+  switch (event.type) {
+    case "state_changed":
+      return `${text("state")}${event.reason ? `: ${text("reason")}` : ""}`;
+    case "trainer_started":
+      return `epoch ${text("trainer_epoch")}, ${event.resumed ? "resumed" : "begins"} at iteration ${text("next_iteration")}`;
+    case "checkpoint_written":
+      return `after iteration ${text("iteration")}`;
+    case "batch_dead":
+      return `${text("batch_id")}: ${text("reason")}`;
+    case "mismatch_alarm":
+      return `iteration ${text("iteration")}: k3 ${value("mismatch_k3")} is above ${value("threshold")}; the largest difference is ${value("mismatch_max")}`;
+    case "evaluation_finished": {
+      const score = event.score as { iteration: number; sampled: number; greedy: number | null; num_prompts: number };
+      const greedy = score.greedy === null ? "" : `, greedy ${number(score.greedy)}`;
+      return `iteration ${score.iteration}: sampled ${number(score.sampled)}${greedy} on ${score.num_prompts} prompts`;
+    }
+    default: {
+      const { id: _id, type: _type, at_s: _at, ...rest } = event;
+      return Object.entries(rest)
+        .map(([name, field]) => `${spoken(name)} ${typeof field === "object" ? JSON.stringify(field) : String(field)}`)
+        .join(", ");
+    }
+  }
+}

@@ -1,0 +1,64 @@
+// Every number of one iteration: the one under the cursor, or the newest.
+import type { JSX } from "preact";
+import type { JobStatus } from "../types";
+import { date, number, spoken } from "../ui/format";
+import { numbers, type Story } from "./series";
+
+export interface ReadoutProps {
+  iteration: number;
+  told: { status: JobStatus; story: Story }[];
+  isHovered: boolean;
+}
+
+export function Readout({ iteration, told, isHovered }: ReadoutProps): JSX.Element {
+  const columns = told.map(({ story }) => {
+    const metrics = story.iterations.get(iteration);
+    const score = story.evaluations.get(iteration);
+    const found = new Map<string, number>();
+    if (score) found.set("held-out, sampled", score.sampled);
+    if (score?.greedy != null) found.set("held-out, greedy", score.greedy);
+    if (metrics) for (const [name, value] of numbers(metrics)) found.set(name, value);
+    return { metrics, found };
+  });
+  const names = [...new Set(columns.flatMap(({ found }) => [...found.keys()]))];
+  const started = columns[0]?.metrics?.started_s;
+  return (
+    <aside class="card readout" aria-label="Numbers of one iteration">
+      <div class="card-head">
+        <h2>{iteration < 0 ? "No iteration yet" : `Iteration ${iteration}`}</h2>
+        <span class="small faint">{isHovered ? "under the cursor" : "the newest"}</span>
+      </div>
+      {started !== undefined && <p class="small quiet when">{date(started)}</p>}
+      <div class="scroll">
+        <table class="small">
+          {told.length > 1 && (
+            <thead>
+              <tr>
+                <th />
+                {told.map(({ status }, index) => (
+                  <th key={status.job_id} class="num">
+                    <span class={`key-of c${index + 1}`} title={status.name}>
+                      {index ? "other" : "this"}
+                    </span>
+                  </th>
+                ))}
+              </tr>
+            </thead>
+          )}
+          <tbody>
+            {names.map((name) => (
+              <tr key={name}>
+                <td class="quiet">{spoken(name)}</td>
+                {columns.map(({ found }, index) => (
+                  <td key={index} class="num">
+                    {found.has(name) ? number(found.get(name)!) : <span class="faint">—</span>}
+                  </td>
+                ))}
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      </div>
+    </aside>
+  );
+}

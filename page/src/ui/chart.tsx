@@ -1,0 +1,155 @@
+// Curves by uPlot, in the page's colours, with one cursor for all of a screen.
+import type { JSX } from "preact";
+import { useEffect, useMemo, useRef } from "preact/hooks";
+import uPlot from "uplot";
+import "uplot/dist/uPlot.min.css";
+import { number } from "./format";
+
+export interface Curve {
+  label: string;
+  /** A token of tokens.css: "--c1". */
+  colour: string;
+  points: readonly (readonly [x: number, y: number])[];
+  dashed?: boolean;
+  /** Drawn thin and pale, beneath: what a smoothed curve is made of. */
+  raw?: boolean;
+  dots?: boolean;
+}
+
+export interface ChartProps {
+  title: string;
+  curves: Curve[];
+  height?: number;
+  /** The last x that the axis shows, also where these curves have no point. */
+  lastX?: number;
+  /** Charts of one group show the cursor at the same place. */
+  group: string;
+  onHover?: (x: number | null) => void;
+}
+
+export function Chart({ title, curves, height = 190, lastX = 0, group, onHover }: ChartProps): JSX.Element {
+  const box = useRef<HTMLDivElement>(null);
+  const plot = useRef<uPlot | null>(null);
+  const hover = useRef(onHover);
+  hover.current = onHover;
+  const shape = JSON.stringify(curves.map(({ label, colour, dashed, raw, dots }) => [label, colour, dashed, raw, dots]));
+  const data = useMemo(() => table(curves), [curves]);
+  const end = useRef(lastX);
+  end.current = lastX;
+  const latest = useRef(data);
+  latest.current = data;
+  useEffect(() => {
+    const element = box.current;
+    if (!element) return;
+    const scheme = matchMedia("(prefers-color-scheme: dark)");
+    const make = (): void => {
+      plot.current?.destroy();
+      const options = optionsOf(curves, { width: element.clientWidth, height, group, lastX: () => end.current, onHover: (x) => hover.current?.(x) });
+      plot.current = new uPlot(options, latest.current, element);
+    };
+    make();
+    const resized = new ResizeObserver(() => plot.current?.setSize({ width: element.clientWidth, height }));
+    resized.observe(element);
+    scheme.addEventListener("change", make);
+    return () => {
+      resized.disconnect();
+      scheme.removeEventListener("change", make);
+      plot.current?.destroy();
+      plot.current = null;
+    };
+  }, [shape, height, group]);
+  useEffect(() => plot.current?.setData(data), [data, lastX]);
+  return <div class="chart" ref={box} role="img" aria-label={spoken(title, curves)} />;
+}
+
+function spoken(title: string, curves: Curve[]): string {
+  const ends = curves
+    .filter((curve) => !curve.raw && curve.points.length)
+    .map(({ label, points }) => {
+      const [first, last] = [points[0]!, points[points.length - 1]!];
+      return `${label}: ${number(first[1])} at ${first[0]}, ${number(last[1])} at ${last[0]}`;
+    });
+  return `${title}. ${ends.join("; ") || "nothing yet"}`;
+}
+
+/** One row of x for all curves; a curve has null where it has no point. */
+function table(curves: Curve[]): uPlot.AlignedData {
+  const xs = [...new Set(curves.flatMap((curve) => curve.points.map(([x]) => x)))].sort((a, b) => a - b);
+  const ys = curves.map((curve) => {
+    const at = new Map(curve.points);
+    return xs.map((x) => at.get(x) ?? null);
+  });
+  return [xs, ...ys] as uPlot.AlignedData;
+}
+
+interface Given {
+  width: number;
+  height: number;
+  group: string;
+  lastX: () => number;
+  onHover: (x: number | null) => void;
+}
+
+function optionsOf(curves: Curve[], { width, height, group, lastX, onHover }: Given): uPlot.Options {
+  const style = getComputedStyle(document.documentElement);
+  const token = (name: string): string => style.getPropertyValue(name).trim();
+  const axis: uPlot.Axis = {
+    stroke: token("--text-3"),
+    font: `11px ${token("--font")}`,
+    grid: { stroke: token("--line"), width: 1 },
+    ticks: { show: false },
+    gap: 6,
+  };
+  return {
+    width,
+    height,
+    padding: [10, 8, 0, 0],
+    legend: { show: false },
+    cursor: {
+      y: false,
+      drag: { x: true, y: false },
+      points: { size: 7 },
+      sync: { key: group, setSeries: false },
+    },
+    scales: { x: { time: false, range: (_, low, high) => [low ?? 0, Math.max(high ?? 1, lastX(), (low ?? 0) + 1)] }, y: { range: room } },
+    axes: [
+      { ...axis, grid: { show: false }, size: 26, space: 60, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 100_000] },
+      { ...axis, size: (_, values) => 14 + 6.4 * Math.max(3, ...(values ?? []).map((value) => value.length)), space: 34, values: (_, splits) => ticks(splits) },
+    ],
+    series: [{}, ...curves.map((curve) => seriesOf(curve, token(curve.colour)))],
+    hooks: {
+      setCursor: [(self) => onHover(self.cursor.idx == null ? null : (self.data[0][self.cursor.idx] ?? null))],
+    },
+  };
+}
+
+function seriesOf(curve: Curve, colour: string): uPlot.Series {
+  const series: uPlot.Series = {
+    label: curve.label,
+    stroke: curve.raw ? `color-mix(in srgb, ${colour} 28%, transparent)` : colour,
+    width: curve.raw ? 1 : 1.75,
+    spanGaps: true,
+    points: { show: curve.dots ?? false, size: 5, fill: colour, stroke: colour },
+  };
+  return curve.dashed ? { ...series, dash: [5, 4] } : series;
+}
+
+/** The y axis from the lowest to the highest, with a little air; a flat curve lies in the middle. */
+function room(_: uPlot, low: number | null, high: number | null): [number, number] {
+  if (low === null || high === null) return [0, 1];
+  const span = high - low || Math.abs(high) || 1;
+  return [low >= 0 && low < span * 0.5 ? 0 : low - span * 0.06, high + span * 0.06];
+}
+
+/** Labels with as many decimals as tell two neighbours apart. */
+function ticks(splits: number[]): string[] {
+  const step = Math.abs((splits[1] ?? 1) - (splits[0] ?? 0)) || 1;
+  const largest = Math.max(...splits.map(Math.abs));
+  const decimals = Math.max(0, Math.ceil(-Math.log10(step) - 1e-9));
+  if (largest >= 1e6 || decimals > 4) {
+    const digits = Math.min(6, Math.max(0, Math.floor(Math.log10(largest || 1)) - Math.floor(Math.log10(step))));
+    return splits.map((value) => (value === 0 ? "0" : value.toExponential(digits).replace("e+", "e")));
+  }
+  if (largest >= 1e4 && step >= 1000) return splits.map((value) => (value === 0 ? "0" : `${value / 1000}k`));
+  return splits.map((value) => value.toFixed(decimals));
+}
