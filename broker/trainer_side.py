@@ -14,7 +14,7 @@ from broker.ledger import Dead, Published, batch_record
 from broker.openings import DispatchChunk, Opening, dispatch_chunks, opening_arguments
 from contracts.encoding.wire import Record, decode, encode
 from contracts.errors import Conflict, FencedOff, FenceViolation, NotFound
-from contracts.events import AuditRecord, JobEvent, record_digest
+from contracts.events import AuditRecord, JobEvent, Rewound, record_digest
 from contracts.experience.items import all_items, columns_of
 from contracts.experience.plan import StagePlan
 from contracts.jobs import JobState
@@ -175,12 +175,12 @@ class TrainerSide:
         return outcome == b"opened"
 
     def rewind(self, record: AuditRecord) -> None:
-        """Makes record.iteration the next to open, and writes the rewind into the audit chain; safe to repeat.
+        """Makes record.iteration the next to open, writes the rewind into the audit chain and tells of it; safe to repeat.
 
-        Raises FencedOff, or FenceViolation for an iteration that would leave a gap after the last committed one, and
-        for a record that doesn't follow the newest.
+        Raises FencedOff, or FenceViolation for an iteration that would leave a gap, or a record that follows another.
         """
-        outcome, *rest = self._fenced("rewind", encode(record), iteration=record.iteration, **_links(record))
+        told = encode(Rewound.by(record, committed=self.fence().committed))
+        outcome, *rest = self._fenced("rewind", encode(record), told, iteration=record.iteration, **_links(record))
         if outcome not in (b"rewound", b"already_rewound"):
             raise FenceViolation(f"iteration {record.iteration} cannot be next: {_said(outcome, rest)}")
         for cursor in self._cursors:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 
 from msgspec import UNSET, UnsetType
@@ -224,6 +225,23 @@ class BatchDead(Event, tag="batch_dead", frozen=True, kw_only=True):
     reason: str
 
 
+class Rewound(Event, tag="rewound", frozen=True, kw_only=True):
+    """A trainer resumed from before the fence: what came after is done again, to the same weights in a deterministic
+    job. It follows the `trainer_started` of that trainer."""
+
+    iteration: int
+    """The iteration that is done again first."""
+    committed: int
+    """The last iteration that was committed before; where it is below `iteration`, only what was in work is lost."""
+    trainer_epoch: int
+
+    @classmethod
+    def by(cls, record: AuditRecord, *, committed: int) -> Rewound:
+        """What a rewind's record in the audit chain tells."""
+        epoch = record.trainer_epoch
+        return cls(at_s=time.time(), iteration=record.iteration, committed=committed, trainer_epoch=epoch)
+
+
 class MismatchAlarm(Event, tag="mismatch_alarm", frozen=True, kw_only=True):
     """Trainer and generator log-probs differ by more than `trainer.mismatch_alarm`, over the batches without a lag."""
 
@@ -243,6 +261,7 @@ JobEvent = (
     | CheckpointWritten
     | BatchDead
     | MismatchAlarm
+    | Rewound
 )
 
 

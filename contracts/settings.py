@@ -85,6 +85,8 @@ class StackSettings(Record, frozen=True, kw_only=True):
     and two once an iteration is sampled, where the trainer may use two cores and a pass has one compute thread."""
     max_jobs: Annotated[int, Meta(ge=1, le=1_000_000)] = 1000
     """How many jobs the gateway keeps; at that number a new one is refused until an ended one is removed."""
+    verify_timeout_s: Patience = 600.0
+    """How long the gateway lets one check of an audit chain take, which hashes all weights of a job that it sees."""
     log_format: Literal["human", "json"] = "human"
     """human, or json: one object a line."""
     broker_timeout_s: Patience = 30.0

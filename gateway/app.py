@@ -6,6 +6,7 @@ request ─ metrics.py ─ http_service/access.py (Host, origin, key)
                       ├─ event_stream.py ◀─ the job's events
                       ├─ run_files.py, recorded/ ◀─ the job's run folder
                       ├─ rollouts.py ◀─▶ requests to sample a recorded batch again, which generators take
+                      ├─ verification.py ─▶ `python -m audit`, a process for one check
                       ├─ broker/monitor.py ◀─ fence, counters, streams
                       └─ page/ ◀─ the built page, without a key
 """
@@ -18,7 +19,7 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 
-from gateway.api import dead, jobs, live, process, rollouts, timeline, watch
+from gateway.api import dead, inspect, jobs, live, process, rollouts, timeline, watch
 from gateway.metrics import Measure
 from gateway.openapi import REFUSALS, describe_contracts
 from gateway.page.files import page_router, read_page
@@ -29,6 +30,7 @@ from http_service.problems import answer_with_problems
 VERSION = "0.1.0"
 ROUTERS = (
     *(jobs.router, dead.router, watch.router, live.router, timeline.router, rollouts.router),
+    inspect.router,
     process.router,
 )
 """Every endpoint: a new one is a file in api/ and a name here."""

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 
 from broker.connection.client import Broker
-from broker.job_store import JobStore
+from broker.job_search import find_jobs
 from broker.monitor import job_status
 from broker.presence import Presence
 from contracts.errors import ContractViolation, NotFound
-from contracts.jobs import JobStatus
+from contracts.jobs import JobState, JobStatus
 
 MAX_LISTED = 1000
 
 log = logging.getLogger(__name__)
 
 
-def newest_jobs(broker: Broker, *, limit: int) -> list[JobStatus]:
-    """Returns at most so many, newest first; one whose record or spec can't be read hides no other."""
+def newest_jobs(broker: Broker, *, limit: int, states: Collection[JobState] = (), name: str = "") -> list[JobStatus]:
+    """Returns at most so many, newest first; one whose record or spec can't be read hides no other.
+
+    states, name: of `find_jobs`.
+    """
     live_generators = len(Presence(broker).live())
     found = []
-    for job_id in JobStore(broker).job_ids()[:limit]:
+    for job_id in find_jobs(broker, states=states, name=name)[:limit]:
         try:
             found.append(job_status(broker, job_id, live_generators=live_generators))
         except NotFound:

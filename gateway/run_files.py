@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import codecs
+import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import BinaryIO
 
+from contracts.answers import LogPart
 from contracts.encoding.json_lines import last_json_line, last_json_lines, read_json_lines
 from contracts.errors import Unavailable
 from contracts.events import IterationMetrics, TimelineSpan
+from contracts.jobs import EvaluationScore
 from contracts.run_folder import RunFolder
 
 FIRST_TAIL_BYTES = 256 * 1024
@@ -41,6 +47,46 @@ def timeline_end(folder: RunFolder, *, iterations: int) -> list[TimelineSpan]:
         if is_whole or max_bytes >= LONGEST_TAIL_BYTES or len({span.iteration for span in spans}) > iterations:
             return spans
         max_bytes *= 4
+
+
+def evaluations(folder: RunFolder) -> list[EvaluationScore]:
+    """Returns them in order; the last line of an iteration wins, as of its metrics."""
+    with _readable("evaluations.jsonl"):
+        found = {score.iteration: score for score in read_json_lines(folder.evaluations, EvaluationScore)}
+    return [found[iteration] for iteration in sorted(found)]
+
+
+def trainer_log(folder: RunFolder, *, after: int, limit: int) -> LogPart:
+    """Returns at most `limit` bytes behind the first `after` ones; a place beyond the end is the end."""
+    with _readable("trainer.log"), _plain_file(folder) as file:
+        if file is None:
+            return LogPart(text="", after=0, next=0, size=0)
+        size = file.seek(0, os.SEEK_END)
+        after = file.seek(min(after, size))
+        data = file.read(min(limit, size - after))
+    if after + limit < size and (end := data.rfind(b"\n") + 1):
+        data = data[:end]
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    text = decoder.decode(data)
+    cut = len(decoder.getstate()[0])  # of a character that goes on in the next part
+    if cut == len(data):
+        text, cut = data.decode(errors="replace"), 0
+    return LogPart(text=text, after=after, next=after + len(data) - cut, size=size)
+
+
+@contextmanager
+def _plain_file(folder: RunFolder) -> Iterator[BinaryIO | None]:
+    """None where there is none. Code of a job's author writes into the run folder: a link could show any file of this
+    host, and a pipe never end."""
+    try:
+        number = os.open(folder.trainer_log, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        yield None
+        return
+    with os.fdopen(number, "rb") as file:
+        if not stat.S_ISREG(os.fstat(number).st_mode):
+            raise Unavailable("is no plain file", field="trainer.log")
+        yield file
 
 
 @contextmanager

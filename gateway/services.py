@@ -41,6 +41,9 @@ class Services:
     num_event_streams: int = 0
     """The event loop's thread alone touches it."""
 
+    num_verifications: int = 0
+    """The event loop's thread alone touches it."""
+
     @property
     def jobs(self) -> JobStore:
         return JobStore(self.broker)

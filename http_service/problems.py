@@ -69,7 +69,8 @@ async def _on_bad_parameter(request: Request, error: Exception) -> Response:
     """FastAPI refuses a path or query parameter."""
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
-    return problem_response(HTTPStatus.UNPROCESSABLE_ENTITY, str(first["msg"]), field=str(first["loc"][-1]))
+    _, name, *_ = *first["loc"], ""  # ("query", "state", 1) of a parameter that is given several times
+    return problem_response(HTTPStatus.UNPROCESSABLE_ENTITY, str(first["msg"]), field=str(name))
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:

@@ -14,15 +14,15 @@ from pathlib import Path
 
 from rich.console import Console
 
+from audit.chain import AuditEntry, Verdict, verify_run
+from audit.folder import write_audit
+from audit.weights import digests_on_disk
 from contracts.encoding.wire import Record, encode_json
 from contracts.errors import DeadlineExceeded, InvalidInput, OnbeatError
 from contracts.events import IterationMetrics
 from contracts.jobs import EvaluationScore, JobState, JobStatus
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
-from onbeat.audit.chain import AuditEntry, Verdict, verify_run
-from onbeat.audit.folder import write_audit
-from onbeat.audit.weights import digests_on_disk
 from onbeat.client.gateway import GatewayClient
 from onbeat.client.progress import JobProgress
 from onbeat.stack.plan import StackPlan

@@ -19,11 +19,11 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor
 
+from audit.weights import digest_of
 from contracts.errors import ContractViolation, InvalidInput, NotFound
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
-from onbeat.audit.kept_versions import KeptVersion, Weights, kept_versions, read_version
-from onbeat.audit.weights import digest_of
+from onbeat.kept_versions import KeptVersion, Weights, kept_versions, read_version
 from weight_store.adapter.matrices import A_END, PREFIX
 from weight_store.files.tensor_folder import ScratchFolder
 from weight_store.hashing import tensors_digest

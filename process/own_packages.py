@@ -17,6 +17,7 @@ from pathlib import Path
 
 DISTRIBUTION = "onbeat"
 PACKAGES = (
+    "audit",
     "broker",
     "cage",
     "consumer",

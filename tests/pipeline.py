@@ -12,6 +12,8 @@ from typing import Any
 import httpx
 from msgspec.structs import replace
 
+from audit.chain import AuditEntry, Verdict, verify_run
+from audit.weights import digests_on_disk
 from broker.connection.client import Broker, connect
 from broker.connection.roles import GENERATOR, STAGE, TRAINER
 from broker.job_store import JobStore
@@ -19,8 +21,6 @@ from contracts.events import record_digest
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
-from onbeat.audit.chain import AuditEntry, Verdict, verify_run
-from onbeat.audit.weights import digests_on_disk
 from onbeat.stack.plan import child_environment
 from onbeat.stack.ports import free_port
 from onbeat.stack.redis import EmbeddedRedis

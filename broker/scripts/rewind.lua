@@ -1,5 +1,5 @@
--- rewind: {epoch, iteration, digest, previous}, payload AuditRecord; iteration: the next to open; digest, previous: of the
---   record, and of the one that it follows
+-- rewind: {epoch, iteration, digest, previous}, payloads AuditRecord, JobEvent; iteration: the next to open; digest,
+--   previous: of the record, and of the one that it follows
 --   -> {rewound} | {already_rewound} | {fenced} | {out_of_order, committed} | {broken_link}
 -- The trainer resumes from a checkpoint that is older than the fence: what came after is done again under this epoch,
 -- and the versions that it made are announced no more.
@@ -17,5 +17,6 @@ for _, version in ipairs(redis.call('HKEYS', WEIGHTS)) do
   if tonumber(version) > a.iteration then redis.call('HDEL', WEIGHTS, version) end
 end
 redis.call('XADD', AUDIT, '*', 'record', payload(), 'digest', a.digest)
+tell(payload())
 count('rewinds')
 return { 'rewound' }

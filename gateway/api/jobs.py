@@ -14,6 +14,7 @@ from starlette.concurrency import run_in_threadpool
 
 from broker.monitor import job_status
 from broker.presence import Presence
+from contracts.answers import SpecCheck
 from contracts.errors import Conflict
 from contracts.jobs import JobState, JobStatus, ResumeRequest
 from contracts.spec import JobSpec
@@ -58,6 +59,9 @@ SUBMIT: dict[str, Any] = {
         "parameters": [IDEMPOTENCY_KEY],
     },
 }
+CHECK: dict[str, Any] = openapi.answers(openapi.record(SpecCheck), "A submission would take it") | {
+    "openapi_extra": openapi.takes(JobSpec, required=True)
+}
 STATUS: dict[str, Any] = openapi.answers(JOB, "Its status now")
 RESUME: dict[str, Any] = STATUS | {"openapi_extra": openapi.takes(ResumeRequest, required=False)}
 
@@ -78,10 +82,23 @@ async def submit(request: Request, services: HasServices) -> Response:
     )
 
 
+@router.post("/check", **CHECK)
+async def check(request: Request, services: HasServices) -> Response:
+    """Check a JobSpec as a submission does, and create nothing: what that would refuse is refused here too."""
+    spec = await submission.read_spec(request, max_bytes=services.max_body_bytes)
+    await run_in_threadpool(_check, services, spec)
+    return json_answer(SpecCheck(valid=True))
+
+
 @router.get("", **openapi.answers(openapi.list_of("JobList", "jobs", JOB)))
-def list_jobs(services: HasServices, limit: Annotated[int, Query(ge=1, le=MAX_LISTED)] = 100) -> Response:
-    """List the newest jobs, newest first."""
-    return json_answer({"jobs": newest_jobs(services.broker, limit=limit)})
+def list_jobs(
+    services: HasServices,
+    limit: Annotated[int, Query(ge=1, le=MAX_LISTED)] = 100,
+    state: Annotated[list[JobState] | None, Query()] = None,
+    name: Annotated[str, Query(max_length=256)] = "",
+) -> Response:
+    """List the newest jobs, newest first: those in one of the states that are given, with the text in their names."""
+    return json_answer({"jobs": newest_jobs(services.broker, limit=limit, states=state or (), name=name)})
 
 
 @router.get("/{job_id}", **STATUS)
@@ -129,17 +146,22 @@ async def resume(request: Request, job_id: KnownJob, services: HasServices) -> R
 
 def _create(services: Services, spec: JobSpec, key: str) -> tuple[JobStatus, bool]:
     """Returns the job's status, and whether it is new. Raises Problem, InvalidInput, Conflict or Unavailable."""
-    check_job(spec.dataset, spec.reward.components)
-    submission.check_paths(spec, services.settings)
-    submission.check_generators(spec, Presence(services.broker).live())
-    check_plugins(spec, services.settings)
-    check_environment(spec, services.settings)
+    _check(services, spec)
     job_id, is_new = services.jobs.create(spec, idempotency_key=key, max_jobs=services.settings.max_jobs)
     if is_new:
         services.metrics.jobs_created.inc()
         log.info("job %s (%s) is queued", job_id, spec.name)
     services.ensure_trainer(job_id)
     return job_status(services.broker, job_id), is_new
+
+
+def _check(services: Services, spec: JobSpec) -> None:
+    """Raises Problem, InvalidInput or Unavailable."""
+    check_job(spec.dataset, spec.reward.components)
+    submission.check_paths(spec, services.settings)
+    submission.check_generators(spec, Presence(services.broker).live())
+    check_plugins(spec, services.settings)
+    check_environment(spec, services.settings)
 
 
 def _resume(services: Services, job_id: str, asked: ResumeRequest) -> JobStatus:

@@ -25,12 +25,12 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
+from audit.chain import verify_run
+from audit.weights import digests_on_disk
 from contracts.errors import DeadlineExceeded, InvalidInput, Unavailable
 from contracts.jobs import JobState, JobStatus
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
-from onbeat.audit.chain import verify_run
-from onbeat.audit.weights import digests_on_disk
 from onbeat.chaos.result import TRAINER_FAULTS, CampaignResult, Fault, RoundResult, summed
 from onbeat.client.gateway import GatewayClient
 from onbeat.stack.stack import EmbeddedStack

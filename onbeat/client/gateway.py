@@ -7,12 +7,13 @@ import logging
 import time
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import httpx
 import msgspec
 from httpx_sse import EventSource
 
+from audit.chain import AuditEntry
 from contracts.dead_letters import DeadLetter, DeadLetters
 from contracts.encoding.wire import convert, encode_json
 from contracts.errors import Conflict, ContractViolation, InvalidInput, NotFound, OnbeatError, Unavailable
@@ -21,7 +22,6 @@ from contracts.jobs import JobStatus, ResumeRequest
 from contracts.rewards import OnUnscorable
 from contracts.settings import KEY_FORM
 from contracts.spec import JobSpec
-from onbeat.audit.chain import AuditEntry
 
 T = TypeVar("T")
 
@@ -31,6 +31,7 @@ REQUEST_TIMEOUT_S = 30.0
 EVENT_SILENCE_S = 60.0
 """The gateway sends a comment more often than this; a longer silence is a broken connection."""
 RECONNECT_S = 1.0
+KNOWN_EVENTS = frozenset(str(kind.__struct_config__.tag) for kind in get_args(JobEvent))
 UNREACHABLE_S = 60.0
 """How long a follower of events tries to come back to a gateway that is away."""
 
@@ -182,10 +183,17 @@ class GatewayClient:
 
 
 def parse_events(answer: httpx.Response) -> Iterator[tuple[str, JobEvent]]:
-    """Reads the events of one connection. Raises httpx.TransportError where it breaks off, or holds none."""
+    """Reads the events of one connection; a gateway of a newer Onbeat may tell of more than this one knows.
+
+    Raises httpx.TransportError where it breaks off, or holds none.
+    """
     for event in EventSource(answer).iter_sse():
-        if event.data:  # the blank line after a comment ends an event without data
+        if not event.data:  # the blank line after a comment ends an event without data
+            continue
+        if event.event in KNOWN_EVENTS:
             yield event.id, _decode_event(event.data)
+        else:
+            log.info("an event of type %r is passed over: this Onbeat doesn't know it", event.event[:100])
 
 
 def audit_entries(body: Any) -> list[AuditEntry]:

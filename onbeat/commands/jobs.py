@@ -5,19 +5,19 @@ from __future__ import annotations
 import os
 import uuid
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from audit.chain import Verdict
+from audit.folder import FILE_NAME as AUDIT_FILE
+from audit.folder import as_record, read_audit, verify_folder
 from contracts.errors import InvalidInput
 from contracts.jobs import JobState, JobStatus
 from contracts.run_folder import RunFolder
-from onbeat.audit.chain import Verdict
-from onbeat.audit.folder import FILE_NAME as AUDIT_FILE
-from onbeat.audit.folder import read_audit, verify_folder
 from onbeat.client.gateway import GatewayClient
 from onbeat.client.spec_file import flag_settings, load_spec
 from onbeat.commands import options
@@ -159,7 +159,7 @@ def verify(
             status, entries = client.job(job), client.audit(job)
         folder = RunFolder(Path(access.run_root), job)
     verdict = verify_folder(folder, status, entries)
-    tell(_verdict_object(job, verdict), _verdict_text(job, verdict), json_output=json_output)
+    tell(as_record(job, verdict), _verdict_text(job, verdict), json_output=json_output)
     if not verdict.verified:
         raise typer.Exit(FAILED)
 
@@ -194,20 +194,6 @@ def _job_table(found: list[JobStatus]) -> Table:
         held_out = score(latest.sampled if latest else None)
         table.add_row(status.job_id, one_line(status.name), state, progress, short(status.weights_digest), held_out)
     return table
-
-
-def _verdict_object(job: str, verdict: Verdict) -> dict[str, Any]:
-    return {
-        "job_id": job,
-        "verified": verdict.verified,
-        "records": verdict.num_records,
-        "iterations": verdict.num_iterations,
-        "batches_trained": verdict.num_trained_batches,
-        "batches_evaluated": verdict.num_evaluation_batches,
-        "rewinds": verdict.num_rewinds,
-        "digests_recomputed": verdict.num_versions_on_disk,
-        "gaps": list(verdict.gaps),
-    }
 
 
 def _verdict_text(job: str, verdict: Verdict) -> Text:

@@ -217,6 +217,12 @@ def event_line(event: events.JobEvent, progress: JobProgress) -> str:
             f"iteration {event.iteration}: trainer and generator log-probs differ by a mean K3 of "
             f"{event.mismatch_k3:.3g} a token (alarm above {event.threshold:g}), at most by {event.mismatch_max:.3g}"
         )
+    if isinstance(event, events.Rewound):
+        again = "what was in work is sampled anew"
+        if event.committed >= event.iteration:
+            number = event.committed - event.iteration + 1
+            again = f"{plural(number, 'committed iteration')} {'is' if number == 1 else 'are'} done again"
+        return f"rewound to iteration {event.iteration}: {again} (epoch {event.trainer_epoch})"
     assert isinstance(event, events.BatchDead)
     return f"batch {event.batch_id} was given up: {event.reason}"
 

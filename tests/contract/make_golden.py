@@ -10,6 +10,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from contracts.answers import AuditVerdict, LogPart, SpecCheck
 from contracts.dead_letters import DeadLetter, DeadLetters, DeadPrompt
 from contracts.encoding.arrays import pack_float32, pack_int32
 from contracts.encoding.wire import Record, encode
@@ -21,6 +22,7 @@ from contracts.events import (
     IterationCommitted,
     IterationMetrics,
     MismatchAlarm,
+    Rewound,
     SampledBy,
     StateChanged,
     TimelineSpan,
@@ -548,6 +550,20 @@ GOLDEN: dict[str, Record] = {
     "problem_details": ProblemDetails(
         title="Unprocessable Entity", status=422, detail="must be 1 or more", field="iterations", cure="give more"
     ),
+    "spec_check": SpecCheck(valid=True),
+    "log_part": LogPart(text="12:03:44 trainer    info   ready\n", after=10, next=42, size=99),
+    "audit_verdict": AuditVerdict(
+        job_id="job-0123456789ab",
+        verified=False,
+        records=3,
+        iterations=2,
+        batches_trained=16,
+        batches_evaluated=4,
+        rewinds=1,
+        digests_recomputed=2,
+        gaps=("iteration 1: 1/train/0 is missing",),
+        notes=("no published versions are below the weight root",),
+    ),
     "plugin_names": PluginNames(entry_points=("brevity", "politeness")),
     "task_entry": TaskEntry(task="chain_sum", entry={"question": "1 + 2", "answer": "3", "metadata": {"seed": 7}}),
     "weight_shard": WeightShard(
@@ -625,6 +641,7 @@ GOLDEN: dict[str, Record] = {
         effective_sample_share=0.5,
         threshold=0.01,
     ),
+    "event_rewound": Rewound(at_s=1700000000.5, iteration=2, committed=4, trainer_epoch=1_700_000_000_123),
     "timeline_span": TimelineSpan(
         who="generator-a", what="generate", iteration=3, batch_id="3/train/0", started_s=1.5, ended_s=2.5
     ),

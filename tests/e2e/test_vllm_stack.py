@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from audit.folder import verify_folder
 from contracts.errors import InvalidInput
 from contracts.jobs import JobStatus
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
-from onbeat.audit.folder import verify_folder
 from onbeat.client.gateway import GatewayClient
 from onbeat.client.spec_file import load_spec
 from onbeat.stack.plan import StackPlan

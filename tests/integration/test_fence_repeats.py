@@ -10,6 +10,7 @@ from broker.job_store import JobStore
 from broker.keys import GENERATOR_GROUP, JobKeys
 from broker.trainer_side import TrainerSide
 from contracts.errors import FencedOff, FenceViolation
+from contracts.events import Rewound
 from contracts.settings import StackSettings
 from tests.builders import job_spec
 from tests.integration.test_fence import DIGEST, Job, answer_to, record
@@ -98,7 +99,12 @@ def test_a_rewind_is_recorded_once_however_often_it_is_sent(fence: Job) -> None:
     rewind = record(0, {})
     fence.trainer.rewind(rewind)
     fence.trainer.rewind(rewind)
-    assert JobStore(fence.broker).audit(fence.job_id) == [rewind]
+    jobs = JobStore(fence.broker)
+    assert jobs.audit(fence.job_id) == [rewind]
+    told = [event for _, event in jobs.events_after(fence.job_id, "0-0") if isinstance(event, Rewound)]
+    assert [(event.iteration, event.committed, event.trainer_epoch) for event in told] == [
+        (0, -1, rewind.trainer_epoch)
+    ]
 
 
 def test_no_iteration_can_be_skipped(fence: Job) -> None:

@@ -88,7 +88,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "weight_store/delta/reader.py": RECEIVER,
     "weight_store/files/reader.py": RECEIVER,
     "weight_store/files/tensor_folder.py": RECEIVER,
-    "onbeat/audit/chain.py": ("tests/unit/onbeat/audit/test_chain.py", "tests/unit/onbeat/audit/test_weights.py"),
+    "audit/chain.py": ("tests/unit/audit/test_chain.py", "tests/unit/audit/test_weights.py"),
     "gateway/submission.py": ("tests/unit/gateway/test_submission.py", "tests/integration/test_gateway.py"),
     **{f"broker/scripts/{name}.lua": FENCE for name in SCRIPTS if name not in STAGE_SCRIPTS},
     **{f"broker/scripts/{name}.lua": STAGES for name in STAGE_SCRIPTS},

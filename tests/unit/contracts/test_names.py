@@ -13,6 +13,7 @@ import torch
 import zstandard
 from safetensors.torch import save_file
 
+from audit.weights import digests_on_disk
 from broker.keys import JobKeys
 from consumer.model.checkpoint import CheckpointState, read_checkpoint
 from consumer.supervisor.trainer_process import TrainerProcess
@@ -22,7 +23,6 @@ from contracts.errors import ContractViolation, NotFound, OnbeatError, WeightsRe
 from contracts.run_folder import RunFolder
 from contracts.versions import WeightFile, WeightManifest, WeightStep
 from contracts.weights import TensorDelta, WeightDelta, WeightShard
-from onbeat.audit.weights import digests_on_disk
 from process.private_folders import make_missing, make_private
 from tests.builders import DIGEST, job_spec
 from weight_store.arrival import Arrival, EngineTensors

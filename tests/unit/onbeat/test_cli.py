@@ -10,18 +10,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from rich.console import Console
 
+from audit.folder import write_audit
 from contracts.encoding.wire import encode_json
-from contracts.events import IterationCommitted, StateChanged
+from contracts.events import IterationCommitted, Rewound, StateChanged
 from contracts.jobs import JobState
 from contracts.run_folder import RunFolder
-from onbeat.audit.folder import write_audit
 from onbeat.cli import run
-from onbeat.client.gateway import GatewayClient
+from onbeat.client.gateway import GatewayClient, parse_events
 from onbeat.client.progress import JobProgress
-from onbeat.terminal.job_view import iteration_line, panel
+from onbeat.terminal.job_view import event_line, iteration_line, panel
 from process.signals import ENDING
 from tests.e2e.stand_in_gateway import JOB, KEY, FakeGateway, events_of, fake_gateway, metrics_of
 
@@ -156,6 +157,23 @@ def test_the_events_of_a_resumed_job_go_on_after_its_first_end(gateway: FakeGate
         JobState.RUNNING,
         JobState.SUCCEEDED,
     ]
+
+
+def test_an_event_that_this_version_does_not_know_is_passed_over() -> None:
+    known = Rewound(at_s=1.0, iteration=2, committed=4, trainer_epoch=7)
+    text = 'id: 1-0\nevent: eclipse\ndata: {"type": "eclipse", "moon": 1}\n\n'
+    text += f"id: 2-0\nevent: rewound\ndata: {encode_json(known).decode()}\n\n"
+    answer = httpx.Response(200, headers={"Content-Type": "text/event-stream"}, text=text)
+    assert list(parse_events(answer)) == [("2-0", known)]
+
+
+def test_a_rewind_is_a_line_of_what_is_done_again(gateway: FakeGateway) -> None:
+    with GatewayClient(gateway.url, KEY) as client:
+        progress = JobProgress(client.job(JOB))
+    said = event_line(Rewound(at_s=1.0, iteration=2, committed=4, trainer_epoch=7), progress)
+    assert said == "rewound to iteration 2: 3 committed iterations are done again (epoch 7)"
+    said = event_line(Rewound(at_s=1.0, iteration=5, committed=4, trainer_epoch=8), progress)
+    assert said == "rewound to iteration 5: what was in work is sampled anew (epoch 8)"
 
 
 def test_an_event_stream_that_breaks_off_is_taken_up_after_its_last_event(gateway: FakeGateway) -> None:

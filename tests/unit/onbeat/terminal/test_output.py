@@ -13,11 +13,11 @@ from typing import Any
 import httpx
 import pytest
 
+from audit.chain import Verdict
 from contracts.encoding.wire import encode_json
 from contracts.errors import InvalidInput
 from contracts.events import BatchDead, StateChanged
 from contracts.jobs import JobState, JobStatus
-from onbeat.audit.chain import Verdict
 from onbeat.chaos.result import RoundResult
 from onbeat.client.gateway import GatewayClient
 from onbeat.client.progress import JobProgress

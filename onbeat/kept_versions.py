@@ -18,11 +18,11 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
+from audit.weights import ADAPTER_END, tensors_of_delta
 from contracts.encoding.digests import Digest
 from contracts.errors import ContractViolation, NotFound, WeightsRejected
 from contracts.run_folder import CHECKPOINT, VERSION, RunFolder, numbered
 from contracts.spec import JobSpec
-from onbeat.audit.weights import ADAPTER_END, tensors_of_delta
 from weight_store.adapter.matrices import LayerMatrices, layers_of
 from weight_store.adapter.merge import merge_into
 from weight_store.files.stored_tensors import StoredTensors

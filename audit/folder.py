@@ -1,18 +1,28 @@
-"""The audit chain as a file of the run folder, so that a run can be verified when its stack is gone."""
+"""A run folder, checked against an audit chain: of its stack, or of the file that a run leaves when that is gone."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from audit.chain import AuditEntry, Verdict, verify_run
+from audit.weights import digests_on_disk
+from contracts.answers import AuditVerdict
 from contracts.encoding.wire import Record, decode_json, encode_json
 from contracts.errors import InvalidInput, NotFound
 from contracts.jobs import JobState, JobStatus
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
-from onbeat.audit.chain import AuditEntry, Verdict, verify_run
-from onbeat.audit.weights import digests_on_disk
 
 FILE_NAME = "audit.json"
+
+
+class AuditTask(Record, frozen=True, kw_only=True):
+    """What a stack knows of a run, for a process that checks its folder."""
+
+    spec: JobSpec
+    is_complete: bool
+    """The job succeeded, so that nothing may be missing at the end."""
+    entries: tuple[AuditEntry, ...]
 
 
 class AuditFile(Record, frozen=True, kw_only=True):
@@ -56,6 +66,40 @@ def read_spec(folder: RunFolder) -> JobSpec:
         ) from error
     except InvalidInput as error:
         raise InvalidInput(f"{folder.spec} is damaged: {error}", field="spec") from error
+
+
+def verdict_of(folder: RunFolder, task: AuditTask) -> AuditVerdict:
+    """Raises NotFound where the folder of a job that was trained isn't here, ContractViolation for a damaged file."""
+    if task.entries and not folder.path.is_dir():
+        raise NotFound(
+            f"its run folder isn't below {folder.run_root} here, so its weights can't be hashed again",
+            field="job_id",
+            cure="verify it where the folder is: `onbeat verify JOB --run-dir DIR`",
+        )
+    found = verify_run(task.entries, task.spec, complete=task.is_complete, digests_on_disk=digests_on_disk(folder))
+    return as_record(folder.job_id, found, notes=_notes(folder))
+
+
+def _notes(folder: RunFolder) -> tuple[str, ...]:
+    if folder.weight_root == folder.run_root or folder.weights.is_dir():
+        return ()
+    # A weight root in memory, or of another host; and a job that has ended keeps nothing there.
+    return (f"no published versions are below the weight root {folder.weight_root} here, only checkpoints",)
+
+
+def as_record(job_id: str, verdict: Verdict, *, notes: tuple[str, ...] = ()) -> AuditVerdict:
+    return AuditVerdict(
+        job_id=job_id,
+        verified=verdict.verified,
+        records=verdict.num_records,
+        iterations=verdict.num_iterations,
+        batches_trained=verdict.num_trained_batches,
+        batches_evaluated=verdict.num_evaluation_batches,
+        rewinds=verdict.num_rewinds,
+        digests_recomputed=verdict.num_versions_on_disk,
+        gaps=verdict.gaps,
+        notes=notes,
+    )
 
 
 def verify_folder(folder: RunFolder, status: JobStatus, entries: list[AuditEntry]) -> Verdict:

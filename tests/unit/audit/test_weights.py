@@ -11,10 +11,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from audit.weights import digest_of, digest_of_rows, digests_on_disk
 from contracts.errors import ContractViolation
 from contracts.run_folder import RunFolder
 from contracts.weights import DeltaWeights
-from onbeat.audit.weights import digest_of, digest_of_rows, digests_on_disk
 from tests.publishing import publish
 from weight_store.delta.codec import DELTA_NAME
 from weight_store.delta.publisher import DeltaPublisher

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 import msgspec
 import pytest
 
+from audit.chain import AuditEntry, Verdict, expected_batches, verify_run
 from contracts.events import AuditRecord, record_digest
 from contracts.spec import JobSpec
-from onbeat.audit.chain import AuditEntry, Verdict, expected_batches, verify_run
 from tests.builders import job_spec
 
 ITERATIONS = 3

@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from audit.chain import Verdict, verify_run
 from contracts.events import AuditRecord, SampledBy
 from contracts.schedule import Schedule
-from onbeat.audit.chain import Verdict, verify_run
-from tests.unit.onbeat.audit.test_chain import ITERATIONS, chain, commit, rewind, spec, weights, whole_run
+from tests.unit.audit.test_chain import ITERATIONS, chain, commit, rewind, spec, weights, whole_run
 
 LAG = 2
 DELAYED: dict[str, Any] = {"schedule": "delayed", "max_policy_lag": LAG, "algorithm__correction": "tis"}

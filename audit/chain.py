@@ -20,10 +20,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from audit.samplers import check_sampled, some
 from contracts.encoding.wire import Record
 from contracts.events import AuditRecord, record_digest
 from contracts.spec import JobSpec
-from onbeat.audit.samplers import check_sampled, some
 
 
 class AuditEntry(Record, frozen=True, kw_only=True):

@@ -1,0 +1,45 @@
+"""What the gateway answers beside a job's status: whether a spec would be taken, a part of a log, a verdict."""
+
+from __future__ import annotations
+
+from contracts.encoding.wire import Record
+
+
+class SpecCheck(Record, frozen=True, kw_only=True):
+    """The answer to `POST /v1/jobs/check`; a spec that a submission would refuse gets that refusal."""
+
+    valid: bool
+
+
+class LogPart(Record, frozen=True, kw_only=True):
+    """A part of a job's trainer.log, which the trainers of the job wrote one after the other."""
+
+    text: str
+    """Whole characters, and whole lines where one ends in this part; what is no UTF-8 is replaced. It is what a process
+    wrote: show it as text, with control characters escaped."""
+    after: int
+    """Bytes of the file before this part: what was asked for, or less where the file is shorter."""
+    next: int
+    """`after` of the part that follows; the same as `after` where nothing has been written since."""
+    size: int
+    """Bytes of the file now; 0 where no trainer has started yet."""
+
+
+class AuditVerdict(Record, frozen=True, kw_only=True):
+    """What `onbeat verify --json` prints: the audit chain and the weights on disk, checked again."""
+
+    job_id: str
+    verified: bool
+    """Whether `gaps` is empty."""
+    records: int
+    iterations: int
+    """Committed iterations that trained."""
+    batches_trained: int
+    batches_evaluated: int
+    rewinds: int
+    digests_recomputed: int
+    """Versions whose files were hashed again."""
+    gaps: tuple[str, ...]
+    """What doesn't hold, a sentence each."""
+    notes: tuple[str, ...] = ()
+    """What could not be looked at from where the check ran, a sentence each."""

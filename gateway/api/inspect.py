@@ -1,0 +1,56 @@
+"""What a reader asks of one job: its spec, its held-out scores, its trainer's log, and whether its run holds."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request, Response
+
+from contracts.answers import AuditVerdict, LogPart
+from contracts.jobs import EvaluationScore
+from contracts.run_folder import RunFolder
+from contracts.spec import JobSpec
+from gateway import openapi
+from gateway.run_files import evaluations, trainer_log
+from gateway.services import HasServices, KnownJob
+from gateway.verification import verify
+from http_service.bodies import json_answer
+from http_service.connected import CLIENT_GONE
+
+MAX_LOG_BYTES = 1024 * 1024
+MAX_OFFSET = 2**53
+"""Every number that JSON's readers hold exactly."""
+SCORES = openapi.answers(openapi.list_of("EvaluationList", "evaluations", openapi.record(EvaluationScore)))
+
+router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["jobs"])
+
+
+@router.get("/spec", **openapi.answers(openapi.record(JobSpec), "As it was submitted, with what a resume has changed"))
+def spec(job_id: KnownJob, services: HasServices) -> Response:
+    """Show the job's spec, every key with its value: a submission of it makes the same job again."""
+    return json_answer(services.jobs.spec(job_id))
+
+
+@router.get("/evaluations", **SCORES)
+def held_out(job_id: KnownJob, services: HasServices) -> Response:
+    """Show the mean rewards over the held-out prompts, oldest first."""
+    return json_answer({"evaluations": evaluations(RunFolder(services.settings.run_root_path, job_id))})
+
+
+@router.get("/log", **openapi.answers(openapi.record(LogPart)))
+def log(
+    job_id: KnownJob,
+    services: HasServices,
+    after: Annotated[int, Query(ge=0, le=MAX_OFFSET)] = 0,
+    limit: Annotated[int, Query(ge=1, le=MAX_LOG_BYTES)] = 65536,
+) -> Response:
+    """Show a part of the trainer's log: what stands behind its first `after` bytes. `next` asks for what follows."""
+    folder = RunFolder(services.settings.run_root_path, job_id)
+    return json_answer(trainer_log(folder, after=after, limit=limit))
+
+
+@router.post("/verify", **openapi.answers(openapi.record(AuditVerdict), "Whether the run holds, and each gap"))
+async def verify_job(request: Request, job_id: KnownJob, services: HasServices) -> Response:
+    """Check the audit chain again, and hash the weights that the gateway sees on disk; 503 while others are checked."""
+    verdict = await verify(request, services, job_id)
+    return Response(status_code=CLIENT_GONE) if verdict is None else json_answer(verdict)

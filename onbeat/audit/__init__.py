@@ -1,1 +1,0 @@
-"""What a run left behind, read again and checked."""

@@ -1,0 +1,194 @@
+"""What the gateway answers a reader of jobs: lists by state and name, a spec, scores, a log, a check, a verdict."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import msgspec
+import pytest
+
+from broker.trainer_side import TrainerSide
+from contracts.answers import AuditVerdict, LogPart
+from contracts.encoding.wire import convert, encode_json
+from contracts.events import record_digest
+from contracts.jobs import EvaluationScore, JobState
+from contracts.run_folder import RunFolder
+from contracts.spec import JobSpec
+from gateway import verification
+from gateway.services import Services
+from iterations.chain import rewind_record
+from tests.builders import job_spec
+from tests.integration import test_gateway as rig
+
+services = rig.services
+ask = rig.ask
+Ask = Callable[..., httpx.Response]
+
+
+def folder_of(services: Services, job_id: str) -> RunFolder:
+    folder = RunFolder(services.settings.run_root_path, job_id)
+    folder.path.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def listed(ask: Ask, question: str) -> list[str]:
+    answer = ask("GET", f"/v1/jobs?{question}")
+    assert answer.status_code == 200, answer.text
+    return [job["job_id"] for job in answer.json()["jobs"]]
+
+
+def test_jobs_are_found_by_state_and_by_a_part_of_their_name(ask: Ask, services: Services) -> None:
+    queued = rig.submit(ask, name="Sums of two digits (find me)")
+    running = rig.submit(ask, name="sums of three digits (find me)")
+    rig.submit(ask, name="products")
+    services.jobs.move(running, JobState.RUNNING)
+    assert listed(ask, "name=SUMS OF TWO&limit=1000") == [queued]
+    assert listed(ask, "name=find me") == [running, queued]
+    assert listed(ask, "name=find me&limit=1") == [running]
+    assert listed(ask, "name=find me&state=queued") == [queued]
+    assert listed(ask, "name=find me&state=running&state=queued") == [running, queued]
+    assert listed(ask, "name=find me&state=failed") == []
+    answer = ask("GET", "/v1/jobs?state=queued&state=sleeping")
+    assert (answer.status_code, answer.json()["field"]) == (422, "state")
+
+
+def test_a_spec_that_is_read_back_makes_the_same_job_again(ask: Ask) -> None:
+    job_id = rig.submit(ask, name="cloned", seed=7)
+    answer = ask("GET", f"/v1/jobs/{job_id}/spec")
+    assert convert(answer.json(), JobSpec) == job_spec(name="cloned", seed=7)
+    assert ask("POST", "/v1/jobs", content=answer.content, headers=rig.JSON).status_code == 201
+
+
+@pytest.mark.parametrize("name", rig.BAD_BODIES)
+def test_a_check_answers_what_a_submission_would_and_creates_nothing(name: str, ask: Ask, services: Services) -> None:
+    before = services.jobs.job_ids()
+    body = rig.BAD_BODIES[name][0]
+    checked = ask("POST", "/v1/jobs/check", content=body, headers=rig.JSON)
+    submitted = ask("POST", "/v1/jobs", content=body, headers=rig.JSON)
+    assert (checked.status_code, checked.json()) == (submitted.status_code, submitted.json())
+    good = ask("POST", "/v1/jobs/check", content=encode_json(job_spec()), headers=rig.JSON)
+    assert (good.status_code, good.json()) == (200, {"valid": True})
+    assert services.jobs.job_ids() == before
+
+
+def test_evaluations_are_the_last_score_of_each_iteration(ask: Ask, services: Services) -> None:
+    job_id = rig.submit(ask)
+    assert ask("GET", f"/v1/jobs/{job_id}/evaluations").json() == {"evaluations": []}
+    scores = [
+        EvaluationScore(iteration=iteration, policy_version=iteration, sampled=sampled, num_prompts=2)
+        for iteration, sampled in ((0, 0.25), (10, 0.5), (10, 0.75))
+    ]
+    folder_of(services, job_id).evaluations.write_bytes(b"".join(encode_json(score) + b"\n" for score in scores))
+    found = ask("GET", f"/v1/jobs/{job_id}/evaluations").json()["evaluations"]
+    assert convert(found, list[EvaluationScore]) == [scores[0], scores[2]]
+
+
+def test_a_log_is_read_in_parts_that_make_the_whole_of_it(ask: Ask, services: Services) -> None:
+    job_id = rig.submit(ask)
+
+    def part(**question: int) -> LogPart:
+        return convert(ask("GET", f"/v1/jobs/{job_id}/log", params=question).json(), LogPart)
+
+    assert part() == LogPart(text="", after=0, next=0, size=0)
+    whole = "erste Zeile: größer\nzweite Zeile \x1b[31m🙂\nno end yet: ü"
+    folder_of(services, job_id).trainer_log.write_text(whole)
+    num_bytes = len(whole.encode())
+    assert part() == LogPart(text=whole, after=0, next=num_bytes, size=num_bytes)
+    for limit in (1, 2, 3, 7, 30):
+        text, at = "", 0
+        while at < num_bytes:
+            one = part(after=at, limit=limit)
+            assert (one.after, one.size) == (at, num_bytes)
+            assert one.next > at
+            text, at = text + one.text, one.next
+        assert limit < 4 or text == whole
+    assert part(limit=30).text == "erste Zeile: größer\n"
+    assert part(after=10**9) == LogPart(text="", after=num_bytes, next=num_bytes, size=num_bytes)
+    assert ask("GET", f"/v1/jobs/{job_id}/log?limit=0").json()["field"] == "limit"
+    assert ask("GET", f"/v1/jobs/{job_id}/log?after=-1").json()["field"] == "after"
+
+
+def test_a_log_that_is_a_link_or_a_pipe_shows_no_other_file_and_holds_no_request(
+    ask: Ask, services: Services, tmp_path: Path
+) -> None:
+    job_id = rig.submit(ask)
+    secret = tmp_path / "secret"
+    secret.write_text("the key")
+    log = folder_of(services, job_id).trainer_log
+    log.symlink_to(secret)
+    answer = ask("GET", f"/v1/jobs/{job_id}/log")
+    assert (answer.status_code, answer.json()["field"]) == (503, "trainer.log")
+    assert "the key" not in answer.text
+    log.unlink()
+    os.mkfifo(log)
+    assert ask("GET", f"/v1/jobs/{job_id}/log").json()["detail"] == "is no plain file"
+
+
+def rewound(services: Services, job_id: str) -> None:
+    """Gives the job an audit chain of one record, whose version has no step that made it."""
+    trainer = TrainerSide(services.broker, job_id, owner="t", lease_s=60.0)
+    epoch = trainer.acquire()
+    trainer.publish_weights(rig.manifest(0), oldest_kept=0)
+    trainer.rewind(rewind_record("", rig.manifest(0), trainer_epoch=epoch))
+
+
+def test_a_verification_answers_the_verdict_of_the_command(ask: Ask, services: Services) -> None:
+    job_id = rig.submit(ask)
+    empty = ask("POST", f"/v1/jobs/{job_id}/verify")
+    assert empty.status_code == 200, empty.text
+    assert convert(empty.json(), AuditVerdict).verified
+    rewound(services, job_id)
+    away = ask("POST", f"/v1/jobs/{job_id}/verify")
+    assert (away.status_code, away.json()["field"]) == (404, "job_id")
+    assert "its weights can't be hashed again" in away.json()["detail"]
+    folder = folder_of(services, job_id)
+    verdict = convert(ask("POST", f"/v1/jobs/{job_id}/verify").json(), AuditVerdict)
+    (record,) = services.jobs.audit(job_id)
+    assert record_digest(record)
+    assert (verdict.verified, verdict.records, verdict.rewinds, verdict.gaps) == (True, 1, 1, ())
+    version = folder.weights_of(0)
+    version.mkdir(parents=True)
+    (version / "weights-00001-of-00001.safetensors").write_bytes(b"\x02" + bytes(7) + b"{}")
+    verdict = convert(ask("POST", f"/v1/jobs/{job_id}/verify").json(), AuditVerdict)
+    assert (verdict.verified, verdict.digests_recomputed) == (False, 1)
+    assert verdict.gaps[0].startswith(f"{job_id}/weights/v000000: the files have digest")
+    (version / "weights-00001-of-00001.safetensors").write_bytes(b"\xff" * 20)
+    damaged = ask("POST", f"/v1/jobs/{job_id}/verify")
+    assert (damaged.status_code, damaged.json()["detail"]) == (502, "has a damaged header")
+
+
+def test_a_verification_says_which_weights_it_does_not_see(ask: Ask, services: Services, tmp_path: Path) -> None:
+    services.settings = msgspec.structs.replace(services.settings, weight_root=str(tmp_path / "elsewhere"))
+    job_id = rig.submit(ask)
+    folder_of(services, job_id)
+    (note,) = convert(ask("POST", f"/v1/jobs/{job_id}/verify").json(), AuditVerdict).notes
+    assert str(tmp_path / "elsewhere") in note
+
+
+def test_verifications_are_bounded_in_number_and_time(
+    ask: Ask, services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = rig.submit(ask)
+    services.num_verifications = verification.MAX_AT_ONCE
+    busy = ask("POST", f"/v1/jobs/{job_id}/verify")
+    assert (busy.status_code, busy.json()["field"], busy.headers["Retry-After"]) == (503, "verify", "2")
+    services.num_verifications = 0
+    services.settings = msgspec.structs.replace(services.settings, verify_timeout_s=0.01)
+    late = ask("POST", f"/v1/jobs/{job_id}/verify")
+    assert (late.status_code, late.json()["field"]) == (504, "verify")
+    assert services.num_verifications == 0
+
+
+def test_verifications_run_beside_each_other_on_a_real_server(services: Services) -> None:
+    with (
+        rig.serving(services) as url,
+        httpx.Client(base_url=url, headers={"Authorization": f"Bearer {rig.KEY}"}) as http,
+    ):
+        job_id = http.post("/v1/jobs", content=encode_json(job_spec()), headers=rig.JSON).json()["job_id"]
+        with ThreadPoolExecutor(2) as pool:
+            answers = list(pool.map(lambda _: http.post(f"/v1/jobs/{job_id}/verify", timeout=60), range(2)))
+    assert [answer.status_code for answer in answers] == [200, 200]
