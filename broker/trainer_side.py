@@ -175,7 +175,7 @@ class TrainerSide:
         return outcome == b"opened"
 
     def rewind(self, record: AuditRecord) -> None:
-        """Makes record.iteration the next to open, writes the rewind into the audit chain and tells of it; safe to repeat.
+        """Makes record.iteration the next to open, writes the rewind into the chain and tells of it; safe to repeat.
 
         Raises FencedOff, or FenceViolation for an iteration that would leave a gap, or a record that follows another.
         """
