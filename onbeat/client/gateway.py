@@ -190,10 +190,10 @@ def parse_events(answer: httpx.Response) -> Iterator[tuple[str, JobEvent]]:
     for event in EventSource(answer).iter_sse():
         if not event.data:  # the blank line after a comment ends an event without data
             continue
-        if event.event in KNOWN_EVENTS:
-            yield event.id, _decode_event(event.data)
+        if (kind := _decode(event.data, _Typed).type) in KNOWN_EVENTS:
+            yield event.id, _decode(event.data, JobEvent)  # pyright: ignore[reportArgumentType]
         else:
-            log.info("an event of type %r is passed over: this Onbeat doesn't know it", event.event[:100])
+            log.info("an event of type %r is passed over: this Onbeat doesn't know it", kind[:100])
 
 
 def audit_entries(body: Any) -> list[AuditEntry]:
@@ -235,9 +235,13 @@ def problem_of(answer: httpx.Response) -> OnbeatError:
     return kind(detail, field=field, cure=cure)
 
 
-def _decode_event(text: str) -> JobEvent:
+class _Typed(msgspec.Struct):
+    type: str
+
+
+def _decode(text: str, kind: type[T]) -> T:
     try:
-        return msgspec.json.decode(text, type=JobEvent)
+        return msgspec.json.decode(text, type=kind)
     except msgspec.DecodeError as error:
         raise ContractViolation(f"an event that does not decode: {error}", field="events") from error
 
