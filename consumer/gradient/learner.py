@@ -16,7 +16,7 @@ from transformers.modeling_utils import PreTrainedModel
 from consumer.gradient.accumulation import GradientAccumulator
 from consumer.gradient.cost import ModelShape, model_shape, training_cost
 from consumer.gradient.lockstep import Lockstep
-from consumer.gradient.micro_step import KeptBatch, train_kept_batch, train_micro_batch
+from consumer.gradient.micro_step import KeptBatch, measured_logprobs, train_kept_batch, train_micro_batch
 from consumer.gradient.optimizer import PolicyOptimizer
 from consumer.gradient.saved_state import restore_state, save_state
 from consumer.gradient.statistics import MicroBatchStats
@@ -66,6 +66,9 @@ class Trained:
     started_s: float
     """Unix time."""
     ended_s: float
+    logprobs: tuple[bytes | None, ...] | None = None
+    """Those of each completion, float32 for each sampled token, as the first update measured them; None for one that
+    didn't go through the model. None of a batch that isn't recorded."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +94,11 @@ class Learner:
         )
         if kept is not None and self.spec.algorithm.updates_per_iteration > 1:
             self.kept.append((stats, kept))
-        return self._trained(stats, batch, started_s, with_reference=self.reference is not None)
+        trained = self._trained(stats, batch, started_s, with_reference=self.reference is not None)
+        policy = self.spec.recording or None
+        if policy is None or not policy.takes(batch.batch_id, purpose=batch.purpose, seed=self.spec.seed):
+            return trained
+        return replace(trained, logprobs=measured_logprobs(batch, kept))
 
     def train_again(self, check: Callable[[], None]) -> Iterator[Trained]:
         """Trains the kept batches under the weights of the last step; `check` is called before each."""

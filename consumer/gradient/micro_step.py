@@ -140,6 +140,18 @@ def train_kept_batch(
     return _summed(stats, [terms for _, terms in trained])
 
 
+def measured_logprobs(batch: RolloutBatch, kept: KeptBatch | None) -> tuple[bytes | None, ...]:
+    """Returns what the first update measured at each sampled token, float32 for each completion; None for one that
+    didn't go through the model. kept: as `train_micro_batch` returned it."""
+    found: list[bytes | None] = [None] * batch.num_completions
+    rollouts = [rollout for group in batch.groups for rollout in group.rollouts]
+    for one in kept.passes if kept is not None else ():
+        values = one.old_logprobs.float().cpu().numpy().astype("<f4", copy=False)
+        for place, row in enumerate(one.rows.tolist()):
+            found[row] = values[place, : rollouts[row].completion.num_sampled].tobytes()
+    return tuple(found)
+
+
 def _check_columns(batch: RolloutBatch, spec: JobSpec) -> None:
     """Raises ContractViolation where a column is missing that the loss reads: without it a term would be left out."""
     algorithm, columns = spec.algorithm, {} if batch.columns is UNSET else batch.columns

@@ -62,6 +62,12 @@ class Commits:
             self._run_log.timeline(reported)
         if following is not None and held.schedule.lags:
             self._dispatch_evaluation(following)
+        # After the commit, so that no generator waits for it; before a checkpoint, after which nothing is replayed.
+        if stepped is None:
+            held.recorder.commit(iteration.number)
+        else:
+            scaling = stepped.scaling
+            held.recorder.commit(iteration.number, baseline=scaling.baseline, deviation=scaling.deviation)
         if takes_turns and stepped is not None:
             self._end_turn(stepped.made, opening)
         boundary = Boundary(
@@ -133,7 +139,8 @@ class Commits:
         # What the iteration was sampled with, generators were asked for until this commit. An older version is read by
         # a generator that lost its lease while it loads: it says so in its heartbeat, and would report a damaged store
         # if the version went away under it.
-        held.weights.remove_before(held.window.oldest_version(iteration), in_use=held.generators.loading())
+        in_use = held.generators.loading() | held.recorder.kept_versions
+        held.weights.remove_before(held.window.oldest_version(iteration), in_use=in_use)
         if iteration > self._furthest:
             # What is replayed is no progress: a trainer that always dies at the same place would start for ever.
             self._furthest = iteration

@@ -20,7 +20,10 @@ from __future__ import annotations
 import functools
 import logging
 import time
+from collections.abc import Sequence
 
+from broker.trainer_side import Arrived
+from consumer.gradient.learner import Trained
 from consumer.trainer.held_job import HeldJob
 from consumer.trainer.iteration import Iteration
 from consumer.trainer.schedule import all_published
@@ -82,7 +85,7 @@ def gather(held: HeldJob, iteration: Iteration) -> None:
             iteration.waited(time.monotonic() - idle_since_s)
         if trained := ranks.trained():
             passes.progress()
-        iteration.record(*trained)
+        _book(held, iteration, trained)
 
 
 def _take(held: HeldJob, iteration: Iteration) -> int:
@@ -96,10 +99,34 @@ def _take(held: HeldJob, iteration: Iteration) -> int:
         elif item.batch.purpose == "train":
             held.keeper.check()
             batch = _as_trained(held, iteration, item.batch)
+            _record(held, iteration, item, batch)
             with held.keeper.training(longest_pass_s=held.spec.timeouts.iteration_s):
                 held.ranks.train(batch)
-    iteration.record(*held.ranks.trained())
+        else:
+            _record(held, iteration, item, item.batch)
+            held.recorder.write(item.batch.batch_id)
+    _book(held, iteration, held.ranks.trained())
     return len(arrived)
+
+
+def _record(held: HeldJob, iteration: Iteration, item: Arrived, batch: RolloutBatch) -> None:
+    """Takes a batch into the job's records, where they are to have it. batch: as it is trained."""
+    if held.recorder.takes(batch):
+        held.recorder.take(
+            item.batch,
+            asked=iteration.expected[batch.batch_id],
+            digest=item.digest,
+            manifests=held.window.manifests,
+            engine=held.side.fence().engine,
+            as_trained=batch,
+        )
+
+
+def _book(held: HeldJob, iteration: Iteration, trained: Sequence[Trained]) -> None:
+    """Books batches that went into the gradient, and writes the records of those that have one."""
+    iteration.record(*trained)
+    for one in trained:
+        held.recorder.write(one.stats.batch_id, advantages=one.stats.advantages, trainer_logprobs=one.logprobs)
 
 
 def _as_trained(held: HeldJob, iteration: Iteration, batch: RolloutBatch) -> RolloutBatch:

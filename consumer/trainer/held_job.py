@@ -23,6 +23,8 @@ from contracts.spec import JobSpec
 from contracts.versions import WeightManifest
 from iterations.generator_watch import GeneratorWatch
 from iterations.lease_keeper import LeaseKeeper
+from iterations.pieces import Pieces
+from iterations.recording import Recorder
 from iterations.stage_watch import StageWatch
 from iterations.window import Window
 from process.crash_points import reach
@@ -90,6 +92,7 @@ class HeldJob:
         self.published = PublishedVersions(
             self.layout, root=self.folder.weight_root, chunks=lambda of_job: WeightChunks(broker, of_job)
         )
+        self.recorder = Recorder(self.folder, spec, pieces=Pieces(policy.tokenizer))
         self.settled: WeightManifest | None = None
         """The version that the policy holds and that the fence has committed: it can be saved. None before the start,
         and from a step, which moves the policy away from it, to the commit of what the step made."""

@@ -68,6 +68,7 @@ def start(held: HeldJob) -> Started:
     epoch = side.trainer_epoch
     held.tell(TrainerStarted(at_s=time.time(), trainer_epoch=epoch, next_iteration=first, resumed=bool(chain)))
     has_work = not is_finished(fence, checkpoint, held.spec)
+    held.recorder.begin(first if has_work else None)
     if has_work:
         if needs_rewind(fence, first, held.window.digests):
             log.warning("the fence is at iteration %d, the newest checkpoint resumes at %d", fence.iteration, first)

@@ -35,6 +35,7 @@ class Stepped:
     made: WeightManifest
     """The version that the steps made."""
     metrics: IterationMetrics
+    scaling: Scaling
 
 
 def step(held: HeldJob, iteration: Iteration) -> Stepped:
@@ -64,7 +65,7 @@ def step(held: HeldJob, iteration: Iteration) -> Stepped:
         peak_flops=held.peak_flops,
         max_policy_lag=spec.max_policy_lag,
     )
-    return Stepped(made=made, metrics=metrics)
+    return Stepped(made=made, metrics=metrics, scaling=scaling)
 
 
 def _update(

@@ -20,19 +20,24 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from broker.connection.roles import TRAINER
+from broker.trainer_side import Arrived
 from contracts.errors import BatchFailed, DeadlineExceeded, InvalidInput, JobEnded
 from contracts.events import EvaluationFinished, IterationCommitted, TrainerStarted, record_digest, versions_of
 from contracts.jobs import JobState
+from contracts.rollouts import RolloutBatch
 from contracts.schedule import Schedule
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 from contracts.versions import WeightManifest
 from iterations.chain import check_same_run, commit_record, first_version, needs_rewind, rewind_record
 from iterations.expected import ExpectedIteration, evaluation_score
+from iterations.pieces import Pieces
+from iterations.recording import Recorder
 from iterations.window import Window
 from onbeat.client.connection import client_settings
 from onbeat.client.training.arrivals import HeldIteration, TrainingIteration, require_taken
@@ -126,6 +131,7 @@ class Consumer:
 
         tenure = self._tenure
         self._weights = weights
+        self._recorder = self._make_recorder()
         self._window = Window(Schedule("periodic"), self._plan(), last_iteration=self.spec.last_iteration)
         self._versions = Versions(
             self.spec,
@@ -138,6 +144,7 @@ class Consumer:
         if self._fence.committed >= self.spec.last_iteration:
             return
         tenure.renew()
+        self._recorder.begin(self.version)
         self._versions.publisher.clear_scratch()
         made = self._versions.publish(weights, self.version)
         known = self._made.get(self.version, made.weights_digest)
@@ -205,13 +212,20 @@ class Consumer:
         tenure.side.publish_weights(made, oldest_kept=self._window.oldest_version(iteration.number))
         self._commit(iteration, made, loss=float(loss), grad_norm=float(grad_norm), learning_rate=float(learning_rate))
         tenure.renew()
-        self._require_versions().publisher.remove_before(made.policy_version, in_use=tenure.generators.loading())
+        in_use = tenure.generators.loading() | self._recorder.kept_versions
+        self._require_versions().publisher.remove_before(made.policy_version, in_use=in_use)
         self._files.keep_newest()
         return made
 
     def fail(self, reason: str) -> None:
         """Ends the job as failed, with the reason. `onbeat resume` queues it again."""
         self._tenure.end(JobState.FAILED, reason=reason)
+
+    def _make_recorder(self) -> Recorder:
+        from weight_store.model_folder import load_tokenizer
+
+        tokenizer = load_tokenizer(self.model_folder) if self.spec.recording else None
+        return Recorder(self._tenure.folder, self.spec, pieces=Pieces(tokenizer) if tokenizer else None)
 
     def _plan(self) -> IterationPlan:
         from weight_store.model_folder import context_tokens, end_of_sequence_ids, load_tokenizer, model_config
@@ -249,6 +263,11 @@ class Consumer:
 
     def _turn_to(self, number: int) -> TrainingIteration:
         tenure = self._tenure
+        if self._iteration is not None and self._iteration.number == number:
+            return self._iteration
+        if self._iteration is not None:
+            self._iteration.close()
+        expected = ExpectedIteration(self._window.turn_to(number))
         held = HeldIteration(
             side=tenure.side,
             spec=self.spec,
@@ -257,14 +276,25 @@ class Consumer:
             stages=tenure.stages,
             reread=self._reread,
             tell=tenure.tell,
+            record=partial(self._record, expected),
         )
-        if self._iteration is not None and self._iteration.number == number:
-            return self._iteration
-        if self._iteration is not None:
-            self._iteration.close()
-        expected = ExpectedIteration(self._window.turn_to(number))
         self._iteration = TrainingIteration(held, expected, max_rows=self._max_rows, fail=self._fail_with)
         return self._iteration
+
+    def _record(self, expected: ExpectedIteration, item: Arrived, as_trained: RolloutBatch) -> None:
+        """Writes what the job's policy chooses; advantages and log-probs of this trainer are its own."""
+        batch = item.batch
+        if not self._recorder.takes(batch):
+            return
+        self._recorder.take(
+            batch,
+            asked=expected.expected[batch.batch_id],
+            digest=item.digest,
+            manifests=self._window.manifests,
+            engine=self._tenure.side.fence().engine,
+            as_trained=as_trained,
+        )
+        self._recorder.write(batch.batch_id)
 
     def _only_evaluate(self, iteration: TrainingIteration) -> None:
         """The last iteration of a job with an evaluation has nothing to train."""
@@ -305,6 +335,7 @@ class Consumer:
         version = (made.policy_version, made.weights_digest) if made else None
         tenure.side.commit(record, expected.digests, event=event, opening=opening, made=version)
         self._last_link = record_digest(record)
+        self._recorder.commit(number)
         self._next = number + 1 if number < self.spec.last_iteration else None
 
     def _record_evaluation(self, expected: ExpectedIteration) -> None:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from msgspec import UNSET
 
-from broker.trainer_side import TrainerSide
+from broker.trainer_side import Arrived, TrainerSide
 from contracts.errors import BatchFailed, FenceViolation, InvalidInput
 from contracts.events import BatchDead, JobEvent
 from contracts.experience.columns import BASE_COLUMNS, CARRIED_COLUMNS, Column, base_values
@@ -66,6 +66,8 @@ class HeldIteration:
     reread: Callable[[frozenset[str]], None]
     """Looks at versions that generators refuse, by their folders; raises where one is damaged."""
     tell: Callable[[JobEvent], None]
+    record: Callable[[Arrived, RolloutBatch], None]
+    """Is given what came first, and the batch as it is trained: the job's records may have it."""
 
 
 class TrainingIteration:
@@ -169,10 +171,15 @@ class TrainingIteration:
             self._settle_dead()
         for item in arrived:
             batch = item.batch
-            if self.expected.take(item) and batch.purpose == "train":
-                rows, as_trained = self._as_trained(batch)
-                self.numbers.add(as_trained, rows.rewards)
-                self._hand_over(rows)
+            if not self.expected.take(item):
+                continue
+            if batch.purpose != "train":
+                self._held.record(item, batch)
+                continue
+            rows, as_trained = self._as_trained(batch)
+            self._held.record(item, as_trained)
+            self.numbers.add(as_trained, rows.rewards)
+            self._hand_over(rows)
         return len(arrived)
 
     def _as_trained(self, batch: RolloutBatch) -> tuple[MicroBatch, RolloutBatch]:

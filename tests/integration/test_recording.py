@@ -1,0 +1,230 @@
+"""A trainer that records what it trains: the records are whole, bounded and repeatable, and the run is the same."""
+
+from __future__ import annotations
+
+import errno
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from msgspec import UNSET
+from msgspec.structs import replace
+
+import consumer.trainer.trainer as trainer
+import iterations.recording as recording
+from broker.connection.client import Broker, connect
+from broker.job_store import JobStore
+from consumer.trainer.held_job import HeldJob
+from consumer.trainer.iteration import Iteration
+from consumer.trainer.step import Stepped
+from contracts.encoding.json_lines import read_json_lines
+from contracts.events import IterationMetrics
+from contracts.recorded.batches import RecordedBatch
+from contracts.recorded.files import INDEX, RecordedFiles
+from contracts.rollouts import batch_digest
+from contracts.run_folder import RunFolder
+from contracts.settings import StackSettings
+from contracts.spec_tables.recording import RecordingSpec
+from iterations.pieces import Pieces
+from tests.builders import job_spec, tiny_model_folder
+from tests.own_trainer import generating, names_in, one_trainer
+
+STEP = trainer.step
+FULL = OSError(errno.ENOSPC, "No space left on device")
+
+
+class Dead(Exception):
+    """An error that no trainer expects."""
+
+
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[None]:
+    """Puts back the signal handlers: a trainer installs its own."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture
+def own(settings: StackSettings, tmp_path: Path) -> StackSettings:
+    tiny_model_folder(tmp_path / "models")
+    return replace(settings, model_root=str(tmp_path / "models"), run_root=str(tmp_path / "runs"), threads=1)
+
+
+@pytest.fixture
+def broker(own: StackSettings) -> Iterator[Broker]:
+    made = connect(own)
+    yield made
+    made.close()
+
+
+def trained(own: StackSettings, broker: Broker, **changes: object) -> tuple[RecordedFiles, RunFolder, str]:
+    """Runs a job to its end: its records, its folder, the digest of its final weights."""
+    jobs = JobStore(broker)
+    fields = {"iterations": 3, "rollout__batches_per_iteration": 2, "evaluation__num_prompts": 4, **changes}
+    job_id, _ = jobs.create(job_spec(**{"timeouts__trainer_lease_s": 0.5, "optimizer__learning_rate": 1e-3, **fields}))
+    with generating(broker, job_id):
+        assert one_trainer(own, broker, job_id) == 0
+    folder = RunFolder(own.run_root_path, job_id)
+    digests = [record.next_weights_digest for record in jobs.audit(job_id) if record.next_weights_digest]
+    return RecordedFiles(folder), folder, digests[-1]
+
+
+def records_of(files: RecordedFiles) -> list[RecordedBatch]:
+    return [files.read(one.batch_id) for number in files.iterations() for one in files.index(number).batches]
+
+
+def test_the_record_has_what_was_published_and_what_the_trainer_measured_of_it(
+    own: StackSettings, broker: Broker
+) -> None:
+    files, folder, digest = trained(own, broker, recording={"evaluations": True}, algorithm__updates_per_iteration=2)
+    _, _, without = trained(own, broker, algorithm__updates_per_iteration=2)
+    assert digest == without, "recording changes no weight"
+    chain = {name: known for record in JobStore(broker).audit(folder.job_id) for name, known in record.batches.items()}
+    records = records_of(files)
+    assert {record.batch.batch_id: record.batch_digest for record in records} == chain, "every batch of the chain"
+    numbers = {one.iteration: one for one in read_json_lines(folder.metrics, IterationMetrics)}
+    largest = dict.fromkeys(numbers, 0.0)
+    for record in records:
+        batch = record.batch
+        assert batch_digest(replace(batch, columns=UNSET)) == record.batch_digest
+        assert record.manifest is not None
+        assert (record.manifest.policy_version, record.manifest.weights_digest) == (
+            batch.policy_version,
+            batch.weights_digest,
+        )
+        assert record.asked.weights_digest == batch.weights_digest
+        if batch.purpose == "evaluation":
+            assert (record.advantages, record.trainer_logprobs) == (None, None)
+            continue
+        assert record.advantages is not None
+        assert record.trainer_logprobs is not None
+        rollouts = [rollout for group in batch.groups for rollout in group.rollouts]
+        for rollout, advantage, found in zip(rollouts, record.advantages, record.trainer_logprobs, strict=True):
+            assert (found is None) == (advantage == 0.0), "what teaches nothing doesn't go through the model"
+            tokens = np.frombuffer(rollout.completion.token_ids, "<i4").tolist()
+            assert all(token in record.text_of for token in tokens)
+            if found is not None:
+                gap = np.abs(np.frombuffer(found, "<f4") - np.frombuffer(rollout.completion.generator_logprobs, "<f4"))
+                largest[batch.iteration] = max(largest[batch.iteration], float(gap.max()))
+    assert largest == pytest.approx({number: one.mismatch_max for number, one in numbers.items()})
+
+
+def test_old_iterations_go_first_and_versions_stay_as_long_as_what_they_sampled(
+    own: StackSettings, broker: Broker
+) -> None:
+    files, folder, _ = trained(own, broker, iterations=6, recording={"keep_iterations": 2}, evaluation__num_prompts=0)
+    assert files.iterations() == [4, 5]
+    assert {"v000004", "v000005", "v000006"} <= set(names_in(folder.weights))
+    assert not {"v000000", "v000001", "v000002"} & set(names_in(folder.weights))
+    _, without, _ = trained(own, broker, iterations=6, recording={"max_version_bytes": 0}, evaluation__num_prompts=0)
+    assert names_in(without.weights) == ["v000005", "v000006"], "as in a job that records nothing"
+
+
+def test_the_bound_in_bytes_drops_the_oldest_and_leaves_out_what_alone_is_larger(
+    own: StackSettings, broker: Broker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = recording.Recorder.__init__
+    bounds = [20_000]
+
+    def bounded(self: recording.Recorder, *args: object, **options: object) -> None:
+        made(self, *args, **options)  # type: ignore[arg-type]
+        self._policy = replace(RecordingSpec(), max_bytes=bounds[-1])
+
+    monkeypatch.setattr(recording.Recorder, "__init__", bounded)
+    files, _, _ = trained(own, broker, iterations=6, recording={}, evaluation__num_prompts=0)
+    total = sum(map(files.num_bytes, files.iterations()))
+    assert 5_000 < total <= 20_000 + 2_000, "an index may be beyond it"
+    assert files.iterations()[-1] == 5
+    assert len(files.iterations()) < 6
+    bounds.append(1_000)
+    files, _, _ = trained(own, broker, recording={}, evaluation__num_prompts=0)
+    assert [files.index(number).num_left_out for number in files.iterations()] == [2, 2, 2]
+    said = [record.getMessage() for record in caplog.records if "not recorded, the run goes on" in record.getMessage()]
+    assert len(said) == 3, "once an iteration"
+    assert "recording.max_bytes" in said[0]
+
+
+def test_a_disk_that_refuses_costs_the_record_and_not_the_run(
+    own: StackSettings, broker: Broker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    write, refused = recording.write_record, []
+
+    def full(path: Path, record: object) -> int:
+        if path.parent.name == "i000001":
+            refused.append(path.name)
+            raise FULL
+        return write(path, record)  # type: ignore[arg-type]
+
+    _, _, digest = trained(own, broker, evaluation__num_prompts=0)
+    monkeypatch.setattr(recording, "write_record", full)
+    files, _, with_full_disk = trained(own, broker, recording={}, evaluation__num_prompts=0)
+    assert digest == with_full_disk
+    assert refused == ["train-000000.msgpack", "train-000001.msgpack", INDEX]
+    assert [(number, len(list(files.batch_paths(number)))) for number in files.iterations()] == [(0, 2), (1, 0), (2, 2)]
+    assert "No space left on device" in caplog.text
+
+
+def test_what_a_dead_trainer_recorded_is_recorded_again_with_the_same_bytes(
+    own: StackSettings, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fatal(held: HeldJob, current: Iteration) -> Stepped:
+        if current.number == 3:
+            raise Dead
+        return STEP(held, current)
+
+    jobs = JobStore(broker)
+    spec = job_spec(
+        iterations=4,
+        recording={},
+        evaluation__num_prompts=0,
+        timeouts__trainer_lease_s=0.5,
+        trainer__checkpoint_every_iterations=2,
+    )
+    job_id, _ = jobs.create(spec)
+    files = RecordedFiles(RunFolder(own.run_root_path, job_id))
+    with generating(broker, job_id):
+        monkeypatch.setattr(trainer, "step", fatal)
+        with pytest.raises(Dead):
+            one_trainer(own, broker, job_id)
+        before = {path: path.read_bytes() for path in files.path.glob("*/*")}
+        assert len([path for path in before if path.parent.name == "i000003"]) == 4, "four batches, and no index yet"
+        (files.path / ".i000001").mkdir()
+        (files.folder_of(3) / ".train-000000.msgpack.0123456789ab").write_bytes(b"torn")
+        monkeypatch.setattr(trainer, "step", STEP)
+        assert one_trainer(own, broker, job_id) == 0
+    after = {path: path.read_bytes() for path in files.path.rglob("*") if path.is_file()}
+    assert before.items() <= after.items()
+    assert {path.name for path in after.keys() - before.keys()} == {INDEX}
+    assert not list(files.path.rglob(".*"))
+
+
+def test_the_share_is_a_function_of_seed_and_batch() -> None:
+    policy = RecordingSpec(share=0.25)
+    names = [f"{number}/train/{index}" for number in range(100) for index in range(10)]
+    chosen = [name for name in names if policy.takes(name, purpose="train", seed=7)]
+    assert 200 < len(chosen) < 300
+    assert chosen == [name for name in names if policy.takes(name, purpose="train", seed=7)]
+    assert chosen != [name for name in names if policy.takes(name, purpose="train", seed=8)]
+    assert all(RecordingSpec().takes(name, purpose="train", seed=7) for name in names)
+    assert not policy.takes("0/evaluation/0", purpose="evaluation", seed=7)
+
+
+class Odd:
+    """A tokenizer with a sentencepiece space, half a surrogate pair, and an id that it doesn't know."""
+
+    def decode(self, token_ids: list[int], **_: object) -> str:
+        if token_ids[0] > 2:
+            raise IndexError(token_ids[0])
+        return ["the", "\ud800", "\x1b[2J"][token_ids[0]]
+
+    def convert_ids_to_tokens(self, ids: int, skip_special_tokens: bool = False) -> str:
+        return "\u2581the" if ids == 0 else "x"
+
+
+def test_a_piece_is_text_that_utf_8_has_whatever_the_tokenizer_says() -> None:
+    pieces = Pieces(Odd()).of([0, 1, 2, 3, 0])
+    assert pieces == (" the", "?", "\x1b[2J", "[3]", " the")
