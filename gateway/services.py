@@ -17,6 +17,7 @@ from contracts.encoding.names import check_job_id
 from contracts.errors import BrokerUnavailable
 from contracts.settings import StackSettings
 from gateway.event_stream import KEEP_ALIVE_S
+from gateway.live_stream import PERIOD_S
 from gateway.metrics import GatewayMetrics
 
 MAX_BODY_BYTES = 1024 * 1024
@@ -36,6 +37,8 @@ class Services:
     """Set when the process was asked to end: event streams end, so that its end waits for none of them."""
     max_body_bytes: int = MAX_BODY_BYTES
     keep_alive_s: float = KEEP_ALIVE_S
+    live_period_s: float = PERIOD_S
+    """How often a live stream looks."""
     max_event_streams: int = 100
     """Each looks into Redis four times a second."""
     num_event_streams: int = 0

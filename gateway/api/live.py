@@ -57,7 +57,13 @@ def _stream(services: Services, look: Look, what: str) -> Response:
     """Raises Unavailable where too many streams are open."""
     if services.num_event_streams >= services.max_event_streams:
         raise Unavailable(f"{services.num_event_streams} event streams are open", cure="end some, or ask now and then")
-    stream = LiveStream(look=look, what=what, closing=services.closing, keep_alive_s=services.keep_alive_s)
+    stream = LiveStream(
+        look=look,
+        what=what,
+        closing=services.closing,
+        period_s=services.live_period_s,
+        keep_alive_s=services.keep_alive_s,
+    )
     return CountedStream(stream, count=services.count_event_streams, headers=HEADERS)
 
 
@@ -65,5 +71,7 @@ def _shared(request: Request, services: Services) -> Look:
     """The app's one look at the list; this runs in the event loop's thread alone."""
     state = request.app.state
     if not hasattr(state, "look_at_jobs"):
-        state.look_at_jobs = SharedLook(lambda: {"jobs": {"jobs": newest_jobs(services.broker, limit=NUM_SHOWN)}})
+        state.look_at_jobs = SharedLook(
+            lambda: {"jobs": {"jobs": newest_jobs(services.broker, limit=NUM_SHOWN)}}, period_s=services.live_period_s
+        )
     return state.look_at_jobs
