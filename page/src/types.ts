@@ -48,6 +48,19 @@ export interface AuditRecord {
   previous: string;
 }
 
+export interface AuditVerdict {
+  job_id: string;
+  verified: boolean;
+  records: number;
+  iterations: number;
+  batches_trained: number;
+  batches_evaluated: number;
+  rewinds: number;
+  digests_recomputed: number;
+  gaps: string[];
+  notes: string[];
+}
+
 export interface BatchDead {
   type: ("batch_dead");
   at_s: number;
@@ -145,6 +158,10 @@ export interface EvaluationFinished {
   type: ("evaluation_finished");
   at_s: number;
   score: EvaluationScore;
+}
+
+export interface EvaluationList {
+  evaluations: EvaluationScore[];
 }
 
 export interface EvaluationScore {
@@ -397,6 +414,13 @@ export interface LlmJudgeStage {
   name: string;
 }
 
+export interface LogPart {
+  text: string;
+  after: number;
+  next: number;
+  size: number;
+}
+
 export interface LoraSpec {
   rank: number;
   alpha: number;
@@ -605,6 +629,14 @@ export interface RewardSpec {
   max_attempts: number;
 }
 
+export interface Rewound {
+  type: ("rewound");
+  at_s: number;
+  iteration: number;
+  committed: number;
+  trainer_epoch: number;
+}
+
 export interface RolloutSpec {
   batches_per_iteration: number;
   prompts_per_batch: number;
@@ -628,6 +660,10 @@ export interface SamplingParams {
   temperature: number;
   top_p: number;
   top_k: number;
+}
+
+export interface SpecCheck {
+  valid: boolean;
 }
 
 export interface StageLease {
