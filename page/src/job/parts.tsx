@@ -2,6 +2,7 @@
 import type { ComponentChildren, JSX } from "preact";
 import { Refused } from "../api";
 import { Empty } from "../ui/parts";
+import "./parts.css";
 
 /** Whether the gateway has no such route: it is of another release. That a job is gone is said by the page. */
 export function isAbsent(error: unknown): boolean {

@@ -6,7 +6,7 @@ test("what turns the direction around, or shows nothing, is named; the rest stay
     { text: "a", named: false },
     { text: "U+202E", named: true },
     { text: "b", named: false },
-    { text: "␀", named: true },
+    { text: "NUL", named: true },
     { text: "c\n", named: false },
   ]);
   expect(partsOf("\ud800x")[0]).toEqual({ text: "U+D800", named: true });

@@ -9,7 +9,7 @@ export interface TextPart {
 /** Controls but line feed and tab, formats (marks of direction, zero widths), private ones, halves of a pair and
  * separators of lines. The two joiners are left as they are: without them many scripts and pictures fall apart. */
 const UNSEEN = /(?![\n\t\u200c\u200d])[\p{Cc}\p{Cf}\p{Co}\p{Cs}\p{Zl}\p{Zp}]/u;
-const NAMES: Record<string, string> = { "\r": "␍", "\u001b": "␛", "\u0000": "␀", "\u0007": "␇", "\b": "␈" };
+const NAMES: Record<string, string> = { "\r": "CR", "\u001b": "ESC", "\u0000": "NUL", "\u0007": "BEL", "\b": "BS" };
 
 export function nameOf(character: string): string {
   const code = character.codePointAt(0) ?? 0;

@@ -2,11 +2,10 @@
 import type { JSX } from "preact";
 import { useState } from "preact/hooks";
 import { post } from "../../api";
-import type { JobState } from "../../types";
+import type { AuditVerdict, JobState } from "../../types";
 import { plural } from "../../ui/format";
 import { Failure, FINAL } from "../../ui/parts";
 import { Plain } from "../plain";
-import type { AuditVerdict } from "../shapes";
 
 /** Weights of many versions are hashed. */
 const DEADLINE_MS = 600_000;
@@ -58,7 +57,7 @@ function Outcome({ verdict }: { verdict: AuditVerdict }): JSX.Element {
       </p>
       <ul class="gaps">
         {verdict.gaps.map((gap) => <li key={gap}><Plain text={gap} /></li>)}
-        {verdict.notes?.map((note) => <li key={note} class="quiet"><Plain text={note} /></li>)}
+        {verdict.notes.map((note) => <li key={note} class="quiet"><Plain text={note} /></li>)}
       </ul>
     </div>
   );

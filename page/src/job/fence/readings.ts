@@ -21,7 +21,7 @@ export function openIteration(one: WindowIteration): OpenIteration {
   return {
     iteration: one.iteration,
     versions: one.oldest_version === one.newest_version ? `${one.newest_version}` : `${one.oldest_version} to ${one.newest_version}`,
-    lag: most === least ? plural(most, "version") : `${least} to ${most} versions`,
+    lag: most === 0 ? "none" : most === least ? plural(most, "version") : `${least} to ${most} versions`,
     published: one.batches_published,
     expected,
     dead: one.batches_dead,

@@ -1,11 +1,12 @@
 // One completion: its reward by component, its advantage, its tokens turn by turn, the columns of stages.
 import type { JSX } from "preact";
+import { useState } from "preact/hooks";
 import { number, plural, spoken } from "../../ui/format";
 import { Plain } from "../plain";
 import type { CompletionView } from "../../types";
 import { meanOf, stretchesOf, toolCallsOf } from "./heat";
 import type { HeatMode, Stretch } from "./heat";
-import { Tokens } from "./tokens";
+import { TokenFacts, Tokens } from "./tokens";
 
 const COLUMN_VALUES_SHOWN = 12;
 
@@ -13,6 +14,7 @@ export function Completion({ completion, mode }: { completion: CompletionView; m
   const stretches = stretchesOf(completion);
   const sampled = completion.sampled.filter(Boolean).length;
   const surprise = meanOf(completion.generator_logprobs);
+  const [at, setAt] = useState<number | null>(null);
   return (
     <article class="completion" id={`sample-${completion.sample}`} aria-label={`Sample ${completion.sample}`} tabIndex={-1}>
       <header class="completion-head">
@@ -26,8 +28,9 @@ export function Completion({ completion, mode }: { completion: CompletionView; m
       </header>
       <Breakdown completion={completion} />
       {stretches.map((stretch) => (
-        <StretchView key={stretch.start} completion={completion} stretch={stretch} mode={mode} isAlone={stretches.length === 1} />
+        <StretchView key={stretch.start} stretch={stretch} isAlone={stretches.length === 1} {...{ completion, mode, at }} onAt={setAt} />
       ))}
+      <TokenFacts completion={completion} at={at} />
       <Numbers title="Environment" values={completion.environment_metrics} />
       <Columns columns={completion.columns} />
     </article>
@@ -73,9 +76,11 @@ interface StretchProps {
   stretch: Stretch;
   mode: HeatMode;
   isAlone: boolean;
+  at: number | null;
+  onAt: (at: number | null) => void;
 }
 
-function StretchView({ completion, stretch, mode, isAlone }: StretchProps): JSX.Element {
+function StretchView({ completion, stretch, mode, isAlone, at, onAt }: StretchProps): JSX.Element {
   const text = completion.pieces.slice(stretch.start, stretch.end).join("");
   const label = stretch.kind === "observed" ? `Observation after turn ${stretch.turn}` : `Turn ${stretch.turn}`;
   return (
@@ -94,7 +99,7 @@ function StretchView({ completion, stretch, mode, isAlone }: StretchProps): JSX.
           )}
         </p>
       )}
-      <Tokens completion={completion} stretch={stretch} mode={mode} label={isAlone ? "Completion" : label} />
+      <Tokens label={isAlone ? "Completion" : label} {...{ completion, stretch, mode, at, onAt }} />
       {stretch.kind === "sampled" && <Calls text={text} />}
     </section>
   );

@@ -23,7 +23,7 @@ export const trajectory: CompletionView = {
   columns: {},
 };
 
-test("the less likely a token, the darker its shade, to the end of the scale", () => {
+test("the less likely a token, the stronger its shade, to the end of the scale", () => {
   expect([0, -0.04, -0.05, -0.6, -1.5, -8, -400].map(surpriseShade)).toEqual([0, 0, 1, 3, 4, 7, 8]);
   expect(surpriseShade(null)).toBeNull();
 });

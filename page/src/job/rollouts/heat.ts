@@ -5,10 +5,10 @@ import type { CompletionView } from "../../types";
 export type HeatMode = "generator" | "trainer" | "difference" | "plain";
 
 export const HEAT_MODES: readonly { mode: HeatMode; label: string; says: string }[] = [
-  { mode: "generator", label: "generator", says: "the darker, the less likely the generator found the token" },
-  { mode: "trainer", label: "trainer", says: "the darker, the less likely the trainer found the token" },
-  { mode: "difference", label: "difference", says: "trainer minus generator, in powers of ten" },
-  { mode: "plain", label: "text alone", says: "no colours" },
+  { mode: "generator", label: "generator", says: "the stronger, the less likely the generator found the token" },
+  { mode: "trainer", label: "trainer", says: "the stronger, the less likely the trainer found the token" },
+  { mode: "difference", label: "difference", says: "blue: the trainer found the token less likely than the generator; orange: more likely" },
+  { mode: "plain", label: "text", says: "no colours" },
 ];
 
 /** Least surprise, in nats, of each shade from 1 on: a token of probability 0.95 and more has none. */

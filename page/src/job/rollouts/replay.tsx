@@ -54,7 +54,7 @@ export function SampleAgain({ jobId, batch }: { jobId: string; batch: RecordedBa
 
 function Outcome({ replay }: { replay: Replay }): JSX.Element {
   if (replay.state === "queued") {
-    return <p class="note">Waits for a generator{replay.reason ? <>: <Plain text={replay.reason} /></> : "."}</p>;
+    return <p class="note">Queued: <Plain text={replay.reason || "it waits for a generator"} /></p>;
   }
   if (replay.state === "sampling") {
     return <p class="note">Sampled again by <Plain text={replay.generator_id || "a generator"} />…</p>;

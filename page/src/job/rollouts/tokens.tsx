@@ -16,11 +16,14 @@ export interface TokensProps {
   stretch: Stretch;
   mode: HeatMode;
   label: string;
+  /** The token that is pointed at, of this stretch or another. */
+  at: number | null;
+  onAt: (at: number | null) => void;
 }
 
-export function Tokens({ completion, stretch, mode, label }: TokensProps): JSX.Element {
+export function Tokens({ completion, stretch, mode, label, at: chosen, onAt }: TokensProps): JSX.Element {
   const [shown, setShown] = useState(SHOWN_FIRST);
-  const [at, setAt] = useState<number | null>(null);
+  const at = chosen !== null && chosen >= stretch.start && chosen < stretch.end ? chosen : null;
   const box = useRef<HTMLDivElement>(null);
   const end = Math.min(stretch.end, stretch.start + shown);
   const pieces = useMemo(
@@ -36,7 +39,7 @@ export function Tokens({ completion, stretch, mode, label }: TokensProps): JSX.E
     const next = keyed(event.key, at, stretch.start, end);
     if (next === null) return;
     event.preventDefault();
-    setAt(next);
+    onAt(next);
   };
   return (
     <>
@@ -47,10 +50,10 @@ export function Tokens({ completion, stretch, mode, label }: TokensProps): JSX.E
         tabIndex={0}
         role="group"
         aria-label={`${label}: ${plural(stretch.end - stretch.start, "token")}; the arrow keys read them one by one`}
-        onPointerOver={(event) => setAt(indexOf(event.target))}
-        onPointerLeave={() => setAt(null)}
-        onFocus={() => setAt((before) => before ?? stretch.start)}
-        onBlur={() => setAt(null)}
+        onPointerOver={(event) => onAt(indexOf(event.target))}
+        onPointerLeave={() => onAt(null)}
+        onFocus={() => onAt(at ?? stretch.start)}
+        onBlur={() => onAt(null)}
         onKeyDown={step}
       >
         {pieces}
@@ -60,18 +63,18 @@ export function Tokens({ completion, stretch, mode, label }: TokensProps): JSX.E
           {plural(stretch.end - end, "more token")}
         </button>
       )}
-      <TokenFacts completion={completion} at={at} />
     </>
   );
 }
 
-function TokenFacts({ completion, at }: { completion: CompletionView; at: number | null }): JSX.Element {
+/** Says of one token what both log-probs are; it is read aloud when it changes. */
+export function TokenFacts({ completion, at }: { completion: CompletionView; at: number | null }): JSX.Element {
   if (at === null) return <p class="token-facts" aria-live="polite" />;
   return (
     <p class="token-facts" aria-live="polite">
-      <span class="faint">token {at + 1}</span> <bdi class="mono token-piece">{oneLine(completion.pieces[at] ?? "", 24)}</bdi>{" "}
+      <span><span class="faint">token {at + 1}</span> <bdi class="mono token-piece">{oneLine(completion.pieces[at] ?? "", 24)}</bdi></span>
       {tokenFacts(completion, at).map(([who, fact]) => (
-        <span key={who} class="nowrap">{who && <span class="faint">{who} </span>}{fact} </span>
+        <span key={who}>{who && <span class="faint">{who} </span>}{fact}</span>
       ))}
     </p>
   );

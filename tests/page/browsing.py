@@ -1,0 +1,62 @@
+"""A headless Chromium that looks at the gateway's page, for the tests of this folder."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal
+
+import pytest
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or ""
+PHONE = {"width": 390, "height": 844}
+DESK = {"width": 1280, "height": 900}
+SANDBOX = ["--no-sandbox"]
+"""Tests run as root in containers, where Chromium's own sandbox can't start; they load no page but ours."""
+
+
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    """Skips the test where there is no Chromium, or no Playwright."""
+    if not CHROMIUM:
+        pytest.skip("there is no chromium on PATH: `apt-get install chromium`")
+    api = pytest.importorskip("playwright.sync_api", reason="needs Playwright: `pip install playwright`")
+    with api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=SANDBOX)
+        yield browser
+        browser.close()
+
+
+@contextmanager
+def opened(
+    browser: Browser,
+    url: str,
+    key: str,
+    place: str,
+    *,
+    size: dict[str, int] = DESK,
+    scheme: Literal["light", "dark"] = "light",
+) -> Iterator[Page]:
+    """The page at `#/place`, with its key; at the end it must have logged no error and broken no rule of its policy."""
+    said: list[str] = []
+    context = browser.new_context(viewport=size, color_scheme=scheme, accept_downloads=True)  # type: ignore[arg-type]
+    context.set_default_timeout(60_000)
+    page = context.new_page()
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("console", lambda message: said.append(message.text) if _is_fault(message) else None)
+    page.goto(f"{url}/#key={key}")
+    page.goto(f"{url}/#/{place}")
+    try:
+        yield page
+        assert said == []
+    finally:
+        context.close()
+
+
+def _is_fault(message: Any) -> bool:
+    """An answer of 4xx or 5xx, which the browser logs as well, is part of what is tested."""
+    return message.type == "error" and "Failed to load resource" not in message.text
