@@ -26,6 +26,7 @@ from celery.beat import ScheduleEntry, Scheduler, SchedulingError, Service
 import process.own_packages  # noqa: F401  (first: it refuses packages of ours that are a stranger's)
 from broker.celery_app import make_celery_app
 from broker.connection.client import connect_within
+from consumer.supervisor.log_relay import LogRelay
 from consumer.supervisor.reconciler import Reconciler, register_tasks
 from consumer.supervisor.run_roots import RunRoots
 from consumer.supervisor.sweeper import Sweeper
@@ -85,7 +86,8 @@ def run(settings: StackSettings, *, trainer_module: str = "consumer") -> int:
     roots.check()
     broker = connect_within(settings, patience_s=REDIS_PATIENCE_S)
     worker_id = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
-    trainer = TrainerProcess(settings.run_root_path, module=trainer_module)
+    relay = LogRelay(log_format=settings.log_format)
+    trainer = TrainerProcess(settings.run_root_path, module=trainer_module, relay=relay)
     reconciler = Reconciler(broker, trainer, roots=roots, worker_id=worker_id, trainer_start_s=settings.trainer_start_s)
     end = WorkerEnd(trainer)
     signals.worker_shutting_down.connect(lambda **_: end.begin(), weak=False)

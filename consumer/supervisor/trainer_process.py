@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from consumer.supervisor.log_relay import LogRelay
 from contracts.errors import OnbeatError
 from contracts.run_folder import RunFolder
 from contracts.settings import PREFIX
@@ -50,9 +51,11 @@ def trainer_environment(inherited: Mapping[str, str]) -> dict[str, str]:
 class TrainerProcess:
     """At most one process. The worker's main thread starts, reaps and stops it; `WorkerEnd`'s thread only ends it."""
 
-    def __init__(self, run_root: Path, *, module: str = "consumer") -> None:
+    def __init__(self, run_root: Path, *, module: str = "consumer", relay: LogRelay | None = None) -> None:
+        """relay: passes the trainer's log on."""
         self._run_root = run_root
         self._module = module
+        self._relay = relay
         self.job_id = ""
         """The job of the trainer that runs here; "" when there is none."""
         self.has_held = False
@@ -90,8 +93,12 @@ class TrainerProcess:
         child = self._child_for(job_id)
         try:
             make_private(child.log_path.parent)
+            if self._relay is not None:
+                self._relay.begin(child.log_path)
             child.start()
         except (OSError, OnbeatError) as error:
+            if self._relay is not None:
+                self._relay.end()
             raise OnbeatError(
                 f"cannot start a trainer: {error.problem if isinstance(error, OnbeatError) else error}",
                 field=str(child.log_path),
@@ -110,6 +117,8 @@ class TrainerProcess:
         ended = Ended(self.job_id, code, asked=self._asked)
         self._child.kill()
         self._child, self.job_id = None, ""
+        if self._relay is not None:
+            self._relay.end()
         return ended
 
     def kill(self) -> None:

@@ -37,6 +37,7 @@ except Conflict:
     sys.exit(TrainerExit.HELD)
 if jobs.state(job_id) is not JobState.CANCELLING:
     jobs.move(job_id, JobState.RUNNING)
+print("stand-in trainer holds the job", file=sys.stderr, flush=True)  # noqa: T201
 keeper.start()
 try:
     keeper.loaded()
