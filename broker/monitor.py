@@ -12,10 +12,11 @@ from redis import exceptions
 from broker.connection.client import Broker
 from broker.fence import FenceState, read_fence
 from broker.job_store import unknown_job
-from broker.keys import GENERATOR_GROUP, TRAINER_GROUP, JobKeys, SlotKeys, num_open_of
+from broker.keys import GENERATOR_GROUP, JOBS, TRAINER_GROUP, JobKeys, SlotKeys, num_open_of
 from broker.ledger import Expected, Published, batch_record
 from broker.presence import Presence, StagePresence
 from broker.stage_monitor import stage_view
+from contracts.answers import StackState
 from contracts.encoding.wire import decode
 from contracts.errors import ContractViolation
 from contracts.events import AuditRecord
@@ -296,10 +297,29 @@ def seen_generators(broker: Broker, now_s: float | None = None) -> tuple[Generat
     )
 
 
+def stack_state(broker: Broker, *, max_jobs: int) -> StackState:
+    """What all jobs share. max_jobs: how many the gateway keeps."""
+    with broker.call():
+        pipe: Any = broker.redis.pipeline(transaction=False)
+        memory, num_jobs = pipe.info("memory").zcard(JOBS).execute()
+    return StackState(
+        redis_used_bytes=_counted_bytes(memory),
+        redis_max_bytes=memory["maxmemory"],
+        live_generators=len(Presence(broker).live()),
+        live_stage_workers=len(StagePresence(broker).live()),
+        num_jobs=num_jobs,
+        max_jobs=max_jobs,
+    )
+
+
 def _is_full(memory: Mapping[str, int]) -> bool:
-    """Whether the server refuses writes that need memory; buffers of replicas and of the file don't count."""
-    used = memory["used_memory"] - memory.get("mem_not_counted_for_evict", 0)
-    return 0 < memory["maxmemory"] <= used
+    """Whether the server refuses writes that need memory."""
+    return 0 < memory["maxmemory"] <= _counted_bytes(memory)
+
+
+def _counted_bytes(memory: Mapping[str, int]) -> int:
+    """Memory without buffers of replicas and of the file, which the server doesn't count against its limit."""
+    return memory["used_memory"] - memory.get("mem_not_counted_for_evict", 0)
 
 
 def _raise_unless_no_group(answer: object) -> None:

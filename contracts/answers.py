@@ -1,4 +1,4 @@
-"""What the gateway answers beside a job's status: whether a spec would be taken, a part of a log, a verdict."""
+"""What the gateway answers beside a job's status: whether a spec would be taken, a log's part, a verdict, the stack."""
 
 from __future__ import annotations
 
@@ -23,6 +23,20 @@ class LogPart(Record, frozen=True, kw_only=True):
     """`after` of the part that follows; the same as `after` where nothing has been written since."""
     size: int
     """Bytes of the file now; 0 where no trainer has started yet."""
+
+
+class StackState(Record, frozen=True, kw_only=True):
+    """The answer to `GET /v1/stack`: what all jobs share."""
+
+    redis_used_bytes: int
+    """Memory that counts against the limit."""
+    redis_max_bytes: int
+    """`maxmemory` of the server; 0 where it has no limit."""
+    live_generators: int
+    live_stage_workers: int
+    num_jobs: int
+    """Jobs that are kept; a new one is refused at `max_jobs`."""
+    max_jobs: int
 
 
 class AuditVerdict(Record, frozen=True, kw_only=True):

@@ -17,7 +17,7 @@ from typer.exceptions import TyperException
 
 from contracts.errors import InvalidInput, OnbeatError
 from contracts.settings import PREFIX, StackSettings
-from onbeat.commands import bench, chaos, dead, delete, export, jobs, plan, stack
+from onbeat.commands import bench, chaos, dead, delete, export, jobs, look, plan, stack
 from onbeat.terminal.output import BAD_INPUT, INTERRUPTED, emit_error
 from process.signals import end_on_signals
 from telemetry import logs
@@ -26,7 +26,6 @@ app = typer.Typer(
     name="onbeat",
     help="On-policy reinforcement learning of language models while generation and training overlap.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -35,11 +34,13 @@ COMMANDS = (
     stack.up,
     jobs.submit,
     jobs.jobs,
+    look.top,
     jobs.watch,
     jobs.cancel,
     jobs.resume,
     delete.delete,
-    jobs.streams,
+    look.streams,
+    look.logs,
     dead.dead,
     jobs.verify,
     export.export,

@@ -1,4 +1,4 @@
-"""What a reader asks of one job: its spec, its held-out scores, its trainer's log, and whether its run holds."""
+"""What a reader asks: of a job its spec, scores, log, and whether its run holds; of the stack how full it is."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from contracts.answers import AuditVerdict, LogPart
+from broker.monitor import stack_state
+from contracts.answers import AuditVerdict, LogPart, StackState
 from contracts.jobs import EvaluationScore
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
@@ -21,23 +22,34 @@ MAX_LOG_BYTES = 1024 * 1024
 MAX_OFFSET = 2**53
 """Every number that JSON's readers hold exactly."""
 SCORES = openapi.answers(openapi.list_of("EvaluationList", "evaluations", openapi.record(EvaluationScore)))
+SPEC = openapi.answers(openapi.record(JobSpec), "As it was submitted, with what a resume has changed")
+VERDICT = openapi.answers(openapi.record(AuditVerdict), "Whether the run holds, and each gap")
 
-router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["jobs"])
+router = APIRouter(prefix="/v1", tags=["jobs"])
 
 
-@router.get("/spec", **openapi.answers(openapi.record(JobSpec), "As it was submitted, with what a resume has changed"))
+@router.get("/stack", **openapi.answers(openapi.record(StackState)))
+def stack(services: HasServices) -> Response:
+    """Show what all jobs share: Redis' memory, the live processes, how many jobs are kept."""
+    return json_answer(stack_state(services.broker, max_jobs=services.settings.max_jobs))
+
+
+@router.get(
+    "/jobs/{job_id}/spec",
+    **openapi.answers(openapi.record(JobSpec), "As it was submitted, with what a resume has changed"),
+)
 def spec(job_id: KnownJob, services: HasServices) -> Response:
     """Show the job's spec, every key with its value: a submission of it makes the same job again."""
     return json_answer(services.jobs.spec(job_id))
 
 
-@router.get("/evaluations", **SCORES)
+@router.get("/jobs/{job_id}/evaluations", **SCORES)
 def held_out(job_id: KnownJob, services: HasServices) -> Response:
     """Show the mean rewards over the held-out prompts, oldest first."""
     return json_answer({"evaluations": evaluations(RunFolder(services.settings.run_root_path, job_id))})
 
 
-@router.get("/log", **openapi.answers(openapi.record(LogPart)))
+@router.get("/jobs/{job_id}/log", **openapi.answers(openapi.record(LogPart)))
 def log(
     job_id: KnownJob,
     services: HasServices,
@@ -49,7 +61,9 @@ def log(
     return json_answer(trainer_log(folder, after=after, limit=limit))
 
 
-@router.post("/verify", **openapi.answers(openapi.record(AuditVerdict), "Whether the run holds, and each gap"))
+@router.post(
+    "/jobs/{job_id}/verify", **openapi.answers(openapi.record(AuditVerdict), "Whether the run holds, and each gap")
+)
 async def verify_job(request: Request, job_id: KnownJob, services: HasServices) -> Response:
     """Check the audit chain again, and hash the weights that the gateway sees on disk; 503 while others are checked."""
     verdict = await verify(request, services, job_id)

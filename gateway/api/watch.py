@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Request, Response
+from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from msgspec import to_builtins
 
 from broker.monitor import stream_report
+from contracts.encoding.wire import MAX_ITERATIONS
 from contracts.errors import Unavailable
 from contracts.events import AuditRecord, IterationMetrics, record_digest
 from contracts.monitor import StreamReport
@@ -47,9 +48,12 @@ async def events(
 
 
 @router.get("/metrics", **METRICS)
-def job_metrics(job_id: KnownJob, services: HasServices) -> Response:
-    """Show every trained iteration in numbers, oldest first."""
-    return json_answer({"iterations": iteration_metrics(RunFolder(services.settings.run_root_path, job_id))})
+def job_metrics(
+    job_id: KnownJob, services: HasServices, last: Annotated[int | None, Query(ge=1, le=MAX_ITERATIONS)] = None
+) -> Response:
+    """Show every trained iteration in numbers, oldest first; or the last ones."""
+    found = iteration_metrics(RunFolder(services.settings.run_root_path, job_id))
+    return json_answer({"iterations": found[-last:] if last else found})
 
 
 @router.get("/streams", **openapi.answers(openapi.record(StreamReport)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, TypeVar, get_args
 
@@ -14,11 +14,13 @@ import msgspec
 from httpx_sse import EventSource
 
 from audit.chain import AuditEntry
+from contracts.answers import AuditVerdict, LogPart, StackState
 from contracts.dead_letters import DeadLetter, DeadLetters
 from contracts.encoding.wire import convert, encode_json
 from contracts.errors import Conflict, ContractViolation, InvalidInput, NotFound, OnbeatError, Unavailable
 from contracts.events import AuditRecord, IterationMetrics, JobEvent, StateChanged
-from contracts.jobs import JobStatus, ResumeRequest
+from contracts.jobs import EvaluationScore, JobState, JobStatus, ResumeRequest
+from contracts.monitor import GeneratorSeen
 from contracts.rewards import OnUnscorable
 from contracts.settings import KEY_FORM
 from contracts.spec import JobSpec
@@ -28,6 +30,7 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 REQUEST_TIMEOUT_S = 30.0
+LOG_BYTES = 256 * 1024
 EVENT_SILENCE_S = 60.0
 """The gateway sends a comment more often than this; a longer silence is a broken connection."""
 RECONNECT_S = 1.0
@@ -66,8 +69,18 @@ class GatewayClient:
         headers = {"Idempotency-Key": idempotency_key, "Content-Type": "application/json"}
         return convert(self._ask("POST", "/v1/jobs", content=encode_json(spec), headers=headers), JobStatus)
 
-    def jobs(self) -> list[JobStatus]:
-        return _member(self._ask("GET", "/v1/jobs"), "jobs", list[JobStatus])
+    def jobs(self, *, limit: int | None = None, states: Sequence[JobState] = (), name: str = "") -> list[JobStatus]:
+        """Newest first. states: one of them; name: a part of the job's name, in any letters."""
+        asked = {"limit": limit, "state": [state.value for state in states], "name": name}
+        params = {key: value for key, value in asked.items() if value}
+        return _member(self._ask("GET", "/v1/jobs", params=params), "jobs", list[JobStatus])
+
+    def stack(self) -> StackState:
+        return convert(self._ask("GET", "/v1/stack"), StackState)
+
+    def generators(self) -> list[GeneratorSeen]:
+        """Those that live, of any job."""
+        return _member(self._ask("GET", "/v1/generators"), "generators", list[GeneratorSeen])
 
     def job(self, job_id: str) -> JobStatus:
         return convert(self._ask("GET", f"/v1/jobs/{_segment(job_id)}"), JobStatus)
@@ -103,9 +116,25 @@ class GatewayClient:
         path = f"/v1/jobs/{_segment(job_id)}/dead/{_segment(entry_id)}/retry"
         return convert(self._ask("POST", path), JobStatus)
 
-    def metrics(self, job_id: str) -> list[IterationMetrics]:
+    def log(self, job_id: str, *, after: int, limit: int = LOG_BYTES) -> LogPart:
+        """A part of the trainer's log; text as processes wrote it."""
+        params = {"after": after, "limit": limit}
+        return convert(self._ask("GET", f"/v1/jobs/{_segment(job_id)}/log", params=params), LogPart)
+
+    def verify(self, job_id: str, *, within_s: float) -> AuditVerdict:
+        """Has the gateway check the audit chain, and the weights that it sees."""
+        body = self._ask("POST", f"/v1/jobs/{_segment(job_id)}/verify", timeout=within_s)
+        return convert(body, AuditVerdict)
+
+    def evaluations(self, job_id: str) -> list[EvaluationScore]:
+        """Held-out scores, oldest first."""
+        body = self._ask("GET", f"/v1/jobs/{_segment(job_id)}/evaluations")
+        return _member(body, "evaluations", list[EvaluationScore])
+
+    def metrics(self, job_id: str, *, last: int | None = None) -> list[IterationMetrics]:
         """Committed iterations, oldest first."""
-        body = self._ask("GET", f"/v1/jobs/{_segment(job_id)}/metrics")
+        params = {"last": last} if last else {}
+        body = self._ask("GET", f"/v1/jobs/{_segment(job_id)}/metrics", params=params)
         return _member(body, "iterations", list[IterationMetrics])
 
     def streams(self, job_id: str) -> dict[str, Any]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
+import time
 import uuid
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console, Group
-from rich.table import Table
+from rich.console import Console
 from rich.text import Text
 
 from audit.chain import Verdict
@@ -21,14 +21,13 @@ from contracts.run_folder import RunFolder
 from onbeat.client.gateway import GatewayClient
 from onbeat.client.spec_file import flag_settings, load_spec
 from onbeat.commands import options
+from onbeat.commands.completion import Job
 from onbeat.stack.access import run_dir_flag, run_root_from
 from onbeat.terminal.follow import follow
-from onbeat.terminal.job_view import STATE_STYLES, view_for
+from onbeat.terminal.job_table import show_jobs
+from onbeat.terminal.job_view import view_for
 from onbeat.terminal.output import FAILED, console_for, emit, tell
-from onbeat.terminal.stream_report import report_tables
-from onbeat.terminal.words import one_line, plural, score, short
-
-Job = Annotated[str, typer.Argument(metavar="JOB", help="Job id; `onbeat jobs` lists them.")]
+from onbeat.terminal.words import UNKNOWN, one_line, plural
 
 
 def submit(
@@ -67,15 +66,26 @@ def submit(
 
 
 def jobs(
+    state: Annotated[
+        list[JobState] | None, typer.Option("--state", help="Only jobs in this state; may be repeated.")
+    ] = None,
+    name: Annotated[str, typer.Option("--name", metavar="TEXT", help="Only jobs with the text in their names.")] = "",
+    limit: Annotated[int, typer.Option("--limit", min=1, max=1000, help="At most so many.")] = 100,
     json_output: options.Json = False,
     gateway: options.Gateway = None,
     api_key: options.ApiKey = None,
     run_dir: options.RunDir = None,
 ) -> None:
-    """List the jobs."""
+    """List the jobs, newest first: when each was submitted, how long it took, and why it waits or has failed."""
     with options.client_for(options.access_from(gateway, api_key, run_dir)) as client:
-        found = client.jobs()
-    tell({"jobs": found}, _job_table(found) if found else "no jobs yet: onbeat submit SPEC", json_output=json_output)
+        found = client.jobs(limit=limit, states=state or (), name=name)
+    if json_output:
+        emit({"jobs": found})
+    elif found:
+        show_jobs(found, console_for(json_output=False), now_s=time.time())
+    else:
+        nothing = "no job is like that" if state or name else "no jobs yet: onbeat submit SPEC"
+        console_for(json_output=False).print(nothing)
 
 
 def watch(
@@ -126,19 +136,6 @@ def resume(
             _show_queued(console, status, run_dir)
 
 
-def streams(
-    job: Job,
-    json_output: options.Json = False,
-    gateway: options.Gateway = None,
-    api_key: options.ApiKey = None,
-    run_dir: options.RunDir = None,
-) -> None:
-    """Show a job's Redis streams: length, pending, age, leases, rejections, bytes."""
-    with options.client_for(options.access_from(gateway, api_key, run_dir)) as client:
-        report = client.streams(job)
-    tell(report, Group(*report_tables(report)), json_output=json_output)
-
-
 def verify(
     job: Job,
     json_output: options.Json = False,
@@ -177,23 +174,11 @@ def _follow_to_end(client: GatewayClient, job_id: str, console: Console, *, json
     status = progress.status
     if json_output:
         emit(status)
-    elif not console.is_terminal:
-        console.print(f"{status.job_id}  {status.state.value}   {one_line(status.reason)}".rstrip())
+    else:
+        digest = f"version {status.policy_version}   weights digest {status.weights_digest or UNKNOWN}"
+        console.print(f"{status.job_id}  {status.state.value}   {one_line(status.reason) or digest}", soft_wrap=True)
     if status.state is not JobState.SUCCEEDED:
         raise typer.Exit(FAILED)
-
-
-def _job_table(found: list[JobStatus]) -> Table:
-    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
-    for column in ("job", "name", "state", "iterations", "digest", "held-out"):
-        table.add_column(column, no_wrap=column != "name")
-    for status in sorted(found, key=lambda status: status.created_s):
-        latest = status.evaluation_latest
-        state = Text(status.state.value, STATE_STYLES[status.state])
-        progress = f"{status.iterations_committed} of {status.iterations}"
-        held_out = score(latest.sampled if latest else None)
-        table.add_row(status.job_id, one_line(status.name), state, progress, short(status.weights_digest), held_out)
-    return table
 
 
 def _verdict_text(job: str, verdict: Verdict) -> Text:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -25,6 +26,22 @@ def report_tables(report: Mapping[str, Any]) -> Iterator[Table]:
     for key, value in report.items():
         if _is_records(value):
             yield _records_table(key, value)
+
+
+def report_line(report: Mapping[str, Any]) -> str:
+    """One moment in a line, for a reader of lines."""
+    streams = {str(one.get("name")): one for one in report.get("streams", ())}
+    backlog = "   ".join(
+        f"{name} {streams[name].get('num_waiting')} waiting, {streams[name].get('num_pending')} in work"
+        for name in ("prompts", "rollouts")
+        if name in streams
+    )
+    return one_line(
+        f"{time.strftime('%H:%M:%S')}   iteration {report.get('iteration')} {report.get('fence_state') or 'not open'}"
+        f"   {report.get('batches_published')} of {report.get('batches_expected')} batches in"
+        f"   version {report.get('policy_version')}   {backlog}   dead {report.get('batches_dead')}"
+        f"   rejected {by_reason(dict(report.get('batches_rejected') or {}))}"
+    )
 
 
 def _shown(report: Mapping[str, Any]) -> dict[str, Any]:

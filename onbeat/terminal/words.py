@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Sequence
 
 from telemetry.logs import shown
@@ -34,6 +35,13 @@ def duration(seconds: float | None) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02d} s"
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def ago(at_s: float, now_s: float | None = None) -> str:
+    """`2 h 03 min ago`, from a Unix time; days where it is more than two of them."""
+    passed_s = max(0.0, (time.time() if now_s is None else now_s) - at_s)
+    days = int(passed_s // 86400)
+    return f"{days} days ago" if days >= 2 else f"{duration(passed_s)} ago"
 
 
 def size(num_bytes: float) -> str:

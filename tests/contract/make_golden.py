@@ -10,7 +10,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from contracts.answers import AuditVerdict, LogPart, SpecCheck
+from contracts.answers import AuditVerdict, LogPart, SpecCheck, StackState
 from contracts.dead_letters import DeadLetter, DeadLetters, DeadPrompt
 from contracts.encoding.arrays import pack_float32, pack_int32
 from contracts.encoding.wire import Record, encode
@@ -552,6 +552,14 @@ GOLDEN: dict[str, Record] = {
     ),
     "spec_check": SpecCheck(valid=True),
     "log_part": LogPart(text="12:03:44 trainer    info   ready\n", after=10, next=42, size=99),
+    "stack_state": StackState(
+        redis_used_bytes=3_000_000,
+        redis_max_bytes=1_073_741_824,
+        live_generators=2,
+        live_stage_workers=1,
+        num_jobs=7,
+        max_jobs=1000,
+    ),
     "audit_verdict": AuditVerdict(
         job_id="job-0123456789ab",
         verified=False,
