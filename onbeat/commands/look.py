@@ -16,7 +16,7 @@ from onbeat.commands.completion import Job
 from onbeat.terminal.keyboard import DOWN, QUIT, UP, keyboard
 from onbeat.terminal.log_lines import LogLines
 from onbeat.terminal.output import console_for, emit, tell
-from onbeat.terminal.stream_report import report_line, report_tables
+from onbeat.terminal.stream_report import live_report, report_line, report_tables
 from onbeat.terminal.top import Look, TopReader, TopWatch
 from onbeat.terminal.top_view import KEYS, screen
 from process.waiting import Waiting
@@ -91,9 +91,9 @@ def streams(
                 else:
                     console.print(report_line(report), soft_wrap=True)
             return
-        with Live(Group(*report_tables(report)), console=console, auto_refresh=False) as live:
+        with Live(Group(*live_report(report)), console=console, auto_refresh=False) as live:
             for report in _reports(client, job):
-                live.update(Group(*report_tables(report)), refresh=True)
+                live.update(Group(*live_report(report)), refresh=True)
 
 
 def _reports(client: GatewayClient, job: str) -> Any:

@@ -29,10 +29,10 @@ def show_jobs(found: Iterable[JobStatus], console: Console, *, now_s: float) -> 
 
 
 def job_table(found: Iterable[JobStatus], *, is_wide: bool, now_s: float) -> Table:
-    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0), pad_edge=False)
+    table = Table(box=None, header_style="dim", padding=(0, 1, 0, 0), pad_edge=False, expand=True)
     columns = ["job", "state", "iterations", "held-out", "submitted", "took", "name"]
     for column in [*columns, "digest"] if is_wide else columns:
-        table.add_column(column, no_wrap=True, overflow="ellipsis" if column == "name" else "fold")
+        table.add_column(column, no_wrap=True, overflow="ellipsis", ratio=1 if column == "name" else None)
     for status in found:
         latest = status.evaluation_latest
         row = [

@@ -6,7 +6,9 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from rich.console import RenderableType
 from rich.table import Table
+from rich.text import Text
 
 from onbeat.terminal.window import lag_in_words
 from onbeat.terminal.words import UNKNOWN, by_reason, count, duration, one_line, size
@@ -26,6 +28,32 @@ def report_tables(report: Mapping[str, Any]) -> Iterator[Table]:
     for key, value in report.items():
         if _is_records(value):
             yield _records_table(key, value)
+
+
+def live_report(report: Mapping[str, Any]) -> Iterator[RenderableType]:
+    """The report for a screen of 24 lines that is drawn again and again: what moves, and no long list of numbers."""
+    report = _shown(report)
+    opened = f"{report.get('fence_state')} " if report.get("fence_state") else "not open yet "
+    yield Text.assemble(
+        (one_line(str(report.get("job_id", ""))), "bold"), one_line(f"  iteration {report.get('iteration')} {opened}")
+    )
+    for keys in LIVE_LINES:
+        parts = [f"{_words(key)} {cell(key, report[key])}" for key in keys if key in report]
+        yield Text("   ".join(parts), no_wrap=True, overflow="ellipsis")
+    for key, value in report.items():
+        if _is_records(value):
+            yield _records_table(key, value[:MAX_LIVE_ROWS])
+            if len(value) > MAX_LIVE_ROWS:
+                yield Text(f" and {len(value) - MAX_LIVE_ROWS} more", "dim")
+
+
+LIVE_LINES = (
+    ("policy_version", "trainer_lease_s", "batches_expected", "batches_published"),
+    ("batches_accepted", "accepted_bytes", "batches_rejected"),
+    ("batches_reclaimed", "batches_hedged", "hedges_won", "batches_dead", "rewinds"),
+    ("rows_waiting", "columns_bytes"),
+)
+MAX_LIVE_ROWS = 8
 
 
 def report_line(report: Mapping[str, Any]) -> str:

@@ -31,11 +31,11 @@ FULL_FROM = 0.9
 
 class Curves(Record, frozen=True, kw_only=True):
     rewards: tuple[float, ...] = ()
-    """Of the newest iterations."""
+    """The newest iterations."""
     held_out: tuple[float, ...] = ()
     tokens_per_s: float | None = None
     wall_s: float | None = None
-    """Of the newest iteration, as the one before."""
+    """The newest iteration, like the rate before it."""
 
 
 class Look(Record, frozen=True, kw_only=True):

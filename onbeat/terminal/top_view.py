@@ -25,8 +25,8 @@ def screen(look: Look, *, chosen: int, now_s: float, url: str, away: str = "", k
     """chosen: the place of a job in the list. away: why the gateway has not answered since."""
     parts: list[RenderableType] = [_head(look, url)]
     if now_s - look.at_s > STALE_S or away:
-        old = f"no answer for {duration(max(0.0, now_s - look.at_s))}, what stands here is older than that"
-        parts.append(Text(f"{old}. {one_line(away)}".rstrip(), "bold red"))
+        old = f"no answer for {duration(max(0.0, now_s - look.at_s))}; what stands here is from before"
+        parts.append(Text(f"{old}{f': {one_line(away)}' if away else ''}", "bold red"))
     parts += [Text(f"! {one_line(alert)}", "red") for alert in look.alerts]
     parts += [Text(), _jobs(look, chosen)]
     if look.generators:
@@ -115,13 +115,13 @@ def _chosen(job: JobStatus, curves: Curves, report: Mapping[str, Any] | None) ->
     if report is None:
         when = f"{job.state.value} {ago(job.ended_s)}" if job.ended_s else job.state.value
         return [head, Text(f"{when}  {one_line(job.reason)}".rstrip(), overflow="ellipsis", no_wrap=True)]
-    lease = report.get("trainer_lease_s")
-    fence = (
-        f"iteration {report.get('iteration')} {report.get('fence_state') or 'not open yet'}"
-        f"   {report.get('batches_published')} of {report.get('batches_expected')} batches in"
-        f"   version {report.get('policy_version')}   trainer "
-        + ("holds the job" if lease is not None else "does not hold the job")
-    )
+    has_trainer = report.get("trainer_lease_s") is not None
+    opened = "no iteration is open yet"
+    if report.get("fence_state"):
+        published, expected = report.get("batches_published"), report.get("batches_expected")
+        opened = f"iteration {report.get('iteration')} {report.get('fence_state')}   {published} of {expected} in"
+    trainer = "its trainer lives" if has_trainer else "no trainer"
+    fence = one_line(f"{opened}   version {report.get('policy_version')}   {trainer}")
     counts = (
         f"accepted {report.get('batches_accepted')}   rejected {by_reason(dict(report.get('batches_rejected') or {}))}"
         f"   reclaimed {report.get('batches_reclaimed')}   dead {report.get('batches_dead')}"

@@ -38,10 +38,12 @@ def duration(seconds: float | None) -> str:
 
 
 def ago(at_s: float, now_s: float | None = None) -> str:
-    """`2 h 03 min ago`, from a Unix time; days where it is more than two of them."""
+    """`37 s ago`, `5 min ago`, `2 h ago`, `9 days ago`, from a Unix time."""
     passed_s = max(0.0, (time.time() if now_s is None else now_s) - at_s)
-    days = int(passed_s // 86400)
-    return f"{days} days ago" if days >= 2 else f"{duration(passed_s)} ago"
+    for unit, length_s in (("days", 86400), ("h", 3600), ("min", 60)):
+        if passed_s >= 2 * length_s:
+            return f"{passed_s // length_s:.0f} {unit} ago"
+    return f"{passed_s:.0f} s ago"
 
 
 def size(num_bytes: float) -> str:

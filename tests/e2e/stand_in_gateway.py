@@ -8,9 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from urllib.parse import parse_qs, parse_qsl
 
 import msgspec
 
+from contracts.answers import LogPart, StackState
 from contracts.events import (
     AuditRecord,
     EvaluationFinished,
@@ -22,11 +24,20 @@ from contracts.events import (
     record_digest,
 )
 from contracts.jobs import EvaluationScore, JobState, JobStatus, ResumeRequest
+from contracts.monitor import GeneratorSeen
 from contracts.spec import JobSpec
 from tests.builders import job_spec
 
 KEY = "secret-key"
 JOB = "job-0a1b"
+STACK = StackState(
+    redis_used_bytes=95,
+    redis_max_bytes=100,
+    live_generators=1,
+    live_stage_workers=0,
+    num_jobs=3,
+    max_jobs=1000,
+)
 
 
 def digest(version: int) -> str:
@@ -113,6 +124,9 @@ class FakeGateway(ThreadingHTTPServer):
         self.final = JobState.SUCCEEDED
         self.submitted: list[tuple[str, JobSpec]] = []
         self.resumed: list[ResumeRequest] = []
+        self.listings: list[dict[str, list[str]]] = []
+        """What was asked of each list of jobs."""
+        self.log = b""
         self.earlier: list[JobEvent] = []
         """Events that come before those of the last run."""
         self.break_after: int | None = None
@@ -150,11 +164,26 @@ class Routes(BaseHTTPRequestHandler):
         if self._refused():
             return
         jobs = f"/v1/jobs/{JOB}"
-        if self.path == "/v1/jobs":
+        path, _, query = self.path.partition("?")
+        asked = dict(parse_qsl(query))
+        if path == "/v1/jobs":
+            self.server.listings.append(parse_qs(query))
             self._answer(200, {"jobs": [self.server.status()]})
+        elif path == "/v1/stack":
+            self._answer(200, STACK)
+        elif path == "/v1/generators":
+            seen = GeneratorSeen(generator_id="g-1", seen_s=0.5, info={"doing": "generating 2/train/0\x1b[2J"})
+            self._answer(200, {"generators": [seen]})
+        elif path == f"{jobs}/evaluations":
+            self._answer(200, {"evaluations": [evaluation(0, 0.4), evaluation(2, 0.7)]})
+        elif path == f"{jobs}/log":
+            after, limit = min(int(asked["after"]), len(self.server.log)), int(asked["limit"])
+            data = self.server.log[after : after + limit]
+            size = len(self.server.log)
+            self._answer(200, LogPart(text=data.decode(), after=after, next=after + len(data), size=size))
         elif self.path == jobs:
             self._answer(200, self.server.status())
-        elif self.path == f"{jobs}/metrics":
+        elif path == f"{jobs}/metrics":
             self._answer(200, {"iterations": [metrics_of(0, 0.5), metrics_of(1, 0.75)]})
         elif self.path == f"{jobs}/streams":
             self._answer(

@@ -80,7 +80,9 @@ def save_spec(gateway: FakeGateway, run_root: Path) -> RunFolder:
         (["jobs"], "jobs"),
         (["watch", JOB], "job_id"),
         (["streams", JOB], "num_prompts"),
-        (["remove", JOB], "removed"),
+        (["top"], "alerts"),
+        (["logs", JOB], "lines"),
+        (["delete", JOB, "--yes"], "deleted"),
         (["submit", "job.toml"], "job_id"),
     ],
 )
@@ -188,7 +190,7 @@ def test_an_event_stream_that_breaks_off_is_taken_up_after_its_last_event(gatewa
     ("command", "line"),
     [
         (["watch", "unknown"], "onbeat: job: there is no such job (GET /v1/jobs lists them)"),
-        (["remove", "job-none"], "onbeat: job: there is no such job"),
+        (["delete", "--yes", "job-none"], "onbeat: job: there is no such job"),
         (["cancel", JOB], "onbeat: state: a succeeded job cannot become cancelling"),
         (
             ["jobs", "--api-key", "wrong"],

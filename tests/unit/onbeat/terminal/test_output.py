@@ -12,26 +12,32 @@ from typing import Any
 
 import httpx
 import pytest
+from rich.console import Group
 
 from audit.chain import Verdict
 from contracts.encoding.wire import encode_json
 from contracts.errors import InvalidInput
 from contracts.events import BatchDead, StateChanged
 from contracts.jobs import JobState, JobStatus
+from contracts.monitor import GeneratorSeen
 from onbeat.chaos.result import RoundResult
 from onbeat.client.gateway import GatewayClient
 from onbeat.client.progress import JobProgress
 from onbeat.commands import bench
 from onbeat.commands.chaos import show_round
-from onbeat.commands.jobs import _job_table, _verdict_text
+from onbeat.commands.jobs import _verdict_text
 from onbeat.commands.stack import summary_panel
 from onbeat.demo import DemoSummary
 from onbeat.terminal.follow import EventReader
+from onbeat.terminal.job_table import show_jobs
 from onbeat.terminal.job_view import PlainView, panel, view_for
 from onbeat.terminal.output import TextConsole, emit, emit_error
-from onbeat.terminal.stream_report import cell, report_tables
+from onbeat.terminal.stream_report import cell, live_report, report_line, report_tables
+from onbeat.terminal.top import Look
+from onbeat.terminal.top_view import screen
 from onbeat.terminal.words import UNKNOWN
 from process.waiting import Waiting
+from tests.e2e.stand_in_gateway import STACK
 
 HOSTILE = "[bold]a[/bold][/]\x1b[2Jb\x9b31m\nc :boom:\u202e"
 """Markup that is open and closed wrongly, what clears a screen, a line of its own, an emoji's name, a turned line."""
@@ -94,6 +100,17 @@ VERDICT = Verdict(
 )
 
 
+LOOK = Look(
+    at_s=1.0,
+    stack=STACK,
+    jobs=(STATUS,),
+    generators=(GeneratorSeen(generator_id=HOSTILE, seen_s=0.0, info={"doing": HOSTILE, "policy_version": HOSTILE}),),
+    curves={},
+    streams={STATUS.job_id: {"fence_state": HOSTILE, "stages": [{"stage": HOSTILE}]}},
+    alerts=(HOSTILE,),
+)
+
+
 def terminal() -> tuple[TextConsole, io.StringIO]:
     """A console with colours, as wide as any line."""
     shown = io.StringIO()
@@ -121,7 +138,10 @@ VIEWS = {
     "panel": lambda console: console.print(panel(JobProgress(STATUS))),
     "live panel": show_live,
     "lines": show_events,
-    "jobs": lambda console: console.print(_job_table([STATUS])),
+    "jobs": lambda console: show_jobs([STATUS], console, now_s=1.0),
+    "top": lambda console: console.print(screen(LOOK, chosen=0, now_s=9.0, url=HOSTILE, away=HOSTILE)),
+    "live streams": lambda console: console.print(Group(*live_report({"fence_state": HOSTILE, "job_id": HOSTILE}))),
+    "a line of streams": lambda console: console.print(report_line({"fence_state": HOSTILE})),
     "streams": show_streams,
     "verify": lambda console: console.print(_verdict_text(HOSTILE, VERDICT)),
     "demo": lambda console: console.print(summary_panel(SUMMARY)),

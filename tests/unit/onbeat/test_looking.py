@@ -1,0 +1,199 @@
+"""Commands that look: `top`, `logs`, `streams --follow`, `jobs` with its filters, and job ids for the shell."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pty
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+from rich.console import Console
+
+from contracts.errors import Unavailable
+from contracts.jobs import JobState
+from onbeat.cli import run
+from onbeat.client.gateway import GatewayClient
+from onbeat.commands.completion import job_ids
+from onbeat.terminal import keyboard as keys
+from onbeat.terminal.job_table import job_table
+from onbeat.terminal.log_lines import LogLines
+from onbeat.terminal.top import TopReader, TopWatch, alerts
+from onbeat.terminal.top_view import screen
+from tests.e2e.stand_in_gateway import JOB, KEY, STACK, FakeGateway, fake_gateway
+
+
+@pytest.fixture
+def gateway(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeGateway]:
+    monkeypatch.chdir(tmp_path)
+    with fake_gateway() as server:
+        monkeypatch.setenv("ONBEAT_GATEWAY_URL", server.url)
+        monkeypatch.setenv("ONBEAT_API_KEY", KEY)
+        yield server
+
+
+def drawn(what: object, *, width: int = 80) -> list[str]:
+    shown = io.StringIO()
+    Console(file=shown, width=width, height=24).print(what)
+    return shown.getvalue().splitlines()
+
+
+def test_a_look_fits_a_terminal_of_80_columns_and_24_lines(gateway: FakeGateway) -> None:
+    gateway.final = JobState.RUNNING
+    with GatewayClient(gateway.url, KEY) as client:
+        look = TopReader(client).look()
+    lines = drawn(screen(look, chosen=0, now_s=look.at_s, url=gateway.url, keys="q quit"))
+    text = "\n".join(lines)
+    assert len(lines) <= 24
+    assert max(len(line.rstrip()) for line in lines) <= 80
+    assert "running" in text
+    assert "2/2" in text
+    assert "0.750" in text
+    assert "generating 2/train/0\\x1b[2J" in text
+    assert "! Redis holds 95.0% of 100 B: raise maxmemory, or end and delete jobs" in text
+    assert "no answer" not in text
+
+
+def test_a_look_that_is_old_says_so_and_why(gateway: FakeGateway) -> None:
+    with GatewayClient(gateway.url, KEY) as client:
+        look = TopReader(client).look()
+    text = "\n".join(drawn(screen(look, chosen=0, now_s=look.at_s + 12, url=gateway.url, away="it is away")))
+    assert "no answer for 12 s; what stands here is from before: it is away" in text
+
+
+def test_top_goes_on_with_the_newest_look_while_the_gateway_is_away(gateway: FakeGateway) -> None:
+    with GatewayClient(gateway.url, KEY) as client:
+        reader = TopReader(client)
+        newest = reader.look()
+
+        class Away:
+            def look(self) -> None:
+                watch.close()
+                raise Unavailable("it is away")
+
+        watch = TopWatch(Away())  # type: ignore[arg-type]
+        watch.newest = newest
+        watch.run()
+        assert (watch.newest, watch.away, watch.error) == (newest, "it is away", None)
+
+
+def test_alerts_name_what_a_person_can_do_something_about(gateway: FakeGateway) -> None:
+    job = replace(
+        gateway.status(),
+        state=JobState.RUNNING,
+        reason="waits for a live generator",
+        batches_dead=1,
+        batches_rejected={"stale": 3, "wrong_weights": 2},
+    )
+    stack = replace(STACK, redis_max_bytes=0, live_generators=0, num_jobs=990)
+    assert alerts([job], stack) == [
+        "no generator lives, and 1 job may need one",
+        f"{JOB}: 1 batch dead; `onbeat dead {JOB}` says why",
+        f"{JOB}: 2 (wrong_weights 2) rejected",
+        f"{JOB}: waits for a live generator",
+        "990 of 1000 jobs are kept: `onbeat delete` ended ones",
+    ]
+    assert alerts([gateway.status()], replace(STACK, redis_used_bytes=1)) == []
+
+
+def test_top_prints_one_look_where_there_is_no_terminal(
+    gateway: FakeGateway, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["top"]) == 0
+    assert JOB in capsys.readouterr().out
+
+
+def test_keys_are_read_one_by_one_and_the_terminal_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = pty.openpty()
+    with os.fdopen(theirs) as stdin:
+        monkeypatch.setattr("sys.stdin", stdin)
+        before = keys.termios.tcgetattr(theirs)
+        with keys.keyboard() as board:
+            for typed, name in ((b"\x1b[A", keys.UP), (b"j", keys.DOWN), (b"x", ""), (b"q", keys.QUIT)):
+                os.write(ours, typed)
+                assert board.pressed(30.0) == name
+            assert board.pressed(0.0) == ""
+        assert keys.termios.tcgetattr(theirs) == before
+    os.close(ours)
+
+
+def test_jobs_are_asked_for_by_state_and_name_and_shown_with_times_and_reasons(
+    gateway: FakeGateway, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gateway.final = JobState.FAILED
+    assert run(["jobs", "--state", "failed", "--state", "queued", "--name", "sums", "--limit", "5"]) == 0
+    assert gateway.listings == [{"state": ["failed", "queued"], "name": ["sums"], "limit": ["5"]}]
+    text = capsys.readouterr().out
+    assert f"{JOB}  failed: the loss is not finite" in text
+    assert "days ago" in text
+    assert run(["jobs", "--state", "asleep"]) == 2
+    long = replace(gateway.status(), job_id="job-0123456789ab", name="n" * 90, iterations_committed=150)
+    narrow = drawn(job_table([long], is_wide=False, now_s=160.0))
+    assert all(len(line.rstrip()) <= 80 for line in narrow)
+    assert "60 s ago" in narrow[1]
+
+
+def test_the_last_lines_of_a_log_are_shown_as_text(gateway: FakeGateway, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["logs", JOB]) == 0
+    assert capsys.readouterr().err == "the log is empty: no trainer has started yet\n"
+    gateway.log = b"".join(b"line %d\n" % number for number in range(40_000)) + b"\x1b[2Jno end"
+    assert run(["logs", JOB, "--lines", "3"]) == 0
+    assert capsys.readouterr().out.splitlines() == ["line 39998", "line 39999", "\\x1b[2Jno end"]
+    assert run(["logs", JOB, "-n", "30001", "--json"]) == 0
+    lines = json.loads(capsys.readouterr().out)["lines"]
+    assert (len(lines), lines[0], lines[-1]) == (30_001, "line 10000", "\x1b[2Jno end")
+
+
+def test_a_followed_log_ends_with_its_job_and_no_line_is_lost(
+    gateway: FakeGateway, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gateway.log = b"first\nsec"
+    assert run(["logs", JOB, "--follow", "--json"]) == 0
+    shown = [json.loads(line)["line"] for line in capsys.readouterr().out.splitlines()]
+    assert shown == ["first", "sec"]
+    with GatewayClient(gateway.url, KEY) as client:
+        log = LogLines(client, JOB)
+        assert log.last(10) == ["first"]
+        gateway.log += b"ond\nthird\n"
+        assert log.rest() == ["second", "third"]
+        assert log.rest() == []
+
+
+def test_followed_streams_are_a_line_or_an_object_for_each_look(
+    gateway: FakeGateway, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["streams", JOB, "--follow", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["num_prompts"] == 3
+    assert run(["streams", JOB, "--follow"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1
+
+
+def test_submit_and_wait_prints_the_digest_at_its_end(
+    gateway: FakeGateway, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["watch", JOB]) == 0
+    digest = gateway.status().weights_digest
+    assert capsys.readouterr().out.splitlines()[-1] == f"{JOB}  succeeded   version 2   weights digest {digest}"
+
+
+def test_job_ids_are_completed_from_the_gateway_or_not_at_all(
+    gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert job_ids("job-") == [(JOB, "succeeded test")]
+    assert job_ids("other") == []
+    monkeypatch.setenv("ONBEAT_API_KEY", "wrong")
+    assert job_ids("job-") == []
+
+
+def test_a_gateway_that_hangs_holds_no_shell(monkeypatch: pytest.MonkeyPatch) -> None:
+    with fake_gateway() as server:
+        monkeypatch.setenv("ONBEAT_GATEWAY_URL", server.url)
+        hang = threading.Event()
+        monkeypatch.setattr(type(server), "status", lambda _: hang.wait(60))
+        monkeypatch.setenv("ONBEAT_API_KEY", KEY)
+        assert job_ids("job-") == []
+        hang.set()
