@@ -11,6 +11,7 @@ What it proves of a run whose records it is given, oldest first:
 - the trainers: epochs never decrease; a step back is a recorded rewind under a newer epoch, and a deterministic job
   that replays an iteration makes the same weights again (I7);
 - the columns: in a job with stages each trained batch, and no other, has a digest of what stages made of it;
+- the environment: in a deterministic job all iterations were played by one version of it;
 - the rewards: a completion that couldn't be scored has a score only where its component stated one;
 - the files: weights and checkpoints on disk have the digests that the chain says.
 """
@@ -19,6 +20,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+
+from msgspec import UNSET
 
 from audit.samplers import check_sampled, some
 from contracts.encoding.wire import Record
@@ -43,6 +46,8 @@ class Verdict:
     num_evaluation_batches: int
     num_rewinds: int
     num_versions_on_disk: int = 0
+    environments: tuple[str, ...] = ()
+    """Versions of the job's environment, in the order in which iterations were first committed with them."""
     gaps: tuple[str, ...] = ()
 
     @property
@@ -63,6 +68,7 @@ class _Walk:
     made_by: dict[int, str] = field(default_factory=dict)
     """Iteration → digest of the version that it made when it was first committed."""
     rewinds: int = 0
+    environments: list[str] = field(default_factory=list)
     only_evaluated: int | None = None
     """The iteration of the last record, where it made no version: nothing but a rewind may follow."""
 
@@ -95,6 +101,7 @@ def verify_run(
         num_evaluation_batches=sum("/evaluation/" in batch for record in final.values() for batch in record.batches),
         num_rewinds=walk.rewinds,
         num_versions_on_disk=len(digests_on_disk),
+        environments=tuple(walk.environments),
         gaps=tuple(walk.gaps),
     )
 
@@ -131,6 +138,7 @@ def _check_commit(walk: _Walk, record: AuditRecord, spec: JobSpec) -> None:
     check_sampled(record, spec, walk.digests, walk.gaps)
     _check_unscorable(walk, record, name)
     _check_columns(walk, record, spec, name)
+    _check_environment(walk, record, spec, name)
     if record.next_weights_digest:
         _check_made(walk, record, spec, name)
     else:
@@ -210,6 +218,15 @@ def _check_unscorable(walk: _Walk, record: AuditRecord, name: str) -> None:
     components = {reason.partition(": ")[0] for of_batch in counts.values() for reason in of_batch}
     if unstated := sorted(components - stated):
         walk.gaps.append(f"{name}: {some(unstated)} could not score completions, and states no score for that")
+
+
+def _check_environment(walk: _Walk, record: AuditRecord, spec: JobSpec, name: str) -> None:
+    if record.environment is UNSET:
+        return
+    if spec.deterministic and walk.environments and record.environment != walk.environments[-1]:
+        walk.gaps.append(f"{name} was played by {record.environment}, the iterations before by {walk.environments[-1]}")
+    if record.environment not in walk.environments:
+        walk.environments.append(record.environment)
 
 
 def _check_columns(walk: _Walk, record: AuditRecord, spec: JobSpec, name: str) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from msgspec import UNSET
+
 from audit.chain import AuditEntry, Verdict, verify_run
 from audit.weights import digests_on_disk
 from contracts.answers import AuditVerdict
@@ -98,6 +100,7 @@ def as_record(job_id: str, verdict: Verdict, *, notes: tuple[str, ...] = ()) -> 
         rewinds=verdict.num_rewinds,
         digests_recomputed=verdict.num_versions_on_disk,
         gaps=verdict.gaps,
+        environments=verdict.environments or UNSET,
         notes=notes,
     )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec import UNSET, UnsetType
+
 from contracts.encoding.wire import Record
 
 
@@ -55,5 +57,8 @@ class AuditVerdict(Record, frozen=True, kw_only=True):
     """Versions whose files were hashed again."""
     gaps: tuple[str, ...]
     """What doesn't hold, a sentence each."""
+    environments: tuple[str, ...] | UnsetType = UNSET
+    """Packages and versions of the environment that played the iterations, in their order; left out in a job without
+    one."""
     notes: tuple[str, ...] = ()
     """What could not be looked at from where the check ran, a sentence each."""

@@ -303,6 +303,9 @@ class AuditRecord(Record, frozen=True, kw_only=True):
     """Training batches that an older version sampled, oldest version first; left out where there are none."""
     columns: dict[str, str] | UnsetType = UNSET
     """Training batch id → `values_digest` of the columns that it was trained with; left out in a job without stages."""
+    environment: str | UnsetType = UNSET
+    """Package and version of the job's environment, as the environment service named them when the trainer began; left
+    out in a job without one."""
     previous: str
     """`record_digest` of the record before; "" for the first."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 
 from msgspec import UNSET
@@ -14,6 +15,8 @@ from contracts.spec import JobSpec
 from contracts.versions import WeightManifest
 from iterations.expected import ExpectedIteration
 
+log = logging.getLogger(__name__)
+
 
 def commit_record(
     iteration: ExpectedIteration,
@@ -23,8 +26,10 @@ def commit_record(
     numbers: IterationMetrics | None,
     trainer_epoch: int,
     previous: str,
+    environment: str = "",
 ) -> AuditRecord:
-    """previous: digest of the record before; made, numbers: None where the iteration only evaluated."""
+    """previous: digest of the record before; made, numbers: None where the iteration only evaluated. environment: its
+    version; "" in a job without one."""
     return AuditRecord(
         kind="commit",
         iteration=iteration.number,
@@ -41,6 +46,7 @@ def commit_record(
         unscorable=dict(sorted(iteration.unscorable.items())) or UNSET,
         sampled=iteration.sampled or UNSET,
         columns=dict(sorted(iteration.columns.items())) or UNSET,
+        environment=environment or UNSET,
         previous=previous,
     )
 
@@ -104,3 +110,19 @@ def check_same_run(chain: list[AuditRecord], manifest: WeightManifest, spec: Job
                 field="weights_digest",
             )
         return
+
+
+def check_same_environment(chain: list[AuditRecord], version: str, spec: JobSpec) -> None:
+    """Raises InvalidInput where a deterministic run would go on with another version of its environment, and says so in
+    the log where any other run does."""
+    recorded = [record.environment for record in chain if record.environment is not UNSET]
+    if not recorded or recorded[-1] == version:
+        return
+    problem = f"the environment is {version or 'of no version'}, the audit chain says {recorded[-1]}"
+    if spec.deterministic:
+        raise InvalidInput(
+            problem,
+            field="environment.name",
+            cure="install that version again where the environment service runs, or submit the job anew",
+        )
+    log.warning("%s: the job goes on with the new one, as its next records say", problem)

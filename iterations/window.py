@@ -42,6 +42,11 @@ class Window:
         """Open iteration → its training batches."""
 
     @property
+    def environment(self) -> str:
+        """The version of what plays the job's tasks; "" in a job without an environment."""
+        return self._plan.environment
+
+    @property
     def manifests(self) -> list[WeightManifest]:
         """The versions that batches of the window may be sampled with, oldest first; the newest is the policy's."""
         return [self._manifests[version] for version in sorted(self._manifests)]

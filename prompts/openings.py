@@ -72,7 +72,10 @@ class OpenedPrompts:
         self._tokenizer, self._end_ids, self._check_length = tokenizer, end_ids, check_length
         self._renderer = make_renderer(tokenizer, self._environment.renderer, self._environment.chat_format)
         self._is_tried = False
-        if spec.deterministic and not service.facts(self._environment).deterministic:
+        facts = service.facts(self._environment)
+        self.version = facts.version
+        """What the service says that it plays: a package and its version."""
+        if spec.deterministic and not facts.deterministic:
             raise InvalidInput(
                 f"environment `{self._environment.name}` is not deterministic",
                 field="deterministic",

@@ -21,6 +21,11 @@ class IterationPlan:
         self._spec = spec
         self._source = source
 
+    @property
+    def environment(self) -> str:
+        """The version of what plays the job's tasks; "" in a job without an environment."""
+        return self._source.environment
+
     def training(self, iteration: int, manifest: WeightManifest) -> tuple[PromptBatch, ...]:
         """The training batches; () where the iteration only evaluates.
 

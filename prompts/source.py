@@ -49,6 +49,8 @@ class PromptSource:
         self._context_tokens = context_tokens
         self._tokenizer = tokenizer
         self._chat = spec.dataset.chat
+        self.environment = ""
+        """Package and version of the job's environment, as its service names them; "" in a job without one."""
         if spec.environment is None:
             self._train = self._tokenize(dataset.train)
             self._evaluation = self._tokenize(dataset.evaluation)
@@ -56,6 +58,7 @@ class PromptSource:
             opened = OpenedPrompts(
                 spec, service=environments, tokenizer=tokenizer, end_ids=end_ids, check_length=self._check_length
             )
+            self.environment = opened.version
             self._train = opened(dataset.train, held_out=False)
             self._evaluation = opened(dataset.evaluation, held_out=True)
         num_prompts = spec.rollout.prompts_per_iteration

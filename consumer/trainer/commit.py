@@ -107,6 +107,7 @@ class Commits:
             numbers=stepped.metrics if stepped else None,
             trainer_epoch=side.trainer_epoch,
             previous=self._last_link,
+            environment=self._held.window.environment,
         )
         event = None
         if stepped is not None:

@@ -22,7 +22,14 @@ from consumer.model.checkpoint import Checkpoint, forget_after, latest_checkpoin
 from consumer.trainer.held_job import HeldJob
 from contracts.events import TrainerStarted, record_digest, versions_of
 from contracts.spec import JobSpec
-from iterations.chain import check_same_run, first_version, furthest_commit, needs_rewind, rewind_record
+from iterations.chain import (
+    check_same_environment,
+    check_same_run,
+    first_version,
+    furthest_commit,
+    needs_rewind,
+    rewind_record,
+)
 from process.crash_points import reach
 
 log = logging.getLogger(__name__)
@@ -43,7 +50,8 @@ class Started:
 def start(held: HeldJob) -> Started:
     """Restores, rewinds where the fence is ahead, and opens the window.
 
-    Raises InvalidInput or FenceViolation where the model, or the version that it made, is not the one of the chain.
+    Raises InvalidInput or FenceViolation where the model, the version that it made, or a deterministic run's
+    environment is not the one of the chain.
     """
     side = held.side
     fence = side.fence()
@@ -63,6 +71,7 @@ def start(held: HeldJob) -> Started:
         held.window.add(held.publish_stored(stored))
     manifest = held.publish_weights(first)
     check_same_run(chain, manifest, held.spec)
+    check_same_environment(chain, held.window.environment, held.spec)
     held.window.add(manifest)
     held.settled = manifest
     epoch = side.trainer_epoch

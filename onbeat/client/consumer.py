@@ -34,7 +34,14 @@ from contracts.schedule import Schedule
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 from contracts.versions import WeightManifest
-from iterations.chain import check_same_run, commit_record, first_version, needs_rewind, rewind_record
+from iterations.chain import (
+    check_same_environment,
+    check_same_run,
+    commit_record,
+    first_version,
+    needs_rewind,
+    rewind_record,
+)
 from iterations.expected import ExpectedIteration, evaluation_score
 from iterations.pieces import Pieces
 from iterations.recording import Recorder
@@ -155,6 +162,7 @@ class Consumer:
                 cure=f"restore them from {self.state}, as `commit` was given them",
             )
         check_same_run(self._chain, made, self.spec)
+        check_same_environment(self._chain, self._window.environment, self.spec)
         self._window.add(made)
         self._open(made)
 
@@ -330,7 +338,13 @@ class Consumer:
             opening = self._window.opened_by(number)
         self._record_evaluation(expected)
         record = commit_record(
-            expected, self.spec, made=made, numbers=metrics, trainer_epoch=epoch, previous=self._last_link
+            expected,
+            self.spec,
+            made=made,
+            numbers=metrics,
+            trainer_epoch=epoch,
+            previous=self._last_link,
+            environment=self._window.environment,
         )
         version = (made.policy_version, made.weights_digest) if made else None
         tenure.side.commit(record, expected.digests, event=event, opening=opening, made=version)

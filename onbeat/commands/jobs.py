@@ -187,5 +187,7 @@ def _verdict_text(job: str, verdict: Verdict) -> Text:
         f"{verdict.num_evaluation_batches} evaluation batches, {plural(verdict.num_rewinds, 'rewind')}, "
         f"{plural(verdict.num_versions_on_disk, 'weight folder')} hashed again"
     )
+    if verdict.environments:
+        facts += f"; played by {', then '.join(map(one_line, verdict.environments))}"
     head = ("verified", "green") if verdict.verified else ("not verified", "red")
     return Text.assemble(head, f"  {job}: {facts}", *(f"\n  {one_line(gap)}" for gap in verdict.gaps))

@@ -45,6 +45,7 @@ export interface AuditRecord {
   unscorable?: Record<string, Record<string, number>>;
   sampled?: SampledBy[];
   columns?: Record<string, string>;
+  environment?: string;
   previous: string;
 }
 
@@ -58,6 +59,7 @@ export interface AuditVerdict {
   rewinds: number;
   digests_recomputed: number;
   gaps: string[];
+  environments?: string[];
   notes: string[];
 }
 
@@ -664,6 +666,15 @@ export interface SamplingParams {
 
 export interface SpecCheck {
   valid: boolean;
+}
+
+export interface StackState {
+  redis_used_bytes: number;
+  redis_max_bytes: number;
+  live_generators: number;
+  live_stage_workers: number;
+  num_jobs: number;
+  max_jobs: number;
 }
 
 export interface StageLease {

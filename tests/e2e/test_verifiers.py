@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -98,6 +99,7 @@ def test_a_job_learns_from_an_environment_of_verifiers_and_verifies_whatever_die
                 assert death_of(pipeline, trainer) == 0, trainer.tail()
             for job_id in (first, second):
                 assert_undisturbed(pipeline, job_id, pipeline.final_digest(first))
+                assert pipeline.verdict(job_id).environments == (f"verifiers {metadata.version('verifiers')}",)
 
 
 def test_an_episode_ends_as_verifiers_says_and_is_worth_what_its_reward_says(ask: Asked) -> None:

@@ -268,3 +268,20 @@ def test_a_job_without_stages_names_no_columns_and_a_rewind_none_at_all() -> Non
         "rewind to iteration 0: it names columns of batches, and trained none"
         in verdict_of(records, complete=False).gaps
     )
+
+
+def test_a_verdict_names_the_environments_in_their_order() -> None:
+    records = [
+        msgspec.structs.replace(record, environment=f"games 1.{min(record.iteration, 1)}") for record in whole_run()
+    ]
+    verdict = verdict_of(records, deterministic=False)
+    assert verdict.verified
+    assert verdict.environments == ("games 1.0", "games 1.1")
+    assert verdict_of(whole_run()).environments == ()
+
+
+def test_a_deterministic_job_whose_environment_changed_has_a_gap() -> None:
+    records = [
+        msgspec.structs.replace(record, environment=f"games 1.{min(record.iteration, 1)}") for record in whole_run()
+    ]
+    assert verdict_of(records).gaps == ("iteration 1 was played by games 1.1, the iterations before by games 1.0",)

@@ -11,7 +11,7 @@ from broker.fence import FenceState, OpenIteration
 from contracts.errors import FenceViolation, InvalidInput
 from contracts.events import AuditRecord, versions_of
 from contracts.versions import WeightFile, WeightManifest
-from iterations.chain import check_same_run, first_version, furthest_commit, needs_rewind
+from iterations.chain import check_same_environment, check_same_run, first_version, furthest_commit, needs_rewind
 from tests.builders import job_spec
 
 
@@ -130,3 +130,23 @@ def test_a_fence_that_is_ahead_of_the_weights_is_rewound(fence: dict[str, Any], 
 def fence_state(**changes: Any) -> FenceState:
     state = "open" if changes.get("window") else "closed"
     return FenceState(state=state, **({"versions": {}, "trainer_epoch": 1, "lease_until_s": 0.0} | changes))
+
+
+PLAYED = [commit(0, environment="games 1.0"), commit(1, environment="games 1.1"), rewind(1)]
+
+
+def test_a_deterministic_run_goes_on_with_the_environment_of_its_newest_records_and_with_no_other() -> None:
+    check_same_environment(PLAYED, "games 1.1", job_spec())
+    check_same_environment(CHAIN, "games 1.1", job_spec())
+    with pytest.raises(
+        InvalidInput, match=r"the environment is games 1\.2, the audit chain says games 1\.1"
+    ) as refused:
+        check_same_environment(PLAYED, "games 1.2", job_spec())
+    assert refused.value.field == "environment.name"
+
+
+def test_a_run_that_is_not_deterministic_goes_on_with_another_environment_and_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    check_same_environment(PLAYED, "games 1.2", job_spec(deterministic=False))
+    assert "the environment is games 1.2, the audit chain says games 1.1" in caplog.text

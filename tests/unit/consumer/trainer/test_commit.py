@@ -45,6 +45,8 @@ def stepped(iteration: int) -> Stepped:
 class NoBatches(IterationPlan):
     """Iterations without training batches; those of an evaluating job have one word to evaluate."""
 
+    environment = ""
+
     def __init__(self, spec: JobSpec) -> None:
         self._spec = spec
 
