@@ -25,6 +25,8 @@ from contracts.spec import JobSpec
 
 IDEMPOTENCY_S = 24 * 3600
 RECORDS_AT_ONCE = 16
+CREATIONS = 3
+"""How often a submission is tried whose job is removed in the middle of it."""
 RESUMABLE = {state.value: True for state, nexts in NEXT_STATES.items() if JobState.QUEUED in nexts}
 
 
@@ -40,26 +42,32 @@ class JobStore:
 
         Raises Conflict if the key was used for another spec, and for a new job beyond max_jobs.
         """
-        job_id = f"job-{uuid.uuid4().hex[:12]}"
         body = encode(spec)
-        if idempotency_key:
-            job_id = self._reserve(idempotency_key, job_id, hashlib.blake2b(body, digest_size=16).hexdigest())
-        self._require_room(job_id, max_jobs)
+        for _ in range(CREATIONS):
+            job_id = f"job-{uuid.uuid4().hex[:12]}"
+            if idempotency_key:
+                job_id = self._reserve(idempotency_key, job_id, hashlib.blake2b(body, digest_size=16).hexdigest())
+            self._require_room(job_id, max_jobs)
+            outcome = self._create(job_id, body, idempotency_key)
+            if outcome != b"removed":
+                self._broker.persisted()
+                return job_id, outcome == b"created"
+        raise Conflict("its job is being removed", field="Idempotency-Key", cure="try again, or use another key")
+
+    def _create(self, job_id: str, body: bytes, idempotency_key: str) -> bytes:
+        """The outcome: created, already, or removed where the id is that of a job that was removed meanwhile."""
         now_s = time.time()
-        event = encode(StateChanged(at_s=now_s, state=JobState.QUEUED))
-        created = self._run(
+        return self._run(
             "create_job",
             JobKeys(job_id),
-            [JobKeys(job_id).spec, keys.JOBS, keys.ACTIVE],
+            [JobKeys(job_id).spec, keys.JOBS, keys.ACTIVE, keys.REMOVED],
             body,
-            event,
+            encode(StateChanged(at_s=now_s, state=JobState.QUEUED)),
             job_id=job_id,
             state=JobState.QUEUED.value,
             created_s=now_s,
             idempotency_key=idempotency_key,
-        )
-        self._broker.persisted()
-        return job_id, created[0] == b"created"
+        )[0]
 
     def _run(self, script: str, job_keys: JobKeys, own_keys: list[str], *payloads: bytes, **told: Any) -> list[Any]:
         """The answer of a script. own_keys: beside those that all scripts have."""

@@ -78,7 +78,7 @@ RIGHTS: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("+xadd", "~onbeat:{*}:events"),
         ("+zadd +zrem", "~onbeat:jobs"),
         ("+sadd +srem", "~onbeat:active"),
-        ("+hget +hset", "~onbeat:removed"),
+        ("+hexists +hset", "~onbeat:removed"),
         ("+hdel", "~onbeat:generators ~onbeat:stage_workers"),
         ("+hget +hgetall +hset +hdel +pexpire", "~onbeat:replays"),
         # A resume, and a cancel, ends the epoch before it and empties the open iteration.

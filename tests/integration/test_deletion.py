@@ -170,3 +170,29 @@ def test_the_same_idempotency_key_after_a_deletion_makes_another_job(jobs: JobSt
     again, is_new = jobs.create(job_spec(), idempotency_key=key)
     assert is_new
     assert again != folder.job_id
+
+
+def test_a_repeated_submission_never_gets_the_id_of_a_job_that_is_removed_in_the_middle_of_it(
+    jobs: JobStore, stack: StackSettings, consumer: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = ended(jobs, stack, key="a key")
+    require_room = JobStore._require_room
+
+    def removed_meanwhile(self: JobStore, job_id: str, max_jobs: int | None) -> None:
+        require_room(self, job_id, max_jobs)
+        monkeypatch.undo()
+        jobs.remove(folder.job_id)
+
+    monkeypatch.setattr(JobStore, "_require_room", removed_meanwhile)
+    again, is_new = jobs.create(job_spec(), idempotency_key="a key")
+    assert (is_new, jobs.state(again)) == (True, JobState.QUEUED)
+    assert again not in Removals(consumer).pending()
+    assert jobs.create(job_spec(), idempotency_key="a key") == (again, False)
+
+
+def test_a_gateway_s_own_user_may_look_for_a_note(own: EmbeddedRedis, jobs: JobStore, stack: StackSettings) -> None:
+    removals = Removals(connect(StackSettings(redis_url=own.url_of(GATEWAY))))
+    job_id = ended(jobs, stack).job_id
+    assert not removals.is_pending(job_id)
+    jobs.remove(job_id)
+    assert removals.is_pending(job_id)

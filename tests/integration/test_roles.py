@@ -32,7 +32,7 @@ from tests.integration.test_fence import DIGEST, Job, answer_to, job_of, record
 
 KEYS = JobKeys("J", num_open=2)
 OF_A_SCRIPT = {
-    "create_job": (KEYS.spec, JOBS, ACTIVE),
+    "create_job": (KEYS.spec, JOBS, ACTIVE, REMOVED),
     "resume_job": (KEYS.spec, ACTIVE),
     "set_state": (ACTIVE,),
     "remove_job": (JOBS, ACTIVE, REMOVED, idempotency("k")),
