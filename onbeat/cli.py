@@ -17,7 +17,7 @@ from typer.exceptions import TyperException
 
 from contracts.errors import InvalidInput, OnbeatError
 from contracts.settings import PREFIX, StackSettings
-from onbeat.commands import bench, chaos, dead, delete, export, jobs, look, plan, stack
+from onbeat.commands import bench, chaos, dead, delete, export, jobs, look, plan, replay, stack
 from onbeat.terminal.output import BAD_INPUT, INTERRUPTED, emit_error
 from process.signals import end_on_signals
 from telemetry import logs
@@ -43,6 +43,7 @@ COMMANDS = (
     look.logs,
     dead.dead,
     jobs.verify,
+    replay.replay,
     export.export,
     plan.plan,
     chaos.chaos,

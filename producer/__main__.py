@@ -23,6 +23,7 @@ from broker.connection.client import Broker, connect_within
 from broker.generator_side import GeneratorSide, WeightChunks
 from broker.job_store import JobStore
 from broker.presence import Presence
+from broker.replays import Replays
 from contracts.engines import Engine
 from contracts.errors import EngineUnavailable, InvalidInput, OnbeatError
 from contracts.jobs import GeneratorExit
@@ -34,6 +35,7 @@ from producer.broker_calls import BrokerCalls
 from producer.detokenizer import FolderDetokenizer, folder_renderer
 from producer.engine.factory import check_machine, fingerprint_of_job, make_engine, preload
 from producer.generator import Generator
+from producer.replays import Replayer
 from producer.rollout.players import Players
 from producer.served_model import ServedModel
 from prompts.opening_service import client_for
@@ -50,36 +52,67 @@ async def serve(settings: StackSettings, engine: Engine, broker: Broker, *, gene
         httpx.AsyncClient(base_url=settings.reward_url) as http,
         httpx.AsyncClient(base_url=settings.environment_url, trust_env=False) as environments,
     ):
-        generator = Generator(
-            generator_id=generator_id,
-            jobs=JobStore(broker),
-            make_side=lambda job_id, engine_kind: GeneratorSide(broker, job_id, generator_id, engine=engine_kind),
-            presence=Presence(broker),
-            calls=BrokerCalls(
-                timeout_s=settings.broker_timeout_s,
-                full_timeout_s=settings.broker_full_timeout_s,
-                break_off=broker.break_off,
-            ),
-            model=ServedModel(
-                partial(make_engine, options=engine, settings=settings, chunks=partial(WeightChunks, broker)),
-                partial(FolderDetokenizer, settings=settings),
-                threads_for=partial(threads_for, settings=settings),
-                has_to_prove=engine.has_to_prove_it,
-            ),
-            rewards=RewardClient(http, key=settings.reward_key),
-            players=Players(
-                make_client=partial(client_for, environments, settings=settings),
-                make_renderer=partial(folder_renderer, settings=settings),
-            ),
-            not_reproducible="" if engine.is_reproducible else engine.name,
-            fingerprint=partial(fingerprint_for, engine=engine, settings=settings),
-        )
+        generator = _wired(settings, engine, broker, generator_id, http=http, environments=environments)
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, generator.stop)
         log.info("generator %s serves the active jobs", generator_id)
         code = await run_to_its_end(generator)
     log.info("generator %s left", generator_id)
     return code
+
+
+def _wired(
+    settings: StackSettings,
+    engine: Engine,
+    broker: Broker,
+    generator_id: str,
+    *,
+    http: httpx.AsyncClient,
+    environments: httpx.AsyncClient,
+) -> Generator:
+    calls = BrokerCalls(
+        timeout_s=settings.broker_timeout_s,
+        full_timeout_s=settings.broker_full_timeout_s,
+        break_off=broker.break_off,
+    )
+    model = ServedModel(
+        partial(make_engine, options=engine, settings=settings, chunks=partial(WeightChunks, broker)),
+        partial(FolderDetokenizer, settings=settings),
+        threads_for=partial(threads_for, settings=settings),
+        has_to_prove=engine.has_to_prove_it,
+    )
+    players = Players(
+        make_client=partial(client_for, environments, settings=settings),
+        make_renderer=partial(folder_renderer, settings=settings),
+    )
+    not_reproducible = "" if engine.is_reproducible else engine.name
+    fingerprint = partial(fingerprint_for, engine=engine, settings=settings)
+    make_replayer = partial(
+        Replayer,
+        generator_id=generator_id,
+        replays=Replays(broker),
+        jobs=JobStore(broker),
+        calls=calls,
+        model=model,
+        players=players,
+        run_root=settings.run_root_path,
+        weight_root=settings.weight_root_path,
+        not_reproducible=lambda: not_reproducible or model.not_reproducible,
+        fingerprint=fingerprint,
+    )
+    return Generator(
+        generator_id=generator_id,
+        jobs=JobStore(broker),
+        make_side=lambda job_id, engine_kind: GeneratorSide(broker, job_id, generator_id, engine=engine_kind),
+        presence=Presence(broker),
+        calls=calls,
+        model=model,
+        rewards=RewardClient(http, key=settings.reward_key),
+        players=players,
+        not_reproducible=not_reproducible,
+        fingerprint=fingerprint,
+        make_replayer=make_replayer,
+    )
 
 
 def fingerprint_for(spec: JobSpec, *, engine: Engine, settings: StackSettings) -> str:

@@ -46,6 +46,7 @@ from producer.activity import Activity, Reports
 from producer.broker_calls import BrokerCalls
 from producer.heartbeat import Heartbeat, HeldBatches, wait_for
 from producer.receipt import Receipt
+from producer.replays import Replayer
 from producer.rollout.carried_batch import ActiveJob, CarriedBatch, name_of
 from producer.rollout.carrier import Carrier
 from producer.rollout.players import Players
@@ -92,10 +93,12 @@ class Generator:
         wall_clock: Callable[[], float] = time.time,
         stop_grace_s: float = STOP_GRACE_S,
         observe: Callable[[str, float], None] = lambda _what, _seconds: None,
+        make_replayer: Callable[..., Replayer] | None = None,
     ) -> None:
         """not_reproducible: name of an engine that can't serve deterministic jobs (I7), "" for one that can.
 
-        make_side, fingerprint: as of ActiveJobs. observe: as of Activity.
+        make_side, fingerprint: as of ActiveJobs. observe: as of Activity. make_replayer: makes what samples
+        recorded batches again; None: this generator does not.
         """
         self._generator_id = generator_id
         self._presence = presence
@@ -132,6 +135,7 @@ class Generator:
             activity=self._activity,
             freed=self._held.freed.set,
         )
+        self._replayer = make_replayer(carrier=self._carrier, make_side=make_side) if make_replayer else None
         self._players = players
         self._carries: set[asyncio.Task[None]] = set()
         self._stopping = asyncio.Event()
@@ -168,7 +172,8 @@ class Generator:
             await self._until_freed(self._is_full)
             found = await self._claim_next()
             if found is None:
-                await self._wait_for_work()
+                if not await self._replays_one():
+                    await self._wait_for_work()
                 continue
             job, claim = found
             loaded = await self._ready(job, claim)
@@ -243,6 +248,11 @@ class Generator:
             log.warning("%s was not tried: %s", job.job_id, error)
         self._held.changed.set()
         return not self._model.not_reproducible
+
+    async def _replays_one(self) -> bool:
+        """Whether a recorded batch was sampled again: only while the engine has nothing else to do, nor its device."""
+        is_free = not self._stopping.is_set() and not self._held.need_weights and not self._jobs.take_turns
+        return self._replayer is not None and is_free and await self._replayer.take_one()
 
     async def _wait_for_work(self) -> None:
         """Waits for prompts, a short deadline, or `stop`; a generator may be idle as long as the stack is."""

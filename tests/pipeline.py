@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from audit.chain import AuditEntry, Verdict, verify_run
 from audit.weights import digests_on_disk
 from broker.connection.client import Broker, connect
-from broker.connection.roles import GENERATOR, STAGE, TRAINER
+from broker.connection.roles import GATEWAY, GENERATOR, STAGE, TRAINER
 from broker.job_store import JobStore
 from contracts.events import record_digest
 from contracts.run_folder import RunFolder
@@ -30,7 +30,7 @@ from process.waiting import Waiting
 REPOSITORY = Path(__file__).parents[1]
 DEADLINE_S = 300.0
 """A deadline that only a hanging process reaches, also on a machine with other work."""
-ROLES = {"consumer": TRAINER, "consumer.stages": STAGE, "producer": GENERATOR}
+ROLES = {"gateway": GATEWAY, "consumer": TRAINER, "consumer.stages": STAGE, "producer": GENERATOR}
 """Module → its user in Redis."""
 HELD = 3
 """Exit code of a trainer whose predecessor's lease still lives."""

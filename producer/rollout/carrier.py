@@ -47,18 +47,42 @@ class Carrier:
     async def carry(self, batch: CarriedBatch) -> None:
         """Takes a batch from the engine, which has its first round already, to its end."""
         try:
-            while batch.generation is not None:
-                if not await self._fill(batch, batch.generation):
-                    return
-                if batch.places.is_open:
-                    if batch.is_settled:
-                        return
-                    batch.sample(started_s=self.activity.now_s())
-                    log.debug("%s: resamples %d completions", name_of(batch.claim), batch.num_sampling)
+            record = await self.complete(batch)
         except (BatchFailed, RewardUnavailable, EnvironmentUnavailable) as error:
             await self.fail(batch.job, batch.claim, error)
         else:
-            await self._publish(batch)
+            if record is not None:
+                await self._publish(batch, record)
+
+    async def complete(self, batch: CarriedBatch) -> RolloutBatch | None:
+        """Samples and scores all rounds of a batch, whose first one the engine has already; None where it was dropped.
+
+        The batch is under the weights that the engine verified, not those that were asked for (I2). Raises BatchFailed,
+        RewardUnavailable or EnvironmentUnavailable.
+        """
+        while batch.generation is not None:
+            if not await self._fill(batch, batch.generation):
+                return None
+            if batch.places.is_open:
+                if batch.is_settled:
+                    return None
+                batch.sample(started_s=self.activity.now_s())
+                log.debug("%s: resamples %d completions", name_of(batch.claim), batch.num_sampling)
+        asked = batch.claim.prompt_batch
+        return RolloutBatch(
+            job_id=asked.job_id,
+            batch_id=asked.batch_id,
+            iteration=asked.iteration,
+            purpose=asked.purpose,
+            policy_version=batch.weights.policy_version,
+            weights_digest=batch.weights.weights_digest,
+            group_size=asked.group_size,
+            generator_id=self.generator_id,
+            attempt=batch.claim.attempt,
+            timings=batch.rounds[-1],
+            earlier_rounds=tuple(batch.rounds[:-1]),
+            groups=batch.places.groups,
+        )
 
     async def fail(self, job: ActiveJob, claim: Claim, error: OnbeatError) -> None:
         """Gives the batch back, with the reason."""
@@ -127,23 +151,8 @@ class Carrier:
             ),
         )
 
-    async def _publish(self, batch: CarriedBatch) -> None:
-        """Publishes under the weights that the engine verified, not those that were asked for (I2)."""
+    async def _publish(self, batch: CarriedBatch, record: RolloutBatch) -> None:
         job, claim, asked = batch.job, batch.claim, batch.claim.prompt_batch
-        record = RolloutBatch(
-            job_id=asked.job_id,
-            batch_id=asked.batch_id,
-            iteration=asked.iteration,
-            purpose=asked.purpose,
-            policy_version=batch.weights.policy_version,
-            weights_digest=batch.weights.weights_digest,
-            group_size=asked.group_size,
-            generator_id=self.generator_id,
-            attempt=claim.attempt,
-            timings=batch.rounds[-1],
-            earlier_rounds=tuple(batch.rounds[:-1]),
-            groups=batch.places.groups,
-        )
         try:
             with self.activity.span(job.job_id, "publish", iteration=asked.iteration, batch_id=asked.batch_id):
                 outcome = await self._publish_when_room(batch, record)
