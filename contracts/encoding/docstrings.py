@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import sys
 from functools import cache
 
 import msgspec
@@ -19,14 +20,20 @@ def field_docstrings(cls: type) -> dict[str, str]:
     for base in reversed(cls.__mro__):
         if base in (object, msgspec.Struct) or not issubclass(base, msgspec.Struct):
             continue
-        try:
-            body = ast.parse(inspect.getsource(base)).body[0]
-        except OSError:
-            continue
-        assert isinstance(body, ast.ClassDef)
-        for statement, below in zip(body.body, body.body[1:], strict=False):
+        body = _classes_of(base.__module__).get(base.__qualname__)
+        for statement, below in zip(body.body, body.body[1:], strict=False) if body else ():
             if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
                 match below:
                     case ast.Expr(value=ast.Constant(value=str(text))):
                         docstrings[statement.target.id] = " ".join(text.split())
     return docstrings
+
+
+@cache
+def _classes_of(module: str) -> dict[str, ast.ClassDef]:
+    """A module's classes; it is parsed once, because `inspect.getsource` of a class reads all of it."""
+    try:
+        tree = ast.parse(inspect.getsource(sys.modules[module]))
+    except (OSError, KeyError):
+        return {}
+    return {statement.name: statement for statement in tree.body if isinstance(statement, ast.ClassDef)}

@@ -1,0 +1,369 @@
+"""The screens over a real gateway: jobs, the form, a job's curves; with hostile names and a gateway that dies."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import uvicorn
+from msgspec.structs import replace
+
+from broker.celery_app import TrainerRequests
+from broker.connection.client import connect
+from broker.job_store import JobStore
+from contracts.events import IterationCommitted, MismatchAlarm
+from contracts.jobs import JobState
+from contracts.settings import StackSettings
+from gateway.app import create_app
+from gateway.services import Services
+from http_service.server import server_config
+from onbeat.stack.ports import free_port
+from onbeat.stack.redis import EmbeddedRedis
+from tests.builders import job_spec
+from tests.contract.make_golden import iteration_metrics
+from tests.page.browsing import PHONE, chromium, opened
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Locator, Page, expect
+else:
+    expect = pytest.importorskip("playwright.sync_api").expect
+
+HOSTILE = "<img src=x onerror=\"document.title='run'\">"
+BANNER = "The gateway does not answer since"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as made:
+        yield made
+
+
+class Gateway:
+    """A gateway that can be ended and started again at its address."""
+
+    def __init__(self, settings: StackSettings) -> None:
+        self.settings = settings
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.jobs = JobStore(connect(settings))
+        self._stop: Callable[[], None] | None = None
+
+    def start(self) -> None:
+        services = Services(
+            settings=self.settings,
+            broker=connect(self.settings),
+            requests=TrainerRequests(self.settings),
+            live_period_s=0.05,
+        )
+        listener = socket.create_server(("127.0.0.1", self.port))
+        server = uvicorn.Server(server_config(create_app(services), grace_s=2.0))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+
+        def stop() -> None:
+            services.closing.set()
+            server.should_exit = True
+            thread.join()
+            listener.close()
+
+        self._stop = stop
+
+    def stop(self) -> None:
+        if self._stop is not None:
+            self._stop()
+        self._stop = None
+
+    def trained(self, job_id: str, iterations: range, *, rise: float = 0.1) -> None:
+        """Tells what a trainer would of these iterations."""
+        for number in iterations:
+            metrics = replace(iteration_metrics(), iteration=number, reward_mean=rise * number)
+            self.jobs.tell(job_id, IterationCommitted(at_s=1.0 + number, metrics=metrics, weights_digest="a" * 64))
+
+
+@pytest.fixture(scope="module")
+def gateway(redis_server: EmbeddedRedis, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    folder = tmp_path_factory.mktemp("page")
+    model = folder / "models" / "qwen3"
+    model.mkdir(parents=True)
+    (model / "config.json").write_text("{}")
+    settings = StackSettings(
+        redis_url=redis_server.url, run_root=str(folder), api_key="test-key", model_root=str(model.parent)
+    )
+    made = Gateway(settings)
+    made.start()
+    yield made
+    made.stop()
+
+
+@contextmanager
+def at(browser: Browser, gateway: Gateway, place: str, **options: Any) -> Iterator[Page]:
+    with opened(browser, gateway.url, gateway.settings.api_key, place, **options) as page:
+        yield page
+
+
+def field(page: Page, path: str) -> Locator:
+    return page.locator(f'[id="field-{path}"]')
+
+
+def row(page: Page, name: str) -> Locator:
+    return page.locator("tbody tr").filter(has=page.get_by_role("link", name=name, exact=True))
+
+
+def test_the_page_asks_for_the_key_takes_it_from_the_address_and_leaves_it_out_there(
+    gateway: Gateway, browser: Browser
+) -> None:
+    job_id, _ = gateway.jobs.create(job_spec(name="a job behind a key"))
+    page = browser.new_page()
+    page.goto(gateway.url)
+    page.get_by_role("heading", name="This gateway asks for its key.").wait_for()
+    page.get_by_label("Key of the gateway").fill("wrong")
+    page.keyboard.press("Enter")
+    page.get_by_role("heading", name="The gateway refuses this key.").wait_for()
+    page.get_by_label("Key of the gateway").fill(gateway.settings.api_key)
+    page.keyboard.press("Enter")
+    row(page, "a job behind a key").wait_for()
+    page.close()
+    page = browser.new_page()
+    page.goto(f"{gateway.url}/#/jobs/{job_id}?key={gateway.settings.api_key}")
+    page.get_by_role("heading", name="a job behind a key").wait_for()
+    assert gateway.settings.api_key not in page.url
+    page.reload()
+    page.get_by_role("heading", name="a job behind a key").wait_for()
+    page.close()
+    gateway.jobs.move(job_id, JobState.CANCELLED)
+
+
+def test_jobs_change_while_they_are_looked_at_and_are_filtered_by_state_and_name(
+    gateway: Gateway, browser: Browser
+) -> None:
+    with at(browser, gateway, "jobs?name=live") as page:
+        first, _ = gateway.jobs.create(job_spec(name="live one"))
+        second, _ = gateway.jobs.create(job_spec(name=f"live {HOSTILE}"))
+        expect(row(page, "live one")).to_contain_text("queued")
+        gateway.jobs.move(first, JobState.RUNNING)
+        gateway.jobs.move(first, JobState.FAILED, reason=f"the scorer raised {HOSTILE}")
+        expect(row(page, "live one")).to_contain_text("failed")
+        expect(row(page, "live one")).to_contain_text(HOSTILE)
+        page.get_by_role("button", name=re.compile("^failed")).click()
+        expect(page.locator("tbody tr")).to_have_count(1)
+        page.get_by_label("Filter by name").fill("no job is called so")
+        page.get_by_text("No job matches").wait_for()
+        page.goto(f"{gateway.url}/#/jobs?name=onerror")
+        row(page, f"live {HOSTILE}").wait_for()
+        assert page.locator("main img").count() == 0
+        assert page.title() == "Onbeat"
+    gateway.jobs.move(second, JobState.CANCELLED)
+
+
+def test_a_job_is_cancelled_resumed_and_deleted_after_a_question_that_names_it(
+    gateway: Gateway, browser: Browser
+) -> None:
+    job_id, _ = gateway.jobs.create(job_spec(name="asked about", iterations=10))
+    with at(browser, gateway, f"jobs/{job_id}") as page:
+        dialog = page.get_by_role("dialog")
+        page.get_by_role("button", name="Cancel asked about").click()
+        expect(dialog).to_contain_text("Cancel “asked about”?")
+        page.keyboard.press("Escape")
+        expect(dialog).to_have_count(0)
+        assert gateway.jobs.state(job_id) is JobState.QUEUED
+        page.get_by_role("button", name="Cancel asked about").click()
+        dialog.get_by_role("button", name="Cancel the job").click()
+        expect(page.locator(".job-head .badge")).to_have_text("cancelled")
+        page.get_by_role("button", name="Resume asked about").click()
+        dialog.get_by_label("Iterations in all").fill("none")
+        expect(dialog.get_by_role("button", name="Resume the job")).to_be_disabled()
+        dialog.get_by_label("Iterations in all").fill("25")
+        page.keyboard.press("Enter")
+        expect(page.locator(".job-head .badge")).to_have_text("queued")
+        expect(page.locator(".job-facts")).to_contain_text("of 25")
+        gateway.jobs.move(job_id, JobState.CANCELLED)
+        page.get_by_role("button", name="Delete asked about").click()
+        dialog.get_by_role("button", name="Delete for ever").click()
+        page.wait_for_url("**/#/jobs")
+        assert job_id not in gateway.jobs.job_ids()
+
+
+def test_a_refused_question_says_why_and_stays(gateway: Gateway, browser: Browser) -> None:
+    job_id, _ = gateway.jobs.create(job_spec(name="busy"))
+    with at(browser, gateway, f"jobs/{job_id}") as page:
+        page.get_by_role("button", name="Cancel busy").click()
+        gateway.jobs.move(job_id, JobState.RUNNING)
+        gateway.jobs.move(job_id, JobState.SUCCEEDED)
+        page.get_by_role("dialog").get_by_role("button", name="Cancel the job").click()
+        expect(page.get_by_role("alert")).to_contain_text("a succeeded job cannot be cancelled")
+
+
+def test_the_form_marks_what_the_schema_forbids_and_what_only_the_gateway_knows(
+    gateway: Gateway, browser: Browser
+) -> None:
+    with at(browser, gateway, "new") as page:
+        submit = page.get_by_role("button", name="Submit job")
+        field(page, "model.path").fill("nowhere")
+        expect(field(page, "model.path")).to_have_attribute("aria-invalid", "true")
+        expect(page.locator("#field-model\\.path-help")).to_contain_text("name a Hugging Face model folder")
+        field(page, "model.path").fill("qwen3")
+        expect(page.get_by_text("The gateway would take it.")).to_be_visible()
+        field(page, "iterations").fill("0")
+        expect(field(page, "iterations")).to_have_attribute("aria-invalid", "true")
+        expect(page.locator("#field-iterations-help")).to_contain_text("is at least 1")
+        expect(submit).to_be_disabled()
+        field(page, "iterations").fill("1e")
+        expect(page.locator("#field-iterations-help")).to_contain_text("is a whole number")
+        field(page, "iterations").fill("12")
+        field(page, "name").fill("")
+        expect(page.locator("#field-name-help")).to_contain_text("is needed")
+        field(page, "name").fill(HOSTILE)
+        submit.click()
+        page.wait_for_url("**/#/jobs/job-*")
+        job_id = page.url.rpartition("/")[2]
+        assert gateway.jobs.spec(job_id).name == HOSTILE
+        assert gateway.jobs.spec(job_id).iterations == 12
+        expect(page.get_by_role("heading", level=1)).to_have_text(HOSTILE)
+        assert page.title() == "Onbeat"
+    gateway.jobs.move(job_id, JobState.CANCELLED)
+
+
+def test_form_and_text_are_the_same_spec_both_ways(gateway: Gateway, browser: Browser) -> None:
+    with at(browser, gateway, "new") as page:
+        text = page.get_by_label("The same as JSON")
+        field(page, "dataset.type").select_option(label="reasoning_gym")
+        field(page, "dataset.task").fill("chain_sum")
+        assert json.loads(text.input_value())["dataset"] == {"type": "reasoning_gym", "task": "chain_sum"}
+        page.get_by_role("button", name="Add components").click()
+        field(page, "reward.components[1].type").select_option(label="length")
+        assert [one["type"] for one in json.loads(text.input_value())["reward"]["components"]] == ["exact", "length"]
+        spec = json.loads(text.input_value()) | {"iterations": 77}
+        text.fill(json.dumps(spec))
+        expect(field(page, "iterations")).to_have_value("77")
+        text.fill('{"iterations": ')
+        page.get_by_text("This is no JSON object yet").wait_for()
+        expect(field(page, "iterations")).to_have_value("77")
+        page.reload()
+        expect(text).to_have_value('{"iterations": ')
+
+
+def test_a_clone_has_what_was_told_and_what_was_typed_before_comes_back(gateway: Gateway, browser: Browser) -> None:
+    job_id, _ = gateway.jobs.create(job_spec(name="the original", seed=41))
+    with at(browser, gateway, "new") as page:
+        field(page, "name").fill("typed before")
+        page.goto(f"{gateway.url}/#/new?from={job_id}")
+        expect(field(page, "name")).to_have_value("the original")
+        expect(field(page, "seed")).to_have_value("41")
+        assert "deterministic" not in page.get_by_label("The same as JSON").input_value()
+        page.get_by_role("button", name="Bring back what I had typed").click()
+        expect(field(page, "name")).to_have_value("typed before")
+    gateway.jobs.move(job_id, JobState.CANCELLED)
+
+
+def test_a_gateway_that_dies_and_comes_back_costs_nothing_that_was_seen_or_typed(
+    gateway: Gateway, browser: Browser
+) -> None:
+    job_id, _ = gateway.jobs.create(job_spec(name="outlives its gateway"))
+    with at(browser, gateway, "jobs?name=outlives") as page:
+        row(page, "outlives its gateway").wait_for()
+        gateway.stop()
+        page.get_by_text(BANNER).wait_for()
+        expect(row(page, "outlives its gateway")).to_contain_text("queued")
+        gateway.jobs.move(job_id, JobState.CANCELLED)
+        gateway.start()
+        expect(row(page, "outlives its gateway")).to_contain_text("cancelled")
+        expect(page.get_by_text(BANNER)).to_have_count(0)
+        page.goto(f"{gateway.url}/#/new")
+        field(page, "model.path").fill("qwen3")
+        gateway.stop()
+        field(page, "name").fill("typed while it was away")
+        page.get_by_role("button", name="Submit job").click()
+        page.get_by_role("alert").get_by_text("the gateway does not answer").wait_for()
+        gateway.start()
+        page.reload()
+        expect(field(page, "name")).to_have_value("typed while it was away")
+        page.get_by_role("button", name="Submit job").click()
+        page.wait_for_url("**/#/jobs/job-*")
+        made = page.url.rpartition("/")[2]
+    assert gateway.jobs.spec(made).name == "typed while it was away"
+    gateway.jobs.move(made, JobState.CANCELLED)
+
+
+def test_the_curves_grow_while_a_job_trains_and_another_lies_over_them(gateway: Gateway, browser: Browser) -> None:
+    job_id, _ = gateway.jobs.create(job_spec(name="this one"))
+    other, _ = gateway.jobs.create(job_spec(name="the other one"))
+    gateway.jobs.move(job_id, JobState.RUNNING)
+    gateway.trained(job_id, range(3))
+    gateway.trained(other, range(5), rise=0.05)
+    with at(browser, gateway, f"jobs/{job_id}") as page:
+        reward = page.get_by_role("img", name=re.compile("^Reward"))
+        expect(reward).to_have_attribute("aria-label", "Reward. Reward: 0 at 0, 0.200 at 2")
+        gateway.trained(job_id, range(3, 5))
+        expect(reward).to_have_attribute("aria-label", "Reward. Reward: 0 at 0, 0.400 at 4")
+        alarm = MismatchAlarm(
+            at_s=9.0, iteration=4, mismatch_k3=0.5, mismatch_max=1.5, effective_sample_share=0.5, threshold=0.1
+        )
+        gateway.jobs.tell(job_id, alarm)
+        expect(page.locator(".events")).to_contain_text("iteration 4: K3 0.500 is above 0.100", ignore_case=True)
+        page.get_by_label("Compare with another job").select_option(value=other)
+        expect(reward).to_have_attribute(
+            "aria-label", "Reward. this one: 0 at 0, 0.400 at 4; the other one: 0 at 0, 0.200 at 4"
+        )
+        page.get_by_label("Smoothed").fill("0.9")
+        expect(reward).not_to_have_attribute("aria-label", re.compile("0.400 at 4"))
+        page.get_by_label("Add a curve").select_option("loss")
+        page.get_by_role("img", name=re.compile("^loss", re.IGNORECASE)).wait_for()
+        box = reward.bounding_box()
+        assert box is not None
+        page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+        readout = page.get_by_label("Numbers of one iteration")
+        expect(readout).to_contain_text("under the cursor")
+        expect(readout.get_by_role("heading")).to_have_text("Iteration 2")
+        expect(readout.locator("tr").filter(has_text="reward mean")).to_contain_text("0.200")
+        expect(readout.locator("tr").filter(has_text="reward mean")).to_contain_text("0.100")
+    gateway.jobs.move(job_id, JobState.FAILED, reason="the test is over")
+    gateway.jobs.move(other, JobState.CANCELLED)
+
+
+def test_a_job_is_submitted_with_the_keyboard_alone(gateway: Gateway, browser: Browser) -> None:
+    with at(browser, gateway, "jobs?name=by-keyboard") as page:
+        page.get_by_role("link", name="New job").first.focus()
+        page.keyboard.press("Enter")
+        field(page, "name").wait_for()
+        for path, text in (("name", "by-keyboard"), ("model.path", "qwen3")):
+            tab_to(page, f"field-{path}")
+            page.keyboard.press("Control+a")
+            page.keyboard.type(text)
+        expect(page.get_by_text("The gateway would take it.")).to_be_visible()
+        page.keyboard.press("Enter")
+        page.wait_for_url("**/#/jobs/job-*")
+        job_id = page.url.rpartition("/")[2]
+    assert gateway.jobs.spec(job_id).name == "by-keyboard"
+    gateway.jobs.move(job_id, JobState.CANCELLED)
+
+
+def tab_to(page: Page, element_id: str) -> None:
+    """Presses Tab until the element has the focus, as a person would."""
+    for _ in range(60):
+        if page.evaluate("document.activeElement.id") == element_id:
+            return
+        page.keyboard.press("Tab")
+    pytest.fail(f"Tab does not reach {element_id}")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_no_screen_is_wider_than_a_phone(scheme: str, gateway: Gateway, browser: Browser) -> None:
+    name = "a" * 90 + scheme
+    job_id, _ = gateway.jobs.create(job_spec(name=name))
+    gateway.trained(job_id, range(3))
+    with at(browser, gateway, "jobs?name=aaa", size=PHONE, scheme=scheme) as page:
+        row(page, name).wait_for()
+        ground = page.evaluate("getComputedStyle(document.documentElement).backgroundColor")
+        assert ground == ("rgb(18, 19, 22)" if scheme == "dark" else "rgb(250, 250, 248)")
+        for place, landmark in ((None, "main"), (f"jobs/{job_id}", ".charts"), ("new", ".sections")):
+            if place:
+                page.goto(f"{gateway.url}/#/{place}")
+            page.locator(landmark).wait_for()
+            assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"], place
+    gateway.jobs.move(job_id, JobState.CANCELLED)
