@@ -40,16 +40,23 @@ def write_audit(folder: RunFolder, status: JobStatus, entries: list[AuditEntry])
 
 def read_audit(folder: RunFolder) -> tuple[JobStatus, list[AuditEntry]]:
     """Raises NotFound where the run left no audit file."""
-    path = folder.path / FILE_NAME
     try:
-        stored = decode_json(path.read_bytes(), AuditFile)
-    except OSError as error:
+        stored = read_audit_file(folder.audit)
+    except NotFound as error:
         raise NotFound(
             f"no audit chain of {folder.job_id} in {folder.run_root}",
             field="job",
             cure="start the stack that holds it with `onbeat up`, or give --run-dir",
         ) from error
     return stored.status, list(stored.entries)
+
+
+def read_audit_file(path: Path) -> AuditFile:
+    """Raises NotFound for one that isn't there or can't be read, InvalidInput for a damaged one."""
+    try:
+        return decode_json(path.read_bytes(), AuditFile)
+    except OSError as error:
+        raise NotFound(f"cannot be read: {error.strerror}", field=str(path)) from error
 
 
 def read_spec(folder: RunFolder) -> JobSpec:

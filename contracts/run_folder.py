@@ -41,6 +41,7 @@ class RunFolder:
         self.timeline = self.path / "timeline.jsonl"
         self.evaluations = self.path / "evaluations.jsonl"
         self.audit = self.path / "audit.json"
+        self.audit_aside = self.path / ".audit.json"
         self.trainer_log = self.path / "trainer.log"
         self.weights = self.weight_root / job_id / "weights"
         self.checkpoints = self.path / "checkpoints"

@@ -29,6 +29,8 @@ KEY_FORM = re.compile(r"[\x21-\x7e]+")
 
 Start = Annotated[float, Meta(gt=0.0, le=86400.0)]
 """Seconds that a process may take to start: a day at most."""
+Age = Annotated[float, Meta(ge=1.0, le=36500.0)]
+"""Days since a job has ended: a day at least, a hundred years at most."""
 ENGINE_OPTIONS = sorted({option for kind in ENGINES.values() for option in kind.__struct_fields__})
 
 
@@ -85,6 +87,18 @@ class StackSettings(Record, frozen=True, kw_only=True):
     and two once an iteration is sampled, where the trainer may use two cores and a pass has one compute thread."""
     max_jobs: Annotated[int, Meta(ge=1, le=1_000_000)] = 1000
     """How many jobs the gateway keeps; at that number a new one is refused until an ended one is removed."""
+    keep_keys_days: Age = 30.0
+    """Days that Redis keeps a job which has ended, where its spec says nothing else (retention.keys_days)."""
+    keep_files_days: Age = 36500.0
+    """The same of its whole run folder (retention.files_days); 36500, a hundred years, stands for ever."""
+    keep_result_days: Age = 36500.0
+    """The same of what is left of it then, its trained weights among it (retention.result_days)."""
+    max_keys_days: Age = 36500.0
+    """Most that a spec may ask for; a job that was taken before this was lowered goes by it, too."""
+    max_files_days: Age = 36500.0
+    """The same of files_days."""
+    max_result_days: Age = 36500.0
+    """The same of result_days."""
     verify_timeout_s: Patience = 600.0
     """How long the gateway lets one check of an audit chain take, which hashes all weights of a job that it sees."""
     log_format: Literal["human", "json"] = "human"

@@ -26,6 +26,7 @@ from contracts.spec_tables.algorithm import AlgorithmSpec
 from contracts.spec_tables.datasets import DatasetSpec
 from contracts.spec_tables.environment import EnvironmentSpec, environment_problem
 from contracts.spec_tables.recording import RecordingSpec
+from contracts.spec_tables.retention import RetentionSpec
 from contracts.spec_tables.rollout import EvaluationSpec, RolloutSpec
 from contracts.spec_tables.stages import (
     MAX_STAGES,
@@ -149,6 +150,8 @@ class JobSpec(Record, frozen=True, kw_only=True):
     """Held-out evaluation."""
     recording: RecordingSpec | UnsetType | None = UNSET
     """Which batches stay on disk after they were trained, to be looked at and sampled again; none: no batch does."""
+    retention: RetentionSpec | UnsetType = UNSET
+    """What stays of the job after it has ended, and for how long; left out: as the stack says."""
     timeouts: TimeoutSpec = field(default_factory=TimeoutSpec)
     """Deadlines."""
     limits: LimitSpec = field(default_factory=LimitSpec)

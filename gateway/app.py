@@ -13,6 +13,10 @@ request ─ metrics.py ─ http_service/access.py (Host, origin, key)
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import os
+import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -20,6 +24,7 @@ from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 
 from gateway.api import dead, inspect, jobs, live, process, rollouts, timeline, watch
+from gateway.forgetting import forget_again_and_again
 from gateway.metrics import Measure
 from gateway.openapi import REFUSALS, describe_contracts
 from gateway.page.files import page_router, read_page
@@ -28,6 +33,9 @@ from http_service.access import Access, AccessRules
 from http_service.problems import answer_with_problems
 
 VERSION = "0.1.0"
+
+log = logging.getLogger(__name__)
+
 ROUTERS = (
     *(jobs.router, dead.router, watch.router, live.router, timeline.router, rollouts.router),
     inspect.router,
@@ -63,8 +71,18 @@ def create_app(services: Services) -> FastAPI:
 
 @asynccontextmanager
 async def _close_at_the_end(app: FastAPI) -> AsyncIterator[None]:
-    yield
     services: Services = app.state.services
+    forgetting = asyncio.create_task(forget_again_and_again(services))
+    forgetting.add_done_callback(_end_if_died)
+    yield
     services.closing.set()
+    await forgetting
     await run_in_threadpool(services.requests.close)
     services.broker.close()
+
+
+def _end_if_died(task: asyncio.Task[None]) -> None:
+    """A task of the background that dies ends its process, which is started again."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.critical("the task that forgets ended jobs died: this gateway ends", exc_info=error)
+        os.kill(os.getpid(), signal.SIGTERM)

@@ -25,6 +25,8 @@ CRASH_POINTS = {
     "consumer.after_checkpoint": "the checkpoint is complete, older ones are not yet removed",
     "consumer.saving_older_versions": "older versions of the window are in a checkpoint that has no name yet",
     "consumer.publishing_older_versions": "an older version is published again, the window is not open",
+    "consumer.putting_aside": "an audit chain is in its run folder under another name than the one that is looked for",
+    "consumer.reducing_files": "a part of what a job's result doesn't need is gone",
     "consumer.removing_files": "a removed job's folder has its hidden name, and is whole",
     "producer.after_claim": "a leased batch that nobody works on",
     "producer.loading_weights": "a leased batch, its weights half loaded",

@@ -107,7 +107,7 @@ RIGHTS: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("+xadd", "~onbeat:{*}:audit ~onbeat:{*}:events ~onbeat:{*}:shards"),
         ("+set +get +pexpire +del", "~onbeat:{*}:starting"),
         ("+sadd +srem", "~onbeat:active"),
-        ("+hgetall +hdel", "~onbeat:removed"),
+        ("+hgetall +hset +hdel", "~onbeat:removed"),
         ("+hdel", "~onbeat:generators ~onbeat:stage_workers"),
         ("+xtrim", "~onbeat:{*}:spans"),
     ),

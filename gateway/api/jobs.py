@@ -19,6 +19,7 @@ from contracts.errors import Conflict
 from contracts.jobs import JobState, JobStatus, ResumeRequest
 from contracts.spec import JobSpec
 from contracts.spec_tables.reasoning_tasks import check_job
+from contracts.spec_tables.retention import check_retention
 from gateway import openapi, submission
 from gateway.environment_check import check_environment
 from gateway.job_list import MAX_LISTED, newest_jobs
@@ -158,6 +159,7 @@ def _create(services: Services, spec: JobSpec, key: str) -> tuple[JobStatus, boo
 def _check(services: Services, spec: JobSpec) -> None:
     """Raises Problem, InvalidInput or Unavailable."""
     check_job(spec.dataset, spec.reward.components)
+    check_retention(spec.retention, services.settings)
     submission.check_paths(spec, services.settings)
     submission.check_generators(spec, Presence(services.broker).live())
     check_plugins(spec, services.settings)

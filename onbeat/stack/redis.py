@@ -42,6 +42,8 @@ aclfile "{users}"
 dir "{folder}"
 appendonly yes
 appendfsync everysec
+auto-aof-rewrite-percentage 100
+auto-aof-rewrite-min-size 64mb
 save ""
 maxmemory-policy noeviction
 daemonize no

@@ -91,6 +91,7 @@ from contracts.spec_tables.datasets import (
 )
 from contracts.spec_tables.lora import LoraSpec
 from contracts.spec_tables.reasoning_tasks import TaskEntry
+from contracts.spec_tables.retention import RetentionSpec
 from contracts.spec_tables.stages import (
     ExternalStage,
     LlmJudgeStage,
@@ -598,6 +599,7 @@ GOLDEN: dict[str, Record] = {
         algorithm=AlgorithmSpec(loss=PluginLoss(entry_point="mine")),
     ),
     "job_spec_lagging": lagging_spec(),
+    "job_spec_retained": replace(job_spec(AdditionDataset()), retention=RetentionSpec(keys_days=7.0, files_days=90.5)),
     "job_spec_staged": staged_spec(),
     "stage_plan": staged_spec().stage_plan,
     "job_status": job_status(),

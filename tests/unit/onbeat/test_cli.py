@@ -190,7 +190,11 @@ def test_an_event_stream_that_breaks_off_is_taken_up_after_its_last_event(gatewa
     ("command", "line"),
     [
         (["watch", "unknown"], "onbeat: job: there is no such job (GET /v1/jobs lists them)"),
-        (["delete", "--yes", "job-none"], "onbeat: job: there is no such job"),
+        (["delete", "job-none", "--yes"], "onbeat: job: there is no such job"),
+        (
+            ["delete", JOB],
+            "onbeat: --yes: what is deleted, weights and checkpoints too, does not come back (give it to delete)",
+        ),
         (["cancel", JOB], "onbeat: state: a succeeded job cannot become cancelling"),
         (
             ["jobs", "--api-key", "wrong"],

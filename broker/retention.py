@@ -1,0 +1,95 @@
+"""Ended jobs whose time in Redis is over, and what their run folder needs to stand alone.
+
+    consumer: audit chain and status ─▶ put aside in the run folder     it alone may write there
+    gateway:  reads them back, equal ─▶ remove_job (as_seen)            it alone may remove keys
+    consumer: onbeat:removed, kept   ─▶ audit.json
+
+A resume between two of these steps wins: `remove_job` looks at the job once more, and what was put aside is stale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from broker.connection.client import Broker
+from broker.job_store import JobStore
+from broker.keys import JobKeys
+from contracts.encoding.wire import UNREADABLE, decode
+from contracts.events import AuditRecord
+from contracts.jobs import JobStatus
+from contracts.settings import StackSettings
+from contracts.spec_tables.retention import DAY_S, RetentionSpec, kept_for
+
+AT_ONCE = 100
+"""Jobs that one look asks for."""
+
+
+class DueJob(NamedTuple):
+    """An ended job that Redis need not keep any longer, as it was seen."""
+
+    job_id: str
+    ended_s: str
+    """As it stands in the job hash."""
+    num_records: int
+    """Length of its audit chain."""
+
+
+class _Asked(msgspec.Struct):
+    retention: RetentionSpec | UnsetType = UNSET
+
+
+_asked = msgspec.msgpack.Decoder(_Asked)
+
+
+def due_jobs(broker: Broker, settings: StackSettings) -> list[DueJob]:
+    """Oldest first. A spec that this Onbeat can't read goes by the stack's defaults."""
+    jobs, now_s = JobStore(broker), broker.now_s()
+    active, job_ids = set(jobs.active_jobs()), jobs.job_ids()
+    ended = [job_id for job_id in reversed(job_ids) if job_id not in active]
+    found: list[DueJob] = []
+    for start in range(0, len(ended), AT_ONCE):
+        found += _due_of(broker, settings, ended[start : start + AT_ONCE], now_s)
+    return found
+
+
+def audit_links(broker: Broker, job_id: str) -> list[tuple[AuditRecord, str]]:
+    """The whole chain, oldest first, each record with the digest that stands beside it."""
+    redis: Any = broker.redis
+    with broker.call():
+        rows = redis.xrange(JobKeys(job_id).audit)
+    return [(decode(fields[b"record"], AuditRecord), fields[b"digest"].decode()) for _, fields in rows]
+
+
+def is_all_of(broker: Broker, due: DueJob, status: JobStatus, links: Sequence[tuple[AuditRecord, str]]) -> bool:
+    """Whether a stored status and chain are those of the job as it was seen: compared with Redis, record by record."""
+    if (status.ended_s, len(links)) != (float(due.ended_s), due.num_records):
+        return False
+    return list(links) == audit_links(broker, due.job_id)
+
+
+def _due_of(broker: Broker, settings: StackSettings, job_ids: list[str], now_s: float) -> list[DueJob]:
+    keys = [JobKeys(job_id) for job_id in job_ids]
+    with broker.call():
+        pipe: Any = broker.redis.pipeline(transaction=False)
+        for one in keys:
+            pipe.hget(one.job, "ended_s").get(one.spec).xlen(one.audit)
+        answers = pipe.execute()
+    found = []
+    for index, job_id in enumerate(job_ids):
+        ended_s, spec, num_records = answers[3 * index : 3 * index + 3]
+        if ended_s is None or spec is None:
+            continue
+        if now_s - float(ended_s) >= DAY_S * kept_for(_retention_of(spec), settings).keys_days:
+            found.append(DueJob(job_id, ended_s.decode(), num_records))
+    return found
+
+
+def _retention_of(spec: bytes) -> RetentionSpec | UnsetType:
+    try:
+        return _asked.decode(spec).retention
+    except UNREADABLE:
+        return UNSET
