@@ -352,11 +352,11 @@ class JobStore:
             rows = self._redis.xrange(JobKeys(job_id).events, min=f"({entry_id}", count=count)
         return [(entry.decode(), decode(fields[b"event"], JobEvent)) for entry, fields in rows]  # type: ignore[arg-type]
 
-    def audit(self, job_id: str) -> list[AuditRecord]:
-        """The whole chain, oldest first."""
+    def audit(self, job_id: str, *, last: int | None = None) -> list[AuditRecord]:
+        """The whole chain, or its newest `last` records; oldest first."""
         with self._broker.call():
-            rows = self._redis.xrange(JobKeys(job_id).audit)
-        return [decode(fields[b"record"], AuditRecord) for _, fields in rows]
+            rows = self._redis.xrevrange(JobKeys(job_id).audit, count=last)
+        return [decode(fields[b"record"], AuditRecord) for _, fields in reversed(rows)]
 
     def first_weights_digest(self, job_id: str) -> str:
         """Digest of version 0, the model as the job found it; "" before the audit chain begins."""

@@ -25,6 +25,8 @@ LINK: dict[str, Any] = {"allOf": [openapi.record(AuditRecord), DIGEST]}
 METRICS = openapi.answers(openapi.list_of("IterationList", "iterations", openapi.record(IterationMetrics)))
 AUDIT = openapi.answers(openapi.list_of("AuditChain", "records", LINK))
 EVENTS = openapi.answers({"type": "string"}, "Events to the job's final state", media_type="text/event-stream")
+Last = Annotated[int | None, Query(ge=1, le=2 * MAX_ITERATIONS)]
+"""A chain has a record for each iteration and each rewind."""
 
 router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["jobs"])
 
@@ -63,7 +65,10 @@ def streams(job_id: KnownJob, services: HasServices) -> Response:
 
 
 @router.get("/audit", **AUDIT)
-def audit(job_id: KnownJob, services: HasServices) -> Response:
-    """Show the audit chain, oldest first, each record with the digest that the next one names as `previous`."""
-    records = services.jobs.audit(job_id)
+def audit(job_id: KnownJob, services: HasServices, last: Last = None) -> Response:
+    """Show the audit chain, oldest first, each record with the digest that the next one names as `previous`.
+
+    With `last`, its newest records alone.
+    """
+    records = services.jobs.audit(job_id, last=last)
     return json_answer({"records": [{**to_builtins(record), "digest": record_digest(record)} for record in records]})

@@ -341,6 +341,7 @@ export interface JobSpec {
   stages: (ReferenceStage | TeacherStage | RewardModelStage | LlmJudgeStage | ExternalStage)[];
   evaluation?: EvaluationSpec;
   recording?: (RecordingSpec | null);
+  retention?: RetentionSpec;
   timeouts?: TimeoutSpec;
   limits?: LimitSpec;
 }
@@ -613,6 +614,12 @@ export type ReplayState = ("done" | "failed" | "queued" | "sampling");
 export interface ResumeRequest {
   iterations: (number | null);
   on_unscorable: Record<string, (("fail") | number)>;
+}
+
+export interface RetentionSpec {
+  keys_days?: number;
+  files_days?: number;
+  result_days?: number;
 }
 
 export interface RewardModelStage {

@@ -11,17 +11,19 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
+from broker.keys import JobKeys
 from broker.presence import Presence
 from broker.replays import Replays
 from contracts.encoding.arrays import pack_int32
 from contracts.encoding.json_lines import append_json_lines
+from contracts.encoding.wire import encode
 from contracts.jobs import JobState
 from contracts.recorded.batches import RecordedBatch
 from contracts.rollouts import batch_digest
 from contracts.run_folder import RunFolder
 from gateway.services import Services
 from tests.integration.test_dead_letters import bury, running
-from tests.integration.test_gateway import services, serving  # noqa: F401
+from tests.integration.test_gateway import audit_record, services, serving  # noqa: F401
 from tests.integration.test_recorded_rollouts import record_of, recorded
 from tests.page.browsing import PHONE, chromium, opened
 from tests.trajectories import played
@@ -229,6 +231,26 @@ def test_every_tab_fits_a_phone_and_is_dark_where_the_device_is(shown: Shown) ->
             page.locator("main section").first.wait_for()
             assert page.evaluate("document.scrollingElement.scrollWidth") <= PHONE["width"], tab
             assert is_dark(page)
+
+
+def test_the_newest_records_of_a_long_chain_stand_first_and_older_ones_come_when_asked(shown: Shown) -> None:
+    made = audit_record({"0/train/0": "ab" * 32})
+    for iteration in range(25):
+        record = replace(
+            made, iteration=iteration, policy_version=iteration, abandoned={f"{iteration}/train/1": HOSTILE}
+        )
+        shown.services.broker.redis.xadd(JobKeys(shown.job_id).audit, {"record": encode(record), "digest": "cd" * 32})
+    with shown.tab("audit") as page:
+        links = page.locator(".link strong")
+        links.filter(has_text="Iteration 24").wait_for()
+        assert (links.count(), links.last.inner_text()) == (20, "Iteration 5")
+        page.get_by_role("button", name="5 older records").click()
+        links.get_by_text("Iteration 0", exact=True).wait_for()
+        links.filter(has_text="Iteration 24").click()
+        page.get_by_text("24/train/1 was given up: <script>").wait_for()
+        assert_no_script_ran(page)
+    (newest,) = shown.services.jobs.audit(shown.job_id, last=1)
+    assert newest.iteration == 24
 
 
 def is_dark(page: Page) -> bool:

@@ -1,6 +1,6 @@
 // The audit chain: what each iteration trained, under which digest, after which record; and whether it holds.
 import type { JSX } from "preact";
-import { useState } from "preact/hooks";
+import { useRef, useState } from "preact/hooks";
 import { useResource } from "../live";
 import { number, plural } from "../ui/format";
 import { Digest, Empty, Failure } from "../ui/parts";
@@ -13,31 +13,35 @@ import { Plain } from "./plain";
 import type { AuditChain } from "../types";
 import type { TabProps } from "./tab";
 
-const SHOWN_AT_ONCE = 30;
+const SHOWN_AT_ONCE = 20;
 const BATCHES_SHOWN = 64;
 
-export function Audit({ jobId, status }: TabProps): JSX.Element {
-  const path = `/v1/jobs/${encodeURIComponent(jobId)}/audit`;
-  const chain = useResource<AuditChain>(path, { again: `${status.iterations_committed} ${status.trainer_epoch}` });
+export function Audit({ jobId, status, streams }: TabProps): JSX.Element {
   const [shown, setShown] = useState(SHOWN_AT_ONCE);
+  const path = `/v1/jobs/${encodeURIComponent(jobId)}/audit?last=${shown}`;
+  const again = `${status.iterations_committed} ${status.trainer_epoch}`;
+  const chain = useResource<AuditChain>(path, { again });
+  const seen = useRef<ChainLink[]>([]);
   if (isAbsent(chain.error)) return <Absent what="audit chain" />;
-  const records = chain.value?.records ?? [];
+  if (chain.value) seen.current = newestFirst(chain.value.records);
+  const records = seen.current;
+  const length = Math.max(records.length, streams?.streams?.find((one) => one.name === "audit")?.num_entries ?? 0);
   return (
     <div class="stack audit">
       <Verify jobId={jobId} state={status.state} />
       <section class="card" aria-labelledby="chain-title">
         <div class="card-head">
           <h2 id="chain-title">Audit chain</h2>
-          <span class="quiet small">{plural(records.length, "record")}, newest first</span>
+          <span class="quiet small">{plural(length, "record")}, newest first</span>
         </div>
         <Failure error={chain.error} />
         {chain.value && records.length === 0 && <Empty title="No iteration is committed yet" />}
         <ol class="chain">
-          {newestFirst(records, shown).map((record) => <Link key={record.digest} record={record} />)}
+          {records.map((record) => <Link key={record.digest} record={record} />)}
         </ol>
-        {records.length > shown && (
-          <button type="button" class="button" onClick={() => setShown(shown * 2)}>
-            {plural(records.length - shown, "older record")}
+        {length > records.length && (
+          <button type="button" class="button" disabled={chain.loading} onClick={() => setShown(shown * 2)}>
+            {plural(length - records.length, "older record")}
           </button>
         )}
       </section>

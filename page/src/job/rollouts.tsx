@@ -1,5 +1,6 @@
 // What the model said: the recorded iterations, their batches, a batch's groups; and a search over all of them.
 import type { JSX } from "preact";
+import { useRef } from "preact/hooks";
 import { useResource } from "../live";
 import { Empty, Failure, FINAL } from "../ui/parts";
 import { Absent, isAbsent } from "./parts";
@@ -17,12 +18,14 @@ export function Rollouts({ jobId, status, query }: TabProps): JSX.Element {
   const limit = 20;
   const path = `/v1/jobs/${encodeURIComponent(jobId)}/rollouts?limit=${limit}`;
   const list = useResource<RecordedList>(path, { again: `${status.iterations_committed} ${status.state}` });
+  const opened = useRef<string | undefined>(undefined);
   if (isAbsent(list.error)) return <Absent what="rollouts" />;
   if (!list.value) return list.error ? <Failure error={list.error} /> : <Empty title="…" />;
   if (list.value.recording === null && list.value.iterations.length === 0) return <NotRecorded jobId={jobId} />;
   const asked = query.get("batch") ?? "";
-  const newest = list.value.iterations[0]?.batches[0]?.batch_id;
-  const batchId = BATCH_ID.test(asked) ? asked : newest;
+  // The newest at first, and then that one: what is read must not change because the job goes on.
+  opened.current ??= list.value.iterations[0]?.batches[0]?.batch_id;
+  const batchId = BATCH_ID.test(asked) ? asked : opened.current;
   const sample = query.has("sample") ? Number(query.get("sample")) : null;
   return (
     <div class="rollouts">

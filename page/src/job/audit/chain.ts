@@ -5,9 +5,9 @@ import type { AuditChain, AuditRecord } from "../../types";
 /** A record with the digest that the next one names as `previous`. */
 export type ChainLink = AuditChain["records"][number];
 
-/** The newest `many` records of a chain that is oldest first. */
-export function newestFirst<T>(records: readonly T[], many: number): T[] {
-  return records.slice(Math.max(0, records.length - many)).reverse();
+/** A part of the chain that the gateway answers oldest first. */
+export function newestFirst<T>(records: readonly T[]): T[] {
+  return [...records].reverse();
 }
 
 /** A record in half a sentence. */

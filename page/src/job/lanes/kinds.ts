@@ -21,7 +21,6 @@ export const KINDS: readonly Kind[] = [
   { what: "load", says: "takes a version into its engine", color: "#cc79a7", pattern: "rising", idle: false },
   { what: "train", says: "passes forward and backward", color: "#d55e00", pattern: "plain", idle: false },
   { what: "step", says: "takes the optimizer's step", color: "#e69f00", pattern: "falling", idle: false },
-  { what: "sync", says: "sums the ranks' gradients", color: "#b59d00", pattern: "crossed", idle: false },
   { what: "publish", says: "publishes what it made", color: "#009e73", pattern: "upright", idle: false },
   { what: "open", says: "commits an iteration and opens the next", color: "#5f6f7a", pattern: "level", idle: false },
   { what: "wait", says: "has nothing to do", color: "#9aa3ab", pattern: "falling", idle: true },

@@ -112,14 +112,15 @@ function paintSpan(canvas: CanvasRenderingContext2D, kind: Kind, { left, top, wi
   canvas.fillText(kind.what, at, top + high / 2 + 0.5);
 }
 
-/** The path through the lanes: its spans outlined, and between them a line that waits in the lane of the one before. */
+/** The path through the lanes: its spans outlined, and from lane to lane a line, which waits below the one before. */
 function paintCritical(canvas: CanvasRenderingContext2D, shown: Shown, ink: Ink): void {
   canvas.strokeStyle = ink.critical;
   let before: PlacedSpan | null = null;
   for (const placed of shown.drawing.critical) {
     const isSeen = placed.span.ended_s >= shown.view.from_s && placed.span.started_s <= shown.view.to_s;
     if (isSeen) outline(canvas, shown, placed, ink.critical, 2);
-    if (before && placed.span.started_s >= shown.view.from_s && before.span.ended_s <= shown.view.to_s) {
+    const isBetween = placed.span.started_s >= shown.view.from_s && (before?.span.ended_s ?? 0) <= shown.view.to_s;
+    if (before && before.lane !== placed.lane && isBetween) {
       connect(canvas, shown, before, placed);
     }
     before = placed;
@@ -131,8 +132,9 @@ function connect(canvas: CanvasRenderingContext2D, shown: Shown, before: PlacedS
   const to = Math.max(from, xOf(placed.span.started_s, shown.view, shown.width));
   canvas.lineWidth = 1;
   canvas.beginPath();
-  canvas.moveTo(from, middleOf(shown, before));
-  canvas.lineTo(to, middleOf(shown, before));
+  const below = middleOf(shown, before) + (ROW - 3) / 2 + 1;
+  canvas.moveTo(from, below);
+  canvas.lineTo(to, below);
   canvas.lineTo(to, middleOf(shown, placed));
   canvas.stroke();
 }
