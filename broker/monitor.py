@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ from broker.ledger import Expected, Published, batch_record
 from broker.presence import Presence, StagePresence
 from broker.stage_monitor import stage_view
 from contracts.answers import StackState
+from contracts.encoding.names import JOB_ID
 from contracts.encoding.wire import decode
 from contracts.errors import ContractViolation
 from contracts.events import AuditRecord
@@ -284,6 +286,25 @@ def _leases(pending: list[dict[str, Any]], batch_ids: Mapping[str, str]) -> list
         )
         for row in pending
     ]
+
+
+def count_states(broker: Broker) -> dict[JobState, int]:
+    """How many jobs are kept in each state."""
+    with broker.call():
+        job_ids: Any = broker.redis.zrange(JOBS, 0, -1)
+        pipe: Any = broker.redis.pipeline(transaction=False)
+        for job_id in (one.decode() for one in job_ids):
+            if JOB_ID.fullmatch(job_id):
+                pipe.hget(JobKeys(job_id).job, "state")
+        found = Counter(pipe.execute())
+    return {state: found[state.value.encode()] for state in JobState if found[state.value.encode()]}
+
+
+def server_memory(broker: Broker) -> tuple[int, int]:
+    """(bytes that count for the server's limit, the limit; 0 without one)."""
+    with broker.call():
+        memory: Any = broker.redis.info("memory")
+    return memory["used_memory"] - memory.get("mem_not_counted_for_evict", 0), memory["maxmemory"]
 
 
 def seen_generators(broker: Broker, now_s: float | None = None) -> tuple[GeneratorSeen, ...]:

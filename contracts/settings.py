@@ -152,6 +152,14 @@ class StackSettings(Record, frozen=True, kw_only=True):
     """Longest that one request to the judge's server may take, the whole answer included."""
     stage_models: Annotated[int, Meta(ge=1, le=1024)] = 4
     """Models that a stage worker keeps in memory; beyond them the one that was used longest ago is let go."""
+    metrics_port: Annotated[int, Meta(ge=0, le=65535)] = 0
+    """Port on which a generator, a trainer, a stage worker or a consumer's worker serves `/metrics` for Prometheus, at
+    ONBEAT_HOST; 0: it doesn't. The HTTP services serve it at their own ports."""
+    trainer_metrics_port: Annotated[int, Meta(ge=0, le=65535)] = 0
+    """The metrics_port of the trainers that a consumer's worker starts, one at a time."""
+    metrics_key: str = ""
+    """Bearer key that opens `/metrics` of every process, and nothing else. Without one, only the key of an HTTP service
+    opens its own, and a process that isn't a service serves its metrics on a loopback address alone."""
     crash_at: str = ""
     """Crash point (docs/failure-modes.md) at which a trainer, a generator, a stage worker or the environment
     service kills itself; for tests."""

@@ -24,8 +24,8 @@ from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 
 from gateway.api import dead, inspect, jobs, live, process, rollouts, timeline, watch
+from gateway.exposition.requests import Measure
 from gateway.forgetting import forget_again_and_again
-from gateway.metrics import Measure
 from gateway.openapi import REFUSALS, describe_contracts
 from gateway.page.files import page_router, read_page
 from gateway.services import Services

@@ -17,8 +17,8 @@ from contracts.encoding.names import check_job_id
 from contracts.errors import BrokerUnavailable
 from contracts.settings import StackSettings
 from gateway.event_stream import KEEP_ALIVE_S
+from gateway.exposition.requests import GatewayMetrics
 from gateway.live_stream import PERIOD_S
-from gateway.metrics import GatewayMetrics
 
 MAX_BODY_BYTES = 1024 * 1024
 

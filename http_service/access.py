@@ -24,6 +24,8 @@ from contracts.errors import InvalidInput
 from contracts.settings import KEY_FORM, StackSettings
 from http_service.problems import Problem, problem_response
 
+METRICS_PATH = "/metrics"
+METRICS_KEY = "ONBEAT_METRICS_KEY"
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 LOOPBACK_NAMES = frozenset({"localhost"})
 SAME_SITE = ("same-origin", "none")
@@ -41,15 +43,21 @@ class AccessRules:
     """Host names, in small letters."""
     has_page: bool = False
     """Whether PAGE and what lies under PAGE_PARTS are answered without the key: they hold no secret."""
+    metrics_key: bytes = b""
+    """Opens METRICS_PATH too, and nothing else; b"" opens nothing."""
 
     @classmethod
     def of(cls, settings: StackSettings, *, key: str, key_setting: str, has_page: bool = False) -> AccessRules:
         """Raises InvalidInput for a service without a key: any process could use it. `key_setting` is its variable."""
         if not key:
             raise InvalidInput("is not set", field=key_setting, cure="give the service a long random key")
-        if not KEY_FORM.fullmatch(key):
-            raise InvalidInput("has a character that a header can't carry", field=key_setting, cure="visible ASCII")
-        return cls(key=key.encode(), names=allowed_names(settings), has_page=has_page)
+        for one, setting in ((key, key_setting), (settings.metrics_key or key, METRICS_KEY)):
+            if not KEY_FORM.fullmatch(one):
+                raise InvalidInput("has a character that a header can't carry", field=setting, cure="visible ASCII")
+        if settings.metrics_key == key and key_setting != METRICS_KEY:
+            raise InvalidInput(f"is that of {key_setting}, which opens all", field=METRICS_KEY, cure="make another one")
+        metrics_key = settings.metrics_key.encode()
+        return cls(key=key.encode(), names=allowed_names(settings), has_page=has_page, metrics_key=metrics_key)
 
 
 class Access:
@@ -85,17 +93,21 @@ class Access:
         if not (is_page and _is_followed_link(headers)):
             _refuse_other_origins(headers, host)
         if not (is_page or path in OPEN_PATHS or (self._rules.has_page and path.startswith(PAGE_PARTS))):
-            self._require_key(headers)
+            self._require_key(path, headers)
 
     def _is_ours(self, host: str) -> bool:
         """Whether it is a name of ours, or an address of numbers: a page can have none that points here but our own."""
         name = _name_of(host)
         return name in self._rules.names or _is_address(name)
 
-    def _require_key(self, headers: Headers) -> None:
+    def _require_key(self, path: str, headers: Headers) -> None:
         given = headers.getlist("authorization")
         scheme, _, key = given[0].partition(" ") if len(given) == 1 else ("", "", "")
-        if scheme.lower() == "bearer" and hmac.compare_digest(key.strip(" ").encode("latin-1"), self._rules.key):
+        sent = key.strip(" ").encode("latin-1")
+        is_right = hmac.compare_digest(sent, self._rules.key)
+        if path == METRICS_PATH and self._rules.metrics_key:
+            is_right |= hmac.compare_digest(sent, self._rules.metrics_key)
+        if scheme.lower() == "bearer" and is_right:
             return
         what = "the key is wrong" if given else "a bearer key is needed"
         raise Problem(HTTPStatus.UNAUTHORIZED, what, field="Authorization", cure="send `Authorization: Bearer KEY`")

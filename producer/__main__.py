@@ -15,6 +15,7 @@ import sys
 import threading
 import uuid
 from functools import partial
+from typing import TYPE_CHECKING
 
 import httpx
 
@@ -41,6 +42,9 @@ from producer.served_model import ServedModel
 from prompts.opening_service import client_for
 from scoring.reward_client import RewardClient
 from telemetry.logs import configure
+
+if TYPE_CHECKING:
+    from telemetry.metrics import GeneratorMetrics
 
 log = logging.getLogger(__name__)
 
@@ -112,7 +116,20 @@ def _wired(
         not_reproducible=not_reproducible,
         fingerprint=fingerprint,
         make_replayer=make_replayer,
+        metrics=metrics_of(settings),
     )
+
+
+def metrics_of(settings: StackSettings) -> GeneratorMetrics | None:
+    """Serves this process's metrics from now on, where a port is set. Raises InvalidInput."""
+    if not settings.metrics_port:
+        return None
+    from http_service.metrics_server import serve_metrics
+    from telemetry.metrics import GeneratorMetrics
+
+    metrics = GeneratorMetrics()
+    serve_metrics(settings, metrics.exposition)
+    return metrics
 
 
 def fingerprint_for(spec: JobSpec, *, engine: Engine, settings: StackSettings) -> str:

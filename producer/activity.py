@@ -15,6 +15,7 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 from broker.generator_side import Claim, GeneratorSide
 from broker.spans import MAX_SPANS
@@ -22,6 +23,9 @@ from contracts.errors import BrokerUnavailable
 from contracts.events import TimelineSpan
 from producer.broker_calls import BrokerCalls
 from telemetry.timeline.report import covered_s
+
+if TYPE_CHECKING:
+    from telemetry.metrics import GeneratorMetrics
 
 REPORT_S = 1.0
 """Shortest time between two reports of a busy generator."""
@@ -39,12 +43,12 @@ class Activity:
         generator_id: str,
         *,
         wall_clock: Callable[[], float] = time.time,
-        observe: Callable[[str, float], None] = lambda _what, _seconds: None,
+        metrics: GeneratorMetrics | None = None,
     ) -> None:
-        """observe: what was done, and its seconds, for the metrics of the process."""
+        """metrics: of the process, where it serves any."""
         self.generator_id = generator_id
         self.now_s = wall_clock
-        self.observe = observe
+        self._metrics = metrics
         self.changed = asyncio.Event()
         """Set while there is something to report."""
         self.idle = asyncio.Event()
@@ -69,6 +73,21 @@ class Activity:
         self._spans.setdefault(job_id, deque(maxlen=MAX_SPANS)).append(span)
         self.changed.set()
 
+    def observe(self, what: str, seconds: float) -> None:
+        """Books how long something took that is no span of its own."""
+        if self._metrics is not None:
+            self._metrics.observe(what, seconds)
+
+    def ended(self, outcome: str) -> None:
+        """Books how a claimed batch ended: as the fence answered it, or `failed`."""
+        if self._metrics is not None:
+            self._metrics.batches.labels(outcome).inc()
+
+    def holds(self, policy_version: int) -> None:
+        """Books which version the engine holds."""
+        if self._metrics is not None:
+            self._metrics.policy_version.set(policy_version)
+
     @contextlib.contextmanager
     def span(self, job_id: str, what: str, *, iteration: int, batch_id: str = "") -> Iterator[None]:
         """Times a piece of work, unless it raises or is over at once."""
@@ -81,6 +100,8 @@ class Activity:
     def sampled(self, num_tokens: int, *, started_s: float, ended_s: float) -> None:
         """Books a round of a batch that left the engine."""
         self.observe("generate", ended_s - started_s)
+        if self._metrics is not None:
+            self._metrics.tokens.inc(num_tokens)
         self._rounds.append((started_s, ended_s, num_tokens))
 
     def waits(self) -> None:

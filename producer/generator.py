@@ -34,6 +34,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from broker.generator_side import Claim, GeneratorSide
 from broker.job_store import JobStore
@@ -52,6 +53,9 @@ from producer.rollout.carrier import Carrier
 from producer.rollout.players import Players
 from producer.served_model import LoadedModel, ServedModel
 from scoring.reward_client import RewardClient
+
+if TYPE_CHECKING:
+    from telemetry.metrics import GeneratorMetrics
 
 log = logging.getLogger(__name__)
 
@@ -92,13 +96,13 @@ class Generator:
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
         stop_grace_s: float = STOP_GRACE_S,
-        observe: Callable[[str, float], None] = lambda _what, _seconds: None,
+        metrics: GeneratorMetrics | None = None,
         make_replayer: Callable[..., Replayer] | None = None,
     ) -> None:
         """not_reproducible: name of an engine that can't serve deterministic jobs (I7), "" for one that can.
 
-        make_side, fingerprint: as of ActiveJobs. observe: as of Activity. make_replayer: makes what samples
-        recorded batches again; None: this generator does not.
+        make_side, fingerprint: as of ActiveJobs. metrics: of the process, where it serves any.
+        make_replayer: makes what samples recorded batches again; None: this generator does not.
         """
         self._generator_id = generator_id
         self._presence = presence
@@ -116,7 +120,7 @@ class Generator:
             clock=clock,
         )
         self._held = HeldBatches()
-        self._activity = Activity(generator_id, wall_clock=wall_clock, observe=observe)
+        self._activity = Activity(generator_id, wall_clock=wall_clock, metrics=metrics)
         self._heartbeat = Heartbeat(
             generator_id=generator_id,
             presence=presence,
@@ -316,6 +320,7 @@ class Generator:
         if weights is None:
             raise AssertionError("an engine without verified weights is not ready")
         play = self._players.play_for(job, loaded)
+        self._activity.holds(weights.policy_version)
         batch = CarriedBatch(job=job, claim=claim, loaded=loaded, weights=weights, play=play)
         batch.sample(started_s=self._wall_clock())
         self._held.carry(batch)

@@ -17,6 +17,7 @@ import signal
 import socket
 import sys
 import uuid
+from typing import TYPE_CHECKING
 
 import process.own_packages  # noqa: F401  (first: it refuses packages of ours that are a stranger's)
 from broker.connection.client import Broker, connect_within
@@ -35,6 +36,9 @@ from contracts.settings import StackSettings, settings_from
 from process import crash_points
 from process.signals import exit_cleanly_on_signals
 from telemetry.logs import configure
+
+if TYPE_CHECKING:
+    from telemetry.metrics import StageMetrics
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +60,7 @@ async def serve(settings: StackSettings, broker: Broker, services: Services, *, 
         services=services,
         break_off=broker.break_off,
         full_timeout_s=settings.broker_full_timeout_s,
+        metrics=metrics_of(settings),
     )
     computing = {service for service in services.values() if isinstance(service, ComputeService)}
     for service in computing:
@@ -69,6 +74,18 @@ async def serve(settings: StackSettings, broker: Broker, services: Services, *, 
         logging.shutdown()
         os._exit(code)
     return code
+
+
+def metrics_of(settings: StackSettings) -> StageMetrics | None:
+    """Serves this process's metrics from now on, where a port is set. Raises InvalidInput."""
+    if not settings.metrics_port:
+        return None
+    from http_service.metrics_server import serve_metrics
+    from telemetry.metrics import StageMetrics
+
+    metrics = StageMetrics()
+    serve_metrics(settings, metrics.exposition)
+    return metrics
 
 
 def make_services(settings: StackSettings) -> Services:

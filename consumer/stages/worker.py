@@ -23,6 +23,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from broker.presence import StagePresence
 from broker.stage_side import ClaimedItem, PutOutcome, StageSide, wait_for_items
@@ -32,6 +33,9 @@ from consumer.stages.services import Services
 from contracts.errors import BatchFailed, BrokerFull, BrokerUnavailable, ContractViolation, InvalidInput, NotFound
 from contracts.experience.columns import ColumnValues
 from process.crash_points import reach
+
+if TYPE_CHECKING:
+    from telemetry.metrics import StageMetrics
 
 log = logging.getLogger(__name__)
 
@@ -68,9 +72,10 @@ class StageWorker:
         break_off: Callable[[], None] = lambda: None,
         full_timeout_s: float = 3600.0,
         stop_grace_s: float = STOP_GRACE_S,
+        metrics: StageMetrics | None = None,
     ) -> None:
         """break_off: ends calls that wait for the broker, as `Broker.break_off` does. full_timeout_s: how long columns
-        are held for a server at maxmemory."""
+        are held for a server at maxmemory. metrics: of the process, where it serves any."""
         self._worker_id = worker_id
         self._stages = stages
         self._presence = presence
@@ -79,6 +84,7 @@ class StageWorker:
         self._break_off = break_off
         self._full_timeout_s = full_timeout_s
         self._stop_grace_s = stop_grace_s
+        self._metrics = metrics
         self._held = HeldItems()
         self._heartbeat = Heartbeat(worker_id=worker_id, presence=presence, stages=stages, held=self._held)
         self._stopping = asyncio.Event()
@@ -173,6 +179,14 @@ class StageWorker:
             log.info("waiting for %s", f"items of {self._stages}" if len(self._stages) else "a job with stages")
 
     async def _serve_item(self, stage: ServedStage, item: ClaimedItem) -> None:
+        started_s = time.monotonic()
+        outcome = await self._serve_claimed(stage, item)
+        if self._metrics is not None:
+            self._metrics.observe("compute", time.monotonic() - started_s)
+            self._metrics.items.labels(outcome).inc()
+
+    async def _serve_claimed(self, stage: ServedStage, item: ClaimedItem) -> str:
+        """Returns how the item ended: put, failed or lost."""
         try:
             values = await self._services[stage.stage.kind].values(stage, item)
             self._held.freed.set()
@@ -182,12 +196,13 @@ class StageWorker:
             if isinstance(error, InvalidInput):
                 self._stages.leave_alone(stage, error)
             await self._fail(stage, item, error)
-            return
+            return "failed"
         reach("stage.after_put")
         if outcome in (PutOutcome.ACCEPTED, PutOutcome.AGAIN):
             log.debug("%s: %s", name_of(stage, item), outcome.value)
-        else:
-            log.info("%s: its columns are refused as %s", name_of(stage, item), outcome.value)
+            return "put"
+        log.info("%s: its columns are refused as %s", name_of(stage, item), outcome.value)
+        return "lost"
 
     async def _put(self, stage: ServedStage, item: ClaimedItem, values: ColumnValues) -> PutOutcome:
         """Puts the columns; holds them while the server is at maxmemory. Raises BrokerFull after full_timeout_s."""

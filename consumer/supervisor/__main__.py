@@ -18,6 +18,7 @@ import socket
 import sys
 import threading
 import uuid
+from typing import TYPE_CHECKING
 
 from celery import Celery, signals
 from celery.apps.worker import Worker
@@ -35,6 +36,9 @@ from consumer.supervisor.worker_end import WorkerEnd
 from contracts.errors import OnbeatError, Unavailable
 from contracts.settings import StackSettings, settings_from
 from telemetry import logs
+
+if TYPE_CHECKING:
+    from telemetry.metrics import WorkerMetrics
 
 REDIS_PATIENCE_S = 2.0
 QUIET_LOGGERS = ("celery.beat", "celery.app.trace", "celery.worker.strategy", "celery.redirected")
@@ -88,7 +92,14 @@ def run(settings: StackSettings, *, trainer_module: str = "consumer") -> int:
     worker_id = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
     relay = LogRelay(log_format=settings.log_format)
     trainer = TrainerProcess(settings.run_root_path, module=trainer_module, relay=relay)
-    reconciler = Reconciler(broker, trainer, roots=roots, worker_id=worker_id, trainer_start_s=settings.trainer_start_s)
+    reconciler = Reconciler(
+        broker,
+        trainer,
+        roots=roots,
+        worker_id=worker_id,
+        trainer_start_s=settings.trainer_start_s,
+        metrics=metrics_of(settings, trainer),
+    )
     end = WorkerEnd(trainer)
     signals.worker_shutting_down.connect(lambda **_: end.begin(), weak=False)
     app = make_celery_app(settings)
@@ -113,6 +124,18 @@ def run(settings: StackSettings, *, trainer_module: str = "consumer") -> int:
         _close(reconciler, trainer)
         broker.close()
     return 1 if beat.died else int(worker.exitcode or 0)
+
+
+def metrics_of(settings: StackSettings, trainer: TrainerProcess) -> WorkerMetrics | None:
+    """Serves this process's metrics from now on, where a port is set. Raises InvalidInput."""
+    if not settings.metrics_port:
+        return None
+    from http_service.metrics_server import serve_metrics
+    from telemetry.metrics import WorkerMetrics
+
+    metrics = WorkerMetrics(lambda: trainer.is_running)
+    serve_metrics(settings, metrics.exposition)
+    return metrics
 
 
 def _close(reconciler: Reconciler, trainer: TrainerProcess) -> None:

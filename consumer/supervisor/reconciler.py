@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from celery import Celery
 
@@ -27,6 +28,9 @@ from consumer.supervisor.trainer_process import Ended, TrainerProcess
 from contracts.errors import Conflict, ContractViolation, NotFound, OnbeatError, Unavailable
 from contracts.jobs import JobState, TrainerExit
 
+if TYPE_CHECKING:
+    from telemetry.metrics import WorkerMetrics
+
 RESERVATION_S = 8.0
 """It is renewed while the trainer loads; other workers wait so long after the death of this one."""
 LOADING_GRACE_S = 3.0
@@ -39,20 +43,31 @@ class Reconciler:
     """What one worker sees of the jobs, and does for them."""
 
     def __init__(
-        self, broker: Broker, trainer: TrainerProcess, *, roots: RunRoots, worker_id: str, trainer_start_s: float
+        self,
+        broker: Broker,
+        trainer: TrainerProcess,
+        *,
+        roots: RunRoots,
+        worker_id: str,
+        trainer_start_s: float,
+        metrics: WorkerMetrics | None = None,
     ) -> None:
+        """metrics: of the process, where it serves any."""
         self._broker = broker
         self._jobs = JobStore(broker)
         self._trainer = trainer
         self._roots = roots
         self._worker_id = worker_id
         self._trainer_start_s = trainer_start_s
+        self._metrics = metrics
 
     def reconcile(self) -> None:
         """Sees to every active job, oldest first. Raises Unavailable."""
         self._see_to_own()
         for job_id in self._jobs.active_jobs():
             self._see_to_known(job_id)
+        if self._metrics is not None:
+            self._metrics.reconciled.set_to_current_time()
 
     def ensure_trainer(self, job_id: str) -> None:
         """Sees to one job. Raises Unavailable."""
@@ -145,6 +160,9 @@ class Reconciler:
             self._trainer.start(job_id)
         except OnbeatError as error:
             self._give_up(job_id, str(error))
+        else:
+            if self._metrics is not None:
+                self._metrics.started.inc()
 
     def _give_up(self, job_id: str, reason: str) -> None:
         log.error("job %s fails: %s", job_id, reason)
@@ -152,6 +170,8 @@ class Reconciler:
         self._jobs.release_start(job_id, self._worker_id)
 
     def _book(self, ended: Ended) -> None:
+        if self._metrics is not None:
+            self._metrics.ended.labels(_outcome(ended)).inc()
         if ended.exit_code in (TrainerExit.DONE, TrainerExit.STOPPED):
             log.info("%s", ended)
         elif not ended.asked:
@@ -163,6 +183,16 @@ class Reconciler:
 
     def _reserve(self, job_id: str) -> bool:
         return self._jobs.reserve_start(job_id, self._worker_id, life_s=RESERVATION_S)
+
+
+def _outcome(ended: Ended) -> str:
+    """How a trainer ended, in a word."""
+    if ended.asked:
+        return "asked"
+    if ended.exit_code < 0:
+        return "killed"
+    known = {one.value: one.name.lower() for one in TrainerExit}
+    return known.get(ended.exit_code, "died")
 
 
 def register_tasks(app: Celery, reconciler: Reconciler, sweeper: Sweeper) -> None:

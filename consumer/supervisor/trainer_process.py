@@ -44,8 +44,13 @@ class Ended:
 
 
 def trainer_environment(inherited: Mapping[str, str]) -> dict[str, str]:
-    """The worker's own, without what only the worker needs: a trainer sends no Celery messages."""
-    return with_large_pages({name: value for name, value in inherited.items() if name != f"{PREFIX}CELERY_URL"})
+    """The worker's own, without what only the worker needs: a trainer sends no Celery messages.
+
+    It serves its metrics at a port of its own.
+    """
+    port = inherited.get(f"{PREFIX}TRAINER_METRICS_PORT", "0")
+    kept = {name: value for name, value in inherited.items() if name != f"{PREFIX}CELERY_URL"}
+    return with_large_pages(kept | {f"{PREFIX}METRICS_PORT": port})
 
 
 class TrainerProcess:

@@ -58,6 +58,7 @@ class Commits:
             following = iteration.number + 1 if iteration.number < held.spec.last_iteration else None
         takes_turns = held.schedule.takes_turns
         self._commit(iteration, stepped, None if takes_turns else opening)
+        held.measure(iteration.spans, stepped.metrics if stepped else None)
         if reported := held.spans.take():
             self._run_log.timeline(reported)
         if following is not None and held.schedule.lags:

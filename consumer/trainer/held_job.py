@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from broker.connection.client import Broker
 from broker.generator_side import WeightChunks
@@ -16,10 +18,11 @@ from consumer.model.policy import Policy
 from consumer.ranks.group import make_ranks
 from consumer.trainer.schedule import Schedule
 from contracts.errors import Unavailable, WeightsRejected
-from contracts.events import JobEvent
+from contracts.events import IterationMetrics, JobEvent, TimelineSpan
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
+from contracts.timeline import kind_of
 from contracts.versions import WeightManifest
 from iterations.generator_watch import GeneratorWatch
 from iterations.lease_keeper import LeaseKeeper
@@ -36,6 +39,9 @@ from weight_store.model_path import model_folder
 from weight_store.publication import StoredVersion
 from weight_store.transports import make_publisher
 
+if TYPE_CHECKING:
+    from telemetry.metrics import TrainerMetrics
+
 
 class HeldJob:
     """One job under one trainer epoch. Its parts stay as they are; only `settled` changes from phase to phase."""
@@ -49,8 +55,12 @@ class HeldJob:
         side: TrainerSide,
         keeper: LeaseKeeper,
         job_id: str,
+        metrics: TrainerMetrics | None = None,
     ) -> None:
-        """Loads model and data. Raises InvalidInput that names the spec's field, or the setting."""
+        """Loads model and data. metrics: of the process, where it serves any.
+
+        Raises InvalidInput that names the spec's field, or the setting.
+        """
         self.spec = spec
         self.schedule = Schedule(spec.schedule, spec.max_policy_lag)
         self.side = side
@@ -63,6 +73,7 @@ class HeldJob:
         self.peak_flops = settings.peak_flops
         self.jobs = JobStore(broker)
         self.spans = SpanStream(broker, job_id)
+        self._metrics = metrics
         self.horizons = self.jobs.horizons(job_id)
         self.generators = GeneratorWatch(
             Presence(broker),
@@ -126,6 +137,18 @@ class HeldJob:
         """Sleeps, in a wait for Redis to have room. Raises what `LeaseKeeper.check` does."""
         self.keeper.check()
         time.sleep(seconds)
+
+    def measure(self, spans: Sequence[TimelineSpan], numbers: IterationMetrics | None) -> None:
+        """Books a committed iteration. numbers: None where it only evaluated."""
+        if self._metrics is None:
+            return
+        for span in spans:
+            if kind_of(span.who) == "rank":
+                self._metrics.observe(span.what, span.ended_s - span.started_s)
+        if numbers is not None:
+            self._metrics.iterations.inc()
+            self._metrics.tokens.inc(numbers.num_tokens)
+            self._metrics.iteration.set(numbers.iteration)
 
     def tell(self, event: JobEvent) -> None:
         self.jobs.tell(self.folder.job_id, event)

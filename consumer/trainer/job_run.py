@@ -25,7 +25,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from broker.connection.client import Broker
 from broker.job_store import JobStore
@@ -39,6 +39,7 @@ from contracts.errors import (
     DeadlineExceeded,
     FencedOff,
     FenceViolation,
+    InvalidInput,
     OnbeatError,
     Unavailable,
 )
@@ -46,6 +47,9 @@ from contracts.jobs import JobState, TrainerExit
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 from iterations.lease_keeper import STOP_PATIENCE_S, Cancelled, LeaseKeeper, Stopped
+
+if TYPE_CHECKING:
+    from telemetry.metrics import TrainerMetrics
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +80,9 @@ def train(settings: StackSettings, broker: Broker, spec: JobSpec, job_id: str) -
     )
     keeper.start()
     with _stopped_by_signals(keeper), contextlib.closing(keeper):
-        load = partial(HeldJob, settings, broker, spec, side=side, keeper=keeper, job_id=job_id)
+        load = partial(
+            HeldJob, settings, broker, spec, side=side, keeper=keeper, job_id=job_id, metrics=metrics_of(settings)
+        )
         try:
             code = _train_held(jobs, job_id, side=side, load=load)
             # At an end that is the trainer's own; one that was fenced off or cut off has no lease to give back.
@@ -91,6 +97,25 @@ def train(settings: StackSettings, broker: Broker, spec: JobSpec, job_id: str) -
         except Exception as error:
             _give_back(error, side, keeper)
             raise
+
+
+def metrics_of(settings: StackSettings) -> TrainerMetrics | None:
+    """Serves this process's metrics from now on, where a port is set.
+
+    A port that is taken, as by a trainer that has not quite ended, is no reason not to train: a warning says so.
+    """
+    if not settings.metrics_port:
+        return None
+    from http_service.metrics_server import serve_metrics
+    from telemetry.metrics import TrainerMetrics
+
+    metrics = TrainerMetrics()
+    try:
+        serve_metrics(settings, metrics.exposition)
+    except InvalidInput as error:
+        log.warning("this trainer serves no metrics: %s", error)
+        return None
+    return metrics
 
 
 def _train_held(jobs: JobStore, job_id: str, *, side: TrainerSide, load: Callable[[], HeldJob]) -> TrainerExit:

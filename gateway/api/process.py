@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from fastapi import Request
 from prometheus_client import generate_latest
 from starlette.concurrency import run_in_threadpool
 
-from broker.presence import Presence, StagePresence
-from gateway.metrics import job_gauges, stage_gauges
+from contracts.errors import Unavailable
+from gateway.exposition.last_iterations import job_gauges, stage_gauges
+from gateway.exposition.stack_state import stack_state
 from gateway.services import services_of
 from http_service.process_routes import process_routes
 
@@ -18,13 +21,13 @@ async def _require_ready(request: Request) -> None:
 
 
 def _exposition(request: Request) -> bytes:
-    """Counts, each active job's last iteration, and its stages."""
+    """What this process counts, the stack as Redis has it, each active job's last iteration, and its stages."""
     services = services_of(request)
-    services.metrics.active_jobs.set(len(services.jobs.active_jobs()))
-    services.metrics.live_generators.set(len(Presence(services.broker).live()))
-    services.metrics.live_stage_workers.set(len(StagePresence(services.broker).live()))
-    of_jobs = job_gauges(services.jobs, services.settings.run_root_path)
-    return generate_latest(services.metrics.registry) + of_jobs + stage_gauges(services.broker, services.jobs)
+    run_root = services.settings.run_root_path
+    text = generate_latest(services.metrics.registry) + stack_state(services.broker, services.jobs, run_root)
+    with contextlib.suppress(Unavailable):  # `onbeat_broker_up` says so
+        text += job_gauges(services.jobs, run_root) + stage_gauges(services.broker, services.jobs)
+    return text
 
 
 router = process_routes(require_ready=_require_ready, exposition=_exposition)

@@ -80,6 +80,9 @@ def up(
     port: Annotated[int, typer.Option("--port", help="Port of the gateway; 0 takes a free one.")] = 0,
     threads: options.Threads = None,
     model_root: options.ModelRoot = None,
+    metrics: Annotated[
+        bool, typer.Option("--metrics", help="Serve each process's metrics, and write prometheus_targets.json.")
+    ] = False,
     json_output: options.Json = False,
 ) -> None:
     """Run the embedded stack in the foreground until Ctrl-C; its jobs go on at the next start."""
@@ -94,6 +97,7 @@ def up(
         profile=stack_profile,
         threads=threads_from(os.environ, threads),
         gateway_port=port,
+        metrics=metrics,
         settings=from_environment,
         engine=engine_from(os.environ),
     )

@@ -25,12 +25,12 @@ from process.launcher import NUMERIC_THREADS
 REDIS_ROLES = {"gateway": GATEWAY, "worker": TRAINER, "generator": GENERATOR, "stage": STAGE}
 """Service → its user in Redis (broker/connection/roles.py)."""
 SECRETS: Mapping[str, frozenset[str]] = {
-    "reward_service": frozenset({"reward_key"}),
-    "environment_service": frozenset({"environment_key", "mcp_servers"}),
-    "gateway": frozenset({"redis_url", "celery_url", "api_key", "reward_key", "environment_key"}),
-    "worker": frozenset({"redis_url", "celery_url", "environment_key"}),
-    "generator": frozenset({"redis_url", "reward_key", "environment_key"}),
-    "stage": frozenset({"redis_url", "judge_key"}),
+    "reward_service": frozenset({"metrics_key", "reward_key"}),
+    "environment_service": frozenset({"metrics_key", "environment_key", "mcp_servers"}),
+    "gateway": frozenset({"metrics_key", "redis_url", "celery_url", "api_key", "reward_key", "environment_key"}),
+    "worker": frozenset({"metrics_key", "redis_url", "celery_url", "environment_key"}),
+    "generator": frozenset({"metrics_key", "redis_url", "reward_key", "environment_key"}),
+    "stage": frozenset({"metrics_key", "redis_url", "judge_key"}),
 }
 """Service → the secrets among its settings; it gets no other's."""
 DECIDED = {
@@ -39,6 +39,8 @@ DECIDED = {
     "gateway_url": "it starts a gateway of its own; --port says where",
     "host": "its services are reached from this machine only; docker compose serves others",
     "port": "each of its services has one of its own; --port is the gateway's",
+    "metrics_port": "each of its processes has one of its own, with --metrics",
+    "trainer_metrics_port": "its trainer has one of its own, with --metrics",
     "celery_url": "it makes the users of its Redis, and ONBEAT_REDIS_URL is used for messages too",
 }
 """Setting that the stack decides itself → why."""
@@ -72,6 +74,8 @@ class StackPlan:
     starts a private one; "" as a key makes a random one."""
     engine: Engine = field(default_factory=TransformersOptions)
     """What every generator samples with, where there is no profile; no other process is told."""
+    metrics: bool = False
+    """Whether each process that is no HTTP service serves metrics, at a port of its own (onbeat/stack/targets.py)."""
     fresh: bool = False
     """Forgets the private server's data of an earlier stack, and removes it at the end."""
 

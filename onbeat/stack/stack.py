@@ -40,6 +40,7 @@ from onbeat.stack.plan import REDIS_ROLES, StackPlan, child_environment, setting
 from onbeat.stack.ports import free_port, require_free
 from onbeat.stack.redis import EmbeddedRedis
 from onbeat.stack.supervision import PATIENT, RestartPolicy, Supervised, describe_exit
+from onbeat.stack.targets import MetricsTargets, remove
 from process import child_process
 from process.child_process import ChildProcess
 from process.host_memory import with_large_pages
@@ -68,6 +69,8 @@ MODULES = {
     "stage": "consumer.stages",
 }
 """Service → module that `python -m` runs."""
+PROCESSES = ("worker", "generator", "stage")
+"""Services without HTTP."""
 SCALED = ("generator-", "stage-")
 """How the names of services begin of which there may be several; what they hold goes to others when they die."""
 
@@ -87,6 +90,8 @@ class EmbeddedStack:
         self.environment_url = f"http://{HOST}:{free_port()}"
         self.environment_key = plan.settings.environment_key or secrets.token_urlsafe(32)
         self.reward_key = plan.settings.reward_key or secrets.token_urlsafe(32)
+        self._targets = MetricsTargets(plan.settings) if plan.metrics else None
+        self._target_files: list[Path] = []
         self.logs = plan.run_root / "logs"
         self.redis: EmbeddedRedis | None = None
         self.children: dict[str, ChildProcess] = {}
@@ -126,6 +131,8 @@ class EmbeddedStack:
             gateway_url=self.gateway_url, api_key=self.api_key, pid=os.getpid(), roles=self._roles(settings)
         )
         self._stack_file = write_stack_file(self.plan.run_root, stack)
+        if self._targets is not None:
+            self._target_files = self._targets.write(self.plan.run_root, self._urls)
 
     def start_or_stop(self, *, deadline_s: float = READY_DEADLINE_S) -> None:
         """Does `start`; what was started is stopped again when it fails or is interrupted."""
@@ -149,6 +156,7 @@ class EmbeddedStack:
         self._supervised.clear()
         if self._stack_file is not None:
             self._stack_file.unlink(missing_ok=True)
+        remove(self._target_files)
         scaled = [child for name, child in self.children.items() if name.startswith(SCALED)]
         self._stop_together(scaled, GENERATOR_GRACE_S)
         for name, grace_s in (
@@ -205,6 +213,7 @@ class EmbeddedStack:
             model_root=str(self.plan.model_root.resolve()),
             host=HOST,
             threads=self.plan.threads_each,
+            metrics_key=self._targets.key if self._targets else self.plan.settings.metrics_key,
         )
 
     @property
@@ -220,7 +229,7 @@ class EmbeddedStack:
         roles = {role: settings_of(service, settings) for service, role in REDIS_ROLES.items() if role != GATEWAY}
         if self.redis is not None:
             roles = {role: replace(told, redis_url=self.redis.url_of(role)) for role, told in roles.items()}
-        return {role: replace(told, celery_url="").environment() for role, told in roles.items()}
+        return {role: replace(told, celery_url="", metrics_key="").environment() for role, told in roles.items()}
 
     def _plan_children(self, settings: StackSettings) -> list[ChildProcess]:
         ports = {service: _port_of(url) for service, url in self._urls.items()} | {"worker": 0}
@@ -238,6 +247,8 @@ class EmbeddedStack:
             role_url, celery_url = self.redis.url_of(REDIS_ROLES[service]), self.redis.url_of(CELERY)
             settings = replace(settings, redis_url=role_url, celery_url=celery_url)
         settings = replace(settings, colocated_threads=self.plan.colocated_threads_of(service))
+        if self._targets is not None and service in PROCESSES:
+            settings = self._targets.told(name, settings)
         environment = child_environment(self._inherited(), settings_of(service, settings), port=port)
         if service in ("generator", "stage"):
             # They compute by themselves; a worker's trainer gets its environment from its worker.

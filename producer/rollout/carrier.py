@@ -86,6 +86,7 @@ class Carrier:
 
     async def fail(self, job: ActiveJob, claim: Claim, error: OnbeatError) -> None:
         """Gives the batch back, with the reason."""
+        self.activity.ended("failed")
         outcome = await self.calls(job.side.fail, claim, str(error))
         log.warning("%s failed (%s): %s", name_of(claim), outcome.value, error)
 
@@ -159,6 +160,7 @@ class Carrier:
         except DeadlineExceeded as error:
             await self.fail(job, claim, BatchFailed(str(error)))
             return
+        self.activity.ended(outcome.value)
         reach("producer.after_publication")
         log.log(
             logging.DEBUG if outcome.value == "accepted" else logging.INFO,

@@ -18,7 +18,8 @@ from contracts.settings import PREFIX, settings_from
 
 ROOT = Path(__file__).parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
-OURS = {name: service for name, service in COMPOSE["services"].items() if name != "redis"}
+NOT_OURS = {"redis", "prometheus", "grafana"}
+OURS = {name: service for name, service in COMPOSE["services"].items() if name not in NOT_OURS}
 SAMPLE_SECRETS = {
     "REDIS_PASSWORD": "operator-word",
     "REDIS_GATEWAY_PASSWORD": "gateway-word",
@@ -29,15 +30,19 @@ SAMPLE_SECRETS = {
     "ONBEAT_API_KEY": "api-word",
     "ONBEAT_REWARD_KEY": "reward-word",
     "ONBEAT_ENVIRONMENT_KEY": "environment-word",
+    "ONBEAT_METRICS_KEY": "metrics-word",
+    "GRAFANA_PASSWORD": "grafana-word",
 }
 HOLDS = {
     "redis": {"operator", "gateway", "trainer", "generator", "stage", "celery"},
-    "gateway": {"gateway", "celery", "api", "reward", "environment"},
-    "consumer": {"trainer", "celery", "environment"},
-    "producer": {"generator", "reward", "environment"},
-    "reward_service": {"reward"},
-    "environment_service": {"environment"},
-    "stages": {"stage"},
+    "gateway": {"gateway", "celery", "api", "reward", "environment", "metrics"},
+    "consumer": {"trainer", "celery", "environment", "metrics"},
+    "producer": {"generator", "reward", "environment", "metrics"},
+    "reward_service": {"reward", "metrics"},
+    "environment_service": {"environment", "metrics"},
+    "stages": {"stage", "metrics"},
+    "prometheus": set(),
+    "grafana": {"grafana"},
 }
 """Service → the secrets that it is told."""
 ROLES = {"gateway": GATEWAY, "consumer": TRAINER, "producer": GENERATOR, "stages": STAGE}
@@ -52,8 +57,10 @@ def interpolated(text: str) -> str:
 
 
 def test_the_services_are_the_processes_of_the_embedded_stack() -> None:
-    services = {"redis", "gateway", "consumer", "producer", "reward_service", "environment_service", "stages"}
-    assert set(COMPOSE["services"]) == services
+    services = {"gateway", "consumer", "producer", "reward_service", "environment_service", "stages"}
+    assert set(COMPOSE["services"]) == services | NOT_OURS
+    for name in ("prometheus", "grafana"):
+        assert COMPOSE["services"][name]["profiles"] == ["metrics"]
     assert COMPOSE["services"]["stages"]["profiles"] == ["stages"], "most jobs have no stages"
 
 
@@ -70,7 +77,9 @@ def test_a_service_runs_a_module_that_exists_with_settings_that_are_known(name: 
     assert bool(settings.reward_key) is ("reward" in HOLDS[name])
     assert bool(settings.environment_key) is ("environment" in HOLDS[name])
     assert settings.allowed_hosts == (name if name in ("gateway", "reward_service", "environment_service") else "")
+    assert settings.metrics_key == "metrics-word"
     if name in ROLES:
+        assert settings.metrics_port == (0 if name == "gateway" else 9100)
         assert settings.redis_url == f"redis://{ROLES[name]}:{ROLES[name]}-word@redis:6379/0"
         assert environment["OMP_NUM_THREADS"] == environment[f"{PREFIX}THREADS"]
 

@@ -1,16 +1,13 @@
-"""Prometheus metrics: every request, and each active job's last iteration (`onbeat_job_reward_mean{job="job-1f"}`)."""
+"""Each active job's last iteration, and its stages, as gauges (`onbeat_job_reward_mean{job="job-1f"}`)."""
 
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Mapping
-from http import HTTPMethod
 from pathlib import Path
 
 from msgspec import UNSET
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from broker.connection.client import Broker
 from broker.job_store import JobStore
@@ -21,11 +18,6 @@ from contracts.events import IterationMetrics
 from contracts.run_folder import RunFolder
 from gateway.run_files import newest_metrics
 
-SECONDS_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-UNKNOWN_ROUTE = "unknown"
-UNKNOWN_METHOD = "other"
-"""A client may invent any number of methods, and each label stays for ever."""
-METHODS = frozenset(HTTPMethod)
 MAX_JOBS = 50
 """The newest active ones: every job is a new label, and a server keeps labels for ever."""
 STAGE_GAUGES = {
@@ -40,74 +32,9 @@ STAGE_GAUGES = {
 """A field of StageState → what the gauge of its name says."""
 
 
-class GatewayMetrics:
-    """The metrics of one app, in a registry of its own, so that several apps can live in one process."""
-
-    def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        self.requests = Counter(
-            "onbeat_gateway_requests",
-            "Requests by method, route and HTTP status.",
-            ["method", "route", "status"],
-            registry=self.registry,
-        )
-        self.request_seconds = Histogram(
-            "onbeat_gateway_request_seconds",
-            "Time to the head of the answer, by route.",
-            ["route"],
-            buckets=SECONDS_BUCKETS,
-            registry=self.registry,
-        )
-        self.event_streams = Gauge("onbeat_gateway_event_streams", "Open event streams.", registry=self.registry)
-        self.jobs_created = Counter("onbeat_gateway_jobs_created", "New jobs.", registry=self.registry)
-        self.active_jobs = Gauge("onbeat_active_jobs", "Jobs that are not final.", registry=self.registry)
-        self.live_generators = Gauge(
-            "onbeat_live_generators", "Generators with a recent sign of life.", registry=self.registry
-        )
-        self.live_stage_workers = Gauge(
-            "onbeat_live_stage_workers", "Stage workers with a recent sign of life.", registry=self.registry
-        )
-
-
-class Measure:
-    """ASGI: counts each request with the head of its answer, since an event stream goes on for hours.
-
-    The label is the route's template: a path with a job id in it would make a metric for each job.
-    """
-
-    def __init__(self, app: ASGIApp, metrics: GatewayMetrics) -> None:
-        self._app = app
-        self._metrics = metrics
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return await self._app(scope, receive, send)
-        started_s = time.monotonic()
-        is_counted = False
-
-        def count(status: int) -> None:
-            nonlocal is_counted
-            is_counted = True
-            route = getattr(scope.get("route"), "path", UNKNOWN_ROUTE)
-            method = scope["method"] if scope["method"] in METHODS else UNKNOWN_METHOD
-            self._metrics.requests.labels(method, route, str(status)).inc()
-            self._metrics.request_seconds.labels(route).observe(time.monotonic() - started_s)
-
-        async def send_counted(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                count(message["status"])
-            await send(message)
-
-        try:
-            await self._app(scope, receive, send_counted)
-        finally:
-            if not is_counted:
-                count(500)  # a defect, which is answered further out, or a request that was given up
-
-
 def job_gauges(jobs: JobStore, run_root: Path) -> bytes:
     """Prometheus text format; b"" where no active job has trained an iteration yet."""
-    folders = {job_id: RunFolder(run_root, job_id) for job_id in _newest_active(jobs)}
+    folders = {job_id: RunFolder(run_root, job_id) for job_id in newest_active(jobs)}
     found = {job_id: newest_metrics(folder) for job_id, folder in folders.items()}
     return exposition({job_id: metrics for job_id, metrics in found.items() if metrics is not None})
 
@@ -122,7 +49,7 @@ def stage_gauges(broker: Broker, jobs: JobStore) -> bytes:
     rows = Gauge("onbeat_stage_rows_waiting", "Published rows that lack columns.", ["job"], registry=registry)
     memory = Gauge("onbeat_stage_columns_bytes", "Memory of the columns in Redis.", ["job"], registry=registry)
     found = False
-    for job_id in _newest_active(jobs):
+    for job_id in newest_active(jobs):
         with contextlib.suppress(NotFound, ContractViolation):  # removed meanwhile, or of an older version
             spec = jobs.spec(job_id)
             if not spec.stages:
@@ -136,7 +63,7 @@ def stage_gauges(broker: Broker, jobs: JobStore) -> bytes:
     return generate_latest(registry) if found else b""
 
 
-def _newest_active(jobs: JobStore) -> list[str]:
+def newest_active(jobs: JobStore) -> list[str]:
     active = set(jobs.active_jobs())
     return [job_id for job_id in jobs.job_ids() if job_id in active and JOB_ID.fullmatch(job_id)][:MAX_JOBS]
 

@@ -1,0 +1,211 @@
+"""The stack and its active jobs as Redis has them: what alerts ask about, in Prometheus' text form.
+
+Streams are counted by us (broker/monitor.py): what the server calls the lag of a group counts deleted entries, or isn't
+known after them, and would show a backlog where there is none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from broker.connection.client import Broker
+from broker.generator_side import PublishOutcome
+from broker.job_store import JobStore
+from broker.monitor import count_states, job_status, server_memory, stream_report
+from broker.presence import Presence, StagePresence
+from contracts.errors import ContractViolation, NotFound, Unavailable
+from contracts.jobs import JobState, JobStatus
+from contracts.monitor import StreamReport
+from contracts.run_folder import RunFolder
+from contracts.spec import JobSpec
+from gateway.exposition.last_iterations import newest_active
+from gateway.run_files import newest_metrics
+
+GAUGE, COUNTER = "gauge", "counter"
+REASONS = frozenset(outcome.value for outcome in PublishOutcome) - {"accepted", "full"}
+
+
+class Family(NamedTuple):
+    """A metric: its name, without the `_total` that a counter gets, its kind, what it says, its labels."""
+
+    name: str
+    kind: str
+    meaning: str
+    labels: tuple[str, ...] = ()
+
+
+STACK = (
+    Family("onbeat_broker_up", GAUGE, "1 while Redis answers the gateway; nothing below is there while it doesn't."),
+    Family("onbeat_redis_memory_used_bytes", GAUGE, "Memory of the server that counts for its limit."),
+    Family("onbeat_redis_memory_max_bytes", GAUGE, "Its limit; 0 without one."),
+    Family(
+        "onbeat_jobs",
+        GAUGE,
+        "Jobs that are kept, by state; of the final ones those that no policy removed.",
+        ("state",),
+    ),
+    Family("onbeat_active_jobs", GAUGE, "Jobs that are not final."),
+    Family("onbeat_live_generators", GAUGE, "Generators with a sign of life in the last 10 seconds."),
+    Family("onbeat_live_stage_workers", GAUGE, "Stage workers with a sign of life in the last 10 seconds."),
+)
+OF_COUNTERS = {
+    "batches_accepted": "Publications that the fence accepted.",
+    "accepted_bytes": "Their encoded size.",
+    "batches_reclaimed": "Leases that expired and went to another generator.",
+    "batches_hedged": "Copies of late batches that idle generators took.",
+    "hedges_won": "Such copies that were published before their originals.",
+    "batches_failed": "Attempts that a generator gave back with a reason.",
+    "batches_dead": "Batches that were given up.",
+    "batches_redispatched": "Batches that a restarted server had lost.",
+    "rewinds": "Times that a trainer resumed from before the fence.",
+}
+"""A field of StreamReport, and the counter of its name → what it counts, over the whole job."""
+OF_JOBS = (
+    Family("onbeat_job_running", GAUGE, "1 for a running job, 0 for one that is queued or being cancelled.", ("job",)),
+    Family(
+        "onbeat_job_since_progress_seconds",
+        GAUGE,
+        "Since the last iteration was trained, or since the job began.",
+        ("job",),
+    ),
+    Family("onbeat_job_iteration_limit_seconds", GAUGE, "timeouts.iteration_s of its spec.", ("job",)),
+    Family("onbeat_job_mismatch_limit", GAUGE, "trainer.mismatch_alarm of its spec; none under a lag.", ("job",)),
+    Family("onbeat_job_batches_expected", GAUGE, "Batches of the oldest open iteration.", ("job",)),
+    Family("onbeat_job_batches_published", GAUGE, "Those of them that are published.", ("job",)),
+    Family(
+        "onbeat_job_trainer_lease_seconds",
+        GAUGE,
+        "Until the trainer's lease ends; 0 where none holds the job.",
+        ("job",),
+    ),
+    Family("onbeat_job_leases", GAUGE, "Batches that generators hold.", ("job",)),
+    Family(
+        "onbeat_job_lease_idle_seconds", GAUGE, "Since the heartbeat of the lease that had none for longest.", ("job",)
+    ),
+    Family("onbeat_job_stream_entries", GAUGE, "Entries of a stream.", ("job", "stream")),
+    Family(
+        "onbeat_job_stream_pending", GAUGE, "Those that were delivered and are not acknowledged.", ("job", "stream")
+    ),
+    Family(
+        "onbeat_job_stream_waiting", GAUGE, "Those that were delivered to no process: the backlog.", ("job", "stream")
+    ),
+    Family("onbeat_job_stream_bytes", GAUGE, "Memory of the stream on the server.", ("job", "stream")),
+    Family(
+        "onbeat_job_stream_oldest_age_seconds",
+        GAUGE,
+        "Since the oldest batch of an open iteration came.",
+        ("job", "stream"),
+    ),
+    Family("onbeat_job_rejected", COUNTER, "Publications that the fence refused, by reason.", ("job", "reason")),
+    *(Family(f"onbeat_job_{name}", COUNTER, meaning, ("job",)) for name, meaning in OF_COUNTERS.items()),
+)
+FAMILIES = (*STACK, *OF_JOBS)
+
+
+class _Samples(Collector):
+    """Samples of FAMILIES; one of another name is a defect."""
+
+    def __init__(self) -> None:
+        kinds = {GAUGE: GaugeMetricFamily, COUNTER: CounterMetricFamily}
+        self._found = {one.name: kinds[one.kind](one.name, one.meaning, labels=one.labels) for one in FAMILIES}
+        self._used: set[str] = set()
+
+    def add(self, name: str, value: float, *labels: str) -> None:
+        self._used.add(name)
+        self._found[name].add_metric(labels, value)
+
+    def collect(self) -> Iterable[Metric]:
+        return [metric for name, metric in self._found.items() if name in self._used]
+
+
+def stack_state(broker: Broker, jobs: JobStore, run_root: Path) -> bytes:
+    """A server that is away is a metric, not an error: what the process counts itself is answered all the same."""
+    samples = _Samples()
+    try:
+        _add_stack(samples, broker)
+        for job_id in newest_active(jobs):
+            _add_job(samples, broker, jobs, run_root, job_id)
+    except Unavailable:
+        samples = _Samples()
+        samples.add("onbeat_broker_up", 0.0)
+    else:
+        samples.add("onbeat_broker_up", 1.0)
+    registry = CollectorRegistry()
+    registry.register(samples)
+    return generate_latest(registry)
+
+
+def _add_stack(samples: _Samples, broker: Broker) -> None:
+    used, limit = server_memory(broker)
+    samples.add("onbeat_redis_memory_used_bytes", used)
+    samples.add("onbeat_redis_memory_max_bytes", limit)
+    states = count_states(broker)
+    for state in JobState:
+        samples.add("onbeat_jobs", states.get(state, 0), state.value)
+    samples.add("onbeat_active_jobs", sum(number for state, number in states.items() if not state.is_final))
+    samples.add("onbeat_live_generators", len(Presence(broker).live()))
+    samples.add("onbeat_live_stage_workers", len(StagePresence(broker).live()))
+
+
+def _add_job(samples: _Samples, broker: Broker, jobs: JobStore, run_root: Path, job_id: str) -> None:
+    try:
+        spec = jobs.spec(job_id)
+        status = job_status(broker, job_id, live_generators=0)
+        report = stream_report(broker, job_id)
+    except (NotFound, ContractViolation):  # removed meanwhile, or of an older version
+        return
+    for name, value in _of_job(spec, status, _progress_s(status, RunFolder(run_root, job_id))):
+        samples.add(f"onbeat_job_{name}", value, job_id)
+    _add_report(samples, report)
+
+
+def _of_job(spec: JobSpec, status: JobStatus, progress_s: float) -> Iterator[tuple[str, float]]:
+    is_running = status.state is JobState.RUNNING
+    yield "running", float(is_running)
+    yield "iteration_limit_seconds", spec.timeouts.iteration_s
+    yield "batches_expected", status.batches_expected
+    yield "batches_published", status.batches_published
+    if is_running:
+        yield "since_progress_seconds", max(0.0, time.time() - progress_s)
+    if not spec.schedule_rule.lags:
+        yield "mismatch_limit", spec.trainer.mismatch_alarm
+
+
+def _progress_s(status: JobStatus, folder: RunFolder) -> float:
+    """Unix time at which the last iteration was trained, of this start of the job; at first, when it began."""
+    last = None
+    with contextlib.suppress(Unavailable):  # a folder that can't be read is no reason to say nothing of Redis
+        last = newest_metrics(folder)
+    return max(status.started_s, last.started_s + last.wall_s if last else 0.0)
+
+
+def _add_report(samples: _Samples, report: StreamReport) -> None:
+    job_id = report.job_id
+    samples.add("onbeat_job_trainer_lease_seconds", report.trainer_lease_s or 0.0, job_id)
+    samples.add("onbeat_job_leases", len(report.leases), job_id)
+    samples.add("onbeat_job_lease_idle_seconds", max((one.idle_s for one in report.leases), default=0.0), job_id)
+    for stream in report.streams:
+        samples.add("onbeat_job_stream_entries", stream.num_entries, job_id, stream.name)
+        samples.add("onbeat_job_stream_pending", stream.num_pending, job_id, stream.name)
+        samples.add("onbeat_job_stream_waiting", stream.num_waiting, job_id, stream.name)
+        samples.add("onbeat_job_stream_bytes", stream.memory_bytes, job_id, stream.name)
+        if stream.oldest_age_s is not None:
+            samples.add("onbeat_job_stream_oldest_age_seconds", stream.oldest_age_s, job_id, stream.name)
+    # Each reason is there from the first scrape on: a rate needs the 0 before the first refusal.
+    of_reasons = Counter(dict.fromkeys(REASONS, 0))
+    for reason, number in report.batches_rejected.items():
+        # Generators may write any counter of a job: an invented reason must make no metric of its own.
+        of_reasons[reason if reason in REASONS else "other"] += number
+    for reason, number in sorted(of_reasons.items()):
+        samples.add("onbeat_job_rejected", number, job_id, reason)
+    for name in OF_COUNTERS:
+        samples.add(f"onbeat_job_{name}", getattr(report, name), job_id)

@@ -1,0 +1,97 @@
+"""Every metric of every process stands in docs/metrics.md, and so does each name that alerts and dashboards ask for."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from prometheus_client import CollectorRegistry
+
+from contracts.events import IterationMetrics
+from environment_service.metrics import EnvironmentMetrics
+from gateway.exposition.last_iterations import STAGE_GAUGES
+from gateway.exposition.requests import GatewayMetrics
+from gateway.exposition.stack_state import FAMILIES
+from reward_service.metrics import RewardMetrics
+from telemetry.metrics import GeneratorMetrics, StageMetrics, TrainerMetrics, WorkerMetrics
+from tests.contract.make_golden import iteration_metrics
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "metrics.md"
+ROW = re.compile(r"^\| `(onbeat_\w+)` \| (\w+) \| (.*?) \|", re.MULTILINE)
+UNBOUNDED = {"prompt", "completion", "text", "batch_id", "batch", "client", "path", "url", "name"}
+"""What no label may be: each of them has as many values as a client or a model likes."""
+
+
+class Documented(NamedTuple):
+    name: str
+    kind: str
+    labels: tuple[str, ...]
+    meaning: str
+
+
+def registries() -> list[CollectorRegistry]:
+    made = (GatewayMetrics(), RewardMetrics(), EnvironmentMetrics(), GeneratorMetrics(), TrainerMetrics())
+    return [*(one.registry for one in made), StageMetrics().registry, WorkerMetrics(lambda: True).registry]
+
+
+def families() -> Iterator[Documented]:
+    """Those of all processes, but for the numbers of an iteration, which have a name for each field."""
+    for one in FAMILIES:
+        yield Documented(one.name + "_total" * (one.kind == "counter"), one.kind, one.labels, one.meaning)
+    for name, meaning in STAGE_GAUGES.items():
+        yield Documented(f"onbeat_stage_{name}", "gauge", ("job", "stage"), meaning)
+    for registry in registries():
+        for collector in list(registry._collector_to_names):
+            kind, name = getattr(collector, "_type", ""), getattr(collector, "_name", "")
+            if name.startswith("onbeat_"):
+                full = name + "_total" * (kind == "counter")
+                yield Documented(full, kind, tuple(collector._labelnames), collector._documentation)  # type: ignore[attr-defined]
+
+
+def test_every_metric_is_documented_with_its_type_and_labels() -> None:
+    rows = {name: (kind, tuple(re.findall(r"`(\w+)`", labels))) for name, kind, labels in ROW.findall(PAGE.read_text())}
+    known = {one.name: (one.kind, one.labels) for one in families()}
+    assert {name: rows.get(name) for name in known} == known
+    others = {"onbeat_job_reward_component", "onbeat_job_lag_batches", "onbeat_job_environment_metric"}
+    assert set(rows) - set(known) == others | {"onbeat_stage_rows_waiting", "onbeat_stage_columns_bytes"}
+
+
+def test_no_label_holds_what_a_client_or_a_model_wrote() -> None:
+    for one in families():
+        assert not set(one.labels) & UNBOUNDED, one.name
+
+
+def test_a_duration_has_its_unit_in_its_name() -> None:
+    for one in families():
+        if one.kind == "histogram":
+            assert one.name.endswith("_seconds"), one.name
+
+
+def asked_names(text: str) -> set[str]:
+    return {re.sub(r"_(bucket|sum|count)$", "", name) for name in re.findall(r"\bonbeat_\w+", text)}
+
+
+def known_names() -> set[str]:
+    numbers = {f"onbeat_job_{name}" for name in iteration_metrics().numbers()}
+    assert all(name in IterationMetrics.__struct_fields__ for name in ("reward_mean", "mismatch_k3"))
+    rows = {name for name, _, _ in ROW.findall(PAGE.read_text())}
+    return numbers | rows | {"onbeat_job_iteration"}
+
+
+def test_alerts_ask_for_metrics_that_exist() -> None:
+    asked = asked_names((ROOT / "deploy" / "prometheus" / "alerts.yml").read_text())
+    assert asked
+    assert asked <= known_names()
+
+
+def test_the_dashboard_asks_for_metrics_that_exist() -> None:
+    board = json.loads((ROOT / "deploy" / "grafana" / "dashboards" / "onbeat.json").read_bytes())
+    expressions = [target["expr"] for panel in board["panels"] for target in panel.get("targets", ())]
+    assert len(expressions) > 20
+    for expression in expressions:
+        assert asked_names(expression), expression
+        assert asked_names(expression) <= known_names() | {"onbeat"}, expression
