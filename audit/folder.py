@@ -10,7 +10,7 @@ from audit.chain import AuditEntry, Verdict, verify_run
 from audit.weights import digests_on_disk
 from contracts.answers import AuditVerdict
 from contracts.encoding.wire import Record, decode_json, encode_json
-from contracts.errors import InvalidInput, NotFound
+from contracts.errors import Conflict, InvalidInput, NotFound
 from contracts.jobs import JobState, JobStatus
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
@@ -78,8 +78,11 @@ def read_spec(folder: RunFolder) -> JobSpec:
 
 
 def verdict_of(folder: RunFolder, task: AuditTask) -> AuditVerdict:
-    """Raises NotFound where the folder of a job that was trained isn't here, ContractViolation for a damaged file."""
-    if task.entries and not folder.path.is_dir():
+    """Raises Conflict for a job without a record, NotFound where its folder isn't here, ContractViolation for a damaged
+    file."""
+    if not task.entries:
+        raise Conflict("nothing was committed yet, so there is nothing to verify", field="state")
+    if not folder.path.is_dir():
         raise NotFound(
             f"its run folder isn't below {folder.run_root} here, so its weights can't be hashed again",
             field="job_id",

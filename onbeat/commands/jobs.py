@@ -12,9 +12,9 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from audit.chain import Verdict
 from audit.folder import FILE_NAME as AUDIT_FILE
 from audit.folder import as_record, read_audit, verify_folder
+from contracts.answers import AuditVerdict
 from contracts.errors import InvalidInput
 from contracts.jobs import JobState, JobStatus
 from contracts.run_folder import RunFolder
@@ -28,6 +28,9 @@ from onbeat.terminal.job_table import show_jobs
 from onbeat.terminal.job_view import view_for
 from onbeat.terminal.output import FAILED, console_for, emit, tell
 from onbeat.terminal.words import UNKNOWN, one_line, plural
+
+VERIFY_WITHIN_S = 3600.0
+"""The gateway has a deadline of its own, ONBEAT_VERIFY_TIMEOUT_S."""
 
 
 def submit(
@@ -145,18 +148,21 @@ def verify(
 ) -> None:
     """Re-check a job's audit chain and the weights on disk; exit code 1 on any gap.
 
-    A run whose stack is gone is verified from the audit file of its folder: give the folder with --run-dir.
+    A run whose stack is gone is verified from the audit file of its folder: give the folder with --run-dir. Where the
+    run folder isn't on this machine, the gateway verifies what it sees.
     """
     offline = RunFolder(run_root_from(os.environ, run_dir).resolve(), job)
     if gateway is None and (offline.path / AUDIT_FILE).exists():
-        folder, (status, entries) = offline, read_audit(offline)
+        verdict = as_record(job, verify_folder(offline, *read_audit(offline)))
     else:
         access = options.access_from(gateway, api_key, run_dir, job=job)
-        with options.client_for(access) as client:
-            status, entries = client.job(job), client.audit(job)
         folder = RunFolder(Path(access.run_root), job)
-    verdict = verify_folder(folder, status, entries)
-    tell(as_record(job, verdict), _verdict_text(job, verdict), json_output=json_output)
+        with options.client_for(access) as client:
+            if folder.path.is_dir():
+                verdict = as_record(job, verify_folder(folder, client.job(job), client.audit(job)))
+            else:
+                verdict = client.verify(job, within_s=VERIFY_WITHIN_S)
+    tell(verdict, _verdict_text(verdict), json_output=json_output)
     if not verdict.verified:
         raise typer.Exit(FAILED)
 
@@ -181,13 +187,14 @@ def _follow_to_end(client: GatewayClient, job_id: str, console: Console, *, json
         raise typer.Exit(FAILED)
 
 
-def _verdict_text(job: str, verdict: Verdict) -> Text:
+def _verdict_text(verdict: AuditVerdict) -> Text:
     facts = (
-        f"{plural(verdict.num_iterations, 'iteration')}, {verdict.num_trained_batches} training and "
-        f"{verdict.num_evaluation_batches} evaluation batches, {plural(verdict.num_rewinds, 'rewind')}, "
-        f"{plural(verdict.num_versions_on_disk, 'weight folder')} hashed again"
+        f"{plural(verdict.iterations, 'iteration')}, {verdict.batches_trained} training and "
+        f"{verdict.batches_evaluated} evaluation batches, {plural(verdict.rewinds, 'rewind')}, "
+        f"{plural(verdict.digests_recomputed, 'weight folder')} hashed again"
     )
     if verdict.environments:
         facts += f"; played by {', then '.join(map(one_line, verdict.environments))}"
     head = ("verified", "green") if verdict.verified else ("not verified", "red")
-    return Text.assemble(head, f"  {job}: {facts}", *(f"\n  {one_line(gap)}" for gap in verdict.gaps))
+    lines = (f"\n  {one_line(line)}" for line in (*verdict.gaps, *verdict.notes))
+    return Text.assemble(head, f"  {one_line(verdict.job_id)}: {facts}", *lines)

@@ -12,6 +12,8 @@ from urllib.parse import parse_qs, parse_qsl
 
 import msgspec
 
+from audit.chain import verify_run
+from audit.folder import as_record
 from contracts.answers import LogPart, StackState
 from contracts.events import (
     AuditRecord,
@@ -215,6 +217,8 @@ class Routes(BaseHTTPRequestHandler):
         elif self.path == f"/v1/jobs/{JOB}/resume":
             self.server.resumed.append(msgspec.json.decode(body, type=ResumeRequest))
             self._answer(200, self.server.status())
+        elif self.path == f"/v1/jobs/{JOB}/verify":
+            self._answer(200, as_record(JOB, verify_run([], self.server.spec, complete=False, digests_on_disk={})))
         elif self.path == f"/v1/jobs/{JOB}/cancel":
             self._problem(409, detail="a succeeded job cannot become cancelling", field="state")
         else:

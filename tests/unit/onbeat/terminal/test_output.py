@@ -15,6 +15,7 @@ import pytest
 from rich.console import Group
 
 from audit.chain import Verdict
+from audit.folder import as_record
 from contracts.encoding.wire import encode_json
 from contracts.errors import InvalidInput
 from contracts.events import BatchDead, StateChanged
@@ -143,7 +144,7 @@ VIEWS = {
     "live streams": lambda console: console.print(Group(*live_report({"fence_state": HOSTILE, "job_id": HOSTILE}))),
     "a line of streams": lambda console: console.print(report_line({"fence_state": HOSTILE})),
     "streams": show_streams,
-    "verify": lambda console: console.print(_verdict_text(HOSTILE, VERDICT)),
+    "verify": lambda console: console.print(_verdict_text(as_record(HOSTILE, VERDICT))),
     "demo": lambda console: console.print(summary_panel(SUMMARY)),
     "chaos": lambda console: show_round(console, ROUND),
     "any text": lambda console: console.print(HOSTILE.replace("\n", r"\n")),
