@@ -7,6 +7,7 @@ batch whose iteration was committed without it is trained by no version any more
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from broker.connection.client import Broker
@@ -25,6 +26,10 @@ ENTRY_ID = re.compile(r"\d{1,19}-\d{1,19}", re.ASCII)
 """Every time and count that a server of our days can give, and nothing that it refuses to look for."""
 
 
+BATCH = re.compile(rb"\d{1,9}/(train|evaluation)/\d{1,9}")
+ATTEMPTS = re.compile(rb"\d{1,9}")
+
+
 class DeadLetterBox:
     """The letters of one job."""
 
@@ -39,7 +44,7 @@ class DeadLetterBox:
         """Newest first. Raises NotFound."""
         with self._broker.call():
             rows = self._redis.xrevrange(self._keys.dead, count=limit)
-        return self._letters(rows)
+        return self._letters([row for row in rows if is_letter(row[1])])
 
     def one(self, entry_id: str) -> DeadLetter:
         """Raises NotFound."""
@@ -47,7 +52,7 @@ class DeadLetterBox:
         if ENTRY_ID.fullmatch(entry_id):
             with self._broker.call():
                 rows = self._redis.xrange(self._keys.dead, min=entry_id, max=entry_id)
-        if not rows:
+        if not rows or not is_letter(rows[0][1]):
             raise NotFound(
                 f"{self._job_id} has no dead batch {entry_id[:80]!a}",
                 field="entry_id",
@@ -85,7 +90,7 @@ class DeadLetterBox:
                     at_s=int(entry.partition(b"-")[0]) / 1000,
                     batch_id=batch_id,
                     iteration=iteration,
-                    reason=fields[b"reason"].decode(errors="replace"),
+                    reason=fields.get(b"reason", b"").decode(errors="replace"),
                     attempts=int(fields.get(b"attempts", 0)),
                     prompts=_prompts(kept.get(entry, {})),
                     can_retry=not why_not,
@@ -115,6 +120,12 @@ class DeadLetterBox:
                 if value is not None and isinstance(batch_record(value), Dead):
                     found.add(batch_id.decode())
         return found
+
+
+def is_letter(fields: Mapping[bytes, bytes]) -> bool:
+    """Whether an entry is what a script writes: any generator, and any stage worker, may write into the stream."""
+    has_batch = BATCH.fullmatch(fields.get(b"batch_id", b"")) is not None
+    return has_batch and ATTEMPTS.fullmatch(fields.get(b"attempts", b"0")) is not None
 
 
 def _why_not(spec: JobSpec, state: JobState, fence: FenceState, *, iteration: int, is_dead: bool) -> str:

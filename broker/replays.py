@@ -9,6 +9,7 @@ They are in one hash of their own that no fence script reads or writes: a replay
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import Collection
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 from broker.connection.client import Broker
 from broker.keys import REPLAYS, JobKeys
 from contracts.encoding.wire import Record, decode
-from contracts.errors import NotFound, Unavailable
+from contracts.errors import ContractViolation, NotFound, Unavailable
 from contracts.replays import Replay, ReplayState
 
 KEPT_S = 3600.0
@@ -27,6 +28,9 @@ MAX_ATTEMPTS = 3
 MAX_REASON_BYTES = 2000
 WAITS = "it waits for a generator that has nothing else to do"
 NEVER_TAKEN = "no generator took it, or answered it, in time"
+
+
+log = logging.getLogger(__name__)
 
 
 class ReplayEntry(Record, frozen=True, kw_only=True):
@@ -96,7 +100,11 @@ class Replays:
             max_attempts=MAX_ATTEMPTS,
             left_alone=sorted(left_alone),
         )
-        return decode(rest[0], ReplayEntry) if outcome == b"claimed" else None
+        try:
+            return decode(rest[0], ReplayEntry) if outcome == b"claimed" else None
+        except ContractViolation as error:  # any generator may write there; claimed a few times, it has failed
+            log.warning("passes over a request to sample a batch again: %s", error)
+            return None
 
     def renew(self, entry: ReplayEntry, *, lease_s: float) -> bool:
         """Whether the generator still holds it."""

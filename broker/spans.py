@@ -4,7 +4,8 @@
 
 When a batch was sampled and scored stands in the batch itself. What is here is told beside it and is lost without harm.
 It is bounded in both directions: a trainer that reads nothing leaves MAX_REPORTS, and what a report says is checked,
-since a generator could write of others.
+since a generator could write of others. Any generator may add an entry with the last id that a stream can have: then
+nothing can be told here any more, and neither trainer nor generators may end of it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 from broker.connection.client import Broker
 from broker.keys import JobKeys
 from contracts.encoding.wire import MAX_ITERATIONS, decode, encode
-from contracts.errors import ContractViolation
+from contracts.errors import ContractViolation, FenceViolation
 from contracts.events import TimelineSpan
 from contracts.timeline import REPORTED, kind_of
 
@@ -28,6 +29,8 @@ MAX_SPANS = 64
 MAX_REPORT_BYTES = 64 * 1024
 MAX_NAME_CHARS = 256
 FIELD = b"spans"
+LAST_PART = 2**64 - 1
+"""The largest that each of the two parts of an entry's id may be."""
 
 log = logging.getLogger(__name__)
 
@@ -41,12 +44,16 @@ class SpanStream:
         self._is_said = False
 
     def report(self, spans: Sequence[TimelineSpan]) -> None:
-        """Adds up to MAX_SPANS spans, the newest of those that are given; nothing where the job was removed."""
+        """Adds up to MAX_SPANS spans, the newest of those that are given; nothing where the job was removed, or the
+        server refuses them."""
         if spans:
             packed = encode(tuple(spans[-MAX_SPANS:]))
-            self._broker.write(
-                "XADD", self._keys.spans, "MAXLEN", MAX_REPORTS, "*", FIELD, packed, job=self._keys
-            )  # fmt: skip
+            try:
+                self._broker.write(
+                    "XADD", self._keys.spans, "MAXLEN", MAX_REPORTS, "*", FIELD, packed, job=self._keys
+                )  # fmt: skip
+            except FenceViolation as error:
+                self._say("spans for the timeline can't be told", str(error))
 
     def take(self) -> list[TimelineSpan]:
         """Returns what was reported since the last call, and removes it; without what no generator may say."""
@@ -54,9 +61,9 @@ class SpanStream:
             entries: Any = self._broker.redis.xrange(self._keys.spans, count=MAX_REPORTS)
         if not entries:
             return []
-        milliseconds, _, number = entries[-1][0].decode().partition("-")
-        following = f"{milliseconds}-{int(number) + 1}"
-        self._broker.write("XTRIM", self._keys.spans, "MINID", following, job=self._keys)
+        following = id_after(entries[-1][0].decode())
+        rest = ("MINID", following) if following else ("MAXLEN", "0")
+        self._broker.write("XTRIM", self._keys.spans, *rest, job=self._keys)
         found = [span for _, fields in entries for span in self._spans(fields.get(FIELD, b""))]
         return [span for span in found if is_plausible(span)]
 
@@ -68,10 +75,21 @@ class SpanStream:
                 problem = str(error)
         else:
             problem = f"{len(packed)} bytes"
+        self._say("a report of a generator's spans is left out, and others like it will be", problem)
+        return ()
+
+    def _say(self, what: str, problem: str) -> None:
         if not self._is_said:
             self._is_said = True
-            log.warning("a report of a generator's spans is left out, and others like it will be: %s", problem)
-        return ()
+            log.warning("%s: %s", what, problem)
+
+
+def id_after(entry_id: str) -> str:
+    """The smallest id above that of an entry; "" above the last one that there is."""
+    milliseconds, number = map(int, entry_id.split("-"))
+    if number < LAST_PART:
+        return f"{milliseconds}-{number + 1}"
+    return f"{milliseconds + 1}-0" if milliseconds < LAST_PART else ""
 
 
 def is_plausible(span: TimelineSpan) -> bool:

@@ -91,13 +91,19 @@ class SharedLook:
         self._period_s = period_s
         self._lock = threading.Lock()
         self._seen: dict[str, object] = {}
+        self._away: Unavailable | None = None
         self._until_s = 0.0
 
     def __call__(self) -> dict[str, object]:
         with self._lock:
             if time.monotonic() >= self._until_s:
-                self._seen = self._look()
+                try:
+                    self._seen, self._away = self._look(), None
+                except Unavailable as error:  # it took a deadline: those that wait must not take one each, in turn
+                    self._away = error
                 self._until_s = time.monotonic() + self._period_s / 2
+            if self._away is not None:
+                raise self._away.with_traceback(None)
             return self._seen
 
 

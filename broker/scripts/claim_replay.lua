@@ -7,7 +7,7 @@ local now, found, alone = now_ms(), nil, {}
 for _, id in ipairs(a.left_alone) do alone[id] = true end
 local all = redis.call('HGETALL', REPLAYS)
 for i = 1, #all, 2 do
-  local one = unpacked(all[i + 1])
+  local one = replay_of(all[i], all[i + 1])
   local is_free = one and (one.state == 'queued' or (one.state == 'sampling' and one.lease_ms < now)) and one.ends_ms > now
   if is_free and one.attempt >= a.max_attempts then
     one.state, one.reason = 'failed', 'its generators died, or hung, ' .. whole(one.attempt) .. ' times'

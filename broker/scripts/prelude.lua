@@ -65,6 +65,19 @@ local function unpacked(text)
   return is_packed and type(value) == 'table' and value or nil
 end
 
+-- A request to sample a batch again, or nil for what is none: any generator may write into its hash.
+local OF_REPLAY = { replay_id = 'string', job_id = 'string', batch_id = 'string', state = 'string', generator = 'string',
+  recorded_digest = 'string', digest = 'string', reason = 'string', attempt = 'number', lease_ms = 'number',
+  asked_ms = 'number', ends_ms = 'number' }
+local function replay_of(id, text)
+  local one = text and unpacked(text)
+  if not one or one.replay_id ~= id then return nil end
+  for name, kind in pairs(OF_REPLAY) do
+    if type(one[name]) ~= kind then return nil end
+  end
+  return one
+end
+
 local FIRST_SLOT, NUM_SLOTS
 -- Each script that looks at an iteration says first where the keys of the slots begin.
 local function take_slots(first)

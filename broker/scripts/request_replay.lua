@@ -7,7 +7,7 @@ if redis.call('HEXISTS', JOB, 'state') == 0 then return { 'unknown' } end
 local now, oldest, kept, waiting, gone = now_ms(), nil, 0, 0, {}
 local all = redis.call('HGETALL', REPLAYS)
 for i = 1, #all, 2 do
-  local one = unpacked(all[i + 1])
+  local one = replay_of(all[i], all[i + 1])
   if not one or now - one.asked_ms > a.keep_ms then
     gone[#gone + 1] = all[i]
   else

@@ -7,7 +7,9 @@ must nest, and Perfetto doesn't show those that overlap otherwise: a lane has as
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
+from heapq import heappop, heappush
 from itertools import pairwise
 from typing import Any
 
@@ -78,13 +80,15 @@ def _arrows(report: TimelineReport, threads: Sequence[tuple[int, int, int]], ori
 def _threads(report: TimelineReport) -> list[tuple[int, int, int]]:
     """(process, thread, row of its lane) of each span: the first row of the lane that is free when it starts."""
     first = {lane.who: number for number, lane in enumerate(report.lanes)}
-    free_s: dict[tuple[str, int], float] = {}
+    taken: dict[str, list[tuple[float, int]]] = defaultdict(list)  # heaps: (until when, row)
+    free: dict[str, list[int]] = defaultdict(list)
     places = []
     for span in report.spans:  # by start
-        row = 0
-        while free_s.get((span.who, row), float("-inf")) > span.started_s:
-            row += 1
-        free_s[span.who, row] = span.ended_s
+        rows, left = taken[span.who], free[span.who]
+        while rows and rows[0][0] <= span.started_s:
+            heappush(left, heappop(rows)[1])
+        row = heappop(left) if left else len(rows)
+        heappush(rows, (span.ended_s, row))
         pid = RANKS if kind_of(span.who) == "rank" else GENERATORS
         places.append((pid, 1 + len(first) * row + first.get(span.who, 0), row))
     return places

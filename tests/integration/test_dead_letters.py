@@ -158,3 +158,22 @@ def test_what_is_kept_of_dead_batches_has_a_bound_in_entries_and_in_bytes(settin
     letters = DeadLetterBox(job.broker, job.job_id).newest(100)
     assert [bool(one.prompts) for one in letters] == [True] * 9 + [False] + [True] * 55 + [False] * 15
     assert all(one.reason for one in letters)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"x": b"y"},
+        {"batch_id": b"\xff", "reason": b"r", "attempts": b"1"},
+        {"batch_id": b"0/train/0", "reason": b"r", "attempts": b"many"},
+        {"batch_id": b"../train/0", "reason": b"r"},
+    ],
+)
+def test_an_entry_that_no_script_wrote_hides_no_letter(fields: dict[str, bytes], settings: StackSettings) -> None:
+    job = running(settings)
+    batch_id = bury(job)
+    entry = job.broker.redis.xadd(JobKeys(job.job_id).dead, dict(fields))
+    box = DeadLetterBox(job.broker, job.job_id)
+    assert [one.batch_id for one in box.newest(10)] == [batch_id]
+    with pytest.raises(NotFound):
+        box.one(str(entry, "ascii") if isinstance(entry, bytes) else entry)

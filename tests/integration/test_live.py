@@ -111,6 +111,26 @@ def test_clients_that_look_at_the_same_time_share_a_look(monkeypatch: pytest.Mon
     assert shared() == {"jobs": 1}
 
 
+def test_clients_that_look_while_the_broker_is_away_share_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s, looks = 100.0, 0
+    monkeypatch.setattr(live_stream, "time", SimpleNamespace(monotonic=lambda: now_s))
+
+    def look() -> dict[str, object]:
+        nonlocal looks
+        looks += 1
+        if looks == 1:
+            raise BrokerUnavailable("Redis does not answer")
+        return {"jobs": looks}
+
+    shared = SharedLook(look, period_s=1.0)
+    for _ in range(40):
+        with pytest.raises(BrokerUnavailable):
+            shared()
+    assert looks == 1
+    now_s = 100.6
+    assert shared() == {"jobs": 2}
+
+
 def test_a_shared_look_that_fails_fails_for_each_client_and_is_not_kept() -> None:
     answers = iter([NotFound("gone"), {"jobs": 1}])
 

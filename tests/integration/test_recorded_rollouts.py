@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from msgspec.structs import replace
 
+from broker.keys import REPLAYS
 from contracts.encoding.arrays import pack_float32, pack_int32
 from contracts.encoding.wire import encode_json
 from contracts.recorded.batches import RecordedBatch, RecordedIteration
@@ -166,6 +168,37 @@ def test_a_replay_is_asked_for_once_and_shown_by_its_id(ask: Ask, services: Serv
     assert ask("POST", path, json={"batch_id": "3/train/2"}).status_code == 404
     assert ask("POST", path, json={"batch_id": "../train/2"}).status_code == 404
     assert ask("POST", path, json={"batch_id": 3}).status_code == 422
+
+
+WHOLE: dict[str, Any] = {
+    **dict.fromkeys(("job_id", "batch_id", "recorded_digest", "digest", "generator", "reason"), ""),
+    **{"replay_id": "x", "state": "queued", "attempt": 0, "lease_ms": 0, "asked_ms": 0, "ends_ms": 2**52},
+}
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        *({}, 5, b"\xc1", WHOLE | {"asked_ms": "1"}, WHOLE | {"replay_id": "y"}, WHOLE | {"attempt": 0.5}),
+        *(WHOLE | {"reason": b"\xff"}, {"asked_ms": 1.0, "ends_ms": 2**52, "state": "queued"}),
+    ],
+)
+def test_what_a_generator_writes_among_the_requests_stands_in_no_other_one_s_way(
+    ask: Ask,  # noqa: F811
+    services: Services,  # noqa: F811
+    written: object,
+) -> None:
+    job_id, replays = submit(ask, recording={}), services.replays
+    recorded(services, job_id, record_of(job_id, "3/train/1"))
+    packed = written if isinstance(written, bytes) else msgspec.msgpack.encode(written)
+    services.broker.redis.delete(REPLAYS)
+    services.broker.redis.hset(REPLAYS, "x", packed)
+    answer = ask("POST", f"/v1/jobs/{job_id}/replays", json={"batch_id": "3/train/1"})
+    assert answer.status_code == 202
+    assert ask("GET", f"/v1/jobs/{job_id}/replays/x").status_code in (404, 502)
+    claims = [replays.claim("g", lease_s=60.0) for _ in range(2)]
+    assert [one.replay_id for one in claims if one] == [answer.json()["replay_id"]]
+    services.broker.redis.delete(REPLAYS)
 
 
 def test_what_cant_be_sampled_again_is_refused_with_the_reason(ask: Ask, services: Services) -> None:  # noqa: F811

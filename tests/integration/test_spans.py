@@ -94,6 +94,18 @@ def test_what_is_no_report_is_left_out_and_said_once(
     assert len(caplog.records) == 1
 
 
+@pytest.mark.parametrize("milliseconds", [1, 2**64 - 1])
+def test_an_entry_with_the_last_id_that_there_is_ends_neither_trainer_nor_generator(
+    milliseconds: int, broker: Broker, job_id: str
+) -> None:
+    stream, key = SpanStream(broker, job_id), JobKeys(job_id).spans
+    broker.redis.xadd(key, {"spans": encode((WAIT,))}, id=f"{milliseconds}-{2**64 - 1}")
+    stream.report([WAIT])
+    assert WAIT in stream.take()
+    assert broker.redis.xlen(key) == 0
+    assert stream.take() == []
+
+
 def test_a_report_that_comes_after_the_job_was_removed_leaves_no_key(broker: Broker, job_id: str) -> None:
     jobs, stream = JobStore(broker), SpanStream(broker, job_id)
     stream.report([WAIT])

@@ -8,7 +8,8 @@ from itertools import pairwise
 from typing import Any
 
 from contracts.encoding.wire import encode_json
-from contracts.timeline import TimelineReport
+from contracts.events import TimelineSpan
+from contracts.timeline import Lane, TimelineReport
 from telemetry.timeline.perfetto import perfetto_trace
 from telemetry.timeline.report import timeline_report
 from tests.unit.telemetry.timeline.test_critical_path import one_iteration
@@ -54,3 +55,32 @@ def test_the_critical_path_is_drawn_as_arrows_that_lie_inside_of_their_events() 
             for one in slices
         )
     assert sum(one.get("args", {}).get("critical", False) for one in slices) == len(report.critical)
+
+
+def test_spans_that_all_overlap_have_a_row_each_and_cost_no_square_of_their_number() -> None:
+    """A generator may report so; each comparison of two spans is counted by what they are compared with."""
+
+    class Counted(float):
+        compared = 0
+
+        def __le__(self, other: float) -> bool:
+            Counted.compared += 1
+            return float(self) <= other
+
+        def __gt__(self, other: float) -> bool:
+            Counted.compared += 1
+            return float(self) > other
+
+        def __lt__(self, other: float) -> bool:
+            Counted.compared += 1
+            return float(self) < other
+
+    number = 500
+    spans = tuple(
+        TimelineSpan(who="g1", what="wait", iteration=0, started_s=1.0 + at, ended_s=Counted(1e9 - at))
+        for at in range(number)
+    )
+    lanes = (Lane(who="g1", kind="generator", busy_s=1.0, idle_share=0.0),)
+    made = perfetto_trace(TimelineReport(job_id="job-1", spans=spans, lanes=lanes, words=""))
+    assert len({one["tid"] for one in made["traceEvents"] if one["ph"] == "X"}) == number
+    assert Counted.compared < 30 * number
