@@ -172,7 +172,7 @@ def test_what_is_kept_of_dead_batches_has_a_bound_in_entries_and_in_bytes(settin
 def test_an_entry_that_no_script_wrote_hides_no_letter(fields: dict[str, bytes], settings: StackSettings) -> None:
     job = running(settings)
     batch_id = bury(job)
-    entry = job.broker.redis.xadd(JobKeys(job.job_id).dead, dict(fields))
+    entry = job.broker.redis.xadd(JobKeys(job.job_id).dead, dict[Any, Any](fields))
     box = DeadLetterBox(job.broker, job.job_id)
     assert [one.batch_id for one in box.newest(10)] == [batch_id]
     with pytest.raises(NotFound):
