@@ -18,6 +18,8 @@ VERIFIERS = "verifiers"
 """The environment that a whole environment of verifiers becomes, which is such an agent."""
 MCP = "mcp"
 """The environment whose tools are those of a program that the stack's operator allows."""
+TRL = "trl"
+"""The environment that a class as TRL takes it becomes; its parameter `factory` names the class."""
 BUILT_IN: dict[str, tuple[str, str, str]] = {
     AGENT: ("environment_service.agents.agent:AgentEnvironment", "onbeat", ""),
     MCP: ("environment_service.adapters.mcp:Mcp", "mcp", "mcp"),
@@ -26,7 +28,7 @@ BUILT_IN: dict[str, tuple[str, str, str]] = {
     "skyrl_gym": ("environment_service.adapters.skyrl_gym:SkyRLGym", "skyrl-gym", "skyrl-gym"),
     "textarena": ("environment_service.adapters.textarena:TextArena", "textarena", "textarena"),
     "tools": ("environment_service.adapters.tools:Tools", "onbeat", ""),
-    "trl": ("environment_service.adapters.trl:Trl", "onbeat", ""),
+    TRL: ("environment_service.adapters.trl:Trl", "onbeat", ""),
     VERIFIERS: ("environment_service.agents.verifiers:Verifiers", "verifiers", ""),
 }
 """Name → class as "module:Class", the distribution whose version is the environment's, and the extra that brings it."""
@@ -41,6 +43,11 @@ def names() -> tuple[str, ...]:
 
 def is_built_in(name: str) -> bool:
     return name in BUILT_IN
+
+
+def runs_a_class_of_others(name: str) -> bool:
+    """Whether it imports code of a package of others, though it is built in."""
+    return is_agent(name) or name == TRL
 
 
 def is_agent(name: str) -> bool:

@@ -5,10 +5,18 @@ It begins by forgetting the secrets of others that its launcher may have put int
 
 from __future__ import annotations
 
-import os
 import sys
+from typing import TYPE_CHECKING
 
 import process.own_packages  # noqa: F401  (first: it refuses packages of ours that are a stranger's)
+from http_service.caged_work import serve
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fastapi import FastAPI
+
+    from contracts.settings import StackSettings
 
 DEFAULT_PORT = 8100
 OTHERS_SECRETS = (
@@ -18,40 +26,16 @@ OTHERS_SECRETS = (
     "ONBEAT_ENVIRONMENT_KEY",
     "ONBEAT_ENGINE_API_KEY",
 )
-GRACE_S = 5.0
-"""Requests in flight may finish for this long after a signal."""
 
 
 def main() -> int:
-    if any(os.environ.get(name) for name in OTHERS_SECRETS):
-        kept = {name: value for name, value in os.environ.items() if name not in OTHERS_SECRETS}
-        # The environment that a process was started with stays readable in /proc for as long as it lives.
-        os.execve(sys.executable, sys.orig_argv, kept)
-    import logging
+    return serve("reward_service", _make_app, default_port=DEFAULT_PORT, others_secrets=OTHERS_SECRETS)
 
-    import uvicorn
 
-    from contracts.errors import InvalidInput
-    from contracts.settings import settings_from
-    from http_service.listening import listen
-    from http_service.server import server_config
-    from process.signals import exit_cleanly_on_signals
+def _make_app() -> Callable[[StackSettings], FastAPI]:
     from reward_service.app import create_app
-    from telemetry import logs
 
-    try:
-        settings = settings_from(os.environ)
-        app = create_app(settings)
-        listener = listen(settings.host, settings.port or DEFAULT_PORT)
-    except InvalidInput as error:
-        sys.stderr.write(f"reward_service: {error}\n")
-        return 2
-    logs.configure(settings, service="reward_service")
-    exit_cleanly_on_signals()
-    config = server_config(app, grace_s=GRACE_S)
-    logging.getLogger("reward_service").info("listening on http://%s:%d", *listener.getsockname()[:2])
-    uvicorn.Server(config).run(sockets=[listener])
-    return 0
+    return create_app
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ def warm_up(payload: bytes) -> bytes:
     Packages of others are imported in each child: they may start threads, which no fork survives.
     """
     table = decode(payload, EnvironmentTable)
-    if registry.is_agent(table.name):
+    if registry.runs_a_class_of_others(table.name):
         registry.factory_of(table)
     elif registry.is_built_in(table.name):
         load(table)

@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,10 @@ from environment_service.app import create_app
 from environment_service.mcp_servers import McpServer, Offered, offered, servers_from
 from environment_service.player.loading import Playable, load
 from environment_service.player.protocol import Loaded
+from environment_service.pool.pool import EnvironmentPool
 from environment_service.tools.mcp_connection import Connection, ServerGone
 from environments.author import NoAnswer
+from tests.chaos.short_job import long_variant
 from tests.integration.test_built_in_environments import call
 from tests.integration.test_environment_pool import read, until
 from tests.played import SETTINGS, Asked, asked, new, reply_of, said
@@ -49,6 +51,21 @@ async def stores(**settings: Any) -> AsyncIterator[Asked]:
         yield ask
 
 
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("runs")
+    (root / "stack.json").write_text("a key")
+    return root
+
+
+@pytest.fixture(scope="module")
+def store(root: Path) -> Iterator[Asked]:
+    """One pool: a child imports the protocol's package, which takes a second."""
+    pool = EnvironmentPool(replace(SETTINGS, mcp_servers=json.dumps(SERVERS), run_root=str(root)))
+    yield Asked(pool)
+    pool.shut()
+
+
 async def opened(ask: Asked, number: int = 0, *, limit_s: float = 60.0, **params: Any) -> Result:
     params = {"server": "store", **params}
     (result,) = await ask.open("mcp", new(number, task=TASK), limit_s=limit_s, params=params)
@@ -66,47 +83,46 @@ def opening_of(result: Result) -> Opening:
     return result.opening
 
 
-def test_a_question_is_answered_with_the_tools_of_a_server_that_lives_as_long_as_its_session() -> None:
-    async def run() -> None:
-        async with stores() as ask:
-            params: dict[str, Any] = {"chars": 100, "tools": "price, raise_price, show, long"}
-            opening = opening_of(await opened(ask, **params))
-            assert [tool.name for tool in opening.tools] == ["price", "raise_price", "show", "long"]
-            assert opening.tools[0].description == "Says what one piece costs."
-            assert opening.tools[1].parameters["properties"]["by"]["type"] == "integer"
-            messages = [
-                call("raise_price", thing="apple"),
-                call("price", thing="apple"),
-                call("price", thing="plum"),
-                call("price", weight=1),
-                call("search"),
-                call("show", thing="apple"),
-                call("long", characters=2_000_000),
-                Message(role="assistant", malformed="a brace is missing"),
-                said("That is 4 + 4 + 4, no: 11."),
-            ]
-            replies = [reply_of(await stepped(ask, 0, turn, one)) for turn, one in enumerate(messages)]
-            answers = [reply.messages[0] for reply in replies[:-1]]
-            assert {one.role for one in answers} == {"tool"}
-            texts = [one.content for one in answers]
-            assert texts[:2] == ["done", "4"]
-            assert texts[2].startswith("error: ")
-            assert texts[3].startswith("error: ")
-            assert "thing" in texts[3]
-            assert texts[4] == "error: there is no tool `search`; there are: price, raise_price, show, long"
-            assert texts[5] == "an apple\n[image image/png]"
-            assert texts[6] == "x" * 100 + "\nerror: the answer was cut after 100 characters"
-            assert texts[7] == "error: the tool call can't be read: a brace is missing"
-            assert replies[-1].reward == 1.0
-            assert replies[-1].done
-            assert replies[-1].metrics == {"tool_calls": 8.0, "refused_tool_calls": 4.0}
-            assert len(servers_running()) == 1
-            opening_of(await opened(ask, 1, **params))
-            assert reply_of(await stepped(ask, 1, 0, call("price", thing="apple"))).messages[0].content == "3"
-            ask.pool.close(["s0", "s1"])
-            await until(lambda: not servers_running())
+def test_a_question_is_answered_with_the_tools_of_a_server_that_lives_as_long_as_its_session(store: Asked) -> None:
+    async def run(ask: Asked) -> None:
+        params: dict[str, Any] = {"chars": 100, "tools": "price, raise_price, show, long"}
+        opening = opening_of(await opened(ask, **params))
+        assert [tool.name for tool in opening.tools] == ["price", "raise_price", "show", "long"]
+        assert opening.tools[0].description == "Says what one piece costs."
+        assert opening.tools[1].parameters["properties"]["by"]["type"] == "integer"
+        messages = [
+            call("raise_price", thing="apple"),
+            call("price", thing="apple"),
+            call("price", thing="plum"),
+            call("price", weight=1),
+            call("search"),
+            call("show", thing="apple"),
+            call("long", characters=2_000_000),
+            Message(role="assistant", malformed="a brace is missing"),
+            said("That is 4 + 4 + 4, no: 11."),
+        ]
+        replies = [reply_of(await stepped(ask, 0, turn, one)) for turn, one in enumerate(messages)]
+        answers = [reply.messages[0] for reply in replies[:-1]]
+        assert {one.role for one in answers} == {"tool"}
+        texts = [one.content for one in answers]
+        assert texts[:2] == ["done", "4"]
+        assert texts[2].startswith("error: ")
+        assert texts[3].startswith("error: ")
+        assert "thing" in texts[3]
+        assert texts[4] == "error: there is no tool `search`; there are: price, raise_price, show, long"
+        assert texts[5] == "an apple\n[image image/png]"
+        assert texts[6] == "x" * 100 + "\nerror: the answer was cut after 100 characters"
+        assert texts[7] == "error: the tool call can't be read: a brace is missing"
+        assert replies[-1].reward == 1.0
+        assert replies[-1].done
+        assert replies[-1].metrics == {"tool_calls": 8.0, "refused_tool_calls": 4.0}
+        assert len(servers_running()) == 1
+        opening_of(await opened(ask, 1, **params))
+        assert reply_of(await stepped(ask, 1, 0, call("price", thing="apple"))).messages[0].content == "3"
+        ask.pool.close(["s0", "s1"])
+        await until(lambda: not servers_running())
 
-    asyncio.run(run())
+    asyncio.run(run(store))
 
 
 def servers_running() -> list[str]:
@@ -114,8 +130,7 @@ def servers_running() -> list[str]:
     return [str(path) for path in Path("/proc").glob("[0-9]*/cmdline") if MARK.encode() in read(path).split(b"\0")]
 
 
-def test_a_server_that_breaks_costs_its_own_session_by_a_reason(tmp_path: Path) -> None:
-    (tmp_path / "stack.json").write_text("a key")
+def test_a_server_that_breaks_costs_its_own_session_by_a_reason(store: Asked, root: Path) -> None:
     in_a_call = {
         "die": ("raised", "the MCP server ended"),
         "nonsense": ("invalid_reply", "what is no message of MCP"),
@@ -123,27 +138,28 @@ def test_a_server_that_breaks_costs_its_own_session_by_a_reason(tmp_path: Path) 
     }
     in_its_cage = {
         "connect": "error: PermissionError",
-        f"read {tmp_path}/stack.json": "error: PermissionError",
+        f"read {root}/stack.json": "error: PermissionError",
         "see": "[] a value",
     }
 
-    async def run() -> None:
-        async with stores(run_root=str(tmp_path)) as ask:
-            opening_of(await opened(ask, 9, server="rude"))
-            for number, (act, (reason, problem)) in enumerate(in_a_call.items()):
-                opening_of(await opened(ask, number, server="rude"))
-                found = await stepped(ask, number, 0, call("do", act=act))
-                assert isinstance(found, Failure), found
-                assert (found.reason, problem in found.detail) == (reason, True), found
-            await until(lambda: len(servers_running()) == 1)
-            for turn, (act, text) in enumerate(in_its_cage.items()):
-                assert reply_of(await stepped(ask, 9, turn, call("do", act=act))).messages[0].content == text
-            lie = reply_of(await stepped(ask, 9, len(in_its_cage), call("do", act="lie"))).messages[0].content
-            assert lie.startswith("error: ")
+    async def run(ask: Asked) -> None:
+        opening_of(await opened(ask, 9, server="rude"))
+        for number, (act, (reason, problem)) in enumerate(in_a_call.items()):
+            opening_of(await opened(ask, number, server="rude"))
+            found = await stepped(ask, number, 0, call("do", act=act))
+            assert isinstance(found, Failure), found
+            assert (found.reason, problem in found.detail) == (reason, True), found
+        await until(lambda: len(servers_running()) == 1)
+        for turn, (act, text) in enumerate(in_its_cage.items()):
+            assert reply_of(await stepped(ask, 9, turn, call("do", act=act))).messages[0].content == text
+        lie = reply_of(await stepped(ask, 9, len(in_its_cage), call("do", act="lie"))).messages[0].content
+        assert lie.startswith("error: ")
+        ask.pool.close(["s9"])
 
-    asyncio.run(run())
+    asyncio.run(run(store))
 
 
+@long_variant
 def test_a_server_that_hangs_meets_the_deadline_of_its_step_and_takes_its_tree_with_it() -> None:
     mark = f"left-by-a-server-{os.getpid()}"
 
