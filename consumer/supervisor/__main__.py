@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 
 
 class BriefScheduler(Scheduler):
-    """Keeps its one entry in memory, since that is due at once after a start; logs a line, not a stack, while Redis is
+    """Keeps its entries in memory, since they are due soon after a start; logs a line, not a stack, while Redis is
     away."""
 
     def apply_entry(self, entry: ScheduleEntry, producer: object = None) -> None:

@@ -204,9 +204,12 @@ def register_tasks(app: Celery, reconciler: Reconciler, sweeper: Sweeper) -> Non
     def reconcile() -> None:
         _while_available(reconciler.reconcile)
 
+    def sweep() -> None:
+        sweeper.begin()
+
     app.task(name=ENSURE_TRAINER)(ensure_trainer)
     app.task(name=RECONCILE)(reconcile)
-    app.task(name=SWEEP)(sweeper.begin)
+    app.task(name=SWEEP)(sweep)
 
 
 def _while_available(work: Callable[[], None]) -> None:

@@ -14,7 +14,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from broker.celery_app import RECONCILE, SWEEP, TrainerRequests, make_celery_app
+from broker import celery_app
+from broker.celery_app import KEY_PREFIX, RECONCILE, SWEEP, TrainerRequests, make_celery_app
 from broker.connection import roles
 from broker.connection.client import Broker, connect
 from broker.fence import read_fence
@@ -22,8 +23,10 @@ from broker.job_store import JobStore
 from broker.keys import JobKeys
 from broker.monitor import job_status
 from broker.trainer_side import TrainerSide
-from consumer.supervisor.reconciler import Reconciler
+from consumer.supervisor.__main__ import BriefScheduler
+from consumer.supervisor.reconciler import Reconciler, register_tasks
 from consumer.supervisor.run_roots import RunRoots
+from consumer.supervisor.sweeper import Sweeper
 from consumer.supervisor.trainer_process import TrainerProcess
 from contracts.jobs import JobState
 from contracts.run_folder import RunFolder
@@ -525,3 +528,47 @@ def test_sigterm_ends_a_consumer_and_its_trainer_without_redis(
         finally:
             if how == "hung":
                 os.kill(own_redis.child.pid, signal.SIGCONT)
+
+
+def test_the_beat_can_send_each_of_its_messages(
+    own_settings: StackSettings, broker: Broker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Celery looks at a task's arguments where the task is known, as it is beside the beat."""
+    app = make_celery_app(own_settings)
+    with reconciling(own_settings, broker, monkeypatch) as (reconciler, _):
+        register_tasks(app, reconciler, Sweeper(broker, own_settings))
+        beat = BriefScheduler(app)
+        entries = list(beat.schedule.values())
+        assert {entry.task for entry in entries} == {RECONCILE, SWEEP}
+        for entry in entries:
+            beat.apply_entry(entry)
+    assert broker.redis.llen(f"{KEY_PREFIX}onbeat") == len(entries)
+    assert caplog.messages == []
+    app.close()
+
+
+def test_messages_that_no_consumer_reads_have_a_bound(
+    own_settings: StackSettings, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(celery_app, "MAX_WAITING", 3)
+    requests = TrainerRequests(own_settings)
+    for _ in range(9):
+        requests.ensure_trainer("job-0123456789ab")
+    assert broker.redis.llen(f"{KEY_PREFIX}onbeat") == 3
+    requests.close()
+
+
+def test_a_worker_removes_the_files_of_a_job_that_was_deleted(
+    own_redis: EmbeddedRedis, own_settings: StackSettings, broker: Broker, tmp_path: Path
+) -> None:
+    jobs = JobStore(broker)
+    job_id, _ = jobs.create(job_spec())
+    jobs.request_cancel(job_id)
+    folder = RunFolder(own_settings.run_root_path, job_id).checkpoint_after(0)
+    folder.mkdir(parents=True)
+    requests = TrainerRequests(own_settings)
+    jobs.remove(job_id)
+    with worker(own_settings, tmp_path / "worker.log"):
+        requests.sweep()
+        until(lambda: not folder.parents[1].exists(), "the end of the files")
+    requests.close()
