@@ -35,7 +35,8 @@ export function partsOf(text: string): TextPart[] {
 
 /** The text in one line, for a title or a label: unseen characters and line breaks by their names. */
 export function oneLine(text: string, longest = 120): string {
-  const line = partsOf(text)
+  // Of a megabyte only the beginning is looked at; a pair of halves may be cut apart at the end, which is cut off again.
+  const line = partsOf(text.slice(0, 2 * longest + 2))
     .map((part) => (part.named ? `⟨${part.text}⟩` : part.text.replaceAll("\n", "⏎").replaceAll("\t", "⇥")))
     .join("");
   const characters = [...line];

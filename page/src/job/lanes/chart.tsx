@@ -85,6 +85,9 @@ export function LaneChart({ report }: { report: TimelineReport }) {
           onKeyDown={onKeyDown}
         />
       </div>
+      {drawing.numLeftOut > 0 && (
+        <p class="quiet small">{plural(drawing.numLeftOut, "more lane")} without a part in the critical path: the trace for Perfetto has all.</p>
+      )}
       <SpanFacts placed={told} zero_s={drawing.from_s} />
       <p class="quiet small" id="lanes-keys">
         Drag or pinch; the wheel zooms with Ctrl, or once the lanes have the focus. Keys: <kbd>←</kbd> <kbd>→</kbd> the

@@ -1,6 +1,6 @@
 import { expect, test } from "vitest";
 import type { TimelineReport, TimelineSpan } from "../../types";
-import { drawingOf, MOST_ROWS, spanAt } from "./rows";
+import { drawingOf, MOST_LANES, MOST_ROWS, spanAt } from "./rows";
 
 function span(who: string, what: string, started_s: number, ended_s: number): TimelineSpan {
   return { who, what, iteration: 0, batch_id: "", started_s, ended_s };
@@ -46,4 +46,12 @@ test("twenty thousand spans are placed at once", () => {
   const drawing = drawingOf(report(many, [19_999, 3]));
   expect(drawing.lanes.map((lane) => lane.rows.length)).toEqual([1, 1, 1, 1]);
   expect(drawing.to_s).toBe(20_002.5);
+});
+
+test("of a thousand generators those that others waited for are drawn, and the rest is counted", () => {
+  const many = Array.from({ length: 1000 }, (_, at) => span(`generator-${at}`, "generate", 0, 1));
+  const drawing = drawingOf(report(many, [999]));
+  expect([drawing.lanes.length, drawing.numLeftOut]).toEqual([MOST_LANES, 1000 - MOST_LANES]);
+  expect(drawing.critical.map((placed) => placed.span.who)).toEqual(["generator-999"]);
+  expect(drawing.lanes[0]?.lane.who).toBe("generator-0");
 });

@@ -2,6 +2,8 @@
 import type { Lane, TimelineReport, TimelineSpan } from "../../types";
 
 export const MOST_ROWS = 6;
+/** Lanes of one drawing: a canvas has a greatest height. The trace for Perfetto has all. */
+export const MOST_LANES = 80;
 /** Spans that begin this little before another's end are one after the other: clocks are rounded. */
 const ROUNDING_S = 1e-4;
 
@@ -25,6 +27,8 @@ export interface PlacedLane {
 
 export interface Drawing {
   lanes: PlacedLane[];
+  /** Lanes of the report that have no room. */
+  numLeftOut: number;
   critical: PlacedSpan[];
   iterations: TimelineReport["iterations"];
   from_s: number;
@@ -34,8 +38,9 @@ export interface Drawing {
 /** Places each span. A lane without spans stays: a process that did nothing is what a person looks for. */
 export function drawingOf(report: TimelineReport): Drawing {
   const place = new Map(report.critical.map((index, at) => [index, at]));
-  const laneOf = new Map(report.lanes.map((lane, at) => [lane.who, at]));
-  const lanes: PlacedLane[] = report.lanes.map((lane) => ({ lane, spans: [], rows: [] }));
+  const drawn = drawnOf(report);
+  const laneOf = new Map(drawn.map((lane, at) => [lane.who, at]));
+  const lanes: PlacedLane[] = drawn.map((lane) => ({ lane, spans: [], rows: [] }));
   report.spans.forEach((span, index) => {
     const lane = laneOf.get(span.who);
     if (lane === undefined) return;
@@ -51,7 +56,17 @@ export function drawingOf(report: TimelineReport): Drawing {
   const starts = [...report.spans.map((span) => span.started_s), ...report.iterations.map((one) => one.started_s)];
   const ends = [...report.spans.map((span) => span.ended_s), ...report.iterations.map((one) => one.ended_s)];
   const from_s = starts.length ? least(starts) : 0;
-  return { lanes, critical, iterations: report.iterations, from_s, to_s: ends.length ? -least(ends.map((x) => -x)) : 1 };
+  const numLeftOut = report.lanes.length - drawn.length;
+  return { lanes, numLeftOut, critical, iterations: report.iterations, from_s, to_s: ends.length ? -least(ends.map((x) => -x)) : 1 };
+}
+
+/** The lanes that are drawn, in the order of the report; of too many those that others waited for stay. */
+function drawnOf(report: TimelineReport): Lane[] {
+  if (report.lanes.length <= MOST_LANES) return report.lanes;
+  const awaited = new Set(report.critical.map((index) => report.spans[index]?.who));
+  const first = [...report.lanes].sort((a, b) => Number(awaited.has(b.who)) - Number(awaited.has(a.who)));
+  const chosen = new Set(first.slice(0, MOST_LANES));
+  return report.lanes.filter((lane) => chosen.has(lane));
 }
 
 /** Gives each span the first row that is free at its start. */

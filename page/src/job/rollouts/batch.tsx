@@ -79,8 +79,8 @@ function GroupChoice({ groups, at, onTurn }: GroupChoiceProps): JSX.Element {
 
 function Group({ group, sample }: { group: GroupView; sample: number | null }): JSX.Element {
   const [mode, setMode] = useState<HeatMode>("generator");
-  const [all, setAll] = useState(sample !== null && sample >= SHOWN_FIRST);
-  const shown = all ? group.completions : group.completions.slice(0, SHOWN_FIRST);
+  const [many, setMany] = useState(Math.max(SHOWN_FIRST, (sample ?? 0) + 1));
+  const shown = group.completions.slice(0, many);
   const mean = meanOf(group.completions.map((completion) => completion.reward));
   useEffect(() => {
     if (sample !== null && sample >= 0) document.getElementById(`sample-${sample}`)?.focus();
@@ -104,7 +104,7 @@ function Group({ group, sample }: { group: GroupView; sample: number | null }): 
         {shown.map((completion) => <Completion key={completion.sample} completion={completion} mode={mode} />)}
       </div>
       {shown.length < group.completions.length && (
-        <button type="button" class="button" onClick={() => setAll(true)}>
+        <button type="button" class="button" onClick={() => setMany(many * 4)}>
           {plural(group.completions.length - shown.length, "more completion")}
         </button>
       )}

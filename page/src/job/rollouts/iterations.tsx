@@ -9,6 +9,9 @@ import { Plain } from "../plain";
 import type { IterationView, RecordedList, RecordedSummary } from "../../types";
 import { joined } from "./joined";
 
+/** An iteration may have ten thousand. */
+const BATCHES_SHOWN = 200;
+
 export interface IterationsProps {
   jobId: string;
   /** The newest ones, as they are now. */
@@ -61,14 +64,16 @@ interface IterationProps {
 }
 
 function Iteration({ jobId, one, chosen, isOpen }: IterationProps): JSX.Element {
+  const [wasOpened, setOpened] = useState(isOpen);
+  const batches = wasOpened || isOpen ? one.batches.slice(0, BATCHES_SHOWN) : [];
   return (
-    <details open={isOpen}>
+    <details open={isOpen} onToggle={() => setOpened(true)}>
       <summary>
         <span>Iteration {one.iteration}</span>
         <span class="quiet small">{plural(one.batches.length, "batch", "batches")}{one.num_left_out ? `, ${one.num_left_out} left out` : ""}</span>
       </summary>
       <ul>
-        {one.batches.map((batch) => (
+        {batches.map((batch) => (
           <li key={batch.batch_id}>
             <a href={link(["jobs", jobId, "rollouts"], { batch: batch.batch_id })} aria-current={batch.batch_id === chosen ? "true" : undefined}>
               <span>{batch.purpose} {batch.index}</span>
@@ -76,6 +81,9 @@ function Iteration({ jobId, one, chosen, isOpen }: IterationProps): JSX.Element 
             </a>
           </li>
         ))}
+        {batches.length > 0 && batches.length < one.batches.length && (
+          <li class="quiet small">and {plural(one.batches.length - batches.length, "more batch", "more batches")}</li>
+        )}
       </ul>
     </details>
   );
