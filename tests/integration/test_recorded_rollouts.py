@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from broker.keys import REPLAYS
 from contracts.encoding.arrays import pack_float32, pack_int32
 from contracts.encoding.wire import encode_json
-from contracts.recorded.batches import RecordedBatch, RecordedIteration
+from contracts.recorded.batches import RecordedBatch, RecordedIteration, RecordedSummary
 from contracts.recorded.files import INDEX, RecordedFiles, write_record
 from contracts.rollouts import RolloutBatch, batch_digest
 from contracts.run_folder import RunFolder
@@ -56,6 +56,22 @@ def record_of(job_id: str, batch_id: str, *, text: str = "46", **changes: Any) -
     return RecordedBatch(**(values | changes))
 
 
+def summary_of(record: RecordedBatch) -> RecordedSummary:
+    batch = record.batch
+    return RecordedSummary(
+        batch_id=batch.batch_id,
+        purpose=batch.purpose,
+        index=int(batch.batch_id.rpartition("/")[2]),
+        policy_version=batch.policy_version,
+        weights_digest=batch.weights_digest,
+        generator_id=batch.generator_id,
+        num_groups=len(batch.groups),
+        num_completions=batch.num_completions,
+        reward_mean=0.5,
+        batch_digest=record.batch_digest,
+    )
+
+
 def recorded(services: Services, job_id: str, *records: RecordedBatch, **index: Any) -> RecordedFiles:  # noqa: F811
     """Writes the records and the indices of their iterations, and the version that sampled them."""
     folder = RunFolder(services.settings.run_root_path, job_id)
@@ -65,7 +81,8 @@ def recorded(services: Services, job_id: str, *records: RecordedBatch, **index: 
         path.parent.mkdir(parents=True, exist_ok=True)
         write_record(path, record)
         number = record.batch.iteration
-        write_record(path.with_name(INDEX), RecordedIteration(iteration=number, batches=(), versions={}, **index))
+        listed = (summary_of(record),)
+        write_record(path.with_name(INDEX), RecordedIteration(iteration=number, batches=listed, versions={}, **index))
     version = folder.weights_of(0)
     version.mkdir(parents=True, exist_ok=True)
     (version / "weights.safetensors").write_bytes(b"1234")
@@ -210,6 +227,10 @@ def test_what_cant_be_sampled_again_is_refused_with_the_reason(ask: Ask, service
     assert view["why_not"].startswith("version 0 is not kept any more")
     refused = ask("POST", f"/v1/jobs/{job_id}/replays", json={"batch_id": "3/train/1"})
     assert (refused.status_code, view["why_not"] in refused.json()["detail"]) == (409, True)
+    uncommitted = submit(ask, recording={})
+    files = recorded(services, uncommitted, record_of(uncommitted, "3/train/1"))
+    (files.folder_of(3) / INDEX).unlink()
+    assert "isn't committed yet" in ask("GET", f"/v1/jobs/{uncommitted}/rollouts/3/train/1").json()["why_not"]
     loose = submit(ask, recording={}, deterministic=False)
     recorded(services, loose, record_of(loose, "3/train/1"))
     assert "not deterministic" in ask("GET", f"/v1/jobs/{loose}/rollouts/3/train/1").json()["why_not"]

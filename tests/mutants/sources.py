@@ -48,6 +48,7 @@ FENCE = (
 )
 COLUMNS = ("tests/unit/contracts/test_stages.py",)
 STAGE_SCRIPTS = ("claim_rows", "put_rows", "renew_rows", "fail_rows")
+REPLAY_SCRIPTS = ("request_replay", "claim_replay", "renew_replay", "settle_replay")
 SCRIPTS = sorted(path.stem for path in (Path(__file__).parents[2] / "broker" / "scripts").glob("*.lua"))
 
 TESTS: dict[str, tuple[str, ...]] = {
@@ -90,7 +91,8 @@ TESTS: dict[str, tuple[str, ...]] = {
     "weight_store/files/tensor_folder.py": RECEIVER,
     "audit/chain.py": ("tests/unit/audit/test_chain.py", "tests/unit/audit/test_weights.py"),
     "gateway/submission.py": ("tests/unit/gateway/test_submission.py", "tests/integration/test_gateway.py"),
-    **{f"broker/scripts/{name}.lua": FENCE for name in SCRIPTS if name not in STAGE_SCRIPTS},
+    **{f"broker/scripts/{name}.lua": FENCE for name in SCRIPTS if name not in (*STAGE_SCRIPTS, *REPLAY_SCRIPTS)},
+    **{f"broker/scripts/{name}.lua": ("tests/integration/test_replays.py",) for name in REPLAY_SCRIPTS},
     **{f"broker/scripts/{name}.lua": STAGES for name in STAGE_SCRIPTS},
     "broker/stage_side.py": STAGES,
     **{f"contracts/experience/{name}.py": COLUMNS for name in ("columns", "plan")},

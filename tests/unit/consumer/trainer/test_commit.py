@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from broker.trainer_side import Opening
+from consumer.gradient.statistics import Scaling
 from consumer.model.older_versions import OlderVersion
 from consumer.trainer.commit import Commits, save
 from consumer.trainer.iteration import Iteration
@@ -21,6 +22,7 @@ from contracts.events import AuditRecord, TimelineSpan, record_digest
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
 from contracts.versions import WeightFile, WeightManifest
+from iterations.recording import Recorder
 from iterations.window import AskedIteration, Window
 from prompts.plan import IterationPlan
 from tests.builders import DIGEST, job_spec
@@ -39,7 +41,7 @@ def manifest(version: int) -> WeightManifest:
 
 def stepped(iteration: int) -> Stepped:
     metrics = replace(iteration_metrics(), iteration=iteration, policy_version=iteration)
-    return Stepped(made=manifest(iteration + 1), metrics=metrics)
+    return Stepped(made=manifest(iteration + 1), metrics=metrics, scaling=Scaling(count=1))
 
 
 class NoBatches(IterationPlan):
@@ -87,6 +89,7 @@ class Played:
         self.window.add(manifest(0))
         self.published = Published()
         self.folder = folder
+        self.recorder = Recorder(folder, self.spec)
         self.settled: WeightManifest | None = None
         self.said: list[str] = []
         self.records: list[AuditRecord] = []

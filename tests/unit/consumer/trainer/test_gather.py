@@ -25,6 +25,7 @@ from contracts.experience.columns import values_digest
 from contracts.rollouts import RolloutBatch, batch_digest
 from contracts.run_folder import RunFolder
 from contracts.versions import WeightFile, WeightManifest
+from iterations.recording import Recorder
 from iterations.window import AskedIteration
 from process.waiting import Waiting
 from tests.builders import DIGEST, batch_of, job_spec, prompt_batch, rollout
@@ -62,6 +63,7 @@ class Played:
         self.stages = NeverLate(self)
         self.schedule = Schedule(schedule)
         self.folder = folder
+        self.recorder = Recorder(folder, self.spec)
         self.window = Ahead()
         self.committed = -1
         self.side = self.ranks = self.keeper = self.generators = self
