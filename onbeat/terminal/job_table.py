@@ -21,7 +21,9 @@ def show_jobs(found: Iterable[JobStatus], console: Console, *, now_s: float) -> 
     found = list(found)
     if not console.is_terminal:
         console.width = max(console.width, WIDE + 60)
-    console.print(job_table(found, is_wide=console.width >= WIDE, now_s=now_s))
+    table = job_table(found, is_wide=console.width >= WIDE, now_s=now_s)
+    table.expand = console.is_terminal
+    console.print(table)
     for status in found:
         if status.reason:
             line = Text.assemble("\n", status.job_id, "  ", (status.state.value, STATE_STYLES[status.state]))

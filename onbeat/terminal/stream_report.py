@@ -42,9 +42,18 @@ def live_report(report: Mapping[str, Any]) -> Iterator[RenderableType]:
         yield Text("   ".join(parts), no_wrap=True, overflow="ellipsis")
     for key, value in report.items():
         if _is_records(value):
-            yield _records_table(key, value[:MAX_LIVE_ROWS])
+            rows = [_briefly(one) for one in value] if key == "generators" else value
+            yield _records_table(key, rows[:MAX_LIVE_ROWS])
             if len(value) > MAX_LIVE_ROWS:
                 yield Text(f" and {len(value) - MAX_LIVE_ROWS} more", "dim")
+
+
+def _briefly(generator: Mapping[str, Any]) -> dict[str, Any]:
+    """A live generator without what stays as it is."""
+    info = generator.get("info")
+    info = info if isinstance(info, Mapping) else {}
+    kept = {key: info[key] for key in ("policy_version", "tokens_per_s", "doing") if key in info}
+    return {key: value for key, value in generator.items() if key != "info"} | kept
 
 
 LIVE_LINES = (
@@ -131,7 +140,9 @@ def _is_records(value: Any) -> bool:
 
 
 def _words(key: str) -> str:
-    """`oldest_age_s` → `oldest age`: the unit stands with the number."""
+    """`oldest_age_s` → `oldest age`: the unit stands with the number; `tokens_per_s` is no time."""
+    if key.endswith("_per_s"):
+        return key.replace("_", " ")
     for unit in ("_bytes", "_ms", "_s"):
         if key.endswith(unit) and len(key) > len(unit):
             return key.removesuffix(unit).replace("_", " ") + (" size" if unit == "_bytes" else "")
