@@ -8,16 +8,20 @@ from typing import Annotated
 import httpx
 import typer
 
+from contracts.encoding.names import check_job_id
 from contracts.errors import OnbeatError
+from contracts.jobs import JobState
 from onbeat.stack.access import gateway_access
-from telemetry.logs import shown
 
 WITHIN_S = 1.0
 NUM_JOBS = 100
 
 
 def job_ids(incomplete: str) -> list[tuple[str, str]]:
-    """(job id, its state and name) of the newest jobs; [] where no gateway answers in time: a shell waits for this."""
+    """(job id, its state) of the newest jobs; [] where no gateway answers in time: a shell waits for this.
+
+    zsh evaluates what it is given here, so nothing is in it that a user or a gateway may choose freely, like a name.
+    """
     try:
         access = gateway_access(os.environ, gateway=None, api_key=None, run_dir=None)
         answer = httpx.get(
@@ -27,8 +31,7 @@ def job_ids(incomplete: str) -> list[tuple[str, str]]:
             timeout=WITHIN_S,
             trust_env=False,
         )
-        jobs = answer.json()["jobs"]
-        found = [(str(job["job_id"]), shown(f"{job['state']} {job['name']}")) for job in jobs]
+        found = [(check_job_id(job["job_id"]), JobState(job["state"]).value) for job in answer.json()["jobs"]]
     except (OnbeatError, httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError):
         return []
     return [one for one in found if one[0].startswith(incomplete)]

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 from rich.console import Console
@@ -183,10 +184,19 @@ def test_submit_and_wait_prints_the_digest_at_its_end(
 def test_job_ids_are_completed_from_the_gateway_or_not_at_all(
     gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert job_ids("job-") == [(JOB, "succeeded test")]
+    assert job_ids("job-") == [(JOB, "succeeded")]
     assert job_ids("other") == []
     monkeypatch.setenv("ONBEAT_API_KEY", "wrong")
     assert job_ids("job-") == []
+
+
+@pytest.mark.parametrize("hostile", [{"job_id": "job-$(id)"}, {"job_id": 7}, {"state": "`id`"}])
+def test_a_shell_is_given_nothing_that_it_could_run(
+    hostile: dict[str, object], gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    status = msgspec.to_builtins(replace(gateway.status(), name="'; id; '")) | hostile
+    monkeypatch.setattr(type(gateway), "status", lambda _: status)
+    assert job_ids("") == []
 
 
 def test_a_gateway_that_hangs_holds_no_shell(monkeypatch: pytest.MonkeyPatch) -> None:
