@@ -16,7 +16,7 @@ test("the newest record stands first, and the answer stays as it came", () => {
 test("a record says what it trained, what it made and what it left out", () => {
   expect(described(record)).toBe("1 batch, reward 0.500, version 4 → 5");
   expect(described({ ...record, next_weights_digest: "", abandoned: { "4/train/1": "poison" } })).toBe(
-    "1 batch, reward 0.500, 1 given up, evaluated only",
+    "1 batch, 1 given up, evaluated only",
   );
   expect(described({ ...record, kind: "rewind" })).toContain("epoch 2");
 });

@@ -14,7 +14,8 @@ export function newestFirst<T>(records: readonly T[]): T[] {
 export function describe(record: AuditRecord): string {
   if (record.kind === "rewind") return `a trainer of epoch ${record.trainer_epoch} went on from an older checkpoint`;
   const given_up = Object.keys(record.abandoned).length;
-  const parts = [plural(Object.keys(record.batches).length, "batch", "batches"), `reward ${number(record.reward_mean)}`];
+  const parts = [plural(Object.keys(record.batches).length, "batch", "batches")];
+  if (record.next_weights_digest) parts.push(`reward ${number(record.reward_mean)}`);
   if (given_up) parts.push(`${given_up} given up`);
   parts.push(record.next_weights_digest ? `version ${record.policy_version} → ${record.policy_version + 1}` : "evaluated only");
   return parts.join(", ");

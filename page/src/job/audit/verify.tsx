@@ -55,10 +55,12 @@ function Outcome({ verdict }: { verdict: AuditVerdict }): JSX.Element {
         trained and {verdict.batches_evaluated} evaluated, {plural(verdict.rewinds, "rewind")},{" "}
         {plural(verdict.digests_recomputed, "version")} hashed again.
       </p>
-      <ul class="gaps">
-        {verdict.gaps.map((gap) => <li key={gap}><Plain text={gap} /></li>)}
-        {verdict.notes.map((note) => <li key={note} class="quiet"><Plain text={note} /></li>)}
-      </ul>
+      {verdict.gaps.length + verdict.notes.length > 0 && (
+        <ul class="gaps">
+          {verdict.gaps.map((gap) => <li key={gap}><Plain text={gap} /></li>)}
+          {verdict.notes.map((note) => <li key={note} class="quiet"><Plain text={note} /></li>)}
+        </ul>
+      )}
     </div>
   );
 }

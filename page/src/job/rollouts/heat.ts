@@ -7,7 +7,7 @@ export type HeatMode = "generator" | "trainer" | "difference" | "plain";
 export const HEAT_MODES: readonly { mode: HeatMode; label: string; says: string }[] = [
   { mode: "generator", label: "generator", says: "the stronger, the less likely the generator found the token" },
   { mode: "trainer", label: "trainer", says: "the stronger, the less likely the trainer found the token" },
-  { mode: "difference", label: "difference", says: "blue: the trainer found the token less likely than the generator; orange: more likely" },
+  { mode: "difference", label: "difference", says: "blue: less likely to the trainer; orange: more" },
   { mode: "plain", label: "text", says: "no colours" },
 ];
 
