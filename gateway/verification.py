@@ -29,6 +29,7 @@ from http_service.connected import while_connected
 from http_service.problems import Problem
 from process.launcher import with_own_packages
 
+COMMAND = (sys.executable, "-m", "audit")
 MAX_AT_ONCE = 2
 """Each may take the memory of a version, and a core."""
 REFUSED = 2
@@ -54,7 +55,7 @@ async def _verify(services: Services, job_id: str) -> AuditVerdict:
     settings = services.settings
     roots = (str(settings.run_root_path), str(settings.weight_root_path))
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "audit", *roots, job_id),
+        *(*COMMAND, *roots, job_id),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         env=_environment(os.environ),

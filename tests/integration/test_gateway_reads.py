@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import socket
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import msgspec
+import psutil
 import pytest
 
 from broker.trainer_side import TrainerSide
@@ -21,6 +24,7 @@ from contracts.spec import JobSpec
 from gateway import verification
 from gateway.services import Services
 from iterations.chain import rewind_record
+from process.waiting import Waiting
 from tests.builders import job_spec
 from tests.integration import test_gateway as rig
 
@@ -181,6 +185,42 @@ def test_verifications_are_bounded_in_number_and_time(
     late = ask("POST", f"/v1/jobs/{job_id}/verify")
     assert (late.status_code, late.json()["field"]) == (504, "verify")
     assert services.num_verifications == 0
+
+
+def test_a_check_that_the_kernel_ends_is_answered_with_the_cure(
+    ask: Ask, services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verification, "COMMAND", ("bash", "-c", "kill -9 $$"))
+    answer = ask("POST", f"/v1/jobs/{rig.submit(ask)}/verify")
+    assert (answer.status_code, answer.json()["detail"]) == (503, "the process of the check was killed by signal 9")
+    assert "memory" in answer.json()["cure"]
+    monkeypatch.setattr(verification, "COMMAND", ("bash", "-c", "exit 1"))
+    assert ask("POST", f"/v1/jobs/{rig.submit(ask)}/verify").status_code == 503
+
+
+def test_a_check_ends_with_the_client_that_asked_for_it(
+    services: Services, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = tmp_path / "pid"
+    script = f"echo $$ > {started}.new; mv {started}.new {started}; exec sleep 600"
+    monkeypatch.setattr(verification, "COMMAND", ("bash", "-c", script))
+    job_id, _ = services.jobs.create(job_spec())
+    head = f"Host: localhost\r\nAuthorization: Bearer {rig.KEY}\r\n"
+    with rig.serving(services) as url:
+        request = f"POST /v1/jobs/{job_id}/verify HTTP/1.1\r\n{head}\r\n"
+        with socket.create_connection(("127.0.0.1", httpx.URL(url).port or 0)) as client:
+            client.sendall(request.encode())
+            wait_for(started.exists, "the check")
+            assert services.num_verifications == 1
+        wait_for(lambda: not psutil.pid_exists(int(started.read_text())), "its end")
+        wait_for(lambda: services.num_verifications == 0, "room for another")
+
+
+def wait_for(true: Callable[[], bool], what: str) -> None:
+    waiting = Waiting(what, deadline_s=60.0)
+    while not true():
+        waiting.poke()
+        time.sleep(0.01)
 
 
 def test_verifications_run_beside_each_other_on_a_real_server(services: Services) -> None:
