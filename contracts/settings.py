@@ -160,6 +160,9 @@ class StackSettings(Record, frozen=True, kw_only=True):
     metrics_key: str = ""
     """Bearer key that opens `/metrics` of every process, and nothing else. Without one, only the key of an HTTP service
     opens its own, and a process that isn't a service serves its metrics on a loopback address alone."""
+    otlp_endpoint: str = ""
+    """Base URL of an OpenTelemetry collector (OTLP over HTTP), to which trainers send what became of each batch, e.g.
+    http://127.0.0.1:4318; needs the extra `otel`. "": nothing is sent, and nothing imported."""
     crash_at: str = ""
     """Crash point (docs/failure-modes.md) at which a trainer, a generator, a stage worker or the environment
     service kills itself; for tests."""

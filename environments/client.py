@@ -46,6 +46,7 @@ from contracts.environments.service import (
 )
 from contracts.errors import ContractViolation, EnvironmentUnavailable, InvalidInput
 from contracts.problems import ProblemDetails
+from telemetry.correlation import trace_headers
 
 log = logging.getLogger(__name__)
 
@@ -181,7 +182,9 @@ class EnvironmentClient:
 
         return await self._tried(
             path,
-            lambda timeout_s: self._http.post(path, content=body, headers=self._headers, timeout=timeout_s),
+            lambda timeout_s: self._http.post(
+                path, content=body, headers=self._headers | trace_headers(), timeout=timeout_s
+            ),
             kind,
             read,
         )

@@ -23,6 +23,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from contracts.errors import InvalidInput
 from contracts.settings import KEY_FORM, StackSettings
 from http_service.problems import Problem, problem_response
+from telemetry.correlation import HEADER, about_request
 
 METRICS_PATH = "/metrics"
 METRICS_KEY = "ONBEAT_METRICS_KEY"
@@ -76,7 +77,8 @@ class Access:
                 answer = problem_response(refused.status, refused.detail, field=refused.field, cure=refused.cure)
                 if refused.status is HTTPStatus.UNAUTHORIZED:
                     answer.headers["WWW-Authenticate"] = "Bearer"
-        await answer(scope, receive, send)
+        with about_request(Headers(scope=scope).get(HEADER, "") if scope["type"] == "http" else ""):
+            await answer(scope, receive, send)
 
     def _check(self, path: str, headers: Headers) -> None:
         """Raises Problem."""

@@ -53,6 +53,7 @@ from producer.rollout.carrier import Carrier
 from producer.rollout.players import Players
 from producer.served_model import LoadedModel, ServedModel
 from scoring.reward_client import RewardClient
+from telemetry.correlation import about_batch
 
 if TYPE_CHECKING:
     from telemetry.metrics import GeneratorMetrics
@@ -180,11 +181,13 @@ class Generator:
                     await self._wait_for_work()
                 continue
             job, claim = found
-            loaded = await self._ready(job, claim)
-            if loaded is None or self._held.is_settled(claim):
-                self._held.end(claim)
-                continue
-            task = tasks.create_task(self._carry(self._begin(job, claim, loaded)))
+            batch = claim.prompt_batch
+            with about_batch(batch.job_id, iteration=batch.iteration, batch_id=batch.batch_id, attempt=claim.attempt):
+                loaded = await self._ready(job, claim)
+                if loaded is None or self._held.is_settled(claim):
+                    self._held.end(claim)
+                    continue
+                task = tasks.create_task(self._carry(self._begin(job, claim, loaded)))
             self._carries.add(task)
             task.add_done_callback(self._carries.discard)
 

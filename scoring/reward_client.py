@@ -23,6 +23,7 @@ from contracts.encoding.wire import decode, encode
 from contracts.errors import BatchFailed, ContractViolation, RewardUnavailable
 from contracts.rewards import RewardItem, RewardRequest, RewardResponse, Scored, Unscorable, stated_scores
 from contracts.spec import RewardSpec
+from telemetry.correlation import trace_headers
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +115,7 @@ class RewardClient:
             answer = await self._http.post(
                 "/v1/score",
                 content=encode(request),
-                headers=self._headers,
+                headers=self._headers | trace_headers(),
                 timeout=timeout_s,
             )
         except httpx.RequestError as error:

@@ -6,7 +6,8 @@
 What a line shows may come from a model, a data set or a client: control characters are escaped, so that no text makes a
 line of its own or moves a terminal's cursor.
 
-Structured facts ride along as `extra={"facts": {...}}`; the JSON form shows them as fields.
+Structured facts ride along as `extra={"facts": {...}}`, and those of a batch or a request by themselves
+(correlation.py); the JSON form shows them as fields.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import time
 from typing import TextIO
 
 from contracts.settings import StackSettings
+from telemetry.correlation import current_facts
 
 QUIET_LOGGERS = ("httpx", "httpcore", "urllib3", "matplotlib", "filelock", "asyncio")
 """Libraries whose info lines repeat every request: they would bury ours."""
@@ -77,7 +79,7 @@ class JsonLines(ServiceFormatter):
     """One object a line; the exception text is a field, so that a line stays a line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        fields: dict[str, object] = dict(getattr(record, "facts", {}))
+        fields: dict[str, object] = {**current_facts(), **getattr(record, "facts", {})}
         fields.update(
             at_s=round(record.created, 3),
             service=self.service,

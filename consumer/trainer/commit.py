@@ -59,8 +59,10 @@ class Commits:
         takes_turns = held.schedule.takes_turns
         self._commit(iteration, stepped, None if takes_turns else opening)
         held.measure(iteration.spans, stepped.metrics if stepped else None)
-        if reported := held.spans.take():
+        reported = held.spans.take()
+        if reported:
             self._run_log.timeline(reported)
+        held.trace((*iteration.spans, *reported))
         if following is not None and held.schedule.lags:
             self._dispatch_evaluation(following)
         # After the commit, so that no generator waits for it; before a checkpoint, after which nothing is replayed.

@@ -32,6 +32,7 @@ from contracts.events import BatchDead
 from contracts.rollouts import RolloutBatch
 from iterations.staged import staged_batch
 from process.waiting import Waiting
+from telemetry.correlation import about_batch
 
 CLAIMED_AT_ONCE = 4
 """Few enough that a cancel is noticed soon, many enough that a small model does not wait for round trips."""
@@ -94,19 +95,25 @@ def _take(held: HeldJob, iteration: Iteration) -> int:
     if num_dead > len(iteration.abandoned):
         _settle_dead(held, iteration)
     for item in arrived:
-        if not iteration.take(item):
-            log.info("a second copy of batch %s is ignored", item.batch.batch_id)
-        elif item.batch.purpose == "train":
-            held.keeper.check()
-            batch = _as_trained(held, iteration, item.batch)
-            _record(held, iteration, item, batch)
-            with held.keeper.training(longest_pass_s=held.spec.timeouts.iteration_s):
-                held.ranks.train(batch)
-        else:
-            _record(held, iteration, item, item.batch)
-            held.recorder.write(item.batch.batch_id)
+        batch = item.batch
+        with about_batch(batch.job_id, iteration=batch.iteration, batch_id=batch.batch_id, attempt=batch.attempt):
+            _take_one(held, iteration, item)
     _book(held, iteration, held.ranks.trained())
     return len(arrived)
+
+
+def _take_one(held: HeldJob, iteration: Iteration, item: Arrived) -> None:
+    if not iteration.take(item):
+        log.info("a second copy of batch %s is ignored", item.batch.batch_id)
+    elif item.batch.purpose == "train":
+        held.keeper.check()
+        batch = _as_trained(held, iteration, item.batch)
+        _record(held, iteration, item, batch)
+        with held.keeper.training(longest_pass_s=held.spec.timeouts.iteration_s):
+            held.ranks.train(batch)
+    else:
+        _record(held, iteration, item, item.batch)
+        held.recorder.write(item.batch.batch_id)
 
 
 def _record(held: HeldJob, iteration: Iteration, item: Arrived, batch: RolloutBatch) -> None:

@@ -34,6 +34,7 @@ from process.crash_points import reach
 from prompts.opening_service import EnvironmentService
 from prompts.plan import IterationPlan
 from prompts.source import PromptSource, prompt_source
+from telemetry.tracing import trace_export
 from weight_store.model_folder import end_of_sequence_ids
 from weight_store.model_path import model_folder
 from weight_store.publication import StoredVersion
@@ -74,6 +75,7 @@ class HeldJob:
         self.jobs = JobStore(broker)
         self.spans = SpanStream(broker, job_id)
         self._metrics = metrics
+        self._traces = trace_export(settings)
         self.horizons = self.jobs.horizons(job_id)
         self.generators = GeneratorWatch(
             Presence(broker),
@@ -149,6 +151,16 @@ class HeldJob:
             self._metrics.iterations.inc()
             self._metrics.tokens.inc(numbers.num_tokens)
             self._metrics.iteration.set(numbers.iteration)
+
+    def trace(self, spans: Sequence[TimelineSpan]) -> None:
+        """Sends what was done to the collector, where there is one; in a thread of its own."""
+        if self._traces is not None:
+            self._traces.export(self.folder.job_id, spans)
+
+    def end_traces(self) -> None:
+        """Waits a moment for the collector to take the last ones."""
+        if self._traces is not None:
+            self._traces.close()
 
     def tell(self, event: JobEvent) -> None:
         self.jobs.tell(self.folder.job_id, event)

@@ -22,6 +22,7 @@ from consumer.trainer.iteration import Boundary, Iteration
 from consumer.trainer.report import RunLog
 from consumer.trainer.start import start
 from consumer.trainer.step import step
+from telemetry.correlation import about
 
 
 class Trainer:
@@ -45,16 +46,18 @@ class Trainer:
             commits = Commits(held, self._run_log, started)
             number = started.first
             while number is not None:
-                asked = held.window.turn_to(number)
-                iteration = Iteration(asked, trainer_epoch=held.side.trainer_epoch, boundary=boundary)
-                gather(held, iteration)
-                # A trainer that was paused past its lease ends here, before it moves a weight or writes a file.
-                held.side.renew()
-                stepped = step(held, iteration) if iteration.number < held.spec.iterations else None
-                number, boundary = commits.commit(iteration, stepped)
+                with about(job=held.folder.job_id, iteration=number):
+                    asked = held.window.turn_to(number)
+                    iteration = Iteration(asked, trainer_epoch=held.side.trainer_epoch, boundary=boundary)
+                    gather(held, iteration)
+                    # A trainer that was paused past its lease ends here, before it moves a weight or writes a file.
+                    held.side.renew()
+                    stepped = step(held, iteration) if iteration.number < held.spec.iterations else None
+                    number, boundary = commits.commit(iteration, stepped)
             held.side.confirm(held.spec.last_iteration)
         finally:
             self._run_log.close()
+            held.end_traces()
 
     def save(self) -> None:
         """Writes a checkpoint of the last committed version, unless there is one already or nothing was trained."""

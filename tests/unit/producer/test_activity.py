@@ -8,6 +8,7 @@ from pathlib import Path
 
 from contracts.errors import WeightsRejected
 from producer.activity import Activity
+from telemetry.metrics import GeneratorMetrics
 from tests.unit.producer.test_generator import Stack, drive
 
 
@@ -37,8 +38,8 @@ def test_loads_publications_and_waits_reach_the_jobs_timeline(tmp_path: Path) ->
 
 def test_a_span_is_kept_unless_it_is_over_at_once_or_raises() -> None:
     clock = Clock()
-    seen: list[tuple[str, float]] = []
-    activity = Activity("g", wall_clock=clock, observe=lambda what, seconds: seen.append((what, seconds)))
+    metrics = GeneratorMetrics()
+    activity = Activity("g", wall_clock=clock, metrics=metrics)
     with activity.span("job", "load", iteration=3):
         pass
     with contextlib.suppress(WeightsRejected), activity.span("job", "load", iteration=3):
@@ -49,7 +50,10 @@ def test_a_span_is_kept_unless_it_is_over_at_once_or_raises() -> None:
         clock.now_s += 1.0
     (span,) = activity.take()["job"]
     assert (span.who, span.what, span.batch_id, span.started_s, span.ended_s) == ("g", "publish", "3/train/0", 101, 102)
-    assert (activity.take(), seen) == ({}, [("publish", 1.0)])
+    assert activity.take() == {}
+    text = metrics.exposition().decode()
+    assert "onbeat_generator_publish_seconds_sum 1.0" in text
+    assert "onbeat_generator_load_seconds_count 0.0" in text
 
 
 def test_the_newest_spans_are_kept_while_the_server_is_away() -> None:
