@@ -30,6 +30,7 @@ from onbeat.stack.stack import EmbeddedStack
 from onbeat.terminal.figures import draw_figures
 from onbeat.terminal.follow import TICK_S, follow
 from onbeat.terminal.job_view import view_for
+from onbeat.terminal.output import tell_page
 from process.waiting import Waiting
 
 log = logging.getLogger(__name__)
@@ -164,6 +165,7 @@ def summarise(
 
 def _run_job(stack: EmbeddedStack, client: GatewayClient, spec: JobSpec, console: Console) -> FinishedJob:
     submitted = client.submit(spec, idempotency_key=uuid.uuid4().hex)
+    tell_page(console, stack.gateway_url, stack.api_key, job_id=submitted.job_id)
     try:
         with view_for(console) as view:
             progress = follow(client, submitted.job_id, view=view, tick=stack.tick)

@@ -19,7 +19,7 @@ from onbeat.demo import DemoSummary, run_demo
 from onbeat.stack.access import FILE_NAME, run_dir_flag
 from onbeat.stack.plan import StackPlan, stack_settings, stage_workers_for, threads_from
 from onbeat.stack.stack import EmbeddedStack
-from onbeat.terminal.output import FAILED, console_for, tell
+from onbeat.terminal.output import FAILED, console_for, tell, tell_page
 from onbeat.terminal.words import by_reason, count, duration, one_line, plural, score
 
 TICK_S = 0.25
@@ -108,6 +108,7 @@ def up(
             stack.start()
         where = {"gateway_url": stack.gateway_url, "stack_file": str(_stack_file(plan)), "pids": stack.pids}
         tell(where, _stack_panel(stack), json_output=json_output)
+        tell_page(console, stack.gateway_url, stack.api_key)
         while True:
             stack.tick()
             time.sleep(TICK_S)

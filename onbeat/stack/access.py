@@ -6,7 +6,7 @@ import os
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import psutil
 from msgspec import field
@@ -95,6 +95,16 @@ def run_dir_flag(environment: Mapping[str, str], run_root: Path) -> str:
         return ""
     here = Path.cwd()
     return f" --run-dir {shlex.quote(str(root.relative_to(here) if root.is_relative_to(here) else root))}"
+
+
+def page_address(gateway_url: str, api_key: str, *, job_id: str = "") -> str:
+    """Where a browser opens the gateway's page, with the key in the fragment, which it sends to no server.
+
+    api_key: "" leaves it out; the page then asks for it.
+    """
+    key = f"key={quote(api_key, safe='')}" if api_key else ""
+    place = f"/jobs/{job_id}" if job_id else ""
+    return f"{gateway_url}/#{place}{'?' if place and key else ''}{key}" if place or key else f"{gateway_url}/"
 
 
 def gateway_access(

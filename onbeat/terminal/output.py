@@ -12,9 +12,11 @@ from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
+from rich.text import Text
 
 from contracts.encoding.wire import encode_json
 from contracts.errors import OnbeatError
+from onbeat.stack.access import page_address
 from telemetry.logs import UNSHOWN, shown
 
 BAD_INPUT = 2
@@ -56,6 +58,15 @@ def tell(value: Any, shown_as: RenderableType, *, json_output: bool) -> None:
         emit(value)
     else:
         console_for(json_output=False).print(shown_as)
+
+
+def tell_page(console: Console, gateway_url: str, api_key: str, *, job_id: str = "") -> None:
+    """Prints where the page is, on one line of its own so that it can be copied.
+
+    The key stands in it for a person at a terminal alone: what goes elsewhere may be kept, and read by others.
+    """
+    address = page_address(gateway_url, api_key if console.file.isatty() else "", job_id=job_id)
+    console.print(Text.assemble(("page  ", "dim"), (address, f"link {address}")), soft_wrap=True)
 
 
 def emit_error(error: OnbeatError, *, json_output: bool) -> None:

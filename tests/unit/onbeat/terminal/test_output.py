@@ -32,7 +32,7 @@ from onbeat.demo import DemoSummary
 from onbeat.terminal.follow import EventReader
 from onbeat.terminal.job_table import show_jobs
 from onbeat.terminal.job_view import PlainView, panel, view_for
-from onbeat.terminal.output import TextConsole, emit, emit_error
+from onbeat.terminal.output import TextConsole, emit, emit_error, tell_page
 from onbeat.terminal.stream_report import cell, live_report, report_line, report_tables
 from onbeat.terminal.top import Look
 from onbeat.terminal.top_view import screen
@@ -238,3 +238,20 @@ def until(true: Any, what: str) -> None:
     waiting = Waiting(what, deadline_s=60.0)
     while not true():
         waiting.poke()
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_the_address_of_the_page_has_the_key_at_a_terminal_and_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    key = "k" * 60 + "/+"
+    for file, address in (
+        (Terminal(), f"http://127.0.0.1:8000/#/jobs/job-1?key={'k' * 60}%2F%2B"),
+        (io.StringIO(), "http://127.0.0.1:8000/#/jobs/job-1"),
+    ):
+        console = TextConsole(file=file, width=80, no_color=True, force_terminal=False)
+        tell_page(console, "http://127.0.0.1:8000", key, job_id="job-1")
+        assert file.getvalue() == f"page  {address}\n"
