@@ -9,7 +9,7 @@ export HF_HUB_OFFLINE := 1
 VLLM := .venv-vllm
 VLLM_STAMP := $(VLLM)/.installed
 
-.PHONY: setup lock page demo up test setup-trl test-trl setup-verifiers test-verifiers bench-trl bench-experience fuzz soak model mutants chaos lint bench setup-vllm demo-vllm test-vllm
+.PHONY: setup lock page page-pictures demo up test setup-trl test-trl setup-verifiers test-verifiers bench-trl bench-experience fuzz soak model mutants chaos lint bench setup-vllm demo-vllm test-vllm
 
 setup: $(STAMP)
 
@@ -31,6 +31,10 @@ lock:
 page: $(STAMP)
 	$(BIN)/python -m page.make_types
 	cd page && npm ci --silent && npm run build --silent
+
+# What docs/page.md shows, from a stack of its own; needs chromium.
+page-pictures: $(STAMP)
+	$(BIN)/python -m page.pictures
 
 demo: $(STAMP)
 	$(BIN)/onbeat demo

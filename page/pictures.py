@@ -1,0 +1,140 @@
+"""The pictures of docs/images/ that show the page: `make page-pictures`, some minutes.
+
+embedded stack ─▶ two demos, one that fails, one that runs on ─▶ headless Chromium ─▶ docs/images/page-*.png
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Literal
+from uuid import uuid4
+
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from contracts.jobs import JobStatus
+from onbeat.client.gateway import GatewayClient
+from onbeat.client.spec_file import load_spec
+from onbeat.stack.access import page_address
+from onbeat.stack.plan import StackPlan
+from onbeat.stack.stack import EmbeddedStack
+from process.waiting import Waiting
+
+ROOT = Path(__file__).parents[1]
+IMAGES = ROOT / "docs" / "images"
+DESK, PHONE = (1280, 860), (390, 844)
+POLL_S = 0.25
+DEADLINE_S = 900.0
+RECORDED = "recording.keep_iterations=5"
+ENDED = (
+    ('name="half the learning rate"', "iterations=60", "optimizer.learning_rate=4.5e-4"),
+    ('name="two-digit addition"', "iterations=150", RECORDED),
+    ('name="prompts that are too long"', "iterations=20", "rollout.max_prompt_tokens=1"),
+)
+RUNNING = ('name="two-digit addition, from another seed"', "iterations=400", "seed=7", RECORDED)
+QUEUED = ('name="waits for its turn"', "iterations=100")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Camera:
+    browser: Browser
+    url: str
+    key: str
+
+    def take(
+        self,
+        name: str,
+        place: str,
+        *,
+        size: tuple[int, int] = DESK,
+        scheme: Literal["light", "dark"] = "light",
+        ready: str = "main .card",
+        pose: Callable[[Page], None] = lambda page: None,
+    ) -> None:
+        context = self.browser.new_context(
+            viewport={"width": size[0], "height": size[1]}, color_scheme=scheme, device_scale_factor=1.5
+        )
+        page = context.new_page()
+        page.goto(page_address(self.url, self.key))
+        page.goto(f"{self.url}/#/{place}")
+        page.locator(ready).first.wait_for()
+        pose(page)
+        page.wait_for_timeout(1500)
+        page.screenshot(path=IMAGES / f"page-{name}.png")
+        context.close()
+
+
+def submitted(
+    client: GatewayClient, stack: EmbeddedStack, settings: tuple[str, ...], *, until: int | None = None
+) -> JobStatus:
+    """A job of the demo's spec with these settings, looked at until its end, or until so many iterations are done."""
+    job = client.submit(load_spec(ROOT / "configs" / "demo.toml", settings), idempotency_key=uuid4().hex)
+    waiting = Waiting(f"job {job.name}", deadline_s=DEADLINE_S)
+    while not (job.state.is_final or (until is not None and job.iterations_committed >= until)):
+        waiting.poke()
+        stack.tick()
+        time.sleep(POLL_S)
+        job = client.job(job.job_id)
+    return job
+
+
+def under_the_cursor(page: Page) -> None:
+    box = page.get_by_role("img", name=re.compile("^Reward")).bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + box["width"] * 0.6, box["y"] + box["height"] * 0.5)
+
+
+def smoothed(page: Page) -> None:
+    page.get_by_label("Smoothed").fill("0.8")
+    under_the_cursor(page)
+
+
+def wrong(page: Page) -> None:
+    page.locator('[id="field-iterations"]').fill("0")
+    page.locator('[id="field-model.path"]').fill("configs/models/two-digits")
+
+
+def first_batch(page: Page) -> None:
+    page.wait_for_timeout(500)
+    batch = page.locator("main a[href*='batch=']").first
+    if batch.count():
+        batch.click()
+        page.locator("#sample-0").wait_for()
+
+
+def take_all(camera: Camera, job_id: str, other_id: str) -> None:
+    job = f"jobs/{job_id}"
+    camera.take("jobs", "jobs")
+    camera.take("jobs-dark", "jobs", scheme="dark")
+    camera.take("jobs-phone", "jobs", size=PHONE)
+    camera.take("overview", job, ready=".chart", pose=under_the_cursor)
+    camera.take("compare-dark", f"{job}?compare={other_id}", scheme="dark", ready=".chart", pose=smoothed)
+    camera.take("overview-phone", job, size=PHONE, ready=".chart")
+    camera.take("new", "new", ready=".sections", pose=wrong)
+    camera.take("lanes", f"{job}/lanes")
+    camera.take("fence-dark", f"{job}/fence", scheme="dark")
+    camera.take("rollouts", f"{job}/rollouts", pose=first_batch)
+    camera.take("audit", f"{job}/audit")
+
+
+def main() -> None:
+    IMAGES.mkdir(exist_ok=True)
+    with TemporaryDirectory(prefix="onbeat-pictures-") as folder, sync_playwright() as playwright:
+        plan = StackPlan(run_root=Path(folder) / "runs", model_root=ROOT, threads=1)
+        with EmbeddedStack(plan) as stack, GatewayClient(stack.gateway_url, stack.api_key) as client:
+            other, job, _ = (submitted(client, stack, settings) for settings in ENDED)
+            submitted(client, stack, RUNNING, until=20)
+            submitted(client, stack, QUEUED, until=0)
+            chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+            browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+            take_all(Camera(browser=browser, url=stack.gateway_url, key=stack.api_key), job.job_id, other.job_id)
+            browser.close()
+
+
+if __name__ == "__main__":
+    main()
