@@ -3,6 +3,8 @@
 //   connect ─▶ read ─▶ events
 //      ▲         │ ended, broke, or silent for SILENT_MS
 //      └─ wait ◀─┘   0.5 s, doubled up to 10 s while nothing comes, after the newest id that was seen
+//
+// A tab that is not looked at holds no stream: a browser has six connections to a host, for all of its tabs.
 import { Away, checked, keyed, reach, Refused, sawNone } from "./api";
 
 const SILENT_MS = 40_000; // the gateway says at least a comment every 15 s
@@ -35,8 +37,12 @@ async function run(path: string, options: Follow, stop: AbortSignal): Promise<vo
   let after = options.after ?? "";
   let waitMs = FIRST_WAIT_MS;
   while (!stop.aborted) {
+    await looked(stop);
+    const hidden = new AbortController();
+    const hide = (): void => (document.hidden ? hidden.abort() : undefined);
+    document.addEventListener("visibilitychange", hide);
     try {
-      for await (const event of events(path, after, stop)) {
+      for await (const event of events(path, after, AbortSignal.any([stop, hidden.signal]))) {
         waitMs = FIRST_WAIT_MS;
         if (event.id) after = event.id;
         options.onEvent(event);
@@ -44,11 +50,14 @@ async function run(path: string, options: Follow, stop: AbortSignal): Promise<vo
       if (options.again && !options.again()) return;
     } catch (error) {
       if (stop.aborted) return;
+      if (hidden.signal.aborted) continue;
       if (error instanceof Refused && error.problem.status < 500) {
         options.onRefused?.(error);
         return;
       }
       if (!(error instanceof Away || error instanceof Refused)) sawNone();
+    } finally {
+      document.removeEventListener("visibilitychange", hide);
     }
     await pause(waitMs * (0.75 + Math.random() / 2), stop);
     waitMs = Math.min(waitMs * 2, LAST_WAIT_MS);
@@ -106,6 +115,16 @@ export class Parser {
     if (name === "id") this.id = value;
     else if (name === "event") this.name = value;
     else if (name === "data") this.data.push(value);
+  }
+}
+
+/** Waits until the tab is looked at. */
+async function looked(stop: AbortSignal): Promise<void> {
+  while (document.hidden && !stop.aborted) {
+    await new Promise<void>((resolve) => {
+      document.addEventListener("visibilitychange", () => resolve(), { once: true });
+      stop.addEventListener("abort", () => resolve(), { once: true });
+    });
   }
 }
 

@@ -6,6 +6,7 @@ import json
 import re
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ from gateway.services import Services
 from http_service.server import server_config
 from onbeat.stack.ports import free_port
 from onbeat.stack.redis import EmbeddedRedis
+from process.waiting import Waiting
 from tests.builders import job_spec
 from tests.contract.make_golden import iteration_metrics
 from tests.page.browsing import PHONE, chromium, opened
@@ -53,6 +55,7 @@ class Gateway:
         self.url = f"http://127.0.0.1:{self.port}"
         self.jobs = JobStore(connect(settings))
         self._stop: Callable[[], None] | None = None
+        self.num_streams: Callable[[], int] = lambda: 0
 
     def start(self) -> None:
         services = Services(
@@ -61,6 +64,7 @@ class Gateway:
             requests=TrainerRequests(self.settings),
             live_period_s=0.05,
         )
+        self.num_streams = lambda: services.num_event_streams
         listener = socket.create_server(("127.0.0.1", self.port))
         server = uvicorn.Server(server_config(create_app(services), grace_s=2.0))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
@@ -288,6 +292,36 @@ def test_a_gateway_that_dies_and_comes_back_costs_nothing_that_was_seen_or_typed
         made = page.url.rpartition("/")[2]
     assert gateway.jobs.spec(made).name == "typed while it was away"
     gateway.jobs.move(made, JobState.CANCELLED)
+
+
+def test_a_tab_that_is_not_looked_at_holds_no_stream_and_catches_up_when_it_is(
+    gateway: Gateway, browser: Browser
+) -> None:
+    job_id, _ = gateway.jobs.create(job_spec(name="out of sight"))
+    with at(browser, gateway, f"jobs/{job_id}") as page:
+        page.get_by_role("heading", name="out of sight").wait_for()
+        until(lambda: gateway.num_streams() == 2)
+        look(page, hidden=True)
+        until(lambda: gateway.num_streams() == 0)
+        gateway.jobs.move(job_id, JobState.CANCELLED)
+        look(page, hidden=False)
+        expect(page.locator(".job-head .badge")).to_have_text("cancelled")
+        expect(page.get_by_text(BANNER)).to_have_count(0)
+
+
+def look(page: Page, *, hidden: bool) -> None:
+    page.evaluate(
+        "(hidden) => { Object.defineProperty(document, 'hidden', { value: hidden, configurable: true });"
+        " document.dispatchEvent(new Event('visibilitychange')); }",
+        hidden,
+    )
+
+
+def until(condition: Callable[[], bool]) -> None:
+    waiting = Waiting("the streams of the page", deadline_s=60.0)
+    while not condition():
+        waiting.poke()
+        time.sleep(0.02)
 
 
 def test_the_curves_grow_while_a_job_trains_and_another_lies_over_them(gateway: Gateway, browser: Browser) -> None:
