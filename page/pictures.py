@@ -32,8 +32,8 @@ POLL_S = 0.25
 DEADLINE_S = 900.0
 RECORDED = "recording.keep_iterations=5"
 ENDED = (
-    ('name="half the learning rate"', "iterations=60", "optimizer.learning_rate=4.5e-4"),
-    ('name="two-digit addition"', "iterations=150", RECORDED),
+    ('name="half the learning rate"', "iterations=50", "optimizer.learning_rate=4.5e-4"),
+    ('name="two-digit addition"', "iterations=110", RECORDED),
     ('name="prompts that are too long"', "iterations=20", "rollout.max_prompt_tokens=1"),
 )
 RUNNING = ('name="two-digit addition, from another seed"', "iterations=400", "seed=7", RECORDED)
@@ -128,7 +128,7 @@ def main() -> None:
         plan = StackPlan(run_root=Path(folder) / "runs", model_root=ROOT, threads=1)
         with EmbeddedStack(plan) as stack, GatewayClient(stack.gateway_url, stack.api_key) as client:
             other, job, _ = (submitted(client, stack, settings) for settings in ENDED)
-            submitted(client, stack, RUNNING, until=20)
+            submitted(client, stack, RUNNING, until=8)
             submitted(client, stack, QUEUED, until=0)
             chromium = shutil.which("chromium") or shutil.which("chromium-browser")
             browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])

@@ -92,24 +92,24 @@ export function faults(schema: Schema, value: Json | undefined, schemas: Schemas
   const own = resolved(schema, schemas);
   const fault = (text: string): Fault[] => [{ path, text }];
   if (own.anyOf) return ofChoice(own, value, schemas, path);
-  if (own.enum && !own.enum.some((one) => one === value)) return fault(`is one of ${own.enum.map(quoted).join(", ")}`);
+  if (own.enum && !own.enum.some((one) => one === value)) return fault(`must be one of ${own.enum.map(quoted).join(", ")}`);
   switch (own.type) {
     case "object":
-      return isTable(value) ? ofTable(own, value, schemas, path) : fault("is a table");
+      return isTable(value) ? ofTable(own, value, schemas, path) : fault("must be a table");
     case "array":
-      return Array.isArray(value) ? ofList(own, value, schemas, path) : fault("is a list");
+      return Array.isArray(value) ? ofList(own, value, schemas, path) : fault("must be a list");
     case "string":
-      return typeof value === "string" ? ofText(own, value).map((text) => ({ path, text })) : fault("is a text");
+      return typeof value === "string" ? ofText(own, value).map((text) => ({ path, text })) : fault("must be a text");
     case "integer":
-      if (typeof value !== "number" || !Number.isInteger(value)) return fault("is a whole number");
+      if (typeof value !== "number" || !Number.isInteger(value)) return fault("must be a whole number");
       return ofNumber(own, value).map((text) => ({ path, text }));
     case "number":
-      if (typeof value !== "number") return fault("is a number");
+      if (typeof value !== "number") return fault("must be a number");
       return ofNumber(own, value).map((text) => ({ path, text }));
     case "boolean":
-      return typeof value === "boolean" ? [] : fault("is true or false");
+      return typeof value === "boolean" ? [] : fault("must be true or false");
     case "null":
-      return value === null ? [] : fault("is null");
+      return value === null ? [] : fault("must be null");
     default:
       return [];
   }
@@ -123,10 +123,10 @@ function ofChoice(schema: Schema, value: Json | undefined, schemas: Schemas, pat
   if (choice) return faults(choice, value, schemas, path);
   if (schema.discriminator) {
     const { propertyName, mapping } = schema.discriminator;
-    return [{ path: joined(path, propertyName), text: `is one of ${Object.keys(mapping).map(quoted).join(", ")}` }];
+    return [{ path: joined(path, propertyName), text: `must be one of ${Object.keys(mapping).map(quoted).join(", ")}` }];
   }
   if (of.length === 1) return faults(of[0] as Schema, value, schemas, path);
-  return [{ path, text: `is ${of.map((one) => kindWords(resolved(one, schemas))).join(", or ")}` }];
+  return [{ path, text: `must be ${of.map((one) => kindWords(resolved(one, schemas))).join(", or ")}` }];
 }
 
 function ofTable(schema: Schema, value: Table, schemas: Schemas, path: string): Fault[] {
@@ -145,14 +145,14 @@ function ofTable(schema: Schema, value: Table, schemas: Schemas, path: string): 
     }
   }
   const most = schema.maxProperties;
-  if (most !== undefined && Object.keys(value).length > most) found.push({ path, text: `has at most ${most} keys` });
+  if (most !== undefined && Object.keys(value).length > most) found.push({ path, text: `may have at most ${most} keys` });
   return found;
 }
 
 function ofList(schema: Schema, value: Json[], schemas: Schemas, path: string): Fault[] {
   const found: Fault[] = [];
-  if (value.length < (schema.minItems ?? 0)) found.push({ path, text: `has at least ${schema.minItems}` });
-  if (value.length > (schema.maxItems ?? Infinity)) found.push({ path, text: `has at most ${schema.maxItems}` });
+  if (value.length < (schema.minItems ?? 0)) found.push({ path, text: `must have at least ${schema.minItems}` });
+  if (value.length > (schema.maxItems ?? Infinity)) found.push({ path, text: `may have at most ${schema.maxItems}` });
   const items = schema.items;
   if (items) value.forEach((item, index) => found.push(...faults(items, item, schemas, joined(path, index))));
   return found;
@@ -160,18 +160,18 @@ function ofList(schema: Schema, value: Json[], schemas: Schemas, path: string): 
 
 function ofText(schema: Schema, value: string): string[] {
   const length = [...value].length;
-  if (length < (schema.minLength ?? 0)) return [schema.minLength === 1 ? "must not be empty" : `has at least ${schema.minLength} characters`];
-  if (length > (schema.maxLength ?? Infinity)) return [`has at most ${schema.maxLength} characters`];
+  if (length < (schema.minLength ?? 0)) return [schema.minLength === 1 ? "must not be empty" : `must have at least ${schema.minLength} characters`];
+  if (length > (schema.maxLength ?? Infinity)) return [`may have at most ${schema.maxLength} characters`];
   if (schema.pattern && !new RegExp(schema.pattern, "u").test(value)) return ["has a character that may not stand there"];
   return [];
 }
 
 function ofNumber(schema: Schema, value: number): string[] {
   const { minimum, maximum, exclusiveMinimum, exclusiveMaximum } = schema;
-  if (minimum !== undefined && value < minimum) return [`is at least ${minimum}`];
-  if (maximum !== undefined && value > maximum) return [`is at most ${maximum}`];
-  if (exclusiveMinimum !== undefined && value <= exclusiveMinimum) return [`is above ${exclusiveMinimum}`];
-  if (exclusiveMaximum !== undefined && value >= exclusiveMaximum) return [`is below ${exclusiveMaximum}`];
+  if (minimum !== undefined && value < minimum) return [`must be at least ${minimum}`];
+  if (maximum !== undefined && value > maximum) return [`must be at most ${maximum}`];
+  if (exclusiveMinimum !== undefined && value <= exclusiveMinimum) return [`must be above ${exclusiveMinimum}`];
+  if (exclusiveMaximum !== undefined && value >= exclusiveMaximum) return [`must be below ${exclusiveMaximum}`];
   return [];
 }
 

@@ -103,7 +103,7 @@ function optionsOf(curves: Curve[], { width, height, group, lastX, onHover }: Gi
   return {
     width,
     height,
-    padding: [10, 8, 0, 0],
+    padding: [10, 16, 0, 0],
     legend: { show: false },
     cursor: {
       y: false,
