@@ -15,6 +15,7 @@ import msgspec
 from audit.chain import verify_run
 from audit.folder import as_record
 from contracts.answers import LogPart, StackState
+from contracts.dead_letters import DeadLetter, DeadLetters, DeadPrompt
 from contracts.events import (
     AuditRecord,
     EvaluationFinished,
@@ -115,6 +116,18 @@ def events_of(final: JobState) -> list[JobEvent]:
     ]
 
 
+LETTER = DeadLetter(
+    entry_id="1700000000500-0",
+    at_s=1700000000.5,
+    batch_id="3/train/1",
+    iteration=3,
+    reason="the scorer raised\n\x1b[2J",
+    attempts=3,
+    prompts=(DeadPrompt(prompt_id="train/7", text="[red]1+1=\x1b]0;evil\x07"),),
+    can_retry=True,
+)
+
+
 class FakeGateway(ThreadingHTTPServer):
     """State that a test sets before it asks."""
 
@@ -183,6 +196,8 @@ class Routes(BaseHTTPRequestHandler):
             data = self.server.log[after : after + limit]
             size = len(self.server.log)
             self._answer(200, LogPart(text=data.decode(), after=after, next=after + len(data), size=size))
+        elif path == f"{jobs}/dead":
+            self._answer(200, DeadLetters(letters=(LETTER,)))
         elif self.path == jobs:
             self._answer(200, self.server.status())
         elif path == f"{jobs}/metrics":
@@ -219,6 +234,8 @@ class Routes(BaseHTTPRequestHandler):
             self._answer(200, self.server.status())
         elif self.path == f"/v1/jobs/{JOB}/verify":
             self._answer(200, as_record(JOB, verify_run([], self.server.spec, complete=False, digests_on_disk={})))
+        elif self.path == f"/v1/jobs/{JOB}/dead/{LETTER.entry_id}/retry":
+            self._answer(200, self.server.status())
         elif self.path == f"/v1/jobs/{JOB}/cancel":
             self._problem(409, detail="a succeeded job cannot become cancelling", field="state")
         else:

@@ -23,7 +23,9 @@ from contracts.jobs import JobState
 from contracts.settings import StackSettings
 from gateway.app import create_app
 from gateway.services import Services
+from onbeat.stack.redis import EmbeddedRedis
 from tests.builders import job_spec, prompt_batch
+from tests.integration.stage_parts import StagedJob, external
 from tests.integration.test_fence import DIGEST, Job, answer_to, record
 
 HOSTILE = "<img src=x onerror=alert(1)> \x1b[2J"
@@ -177,3 +179,16 @@ def test_an_entry_that_no_script_wrote_hides_no_letter(fields: dict[str, bytes],
     assert [one.batch_id for one in box.newest(10)] == [batch_id]
     with pytest.raises(NotFound):
         box.one(str(entry, "ascii") if isinstance(entry, bytes) else entry)
+
+
+def test_a_batch_that_a_stage_gave_up_is_told_with_its_prompts_too(redis_server: EmbeddedRedis) -> None:
+    job = StagedJob(redis_server, [external("judge", max_attempts=1)])
+    job.open()
+    batch = job.publish()
+    box = DeadLetterBox(job.operator, job.job_id)
+    assert box.newest(10) == ()
+    (item,) = job.stage().claim("judge", 1)
+    assert job.stage().fail(item, "no number") is FailOutcome.DEAD
+    (letter,) = box.newest(10)
+    assert (letter.batch_id, letter.reason, letter.attempts) == (batch.batch_id, "stage judge: no number", 1)
+    assert [one.prompt_id for one in letter.prompts] == [group.prompt_id for group in batch.groups]

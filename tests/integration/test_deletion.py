@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -13,19 +14,22 @@ import pytest
 
 from broker import keys
 from broker.connection.client import Broker, connect
-from broker.connection.roles import GATEWAY, TRAINER
+from broker.connection.roles import GATEWAY, GENERATOR, TRAINER
+from broker.generator_side import PublishOutcome
 from broker.job_store import JobStore
 from broker.removals import Removal, Removals
 from consumer.supervisor import sweeper
 from consumer.supervisor.sweeper import Sweeper
 from contracts.encoding.wire import encode
-from contracts.errors import OnbeatError
+from contracts.errors import NotFound, OnbeatError
 from contracts.jobs import JobState
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
+from gateway.event_stream import EventStream
 from onbeat.stack.redis import EmbeddedRedis
 from process.tree_removal import hidden_name, remove_tree
 from tests.builders import job_spec
+from tests.integration.test_fence import DIGEST, answer_to, job_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -196,3 +200,36 @@ def test_a_gateway_s_own_user_may_look_for_a_note(own: EmbeddedRedis, jobs: JobS
     assert not removals.is_pending(job_id)
     jobs.remove(job_id)
     assert removals.is_pending(job_id)
+
+
+def test_a_late_generator_and_an_open_event_stream_bring_nothing_of_a_deleted_job_back(
+    own: EmbeddedRedis, stack: StackSettings
+) -> None:
+    gateway, trainers = (connect(StackSettings(redis_url=own.url_of(role))) for role in (GATEWAY, TRAINER))
+    generators = connect(StackSettings(redis_url=own.url_of(GENERATOR)))
+    job = job_of(gateway, trainers, generators)
+    job.trainer.open_iteration(job.opening(0), {0: DIGEST})
+    generator = job.generator("g1")
+    claim = generator.claim(600.0)
+    assert claim is not None
+    jobs = JobStore(gateway)
+
+    async def watch() -> list[bytes]:
+        stream = EventStream(jobs=jobs, job_id=job.job_id, after="0-0", closing=asyncio.Event())
+        seen: list[bytes] = []
+        async for event in stream:
+            seen.append(event)
+            if len(seen) == 1:  # the stream stands between two looks
+                jobs.fail(job.job_id, "given up")
+                await asyncio.to_thread(jobs.remove, job.job_id)
+                late = generator.publish(claim, answer_to(claim.prompt_batch, "g1"))
+                assert late is not PublishOutcome.ACCEPTED
+                generator.fail(claim, "late")
+        return seen
+
+    assert asyncio.run(asyncio.wait_for(watch(), timeout=60.0))
+    operator = connect(StackSettings(redis_url=own.url))
+    assert list(operator.redis.scan_iter(match=f"*{job.job_id}*")) == []
+    with pytest.raises(NotFound):
+        jobs.remove(job.job_id)
+    assert list(Removals(trainers).pending()) == [job.job_id]

@@ -46,6 +46,12 @@ FENCE = (
     "tests/integration/test_window_faults.py",
     *STAGES,
 )
+REMOVAL = (
+    "tests/integration/test_ceilings.py",
+    "tests/integration/test_retention.py",
+    "tests/integration/test_deletion.py",
+)
+DEAD = ("tests/integration/test_dead_letters.py",)
 COLUMNS = ("tests/unit/contracts/test_stages.py",)
 STAGE_SCRIPTS = ("claim_rows", "put_rows", "renew_rows", "fail_rows")
 REPLAY_SCRIPTS = ("request_replay", "claim_replay", "renew_replay", "settle_replay")
@@ -94,7 +100,12 @@ TESTS: dict[str, tuple[str, ...]] = {
     **{f"broker/scripts/{name}.lua": FENCE for name in SCRIPTS if name not in (*STAGE_SCRIPTS, *REPLAY_SCRIPTS)},
     **{f"broker/scripts/{name}.lua": ("tests/integration/test_replays.py",) for name in REPLAY_SCRIPTS},
     **{f"broker/scripts/{name}.lua": STAGES for name in STAGE_SCRIPTS},
+    "broker/scripts/remove_job.lua": REMOVAL,
     "broker/stage_side.py": STAGES,
+    "broker/dead_letters.py": DEAD,
+    "contracts/spec_tables/retention.py": ("tests/unit/contracts/test_retention.py",),
+    **{f"consumer/supervisor/{name}.py": REMOVAL for name in ("put_aside", "left_folders", "sweeper")},
+    "gateway/forgetting.py": REMOVAL,
     **{f"contracts/experience/{name}.py": COLUMNS for name in ("columns", "plan")},
     "contracts/spec_tables/stages.py": COLUMNS,
     **{

@@ -1,4 +1,4 @@
-"""Ages of what stays of a job: the spec's, else the stack's, under the stack's ceilings, each after the one before it."""
+"""Ages of what stays of a job: the spec's, else the stack's, under the ceilings of that, each after the one before."""
 
 from __future__ import annotations
 
