@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import math
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from msgspec import UNSET
@@ -65,6 +65,7 @@ class Recorder:
         """Iteration → bytes of its records."""
         self._versions: dict[int, Mapping[str, int]] = {}
         """Recorded iteration → the folders of its versions, and their bytes."""
+        self._engine = ""
         self._num_left_out = 0
         self._has_complained = False
 
@@ -112,13 +113,15 @@ class Recorder:
         asked: PromptBatch,
         digest: str,
         manifests: Iterable[WeightManifest],
-        engine: str,
+        engine: Callable[[], str],
         as_trained: RolloutBatch | None = None,
     ) -> None:
         """Keeps a batch that `takes` chose in memory until it is trained.
 
-        manifests: the versions of the window. as_trained: with what stages made of it; None where it is as published.
+        manifests: the versions of the window. engine: asks for the kind of engine that samples the job, which stays.
+        as_trained: with what stages made of it; None where it is as published.
         """
+        self._engine = self._engine or engine()
         version = batch.policy_version, batch.weights_digest
         manifest = next((one for one in manifests if (one.policy_version, one.weights_digest) == version), None)
         self._waiting[batch.batch_id] = Recorded(
@@ -126,7 +129,7 @@ class Recorder:
             batch=batch,
             digest=digest,
             manifest=manifest,
-            engine=engine,
+            engine=self._engine,
             as_trained=as_trained or batch,
         )
 

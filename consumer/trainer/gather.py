@@ -124,7 +124,7 @@ def _record(held: HeldJob, iteration: Iteration, item: Arrived, batch: RolloutBa
             asked=iteration.expected[batch.batch_id],
             digest=item.digest,
             manifests=held.window.manifests,
-            engine=held.side.fence().engine,
+            engine=lambda: held.side.fence().engine,
             as_trained=batch,
         )
 

@@ -299,7 +299,7 @@ class Consumer:
             asked=expected.expected[batch.batch_id],
             digest=item.digest,
             manifests=self._window.manifests,
-            engine=self._tenure.side.fence().engine,
+            engine=lambda: self._tenure.side.fence().engine,
             as_trained=as_trained,
         )
         self._recorder.write(batch.batch_id)
