@@ -1,4 +1,4 @@
-"""The task of `onbeat bench trl-tools`: a number that only a tool knows, and a sum with it.
+"""The task of `onbeat bench trl --cases tools`: a number that only a tool knows.
 
 `Lookup` is a class as TRL's `environment_factory` takes it; our environment of kind `trl` takes the same.
 """
@@ -12,15 +12,16 @@ from collections.abc import Iterator
 from typing import Any
 
 ROWS = "rows.jsonl"
-SMALLEST_CODE, LARGEST_CODE = 10, 39
-LARGEST_ADDEND = 5
+LOOKED_UP = 0.5
+"""The call's part of a reward of 1; the rest is for the answer."""
+SMALLEST_CODE, LARGEST_CODE = 10, 99
 
 
 class Lookup:
     """A table of one code; its public method is the tool."""
 
     reward = 0.0
-    """A call earns nothing: the answer does, and a scorer reads it."""
+    """LOOKED_UP once the tool was called; the answer is a scorer's matter."""
 
     def __init__(self) -> None:
         self._codes: dict[str, int] = {}
@@ -28,6 +29,7 @@ class Lookup:
     def reset(self, *, key: str, code: int, **_row: Any) -> None:
         """Begins a row of the data set."""
         self._codes = {key: code}
+        self.reward = 0.0
 
     # Without a type of what it returns, which TRL would write into the prompt, and we don't: so the prompts are equal.
     def lookup(self, key: str):
@@ -37,18 +39,19 @@ class Lookup:
         Args:
             key: The key.
         """
+        self.reward = LOOKED_UP
         return str(self._codes.get(key, "unknown"))
 
 
 def rows(seed: int) -> Iterator[dict[str, str]]:
     """Yields rows for ever: the question, what the tool knows (JSON), and the answer. The same questions come again,
-    with other codes."""
+    with other codes, so that who doesn't ask the tool is right once in ninety times."""
     draw = random.Random(seed)
     while True:
         key = draw.choice(string.ascii_lowercase)
-        code, addend = draw.randint(SMALLEST_CODE, LARGEST_CODE), draw.randint(1, LARGEST_ADDEND)
+        code = draw.randint(SMALLEST_CODE, LARGEST_CODE)
         yield {
-            "prompt": f"{key} + {addend}",
-            "reference": str(code + addend),
+            "prompt": f"The code of {key}?",
+            "reference": str(code),
             "task_entry": json.dumps({"key": key, "code": code}),
         }

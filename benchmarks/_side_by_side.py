@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 
 import psutil
@@ -17,6 +18,9 @@ Spread = dict[str, float]
 """min, median, max."""
 WITHOUT_RATIO = frozenset({"last_rewards", "held_out_sampled", "held_out_greedy", "cores_of_others"})
 """Figures of which one side hasn't so many times more than the other."""
+
+
+DOTS_PER_INCH = 110
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +89,10 @@ class Run:
             "peak_rss_mb": max(sample.rss_bytes for sample in self.samples) / 1e6,
         }
 
+    def rewards(self) -> list[tuple[float, float]]:
+        """Returns the mean reward of each iteration, with the seconds from the first one's begin to its end."""
+        return [(rounded(step.ended_s - self.first_s), rounded(step.reward_mean)) for step in self.steps]
+
     def _spent_s(self, from_s: float, to_s: float, of: Callable[[Sample], float]) -> float:
         return seconds_at(self.samples, to_s, of) - seconds_at(self.samples, from_s, of)
 
@@ -136,6 +144,29 @@ def quotient(over: float | None, under: float | None) -> float | None:
 def rounded(value: float) -> float:
     """Returns it with four significant digits."""
     return float(f"{value:.4g}")
+
+
+def draw_rewards(
+    path: Path, runs: Mapping[str, Sequence[Sequence[tuple[float, float]]]], *, level: float, title: str
+) -> None:
+    """Draws reward against wall time: a line for each run, a colour for each side."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(8.0, 4.0), layout="constrained")
+    for (side, found), color in zip(runs.items(), ("#3b7dd8", "#c2554d"), strict=True):
+        for number, of_run in enumerate(found):
+            times, rewards = zip(*of_run, strict=True)
+            axes.plot(times, rewards, "-o", color=color, markersize=3, label="" if number else side)
+    axes.axhline(level, color="#888888", linewidth=0.8, linestyle="--")
+    axes.set(xlabel="seconds since the first iteration began", ylabel="mean reward", title=title, ylim=(0, 1.02))
+    axes.set_xlim(left=0)
+    axes.grid(alpha=0.25)
+    axes.legend()
+    figure.savefig(path, dpi=DOTS_PER_INCH)
+    pyplot.close(figure)
 
 
 class Watch:

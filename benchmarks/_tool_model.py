@@ -1,9 +1,10 @@
-"""A small model that calls a tool, and adds, often wrongly: what `onbeat bench trl-tools` starts both sides with.
+"""A small model that may call a tool or guess: what `onbeat bench trl --cases tools` starts both sides with.
 
     .venv-trl/bin/python -m benchmarks._tool_model FOLDER
 
 The chat template is Qwen2.5's, as TRL ships it: TRL trains no template with tools that it doesn't know. The tokenizer
-and the model learn from dialogues of the task; the model for so few steps that there is something left to learn.
+and the model learn from dialogues of the task. In a part of them nothing is looked up, and the answer is another code:
+which of the two is right is what there is left to learn.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -26,14 +28,18 @@ from benchmarks._lookup_environment import Lookup, rows
 SEED = 1_000_003
 """Away from the seeds of the rows that are trained."""
 VOCABULARY = 640
-STEPS = 700
+STEPS = 1000
 BATCH = 16
+GUESSED = 0.5
+"""Share of the dialogues without a call."""
 LEARNING_RATE = 2e-3
 
 
-def dialogue(row: dict[str, str]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Returns the messages before the model's first turn, and those from there on."""
+def dialogue(row: dict[str, str], guessed: str = "") -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Returns the messages before the model's first turn, and those after. guessed: a code, instead of a call."""
     known = json.loads(row["task_entry"])
+    if guessed:
+        return [{"role": "user", "content": row["prompt"]}], [{"role": "assistant", "content": guessed}]
     call = {"type": "function", "function": {"name": "lookup", "arguments": {"key": known["key"]}}}
     before = [{"role": "user", "content": row["prompt"]}]
     after = [
@@ -71,9 +77,9 @@ def make_tokenizer(texts: Sequence[str]) -> PreTrainedTokenizerFast:
     )
 
 
-def encoded(tokenizer: PreTrainedTokenizerFast, row: dict[str, str]) -> tuple[list[int], list[bool]]:
+def encoded(tokenizer: PreTrainedTokenizerFast, row: dict[str, str], guessed: str = "") -> tuple[list[int], list[bool]]:
     """Returns a dialogue's tokens, and which of them the model writes."""
-    before, after = dialogue(row)
+    before, after = dialogue(row, guessed)
     tools: list[Any] = [get_json_schema(Lookup().lookup)]
     ids: list[int] = []
     written: list[bool] = []
@@ -120,9 +126,10 @@ def warm_up(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, steps: 
     """Trains on dialogues, on what the model writes alone."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=LEARNING_RATE, total_steps=steps)
-    stream = rows(SEED)
+    stream, others, draw = rows(SEED), rows(SEED + 1), random.Random(SEED)
     for step in range(steps):
-        batch = [encoded(tokenizer, row) for row in itertools.islice(stream, BATCH)]
+        guesses = [next(others)["reference"] if draw.random() < GUESSED else "" for _ in range(BATCH)]
+        batch = [encoded(tokenizer, next(stream), guessed) for guessed in guesses]
         width = max(len(ids) for ids, _ in batch)
         ids = torch.tensor([ids + [0] * (width - len(ids)) for ids, _ in batch])
         written = torch.tensor([flags + [False] * (width - len(flags)) for _, flags in batch])

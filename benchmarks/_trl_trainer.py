@@ -58,7 +58,7 @@ class Recorder(TrainerCallback):
             scored = score_item(self._components, item)
             if not isinstance(scored, Scored):
                 raise RuntimeError(f"a completion could not be scored: {scored}")
-            found.append(scored.reward)
+            found.append(scored.reward + environment_reward(completion, row.get("environments"), at))
         self.steps[-1] |= {
             "generated_s": generated_s,
             "reward_mean": sum(found) / len(found),
@@ -66,6 +66,13 @@ class Recorder(TrainerCallback):
             "num_tokens": sum(map(len, completion_ids)),
         }
         return found
+
+
+def environment_reward(said: str | list[dict[str, Any]], environments: list[Any] | None, at: int) -> float:
+    """Returns what an episode's environment gives; nothing where it ended with a call, as in our job."""
+    if environments is None or said[-1].get("tool_calls"):  # pyright: ignore[reportAttributeAccessIssue]
+        return 0.0
+    return environments[at].reward
 
 
 def text_of(said: str | list[dict[str, Any]]) -> str:

@@ -5,8 +5,9 @@
     demo    configs/demo.toml: 0.40 M parameters, 1,024 completions of up to 5 tokens an iteration
     8m-8    benchmarks/trl.toml: 8.3 M parameters, random weights, 64 completions of up to 57 tokens
     8m-16   the same with twice as many prompts, so 128 completions
-    tools   benchmarks/trl_tools.toml: 2.0 M parameters, 128 trajectories of two turns with a call of a tool between
-            them; TRL has the tool as a class of its `environment_factory`, ours as the environment `trl`
+    tools   benchmarks/trl_tools.toml: 2.0 M parameters, 64 trajectories of two turns with a call of a tool between
+            them, or of one that guesses; the model is to learn that the call pays. TRL has the tool as a class of its
+            `environment_factory`, ours as the environment `trl`. Its model takes some minutes: --models keeps it
 
 Both sides have the model folder, the prompts in their order, group size, tokens, temperature, learning rates, AdamW,
 clipping, GRPO's loss without a KL, and the rewards, by one function. Seeds are 0, 1, ..., one for each repeat, but the
@@ -37,7 +38,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3
 from benchmarks._demo_runs import output_of, run_demo
 from benchmarks._lookup_environment import ROWS, rows
 from benchmarks._results import REPOSITORY, write_result
-from benchmarks._side_by_side import Run, Step, Watch, compared, rounded
+from benchmarks._side_by_side import Run, Step, Watch, compared, draw_rewards, rounded
 from contracts.encoding.wire import encode_json
 from contracts.rewards import RewardItem, Scored
 from contracts.run_folder import RunFolder
@@ -58,6 +59,7 @@ AIMS = {"demo": 3.0, "8m-8": 1.1, "8m-16": 1.25, "tools": 2.0}
 """Case → our completions a second over TRL's."""
 TOKENIZER = REPOSITORY / "configs/models/two-digit-addition"
 TRL_THREADS = 2
+NAMES = {"ours": "Onbeat", "trl": "TRL"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +84,7 @@ CASES = {
     "8m-16": Case(
         spec=SPEC_8M, settings=("rollout.batches_per_iteration=8", "iterations=7"), warm_up=2, level=-0.78, window=1
     ),
-    "tools": Case(spec=SPEC_TOOLS, warm_up=2, level=0.8, window=2),
+    "tools": Case(spec=SPEC_TOOLS, warm_up=2, level=0.5, window=2),
 }
 
 
@@ -109,9 +111,11 @@ def make_8m(folder: Path) -> None:
 
 
 def make_tools(folder: Path, python: str) -> None:
-    """Writes the model that calls a tool, by TRL's interpreter, which has the chat template; and its rows beside it."""
+    """Writes the model that may call a tool, by TRL's interpreter, which has the chat template, unless it is there; and
+    its rows beside it."""
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": str(TRL_THREADS)}
-    output_of([python, "-m", "benchmarks._tool_model", str(folder)], environment)
+    if not (folder / "model.safetensors").exists():
+        output_of([python, "-m", "benchmarks._tool_model", str(folder)], environment)
     lines = [f"{json.dumps(row)}\n" for row in itertools.islice(rows(0), NUM_ROWS)]
     (folder / ROWS).write_text("".join(lines))
 
@@ -244,7 +248,7 @@ def measure(name: str, models: Path, scratch: Path, arguments: argparse.Namespac
             figures = run.figures(warm_up=case.warm_up, level=case.level, window=case.window)
             figures |= held_out_rewards(spec, trained) if spec.evaluation.num_prompts else {}
             shown = {key: value if value is None else rounded(value) for key, value in figures.items()}
-            of_sides[side].append({"seed": seed, "figures": shown, **more})
+            of_sides[side].append({"seed": seed, "figures": shown, "rewards": run.rewards(), **more})
             print(f"{name:6} {side:4} seed {seed}", shown, more, flush=True)
     figures_of = {side: [one["figures"] for one in found] for side, found in of_sides.items()}
     return {
@@ -308,20 +312,28 @@ def main() -> None:
     parser.add_argument("--ours", action="append", default=[], metavar="KEY=VALUE", help="changes ours alone")
     parser.add_argument("--ours-threads", type=int, default=1, help="compute threads of each of our processes")
     parser.add_argument("--ours-generators", type=int, default=1, help="our generators")
+    parser.add_argument("--models", type=Path, help="folder that keeps the models that are made")
+    parser.add_argument("--picture", type=Path, help="reward against wall time of the last case, as .png")
     parser.add_argument("--trl-config", default="{}", metavar="JSON", help="fields of GRPOConfig")
     arguments = parser.parse_args()
     check(arguments)
     keep_to_two_cores()
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="trl-") as folder:
-        models = Path(folder) / "models"
+        models = (arguments.models or Path(folder) / "models").resolve()
         make_8m(models / "8m")
         if "tools" in arguments.cases:
             make_tools(models / "tools", arguments.trl)
         for name in arguments.cases:
             found[name] = measure(name, models, Path(folder), arguments)
             print(table(name, found[name]), flush=True)
-    path = write_result("trl", {"expected": EXPECTED, "versions": versions(arguments.trl), "cases": found})
+    if arguments.picture:
+        name = arguments.cases[-1]
+        of_sides = {NAMES[side]: [one["rewards"] for one in runs] for side, runs in found[name]["runs"].items()}
+        level, title = CASES[name].level, f"{name}: reward against wall time, two cores"
+        draw_rewards(arguments.picture, of_sides, level=level, title=title)
+    kind = "trl" if len(arguments.cases) == len(CASES) else "-".join(["trl", *arguments.cases])
+    path = write_result(kind, {"expected": EXPECTED, "versions": versions(arguments.trl), "cases": found})
     print(f"written to {path.relative_to(REPOSITORY)}")
 
 

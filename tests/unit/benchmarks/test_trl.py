@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from benchmarks._side_by_side import Run, Sample, Step, compared, look, seconds_at, seconds_to, spread
+from benchmarks._side_by_side import Run, Sample, Step, compared, draw_rewards, look, seconds_at, seconds_to, spread
 from benchmarks.trl import CASES, check, job_of, settings_of
 from onbeat.client.spec_file import load_spec
 
@@ -134,3 +134,10 @@ def test_ours_may_cut_an_iteration_into_other_batches_and_not_into_fewer_prompts
 def test_what_would_fail_after_minutes_is_refused_at_once(changes: dict[str, object], problem: str) -> None:
     with pytest.raises(SystemExit, match=problem):
         check(arguments(**changes))
+
+
+def test_rewards_are_drawn_against_the_seconds_since_the_first_iteration_began(tmp_path: Path) -> None:
+    curve = RUN.rewards()
+    assert curve[:3] == [(2.0, 0.0), (4.0, 0.1), (6.0, 0.2)]
+    draw_rewards(tmp_path / "a.png", {"Onbeat": [curve, curve], "TRL": [curve]}, level=0.3, title="both")
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
