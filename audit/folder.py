@@ -9,6 +9,7 @@ from msgspec import UNSET
 from audit.chain import AuditEntry, Verdict, verify_run
 from audit.weights import digests_on_disk
 from contracts.answers import AuditVerdict
+from contracts.encoding.plain_files import read_plain
 from contracts.encoding.wire import Record, decode_json, encode_json
 from contracts.errors import Conflict, InvalidInput, NotFound
 from contracts.jobs import JobState, JobStatus
@@ -54,7 +55,7 @@ def read_audit(folder: RunFolder) -> tuple[JobStatus, list[AuditEntry]]:
 def read_audit_file(path: Path) -> AuditFile:
     """Raises NotFound for one that isn't there or can't be read, InvalidInput for a damaged one."""
     try:
-        return decode_json(path.read_bytes(), AuditFile)
+        return decode_json(read_plain(path), AuditFile)
     except OSError as error:
         raise NotFound(f"cannot be read: {error.strerror}", field=str(path)) from error
 
@@ -62,7 +63,7 @@ def read_audit_file(path: Path) -> AuditFile:
 def read_spec(folder: RunFolder) -> JobSpec:
     """The spec as submitted: it says which batches an iteration must have."""
     try:
-        return decode_json(folder.spec.read_bytes(), JobSpec)
+        return decode_json(read_plain(folder.spec), JobSpec)
     except OSError as error:
         if isinstance(error, FileNotFoundError) and folder.path.is_dir():
             raise NotFound(

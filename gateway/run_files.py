@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import codecs
 import os
-import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import BinaryIO
 
 from contracts.answers import LogPart
 from contracts.encoding.json_lines import last_json_line, last_json_lines, read_json_lines
+from contracts.encoding.plain_files import open_plain
 from contracts.errors import Unavailable
 from contracts.events import IterationMetrics, TimelineSpan
 from contracts.jobs import EvaluationScore
@@ -58,9 +57,12 @@ def evaluations(folder: RunFolder) -> list[EvaluationScore]:
 
 def trainer_log(folder: RunFolder, *, after: int, limit: int) -> LogPart:
     """Returns at most `limit` bytes behind the first `after` ones; a place beyond the end is the end."""
-    with _readable("trainer.log"), _plain_file(folder) as file:
-        if file is None:
+    with _readable("trainer.log"):
+        try:
+            opened = open_plain(folder.trainer_log)
+        except FileNotFoundError:
             return LogPart(text="", after=0, next=0, size=0)
+    with _readable("trainer.log"), opened as file:
         size = file.seek(0, os.SEEK_END)
         after = file.seek(min(after, size))
         data = file.read(min(limit, size - after))
@@ -72,21 +74,6 @@ def trainer_log(folder: RunFolder, *, after: int, limit: int) -> LogPart:
     if cut == len(data):
         text, cut = data.decode(errors="replace"), 0
     return LogPart(text=text, after=after, next=after + len(data) - cut, size=size)
-
-
-@contextmanager
-def _plain_file(folder: RunFolder) -> Iterator[BinaryIO | None]:
-    """None where there is none. Code of a job's author writes into the run folder: a link could show any file of this
-    host, and a pipe never end."""
-    try:
-        number = os.open(folder.trainer_log, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except FileNotFoundError:
-        yield None
-        return
-    with os.fdopen(number, "rb") as file:
-        if not stat.S_ISREG(os.fstat(number).st_mode):
-            raise Unavailable("is no plain file", field="trainer.log")
-        yield file
 
 
 @contextmanager

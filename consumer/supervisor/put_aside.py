@@ -33,7 +33,8 @@ def put_aside(broker: Broker, folder: RunFolder, due: DueJob) -> bool:
     entries = tuple(AuditEntry(record=record, digest=digest) for record, digest in audit_links(broker, due.job_id))
     status = job_status(broker, due.job_id, live_generators=0)
     spec = JobStore(broker).spec(due.job_id)
-    with _errors(folder.audit_aside):
+    # Another consumer was faster, or the folder is gone: the next sweep sees.
+    with _errors(folder.audit_aside), contextlib.suppress(FileNotFoundError):
         if not folder.spec.exists():
             _write(folder.spec, encode_json(spec))
         _write(folder.audit_aside, encode_json(AuditFile(status=status, entries=entries)))
@@ -59,7 +60,8 @@ def name_it(folder: RunFolder) -> None:
 def _write(path: Path, data: bytes) -> None:
     """On disk, and whole, before it has its name."""
     scratch = path.with_name(f"{path.name}.new")
-    descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+    scratch.unlink(missing_ok=True)  # of one that was killed; a pipe of that name would hold this process for ever
+    descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         file.write(data)
         file.flush()

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import msgspec
 
+from contracts.encoding.plain_files import open_plain, read_plain
 from contracts.encoding.wire import UNREADABLE, Record, decoder_of, encode_json
 
 T = TypeVar("T")
@@ -24,8 +25,11 @@ log = logging.getLogger(__name__)
 
 
 def read_json_lines(path: Path, kind: type[T]) -> list[T]:
-    """Returns all records, in the file's order; [] where the file is missing. Raises OSError."""
-    return _decoded(path.read_bytes(), kind, source=str(path)) if path.exists() else []
+    """Returns all records, in the file's order; [] where the file is missing. Raises OSError, as `open_plain` does."""
+    try:
+        return _decoded(read_plain(path), kind, source=str(path))
+    except FileNotFoundError:
+        return []
 
 
 def last_json_line(path: Path, kind: type[T]) -> T | None:
@@ -36,9 +40,11 @@ def last_json_line(path: Path, kind: type[T]) -> T | None:
 
 def last_json_lines(path: Path, kind: type[T], *, max_bytes: int) -> tuple[list[T], bool]:
     """(the records in the file's last bytes, whether they are all that it has). Raises OSError."""
-    if not path.exists():
+    try:
+        opened = open_plain(path)
+    except FileNotFoundError:
         return [], True
-    with path.open("rb") as file:
+    with opened as file:
         start = max(0, file.seek(0, 2) - max_bytes)
         file.seek(start)
         if start:

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeVar
 
+from contracts.encoding.plain_files import open_plain
 from contracts.encoding.wire import Record, decode, encode
 from contracts.errors import ContractViolation, NotFound
 from contracts.recorded.batches import RecordedBatch, RecordedIteration
@@ -102,12 +102,7 @@ def parts_of(batch_id: str) -> tuple[int, str, int]:
 def read_record(path: Path, kind: type[T]) -> T:
     """Raises NotFound for a missing file, ContractViolation naming one that is damaged, foreign or no plain file."""
     try:
-        # A run folder may be a stranger's: a link may lead anywhere, and a pipe may never end.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(descriptor, "rb") as file:
-            found = os.fstat(file.fileno())
-            if not stat.S_ISREG(found.st_mode) or found.st_size > MAX_RECORD_BYTES:
-                raise ContractViolation("is no plain file of a record's size", field=shown(path))
+        with open_plain(path, max_bytes=MAX_RECORD_BYTES) as file:
             data = file.read(MAX_RECORD_BYTES)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise NotFound("is not recorded", field=shown(path)) from error

@@ -129,7 +129,26 @@ def test_a_log_that_is_a_link_or_a_pipe_shows_no_other_file_and_holds_no_request
     assert "the key" not in answer.text
     log.unlink()
     os.mkfifo(log)
-    assert ask("GET", f"/v1/jobs/{job_id}/log").json()["detail"] == "is no plain file"
+    assert ask("GET", f"/v1/jobs/{job_id}/log").json()["detail"] == "cannot be read: is no plain file"
+
+
+@pytest.mark.parametrize("route", ["metrics", "timeline", "timeline/perfetto", "evaluations", "rollouts", ""])
+def test_a_run_file_that_is_a_link_or_a_pipe_holds_no_request_and_no_memory(
+    ask: Ask, services: Services, route: str
+) -> None:
+    job_id = rig.submit(ask)
+    folder = folder_of(services, job_id)
+    files = [folder.metrics, folder.timeline, folder.evaluations]
+    for file in files:
+        file.symlink_to("/dev/zero")
+    (folder.path / "rollouts").symlink_to("/proc/self")
+    path = f"/v1/jobs/{job_id}/{route}".rstrip("/")
+    expected = 503 if "rollouts" not in route and route else 200
+    assert ask("GET", path).status_code == expected
+    for file in files:
+        file.unlink()
+        os.mkfifo(file)
+    assert ask("GET", path).status_code == expected
 
 
 def rewound(services: Services, job_id: str) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
 
-from contracts.encoding import json_lines
+from contracts.encoding import json_lines, plain_files
 from contracts.encoding.json_lines import append_json_lines, last_json_line, read_json_lines
 from contracts.encoding.wire import encode_json
 from contracts.jobs import EvaluationScore
@@ -70,3 +72,19 @@ def test_the_last_record_is_found_from_the_end(
         file.write(encode_json(score(9))[:-5])
     assert last_json_line(path, EvaluationScore) == score(8)
     assert not caplog.records, "where the reading begins, no line is torn"
+
+
+def test_what_is_no_plain_file_or_larger_than_any_run_writes_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipe, link, large = tmp_path / "pipe", tmp_path / "link", tmp_path / "large"
+    os.mkfifo(pipe)
+    link.symlink_to("/dev/zero")
+    large.write_bytes(encode_json(score(1)))
+    monkeypatch.setattr(plain_files, "MAX_BYTES", 10)
+    for path, number in ((pipe, errno.EINVAL), (link, errno.ELOOP), (large, errno.EFBIG)):
+        with pytest.raises(OSError) as raised:
+            read_json_lines(path, EvaluationScore)
+        assert raised.value.errno == number
+    with pytest.raises(OSError, match="no plain file"):
+        last_json_line(pipe, EvaluationScore)
