@@ -121,7 +121,7 @@ def fence_of(rows: Mapping[bytes, bytes], counts: Mapping[bytes, bytes]) -> Fenc
         trainer_epoch=int(rows.get(b"epoch", 0)),
         lease_until_s=float(rows.get(b"lease_until", 0)) / 1000,
         lease_s=float(rows.get(b"lease_ms", 0)) / 1000,
-        engine=counts.get(b"engine", b"").decode(),
+        engine=counts.get(b"engine", b"").decode(errors="replace"),
     )
 
 

@@ -270,9 +270,9 @@ def _ledger_entries(ledger: Mapping[bytes, bytes]) -> tuple[dict[str, str], dict
         with contextlib.suppress(ContractViolation):  # of an older version: a report shows what it can
             match batch_record(value):
                 case Expected(entry=entry):
-                    prompts[entry] = batch_id.decode()
+                    prompts[entry] = batch_id.decode(errors="replace")
                 case Published(entry=entry) if entry:
-                    rollouts[entry] = batch_id.decode()
+                    rollouts[entry] = batch_id.decode(errors="replace")
     return prompts, rollouts
 
 
@@ -280,7 +280,7 @@ def _leases(pending: list[dict[str, Any]], batch_ids: Mapping[str, str]) -> list
     return [
         PromptLease(
             batch_id=batch_ids.get(row["message_id"].decode(), ""),
-            generator_id=row["consumer"].decode(),
+            generator_id=row["consumer"].decode(errors="replace"),
             idle_s=row["time_since_delivered"] / 1000,
             deliveries=row["times_delivered"],
         )
@@ -353,7 +353,7 @@ def _raise_unless_no_group(answer: object) -> None:
 
 def _counted(counters: Mapping[bytes, bytes], kind: type[JobStatus | StreamReport]) -> dict[str, Any]:
     """The fields of the record that are counters of the whole job."""
-    counts = {name.decode(): int(number) for name, number in sorted(counters.items())}
+    counts = {name.decode(errors="replace"): int(number) for name, number in sorted(counters.items())}
     rejected = {name.removeprefix(REJECTED): n for name, n in counts.items() if name.startswith(REJECTED)}
     fields = {field: counts.get(name, 0) for field, name in COUNTERS.items() if field in kind.__struct_fields__}
     return {**fields, "batches_rejected": rejected}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 from broker.connection.client import Broker
 from broker.keys import GENERATORS, STAGE_WORKERS
 from contracts.encoding.wire import Record, decode, encode
+from contracts.errors import ContractViolation
 from contracts.spec_tables.stages import StageSpec
 
 REJECTED_WEIGHTS = "rejected_weights"
@@ -32,6 +34,8 @@ LEAVES_ALONE = "leaves_alone"
 """In a stage worker's info: a line "JOB_ID/NAME: reason" of each stage of a type of its that it can't serve."""
 LIVE_S = 10.0
 """A generator, or a stage worker, without a sign of life for this long is not counted."""
+
+log = logging.getLogger(__name__)
 
 
 class GeneratorInfo(Record, frozen=True, kw_only=True):
@@ -130,8 +134,15 @@ def _live(broker: Broker, key: str, kind: type[Info]) -> list[Info]:
     now_s = broker.now_s()
     with broker.call():
         values: dict[bytes, bytes] = broker.redis.hgetall(key)  # type: ignore[assignment]
-    infos = {name: decode(value, kind) for name, value in values.items()}
-    if gone := [name for name, info in infos.items() if now_s - info.seen_s > 10 * LIVE_S]:
+    infos: dict[bytes, Info] = {}
+    gone: list[bytes] = []
+    for name, value in values.items():
+        try:
+            infos[name] = decode(value, kind)
+        except ContractViolation as error:  # it hides no other one; one of another Onbeat beats again
+            log.warning("a sign of life of %.200a is passed over: %s", name, error)
+            gone.append(name)
+    if gone := [*gone, *(name for name, info in infos.items() if now_s - info.seen_s > 10 * LIVE_S)]:
         _forget(broker, key, gone)
     # After a clock stepped back too: a live one beats again soon, a dead one must not live as long as the step.
     return [info for info in infos.values() if abs(now_s - info.seen_s) <= LIVE_S]

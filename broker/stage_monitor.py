@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -18,6 +20,8 @@ from contracts.spec import JobSpec
 MAX_ITEMS = 10_000
 """Items of an iteration whose ages and leases are looked at; their numbers are exact."""
 MAX_LEASES = 1000
+MEMBER = re.compile(rb"(\d{1,4})/(\d{1,9}/(?:train|evaluation)/\d{1,9})/(\d{1,9})")
+"""A member of `work`."""
 
 
 class StageView(NamedTuple):
@@ -72,6 +76,7 @@ def stage_view(broker: Broker, job_id: str, spec: JobSpec) -> StageView:
         item
         for slot, (_, ledger, work, *_) in zip(keys.slots, of_slots, strict=True)
         for item in _items(slot, ledger, work)
+        if item.stage < num_stages
     ]
     counts = [sum(numbers) for numbers in zip(*(answers[3:] for answers in of_slots), strict=True)]
     live = StagePresence(broker).live()
@@ -101,13 +106,14 @@ def _items(slot: SlotKeys, ledger: Mapping[bytes, bytes], work: Sequence[tuple[b
     for batch_id, value in ledger.items():
         with contextlib.suppress(ContractViolation):  # of an older version: a report shows what it can
             batch = batch_record(value)
-            staged[batch_id.decode()] = batch.staged_ms if isinstance(batch, Published) else 0
+            staged[batch_id.decode(errors="replace")] = batch.staged_ms if isinstance(batch, Published) else 0
     items = []
     for member, score in work:
-        stage, _, rest = member.decode().partition("/")
-        batch_id, _, number = rest.rpartition("/")
-        lease_ms = int(score) - int(stage) * STAGE_BAND
-        items.append(_Item(int(stage), batch_id, int(number), lease_ms, staged.get(batch_id, 0), slot))
+        found = MEMBER.fullmatch(member)
+        if found is None or not math.isfinite(score):
+            continue  # generators and stage workers may write there: a report shows what it can
+        stage, batch_id, number = int(found[1]), found[2].decode(), int(found[3])
+        items.append(_Item(stage, batch_id, number, int(score) - stage * STAGE_BAND, staged.get(batch_id, 0), slot))
     return items
 
 
@@ -133,8 +139,15 @@ def _leases(broker: Broker, held: Sequence[_Item], spec: JobSpec, now_ms: int) -
             lease_s=max(0, item.lease_ms - now_ms) / 1000,
         )
         for item, value in zip(held, claims, strict=True)
-        if value is not None and (claim := decode(value, _LastClaim))
+        if (claim := _last_claim(value)) is not None
     )
+
+
+def _last_claim(value: bytes | None) -> _LastClaim | None:
+    try:
+        return None if value is None else decode(value, _LastClaim)
+    except ContractViolation:
+        return None
 
 
 def _seen(worker: StageWorkerInfo, now_ms: int) -> StageWorkerSeen:

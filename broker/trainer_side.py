@@ -205,7 +205,7 @@ class TrainerSide:
             raise FenceViolation(f"the fence is not open at iteration {iteration}: {_said(outcome, [num_dead])}")
         engine, *rows = rows
         if rows and engine and self._engine is None:
-            self._engine = engine.decode()
+            self._engine = engine.decode(errors="replace")
         given = {
             entry.decode(): _Entry(*fields)
             for entry, *fields in zip(rows[0::4], rows[1::4], rows[2::4], rows[3::4], strict=True)

@@ -13,7 +13,6 @@ import stat
 from pathlib import Path
 from typing import BinaryIO
 
-
 MAX_BYTES = 512 * 1024 * 1024
 """The largest file that is read as a whole: far more than a million iterations write."""
 

@@ -13,7 +13,7 @@ from broker.connection.client import Broker
 from broker.job_store import JobStore
 from broker.stage_monitor import stage_view
 from contracts.encoding.names import JOB_ID
-from contracts.errors import ContractViolation, NotFound
+from contracts.errors import ContractViolation, NotFound, Unavailable
 from contracts.events import IterationMetrics
 from contracts.run_folder import RunFolder
 from gateway.run_files import newest_metrics
@@ -35,8 +35,12 @@ STAGE_GAUGES = {
 def job_gauges(jobs: JobStore, run_root: Path) -> bytes:
     """Prometheus text format; b"" where no active job has trained an iteration yet."""
     folders = {job_id: RunFolder(run_root, job_id) for job_id in newest_active(jobs)}
-    found = {job_id: newest_metrics(folder) for job_id, folder in folders.items()}
-    return exposition({job_id: metrics for job_id, metrics in found.items() if metrics is not None})
+    found: dict[str, IterationMetrics] = {}
+    for job_id, folder in folders.items():
+        with contextlib.suppress(Unavailable):  # one folder that can't be read hides no other job
+            if (metrics := newest_metrics(folder)) is not None:
+                found[job_id] = metrics
+    return exposition(found)
 
 
 def stage_gauges(broker: Broker, jobs: JobStore) -> bytes:

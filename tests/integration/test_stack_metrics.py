@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import msgspec
 import pytest
+from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from broker.celery_app import TrainerRequests
 from broker.connection.client import connect
-from broker.keys import JobKeys
+from broker.connection.roles import GENERATOR
+from broker.keys import GENERATORS, JobKeys
 from broker.presence import Presence
+from contracts.encoding.json_lines import append_json_lines
 from contracts.jobs import JobState
+from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from gateway.app import create_app
 from gateway.services import Services
 from onbeat.stack.redis import EmbeddedRedis
 from tests.builders import job_spec
+from tests.contract.make_golden import iteration_metrics
 
 METRICS_KEY = "a-key-for-scrapes"
 
@@ -34,11 +40,11 @@ def services(settings: StackSettings) -> Iterator[Services]:
     made.broker.close()
 
 
-def ask(services: Services, path: str, *, method: str = "GET") -> httpx.Response:
+def ask(services: Services, path: str, *, method: str = "GET", key: str = METRICS_KEY) -> httpx.Response:
     async def exchange() -> httpx.Response:
         transport = httpx.ASGITransport(create_app(services), raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-            return await client.request(method, path, headers={"Authorization": f"Bearer {METRICS_KEY}"})
+            return await client.request(method, path, headers={"Authorization": f"Bearer {key}"})
 
     return asyncio.run(exchange())
 
@@ -99,3 +105,34 @@ def test_a_server_that_is_away_is_a_metric_and_the_rest_is_answered(services: Se
     assert found["onbeat_broker_up",] == 0
     assert ("onbeat_live_generators",) not in found
     assert ("onbeat_gateway_event_streams",) in found
+
+
+@pytest.mark.parametrize("written", [b"\xff", b"", b"nan", b"9" * 400, msgspec.msgpack.encode({"seen_s": 1.0})])
+def test_what_one_generator_or_one_job_writes_blinds_no_one(
+    services: Services, redis_server: EmbeddedRedis, written: bytes
+) -> None:
+    """A folder's files are its author's; the hashes take what any holder of the generators' password writes."""
+    jobs = [services.jobs.create(job_spec())[0] for _ in range(2)]
+    for job_id in jobs:
+        services.jobs.move(job_id, JobState.RUNNING)
+        folder = RunFolder(services.settings.run_root_path, job_id)
+        folder.path.mkdir(parents=True)
+        append_json_lines(folder.metrics, [replace(iteration_metrics(), iteration=3)])
+    folder.metrics.unlink()
+    folder.metrics.symlink_to("/dev/zero")
+    keys = JobKeys(jobs[1])
+    generator = connect(StackSettings(redis_url=redis_server.url_of(GENERATOR)))
+    generator.redis.hset(keys.progress, mapping=dict.fromkeys(("engine", "recent_ms", "x"), written))
+    generator.redis.hset(keys.slots[0].ledger, "0/train/0", written)
+    generator.redis.hset(GENERATORS, "g-other", written)
+    generator.redis.hincrby(keys.counters, b"rejected:" + written[:9], 1)
+    generator.redis.zadd(keys.slots[0].work, {written or b"x": math.inf})
+    Presence(services.broker).beat("g-own", {})
+    found = scraped(services)
+    assert found["onbeat_job_iteration", jobs[0]] == 3.0
+    assert found["onbeat_job_running", jobs[1]] == 1.0
+    told = replace(services.settings, api_key="another-key")
+    services.settings = told
+    for path in ("/v1/jobs", f"/v1/jobs/{jobs[1]}", f"/v1/jobs/{jobs[1]}/streams", "/v1/generators"):
+        assert ask(services, path, key="another-key").status_code == 200, path
+    assert {one.generator_id for one in Presence(services.broker).live()} >= {"g-own"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -83,7 +84,7 @@ def test_what_is_no_plain_file_or_larger_than_any_run_writes_is_not_read(
     large.write_bytes(encode_json(score(1)))
     monkeypatch.setattr(plain_files, "MAX_BYTES", 10)
     for path, number in ((pipe, errno.EINVAL), (link, errno.ELOOP), (large, errno.EFBIG)):
-        with pytest.raises(OSError) as raised:
+        with pytest.raises(OSError, match=re.escape(str(path))) as raised:
             read_json_lines(path, EvaluationScore)
         assert raised.value.errno == number
     with pytest.raises(OSError, match="no plain file"):
