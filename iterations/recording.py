@@ -270,6 +270,6 @@ def _summary(taken: Recorded) -> RecordedSummary:
         generator_id=batch.generator_id,
         num_groups=len(batch.groups),
         num_completions=batch.num_completions,
-        reward_mean=math.fsum(rewards) / len(rewards),
+        reward_mean=math.fsum(reward / len(rewards) for reward in rewards),
         batch_digest=taken.digest,
     )

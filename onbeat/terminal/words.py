@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Sequence
 
@@ -13,14 +14,16 @@ UNKNOWN = "\N{EN DASH}"
 
 
 def sparkline(values: Sequence[float], *, width: int = 40) -> str:
-    """One block a bucket of neighbouring values, between the smallest and the largest bucket."""
+    """One block a bucket of neighbouring finite values, between the smallest and the largest bucket."""
+    values = [value for value in values if math.isfinite(value)]
     if not values:
         return ""
     buckets = _buckets(values, min(width, len(values)))
     low, high = min(buckets), max(buckets)
-    if high == low:
+    half = high / 2 - low / 2  # the whole may be beyond every number
+    if not half:
         return BLOCKS[len(BLOCKS) // 2] * len(buckets)
-    return "".join(BLOCKS[round((value - low) / (high - low) * (len(BLOCKS) - 1))] for value in buckets)
+    return "".join(BLOCKS[round((value / 2 - low / 2) / half * (len(BLOCKS) - 1))] for value in buckets)
 
 
 def duration(seconds: float | None) -> str:
@@ -97,4 +100,4 @@ def short(digest: str) -> str:
 
 def _buckets(values: Sequence[float], number: int) -> list[float]:
     edges = [index * len(values) // number for index in range(number + 1)]
-    return [sum(values[start:end]) / (end - start) for start, end in itertools.pairwise(edges)]
+    return [sum(value / (end - start) for value in values[start:end]) for start, end in itertools.pairwise(edges)]

@@ -28,6 +28,8 @@ def test_sparkline_runs_from_the_smallest_to_the_largest_value() -> None:
     assert sparkline([0.0, 0.5, 1.0]) == "▁▅█"
     assert sparkline([]) == ""
     assert sparkline([2.0, 2.0]) == "▅▅"
+    assert sparkline([1e308, -1e308, float("nan"), 0.0, float("inf")]) == "█▁▅"
+    assert sparkline([5e-324, 0.0]) == "▅▅"
 
 
 def test_a_long_series_is_squeezed_into_the_width_by_means() -> None:
