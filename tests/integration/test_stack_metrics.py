@@ -113,13 +113,12 @@ def test_what_one_generator_or_one_job_writes_blinds_no_one(
 ) -> None:
     """A folder's files are its author's; the hashes take what any holder of the generators' password writes."""
     jobs = [services.jobs.create(job_spec())[0] for _ in range(2)]
-    for job_id in jobs:
-        services.jobs.move(job_id, JobState.RUNNING)
-        folder = RunFolder(services.settings.run_root_path, job_id)
+    sound, linked = (RunFolder(services.settings.run_root_path, job_id) for job_id in jobs)
+    for folder in (sound, linked):
+        services.jobs.move(folder.job_id, JobState.RUNNING)
         folder.path.mkdir(parents=True)
-        append_json_lines(folder.metrics, [replace(iteration_metrics(), iteration=3)])
-    folder.metrics.unlink()
-    folder.metrics.symlink_to("/dev/zero")
+    append_json_lines(sound.metrics, [replace(iteration_metrics(), iteration=3)])
+    linked.metrics.symlink_to("/dev/zero")
     keys = JobKeys(jobs[1])
     generator = connect(StackSettings(redis_url=redis_server.url_of(GENERATOR)))
     generator.redis.hset(keys.progress, mapping=dict.fromkeys(("engine", "recent_ms", "x"), written))
@@ -131,8 +130,7 @@ def test_what_one_generator_or_one_job_writes_blinds_no_one(
     found = scraped(services)
     assert found["onbeat_job_iteration", jobs[0]] == 3.0
     assert found["onbeat_job_running", jobs[1]] == 1.0
-    told = replace(services.settings, api_key="another-key")
-    services.settings = told
+    services.settings = replace(services.settings, api_key="another-key")
     for path in ("/v1/jobs", f"/v1/jobs/{jobs[1]}", f"/v1/jobs/{jobs[1]}/streams", "/v1/generators"):
         assert ask(services, path, key="another-key").status_code == 200, path
     assert {one.generator_id for one in Presence(services.broker).live()} >= {"g-own"}
