@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from msgspec import UNSET
 from msgspec.structs import replace
 from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM
@@ -27,6 +28,7 @@ from broker.monitor import job_status
 from contracts.errors import Conflict, ContractViolation, FenceViolation, InvalidInput, JobEnded, NotFound
 from contracts.events import record_digest
 from contracts.jobs import JobState
+from contracts.recorded.files import RecordedFiles
 from contracts.rewards import Scored
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
@@ -115,7 +117,7 @@ def test_the_client_imports_no_torch() -> None:
 
 
 def test_a_job_is_trained_and_verified_with_the_columns_of_a_stage(own: StackSettings, broker: Broker) -> None:
-    job_id = created(broker, stages=[LENGTHS])
+    job_id = created(broker, stages=[LENGTHS], recording={"evaluations": True})
 
     def serve() -> None:
         with Stage(job_id, "lengths", settings=own) as stage:
@@ -146,6 +148,16 @@ def test_a_job_is_trained_and_verified_with_the_columns_of_a_stage(own: StackSet
     assert status.state is JobState.SUCCEEDED
     assert status.evaluation_latest is not None
     assert verified(own, broker, job_id) == 0
+    files = RecordedFiles(RunFolder(own.run_root_path, job_id))
+    records = [files.read(one.batch_id) for number in files.iterations() for one in files.index(number).batches]
+    audited = {name for record in JobStore(broker).audit(job_id) for name in record.batches}
+    assert {record.batch.batch_id for record in records} == audited
+    for record in records:
+        assert (record.advantages, record.trainer_logprobs) == (None, None), "what this trainer can't say"
+        assert record.pieces
+        if record.batch.purpose == "train":
+            assert record.rewards is not UNSET
+            assert set(record.batch.columns or ()) == {"length", "places"}
 
 
 @pytest.mark.parametrize(("saves", "goes_on_at"), [(True, 2), (False, 0)])
