@@ -36,7 +36,9 @@ T = TypeVar("T", bound=Record)
 class RecordedFiles:
     """The records of one job. Its methods block on the disk."""
 
-    def __init__(self, folder: RunFolder) -> None:
+    def __init__(self, folder: RunFolder, *, max_bytes: int = MAX_RECORD_BYTES) -> None:
+        """max_bytes: of a file that is read."""
+        self.max_bytes = max_bytes
         self.path = folder.path / "rollouts"
         self._job_id = folder.job_id
 
@@ -74,7 +76,7 @@ class RecordedFiles:
     def read(self, batch_id: str) -> RecordedBatch:
         """Raises NotFound for a batch that isn't recorded, ContractViolation for a file that isn't its record."""
         path = self.path_of(batch_id)
-        found = read_record(path, RecordedBatch)
+        found = read_record(path, RecordedBatch, max_bytes=self.max_bytes)
         if (found.batch.job_id, found.batch.batch_id) != (self._job_id, batch_id):
             raise ContractViolation("is the record of another batch", field=shown(path))
         return found
@@ -82,7 +84,7 @@ class RecordedFiles:
     def index(self, iteration: int) -> RecordedIteration:
         """Raises NotFound where the iteration isn't recorded (yet), ContractViolation for a file that is no index."""
         path = self.folder_of(iteration) / INDEX
-        found = read_record(path, RecordedIteration)
+        found = read_record(path, RecordedIteration, max_bytes=self.max_bytes)
         if found.iteration != iteration:
             raise ContractViolation(f"is the index of iteration {found.iteration}", field=shown(path))
         return found
@@ -99,11 +101,11 @@ def parts_of(batch_id: str) -> tuple[int, str, int]:
     return int(found[1]), found[2], int(found[3])
 
 
-def read_record(path: Path, kind: type[T]) -> T:
+def read_record(path: Path, kind: type[T], *, max_bytes: int = MAX_RECORD_BYTES) -> T:
     """Raises NotFound for a missing file, ContractViolation naming one that is damaged, foreign or no plain file."""
     try:
-        with open_plain(path, max_bytes=MAX_RECORD_BYTES) as file:
-            data = file.read(MAX_RECORD_BYTES)
+        with open_plain(path, max_bytes=max_bytes) as file:
+            data = file.read(max_bytes)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise NotFound("is not recorded", field=shown(path)) from error
     except OSError as error:

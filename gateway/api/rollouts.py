@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from http import HTTPStatus
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 
-from contracts.errors import Conflict, ContractViolation, NotFound
+from contracts.errors import Conflict, ContractViolation, NotFound, Unavailable
 from contracts.recorded.batches import RecordedBatch, RecordedIteration
 from contracts.recorded.files import RecordedFiles
 from contracts.recorded.versions import why_not_again
@@ -25,6 +26,13 @@ from http_service.bodies import json_answer
 MAX_LISTED = 1000
 MAX_INDEX = 10**9
 NEWEST = MAX_INDEX
+MAX_SHOWN_BYTES = 32 * 1024**2
+"""Largest record that is shown, or searched: as JSON it is many times as large, here and in a browser."""
+MAX_CHECKED_BYTES = 256 * 1024**2
+"""Largest record that is sampled again: it is read here, and not shown."""
+MAX_SEARCHES = 2
+SEARCHES = threading.BoundedSemaphore(MAX_SEARCHES)
+"""Each takes a core, and the memory of a record."""
 
 REPLAY = openapi.record(Replay)
 REQUEST: dict[str, Any] = {
@@ -77,8 +85,13 @@ def search(
     text: Annotated[str, Query(min_length=1, max_length=1000)],
     limit: Annotated[int, Query(ge=1, le=MAX_LISTED)] = 50,
 ) -> Response:
-    """Find text in recorded prompts and completions, newest iteration first; case doesn't matter."""
-    return json_answer(Search(files=_files(services, job_id), text=text, limit=limit).run())
+    """Find text in recorded prompts and completions, newest iteration first, in any case; 503 while others search."""
+    if not SEARCHES.acquire(blocking=False):
+        raise Unavailable(f"{MAX_SEARCHES} searches run already", field="search", cure="ask again in a few seconds")
+    try:
+        return json_answer(Search(files=_files(services, job_id), text=text, limit=limit).run())
+    finally:
+        SEARCHES.release()
 
 
 @router.get("/rollouts/{iteration}/{purpose}/{index}", **openapi.answers(openapi.record(RecordedBatchView)))
@@ -114,7 +127,7 @@ def replay(job_id: KnownJob, replay_id: str, services: HasServices) -> Response:
 
 def _request(services: Services, job_id: str, asked: ReplayRequest) -> Replay:
     """Raises NotFound for a batch that isn't recorded, Conflict for one that can't be sampled again."""
-    files, spec = _files(services, job_id), services.jobs.spec(job_id)
+    files, spec = _files(services, job_id, max_bytes=MAX_CHECKED_BYTES), services.jobs.spec(job_id)
     record = files.read(asked.batch_id)
     why_not = _why_not_listed(record, _index(files, record.batch.iteration))
     if why_not := why_not or why_not_again(record, spec, services.settings.weight_root_path):
@@ -130,8 +143,8 @@ def _why_not_listed(record: RecordedBatch, index: RecordedIteration) -> str:
     return "" if listed == record.batch_digest else "it is not the batch that its iteration lists"
 
 
-def _files(services: Services, job_id: str) -> RecordedFiles:
-    return RecordedFiles(RunFolder(services.settings.run_root_path, job_id))
+def _files(services: Services, job_id: str, *, max_bytes: int = MAX_SHOWN_BYTES) -> RecordedFiles:
+    return RecordedFiles(RunFolder(services.settings.run_root_path, job_id), max_bytes=max_bytes)
 
 
 def _index(files: RecordedFiles, iteration: int) -> RecordedIteration:

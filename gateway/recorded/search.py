@@ -44,7 +44,7 @@ class Search:
                 self._num_files += 1
                 try:
                     self._num_bytes += path.stat().st_size
-                    record = read_record(path, RecordedBatch)
+                    record = read_record(path, RecordedBatch, max_bytes=self.files.max_bytes)
                 except (OSError, OnbeatError):
                     continue
                 found += found_in(record, self.text)
@@ -66,7 +66,21 @@ def found_in(record: RecordedBatch, text: str) -> Iterator[FoundText]:
             whole = "".join(pieces_of(rollout.completion, pieces)) if pieces else ""
             texts.append((sample, rollout.text if wanted in rollout.text.casefold() else whole))
         for sample, content in texts:
-            at = content.casefold().find(wanted)
+            at = place_of(wanted, content)
             if at >= 0:
                 excerpt = content[max(0, at - BESIDE) : at + len(text) + BESIDE]
                 yield FoundText(batch_id=record.batch.batch_id, group=place, sample=sample, excerpt=excerpt)
+
+
+def place_of(wanted: str, content: str) -> int:
+    """Where a folded text begins in a text as it stands; -1 where it doesn't. Folding makes some characters two."""
+    folded = content.casefold()
+    at = folded.find(wanted)
+    if at <= 0 or len(folded) == len(content):
+        return at
+    passed = 0
+    for place, character in enumerate(content):
+        passed += len(character.casefold())
+        if passed > at:
+            return place
+    return -1

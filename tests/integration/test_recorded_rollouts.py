@@ -20,6 +20,8 @@ from contracts.recorded.files import INDEX, RecordedFiles, write_record
 from contracts.rollouts import RolloutBatch, batch_digest
 from contracts.run_folder import RunFolder
 from contracts.versions import WeightFile, WeightManifest
+from gateway.api import rollouts
+from gateway.recorded.search import place_of
 from gateway.services import Services
 from tests.builders import DIGEST, batch_of, job_spec, prompt_batch, rollout
 from tests.integration.test_gateway import ask, services, submit  # noqa: F401
@@ -185,6 +187,39 @@ def test_a_replay_is_asked_for_once_and_shown_by_its_id(ask: Ask, services: Serv
     assert ask("POST", path, json={"batch_id": "3/train/2"}).status_code == 404
     assert ask("POST", path, json={"batch_id": "../train/2"}).status_code == 404
     assert ask("POST", path, json={"batch_id": 3}).status_code == 422
+
+
+def test_an_excerpt_has_what_was_found_where_folding_makes_a_text_longer(
+    ask: Ask,  # noqa: F811
+    services: Services,  # noqa: F811
+) -> None:
+    job_id = submit(ask, recording={})
+    recorded(
+        services, job_id, record_of(job_id, "1/train/0", text="\N{LATIN SMALL LETTER SHARP S}" * 500 + " Needle end")
+    )
+    found = ask("GET", f"/v1/jobs/{job_id}/rollouts/search", params={"text": "needle"}).json()
+    (one,) = [one for one in found["found"] if one["sample"] == 0]
+    assert one["excerpt"].endswith(" Needle end")
+    assert [place_of("ss", "xSs"), place_of("e", "\N{LATIN SMALL LETTER SHARP S}e"), place_of("q", "e")] == [1, 1, -1]
+
+
+def test_searches_are_few_at_a_time_and_a_record_too_large_to_show_is_not_read(
+    ask: Ask,  # noqa: F811
+    services: Services,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    job_id = submit(ask, recording={})
+    recorded(services, job_id, record_of(job_id, "1/train/0"))
+    path = f"/v1/jobs/{job_id}/rollouts"
+    for _ in range(rollouts.MAX_SEARCHES):
+        assert rollouts.SEARCHES.acquire(blocking=False)
+    assert ask("GET", f"{path}/search", params={"text": "46"}).status_code == 503
+    rollouts.SEARCHES.release(rollouts.MAX_SEARCHES)
+    assert len(ask("GET", f"{path}/search", params={"text": "46"}).json()["found"]) == 1
+    monkeypatch.setattr(rollouts._files, "__kwdefaults__", {"max_bytes": 100})
+    answer = ask("GET", f"{path}/1/train/0")
+    assert (answer.status_code, answer.json()["detail"]) == (502, "cannot be read: is over 100 bytes")
+    assert ask("GET", f"{path}/search", params={"text": "46"}).json()["found"] == []
 
 
 WHOLE: dict[str, Any] = {
