@@ -146,7 +146,7 @@ def test_a_running_job_is_not_held_up_and_ends_with_the_same_weights(
     """Its one generator samples an old batch again between two iterations."""
     with running(pipeline, "producer-busy"):
         digest = pipeline.final_digest(pipeline.train(short_job(iterations=20)))
-        job_id, _ = pipeline.jobs.create(short_job(iterations=20, recording=ALL))
+        job_id, _ = pipeline.jobs.create(short_job(iterations=20, recording={**ALL, "keep_iterations": 100}))
         trainer = pipeline.start(f"consumer-{job_id}", job_id)
         while not files_of(pipeline, job_id).iterations()[1:]:
             assert trainer.exit_code is None
