@@ -1,7 +1,7 @@
 """The wiring of the gateway.
 
-request ─ metrics.py ─ http_service/access.py (Host, origin, key)
-             └─ api/ ─┬─ submission.py, reward_plugins.py, environment_check.py
+request ─ exposition/requests.py ─ http_service/access.py (Host, origin, key)
+             └─ api/ ─┬─ submission/
                       │            └─▶ job store ─▶ Celery: `onbeat.ensure_trainer`
                       ├─ event_stream.py ◀─ the job's events
                       ├─ run_files.py, recorded/ ◀─ the job's run folder

@@ -20,12 +20,13 @@ from contracts.jobs import JobState, JobStatus, ResumeRequest
 from contracts.spec import JobSpec
 from contracts.spec_tables.reasoning_tasks import check_job
 from contracts.spec_tables.retention import check_retention
-from gateway import openapi, submission
-from gateway.environment_check import check_environment
+from gateway import openapi
 from gateway.job_list import MAX_LISTED, newest_jobs
 from gateway.removal import remove_for_good
-from gateway.reward_plugins import check_plugins
 from gateway.services import HasServices, KnownJob, Services
+from gateway.submission import requests
+from gateway.submission.environment_check import check_environment
+from gateway.submission.reward_plugins import check_plugins
 from http_service.bodies import json_answer
 
 EXAMPLE_JOB = {
@@ -73,8 +74,8 @@ router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 @router.post("", status_code=HTTPStatus.CREATED, **SUBMIT)
 async def submit(request: Request, services: HasServices) -> Response:
     """Create a job from a JobSpec. The same `Idempotency-Key` and spec answer the same job, with status 200."""
-    key = submission.idempotency_key(request)
-    spec = await submission.read_spec(request, max_bytes=services.max_body_bytes)
+    key = requests.idempotency_key(request)
+    spec = await requests.read_spec(request, max_bytes=services.max_body_bytes)
     status, is_new = await run_in_threadpool(_create, services, spec, key)
     return json_answer(
         status,
@@ -86,7 +87,7 @@ async def submit(request: Request, services: HasServices) -> Response:
 @router.post("/check", **CHECK)
 async def check(request: Request, services: HasServices) -> Response:
     """Check a JobSpec as a submission does, and create nothing: what that would refuse is refused here too."""
-    spec = await submission.read_spec(request, max_bytes=services.max_body_bytes)
+    spec = await requests.read_spec(request, max_bytes=services.max_body_bytes)
     await run_in_threadpool(_check, services, spec)
     return json_answer(SpecCheck(valid=True))
 
@@ -141,7 +142,7 @@ async def resume(request: Request, job_id: KnownJob, services: HasServices) -> R
     says what completions get from now on that a reward component can't score. A job that is
     queued already answers its status; one that runs answers 409.
     """
-    asked = await submission.read_resume(request, max_bytes=services.max_body_bytes)
+    asked = await requests.read_resume(request, max_bytes=services.max_body_bytes)
     return json_answer(await run_in_threadpool(_resume, services, job_id, asked))
 
 
@@ -160,8 +161,8 @@ def _check(services: Services, spec: JobSpec) -> None:
     """Raises Problem, InvalidInput or Unavailable."""
     check_job(spec.dataset, spec.reward.components)
     check_retention(spec.retention, services.settings)
-    submission.check_paths(spec, services.settings)
-    submission.check_generators(spec, Presence(services.broker).live())
+    requests.check_paths(spec, services.settings)
+    requests.check_generators(spec, Presence(services.broker).live())
     check_plugins(spec, services.settings)
     check_environment(spec, services.settings)
 

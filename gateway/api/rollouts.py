@@ -17,10 +17,11 @@ from contracts.recorded.views import FoundTexts, IterationView, RecordedBatchVie
 from contracts.replays import Replay, ReplayRequest
 from contracts.rollouts import Purpose
 from contracts.run_folder import RunFolder
-from gateway import openapi, submission
+from gateway import openapi
 from gateway.recorded.search import Search
 from gateway.recorded.views import batch_view
 from gateway.services import HasServices, KnownJob, Services
+from gateway.submission import requests
 from http_service.bodies import json_answer
 
 MAX_LISTED = 1000
@@ -112,7 +113,7 @@ async def sample_again(request: Request, job_id: KnownJob, services: HasServices
 
     While the same batch is waiting, or being sampled, its request is answered. 409 where it can't be sampled again.
     """
-    asked = await submission.read_replay(request, max_bytes=services.max_body_bytes)
+    asked = await requests.read_replay(request, max_bytes=services.max_body_bytes)
     return json_answer(await run_in_threadpool(_request, services, job_id, asked), HTTPStatus.ACCEPTED)
 
 

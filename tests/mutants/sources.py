@@ -96,7 +96,10 @@ TESTS: dict[str, tuple[str, ...]] = {
     "weight_store/files/reader.py": RECEIVER,
     "weight_store/files/tensor_folder.py": RECEIVER,
     "audit/chain.py": ("tests/unit/audit/test_chain.py", "tests/unit/audit/test_weights.py"),
-    "gateway/submission.py": ("tests/unit/gateway/test_submission.py", "tests/integration/test_gateway.py"),
+    "gateway/submission/requests.py": (
+        "tests/unit/gateway/submission/test_requests.py",
+        "tests/integration/test_gateway.py",
+    ),
     **{f"broker/scripts/{name}.lua": FENCE for name in SCRIPTS if name not in (*STAGE_SCRIPTS, *REPLAY_SCRIPTS)},
     **{f"broker/scripts/{name}.lua": ("tests/integration/test_replays.py",) for name in REPLAY_SCRIPTS},
     **{f"broker/scripts/{name}.lua": STAGES for name in STAGE_SCRIPTS},

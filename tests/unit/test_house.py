@@ -37,7 +37,6 @@ MAX_README_ROWS = 8
 LARGE_FOLDERS = {
     "broker": "a side of the fence, a store, a table or a view of it each",
     "contracts": "a subject each, as their names say",
-    "gateway": "what the endpoints of one subject in api/ work with each",
 }
 """Folder → the reason why it has more than MAX_FOLDER_FILES modules."""
 SMALL_FILES = {
