@@ -28,7 +28,11 @@ from tests.pipeline import Pipeline, wait_for_exit
 
 LAGGING_POINTS = ["consumer.saving_older_versions", "consumer.publishing_older_versions"]
 """Only trainers of a job with a lag get there."""
-TRAINER_POINTS = [name for name in CRASH_POINTS if name.startswith("consumer.") and name not in LAGGING_POINTS]
+SWEEP_POINTS = ["consumer.putting_aside", "consumer.reducing_files", "consumer.removing_files"]
+"""Those of the worker's sweep after ended jobs: tests/integration/test_retention.py and test_deletion.py die there."""
+TRAINER_POINTS = [
+    name for name in CRASH_POINTS if name.startswith("consumer.") and name not in (*LAGGING_POINTS, *SWEEP_POINTS)
+]
 RECEIVING = "producer.receiving_weights"
 """Only generators of a job with a lag get there."""
 TURN_POINTS = ["producer.after_turn", "producer.after_step"]

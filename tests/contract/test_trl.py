@@ -15,7 +15,8 @@ from torch import Tensor
 from consumer.gradient.losses.family import LOSSES, TokenLogprobs, family_loss, policy_loss
 from consumer.gradient.losses.normalisers import BatchSizes
 from contracts.spec_tables.algorithm import AlgorithmSpec
-from tests.builders import char_tokenizer, job_spec, tiny_model_folder
+from tests.builders import job_spec, tiny_model_folder
+from tests.trl_cases import BUDGET, CASES, LAGGED, LEVELS, OFF_POLICY, ON_POLICY, trl_trainer
 
 pytest.importorskip("trl", reason="TRL is not installed: `make test-trl` runs this in an environment that has it")
 
@@ -23,52 +24,11 @@ LENGTHS = (5, 1, 3, 4, 2, 5, 5, 3)
 ADVANTAGES = (1.3, -0.7, 0.4, 0.0, -1.6, 0.9, -0.2, 0.6)
 CUTS = (slice(0, 3), slice(3, 4), slice(4, 8))
 """The rollout batches that we train one by one; TRL sees all rows at once."""
-BUDGET = 5
-ON_POLICY: dict[str, Any] = {}
-OFF_POLICY = {"old_policy": "generator", "clip_low": 0.3, "clip_high": 0.4}
-CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "grpo": ({"loss": "grpo"}, {"loss_type": "grpo"}),
-    "dr_grpo": ({"loss": "dr_grpo"}, {"loss_type": "dr_grpo"}),
-    "bnpo": ({"loss": "bnpo"}, {"loss_type": "bnpo"}),
-    "dapo": ({"loss": "dapo"}, {"loss_type": "dapo"}),
-    "cispo": ({"loss": "cispo", "clip_low": 1.0}, {"loss_type": "cispo"}),
-    "gspo": ({"loss": "gspo"}, {"loss_type": "grpo", "importance_sampling_level": "sequence"}),
-}
 
 
 @pytest.fixture(scope="module")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_model_folder(tmp_path_factory.mktemp("trl"), hidden_size=16, num_layers=1)
-
-
-def trl_trainer(model_folder: Path, **options: Any) -> Any:
-    """A GRPOTrainer that only computes losses."""
-    from datasets import Dataset
-    from trl import GRPOConfig, GRPOTrainer
-
-    config = GRPOConfig(
-        output_dir=str(model_folder / "trl"),
-        use_cpu=True,
-        bf16=False,
-        gradient_checkpointing=False,
-        report_to=[],
-        per_device_train_batch_size=4,
-        num_generations=4,
-        max_completion_length=BUDGET,
-        # Its default weighs the KL by the policy ratio, which is another estimator than k3.
-        use_bias_correction_kl=False,
-        **options,
-    )
-    trainer = GRPOTrainer(
-        model=str(model_folder),
-        reward_funcs=lambda completions, **_: [0.0] * len(completions),
-        args=config,
-        train_dataset=Dataset.from_dict({"prompt": ["1+1="] * 4}),
-        processing_class=char_tokenizer(),
-    )
-    trainer.current_gradient_accumulation_steps = 1
-    trainer.model.train()
-    return trainer
 
 
 def drawn() -> tuple[TokenLogprobs, Tensor]:
@@ -147,15 +107,6 @@ def test_loss_and_gradient_are_trls(
     assert expected_gradient.abs().max() > 0.01
     assert loss.item() == pytest.approx(expected.item(), rel=1e-12, abs=1e-14)
     torch.testing.assert_close(gradient, expected_gradient, rtol=1e-12, atol=1e-15)
-
-
-LEVELS = ("token", "sequence")
-LAGGED: dict[str, tuple[dict[str, Any], str, float | None, float]] = {
-    "tis": ({"correction": "tis", "correction_high": 1.2}, "truncate", None, 1.2),
-    "icepop": ({"correction": "icepop", "correction_low": 0.7, "correction_high": 1.4}, "mask", 0.7, 1.4),
-    "decoupled_ppo": ({"correction": "decoupled_ppo", "correction_high": 1.3}, "mask", None, 1.3),
-}
-"""Correction → ours, what TRL's `vllm_importance_sampling_mode` ends with, and its bounds."""
 
 
 def lagged_inputs(trainer: Any, tokens: TokenLogprobs, mask: Tensor, proximal: Tensor) -> dict[str, Any]:

@@ -22,8 +22,8 @@ from contracts.spec import JobSpec
 from tests.builders import VOCABULARY
 from tests.contract.test_streamed_gradient import relative_error, streamed_gradient, to_float64
 from tests.contract.test_streamed_losses import load, models
-from tests.contract.test_trl import CASES, LAGGED, LEVELS, OFF_POLICY, ON_POLICY, trl_trainer
 from tests.trajectories import environment_spec, played_batch
+from tests.trl_cases import CASES, LAGGED, LEVELS, OFF_POLICY, ON_POLICY, trl_trainer
 
 pytest.importorskip("trl", reason="TRL is not installed: `make test-trl` runs this in an environment that has it")
 

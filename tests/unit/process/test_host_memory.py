@@ -51,4 +51,8 @@ def test_a_process_gets_large_pages_beside_what_its_environment_says_of_the_c_li
 
 def test_a_worker_starts_its_trainers_with_large_pages_and_without_its_own_queue() -> None:
     inherited = {"ONBEAT_REDIS_URL": "redis://r", "ONBEAT_CELERY_URL": "redis://c"}
-    assert trainer_environment(inherited) == {"ONBEAT_REDIS_URL": "redis://r", TUNABLES: "glibc.malloc.hugetlb=1"}
+    assert trainer_environment(inherited) == {
+        "ONBEAT_REDIS_URL": "redis://r",
+        "ONBEAT_METRICS_PORT": "0",
+        TUNABLES: "glibc.malloc.hugetlb=1",
+    }
