@@ -27,6 +27,13 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedR
     server.stop()
 
 
+@pytest.fixture(scope="module")
+def scripts_come_back(redis_server: EmbeddedRedis) -> Iterator[None]:
+    """For tests that have the shared server forget its scripts: other tests' users of one role may load none."""
+    yield
+    redis_server.load_scripts()
+
+
 @pytest.fixture
 def redis_url(redis_server: EmbeddedRedis) -> str:
     return redis_server.url

@@ -229,6 +229,7 @@ def test_a_lost_prompt_is_dispatched_again(job: Job) -> None:
     assert job.generator("g2").claim(10) is not None
 
 
+@pytest.mark.usefixtures("scripts_come_back")
 def test_a_server_that_forgot_its_scripts_is_sent_them_again_by_who_may(settings: StackSettings) -> None:
     operator = connect(settings)
     job = job_of(operator, operator, operator)

@@ -25,6 +25,8 @@ from tests.integration.fence_generators import GENERATOR, GeneratorMoves
 from tests.integration.fence_parts import StutteringBroker
 from tests.integration.fence_trainers import CURRENT, NUM_BATCHES
 
+pytestmark = pytest.mark.usefixtures("scripts_come_back")
+
 SOAK = int(os.environ.get("SOAK_EXAMPLES", "0"))
 """Random examples to explore instead of the fixed few."""
 PROFILE = hypothesis_settings(

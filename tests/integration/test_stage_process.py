@@ -23,6 +23,7 @@ from process.waiting import Waiting
 def test_it_says_what_it_serves_and_leaves_on_a_request_to_end(
     redis_server: EmbeddedRedis, tmp_path: Path, number: signal.Signals
 ) -> None:
+    redis_server.load_scripts()  # a test before may have had the server forget them
     settings = StackSettings(redis_url=redis_server.url_of("stage"), model_root=str(tmp_path))
     child = ChildProcess(
         "stages",
