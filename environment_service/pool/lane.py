@@ -220,6 +220,8 @@ class Lane(Thread):
         reach("environment.before_play")
         try:
             for result in self._cage.play(plays, call_timeout_s=limits):
+                if num_played == len(plays) - 1:
+                    reach("environment.after_play")  # the call's answer goes out with its last result
                 self._settle(call, chosen[num_played], result)
                 num_played += 1
         except Interrupted as lost:
@@ -234,7 +236,6 @@ class Lane(Thread):
                 else:
                     places.appendleft(chosen[number])
             return lost
-        reach("environment.after_play")
         is_quick = time.monotonic() - started_s < QUICK_S
         self._at_once = min(2 * self._at_once, MOST_AT_ONCE) if is_quick else max(1, self._at_once // 2)
         return None
