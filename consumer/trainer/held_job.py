@@ -77,20 +77,7 @@ class HeldJob:
         self._metrics = metrics
         self._traces = trace_export(settings)
         self.horizons = self.jobs.horizons(job_id)
-        self.generators = GeneratorWatch(
-            Presence(broker),
-            job_id=job_id,
-            deadline_s=spec.timeouts.no_generator_s,
-            deterministic=spec.deterministic,
-            kind=lambda: side.fence().engine,
-        )
-        self.stages = StageWatch(
-            StagePresence(broker),
-            job_id,
-            spec.stages,
-            with_work=side.stages_with_work,
-            deadline_s=spec.timeouts.no_stage_worker_s,
-        )
+        self.generators, self.stages = _watches(broker, spec, side=side, job_id=job_id)
         self.layout = policy.weights().layout
         """Name, shape and dtype of each tensor of a version."""
         lora = spec.trainer.lora
@@ -181,3 +168,22 @@ def load_prompts(settings: StackSettings, spec: JobSpec, policy: Policy, job_id:
         environments=EnvironmentService(settings, job_id=job_id),
         end_ids=end_ids,
     )
+
+
+def _watches(broker: Broker, spec: JobSpec, *, side: TrainerSide, job_id: str) -> tuple[GeneratorWatch, StageWatch]:
+    """Returns what notices that no generator lives any more, or no stage worker."""
+    generators = GeneratorWatch(
+        Presence(broker),
+        job_id=job_id,
+        deadline_s=spec.timeouts.no_generator_s,
+        deterministic=spec.deterministic,
+        kind=lambda: side.fence().engine,
+    )
+    stages = StageWatch(
+        StagePresence(broker),
+        job_id,
+        spec.stages,
+        with_work=side.stages_with_work,
+        deadline_s=spec.timeouts.no_stage_worker_s,
+    )
+    return generators, stages
