@@ -41,7 +41,7 @@ HOLDS = {
     "reward_service": {"reward", "metrics"},
     "environment_service": {"environment", "metrics"},
     "stages": {"stage", "metrics"},
-    "prometheus": set(),
+    "prometheus": {"metrics"},
     "grafana": {"grafana"},
 }
 """Service → the secrets that it is told."""
@@ -107,6 +107,30 @@ def test_a_container_has_few_rights_and_bounded_means(name: str) -> None:
     assert service.get("cap_add", []) == (["SETUID", "SETGID", "KILL"] if is_root else [])
     assert service.get("user") == ("0:0" if is_root else None)
     assert is_root is not bool(service.get("volumes")), "a process that is root sees no files of the stack"
+
+
+def test_prometheus_finds_the_key_where_its_start_puts_it(tmp_path: Path) -> None:
+    configured = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yml").read_text())
+    (scrape,) = configured["scrape_configs"]
+    key_file = scrape["authorization"]["credentials_file"]
+    assert key_file.startswith("/tmp/"), "nothing else of the container can be written"
+    service = COMPOSE["services"]["prometheus"]
+    shell, script = service["entrypoint"]
+    mounted = ROOT / "deploy/prometheus" / Path(script).relative_to("/etc/prometheus")
+    # The script with a folder of the test for /tmp, and a program named prometheus that says how it was called.
+    here = tmp_path / "start.sh"
+    here.write_text(mounted.read_text().replace("/tmp/", f"{tmp_path}/"))
+    program = tmp_path / "prometheus"
+    program.write_text('#!/bin/sh\necho "$@" "${ONBEAT_METRICS_KEY-gone}"\n')
+    program.chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "ONBEAT_METRICS_KEY": "metrics-word"}
+    done = subprocess.run(
+        [shell, here, *service["command"]], env=environment, capture_output=True, check=True, text=True
+    )
+    assert done.stdout.split() == ["--config.file=/etc/prometheus/prometheus.yml", *service["command"], "gone"]
+    written = tmp_path / Path(key_file).name
+    assert written.read_text() == "metrics-word"
+    assert written.stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.parametrize("name", ["Dockerfile", "deploy/redis.Dockerfile"])
