@@ -39,7 +39,7 @@ def parts_ms(run: DemoRun, iteration: int) -> dict[str, float]:
     last_token_s = _last(of_this, "generate")
     scored_s = max(_last(of_this, "score"), last_token_s)
     step_started_s = min(span.started_s for span in of_this if span.what == "step")
-    stepped_s, announced_s, opened_s = _last(of_this, "step"), _last(of_this, "publish"), _last(of_next, "open")
+    stepped_s, announced_s, opened_s = _last(of_this, "step"), _last(of_this, "sync"), _last(of_next, "open")
     first_generation_s = min(span.started_s for span in of_next if span.what == "generate")
     instants = (last_token_s, scored_s, step_started_s, stepped_s, announced_s, opened_s, first_generation_s)
     names = ("score", "publish and train", "step", "weights", "commit and open", "wake, claim and load")

@@ -25,7 +25,7 @@ set for each slot: those of slot 0 are named as below, and those of slot i have 
 | onbeat:{J}:audit | stream, AuditRecord | commit, rewind | verify | job |
 | onbeat:{J}:events | stream, JobEvent | trainer, job store | gateway | newest 10,000 |
 | onbeat:{J}:progress | hash | open, claim, publish, fail | all scripts | job |
-| onbeat:{J}:spans | stream, TimelineSpans | generators | trainer | newest 256, until the next commit |
+| onbeat:{J}:spans | stream, TimelineSpans | generators, stage workers | trainer | newest 256, until the next commit |
 | onbeat:{J}:starting | string, consumer id | consumers | consumers | seconds: until the trainer holds its lease |
 | onbeat:jobs | sorted set, job id → creation time | job store | gateway | until a job is removed |
 | onbeat:removed | hash, job id → Removal | job store | consumers | until the job's files are as its removal says |

@@ -1,11 +1,11 @@
-"""What generators did between the batches that they publish, on its way to the timeline of a job.
+"""What generators did between the batches that they publish, and stage workers, on its way to a job's timeline.
 
-    generator ─ report: one XADD, beside its batches ─▶ onbeat:{J}:spans ─ take, after a commit ─▶ trainer, its run log
+    generator, stage worker ─ report: one XADD ─▶ onbeat:{J}:spans ─ take, after a commit ─▶ trainer, its run log
 
 When a batch was sampled and scored stands in the batch itself. What is here is told beside it and is lost without harm.
 It is bounded in both directions: a trainer that reads nothing leaves MAX_REPORTS, and what a report says is checked,
-since a generator could write of others. Any generator may add an entry with the last id that a stream can have: then
-nothing can be told here any more, and neither trainer nor generators may end of it.
+since one could write of others. Any of them may add an entry with the last id that a stream can have: then nothing
+can be told here any more, and no process may end of it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from broker.keys import JobKeys
 from contracts.encoding.wire import MAX_ITERATIONS, decode, encode
 from contracts.errors import ContractViolation, FenceViolation
 from contracts.events import TimelineSpan
-from contracts.timeline import REPORTED, kind_of
+from contracts.timeline import is_reported
 
 MAX_REPORTS = 256
 """Entries of the stream: the newest."""
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 
 class SpanStream:
-    """The spans that generators report of one job."""
+    """The spans that generators and stage workers report of one job."""
 
     def __init__(self, broker: Broker, job_id: str) -> None:
         self._broker = broker
@@ -56,7 +56,7 @@ class SpanStream:
                 self._say("spans for the timeline can't be told", str(error))
 
     def take(self) -> list[TimelineSpan]:
-        """Returns what was reported since the last call, and removes it; without what no generator may say."""
+        """Returns what was reported since the last call, and removes it; without what none may say."""
         with self._broker.call():
             entries: Any = self._broker.redis.xrange(self._keys.spans, count=MAX_REPORTS)
         if not entries:
@@ -75,7 +75,7 @@ class SpanStream:
                 problem = str(error)
         else:
             problem = f"{len(packed)} bytes"
-        self._say("a report of a generator's spans is left out, and others like it will be", problem)
+        self._say("a report of spans is left out, and others like it will be", problem)
         return ()
 
     def _say(self, what: str, problem: str) -> None:
@@ -93,11 +93,10 @@ def id_after(entry_id: str) -> str:
 
 
 def is_plausible(span: TimelineSpan) -> bool:
-    """Whether a generator may say this of itself: a kind that is its own, names of a usual length, real times."""
-    names = (span.who, span.batch_id)
+    """Whether a generator or a stage worker may say this of itself: its own kind, usual names, real times."""
+    names = (span.who, span.what, span.batch_id)
     return (
-        span.what in REPORTED
-        and kind_of(span.who) == "generator"
+        is_reported(span)
         and all(len(name) <= MAX_NAME_CHARS for name in names)
         and 0 <= span.iteration <= MAX_ITERATIONS
         and math.isfinite(span.started_s)

@@ -175,10 +175,11 @@ class TimelineSpan(Record, frozen=True, kw_only=True):
     """A line of timeline.jsonl: which process did what, and when."""
 
     who: str
-    """Generator id, "trainer" for rank 0 of the trainer, or "trainer 1" for rank 1."""
+    """Generator id, "trainer" for rank 0 of the trainer, "trainer 1" for rank 1, "stage " and id for a stage worker."""
     what: str
     """OF_GENERATORS or OF_RANKS of contracts/timeline.py: load, generate, score, publish (the batch) or wait; train,
-    step, publish (the weights), open (the one before committed, this one opened) or wait."""
+    step, sync (the weights announced), open (the one before committed, this one opened), checkpoint or wait. Of a stage
+    worker: "compute " and the stage's name."""
     iteration: int
     batch_id: str = ""
     started_s: float

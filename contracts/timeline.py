@@ -15,10 +15,17 @@ OF_GENERATORS = ("load", "generate", "score", "publish", WAIT)
 """What a generator does: it loads a version, samples a batch, has it scored, publishes it, or waits for one."""
 REPORTED = ("load", "publish", WAIT)
 """Those that a generator reports by themselves; when it sampled and scored a batch stands in the batch."""
-OF_RANKS = ("train", "step", "publish", "open", WAIT)
-"""What a rank does: it trains a batch, steps, publishes the version that the step made, commits and opens, or waits."""
+OF_RANKS = ("train", "step", "sync", "open", "checkpoint", WAIT)
+"""What a rank does: it trains a batch, steps, announces the version that the step made, commits and opens, saves a
+checkpoint, or waits."""
+COMPUTE = "compute"
+"""First word of `what` of a stage worker's spans; the stage's name is the second."""
+STAGE_WORKER = "stage"
+"""First word of `who` of a stage worker's spans; its id is the second."""
 
-LaneKind = Literal["generator", "rank"]
+LaneKind = Literal["generator", "rank", "stage"]
+KINDS: tuple[LaneKind, ...] = ("rank", "stage", "generator")
+"""In the order in which their lanes are shown."""
 
 
 class Lane(Record, frozen=True, kw_only=True):
@@ -47,7 +54,7 @@ class TimelineReport(Record, frozen=True, kw_only=True):
     spans: tuple[TimelineSpan, ...] = ()
     """By start."""
     lanes: tuple[Lane, ...] = ()
-    """The ranks first, then the generators."""
+    """In the order of KINDS."""
     critical: tuple[int, ...] = ()
     """Indices into spans of those that what came after them waited for, in the order of time."""
     iterations: tuple[IterationTimes, ...] = ()
@@ -56,11 +63,20 @@ class TimelineReport(Record, frozen=True, kw_only=True):
 
 
 def is_of_the_pipeline(span: TimelineSpan) -> bool:
-    """Whether it is what a plan simulates: batches that are sampled and scored, and the work of ranks, no waits."""
-    of_ranks = kind_of(span.who) == "rank" and span.what != WAIT
-    return of_ranks or span.what in ("generate", "score")
+    """Whether it is what a plan simulates: batches that are sampled and scored, and the steps of ranks."""
+    return span.what in ("generate", "score", "train", "step", "sync", "open")
 
 
 def kind_of(who: str) -> LaneKind:
-    """Whether a span's `who` is a rank of the trainer; every other one is a generator."""
-    return "rank" if who == TRAINER or who.startswith(f"{TRAINER} ") else "generator"
+    """Whether a span's `who` is a rank of the trainer, or a stage worker; every other one is a generator."""
+    if who == TRAINER or who.startswith(f"{TRAINER} "):
+        return "rank"
+    return "stage" if who.startswith(f"{STAGE_WORKER} ") else "generator"
+
+
+def is_reported(span: TimelineSpan) -> bool:
+    """Whether it is a kind that its process reports by itself, beside the batches."""
+    kind = kind_of(span.who)
+    if kind == "stage":
+        return span.what.startswith(f"{COMPUTE} ")
+    return kind == "generator" and span.what in REPORTED

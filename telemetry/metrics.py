@@ -72,8 +72,9 @@ class TrainerMetrics(ProcessMetrics):
                 ("wait", "onbeat_trainer_wait_seconds", "A time in which it had nothing to train."),
                 ("train", "onbeat_trainer_train_seconds", "The passes over a batch, of any of its ranks."),
                 ("step", "onbeat_trainer_step_seconds", "An optimizer step; the last one writes the version."),
-                ("publish", "onbeat_trainer_sync_seconds", "From the last step to the announcement of the version."),
+                ("sync", "onbeat_trainer_sync_seconds", "From the last step to the announcement of the version."),
                 ("open", "onbeat_trainer_open_seconds", "Report and commit, up to the next opening."),
+                ("checkpoint", "onbeat_trainer_checkpoint_seconds", "A checkpoint, while generators are at work."),
             ]
         )
         self.iterations = Counter("onbeat_trainer_iterations", "Iterations that it trained.", registry=self.registry)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from contracts.errors import InvalidInput
 from contracts.events import TimelineSpan
 from contracts.settings import StackSettings
-from contracts.timeline import kind_of
+from contracts.timeline import LaneKind, kind_of
 from telemetry.correlation import ROOT, span_id_of, trace_id_of
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ QUEUED = 8192
 """Spans that wait for the collector at most."""
 REQUEST_S = 5.0
 SETTING = "ONBEAT_OTLP_ENDPOINT"
+SERVICES: dict[LaneKind, str] = {"rank": "onbeat-trainer", "generator": "onbeat-generator", "stage": "onbeat-stage"}
 
 
 def trace_export(settings: StackSettings) -> TraceExport | None:
@@ -127,6 +128,5 @@ class TraceExport:
         if who not in self._resources:
             if len(self._resources) > 1000:  # generators come and go for as long as a job takes
                 self._resources.clear()
-            service = "trainer" if kind_of(who) == "rank" else "generator"
-            self._resources[who] = Resource({"service.name": f"onbeat-{service}", "service.instance.id": who})
+            self._resources[who] = Resource({"service.name": SERVICES[kind_of(who)], "service.instance.id": who})
         return self._resources[who]

@@ -137,6 +137,7 @@ RIGHTS: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("+hset", "~onbeat:{*}:ledger*"),
         ("+hincrby", "~onbeat:{*}:progress ~onbeat:{*}:counters"),
         ("+hset +hdel +hvals", "~onbeat:stage_workers"),
+        ("+xadd", "~onbeat:{*}:spans"),
     ),
     CELERY: (
         ("+multi +exec +discard +unwatch", ""),

@@ -1,11 +1,11 @@
-"""What a stage worker holds, and how the stack learns that it lives: its presence, and the leases of its items.
+"""What a stage worker holds, and how the stack learns that it lives: its presence, its leases, what it computed.
 
     worker ─ hold ─▶ HeldItems ◀─ end ─ item
                        │     ▲
               leases   ▼     │ settled
-                     Heartbeat ─▶ presence
+                     Heartbeat ─▶ presence, spans of the timeline
 
-Heartbeat   waits for its next beat or a new item; unblocked by either; produces renewed leases and presence.
+Heartbeat   waits for its next beat or a new item; unblocked by either; produces renewed leases, presence and spans.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from broker.presence import LEAVES_ALONE, StagePresence
 from broker.stage_side import ClaimedItem
+from consumer.stages.computed import Computed
 from consumer.stages.served_stages import ServedStage, ServedStages
 
 PRESENCE_INTERVAL_S = 2.0
@@ -73,12 +74,14 @@ class Heartbeat:
     presence: StagePresence
     stages: ServedStages
     held: HeldItems
+    computed: Computed
 
     async def run(self) -> None:
         while True:
             self.held.changed.clear()
             await self._beat()
             await self._renew()
+            await self.computed.tell()
             leases_s = [stage.plan.lease_s for items in self.held.by_job().values() for stage, _ in items]
             # Three beats fit into the shortest lease: one or two may fail before it runs out.
             await wait_for(self.held.changed, min([PRESENCE_INTERVAL_S, *(lease_s / 3 for lease_s in leases_s)]))

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING
 
 from broker.presence import StagePresence
 from broker.stage_side import ClaimedItem, PutOutcome, StageSide, wait_for_items
+from consumer.stages.computed import Computed, Report
 from consumer.stages.held_items import Heartbeat, HeldItems, name_of, wait_for
 from consumer.stages.served_stages import ServedStage, ServedStages
 from consumer.stages.services import Services
@@ -72,10 +73,12 @@ class StageWorker:
         break_off: Callable[[], None] = lambda: None,
         full_timeout_s: float = 3600.0,
         stop_grace_s: float = STOP_GRACE_S,
+        report: Report = lambda job_id, spans: None,
         metrics: StageMetrics | None = None,
     ) -> None:
         """break_off: ends calls that wait for the broker, as `Broker.break_off` does. full_timeout_s: how long columns
-        are held for a server at maxmemory. metrics: of the process, where it serves any."""
+        are held for a server at maxmemory. report: takes what was computed, for the timelines of jobs. metrics: of the
+        process, where it serves any."""
         self._worker_id = worker_id
         self._stages = stages
         self._presence = presence
@@ -86,7 +89,10 @@ class StageWorker:
         self._stop_grace_s = stop_grace_s
         self._metrics = metrics
         self._held = HeldItems()
-        self._heartbeat = Heartbeat(worker_id=worker_id, presence=presence, stages=stages, held=self._held)
+        self._computed = Computed(worker_id, report)
+        self._heartbeat = Heartbeat(
+            worker_id=worker_id, presence=presence, stages=stages, held=self._held, computed=self._computed
+        )
         self._stopping = asyncio.Event()
         self._waiting: asyncio.Task[None] | None = None
         self._idle_since_s: float | None = None
@@ -181,8 +187,11 @@ class StageWorker:
     async def _serve_item(self, stage: ServedStage, item: ClaimedItem) -> None:
         started_s = time.monotonic()
         outcome = await self._serve_claimed(stage, item)
+        seconds = time.monotonic() - started_s
+        if outcome == "put":
+            self._computed.add(stage, item, seconds)
         if self._metrics is not None:
-            self._metrics.observe("compute", time.monotonic() - started_s)
+            self._metrics.observe("compute", seconds)
             self._metrics.items.labels(outcome).inc()
 
     async def _serve_claimed(self, stage: ServedStage, item: ClaimedItem) -> str:
@@ -242,6 +251,7 @@ class StageWorker:
         """Takes its name off the board; a server that is away forgets it by itself, and must not hold the end up."""
         with contextlib.suppress(TimeoutError, BrokerUnavailable):
             async with asyncio.timeout(LEAVE_S):
+                await self._computed.tell()
                 await asyncio.to_thread(self._presence.leave, self._worker_id)
 
 

@@ -29,7 +29,8 @@ from consumer.trainer.report import RunLog, sampled_scores
 from consumer.trainer.start import Started
 from consumer.trainer.step import Stepped
 from contracts.errors import Unavailable, WeightsRejected
-from contracts.events import CheckpointWritten, EvaluationFinished, IterationCommitted, record_digest
+from contracts.events import CheckpointWritten, EvaluationFinished, IterationCommitted, TimelineSpan, record_digest
+from contracts.timeline import TRAINER
 from contracts.versions import WeightManifest
 from iterations.chain import commit_record
 from iterations.expected import evaluation_score
@@ -139,7 +140,9 @@ class Commits:
         held.side.renew()
         iteration = made.policy_version - 1
         if held.spec.checkpoints_after(iteration):
+            started_s = time.time()
             _write_checkpoint(held, made)
+            self._record_checkpoint(iteration, started_s=started_s)
         # What the iteration was sampled with, generators were asked for until this commit. An older version is read by
         # a generator that lost its lease while it loads: it says so in its heartbeat, and would report a damaged store
         # if the version went away under it.
@@ -149,6 +152,15 @@ class Commits:
             # What is replayed is no progress: a trainer that always dies at the same place would start for ever.
             self._furthest = iteration
             held.jobs.reset_trainer_starts(held.folder.job_id)
+
+    def _record_checkpoint(self, iteration: int, *, started_s: float) -> None:
+        """Books what was done after the lines of its iteration were written."""
+        span = TimelineSpan(
+            who=TRAINER, what="checkpoint", iteration=iteration, started_s=started_s, ended_s=time.time()
+        )
+        self._run_log.timeline([span])
+        self._held.measure([span], None)
+        self._held.trace([span])
 
 
 def save(held: HeldJob) -> None:

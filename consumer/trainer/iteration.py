@@ -175,7 +175,7 @@ class Iteration(ExpectedIteration):
             training_s=training_s,
             waiting_s=self.waiting_s,
             step_s=self.seconds("step"),
-            publish_s=self.seconds("publish"),
+            publish_s=self.seconds("sync"),
             bubble_s=self.bubble_s,
             tokens_per_s=numbers.num_tokens / wall_s,
             trained_tokens=trained_tokens,

@@ -52,7 +52,7 @@ def step(held: HeldJob, iteration: Iteration) -> Stepped:
     scaling = iteration_scaling(iteration.stats, spec.algorithm)
     with held.weights.begin(held.layout, policy_version=iteration.number + 1) as publication:
         updates = _update(held, iteration, rate=rate, scaling=scaling, publication=publication)
-        with iteration.span("publish"):
+        with iteration.span("sync"):
             # The lease comes before the name: a version is complete, and believed, once it is finished.
             held.side.renew()
             made = publication.finish()

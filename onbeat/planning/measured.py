@@ -130,7 +130,7 @@ class MeasuredIteration:
     trained: tuple[TimelineSpan, ...]
     """The first pass over each batch."""
     stepped: tuple[TimelineSpan, ...]
-    published: TimelineSpan | None
+    synced: TimelineSpan | None
     opened: TimelineSpan | None
     """The commit of the iteration before, which opened this one; none in a trainer's first."""
 
@@ -146,7 +146,7 @@ def _iterations(spans: Spans) -> list[MeasuredIteration]:
             scored=tuple(kinds["score"]),
             trained=_first_passes(kinds["train"]),
             stepped=tuple(kinds["step"]),
-            published=kinds["publish"][-1] if kinds["publish"] else None,
+            synced=kinds["sync"][-1] if kinds["sync"] else None,
             opened=kinds["open"][-1] if kinds["open"] else None,
         )
         for number, kinds in sorted(of_each.items())
@@ -184,14 +184,14 @@ def _steps(runs: Iterable[MeasuredIteration], work_s: Callable[[TimelineSpan], f
     """From the last batch of the first pass to the announced version; what else ran stretched only the steps."""
     costs = []
     for run in runs:
-        if run.published is None or not run.trained:
+        if run.synced is None or not run.trained:
             continue
         since_s = max(span.ended_s for span in run.trained)
         stretched_s = sum(span.ended_s - span.started_s - work_s(span) for span in run.stepped)
         costs.append(
             StepCost(
-                step_s=max(0.0, run.published.started_s - since_s - stretched_s),
-                publish_s=run.published.ended_s - run.published.started_s,
+                step_s=max(0.0, run.synced.started_s - since_s - stretched_s),
+                publish_s=run.synced.ended_s - run.synced.started_s,
             )
         )
     return costs

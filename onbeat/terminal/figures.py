@@ -26,7 +26,7 @@ COLORS = {
     "score": "#9ec5f4",
     "train": "#e0762f",
     "step": "#b3261e",
-    "publish": "#6b4fa0",
+    "sync": "#6b4fa0",
     "open": "#2e7d5b",
 }
 
@@ -81,7 +81,7 @@ def middle_iterations(spans: Sequence[TimelineSpan], number: int) -> list[Timeli
 
 def while_trained(spans: Sequence[TimelineSpan], number: int) -> list[TimelineSpan]:
     """Spans of all iterations while `number` of them were trained: under a lag others are sampled meanwhile."""
-    own = [span for span in middle_iterations(spans, number) if span.what in ("train", "step", "publish")]
+    own = [span for span in middle_iterations(spans, number) if span.what in ("train", "step", "sync")]
     if not own:
         return []
     start_s, end_s = min(span.started_s for span in own), max(span.ended_s for span in own)
@@ -179,7 +179,7 @@ def _draw_window(
         axes.barh(row, end_s - start_s, left=start_s, height=0.7, color="#eeeeee", edgecolor="#444444", linewidth=0.8)
         axes.text(start_s, row, f" {iteration} ← {samplers}", va="center", fontsize=7, clip_on=True)
     for span in spans:
-        if span.what == "publish" and span.ended_s - origin_s <= right_s:
+        if span.what == "sync" and span.ended_s - origin_s <= right_s:
             _mark(axes, span.ended_s - origin_s, f"version {span.iteration + 1}")
 
 

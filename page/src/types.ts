@@ -387,7 +387,7 @@ export interface JsonlDataset {
 
 export interface Lane {
   who: string;
-  kind: ("generator" | "rank");
+  kind: ("generator" | "rank" | "stage");
   busy_s: number;
   idle_share: number;
 }

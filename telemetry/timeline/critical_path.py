@@ -1,16 +1,16 @@
 """The critical path through a timeline: the spans that the end of the last iteration waited for, one after the other.
 
-    generate ─▶ score ─▶ publish (the batch) ─▶ train ─▶ step ─▶ publish (the version) ─▶ open ─▶ load ─▶ generate ─▶ …
+    generate ─▶ score ─▶ publish ─▶ (compute ─▶) train ─▶ step ─▶ sync ─▶ open ─▶ load ─▶ generate ─▶ …
 
 The walk goes backwards in time, from the span of the last iteration that ended last. Each span waits for the kinds that
 `WAITS_FOR` names: of its own lane, of its own batch, of its own iteration, or of the trainer. Of all of those that had
 ended when it started, the one that ended last is the one that it waited for. So the path is one chain without overlaps,
 and to make any span on it shorter by a little makes the iterations shorter by as much; to make a span beside it shorter
-changes nothing. The time between two of its spans is what no span explains: the network, Redis, stages, a poll.
+changes nothing. The time between two of its spans is what no span explains: the network, Redis, a poll.
 
 How to read it: a path that is mostly `generate` asks for more or faster generators; mostly `train` and `step`, for more
-ranks; mostly `score`, for a faster reward service; mostly `load`, `publish` and `open`, for another weight transport or
-fewer, longer iterations.
+ranks; mostly `compute`, for more stage workers; mostly `score`, for a faster reward service; mostly `load`, `sync` and
+`open`, for another weight transport or fewer, longer iterations.
 
 A load may begin while the version that it loads is still written. It waits for the publication at its end, so what
 is asked of a load is what had ended when it ended, and the path counts it from there.
@@ -26,7 +26,7 @@ from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from contracts.events import TimelineSpan
-from contracts.timeline import WAIT, kind_of
+from contracts.timeline import COMPUTE, WAIT, kind_of
 
 SKEW_S = 0.002
 
@@ -38,7 +38,7 @@ class Wanted(NamedTuple):
 
     scope: Scope
     kind: str
-    """`rank publish`, `generator publish` and so on."""
+    """`rank sync`, `generator publish`, `stage compute` and so on."""
     at_end: bool = False
     """Whether it must have ended when the waiting span ended, and not when that started."""
 
@@ -51,7 +51,7 @@ WAITS_FOR: dict[str, tuple[Wanted, ...]] = {
     "generator load": (
         *_of("generator load, generator generate", "lane"),
         *_of("rank open", "any"),
-        *_of("rank publish", "any", at_end=True),
+        *_of("rank sync", "any", at_end=True),
     ),
     "generator generate": (
         *_of("generator load, generator generate", "lane"),
@@ -61,16 +61,21 @@ WAITS_FOR: dict[str, tuple[Wanted, ...]] = {
     "generator score": _of("generator generate", "batch"),
     "generator publish": _of("generator score", "batch"),
     "rank train": (
-        *_of("generator score, generator publish", "batch"),
-        *_of("rank train, rank step, rank publish, rank open", "lane"),
+        *_of("generator score, generator publish, stage compute", "batch"),
+        *_of("rank train, rank step, rank sync, rank open, rank checkpoint", "lane"),
         *_of("rank open", "any"),
     ),
     "rank step": (
-        *_of("rank train, generator score, generator publish", "iteration"),
+        *_of("rank train, generator score, generator publish, stage compute", "iteration"),
         *_of("rank step", "lane"),
     ),
-    "rank publish": _of("rank step", "lane"),
-    "rank open": _of("rank publish, rank train, rank open", "lane"),
+    "rank sync": _of("rank step", "lane"),
+    "rank open": _of("rank sync, rank train, rank open, rank checkpoint", "lane"),
+    "rank checkpoint": _of("rank open, rank sync", "lane"),
+    "stage compute": (
+        *_of("generator score, generator publish, stage compute", "batch"),
+        *_of("stage compute", "lane"),
+    ),
 }
 """Kind of span → what it may wait for. `rank open` of iteration t is the commit of t-1, after its publication."""
 
@@ -143,7 +148,8 @@ def _is_work(span: TimelineSpan) -> bool:
 
 
 def _kind(span: TimelineSpan) -> str:
-    return f"{kind_of(span.who)} {span.what}"
+    kind = kind_of(span.who)
+    return f"{kind} {COMPUTE if kind == 'stage' else span.what}"
 
 
 def _key(scope: str, kind: str, span: TimelineSpan) -> tuple[str, ...]:

@@ -13,12 +13,13 @@ from heapq import heappop, heappush
 from itertools import pairwise
 from typing import Any
 
-from contracts.timeline import TimelineReport, kind_of
+from contracts.timeline import LaneKind, TimelineReport, kind_of
 from telemetry.timeline.report import name_of
 
-ITERATIONS, RANKS, GENERATORS = 1, 2, 3
+ITERATIONS = 1
+PROCESSES: dict[LaneKind, int] = {"rank": 2, "generator": 3, "stage": 4}
 """Ids of what the format calls processes: groups of lanes."""
-NAMES = {ITERATIONS: "iterations", RANKS: "trainer", GENERATORS: "generators"}
+NAMES = {ITERATIONS: "iterations", 2: "trainer", 3: "generators", 4: "stage workers"}
 
 
 def perfetto_trace(report: TimelineReport) -> dict[str, Any]:
@@ -89,8 +90,7 @@ def _threads(report: TimelineReport) -> list[tuple[int, int, int]]:
             heappush(left, heappop(rows)[1])
         row = heappop(left) if left else len(rows)
         heappush(rows, (span.ended_s, row))
-        pid = RANKS if kind_of(span.who) == "rank" else GENERATORS
-        places.append((pid, 1 + len(first) * row + first.get(span.who, 0), row))
+        places.append((PROCESSES[kind_of(span.who)], 1 + len(first) * row + first.get(span.who, 0), row))
     return places
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 from contracts.events import TimelineSpan
-from contracts.timeline import WAIT, IterationTimes, Lane, TimelineReport, kind_of
+from contracts.timeline import KINDS, WAIT, IterationTimes, Lane, TimelineReport, kind_of
 from telemetry.timeline.critical_path import PathStep, critical_path
 
 BETWEEN_SHARE = 0.1
@@ -54,7 +54,7 @@ def latest_spans(lines: Sequence[TimelineSpan]) -> list[TimelineSpan]:
 def _is_older(span: TimelineSpan, stepped: dict[int, float]) -> bool:
     """Whether it ended before the iteration before it was stepped for the last time: another attempt's."""
     before = stepped.get(span.iteration - 1)
-    is_trainers = kind_of(span.who) == "rank" and span.what in ("train", "step", "publish")
+    is_trainers = kind_of(span.who) == "rank" and span.what in ("train", "step", "sync", "checkpoint")
     return before is not None and is_trainers and span.ended_s < before
 
 
@@ -86,7 +86,7 @@ def iteration_times(spans: Sequence[TimelineSpan]) -> list[IterationTimes]:
 
 
 def lanes_of(spans: Iterable[TimelineSpan], *, since_s: float, until_s: float) -> tuple[Lane, ...]:
-    """The ranks, then the generators, each by its name."""
+    """In the order of KINDS, each by its name."""
     work: dict[str, list[tuple[float, float]]] = {}
     for span in spans:
         found = work.setdefault(span.who, [])
@@ -97,7 +97,7 @@ def lanes_of(spans: Iterable[TimelineSpan], *, since_s: float, until_s: float) -
         busy_s = covered_s(times)
         idle_share = 1.0 - busy_s / (until_s - since_s)
         lanes.append(Lane(who=who, kind=kind_of(who), busy_s=round(busy_s, 4), idle_share=round(idle_share, 4)))
-    return tuple(sorted(lanes, key=lambda lane: (lane.kind != "rank", _in_order(lane.who))))
+    return tuple(sorted(lanes, key=lambda lane: (KINDS.index(lane.kind), _in_order(lane.who))))
 
 
 def covered_s(times: Iterable[tuple[float, float]]) -> float:

@@ -65,7 +65,7 @@ def test_no_generator_samples_while_the_trainer_has_its_turn(pipeline: Pipeline)
     for iteration in range(2):
         own = [span for span in spans if span.iteration == iteration and is_of_the_pipeline(span)]
         sampled_s = max(span.ended_s for span in own if span.what == "generate")
-        assert sampled_s <= min(span.started_s for span in own if span.what in ("train", "step", "publish"))
+        assert sampled_s <= min(span.started_s for span in own if span.what in ("train", "step", "sync"))
         trained_s = max(span.ended_s for span in own if span.what != "open")
         following = [span.started_s for span in spans if span.iteration == iteration + 1 and span.what == "generate"]
         assert not following or trained_s <= min(following)

@@ -45,6 +45,13 @@ def test_what_generators_report_is_read_once(broker: Broker, job_id: str) -> Non
     assert not broker.redis.xlen(JobKeys(job_id).spans)
 
 
+def test_a_stage_worker_says_what_it_computed(broker: Broker, job_id: str) -> None:
+    told = replace(WAIT, who="stage a", what="compute teacher", batch_id="2/train/0")
+    stream = SpanStream(broker, job_id)
+    stream.report([told])
+    assert stream.take() == [told]
+
+
 def test_reports_that_no_trainer_reads_stay_few(broker: Broker, job_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spans, "MAX_REPORTS", 5)
     stream = SpanStream(broker, job_id)
@@ -60,6 +67,10 @@ def test_reports_that_no_trainer_reads_stay_few(broker: Broker, job_id: str, mon
     [
         {"who": "trainer"},
         {"who": "trainer 3"},
+        {"who": "stage a"},
+        {"what": "compute teacher"},
+        {"who": "stage a", "what": "computer"},
+        {"who": "stage a", "what": f"compute {'x' * 10_000}"},
         {"what": "step"},
         {"what": "generate"},
         {"what": "x" * 10_000},

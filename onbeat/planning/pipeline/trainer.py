@@ -132,7 +132,7 @@ class SimulatedTrainer:
         pipeline.span("trainer", "step", iteration, started_s)
         started_s = pipeline.now_s
         yield self._environment.timeout(cost.publish_s)
-        pipeline.span("trainer", "publish", iteration, started_s)
+        pipeline.span("trainer", "sync", iteration, started_s)
         pipeline.outcome.scripts["publish_weights"] += 1
 
     def _commit(self, slot: OpenIteration) -> Steps:

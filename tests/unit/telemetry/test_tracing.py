@@ -77,7 +77,7 @@ def test_a_batch_is_one_trace_across_the_processes_that_had_it() -> None:
     }
     of_iteration = trace_id_of("job-1", "iteration 0")
     names = {one.name for _, _, one in came if one.trace_id.hex() == of_iteration}
-    assert names == {"iteration 0", "step", "publish", "wait"}
+    assert names == {"iteration 0", "step", "sync", "wait"}
 
 
 def test_without_an_endpoint_nothing_is_imported() -> None:

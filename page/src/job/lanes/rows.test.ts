@@ -1,5 +1,6 @@
 import { expect, test } from "vitest";
 import type { TimelineReport, TimelineSpan } from "../../types";
+import { kindOf, kindsIn } from "./kinds";
 import { drawingOf, MOST_LANES, MOST_ROWS, spanAt } from "./rows";
 
 function span(who: string, what: string, started_s: number, ended_s: number): TimelineSpan {
@@ -54,4 +55,11 @@ test("of a thousand generators those that others waited for are drawn, and the r
   expect([drawing.lanes.length, drawing.numLeftOut]).toEqual([MOST_LANES, 1000 - MOST_LANES]);
   expect(drawing.critical.map((placed) => placed.span.who)).toEqual(["generator-999"]);
   expect(drawing.lanes[0]?.lane.who).toBe("generator-0");
+});
+
+test("a stage worker's span is of the kind of its first word, and keeps its stage's name", () => {
+  expect([kindOf("compute teacher").says, kindOf("compute teacher").what]).toEqual(["computes a stage's columns", "compute"]);
+  expect(kindsIn(["compute teacher", "train", "compute judge", "something new"]).map((kind) => kind.what)).toEqual([
+    "train", "compute", "something",
+  ]);
 });

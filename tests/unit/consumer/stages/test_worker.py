@@ -21,6 +21,7 @@ from contracts.errors import (
     InvalidInput,
     NotFound,
 )
+from contracts.events import TimelineSpan
 from tests.builders import job_spec
 from tests.fakes import Changes
 from tests.unit.consumer.stages.stage_fakes import FakeService, FakeStack, FakeStageSide, Waiting, typed
@@ -39,6 +40,8 @@ class Stack:
         self.stack = FakeStack(self.changes)
         self.waiting = Waiting()
         self.sides: dict[str, FakeStageSide] = {}
+        self.told: list[tuple[str, TimelineSpan]] = []
+        """Spans of the timeline, with their job."""
         self.models = FakeService(self.changes)
         self.judge = FakeService(self.changes, most=3)
         services = {"teacher": self.models, "reward_model": self.models, "llm_judge": self.judge}
@@ -55,6 +58,7 @@ class Stack:
             wait_for_items=typed(self.waiting),
             full_timeout_s=full_timeout_s,
             stop_grace_s=stop_grace_s,
+            report=lambda job_id, spans: self.told.extend((job_id, one) for one in spans),
         )
 
     def add_job(self, *stages: dict[str, Any], job_id: str = "job") -> FakeStageSide:
@@ -102,6 +106,22 @@ def test_every_claimed_item_gets_its_columns_and_other_peoples_stages_are_left_a
         assert len(side.there["teacher", "0/train/0", 0]["teacher_logprobs"]) == 8
         assert "own" not in {stage for stage, _ in side.asked}
         assert (side.failed, stack.stack.left, stack.models.is_closed) == ([], ["worker-a"], True)
+
+    drive(scenario)
+
+
+def test_what_was_computed_is_told_to_its_job_also_by_a_worker_that_stops_at_once() -> None:
+    async def scenario(stack: Stack) -> None:
+        side = stack.add_job(TEACHER, SCORER)
+        side.add(("teacher", "0/train/0", 0), ("reward_model", "0/train/0", 5))
+        async with stack.running():
+            await stack.changes.until(lambda: len(side.there) == 2)
+        assert {(job_id, span.who, span.what, span.batch_id) for job_id, span in stack.told} == {
+            ("job", "stage worker-a", "compute teacher", "0/train/0"),
+            ("job", "stage worker-a", "compute reward_model", "0/train/0"),
+        }
+        assert len(stack.told) == 2, "each once"
+        assert all(span.started_s <= span.ended_s for _, span in stack.told)
 
     drive(scenario)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -157,8 +158,8 @@ class Played:
     def metrics(self, metrics: object) -> None:
         self.said.append("metrics")
 
-    def timeline(self, spans: object) -> None:
-        self.said.append("timeline")
+    def timeline(self, spans: Sequence[TimelineSpan]) -> None:
+        self.said.append(" ".join(["timeline", *(span.what for span in spans)]))
 
 
 def commits(held: Any, *, furthest: int = -1) -> Commits:
@@ -180,6 +181,7 @@ def test_numbers_come_before_the_commit_and_the_lease_and_the_disk_before_a_chec
         "renewed",
         "confirmed 0",
         "saved",
+        "timeline checkpoint",
         "removed versions before 0",
         "progress",
     ]
@@ -192,7 +194,7 @@ def test_what_generators_reported_stands_in_the_timeline_behind_the_commit(folde
     wait = TimelineSpan(who="g1", what="wait", iteration=0, started_s=1.0, ended_s=2.0)
     held.reported = [wait]
     commits(held).commit(Iteration(asked(0), trainer_epoch=1), stepped(0))
-    assert held.said[1:4] == ["timeline", "committed 0, opened 1", "timeline"]
+    assert held.said[1:4] == ["timeline", "committed 0, opened 1", "timeline wait"]
 
 
 def test_a_colocated_trainer_ends_its_turn_before_the_next_iteration_is_opened(folder: RunFolder) -> None:
@@ -205,6 +207,7 @@ def test_a_colocated_trainer_ends_its_turn_before_the_next_iteration_is_opened(f
         "renewed",
         "confirmed 0",
         "saved",
+        "timeline checkpoint",
         "removed versions before 0",
         "progress",
         "memory given back",

@@ -39,7 +39,7 @@ def one_iteration(at_s: float = 0.0, number: int = 0) -> list[TimelineSpan]:
         ("trainer", "wait", 3.7, 5.9, ""),
         ("trainer", "train", 5.9, 7.0, "2"),
         ("trainer", "step", 7.0, 8.0, ""),
-        ("trainer", "publish", 8.0, 8.5, ""),
+        ("trainer", "sync", 8.0, 8.5, ""),
     ]
     spans = [span(who, what, at_s + start, at_s + end, batch, number) for who, what, start, end, batch in rows]
     if number:
@@ -62,7 +62,7 @@ def test_the_path_goes_back_from_the_publication_through_the_batch_that_came_las
         "g1 publish 2",
         "trainer train 2",
         "trainer step",
-        "trainer publish",
+        "trainer sync",
     ]
 
 
@@ -82,12 +82,55 @@ def test_a_step_that_waited_for_a_rank_leads_through_that_rank() -> None:
     assert names(spans) == ["g2 generate 1", "g2 score 1", "trainer 1 train 1", "trainer step"]
 
 
+def test_a_batch_that_waited_for_its_columns_leads_through_the_stage_workers() -> None:
+    spans = sorted(
+        [
+            span("g1", "generate", 0.0, 1.0, "0"),
+            span("g1", "score", 1.0, 1.1, "0"),
+            span("stage a", "compute teacher", 1.1, 2.0, "0"),
+            span("stage b", "compute reward_model", 1.1, 1.5, "0"),
+            span("stage b", "compute judge of it", 2.0, 3.0, "0"),
+            span("trainer", "train", 3.0, 4.0, "0"),
+            span("trainer", "step", 4.0, 4.5),
+        ],
+        key=lambda one: one.started_s,
+    )
+    assert names(spans) == [
+        "g1 generate 0",
+        "g1 score 0",
+        "stage a compute teacher 0",
+        "stage b compute judge of it 0",
+        "trainer train 0",
+        "trainer step",
+    ]
+    lanes = timeline_report("job-1", spans, last=1).lanes
+    assert [(lane.who, lane.kind) for lane in lanes] == [
+        ("trainer", "rank"),
+        ("stage a", "stage"),
+        ("stage b", "stage"),
+        ("g1", "generator"),
+    ]
+
+
+def test_a_trainer_that_saved_a_checkpoint_before_the_next_batch_is_seen_to() -> None:
+    spans = [
+        span("trainer", "step", 0.0, 1.0),
+        span("trainer", "sync", 1.0, 1.1),
+        span("trainer", "open", 1.1, 1.2, iteration=1),
+        span("trainer", "checkpoint", 1.2, 4.0),
+        span("g1", "generate", 1.2, 2.0, "0", iteration=1),
+        span("g1", "score", 2.0, 2.1, "0", iteration=1),
+        span("trainer", "train", 4.0, 5.0, "0", iteration=1),
+    ]
+    assert names(spans)[-2:] == ["trainer checkpoint", "trainer train 0"]
+
+
 def test_a_load_that_began_while_the_version_was_written_waited_for_its_publication() -> None:
     spans = [
         span("trainer", "train", 0.0, 1.0, "0"),
         span("trainer", "step", 1.0, 2.0),
         span("g1", "load", 1.5, 2.6, iteration=1),
-        span("trainer", "publish", 2.0, 2.4),
+        span("trainer", "sync", 2.0, 2.4),
         span("trainer", "open", 2.4, 2.5, iteration=1),
         span("g1", "generate", 2.6, 3.9, "0", iteration=1),
         span("g1", "score", 3.9, 4.0, "0", iteration=1),
@@ -96,7 +139,7 @@ def test_a_load_that_began_while_the_version_was_written_waited_for_its_publicat
     assert names(spans) == [
         "trainer train 0",
         "trainer step",
-        "trainer publish",
+        "trainer sync",
         "g1 load",
         "g1 generate 0",
         "g1 score 0",
@@ -110,7 +153,7 @@ def test_a_load_that_began_while_the_version_was_written_waited_for_its_publicat
 def test_the_next_iteration_begins_behind_the_opening() -> None:
     spans = sorted([*one_iteration(), *one_iteration(8.7, 1)], key=lambda one: one.started_s)
     path = names(spans)
-    assert path[6:9] == ["trainer publish", "trainer open", "g1 generate 0"]
+    assert path[6:9] == ["trainer sync", "trainer open", "g1 generate 0"]
     assert len(path) == 15
 
 
@@ -119,7 +162,7 @@ def test_clocks_that_disagree_lead_in_no_circle() -> None:
         span("g1", "generate", 1.0, 1.0005, "0"),
         span("g1", "load", 1.0002, 1.0006),
         span("trainer", "open", 1.0, 1.0004),
-        span("trainer", "publish", 1.0, 1.0005),
+        span("trainer", "sync", 1.0, 1.0005),
         span("trainer", "step", 1.0, 1.0005),
         span("trainer", "train", 1.0, 1.0006, "0"),
     ]
