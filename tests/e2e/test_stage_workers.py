@@ -10,8 +10,12 @@ from typing import Any
 import pytest
 
 from broker.presence import StagePresence
+from contracts.encoding.json_lines import read_json_lines
+from contracts.events import TimelineSpan
 from contracts.jobs import JobState
+from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
+from contracts.timeline import kind_of
 from process.waiting import Waiting
 from tests.builders import job_spec
 from tests.judge_server import JudgeServer, judge_server, says
@@ -73,6 +77,10 @@ def test_a_reference_off_the_trainer_gives_the_very_weights_that_the_trainer_wou
     job_id = pipeline.train(spec(REFERENCE, algorithm__kl_coefficient=0.1))
     assert pipeline.final_digest(job_id) == oracle
     assert pipeline.verdict(job_id).gaps == ()
+    # What the worker did before the last commit stands in the timeline, as a lane of its own.
+    spans = read_json_lines(RunFolder(pipeline.settings.run_root_path, job_id).timeline, TimelineSpan)
+    computed = [span for span in spans if kind_of(span.who) == "stage"]
+    assert {span.what for span in computed} == {"compute reference"}
 
 
 def test_two_workers_of_which_one_is_killed_at_work_change_no_bit(
