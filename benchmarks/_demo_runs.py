@@ -42,10 +42,12 @@ def output_of(command: Sequence[str], environment: Mapping[str, str]) -> str:
     return done.stdout
 
 
-def run_demo(spec: Path, folder: Path, *flags: str, variables: Mapping[str, str] | None = None) -> DemoRun:
+def run_demo(
+    spec: Path, folder: Path, *flags: str, models: Path | None = None, variables: Mapping[str, str] | None = None
+) -> DemoRun:
     """Raises RuntimeError with the command's last words if the job did not succeed and verify.
 
-    The spec may name a model that lies beside the run folder. variables: of the stack's environment.
+    The spec may name a model that lies beside the run folder, or in `models`. variables: of the stack's environment.
     """
     command = [
         sys.executable,
@@ -59,7 +61,8 @@ def run_demo(spec: Path, folder: Path, *flags: str, variables: Mapping[str, str]
         str(folder),
         *flags,
     ]
-    environment = {**os.environ, **(variables or {}), "ONBEAT_EXTRA_ROOTS": str(folder.parent)}
+    roots = os.pathsep.join(str(root) for root in (folder.parent, models) if root is not None)
+    environment = {**os.environ, **(variables or {}), "ONBEAT_EXTRA_ROOTS": roots}
     summary = json.loads(output_of(command, environment))
     files = RunFolder(folder, summary["job_id"])
     return DemoRun(
