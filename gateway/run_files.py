@@ -22,7 +22,7 @@ LONGEST_TAIL_BYTES = 32 * 1024 * 1024
 
 def newest_metrics(folder: RunFolder) -> IterationMetrics | None:
     """None before the first iteration."""
-    with _readable():
+    with readable():
         return last_json_line(folder.metrics, IterationMetrics)
 
 
@@ -31,7 +31,7 @@ def iteration_metrics(folder: RunFolder) -> list[IterationMetrics]:
 
     A line that a dying trainer tore is left out: its iteration is not committed, and is written again when it is.
     """
-    with _readable():
+    with readable():
         found = {metrics.iteration: metrics for metrics in read_json_lines(folder.metrics, IterationMetrics)}
     return [found[iteration] for iteration in sorted(found)]
 
@@ -40,7 +40,7 @@ def timeline_end(folder: RunFolder, *, iterations: int) -> list[TimelineSpan]:
     """The end of the job's timeline, which has at least the last so many iterations where the file has them."""
     max_bytes = FIRST_TAIL_BYTES
     while True:
-        with _readable("timeline.jsonl"):
+        with readable("timeline.jsonl"):
             spans, is_whole = last_json_lines(folder.timeline, TimelineSpan, max_bytes=max_bytes)
         # The first iteration that is found may have its first lines before what was read.
         if is_whole or max_bytes >= LONGEST_TAIL_BYTES or len({span.iteration for span in spans}) > iterations:
@@ -50,19 +50,19 @@ def timeline_end(folder: RunFolder, *, iterations: int) -> list[TimelineSpan]:
 
 def evaluations(folder: RunFolder) -> list[EvaluationScore]:
     """Returns them in order; the last line of an iteration wins, as of its metrics."""
-    with _readable("evaluations.jsonl"):
+    with readable("evaluations.jsonl"):
         found = {score.iteration: score for score in read_json_lines(folder.evaluations, EvaluationScore)}
     return [found[iteration] for iteration in sorted(found)]
 
 
 def trainer_log(folder: RunFolder, *, after: int, limit: int) -> LogPart:
     """Returns at most `limit` bytes behind the first `after` ones; a place beyond the end is the end."""
-    with _readable("trainer.log"):
+    with readable("trainer.log"):
         try:
             opened = open_plain(folder.trainer_log)
         except FileNotFoundError:
             return LogPart(text="", after=0, next=0, size=0)
-    with _readable("trainer.log"), opened as file:
+    with readable("trainer.log"), opened as file:
         size = file.seek(0, os.SEEK_END)
         after = file.seek(min(after, size))
         data = file.read(min(limit, size - after))
@@ -77,7 +77,8 @@ def trainer_log(folder: RunFolder, *, after: int, limit: int) -> LogPart:
 
 
 @contextmanager
-def _readable(name: str = "metrics.jsonl") -> Iterator[None]:
+def readable(name: str = "metrics.jsonl") -> Iterator[None]:
+    """Raises Unavailable, with the reason, where a file or folder of a job can't be read."""
     try:
         yield
     except OSError as error:

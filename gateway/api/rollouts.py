@@ -20,6 +20,7 @@ from contracts.run_folder import RunFolder
 from gateway import openapi
 from gateway.recorded.search import Search
 from gateway.recorded.views import batch_view
+from gateway.run_files import readable
 from gateway.services import HasServices, KnownJob, Services
 from gateway.submission import requests
 from http_service.bodies import json_answer
@@ -54,7 +55,9 @@ def rollouts(
 ) -> Response:
     """List the recorded iterations, newest first, with their batches; those before the iteration `before`."""
     files = _files(services, job_id)
-    numbers = files.iterations()
+    with readable("rollouts"):
+        numbers = files.iterations()
+        num_bytes = sum(map(files.num_bytes, numbers))
     found: list[IterationView] = []
     damaged: list[str] = []
     for number in reversed([one for one in numbers if one < before]):
@@ -72,7 +75,7 @@ def rollouts(
     return json_answer(
         RecordedList(
             recording=spec.recording or None,
-            bytes=sum(map(files.num_bytes, numbers)),
+            bytes=num_bytes,
             iterations=tuple(found),
             damaged=tuple(damaged[:MAX_LISTED]),
         )
@@ -90,7 +93,9 @@ def search(
     if not SEARCHES.acquire(blocking=False):
         raise Unavailable(f"{MAX_SEARCHES} searches run already", field="search", cure="ask again in a few seconds")
     try:
-        return json_answer(Search(files=_files(services, job_id), text=text, limit=limit).run())
+        with readable("rollouts"):
+            found = Search(files=_files(services, job_id), text=text, limit=limit).run()
+        return json_answer(found)
     finally:
         SEARCHES.release()
 

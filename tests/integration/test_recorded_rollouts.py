@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -124,6 +125,18 @@ def test_a_job_that_records_nothing_says_so(ask: Ask) -> None:  # noqa: F811
     answer = ask("GET", f"/v1/jobs/{job_id}/rollouts")
     assert answer.json() == {"recording": None, "bytes": 0, "iterations": [], "damaged": []}
     assert ask("GET", f"/v1/jobs/{job_id}/rollouts/0/train/0").status_code == 404
+
+
+def test_a_folder_that_cant_be_read_is_said_so(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    def refused(_files: RecordedFiles) -> list[int]:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    job_id = submit(ask, recording={})
+    monkeypatch.setattr(RecordedFiles, "iterations", refused)
+    for path in ("rollouts", "rollouts/search?text=x"):
+        answer = ask("GET", f"/v1/jobs/{job_id}/{path}")
+        assert answer.status_code == 503
+        assert "Permission denied" in answer.text
 
 
 def test_damaged_and_foreign_files_are_named_and_hide_nothing_else(
