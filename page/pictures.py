@@ -84,7 +84,7 @@ def submitted(
 
 
 def under_the_cursor(page: Page) -> None:
-    box = page.get_by_role("img", name=re.compile("^Reward")).bounding_box()
+    box = page.get_by_role("slider", name=re.compile("^Reward")).bounding_box()
     assert box is not None
     page.mouse.move(box["x"] + box["width"] * 0.6, box["y"] + box["height"] * 0.5)
 

@@ -64,10 +64,10 @@ def test_a_job_from_the_form_to_its_deletion_with_a_gateway_that_is_killed(tmp_p
             if name == "first":
                 first = page.url.rpartition("/")[2]
                 expect(page.locator(".job-head .badge")).to_have_text("succeeded")
-                expect(page.get_by_role("img", name=re.compile("^Reward"))).to_have_attribute(
+                expect(page.get_by_role("slider", name=re.compile("^Reward"))).to_have_attribute(
                     "aria-label", re.compile(r"at 0, .* at 5$")
                 )
-        reward = page.get_by_role("img", name=re.compile("^Reward"))
+        reward = page.get_by_role("slider", name=re.compile("^Reward"))
         expect(reward).to_have_attribute("aria-label", re.compile(r" at [3-9]\d*$"))
         killed = stack.pids["gateway"]
         os.kill(killed, signal.SIGKILL)

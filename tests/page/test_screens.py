@@ -331,7 +331,7 @@ def test_the_curves_grow_while_a_job_trains_and_another_lies_over_them(gateway: 
     gateway.trained(job_id, range(3))
     gateway.trained(other, range(5), rise=0.05)
     with at(browser, gateway, f"jobs/{job_id}") as page:
-        reward = page.get_by_role("img", name=re.compile("^Reward"))
+        reward = page.get_by_role("slider", name=re.compile("^Reward"))
         expect(reward).to_have_attribute("aria-label", "Reward. Reward: 0 at 0, 0.200 at 2")
         gateway.trained(job_id, range(3, 5))
         expect(reward).to_have_attribute("aria-label", "Reward. Reward: 0 at 0, 0.400 at 4")
@@ -347,7 +347,7 @@ def test_the_curves_grow_while_a_job_trains_and_another_lies_over_them(gateway: 
         page.get_by_label("Smoothed").fill("0.9")
         expect(reward).not_to_have_attribute("aria-label", re.compile("0.400 at 4"))
         page.get_by_label("Add a curve").select_option("loss")
-        page.get_by_role("img", name=re.compile("^loss", re.IGNORECASE)).wait_for()
+        page.get_by_role("slider", name=re.compile("^loss", re.IGNORECASE)).wait_for()
         box = reward.bounding_box()
         assert box is not None
         page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
@@ -358,6 +358,32 @@ def test_the_curves_grow_while_a_job_trains_and_another_lies_over_them(gateway: 
         expect(readout.locator("tr").filter(has_text="reward mean")).to_contain_text("0.100")
     gateway.jobs.move(job_id, JobState.FAILED, reason="the test is over")
     gateway.jobs.move(other, JobState.CANCELLED)
+
+
+def test_a_curve_is_walked_by_keys_and_tells_the_numbers_that_the_mouse_would(
+    gateway: Gateway, browser: Browser
+) -> None:
+    job_id, _ = gateway.jobs.create(job_spec(name="read by keys"))
+    gateway.jobs.move(job_id, JobState.RUNNING)
+    gateway.trained(job_id, range(30), rise=0.01)
+    with at(browser, gateway, f"jobs/{job_id}") as page:
+        reward = page.get_by_role("slider", name=re.compile("^Reward"))
+        readout = page.get_by_label("Numbers of one iteration")
+        expect(reward).to_have_attribute("aria-valuetext", "iteration 29; Reward: 0.290")
+        reward.focus()
+        for key, stands_at in (("ArrowLeft", 28), ("PageDown", 18), ("Home", 0), ("ArrowRight", 1), ("PageUp", 11)):
+            page.keyboard.press(key)
+            expect(reward).to_have_attribute("aria-valuenow", str(stands_at))
+            expect(readout.get_by_role("heading")).to_have_text(f"Iteration {stands_at}")
+        expect(reward).to_have_attribute("aria-valuetext", "iteration 11; Reward: 0.110")
+        expect(readout).to_contain_text("under the cursor")
+        gateway.trained(job_id, range(30, 40), rise=0.01)
+        expect(reward).to_have_attribute("aria-valuemax", "39")
+        expect(readout.get_by_role("heading")).to_have_text("Iteration 11")
+        page.keyboard.press("Escape")
+        expect(readout).to_contain_text("the newest")
+        expect(reward).to_have_attribute("aria-valuenow", "39")
+    gateway.jobs.move(job_id, JobState.FAILED, reason="the test is over")
 
 
 def test_a_job_is_submitted_with_the_keyboard_alone(gateway: Gateway, browser: Browser) -> None:

@@ -1,9 +1,10 @@
-// Curves by uPlot, in the page's colours, with one cursor for all of a screen.
+// Curves by uPlot, in the page's colours, with one cursor for all of a screen: the mouse moves it, or the keys.
 import type { JSX } from "preact";
-import { useEffect, useMemo, useRef } from "preact/hooks";
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import uPlot from "uplot";
 import "uplot/dist/uPlot.min.css";
 import { number } from "./format";
+import { walked, wordsAt } from "./walk";
 
 export interface Curve {
   label: string;
@@ -38,13 +39,23 @@ export function Chart({ title, curves, height = 190, lastX = 0, group, onHover }
   end.current = lastX;
   const latest = useRef(data);
   latest.current = data;
+  const [at, setAt] = useState<number | null>(null);
+  const stood = useRef(at);
+  stood.current = at;
+  const tells = useRef(false);
+  // The group's other charts have their points elsewhere: the one with the mouse or the keys tells where one stands.
+  const tell = (x: number | null): void => {
+    if (x === null ? !tells.current : stood.current === null && !box.current?.matches(":hover")) return;
+    tells.current = x !== null;
+    hover.current?.(x);
+  };
   useEffect(() => {
     const element = box.current;
     if (!element) return;
     const scheme = matchMedia("(prefers-color-scheme: dark)");
     const make = (): void => {
       plot.current?.destroy();
-      const options = optionsOf(curves, { width: element.clientWidth, height, group, lastX: () => end.current, onHover: (x) => hover.current?.(x) });
+      const options = optionsOf(curves, { width: element.clientWidth, height, group, lastX: () => end.current, onHover: tell, onReady: (made) => stood.current !== null && pointed(made, stood.current) });
       plot.current = new uPlot(options, latest.current, element);
     };
     make();
@@ -58,8 +69,63 @@ export function Chart({ title, curves, height = 190, lastX = 0, group, onHover }
       plot.current = null;
     };
   }, [shape, height, group]);
-  useEffect(() => plot.current?.setData(data), [data, lastX]);
-  return <div class="chart" ref={box} role="img" aria-label={spoken(title, curves)} />;
+  useEffect(() => {
+    // At once: what the keys chose stays under the cursor where the axis has grown.
+    plot.current?.batch((now: uPlot) => now.setData(data));
+    if (stood.current !== null) pointed(plot.current, stood.current);
+  }, [data, lastX]);
+
+  const stand = (x: number | null): void => {
+    stood.current = x;
+    setAt(x);
+    pointed(plot.current, x);
+  };
+  const step = (event: KeyboardEvent): void => {
+    const now = plot.current;
+    if (!now) return;
+    const next = walked(event, seen(now), at ?? under(now));
+    if (next === undefined) return;
+    event.preventDefault();
+    stand(next);
+  };
+  const xs = data[0];
+  if (!xs.length) return <div class="chart" ref={box} role="img" aria-label={spoken(title, curves)} />;
+  const shown = at ?? (xs[xs.length - 1] as number);
+  return (
+    <div
+      class="chart"
+      ref={box}
+      role="slider"
+      tabIndex={0}
+      aria-label={spoken(title, curves)}
+      aria-valuemin={xs[0]}
+      aria-valuemax={xs[xs.length - 1]}
+      aria-valuenow={shown}
+      aria-valuetext={wordsAt(curves, shown)}
+      onKeyDown={step}
+      onBlur={() => at !== null && stand(null)}
+      onPointerMove={() => at !== null && setAt(null)}
+    />
+  );
+}
+
+/** Puts the cursor of all charts of the group at an x; null takes it away. */
+function pointed(plot: uPlot | null, x: number | null): void {
+  if (!plot) return;
+  const to = x === null ? { left: -10, top: -10 } : { left: plot.valToPos(x, "x"), top: 0 };
+  // uPlot's types don't have the third argument: whether the group's other charts follow.
+  (plot.setCursor as (to: { left: number; top: number }, fire: boolean, share: boolean) => void)(to, true, true);
+}
+
+/** The points that are drawn: all, or those of the part that was dragged open. */
+function seen(plot: uPlot): number[] {
+  const { min = -Infinity, max = Infinity } = plot.scales.x ?? {};
+  return [...plot.data[0]].filter((x) => x >= min && x <= max);
+}
+
+/** The x under the mouse. */
+function under(plot: uPlot): number | null {
+  return plot.cursor.idx == null ? null : (plot.data[0][plot.cursor.idx] ?? null);
 }
 
 function spoken(title: string, curves: Curve[]): string {
@@ -88,9 +154,10 @@ interface Given {
   group: string;
   lastX: () => number;
   onHover: (x: number | null) => void;
+  onReady: (plot: uPlot) => unknown;
 }
 
-function optionsOf(curves: Curve[], { width, height, group, lastX, onHover }: Given): uPlot.Options {
+function optionsOf(curves: Curve[], { width, height, group, lastX, onHover, onReady }: Given): uPlot.Options {
   const style = getComputedStyle(document.documentElement);
   const token = (name: string): string => style.getPropertyValue(name).trim();
   const axis: uPlot.Axis = {
@@ -118,7 +185,8 @@ function optionsOf(curves: Curve[], { width, height, group, lastX, onHover }: Gi
     ],
     series: [{}, ...curves.map((curve) => seriesOf(curve, token(curve.colour)))],
     hooks: {
-      setCursor: [(self) => onHover(self.cursor.idx == null ? null : (self.data[0][self.cursor.idx] ?? null))],
+      setCursor: [(self) => onHover(under(self))],
+      ready: [onReady],
     },
   };
 }
