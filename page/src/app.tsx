@@ -8,6 +8,7 @@ import { link, usePlace } from "./router";
 import { useStore } from "./store";
 import { SubmitPage } from "./submit/page";
 import { clock } from "./ui/format";
+import { Guard } from "./ui/guard";
 import { Empty } from "./ui/parts";
 import mark from "./mark.svg";
 
@@ -35,17 +36,19 @@ export function App(): JSX.Element {
         </header>
         {problem && <KeyPrompt problem={problem} />}
         <main>
-          {section === "new" ? (
-            <SubmitPage from={place.query.get("from")} />
-          ) : section === "jobs" && jobId ? (
-            <JobPage key={jobId} jobId={jobId} tab={tab ?? "overview"} query={place.query} />
-          ) : section === "jobs" ? (
-            <JobsPage query={place.query} />
-          ) : (
-            <Empty title="There is no such screen">
-              <a href="#/">All jobs</a>
-            </Empty>
-          )}
+          <Guard key={`${section} ${jobId ?? ""}`} name="This screen">
+            {section === "new" ? (
+              <SubmitPage from={place.query.get("from")} />
+            ) : section === "jobs" && jobId ? (
+              <JobPage key={jobId} jobId={jobId} tab={tab ?? "overview"} query={place.query} />
+            ) : section === "jobs" ? (
+              <JobsPage query={place.query} />
+            ) : (
+              <Empty title="There is no such screen">
+                <a href="#/">All jobs</a>
+              </Empty>
+            )}
+          </Guard>
         </main>
       </div>
     </>

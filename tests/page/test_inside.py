@@ -225,6 +225,22 @@ def test_a_dead_letter_is_tried_again_from_the_page(shown: Shown) -> None:
     shown.services.jobs.move(shown.job_id, JobState.RUNNING)
 
 
+def test_a_tab_that_throws_says_so_and_the_others_are_there(shown: Shown) -> None:
+    with shown.tab("fence", may_log="TypeError") as page:
+        page.locator(".letter-reason").wait_for()
+        page.route("**/timeline?*", lambda route: route.fulfill(json={"iterations": []}))
+        page.get_by_role("link", name="Lanes").click()
+        alert = page.get_by_role("alert")
+        alert.get_by_role("heading", name="Lanes can").wait_for()
+        expect(alert).to_contain_text("The page failed at it: ")
+        page.get_by_role("link", name="Fence").click()
+        page.locator(".letter-reason").wait_for()
+        expect(alert).to_have_count(0)
+        page.unroute("**/timeline?*")
+        page.get_by_role("link", name="Lanes").click()
+        page.get_by_role("application").wait_for()
+
+
 def test_every_tab_fits_a_phone_and_is_dark_where_the_device_is(shown: Shown) -> None:
     for tab in TABS:
         with shown.tab(tab, size=PHONE, scheme="dark") as page:

@@ -8,6 +8,7 @@ import { useNow } from "../live";
 import { go, link } from "../router";
 import type { JobStatus } from "../types";
 import { date, duration } from "../ui/format";
+import { Guard } from "../ui/guard";
 import { Digest, Empty, Progress, StateBadge } from "../ui/parts";
 import { Audit } from "./audit";
 import { Fence } from "./fence";
@@ -26,7 +27,7 @@ const TABS: Record<string, { title: string; view: (props: TabProps) => JSX.Eleme
 
 export function JobPage({ jobId, tab, query }: { jobId: string; tab: string; query: URLSearchParams }): JSX.Element {
   const { status, streams, refused } = useJob(jobId);
-  const View = TABS[tab]?.view;
+  const shown = Object.hasOwn(TABS, tab) ? TABS[tab] : undefined;
   if (refused && refused.problem.status !== 401)
     return (
       <Empty title="This job can’t be shown">
@@ -44,8 +45,10 @@ export function JobPage({ jobId, tab, query }: { jobId: string; tab: string; que
           </a>
         ))}
       </nav>
-      {View ? (
-        <View jobId={jobId} status={status} streams={streams} query={query} />
+      {shown ? (
+        <Guard key={tab} name={shown.title}>
+          <shown.view jobId={jobId} status={status} streams={streams} query={query} />
+        </Guard>
       ) : (
         <Empty title="There is no such part of a job" />
       )}
