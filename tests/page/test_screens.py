@@ -424,6 +424,18 @@ def test_no_screen_is_wider_than_a_phone(scheme: str, gateway: Gateway, browser:
         for place, landmark in ((None, "main"), (f"jobs/{job_id}", ".charts"), ("new", ".sections")):
             if place:
                 page.goto(f"{gateway.url}/#/{place}")
+            else:
+                assert heads_seen(page) == ["Iterations", "Held-out", "Weights", "Created"]
             page.locator(landmark).wait_for()
             assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"], place
     gateway.jobs.move(job_id, JobState.CANCELLED)
+
+
+def heads_seen(page: Page) -> list[str]:
+    """What stands over the cells of the first job, each of which lies within the screen."""
+    return page.evaluate(
+        """() => [...document.querySelectorAll("tbody tr:first-child td")]
+            .filter((cell) => cell.getBoundingClientRect().right <= innerWidth && cell.offsetHeight > 0)
+            .map((cell) => getComputedStyle(cell, "::before").content.replaceAll('"', ""))
+            .filter((head) => head !== "none")"""
+    )

@@ -118,17 +118,17 @@ function JobTable({ jobs, onDeleted }: { jobs: JobStatus[]; onDeleted: (jobId: s
             <td class="of-state">
               <StateBadge state={job.state} />
             </td>
-            <td class="of-progress">
+            <td class="of-progress" data-head="Iterations">
               <Progress status={job} />
               <Left job={job} />
             </td>
-            <td class="num of-score">
+            <td class="num of-score" data-head="Held-out">
               <HeldOut before={job.evaluation_before} latest={job.evaluation_latest} />
             </td>
-            <td class="of-digest small quiet">
+            <td class="of-digest small quiet" data-head="Weights">
               <Digest value={job.weights_digest} length={8} />
             </td>
-            <td class="num of-age quiet">
+            <td class="num of-age quiet" data-head="Created">
               <Age at={job.created_s} />
             </td>
             <td class="of-actions">
