@@ -1,10 +1,11 @@
 // One completion: its reward by component, its advantage, its tokens turn by turn, the columns of stages.
 import type { JSX } from "preact";
-import { useState } from "preact/hooks";
+import { useMemo, useState } from "preact/hooks";
 import { number, plural, spoken } from "../../ui/format";
 import { Plain } from "../plain";
 import type { CompletionView } from "../../types";
-import { meanOf, stretchesOf, toolCallsOf } from "./heat";
+import { toolCallsOf } from "./calls";
+import { meanOf, stretchesOf } from "./heat";
 import type { HeatMode, Stretch } from "./heat";
 import { TokenFacts, Tokens } from "./tokens";
 
@@ -100,19 +101,19 @@ function StretchView({ completion, stretch, mode, isAlone, at, onAt }: StretchPr
         </p>
       )}
       <Tokens label={isAlone ? "Completion" : label} {...{ completion, stretch, mode, at, onAt }} />
-      {stretch.kind === "sampled" && <Calls text={text} />}
+      {stretch.kind === "sampled" && <Calls text={text} isTurn={completion.turns !== null} />}
     </section>
   );
 }
 
-function Calls({ text }: { text: string }): JSX.Element | null {
-  const calls = toolCallsOf(text);
+function Calls({ text, isTurn }: { text: string; isTurn: boolean }): JSX.Element | null {
+  const calls = useMemo(() => toolCallsOf(text, { isTurn }), [text, isTurn]);
   if (calls.length === 0) return null;
   return (
     <ul class="calls small" aria-label="Tool calls">
       {calls.map((call, at) => (
         <li key={at}>
-          <span class="tag">{call.is_readable ? "calls" : "unreadable call"}</span>{" "}
+          <span class="tag" title="as its text has it: a record keeps no calls">{call.is_readable ? "calls" : "unreadable call"}</span>{" "}
           {call.is_readable && <strong class="mono"><Plain text={call.name} /></strong>}{" "}
           <code><Plain text={call.arguments} /></code>
         </li>

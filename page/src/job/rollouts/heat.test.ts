@@ -1,6 +1,6 @@
 import { expect, test } from "vitest";
 import type { CompletionView } from "../../types";
-import { differenceShade, shadeClass, stretchesOf, surpriseShade, tokenFacts, toolCallsOf } from "./heat";
+import { differenceShade, shadeClass, stretchesOf, surpriseShade, tokenFacts } from "./heat";
 
 export const trajectory: CompletionView = {
   sample: 0,
@@ -60,13 +60,4 @@ test("a trajectory is its turns, with what was observed between them", () => {
     ["sampled", 3, 4, 2, 0.75],
   ]);
   expect(stretchesOf({ ...trajectory, turns: null })).toHaveLength(1);
-});
-
-test("a call is shown with its name and arguments, also one that can't be read", () => {
-  const text = 'first <tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call> then <tool_call>{"name": <b>';
-  expect(toolCallsOf(text)).toEqual([
-    { name: "add", arguments: '{"a":1}', is_readable: true },
-    { name: "", arguments: '{"name": <b>', is_readable: false },
-  ]);
-  expect(toolCallsOf("no call <tool>")).toEqual([]);
 });

@@ -100,26 +100,3 @@ export function stretchesOf(completion: CompletionView): Stretch[] {
   });
   return stretches;
 }
-
-const CALL = /<tool_call>\s*([\s\S]*?)\s*(?:<\/tool_call>|$)/g;
-
-export interface ToolCall {
-  name: string;
-  arguments: string;
-  /** False for a call that can't be read; `arguments` is its text then. */
-  is_readable: boolean;
-}
-
-/** The calls of a turn, in the form in which most models write them. */
-export function toolCallsOf(text: string): ToolCall[] {
-  return [...text.matchAll(CALL)].map(([, body = ""]) => {
-    try {
-      const call: unknown = JSON.parse(body);
-      if (typeof call !== "object" || call === null || !("name" in call)) throw new SyntaxError("it has no name");
-      const given = "arguments" in call ? call.arguments : {};
-      return { name: String(call.name), arguments: typeof given === "string" ? given : JSON.stringify(given), is_readable: true };
-    } catch {
-      return { name: "", arguments: body, is_readable: false };
-    }
-  });
-}
