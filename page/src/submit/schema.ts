@@ -1,8 +1,8 @@
 // The JSON schema of a job spec, as /openapi.json has it, and what the form and the check read in it.
 //
 // The check walks the schema: a generator of code from schemas, such as ajv, needs `eval`, which the page's policy
-// forbids. KEYWORDS is the whole of what the walk knows; tests/unit/gateway/page/test_form_schema.py compares it with
-// what the schema has.
+// forbids. KEYWORDS is the whole of what the walk knows; tests/unit/gateway/page/test_sources.py compares it with what
+// the schema has, and schema.test.ts the walk's verdicts with ajv's and the gateway's.
 
 export interface Schema {
   $ref?: string;
@@ -56,6 +56,11 @@ export function isTable(value: Json | undefined): value is Table {
   return typeof value === "object" && value !== null && !Array.isArray(value);
 }
 
+/** What a table itself has under a name: `constructor` and `__proto__` are names as any other. */
+function entry<T>(table: Record<string, T> | undefined, name: string): T | undefined {
+  return table && Object.hasOwn(table, name) ? table[name] : undefined;
+}
+
 export function joined(path: string, name: string | number): string {
   if (typeof name === "number") return `${path}[${name}]`;
   return path ? `${path}.${name}` : name;
@@ -73,7 +78,7 @@ export function chosen(schema: Schema, value: Json | undefined, schemas: Schemas
   const { of } = choices(schema);
   if (schema.discriminator) {
     const tag = isTable(value) ? value[schema.discriminator.propertyName] : undefined;
-    const ref = typeof tag === "string" ? schema.discriminator.mapping[tag] : undefined;
+    const ref = typeof tag === "string" ? entry(schema.discriminator.mapping, tag) : undefined;
     return ref ? of.findIndex((choice) => choice.$ref === ref) : -1;
   }
   return of.findIndex((choice) => isOfKind(resolved(choice, schemas), value));
@@ -132,11 +137,11 @@ function ofChoice(schema: Schema, value: Json | undefined, schemas: Schemas, pat
 function ofTable(schema: Schema, value: Table, schemas: Schemas, path: string): Fault[] {
   const found: Fault[] = [];
   for (const name of schema.required ?? []) {
-    if (!(name in value)) found.push({ path: joined(path, name), text: "is needed" });
+    if (!Object.hasOwn(value, name)) found.push({ path: joined(path, name), text: "is needed" });
   }
   const others = schema.additionalProperties;
   for (const [name, inner] of Object.entries(value)) {
-    const known = schema.properties?.[name];
+    const known = entry(schema.properties, name);
     if (known) found.push(...faults(known, inner, schemas, joined(path, name)));
     else if (others === false) found.push({ path: joined(path, name), text: "is no key of this table" });
     else if (typeof others === "object") {
@@ -209,7 +214,7 @@ export function told(schema: Schema, value: Json, schemas: Schemas): Json {
   if (!isTable(value) || !own.properties) return value;
   const kept: Table = {};
   for (const [name, inner] of Object.entries(value)) {
-    const property = own.properties[name];
+    const property = entry(own.properties, name);
     const must = own.required?.includes(name) ?? false;
     if (!property || must) {
       kept[name] = property ? told(property, inner, schemas) : inner;
