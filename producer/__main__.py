@@ -32,6 +32,7 @@ from contracts.settings import StackSettings, engine_from, settings_from
 from contracts.spec import JobSpec
 from process import crash_points
 from process.signals import exit_cleanly_on_signals
+from producer.active_jobs import ActiveJobs
 from producer.broker_calls import BrokerCalls
 from producer.detokenizer import FolderDetokenizer, folder_renderer
 from producer.engine.factory import check_machine, fingerprint_of_job, make_engine, preload
@@ -89,32 +90,38 @@ def _wired(
         make_client=partial(client_for, environments, settings=settings),
         make_renderer=partial(folder_renderer, settings=settings),
     )
-    not_reproducible = "" if engine.is_reproducible else engine.name
+
+    def make_side(job_id: str, engine_kind: str | None) -> GeneratorSide:
+        return GeneratorSide(broker, job_id, generator_id, engine=engine_kind)
+
+    def not_reproducible() -> str:
+        return model.not_reproducible if engine.is_reproducible else engine.name
+
     fingerprint = partial(fingerprint_for, engine=engine, settings=settings)
     make_replayer = partial(
         Replayer,
         generator_id=generator_id,
         replays=Replays(broker),
         jobs=JobStore(broker),
+        make_side=make_side,
         calls=calls,
         model=model,
         players=players,
         run_root=settings.run_root_path,
         weight_root=settings.weight_root_path,
-        not_reproducible=lambda: not_reproducible or model.not_reproducible,
+        not_reproducible=not_reproducible,
         fingerprint=fingerprint,
     )
     return Generator(
         generator_id=generator_id,
-        jobs=JobStore(broker),
-        make_side=lambda job_id, engine_kind: GeneratorSide(broker, job_id, generator_id, engine=engine_kind),
+        jobs=ActiveJobs(
+            JobStore(broker), make_side, calls=calls, fingerprint=fingerprint, not_reproducible=not_reproducible
+        ),
         presence=Presence(broker),
         calls=calls,
         model=model,
         rewards=RewardClient(http, key=settings.reward_key),
         players=players,
-        not_reproducible=not_reproducible,
-        fingerprint=fingerprint,
         make_replayer=make_replayer,
         metrics=metrics_of(settings),
     )

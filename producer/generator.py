@@ -36,11 +36,9 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from broker.generator_side import Claim, GeneratorSide
-from broker.job_store import JobStore
+from broker.generator_side import Claim
 from broker.presence import Presence
 from contracts.errors import BatchFailed, BrokerUnavailable, InvalidInput, WeightsRejected, WrongEngine
-from contracts.spec import JobSpec
 from process.crash_points import reach
 from producer.active_jobs import ActiveJobs
 from producer.activity import Activity, Reports
@@ -85,26 +83,20 @@ class Generator:
         self,
         *,
         generator_id: str,
-        jobs: JobStore,
-        make_side: Callable[[str, str | None], GeneratorSide],
+        jobs: ActiveJobs,
         presence: Presence,
         calls: BrokerCalls,
         model: ServedModel,
         rewards: RewardClient,
         players: Players,
-        not_reproducible: str = "",
-        fingerprint: Callable[[JobSpec], str] = lambda _spec: "",
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
         stop_grace_s: float = STOP_GRACE_S,
         metrics: GeneratorMetrics | None = None,
         make_replayer: Callable[..., Replayer] | None = None,
     ) -> None:
-        """not_reproducible: name of an engine that can't serve deterministic jobs (I7), "" for one that can.
-
-        make_side, fingerprint: as of ActiveJobs. metrics: of the process, where it serves any.
-        make_replayer: makes what samples recorded batches again; None: this generator does not.
-        """
+        """metrics: of the process, where it serves any. make_replayer: makes what samples recorded batches again; None:
+        this generator does not."""
         self._generator_id = generator_id
         self._presence = presence
         self._calls = calls
@@ -112,14 +104,7 @@ class Generator:
         self._clock = clock
         self._wall_clock = wall_clock
         self._stop_grace_s = stop_grace_s
-        self._jobs = ActiveJobs(
-            jobs,
-            make_side,
-            calls=calls,
-            fingerprint=fingerprint,
-            not_reproducible=lambda: not_reproducible or model.not_reproducible,
-            clock=clock,
-        )
+        self._jobs = jobs
         self._held = HeldBatches()
         self._activity = Activity(generator_id, wall_clock=wall_clock, metrics=metrics)
         self._heartbeat = Heartbeat(
@@ -129,10 +114,10 @@ class Generator:
             model=model,
             held=self._held,
             activity=self._activity,
-            of_jobs=lambda: self._jobs.info,
+            of_jobs=lambda: jobs.info,
         )
         self._receipt = Receipt(calls=calls, model=model, activity=self._activity)
-        self._reports = Reports(self._activity, calls, self._jobs.side_of)
+        self._reports = Reports(self._activity, calls, jobs.side_of)
         self._carrier = Carrier(
             generator_id=generator_id,
             calls=calls,
@@ -140,7 +125,7 @@ class Generator:
             activity=self._activity,
             freed=self._held.freed.set,
         )
-        self._replayer = make_replayer(carrier=self._carrier, make_side=make_side) if make_replayer else None
+        self._replayer = make_replayer(carrier=self._carrier) if make_replayer else None
         self._players = players
         self._carries: set[asyncio.Task[None]] = set()
         self._stopping = asyncio.Event()

@@ -20,7 +20,7 @@ from contracts.rollouts import PromptBatch
 from contracts.spec import JobSpec
 from contracts.versions import WeightManifest
 from contracts.weights import WeightShard
-from producer.active_jobs import ASK_AGAIN_S
+from producer.active_jobs import ASK_AGAIN_S, ActiveJobs
 from producer.broker_calls import BrokerCalls
 from producer.generator import MAX_FINISHING, Generator
 from producer.served_model import RELOAD_PAUSES_S, ServedModel
@@ -54,20 +54,29 @@ class Stack:
         self.shop = EngineShop(run_root)
         self.sides: dict[str, FakeSide] = {}
         self.players: Any = NoPlayers()
+        calls = BrokerCalls(timeout_s=0.05, full_timeout_s=0.05)
+        model = ServedModel(self.shop.make, lambda model: spell, sleep=at_once, has_to_prove=has_to_prove)
         self.generator = Generator(
             generator_id="generator-a",
-            jobs=self.jobs,
-            make_side=self._side,
+            jobs=ActiveJobs(
+                self.jobs,
+                self._side,
+                calls=calls,
+                fingerprint=lambda spec: f"kind a; {spec.model.dtype}",
+                not_reproducible=lambda: not_reproducible or model.not_reproducible,
+                clock=self._clock,
+            ),
             presence=self.jobs,
-            calls=BrokerCalls(timeout_s=0.05, full_timeout_s=0.05),
-            model=ServedModel(self.shop.make, lambda model: spell, sleep=at_once, has_to_prove=has_to_prove),
+            calls=calls,
+            model=model,
             rewards=self.rewards,
             players=self.players,
             stop_grace_s=stop_grace_s,
-            not_reproducible=not_reproducible,
-            fingerprint=lambda spec: f"kind a; {spec.model.dtype}",
-            clock=lambda: self.now_s + time.monotonic(),
+            clock=self._clock,
         )
+
+    def _clock(self) -> float:
+        return self.now_s + time.monotonic()
 
     def _side(self, job_id: str, engine: str | None) -> FakeSide:
         self.sides[job_id].engine = engine
