@@ -110,3 +110,10 @@ class RecordedIteration(Record, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not (math.isfinite(self.baseline) and math.isfinite(self.deviation) and self.deviation > 0.0):
             raise ContractViolation("makes no number of an advantage", field="deviation")
+
+    def why_not_listed(self, record: RecordedBatch) -> str:
+        """Says where a record isn't the batch that this committed iteration lists; "" where it is."""
+        listed = {one.batch_id: one.batch_digest for one in self.batches}.get(record.batch.batch_id)
+        if listed is None:
+            return "its iteration, which isn't committed yet or can't be read, doesn't list it"
+        return "" if listed == record.batch_digest else "it is not the batch that its iteration lists"

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from contracts.errors import Conflict, ContractViolation, NotFound, Unavailable
-from contracts.recorded.batches import RecordedBatch, RecordedIteration
+from contracts.recorded.batches import RecordedIteration
 from contracts.recorded.files import RecordedFiles
 from contracts.recorded.versions import why_not_again
 from contracts.recorded.views import FoundTexts, IterationView, RecordedBatchView, RecordedList
@@ -108,7 +108,7 @@ def recorded_batch(
     files, spec = _files(services, job_id), services.jobs.spec(job_id)
     record = files.read(f"{iteration}/{purpose}/{index}")
     of_iteration = _index(files, iteration)
-    why_not = _why_not_listed(record, of_iteration) or why_not_again(record, spec, services.settings.weight_root_path)
+    why_not = of_iteration.why_not_listed(record) or why_not_again(record, spec, services.settings.weight_root_path)
     return json_answer(batch_view(record, of_iteration, spec, why_not=why_not))
 
 
@@ -135,18 +135,10 @@ def _request(services: Services, job_id: str, asked: ReplayRequest) -> Replay:
     """Raises NotFound for a batch that isn't recorded, Conflict for one that can't be sampled again."""
     files, spec = _files(services, job_id, max_bytes=MAX_CHECKED_BYTES), services.jobs.spec(job_id)
     record = files.read(asked.batch_id)
-    why_not = _why_not_listed(record, _index(files, record.batch.iteration))
+    why_not = _index(files, record.batch.iteration).why_not_listed(record)
     if why_not := why_not or why_not_again(record, spec, services.settings.weight_root_path):
         raise Conflict(f"it can't be sampled again: {why_not}", field="batch_id")
     return services.replays.request(job_id, asked.batch_id, recorded_digest=record.batch_digest)
-
-
-def _why_not_listed(record: RecordedBatch, index: RecordedIteration) -> str:
-    """Says where a record isn't the batch that its committed iteration lists; "" where it is."""
-    listed = {one.batch_id: one.batch_digest for one in index.batches}.get(record.batch.batch_id)
-    if listed is None:
-        return "its iteration, which isn't committed yet or can't be read, doesn't list it"
-    return "" if listed == record.batch_digest else "it is not the batch that its iteration lists"
 
 
 def _files(services: Services, job_id: str, *, max_bytes: int = MAX_SHOWN_BYTES) -> RecordedFiles:

@@ -1,16 +1,26 @@
-"""`onbeat replay`: has a generator sample a recorded batch again, and compares the digests."""
+"""`onbeat replay`: has a generator sample a recorded batch again, and compares the digests.
+
+The generator is one of a running stack, or, offline, one that is started for it.
+"""
 
 from __future__ import annotations
 
+import os
 import time
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.text import Text
 
+from contracts.errors import InvalidInput
 from contracts.replays import Replay, ReplayState
+from contracts.settings import engine_from
 from onbeat.client.gateway import GatewayClient
 from onbeat.commands import options
+from onbeat.offline_replay import replay_offline
+from onbeat.stack.plan import StackPlan, stack_settings, threads_from
 from onbeat.terminal.output import FAILED, tell
 from onbeat.terminal.words import one_line
 from process.waiting import Waiting
@@ -24,6 +34,11 @@ def replay(
     batch: Annotated[int, typer.Option("--batch", metavar="B", min=0, help="Number of the batch in it.")],
     evaluation: Annotated[bool, typer.Option("--evaluation", help="A batch of its evaluation.")] = False,
     timeout_s: Annotated[float, typer.Option("--timeout", metavar="S", min=1.0, help="Longest wait.")] = 600.0,
+    offline: Annotated[
+        bool, typer.Option("--offline", help="Ask no stack: start a generator, and read the run folder alone.")
+    ] = False,
+    threads: options.Threads = None,
+    model_root: options.ModelRoot = None,
     json_output: options.Json = False,
     gateway: options.Gateway = None,
     api_key: options.ApiKey = None,
@@ -31,11 +46,37 @@ def replay(
 ) -> None:
     """Sample a recorded batch again; exit code 1 unless its digest is the same. Nothing is published or trained."""
     batch_id = f"{iteration}/{'evaluation' if evaluation else 'train'}/{batch}"
-    with options.client_for(options.access_from(gateway, api_key, run_dir, job=job)) as client:
-        found = _wait(client, client.sample_again(job, batch_id), timeout_s=timeout_s)
+    if offline:
+        _refuse({"--gateway": gateway, "--api-key": api_key}, "asks no gateway, offline")
+        found = _offline(job, batch_id, run_dir, threads=threads, model_root=model_root, timeout_s=timeout_s)
+    else:
+        _refuse({"--threads": threads, "--model-root": model_root}, "is of a generator that --offline starts")
+        with options.client_for(options.access_from(gateway, api_key, run_dir, job=job)) as client:
+            found = _wait(client, client.sample_again(job, batch_id), timeout_s=timeout_s)
     tell(found, _words(found), json_output=json_output)
     if not found.equal:
         raise typer.Exit(FAILED)
+
+
+def _refuse(flags: Mapping[str, object], problem: str) -> None:
+    """Raises InvalidInput for a flag that would be ignored."""
+    for flag, value in flags.items():
+        if value is not None:
+            raise InvalidInput(problem, field=flag, cure="leave it out")
+
+
+def _offline(
+    job: str, batch_id: str, run_dir: Path | None, *, threads: int | None, model_root: Path | None, timeout_s: float
+) -> Replay:
+    settings = stack_settings(os.environ)
+    plan = StackPlan(
+        run_root=(run_dir or Path(settings.run_root)).resolve(),
+        model_root=options.model_root_or_default(model_root),
+        threads=threads_from(os.environ, threads),
+        settings=settings,
+        engine=engine_from(os.environ),
+    )
+    return replay_offline(plan, job, batch_id, timeout_s=timeout_s)
 
 
 def _wait(client: GatewayClient, asked: Replay, *, timeout_s: float) -> Replay:

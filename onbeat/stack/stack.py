@@ -79,9 +79,17 @@ class EmbeddedStack:
     """A context manager; `tick` must be called a few times a second while it runs."""
 
     def __init__(
-        self, plan: StackPlan, *, modules: Mapping[str, str] = MODULES, restarts: RestartPolicy = PATIENT
+        self,
+        plan: StackPlan,
+        *,
+        modules: Mapping[str, str] = MODULES,
+        restarts: RestartPolicy = PATIENT,
+        folder: Path | None = None,
     ) -> None:
+        """modules: of the services that it has. folder: where its logs, its stack.json and its server's data are; None:
+        the plan's run root."""
         self.plan = plan
+        self.folder = folder or plan.run_root
         self._restarts = restarts
         self._modules = modules
         self.gateway_url = f"http://{HOST}:{plan.gateway_port or free_port()}"
@@ -92,7 +100,7 @@ class EmbeddedStack:
         self.reward_key = plan.settings.reward_key or secrets.token_urlsafe(32)
         self._targets = MetricsTargets(plan.settings) if plan.metrics else None
         self._target_files: list[Path] = []
-        self.logs = plan.run_root / "logs"
+        self.logs = self.folder / "logs"
         self.redis: EmbeddedRedis | None = None
         self.children: dict[str, ChildProcess] = {}
         self._mark = secrets.token_hex(16)
@@ -130,9 +138,9 @@ class EmbeddedStack:
         stack = StackFile(
             gateway_url=self.gateway_url, api_key=self.api_key, pid=os.getpid(), roles=self._roles(settings)
         )
-        self._stack_file = write_stack_file(self.plan.run_root, stack)
+        self._stack_file = write_stack_file(self.folder, stack)
         if self._targets is not None:
-            self._target_files = self._targets.write(self.plan.run_root, self._urls)
+            self._target_files = self._targets.write(self.folder, self._urls)
 
     def start_or_stop(self, *, deadline_s: float = READY_DEADLINE_S) -> None:
         """Does `start`; what was started is stopped again when it fails or is interrupted."""
@@ -177,12 +185,12 @@ class EmbeddedStack:
     def _prepare_folders(self) -> None:
         try:
             make_private(self.logs)
-            refuse_second_stack(self.plan.run_root)
+            refuse_second_stack(self.folder)
             if self.plan.fresh:
-                shutil.rmtree(self.plan.run_root / "redis", ignore_errors=True)
+                shutil.rmtree(self.folder / "redis", ignore_errors=True)
         except OSError as error:
             raise InvalidInput(
-                f"{error.filename or self.plan.run_root} cannot be written: {error.strerror}",
+                f"{error.filename or self.folder} cannot be written: {error.strerror}",
                 field="--run-dir",
                 cure="choose a folder that you can write to",
             ) from error
@@ -195,7 +203,7 @@ class EmbeddedStack:
                 server.label,
             )
             return
-        self.redis = EmbeddedRedis(self.plan.run_root / "redis", log_path=self.logs / "redis.log")
+        self.redis = EmbeddedRedis(self.folder / "redis", log_path=self.logs / "redis.log")
         self.redis.start()
         self._supervised.append(Supervised(self.redis.child, start_again=self.redis.restart, policy=self._restarts))
 
@@ -222,7 +230,8 @@ class EmbeddedStack:
         urls = {"reward_service": self.reward_url}
         if self.plan.environments:
             urls["environment_service"] = self.environment_url
-        return urls | {"gateway": self.gateway_url}
+        urls["gateway"] = self.gateway_url
+        return {service: url for service, url in urls.items() if service in self._modules}
 
     def _roles(self, settings: StackSettings) -> dict[str, dict[str, str]]:
         """What a process of the owner's own needs to take a part of this stack (onbeat.client)."""
@@ -235,7 +244,8 @@ class EmbeddedStack:
         ports = {service: _port_of(url) for service, url in self._urls.items()} | {"worker": 0}
         generators = [f"generator-{number}" for number in range(1, self.plan.generators + 1)]
         stages = [f"stage-{number}" for number in range(1, self.plan.stage_workers + 1)]
-        return [self._plan_child(name, settings, ports.get(name, 0)) for name in (*ports, *generators, *stages)]
+        names = [name for name in (*ports, *generators, *stages) if name.partition("-")[0] in self._modules]
+        return [self._plan_child(name, settings, ports.get(name, 0)) for name in names]
 
     def _plan_child(self, name: str, settings: StackSettings, port: int) -> ChildProcess:
         service, _, number = name.partition("-")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +22,7 @@ from contracts.run_folder import RunFolder
 from onbeat.cli import run
 from tests.chaos.short_job import DEADLINE_S, LAG, long_variant, running, short_job
 from tests.e2e.test_turns import ENVIRONMENT
-from tests.pipeline import Pipeline, free_port, until_ready, wait_for_exit
+from tests.pipeline import REPOSITORY, Pipeline, free_port, until_ready, wait_for_exit
 
 ALL: dict[str, Any] = {"evaluations": True}
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -108,6 +110,62 @@ def test_a_batch_is_the_same_again_and_a_changed_record_is_told_by_its_token(
     assert (code, found["state"], found["equal"]) == (1, "done", False)
     assert found["reason"].startswith("group 0, sample 0: ")
     assert dump == {key: pipeline.broker.redis.dump(key) for key in JobKeys(job_id).of_script()}, "no fence saw it"
+
+
+def offline(run_root: Path, job_id: str, *flags: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, Any]:
+    """Runs `onbeat replay --offline --json`: its exit code, and what it printed."""
+    capsys.readouterr()
+    place = ["--run-dir", str(run_root), "--model-root", str(REPOSITORY), "--threads", "1"]
+    try:
+        code = run(["replay", job_id, "--offline", *place, "--timeout", str(DEADLINE_S), "--json", *flags])
+    except SystemExit as ended:
+        code = int(str(ended.code))
+    return code, json.loads(capsys.readouterr().out)
+
+
+def test_a_run_folder_alone_is_enough_to_sample_a_batch_again(
+    pipeline: Pipeline, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with running(pipeline, "producer-elsewhere"):
+        job_id = pipeline.train(short_job(iterations=2, recording=ALL))
+    # Another machine: the folder of the job, and nothing of the stack that trained it.
+    moved = RunFolder(tmp_path / "runs", job_id)
+    shutil.copytree(RunFolder(pipeline.settings.run_root_path, job_id).path, moved.path)
+    before = {path: path.read_bytes() for path in moved.path.rglob("*") if path.is_file()}
+    batch = ("--iteration", "1", "--batch", "2")
+    code, found = offline(moved.run_root, job_id, *batch, capsys=capsys)
+    assert (code, found["equal"]) == (0, True)
+    assert before == {path: path.read_bytes() for path in moved.path.rglob("*") if path.is_file()}
+    assert [path.name for path in moved.run_root.iterdir()] == [job_id], "nothing is left beside it"
+    shutil.rmtree(moved.weights)
+    code, found = offline(moved.run_root, job_id, *batch, capsys=capsys)
+    assert code != 0
+    assert "is not kept any more" in str(found)
+    code, found = offline(moved.run_root, "job-of-nobody", *batch, capsys=capsys)
+    assert code != 0
+    assert "--run-dir names the folder that has the job's" in str(found)
+
+
+@long_variant
+@pytest.mark.parametrize("variant", ["turns with a tool", "deltas"])
+def test_offline_is_as_with_a_stack(
+    variant: str, pipeline: Pipeline, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changes = VARIANTS[variant]
+    if "environment" in changes and "environment_service" not in pipeline.children:
+        pipeline.start_environments()
+    with running(pipeline, f"producer-before-{variant.split()[0]}"):
+        job_id = pipeline.train(short_job(iterations=2, recording=ALL, **changes))
+    run_root = pipeline.settings.run_root_path
+    code, found = offline(run_root, job_id, "--iteration", "1", "--batch", "0", capsys=capsys)
+    assert (code, found["equal"]) == (0, True)
+    files = files_of(pipeline, job_id)
+    forge(files, with_another_token(files.read("0/train/1")))
+    code, found = offline(run_root, job_id, "--iteration", "0", "--batch", "1", capsys=capsys)
+    assert (code, found["reason"][:19]) == (1, "group 0, sample 0: ")
+    code, found = offline(run_root, job_id, "--iteration", "1", "--batch", "0", "--threads", "2", capsys=capsys)
+    assert code != 0
+    assert "--threads that the job was sampled with" in str(found)
 
 
 @long_variant

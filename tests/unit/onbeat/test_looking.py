@@ -43,6 +43,14 @@ def drawn(what: object, *, width: int = 80) -> list[str]:
     return shown.getvalue().splitlines()
 
 
+@pytest.mark.parametrize("ignored", [["--offline", "--gateway", "http://x"], ["--threads", "2"], ["--model-root", "."]])
+def test_a_replay_refuses_what_it_would_ignore(
+    gateway: FakeGateway, ignored: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["replay", JOB, "--iteration", "0", "--batch", "0", *ignored]) != 0
+    assert f"{ignored[-2]}: " in "".join(capsys.readouterr())
+
+
 def test_a_look_fits_a_terminal_of_80_columns_and_24_lines(gateway: FakeGateway) -> None:
     gateway.final = JobState.RUNNING
     with GatewayClient(gateway.url, KEY) as client:
