@@ -142,6 +142,8 @@ class Commits:
         if held.spec.checkpoints_after(iteration):
             started_s = time.time()
             _write_checkpoint(held, made)
+            # The lease comes before the files once more: a checkpoint takes long enough to sleep past it.
+            held.side.renew()
             self._record_checkpoint(iteration, started_s=started_s)
         # What the iteration was sampled with, generators were asked for until this commit. An older version is read by
         # a generator that lost its lease while it loads: it says so in its heartbeat, and would report a damaged store

@@ -209,7 +209,7 @@ class Maker:
                 return min(max(low, 1), own.get("maximum", own.get("exclusiveMaximum", 2) / 2))
 
     def values(self, schema: dict[str, Any]) -> Iterator[Any]:
-        """Of each kind, and at and beyond each bound."""
+        """Yields values of each kind, and at and beyond each bound."""
         own = self.resolved(schema)
         yield from KINDS
         for choice in own.get("anyOf", [own]):

@@ -100,9 +100,9 @@ ALONE: dict[str, tuple[Make, str]] = {
         lambda: Gemma2ForCausalLM(Gemma2Config(**HEADS)),
         "its layers keep more of a row than keys and values",
     ),
-    "a mixture of experts, whose products have as many rows as chose an expert": (
+    "a mixture of experts": (
         lambda: MixtralForCausalLM(MixtralConfig(**SHAPE, num_local_experts=4)),
-        "a row's bits among 16 rows",
+        "its products have as many rows as chose an expert",
     ),
     "positions that its forward takes from a mask of two axes": (
         lambda: FalconForCausalLM(FalconConfig(**OLD, **NARROW, num_attention_heads=4, alibi=True)),

@@ -67,6 +67,9 @@ def judge(model: PreTrainedModel, *, most_rows: int, most_packed_bytes: int = 0)
 def _judge_step(model: PreTrainedModel, step: RowStep | None, packing: Packing, *, most_rows: int) -> Verdict:
     if step is None:
         return Verdict(step=None, problem="its layers keep more of a row than keys and values")
+    if has_experts(model):
+        # How many rows choose an expert is a matter of tokens, so that no comparison of some of them tells of all.
+        return Verdict(step=None, problem="its products have as many rows as chose an expert")
     random = torch.Generator(device="cpu").manual_seed(0)
     try:
         shape = _shape_where_they_agree(model, step, random)
@@ -90,6 +93,12 @@ def _judge_step(model: PreTrainedModel, step: RowStep | None, packing: Packing, 
         is_final = not isinstance(problem, NotFinite)
         return Verdict(step=step if is_known else None, problem=str(problem), is_final=is_final)
     return Verdict(step=step)
+
+
+def has_experts(model: PreTrainedModel) -> bool:
+    """Whether it is a mixture of experts, by the names of its modules and parameters."""
+    names = (name for named in (model.named_modules(), model.named_parameters()) for name, _ in named)
+    return any("expert" in name.lower() for name in names)
 
 
 class NotShared(Exception):
