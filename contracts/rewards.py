@@ -172,8 +172,8 @@ class RewardRequest(Record, frozen=True, kw_only=True):
     """The job of these completions: plug-ins keep their process from one request of a job to the next, and share it
     with no other job. "": none, with a process for this request alone."""
     settles: bool = False
-    """Whether this is the last request for them: then a time-out or a crash, too, gets its component's `on_unscorable`
-    score. Each component that is left has the deadline for itself."""
+    """Whether this is the last request for them, after a failure of each in all requests before: then a time-out or a
+    crash, too, gets its component's `on_unscorable` score. Each component that is left has the deadline for itself."""
 
 
 UnscorableReason = Literal[

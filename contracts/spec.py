@@ -65,7 +65,8 @@ class RewardSpec(Record, frozen=True, kw_only=True):
     request_timeout_s: Seconds = 120.0
     """Deadline of one request to the reward service."""
     max_attempts: Attempts = 4
-    """Requests for one batch, with back-off and jitter, before the batch fails."""
+    """Requests for one batch, with back-off and jitter, before the batch fails: so many without an answer, and so many
+    in which the same completion could not be scored."""
 
 
 class TimeoutSpec(Record, frozen=True, kw_only=True):

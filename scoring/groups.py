@@ -70,12 +70,3 @@ def _reward(completion: Completion, score: Scored) -> float:
     if completion.trajectory is UNSET:
         return score.reward
     return score.reward + completion.trajectory.reward
-
-
-def may_settle(*, deterministic: bool, attempt: int, max_attempts: int) -> bool:
-    """Whether a time-out or a crash of a scorer may get the score that its component states for it.
-
-    Such a failure is luck, not a function of the completion: in a deterministic job (I7) it has to happen in each of
-    the batch's attempts before it counts, where the batch would be dead otherwise.
-    """
-    return not deterministic or attempt >= max_attempts

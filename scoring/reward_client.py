@@ -7,7 +7,8 @@
 
 A completion that could not be scored fails its batch, with the reason. It never counts as 0. Where its component states
 a score for that case (`on_unscorable`), the service gives that one: at once where the same completion can never be
-scored, and in the last request of a caller that settles where another try might have scored it.
+scored; where another try might score it, in a last request, after it could not be scored in each one before. An answer
+that never came is no such request.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import httpx
 
-from contracts.encoding.wire import decode, encode
+from contracts.encoding.wire import MAX_ATTEMPTS, decode, encode
 from contracts.errors import BatchFailed, ContractViolation, RewardUnavailable
 from contracts.rewards import RewardItem, RewardRequest, RewardResponse, Scored, Unscorable, stated_scores
-from contracts.spec import RewardSpec
+from contracts.spec import JobSpec, RewardSpec
 from telemetry.correlation import trace_headers
 
 log = logging.getLogger(__name__)
@@ -34,8 +35,20 @@ BACKOFF_BASE_S = 1.0
 BACKOFF_CAP_S = 30.0
 WORTH_RETRYING = frozenset({"timeout", "crashed"})
 """Reasons that another try may cure: a loaded machine, a killed process. The others are in the item itself."""
+MAY_BE_STATED = frozenset({"raised", "not_finite"})
+"""Reasons of a plug-in that get its stated score in the last request; of our own scorers they get it at once."""
 RETRIED_STATUSES = frozenset({408, 425, 429})
 """Refusals that speak of the moment; any other 4xx speaks of the request."""
+
+
+def tries_of(spec: JobSpec) -> int:
+    """Returns how often a completion has to fail before a time-out or a crash gets the score that is stated for it.
+
+    Such a failure is luck, not a function of the completion: in a deterministic job (I7) it has to happen as often as
+    all attempts of a batch would ask. Sampling the batch again would give the same completions.
+    """
+    attempts = spec.rollout.max_attempts if spec.deterministic else 1
+    return min(MAX_ATTEMPTS, spec.reward.max_attempts * attempts)
 
 
 class RewardClient:
@@ -55,11 +68,9 @@ class RewardClient:
         self._sleep = sleep
         self._jitter = jitter
 
-    async def score(
-        self, reward: RewardSpec, items: Sequence[RewardItem], *, job_id: str, settles: bool
-    ) -> list[Scored]:
+    async def score(self, reward: RewardSpec, items: Sequence[RewardItem], *, job_id: str, tries: int) -> list[Scored]:
         """Answers one Scored for each item, in order; 0.0 without a request where the rubric has no component, since an
-        environment alone rewards. settles: that of the last RewardRequest.
+        environment alone rewards. tries: `tries_of` the job.
 
         Raises BatchFailed: the service refused the request, or an item has no score; RewardUnavailable: no usable
         answer within reward.max_attempts requests.
@@ -68,18 +79,15 @@ class RewardClient:
             return [Scored(reward=0.0, breakdown={}) for _ in items]
         scored: list[Scored] = []
         for start in range(0, len(items), MAX_ITEMS):
-            scored += await self._score_request(
-                reward, items[start : start + MAX_ITEMS], job_id=job_id, settles=settles
-            )
+            scored += await self._score_request(reward, items[start : start + MAX_ITEMS], job_id=job_id, tries=tries)
         return scored
 
     async def _score_request(
-        self, reward: RewardSpec, items: Sequence[RewardItem], *, job_id: str, settles: bool
+        self, reward: RewardSpec, items: Sequence[RewardItem], *, job_id: str, tries: int
     ) -> list[Scored]:
         scored: dict[int, Scored] = {}
-        attempt = 0
+        num_failures, num_unanswered = 0, 0
         while True:
-            attempt += 1
             waiting = [position for position in range(len(items)) if position not in scored]
             problem: BatchFailed | RewardUnavailable
             try:
@@ -88,25 +96,27 @@ class RewardClient:
                     items=tuple(items[position] for position in waiting),
                     item_timeout_s=reward.item_timeout_s,
                     job_id=job_id,
-                    settles=settles and attempt == reward.max_attempts,
+                    # What waits could not be scored in any answer so far: those that it was no part of don't exist.
+                    settles=num_failures + 1 == tries,
                 )
                 results = await self._post(request, timeout_s=reward.request_timeout_s)
             except RewardUnavailable as error:
                 problem = error
+                num_unanswered += 1
+                is_last = num_unanswered == reward.max_attempts
             else:
                 unscorable = [result for result in results if isinstance(result, Unscorable)]
                 scored |= {p: r for p, r in zip(waiting, results, strict=True) if isinstance(r, Scored)}
                 if not unscorable:
                     return [scored[position] for position in range(len(items))]
                 problem = _failed(unscorable)
-                if not all(_is_worth_retrying(result, reward) for result in unscorable):
-                    raise problem
-            if attempt == reward.max_attempts:
+                num_failures += 1
+                is_last = num_failures >= min(_most_tries(result, reward, tries) for result in unscorable)
+            if is_last:
                 raise problem
-            delay_s = self._jitter() * min(BACKOFF_CAP_S, BACKOFF_BASE_S * 2 ** (attempt - 1))
-            log.warning(
-                "scoring, attempt %d of %d: %s; again in %.1f s", attempt, reward.max_attempts, problem, delay_s
-            )
+            num_requests = num_failures + num_unanswered
+            delay_s = self._jitter() * min(BACKOFF_CAP_S, BACKOFF_BASE_S * 2 ** (num_requests - 1))
+            log.warning("scoring, request %d: %s; again in %.1f s", num_requests, problem, delay_s)
             await self._sleep(delay_s)
 
     async def _post(self, request: RewardRequest, *, timeout_s: float) -> tuple[Scored | Unscorable, ...]:
@@ -135,10 +145,13 @@ class RewardClient:
         return results
 
 
-def _is_worth_retrying(result: Unscorable, reward: RewardSpec) -> bool:
-    """An item with a stated score is asked for again too, until the last request, which gets that score."""
-    stated = result.component in stated_scores(reward.components) and result.reason in ("raised", "not_finite")
-    return result.reason in WORTH_RETRYING or stated
+def _most_tries(result: Unscorable, reward: RewardSpec, tries: int) -> int:
+    """How often an item is asked for that can't be scored: up to the last request where a stated score may come."""
+    stated = stated_scores(reward.components)
+    if result.reason in WORTH_RETRYING:
+        # Of several components the service doesn't know which one it was, before the last request asks each by itself.
+        return tries if result.component in stated or (stated and not result.component) else reward.max_attempts
+    return tries if result.component in stated and result.reason in MAY_BE_STATED else 1
 
 
 def _failed(unscorable: Sequence[Unscorable]) -> BatchFailed:

@@ -209,16 +209,16 @@ class FakeRewards:
         self.gate = asyncio.Event()
         self.gate.set()
         self.requests: list[list[RewardItem]] = []
-        self.settled: list[bool] = []
-        """Whether each request was the last resort."""
+        self.tries: list[int] = []
+        """How often a completion had to fail before its stated score, in each request."""
         self.errors: list[Exception] = []
         """Raised by the next requests, in order."""
         self.equal_prompts: set[str] | None = None
         """If set: all completions of these prompts score 0.0, and no two of any other prompt the same."""
 
-    async def score(self, reward: RewardSpec, items: list[RewardItem], *, job_id: str, settles: bool) -> list[Scored]:
+    async def score(self, reward: RewardSpec, items: list[RewardItem], *, job_id: str, tries: int) -> list[Scored]:
         self.requests.append(items)
-        self.settled.append(settles)
+        self.tries.append(tries)
         self._changes.notify()
         await self.gate.wait()
         if self.errors:

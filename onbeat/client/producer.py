@@ -41,8 +41,8 @@ from contracts.spec import JobSpec
 from contracts.versions import WeightManifest
 from onbeat.client.connection import JobConnection, client_settings, speaking_the_same
 from onbeat.client.samples import PromptClaim, Sample, completions_of
-from scoring.groups import may_settle, reward_items, rollout_groups
-from scoring.reward_client import RewardClient
+from scoring.groups import reward_items, rollout_groups
+from scoring.reward_client import RewardClient, tries_of
 from weight_store.model_path import model_folder
 
 if TYPE_CHECKING:
@@ -191,14 +191,11 @@ class Producer:
         completions = completions_of(claim.batch, samples)
         items = reward_items(claim.batch, completions, [one.text for of_prompt in samples for one in of_prompt])
         spec, settings = self.spec, self._connection.settings
-        settles = may_settle(
-            deterministic=spec.deterministic, attempt=claim.claim.attempt, max_attempts=spec.rollout.max_attempts
-        )
 
         async def ask() -> list[Scored]:
             async with httpx.AsyncClient(base_url=settings.reward_url, trust_env=False) as http:
                 client = RewardClient(http, key=settings.reward_key)
-                return await client.score(spec.reward, items, job_id=claim.batch.job_id, settles=settles)
+                return await client.score(spec.reward, items, job_id=claim.batch.job_id, tries=tries_of(spec))
 
         # The caller may have an event loop of its own in this thread.
         with ThreadPoolExecutor(max_workers=1, thread_name_prefix="score") as thread:

@@ -23,8 +23,8 @@ from process.waiting import Waiting
 from producer.activity import Activity
 from producer.broker_calls import FIRST_PAUSE_S, LONGEST_PAUSE_S, BrokerCalls
 from producer.rollout.carried_batch import ActiveJob, CarriedBatch, Generation, name_of
-from scoring.groups import may_settle, reward_items, rollout_groups
-from scoring.reward_client import RewardClient
+from scoring.groups import reward_items, rollout_groups
+from scoring.reward_client import RewardClient, tries_of
 
 log = logging.getLogger(__name__)
 
@@ -145,11 +145,7 @@ class Carrier:
             spec.reward,
             reward_items(asked, completions, texts),
             job_id=batch.job.job_id,
-            settles=may_settle(
-                deterministic=spec.deterministic,
-                attempt=batch.claim.attempt,
-                max_attempts=spec.rollout.max_attempts,
-            ),
+            tries=tries_of(spec),
         )
 
     async def _publish(self, batch: CarriedBatch, record: RolloutBatch) -> None:

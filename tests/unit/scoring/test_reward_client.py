@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import httpx
 import pytest
 
 from contracts.encoding.wire import decode, encode
 from contracts.errors import BatchFailed, OnbeatError, RewardUnavailable
-from contracts.rewards import ExactReward, RewardItem, RewardRequest, RewardResponse, Scored, Unscorable
+from contracts.rewards import ExactReward, NumericReward, RewardItem, RewardRequest, RewardResponse, Scored, Unscorable
 from contracts.spec import RewardSpec
-from scoring.reward_client import MAX_ITEMS, RewardClient
+from scoring.reward_client import MAX_ITEMS, RewardClient, tries_of
+from tests.builders import job_spec
 
 SPEC = RewardSpec(components=(ExactReward(),), max_attempts=3, item_timeout_s=2.0)
 Step = Callable[[RewardRequest], httpx.Response]
@@ -69,12 +71,13 @@ class Service:
     async def _sleep(self, seconds: float) -> None:
         self.slept_s.append(seconds)
 
-    def score(self, *completions: str, spec: RewardSpec = SPEC, settles: bool = False) -> list[float]:
+    def score(self, *completions: str, spec: RewardSpec = SPEC, tries: int | None = None) -> list[float]:
         async def run() -> list[Scored]:
             transport = httpx.MockTransport(self.handle)
             async with httpx.AsyncClient(transport=transport, base_url="http://reward") as http:
                 client = RewardClient(http, key="reward-key", sleep=self._sleep, jitter=lambda: 0.5)
-                return await client.score(spec, [item(text) for text in completions], job_id="job-1", settles=settles)
+                most = spec.max_attempts if tries is None else tries
+                return await client.score(spec, [item(text) for text in completions], job_id="job-1", tries=most)
 
         return [scored.reward for scored in asyncio.run(run())]
 
@@ -160,19 +163,43 @@ def test_one_attempt_means_one_request() -> None:
 STATED = RewardSpec(components=(ExactReward(on_unscorable=0.0),), max_attempts=3)
 
 
-@pytest.mark.parametrize("reason", ["timeout", "raised"])
-def test_only_the_last_request_of_a_caller_that_settles_does(reason: str) -> None:
-    def until_it_settles(request: RewardRequest) -> httpx.Response:
-        return score_all(request) if request.settles else answer([unscorable(reason) for _ in request.items])
+def until_it_settles(reason: str) -> Step:
+    """Can't score anything, and gives what is stated for it in the last request."""
+    return lambda request: score_all(request) if request.settles else answer([unscorable(reason)] * len(request.items))
 
-    service = Service(until_it_settles)
-    assert service.score("aa", spec=STATED, settles=True) == [2.0]
-    assert [request.settles for request in service.requests] == [False, False, True]
-    service = Service(until_it_settles)
-    with pytest.raises(BatchFailed, match=reason):
-        service.score("aa", spec=STATED)
-    assert [request.settles for request in service.requests] == [False] * 3
+
+@pytest.mark.parametrize("reason", ["timeout", "raised"])
+@pytest.mark.parametrize("tries", [1, 3, 6])
+def test_a_stated_score_comes_in_the_last_request_after_a_failure_in_each_one_before(reason: str, tries: int) -> None:
+    service = Service(until_it_settles(reason))
+    assert service.score("aa", spec=STATED, tries=tries) == [2.0]
+    assert [request.settles for request in service.requests] == [False] * (tries - 1) + [True]
     assert {request.job_id for request in service.requests} == {"job-1"}
+
+
+@pytest.mark.parametrize("no_answer", [refuse_connection, time_out, status(503)])
+def test_a_request_without_an_answer_is_no_failure_of_a_completion(no_answer: Step) -> None:
+    times_out, heals = until_it_settles("timeout"), score_all
+    service = Service(no_answer, no_answer, times_out, heals)
+    assert service.score("aa", spec=STATED) == [2.0]
+    assert [request.settles for request in service.requests] == [False] * 4, "it has failed once, of three times"
+    service = Service(no_answer, no_answer, times_out)
+    assert service.score("aa", spec=STATED) == [2.0]
+    assert [request.settles for request in service.requests] == [False] * 4 + [True]
+
+
+def test_a_component_that_states_no_score_is_asked_no_more_often_than_before() -> None:
+    both = RewardSpec(components=(ExactReward(), NumericReward(on_unscorable=0.0)), max_attempts=3)
+    service = Service(until_it_settles("timeout"))
+    with pytest.raises(BatchFailed, match="timeout in component exact"):
+        service.score("aa", spec=both, tries=9)
+    assert len(service.requests) == 3
+
+
+def test_luck_has_to_strike_as_often_as_all_attempts_of_a_deterministic_job_would_ask() -> None:
+    attempts: dict[str, Any] = {"rollout__max_attempts": 3, "reward__max_attempts": 4}
+    assert tries_of(job_spec(**attempts)) == 12
+    assert tries_of(job_spec(deterministic=False, **attempts)) == 4
 
 
 def test_where_an_environment_alone_rewards_nothing_is_asked() -> None:

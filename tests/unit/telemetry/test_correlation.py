@@ -76,7 +76,7 @@ def test_the_id_goes_with_the_request_and_comes_out_in_the_lines_of_the_service(
             client = RewardClient(http, key="k")
             reward = replace(job_spec().reward, max_attempts=1)
             with about_batch("job-1", **BATCH), suppress(OnbeatError):  # type: ignore[arg-type]
-                await client._score_request(reward, [], job_id="job-1", settles=False)
+                await client._score_request(reward, [], job_id="job-1", tries=1)
             for hostile in ("", "00-0-0-0", "00-" + "0" * 32 + "-" + "1" * 16 + "-01", "x" * 10_000):
                 await http.get("/", headers={"Authorization": "Bearer k", "traceparent": hostile})
 

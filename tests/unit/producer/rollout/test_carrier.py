@@ -49,7 +49,7 @@ class EqualRewards:
     def __init__(self, on_score: Callable[[], None]) -> None:
         self._on_score = on_score
 
-    async def score(self, reward: RewardSpec, items: list[RewardItem], *, job_id: str, settles: bool) -> list[Scored]:
+    async def score(self, reward: RewardSpec, items: list[RewardItem], *, job_id: str, tries: int) -> list[Scored]:
         self._on_score()
         return [Scored(reward=1.0, breakdown={}) for _ in items]
 
