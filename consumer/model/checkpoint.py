@@ -31,7 +31,7 @@ from contracts.errors import ContractViolation, InvalidInput, NotFound, OnbeatEr
 from contracts.run_folder import CHECKPOINT, numbered
 from contracts.versions import PolicyVersion
 from weight_store.files.stored_tensors import StoredTensors
-from weight_store.files.tensor_folder import remove_folders, remove_scratch, write_folder
+from weight_store.files.tensor_folder import put_folders_aside, remove_folders, remove_scratch, write_folder
 from weight_store.hashing import tensors_digest
 from weight_store.publication import StoredVersion
 
@@ -179,13 +179,14 @@ def latest_checkpoint(
     return None
 
 
-def forget_after(checkpoints: Path, iteration: int) -> None:
-    """Removes the checkpoints after `iteration`, with which a trainer goes on, and the scratch of killed writers.
+def set_aside_after(checkpoints: Path, iteration: int) -> None:
+    """Puts the checkpoints after `iteration` aside, with which a trainer goes on, and removes killed writers' scratch.
 
-    iteration: -1 removes all. Later checkpoints are of a future that was taken back, or can't be read: they would push
-    out fresh ones, and a later start would believe them.
+    iteration: -1 takes all. Later checkpoints can't be read, or follow from no record of the chain: a rewind took their
+    future back, or Redis is older than they are. There they push out no fresh one, and nothing is lost.
     """
-    remove_folders([folder for folder in checkpoint_folders(checkpoints) if _iteration_of(folder) > iteration])
+    later = [folder for folder in checkpoint_folders(checkpoints) if _iteration_of(folder) > iteration]
+    put_folders_aside(later, reason="which this start can't go on from")
     remove_scratch(checkpoints)
 
 

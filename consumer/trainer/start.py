@@ -18,7 +18,7 @@ import time
 from dataclasses import dataclass
 
 from broker.fence import FenceState
-from consumer.model.checkpoint import Checkpoint, forget_after, latest_checkpoint
+from consumer.model.checkpoint import Checkpoint, latest_checkpoint, set_aside_after
 from consumer.trainer.held_job import HeldJob
 from contracts.events import TrainerStarted, record_digest, versions_of
 from contracts.spec import JobSpec
@@ -94,7 +94,7 @@ def _open(held: HeldJob, first: int) -> None:
     whose version has no manifest. Rollouts that generators have published into it are trained in their turn."""
     for manifest in held.window.manifests:
         held.side.publish_weights(manifest, oldest_kept=held.window.oldest_version(first))
-    forget_after(held.folder.checkpoints, first - 1)
+    set_aside_after(held.folder.checkpoints, first - 1)
     for opening in held.window.begin(first):
         held.side.open_iteration(opening, held.window.digests)
         reach("consumer.after_opening")

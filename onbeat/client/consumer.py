@@ -264,7 +264,7 @@ class Consumer:
             self._last_link = record_digest(record)
             self._require_versions().publisher.remove_after(first)
         tenure.side.publish_weights(made, oldest_kept=self._window.oldest_version(first))
-        self._files.forget_after(first)
+        self._files.set_aside_after(first)
         for opening in self._window.begin(first):
             tenure.side.open_iteration(opening, self._window.digests)
         self._next = first

@@ -124,7 +124,7 @@ def gaps(jobs: JobStore, folder: RunFolder) -> tuple[str, ...]:
     ).gaps
 
 
-def test_of_an_abandoned_future_no_checkpoint_version_or_scratch_folder_stays(
+def test_of_an_abandoned_future_no_version_or_scratch_folder_stays_and_its_checkpoints_are_put_aside(
     own: StackSettings, broker: Broker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     jobs = JobStore(broker)
@@ -150,7 +150,8 @@ def test_of_an_abandoned_future_no_checkpoint_version_or_scratch_folder_stays(
         dies_at(monkeypatch, 2)
         with pytest.raises(Dead):
             one_trainer(own, broker, job_id)
-        assert on_disk(folder) == (["i000000", "i000001"], ["v000002"])
+        assert on_disk(folder) == (["aside", "i000000", "i000001"], ["v000002"])
+        assert names_in(folder.checkpoints / "aside") == ["i000002", "i000003"]
         assert gaps(jobs, folder) == ()
 
         dies_at(monkeypatch, 4)

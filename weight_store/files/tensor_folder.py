@@ -1,6 +1,7 @@
 """Folders of safetensors that are complete or absent: written under another name, then renamed.
 
 .v000003.0123456789ab/  being written  ─▶  v000003/  ─▶  .v000003.ba9876543210/  being removed
+                                              └──────▶  aside/v000003/          no reader believes it
 
 Checkpoints are durable. A version needs no fsync: receivers verify the digest of what they loaded against the manifest
 (I2), so bytes that a power cut lost are refused, and published again from the checkpoint.
@@ -15,6 +16,7 @@ import re
 import shutil
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import count
 from pathlib import Path
 
 import torch
@@ -31,6 +33,8 @@ logger = logging.getLogger(__name__)
 HIDDEN_PREFIX = "."
 """The names of folders that are being written or removed start with it; no reader looks at them."""
 SCRATCH_NAME = re.compile(r"\..+\.[0-9a-f]{12}")
+ASIDE = "aside"
+"""The folder beside others where those stand that no reader believes, and that may be all that there is of some work."""
 UNREADABLE = (OSError, SafetensorError, RuntimeError)
 """What a safetensors file raises that is away or damaged. safetensors opens it, and then has torch open it once more:
 torch's RuntimeError is that of a file which is renamed in between, as the folder of a version is at its end."""
@@ -143,6 +147,50 @@ def remove_folders(folders: Iterable[Path]) -> None:
             shutil.rmtree(hidden)
         except OSError as error:
             logger.warning("could not remove %s: %s", folder, error)
+
+
+def put_folders_aside(folders: Iterable[Path], *, reason: str) -> None:
+    """Moves complete folders into `aside` beside them, where no reader looks, and names and counts them in the log.
+
+    Nothing takes them away but the removal of their job, and its retention: what a start can't use may be all that is
+    left of some work. Raises OnbeatError that names a folder which can't be moved.
+    """
+    moved = [_put_aside(folder) for folder in folders]
+    if not moved:
+        return
+    aside = moved[0].parent
+    there = [path for path in aside.iterdir() if path.is_dir()]
+    num_bytes = sum(path.stat().st_size for folder in there for path in folder.rglob("*") if path.is_file())
+    logger.warning(
+        "%d put aside in %s, %s: %s; it has %d folders, %.1f MiB, and keeps them until they are removed by hand, or "
+        "with the job",
+        len(moved),
+        aside,
+        reason,
+        ", ".join(path.name for path in moved),
+        len(there),
+        num_bytes / 2**20,
+    )
+
+
+def _put_aside(folder: Path) -> Path:
+    """Where it is now: under its own name, with a number behind it where that is taken."""
+    aside = folder.parent / ASIDE
+    try:
+        make_missing(aside)
+        target = next(path for path in _names_like(aside / folder.name) if not path.exists())
+        folder.rename(target)
+    except OSError as error:
+        raise OnbeatError(
+            f"cannot be put aside: {error.strerror or error}", field=str(folder), cure="make its folder writable"
+        ) from error
+    return target
+
+
+def _names_like(path: Path) -> Iterator[Path]:
+    yield path
+    for number in count(2):
+        yield path.with_name(f"{path.name}.{number}")
 
 
 def remove_scratch(parent: Path) -> None:

@@ -65,12 +65,13 @@ class TrainerFiles:
 
         write_folder(self._folder.trainer_state_of(made.policy_version), fill, durable=True)
 
-    def forget_after(self, policy_version: int) -> None:
-        """Removes the states of a future that was taken back, and what a killed process was writing."""
-        from weight_store.files.tensor_folder import remove_folders, remove_scratch
+    def set_aside_after(self, policy_version: int) -> None:
+        """Puts the states of versions that this start can't go on from aside, and removes a killed process' scratch."""
+        from weight_store.files.tensor_folder import put_folders_aside, remove_scratch
 
         states = numbered(self._folder.trainer_state, VERSION)
-        remove_folders([path for version, path in states if version > policy_version])
+        later = [path for version, path in states if version > policy_version]
+        put_folders_aside(later, reason="which this start can't go on from")
         if states:
             remove_scratch(self._folder.trainer_state)
 

@@ -21,10 +21,10 @@ from consumer.model.checkpoint import (
     FORMAT_VERSION,
     Checkpoint,
     checkpoint_folders,
-    forget_after,
     keep_newest_and_best,
     latest_checkpoint,
     read_checkpoint,
+    set_aside_after,
     write_checkpoint,
 )
 from consumer.model.policy import Policy, load_policy
@@ -211,14 +211,50 @@ def test_only_the_newest_are_kept(model_root: Path, checkpoints: Path) -> None:
     assert sorted(path.name for path in checkpoints.iterdir()) == ["i000002", "i000003"]
 
 
-@pytest.mark.parametrize(("iteration", "kept"), [(1, ["i000000", "i000001"]), (-1, [])])
-def test_what_came_after_the_start_is_forgotten_with_the_rest_of_dead_writers(
-    checkpoints: Path, iteration: int, kept: list[str]
+@pytest.mark.parametrize(
+    ("iteration", "kept", "aside"),
+    [
+        (1, ["i000000", "i000001"], ["i000002", "i000003"]),
+        (-1, [], ["i000000", "i000001", "i000002", "i000003"]),
+    ],
+)
+def test_what_came_after_the_start_is_put_aside_and_the_rest_of_dead_writers_goes(
+    checkpoints: Path, iteration: int, kept: list[str], aside: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     for name in ("i000000", "i000001", "i000002", "i000003", ".i000002.0123456789ab", ".i000007.0123456789ab"):
         (checkpoints / name).mkdir(parents=True)
-    forget_after(checkpoints, iteration)
-    assert sorted(path.name for path in checkpoints.iterdir()) == kept
+        (checkpoints / name / "state.json").write_text(name)
+    set_aside_after(checkpoints, iteration)
+    assert sorted(path.name for path in checkpoints.iterdir()) == ["aside", *kept]
+    assert {path.name: (path / "state.json").read_text() for path in (checkpoints / "aside").iterdir()} == {
+        name: name for name in aside
+    }
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.startswith(f"{len(aside)} put aside in {checkpoints / 'aside'}")
+    assert ", ".join(aside) in line
+
+
+def test_what_is_put_aside_again_replaces_nothing(checkpoints: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for text in ("first", "second", "third"):
+        (checkpoints / "i000004").mkdir(parents=True)
+        (checkpoints / "i000004" / "state.json").write_text(text)
+        set_aside_after(checkpoints, 3)
+    found = {path.parent.name: path.read_text() for path in (checkpoints / "aside").glob("*/state.json")}
+    assert found == {"i000004": "first", "i000004.2": "second", "i000004.3": "third"}
+    assert "it has 3 folders" in caplog.text
+    assert checkpoint_folders(checkpoints) == []
+    set_aside_after(checkpoints, 3)
+    assert len(caplog.records) == 3, "nothing more was put aside, and nothing is said"
+
+
+def test_a_checkpoint_that_cannot_be_put_aside_ends_the_start(
+    checkpoints: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (checkpoints / "i000004").mkdir(parents=True)
+    (checkpoints / "aside").write_text("in the way")
+    with pytest.raises(OnbeatError, match="cannot be put aside"):
+        set_aside_after(checkpoints, 3)
+    assert (checkpoints / "i000004").is_dir()
 
 
 @pytest.mark.parametrize(
