@@ -36,12 +36,15 @@ class ChildProcess:
         environment: Mapping[str, str],
         log_path: Path,
         cwd: Path | None = None,
+        kept_open: Sequence[int] = (),
     ) -> None:
+        """kept_open: descriptors of this process that the child inherits."""
         self.name = name
         self.command = tuple(command)
         self.environment = with_own_packages(environment)
         self.log_path = log_path
         self.cwd = cwd
+        self.kept_open = tuple(kept_open)
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -75,6 +78,7 @@ class ChildProcess:
                     env=self.environment,
                     cwd=self.cwd,
                     process_group=0,
+                    pass_fds=self.kept_open,
                     preexec_fn=end_with_launcher(),
                 )
             except OSError as error:

@@ -12,7 +12,7 @@ import psutil
 from msgspec import field
 
 from contracts.encoding.wire import Record, decode_json, encode_json
-from contracts.errors import Conflict, InvalidInput, NotFound
+from contracts.errors import InvalidInput, NotFound
 from contracts.settings import PREFIX, StackSettings, settings_from
 from onbeat.stack.redis import write_private
 
@@ -40,19 +40,10 @@ class GatewayAccess(Record, frozen=True, kw_only=True):
 
 
 def write_stack_file(run_root: Path, stack: StackFile) -> Path:
-    """Raises Conflict while the stack of an earlier file lives: two stacks must not share a run folder."""
+    """The caller holds the folder's lock: no other stack writes one there."""
     path = run_root / FILE_NAME
-    refuse_second_stack(run_root)
     write_private(path, encode_json(stack).decode())
     return path
-
-
-def refuse_second_stack(run_root: Path) -> None:
-    existing = read_stack_file(run_root)
-    if existing is not None and existing.pid != os.getpid() and psutil.pid_exists(existing.pid):
-        raise Conflict(
-            f"process {existing.pid} runs a stack there", field="--run-dir", cure="stop it, or choose another --run-dir"
-        )
 
 
 def read_stack_file(run_root: Path) -> StackFile | None:

@@ -14,6 +14,7 @@ import platform
 import secrets
 import shutil
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from broker.connection.client import load_scripts
@@ -21,13 +22,14 @@ from broker.connection.probe import RedisServer, probe
 from broker.connection.roles import LOADER, OPERATOR, ROLES, password_hash, users_acl
 from contracts.errors import BrokerUnavailable, InvalidInput, Unavailable
 from onbeat.stack.ports import free_port
+from onbeat.stack.supervision import describe_exit
 from process.child_process import ChildProcess
 from process.private_folders import make_private
 from process.waiting import Waiting
 
 START_DEADLINE_S = 30.0
 STOP_GRACE_S = 10.0
-PORT_ATTEMPTS = 5
+START_ATTEMPTS = 5
 POLL_S = 0.02
 MALLOC = {"MALLOC_TRIM_THRESHOLD_": str(2**26), "MALLOC_MMAP_THRESHOLD_": str(2**25)}
 """The wheel's server has the allocator of glibc, which gives the memory of each large payload back to the system: the
@@ -68,7 +70,10 @@ class EmbeddedRedis:
     The folder is private to one server: its files are readable by their owner alone, and hold the passwords as hashes.
     """
 
-    def __init__(self, folder: Path, *, log_path: Path | None = None, port: int | None = None) -> None:
+    def __init__(
+        self, folder: Path, *, log_path: Path | None = None, port: int | None = None, kept_open: Sequence[int] = ()
+    ) -> None:
+        """kept_open: as for ChildProcess: the lock of the folder that it writes in."""
         self.folder = folder.resolve()
         self.port = port or free_port()
         self.server: RedisServer | None = None
@@ -81,6 +86,7 @@ class EmbeddedRedis:
             command=(str(find_server_binary()), str(self._configuration)),
             environment=MALLOC | dict(os.environ),
             log_path=log_path or self.folder / "redis.log",
+            kept_open=kept_open,
         )
 
     @property
@@ -94,16 +100,20 @@ class EmbeddedRedis:
 
     def start(self, *, deadline_s: float = START_DEADLINE_S) -> None:
         """Returns when it answers. Raises Unavailable with the end of the log, DeadlineExceeded, InvalidInput."""
-        for attempt in range(1, PORT_ATTEMPTS + 1):
+        for _ in range(START_ATTEMPTS):
             self._write_configuration()
             self.child.start()
             if self._answers(deadline_s):
                 return
-            if self._fixed_port or attempt == PORT_ATTEMPTS or "in use" not in self.child.tail():
+            if (self.child.exit_code or 0) < 0:
+                continue  # a signal ended it: that says nothing of the server
+            if self._fixed_port or "in use" not in self.child.tail():
                 break
             # Another process took the port between our look and the server's bind.
             self.port = free_port()
-        raise Unavailable(f"the server ended at its start:\n{self.child.tail()}", field="redis")
+        raise Unavailable(
+            f"the server {describe_exit(self.child.exit_code)} at its start:\n{self.child.tail()}", field="redis"
+        )
 
     def load_scripts(self) -> None:
         """Gives the server its scripts, which it forgets when it ends; no role may bring its own."""

@@ -10,6 +10,8 @@
 An environment service, where the plan has one, stands beside the reward service: generators and trainers ask it.
 Stage workers, where the plan has any, stand beside the generators: they take rows that are published and put columns.
 
+One stack at a time has a folder: it locks it before anything starts (folder_lock.py).
+
 Started in the order redis → reward_service, environment_service, gateway → worker, generators, stage workers; stopped
 in the reverse order, so that no process loses a server that it still needs. A service that dies is started again; what
 it held is in Redis, or can be played again.
@@ -35,7 +37,8 @@ from broker.connection.roles import CELERY, GATEWAY
 from contracts.errors import InvalidInput, OnbeatError, Unavailable
 from contracts.jobs import is_of_work
 from contracts.settings import StackSettings
-from onbeat.stack.access import StackFile, refuse_second_stack, write_stack_file
+from onbeat.stack.access import StackFile, write_stack_file
+from onbeat.stack.folder_lock import FolderLock
 from onbeat.stack.plan import REDIS_ROLES, StackPlan, child_environment, settings_of
 from onbeat.stack.ports import free_port, require_free
 from onbeat.stack.redis import EmbeddedRedis
@@ -103,6 +106,7 @@ class EmbeddedStack:
         self.logs = self.folder / "logs"
         self.redis: EmbeddedRedis | None = None
         self.children: dict[str, ChildProcess] = {}
+        self._lock = FolderLock(self.folder)
         self._mark = secrets.token_hex(16)
         self._supervised: list[Supervised] = []
         self._stack_file: Path | None = None
@@ -181,11 +185,12 @@ class EmbeddedStack:
             self.redis.stop()
             if self.plan.fresh:
                 shutil.rmtree(self.redis.folder, ignore_errors=True)
+        self._lock.release()
 
     def _prepare_folders(self) -> None:
         try:
             make_private(self.logs)
-            refuse_second_stack(self.folder)
+            self._lock.take()
             if self.plan.fresh:
                 shutil.rmtree(self.folder / "redis", ignore_errors=True)
         except OSError as error:
@@ -203,7 +208,9 @@ class EmbeddedStack:
                 server.label,
             )
             return
-        self.redis = EmbeddedRedis(self.folder / "redis", log_path=self.logs / "redis.log")
+        self.redis = EmbeddedRedis(
+            self.folder / "redis", log_path=self.logs / "redis.log", kept_open=self._lock.shared_with
+        )
         self.redis.start()
         self._supervised.append(Supervised(self.redis.child, start_again=self.redis.restart, policy=self._restarts))
 
@@ -282,13 +289,23 @@ class EmbeddedStack:
         waiting = Waiting(f"{', '.join(pending)} to be ready", deadline_s=deadline_s, cure=f"see {self.logs}")
         with httpx.Client(timeout=2.0, trust_env=False) as http:
             while pending:
-                for child in self.children.values():
-                    if child.exit_code is not None:
-                        raise _ended_at_start(child)
+                self._see_to_starts()
                 pending = {name: url for name, url in pending.items() if not _is_ready(http, url)}
                 if pending:
                     self._poke(waiting, pending)
                     time.sleep(POLL_S)
+
+    def _see_to_starts(self) -> None:
+        """Starts again what a signal has ended, as often as `tick` would: the kernel, or a person, ended that. What
+        ends by itself says why in its log, and would say it again. Raises Unavailable with the end of it."""
+        for supervised in self._supervised:
+            child = supervised.child
+            if child.exit_code is not None and child.exit_code >= 0:
+                raise Unavailable(
+                    f"{describe_exit(child.exit_code)} at its start; the end of its log:\n{child.tail()}",
+                    field=child.name,
+                )
+            supervised.tick()
 
     def _poke(self, waiting: Waiting, pending: Mapping[str, str]) -> None:
         try:
@@ -310,12 +327,6 @@ def _is_ready(http: httpx.Client, url: str) -> bool:
     with contextlib.suppress(httpx.TransportError):
         return http.get(f"{url}/readyz").is_success
     return False
-
-
-def _ended_at_start(child: ChildProcess) -> Unavailable:
-    return Unavailable(
-        f"{describe_exit(child.exit_code)} at its start; the end of its log:\n{child.tail()}", field=child.name
-    )
 
 
 def _port_of(url: str) -> int:

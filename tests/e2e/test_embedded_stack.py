@@ -24,6 +24,7 @@ from onbeat.client.connection import client_settings
 from onbeat.stack.access import StackFile, gateway_access, read_stack_file, write_stack_file
 from onbeat.stack.plan import StackPlan
 from onbeat.stack.stack import STACK_MARK, EmbeddedStack
+from onbeat.stack.supervision import RestartPolicy
 from process import child_process
 from process.waiting import Waiting
 
@@ -127,6 +128,38 @@ def test_a_service_that_ends_at_its_start_is_named_with_its_last_words_and_nothi
     assert read_stack_file(stack.plan.run_root) is None
 
 
+class KilledAsItStarts(EmbeddedStack):
+    """Each of its processes is killed once, before the first look at whether it is ready."""
+
+    killed: dict[str, int] | None = None
+
+    def _see_to_starts(self) -> None:
+        if self.killed is None:
+            self.killed = self.pids
+            for pid in self.killed.values():
+                os.kill(pid, signal.SIGKILL)
+            until(lambda: all(child.exit_code is not None for child in self.children.values()), "their ends")
+        super()._see_to_starts()
+
+
+def test_a_stack_whose_processes_are_all_killed_as_it_starts_is_up_in_the_end(tmp_path: Path) -> None:
+    restarts = RestartPolicy(first_pause_s=0.1, longest_pause_s=0.1)
+    stack = KilledAsItStarts(plan(tmp_path), modules=MODULES, restarts=restarts)
+    with stack:
+        killed = stack.killed
+        assert killed
+        assert killed.keys() == stack.pids.keys()
+        until(lambda: all(stack.pids[name] != killed[name] for name in killed), "all", stack.tick)
+        until(lambda: gateway_answers(stack.gateway_url), "the gateway", stack.tick)
+
+
+def test_a_service_that_is_killed_at_each_start_ends_the_stack_by_its_name(tmp_path: Path) -> None:
+    modules = MODULES | {"gateway": "stand_in_killed"}
+    restarts = RestartPolicy(first_pause_s=0.01, longest_pause_s=0.01, max_in_a_row=2)
+    with pytest.raises(Unavailable, match="gateway: was killed by signal 9 3 times in a row"):
+        EmbeddedStack(plan(tmp_path), modules=modules, restarts=restarts).start_or_stop()
+
+
 def test_a_service_that_is_never_ready_is_named_after_the_deadline(tmp_path: Path) -> None:
     stack = EmbeddedStack(plan(tmp_path), modules=MODULES | {"gateway": "stand_in_generator"})
     with pytest.raises(Unavailable, match=r"gateway: waited .* s for gateway to be ready"):
@@ -161,11 +194,17 @@ def test_flags_win_over_the_environment_and_that_over_the_stack_file(tmp_path: P
     assert (access.url, access.key) == ("http://environment", "flag")
 
 
-def test_a_second_stack_in_the_same_folder_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "runs").mkdir()
-    write_stack_file(tmp_path / "runs", StackFile(gateway_url="http://x", api_key="", pid=os.getppid()))
-    with pytest.raises(Conflict, match=r"--run-dir: process \d+ runs a stack there"):
-        EmbeddedStack(plan(tmp_path), modules=MODULES).start_or_stop()
+def test_a_second_stack_in_the_same_folder_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    with EmbeddedStack(plan(tmp_path), modules=MODULES) as stack:
+        second = EmbeddedStack(plan(tmp_path), modules=MODULES)
+        with pytest.raises(
+            Conflict, match=rf"^--run-dir: {tmp_path / 'runs'}: process {os.getpid()} runs a stack there"
+        ):
+            second.start_or_stop()
+        assert second.pids == {}
+        assert gateway_answers(stack.gateway_url)
+        access = gateway_access({}, gateway=None, api_key=None, run_dir=stack.plan.run_root)
+        assert access.url == stack.gateway_url, "the refused one took nothing of the first away"
 
 
 def test_a_fresh_stack_forgets_and_removes_the_servers_data(tmp_path: Path) -> None:

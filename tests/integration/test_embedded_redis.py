@@ -16,7 +16,7 @@ from redis.retry import Retry
 
 from broker.connection.probe import RedisServer, check_version, probe
 from contracts.errors import BrokerUnavailable, InvalidInput, Unavailable
-from onbeat.stack.redis import EmbeddedRedis
+from onbeat.stack.redis import START_ATTEMPTS, EmbeddedRedis
 from process import child_process
 
 
@@ -121,9 +121,34 @@ def test_a_port_that_another_server_holds_is_an_error_with_the_reason(tmp_path: 
         occupant.bind(("127.0.0.1", 0))
         occupant.listen()
         server = EmbeddedRedis(tmp_path / "redis", port=occupant.getsockname()[1])
-        with pytest.raises(Unavailable, match=r"(?s)redis: the server ended at its start.*in use"):
+        with pytest.raises(Unavailable, match=r"(?s)redis: the server ended with exit code 1 at its start.*in use"):
             server.start()
     assert not server.child.is_running
+
+
+class KilledAtItsStart(EmbeddedRedis):
+    """A signal ends the server at each of its first `kills` starts."""
+
+    kills = 0
+    num_starts = 0
+
+    def _answers(self, deadline_s: float) -> bool:
+        self.num_starts += 1
+        if self.num_starts <= self.kills:
+            self.child.kill()
+        return super()._answers(deadline_s)
+
+
+def test_a_server_that_a_signal_ends_at_its_start_is_started_again_and_not_for_ever(tmp_path: Path) -> None:
+    server = KilledAtItsStart(tmp_path / "redis")
+    server.kills = 2
+    with server:
+        assert probe(server.url).version
+    assert server.num_starts == 3
+    server.kills = 1000
+    with pytest.raises(Unavailable, match="redis: the server was killed by signal 9 at its start"):
+        server.start()
+    assert server.num_starts == 3 + START_ATTEMPTS
 
 
 @pytest.mark.parametrize("has_password", [True, False])

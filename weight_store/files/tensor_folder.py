@@ -34,7 +34,7 @@ HIDDEN_PREFIX = "."
 """The names of folders that are being written or removed start with it; no reader looks at them."""
 SCRATCH_NAME = re.compile(r"\..+\.[0-9a-f]{12}")
 ASIDE = "aside"
-"""The folder beside others where those stand that no reader believes, and that may be all that there is of some work."""
+"""Beside others, the folder of those that no reader believes, and that may be all that there is of some work."""
 UNREADABLE = (OSError, SafetensorError, RuntimeError)
 """What a safetensors file raises that is away or damaged. safetensors opens it, and then has torch open it once more:
 torch's RuntimeError is that of a file which is renamed in between, as the folder of a version is at its end."""

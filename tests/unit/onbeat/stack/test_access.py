@@ -8,9 +8,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from contracts.errors import Conflict, InvalidInput, NotFound
+from contracts.errors import InvalidInput, NotFound
 from onbeat.client.gateway import GatewayClient
-from onbeat.stack.access import StackFile, gateway_access, refuse_second_stack, run_dir_flag, write_stack_file
+from onbeat.stack.access import StackFile, gateway_access, run_dir_flag, write_stack_file
 
 HERE = "http://127.0.0.1:8011"
 ELSEWHERE = "http://gateway.example:8011"
@@ -94,9 +94,3 @@ def test_no_stack_and_no_such_job_are_said_together(tmp_path: Path) -> None:
         gateway_access({"ONBEAT_RUN_ROOT": str(tmp_path)}, gateway=None, api_key=None, run_dir=None, job="job-1")
     with pytest.raises(NotFound, match=r"no stack is running in .*, and job-2 has no folder there \(.*--run-dir DIR\)"):
         gateway_access({"ONBEAT_RUN_ROOT": str(tmp_path)}, gateway=None, api_key=None, run_dir=None, job="job-2")
-
-
-def test_a_second_stack_is_told_which_flag_to_change(tmp_path: Path) -> None:
-    write_stack_file(tmp_path, StackFile(gateway_url=HERE, api_key="", pid=os.getppid()))
-    with pytest.raises(Conflict, match=r"^--run-dir: process \d+ runs a stack there"):
-        refuse_second_stack(tmp_path)
