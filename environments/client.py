@@ -46,6 +46,7 @@ from contracts.environments.service import (
 )
 from contracts.errors import ContractViolation, EnvironmentUnavailable, InvalidInput
 from contracts.problems import ProblemDetails
+from http_service.outgoing import legible, said
 from telemetry.correlation import trace_headers
 
 log = logging.getLogger(__name__)
@@ -228,7 +229,7 @@ class EnvironmentClient:
         if 400 <= answer.status_code < 500 and answer.status_code not in RETRIED_STATUSES:
             raise _refusal(path, answer)
         if answer.status_code != HTTPStatus.OK:
-            raise EnvironmentUnavailable(f"the environment service answered {answer.status_code}: {answer.text[:300]}")
+            raise EnvironmentUnavailable(f"the environment service answered {answer.status_code}: {said(answer)}")
         try:
             return read(answer.content, kind)
         except (ContractViolation, InvalidInput) as error:
@@ -237,9 +238,9 @@ class EnvironmentClient:
 
 def _refusal(path: str, answer: httpx.Response) -> InvalidInput:
     try:
-        problem = decode_json(answer.content, ProblemDetails)
+        problem = decode_json(legible(answer), ProblemDetails)
     except InvalidInput:
-        return InvalidInput(f"the environment service refused {path} with {answer.status_code}: {answer.text[:300]}")
+        return InvalidInput(f"the environment service refused {path} with {answer.status_code}: {said(answer)}")
     return InvalidInput(problem.detail, field=problem.field, cure=problem.cure)
 
 

@@ -17,8 +17,6 @@ import uuid
 from functools import partial
 from typing import TYPE_CHECKING
 
-import httpx
-
 import process.own_packages  # noqa: F401  (first: it refuses packages of ours that are a stranger's)
 from broker.connection.client import Broker, connect_within
 from broker.generator_side import GeneratorSide, WeightChunks
@@ -40,11 +38,13 @@ from producer.generator import Generator
 from producer.replays import Replayer
 from producer.rollout.players import Players
 from producer.served_model import ServedModel
-from prompts.opening_service import client_for
-from scoring.reward_client import RewardClient
+from prompts.opening_service import client_for, environment_http
+from scoring.reward_client import RewardClient, reward_http
 from telemetry.logs import configure
 
 if TYPE_CHECKING:
+    import httpx
+
     from telemetry.metrics import GeneratorMetrics
 
 log = logging.getLogger(__name__)
@@ -53,10 +53,7 @@ log = logging.getLogger(__name__)
 async def serve(settings: StackSettings, engine: Engine, broker: Broker, *, generator_id: str) -> int:
     """Wires the generator to its broker, reward service and model, and runs it until a signal; the exit code."""
     threading.Thread(target=preload, args=(type(engine),), name="preload", daemon=True).start()
-    async with (
-        httpx.AsyncClient(base_url=settings.reward_url) as http,
-        httpx.AsyncClient(base_url=settings.environment_url, trust_env=False) as environments,
-    ):
+    async with reward_http(settings) as http, environment_http(settings) as environments:
         generator = _wired(settings, engine, broker, generator_id, http=http, environments=environments)
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, generator.stop)

@@ -13,8 +13,12 @@ from contracts.environments.service import EnvironmentFacts, EnvironmentTable, F
 from contracts.settings import StackSettings
 from contracts.spec_tables.environment import EnvironmentSpec
 from environments.client import EnvironmentClient
+from http_service.outgoing import make_async_client
 
 T = TypeVar("T")
+
+MAX_ANSWER_BYTES = 2**30
+"""As many sessions as a call may have, with a reply of 64 KiB each."""
 
 
 class EnvironmentService:
@@ -45,12 +49,17 @@ class EnvironmentService:
 
     def _ask(self, environment: EnvironmentSpec, call: Callable[[EnvironmentClient], Awaitable[T]]) -> T:
         async def ask() -> T:
-            async with httpx.AsyncClient(base_url=self._settings.environment_url, trust_env=False) as http:
+            async with environment_http(self._settings) as http:
                 return await call(client_for(http, environment, self._settings, deadline_s=self._deadline_s))
 
         # The caller may have an event loop of its own in this thread.
         with ThreadPoolExecutor(max_workers=1, thread_name_prefix="openings") as thread:
             return thread.submit(asyncio.run, ask()).result()
+
+
+def environment_http(settings: StackSettings) -> httpx.AsyncClient:
+    """Connections to the environment service; each request says how long it may take."""
+    return make_async_client(settings.environment_url, max_answer_bytes=MAX_ANSWER_BYTES)
 
 
 def table_of(environment: EnvironmentSpec) -> EnvironmentTable:

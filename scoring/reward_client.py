@@ -23,7 +23,9 @@ import httpx
 from contracts.encoding.wire import MAX_ATTEMPTS, decode, encode
 from contracts.errors import BatchFailed, ContractViolation, RewardUnavailable
 from contracts.rewards import RewardItem, RewardRequest, RewardResponse, Scored, Unscorable, stated_scores
+from contracts.settings import StackSettings
 from contracts.spec import JobSpec, RewardSpec
+from http_service.outgoing import make_async_client, said
 from telemetry.correlation import trace_headers
 
 log = logging.getLogger(__name__)
@@ -39,6 +41,11 @@ MAY_BE_STATED = frozenset({"raised", "not_finite"})
 """Reasons of a plug-in that get its stated score in the last request; of our own scorers they get it at once."""
 RETRIED_STATUSES = frozenset({408, 425, 429})
 """Refusals that speak of the moment; any other 4xx speaks of the request."""
+
+
+def reward_http(settings: StackSettings) -> httpx.AsyncClient:
+    """Connections to the reward service; each request says how long it may take."""
+    return make_async_client(settings.reward_url)
 
 
 def tries_of(spec: JobSpec) -> int:
@@ -131,9 +138,9 @@ class RewardClient:
         except httpx.RequestError as error:
             raise RewardUnavailable(f"no answer: {type(error).__name__} {error}".rstrip()) from error
         if 400 <= answer.status_code < 500 and answer.status_code not in RETRIED_STATUSES:
-            raise BatchFailed(f"the reward service refused the request with {answer.status_code}: {answer.text[:300]}")
+            raise BatchFailed(f"the reward service refused the request with {answer.status_code}: {said(answer)}")
         if answer.status_code != 200:
-            raise RewardUnavailable(f"the reward service answered {answer.status_code}: {answer.text[:300]}")
+            raise RewardUnavailable(f"the reward service answered {answer.status_code}: {said(answer)}")
         try:
             results = decode(answer.content, RewardResponse).results
         except ContractViolation as error:

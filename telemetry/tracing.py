@@ -48,10 +48,16 @@ def trace_export(settings: StackSettings) -> TraceExport | None:
 
 class TraceExport:
     def __init__(self, endpoint: str) -> None:
+        import requests
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-        exporter = OTLPSpanExporter(endpoint=f"{endpoint}/v1/traces", timeout=REQUEST_S)
+        # The library brings its own client. As those of http_service/outgoing.py, it uses nothing of the environment,
+        # whose proxies would be told the headers, and goes nowhere else.
+        session = requests.Session()
+        session.trust_env = False
+        session.max_redirects = 0
+        exporter = OTLPSpanExporter(endpoint=f"{endpoint}/v1/traces", timeout=REQUEST_S, session=session)
         self._processor = BatchSpanProcessor(exporter, max_queue_size=QUEUED, max_export_batch_size=512)
         self._resources: dict[str, Resource] = {}
 

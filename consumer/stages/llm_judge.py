@@ -5,8 +5,8 @@
                           └── back-off ◀─ no answer, 408, 425, 429, 5xx ◀─┘ (after MAX_REQUESTS: BatchFailed)
 
 Each request has one deadline for all of it, from the look-up of the name to the last byte, and its answer a size: a
-server that trickles costs no more than one that is dead. The key goes to that server alone: no redirect is followed, no
-proxy or netrc of the environment is used, and no error or log line has it.
+server that trickles costs no more than one that is dead. The key goes to that server alone, and no error or log line
+has it (`http_service/outgoing.py`).
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from contracts.errors import BatchFailed, InvalidInput, Unavailable
 from contracts.experience.columns import ColumnValues
 from contracts.settings import KEY_FORM, StackSettings
 from contracts.spec_tables.stages import LlmJudgeStage
+from http_service.outgoing import AnswerRefused, legible, make_async_client
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +36,6 @@ MAX_REQUESTS = 4
 """Requests of one question, before the item counts as failed."""
 LONGEST_PAUSE_S = 20.0
 MAX_ANSWER_BYTES = 2**20
-HIDDEN = b"(the key)"
 RETRIED_STATUSES = frozenset({408, 425, 429})
 """Refusals that speak of the moment; any other 4xx speaks of the request."""
 
@@ -50,17 +50,14 @@ class JudgeService:
     def __init__(self, settings: StackSettings, *, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
         """Raises InvalidInput that names the setting."""
         self._most = settings.judge_questions
-        self._timeout_s = settings.judge_timeout_s
         self._sleep = sleep
-        self._key = settings.judge_key.encode()
         self._num_asking = 0
-        self._http = httpx.AsyncClient(
-            base_url=_url(settings),
-            headers={"accept-encoding": "identity"} | _authorization(settings),
+        self._http = make_async_client(
+            _url(settings),
+            headers=_authorization(settings),
             timeout=settings.judge_timeout_s,
-            limits=httpx.Limits(max_connections=settings.judge_questions),
-            follow_redirects=False,
-            trust_env=False,
+            max_answer_bytes=MAX_ANSWER_BYTES,
+            max_connections=settings.judge_questions,
         )
 
     def num_free(self, stage: ServedStage) -> int:
@@ -104,31 +101,14 @@ class JudgeService:
     async def _post(self, body: bytes) -> bytes:
         """Makes one request. Raises JudgeAway if it may be repeated, BatchFailed if not."""
         headers = {"content-type": "application/json"}
-        request = self._http.build_request("POST", "/v1/chat/completions", content=body, headers=headers)
         try:
-            async with asyncio.timeout(self._timeout_s):
-                answer = await self._http.send(request, stream=True)
-                try:
-                    # A reason is shown to clients, and a server may repeat what it was sent.
-                    body = await _read(answer)
-                    return _checked(answer, body.replace(self._key, HIDDEN) if self._key else body)
-                finally:
-                    await answer.aclose()
-        except TimeoutError as error:
-            raise _away(f"the judge gave no whole answer within {self._timeout_s:g} s") from error
+            answer = await self._http.post("/v1/chat/completions", content=body, headers=headers)
+        except AnswerRefused as error:
+            raise BatchFailed(f"the judge's answer is not read: {error}") from error
         except httpx.RequestError as error:
             raise _away(f"the judge gave no answer: {type(error).__name__} {error}".rstrip()) from error
-
-
-async def _read(answer: httpx.Response) -> bytes:
-    if answer.headers.get("content-encoding", "identity") != "identity":
-        raise BatchFailed("the judge's answer is compressed, which it was asked not to be")
-    data = bytearray()
-    async for chunk in answer.aiter_raw():
-        data += chunk
-        if len(data) > MAX_ANSWER_BYTES:
-            raise BatchFailed(f"the judge's answer is longer than {MAX_ANSWER_BYTES} bytes")
-    return bytes(data)
+        # A reason is shown to clients, and a server may repeat what it was sent.
+        return _checked(answer, legible(answer))
 
 
 def _checked(answer: httpx.Response, body: bytes) -> bytes:

@@ -12,6 +12,7 @@ from contracts.errors import ContractViolation, InvalidInput
 from contracts.rewards import PluginNames, PluginReward
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
+from http_service.outgoing import make_client
 
 TIMEOUT_S = 5.0
 
@@ -42,7 +43,8 @@ def _installed(settings: StackSettings) -> frozenset[str] | None:
     """None where the service does not say."""
     headers = {"Authorization": f"Bearer {settings.reward_key}"}
     try:
-        answer = httpx.get(f"{settings.reward_url}/v1/plugins", headers=headers, timeout=TIMEOUT_S, trust_env=False)
+        with make_client(settings.reward_url, headers=headers, timeout=TIMEOUT_S) as http:
+            answer = http.get("/v1/plugins")
         if answer.status_code != HTTPStatus.OK:
             raise ContractViolation(f"it answered {answer.status_code}")
         return frozenset(decode_json(answer.content, PluginNames).entry_points)

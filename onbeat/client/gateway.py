@@ -25,12 +25,16 @@ from contracts.replays import Replay, ReplayRequest
 from contracts.rewards import OnUnscorable
 from contracts.settings import KEY_FORM
 from contracts.spec import JobSpec
+from http_service.outgoing import FOLLOWED, legible, make_client
 
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
 REQUEST_TIMEOUT_S = 30.0
+"""The longest silence."""
+ANSWER_S = 300.0
+"""For a whole answer: the audit chain of a long job may come over a slow line."""
 LOG_BYTES = 256 * 1024
 EVENT_SILENCE_S = 60.0
 """The gateway sends a comment more often than this; a longer silence is a broken connection."""
@@ -53,8 +57,8 @@ class GatewayClient:
             )
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         try:
-            self._http = httpx.Client(
-                base_url=self.url, headers=headers, timeout=REQUEST_TIMEOUT_S, transport=transport, trust_env=False
+            self._http = make_client(
+                self.url, headers=headers, timeout=REQUEST_TIMEOUT_S, least_s=ANSWER_S, transport=transport
             )
         except (httpx.InvalidURL, ValueError) as error:
             raise InvalidInput(f"`{url}` is not an address: {error}", field="gateway") from error
@@ -192,7 +196,7 @@ class GatewayClient:
         headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": after} if after else {})
         timeout = httpx.Timeout(REQUEST_TIMEOUT_S, read=EVENT_SILENCE_S)
         with self._http.stream(
-            "GET", f"/v1/jobs/{_segment(job_id)}/events", headers=headers, timeout=timeout
+            "GET", f"/v1/jobs/{_segment(job_id)}/events", headers=headers, timeout=timeout, extensions=FOLLOWED
         ) as answer:
             if not answer.is_success:
                 answer.read()
@@ -261,7 +265,7 @@ def problem_of(answer: httpx.Response) -> OnbeatError:
             cure="give the address itself by --gateway",
         )
     try:
-        problem = answer.json()
+        problem = msgspec.json.decode(legible(answer))
     except ValueError:
         problem = {}
     if not isinstance(problem, dict):

@@ -25,8 +25,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import httpx
-
 from broker.connection.roles import GENERATOR
 from broker.generator_side import Claim, GeneratorSide, PublishOutcome, WeightChunks
 from broker.presence import LOADING_WEIGHTS, NOT_REPRODUCIBLE, REJECTED_WEIGHTS, Presence
@@ -42,7 +40,7 @@ from contracts.versions import WeightManifest
 from onbeat.client.connection import JobConnection, client_settings, speaking_the_same
 from onbeat.client.samples import PromptClaim, Sample, completions_of
 from scoring.groups import reward_items, rollout_groups
-from scoring.reward_client import RewardClient, tries_of
+from scoring.reward_client import RewardClient, reward_http, tries_of
 from weight_store.model_path import model_folder
 
 if TYPE_CHECKING:
@@ -193,7 +191,7 @@ class Producer:
         spec, settings = self.spec, self._connection.settings
 
         async def ask() -> list[Scored]:
-            async with httpx.AsyncClient(base_url=settings.reward_url, trust_env=False) as http:
+            async with reward_http(settings) as http:
                 client = RewardClient(http, key=settings.reward_key)
                 return await client.score(spec.reward, items, job_id=claim.batch.job_id, tries=tries_of(spec))
 

@@ -11,6 +11,7 @@ import typer
 from contracts.encoding.names import check_job_id
 from contracts.errors import OnbeatError
 from contracts.jobs import JobState
+from http_service.outgoing import make_client
 from onbeat.stack.access import gateway_access
 
 WITHIN_S = 1.0
@@ -24,13 +25,8 @@ def job_ids(incomplete: str) -> list[tuple[str, str]]:
     """
     try:
         access = gateway_access(os.environ, gateway=None, api_key=None, run_dir=None)
-        answer = httpx.get(
-            f"{access.url}/v1/jobs",
-            params={"limit": NUM_JOBS},
-            headers={"Authorization": f"Bearer {access.key}"},
-            timeout=WITHIN_S,
-            trust_env=False,
-        )
+        with make_client(access.url, headers={"Authorization": f"Bearer {access.key}"}, timeout=WITHIN_S) as http:
+            answer = http.get("/v1/jobs", params={"limit": NUM_JOBS})
         found = [(check_job_id(job["job_id"]), JobState(job["state"]).value) for job in answer.json()["jobs"]]
     except (OnbeatError, httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError):
         return []

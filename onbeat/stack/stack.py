@@ -37,6 +37,7 @@ from broker.connection.roles import CELERY, GATEWAY
 from contracts.errors import InvalidInput, OnbeatError, Unavailable
 from contracts.jobs import is_of_work
 from contracts.settings import StackSettings
+from http_service.outgoing import make_client
 from onbeat.stack.access import StackFile, write_stack_file
 from onbeat.stack.folder_lock import FolderLock
 from onbeat.stack.plan import REDIS_ROLES, StackPlan, child_environment, settings_of
@@ -56,6 +57,7 @@ log = logging.getLogger(__name__)
 HOST = "127.0.0.1"
 READY_DEADLINE_S = 120.0
 POLL_S = 0.1
+MAX_READY_BYTES = 65536
 GENERATOR_GRACE_S = 8.0
 """Stage workers have the same."""
 WORKER_GRACE_S = 20.0
@@ -287,10 +289,10 @@ class EmbeddedStack:
     def _wait_until_ready(self, urls: Mapping[str, str], deadline_s: float) -> None:
         pending = dict(urls)
         waiting = Waiting(f"{', '.join(pending)} to be ready", deadline_s=deadline_s, cure=f"see {self.logs}")
-        with httpx.Client(timeout=2.0, trust_env=False) as http:
+        with readiness_client() as http:
             while pending:
                 self._see_to_starts()
-                pending = {name: url for name, url in pending.items() if not _is_ready(http, url)}
+                pending = {name: url for name, url in pending.items() if not is_ready(http, url)}
                 if pending:
                     self._poke(waiting, pending)
                     time.sleep(POLL_S)
@@ -323,7 +325,12 @@ class EmbeddedStack:
             child.stop(grace_s=max(0.0, deadline_s - time.monotonic()))
 
 
-def _is_ready(http: httpx.Client, url: str) -> bool:
+def readiness_client() -> httpx.Client:
+    return make_client(timeout=2.0, max_answer_bytes=MAX_READY_BYTES)
+
+
+def is_ready(http: httpx.Client, url: str) -> bool:
+    """Whether the service at this address says so; a service that gives no answer isn't ready."""
     with contextlib.suppress(httpx.TransportError):
         return http.get(f"{url}/readyz").is_success
     return False

@@ -145,6 +145,28 @@ def test_nothing_is_pickled() -> None:
             assert ast.unparse(node.func) not in ("torch.load", "torch.save"), place
 
 
+def test_every_http_client_is_made_in_one_place() -> None:
+    """Elsewhere httpx is for its types and errors; telemetry/tracing.py hands a library a client that it brings."""
+    makes = {"Client", "AsyncClient", "HTTPTransport", "AsyncHTTPTransport", "Proxy"}
+    makes |= {"get", "post", "put", "patch", "delete", "head", "options", "request", "stream"}
+    others = {"requests", "urllib3", "aiohttp", "httpcore", "httpx2", "httplib2", "pycurl", "websockets"}
+    others |= {"urllib.request", "http.client", "xmlrpc.client"}
+    allowed = {"http_service/outgoing.py": makes | others, "telemetry/tracing.py": {"requests"}}
+    for place, node in nodes([*package_files(), *tracked("benchmarks/*.py", "examples/*.py", "docs/*.py")]):
+        found: set[str] = set()
+        if isinstance(node, ast.Import):
+            names = {name.name for name in node.names}
+            found = (names | {name.partition(".")[0] for name in names}) & others
+            assert all(name.asname is None for name in node.names if name.name == "httpx"), place
+        if isinstance(node, ast.ImportFrom) and not node.level:
+            module = node.module or ""
+            whole = {module, module.partition(".")[0], *(f"{module}.{name.name}" for name in node.names)}
+            found = whole & others | ({name.name for name in node.names} & makes if module == "httpx" else set())
+        if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("httpx."):
+            found = {ast.unparse(node.func).removeprefix("httpx.")} & makes
+        assert found <= allowed.get(place.partition(":")[0], set()), f"{place}: make it by http_service/outgoing.py"
+
+
 def test_packages_write_through_loggers_and_not_by_print() -> None:
     for place, node in nodes(package_files()):
         assert not (isinstance(node, ast.Call) and ast.unparse(node.func) == "print"), place

@@ -14,6 +14,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_aft
 
 from contracts.engines import OpenaiOptions
 from contracts.errors import BatchFailed, DeadlineExceeded, EngineUnavailable, InvalidInput
+from http_service.outgoing import make_async_client, make_client, said
 from process.waiting import Waiting
 
 log = logging.getLogger(__name__)
@@ -22,6 +23,8 @@ CONNECT_TIMEOUT_S = 10.0
 PAUSES_S = (0.25, 0.5, 1.0, 2.0)
 """Pauses before each repetition of a request, times 0.5 to 1.5; after the last the server counts as gone."""
 POLL_S = 0.5
+MAX_ANSWER_BYTES = 2**30
+"""The completions of a prompt: as many tokens as a batch may have are less, at some 100 bytes of JSON each."""
 RETRIED_STATUSES = frozenset({408, 425, 429})
 """Refusals that speak of the moment; any other 4xx speaks of the request."""
 REFUSED_KEY = frozenset({401, 403})
@@ -47,9 +50,9 @@ class ServerRequests:
             "base_url": options.url,
             "headers": {"authorization": f"Bearer {options.api_key}"} if options.api_key else {},
             "timeout": httpx.Timeout(options.timeout_s, connect=CONNECT_TIMEOUT_S),
-            "trust_env": False,
+            "max_answer_bytes": MAX_ANSWER_BYTES,
         }
-        self._http = httpx.AsyncClient(limits=httpx.Limits(max_connections=None), **self._options)
+        self._http = make_async_client(**self._options, max_connections=None)
 
     def served_model(self) -> str:
         """Name of the model that the server serves. Blocks until it answers, or `timeout_s` is over.
@@ -57,7 +60,7 @@ class ServerRequests:
         Raises InvalidInput that names ONBEAT_ENGINE_API_KEY or ONBEAT_ENGINE_URL, EngineUnavailable.
         """
         waiting = Waiting(f"the server at {self._url}", deadline_s=self._timeout_s)
-        with httpx.Client(**self._options) as http:
+        with make_client(**self._options) as http:
             while True:
                 try:
                     answer = http.get("/v1/models")
@@ -100,9 +103,9 @@ class ServerRequests:
         except httpx.RequestError as error:
             raise self.gone(f"{path}: {type(error).__name__} {error}".rstrip()) from error
         if answer.is_client_error and answer.status_code not in RETRIED_STATUSES:
-            raise BatchFailed(f"the server refused {path} with {answer.status_code}: {answer.text[:300]}")
+            raise BatchFailed(f"the server refused {path} with {answer.status_code}: {said(answer)}")
         if not answer.is_success:
-            raise self.gone(f"{path}: {answer.status_code} {answer.text[:300]}")
+            raise self.gone(f"{path}: {answer.status_code} {said(answer)}")
         try:
             return msgspec.json.decode(answer.content, type=kind)
         except UNREADABLE as error:

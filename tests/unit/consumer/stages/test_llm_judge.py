@@ -199,11 +199,18 @@ def test_a_connection_that_breaks_off_is_asked_again_and_a_dead_server_is_named(
 
 def test_a_server_that_repeats_its_key_does_not_get_it_into_a_reason_or_a_log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-    answers = [(500, KEY.encode()), (400, f"bad key {KEY}".encode())]
-    with judge_server(lambda _: answers.pop(0)) as server, pytest.raises(BatchFailed) as raised:
-        ask(settings_for(server))
-    assert "bad key (the key)" in str(raised.value)
-    assert KEY not in str(raised.value) + caplog.text
+    escaped = "".join(f"\\u{ord(letter):04x}" for letter in KEY)
+    _, refusal = says(f"bad key {KEY}")
+    for last in [
+        (400, f"bad key {KEY}".encode()),
+        (200, refusal),
+        (200, refusal.replace(KEY.encode(), escaped.encode())),
+    ]:
+        answers = [(500, KEY.encode()), last]
+        with judge_server(lambda _, answers=answers: answers.pop(0)) as server, pytest.raises(BatchFailed) as raised:
+            ask(settings_for(server))
+        assert "bad key (the key)" in str(raised.value)
+        assert KEY not in str(raised.value) + caplog.text
 
 
 @pytest.mark.parametrize(

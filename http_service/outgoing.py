@@ -1,0 +1,308 @@
+"""Every HTTP client of the stack is made here: it speaks to the address that it is given, and to no other.
+
+    request ─ one deadline, to the last byte ─▶ answer: not compressed, at most so many bytes ─▶ its caller
+                                            └▶ httpx.TransportError: no connection, a time-out, AnswerRefused
+
+A proxy of the environment would be told the key and all that is sent, a redirect would take both elsewhere: neither is
+used, nor a netrc. An answer that trickles costs no more than one that never comes, and no answer fills the memory of
+who asked. What an answer says is shown by `legible` alone, which hides the key that the request carried.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import httpcore
+import httpx
+import msgspec
+
+REQUEST_S = 30.0
+MAX_ANSWER_BYTES = 64 * 1024**2
+SHOWN_CHARACTERS = 300
+HIDDEN = "(the key)"
+FOLLOWED = {"onbeat.followed": True}
+"""The extensions of a request whose answer is a stream of events: it has no end, and the bounds are those of one event.
+"""
+_ends_s: ContextVar[float] = ContextVar("ends_s", default=float("inf"))
+
+
+class AnswerRefused(httpx.RemoteProtocolError):
+    """The answer is compressed, though it was asked not to be, or has too many bytes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bounds:
+    """What one answer may take."""
+
+    max_bytes: int
+    least_s: float
+
+    def for_request(self, request: httpx.Request) -> float:
+        """Seconds for the whole answer: as many as a request gives a single read, or `least_s` if that is more."""
+        if request.extensions.get("onbeat.followed"):
+            return float("inf")
+        read_s = request.extensions.get("timeout", {}).get("read")
+        return float("inf") if read_s is None else max(read_s, self.least_s)
+
+
+def make_client(
+    base_url: str = "",
+    *,
+    timeout: float | httpx.Timeout = REQUEST_S,
+    headers: Mapping[str, str] | None = None,
+    max_answer_bytes: int = MAX_ANSWER_BYTES,
+    least_s: float = 0.0,
+    transport: httpx.BaseTransport | None = None,
+) -> httpx.Client:
+    """Makes a client for a process without an event loop.
+
+    `timeout` is for each whole request, unless the request has one of its own; `least_s` leaves a long answer more than
+    a single read has. Raises httpx.InvalidURL or ValueError for an address that is none.
+    """
+    bounds = Bounds(max_bytes=max_answer_bytes, least_s=least_s)
+    options = _options(base_url, timeout=timeout, headers=headers)
+    return httpx.Client(transport=_BoundedTransport(transport or _DirectTransport(), bounds), **options)
+
+
+def make_async_client(
+    base_url: str = "",
+    *,
+    timeout: float | httpx.Timeout = REQUEST_S,
+    headers: Mapping[str, str] | None = None,
+    max_answer_bytes: int = MAX_ANSWER_BYTES,
+    max_connections: int | None = 100,
+) -> httpx.AsyncClient:
+    """The same for a process with an event loop."""
+    limits = httpx.Limits(max_connections=max_connections, max_keepalive_connections=20)
+    direct = httpx.AsyncHTTPTransport(limits=limits, trust_env=False)
+    bounds = Bounds(max_bytes=max_answer_bytes, least_s=0.0)
+    options = _options(base_url, timeout=timeout, headers=headers)
+    return httpx.AsyncClient(transport=_BoundedAsyncTransport(direct, bounds), **options)
+
+
+def legible(answer: httpx.Response) -> bytes:
+    """The body, with HIDDEN in the place of the key that the request carried.
+
+    JSON is searched as it reads, not as it is spelled: any letter of a key may be written as an escape.
+    """
+    _, _, key = answer.request.headers.get("authorization", "").partition(" ")
+    if not key:
+        return answer.content
+    try:
+        return msgspec.json.encode(_without(key, msgspec.json.decode(answer.content)))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return answer.content.decode(errors="replace").replace(key, HIDDEN).encode()
+
+
+def said(answer: httpx.Response) -> str:
+    """The beginning of what an answer says, for a reason."""
+    return legible(answer).decode(errors="replace")[:SHOWN_CHARACTERS]
+
+
+def _without(key: str, value: Any) -> Any:
+    if isinstance(value, str):
+        return value.replace(key, HIDDEN)
+    if isinstance(value, list):
+        return [_without(key, one) for one in value]
+    if isinstance(value, dict):
+        return {_without(key, name): _without(key, one) for name, one in value.items()}
+    return value
+
+
+def _options(base_url: str, *, timeout: float | httpx.Timeout, headers: Mapping[str, str] | None) -> dict[str, Any]:
+    return {
+        "base_url": base_url,
+        "headers": {"accept-encoding": "identity"} | dict(headers or {}),
+        "timeout": timeout,
+        "follow_redirects": False,
+        "trust_env": False,
+    }
+
+
+class _Count:
+    """Bytes of one answer, or of one event."""
+
+    def __init__(self, request: httpx.Request, bounds: Bounds) -> None:
+        self._is_followed = bool(request.extensions.get("onbeat.followed"))
+        self._most = bounds.max_bytes
+        self._num_bytes = 0
+
+    def add(self, chunk: bytes) -> None:
+        """Raises AnswerRefused."""
+        self._num_bytes += len(chunk)
+        if self._num_bytes > self._most:
+            raise AnswerRefused(f"the answer is longer than {self._most} bytes")
+        if self._is_followed and b"\n\n" in chunk:
+            self._num_bytes = 0
+
+
+def _check_encoding(answer: httpx.Response) -> None:
+    if answer.headers.get("content-encoding", "identity") != "identity":
+        raise AnswerRefused("the answer is compressed, which it was asked not to be")
+
+
+def _late(within_s: float) -> str:
+    return f"no whole answer within {within_s:g} s"
+
+
+class _BoundedAsyncTransport(httpx.AsyncBaseTransport):
+    def __init__(self, inner: httpx.AsyncBaseTransport, bounds: Bounds) -> None:
+        self._inner = inner
+        self._bounds = bounds
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        within_s = self._bounds.for_request(request)
+        ends_s = time.monotonic() + within_s
+        try:
+            async with asyncio.timeout(_left(ends_s)):
+                answer = await self._inner.handle_async_request(request)
+        except TimeoutError as error:
+            raise httpx.ReadTimeout(_late(within_s)) from error
+        body = _AsyncBody(answer.stream, _Count(request, self._bounds), within_s=within_s, ends_s=ends_s)
+        try:
+            _check_encoding(answer)
+        except AnswerRefused:
+            await body.aclose()
+            raise
+        return httpx.Response(answer.status_code, headers=answer.headers, stream=body, extensions=answer.extensions)
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+
+class _AsyncBody(httpx.AsyncByteStream):
+    def __init__(self, stream: Any, count: _Count, *, within_s: float, ends_s: float) -> None:
+        self._stream = stream
+        self._count = count
+        self._within_s = within_s
+        self._ends_s = ends_s
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        chunks = aiter(self._stream)
+        while True:
+            try:
+                async with asyncio.timeout(_left(self._ends_s)):
+                    chunk = await anext(chunks, None)
+            except TimeoutError as error:
+                raise httpx.ReadTimeout(_late(self._within_s)) from error
+            if chunk is None:
+                return
+            self._count.add(chunk)
+            yield chunk
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
+class _BoundedTransport(httpx.BaseTransport):
+    def __init__(self, inner: httpx.BaseTransport, bounds: Bounds) -> None:
+        self._inner = inner
+        self._bounds = bounds
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        within_s = self._bounds.for_request(request)
+        ends_s = time.monotonic() + within_s
+        with _until(ends_s, within_s):
+            answer = self._inner.handle_request(request)
+        body = _Body(answer.stream, _Count(request, self._bounds), within_s=within_s, ends_s=ends_s)
+        try:
+            _check_encoding(answer)
+        except AnswerRefused:
+            body.close()
+            raise
+        return httpx.Response(answer.status_code, headers=answer.headers, stream=body, extensions=answer.extensions)
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+class _Body(httpx.SyncByteStream):
+    def __init__(self, stream: Any, count: _Count, *, within_s: float, ends_s: float) -> None:
+        self._stream = stream
+        self._count = count
+        self._within_s = within_s
+        self._ends_s = ends_s
+
+    def __iter__(self) -> Iterator[bytes]:
+        chunks = iter(self._stream)
+        while True:
+            with _until(self._ends_s, self._within_s):
+                chunk = next(chunks, None)
+            if chunk is None:
+                return
+            self._count.add(chunk)
+            yield chunk
+
+    def close(self) -> None:
+        self._stream.close()
+
+
+class _DirectTransport(httpx.HTTPTransport):
+    """Connections whose reads and writes end with the deadline of the request that they are made for.
+
+    The one of httpx bounds each read, and would take a head that comes byte by byte.
+    """
+
+    def __init__(self) -> None:
+        self._pool = httpcore.ConnectionPool(
+            ssl_context=httpx.create_ssl_context(trust_env=False),
+            max_connections=100,
+            network_backend=_DeadlineBackend(),
+        )
+
+
+class _DeadlineBackend(httpcore.SyncBackend):
+    def connect_tcp(self, *args: Any, **options: Any) -> httpcore.NetworkStream:
+        return _DeadlineStream(super().connect_tcp(*args, **options))
+
+
+class _DeadlineStream(httpcore.NetworkStream):
+    def __init__(self, inner: httpcore.NetworkStream) -> None:
+        self._inner = inner
+
+    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        return self._inner.read(max_bytes, timeout=_less(timeout, httpcore.ReadTimeout))
+
+    def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        self._inner.write(buffer, timeout=_less(timeout, httpcore.WriteTimeout))
+
+    def start_tls(self, *args: Any, **options: Any) -> httpcore.NetworkStream:
+        return _DeadlineStream(self._inner.start_tls(*args, **options))
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def get_extra_info(self, info: str) -> Any:
+        return self._inner.get_extra_info(info)
+
+
+def _less(timeout: float | None, kind: type[Exception]) -> float | None:
+    """What a read may take, of what its request has left."""
+    left_s = _left(_ends_s.get())
+    if left_s is not None and left_s <= 0:
+        raise kind("no whole answer by the request's deadline")
+    return left_s if timeout is None or (left_s is not None and left_s < timeout) else timeout
+
+
+def _left(ends_s: float) -> float | None:
+    """None where there is no end."""
+    return None if ends_s == float("inf") else max(0.0, ends_s - time.monotonic())
+
+
+@contextmanager
+def _until(ends_s: float, within_s: float) -> Iterator[None]:
+    before = _ends_s.set(ends_s)
+    try:
+        yield
+    except httpx.TimeoutException as error:
+        if time.monotonic() < ends_s:
+            raise
+        raise httpx.ReadTimeout(_late(within_s)) from error
+    finally:
+        _ends_s.reset(before)
