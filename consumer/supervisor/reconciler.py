@@ -35,6 +35,8 @@ RESERVATION_S = 8.0
 """It is renewed while the trainer loads; other workers wait so long after the death of this one."""
 LOADING_GRACE_S = 3.0
 """Time for a trainer that is not needed any more, and its ranks, to end: they have nothing to save."""
+LAPSE_GRACE_S = 2.0
+"""After a lease has run out: time for its trainer to renew it, where Redis was away and is back."""
 
 log = logging.getLogger(__name__)
 
@@ -122,14 +124,25 @@ class Reconciler:
         elif job_id and self._is_needless(job_id):
             log.info("the trainer of %s is ended: the job is, or will be", job_id)
             ended = self._trainer.stop(grace_s=LOADING_GRACE_S)
-        elif job_id and self._trainer.silent_s < self._trainer_start_s:
+        elif job_id and not self._is_stuck(job_id):
             self._reserve(job_id)
         elif job_id:
-            log.error("the trainer of %s has not answered for %.0f s, killing it", job_id, self._trainer.silent_s)
+            log.error("the trainer of %s has not answered for %.1f s, killing it", job_id, self._trainer.silent_s)
             self._trainer.kill()
             ended = self._trainer.reap()
         if ended is not None:
             self._book(ended)
+
+    def _is_stuck(self, job_id: str) -> bool:
+        """Whether the trainer that runs here doesn't come: to its lease, or back to the one that it held.
+
+        A lease is renewed each second at least, so half of one more without a renewal is no trainer at work: it is
+        stopped, or swaps. What gave its lease back, or whose job has ended, is on its way out, and may close a tracker.
+        """
+        fence = read_fence(self._broker, JobKeys(job_id))
+        if not self._trainer.has_held or not fence.lease_until_s or self._jobs.state(job_id).is_final:
+            return self._trainer.silent_s >= self._trainer_start_s
+        return self._trainer.lapsed() >= max(LAPSE_GRACE_S, fence.lease_s / 2)
 
     def _is_needless(self, job_id: str) -> bool:
         """Whether a trainer that doesn't hold its job can go: the job has ended, or is to end, with nothing to save."""

@@ -67,6 +67,7 @@ class TrainerProcess:
         """The trainer was seen with its job's lease; until then it has nothing to save."""
         self._child: ChildProcess | None = None
         self._answered_s = 0.0
+        self._lapsed_s: float | None = None
         self._asked = False
 
     @property
@@ -83,7 +84,17 @@ class TrainerProcess:
     def answered(self) -> None:
         """Notes that the trainer holds its job's lease."""
         self._answered_s = time.monotonic()
+        self._lapsed_s = None
         self.has_held = True
+
+    def lapsed(self) -> float:
+        """Notes that its lease has run out; seconds since that was first seen, after it was held.
+
+        By this worker's clock: a lease that ran out while Redis was away is one that the trainer couldn't renew.
+        """
+        if self._lapsed_s is None:
+            self._lapsed_s = time.monotonic()
+        return time.monotonic() - self._lapsed_s
 
     def ask_to_end(self) -> None:
         """Sends SIGTERM, without waiting; a signal handler may call it."""
@@ -112,6 +123,7 @@ class TrainerProcess:
         self._child = child
         self.job_id = job_id
         self._answered_s = time.monotonic()
+        self._lapsed_s = None
         self.has_held = self._asked = False
         log.info("started a trainer for %s, process %d, log %s", job_id, child.pid, child.log_path)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+import consumer.supervisor.reconciler as reconciler_module
 from broker import celery_app
 from broker.celery_app import KEY_PREFIX, RECONCILE, SWEEP, TrainerRequests, make_celery_app
 from broker.connection import roles
@@ -319,6 +320,51 @@ def test_a_trainer_that_never_answers_is_killed_and_replaced(
         reconciler.ensure_trainer(job_id)
         assert trainer.job_id == job_id
         assert jobs.count_trainer_start(job_id) == 2, "the reconciler's start, and this one"
+
+
+def test_a_trainer_that_hangs_with_its_lease_is_replaced_once_that_has_run_out(
+    own_settings: StackSettings, broker: Broker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The time for a start, an hour here, is for a trainer that was never seen with its lease."""
+    monkeypatch.setattr(reconciler_module, "LAPSE_GRACE_S", 0.2)
+    jobs = JobStore(broker)
+    job_id, _ = jobs.create(job_spec())
+    with reconciling(own_settings, broker, monkeypatch, trainer_start_s=3600.0) as (reconciler, trainer):
+        reconciler.reconcile()
+        holder = Holder(broker, job_id)
+        holder.appears()
+        hung = holder.pid
+        reconciler.reconcile()
+        assert trainer.has_held
+        os.kill(hung, signal.SIGSTOP)
+
+        def replaced() -> bool:
+            reconciler.reconcile()
+            return holder.pid not in (0, hung)
+
+        until(replaced, "another trainer")
+        assert jobs.state(job_id) is JobState.RUNNING
+    assert f"the trainer of {job_id} has not answered for" in caplog.text
+
+
+def test_a_trainer_whose_lease_ran_out_while_redis_was_away_may_renew_it(
+    own_settings: StackSettings, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = JobStore(broker)
+    job_id, _ = jobs.create(job_spec())
+    with reconciling(own_settings, broker, monkeypatch, trainer_start_s=3600.0) as (reconciler, trainer):
+        reconciler.reconcile()
+        holder = Holder(broker, job_id)
+        holder.appears()
+        pid = holder.pid
+        reconciler.reconcile()
+        os.kill(pid, signal.SIGSTOP)
+        until(lambda: not read_fence(broker, JobKeys(job_id)).is_held(broker.now_s()), "the end of its lease")
+        reconciler.reconcile()
+        os.kill(pid, signal.SIGCONT)
+        until(lambda: read_fence(broker, JobKeys(job_id)).is_held(broker.now_s()), "its renewal")
+        reconciler.reconcile()
+        assert (trainer.job_id, holder.pid) == (job_id, pid)
 
 
 def test_a_cancelling_job_without_a_trainer_is_cancelled(
