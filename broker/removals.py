@@ -5,12 +5,16 @@ remove_job ─▶ onbeat:removed ─▶ a consumer, which alone may write to the
 
 from __future__ import annotations
 
+import logging
 import re
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from broker import keys
 from broker.connection.client import Broker
 from contracts.encoding.wire import Record, decode, encode
+from contracts.errors import ContractViolation
+
+log = logging.getLogger(__name__)
 
 MADE_HERE = re.compile(r"job-[0-9a-f]{12}")
 """The ids that the job store gives: nothing else in a run root is ever removed, as the folder of a Redis."""
@@ -25,19 +29,47 @@ class Removal(Record, frozen=True, kw_only=True):
     """Unix time of the removal."""
 
 
+class Notes(NamedTuple):
+    """What the hash holds."""
+
+    removals: dict[str, Removal]
+    """Job id → its note."""
+    unreadable: frozenset[str]
+    """Ids of jobs whose note doesn't decode, and names that are no job's id: these would become paths."""
+
+
 class Removals:
     """The notes. Several consumers may work on the same one: what they do is safe to repeat."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._redis: Any = broker.redis
+        self._told: frozenset[str] = frozenset()
+        """What the log has said of unreadable notes."""
 
     def pending(self) -> dict[str, Removal]:
-        """Job id → its note; a name that is no job's id is left out, for it would become a path."""
+        """Job id → its note."""
+        return self.notes().removals
+
+    def notes(self) -> Notes:
+        """All of them. One that can't be read stays where it is, as do the files of its job, and keeps up no other."""
         with self._broker.call():
-            noted: dict[bytes, bytes] = self._redis.hgetall(keys.REMOVED)
-        found = {name.decode(errors="replace"): value for name, value in noted.items()}
-        return {job_id: decode(value, Removal) for job_id, value in found.items() if MADE_HERE.fullmatch(job_id)}
+            stored: dict[bytes, bytes] = self._redis.hgetall(keys.REMOVED)
+        removals: dict[str, Removal] = {}
+        reasons: dict[str, str] = {}
+        for name, value in stored.items():
+            job_id = name.decode(errors="backslashreplace")
+            if not MADE_HERE.fullmatch(job_id):
+                reasons[job_id] = "it is no job's id"
+                continue
+            try:
+                removals[job_id] = decode(value, Removal)
+            except ContractViolation as error:
+                reasons[job_id] = str(error)
+        for job_id in sorted(set(reasons) - self._told):
+            log.error("the note of %s in %s is left alone: %s", job_id, keys.REMOVED, reasons[job_id])
+        self._told = frozenset(reasons)
+        return Notes(removals, self._told)
 
     def is_pending(self, job_id: str) -> bool:
         """Whether the job was removed, and its files perhaps not yet."""

@@ -111,5 +111,10 @@ class WorkerMetrics(ProcessMetrics):
             "Unix time at which it last looked after the active jobs.",
             registry=self.registry,
         )
+        self.unreadable_removals = Gauge(
+            "onbeat_worker_unreadable_removals",
+            "Notes of deleted jobs that can't be read: their files stay.",
+            registry=self.registry,
+        )
         running = Gauge("onbeat_worker_trainer_running", "1 while a trainer of its runs.", registry=self.registry)
         running.set_function(lambda: float(is_running()))

@@ -92,18 +92,19 @@ def run(settings: StackSettings, *, trainer_module: str = "consumer") -> int:
     worker_id = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
     relay = LogRelay(log_format=settings.log_format)
     trainer = TrainerProcess(settings.run_root_path, module=trainer_module, relay=relay)
+    metrics = metrics_of(settings, trainer)
     reconciler = Reconciler(
         broker,
         trainer,
         roots=roots,
         worker_id=worker_id,
         trainer_start_s=settings.trainer_start_s,
-        metrics=metrics_of(settings, trainer),
+        metrics=metrics,
     )
     end = WorkerEnd(trainer)
     signals.worker_shutting_down.connect(lambda **_: end.begin(), weak=False)
     app = make_celery_app(settings)
-    register_tasks(app, reconciler, Sweeper(broker, settings))
+    register_tasks(app, reconciler, Sweeper(broker, settings, metrics))
     beat = BeatThread(app)
     worker = Worker(
         app=app,

@@ -14,6 +14,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 from broker.connection.client import Broker
 from broker.job_store import JobStore
@@ -26,18 +27,25 @@ from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from process.tree_removal import remove_tree
 
+if TYPE_CHECKING:
+    from telemetry.metrics import WorkerMetrics
+
 LATE_S = 600.0
 """So long a removal is looked at again: a trainer that slept through it may still write a file, or a start make one."""
 
 log = logging.getLogger(__name__)
 
+Step = tuple[str, Callable[[], None]]
+"""A job's id, and what is to be done for it."""
+
 
 class Sweeper:
     """One consumer's; what takes long on a slow file system must not keep it from its trainer."""
 
-    def __init__(self, broker: Broker, settings: StackSettings) -> None:
+    def __init__(self, broker: Broker, settings: StackSettings, metrics: WorkerMetrics | None = None) -> None:
         self._broker = broker
         self._settings = settings
+        self._metrics = metrics
         self._removals = Removals(broker)
         self._roots = tuple({settings.run_root_path, settings.weight_root_path})
         self._left: dict[str, LeftFolder] = {}
@@ -57,21 +65,29 @@ class Sweeper:
 
     def sweep(self) -> None:
         """Sees to every job that has ended. Raises Unavailable."""
-        for job_id, step in self._steps():
-            try:
-                step()
-            except Unavailable:
-                raise
-            except NotFound as error:  # it was deleted meanwhile
-                log.info("%s", error)
-            except OnbeatError as error:
-                log.error("the files of %s stay for now: %s", job_id, error)
+        for steps in (self._due, self._noted, self._left_behind):
+            for job_id, step in steps():
+                try:
+                    step()
+                except Unavailable:
+                    raise
+                except NotFound as error:  # it was deleted meanwhile
+                    log.info("%s", error)
+                except OnbeatError as error:
+                    log.error("the files of %s stay for now: %s", job_id, error)
 
-    def _steps(self) -> Iterator[tuple[str, Callable[[], None]]]:
+    def _due(self) -> Iterator[Step]:
         for due in due_jobs(self._broker, self._settings):
             yield due.job_id, functools.partial(self._put_aside, due)
-        for job_id, removal in self._removals.pending().items():
+
+    def _noted(self) -> Iterator[Step]:
+        notes = self._removals.notes()
+        if self._metrics is not None:
+            self._metrics.unreadable_removals.set(len(notes.unreadable))
+        for job_id, removal in notes.removals.items():
             yield job_id, functools.partial(self._see_to_note, job_id, removal)
+
+    def _left_behind(self) -> Iterator[Step]:
         for job_id in self._forgotten():
             yield job_id, functools.partial(self._see_to_left, job_id)
 
@@ -94,7 +110,8 @@ class Sweeper:
         """Run folders of no job that Redis knows."""
         root = self._settings.run_root_path
         there = [path.name for path in root.iterdir() if MADE_HERE.fullmatch(path.name)] if root.is_dir() else []
-        known = {*JobStore(self._broker).job_ids(), *self._removals.pending()}
+        notes = self._removals.notes()
+        known = {*JobStore(self._broker).job_ids(), *notes.removals, *notes.unreadable}
         return [job_id for job_id in there if job_id not in known]
 
     def _see_to_left(self, job_id: str) -> None:

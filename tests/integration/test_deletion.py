@@ -28,6 +28,7 @@ from contracts.settings import StackSettings
 from gateway.event_stream import EventStream
 from onbeat.stack.redis import EmbeddedRedis
 from process.tree_removal import hidden_name, remove_tree
+from telemetry.metrics import WorkerMetrics
 from tests.builders import job_spec
 from tests.integration.test_fence import DIGEST, answer_to, job_of
 
@@ -106,6 +107,25 @@ def test_a_name_that_is_no_job_s_id_never_becomes_a_path(
     assert sorted(path.name for path in stack.run_root_path.iterdir()) == ["a", "job-1", "logs", "redis"]
     assert (stack.run_root_path / "a" / "b").is_dir()
     assert (tmp_path / "outside").is_dir()
+
+
+def test_a_note_that_cannot_be_read_keeps_its_job_s_files_and_no_other_removal(
+    own: EmbeddedRedis, jobs: JobStore, stack: StackSettings, consumer: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    damaged = [ended(jobs, stack) for _ in range(3)]
+    for folder, note in zip(damaged, (b"", b"\xc1junk", encode(JobState.QUEUED)), strict=True):
+        jobs.remove(folder.job_id)
+        connect(StackSettings(redis_url=own.url)).redis.hset(keys.REMOVED, folder.job_id, note)  # type: ignore[arg-type]
+    other = ended(jobs, stack)
+    jobs.remove(other.job_id)
+    metrics = WorkerMetrics(lambda: False)
+    sweeper = Sweeper(consumer, stack, metrics)
+    for _ in range(3):
+        sweeper.sweep()
+    assert files_of(other) == []
+    assert [len(files_of(folder)) for folder in damaged] == [2, 2, 2]
+    assert caplog.text.count("is left alone") == 3
+    assert b"onbeat_worker_unreadable_removals 3.0" in metrics.exposition()
 
 
 def test_links_are_removed_and_what_they_lead_to_stays(
