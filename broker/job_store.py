@@ -27,6 +27,8 @@ IDEMPOTENCY_S = 24 * 3600
 RECORDS_AT_ONCE = 16
 CREATIONS = 3
 """How often a submission is tried whose job is removed in the middle of it."""
+FULL = {"jobs": ("ONBEAT_MAX_JOBS", "max_jobs"), "bytes of specs": ("ONBEAT_MAX_SPECS_MB", "max_spec_bytes")}
+"""What there may be too many of → its setting, and its limit's name."""
 RESUMABLE = {state.value: True for state, nexts in NEXT_STATES.items() if JobState.QUEUED in nexts}
 
 
@@ -37,18 +39,18 @@ class JobStore:
         self._broker = broker
         self._redis: Any = broker.redis
 
-    def create(self, spec: JobSpec, *, idempotency_key: str = "", max_jobs: int | None = None) -> tuple[str, bool]:
+    def create(self, spec: JobSpec, *, idempotency_key: str = "", **limits: int) -> tuple[str, bool]:
         """(job id, whether it is new). Answers only after the write is on disk, where the server can tell.
 
-        Raises Conflict if the key was used for another spec, and for a new job beyond max_jobs.
+        limits: max_jobs; max_spec_bytes, of all specs together. A repeat of what was accepted needs no room.
+        Raises Conflict if the key was used for another spec, and for a new job beyond a limit.
         """
         body = encode(spec)
         for _ in range(CREATIONS):
             job_id = f"job-{uuid.uuid4().hex[:12]}"
             if idempotency_key:
                 job_id = self._reserve(idempotency_key, job_id, hashlib.blake2b(body, digest_size=16).hexdigest())
-            self._require_room(job_id, max_jobs)
-            outcome = self._create(job_id, body, idempotency_key)
+            outcome = self._create(job_id, body, idempotency_key, **limits)
             if outcome != b"removed":
                 self._broker.persisted()
                 return job_id, outcome == b"created"
@@ -63,20 +65,31 @@ class JobStore:
             raise Conflict(f"is known here already ({outcome.decode()})", field="job_id")
         self.request_cancel(job_id)
 
-    def _create(self, job_id: str, body: bytes, idempotency_key: str) -> bytes:
-        """The outcome: created, already, or removed where the id is that of a job that was removed meanwhile."""
-        now_s = time.time()
-        return self._run(
+    def _create(self, job_id: str, body: bytes, idempotency_key: str, **limits: int) -> bytes:
+        """The outcome: created, already, or removed where the id is that of a job that was removed meanwhile.
+
+        Raises Conflict where the job is one too many.
+        """
+        now_s, job_keys = time.time(), JobKeys(job_id)
+        own = [keys.JOBS, keys.ACTIVE, keys.REMOVED, keys.SPEC_BYTES, keys.idempotency(idempotency_key)]
+        outcome, *rest = self._run(
             "create_job",
-            JobKeys(job_id),
-            [JobKeys(job_id).spec, keys.JOBS, keys.ACTIVE, keys.REMOVED],
+            job_keys,
+            [job_keys.spec, *own],
             body,
             encode(StateChanged(at_s=now_s, state=JobState.QUEUED)),
             job_id=job_id,
             state=JobState.QUEUED.value,
             created_s=now_s,
             idempotency_key=idempotency_key,
-        )[0]
+            **{"max_jobs": None, "max_spec_bytes": None} | limits,
+        )
+        if outcome == b"full":
+            what, there = rest[0].decode(), rest[1]
+            setting, limit = FULL[what][0], limits[FULL[what][1]]
+            problem = f"{there} {what} are kept, and {setting} allows {limit}, with those of the new one"
+            raise Conflict(problem, field="jobs", cure="delete ended ones with `onbeat delete JOB`")
+        return outcome
 
     def _run(self, script: str, job_keys: JobKeys, own_keys: list[str], *payloads: bytes, **told: Any) -> list[Any]:
         """The answer of a script. own_keys: beside those that all scripts have."""
@@ -100,18 +113,6 @@ class JobStore:
             raise Conflict(f"was used for job {earlier_id} with another spec", field="Idempotency-Key")
         return earlier_id
 
-    def _require_room(self, job_id: str, max_jobs: int | None) -> None:
-        """A repeat of a submission that was accepted needs none."""
-        with self._broker.call():
-            num_jobs = self._redis.zcard(keys.JOBS)
-            if max_jobs is None or num_jobs < max_jobs or self._redis.exists(JobKeys(job_id).job):
-                return
-        raise Conflict(
-            f"{num_jobs} are kept, and ONBEAT_MAX_JOBS allows {max_jobs}",
-            field="jobs",
-            cure="delete ended ones with `onbeat delete JOB`",
-        )
-
     def remove(self, job_id: str, *, as_seen: tuple[str, int] | None = None) -> None:
         """Forgets an ended job: all of its keys, and notes that its files are to be removed.
 
@@ -125,7 +126,7 @@ class JobStore:
             key = (self._redis.hget(job_keys.job, "idempotency_key") or b"").decode()
         # Every slot that a job can have: what is left of a job without its spec goes too.
         others = JobKeys(job_id, keys.MAX_SLOTS).unshared
-        own = [keys.JOBS, keys.ACTIVE, keys.REMOVED, keys.idempotency(key), *others]
+        own = [keys.JOBS, keys.ACTIVE, keys.REMOVED, keys.idempotency(key), keys.SPEC_BYTES, *others]
         note = encode(Removal(files="kept" if as_seen else "removed", at_s=time.time()))
         seen = as_seen and {"ended_s": as_seen[0], "num_records": as_seen[1]}
         outcome, *rest = self._run("remove_job", job_keys, own, note, job_id=job_id, as_seen=seen)

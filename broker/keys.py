@@ -28,6 +28,7 @@ set for each slot: those of slot 0 are named as below, and those of slot i have 
 | onbeat:{J}:spans | stream, TimelineSpans | generators, stage workers | trainer | newest 256, until the next commit |
 | onbeat:{J}:starting | string, consumer id | consumers | consumers | seconds: until the trainer holds its lease |
 | onbeat:jobs | sorted set, job id → creation time | job store | gateway | until a job is removed |
+| onbeat:spec_bytes | string, encoded bytes of all specs | job store | job store | for ever |
 | onbeat:removed | hash, job id → Removal | job store | consumers | until the job's files are as its removal says |
 | onbeat:active | set of job ids | job store | generators | while not final |
 | onbeat:celery:* | Celery's own, see celery_app.py | gateway, consumers' beat | consumers | until delivered |
@@ -54,6 +55,7 @@ from contracts.schedule import MAX_POLICY_LAG
 JOBS = "onbeat:jobs"
 ACTIVE = "onbeat:active"
 REMOVED = "onbeat:removed"
+SPEC_BYTES = "onbeat:spec_bytes"
 GENERATORS = "onbeat:generators"
 STAGE_WORKERS = "onbeat:stage_workers"
 REPLAYS = "onbeat:replays"

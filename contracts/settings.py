@@ -87,6 +87,9 @@ class StackSettings(Record, frozen=True, kw_only=True):
     and two once an iteration is sampled, where the trainer may use two cores and a pass has one compute thread."""
     max_jobs: Annotated[int, Meta(ge=1, le=1_000_000)] = 1000
     """How many jobs the gateway keeps; at that number a new one is refused until an ended one is removed."""
+    max_specs_mb: Annotated[int, Meta(ge=1, le=2**20)] = 64
+    """MiB that the specs of all those jobs may take in Redis together; a job that has no room left is refused until an
+    ended one is removed. The default is 64 KiB for each of 1,000 jobs; a single spec has at most 1 MiB."""
     keep_keys_days: Age = 30.0
     """Days that Redis keeps a job which has ended, where its spec says nothing else (retention.keys_days)."""
     keep_files_days: Age = 36500.0

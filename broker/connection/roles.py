@@ -78,6 +78,7 @@ RIGHTS: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("+xadd", "~onbeat:{*}:events"),
         ("+zadd +zrem", "~onbeat:jobs"),
         ("+sadd +srem", "~onbeat:active"),
+        ("+get +incrby +decrby", "~onbeat:spec_bytes"),
         ("+hexists +hset", "~onbeat:removed"),
         ("+hdel", "~onbeat:generators ~onbeat:stage_workers"),
         ("+hget +hgetall +hset +hdel +pexpire", "~onbeat:replays"),

@@ -149,7 +149,10 @@ async def resume(request: Request, job_id: KnownJob, services: HasServices) -> R
 def _create(services: Services, spec: JobSpec, key: str) -> tuple[JobStatus, bool]:
     """Returns the job's status, and whether it is new. Raises Problem, InvalidInput, Conflict or Unavailable."""
     _check(services, spec)
-    job_id, is_new = services.jobs.create(spec, idempotency_key=key, max_jobs=services.settings.max_jobs)
+    settings = services.settings
+    job_id, is_new = services.jobs.create(
+        spec, idempotency_key=key, max_jobs=settings.max_jobs, max_spec_bytes=settings.max_specs_mb * 2**20
+    )
     if is_new:
         services.metrics.jobs_created.inc()
         log.info("job %s (%s) is queued", job_id, spec.name)

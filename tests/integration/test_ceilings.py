@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from broker.keys import JobKeys
 from broker.monitor import job_status, stream_report
 from broker.openings import Opening
 from broker.trainer_side import TrainerSide
+from contracts.encoding.wire import encode
 from contracts.errors import Conflict, FencedOff, NotFound
 from contracts.events import TrainerStarted
 from contracts.jobs import JobState
@@ -184,6 +186,41 @@ def test_at_the_most_jobs_a_new_one_is_refused_until_one_is_removed_and_a_repeat
         jobs.move(first, JobState.CANCELLED)
         jobs.remove(first)
         assert jobs.create(job_spec(), idempotency_key="other", max_jobs=2)[1]
+
+
+def test_specs_have_a_bound_together_which_holds_under_concurrency_and_a_removal_makes_room(
+    settings: StackSettings, tmp_path: Path
+) -> None:
+    with EmbeddedRedis(tmp_path / "own") as server:
+        broker = connect(replace(settings, redis_url=server.url))
+        jobs, spec = JobStore(broker), job_spec()
+        room = int(3.5 * len(encode(spec)))
+        refusals: list[str] = []
+
+        def submits(key: int) -> str | None:
+            try:
+                return jobs.create(spec, idempotency_key=f"k{key}", max_spec_bytes=room)[0]
+            except Conflict as error:
+                refusals.append(str(error))
+                return None
+
+        with ThreadPoolExecutor(8) as pool:
+            made = {key: job_id for key, job_id in enumerate(pool.map(submits, range(20))) if job_id}
+        assert len(made) == len(jobs.job_ids()) == 3
+        assert ["ONBEAT_MAX_SPECS_MB" in one and "onbeat delete" in one for one in refusals] == 17 * [True]
+        assert len(list(broker.redis.scan_iter(match="onbeat:idempotency:*"))) == 3, "a refusal leaves no reservation"
+        again, first = next(iter(made.items()))
+        assert submits(again) == first, "what was accepted needs no room"
+        jobs.move(first, JobState.CANCELLED)
+        jobs.resume(first)
+        jobs.move(first, JobState.CANCELLED)
+        jobs.remove(first)
+        assert submits(100) not in (None, first)
+        assert submits(101) is None
+        for job_id in jobs.job_ids():
+            jobs.move(job_id, JobState.CANCELLED)
+            jobs.remove(job_id)
+        assert broker.redis.get(keys.SPEC_BYTES) == b"0"
 
 
 def test_of_dead_batches_the_newest_reasons_are_kept_cut_and_without_payload(settings: StackSettings) -> None:

@@ -200,14 +200,15 @@ def test_a_repeated_submission_never_gets_the_id_of_a_job_that_is_removed_in_the
     jobs: JobStore, stack: StackSettings, consumer: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = ended(jobs, stack, key="a key")
-    require_room = JobStore._require_room
+    reserve = JobStore._reserve
 
-    def removed_meanwhile(self: JobStore, job_id: str, max_jobs: int | None) -> None:
-        require_room(self, job_id, max_jobs)
+    def removed_meanwhile(self: JobStore, key: str, job_id: str, body_digest: str) -> str:
+        reserved = reserve(self, key, job_id, body_digest)
         monkeypatch.undo()
         jobs.remove(folder.job_id)
+        return reserved
 
-    monkeypatch.setattr(JobStore, "_require_room", removed_meanwhile)
+    monkeypatch.setattr(JobStore, "_reserve", removed_meanwhile)
     again, is_new = jobs.create(job_spec(), idempotency_key="a key")
     assert (is_new, jobs.state(again)) == (True, JobState.QUEUED)
     assert again not in Removals(consumer).pending()

@@ -19,7 +19,7 @@ from broker.connection.roles import CELERY, GATEWAY, GENERATOR, LOADER, ROLES, S
 from broker.connection.script_texts import PRELUDE, SCRIPTS, script_sha, script_text
 from broker.generator_side import GeneratorSide, PublishOutcome
 from broker.job_store import JobStore
-from broker.keys import ACTIVE, JOBS, REMOVED, REPLAYS, JobKeys, SlotKeys, idempotency
+from broker.keys import ACTIVE, JOBS, REMOVED, REPLAYS, SPEC_BYTES, JobKeys, SlotKeys, idempotency
 from broker.monitor import job_status, stream_report
 from broker.presence import Presence
 from broker.trainer_side import TrainerSide
@@ -32,10 +32,10 @@ from tests.integration.test_fence import DIGEST, Job, answer_to, job_of, record
 
 KEYS = JobKeys("J", num_open=2)
 OF_A_SCRIPT = {
-    "create_job": (KEYS.spec, JOBS, ACTIVE, REMOVED),
+    "create_job": (KEYS.spec, JOBS, ACTIVE, REMOVED, SPEC_BYTES, idempotency("k")),
     "resume_job": (KEYS.spec, ACTIVE),
     "set_state": (ACTIVE,),
-    "remove_job": (JOBS, ACTIVE, REMOVED, idempotency("k")),
+    "remove_job": (JOBS, ACTIVE, REMOVED, idempotency("k"), SPEC_BYTES),
     "announce_shard": (KEYS.shards,),
 }
 OF_A_SCRIPT |= dict.fromkeys(("put_chunk", "drop_chunks"), (KEYS.chunks,))
@@ -51,6 +51,9 @@ SAMPLES: dict[str, tuple[str, ...]] = {
     "DEL": (FIRST,),
     "EXISTS": (FIRST,),
     "GET": (FIRST,),
+    "ZCARD": (FIRST,),
+    "INCRBY": (FIRST, "1"),
+    "DECRBY": (FIRST, "1"),
     "HDEL": (FIRST, "f"),
     "HGET": (FIRST, "f"),
     "HEXISTS": (FIRST, "f"),

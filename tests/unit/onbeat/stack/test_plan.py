@@ -43,6 +43,7 @@ CHOSEN: dict[str, tuple[object, dict[str, object]]] = {
     "max_passes": (3, {}),
     "max_ranks": (5, {}),
     "max_jobs": (7, {}),
+    "max_specs_mb": (9, {}),
     "verify_timeout_s": (11.5, {}),
     "keep_keys_days": (3.0, {}),
     "max_keys_days": (5.0, {}),
