@@ -1,7 +1,8 @@
 """Celery over the same Redis: small messages that ask a consumer to see to a job's trainer. MessagePack, no pickle.
 
-A message only says "look": what is true stands in the job store and the fence. So it may be lost (the beat repeats
-it), delivered twice, or late (it expires), and no harm is done. It is acknowledged before it runs.
+A message only says "look": what is true stands in the job store and the fence. So it may be lost, or refused
+by a Redis at `maxmemory` (consumers look every other second anyway), delivered twice, or late (it expires), and no harm
+is done. It is acknowledged before it runs.
 """
 
 from __future__ import annotations
@@ -11,22 +12,20 @@ from typing import Any
 
 from celery import Celery
 from kombu.exceptions import OperationalError
-from kombu.transport import redis, virtual
+from kombu.transport import redis
 
 from contracts.errors import BrokerUnavailable
 from contracts.settings import StackSettings
 
 ENSURE_TRAINER = "onbeat.ensure_trainer"
 """Argument: the job id."""
-RECONCILE = "onbeat.reconcile"
-RECONCILE_EVERY_S = 2.0
 SWEEP = "onbeat.sweep"
 """Sees to jobs that have ended: what becomes of their keys and files."""
-SWEEP_EVERY_S = 60.0
+QUEUE = "onbeat"
 MAX_WAITING = 1000
-"""Messages in a queue that no consumer reads: no more are sent, since the beat of one that comes finds all there is."""
+"""Messages in a queue that no consumer reads: no more are sent, since one that comes finds all there is."""
 MESSAGE_LIFE_S = 30.0
-"""An older message is dropped unread: the beat has sent others since."""
+"""An older message is dropped unread: consumers have looked since."""
 KEY_PREFIX = "onbeat:celery:"
 CONNECT_TIMEOUT_S = 2.0
 ANSWER_TIMEOUT_S = 3.0
@@ -35,27 +34,15 @@ ANSWER_TIMEOUT_S = 3.0
 log = logging.getLogger(__name__)
 
 
-class QoS(redis.QoS):
-    def ack(self, delivery_tag: str) -> None:
-        """Frees the message's place also where the server gave no answer.
-
-        A consumer takes one message at a time. With a place that stays taken it would read no other, and so never
-        notice that its connection is gone.
-        """
-        try:
-            super().ack(delivery_tag)
-        finally:
-            virtual.QoS.ack(self, delivery_tag)
-
-    def restore_visible(self, start: int = 0, num: int = 10, interval: int = 10) -> None:
-        """Puts nothing back. Kombu takes what was not acknowledged for an hour, and its lock for that is a script.
-
-        Celery's user may run none (broker/connection/roles.py), and our messages are acknowledged before they run.
-        """
-
-
 class Channel(redis.Channel):
-    QoS = QoS
+    """Writes nothing but messages: a Redis at `maxmemory` refuses what Kombu notes beside them, and the worker ends."""
+
+    def _queue_bind(self, exchange: str, routing_key: str, pattern: str, queue: str) -> None:
+        """Notes nothing: see `get_table`."""
+
+    def get_table(self, exchange: str) -> list[tuple[str, str, str]]:
+        """Every message goes to the one queue that there is."""
+        return [(QUEUE, "", QUEUE)]
 
     def _put(self, queue: str, message: Any, **how: Any) -> None:
         """Leaves a message out where so many wait already: Redis' memory has a bound while there is no consumer."""
@@ -68,7 +55,7 @@ class Transport(redis.Transport):
 
 
 def make_celery_app(settings: StackSettings) -> Celery:
-    """The app of gateways (which only send) and consumers (which also beat and work)."""
+    """The app of gateways (which only send) and consumers (which take the messages)."""
     app = Celery("onbeat", broker=settings.celery_url or settings.redis_url, set_as_current=False)
     app.conf.update(
         broker_transport="broker.celery_app:Transport",
@@ -78,7 +65,7 @@ def make_celery_app(settings: StackSettings) -> Celery:
         event_serializer="msgpack",
         task_ignore_result=True,
         task_acks_late=False,
-        task_default_queue="onbeat",
+        task_default_queue=QUEUE,
         task_create_missing_queues=False,
         worker_prefetch_multiplier=1,
         worker_hijack_root_logger=False,
@@ -90,27 +77,17 @@ def make_celery_app(settings: StackSettings) -> Celery:
         broker_connection_max_retries=None,
         broker_transport_options={
             "global_keyprefix": KEY_PREFIX,
+            # Our messages are acknowledged before they run: what a consumer has read need not be kept for another one.
+            "ack_emulation": False,
             "socket_connect_timeout": CONNECT_TIMEOUT_S,
             "socket_timeout": ANSWER_TIMEOUT_S,
             "health_check_interval": ANSWER_TIMEOUT_S,
             "socket_keepalive": True,
-            # A publication is tried so often: a gateway must not wait for a server that is away, the beat comes anyway.
+            # A publication is tried so often: a gateway must not wait for a server that is away, consumers look anyway.
             "max_retries": 1,
             "interval_start": 0,
             "interval_step": 0.2,
             "interval_max": 0.2,
-        },
-        beat_schedule={
-            "reconcile": {
-                "task": RECONCILE,
-                "schedule": RECONCILE_EVERY_S,
-                "options": {"expires": 2 * RECONCILE_EVERY_S, "retry": False},
-            },
-            "sweep": {
-                "task": SWEEP,
-                "schedule": SWEEP_EVERY_S,
-                "options": {"expires": SWEEP_EVERY_S, "retry": False},
-            },
         },
     )
     return app
@@ -123,14 +100,14 @@ class TrainerRequests:
         self._app = make_celery_app(settings)
 
     def ensure_trainer(self, job_id: str) -> None:
-        """Raises BrokerUnavailable; the consumers' beat finds the job without the message, a little later."""
+        """Raises BrokerUnavailable; consumers find the job without the message, a little later."""
         try:
             self._app.send_task(ENSURE_TRAINER, args=[job_id], expires=MESSAGE_LIFE_S, retry=False, ignore_result=True)
         except OperationalError as error:
             raise BrokerUnavailable(f"the message for {job_id} could not be sent: {error}") from error
 
     def sweep(self) -> None:
-        """Raises BrokerUnavailable; the consumers' beat does without the message, a minute later."""
+        """Raises BrokerUnavailable; consumers do without the message, a minute later."""
         try:
             self._app.send_task(SWEEP, expires=MESSAGE_LIFE_S, retry=False, ignore_result=True)
         except OperationalError as error:

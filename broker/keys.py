@@ -31,7 +31,7 @@ set for each slot: those of slot 0 are named as below, and those of slot i have 
 | onbeat:spec_bytes | string, encoded bytes of all specs | job store | job store | for ever |
 | onbeat:removed | hash, job id → Removal | job store | consumers | until the job's files are as its removal says |
 | onbeat:active | set of job ids | job store | generators | while not final |
-| onbeat:celery:* | Celery's own, see celery_app.py | gateway, consumers' beat | consumers | until delivered |
+| onbeat:celery:* | Celery's own, see celery_app.py | gateway | consumers | until delivered |
 | onbeat:idempotency:K | string, job id and body digest | gateway | gateway | 24 h |
 | onbeat:persisted | string | job store, trainer | WAITAOF | for ever |
 | onbeat:role:R | never there | none | `acl_check_cmd` of the scripts: a user that may read it has role R | never |

@@ -141,12 +141,8 @@ RIGHTS: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("+xadd", "~onbeat:{*}:spans"),
     ),
     CELERY: (
-        ("+multi +exec +discard +unwatch", ""),
-        (
-            "+lpush +rpush +rpop +brpop +llen +lrem +sadd +srem +smembers +zadd +zrem +hset +hget +hdel"
-            " +exists +del +watch",
-            "~onbeat:celery:*",
-        ),
+        ("+multi +exec +discard", ""),
+        ("+lpush +rpop +brpop +llen +exists +del", "~onbeat:celery:*"),
     ),
     LOADER: (("+script|load", ""),),
 }

@@ -1,39 +1,37 @@
 """`python -m consumer.supervisor`: a Celery worker that starts and supervises one trainer at a time.
 
-Consumes:     Celery messages that name a job, and the beat's.
-Waits for:    messages; the beat, a thread of this process, sends one every RECONCILE_EVERY_S.
-Unblocked by: gateways, the beat, SIGTERM or SIGINT.
+Consumes:     active jobs, and Celery messages, which say that there is one.
+Waits for:    messages; a thread of this process looks every LOOK_EVERY_S (look_out.py).
+Unblocked by: gateways, the time, SIGTERM or SIGINT.
 Produces:     trainer processes, and the end of jobs that no trainer can train.
 
-Exit 0: it was asked to end. 1: the beat died, or Celery gave up. 2: a bad setting, a run root that cannot be written,
-or no Redis. It imports no torch: trainers are processes of their own.
+Exit 0: it was asked to end. 1: its look at the jobs died, or Celery gave up. 2: a bad setting, a run root that cannot
+be written, or no Redis. It imports no torch: trainers are processes of their own.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import signal
 import socket
 import sys
-import threading
 import uuid
 from typing import TYPE_CHECKING
 
 from celery import Celery, signals
 from celery.apps.worker import Worker
-from celery.beat import ScheduleEntry, Scheduler, SchedulingError, Service
 
 import process.own_packages  # noqa: F401  (first: it refuses packages of ours that are a stranger's)
-from broker.celery_app import make_celery_app
+from broker.celery_app import ENSURE_TRAINER, SWEEP, make_celery_app
 from broker.connection.client import connect_within
 from consumer.supervisor.log_relay import LogRelay
-from consumer.supervisor.reconciler import Reconciler, register_tasks
+from consumer.supervisor.look_out import LookOut
+from consumer.supervisor.reconciler import Reconciler
 from consumer.supervisor.run_roots import RunRoots
 from consumer.supervisor.sweeper import Sweeper
 from consumer.supervisor.trainer_process import TrainerProcess
 from consumer.supervisor.worker_end import WorkerEnd
-from contracts.errors import OnbeatError, Unavailable
+from contracts.errors import OnbeatError
 from contracts.settings import StackSettings, settings_from
 from telemetry import logs
 
@@ -41,47 +39,10 @@ if TYPE_CHECKING:
     from telemetry.metrics import WorkerMetrics
 
 REDIS_PATIENCE_S = 2.0
-QUIET_LOGGERS = ("celery.beat", "celery.app.trace", "celery.worker.strategy", "celery.redirected")
-"""Their info lines repeat every message; a reconciliation comes every two seconds."""
+QUIET_LOGGERS = ("celery.app.trace", "celery.worker.strategy", "celery.redirected")
+"""Their info lines repeat every message."""
 
 log = logging.getLogger(__name__)
-
-
-class BriefScheduler(Scheduler):
-    """Keeps its entries in memory, since they are due soon after a start; logs a line, not a stack, while Redis is
-    away."""
-
-    def apply_entry(self, entry: ScheduleEntry, producer: object = None) -> None:
-        try:
-            self.apply_async(entry, producer=producer, advance=False)
-        except SchedulingError as error:
-            log.warning("the beat goes on: %s", error)
-
-
-class BeatThread(threading.Thread):
-    """Celery's beat inside this process. As a child process it would outlive a killed worker."""
-
-    def __init__(self, app: Celery) -> None:
-        super().__init__(name="beat", daemon=True)
-        self._app = app
-        self._service = Service(app, max_interval=1, scheduler_cls=BriefScheduler, remote_control=False)
-        self.died = False
-        self._stopping = False
-
-    def run(self) -> None:
-        self._app.set_current()
-        try:
-            self._service.start()
-        finally:
-            if not self._stopping:
-                log.critical("the beat died: this worker ends")
-                self.died = True
-                os.kill(os.getpid(), signal.SIGTERM)
-
-    def stop(self) -> None:
-        """Returns without waiting: a beat that waits for Redis ends with the process."""
-        self._stopping = True
-        self._service.stop()
 
 
 def run(settings: StackSettings, *, trainer_module: str = "consumer") -> int:
@@ -104,8 +65,9 @@ def run(settings: StackSettings, *, trainer_module: str = "consumer") -> int:
     end = WorkerEnd(trainer)
     signals.worker_shutting_down.connect(lambda **_: end.begin(), weak=False)
     app = make_celery_app(settings)
-    register_tasks(app, reconciler, Sweeper(broker, settings, metrics))
-    beat = BeatThread(app)
+    sweeper = Sweeper(broker, settings, metrics)
+    look_out = LookOut(reconciler, sweeper)
+    register_tasks(app, look_out, sweeper)
     worker = Worker(
         app=app,
         hostname=f"consumer@{worker_id}",
@@ -117,14 +79,27 @@ def run(settings: StackSettings, *, trainer_module: str = "consumer") -> int:
         without_heartbeat=True,
     )
     signals.worker_ready.connect(lambda **_: log.info("consumer %s is ready for jobs", worker_id), weak=False)
-    beat.start()
+    look_out.start()
     try:
         worker.start()
     finally:
-        beat.stop()
-        _close(reconciler, trainer)
+        look_out.stop()
+        trainer.stop()
         broker.close()
-    return 1 if beat.died else int(worker.exitcode or 0)
+    return 1 if look_out.died else int(worker.exitcode or 0)
+
+
+def register_tasks(app: Celery, look_out: LookOut, sweeper: Sweeper) -> None:
+    """Makes the app able to take each message."""
+
+    def ensure_trainer(job_id: str) -> None:
+        look_out.wake()
+
+    def sweep() -> None:
+        sweeper.begin()
+
+    app.task(name=ENSURE_TRAINER)(ensure_trainer)
+    app.task(name=SWEEP)(sweep)
 
 
 def metrics_of(settings: StackSettings, trainer: TrainerProcess) -> WorkerMetrics | None:
@@ -137,15 +112,6 @@ def metrics_of(settings: StackSettings, trainer: TrainerProcess) -> WorkerMetric
     metrics = WorkerMetrics(lambda: trainer.is_running)
     serve_metrics(settings, metrics.exposition)
     return metrics
-
-
-def _close(reconciler: Reconciler, trainer: TrainerProcess) -> None:
-    try:
-        reconciler.close()
-    except Unavailable as error:
-        log.warning("ended without telling the broker: %s", error)
-    finally:
-        trainer.stop()
 
 
 @signals.setup_logging.connect

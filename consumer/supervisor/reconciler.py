@@ -1,31 +1,27 @@
-"""The worker's Celery tasks, and what they do: they see to it that a trainer holds the lease of each active job.
+"""Sees to it that a trainer holds the lease of each active job.
 
-    ensure_trainer(job) ─┐                       ┌─ a lease lives: nothing to do
-    reconcile() ─────────┴─ for each active job ─┼─ its trainer runs here: wait, end one that is needless or silent
-                                                 ├─ cancelling: cancelled, there is no trainer to save anything
-                                                 ├─ another worker's trainer loads, or this worker is busy: later
-                                                 └─ start one, or fail the job that used up its starts
+    reconcile() ─ for each active job ─┬─ a lease lives: nothing to do
+                                       ├─ its trainer runs here: wait, end one that is needless or silent
+                                       ├─ cancelling: cancelled, there is no trainer to save anything
+                                       ├─ another worker's trainer loads, or this worker is busy: later
+                                       └─ start one, or fail the job that used up its starts
 
-Both are safe to run at any time, any number of times: however many trainers are started, the fence lets one work.
+It is safe at any time, any number of times: however many trainers are started, the fence lets one work. Nothing that it
+writes needs memory: a Redis at `maxmemory` takes it all.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from celery import Celery
-
-from broker.celery_app import ENSURE_TRAINER, RECONCILE, SWEEP
 from broker.connection.client import Broker
 from broker.fence import read_fence
 from broker.job_store import JobStore
 from broker.keys import JobKeys
 from consumer.supervisor.run_roots import RunRoots
-from consumer.supervisor.sweeper import Sweeper
 from consumer.supervisor.trainer_process import Ended, TrainerProcess
-from contracts.errors import Conflict, ContractViolation, NotFound, OnbeatError, Unavailable
+from contracts.errors import Conflict, ContractViolation, NotFound, OnbeatError
 from contracts.jobs import JobState, TrainerExit
 
 if TYPE_CHECKING:
@@ -70,11 +66,6 @@ class Reconciler:
             self._see_to_known(job_id)
         if self._metrics is not None:
             self._metrics.reconciled.set_to_current_time()
-
-    def ensure_trainer(self, job_id: str) -> None:
-        """Sees to one job. Raises Unavailable."""
-        self._see_to_own()
-        self._see_to_known(job_id)
 
     def close(self) -> None:
         """Ends the trainer that runs here; its job goes on in another one."""
@@ -206,28 +197,3 @@ def _outcome(ended: Ended) -> str:
         return "killed"
     known = {one.value: one.name.lower() for one in TrainerExit}
     return known.get(ended.exit_code, "died")
-
-
-def register_tasks(app: Celery, reconciler: Reconciler, sweeper: Sweeper) -> None:
-    """Makes the app able to run its tasks."""
-
-    def ensure_trainer(job_id: str) -> None:
-        _while_available(lambda: reconciler.ensure_trainer(job_id))
-
-    def reconcile() -> None:
-        _while_available(reconciler.reconcile)
-
-    def sweep() -> None:
-        sweeper.begin()
-
-    app.task(name=ENSURE_TRAINER)(ensure_trainer)
-    app.task(name=RECONCILE)(reconcile)
-    app.task(name=SWEEP)(sweep)
-
-
-def _while_available(work: Callable[[], None]) -> None:
-    """A server that is away ends the attempt, not the worker: the beat brings the next attempt."""
-    try:
-        work()
-    except Unavailable as error:
-        log.warning("cannot look at the jobs now: %s", error)

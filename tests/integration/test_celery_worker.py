@@ -16,7 +16,7 @@ import pytest
 
 import consumer.supervisor.reconciler as reconciler_module
 from broker import celery_app
-from broker.celery_app import KEY_PREFIX, RECONCILE, SWEEP, TrainerRequests, make_celery_app
+from broker.celery_app import ENSURE_TRAINER, KEY_PREFIX, SWEEP, TrainerRequests, make_celery_app
 from broker.connection import roles
 from broker.connection.client import Broker, connect
 from broker.fence import read_fence
@@ -24,11 +24,14 @@ from broker.job_store import JobStore
 from broker.keys import JobKeys
 from broker.monitor import job_status
 from broker.trainer_side import TrainerSide
-from consumer.supervisor.__main__ import BriefScheduler
-from consumer.supervisor.reconciler import Reconciler, register_tasks
+from consumer.supervisor import look_out
+from consumer.supervisor.__main__ import register_tasks
+from consumer.supervisor.look_out import LookOut
+from consumer.supervisor.reconciler import Reconciler
 from consumer.supervisor.run_roots import RunRoots
 from consumer.supervisor.sweeper import Sweeper
 from consumer.supervisor.trainer_process import TrainerProcess
+from contracts.errors import BrokerUnavailable
 from contracts.jobs import JobState
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
@@ -266,7 +269,6 @@ def test_a_consumer_runs_one_trainer_and_the_next_job_waits_for_its_end(
         assert trainer.job_id == first_id
         Holder(broker, first_id).appears()
         reconciler.reconcile()
-        reconciler.ensure_trainer(second_id)
         assert (trainer.job_id, jobs.state(second_id)) == (first_id, JobState.QUEUED)
         until(lambda: jobs.state(first_id) is JobState.RUNNING, "a running job")
         jobs.request_cancel(first_id)
@@ -317,7 +319,7 @@ def test_a_trainer_that_never_answers_is_killed_and_replaced(
     job_id, _ = jobs.create(job_spec(name="stuck"))
     with reconciling(own_settings, broker, monkeypatch, trainer_start_s=0.0) as (reconciler, trainer):
         trainer.start(job_id)
-        reconciler.ensure_trainer(job_id)
+        reconciler.reconcile()
         assert trainer.job_id == job_id
         assert jobs.count_trainer_start(job_id) == 2, "the reconciler's start, and this one"
 
@@ -391,7 +393,6 @@ def test_a_job_with_an_external_trainer_is_left_to_it_and_cancelled_where_none_c
     jobs = JobStore(broker)
     job_id, _ = jobs.create(job_spec(trainer__external=True))
     with reconciling(own_settings, broker, monkeypatch) as (reconciler, trainer):
-        reconciler.ensure_trainer(job_id)
         reconciler.reconcile()
         assert trainer.job_id == ""
         assert job_status(broker, job_id).reason == "waits for an external trainer"
@@ -443,16 +444,14 @@ def test_an_ended_trainers_starts_no_longer_count(
     jobs = JobStore(broker)
     job_id, _ = jobs.create(job_spec())
     with reconciling(own_settings, broker, monkeypatch) as (reconciler, _):
-        reconciler.ensure_trainer(job_id)
+        reconciler.reconcile()
         Holder(broker, job_id).appears()
         reconciler.close()
     assert jobs.count_trainer_start(job_id) == 1
 
 
-def test_messages_that_nobody_takes_are_sent_without_pickle_and_expire(own_settings: StackSettings) -> None:
+def test_messages_are_read_without_pickle(own_settings: StackSettings) -> None:
     app = make_celery_app(own_settings)
-    sent = {entry["task"]: entry["options"]["expires"] for entry in app.conf.beat_schedule.values()}
-    assert sent == {RECONCILE: 4.0, SWEEP: 60.0}
     assert app.conf.accept_content == ["msgpack"]
     app.close()
 
@@ -465,8 +464,6 @@ def test_a_job_whose_record_is_lost_does_not_keep_others_from_a_trainer(
     job_id, _ = jobs.create(job_spec())
     broker.redis.delete(JobKeys(lost_id).job)
     with reconciling(own_settings, broker, monkeypatch) as (reconciler, trainer):
-        reconciler.ensure_trainer(lost_id)
-        assert trainer.job_id == ""
         reconciler.reconcile()
         assert trainer.job_id == job_id
 
@@ -509,10 +506,10 @@ def test_a_successor_that_loads_is_ended_with_its_job(
     job_id, _ = jobs.create(job_spec(name="stuck"))
     jobs.move(job_id, JobState.RUNNING)
     with reconciling(own_settings, broker, monkeypatch) as (reconciler, trainer):
-        reconciler.ensure_trainer(job_id)
+        reconciler.reconcile()
         assert trainer.job_id == job_id
         assert jobs.request_cancel(job_id) is JobState.CANCELLING
-        reconciler.ensure_trainer(job_id)
+        reconciler.reconcile()
         assert (jobs.state(job_id), trainer.job_id) == (JobState.CANCELLED, "")
 
 
@@ -525,7 +522,7 @@ def test_a_trainer_that_others_stop_has_used_up_its_start(
     with reconciling(own_settings, broker, monkeypatch) as (reconciler, trainer):
         epoch = 0
         for _ in range(2):
-            reconciler.ensure_trainer(job_id)
+            reconciler.reconcile()
             epoch = holder.appears(after_epoch=epoch)
             os.kill(holder.pid, signal.SIGTERM)
 
@@ -540,7 +537,7 @@ def test_a_trainer_that_finds_another_one_has_not_used_up_its_start(
     job_id, _ = jobs.create(job_spec(name="held", timeouts__max_trainer_starts=1))
     with reconciling(own_settings, broker, monkeypatch) as (reconciler, trainer):
         for _ in range(2):
-            reconciler.ensure_trainer(job_id)
+            reconciler.reconcile()
             assert trainer.job_id == job_id, "one is started, the job has not failed"
             until(lambda: not trainer.is_running, "the trainer's end")
     assert jobs.state(job_id) is JobState.QUEUED
@@ -575,21 +572,48 @@ def test_sigterm_ends_a_consumer_and_its_trainer_without_redis(
                 os.kill(own_redis.child.pid, signal.SIGCONT)
 
 
-def test_the_beat_can_send_each_of_its_messages(
-    own_settings: StackSettings, broker: Broker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_each_message_that_a_gateway_sends_makes_a_consumer_look_at_once(
+    own_settings: StackSettings, broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Celery looks at a task's arguments where the task is known, as it is beside the beat."""
     app = make_celery_app(own_settings)
-    with reconciling(own_settings, broker, monkeypatch) as (reconciler, _):
-        register_tasks(app, reconciler, Sweeper(broker, own_settings))
-        beat = BriefScheduler(app)
-        entries = list(beat.schedule.values())
-        assert {entry.task for entry in entries} == {RECONCILE, SWEEP}
-        for entry in entries:
-            beat.apply_entry(entry)
-    assert broker.redis.llen(f"{KEY_PREFIX}onbeat") == len(entries)
-    assert caplog.messages == []
+    monkeypatch.setattr(look_out, "LOOK_EVERY_S", 3600.0)
+    monkeypatch.setattr(look_out, "SWEEP_EVERY_S", 0.0)
+    with reconciling(own_settings, broker, monkeypatch) as (reconciler, trainer):
+        looks = LookOut(reconciler, Sweeper(broker, own_settings))
+        register_tasks(app, looks, Sweeper(broker, own_settings))
+        looks.start()
+        job_id, _ = JobStore(broker).create(job_spec())
+        for task, arguments in ((ENSURE_TRAINER, [job_id]), (SWEEP, [])):
+            app.tasks[task].apply(args=arguments, throw=True)
+        until(lambda: trainer.job_id == job_id, "the trainer of a job that came after the first look")
+        looks.stop()
+        assert trainer.job_id == "", "the look-out's end is its trainer's"
     app.close()
+
+
+def test_a_redis_at_maxmemory_takes_the_successor_of_a_dead_trainer_and_a_cancel(
+    own_settings: StackSettings, broker: Broker, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It takes no Celery message, nor what Celery writes to read one; only a trainer's commit would make room."""
+    jobs = JobStore(broker)
+    job_id, _ = jobs.create(job_spec())
+    broker.redis.config_set("maxmemory", 1)
+    requests = TrainerRequests(own_settings)
+    with pytest.raises(BrokerUnavailable):
+        requests.ensure_trainer(job_id)
+    requests.close()
+    holder = Holder(broker, job_id)
+    with worker(own_settings, tmp_path / "worker.log") as process:
+        first = holder.appears()
+        os.kill(holder.pid, signal.SIGKILL)
+        assert holder.appears(after_epoch=first) > first
+        until(lambda: jobs.state(job_id) is JobState.RUNNING, "a running job")
+        jobs.request_cancel(job_id)
+        until(lambda: jobs.state(job_id) is JobState.CANCELLED, "the job's end")
+        broker.redis.config_set("maxmemory", 0)
+        second_id, _ = jobs.create(job_spec())
+        Holder(broker, second_id).appears()
+        assert process.poll() is None
 
 
 def test_messages_that_no_consumer_reads_have_a_bound(
