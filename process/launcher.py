@@ -14,6 +14,8 @@ LAUNCHER_PID = "TRAINER_LAUNCHER_PID"
 """Environment variable: the process number of a rank's parent."""
 NUMERIC_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 """Environment variables that numeric libraries read once, when they are loaded."""
+THREADS_BY_LOAD = "OMP_DYNAMIC"
+"""Environment variable: "true" lets OpenMP take fewer threads while the machine is busy, and so other bits (I7)."""
 HOME = Path(__file__).resolve().parents[1]
 """The folder of our packages: a checkout, or an installation's."""
 

@@ -20,7 +20,7 @@ from contracts.settings import PREFIX, StackSettings, settings_from, usable_core
 from contracts.spec import JobSpec
 from contracts.spec_tables.stages import ExternalStage, LlmJudgeStage
 from onbeat.stack.profile import StackProfile
-from process.launcher import NUMERIC_THREADS
+from process.launcher import NUMERIC_THREADS, THREADS_BY_LOAD
 
 REDIS_ROLES = {"gateway": GATEWAY, "worker": TRAINER, "generator": GENERATOR, "stage": STAGE}
 """Service → its user in Redis (broker/connection/roles.py)."""
@@ -160,8 +160,13 @@ def settings_of(service: str, shared: StackSettings) -> StackSettings:
 
 
 def child_environment(inherited: Mapping[str, str], settings: StackSettings, *, port: int) -> dict[str, str]:
-    """The launcher's environment with the stack's settings in place of all ONBEAT_ variables that it had."""
-    environment = {name: value for name, value in inherited.items() if not name.startswith(PREFIX)}
+    """The launcher's environment with the stack's settings in place of all ONBEAT_ variables that it had.
+
+    Each child computes with as many threads as it is told, whatever else runs (I7).
+    """
+    environment = {
+        name: value for name, value in inherited.items() if not name.startswith(PREFIX) and name != THREADS_BY_LOAD
+    }
     environment |= dict.fromkeys(NUMERIC_THREADS, str(settings.threads))
     environment |= {"PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     return environment | settings.environment() | {f"{PREFIX}PORT": str(port)}

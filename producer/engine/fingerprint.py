@@ -27,8 +27,8 @@ to 1.6 times what 16 do."""
 CPU_INFO = Path("/proc/cpuinfo")
 VECTOR_FLAGS = ("sse", "ssse", "avx", "fma", "f16c", "amx", "bf16", "asimd", "sve", "sme", "fphp", "i8mm")
 """Prefixes of the CPU flags that libraries choose their kernels by."""
-CHOOSERS = ("MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
-"""Environment variables that they choose by, too."""
+CHOOSERS = ("MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "OMP_THREAD_LIMIT")
+"""Environment variables that they choose by, too; a limit of threads leaves the number that torch names as it is."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -429,6 +429,19 @@ def test_a_device_that_is_not_there_is_named(folders: Path, tmp_path: Path, monk
     assert caught.value.field == "ONBEAT_DEVICE"
 
 
+def test_threads_that_follow_the_load_of_the_machine_are_refused_for_a_deterministic_job(
+    folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_DYNAMIC", "TRUE")
+    with pytest.raises(InvalidInput, match="would follow the load of the machine") as caught:
+        TransformersEngine(
+            EngineSetup(
+                model=ModelSpec(path="qwen3"), model_root=SpecRoot(folders), weight_root=tmp_path, deterministic=True
+            )
+        )
+    assert caught.value.field == "OMP_DYNAMIC"
+
+
 def test_a_closed_engine_holds_and_generates_nothing(folders: Path, tmp_path: Path) -> None:
     rig = transformers_rig("qwen3", folders, tmp_path)
     manifest = rig.load()

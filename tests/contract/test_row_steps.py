@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -113,10 +113,26 @@ ALONE: dict[str, tuple[Make, str]] = {
         "its layers keep more of a row than keys and values",
     ),
 }
+THREADS = [(name, 1) for name in (*LEAN, *OWN)] + [
+    ("qwen3", 2),
+    ("gpt2", 4),
+    ("llama in bfloat16", 2),
+    ("llama in bfloat16", 4),
+]
+"""test_shared_engine.py has the engine with more of them."""
 MOST_ROWS = 64
 PACKED_BYTES = 2**20
 NEVER = frozenset({SHAPE["vocab_size"]})
 """No token ends a row."""
+
+
+@pytest.fixture(autouse=True)
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    """One thread, whatever the tests were started with; a test may ask for more."""
+    before, chosen = torch.get_num_threads(), getattr(request, "param", 1)
+    torch.set_num_threads(chosen)
+    yield chosen
+    torch.set_num_threads(before)
 
 
 def batches() -> list[PromptBatch]:
@@ -154,13 +170,20 @@ def step_of(model: PreTrainedModel) -> RowStep:
     return step
 
 
-@pytest.mark.parametrize("name", [*LEAN, *OWN])
-def test_a_batch_has_the_same_bytes_alone_and_in_any_company_that_comes_and_goes(name: str) -> None:
+@pytest.mark.parametrize(("name", "threads"), THREADS, indirect=["threads"])
+def test_a_batch_has_the_same_bytes_alone_and_in_any_company_that_comes_and_goes(name: str, threads: int) -> None:
+    """Where more threads give rows other bits, the canary lets no company come: the lone batch has its bytes again."""
     model = untrained_model((LEAN | OWN)[name])
     step = step_of(model)
     assert isinstance(step, LeanStep if name in LEAN else OwnStep)
     with torch.inference_mode():
         verdict = judge(model, most_rows=MOST_ROWS, most_packed_bytes=PACKED_BYTES)
+    if threads > 1 and verdict.problem:
+        assert "a row's bits" in verdict.problem
+        assert (verdict.step is None) == (name in OWN)
+        lone = [decode(decoding_of(model, step, is_shared=False), [[batch]])[0] for batch in batches()[:2] * 2]
+        assert lone[:2] == lone[2:]
+        return
     assert verdict.problem == ""
     alone = [decode(decoding_of(model, step, is_shared=False), [[batch]])[0] for batch in batches()]
     together = decode(decoding_of(model, step), [batches()])

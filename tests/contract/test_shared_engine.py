@@ -19,7 +19,6 @@ from contracts.versions import WeightManifest
 from producer.engine.held_rows import GrowingBatch
 from producer.engine.transformers import packed_products
 from producer.engine.transformers.canary import Verdict
-from producer.engine.transformers.engine import STARTED_THREADS
 from producer.engine.transformers.packed_products import Parts, Way
 from producer.engine.transformers.shared_decoding import SharedDecoding
 from tests.builders import tiny_model_folder
@@ -36,8 +35,17 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.fixture(autouse=True)
+def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """What an engine computes with: one thread, whatever the tests were started with; a test may ask for more."""
+    chosen, before = getattr(request, "param", 1), torch.get_num_threads()
+    monkeypatch.setattr("producer.engine.transformers.engine.STARTED_THREADS", chosen)
+    yield chosen
+    torch.set_num_threads(before)
+
+
 @pytest.fixture
-def rig(folders: Path, tmp_path: Path) -> Iterator[Rig]:
+def rig(threads: int, folders: Path, tmp_path: Path) -> Iterator[Rig]:
     built = transformers_rig("qwen3", folders, tmp_path)
     yield built
     built.close()
@@ -89,6 +97,18 @@ def test_batches_that_are_asked_for_at_once_share_steps_and_have_the_bytes_of_ea
     assert encode(lone.run(together(lone, asked))) == encode(expected)
     assert joined == [0, 0, 0]
     lone.close()
+
+
+@pytest.mark.parametrize("threads", [2, 4], indirect=True)
+def test_with_more_threads_batches_that_are_asked_for_at_once_have_the_bytes_of_each_alone(
+    rig: Rig, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Attention cuts its rows by threads, on some kinds of CPU with other bits: there none joins another."""
+    joined = companies(monkeypatch)
+    asked = batches(rig.load())
+    expected = alone(rig, asked)
+    assert encode(rig.run(together(rig, asked))) == encode(expected)
+    assert (max(joined) > 0) == (rig.engine.max_concurrent_completions > 1)
 
 
 def test_a_batch_that_is_cancelled_in_company_leaves_and_the_others_go_on(
@@ -196,7 +216,7 @@ def test_where_rows_are_not_their_own_one_batch_is_sampled_at_a_time_and_a_line_
 
 
 def test_another_number_of_threads_is_judged_anew_and_other_weights_are_not(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
+    rig: Rig, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     judged: list[int] = []
 
@@ -207,10 +227,9 @@ def test_another_number_of_threads_is_judged_anew_and_other_weights_are_not(
     monkeypatch.setattr("producer.engine.transformers.engine.judge", noted)
     rig.load()
     rig.load(1, scaled(rig.tensors, 0.5))
-    for num_threads in (STARTED_THREADS + 1, None, STARTED_THREADS + 1):
+    for num_threads in (threads + 1, None, threads + 1):
         rig.run(rig.engine.wake(num_threads=num_threads))
-    assert judged == [STARTED_THREADS, STARTED_THREADS + 1]
-    torch.set_num_threads(STARTED_THREADS)
+    assert judged == [threads, threads + 1]
 
 
 def packs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[torch.nn.Linear, ...]]:
@@ -258,18 +277,15 @@ def test_an_engine_that_sleeps_gives_its_packed_weights_back(rig: Rig, monkeypat
     assert packed == before * 2
 
 
-def test_other_threads_begin_with_the_weights_that_the_engine_has_by_then(rig: Rig) -> None:
+def test_other_threads_begin_with_the_weights_that_the_engine_has_by_then(rig: Rig, threads: int) -> None:
     def sampled(version: int, factor: float) -> bytes:
         return encode(rig.run(together(rig, batches(rig.load(version, scaled(rig.tensors, factor))))))
 
-    try:
-        first, second = sampled(0, 1.0), sampled(1, 0.5)
-        rig.run(rig.engine.wake(num_threads=STARTED_THREADS + 1))
-        sampled(0, 1.0)
-        rig.run(rig.engine.wake(num_threads=None))
-        rig.load(1, scaled(rig.tensors, 0.5))
-        rig.run(rig.engine.wake(num_threads=STARTED_THREADS + 1))
-        rig.run(rig.engine.wake(num_threads=None))
-        assert sampled(1, 0.5) == second != first
-    finally:
-        torch.set_num_threads(STARTED_THREADS)
+    first, second = sampled(0, 1.0), sampled(1, 0.5)
+    rig.run(rig.engine.wake(num_threads=threads + 1))
+    sampled(0, 1.0)
+    rig.run(rig.engine.wake(num_threads=None))
+    rig.load(1, scaled(rig.tensors, 0.5))
+    rig.run(rig.engine.wake(num_threads=threads + 1))
+    rig.run(rig.engine.wake(num_threads=None))
+    assert sampled(1, 0.5) == second != first

@@ -17,7 +17,7 @@ from contracts.errors import InvalidInput
 from contracts.settings import ENGINE_OPTIONS, PREFIX, StackSettings, engine_from, settings_from
 from onbeat.commands.chaos import chaos
 from onbeat.commands.stack import demo, up
-from onbeat.stack.plan import DECIDED, MAX_THREADS, SECRETS, StackPlan, stage_workers_for
+from onbeat.stack.plan import DECIDED, MAX_THREADS, SECRETS, StackPlan, child_environment, stage_workers_for
 from onbeat.stack.profile import GeneratorProfile, StackProfile, load_profile
 from onbeat.stack.stack import EmbeddedStack
 from process.host_memory import TUNABLES
@@ -191,6 +191,13 @@ def test_a_setting_that_the_stack_decides_is_refused_by_its_name(
         with pytest.raises(InvalidInput, match="decides it itself") as caught:
             command()
         assert caught.value.field == f"{PREFIX}{name.upper()}"
+
+
+def test_a_child_computes_with_the_stacks_threads_whatever_the_launchers_environment_says() -> None:
+    inherited = {"PATH": "/bin", "OMP_NUM_THREADS": "7", "OMP_DYNAMIC": "true"}
+    environment = child_environment(inherited, StackSettings(threads=2), port=0)
+    assert (environment["PATH"], environment["OMP_NUM_THREADS"], environment["MKL_NUM_THREADS"]) == ("/bin", "2", "2")
+    assert "OMP_DYNAMIC" not in environment
 
 
 def test_a_flag_comes_before_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
