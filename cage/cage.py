@@ -15,10 +15,12 @@ import resource
 import signal
 import sys
 from pathlib import Path
+from typing import Literal
 
 from cage import kernel
 from cage.file_rules import restrict_files, scopes_signals
-from cage.syscall_filter import NETWORK, OTHERS, refuse_syscalls
+from cage.syscall_filter import compiled, lock_syscalls
+from cage.syscall_rules import cage_filter
 from contracts.encoding.wire import Record
 
 SCRATCH_BYTES = 64 * 1024 * 1024
@@ -29,12 +31,18 @@ MAX_PROCESSES = 64
 """Processes and threads of one cage, the nursery included."""
 MAX_CPU_S = 24 * 3600
 """Processor seconds of one process, whatever its deadline: what escapes every other end meets this one."""
-FIRST_UID = 1_000_000_000
 UIDS_EACH = 256
-"""For each service its own, told apart by its process id, and for each of its cages another: the limit on
-processes counts those of a uid."""
-MAPPED_UID = 60_700
-"""Where the container maps 65,536 uids only: unused by Debian's and systemd's conventions."""
+"""For each service its own, and for each of its cages another: the limit on processes counts those of a uid."""
+MAX_PROCESS_IDS = 2**22
+"""Most that a kernel has, and so the slots of one kind of service, of UIDS_EACH uids each."""
+SPREAD = 2_654_435_761
+"""Odd, so that no two namespaces have a slot in common by their numbers alone."""
+FIRST_UIDS = {
+    "rewards": (1_000_000_000, 60_600),
+    "environments": (1_000_000_000 + MAX_PROCESS_IDS * UIDS_EACH, 60_600 + UIDS_EACH),
+}
+"""Kind of service → the first uid of its own, and the first where the container maps 65,536 uids only, of those that
+Debian's and systemd's conventions leave unused."""
 ONE_THREAD = (
     "OMP_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
@@ -55,7 +63,9 @@ class CageRules(Record, frozen=True, kw_only=True):
     """Whether what is in it may open sockets."""
     hidden: tuple[str, ...]
     """Folders whose files may not be read: the stack's own."""
-    service_pid: int
+    service: Literal["rewards", "environments"]
+    service_slot: int
+    """Its `own_slot`."""
     number: int
     """The cage's number in its service."""
     loopback: bool = False
@@ -69,8 +79,19 @@ class CageRules(Record, frozen=True, kw_only=True):
     @property
     def own_uids(self) -> tuple[int, int]:
         """The user to become, and the one to become where that one isn't mapped."""
+        first, first_mapped = FIRST_UIDS[self.service]
         offset = self.number % UIDS_EACH
-        return FIRST_UID + self.service_pid * UIDS_EACH + offset, MAPPED_UID + offset
+        return first + self.service_slot * UIDS_EACH + offset, first_mapped + offset
+
+
+def own_slot() -> int:
+    """This process's place among those of its kind on the machine: another one for each process of a container, and for
+    the first process of each container, which all have one process id."""
+    try:
+        namespace = os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        namespace = 0
+    return (os.getpid() + namespace * SPREAD) % MAX_PROCESS_IDS
 
 
 class Cage:
@@ -82,6 +103,7 @@ class Cage:
         self.has_own_uid = False
         self._has_user_namespace = False
         self._has_scratch = False
+        self._is_read_only = False
         self._has_own_loopback = False
 
     def separate(self) -> None:
@@ -127,8 +149,12 @@ class Cage:
         )
         if not (self.has_own_namespaces or self.has_own_uid or scopes_signals()):
             missing.append("signals reach the service")
-        refused = OTHERS if self._rules.network or self._has_own_loopback else OTHERS | NETWORK
-        if not refuse_syscalls(refused, only_ipv4=self._has_own_loopback):
+        asked = cage_filter(
+            sockets=self._rules.network or self._has_own_loopback,
+            only_ipv4=self._has_own_loopback,
+            attributes=self._is_read_only and self._has_scratch,
+        )
+        if not lock_syscalls(compiled(asked)):
             missing.append("no filter of system calls")
             if not (self.has_own_namespaces or self._rules.network):
                 missing.append("the network")
@@ -145,15 +171,19 @@ class Cage:
         return kernel.end_children(child, scans=not reaches_all)
 
     def _mount(self) -> None:
-        """Mounts a scratch folder of limited size, and a /proc that shows this cage only; without them it goes on."""
+        """Makes all that is mounted read-only, and mounts a scratch folder of limited size, and a /proc that shows this
+        cage only; without them it goes on."""
+        if not kernel.unshare(kernel.CLONE_NEWNS):  # this process's own: the keeper removes the folder in the end
+            return
         if not kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE):
             return
         if os.getuid() == 0:
             kernel.show_to_all([*sys.path, sys.prefix, sys.base_prefix])
+        self._is_read_only = kernel.make_read_only("/")
         flags = kernel.MS_NOSUID | kernel.MS_NODEV
         options = f"size={SCRATCH_BYTES},nr_inodes=4096,mode=700"
         self._has_scratch = kernel.mount("scratch", self._rules.folder, "tmpfs", flags, options)
-        kernel.mount("proc", "/proc", "proc", flags | kernel.MS_NOEXEC)
+        kernel.mount("proc", "/proc", "proc", flags | kernel.MS_NOEXEC | kernel.MS_RDONLY)
         os.chdir(self._rules.folder)
 
     def _take_own_uid(self) -> None:

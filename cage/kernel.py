@@ -21,10 +21,12 @@ CLONE_NEWUSER = 0x10000000
 CLONE_NEWPID = 0x20000000
 CLONE_NEWNET = 0x40000000
 
-MS_NOSUID, MS_NODEV, MS_NOEXEC = 0x2, 0x4, 0x8
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 0x1, 0x2, 0x4, 0x8
 MS_BIND, MS_REC, MS_PRIVATE = 0x1000, 0x4000, 0x40000
 
-MNT_DETACH = 0x2
+MOUNT_SETATTR = 442
+"""Its number on every machine: Linux 5.12."""
+AT_FDCWD, AT_RECURSIVE, MOUNT_ATTR_RDONLY = -100, 0x8000, 0x1
 
 M_ARENA_MAX = -8
 
@@ -98,10 +100,11 @@ def mount(source: str, target: str, kind: str | None, flags: int, options: str =
     return found == 0
 
 
-def unmount(target: str) -> None:
-    """Unmounts what is mounted there in this mount namespace, if anything is."""
-    if IS_LINUX:
-        libc().umount2(target.encode(), MNT_DETACH)
+def make_read_only(target: str) -> bool:
+    """Has nothing below it be written, renamed or changed in mode, owner or times, in this mount namespace."""
+    asked = (ctypes.c_uint64 * 4)(MOUNT_ATTR_RDONLY)
+    path, size = ctypes.c_char_p(target.encode()), ctypes.c_size_t(ctypes.sizeof(asked))
+    return libc().syscall(ctypes.c_long(MOUNT_SETATTR), AT_FDCWD, path, AT_RECURSIVE, ctypes.byref(asked), size) == 0
 
 
 def show_to_all(paths: Sequence[str]) -> None:

@@ -141,7 +141,6 @@ def _is_gone(parent: int) -> bool:
 
 def _remove(folder: str) -> None:
     """Removes the folder for a service that is gone; while it lives, its other cages have the folder, too."""
-    kernel.unmount(folder)
     with contextlib.suppress(OSError):
         os.rmdir(folder)
 

@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
 
-from cage.cage import CageRules
+from cage.cage import CageRules, own_slot
 from contracts.encoding.wire import encode
 from contracts.environments.service import (
     CanaryRequest,
@@ -223,7 +223,8 @@ class EnvironmentPool:
             memory_mb=self._settings.environment_memory_mb,
             network=self._settings.environment_network == "host",
             hidden=self._hidden,
-            service_pid=os.getpid(),
+            service="environments",
+            service_slot=own_slot(),
             number=number,
             **_limits(table),
         )

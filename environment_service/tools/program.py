@@ -24,7 +24,8 @@ from typing import Any
 from cage import kernel
 from cage.file_rules import close_all_files, restrict_files
 from cage.frames import Frames, Gone
-from cage.syscall_filter import NETWORK, OTHERS, OWN_PROCESS, refuse_syscalls
+from cage.syscall_filter import compiled, lock_syscalls
+from cage.syscall_rules import PROGRAM
 from contracts.encoding.wire import decode, encode
 from environment_service.tools.python import Program, Ran
 
@@ -68,8 +69,12 @@ WAIT_S, WAIT_FACTOR = 5.0, 10.0
 LOOK_S = 0.25
 LOOKS_WITHOUT_TIME = 8
 """A program that says nothing and uses no processor time, as often as it is looked at, waits for what never comes."""
+MOMENT_S = 0.002
+RUNS = "RD"
+"""The kernel's states of a process that only waits for the machine: for a processor, or for a disk."""
 TIMED_OUT = (signal.SIGXCPU, signal.SIGKILL)
 """The kernel's signals at the limits of processor time; a program can send none."""
+WAITED = "error: it waits for something that never comes"
 CPUCLOCK_SCHED = 2
 """The kernel's mark of a process's clock in the clock's number."""
 NAME = "<program>"
@@ -82,6 +87,39 @@ class Ended(enum.Enum):
     LONG = enum.auto()
     WAITS = enum.auto()
     STUCK = enum.auto()
+
+
+class Watch:
+    """Tells a program that waits for what never comes, which is answered, from one that the machine keeps waiting."""
+
+    def __init__(self, child: int, ends_s: float) -> None:
+        self._child = child
+        self._ends_s = ends_s
+        self._next_s = time.monotonic() + LOOK_S
+        self._num_looks = 0
+        self._used_ns = -1
+
+    def starts_anew(self) -> None:
+        """It has said something."""
+        self._num_looks = 0
+
+    def look(self) -> Ended | None:
+        """WAITS, STUCK, or None while there is hope. May be called at any time; it looks every LOOK_S."""
+        now_s = time.monotonic()
+        if now_s < self._next_s:
+            return None
+        self._next_s = now_s + LOOK_S
+        before_ns, self._used_ns = self._used_ns, _used_ns(self._child)
+        waits = _state(self._child) not in RUNS
+        self._num_looks = self._num_looks + 1 if waits and self._used_ns == before_ns else 0
+        if self._num_looks == LOOKS_WITHOUT_TIME:
+            return Ended.WAITS
+        if now_s <= self._ends_s:
+            return None
+        return Ended.WAITS if waits else Ended.STUCK
+
+
+_FILTER = compiled(PROGRAM)
 
 
 def serve(handle: int) -> None:
@@ -154,12 +192,13 @@ def _run(program: Program, frames: Frames) -> str:
         finally:
             os._exit(1)
     os.close(into)
-    limit = MAX_BYTES_A_CHAR * program.output_chars
-    said, ended = _read(out, child, limit, time.monotonic() + WAIT_S + WAIT_FACTOR * program.cpu_s)
+    watch = Watch(child, time.monotonic() + WAIT_S + WAIT_FACTOR * program.cpu_s)
+    said, ended = _read(out, watch, MAX_BYTES_A_CHAR * program.output_chars)
     os.close(out)
-    if ended is not Ended.SAID_ALL:
-        os.kill(child, signal.SIGKILL)
-    _, status, used = os.wait4(child, 0)
+    if ended is Ended.SAID_ALL:
+        ended, status, used = _end(child, watch)
+    else:
+        status, used = _killed(child)
     by_time = os.WIFSIGNALED(status) and os.WTERMSIG(status) in TIMED_OUT and ended is Ended.SAID_ALL
     is_taken = by_time and used.ru_utime + used.ru_stime < program.cpu_s / 2  # by the machine, for its memory
     if ended is Ended.STUCK or is_taken:
@@ -167,30 +206,50 @@ def _run(program: Program, frames: Frames) -> str:
     if by_time:
         # How much it said until then is a question of the machine's speed.
         return f"error: it took more than {program.cpu_s} s of processor time"
-    if ended is Ended.WAITS:
-        return "error: it waits for something that never comes"
+    if ended is Ended.WAITS or (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGSYS):
+        return WAITED
     return _answer(program, said, status, is_long=ended is Ended.LONG)
 
 
-def _read(out: int, child: int, limit: int, ends_s: float) -> tuple[bytes, Ended]:
+def _read(out: int, watch: Watch, limit: int) -> tuple[bytes, Ended]:
     """All that is said up to a limit, and why there is no more."""
     said = bytearray()
-    num_looks, used_ns = 0, -1
     while len(said) <= limit:
-        if not select.select([out], [], [], LOOK_S)[0]:
-            before_ns, used_ns = used_ns, _used_ns(child)
-            num_looks = num_looks + 1 if used_ns == before_ns else 0
-            if num_looks == LOOKS_WITHOUT_TIME:
-                return bytes(said), Ended.WAITS
-            if time.monotonic() > ends_s:
-                return bytes(said), Ended.STUCK
+        has_more = bool(select.select([out], [], [], LOOK_S)[0])
+        if (ended := watch.look()) is not None:
+            return bytes(said), ended
+        if not has_more:
             continue
-        num_looks = 0
+        watch.starts_anew()
         data = os.read(out, READ_BYTES)
         if not data:
             return bytes(said), Ended.SAID_ALL
         said += data
     return bytes(said), Ended.LONG
+
+
+def _end(child: int, watch: Watch) -> tuple[Ended, int, resource.struct_rusage]:
+    """Waits for a program that says no more: its output is closed, by its end or by itself."""
+    handle = os.pidfd_open(child) if hasattr(os, "pidfd_open") else None
+    try:
+        while True:
+            if handle is None:
+                time.sleep(MOMENT_S)
+            else:
+                select.select([handle], [], [], LOOK_S)
+            pid, status, used = os.wait4(child, os.WNOHANG)
+            if pid:
+                return Ended.SAID_ALL, status, used
+            if (ended := watch.look()) is not None:
+                return ended, *_killed(child)
+    finally:
+        if handle is not None:
+            os.close(handle)
+
+
+def _killed(child: int) -> tuple[int, resource.struct_rusage]:
+    os.kill(child, signal.SIGKILL)
+    return os.wait4(child, 0)[1:]
 
 
 def _used_ns(child: int) -> int:
@@ -199,6 +258,15 @@ def _used_ns(child: int) -> int:
         return time.clock_gettime_ns((~child << 3) | CPUCLOCK_SCHED)
     except (OSError, AttributeError):
         return time.monotonic_ns()
+
+
+def _state(child: int) -> str:
+    """The kernel's letter for what a process does; a space where a system doesn't tell."""
+    try:
+        with open(f"/proc/{child}/stat", "rb") as file:
+            return file.read().rpartition(b") ")[2][:1].decode()
+    except OSError:
+        return " "
 
 
 def _answer(program: Program, said: bytes, status: int, *, is_long: bool) -> str:
@@ -247,7 +315,7 @@ def _lock(program: Program) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (program.cpu_s, program.cpu_s + 1))
     os.closerange(3, 256)
     close_all_files()
-    refuse_syscalls(OTHERS | NETWORK | OWN_PROCESS, forks=False)
+    lock_syscalls(_FILTER)
 
 
 def _status() -> list[str]:

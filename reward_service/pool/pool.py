@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from threading import Condition
 
-from cage.cage import CageRules
+from cage.cage import CageRules, own_slot
 from contracts.errors import Unavailable
 from contracts.rewards import RewardComponent, RewardItem
 from contracts.settings import StackSettings, usable_cores
@@ -173,7 +173,8 @@ class ScorerPool:
             memory_mb=self._memory_mb,
             network=self._network,
             hidden=self._hidden,
-            service_pid=os.getpid(),
+            service="rewards",
+            service_slot=own_slot(),
             number=number,
         )
         return ScorerCage(rules, warm_up_timeout_s=self._warm_up_timeout_s, on_empty=lambda: self._give_back(number))

@@ -9,11 +9,15 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from cage import kernel
-from cage.syscall_filter import refuse_syscalls
+from cage.syscall_filter import ALLOW, REFUSE, Filter, compiled, lock_syscalls
+from cage.syscall_numbers import ARCHITECTURES, NUMBERS
+from cage.syscall_rules import PROGRAM as PROGRAM_RULES
 from contracts.rewards import (
     FormatReward,
     PluginReward,
@@ -24,6 +28,7 @@ from contracts.rewards import (
     Unscorable,
 )
 from reward_service.pool.pool import ScorerPool
+from tests.integration.kernel_calls import calls, numbers
 
 HOSTILE = (PluginReward(entry_point="hostile"),)
 MEMORY_MB = 1024
@@ -35,6 +40,20 @@ MADE_UP = (
     '{"reward": 1e308, "breakdown": {"plugin": 1.0}}',
     '{"reward": 1.0, "breakdown": {"plugin": 1.0}, "unscorable": {"plugin": "timeout"}}',
 )
+PROGRAM = """
+import collections
+ctypes, errno = (collections._sys.modules[name] for name in ("ctypes", "errno"))
+libc, answers = ctypes.CDLL(None, use_errno=True), collections.Counter()
+for number in range(480):
+    if number not in ALLOWED:
+        found = libc.syscall(ctypes.c_long(number), *[ctypes.c_long(0)] * 6)
+        answers["done" if found != -1 else errno.errorcode[ctypes.get_errno()]] += 1
+print(*sorted(answers))
+"""
+"""Makes each call, with no arguments, that a program isn't allowed."""
+PROBES = (335, 336) if os.uname().machine == "x86_64" else ()
+"""Calls of the kernel's own, of code that is traced: no filter sees them, and they end whatever else makes them."""
+PART = 40
 PLUGIN = Path(__file__).parent / "hostile_plugin"
 
 
@@ -48,9 +67,58 @@ def become(uid: int) -> None:
     os.setuid(uid)
     if "container" in sys.argv:
         assert kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
-        assert refuse_syscalls({"unshare"})
+        assert lock_syscalls(compiled(Filter(rules={"unshare": REFUSE}, others=ALLOW)))
     arguments = [sys.executable, "-m", "tests.integration.cage_driver", sys.argv[1]]
     os.execve(sys.executable, arguments, {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+
+
+def allowed() -> list[int]:
+    """The numbers of the calls that a program may make."""
+    column = list(ARCHITECTURES).index(os.uname().machine)
+    return [*PROBES, *(NUMBERS[name][column] for name in PROGRAM_RULES.rules)]
+
+
+class Outside:
+    """A process of the service's user, and files of its that everyone may write: what a walk must leave as they are."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "outside"
+        self.folder.mkdir(mode=0o777)
+        self.file = self.folder / "kept"
+        self.file.write_text("kept")
+        (self.folder / "empty").mkdir()
+        for path in (self.folder, self.file, self.folder / "empty"):
+            path.chmod(0o777 if path.is_dir() else 0o666)
+        with suppress(OSError):
+            os.setxattr(self.file, "user.kept", b"kept")
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.socket.bind(str(self.folder / "socket"))
+        self.socket.setblocking(False)
+        (self.folder / "socket").chmod(0o777)
+        self.process = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
+
+    def asked(self) -> list[str]:
+        """The walk in parts, as long as what is told of a completion has room for."""
+        open_number = next(call.number for call in calls() if call.name == "pidfd_open")
+        facts = {"pid": self.process.pid, "folder": str(self.folder), "pidfd_open": open_number}
+        made = [(call.number, call.arguments) for call in calls()]
+        return [json.dumps({**facts, "calls": made[at : at + PART]}) for at in range(0, len(made), PART)]
+
+    def state(self) -> list[str]:
+        pid = self.process.pid
+        priority = numbers(os.uname().machine)["ioprio_get"]
+        told: list[object] = [Path(f"/proc/{pid}/limits").read_text(), os.sched_getaffinity(pid)]
+        told += [os.sched_getscheduler(pid), os.getpriority(os.PRIO_PROCESS, pid), os.getpgid(pid), os.getsid(pid)]
+        told += [kernel.libc().syscall(priority, 1, pid), self.process.poll(), os.getpriority(os.PRIO_PROCESS, 0)]
+        for path in sorted([self.folder, *self.folder.iterdir()]):
+            facts = path.stat()
+            told.append((path.name, facts.st_mode, facts.st_uid, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns))
+            told.append(sorted(os.listxattr(path)))
+        try:
+            told.append(self.socket.recv(1))
+        except BlockingIOError:
+            told.append("nothing was sent")
+        return [str(one) for one in [*told, self.file.read_text()]]
 
 
 class Tries:
@@ -85,6 +153,13 @@ def main(folder: Path) -> dict[str, object]:
     ask = tries.ask
     mark = f"left-by-a-scorer-{os.getpid()}"
     told: dict[str, object] = {"uid": os.getuid(), "mark": mark}
+    outside = Outside(folder)
+    told["before"] = outside.state()
+    told["walk"] = [told for asked in outside.asked() for told in ask("walk", asked).split()]
+    told["after"] = outside.state()
+    told["itself"] = ask("itself")
+    told["program"] = ask("program", PROGRAM.replace("ALLOWED", str(allowed())), job_id="job-4")
+    outside.process.communicate()
     with socket.create_server(("127.0.0.1", 0)) as server:
         told["environments"] = ask("environments", os.environ["ONBEAT_REDIS_URL"])
         told["read"] = ask("read", str(tries.secret_file))

@@ -8,6 +8,7 @@ import errno
 import gc
 import mmap
 import os
+import resource
 import signal
 import socket
 import struct
@@ -18,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
+from hostile_walk import walk
 
 score_of_everything = 1.0
 CLONES = {"x86_64": 56, "aarch64": 220}
@@ -31,7 +33,7 @@ def refused(attempt: Callable[[], object]) -> str:
     try:
         attempt()
     except OSError as error:
-        return type(error).__name__
+        return errno.errorcode[error.errno or 0]
     return "done"
 
 
@@ -58,6 +60,7 @@ def connect(port: str) -> str:
             refused(lambda: socket.create_connection(("127.0.0.1", int(port)), timeout=5.0)),
             refused(lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b"x", ("127.0.0.1", int(port)))),
             refused(by_unix_path),
+            refused(lambda: socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)),
         )
     )
 
@@ -188,6 +191,30 @@ def clone(_: str) -> str:
     return f"{said} {' '.join(met)}"
 
 
+def itself(_: str) -> str:
+    """What a library does to its own process and files, and what came of it."""
+    Path("own").write_bytes(b"x") if os.access(".", os.W_OK) else None
+    return " ".join(
+        refused(one)
+        for one in (
+            lambda: resource.prlimit(0, resource.RLIMIT_NOFILE, resource.getrlimit(resource.RLIMIT_NOFILE)),
+            lambda: os.sched_setaffinity(0, os.sched_getaffinity(0)),
+            lambda: os.nice(1),
+            lambda: os.isatty(0),
+            lambda: socket.socketpair()[0].setblocking(False),
+            lambda: os.chmod("own", 0o700),
+            lambda: os.utime("own"),
+        )
+    )
+
+
+def program(code: str) -> str:
+    """What a program of the Python tool is answered in this cage."""
+    from environment_service.tools.python import Python
+
+    return Python().run(code)
+
+
 def look(_: str) -> str:
     return " ".join(sorted(os.listdir(os.getcwd()))) or "an empty folder"
 
@@ -208,6 +235,9 @@ TRIES: dict[str, Callable[[str], str]] = {
     "call": call,
     "clone": clone,
     "look": look,
+    "walk": walk,
+    "itself": itself,
+    "program": program,
 }
 
 

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from environment_service.tools.python import Python
+from cage.frames import Frames
+from environment_service.tools import program
+from environment_service.tools.python import Program, Python
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="the locks of programs are Linux's")
 OS = "import collections; os = collections._sys.modules['os']\n"
 """A way to the module that it may not import: the locks are the kernel's."""
+FOUND = "import collections\nglobals().update(collections._sys.modules)\n"
+"""All that the zygote has imported."""
+ERRNO = "[Errno 13] Permission denied"
+DENIED = f"PermissionError: {ERRNO}"
+NEVER = "error: it waits for something that never comes"
 TOO_LONG = "error: it took more than 1 s of processor time"
 CHANCE = """
 import random
@@ -79,9 +87,49 @@ def test_what_a_program_said_before_it_took_too_long_depends_on_the_machine_and_
 
 
 @LINUX
-def test_a_program_that_waits_for_ever_is_answered(python: Python) -> None:
-    sleeps = "print(1)\nimport collections; collections._sys.modules['time'].sleep(1000)"
-    assert python.run(sleeps) == "error: it waits for something that never comes"
+@pytest.mark.parametrize(
+    ("code", "answer"),
+    [
+        ("print(1)\ntime.sleep(1000)", f"1\n  line 4, in <module>\n{DENIED}"),
+        ("select.select([], [], [], 1000)", f"  line 3, in <module>\n{DENIED}"),
+        ("while True:\n    print(1)\n    time.sleep(0.2)", f"1\n  line 5, in <module>\n{DENIED}"),
+        ("signal.pause(); print(2)", "2"),
+        ("_thread.allocate_lock().acquire(); print(1)", "1"),
+        ("lock = _thread.allocate_lock(); lock.acquire(); lock.acquire(timeout=1000)", "False"),
+        ("lock = _thread.allocate_lock(); lock.acquire(); print(1); lock.acquire()", NEVER),
+        ("os.close(1); os.close(2); time.sleep(1000)", f"  line 3, in <module>\n{DENIED}"),
+        ("os.close(1)\nwhile True: pass", f"  line 3, in <module>\n{DENIED}"),
+        ("sys.stdout.close(); sys.stderr.close(); select.select([], [], [])", "(no output)"),
+        ("resource.setrlimit(resource.RLIMIT_CPU, (0, 0))", f"  line 3, in <module>\n{DENIED}"),
+        ("signal.raise_signal(signal.SIGKILL)", f"  line 3, in <module>\n{DENIED}"),
+        ("signal.setitimer(signal.ITIMER_REAL, 1)", f"  line 3, in <module>\nsignal.itimer_error: {ERRNO}"),
+    ],
+)
+def test_a_program_that_hangs_by_any_call_is_answered_by_the_call_and_not_by_the_clock(
+    python: Python, code: str, answer: str
+) -> None:
+    assert python.run(FOUND + code) == answer
+
+
+@LINUX
+@pytest.mark.parametrize(
+    "code",
+    [
+        "os.close(1); os.close(2); time.sleep(1000)",
+        "time.sleep(1000)",
+        "while True:\n    print(1)\n    time.sleep(0.02)",
+    ],
+    ids=["says no more", "says nothing", "says ever more"],
+)
+def test_where_no_filter_holds_a_program_that_sleeps_is_answered_and_its_reader_goes_on(
+    code: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"_FILTER": b"", "LOOK_S": 0.02, "WAIT_S": 1.0, "WAIT_FACTOR": 0.0}.items():
+        monkeypatch.setattr(program, name, value)
+    asked = Program(code=FOUND + code, cpu_s=1, memory_mb=256, output_chars=4000)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        assert program._run(asked, Frames(theirs, max_bytes=1)) == NEVER
 
 
 def test_a_program_may_not_import_by_a_call_and_c_code_of_its_modules_may(python: Python) -> None:
