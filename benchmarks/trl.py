@@ -36,7 +36,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
 from benchmarks._demo_runs import output_of, run_demo
-from benchmarks._lookup_environment import ROWS, rows
+from benchmarks._lookup_environment import ROWS, Lookup, rows
 from benchmarks._results import REPOSITORY, write_result
 from benchmarks._side_by_side import Run, Step, Watch, compared, draw_rewards, rounded
 from contracts.encoding.wire import encode_json
@@ -139,7 +139,8 @@ def run_ours(
     with Watch() as watch:
         counts = ("--threads", str(threads), "--generators", str(generators))
         flags = ["--set", "evaluation.num_prompts=0", *flags]
-        done = run_demo(case.spec, folder, *counts, *flags, models=models)
+        allowed = {"ONBEAT_TRL_MODULES": Lookup.__module__}
+        done = run_demo(case.spec, folder, *counts, *flags, models=models, variables=allowed)
     run = Run(
         command_s=command_s,
         first_s=min(span.started_s for span in done.spans if span.what == "generate"),

@@ -144,6 +144,9 @@ class StackSettings(Record, frozen=True, kw_only=True):
     mcp_servers: str = ""
     """Programs whose tools specs may have by their names, for environment `mcp`: JSON {"name": {"command": …, "args":
     […], "env": {…}}}, or the path of a file that holds it. Only the environment service of a stack is told."""
+    trl_modules: str = ""
+    """Modules, with commas between them, whose classes specs may name as `module:Class` for environment `trl`, beside
+    the entry points of group `onbeat.trl_environments`."""
     judge_url: str = ""
     """Base URL, without /v1, of the OpenAI-compatible server that stages of type `llm_judge` ask; "": this stage worker
     leaves such stages alone."""

@@ -37,8 +37,15 @@ def warm_up(payload: bytes) -> bytes:
     return b""
 
 
-def load(table: EnvironmentTable, mcp: Offered = Offered()) -> Playable | Loaded:  # noqa: B008  (it is frozen)
-    """Imports it and makes one, with the parameters; what is wrong, otherwise. mcp: the operator's part in them."""
+def load(
+    table: EnvironmentTable,
+    mcp: Offered = Offered(),  # noqa: B008  (it is frozen)
+    trl_modules: tuple[str, ...] = (),
+) -> Playable | Loaded:
+    """Imports it and makes one, with the parameters; what is wrong, otherwise.
+
+    mcp, trl_modules: the operator's part in them.
+    """
     try:
         factory, version = registry.factory_of(table)
     except InvalidInput as error:
@@ -47,6 +54,8 @@ def load(table: EnvironmentTable, mcp: Offered = Offered()) -> Playable | Loaded
         return _refused(f"`{table.name}` cannot be imported: {type(error).__name__}: {error}", registry.NAME_FIELD)
     if table.name == registry.MCP:
         factory = partial(factory, mcp)
+    elif table.name == registry.TRL:
+        factory = partial(factory, trl_modules)
     params = dict(table.params)
     try:
         tried = factory(**params)

@@ -33,6 +33,8 @@ class Load(Record, frozen=True, kw_only=True):
     """The longest answer of one turn."""
     mcp: Offered = Offered()
     """What it may know of MCP servers."""
+    trl_modules: tuple[str, ...] = ()
+    """Modules whose classes environment `trl` may be."""
 
 
 class Loaded(Record, frozen=True, kw_only=True):

@@ -46,6 +46,7 @@ class PlayCage:
         reply_bytes: int,
         start_timeout_s: float,
         mcp: Offered,
+        trl_modules: tuple[str, ...],
         on_empty: Callable[[], None] = lambda: None,
     ) -> None:
         self._process = CagedProcess(
@@ -56,7 +57,7 @@ class PlayCage:
             hash_seed=HASH_SEED,
             on_empty=on_empty,
         )
-        self._load = Load(environment=environment, reply_bytes=reply_bytes, mcp=mcp)
+        self._load = Load(environment=environment, reply_bytes=reply_bytes, mcp=mcp, trl_modules=trl_modules)
         self._start_timeout_s = start_timeout_s
         self._is_warm = False
         self._child: Frames | None = None

@@ -43,13 +43,14 @@ from contracts.environments.service import (
 )
 from contracts.errors import InvalidInput, Unavailable
 from contracts.settings import StackSettings, usable_cores
+from environment_service.adapters.trl import modules_from
 from environment_service.mcp_servers import offered, servers_from
 from environment_service.player.protocol import Loaded
 from environment_service.pool.canary import compared
 from environment_service.pool.lane import Lane
 from environment_service.pool.play_cage import PlayCage
 from environment_service.pool.sessions import Advance, Ask, Begin, End, Session, Show
-from environment_service.registry import MCP, is_agent
+from environment_service.registry import MCP, TRL, is_agent
 
 MAX_KINDS = 8
 MAX_CAGES = 240
@@ -100,11 +101,12 @@ class EnvironmentPool:
     ) -> None:
         """on_restart: called for each child that was lost. on_result: for each result of a child.
 
-        Raises InvalidInput for MCP servers that can't be read or found.
+        Raises InvalidInput for MCP servers that can't be read or found, and for modules whose names are none.
         """
         self._settings = settings
         self.num_children = settings.environment_children or usable_cores()
         self._mcp_servers = servers_from(settings.mcp_servers)
+        self._trl_modules = modules_from(settings.trl_modules)
         self._hidden = (str(settings.run_root_path), str(settings.weight_root_path))
         self._on_restart = on_restart
         self._on_result = on_result
@@ -234,6 +236,7 @@ class EnvironmentPool:
             reply_bytes=self._settings.environment_reply_kb * 1024,
             start_timeout_s=self._settings.environment_start_s,
             mcp=offered(self._mcp_servers, table),
+            trl_modules=self._trl_modules if table.name == TRL else (),
             on_empty=lambda: self._cages.discard(number),
         )
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from msgspec import UNSET
+from msgspec.structs import replace
 
 from contracts.environments.messages import Message, ToolCall
 from contracts.environments.service import (
@@ -22,7 +23,7 @@ from contracts.environments.service import (
     Task,
     Turned,
 )
-from tests.played import PLUGIN, asked, reply_of, said
+from tests.played import PLUGIN, SETTINGS, asked, reply_of, said
 
 GSM = {"question": "2 + 3?", "reference": "5", "entry": '{"extra_info": {"max_turns": 3}}'}
 CHAIN = {"question": "", "reference": "", "entry": json.dumps({
@@ -77,7 +78,7 @@ PLAYS: dict[str, tuple[EnvironmentTable, dict[str, Any], Callable[[Opening], lis
         "143",
     ),
     "trl": (
-        EnvironmentTable(name="trl", params={"factory": "trl_counter:Counter"}),
+        EnvironmentTable(name="trl", params={"factory": "counter"}),
         {"question": "Count to 7.", "reference": "7", "entry": ""},
         lambda opening: [call("add", number=3), call("add", number=4), call("_hidden"), said("I am there.")],
         1.0,
@@ -145,20 +146,30 @@ def test_a_call_that_cannot_be_read_or_names_no_tool_is_answered_as_a_message() 
 
 def test_what_is_wrong_with_its_parameters_is_named() -> None:
     tables: dict[str, dict[str, Any]] = {
+        "`pdb:Pdb` is of no module that the stack's operator allows": {"name": "trl", "params": {"factory": "pdb:Pdb"}},
+        "those of ONBEAT_TRL_MODULES (trl_counter)": {"name": "trl", "params": {"factory": "trl_counter.x:Counter"}},
+        "entry point of group onbeat.trl_environments: counter": {"name": "trl", "params": {"factory": "os:system"}},
+        "`trl_counter:Any` is no class of its own package": {"name": "trl", "params": {"factory": "trl_counter:Any"}},
+        "no package offers `pdb` in group onbeat.trl_environments": {"name": "trl", "params": {"factory": "pdb"}},
+        "which is no class": {"name": "trl", "params": {"factory": "no_class"}},
         "skyrl-gym has no environment `chess`": {"name": "skyrl_gym", "params": {"env": "chess"}},
         "`TicTacToe-v0` is no game for one player": {"name": "textarena", "params": {"game": "TicTacToe-v0"}},
         "there is no tool `search`": {"name": "tools", "params": {"tools": "search"}},
-        "`os:system` is no class of its own package": {"name": "trl", "params": {"factory": "os:system"}},
         "is none of the tasks": {"name": "reasoning_gym", "params": {"task": "codeio"}},
         "unexpected keyword argument": {"name": "tools", "params": {"colour": "red"}},
     }
 
     async def run() -> None:
-        async with asked() as ask:
+        async with asked(replace(SETTINGS, trl_modules="trl_counter")) as ask:
             for problem, fields in tables.items():
                 loaded = await ask.pool.facts(EnvironmentTable(**fields))
                 assert loaded.failure is not None
                 assert problem in loaded.failure.detail, loaded
                 assert loaded.field == "environment.params"
+            listed = EnvironmentTable(name="trl", params={"factory": "trl_counter:Counter"})
+            assert (await ask.pool.facts(listed)).failure is None
+            by_name = await ask.pool.facts(EnvironmentTable(name="trl", params={"factory": "counter"}))
+            assert by_name.facts is not None
+            assert by_name.facts.version == "environment-plugin 1.0"
 
     asyncio.run(run())

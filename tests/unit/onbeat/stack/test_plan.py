@@ -67,6 +67,7 @@ CHOSEN: dict[str, tuple[object, dict[str, object]]] = {
     "environment_memory_mb": (2048, {}),
     "environment_network": ("host", {}),
     "mcp_servers": ('{"one": {"command": "/bin/true"}}', {}),
+    "trl_modules": ("my_package.environments", {}),
     "judge_url": ("http://127.0.0.1:9", {}),
     "judge_key": ("chosen-key", {}),
     "judge_questions": (3, {}),
