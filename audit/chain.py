@@ -12,7 +12,8 @@ What it proves of a run whose records it is given, oldest first:
   that replays an iteration makes the same weights again (I7);
 - the columns: in a job with stages each trained batch, and no other, has a digest of what stages made of it;
 - the environment: in a deterministic job all iterations were played by one version of it;
-- the rewards: a completion that couldn't be scored has a score only where its component stated one;
+- the rewards: a completion that couldn't be judged has a score only where the component, the environment or the stage
+  stated one;
 - the files: weights and checkpoints on disk have the digests that the chain says.
 """
 
@@ -210,14 +211,14 @@ def _check_batches(walk: _Walk, record: AuditRecord, spec: JobSpec, name: str) -
 
 
 def _check_unscorable(walk: _Walk, record: AuditRecord, name: str) -> None:
-    """Each stand-in for a score must be in a batch that was used, and of a component that states such a score."""
+    """Each stand-in for a score must be in a batch that was used, and of what states such a score."""
     stated = set(record.on_unscorable or ())
     counts = record.unscorable or {}
     if strange := sorted(counts.keys() - record.batches.keys()):
         walk.gaps.append(f"{name}: {some(strange)} have unscorable completions, and were not used")
-    components = {reason.partition(": ")[0] for of_batch in counts.values() for reason in of_batch}
-    if unstated := sorted(components - stated):
-        walk.gaps.append(f"{name}: {some(unstated)} could not score completions, and states no score for that")
+    judges = {reason.partition(": ")[0] for of_batch in counts.values() for reason in of_batch}
+    if unstated := sorted(judges - stated):
+        walk.gaps.append(f"{name}: {some(unstated)} could not judge completions, and states no score for that")
 
 
 def _check_environment(walk: _Walk, record: AuditRecord, spec: JobSpec, name: str) -> None:

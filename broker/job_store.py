@@ -16,11 +16,11 @@ from broker import keys
 from broker.connection.client import Broker
 from broker.keys import JobKeys, num_open_of
 from broker.removals import Removal
-from contracts.encoding.wire import changed, decode, encode
+from contracts.encoding.wire import decode, encode
 from contracts.errors import Conflict, FencedOff, InvalidInput, NotFound
 from contracts.events import AuditRecord, JobEvent, StateChanged
-from contracts.jobs import NEXT_STATES, EvaluationScore, JobState
-from contracts.rewards import OnUnscorable, with_on_unscorable
+from contracts.jobs import NEXT_STATES, EvaluationScore, JobState, ResumeRequest, resumed_spec
+from contracts.rewards import OnUnscorable
 from contracts.spec import JobSpec
 
 IDEMPOTENCY_S = 24 * 3600
@@ -244,31 +244,28 @@ class JobStore:
         *,
         iterations: int | None = None,
         on_unscorable: Mapping[str, OnUnscorable] = MappingProxyType({}),
+        on_failure: Mapping[str, OnUnscorable] = MappingProxyType({}),
     ) -> JobState:
         """Queues an ended job again: a trainer goes on from its newest checkpoint; the open iteration is sampled anew.
 
-        iterations: the job's new number; None keeps it. on_unscorable: of reward components, by name. Safe to repeat.
-        Answers only after the write is on disk. Raises NotFound, Conflict for a job that has not ended, or has nothing
-        left to do, and InvalidInput for fewer iterations than were trained, or a component that the job doesn't have.
+        What is named is of ResumeRequest. Safe to repeat. Answers only after the write is on disk. Raises NotFound,
+        Conflict for a job that has not ended, or has nothing left to do, and InvalidInput for fewer iterations than
+        were trained, or as `resumed_spec` does.
         """
-        outcome, *rest = self._resume_as_seen(job_id, iterations, on_unscorable)
+        asked = ResumeRequest(iterations=iterations, on_unscorable=dict(on_unscorable), on_failure=dict(on_failure))
+        outcome, *rest = self._resume_as_seen(job_id, asked)
         while outcome == b"changed":
-            outcome, *rest = self._resume_as_seen(job_id, iterations, on_unscorable)
+            outcome, *rest = self._resume_as_seen(job_id, asked)
         if outcome == b"refused":
             raise Conflict(f"a {rest[0].decode()} job cannot be resumed", field="state", cure="it has not ended")
         self._broker.persisted()
         return self.state(job_id)
 
-    def _resume_as_seen(
-        self, job_id: str, iterations: int | None, on_unscorable: Mapping[str, OnUnscorable]
-    ) -> list[Any]:
+    def _resume_as_seen(self, job_id: str, asked: ResumeRequest) -> list[Any]:
         state, (chain, _) = self.state(job_id), self.audit_outline(job_id)
         body = self._spec_bytes(job_id)
         before = decode(body, JobSpec)
-        after = before if iterations is None else changed(before, iterations=iterations)
-        if on_unscorable:
-            components = with_on_unscorable(before.reward.components, on_unscorable)
-            after = changed(after, reward=changed(after.reward, components=components))
+        after = resumed_spec(before, asked)
         num_trained = 1 + max((record.iteration for record in chain if record.next_weights_digest), default=-1)
         if after.iterations < num_trained:
             raise InvalidInput(f"{num_trained} are trained already", field="iterations", cure="give as many or more")

@@ -17,7 +17,8 @@ OnbeatError
 │   └── WrongEngine         a claim by another kind of engine than the one that samples the job (I7)
 ├── WeightsRejected         weights whose digest is not the manifest's (I2)
 ├── BatchFailed             a batch that could not be generated or scored; its reason is dead-lettered (I6)
-│   └── PrefixBroken        a turn whose prompt would not begin with the tokens before it (I9)
+│   ├── PrefixBroken        a turn whose prompt would not begin with the tokens before it (I9)
+│   └── CompletionUnjudged  a completion that can't be judged, by its own doing; it may have a stated score (I6)
 ├── TrainingDiverged        a loss or gradient that is not finite, or beyond the accumulator's range
 └── DeadlineExceeded        a wait that ended without progress; names what it waited for (I8)
 
@@ -129,6 +130,18 @@ class BatchFailed(OnbeatError, status=HTTPStatus.BAD_GATEWAY):
 
 class PrefixBroken(BatchFailed):
     """A turn whose prompt would not begin with exactly what the model has seen and sampled before (I9)."""
+
+
+class CompletionUnjudged(BatchFailed):
+    """What judges completions can't judge this one, and it is the cause: the spec may state a score for it."""
+
+    def __init__(
+        self, problem: str, *, reason: str, lasts: bool, field: str | None = None, cure: str | None = None
+    ) -> None:
+        """reason: a `StageReason` of contracts/rewards.py. lasts: whether the same completion meets it each time."""
+        super().__init__(problem, field=field, cure=cure)
+        self.reason = reason
+        self.lasts = lasts
 
 
 class TrainingDiverged(OnbeatError, status=HTTPStatus.INTERNAL_SERVER_ERROR):

@@ -49,12 +49,15 @@ class TrajectoryMetrics(Record, frozen=True, kw_only=True):
     """Share of trajectories that the environment ended, and next those that a limit ended."""
     max_turns_share: float
     max_tokens_share: float
+    failed_share: float = 0.0
+    """Share of trajectories at which the environment failed, and that have the score of environment.on_failure."""
     observation_tokens_mean: float
     """Tokens of a trajectory that were not sampled; they carry no loss (I9)."""
     environment_reward_mean: float
     """Sum of the rewards of a trajectory's turns; without the job's reward components."""
     num_begun_again: int
-    """Trajectories whose environment had failed before."""
+    """Trajectories that were begun anew since the environment had failed; only in a job that isn't deterministic. They
+    are sampled on condition that it doesn't fail: a bias against what makes it fail."""
     environment: dict[str, float]
     """Mean of each metric of the environment, over the trajectories that have it."""
 
@@ -93,7 +96,8 @@ class IterationMetrics(Record, frozen=True, kw_only=True):
     truncated_share: float
     """Share of completions that hit max_new_tokens, of trajectories in their last turn."""
     num_unscorable: int = 0
-    """Trained completions whose reward has an `on_unscorable` score in it."""
+    """Trained completions whose reward has a score in it that the spec states for what can't be judged:
+    `on_unscorable` of a component, `on_failure` of the environment or a stage."""
     loss: float
     """The mean over the iteration's updates, like kl_to_reference, kl_to_teacher, entropy_trained_tokens,
     corrected_share and grad_norm."""
@@ -297,9 +301,10 @@ class AuditRecord(Record, frozen=True, kw_only=True):
     grad_norm: float = 0.0
     reward_mean: float = 0.0
     on_unscorable: dict[str, float] | UnsetType = UNSET
-    """Reward components with a score for what they can't score, as this iteration was scored; left out without any."""
+    """Component, environment or stage → the score that the spec states for what it can't judge, as this iteration was
+    judged; left out without any."""
     unscorable: dict[str, dict[str, int]] | UnsetType = UNSET
-    """Batch id → "component: reason" → completions that got such a score; left out without any."""
+    """Batch id → "name: reason" → completions that got such a score; left out without any."""
     sampled: tuple[SampledBy, ...] | UnsetType = UNSET
     """Training batches that an older version sampled, oldest version first; left out where there are none."""
     columns: dict[str, str] | UnsetType = UNSET

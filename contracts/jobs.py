@@ -18,8 +18,10 @@ from typing import Annotated
 
 from msgspec import Meta, field
 
-from contracts.encoding.wire import Iterations, Line, Record
-from contracts.rewards import OnUnscorable
+from contracts.encoding.wire import Iterations, Line, Record, changed
+from contracts.rewards import OnUnscorable, with_on_unscorable
+from contracts.spec import JobSpec
+from contracts.stated_scores import with_on_failure
 
 
 class JobState(str, Enum):
@@ -101,6 +103,23 @@ class ResumeRequest(Record, frozen=True, kw_only=True):
     """The job's new number of iterations; None keeps it."""
     on_unscorable: Annotated[dict[Line, OnUnscorable], Meta(max_length=32)] = field(default_factory=dict)
     """New `on_unscorable` of reward components, by their names in the breakdown; the others keep theirs."""
+    on_failure: Annotated[dict[Line, OnUnscorable], Meta(max_length=32)] = field(default_factory=dict)
+    """New `on_failure` of the environment, by "environment", and of stages, by their names; the others keep theirs."""
+
+
+def resumed_spec(before: JobSpec, asked: ResumeRequest) -> JobSpec:
+    """Returns the spec that a resumed job goes on with; what isn't asked for stays.
+
+    Raises InvalidInput for the name of what the job doesn't have, and for what the spec refuses.
+    """
+    after = before if asked.iterations is None else changed(before, iterations=asked.iterations)
+    if asked.on_unscorable:
+        components = with_on_unscorable(before.reward.components, asked.on_unscorable)
+        after = changed(after, reward=changed(before.reward, components=components))
+    if asked.on_failure:
+        environment, stages = with_on_failure(before.environment, before.stages, asked.on_failure)
+        after = changed(after, environment=environment, stages=stages)
+    return after
 
 
 class EvaluationScore(Record, frozen=True, kw_only=True):

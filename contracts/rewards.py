@@ -16,6 +16,12 @@ from contracts.errors import ContractViolation, InvalidInput
 
 Weight = Annotated[float, Meta(ge=-1000.0, le=1000.0)]
 OnUnscorable = Literal["fail"] | Annotated[float, Meta(ge=-1000.0, le=1000.0)]
+"""What a completion gets that a scorer (`on_unscorable`), an environment or a stage (`on_failure`) can't judge."""
+
+
+def stated_score(said: OnUnscorable) -> float | None:
+    """Returns the score; None where a failure fails."""
+    return None if isinstance(said, str) else said
 
 
 class Component(Record, tag_field="type", frozen=True, kw_only=True):
@@ -31,7 +37,7 @@ class Component(Record, tag_field="type", frozen=True, kw_only=True):
     @property
     def stated_score(self) -> float | None:
         """The score of what it can't score; None where that fails."""
-        return None if isinstance(self.on_unscorable, str) else self.on_unscorable
+        return stated_score(self.on_unscorable)
 
     @property
     def name(self) -> str:
@@ -179,6 +185,16 @@ class RewardRequest(Record, frozen=True, kw_only=True):
 UnscorableReason = Literal[
     "timeout", "crashed", "raised", "not_finite", "bad_reference", "unknown_entry_point", "too_complex"
 ]
+EnvironmentReason = Literal["invalid_reply", "oversize", "rewritten"]
+StageReason = Literal["not_finite", "too_long", "refused", "no_answer", "out_of_range"]
+StatedReason = UnscorableReason | EnvironmentReason | StageReason
+"""Why a completion has a stated score: a scorer's reasons, an environment's (contracts/environments/service.py), and a
+stage's:
+
+too_long      it is longer than what a reward model or a judge reads
+refused       the judge, or a chat template, refuses it
+no_answer     the judge's answer is cut, or has no number where the spec says that there is one
+out_of_range  the judge's number is not between lowest and highest"""
 
 
 class Scored(Record, tag="scored", tag_field="type", frozen=True, kw_only=True, omit_defaults=True):

@@ -20,7 +20,7 @@ from contracts.encoding.arrays import ITEM_BYTES
 from contracts.encoding.digests import Digest, content_digest
 from contracts.encoding.wire import Line, Record, Tokens, encode
 from contracts.errors import ContractViolation
-from contracts.rewards import UnscorableReason
+from contracts.rewards import StatedReason
 from contracts.versions import PolicyVersion
 
 Purpose = Literal["train", "evaluation"]
@@ -33,11 +33,12 @@ EnvironmentNumbers = Annotated[dict[Line, float], Meta(max_length=64)]
 """What an environment counts; each name is a curve, a gauge and a column of its own."""
 MAX_ENVIRONMENT_NUMBER = 1e12
 """Largest reward of a turn, and metric, either way: sums over an iteration are far from the end of floats."""
-StopReason = Literal["done", "max_turns", "max_tokens"]
+StopReason = Literal["done", "max_turns", "max_tokens", "failed"]
 """done         the environment said so
 max_turns    environment.max_turns were played
 max_tokens   the last turn ended at rollout.sampling.max_new_tokens, or another one has no room in
-             environment.max_tokens"""
+             environment.max_tokens
+failed       the environment failed at the last turn, and environment.on_failure states a score for that"""
 
 
 class SamplingParams(Record, frozen=True, kw_only=True):
@@ -136,7 +137,7 @@ class Turn(Record, frozen=True, kw_only=True):
     reward: float
     """What the environment gave for it."""
     reply_digest: Digest
-    """`Played.reply_digest` of what the environment replied."""
+    """`Played.reply_digest` of what the environment replied; of the turn at which it failed, of the reason."""
 
     def __post_init__(self) -> None:
         if self.end <= self.start:
@@ -152,14 +153,18 @@ class Trajectory(Record, frozen=True, kw_only=True):
     attempt: Annotated[int, Meta(ge=1)] = 1
     """How many times it was begun."""
     metrics: EnvironmentNumbers = field(default_factory=dict)
-    """Named numbers of the environment's last reply."""
+    """Named numbers of the environment's last reply; none of one that failed."""
+    failure: StatedReason | UnsetType = UNSET
+    """Why the environment failed, where that ended it."""
 
     def __post_init__(self) -> None:
+        if (self.stop == "failed") != (self.failure is not UNSET):
+            raise ContractViolation("a trajectory has a reason exactly where it has failed", field="failure")
         check_environment_numbers(*self.metrics.values(), field="metrics")
 
     @property
     def reward(self) -> float:
-        """The sum of what the environment gave."""
+        """The sum of what the environment gave, or the score that is stated for its failure."""
         return math.fsum(turn.reward for turn in self.turns)
 
 
@@ -212,8 +217,9 @@ class Rollout(Record, frozen=True, kw_only=True, omit_defaults=True):
     reward: float
     reward_breakdown: dict[str, float]
     """Unweighted score of each reward component, by its name."""
-    unscorable: dict[str, UnscorableReason] = field(default_factory=dict)
-    """Reward components that could not score it: their scores are the ones that `on_unscorable` states."""
+    unscorable: dict[str, StatedReason] = field(default_factory=dict)
+    """What could not judge it, by the names of contracts/stated_scores.py: their scores are the ones that the
+    spec states for that. Stages join where they are taken for training."""
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.reward):

@@ -38,6 +38,7 @@ from contracts.spec_tables.stages import (
     stage_problems,
 )
 from contracts.spec_tables.trainer import OptimizerSpec, TrainerSpec, external_problem
+from contracts.stated_scores import all_stated_scores, names_problem
 from contracts.weights import DeltaWeights, FileWeights, WeightsSpec
 
 TrackerName = Literal["tensorboard", "wandb", "mlflow"]
@@ -300,7 +301,8 @@ class JobSpec(Record, frozen=True, kw_only=True):
             deterministic=self.deterministic,
             resamples=self.rollout.max_resamples > 0,
         )
-        if problem := next(problems, ""):
+        problem = next(problems, "") or names_problem(self.reward.components, self.environment, self.stages)
+        if problem:
             raise ValueError(problem)
 
     def _check_sharding(self) -> None:
@@ -348,6 +350,11 @@ class JobSpec(Record, frozen=True, kw_only=True):
     def stage_reward_weights(self) -> dict[str, float]:
         """Column of a stage → what 1.0 of it adds to the reward."""
         return reward_weights(self.stages)
+
+    @property
+    def stated_scores(self) -> dict[str, float]:
+        """What the spec says of completions that can't be judged: name of what can't → score, where it states one."""
+        return all_stated_scores(self.reward.components, self.environment, self.stages)
 
     @property
     def num_open(self) -> int:

@@ -10,7 +10,6 @@ from msgspec import UNSET
 from broker.fence import FenceState
 from contracts.errors import FenceViolation, InvalidInput
 from contracts.events import AuditRecord, IterationMetrics
-from contracts.rewards import stated_scores
 from contracts.spec import JobSpec
 from contracts.versions import WeightManifest
 from iterations.expected import ExpectedIteration
@@ -42,7 +41,7 @@ def commit_record(
         loss=numbers.loss if numbers else 0.0,
         grad_norm=numbers.grad_norm if numbers else 0.0,
         reward_mean=numbers.reward_mean if numbers else 0.0,
-        on_unscorable=stated_scores(spec.reward.components) or UNSET,
+        on_unscorable=spec.stated_scores or UNSET,
         unscorable=dict(sorted(iteration.unscorable.items())) or UNSET,
         sampled=iteration.sampled or UNSET,
         columns=dict(sorted(iteration.columns.items())) or UNSET,

@@ -37,9 +37,8 @@ class ExpectedIteration:
         """Batch id → reason."""
         self.evaluation: dict[str, RolloutBatch] = {}
         self.unscorable: dict[str, dict[str, int]] = {}
-        """Batch id → "component: reason" → completions that got an `on_unscorable` score."""
-        self.num_unscorable = 0
-        """Trained completions that got one."""
+        """Batch id → "name: reason" → completions that got a score which the spec states for what can't be judged."""
+        self._num_unscorable: dict[str, int] = {}
         self.played = PlayedTrajectories()
         """The trained trajectories of a job with an environment."""
 
@@ -72,13 +71,23 @@ class ExpectedIteration:
             return False
         self.digests[batch.batch_id] = arrived.digest
         del self._missing[batch.batch_id]
-        self._record_unscorable(batch)
+        self._mark(batch)
         if batch.purpose == "evaluation":
             self.evaluation[batch.batch_id] = batch
         else:
             self._sampler[batch.batch_id] = batch.policy_version
             self.played.add(batch)
         return True
+
+    def put_columns(self, as_trained: RolloutBatch, digest: str) -> None:
+        """Records what stages have made of a batch that was taken. digest: of its columns."""
+        self.columns[as_trained.batch_id] = digest
+        self._mark(as_trained)
+
+    @property
+    def num_unscorable(self) -> int:
+        """Trained completions that got a stated score, of whatever."""
+        return sum(self._num_unscorable.values())
 
     @property
     def sampled(self) -> tuple[SampledBy, ...]:
@@ -119,13 +128,15 @@ class ExpectedIteration:
         for place, group in enumerate(batch.groups):
             _check_group(group, place, expected)
 
-    def _record_unscorable(self, batch: RolloutBatch) -> None:
+    def _mark(self, batch: RolloutBatch) -> None:
+        """Counts the completions that have stated scores; again once stages have added theirs."""
         replaced = [rollout.unscorable for group in batch.groups for rollout in group.rollouts if rollout.unscorable]
         if not replaced:
             return
         counts = Counter(f"{name}: {reason}" for one in replaced for name, reason in one.items())
         self.unscorable[batch.batch_id] = dict(sorted(counts.items()))
-        self.num_unscorable += len(replaced) if batch.purpose == "train" else 0
+        if batch.purpose == "train":
+            self._num_unscorable[batch.batch_id] = len(replaced)
 
 
 def _check_group(group: RolloutGroup, place: int, expected: PromptBatch) -> None:

@@ -42,6 +42,7 @@ class PlayedTrajectories:
             done_share=self._stops["done"] / size,
             max_turns_share=self._stops["max_turns"] / size,
             max_tokens_share=self._stops["max_tokens"] / size,
+            failed_share=self._stops["failed"] / size,
             observation_tokens_mean=self._num_observed / size,
             environment_reward_mean=math.fsum(self._rewards) / size,
             num_begun_again=self._num_begun_again,

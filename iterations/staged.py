@@ -1,7 +1,8 @@
 """What stages have made of a batch is checked once more, and put beside what was sampled, before the batch is trained.
 
     batch as published ─┐
-    columns ── checked ─┴─▶ batch as trained: `columns`, and the rewards with those that stages add
+    columns ── checked ─┴─▶ batch as trained: `columns`, the rewards with those that stages add, and marks of the
+                            completions that have the score which a stage states for what it can't judge
 
 A batch's own digest stays that of what was sampled and scored; its columns have a digest of their own.
 """
@@ -13,9 +14,12 @@ import struct
 from msgspec.structs import replace
 
 from contracts.encoding.digests import Digest
+from contracts.errors import ContractViolation
 from contracts.experience.columns import ColumnValues, check_values, row_shapes, values_digest
+from contracts.rewards import StatedReason
 from contracts.rollouts import Rollout, RolloutBatch
 from contracts.spec import JobSpec
+from contracts.spec_tables.stages import JudgingStage
 
 
 def staged_batch(batch: RolloutBatch, values: ColumnValues, spec: JobSpec) -> tuple[RolloutBatch, Digest]:
@@ -26,7 +30,8 @@ def staged_batch(batch: RolloutBatch, values: ColumnValues, spec: JobSpec) -> tu
     """
     check_values(values, spec.stage_plan.outputs, row_shapes(batch), of=f"batch {batch.batch_id}")
     with_columns = replace(batch, columns={name: tuple(of_rows) for name, of_rows in values.items()})
-    return with_stage_rewards(with_columns, values, spec.stage_reward_weights), values_digest(values)
+    rewarded = with_stage_rewards(with_columns, values, spec.stage_reward_weights)
+    return _marked(rewarded, values, spec), values_digest(values)
 
 
 def with_stage_rewards(batch: RolloutBatch, values: ColumnValues, weights: dict[str, float]) -> RolloutBatch:
@@ -47,6 +52,38 @@ def with_stage_rewards(batch: RolloutBatch, values: ColumnValues, weights: dict[
 
     groups = tuple(
         replace(group, rollouts=tuple(rewarded(one, place * size + i) for i, one in enumerate(group.rollouts)))
+        for place, group in enumerate(batch.groups)
+    )
+    return replace(batch, groups=groups)
+
+
+def _marked(batch: RolloutBatch, values: ColumnValues, spec: JobSpec) -> RolloutBatch:
+    """Marks the completions that a stage could not judge. Raises ContractViolation for a reason or a score that isn't
+    what the spec states: a stage worker wrote both."""
+    stating = [stage for stage in spec.stages if isinstance(stage, JudgingStage) and stage.stated_score is not None]
+    marks: dict[int, dict[str, StatedReason]] = {}
+    for stage in stating:
+        stated = struct.pack("<f", stage.stated_score)
+        for row, text in enumerate(values[stage.failure_column]):
+            if not text:
+                continue
+            reason = stage.reason_in(text)
+            if reason is None or values[stage.name][row] != stated:
+                raise ContractViolation(
+                    f"column {stage.failure_column}, row {row}: is no reason with the score that the spec states",
+                    field=f"batch {batch.batch_id}",
+                )
+            marks.setdefault(row, {})[stage.name] = reason
+    if not marks:
+        return batch
+    groups = tuple(
+        replace(
+            group,
+            rollouts=tuple(
+                replace(one, unscorable=one.unscorable | marks.get(place * batch.group_size + sample, {}))
+                for sample, one in enumerate(group.rollouts)
+            ),
+        )
         for place, group in enumerate(batch.groups)
     )
     return replace(batch, groups=groups)

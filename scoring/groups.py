@@ -9,8 +9,9 @@ from collections.abc import Sequence
 
 from msgspec import UNSET
 
-from contracts.rewards import RewardItem, Scored
+from contracts.rewards import RewardItem, Scored, StatedReason
 from contracts.rollouts import Completion, PromptBatch, Rollout, RolloutGroup
+from contracts.spec_tables.environment import ENVIRONMENT
 
 
 def reward_items(batch: PromptBatch, completions: Sequence[Completion], texts: Sequence[str]) -> list[RewardItem]:
@@ -47,7 +48,7 @@ def rollout_groups(
             text=text,
             reward=_reward(completion, score),
             reward_breakdown=score.breakdown,
-            unscorable=score.unscorable,
+            unscorable=_unscorable(completion, score),
         )
         for completion, text, score in zip(completions, texts, scored, strict=True)
     ]
@@ -70,3 +71,11 @@ def _reward(completion: Completion, score: Scored) -> float:
     if completion.trajectory is UNSET:
         return score.reward
     return score.reward + completion.trajectory.reward
+
+
+def _unscorable(completion: Completion, score: Scored) -> dict[str, StatedReason]:
+    """What could not judge the completion: the environment, then scorers."""
+    found: dict[str, StatedReason] = {**score.unscorable}
+    if completion.trajectory is not UNSET and completion.trajectory.failure is not UNSET:
+        found = {ENVIRONMENT: completion.trajectory.failure, **found}
+    return found

@@ -1,7 +1,8 @@
 """A judge model behind an OpenAI-compatible server: one question for each row, some of them at a time.
 
-    row ─ question ─ POST {ONBEAT_JUDGE_URL}/v1/chat/completions ─▶ number ─────────────────────────▶ score
-                          ▲                                      ├▶ refused, no number, out of range ─▶ BatchFailed
+    row ─ question ─ POST {ONBEAT_JUDGE_URL}/v1/chat/completions ─▶ number ────────────────────▶ score
+                          ▲                                      ├▶ refused, no number, too high ▶ CompletionUnjudged
+                          │                                      ├▶ 401, 404, what is no answer ─▶ BatchFailed
                           └── back-off ◀─ no answer, 408, 425, 429, 5xx ◀─┘ (after MAX_REQUESTS: BatchFailed)
 
 Each request has one deadline for all of it, from the look-up of the name to the last byte, and its answer a size: a
@@ -23,8 +24,8 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, sto
 
 from broker.stage_side import ClaimedItem
 from consumer.stages.judge_answer import question, score_of, shown
-from consumer.stages.served_stages import ServedStage
-from contracts.errors import BatchFailed, InvalidInput, Unavailable
+from consumer.stages.served_stages import ServedStage, StageKey
+from contracts.errors import BatchFailed, CompletionUnjudged, InvalidInput, Unavailable
 from contracts.experience.columns import ColumnValues
 from contracts.settings import KEY_FORM, StackSettings
 from contracts.spec_tables.stages import LlmJudgeStage
@@ -38,6 +39,9 @@ LONGEST_PAUSE_S = 20.0
 MAX_ANSWER_BYTES = 2**20
 RETRIED_STATUSES = frozenset({408, 425, 429})
 """Refusals that speak of the moment; any other 4xx speaks of the request."""
+OF_THE_QUESTION = frozenset({400, 413, 422})
+"""Refusals that may speak of what is asked, as of a text that is longer than the judge's context; of how it is asked,
+where the server has never given a number for this stage."""
 
 
 class JudgeAway(Unavailable):
@@ -52,6 +56,8 @@ class JudgeService:
         self._most = settings.judge_questions
         self._sleep = sleep
         self._num_asking = 0
+        self._proven: set[StageKey] = set()
+        """Stages that the server has given a number for."""
         self._http = make_async_client(
             _url(settings),
             headers=_authorization(settings),
@@ -70,19 +76,21 @@ class JudgeService:
         self._num_asking += 1
         try:
             rows = zip(*(item.inputs[name] for name in ("prompt", "text", "reference")), strict=True)
-            scores = [await self._ask(judge, *(text.decode() for text in row)) for row in rows]
+            scores = [await self._ask(stage, judge, *(text.decode() for text in row)) for row in rows]
         finally:
             self._num_asking -= 1
         return {judge.name: [np.array([score], dtype="<f4").tobytes() for score in scores]}
 
     def forget_all_but(self, job_ids: Collection[str]) -> None:
-        """Keeps nothing."""
+        self._proven = {key for key in self._proven if key[0] in job_ids}
 
     async def aclose(self) -> None:
         await self._http.aclose()
 
-    async def _ask(self, judge: LlmJudgeStage, prompt: str, completion: str, reference: str) -> float:
-        """The score of a row. Raises BatchFailed."""
+    async def _ask(
+        self, stage: ServedStage, judge: LlmJudgeStage, prompt: str, completion: str, reference: str
+    ) -> float:
+        """The score of a row. Raises CompletionUnjudged where the row may be why there is none, else BatchFailed."""
         text = question(judge, prompt=prompt, completion=completion, reference=reference)
         body = {"model": judge.model, "messages": [{"role": "user", "content": text}], "temperature": 0.0}
         retrying = AsyncRetrying(
@@ -94,12 +102,19 @@ class JudgeService:
             reraise=True,
         )
         try:
-            return score_of(await retrying(self._post, msgspec.json.encode(body)), judge)
+            answer = await retrying(self._post, msgspec.json.encode(body))
+        except CompletionUnjudged as error:
+            if stage.key in self._proven:
+                raise
+            raise BatchFailed(error.problem) from error
         except JudgeAway as error:
             raise BatchFailed(f"{error.problem}, {MAX_REQUESTS} times", field=error.field, cure=error.cure) from error
+        score = score_of(answer, judge)
+        self._proven.add(stage.key)
+        return score
 
     async def _post(self, body: bytes) -> bytes:
-        """Makes one request. Raises JudgeAway if it may be repeated, BatchFailed if not."""
+        """Makes one request. Raises JudgeAway if it may be repeated, BatchFailed or CompletionUnjudged if not."""
         headers = {"content-type": "application/json"}
         try:
             answer = await self._http.post("/v1/chat/completions", content=body, headers=headers)
@@ -112,7 +127,7 @@ class JudgeService:
 
 
 def _checked(answer: httpx.Response, body: bytes) -> bytes:
-    """The body of a good answer. Raises JudgeAway or BatchFailed."""
+    """The body of a good answer. Raises JudgeAway, CompletionUnjudged or BatchFailed."""
     if answer.status_code == 200:
         return body
     problem = f"the judge answered {answer.status_code}: {shown(body.decode(errors='replace'))}"
@@ -120,6 +135,8 @@ def _checked(answer: httpx.Response, body: bytes) -> bytes:
         raise _away(problem)
     if answer.status_code in (401, 403):
         raise BatchFailed(problem, field="ONBEAT_JUDGE_KEY", cure="does it belong to the server?")
+    if answer.status_code in OF_THE_QUESTION:
+        raise CompletionUnjudged(problem, reason="refused", lasts=True)
     raise BatchFailed(problem)
 
 

@@ -5,7 +5,8 @@
 
 A row goes through by itself, so that its score depends on nothing beside it: no padding, no company. Texts are data:
 what spells a special token of the model's tokenizer is broken up by a space, so that no completion can end its own turn
-and write the next one. A text that is longer than the model's context is an error, and never cut.
+and write the next one. A text that is longer than the model's context is cut where the stage's `truncate` says so, and
+else can't be judged.
 """
 
 from __future__ import annotations
@@ -25,9 +26,11 @@ from broker.stage_side import ClaimedItem
 from consumer.gradient.assembly import device_of, set_up_torch
 from consumer.model.policy import LOADING_ERRORS, first_line, load_tokenizer
 from consumer.stages.served_stages import ServedStage, field_of, model_folder, renamed
-from contracts.errors import BatchFailed, InvalidInput
+from contracts.errors import CompletionUnjudged, InvalidInput
 from contracts.experience.columns import ColumnValues
+from contracts.rewards import StageReason
 from contracts.settings import StackSettings
+from contracts.spec_tables.stages import RewardModelStage
 from weight_store.model_folder import context_tokens
 
 
@@ -43,6 +46,7 @@ class RewardModel:
         self._spec = stage.spec
         self._column = stage.plan.outputs[0].name
         self._field = field_of(stage, "model")
+        self._truncate = stage.stage.truncate if isinstance(stage.stage, RewardModelStage) else "never"
         config = model.config.get_text_config()
         self._context_tokens = context_tokens(config)
         self._vocabulary_size = model.get_input_embeddings().num_embeddings
@@ -55,26 +59,63 @@ class RewardModel:
         return {self._column: [np.array([score], dtype="<f4").tobytes() for score in scores]}
 
     def _score(self, prompt: str, completion: str) -> float:
-        token_ids = self.token_ids(prompt, completion)
+        token_ids = self._within_context(prompt, completion)
         if not token_ids:
-            raise BatchFailed("prompt and completion are no token at all to its tokenizer", field=self._field)
-        if len(token_ids) > self._context_tokens:
-            raise BatchFailed(
-                f"prompt and completion are {len(token_ids)} tokens, its context is {self._context_tokens}",
-                field=self._field,
-                cure="lower rollout.sampling.max_new_tokens, or name a model with a longer context",
-            )
+            raise self._unjudged("no_answer", "prompt and completion are no token at all to its tokenizer")
         if max(token_ids) >= self._vocabulary_size:
             raise InvalidInput(f"its tokenizer has ids above its {self._vocabulary_size} embeddings", field=self._field)
         tokens = torch.tensor([token_ids], device=self._model.device)
         with torch.no_grad():
             score = self._model(input_ids=tokens).logits[0, 0].float().item()
         if not np.isfinite(score):
-            raise BatchFailed(f"its score is {score}", field=self._field)
+            raise self._unjudged("not_finite", f"its score is {score}")
         return score
 
+    def _within_context(self, prompt: str, completion: str) -> list[int]:
+        """What the model reads of a row, cut where the stage says so. Raises CompletionUnjudged: it doesn't fit."""
+        token_ids = self.token_ids(prompt, completion)
+        if len(token_ids) <= self._context_tokens:
+            return token_ids
+        fits = self._longest_that_fits(prompt, completion)
+        if fits is None:
+            raise self._unjudged(
+                "too_long",
+                f"prompt and completion are {len(token_ids)} tokens, its context is {self._context_tokens}",
+                cure="lower rollout.sampling.max_new_tokens, set truncate or on_failure of the stage, or name a model "
+                "with a longer context",
+            )
+        return fits
+
+    def _longest_that_fits(self, prompt: str, completion: str) -> list[int] | None:
+        """Cuts by characters, so that special tokens and templates stay whole, and by bisection: the same each time.
+
+        Answers None where nothing of what may be cut would be left.
+        """
+        if self._truncate == "never":
+            return None
+
+        def read(num_kept: int) -> list[int]:
+            if self._truncate == "completion_end":
+                return self.token_ids(prompt, completion[:num_kept])
+            return self.token_ids(prompt[len(prompt) - num_kept :], completion)
+
+        fits, kept = None, 0
+        too_many = len(completion if self._truncate == "completion_end" else prompt)
+        while too_many - kept > 1:
+            middle = (kept + too_many) // 2
+            token_ids = read(middle)
+            if len(token_ids) <= self._context_tokens:
+                fits, kept = token_ids, middle
+            else:
+                too_many = middle
+        return fits
+
+    def _unjudged(self, reason: StageReason, problem: str, *, cure: str | None = None) -> CompletionUnjudged:
+        """What the model makes of a row is a function of the row."""
+        return CompletionUnjudged(problem, reason=reason, lasts=True, field=self._field, cure=cure)
+
     def token_ids(self, prompt: str, completion: str) -> list[int]:
-        """What the model reads of a row. Raises BatchFailed where its chat template refuses the texts."""
+        """What the model reads of a row. Raises CompletionUnjudged where its chat template refuses the texts."""
         prompt, completion = (self._special.sub(r"\1 ", text) for text in (prompt, completion))
         if not self._tokenizer.chat_template:
             return self._tokenizer(prompt, completion)["input_ids"]
@@ -82,7 +123,7 @@ class RewardModel:
         try:
             rendered: Any = self._tokenizer.apply_chat_template(messages, tokenize=False)
         except jinja2.TemplateError as error:
-            raise BatchFailed(f"its chat template refuses the texts: {error}", field=self._field) from error
+            raise self._unjudged("refused", f"its chat template refuses the texts: {error}") from error
         # The template writes the special tokens itself.
         return self._tokenizer(rendered, add_special_tokens=False)["input_ids"]
 

@@ -21,7 +21,7 @@ from contracts.errors import ContractViolation, InvalidInput, NotFound
 from contracts.experience.plan import PlannedStage
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
-from contracts.spec_tables.stages import BuiltInStage, ExternalStage
+from contracts.spec_tables.stages import BuiltInStage, ExternalStage, JudgingStage
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ class ServedStages:
         job_ids = await asyncio.to_thread(self._store.active_jobs)
         self._unreadable &= set(job_ids)
         for job_id in job_ids:
-            if job_id not in self._unreadable and job_id not in self._by_job:
+            if job_id not in self._unreadable and (job_id not in self._by_job or self._may_change(job_id)):
                 await self._add(job_id)
         self._by_job = {job_id: self._by_job[job_id] for job_id in job_ids if job_id in self._by_job}
         for by_stage in (self._claimed_s, self._lacking, self._refused):
@@ -131,8 +131,14 @@ class ServedStages:
             if self._lacking.pop(stage.key, None):
                 log.info("serves %s: what it lacked is there", stage)
 
+    def _may_change(self, job_id: str) -> bool:
+        """Whether a resume may have stated scores, so soon that the job was never seen to have ended.
+
+        It changes nothing else of stages and models.
+        """
+        return any(isinstance(stage.stage, JudgingStage) for stage in self._by_job[job_id])
+
     async def _add(self, job_id: str) -> None:
-        # A resume changes neither stages nor the model, so a job's spec is read once.
         side = self._make_side(job_id)
         try:
             spec = await asyncio.to_thread(lambda: side.spec)
@@ -141,6 +147,8 @@ class ServedStages:
         except ContractViolation as error:
             log.warning("leaves %s alone, whose spec can't be read: %s", job_id, error)
             self._unreadable.add(job_id)
+            return
+        if any(stage.spec == spec for stage in self._by_job.get(job_id, ())):
             return
         self._by_job[job_id] = tuple(self._stages_of(job_id, spec, side))
         for stage in self._by_job[job_id]:

@@ -31,6 +31,7 @@ from consumer.stages.computed import Computed, Report
 from consumer.stages.held_items import Heartbeat, HeldItems, name_of, wait_for
 from consumer.stages.served_stages import ServedStage, ServedStages
 from consumer.stages.services import Services
+from consumer.stages.stated import judged_values
 from contracts.errors import BatchFailed, BrokerFull, BrokerUnavailable, ContractViolation, InvalidInput, NotFound
 from contracts.experience.columns import ColumnValues
 from process.crash_points import reach
@@ -197,7 +198,7 @@ class StageWorker:
     async def _serve_claimed(self, stage: ServedStage, item: ClaimedItem) -> str:
         """Returns how the item ended: put, failed or lost."""
         try:
-            values = await self._services[stage.stage.kind].values(stage, item)
+            values = await judged_values(self._services[stage.stage.kind].values, stage, item)
             self._held.freed.set()
             reach("stage.after_compute")
             outcome = await self._put(stage, item, values)

@@ -143,8 +143,9 @@ def _as_trained(held: HeldJob, iteration: Iteration, batch: RolloutBatch) -> Rol
     """
     if not held.spec.stages:
         return batch
-    batch, iteration.columns[batch.batch_id] = staged_batch(batch, held.side.columns(batch), held.spec)
-    return batch
+    as_trained, digest = staged_batch(batch, held.side.columns(batch), held.spec)
+    iteration.put_columns(as_trained, digest)
+    return as_trained
 
 
 def _settle_dead(held: HeldJob, iteration: Iteration) -> None:

@@ -15,7 +15,7 @@ typed, and never a reply (I6).
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeGuard
 
 from msgspec import UNSET, Meta, UnsetType, field
 
@@ -23,6 +23,7 @@ from contracts.encoding.digests import Digest, content_digest
 from contracts.encoding.wire import Line, Record, Seconds, Text, encode
 from contracts.environments.messages import Message, Messages, Tool
 from contracts.errors import ContractViolation
+from contracts.rewards import StatedReason
 from contracts.rollouts import EnvironmentNumbers, SamplingParams, check_environment_numbers
 from contracts.spec_tables.environment import EnvironmentParams
 
@@ -57,6 +58,16 @@ rewritten     an agent's request isn't what it was told before and something new
 
 RETRYABLE: frozenset[str] = frozenset({"timeout", "crashed", "raised", "lost"})
 """A fresh session may do better."""
+
+
+OF_MESSAGES: frozenset[str] = frozenset({"timeout", "crashed", "raised", "invalid_reply", "oversize", "rewritten"})
+UP_TO_LUCK: frozenset[str] = frozenset({"timeout", "crashed"})
+"""Reasons that another try, or another machine, may not meet."""
+
+
+def is_of_message(reason: FailureReason) -> TypeGuard[StatedReason]:
+    """Whether what the model said may be the cause, where a step ends so: a spec may state a score for it."""
+    return reason in OF_MESSAGES
 
 
 class Task(Record, frozen=True, kw_only=True):

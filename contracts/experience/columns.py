@@ -20,7 +20,8 @@ from contracts.encoding.wire import Record, decode, encode
 from contracts.errors import ContractViolation
 from contracts.rollouts import Completion, Rollout, RolloutBatch, RolloutGroup
 
-ColumnName = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[a-z][a-z0-9_]*$(?![\s\S])")]
+MAX_COLUMN_NAME = 64
+ColumnName = Annotated[str, Meta(min_length=1, max_length=MAX_COLUMN_NAME, pattern=r"^[a-z][a-z0-9_]*$(?![\s\S])")]
 ColumnType = Literal["float32", "float64", "int32", "text"]
 Axis = Literal["rollout", "token", "prompt_token", "completion_token"]
 """rollout: one value; token: one for each sampled token; prompt_token: one for each token of the prompt;

@@ -9,7 +9,7 @@ from msgspec import Meta, field
 from contracts.encoding.digests import Digest
 from contracts.encoding.wire import Record
 from contracts.recorded.batches import RecordedSummary
-from contracts.rewards import UnscorableReason
+from contracts.rewards import StatedReason
 from contracts.rollouts import BatchTimings, FinishReason, Purpose, StopReason
 from contracts.spec_tables.recording import RecordingSpec
 from contracts.versions import PolicyVersion
@@ -56,7 +56,7 @@ class CompletionView(Record, frozen=True, kw_only=True):
     reward: float
     """As it was trained, with what stages added."""
     reward_breakdown: dict[str, float]
-    unscorable: dict[str, UnscorableReason]
+    unscorable: dict[str, StatedReason]
     advantage: float | None
     finish_reason: FinishReason
     pieces: tuple[str, ...]

@@ -7,10 +7,13 @@ from typing import Annotated, Literal
 from msgspec import Meta, field
 
 from contracts.encoding.wire import NO_CONTROL_CHARACTERS, Attempts, Line, Record, Seconds, Text, Tokens
+from contracts.rewards import OnUnscorable, stated_score
 from contracts.spec_tables.datasets import DatasetSpec, EnvironmentDataset
 from contracts.spec_tables.rollout import RolloutSpec
 
 MAX_TURNS = 256
+ENVIRONMENT = "environment"
+"""The name by which a completion, a metric or an audit record has what the environment couldn't judge."""
 RendererKind = Literal["chat", "text"]
 EnvironmentNumber = Annotated[int, Meta(ge=-(2**53), le=2**53)]
 EnvironmentRatio = Annotated[float, Meta(ge=-1e15, le=1e15)]
@@ -43,6 +46,16 @@ class EnvironmentSpec(Record, frozen=True, kw_only=True):
     fails is repeated, all in all for twice as long."""
     max_attempts: Attempts = 3
     """Times that a trajectory is begun before its batch fails, where its environment hangs, dies or raises."""
+    on_failure: OnUnscorable = "fail"
+    """What a trajectory gets at whose message the environment fails each time: fail, which fails its batch and in the
+    end the job, or a score to take as the environment's whole reward; the trajectory ends with that message, and is
+    counted and audited. Of a time-out or a crash, as a last resort only; a task that is refused always fails. A resume
+    may change it."""
+
+    @property
+    def stated_score(self) -> float | None:
+        """The reward of a trajectory at which the environment fails; None where that fails its batch."""
+        return stated_score(self.on_failure)
 
 
 def environment_problem(

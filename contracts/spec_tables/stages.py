@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Annotated
+from typing import Annotated, Literal, get_args
 
 from msgspec import Meta
 
 from contracts.encoding.wire import Attempts, FilePath, Lease, Line, Record, Text
 from contracts.errors import ContractViolation
-from contracts.experience.columns import BASE_COLUMNS, Column, ColumnName
+from contracts.experience.columns import BASE_COLUMNS, MAX_COLUMN_NAME, Column, ColumnName
 from contracts.experience.plan import PlannedStage, StagePlan, Unit, circle, stages_before
+from contracts.rewards import OnUnscorable, StageReason, stated_score
 from contracts.spec_tables.algorithm import AlgorithmSpec
 
 MAX_STAGES = 16
@@ -20,6 +21,11 @@ TEACHER_LOGPROBS = "teacher_logprobs"
 """The columns that the loss reads, whichever stage makes them: float32 per token, under the job's temperature."""
 Weight = Annotated[float, Meta(ge=-1000.0, le=1000.0)]
 Score = Annotated[float, Meta(ge=-1e6, le=1e6)]
+FAILURE_SUFFIX = "_failure"
+Truncation = Literal["never", "prompt_start", "completion_end"]
+ANSWER_FORMS = ("number", "json")
+NUMBER_PLACE = "{number}"
+STAGE_REASONS: tuple[StageReason, ...] = get_args(StageReason)
 
 
 class StageTable(Record, tag_field="type", frozen=True, kw_only=True):
@@ -81,33 +87,68 @@ class TeacherStage(LogProbStage, tag="teacher", frozen=True, kw_only=True):
         return {"model": self.model}
 
 
-class RewardModelStage(StageTable, tag="reward_model", frozen=True, kw_only=True):
-    """A sequence classifier with one output reads prompt and completion; weight times its score joins the reward."""
+class JudgingStage(StageTable, frozen=True, kw_only=True):
+    """Takes a row at a time, and gives its completion a score."""
 
-    model: FilePath
-    """Folder of a transformers sequence classifier; relative paths start at the stack's model root."""
     weight: Weight = 1.0
     """What a score of 1.0 adds to the reward."""
-    name: ColumnName = "reward_model"
+    on_failure: OnUnscorable = "fail"
+    """What a completion gets that this stage can't judge: fail, which fails its batch and in the end the job, or a
+    score to take in its place, counted and audited. What the completion isn't the cause of always fails. A resume may
+    change it."""
+    name: ColumnName
     """The name of the stage and of its column."""
+
+    def __post_init__(self) -> None:
+        if self.stated_score is not None and len(self.failure_column) > MAX_COLUMN_NAME:
+            most = MAX_COLUMN_NAME - len(FAILURE_SUFFIX)
+            raise ValueError(f"on_failure of stage {self.name} needs a name of {most} characters at most; shorten it")
+
+    @property
+    def stated_score(self) -> float | None:
+        """The score of what it can't judge; None where that fails."""
+        return stated_score(self.on_failure)
+
+    @property
+    def failure_column(self) -> str:
+        """Its column with the reason why a completion has the stated score, "" where it has its own; only with one."""
+        return self.name + FAILURE_SUFFIX
+
+    @staticmethod
+    def reason_in(text: bytes) -> StageReason | None:
+        """Returns the reason that such a column names; None for another text."""
+        return next((reason for reason in STAGE_REASONS if reason.encode() == text), None)
 
     @property
     def unit(self) -> Unit:
         return "row"
 
     @property
-    def inputs(self) -> tuple[str, ...]:
-        return ("prompt", "text")
+    def outputs(self) -> tuple[Column, ...]:
+        score = Column(name=self.name, type="float32")
+        return (score,) if self.stated_score is None else (score, Column(name=self.failure_column, type="text"))
+
+
+class RewardModelStage(JudgingStage, tag="reward_model", frozen=True, kw_only=True):
+    """A sequence classifier with one output reads prompt and completion; weight times its score joins the reward."""
+
+    model: FilePath
+    """Folder of a transformers sequence classifier; relative paths start at the stack's model root."""
+    truncate: Truncation = "never"
+    """What is cut of a text that is longer than the model's context, to the longest that fits: prompt_start reads the
+    prompt's end, completion_end the completion's beginning; never: such a text can't be judged."""
+    name: ColumnName = "reward_model"
+    """The name of the stage and of its column."""
 
     @property
-    def outputs(self) -> tuple[Column, ...]:
-        return (Column(name=self.name, type="float32"),)
+    def inputs(self) -> tuple[str, ...]:
+        return ("prompt", "text")
 
     def files(self) -> dict[str, str]:
         return {"model": self.model}
 
 
-class LlmJudgeStage(StageTable, tag="llm_judge", frozen=True, kw_only=True):
+class LlmJudgeStage(JudgingStage, tag="llm_judge", frozen=True, kw_only=True):
     """A model behind an OpenAI-compatible server is asked for a number; weight times it joins the reward.
 
     ONBEAT_JUDGE_URL and ONBEAT_JUDGE_KEY of the stage worker say which server.
@@ -117,32 +158,31 @@ class LlmJudgeStage(StageTable, tag="llm_judge", frozen=True, kw_only=True):
     """Name of the model at the server."""
     prompt: Text
     """The question, with {prompt}, {completion} and {reference} in it."""
+    answer: Annotated[str, Meta(min_length=1, max_length=200)] = "number"
+    """How the number is read. number: the answer's one plain number. json: the key `score` of its JSON object, which
+    other text may surround. Any other text is a pattern with {number} in it, as "{number}/10" or "Score: {number}": the
+    last place where the answer has it; nothing else in it is special."""
     lowest: Score = 0.0
-    """A number below it, or none, is an error, and so is one above the highest (I6)."""
+    """A number below it, or none, can't be taken, and so can't one above the highest (I6)."""
     highest: Score = 10.0
     """The highest number that the judge may answer."""
-    weight: Weight = 1.0
-    """What a score of 1.0 adds to the reward; the score is the number, moved and scaled to lie between 0 and 1."""
     name: ColumnName = "llm_judge"
     """The name of the stage and of its column."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.lowest >= self.highest:
             raise ValueError(f"lowest of stage {self.name} is not below highest; lower it")
         if "{completion}" not in self.prompt:
             raise ValueError(f"prompt of stage {self.name} never shows the completion; write {{completion}} in it")
-
-    @property
-    def unit(self) -> Unit:
-        return "row"
+        if self.answer not in ANSWER_FORMS and self.answer.count(NUMBER_PLACE) != 1:
+            raise ValueError(
+                f'answer of stage {self.name} is neither "number" nor "json", nor a text with one {NUMBER_PLACE} in it'
+            )
 
     @property
     def inputs(self) -> tuple[str, ...]:
         return ("prompt", "text", "reference")
-
-    @property
-    def outputs(self) -> tuple[Column, ...]:
-        return (Column(name=self.name, type="float32"),)
 
 
 class ExternalStage(StageTable, tag="external", frozen=True, kw_only=True):
@@ -180,7 +220,7 @@ def reward_weights(stages: Sequence[StageSpec]) -> dict[str, float]:
     """Column → what 1.0 of it adds to the reward."""
     weights: dict[str, float] = {}
     for stage in stages:
-        if isinstance(stage, RewardModelStage | LlmJudgeStage):
+        if isinstance(stage, JudgingStage):
             weights[stage.name] = stage.weight
         elif isinstance(stage, ExternalStage) and stage.reward_column:
             weights[stage.reward_column] = stage.weight

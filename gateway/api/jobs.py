@@ -139,8 +139,9 @@ async def resume(request: Request, job_id: KnownJob, services: HasServices) -> R
     """Queue a job that failed or was cancelled again: a trainer goes on from its newest checkpoint.
 
     With `iterations`, the job is given another number of them; one that succeeded can be given more. `on_unscorable`
-    says what completions get from now on that a reward component can't score. A job that is
-    queued already answers its status; one that runs answers 409.
+    says what completions get from now on that a reward component can't score, `on_failure` the same of the environment
+    ("environment") and of stages, by their names. A job that is queued already answers its status; one that runs
+    answers 409.
     """
     asked = await requests.read_resume(request, max_bytes=services.max_body_bytes)
     return json_answer(await run_in_threadpool(_resume, services, job_id, asked))
@@ -172,7 +173,9 @@ def _check(services: Services, spec: JobSpec) -> None:
 
 def _resume(services: Services, job_id: str, asked: ResumeRequest) -> JobStatus:
     """Raises NotFound, Conflict, InvalidInput or Unavailable."""
-    services.jobs.resume(job_id, iterations=asked.iterations, on_unscorable=asked.on_unscorable)
+    services.jobs.resume(
+        job_id, iterations=asked.iterations, on_unscorable=asked.on_unscorable, on_failure=asked.on_failure
+    )
     log.info("job %s is queued again", job_id)
     services.ensure_trainer(job_id)
     return job_status(services.broker, job_id)

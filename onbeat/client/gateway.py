@@ -99,10 +99,12 @@ class GatewayClient:
         *,
         iterations: int | None = None,
         on_unscorable: Mapping[str, OnUnscorable] = MappingProxyType({}),
+        on_failure: Mapping[str, OnUnscorable] = MappingProxyType({}),
     ) -> JobStatus:
         """May be repeated while the job is queued."""
         headers = {"Content-Type": "application/json"}
-        body = encode_json(ResumeRequest(iterations=iterations, on_unscorable=dict(on_unscorable)))
+        asked = ResumeRequest(iterations=iterations, on_unscorable=dict(on_unscorable), on_failure=dict(on_failure))
+        body = encode_json(asked)
         return convert(
             self._ask("POST", f"/v1/jobs/{_segment(job_id)}/resume", content=body, headers=headers), JobStatus
         )

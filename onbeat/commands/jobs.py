@@ -120,6 +120,7 @@ def resume(
     job: Job,
     iterations: options.Iterations = None,
     on_unscorable: options.OnUnscorableScores = None,
+    on_failure: options.OnFailureScores = None,
     wait: Annotated[bool, typer.Option("--wait", help="Follow the job to its end.")] = False,
     json_output: options.Json = False,
     gateway: options.Gateway = None,
@@ -127,10 +128,11 @@ def resume(
     run_dir: options.RunDir = None,
 ) -> None:
     """Queue a failed or cancelled job again, or give a job more iterations: it goes on from its newest checkpoint."""
-    changes = options.on_unscorable_from(on_unscorable or [])
+    of_components = options.stated_scores_from(on_unscorable or [], "--on-unscorable", e_g="math_verify=0")
+    of_others = options.stated_scores_from(on_failure or [], "--on-failure", e_g="environment=0")
     console = console_for(json_output=json_output)
     with options.client_for(options.access_from(gateway, api_key, run_dir)) as client:
-        status = client.resume(job, iterations=iterations, on_unscorable=changes)
+        status = client.resume(job, iterations=iterations, on_unscorable=of_components, on_failure=of_others)
         if wait:
             _follow_to_end(client, status.job_id, console, json_output=json_output)
         elif json_output:

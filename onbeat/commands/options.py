@@ -49,6 +49,15 @@ OnUnscorableScores = Annotated[
         help="What completions get that a reward component can't score: a number, or fail; may be repeated.",
     ),
 ]
+OnFailureScores = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--on-failure",
+        metavar="NAME=SCORE",
+        help="What completions get that the environment (its name is environment) or a stage can't judge: a number, or "
+        "fail; may be repeated.",
+    ),
+]
 Generators = Annotated[int, typer.Option("--generators", help="Generator processes.")]
 GeneratorCount = Annotated[int | None, typer.Option("--generators", help="Generator processes. [1, or the profile's]")]
 StageWorkers = Annotated[
@@ -71,18 +80,19 @@ ModelRoot = Annotated[
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
-def on_unscorable_from(texts: Sequence[str]) -> dict[str, OnUnscorable]:
-    """`math_verify=0` → {"math_verify": 0.0}. Raises InvalidInput."""
+def stated_scores_from(texts: Sequence[str], flag: str, *, e_g: str) -> dict[str, OnUnscorable]:
+    """`math_verify=0` → {"math_verify": 0.0}. Raises InvalidInput that names the flag."""
     changes: dict[str, OnUnscorable] = {}
     for text in texts:
         name, separator, value = text.partition("=")
         if not (name and separator):
-            raise InvalidInput(f"`{text}` is no COMPONENT=SCORE", field="--on-unscorable", cure="e.g. math_verify=0")
+            raise InvalidInput(f"`{text}` is no NAME=SCORE", field=flag, cure=f"e.g. {e_g}")
         try:
             changes[name] = "fail" if value == "fail" else float(value)
         except ValueError as error:
-            raise InvalidInput(f"`{value}` is neither fail nor a number", field="--on-unscorable") from error
-    return convert({"on_unscorable": changes}, ResumeRequest).on_unscorable
+            raise InvalidInput(f"`{value}` is neither fail nor a number", field=flag) from error
+    key = flag.removeprefix("--").replace("-", "_")
+    return getattr(convert({key: changes}, ResumeRequest), key)
 
 
 def model_root_or_default(chosen: Path | None) -> Path:

@@ -119,7 +119,7 @@ def _facts(progress: JobProgress) -> Table:
         table.add_row("resampled", f"{plural(latest.num_resamples, 'prompt')}   {left}")
     if latest is not None and latest.num_unscorable:
         what = f"{plural(latest.num_unscorable, 'completion')} of the last iteration"
-        table.add_row("unscorable", f"{what} got the score that on_unscorable states")
+        table.add_row("unscorable", f"{what} got the score that the spec states for that")
     if latest is not None and latest.kl_to_teacher is not UNSET:
         table.add_row("teacher", f"KL {latest.kl_to_teacher:.3g} a token")
     if latest is not None and latest.trajectories is not UNSET:
@@ -169,6 +169,7 @@ def environment_in_words(played: events.TrajectoryMetrics) -> str:
         "done": played.done_share,
         "at max_turns": played.max_turns_share,
         "at max_tokens": played.max_tokens_share,
+        "at a failure": played.failed_share,
     }
     parts = [
         f"reward {score(played.environment_reward_mean)}",
@@ -236,6 +237,8 @@ def iteration_line(metrics: events.IterationMetrics, progress: JobProgress) -> s
     played = ""
     if metrics.trajectories is not UNSET:
         played = f"  {metrics.trajectories.turns_mean:.3g} turns, {share(metrics.trajectories.done_share)} done"
+        again = metrics.trajectories.num_begun_again
+        played += f", {again} begun again" if again else ""
     return (
         f"iteration {metrics.iteration + 1:>{len(str(total))}}/{total}  reward {metrics.reward_mean:.3f}"
         f"  version {metrics.policy_version} → {metrics.policy_version + 1}  {metrics.num_batches} batches"

@@ -100,7 +100,7 @@ export interface CompletionView {
   text: string;
   reward: number;
   reward_breakdown: Record<string, number>;
-  unscorable: Record<string, ("bad_reference" | "crashed" | "not_finite" | "raised" | "timeout" | "too_complex" | "unknown_entry_point")>;
+  unscorable: Record<string, (("bad_reference" | "crashed" | "not_finite" | "raised" | "timeout" | "too_complex" | "unknown_entry_point") | ("invalid_reply" | "oversize" | "rewritten") | ("no_answer" | "not_finite" | "out_of_range" | "refused" | "too_long"))>;
   advantage: (number | null);
   finish_reason: ("length" | "stop");
   pieces: string[];
@@ -108,7 +108,7 @@ export interface CompletionView {
   generator_logprobs: (number | null)[];
   trainer_logprobs: (number | null)[];
   turns: (TurnView[] | null);
-  stop: (("done" | "max_tokens" | "max_turns") | null);
+  stop: (("done" | "failed" | "max_tokens" | "max_turns") | null);
   environment_metrics: Record<string, number>;
   columns: Record<string, (number | string | (number | null)[])>;
 }
@@ -154,6 +154,7 @@ export interface EnvironmentSpec {
   step_timeout_s: number;
   request_timeout_s: number;
   max_attempts: number;
+  on_failure: (("fail") | number);
 }
 
 export interface EvaluationFinished {
@@ -409,12 +410,14 @@ export interface LlmJudgeStage {
   type: ("llm_judge");
   max_attempts: number;
   lease_s: number;
+  weight: number;
+  on_failure: (("fail") | number);
+  name: string;
   model: string;
   prompt: string;
+  answer: string;
   lowest: number;
   highest: number;
-  weight: number;
-  name: string;
 }
 
 export interface LogPart {
@@ -614,6 +617,7 @@ export type ReplayState = ("done" | "failed" | "queued" | "sampling");
 export interface ResumeRequest {
   iterations: (number | null);
   on_unscorable: Record<string, (("fail") | number)>;
+  on_failure: Record<string, (("fail") | number)>;
 }
 
 export interface RetentionSpec {
@@ -626,9 +630,11 @@ export interface RewardModelStage {
   type: ("reward_model");
   max_attempts: number;
   lease_s: number;
-  model: string;
   weight: number;
+  on_failure: (("fail") | number);
   name: string;
+  model: string;
+  truncate: ("completion_end" | "never" | "prompt_start");
 }
 
 export interface RewardSpec {
@@ -827,6 +833,7 @@ export interface TrajectoryMetrics {
   done_share: number;
   max_turns_share: number;
   max_tokens_share: number;
+  failed_share: number;
   observation_tokens_mean: number;
   environment_reward_mean: number;
   num_begun_again: number;

@@ -1,6 +1,7 @@
 """One trajectory while it is played: its tokens, its turns, and whether another turn has room.
 
-    take(sampled) ─▶ message ─▶ (the environment) ─▶ reply(…) ─▶ goes_on() ─▶ context of the next turn
+    take(sampled) ─▶ message ─▶ (the environment) ─┬▶ reply(…) ─▶ goes_on() ─▶ context of the next turn
+                                                   └▶ fail(…): it ends here, with the score that is stated for that
 
 Tokens are only ever appended: what the model saw and sampled is what is trained (I9).
 """
@@ -13,9 +14,11 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from contracts.encoding.arrays import pack_int32, unpack_int32
+from contracts.encoding.digests import content_digest
 from contracts.environments.messages import Message, Sampled, Tool
 from contracts.environments.service import Played, Reply, Task, reply_digest
 from contracts.errors import BatchFailed, PrefixBroken
+from contracts.rewards import StatedReason
 from contracts.rollouts import Completion, FinishReason, Prompt, PromptBatch, StopReason, Trajectory, Turn
 from contracts.spec_tables.environment import EnvironmentSpec
 from contracts.versions import PolicyVersion
@@ -47,6 +50,7 @@ class PlayedTrajectory:
     _message: Message | None = None
     _reply: Reply | None = None
     _stop: StopReason | None = None
+    _failure: StatedReason | None = None
 
     @classmethod
     def of(
@@ -103,25 +107,31 @@ class PlayedTrajectory:
 
     def reply(self, reply: Reply) -> None:
         """Records what the environment said to the turn."""
-        if self._open_turn is None:
-            raise AssertionError("a reply follows a turn")
-        (start, finish_reason), self._open_turn = self._open_turn, None
         digest = reply_digest(reply)
-        self._turns.append(
-            Turn(
-                start=start,
-                end=self._num_tokens,
-                finish_reason=finish_reason,
-                reward=reply.reward,
-                reply_digest=digest,
-            )
-        )
+        self._close_turn(reward=reply.reward, digest=digest)
         self._reply = reply
         self.history = (*self.history, Played(message=self.message, reply_digest=digest))
 
+    def fail(self, reason: StatedReason, score: float) -> None:
+        """Ends the trajectory with a turn at which the environment failed: `score` is its whole reward.
+
+        What earlier turns were given goes: else a model could collect it, and then end the trajectory by a failure.
+        """
+        self._turns = [replace(turn, reward=0.0) for turn in self._turns]
+        self._close_turn(reward=score, digest=content_digest(reason.encode()))
+        self._stop, self._failure = "failed", reason
+
+    def _close_turn(self, *, reward: float, digest: str) -> None:
+        if self._open_turn is None:
+            raise AssertionError("a reply follows a turn")
+        (start, finish_reason), self._open_turn = self._open_turn, None
+        self._turns.append(
+            Turn(start=start, end=self._num_tokens, finish_reason=finish_reason, reward=reward, reply_digest=digest)
+        )
+
     def goes_on(self) -> bool:
         """Appends the observation where another turn has room, by counts alone. Raises PrefixBroken."""
-        self._stop = self._stop_reason()
+        self._stop = self._stop or self._stop_reason()
         if self._stop is not None or self._reply is None:
             return False
         start = len(self.prompt_ids) + self._turns[-1].start
@@ -136,14 +146,19 @@ class PlayedTrajectory:
 
     def completion(self) -> Completion:
         """The whole trajectory, which ends with its last turn."""
-        if self._stop is None or self._reply is None:
+        if self._stop is None:
             raise AssertionError("a trajectory that goes on is no completion")
+        metrics = self._reply.metrics if self._reply is not None and self._failure is None else {}
         return Completion(
             token_ids=pack_int32(self.context[len(self.prompt_ids) :]),
             generator_logprobs=b"".join(self._logprobs),
             finish_reason=self._turns[-1].finish_reason,
             trajectory=Trajectory(
-                turns=tuple(self._turns), stop=self._stop, attempt=self.attempt, metrics=self._reply.metrics
+                turns=tuple(self._turns),
+                stop=self._stop,
+                attempt=self.attempt,
+                metrics=metrics,
+                failure=self._failure or UNSET,
             ),
         )
 

@@ -11,7 +11,8 @@ environment is done, or there is no room for another turn.
 
 A session that hangs, dies or is lost costs its own trajectory. In a deterministic job the session is opened again and
 played to where it was, and nothing is sampled anew; in any other the trajectory begins again, behind the rest of its
-batch. Past environment.max_attempts the batch fails with the reason (I6).
+batch. Past environment.max_attempts the batch fails with the reason (I6), unless it is the model's message at which
+the environment fails, and environment.on_failure states a score for that: then the trajectory ends with it.
 """
 
 from __future__ import annotations
@@ -29,8 +30,19 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from contracts.encoding.arrays import ITEM_BYTES, pack_int32
+from contracts.encoding.wire import MAX_ATTEMPTS
 from contracts.environments.messages import messages_digest
-from contracts.environments.service import RETRYABLE, EnvironmentTable, Failure, NewSession, Result, Step, Turned
+from contracts.environments.service import (
+    RETRYABLE,
+    UP_TO_LUCK,
+    EnvironmentTable,
+    Failure,
+    NewSession,
+    Result,
+    Step,
+    Turned,
+    is_of_message,
+)
 from contracts.errors import BatchFailed, EnvironmentUnavailable, InvalidInput
 from contracts.rollouts import Completion, Prompt, PromptBatch, turn_seed
 from contracts.spec import JobSpec
@@ -81,6 +93,17 @@ class EnvironmentCalls(Protocol):
 
 
 @dataclass(kw_only=True)
+class FailingMessage:
+    """A message of the model that the environment has failed at, and how often it has in a row."""
+
+    turn: int
+    """Its turn; where trajectories begin again, what the model says at it differs, and all its messages are one."""
+    num: int = 0
+    is_luck: bool = False
+    """Whether another machine might not have failed at it, in any of these times."""
+
+
+@dataclass(kw_only=True)
 class Session:
     """One trajectory and the session that answers it."""
 
@@ -89,7 +112,9 @@ class Session:
     sample: int
     played: PlayedTrajectory
     num_failures: int = 0
-    """Failures of the session, since the trajectory was begun first."""
+    """Failures of the session, since the trajectory was begun first; but for those at messages, where on_failure states
+    a score."""
+    failing: FailingMessage = field(default_factory=lambda: FailingMessage(turn=-1))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,9 +236,8 @@ class TurnPlayer:
             for session, result in zip(waiting, results, strict=True):
                 if isinstance(result, Turned) and result.reply is not UNSET:
                     session.played.reply(result.reply)
-                    continue
-                self._count(session, result)
-                failed.append(session)
+                elif not self._ends(session, result):
+                    failed.append(session)
             if not self.spec.deterministic:
                 return failed
             # What was sampled stands: each session is played to where it was, and hears its last message again.
@@ -221,14 +245,41 @@ class TurnPlayer:
             waiting = failed
         return []
 
+    def _ends(self, session: Session, result: Result) -> bool:
+        """Counts a failed step; True where the trajectory ends with it, with the stated score. Raises BatchFailed."""
+        score = self._environment.stated_score
+        if score is None or not isinstance(result, Failure) or not is_of_message(result.reason):
+            self._count(session, result)
+            return False
+        turn = session.played.num_turns if self.spec.deterministic else 0
+        failing = session.failing if session.failing.turn == turn else FailingMessage(turn=turn)
+        failing.num += 1
+        failing.is_luck |= result.reason in UP_TO_LUCK
+        session.failing = failing
+        if failing.num < self._tries(failing):
+            log.warning("%s; time %d of %d", self._what(session, result), failing.num, self._tries(failing))
+            return False
+        log.info("%s: it gets the score that is stated for that", self._what(session, result))
+        session.played.fail(result.reason, score)
+        return True
+
+    def _tries(self, failing: FailingMessage) -> int:
+        """How often the environment has to fail at a message in a row before the stated score. What isn't a function of
+        the message has to happen as often as all attempts of a deterministic job's batch would try (I7)."""
+        attempts = self.spec.rollout.max_attempts if failing.is_luck and self.spec.deterministic else 1
+        return min(MAX_ATTEMPTS, self._environment.max_attempts * attempts)
+
+    def _what(self, session: Session, failure: Failure) -> str:
+        return (
+            f"environment `{self._environment.name}`, {session.prompt.prompt_id}, sample {session.sample}, "
+            f"turn {session.played.num_turns}: {failure.reason}: {failure.detail}"
+        )
+
     def _count(self, session: Session, result: Result) -> None:
         """Counts a failure. Raises BatchFailed for one that another attempt can't mend, and past the attempts."""
         failure = result if isinstance(result, Failure) else Failure(reason="invalid_reply", detail="there is no reply")
         session.num_failures += 1
-        what = (
-            f"environment `{self._environment.name}`, {session.prompt.prompt_id}, sample {session.sample}, "
-            f"turn {session.played.num_turns}: {failure.reason}: {failure.detail}"
-        )
+        what = self._what(session, failure)
         if failure.reason not in RETRYABLE or session.num_failures >= self._environment.max_attempts:
             raise BatchFailed(what)
         log.warning("%s; attempt %d of %d", what, session.num_failures + 1, self._environment.max_attempts)

@@ -335,7 +335,7 @@ def staged_spec() -> JobSpec:
         reward_column="length_score",
         weight=-0.5,
     )
-    judge = LlmJudgeStage(model="judge", prompt="{prompt} {completion}")
+    judge = LlmJudgeStage(model="judge", prompt="{prompt} {completion}", answer="{number}/10", on_failure=0.0)
     stages = (ReferenceStage(), TeacherStage(model="teacher"), RewardModelStage(model="classifier"), judge, length)
     algorithm = AlgorithmSpec(kl_coefficient=0.1, distillation_coefficient=0.5)
     return replace(job_spec(AdditionDataset()), deterministic=False, algorithm=algorithm, stages=stages)
@@ -618,7 +618,9 @@ GOLDEN: dict[str, Record] = {
             ),
         )
     ),
-    "resume_request": ResumeRequest(iterations=20, on_unscorable={"math_verify": 0.0, "plugin": "fail"}),
+    "resume_request": ResumeRequest(
+        iterations=20, on_unscorable={"math_verify": 0.0, "plugin": "fail"}, on_failure={"environment": -1.0}
+    ),
     "stream_report": stream_report(),
     "stream_report_of_stages": staged_report(),
     "evaluation_score": SCORE,

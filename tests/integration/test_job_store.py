@@ -275,3 +275,18 @@ def test_a_resume_may_state_a_score_for_what_a_component_cannot_score(jobs: JobS
     (component,) = jobs.spec(job_id).reward.components
     assert component == ExactReward(on_unscorable=0.25)
     assert "horizons" not in jobs.fields(job_id), "the iterations are the same"
+
+
+def test_a_resume_may_state_a_score_for_what_the_environment_or_a_stage_cannot_judge(jobs: JobStore) -> None:
+    stages = [{"type": "reward_model", "model": "scorer"}, {"type": "reference"}]
+    spec = job_spec(environment={"name": "secret_table"}, stages=stages, algorithm__kl_coefficient=0.1)
+    job_id, _ = jobs.create(spec)
+    jobs.move(job_id, JobState.CANCELLED)
+    for unknown in ("exact", "reference"):
+        with pytest.raises(InvalidInput, match=rf"on_failure: the job has no `{unknown}` .*environment, reward_model"):
+            jobs.resume(job_id, on_failure={"environment": 0.0, unknown: 0.0})
+    assert jobs.state(job_id) is JobState.CANCELLED
+    jobs.resume(job_id, on_failure={"environment": -1.0, "reward_model": 0.5})
+    after = jobs.spec(job_id)
+    assert after.stated_scores == {"environment": -1.0, "reward_model": 0.5}
+    assert after.stages[1:] == spec.stages[1:]

@@ -189,7 +189,8 @@ class TrainingIteration:
         as_trained = batch
         if spec.stages:
             columns = self._held.side.columns(batch)
-            as_trained, self.expected.columns[batch.batch_id] = staged_batch(batch, columns, spec)
+            as_trained, digest = staged_batch(batch, columns, spec)
+            self.expected.put_columns(as_trained, digest)
         rewards = np.array([rollout.reward for group in as_trained.groups for rollout in group.rollouts])
         return micro_batch(batch, columns, spec, rewards), as_trained
 

@@ -76,6 +76,27 @@ def batch_of(*lengths: int) -> RolloutBatch:
     )
 
 
+def judge(**keys: Any) -> dict[str, Any]:
+    return {"type": "llm_judge", "model": "m", "prompt": "{completion}", **keys}
+
+
+def test_a_stage_that_states_a_score_has_a_column_more_with_the_reason_and_any_other_is_what_it_was() -> None:
+    def outputs(**keys: Any) -> list[tuple[str, str]]:
+        (stage,) = spec_with(judge(**keys), deterministic=False).stage_plan.stages
+        return [(column.name, column.type) for column in stage.outputs]
+
+    assert outputs() == outputs(on_failure="fail") == [("llm_judge", "float32")]
+    assert outputs(name="strict", on_failure=0.5) == [("strict", "float32"), ("strict_failure", "text")]
+    assert spec_with(judge(name="exact"), deterministic=False).stated_scores == {}
+
+
+def test_a_stage_named_as_the_environment_states_no_score() -> None:
+    spec = {"environment": {"name": "secret_table", "renderer": "text"}, "deterministic": False}
+    assert spec_with(judge(name="environment"), **spec).stated_scores == {}
+    with pytest.raises(InvalidInput, match='"environment" needs a name'):
+        spec_with(judge(name="environment", on_failure=0.0), **spec)
+
+
 def test_a_stage_follows_those_that_make_its_inputs() -> None:
     plan = spec_with(
         external("third", ["first_score", "text", "second_score"], "third_score", unit="batch"),
@@ -105,6 +126,14 @@ def test_a_stage_follows_those_that_make_its_inputs() -> None:
         ([{"type": "llm_judge", "model": "m", "prompt": "{completion}?"}], "set deterministic = false"),
         ([{"type": "llm_judge", "model": "m", "prompt": "?"}], "never shows the completion"),
         ([{"type": "llm_judge", "model": "m", "prompt": "{completion}", "lowest": 10}], "not below highest"),
+        ([judge(answer="{number} of {number}")], 'neither "number" nor "json", nor a text with one {number}'),
+        ([judge(answer="JSON")], 'neither "number" nor "json"'),
+        (
+            [{"type": "reward_model", "model": "m", "name": "exact", "on_failure": 0.0}],
+            '"exact" needs a name that neither a reward component nor',
+        ),
+        ([judge(name="x" * 60, on_failure=0.0)], "a name of 56 characters at most"),
+        ([judge(on_failure=0.0), external("a", ["text"], "llm_judge_failure")], 'are named "llm_judge_failure"'),
     ],
 )
 def test_stages_that_can_not_be_are_refused_in_one_line(stages: list[dict[str, Any]], words: str) -> None:

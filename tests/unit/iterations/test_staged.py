@@ -52,6 +52,27 @@ def test_columns_without_a_weight_leave_the_rewards_alone() -> None:
     assert batch.groups == BATCH.groups
 
 
+MODEL = {"type": "reward_model", "model": "m", "weight": 2.0, "on_failure": -0.5}
+
+
+def test_what_a_stage_could_not_judge_has_the_stated_score_and_is_marked_with_the_reason() -> None:
+    values = {"reward_model": scores(1.0, -0.5, -0.5, 0.0), "reward_model_failure": [b"", b"too_long", b"", b""]}
+    batch, digest = staged_batch(BATCH, values, job_spec(stages=[MODEL]))
+    rollouts = [one for group in batch.groups for one in group.rollouts]
+    assert [one.reward for one in rollouts] == [2.25, 0.0, -1.0, 0.5]
+    assert [one.unscorable for one in rollouts] == [{}, {"reward_model": "too_long"}, {}, {}]
+    assert digest == values_digest(values), "the chain has which of them it was"
+
+
+@pytest.mark.parametrize(
+    ("score", "reason"), [(0.5, b"too_long"), (-0.5, b"because"), (-0.5, b"timeout"), (-0.5, b"x" * 2**16)]
+)
+def test_a_reason_that_no_stage_has_or_one_with_another_score_is_refused(score: float, reason: bytes) -> None:
+    values = {"reward_model": scores(1.0, score, 1.0, 0.0), "reward_model_failure": [b"", reason, b"", b""]}
+    with pytest.raises(ContractViolation, match="row 1: is no reason with the score that the spec states"):
+        staged_batch(BATCH, values, job_spec(stages=[MODEL]))
+
+
 @pytest.mark.parametrize(
     ("values", "words"),
     [

@@ -141,14 +141,19 @@ def test_resume_asks_for_the_iterations_and_follows_the_job(
     assert [asked.iterations for asked in gateway.resumed] == [9, None, None]
 
 
-def test_resume_states_scores_for_what_components_cannot_score(
+def test_resume_states_scores_for_what_components_an_environment_and_stages_cannot_judge(
     gateway: FakeGateway, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["resume", JOB, "--on-unscorable", "math_verify=-0.5", "--on-unscorable", "plugin_2=fail"]) == 0
     assert gateway.resumed[-1].on_unscorable == {"math_verify": -0.5, "plugin_2": "fail"}
-    for wrong in ("math_verify", "math_verify=none", "math_verify=1e9", "math_verify=nan"):
-        assert run(["resume", JOB, "--on-unscorable", wrong]) == 2
-        assert "on" in capsys.readouterr().err
+    assert run(["resume", JOB, "--on-failure", "environment=0", "--on-failure", "llm_judge=fail"]) == 0
+    assert gateway.resumed[-1].on_failure == {"environment": 0.0, "llm_judge": "fail"}
+    assert gateway.resumed[-1].on_unscorable == {}
+    for flag, key in (("--on-unscorable", "on_unscorable"), ("--on-failure", "on_failure")):
+        for wrong in ("math_verify", "math_verify=none", "math_verify=1e9", "math_verify=nan"):
+            assert run(["resume", JOB, flag, wrong]) == 2
+            told = capsys.readouterr().err
+            assert flag in told or key in told
 
 
 def test_the_events_of_a_resumed_job_go_on_after_its_first_end(gateway: FakeGateway) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 
 import pytest
 
-from consumer.stages.judge_answer import number_in, question, score_of
-from contracts.errors import BatchFailed
+from consumer.stages.judge_answer import number_at, number_in, number_in_json, question, score_of
+from contracts.errors import BatchFailed, CompletionUnjudged
 from contracts.spec_tables.stages import LlmJudgeStage
 from tests.judge_server import says
 
@@ -76,6 +77,97 @@ def test_a_number_is_moved_and_scaled_to_lie_between_0_and_1() -> None:
 def test_an_answer_without_a_number_in_its_range_is_an_error(body: bytes, problem: str) -> None:
     with pytest.raises(BatchFailed, match=problem):
         score_of(body, JUDGE)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text", "number"),
+    [
+        ("{number}/10", "I'd say 3 of 4 points are right. **7**/10.", 7.0),
+        ("{number}/10", "First 9/10, but then: 6.5 /10", 6.5),
+        ("Score: {number}", "<think>1 + 1 = 2</think>\nScore: **-2**", -2.0),
+        ("Score: {number}", "Score: 4, since it is short", 4.0),
+        ("<score>{number}</score>", "<score>\n8\n</score>", 8.0),
+        (".*{number}(a+)+$", ".*5(a+)+$", 5.0),
+        ("{number}", "between 1 and 4", 4.0),
+    ],
+)
+def test_a_pattern_says_where_the_number_stands_and_its_last_place_counts(
+    pattern: str, text: str, number: float
+) -> None:
+    judge = LlmJudgeStage(model="m", prompt="{completion}", answer=pattern, lowest=-10.0)
+    assert score_of(says(text)[1], judge) == pytest.approx((number + 10.0) / 20.0)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text"),
+    [
+        ("{number}/10", "7 out of 10"),
+        ("{number}/10", "7/100"),
+        ("{number}/10", "1.2.7/10"),
+        ("Score: {number}", "Score: 7/10"),
+        ("Score: {number}", "Score: 7,5"),
+        ("Score: {number}", "Score: 7e3"),
+        ("Score: {number}", "score: 7"),
+        ("Score: {number}", "Score: " + "1" * 30),
+        ("{number}", ""),
+    ],
+)
+def test_a_number_that_isnt_where_the_pattern_has_it_is_none(pattern: str, text: str) -> None:
+    with pytest.raises(CompletionUnjudged, match="nowhere"):
+        number_at(text, pattern=pattern)
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ('{"score": 7}', 7.0),
+        ('Well.\n```json\n{"why": "{brace} {", "score": 6.5, "parts": {"score": 1}}\n```', 6.5),
+        ('{"score": 1} and after a second look {"score": 2}', 2.0),
+        ('{"score": 3} {"other": 9} {not json', 3.0),
+    ],
+)
+def test_a_json_object_has_the_number_under_its_key(text: str, number: float) -> None:
+    assert number_in_json(text) == number
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("7", '{"score": "7"}', '{"score": true}', '{"rating": 7}', '["score", 7]', '{"score"'),
+        *("{" * 2**20, '{"":' * 2**18, '{"a": "' * 2**17),
+        *('{"score": ' + "9" * 4000 + "}", '{"score": ' + "9" * 9000 + "}"),
+    ],
+)
+def test_json_without_a_number_there_is_none_and_costs_no_more_than_its_length(text: str) -> None:
+    with pytest.raises(CompletionUnjudged, match="no JSON object with a number"):
+        number_in_json(text)
+
+
+@pytest.mark.parametrize("text", ["0" * 2**20, " " * 2**20 + "x", "Score:" * 2**17, "Score: 1" * 2**17 + "/"])
+def test_a_pattern_is_looked_for_in_linear_time(text: str) -> None:
+    for pattern in ("Score: {number}", "{number}/10", "{number}", "0{number}0", " {number} "):
+        with contextlib.suppress(CompletionUnjudged):
+            number_at(text, pattern=pattern)
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        (says("7/10"), "no_answer"),
+        (says("11"), "out_of_range"),
+        (says("7", finish_reason="length"), "no_answer"),
+        (says("7", refusal="no"), "refused"),
+    ],
+)
+def test_what_the_judge_says_is_of_the_completion_and_what_its_server_says_is_not(
+    said: tuple[int, bytes], reason: str
+) -> None:
+    with pytest.raises(CompletionUnjudged) as raised:
+        score_of(said[1], LlmJudgeStage(model="m", prompt="{completion}"))
+    assert (raised.value.reason, raised.value.lasts) == (reason, False)
+    with pytest.raises(BatchFailed) as of_server:
+        score_of(b"<html>", JUDGE)
+    assert not isinstance(of_server.value, CompletionUnjudged)
 
 
 def test_a_reason_shows_a_short_piece_on_one_line() -> None:

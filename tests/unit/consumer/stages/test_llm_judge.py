@@ -18,7 +18,7 @@ from broker.stage_side import ClaimedItem
 from consumer.stages import llm_judge
 from consumer.stages.llm_judge import MAX_REQUESTS, JudgeService
 from consumer.stages.served_stages import ServedStage
-from contracts.errors import BatchFailed, InvalidInput
+from contracts.errors import BatchFailed, CompletionUnjudged, InvalidInput
 from contracts.settings import StackSettings
 from contracts.spec_tables.stages import LlmJudgeStage
 from onbeat.stack.ports import free_port
@@ -228,3 +228,24 @@ def test_a_bad_setting_is_refused_by_its_name_and_without_its_value(changes: dic
     assert raised.value.field == field
     assert "word" not in str(raised.value)
     assert "two" not in str(raised.value)
+
+
+@pytest.mark.parametrize("status", [400, 413, 422])
+def test_a_question_that_the_server_refuses_is_the_completions_only_once_the_server_gave_a_number(status: int) -> None:
+    answers = iter([(status, b"too long"), says("7"), (status, b"too long")])
+
+    async def run(settings: StackSettings) -> None:
+        service, stage = JudgeService(settings, sleep=at_once), served()
+        try:
+            with pytest.raises(BatchFailed, match="too long") as unproven:
+                await service.values(stage, item())
+            assert not isinstance(unproven.value, CompletionUnjudged), "a wrong model's name would be refused as well"
+            await service.values(stage, item())
+            with pytest.raises(CompletionUnjudged, match="too long") as refused:
+                await service.values(stage, item())
+            assert (refused.value.reason, refused.value.lasts) == ("refused", True)
+        finally:
+            await service.aclose()
+
+    with judge_server(lambda _: next(answers)) as server:
+        asyncio.run(run(settings_for(server)))

@@ -18,7 +18,7 @@ from consumer.stages.compute_service import StageModel
 from consumer.stages.models import model_check, model_loader
 from consumer.stages.reward_model import RewardModel, load_reward_model
 from consumer.stages.served_stages import ServedStage
-from contracts.errors import BatchFailed, InvalidInput
+from contracts.errors import BatchFailed, CompletionUnjudged, InvalidInput
 from contracts.rollouts import RolloutBatch
 from contracts.settings import StackSettings
 from tests.builders import DIGEST, char_tokenizer, job_spec, rollout_batch, tiny_model_folder
@@ -191,8 +191,8 @@ def test_a_judge_needs_no_model_on_this_host(tmp_path: Path) -> None:
     model_check(StackSettings(model_root=str(tmp_path)))(served(judge, deterministic=False))
 
 
-def reward_model(root: Path) -> RewardModel:
-    return load_reward_model(StackSettings(model_root=str(root)), served(SCORER))
+def reward_model(root: Path, **keys: Any) -> RewardModel:
+    return load_reward_model(StackSettings(model_root=str(root)), served({**SCORER, **keys}))
 
 
 def scores(model: StageModel, *pairs: tuple[str, str]) -> list[bytes]:
@@ -237,6 +237,23 @@ def test_texts_that_are_longer_than_the_context_are_an_error_and_not_cut(tmp_pat
     assert len(scores(model, ("a", "b" * 12))) == 1
     with pytest.raises(BatchFailed, match=r"stages\.reward_model\.model: .* its context is 32"):
         scores(model, ("a", "b" * 40))
+
+
+@pytest.mark.parametrize("chat", [True, False])
+def test_texts_are_cut_on_the_side_that_the_stage_says_to_the_longest_that_fits(tmp_path: Path, chat: bool) -> None:
+    scorer_folder(tmp_path, context_tokens=32, chat=chat)
+    whole = reward_model(tmp_path)
+    cut_at_end = reward_model(tmp_path, truncate="completion_end")
+    cut_at_start = reward_model(tmp_path, truncate="prompt_start")
+    digits = "".join(str(number % 10) for number in range(40))
+    room = 32 - len(whole.token_ids("7", ""))
+    assert scores(cut_at_end, ("7", digits)) == scores(whole, ("7", digits[:room]))
+    assert scores(cut_at_start, (digits, "7")) == scores(whole, (digits[-room:], "7"))
+    for model, pair in ((cut_at_end, (digits, "7")), (cut_at_start, ("7", digits)), (whole, ("7", digits))):
+        with pytest.raises(CompletionUnjudged) as raised:
+            scores(model, pair)
+        assert (raised.value.reason, raised.value.lasts) == ("too_long", True), "nothing would be left of what is cut"
+    assert scores(cut_at_end, ("1", "2")) == scores(whole, ("1", "2")), "what fits is not cut"
 
 
 def test_a_chat_template_that_refuses_the_texts_fails_the_item(tmp_path: Path) -> None:

@@ -12,10 +12,12 @@ import pytest
 from broker.stage_side import PutOutcome
 from consumer.stages.served_stages import ServedStage, ServedStages
 from consumer.stages.worker import StageWorker
+from contracts.encoding.arrays import pack_float32
 from contracts.errors import (
     BatchFailed,
     BrokerFull,
     BrokerUnavailable,
+    CompletionUnjudged,
     ContractViolation,
     DeadlineExceeded,
     InvalidInput,
@@ -421,3 +423,69 @@ def test_a_server_that_stays_full_ends_a_worker() -> None:
         assert raised.value.subgroup(BrokerFull) is not None
 
     drive(scenario, full_timeout_s=0.0)
+
+
+JUDGES = {**JUDGE, "on_failure": -0.5, "max_attempts": 3}
+OF_MODEL = {**SCORER, "on_failure": 0.25}
+
+
+def unjudged(*, lasts: bool) -> CompletionUnjudged:
+    return CompletionUnjudged("no number", reason="no_answer", lasts=lasts)
+
+
+@pytest.mark.parametrize(("stage", "score"), [(JUDGES, -0.5), (OF_MODEL, 0.25)])
+def test_a_completion_that_cannot_be_judged_gets_the_stated_score_and_the_reason_beside_it(
+    stage: dict[str, Any], score: float
+) -> None:
+    name, asked = stage["type"], 3 if stage is JUDGES else 1
+
+    async def scenario(stack: Stack) -> None:
+        side = stack.add_job(stage)
+        bad, good = (name, "0/train/0", 1), (name, "0/train/0", 2)
+        service = stack.judge if stage is JUDGES else stack.models
+        service.errors[bad] = unjudged(lasts=stage is OF_MODEL)
+        side.add(bad, good)
+        async with stack.running():
+            await stack.changes.until(lambda: len(side.there) == 2)
+        assert side.there[bad] == {name: [pack_float32([score])], f"{name}_failure": [b"no_answer"]}
+        assert side.there[good] == {name: [pack_float32([1.0])], f"{name}_failure": [b""]}
+        assert service.begun.count(bad) == asked, "in each of max_attempts, unless it is the same each time"
+        assert side.failed == []
+
+    drive(scenario)
+
+
+@pytest.mark.parametrize(
+    ("stage", "error"), [(JUDGE, unjudged(lasts=True)), (JUDGES, BatchFailed("the server is away"))]
+)
+def test_without_a_stated_score_and_where_the_completion_is_not_the_cause_the_item_fails(
+    stage: dict[str, Any], error: BatchFailed
+) -> None:
+    async def scenario(stack: Stack) -> None:
+        side = stack.add_job(stage)
+        bad = ("llm_judge", "0/train/0", 1)
+        stack.judge.errors[bad] = error
+        side.add(bad)
+        async with stack.running():
+            await stack.changes.until(lambda: bool(side.failed))
+        assert side.failed == [(bad, str(error))]
+        assert side.there == {}
+
+    drive(scenario)
+
+
+def test_what_a_resume_states_holds_for_a_worker_that_never_saw_the_job_end() -> None:
+    async def scenario(stack: Stack) -> None:
+        side = stack.add_job(JUDGE)
+        bad = ("llm_judge", "0/train/0", 1)
+        stack.judge.errors[bad] = unjudged(lasts=True)
+        side.add(bad)
+        async with stack.running():
+            await stack.changes.until(lambda: bool(side.failed))
+            resumed = stack.add_job(JUDGES)
+            stack.stack.active.pop()
+            resumed.add(bad)
+            await stack.changes.until(lambda: bool(resumed.there))
+        assert resumed.there[bad]["llm_judge_failure"] == [b"no_answer"]
+
+    drive(scenario)

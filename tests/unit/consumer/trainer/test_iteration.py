@@ -210,6 +210,14 @@ def test_a_batch_without_a_stated_score_leaves_no_trace_and_one_with_them_their_
     stated, begun = replace(plain, groups=(replace(first, rollouts=rollouts), plain.groups[1])), resampling()
     begun.take(Arrived(batch=stated, digest=batch_digest(stated), num_bytes=0))
     assert (begun.unscorable, begun.num_unscorable) == ({"0/train/0": {"exact: timeout": 1}}, 1)
+    # Stages add theirs: a completion with two stated scores is one completion, and the record has both reasons.
+    both = replace(rollouts[0], unscorable={"exact": "timeout", "judge": "no_answer"})
+    other = replace(rollouts[1], unscorable={"judge": "no_answer"})
+    staged = replace(stated, groups=(replace(first, rollouts=(both, other)), plain.groups[1]))
+    begun.put_columns(staged, "digest of columns")
+    assert begun.columns == {"0/train/0": "digest of columns"}
+    assert begun.unscorable == {"0/train/0": {"exact: timeout": 1, "judge: no_answer": 2}}
+    assert begun.num_unscorable == 2
 
 
 def two_batches() -> Iteration:

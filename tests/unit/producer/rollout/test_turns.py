@@ -25,7 +25,8 @@ from contracts.environments.service import (
     Step,
     Turned,
 )
-from contracts.errors import BatchFailed, EnvironmentUnavailable, InvalidInput, PrefixBroken
+from contracts.errors import BatchFailed, ContractViolation, EnvironmentUnavailable, InvalidInput, PrefixBroken
+from contracts.rewards import Scored
 from contracts.rollouts import Completion, FinishReason, PromptBatch, PromptTask
 from contracts.spec import JobSpec
 from producer.engine.sampling import completion_uniforms
@@ -35,6 +36,7 @@ from producer.rollout.players import Players
 from producer.rollout.turns import Generate, TurnPlayer, calls_of
 from rendering.family import make_renderer
 from rendering.text import TextRenderer
+from scoring.groups import rollout_groups
 from scoring.reward_client import RewardClient
 from tests.builders import char_tokenizer, job_spec, prompt_batch
 from tests.unit.producer.rollout.test_carrier import Carried
@@ -315,6 +317,100 @@ def test_what_no_other_attempt_mends_fails_at_once(reason: FailureReason) -> Non
     with pytest.raises(BatchFailed, match=reason):
         play(service)
     assert len(service.steps) == 4
+
+
+class Hates(Echo):
+    """Fails at each message of one turn of one trajectory, however often it is opened."""
+
+    def __init__(self, turn: int, *reasons: FailureReason, session: str = "/0/1", num_turns: int = 3) -> None:
+        """reasons: of each time; the last one for ever after."""
+        super().__init__(num_turns=num_turns)
+        self.turn, self.reasons, self.session = turn, list(reasons), session
+        self.num_failed = 0
+
+    def _one(self, step: Step) -> Result:
+        if step.turn != self.turn or not step.session_id.endswith(self.session):
+            return super()._one(step)
+        self.num_failed += 1
+        reason = self.reasons.pop(0) if len(self.reasons) > 1 else self.reasons[0]
+        self.open_sessions.pop(step.session_id, None)
+        return Failure(reason=reason, detail=f"at 0x{self.num_failed}")
+
+
+STATED: dict[str, Any] = {"on_failure": -0.25, "max_attempts": 3}
+
+
+def rows_of(completions: list[list[Completion]]) -> list[Completion]:
+    return [one for of_prompt in completions for one in of_prompt]
+
+
+@pytest.mark.parametrize("reason", ["raised", "invalid_reply", "oversize", "rewritten"])
+def test_a_trajectory_that_the_environment_fails_at_each_time_ends_there_with_the_stated_score(
+    reason: FailureReason,
+) -> None:
+    calm, service = rows_of(play(Echo())), Hates(1, reason)
+    rows = rows_of(play(service, environment=STATED))
+    assert service.num_failed == 3, "in as many sessions as environment.max_attempts"
+    assert [row for row, _ in enumerate(rows) if rows[row] != calm[row]] == [1], "the others are what they were"
+    failed = rows[1].trajectory
+    assert failed is not UNSET
+    assert (failed.stop, failed.failure, failed.reward, failed.metrics) == ("failed", reason, -0.25, {})
+    assert [turn.reward for turn in failed.turns] == [0.0, -0.25], "what it had collected is gone"
+    assert unpack_int32(rows[1].token_ids) == unpack_int32(calm[1].token_ids)[: failed.turns[-1].end]
+    assert rows[1].num_sampled == 4, "the message that it failed at is trained"
+    assert rows == rows_of(play(Hates(1, reason), environment=STATED)), "whatever a detail says (I7)"
+
+
+@pytest.mark.parametrize("reason", ["timeout", "crashed"])
+@pytest.mark.parametrize(("deterministic", "times"), [(True, 6), (False, 3)])
+def test_luck_has_to_strike_as_often_as_all_attempts_of_the_batch_would_try(
+    reason: FailureReason, deterministic: bool, times: int
+) -> None:
+    service = Hates(0, reason)
+    rows = rows_of(play(service, environment=STATED, deterministic=deterministic, rollout__max_attempts=2))
+    assert service.num_failed == times
+    assert [row.trajectory is not UNSET and row.trajectory.stop for row in rows] == ["done", "failed", "done", "done"]
+
+
+def test_what_was_luck_in_one_of_its_times_is_taken_for_luck() -> None:
+    service = Hates(0, "raised", "raised", "timeout", "raised")
+    play(service, environment=STATED, rollout__max_attempts=2)
+    assert service.num_failed == 6
+
+
+def test_a_failure_that_heals_costs_nothing_and_does_not_count_at_the_next_message() -> None:
+    calm = play(Echo())
+    twice: list[tuple[int, FailureReason]] = [(6, "raised"), (9, "raised"), (12, "raised"), (15, "raised")]
+    assert play(Echo(fails=twice), environment=STATED) == calm
+
+
+@pytest.mark.parametrize("reason", ["bad_task", "unknown", "divergent", "not_in_turn"])
+def test_what_no_message_is_the_cause_of_fails_the_batch_whatever_is_stated(reason: FailureReason) -> None:
+    with pytest.raises(BatchFailed, match=reason):
+        play(Hates(1, reason), environment=STATED)
+
+
+def test_sessions_that_are_lost_are_no_failure_at_a_message() -> None:
+    with pytest.raises(BatchFailed, match="lost"):
+        play(Hates(1, "lost"), environment=STATED)
+
+
+def test_a_trajectory_has_a_reason_exactly_where_it_has_failed() -> None:
+    failed = rows_of(play(Hates(1, "raised"), environment=STATED))[1].trajectory
+    assert failed is not UNSET
+    for changes in ({"failure": UNSET}, {"stop": "done"}):
+        with pytest.raises(ContractViolation, match="a reason exactly where"):
+            replace(failed, **changes)
+
+
+def test_a_failed_trajectory_is_marked_in_its_group_beside_what_scorers_could_not_score() -> None:
+    completions = rows_of(play(Hates(1, "raised"), environment=STATED))
+    scored = [Scored(reward=1.0, breakdown={"exact": 1.0}, unscorable={"exact": "timeout"})] * 4
+    groups = rollout_groups(batch(), completions=completions, texts=["x"] * 4, scored=scored)
+    rollouts = [one for group in groups for one in group.rollouts]
+    assert [one.reward for one in rollouts] == [4.0, 0.75, 4.0, 4.0]
+    assert rollouts[1].unscorable == {"environment": "raised", "exact": "timeout"}
+    assert rollouts[0].unscorable == {"exact": "timeout"}
 
 
 def test_an_opening_that_is_not_the_prompt_s_fails_the_batch() -> None:

@@ -1,0 +1,67 @@
+"""Scores that a spec states for completions that can't be judged, whatever judges them.
+
+    reward.components   on_unscorable   by the component's name in the breakdown
+    environment         on_failure      by "environment"
+    stages              on_failure      by the stage's name
+
+A completion that has one is marked with that name and a reason (`Rollout.unscorable`), counted in the metrics, and
+counted by name and reason in the audit record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from msgspec.structs import replace
+
+from contracts.errors import InvalidInput
+from contracts.rewards import OnUnscorable, RewardComponent, breakdown_names, stated_scores
+from contracts.spec_tables.environment import ENVIRONMENT, EnvironmentSpec
+from contracts.spec_tables.stages import JudgingStage, StageSpec
+
+
+def all_stated_scores(
+    components: tuple[RewardComponent, ...], environment: EnvironmentSpec | None, stages: Sequence[StageSpec]
+) -> dict[str, float]:
+    """Returns name → score, of whatever states one."""
+    of_others = {name: judge.stated_score for name, judge in _judges(environment, stages).items()}
+    return stated_scores(components) | {name: score for name, score in of_others.items() if score is not None}
+
+
+def names_problem(
+    components: tuple[RewardComponent, ...], environment: EnvironmentSpec | None, stages: Sequence[StageSpec]
+) -> str:
+    """Says which stated score couldn't be told from another's; "" where each has a name of its own."""
+    taken = {*breakdown_names(components), *([] if environment is None else [ENVIRONMENT])}
+    for stage in stages:
+        if isinstance(stage, JudgingStage) and stage.stated_score is not None and stage.name in taken:
+            return (
+                f'stages: on_failure of stage "{stage.name}" needs a name that neither a reward component nor the '
+                "environment has; give the stage another name"
+            )
+    return ""
+
+
+def with_on_failure(
+    environment: EnvironmentSpec | None, stages: tuple[StageSpec, ...], changes: Mapping[str, OnUnscorable]
+) -> tuple[EnvironmentSpec | None, tuple[StageSpec, ...]]:
+    """Replaces `on_failure`, by name. Raises InvalidInput for a name that nothing has."""
+    names = _judges(environment, stages)
+    if unknown := sorted(changes.keys() - names.keys()):
+        has = f"it has {', '.join(names)}" if names else "it has neither an environment nor a stage that judges"
+        raise InvalidInput(f"the job has no `{unknown[0]}` that judges completions", field="on_failure", cure=has)
+    if environment is not None:
+        environment = replace(environment, on_failure=changes.get(ENVIRONMENT, environment.on_failure))
+    return environment, tuple(
+        replace(stage, on_failure=changes.get(stage.name, stage.on_failure))
+        if isinstance(stage, JudgingStage)
+        else stage
+        for stage in stages
+    )
+
+
+def _judges(
+    environment: EnvironmentSpec | None, stages: Sequence[StageSpec]
+) -> dict[str, EnvironmentSpec | JudgingStage]:
+    judges: dict[str, EnvironmentSpec | JudgingStage] = {} if environment is None else {ENVIRONMENT: environment}
+    return judges | {stage.name: stage for stage in stages if isinstance(stage, JudgingStage)}
