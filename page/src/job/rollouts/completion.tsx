@@ -48,14 +48,21 @@ function Advantage({ value }: { value: number | null }): JSX.Element {
   );
 }
 
+const STOPS = {
+  done: "done",
+  failed: "ended where the environment failed",
+  max_tokens: "ended by max_tokens",
+  max_turns: "ended by max_turns",
+};
+
 function ended(completion: CompletionView): string {
   if (completion.turns && completion.stop) {
-    return `${plural(completion.turns.length, "turn")}, ${completion.stop === "done" ? "done" : `ended by ${completion.stop}`}`;
+    return `${plural(completion.turns.length, "turn")}, ${STOPS[completion.stop]}`;
   }
   return completion.finish_reason === "length" ? "cut off at its length" : "stopped by itself";
 }
 
-/** Rewards by component, and what a component couldn't score. */
+/** Rewards by component, and what a component, the environment or a stage couldn't judge. */
 function Breakdown({ completion }: { completion: CompletionView }): JSX.Element | null {
   const parts = Object.entries(completion.reward_breakdown);
   const unscorable = Object.entries(completion.unscorable);
