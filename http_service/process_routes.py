@@ -1,7 +1,13 @@
-"""What every service says about its own process: whether it answers, whether it can work, and what it has counted."""
+"""What every service says about its own process: whether it answers, whether it can work, and what it has counted.
+
+`/readyz` needs no key, so whoever asks it costs the service no more than one check in a while, however often that is:
+the answer of the last check is given again.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -19,6 +25,42 @@ METRICS: dict[int | str, dict[str, Any]] = {
 }
 
 
+READY_S = 5.0
+"""How long an answer stands that the service is ready."""
+NOT_READY_S = 0.5
+"""The same of one that it is not: a start of the stack waits for the change."""
+
+
+class Readiness:
+    """The last check of one app, and the one that is under way."""
+
+    def __init__(self, check: Callable[[], Awaitable[None]], *, clock: Callable[[], float] = time.monotonic) -> None:
+        """check: raises what is told to whoever asks."""
+        self._check = check
+        self._clock = clock
+        self._until_s = 0.0
+        self._task: asyncio.Task[None] | None = None
+
+    async def require(self) -> None:
+        """Raises what the last check did."""
+        if self._task is None or self._is_over(self._task):
+            self._task = asyncio.create_task(self._look())
+            # A client that goes ends no check that others wait for, and its failure is told to them.
+            self._task.add_done_callback(lambda task: task.cancelled() or task.exception())
+        await asyncio.shield(self._task)
+
+    def _is_over(self, task: asyncio.Task[None]) -> bool:
+        return self._clock() >= self._until_s if task.done() else task.get_loop() is not asyncio.get_running_loop()
+
+    async def _look(self) -> None:
+        lasts_s = NOT_READY_S
+        try:
+            await self._check()
+            lasts_s = READY_S
+        finally:
+            self._until_s = self._clock() + lasts_s
+
+
 def process_routes(
     *, require_ready: Callable[[Request], Awaitable[None]], exposition: Callable[[Request], bytes]
 ) -> APIRouter:
@@ -33,7 +75,10 @@ def process_routes(
     @router.get("/readyz", responses=STATES)
     async def readyz(request: Request) -> Response:
         """The service can do its work now; 503 says why not."""
-        await require_ready(request)
+        state = request.app.state
+        if not hasattr(state, "readiness"):
+            state.readiness = Readiness(lambda: require_ready(request))
+        await state.readiness.require()
         return json_answer({"status": "ready"})
 
     @router.get("/metrics", response_class=Response, responses=METRICS)

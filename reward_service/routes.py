@@ -50,7 +50,7 @@ def plugins() -> Response:
 
 
 async def _require_ready(request: Request) -> None:
-    """Raises Problem 503 unless the pool scores an item now."""
+    """Raises Problem 503 unless the pool scores an item now: a turn of its, once in a while (Readiness)."""
     try:
         await scoring.self_test(request.app.state.pool)
     except OnbeatError as error:

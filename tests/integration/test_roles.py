@@ -93,7 +93,19 @@ SAMPLES: dict[str, tuple[str, ...]] = {
 """Each command of the scripts with arguments that it accepts."""
 CALL = re.compile(r"(?:redis\.p?call|call_with|each_of)\('(\w+)'([^\n]*)")
 NAMES = ["FENCE", "WEIGHTS", "COUNTERS", "DEAD", "AUDIT", "JOB", "EVENTS", "PROGRESS"]
-OWN_NAMES = {"SPEC", "JOBS", "ACTIVE", "IDEMPOTENCY", "SHARDS", "CHUNKS", "READY", "REPLAYS", "REMOVED", "BURIED"}
+OWN_NAMES = {
+    "SPEC",
+    "JOBS",
+    "ACTIVE",
+    "IDEMPOTENCY",
+    "SHARDS",
+    "CHUNKS",
+    "READY",
+    "REPLAYS",
+    "REMOVED",
+    "BURIED",
+    "BYTES",
+}
 OF_SLOT = {f"slot.{name}": name for name in SlotKeys._fields}
 KEY = re.compile(rf"\b({'|'.join([*NAMES, *sorted(OWN_NAMES), *OF_SLOT])}|stream|ready|buried)\b")
 OWN_KEYS = re.compile(r"^local ([A-Z, ]+) = (?:unpack\(KEYS, [19]|KEYS\[[19]\])", re.MULTILINE)
