@@ -1,6 +1,6 @@
 """What every service says about its own process: whether it answers, whether it can work, and what it has counted.
 
-`/readyz` needs no key, so whoever asks it costs the service no more than one check in a while, however often that is:
+`/readyz` needs no key, so it costs the service no more than one check in a while, however often it is asked:
 the answer of the last check is given again.
 """
 
@@ -35,7 +35,7 @@ class Readiness:
     """The last check of one app, and the one that is under way."""
 
     def __init__(self, check: Callable[[], Awaitable[None]], *, clock: Callable[[], float] = time.monotonic) -> None:
-        """check: raises what is told to whoever asks."""
+        """check: its error is told to each client that asks."""
         self._check = check
         self._clock = clock
         self._until_s = 0.0

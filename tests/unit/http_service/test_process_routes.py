@@ -29,7 +29,7 @@ class Checked:
             raise self.error
 
 
-def test_a_thousand_questions_at_once_are_one_check_also_where_who_asked_first_is_gone() -> None:
+def test_a_thousand_questions_at_once_are_one_check_also_where_the_first_client_is_gone() -> None:
     async def ask() -> int:
         checked = Checked()
         asked = [asyncio.create_task(checked.readiness.require()) for _ in range(1000)]
