@@ -101,6 +101,7 @@ def test_what_a_program_said_before_it_took_too_long_depends_on_the_machine_and_
         ("os.close(1)\nwhile True: pass", f"  line 3, in <module>\n{DENIED}"),
         ("sys.stdout.close(); sys.stderr.close(); select.select([], [], [])", "(no output)"),
         ("resource.setrlimit(resource.RLIMIT_CPU, (0, 0))", f"  line 3, in <module>\n{DENIED}"),
+        ("signal.signal(signal.SIGXCPU, lambda *_: print(1))", f"  line 3, in <module>\n{DENIED}"),
         ("signal.raise_signal(signal.SIGKILL)", f"  line 3, in <module>\n{DENIED}"),
         ("signal.setitimer(signal.ITIMER_REAL, 1)", f"  line 3, in <module>\nsignal.itimer_error: {ERRNO}"),
     ],
