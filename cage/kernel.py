@@ -173,13 +173,15 @@ def end_children(wanted: int, *, scans: bool = True) -> int | None:
     """
     status: int | None = None
     while True:
-        for child in children() if scans else ():
+        killed = children() if scans else []
+        for child in killed:
             kill(child)
-        try:
-            pid, how = os.waitpid(-1, 0)
-        except ChildProcessError:
-            return status
-        status = how if pid == wanted else status
+        for _ in range(max(1, len(killed))):  # a look at all processes for each of hundreds would take seconds
+            try:
+                pid, how = os.waitpid(-1, 0)
+            except ChildProcessError:
+                return status
+            status = how if pid == wanted else status
 
 
 def children() -> list[int]:
