@@ -19,6 +19,7 @@ from contracts.spec_tables.root import SpecRoot
 from prompts.datasets.base import load_dataset
 from prompts.datasets.examples import Example, ExampleSets
 from prompts.openings import OpenedPrompts, OpeningService
+from rendering import chat_template
 from rendering.text import first_ids
 
 if TYPE_CHECKING:
@@ -217,10 +218,12 @@ def render_chat(tokenizer: PreTrainedTokenizerBase, question: str, chat: ChatSpe
         )
     system = [{"role": "system", "content": chat.system_prompt}] if chat.system_prompt else []
     messages = [*system, {"role": "user", "content": question}]
-    rendered = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    if not isinstance(rendered, str):
-        raise TypeError(f"the chat template rendered {type(rendered).__name__}, not text")
-    return rendered
+    try:
+        return chat_template.write(tokenizer, messages, opens_turn=True)
+    except chat_template.REFUSALS as error:
+        raise InvalidInput(
+            f"the model's chat template refuses the messages: {error}", field="model.path", cure="use another template"
+        ) from error
 
 
 def _numbered(prompts: Sequence[Prompt], *, first: int = 0) -> tuple[Prompt, ...]:

@@ -13,11 +13,9 @@ import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from jinja2 import TemplateError
-
 from contracts.environments.messages import Message, Tool
 from contracts.errors import InvalidInput, PrefixBroken
-from rendering import tool_calls
+from rendering import chat_template, tool_calls
 from rendering.base import plain, plain_tools
 
 if TYPE_CHECKING:
@@ -29,7 +27,7 @@ FORMAT_CURE = "name a renderer of the package `renderers` as environment.chat_fo
 
 
 class TemplateRenderer:
-    """A Renderer over `apply_chat_template`."""
+    """A Renderer over the template of a tokenizer."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         """Raises InvalidInput that names model.path where the tokenizer has no chat template."""
@@ -76,25 +74,23 @@ class TemplateRenderer:
         if not self.knows_tools:
             rows = list(_without_tool_role(rows))
         try:
-            written = self._tokenizer.apply_chat_template(
-                rows, tools=shown, tokenize=False, add_generation_prompt=opens_turn
-            )
-        except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
+            return chat_template.write(self._tokenizer, rows, tools=shown, opens_turn=opens_turn)
+        except chat_template.REFUSALS as error:
             raise InvalidInput(
                 f"the model's chat template refuses the messages: {error}", field="model.path", cure=FORMAT_CURE
             ) from error
-        return str(written)
 
     def _shows_tools(self) -> bool:
         """Whether the template writes tools, and has their calls written as `tool_calls` reads them."""
         tool, question = Tool(name="look_up", description="Looks a word up."), {"role": "user", "content": "?"}
         try:
-            written = self._tokenizer.apply_chat_template(
-                [question], tools=[tool_calls.as_function(tool)], tokenize=False, add_generation_prompt=True
-            )
-        except (TemplateError, TypeError, ValueError, KeyError, AttributeError):
+            functions = [tool_calls.as_function(tool)]
+            written = chat_template.write(self._tokenizer, [question], tools=functions, opens_turn=True)
+        except chat_template.TemplateTakesLong as error:
+            raise InvalidInput(f"the model's chat template is ended: {error}", field="model.path") from error
+        except chat_template.REFUSALS:
             return False
-        return tool.name in str(written) and tool_calls.OPEN in str(written)
+        return tool.name in written and tool_calls.OPEN in written
 
     def _end_of_turn(self) -> str:
         """The token that the template ends an answer with, which the model has to end its turn with."""

@@ -15,7 +15,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification
@@ -31,6 +30,7 @@ from contracts.experience.columns import ColumnValues
 from contracts.rewards import StageReason
 from contracts.settings import StackSettings
 from contracts.spec_tables.stages import RewardModelStage
+from rendering import chat_template
 from weight_store.model_folder import context_tokens
 
 
@@ -121,8 +121,8 @@ class RewardModel:
             return self._tokenizer(prompt, completion)["input_ids"]
         messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": completion}]
         try:
-            rendered: Any = self._tokenizer.apply_chat_template(messages, tokenize=False)
-        except jinja2.TemplateError as error:
+            rendered = chat_template.write(self._tokenizer, messages, opens_turn=False)
+        except chat_template.REFUSALS as error:
             raise self._unjudged("refused", f"its chat template refuses the texts: {error}") from error
         # The template writes the special tokens itself.
         return self._tokenizer(rendered, add_special_tokens=False)["input_ids"]

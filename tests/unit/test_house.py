@@ -167,6 +167,12 @@ def test_every_http_client_is_made_in_one_place() -> None:
         assert found <= allowed.get(place.partition(":")[0], set()), f"{place}: make it by http_service/outgoing.py"
 
 
+def test_a_chat_template_is_run_where_it_ends() -> None:
+    for place, node in nodes(package_files()):
+        if isinstance(node, ast.Attribute) and node.attr == "apply_chat_template":
+            assert place.startswith("rendering/chat_template.py"), place
+
+
 def test_packages_write_through_loggers_and_not_by_print() -> None:
     for place, node in nodes(package_files()):
         assert not (isinstance(node, ast.Call) and ast.unparse(node.func) == "print"), place
