@@ -8,11 +8,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from msgspec import UNSET
 from msgspec.structs import replace
 
+from broker.monitor import job_status
 from contracts.encoding.wire import decode_json
 from contracts.events import IterationMetrics
 from contracts.run_folder import RunFolder
+from gateway.run_files import iteration_metrics
 from process.child_process import ChildProcess
 from tests.chaos.short_job import (
     DEADLINE_S,
@@ -25,7 +28,9 @@ from tests.chaos.short_job import (
     until,
 )
 from tests.pipeline import Pipeline, wait_for_exit
+from tests.played import PLUGIN
 
+FAILED = 2
 ENVIRONMENT: dict[str, Any] = {
     "name": "secret_table",
     "renderer": "text",
@@ -97,6 +102,42 @@ def test_environment_service_generator_and_trainer_die_between_turns_and_the_wei
     folder = RunFolder(pipeline.settings.run_root_path, job_id)
     metrics = [decode_json(line, IterationMetrics) for line in folder.metrics.read_bytes().splitlines()]
     assert {one.iteration for one in metrics} == set(range(JOB.iterations))
+
+
+@long_variant
+def test_an_environment_that_raises_at_a_message_ends_its_job_until_a_resume_states_a_score_which_no_death_changes(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(PLUGIN), os.environ.get("PYTHONPATH", "")]))
+    killed_again(pipeline)
+    picky = replace(JOB.environment, name="picky", max_attempts=2) if JOB.environment else None
+    spec = replace(JOB, iterations=3, environment=picky, rollout=replace(JOB.rollout, max_attempts=2))
+    job_id, _ = pipeline.jobs.create(spec)
+    with running(pipeline, "producer-picky"):
+        assert pipeline.train_until_death(job_id) == FAILED
+    assert "environment `picky`" in (reason := job_status(pipeline.broker, job_id).reason)
+    assert "raised: KeyError" in reason
+    pipeline.jobs.resume(job_id, on_failure={"environment": -1.0})
+    generator = pipeline.start("producer-dies", crash_at="producer.after_step:2")
+    trainer = pipeline.start(f"consumer-{job_id}-resumed", job_id)
+    assert wait_for_exit(generator, DEADLINE_S) == -signal.SIGKILL, generator.tail()
+    with running(pipeline, "producer-calm-again"):
+        assert wait_for_exit(trainer, DEADLINE_S) == 0, trainer.tail()
+        assert_undisturbed(pipeline, job_id, undisturbed_digest(pipeline, pipeline.jobs.spec(job_id)))
+    commits = [record for record in pipeline.jobs.audit(job_id) if record.unscorable is not UNSET]
+    assert all(record.on_unscorable == {"environment": -1.0} for record in commits)
+    assert {reason for record in commits for counts in (record.unscorable or {}).values() for reason in counts} == {
+        "environment: raised"
+    }
+    for numbers in iteration_metrics(RunFolder(pipeline.settings.run_root_path, job_id)):
+        (record,) = [one for one in commits if one.iteration == numbers.iteration] or [None]
+        counted = (record.unscorable or {}) if record else {}
+        trained = sum(sum(counts.values()) for batch, counts in counted.items() if "/train/" in batch)
+        assert numbers.trajectories is not UNSET
+        assert (numbers.num_unscorable, numbers.trajectories.failed_share * numbers.num_completions) == (
+            trained,
+            trained,
+        )
 
 
 @long_variant

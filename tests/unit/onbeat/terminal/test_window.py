@@ -136,7 +136,14 @@ def test_a_job_with_an_environment_shows_what_was_played_and_no_other_does() -> 
         "   2 begun again   calls\\x1b[2J 1.5"
     )
     assert "2.25 turns, 8 at most" in shown(panel(seen))
-    assert "tokens/s  2.25 turns, 75.0% done" in iteration_line(committed, seen)
+    assert "tokens/s  2.25 turns, 75.0% done, 2 begun again  " in iteration_line(committed, seen)
+    failed = msgspec.structs.replace(of_environment, max_turns_share=0.125, failed_share=0.125, num_begun_again=0)
+    assert "12.5% at max_turns, 12.5% at a failure   35.5" in environment_in_words(failed)
+    stated = msgspec.structs.replace(committed, trajectories=failed, num_unscorable=3)
+    assert "75.0% done  3 unscorable" in iteration_line(stated, seen)
+    assert "3 completions of the last iteration got the score that the spec states" in shown(
+        panel(progress(PERIODIC, stated))
+    )
     assert committed.numbers()["turns_mean"] == 2.25
     assert iteration_values(committed)["environment/calls\x1b[2J"] == 1.5
     assert "environment" not in shown(panel(progress(PERIODIC, iteration_metrics())))
