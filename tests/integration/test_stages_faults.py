@@ -6,16 +6,19 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from broker.connection.client import connect
-from broker.generator_side import PublishOutcome
+from broker.generator_side import FailOutcome, PublishOutcome
 from broker.stage_side import PutOutcome, wait_for_items
+from contracts.encoding.arrays import pack_float32
 from contracts.encoding.wire import encode
 from contracts.errors import ContractViolation, FenceViolation, NotFound
 from contracts.jobs import JobState
-from contracts.rollouts import batch_digest
+from contracts.rollouts import RolloutBatch, batch_digest
 from contracts.settings import StackSettings
 from iterations.chain import rewind_record
+from iterations.staged import staged_batch
 from onbeat.stack.redis import EmbeddedRedis
 from tests.integration.fence_parts import manifest, weights_digest
 from tests.integration.stage_parts import NUM_ROWS, StagedJob, external, sampled
@@ -326,3 +329,38 @@ def test_columns_that_a_stage_user_forged_are_refused_by_the_trainer(redis_serve
         job.operator.redis.hset(job.keys.slots[0].columns, "c/0/0/train/0/0", forged)
         with pytest.raises(ContractViolation):
             job.trainer.columns(batch)
+
+
+def test_what_a_stage_cannot_judge_is_dead_until_a_resume_states_a_score_and_then_trained_with_its_reason(
+    redis_server: EmbeddedRedis,
+) -> None:
+    job = StagedJob(redis_server, [{"type": "reward_model", "model": "m", "max_attempts": 1}])
+    job.open()
+    publish_with_texts(job)
+    (item,) = job.stage().claim("reward_model")
+    assert job.stage().fail(item, "5000 tokens") is FailOutcome.DEAD
+    end(job)
+    job.jobs.resume(job.job_id, on_failure={"reward_model": -1.5})
+    job.spec = job.jobs.spec(job.job_id)
+    job.trainer = job.new_trainer("t2")
+    job.open()
+    batch = publish_with_texts(job)
+    side = job.stage()
+    for number, item in enumerate(side.claim("reward_model", 100)):
+        score, reason = (-1.5, b"too_long") if number == 1 else (0.5, b"")
+        values = {"reward_model": [pack_float32([score])], "reward_model_failure": [reason]}
+        assert side.put([(item, values)]) == [PutOutcome.ACCEPTED]
+    (arrived,), _ = job.trainer.claim_rollouts(0, max_batches=9)
+    assert arrived.digest == batch_digest(batch), "what was sampled is what it was"
+    as_trained, _ = staged_batch(arrived.batch, job.trainer.columns(arrived.batch), job.spec)
+    rollouts = [one for group in as_trained.groups for one in group.rollouts]
+    assert [one.unscorable for one in rollouts] == [{}, {"reward_model": "too_long"}, *[{}] * (NUM_ROWS - 2)]
+    assert rollouts[1].reward_breakdown["reward_model"] == -1.5
+
+
+def publish_with_texts(job: StagedJob) -> RolloutBatch:
+    side, claim, batch = job.sample()
+    groups = tuple(replace(group, prompt_text="p", reference="r") for group in batch.groups)
+    batch = replace(batch, groups=groups)
+    assert side.publish(claim, batch) is PublishOutcome.ACCEPTED
+    return batch
