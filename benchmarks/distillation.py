@@ -20,7 +20,7 @@ from benchmarks._results import REPOSITORY, write_result
 SPEC = REPOSITORY / "configs/distillation.toml"
 GRPO = (
     "stages=[]",
-    'algorithm={advantage="grpo", loss="grpo", clip_high=0.28}',
+    'algorithm={advantage="grpo", loss="grpo"}',
     "rollout.prompts_per_batch=8",
     "rollout.group_size=8",
 )

@@ -36,7 +36,7 @@ WARM_UP = 2
 COMMON = ("rollout.prompts_per_batch=1", "evaluation.num_prompts=0", "rollout.batches_per_iteration=8")
 RANKS = ("--set", "trainer.world_size=2")
 DELAYED = ("--schedule", "delayed", "--max-policy-lag", "1", "--correction", "none")
-SAMPLER = ("--set", "algorithm.old_policy=generator")
+SAMPLER = ("--set", "algorithm.old_policy=generator", "--set", "algorithm.clip_high=0.28")
 SIXTEEN = ("--set", "rollout.batches_per_iteration=16")
 ARRANGEMENTS: dict[str, tuple[str, ...]] = {
     "periodic": (),

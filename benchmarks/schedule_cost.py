@@ -52,7 +52,7 @@ CORRECTIONS = {
     "none": ("algorithm.correction=none",),
     "tis": ("algorithm.correction=tis",),
     "decoupled_ppo": ("algorithm.correction=decoupled_ppo",),
-    "clipped": ("algorithm.correction=none", "algorithm.old_policy=generator"),
+    "clipped": ("algorithm.correction=none", "algorithm.old_policy=generator", "algorithm.clip_high=0.28"),
 }
 """Name → settings. clipped: the ratio, and so the clip, is against the policy that sampled, and nothing is weighed."""
 

@@ -49,9 +49,10 @@ class SamplingParams(Record, frozen=True, kw_only=True):
     temperature: Annotated[float, Meta(ge=0.0, le=10.0)] = 1.0
     """0.0 is greedy: the arg-max token, whose log-prob is reported at temperature 1."""
     top_p: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
-    """Draws from the fewest most likely tokens whose mass reaches this; 1.0 keeps all."""
+    """Draws from the fewest most likely tokens whose mass reaches this; 1.0 keeps all. Log-probs are renormalised over
+    what is kept, so a job that takes ratios of them (old_policy = "generator", a correction, a lag) needs 1.0."""
     top_k: Annotated[int, Meta(ge=0, le=2**24)] = 0
-    """0 keeps the whole vocabulary."""
+    """Draws from so many most likely tokens; 0 keeps the whole vocabulary. Above 0 refused where top_p below 1 is."""
 
 
 def check_environment_numbers(*numbers: float, field: str) -> None:

@@ -81,7 +81,8 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
     loss: LossName | PluginLoss = "grpo"
     """The objective and how it is normalised: the mean of response means (grpo, gspo), a constant budget (dr_grpo), the
     mean over the iteration's tokens (dapo, cispo), the mean of the batches' token means (bnpo). Or a table: the loss of
-    an installed package."""
+    an installed package. A response mean is biased by length: each token of a long response counts less, so that of
+    right answers short ones are pulled up more, of wrong ones long ones pushed down less; not so: dr_grpo, dapo."""
     advantage: AdvantageName = "grpo"
     """From the rewards of a group: over mean and deviation (grpo), over the mean (dr_grpo), over the mean of the other
     samples (rloo), over the mean and then the deviation of the whole iteration (reinforce++_baseline). Without groups:
@@ -90,7 +91,7 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
     credit: Literal["trajectory", "turn"] = "trajectory"
     """What an advantage is for, in a job with an environment. trajectory: one for all tokens of it, from its whole
     reward; turn: one for each of its turns, from what it was given from that turn on, against the same turn of the
-    group's other trajectories."""
+    group's other trajectories. The metrics of advantages are then over turns (docs/metrics.md)."""
     advantage_epsilon: Annotated[float, Meta(gt=0.0, le=1000.0)] = 1e-4
     """Added to the unbiased standard deviation of grpo, reinforce++_baseline and reinforce++."""
     updates_per_iteration: Annotated[int, Meta(ge=1, le=64)] = 1
@@ -101,11 +102,14 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
     step the ratio is exactly 1 and no clip acts; generator: those of sampling, so the clips act on the gap between the
     two engines."""
     clip_low: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
-    """Lower clip of the policy ratio: 1 - clip_low; none: 0.2, gspo 0.0003, cispo 1.0 (no bound)."""
+    """Lower clip of the policy ratio: 1 - clip_low; none: 0.2, gspo 0.0003, cispo 1.0 (no bound). Refused where it
+    can't act: with old_policy = "trainer" and one update an iteration the ratio is exactly 1."""
     clip_high: Annotated[float, Meta(gt=0.0, le=10.0)] | None = None
-    """Upper clip of the policy ratio: 1 + clip_high; none: 0.2, dapo 0.28, gspo 0.0004, cispo 4.0."""
+    """Upper clip of the policy ratio: 1 + clip_high; none: 0.2, dapo 0.28, gspo 0.0004, cispo 4.0. Refused where
+    clip_low is."""
     kl_coefficient: Factor = 0.0
-    """Weight of the KL to the frozen initial model; 0 keeps no reference model."""
+    """Weight of the KL to the frozen initial model; 0 keeps no reference model. Under a lag it is estimated from tokens
+    of an older policy and not weighed for it: no correction acts on it."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     """Estimate of that KL from the sampled tokens."""
     kl_placement: Literal["loss", "reward"] = "loss"

@@ -18,6 +18,7 @@ from contracts.answers import SpecCheck
 from contracts.errors import Conflict
 from contracts.jobs import JobState, JobStatus, ResumeRequest
 from contracts.spec import JobSpec
+from contracts.spec_submission import check_submitted
 from contracts.spec_tables.reasoning_tasks import check_job
 from contracts.spec_tables.retention import check_retention
 from gateway import openapi
@@ -163,6 +164,7 @@ def _create(services: Services, spec: JobSpec, key: str) -> tuple[JobStatus, boo
 
 def _check(services: Services, spec: JobSpec) -> None:
     """Raises Problem, InvalidInput or Unavailable."""
+    check_submitted(spec)
     check_job(spec.dataset, spec.reward.components)
     check_retention(spec.retention, services.settings)
     requests.check_paths(spec, services.settings)

@@ -17,6 +17,7 @@ import msgspec
 from contracts.encoding.wire import KEY_IN_PROBLEM, convert
 from contracts.errors import InvalidInput
 from contracts.spec import JobSpec
+from contracts.spec_submission import check_submitted
 
 
 def load_spec(path: Path, settings: Sequence[str] = ()) -> JobSpec:
@@ -29,9 +30,11 @@ def parse_spec(values: dict[str, Any], settings: Sequence[str] = ()) -> JobSpec:
     for setting in settings:
         apply_setting(values, setting)
     try:
-        return convert(values, JobSpec)
+        spec = convert(values, JobSpec)
     except InvalidInput as error:
         raise _with_full_path(error) from error
+    check_submitted(spec)
+    return spec
 
 
 def read_toml(path: Path) -> dict[str, Any]:
