@@ -53,17 +53,23 @@ class Only:
 
 @dataclass(frozen=True)
 class Never:
-    """Passes where an argument has none of these values, or none of these bits."""
+    """Passes where an argument has none of these bits, and is, of the bits in its mask, none of these values."""
 
     argument: int
     values: tuple[int, ...] = ()
     bits: int = 0
+    mask: int = 0xFFFFFFFF
 
     def lines(self) -> list[Line]:
-        checks = [(JUMP_EQUAL, value) for value in self.values] + ([(JUMP_ANY_BIT, self.bits)] if self.bits else [])
+        checks = [(JUMP_ANY_BIT, self.bits)] if self.bits else []
+        checks += [(AND, self.mask)] if self.values else []
+        checks += [(JUMP_EQUAL, value) for value in self.values]
         return [
             (LOAD, 0, 0, ARGUMENTS_AT + 8 * self.argument),
-            *((code, len(checks) - place, 0, value) for place, (code, value) in enumerate(checks)),
+            *(
+                (code, 0 if code == AND else len(checks) - place, 0, value)
+                for place, (code, value) in enumerate(checks)
+            ),
             (RETURN, 0, 0, ALLOW),
             (RETURN, 0, 0, REFUSE),
         ]

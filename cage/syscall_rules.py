@@ -6,7 +6,9 @@ the rest of the calls that we have read. A *program* of a model's computes and p
 
 from __future__ import annotations
 
+import os
 import socket
+from dataclasses import replace
 
 from cage.syscall_filter import ALLOW, REFUSE, UNKNOWN, Filter, Never, Only, Rule, WakesAlone
 
@@ -138,6 +140,8 @@ ATTRIBUTES = (
 )
 """Modes, owners, times and extended attributes of a file, which Landlock leaves to its owner, and its length, which
 older kernels' Landlock does."""
+CUTS = Never(1, values=(os.O_TRUNC,), mask=os.O_ACCMODE | os.O_TRUNC)
+"""Opening a file for reading alone with O_TRUNC, which empties it: older kernels' Landlock lets that pass."""
 COMPUTES = (
     "brk",
     "mmap",
@@ -168,6 +172,8 @@ def cage_filter(*, sockets: bool, only_ipv4: bool, attributes: bool) -> Filter:
     rules: dict[str, Rule] = dict.fromkeys((*OTHER_PROCESSES, *KERNEL, *SHARED_MEMORY, *MOUNTS), REFUSE)
     if not attributes:
         rules |= dict.fromkeys(ATTRIBUTES, REFUSE)
+        # The flags of openat2(2) lie in memory.
+        rules |= {"open": CUTS, "openat": replace(CUTS, argument=2), "openat2": UNKNOWN}
     if not sockets or only_ipv4:
         # A Unix socket's path may lead to a database, too, and a pair of datagram sockets may be connected anew.
         rules["socket"] = Only({0: (socket.AF_INET,)}) if only_ipv4 else REFUSE

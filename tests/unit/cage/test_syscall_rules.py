@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -39,6 +41,26 @@ def test_the_tables_have_every_call_of_the_kernels_headers_by_its_number(machine
     assert filtered == {name: kernel[name] for name in filtered}
 
 
+EMPTIES = """
+import ctypes, errno, os, struct, sys
+from cage import kernel
+from cage.syscall_filter import compiled, lock_syscalls
+from cage.syscall_rules import cage_filter
+
+assert kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+assert lock_syscalls(compiled(cage_filter(sockets=False, only_ipv4=False, attributes=False)))
+try:
+    os.open(sys.argv[1], os.O_RDONLY | os.O_TRUNC)
+except OSError as error:
+    told = [errno.errorcode[error.errno]]
+libc = ctypes.CDLL(None, use_errno=True)
+libc.syscall(437, -100, sys.argv[1].encode(), struct.pack("QQQ", os.O_TRUNC, 0, 0), 24)
+told += [errno.errorcode[ctypes.get_errno()], open(sys.argv[1]).read()]
+open(sys.argv[1], "w").close()
+print(*told, "done", end="")
+"""
+
+
 def is_of_32_bits(name: str) -> bool:
     """Calls that only machines of 32 bits have, whose times have 64."""
     return name.endswith("time64")
@@ -55,6 +77,14 @@ def test_a_program_has_none_of_the_calls_that_take_a_process_or_a_path() -> None
 def test_a_cage_without_mounts_of_its_own_is_refused_what_the_table_says() -> None:
     rules = cage_filter(sockets=False, only_ipv4=False, attributes=False).rules
     assert {call.name for call in calls() if call.ends != "kept"} - rules.keys() == set()
+
+
+@pytest.mark.skipif(os.uname().machine not in MACHINES or sys.platform != "linux", reason="filters are Linux's")
+def test_a_file_is_not_emptied_by_opening_it_to_read_where_only_the_filter_holds(tmp_path: Path) -> None:
+    file = tmp_path / "kept"
+    file.write_text("kept")
+    done = subprocess.run([sys.executable, "-c", EMPTIES, str(file)], capture_output=True, text=True, check=True)
+    assert done.stdout == "EACCES ENOSYS kept done"
 
 
 def rules_of(service: Any, slot: int, number: int = 0) -> CageRules:
