@@ -66,7 +66,7 @@ class RunFolder:
 
 def number_of(path: str | PurePath, letter: str) -> int | None:
     """The number in the name of a version or checkpoint; None for other names, as a folder has while it is written."""
-    found = re.fullmatch(rf"{letter}(\d{{6,}})", PurePath(path).name)
+    found = re.fullmatch(rf"{letter}([0-9]{{6,18}})", PurePath(path).name)
     return int(found[1]) if found else None
 
 

@@ -16,12 +16,16 @@ from broker.presence import (
     GeneratorInfo,
     Presence,
 )
+from contracts.run_folder import VERSION, number_of
 from process.waiting import Waiting
 
 LOOK_EVERY_S = 2.0
 TURN_PATIENCE_S = 5.0
 """Two signs of life and more: a generator that died in its turn has none."""
 TURN_POLL_S = 0.005
+LOADS_FOR_S = 600.0
+"""So long a version that no open iteration is sampled by stays for generators that say they load it: what they write
+there is theirs, and could keep each version for ever. One that was still at it refuses it, and claims anew."""
 CURE = (
     "start one with `python -m producer`, raise timeouts.no_generator_s, or let any engine serve the job: "
     "deterministic = false"
@@ -54,15 +58,27 @@ class GeneratorWatch:
         self._clock = clock
         self._sleep = sleep
         self._looked_s = float("-inf")
+        self._passed: dict[str, float] = {}
+        """Folder of a version that the window has left and that is still loaded → when that was seen first."""
         self._waiting: Waiting | None = None
 
-    def loading(self) -> frozenset[str]:
-        """Returns the folders of the weights that live generators load now, as their manifests name them."""
-        return frozenset(
+    def loading(self, *, before: int) -> frozenset[str]:
+        """Returns the folders of the versions before this one that live generators load, as their manifests name them.
+
+        before: the oldest version that is still needed. One is named for LOADS_FOR_S at most.
+        """
+        named = {
             directory
             for generator in self._presence.live()
             for directory in generator.info.get(LOADING_WEIGHTS, "").split()
-        )
+            if (number := number_of(directory, VERSION)) is not None and number < before
+        }
+        now_s = self._clock()
+        self._passed = {directory: self._passed.get(directory, now_s) for directory in named}
+        loading = frozenset(one for one in named if now_s - self._passed[one] < LOADS_FOR_S)
+        if loading != named:
+            log.warning("removes %s, which a generator has loaded for too long", ", ".join(sorted(named - loading)))
+        return loading
 
     def wait_for_turn(self, job_id: str, check: Callable[[], object]) -> None:
         """Returns when no live generator is awake for this colocated job, or has not let go of its turn for too long.

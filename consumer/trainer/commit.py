@@ -148,8 +148,9 @@ class Commits:
         # What the iteration was sampled with, generators were asked for until this commit. An older version is read by
         # a generator that lost its lease while it loads: it says so in its heartbeat, and would report a damaged store
         # if the version went away under it.
-        in_use = held.generators.loading() | held.recorder.kept_versions
-        held.weights.remove_before(held.window.oldest_version(iteration), in_use=in_use)
+        oldest = held.window.oldest_version(iteration)
+        in_use = held.generators.loading(before=oldest) | held.recorder.kept_versions
+        held.weights.remove_before(oldest, in_use=in_use)
         if iteration > self._furthest:
             # What is replayed is no progress: a trainer that always dies at the same place would start for ever.
             self._furthest = iteration

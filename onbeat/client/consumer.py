@@ -220,7 +220,7 @@ class Consumer:
         tenure.side.publish_weights(made, oldest_kept=self._window.oldest_version(iteration.number))
         self._commit(iteration, made, loss=float(loss), grad_norm=float(grad_norm), learning_rate=float(learning_rate))
         tenure.renew()
-        in_use = tenure.generators.loading() | self._recorder.kept_versions
+        in_use = tenure.generators.loading(before=made.policy_version) | self._recorder.kept_versions
         self._require_versions().publisher.remove_before(made.policy_version, in_use=in_use)
         self._files.keep_newest()
         return made

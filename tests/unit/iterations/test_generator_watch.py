@@ -15,7 +15,7 @@ from broker.presence import (
     Presence,
 )
 from contracts.errors import DeadlineExceeded, FencedOff
-from iterations.generator_watch import LOOK_EVERY_S, TURN_PATIENCE_S, GeneratorWatch
+from iterations.generator_watch import LOADS_FOR_S, LOOK_EVERY_S, TURN_PATIENCE_S, GeneratorWatch
 
 
 class Board(Presence):
@@ -37,8 +37,26 @@ def test_the_weights_that_live_generators_load_and_refuse_are_told_apart() -> No
         {},
     )
     watch = GeneratorWatch(board, job_id="job", deadline_s=60.0, deterministic=True)
-    assert watch.loading() == {"job/weights/v000002", "job/weights/v000003"}
+    assert watch.loading(before=4) == {"job/weights/v000002", "job/weights/v000003"}
+    assert watch.loading(before=3) == {"job/weights/v000002"}
     assert watch.check() == {"job/weights/v000003"}
+
+
+def test_a_version_that_a_generator_names_for_ever_is_given_up_and_a_later_one_has_its_own_time() -> None:
+    now_s = 0.0
+    second, third = "job/weights/v000002", "job/weights/v000003"
+    board = Board({LOADING_WEIGHTS: f"{second} {third} elsewhere ../v1 v-1 v{9999 * '7'}"})
+    watch = GeneratorWatch(board, job_id="job", deadline_s=60.0, deterministic=True, clock=lambda: now_s)
+    assert watch.loading(before=2) == frozenset()
+    now_s += 10 * LOADS_FOR_S
+    assert watch.loading(before=3) == {second}, "its time begins when the window has left it"
+    now_s += 0.5 * LOADS_FOR_S
+    assert watch.loading(before=4) == {second, third}
+    now_s += 0.5 * LOADS_FOR_S
+    assert watch.loading(before=5) == {third}
+    assert watch.loading(before=5) == {third}, "naming it again brings it no more time"
+    now_s += 0.5 * LOADS_FOR_S
+    assert watch.loading(before=5) == frozenset()
 
 
 def test_a_job_without_a_generator_ends_at_its_deadline_and_one_that_comes_back_starts_it_again() -> None:
