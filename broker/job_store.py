@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -372,10 +372,12 @@ class JobStore:
         records = [decode(fields[b"record"], AuditRecord) for _, fields in rows]
         return records[0].weights_digest if records and records[0].policy_version == 0 else ""
 
-    def audit_outline(self, job_id: str) -> tuple[list[AuditRecord], str]:
+    def audit_outline(
+        self, job_id: str, *, seen: Callable[[AuditRecord, str], None] = lambda record, digest: None
+    ) -> tuple[list[AuditRecord], str]:
         """(the whole chain without its batches, digest of its newest record or ""): what a trainer starts by.
 
-        Read some records at a time: one of a large iteration is nearly a megabyte.
+        seen: is given each, whole, with its digest. Some are read at a time: a large one is nearly a megabyte.
         """
         outline: list[AuditRecord] = []
         last_entry, link = "-", ""
@@ -384,8 +386,9 @@ class JobStore:
                 rows = self._redis.xrange(JobKeys(job_id).audit, min=last_entry, count=RECORDS_AT_ONCE)
             for entry, fields in rows:
                 record = decode(fields[b"record"], AuditRecord)
-                outline.append(msgspec.structs.replace(record, batches={}))
                 last_entry, link = f"({entry.decode()}", fields[b"digest"].decode()
+                seen(record, link)
+                outline.append(msgspec.structs.replace(record, batches={}))
             if len(rows) < RECORDS_AT_ONCE:
                 return outline, link
 

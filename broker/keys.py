@@ -22,7 +22,7 @@ set for each slot: those of slot 0 are named as below, and those of slot i have 
 | onbeat:{J}:counters | hash | scripts | status | job |
 | onbeat:{J}:dead | stream | fail, claim | status | newest 1,000 |
 | onbeat:{J}:buried | stream, what dead batches were, by their entries of `dead` | fail, claim | status | newest 64 |
-| onbeat:{J}:audit | stream, AuditRecord | commit, rewind | verify | job |
+| onbeat:{J}:audit | stream, AuditRecord | commit, rewind, restore | verify | job |
 | onbeat:{J}:events | stream, JobEvent | trainer, job store | gateway | newest 10,000 |
 | onbeat:{J}:progress | hash | open, claim, publish, fail | all scripts | job |
 | onbeat:{J}:spans | stream, TimelineSpans | generators, stage workers | trainer | newest 256, until the next commit |

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 from broker.connection.client import Broker
 from broker.fence import FenceState, KnownVersion, read_fence
 from broker.keys import STAGE_BAND, JobKeys, batch_field, chunk_field, item_fields
 from broker.ledger import Dead, Published, batch_record
 from broker.openings import DispatchChunk, Opening, dispatch_chunks, opening_arguments
+from broker.rollout_cursor import RolloutCursor, RolloutEntry
 from contracts.encoding.wire import Record, decode, encode
 from contracts.errors import Conflict, FencedOff, FenceViolation, NotFound
 from contracts.events import AuditRecord, JobEvent, Rewound, record_digest
@@ -22,11 +22,11 @@ from contracts.rollouts import PromptBatch, RolloutBatch, batch_digest
 from contracts.versions import WeightManifest
 from contracts.weights import WeightShard
 
-NO_ENTRY = "0-0"
-"""Before every stream entry."""
 ASKED_AT_ONCE = 2048
 """Batch ids that one script looks up."""
 NO_STAGES = StagePlan()
+RESTORED_AT_ONCE = 16
+"""Audit records that one script takes: one of a large iteration is nearly a megabyte."""
 READ_AHEAD = 4
 """Batches that waits may bring before they are claimed: they are megabytes."""
 
@@ -37,26 +37,6 @@ class Arrived(Record, frozen=True, kw_only=True):
     batch: RolloutBatch
     digest: str
     num_bytes: int
-
-
-class _Entry(NamedTuple):
-    """An entry of the rollouts stream."""
-
-    payload: bytes | None
-    """None of a batch with columns: it stands beside them."""
-    digest: bytes
-    batch_id: bytes
-
-
-@dataclass
-class _Cursor:
-    """How far a trainer has read the rollouts of one slot."""
-
-    last_entry: str = NO_ENTRY
-    """The newest published batch that this trainer holds."""
-    awaited_entry: str = NO_ENTRY
-    read_ahead: dict[str, _Entry] = field(default_factory=dict)
-    """What a wait brought and no claim has taken yet, by its id."""
 
 
 class TrainerSide:
@@ -82,7 +62,7 @@ class TrainerSide:
         self._epoch: int | None = None
         self._engine: str | None = None
         """The kind that sampled the first rollouts that it was given, of a deterministic job."""
-        self._cursors = [_Cursor() for _ in range(num_open)]
+        self._cursors = [RolloutCursor() for _ in range(num_open)]
 
     @property
     def trainer_epoch(self) -> int:
@@ -104,7 +84,7 @@ class TrainerSide:
             raise Conflict(f"another trainer holds the job for {rest[0] / 1000:.1f} s more", field="trainer lease")
         self._epoch = int(rest[0])
         self._engine = None
-        self._cursors = [_Cursor() for _ in range(self._num_open)]
+        self._cursors = [RolloutCursor() for _ in range(self._num_open)]
         return self._epoch
 
     def renew(self) -> JobState:
@@ -186,6 +166,25 @@ class TrainerSide:
         for cursor in self._cursors:
             cursor.read_ahead.clear()
 
+    def restore(self, records: Sequence[AuditRecord]) -> None:
+        """Gives the chain records back that a server which came back older has lost, with nothing open behind them.
+
+        records: oldest first; the first follows the newest one of the chain. Raises FencedOff, and FenceViolation where
+        they don't follow.
+        """
+        for first in range(0, len(records), RESTORED_AT_ONCE):
+            some = records[first : first + RESTORED_AT_ONCE]
+            newest = some[-1]
+            outcome, *rest = self._fenced(
+                "restore_chain",
+                *[encode(record) for record in some],
+                committed=newest.iteration - (newest.kind != "commit"),
+                digests=[record_digest(record) for record in some],
+                previous=some[0].previous,
+            )
+            if outcome not in (b"restored", b"already_restored"):
+                raise FenceViolation(f"iteration {newest.iteration} cannot be restored: {_said(outcome, rest)}")
+
     def claim_rollouts(self, iteration: int, *, max_batches: int) -> tuple[list[Arrived], int]:
         """(published batches in arrival order, number of dead batches) of an open iteration. Doesn't block.
 
@@ -207,7 +206,7 @@ class TrainerSide:
         if rows and engine and self._engine is None:
             self._engine = engine.decode(errors="replace")
         given = {
-            entry.decode(): _Entry(*fields)
+            entry.decode(): RolloutEntry(*fields)
             for entry, *fields in zip(rows[0::4], rows[1::4], rows[2::4], rows[3::4], strict=True)
         }
         entries = {entry: known[entry] if one.payload == b"" else one for entry, one in given.items()}
@@ -280,7 +279,7 @@ class TrainerSide:
             cursor.awaited_entry = entry.decode()
             if len(cursor.read_ahead) < READ_AHEAD:
                 given = fields.get(b"batch"), fields[b"digest"], fields[b"batch_id"]
-                cursor.read_ahead[cursor.awaited_entry] = _Entry(*given)
+                cursor.read_ahead[cursor.awaited_entry] = RolloutEntry(*given)
 
     def dead_batches(self, iteration: int) -> dict[str, str]:
         """Batch id → reason, of an open iteration."""
@@ -331,7 +330,7 @@ class TrainerSide:
     def _chunks(self, batches: Iterable[PromptBatch]) -> Iterator[DispatchChunk]:
         return dispatch_chunks(batches, num_open=self._num_open)
 
-    def _cursor_of(self, iteration: int) -> _Cursor:
+    def _cursor_of(self, iteration: int) -> RolloutCursor:
         return self._cursors[iteration % self._num_open]
 
     def commit(

@@ -6,6 +6,7 @@
     timeline.jsonl             TimelineSpan
     evaluations.jsonl          EvaluationScore
     audit.json                 its audit chain and last status: `onbeat demo` writes it, and who forgets a job
+    chain.jsonl                AuditRecord, a line for each that the fence took (iterations/chain_file.py)
     trainer.log                what its trainers wrote on stderr, one after the other
     weights/v000003/           safetensors of version 3, or its delta; elsewhere, if the stack has a weight root
     checkpoints/i000010/       state after iteration 10 was trained: it resumes at 11
@@ -44,6 +45,7 @@ class RunFolder:
         self.evaluations = self.path / "evaluations.jsonl"
         self.audit = self.path / "audit.json"
         self.audit_aside = self.path / ".audit.json"
+        self.chain = self.path / "chain.jsonl"
         self.trainer_log = self.path / "trainer.log"
         self.weights = self.weight_root / job_id / "weights"
         self.checkpoints = self.path / "checkpoints"

@@ -51,6 +51,7 @@ SCRIPT_ROLES: Mapping[str, tuple[str, ...]] = {
     "remove_job": (GATEWAY,),
     "request_replay": (GATEWAY,),
     "resume_job": (GATEWAY,),
+    "restore_chain": (TRAINER,),
     "rewind": (TRAINER,),
     "set_state": (GATEWAY, TRAINER),
     "settle_replay": (GENERATOR,),

@@ -121,6 +121,7 @@ class Commits:
         made = (stepped.made.policy_version, stepped.made.weights_digest) if stepped else None
         side.commit(record, iteration.digests, event=event, opening=opening, made=made)
         self._last_link = record_digest(record)
+        self._held.chain_file.append(record, self._last_link)
         reach("consumer.after_commit")
 
     def _end_turn(self, made: WeightManifest, opening: Opening | None) -> None:
@@ -179,6 +180,8 @@ def _write_checkpoint(held: HeldJob, settled: WeightManifest) -> None:
     iteration = settled.policy_version - 1
     # The commit comes before its checkpoint, on disk: a server that lost the commit would be behind it (I4).
     held.side.confirm(iteration)
+    # By these records it follows from the chain of a server that comes back older than it, from a backup for instance.
+    held.chain_file.sync()
     target = held.folder.checkpoint_after(iteration)
     needed = held.window.older_than(settled.policy_version)
     older = [one for one in held.window.manifests if one.policy_version in needed]

@@ -24,6 +24,7 @@ from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 from contracts.timeline import kind_of
 from contracts.versions import WeightManifest
+from iterations.chain_file import ChainFile
 from iterations.generator_watch import GeneratorWatch
 from iterations.lease_keeper import LeaseKeeper
 from iterations.pieces import Pieces
@@ -92,6 +93,7 @@ class HeldJob:
         self.published = PublishedVersions(
             self.layout, root=self.folder.weight_root, chunks=lambda of_job: WeightChunks(broker, of_job)
         )
+        self.chain_file = ChainFile(self.folder)
         self.recorder = Recorder(self.folder, spec, pieces=Pieces(policy.tokenizer))
         self.settled: WeightManifest | None = None
         """The version that the policy holds and that the fence has committed: it can be saved. None before the start,

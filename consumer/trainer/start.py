@@ -1,9 +1,10 @@
 """Where a trainer starts: at the iteration after the newest checkpoint of a version that the audit chain has.
 
     checkpoint ─▶ ranks ─▶ its versions are written ─▶ the chain has them ─▶ rewind, where the fence is ahead ─▶ open
-                           (older ones first, where the window needs any)           each iteration of the window ─┘
+        │                  (older ones first, where the window needs any)           each iteration of the window ─┘
+        └─ where Redis is older than it, the records between them go back into Redis (iterations/chain_file.py)
 
-Consumes:     the fence, the audit chain, the job's checkpoints.
+Consumes:     the fence, the audit chain, in Redis and in the run folder, and the job's checkpoints.
 Waits for:    the ranks, to load; Redis and the disk. The lease keeper ends a trainer that is asked to end meanwhile.
 Unblocked by: nothing but itself: no generator works for a job before an iteration is open.
 Produces:     the version that the ranks hold, and the older ones that the window is sampled with; its open
@@ -20,16 +21,16 @@ from dataclasses import dataclass
 from broker.fence import FenceState
 from consumer.model.checkpoint import Checkpoint, latest_checkpoint, set_aside_after
 from consumer.trainer.held_job import HeldJob
-from contracts.events import TrainerStarted, record_digest, versions_of
+from contracts.events import TrainerStarted, record_digest
 from contracts.spec import JobSpec
 from iterations.chain import (
     check_same_environment,
     check_same_run,
-    first_version,
     furthest_commit,
     needs_rewind,
     rewind_record,
 )
+from iterations.chain_file import read_chain, restored
 from process.crash_points import reach
 
 log = logging.getLogger(__name__)
@@ -53,14 +54,17 @@ def start(held: HeldJob) -> Started:
     Raises InvalidInput or FenceViolation where the model, the version that it made, or a deterministic run's
     environment is not the one of the chain.
     """
-    side = held.side
-    fence = side.fence()
-    chain, last_link = held.jobs.audit_outline(held.folder.job_id)
+    side, job_id = held.side, held.folder.job_id
+    known = read_chain(held.jobs, job_id, held.spec, held.chain_file)
     # The newest one of a version that the chain has, and that the job's iterations still reach.
-    versions = first_version(chain) | versions_of(chain, min(fence.committed, held.spec.iterations))
+    versions = known.versions(side.fence().committed, held.spec.iterations)
     checkpoint = latest_checkpoint(
-        held.folder.checkpoints, job_id=held.folder.job_id, versions=versions, older_than=held.window.older_than
+        held.folder.checkpoints, job_id=job_id, versions=versions, older_than=held.window.older_than
     )
+    if checkpoint is not None:
+        state = checkpoint.state
+        known = restored(known, side, policy_version=state.policy_version, weights_digest=state.weights_digest)
+    fence, chain, last_link = side.fence(), known.records, known.last_link
     first = next_iteration(checkpoint)
     held.ranks.begin(checkpoint)
     # The lease comes before the files, here and below: a trainer that was fenced off removes none of its successor's.
@@ -83,6 +87,7 @@ def start(held: HeldJob) -> Started:
             log.warning("the fence is at iteration %d, the newest checkpoint resumes at %d", fence.iteration, first)
             record = rewind_record(last_link, manifest, trainer_epoch=epoch)
             side.rewind(record)
+            held.chain_file.append(record)
             last_link = record_digest(record)
             held.weights.remove_after(first)
         _open(held, first)

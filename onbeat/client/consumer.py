@@ -12,7 +12,8 @@
             consumer.commit(loss=..., save=lambda folder: torch.save(optimizer.state_dict(), folder / "optimizer.pt"))
 
 The process holds the job's lease like any trainer. Killed at any time and started again, it goes on at the newest state
-of a committed version; what was committed after that is taken back by a recorded rewind. `begin` imports torch.
+of a committed version, also of one whose commit Redis has lost; what was committed after it is taken back by a recorded
+rewind. `begin` imports torch.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from typing import TYPE_CHECKING
 from broker.connection.roles import TRAINER
 from broker.trainer_side import Arrived
 from contracts.errors import BatchFailed, DeadlineExceeded, InvalidInput, JobEnded
-from contracts.events import EvaluationFinished, IterationCommitted, TrainerStarted, record_digest, versions_of
+from contracts.events import EvaluationFinished, IterationCommitted, TrainerStarted, record_digest
 from contracts.jobs import JobState
 from contracts.rollouts import RolloutBatch
 from contracts.schedule import Schedule
@@ -38,10 +39,10 @@ from iterations.chain import (
     check_same_environment,
     check_same_run,
     commit_record,
-    first_version,
     needs_rewind,
     rewind_record,
 )
+from iterations.chain_file import ChainFile, read_chain, restored
 from iterations.expected import ExpectedIteration, evaluation_score
 from iterations.pieces import Pieces
 from iterations.recording import Recorder
@@ -98,11 +99,7 @@ class Consumer:
         try:
             self._tenure.acquire(timeout_s=self._lease_timeout_s)
             self._files = TrainerFiles(self._tenure.folder, self.spec)
-            self._fence = self._tenure.side.fence()
-            self._chain, self._last_link = self._tenure.jobs.audit_outline(self._tenure.job_id)
-            committed = min(self._fence.committed, self.spec.iterations)
-            self._made = first_version(self._chain) | versions_of(self._chain, committed)
-            self.version, self.state = self._files.newest_state(self._made) or (0, None)
+            self._find_state()
         except BaseException:
             self.close()
             raise
@@ -204,7 +201,8 @@ class Consumer:
     ) -> WeightManifest:
         """Acknowledges the iteration: publishes the next version, writes the audit record, opens the next iteration.
 
-        Once it has returned, nothing of the iteration is sampled again where `save` was given, whatever dies.
+        Once it has returned, nothing of the iteration is sampled again where `save` was given, whatever dies, and also
+        where Redis comes back without the commit: the run folder has the state and the records that lead to it.
 
         weights: None takes those of `begin` as they are now. save: fills a folder with what a restart needs to go on
         with this version; an iteration without it is trained again after a restart. loss, grad_norm, learning_rate: for
@@ -219,11 +217,25 @@ class Consumer:
         tenure.renew()
         tenure.side.publish_weights(made, oldest_kept=self._window.oldest_version(iteration.number))
         self._commit(iteration, made, loss=float(loss), grad_norm=float(grad_norm), learning_rate=float(learning_rate))
+        if save is not None:
+            # The state follows from the chain of a server that comes back without this commit.
+            self._chain_file.sync()
         tenure.renew()
         in_use = tenure.generators.loading(before=made.policy_version) | self._recorder.kept_versions
         self._require_versions().publisher.remove_before(made.policy_version, in_use=in_use)
         self._files.keep_newest()
         return made
+
+    def _find_state(self) -> None:
+        """Finds the newest state that follows from the audit chain, and gives Redis back what it lost up to that."""
+        tenure, side = self._tenure, self._tenure.side
+        self._chain_file = ChainFile(tenure.folder)
+        known = read_chain(tenure.jobs, tenure.job_id, self.spec, self._chain_file)
+        self._made = known.versions(side.fence().committed, self.spec.iterations)
+        self.version, self.state = self._files.newest_state(self._made) or (0, None)
+        if self.state is not None:
+            known = restored(known, side, policy_version=self.version, weights_digest=self._made[self.version])
+        self._chain, self._last_link, self._fence = known.records, known.last_link, side.fence()
 
     def fail(self, reason: str) -> None:
         """Ends the job as failed, with the reason. `onbeat resume` queues it again."""
@@ -261,6 +273,7 @@ class Consumer:
             log.warning("the fence is at iteration %d, the newest state at %d", self._fence.iteration, first)
             record = rewind_record(self._last_link, made, trainer_epoch=epoch)
             tenure.side.rewind(record)
+            self._chain_file.append(record)
             self._last_link = record_digest(record)
             self._require_versions().publisher.remove_after(first)
         tenure.side.publish_weights(made, oldest_kept=self._window.oldest_version(first))
@@ -349,6 +362,7 @@ class Consumer:
         version = (made.policy_version, made.weights_digest) if made else None
         tenure.side.commit(record, expected.digests, event=event, opening=opening, made=version)
         self._last_link = record_digest(record)
+        self._chain_file.append(record, self._last_link)
         self._recorder.commit(number)
         self._next = number + 1 if number < self.spec.last_iteration else None
 

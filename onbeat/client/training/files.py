@@ -20,7 +20,7 @@ from process.private_folders import make_private
 
 STAMP = "onbeat.json"
 KEPT_STATES = 2
-"""A restarted server may have lost the newest commit: the state before it is still there."""
+"""The newest may be of a version that no commit made: the state before it is still there."""
 
 
 class StateStamp(Record, frozen=True, kw_only=True):

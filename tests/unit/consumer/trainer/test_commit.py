@@ -23,6 +23,7 @@ from contracts.events import AuditRecord, TimelineSpan, record_digest
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
 from contracts.versions import WeightFile, WeightManifest
+from iterations.chain_file import ChainFile
 from iterations.recording import Recorder
 from iterations.window import AskedIteration, Window
 from prompts.plan import IterationPlan
@@ -80,6 +81,19 @@ def asked(number: int) -> AskedIteration:
     return AskedIteration(number=number, weights_digest=DIGEST, batches=(), samplers={number: DIGEST})
 
 
+class Synced(ChainFile):
+    """A chain file that says when it is on disk."""
+
+    def __init__(self, folder: RunFolder, said: list[str]) -> None:
+        folder.path.mkdir(parents=True, exist_ok=True)
+        super().__init__(folder)
+        self._said = said
+
+    def sync(self) -> None:
+        super().sync()
+        self._said.append("records on disk")
+
+
 class Played:
     """A held job; `said` has what was asked of its parts, in order."""
 
@@ -93,6 +107,7 @@ class Played:
         self.recorder = Recorder(folder, self.spec)
         self.settled: WeightManifest | None = None
         self.said: list[str] = []
+        self.chain_file = Synced(folder, self.said)
         self.records: list[AuditRecord] = []
         self.is_on_disk = True
         self.side = self.jobs = self.generators = self.weights = self
@@ -180,6 +195,7 @@ def test_numbers_come_before_the_commit_and_the_lease_and_the_disk_before_a_chec
         "committed 0, opened 1",
         "renewed",
         "confirmed 0",
+        "records on disk",
         "saved",
         "renewed",
         "timeline checkpoint",
@@ -207,6 +223,7 @@ def test_a_colocated_trainer_ends_its_turn_before_the_next_iteration_is_opened(f
         "committed 0, opened none",
         "renewed",
         "confirmed 0",
+        "records on disk",
         "saved",
         "renewed",
         "timeline checkpoint",
@@ -262,7 +279,7 @@ def test_what_is_settled_is_saved_once_and_nothing_is_where_the_commit_is_lost(f
     held.is_on_disk = True
     save(held)
     save(held)
-    assert held.said == ["confirmed 2", "saved"]
+    assert held.said == ["confirmed 2", "records on disk", "saved"]
 
 
 def test_a_checkpoint_follows_every_so_many_iterations_and_the_last_one() -> None:

@@ -1,0 +1,32 @@
+"""How far a trainer has read the published batches of one open iteration, and what came before it was asked for.
+
+A wait on the stream brings entries with it; the next claim takes them, so that a batch crosses the connection once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+NO_ENTRY = "0-0"
+"""Before every stream entry."""
+
+
+class RolloutEntry(NamedTuple):
+    """An entry of the rollouts stream."""
+
+    payload: bytes | None
+    """None of a batch with columns: it stands beside them."""
+    digest: bytes
+    batch_id: bytes
+
+
+@dataclass
+class RolloutCursor:
+    """How far a trainer has read the rollouts of one slot."""
+
+    last_entry: str = NO_ENTRY
+    """The newest published batch that this trainer holds."""
+    awaited_entry: str = NO_ENTRY
+    read_ahead: dict[str, RolloutEntry] = field(default_factory=dict)
+    """What a wait brought and no claim has taken yet, by its id."""
