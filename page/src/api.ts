@@ -30,6 +30,21 @@ export function useKey(next: string): void {
   keyProblem.set(next ? "" : "This gateway asks for its key.");
 }
 
+let offered = "";
+
+/** A key out of an address, which any link may bring: a key that the tab holds stays until the gateway refuses it. */
+export function offerKey(next: string): void {
+  if (!key.value || keyProblem.value) useKey(next);
+  else if (next !== key.value) offered = next;
+}
+
+function keyRefused(): void {
+  if (offered) {
+    useKey(offered);
+    offered = "";
+  } else keyProblem.set(key.value ? "The gateway refuses this key." : "This gateway asks for its key.");
+}
+
 /** Since when the gateway does not answer, in ms of Date.now(); null while it does. */
 export const awaySince = new Store<number | null>(null);
 /** What the gateway itself can't reach, while it says so. */
@@ -101,7 +116,7 @@ export async function checked(response: Response): Promise<Response> {
   }
   sawAnswer();
   const problem = (await response.json()) as ProblemDetails;
-  if (response.status === 401) keyProblem.set(key.value ? "The gateway refuses this key." : "This gateway asks for its key.");
+  if (response.status === 401) keyRefused();
   throw new Refused(problem);
 }
 

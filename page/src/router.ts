@@ -1,6 +1,6 @@
 // Where the page is, in the fragment: `#/jobs/job-1/lanes?last=5`. `#key=…` beside it is taken out at once.
 import { useEffect, useState } from "preact/hooks";
-import { useKey } from "./api";
+import { offerKey } from "./api";
 
 export interface Place {
   /** ["jobs", "job-1", "lanes"] */
@@ -35,7 +35,7 @@ export function go(path: string[], query: Record<string, string | null | undefin
 export function takeKey(): void {
   const found = /(?:^#|[?&#])key=([^&]*)/.exec(location.hash);
   if (!found?.[1]) return;
-  useKey(decode(found[1]));
+  offerKey(decode(found[1]));
   const rest = location.hash.replace(/[?&]?key=[^&]*/, "").replace(/^#$/, "");
   history.replaceState(null, "", `${location.pathname}${rest}`);
 }
