@@ -2,7 +2,7 @@
 
     ServedStages ─ whose turn ─▶ claim ─▶ service ─▶ columns ─▶ put         as many items at a time as services take
        ▲                       (lease)    models: compute_service.py │
-       │                                  judge:  judge_service.py   │
+       │                                  judge:  llm_judge.py       │
        └──────────── failed, with its reason ◀───────────────────────┘
 
     heartbeat: presence of the worker, leases of every item between its claim and its end (held_items.py)

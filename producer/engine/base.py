@@ -1,4 +1,4 @@
-"""The seam between the generator and an inference engine: eight members, the generator's minimum."""
+"""The seam between the generator and an inference engine: what a generator needs of one, and no more."""
 
 from __future__ import annotations
 

@@ -28,6 +28,7 @@ MARKDOWN_LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#\s]+)")
 NAMED_PATH = re.compile(r"`((?:[\w-]+/)+[\w.-]+\.(?:py|lua|md|toml|yml))`")
 KEY_ROW = re.compile(r"^\| (onbeat:\S+) \|", re.MULTILINE)
 OPEN_ENDS = re.compile(r"\b(?:TO" r"DO|FIX" r"ME|X" r"XX)\b")
+NAMED_FILE = re.compile(r"(?<![\w/.<>*{}-])((?:[\w-]+/)*[\w-]+\.(?:py|lua|md))(?![\w/(-])")
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 100
 """The most lines of a loop; a plain function stays below 60 in review."""
@@ -253,6 +254,36 @@ def test_every_file_that_the_documents_name_exists() -> None:
     for path in tracked("*.md"):
         for name in NAMED_PATH.findall(path.read_text()):
             assert (ROOT / name).exists(), f"{path.relative_to(ROOT)} names {name}"
+
+
+def test_every_file_that_a_package_names_in_a_sentence_exists() -> None:
+    """By its path, or from some folder on."""
+    everything = [f"/{path.relative_to(ROOT)}" for path in tracked()]
+    for path in package_files():
+        for line, sentence in sentences(path):
+            for name in NAMED_FILE.findall(sentence):
+                is_there = any(other.endswith(f"/{name}") for other in everything)
+                assert is_there, f"{path.relative_to(ROOT)}:{line} names {name}"
+
+
+def test_the_index_of_decisions_has_each_of_them_in_order_by_its_title() -> None:
+    folder = ROOT / "docs" / "decisions"
+    rows = re.findall(r"^\| \[(\d+)\]\(([\w-]+\.md)\) \| (.+) \|$", (folder / "README.md").read_text(), re.MULTILINE)
+    records = sorted(path for path in tracked("docs/decisions/*.md") if path.name != "README.md")
+    assert [name for _, name, _ in rows] == [path.name for path in records]
+    for number, name, title in rows:
+        assert name.startswith(f"{int(number):04}-")
+        assert (folder / name).read_text().splitlines()[0] == f"# {number} · {title}"
+
+
+def test_the_readme_and_the_page_of_failures_count_the_same_runs_of_chaos_as_the_results() -> None:
+    results = [json.loads(path.read_bytes()) for path in tracked("benchmarks/results/chaos-*.json")]
+    runs, faults = (sum(result[key] for result in results) for key in ("rounds_run", "faults"))
+    assert not any(result.get("other_weights") for result in results)
+    assert f"other weights, of {runs} with {faults:,} kills and pauses |" in (ROOT / "README.md").read_text()
+    page = (ROOT / "docs" / "failure-modes.md").read_text()
+    assert f"Of {runs} runs of it, with {faults:,} faults, none ended with other weights" in page
+    assert all(path.name in page for path in tracked("benchmarks/results/chaos-*.json"))
 
 
 def test_the_readme_shows_every_package_and_the_rooms_of_consumer_and_producer() -> None:
