@@ -25,11 +25,13 @@ MAX_REASON_BYTES = 2000
 
 
 class PublishOutcome(str, Enum):
-    """What the fence said; all but `accepted` and `full` are counted by reason."""
+    """What the fence said; all but `accepted`, `full` and `no_room` are counted by reason."""
 
     ACCEPTED = "accepted"
     FULL = "full"
     """As many rows as may wait for columns of the job's stages: the same batch goes once stages have caught up."""
+    NO_ROOM = "no_room"
+    """Redis' memory is kept for what the oldest iteration lacks: the same batch goes once that is committed."""
     ENDED = "ended"
     STALE = "stale"
     FUTURE = "future"
@@ -40,6 +42,10 @@ class PublishOutcome(str, Enum):
     INCOMPLETE = "incomplete"
     OVERSIZE = "oversize"
     CLOSED = "closed"
+
+
+WAITS = frozenset({PublishOutcome.FULL, PublishOutcome.NO_ROOM})
+"""The generator holds the batch, and asks again."""
 
 
 class FailOutcome(str, Enum):
@@ -94,7 +100,9 @@ class GeneratorSide:
         self._has_news = False
         self._hedge_due_s: float | None = None
 
-    def claim(self, lease_s: float, *, hedge: bool = False, held: tuple[int, str] | None = None) -> Claim | None:
+    def claim(
+        self, lease_s: float, *, hedge: bool = False, held: tuple[int, str] | None = None, oldest_only: bool = False
+    ) -> Claim | None:
         """The next batch of the oldest open iteration that has one; None when the job has nothing to claim.
 
         In an iteration the oldest batch whose lease expired comes first, then the next new one.
@@ -102,6 +110,7 @@ class GeneratorSide:
         hedge: an idle generator asks for a copy of another's batch that is late, where there is nothing else.
         held: the version that this generator holds, with its digest; the claim names it where it may sample the batch,
         and else the newest version that may.
+        oldest_only: of no younger iteration; a generator asks so while it holds batches that find no room.
 
         Raises WrongEngine for a deterministic job that is sampled with another kind of engine than this generator's.
         """
@@ -116,6 +125,7 @@ class GeneratorSide:
             max_rounds=1 + spec.rollout.max_resamples,
             held_version=version,
             held_digest=digest,
+            oldest_only=oldest_only,
             engine=self._engine,
             keys=[keys.buried],
         )
@@ -228,11 +238,7 @@ class GeneratorSide:
             engine=self._engine,
             keys=[self._job.keys.ready],
         )
-        outcome = PublishOutcome(answer[0].decode())
-        if outcome not in (PublishOutcome.ACCEPTED, PublishOutcome.FULL) and not answer[1]:
-            keys = self._job.keys
-            self._broker.write("HINCRBY", keys.counters, f"rejected:{outcome.value}", 1, job=keys)
-        return outcome
+        return PublishOutcome(answer[0].decode())
 
     def fail(self, claim: Claim, reason: str) -> FailOutcome:
         """Gives the batch back: tried again at once, or dead-lettered with its reason after the cap (I6)."""

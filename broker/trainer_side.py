@@ -111,7 +111,11 @@ class TrainerSide:
         """
         version = manifest.policy_version
         outcome, *rest = self._fenced(
-            "publish_weights", encode(manifest), policy_version=version, oldest_kept=oldest_kept
+            "publish_weights",
+            encode(manifest),
+            policy_version=version,
+            oldest_kept=oldest_kept,
+            chunk_bytes=manifest.num_chunk_bytes,
         )
         if outcome != b"published":
             raise FenceViolation(f"version {version} cannot be announced: {_said(outcome, rest)}", field="digest")

@@ -81,6 +81,11 @@ class WeightManifest(Record, frozen=True, kw_only=True):
             raise ContractViolation("adapters do not travel as deltas", field="adapter")
 
     @property
+    def num_chunk_bytes(self) -> int:
+        """What of it is in Redis."""
+        return sum(file.num_bytes for file in self.files) if self.transport == "redis" else 0
+
+    @property
     def steps(self) -> tuple[WeightStep, ...]:
         """The steps from a whole version to this one."""
         own = WeightStep(

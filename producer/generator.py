@@ -209,7 +209,9 @@ class Generator:
             # Only an idle generator copies what another one is late with.
             may_hedge = hedge and not self._held.num_sampling
             try:
-                claim = await self._calls(job.side.claim, lease_s, hedge=may_hedge, held=held)
+                claim = await self._calls(
+                    job.side.claim, lease_s, hedge=may_hedge, held=held, oldest_only=self._held.lacks_room
+                )
             except WrongEngine as error:
                 self._jobs.refuse(job, error)
                 continue

@@ -109,8 +109,16 @@ class HeldBatches:
 
     @property
     def num_finishing(self) -> int:
-        """Batches that are out of the engine, on their way through the reward service and the fence."""
-        return sum(not batch.num_sampling for batch in self._carried.values())
+        """Batches that are out of the engine, on their way through the reward service and the fence.
+
+        Those that wait for a commit to make room are not: this generator may have to sample what it waits for.
+        """
+        return sum(not batch.num_sampling and not batch.lacks_room for batch in self._carried.values())
+
+    @property
+    def lacks_room(self) -> bool:
+        """Whether a batch waits for a commit to make room in Redis."""
+        return any(batch.lacks_room for batch in self._carried.values())
 
     @property
     def need_weights(self) -> bool:

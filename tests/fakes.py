@@ -93,6 +93,8 @@ class FakeSide:
         """Another kind of engine, which samples the job; None for none."""
         self.held: list[tuple[int, str] | None] = []
         """What the generator said at each claim that it holds."""
+        self.is_oldest: set[str] = set()
+        """Batches of the oldest iteration, where a claim may ask for those alone."""
 
     def announce(self, *manifests: WeightManifest) -> None:
         """Replaces what is announced."""
@@ -109,11 +111,13 @@ class FakeSide:
         self._work.append((batch, manifest))
         self._more.set()
 
-    def claim(self, lease_s: float, *, hedge: bool, held: tuple[int, str] | None = None) -> Claim | None:
+    def claim(
+        self, lease_s: float, *, hedge: bool, held: tuple[int, str] | None = None, oldest_only: bool = False
+    ) -> Claim | None:
         if self.sampled_with is not None:
             raise WrongEngine.between(kept=self.sampled_with, own=self.engine or "", job_id="job")
         work = self._work or (self.late if hedge else [])
-        if not work:
+        if not work or (oldest_only and work[0][0].batch_id not in self.is_oldest):
             return None
         batch, manifest = work.pop(0)
         hedged = work is self.late

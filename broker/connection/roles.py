@@ -114,7 +114,8 @@ RIGHTS: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("+xtrim", "~onbeat:{*}:spans"),
     ),
     GENERATOR: (
-        ("+time +multi +exec +discard", ""),
+        # publish_batch looks how much memory is left; of INFO they may ask nothing else.
+        ("+time +info|memory +multi +exec +discard", ""),
         (WATCH, "%R~onbeat:{*}:* %R~onbeat:jobs %R~onbeat:active"),
         ("+xreadgroup +xclaim +xpending +xack +xdel +xadd", "~onbeat:{*}:prompts*"),
         ("+xadd", "~onbeat:{*}:rollouts* ~onbeat:{*}:dead ~onbeat:{*}:buried"),

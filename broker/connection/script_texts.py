@@ -18,8 +18,9 @@ from broker.connection.roles import OPERATOR, ROLES, SCRIPT_ROLES, gate, users_a
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 PRELUDE = (SCRIPTS / "prelude.lua").read_text()
-REFUSED_WHEN_FULL = frozenset({"create_job", "publish_batch", "put_chunk"})
-"""Scripts that bring payloads: at maxmemory they are refused. What keeps a run alive and what frees memory goes on."""
+REFUSED_WHEN_FULL = frozenset({"create_job"})
+"""At maxmemory it is refused. `publish_batch` and `put_chunk` bring payloads, too, and look themselves whether that is
+needed to free more; what keeps a run alive, and what frees memory, goes on."""
 GOES_ON_WHEN_FULL = "#!lua flags=allow-oom\n"
 ARGUMENTS = re.compile(r"\{([\w, ]*)\}")
 """The first braces of a script: what it is told."""

@@ -1,7 +1,8 @@
 -- claim_prompt: KEYS[9] buried;
---   {generator, lease_ms, max_attempts, may_hedge, max_rounds, held_version, held_digest, engine}
+--   {generator, lease_ms, max_attempts, may_hedge, max_rounds, held_version, held_digest, oldest_only, engine}
 --   max_rounds: most rounds that a batch may take; held_version, held_digest: what the generator holds, or -1 and '';
---   engine: the kind of the generator's engine, where the job is deterministic
+--   oldest_only: of the oldest iteration alone, for a generator that holds batches of younger ones without room: else all of them
+--   might, and nobody take the work that makes room; engine: the kind of the generator's engine, where the job is deterministic
 --   -> {claimed|hedged, entry, attempt, payload, manifest}
 --    | {none, ms until a batch has taken long enough for a hedge, or -1, the last entry id of each slot}
 --    | {wrong_engine, the kind that the job is sampled with}
@@ -20,6 +21,7 @@ end
 if #fence.window == 0 or is_ended() then return nothing(-1) end
 local kept = engine_of_job()
 if is_other_engine(kept, a.engine) then return { 'wrong_engine', kept } end
+local asked = a.oldest_only and { fence.window[1] } or fence.window
 local now = now_ms()
 -- A batch is late when its rounds take this many times the median of the latest: at 1, every second one would be. Which
 -- round its holder is in isn't known here, so a batch gets the time of all that it may need.
@@ -86,7 +88,7 @@ local function oldest_of_others(slot)
     from = from + AT_ONCE
   end
 end
-for _, open in ipairs(fence.window) do
+for _, open in ipairs(asked) do
   local slot = slot_of(open.iteration)
   local prompt, deliveries = take(slot)
   while prompt do
@@ -107,7 +109,7 @@ local recent = a.may_hedge and recent_times() or {}
 if #recent == 0 then return nothing(-1) end
 table.sort(recent)
 local due = -1
-for _, open in ipairs(fence.window) do
+for _, open in ipairs(asked) do
   local slot = slot_of(open.iteration)
   local id, batch, copied = oldest_of_others(slot)
   if id then

@@ -1,5 +1,6 @@
 -- The shared head of every script. KEYS, the same for all:
---   1 fence     hash     epoch owner lease_until lease_ms committed ledger_format, and packed:
+--   1 fence     hash     epoch owner lease_until lease_ms committed ledger_format, version_bytes (of the newest version, in
+--                        chunks), and packed:
 --                          window      the open iterations, oldest first: of {iteration, slot, oldest_version, newest_version,
 --                                      expected, opened_ms}; the i-th is committed + i
 --                          versions    what samples them, oldest first: of {version, digest}
@@ -11,7 +12,7 @@
 --   7 events    stream   field event (JobEvent), newest 10,000
 --   8 progress  hash     published:S dead:S (of the iteration in slot S), recent_ms: what generators move; the fence they only read;
 --                        engine, of a deterministic job: the one kind of engine that samples it, from its first claim on;
---                        waiting:S, of a job with stages: rows that lack columns
+--                        waiting:S, of a job with stages: rows that lack columns; largest, the bytes of a published batch
 -- Then a script may have keys of its own, from the 9th on. Behind them come six of each slot. Iteration t lives in slot
 -- t % the number of slots, and as many iterations as there are slots may be open at once:
 --     prompts   stream   field batch (PromptBatch), attempt, batch_id
@@ -50,6 +51,13 @@ end
 -- Redis writes some large numbers as 1.7e+12.
 local function whole(number)
   return string.format('%.0f', number)
+end
+
+-- The bytes that count for the server's limit, and the limit; 0 without one.
+local function memory()
+  local told = redis.call('INFO', 'memory')
+  local function of(name) return tonumber(string.match(told, '\n' .. name .. ':(%d+)')) or 0 end
+  return of('used_memory') - of('mem_not_counted_for_evict'), of('maxmemory')
 end
 
 -- An entry of a stream: its fields by their names, and its `id`.

@@ -2,17 +2,16 @@
 --   {batch_id, iteration, policy_version, weights_digest, shape, digest, generator, attempt, max_bytes, num_rounds, stages, max_waiting, engine},
 --   payload RolloutBatch; stages: what it passes before it is trained, or none; max_waiting: rows that may wait for columns;
 --   engine: as of claim_prompt
---   -> {accepted} | {ended|stale|future|wrong_weights|wrong_engine|unexpected|duplicate|incomplete|oversize|closed, 1 if it is counted}
---    | {full, rows that wait for columns}
+--   -> {accepted} | {ended|stale|future|wrong_weights|wrong_engine|unexpected|duplicate|incomplete|oversize|closed}
+--    | {full, rows that wait for columns} | {no_room, bytes that are missing} | OOM, at maxmemory
 -- A repeat by the publisher whose answer was lost is accepted again, and writes nothing.
+-- Memory goes by age: what the oldest iteration needs for its commit, which alone frees any, is kept from the younger ones.
 local READY = KEYS[9]
 take_slots(10)
 local fence = read_fence()
--- A refusal is answered at maxmemory too, where this script may not count: its caller counts it then.
 local function refuse(reason)
-  if not fence.epoch then return { reason, 1 } end -- of a job that was removed nothing comes back
-  local counted = redis.pcall('HINCRBY', COUNTERS, 'rejected:' .. reason, 1)
-  return { reason, type(counted) == 'number' and 1 or 0 }
+  if fence.epoch then count('rejected:' .. reason) end -- of a job that was removed nothing comes back
+  return { reason }
 end
 local function rows_waiting()
   local names = {}
@@ -20,6 +19,23 @@ local function rows_waiting()
   local sum = 0
   for _, rows in ipairs(redis.call('HMGET', PROGRESS, unpack(names))) do sum = sum + (tonumber(rows) or 0) end
   return sum
+end
+-- What the oldest iteration lacks: its batches, as large as any yet, with columns as large where there are any, one more on its
+-- way, and a version.
+local function needed_by_oldest(largest)
+  local oldest = fence.window[1]
+  local settled = progress(slot_of(oldest.iteration))
+  local left = math.max(0, oldest.expected - settled.published - settled.dead)
+  local of_version = tonumber(redis.call('HGET', FENCE, 'version_bytes')) or 0
+  return left * largest * (1 + (a.stages and #a.stages or 0)) + largest + of_version
+end
+-- Whether the oldest iteration's commit frees more than its own batches: then they go past the limit. What of them that is was
+-- kept free when the younger ones came; where an estimate was short, or the limit was lowered, it is little.
+local function has_younger()
+  for index = 2, #fence.window do
+    if progress(slot_of(fence.window[index].iteration)).published > 0 then return true end
+  end
+  return false
 end
 -- Makes the batch wait for its columns: what reads no other stage's is free at once.
 local function stage(slot, published, rollouts)
@@ -59,6 +75,15 @@ if #rollouts > a.max_bytes then return refuse('oversize') end
 -- Stages push back: its generator holds it meanwhile. One batch always goes, however large.
 local waiting = a.stages and rows_waiting() or 0
 if waiting > 0 and waiting + num_rows(a) > a.max_waiting then return { 'full', waiting } end
+local used, limit = memory()
+local known = tonumber(redis.call('HGET', PROGRESS, 'largest')) or 0
+local largest = math.max(known, #rollouts)
+if limit > 0 and open.iteration > fence.window[1].iteration then
+  local missing = used + #rollouts + needed_by_oldest(largest) - limit
+  if missing > 0 then return { 'no_room', math.ceil(missing) } end
+elseif limit > 0 and used >= limit and not has_younger() then
+  return redis.error_reply("OOM command not allowed when used memory > 'maxmemory'.")
+end
 local is_hedge = batch.hedger == a.generator
 local claimed_ms = is_hedge and batch.hedged_ms or (batch.holder == a.generator and batch.claimed_ms)
 local published = { state = 'published', digest = a.digest, generator = a.generator, attempt = a.attempt, version = batch.version }
@@ -68,6 +93,7 @@ else
   published.entry = redis.call('XADD', slot.rollouts, '*', 'batch', rollouts, 'batch_id', a.batch_id, 'digest', a.digest)
 end
 keep_engine(kept, a.engine)
+if largest > known then redis.call('HSET', PROGRESS, 'largest', largest) end
 write_batch(slot, a.batch_id, published)
 drop_prompt(slot, batch.entry)
 redis.call('ZREM', slot.claims, a.batch_id)

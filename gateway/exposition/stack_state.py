@@ -18,7 +18,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from broker.connection.client import Broker
-from broker.generator_side import PublishOutcome
+from broker.generator_side import WAITS, PublishOutcome
 from broker.job_store import JobStore
 from broker.monitor import count_states, job_status, server_memory, stream_report
 from broker.presence import Presence, StagePresence
@@ -31,7 +31,7 @@ from gateway.exposition.last_iterations import newest_active
 from gateway.run_files import newest_metrics
 
 GAUGE, COUNTER = "gauge", "counter"
-REASONS = frozenset(outcome.value for outcome in PublishOutcome) - {"accepted", "full"}
+REASONS = frozenset(outcome.value for outcome in set(PublishOutcome) - WAITS) - {"accepted"}
 
 
 class Family(NamedTuple):

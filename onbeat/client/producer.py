@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 from broker.connection.roles import GENERATOR
 from broker.generator_side import Claim, GeneratorSide, PublishOutcome, WeightChunks
 from broker.presence import LOADING_WEIGHTS, NOT_REPRODUCIBLE, REJECTED_WEIGHTS, Presence
-from contracts.errors import ContractViolation, FenceViolation, InvalidInput, JobEnded, WeightsRejected
+from contracts.errors import BrokerFull, ContractViolation, FenceViolation, InvalidInput, JobEnded, WeightsRejected
 from contracts.rewards import Scored
 from contracts.rollouts import (
     BatchTimings,
@@ -230,10 +230,14 @@ class Producer:
         self._side.fail(claim.claim, reason)
 
     def _publish(self, claim: PromptClaim, record: RolloutBatch) -> PublishOutcome:
-        """Repeats while rows that wait for stages leave no room; the lease is renewed meanwhile."""
+        """Repeats while rows that wait for stages leave no room; the lease is renewed meanwhile. Raises BrokerFull."""
         while (outcome := self._side.publish(claim.claim, record)) is PublishOutcome.FULL:
             self._connection.check()
             time.sleep(FULL_PAUSE_S)
+        if outcome is PublishOutcome.NO_ROOM:
+            raise BrokerFull(
+                "Redis keeps what is left below maxmemory for the oldest iteration", cure="raise maxmemory"
+            )
         return outcome
 
     def _record(

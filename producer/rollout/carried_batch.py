@@ -60,6 +60,8 @@ class CarriedBatch:
         self.rounds: list[BatchTimings] = []
         self.generation: Generation | None = None
         """Its round in the engine; None while there is none."""
+        self.lacks_room = False
+        """Whether the fence has no room for it before an older iteration is committed."""
         self.is_settled = False
         """Whether another generator published it, or its iteration is over: it is not needed any more."""
 

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from itertools import chain
 
-from broker.generator_side import Claim, PublishOutcome
+from broker.generator_side import WAITS, Claim, PublishOutcome
 from contracts.errors import BatchFailed, DeadlineExceeded, EnvironmentUnavailable, OnbeatError, RewardUnavailable
 from contracts.rewards import Scored
 from contracts.rollouts import BatchTimings, Completion, PromptBatch, RolloutBatch
@@ -30,6 +30,13 @@ log = logging.getLogger(__name__)
 
 REFUSED_FOR_GOOD = frozenset({"incomplete", "oversize", "wrong_weights", "wrong_engine"})
 """Refusals that the same batch would meet again: it fails with that reason. After any other it is not needed."""
+
+
+NO_ROOM = {
+    PublishOutcome.FULL: "among limits.max_waiting_rows: start more stage workers, or raise it",
+    PublishOutcome.NO_ROOM: "in Redis, which keeps what is left for the oldest iteration: raise maxmemory, or end jobs",
+}
+"""What a held batch waits for, and what may be done about it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,19 +176,22 @@ class Carrier:
             await self.fail(job, claim, BatchFailed(f"the fence refused it as {outcome.value}"))
 
     async def _publish_when_room(self, batch: CarriedBatch, record: RolloutBatch) -> PublishOutcome:
-        """Answers what the fence said; it holds the batch while too many rows wait for columns of the job's stages.
+        """Answers what the fence said; it holds the batch while stages or older iterations leave it no room.
 
         The heartbeat keeps its lease meanwhile, and a settled batch is let go. Raises DeadlineExceeded after as long
-        as an iteration may take.
+        as the iterations of a window may take.
         """
-        what = f"room for {name_of(batch.claim)} among limits.max_waiting_rows: the job's stages have to catch up"
-        cure = "start more stage workers, or raise limits.max_waiting_rows"
-        with Waiting(what, deadline_s=batch.job.spec.timeouts.iteration_s, cure=cure) as waiting:
+        spec = batch.job.spec
+        room = f"room for {name_of(batch.claim)}"
+        with Waiting(room, deadline_s=spec.num_open * spec.timeouts.iteration_s) as waiting:
             pause_s = FIRST_PAUSE_S
             while True:
                 outcome = await self.calls(batch.job.side.publish, batch.claim, record)
-                if outcome is not PublishOutcome.FULL or batch.is_settled:
+                if batch.lacks_room is not (outcome is PublishOutcome.NO_ROOM):
+                    batch.lacks_room = not batch.lacks_room
+                    self.freed()
+                if outcome not in WAITS or batch.is_settled:
                     return outcome
-                waiting.poke()
+                waiting.poke(f"{room} {NO_ROOM[outcome]}")
                 await self.sleep(min(pause_s, waiting.left_s))
                 pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)

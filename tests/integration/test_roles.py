@@ -65,6 +65,7 @@ SAMPLES: dict[str, tuple[str, ...]] = {
     "HSET": (FIRST, "f", "v"),
     "HSETNX": (FIRST, "f", "v"),
     "HSTRLEN": (FIRST, "f"),
+    "INFO": ("memory",),
     "PEXPIRE": (FIRST, "1"),
     "SADD": (FIRST, "m"),
     "SET": (FIRST, "v"),
@@ -146,6 +147,7 @@ def attacks(job_id: str) -> dict[str, tuple[tuple[str, ...], tuple[Any, ...]]]:
     not_celery = (GATEWAY, TRAINER, GENERATOR, STAGE, LOADER)
     nobody = ROLES
     return {
+        "look at the server": ((GENERATOR, STAGE, CELERY, LOADER), ("INFO", "server")),
         "forge a job": (not_gateway, ("SET", JobKeys("job-forged").spec, "{}")),
         "list a job of one's own": (not_gateway, ("ZADD", "onbeat:jobs", 0, "../escape")),
         "make a job active": ((GENERATOR, STAGE, CELERY, LOADER), ("SADD", "onbeat:active", "../escape")),

@@ -52,10 +52,14 @@ def _publishes(state: State, bounds: Bounds, off: Off, who: int, may_fail: bool)
             rollout_id=rollout_id,
             stages=bounds.stages_of(batch),
             max_waiting=bounds.max_waiting,
+            room=bounds.room,
             engine=engine,
             off=off,
         )
-        if outcome == "full":
+        if outcome == "no_room" and iteration > server.window[0].iteration and "claim.oldest_only" not in off:
+            # It holds the batch, and has a hand left for the oldest iteration: here it drops it, which is worse.
+            yield from _claims(with_generator(state, who, IDLE), bounds, off, who, may_fail, server.window[0])
+        if outcome in ("full", "no_room"):
             continue  # its generator holds the batch, and asks again
         moved = wrote(state, after, bounds)
         done = with_generator(moved, who, IDLE)

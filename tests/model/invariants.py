@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.model import fence
-from tests.model.prompts import versions_for
+from tests.model.prompts import num_published, versions_for
 from tests.model.server import ACTIVE, DEAD, EXPECTED, NOBODY, NONE, PUBLISHED, REMOVED, VARIANTS, Open, Server, known
 from tests.model.stage_invariants import broken_columns, broken_rows
 from tests.model.stages import num_waiting
@@ -104,6 +104,8 @@ def broken_in(state: State, bounds: Bounds) -> str:
     breaks = _broken_in_window(server, bounds)
     if bounds.stages and num_waiting(server) > bounds.max_waiting:
         breaks = breaks or "memory: more batches wait for columns than may"
+    if num_published(server) > bounds.room:
+        breaks = breaks or "memory: more batches are published than fit"
     for index in range(len(server.slots)):
         opened = server.in_slot_of(index)
         if opened:

@@ -29,6 +29,8 @@ SELDOM = ONE._replace(iterations=3, checkpoint_every=3, lost_writes=10, may_end=
 """A trainer goes on after a commit without a look at the server's disk, and a restart can lose that commit."""
 DELAYED = ONE._replace(lag=1, iterations=3)
 BOUNDED = DELAYED._replace(is_bounded=True, is_deterministic=False)
+TIGHT = DELAYED._replace(batches=2, trainers=1, room=2, iterations=2, faults=0, may_end=False)
+"""The memory of one iteration, for a window of two."""
 EVALUATING = ONE._replace(lag=1, batches=2, evaluations=1)
 """The window is open before the version is made that samples its evaluations."""
 STAGED = ONE._replace(iterations=1, stages=((2, ()), (1, (0,))), workers=2)
@@ -151,6 +153,10 @@ NEEDED = (
     Mutation(("resume.chain",), RESAMPLED_TWICE, "I2", "a checkpoint that the audit chain doesn't know is resumed"),
     Mutation(("publish.stages",), STAGED, "I1", "a batch goes to the trainer as it is published, past its stages"),
     Mutation(("publish.full",), CROWDED, "memory", "publish_batch however many batches wait for columns"),
+    Mutation(
+        ("publish.age",), TIGHT, "stuck", "publish_batch of a younger iteration where the oldest one needs the room"
+    ),
+    Mutation(("claim.oldest_only",), TIGHT, "stuck", "a generator that holds what finds no room claims nothing more"),
     Mutation(("put.copy",), RECALLED._replace(faults=1), "I3", "put_rows of what was computed from another copy"),
     Mutation(("put.inputs",), JUDGED, "I3", "put_rows of what was computed from other inputs"),
     Mutation(("put.first",), STAGED, "I1", "put_rows of an item that is put"),

@@ -95,12 +95,13 @@ def publish(
     rollout_id: int,
     stages: Stages = (),
     max_waiting: int = 99,
+    room: int = 99,
     engine: int = ANY,
     off: Off,
 ) -> tuple[str, Server]:
     """fits: whether it is below the largest size that the spec allows. stages: those that this batch passes.
 
-    max_waiting: batches that may wait for columns at once.
+    max_waiting: batches that may wait for columns at once. room: published batches that fit into the memory.
     """
     iteration, batch, digest, _, attempt = claim
     refusal = _refusal(server, claim, engine, off)
@@ -119,6 +120,8 @@ def publish(
         return "oversize", server
     if stages and num_waiting(server) >= max_waiting and "publish.full" not in off:
         return "full", server
+    if num_published(server) + 1 + _kept_for_oldest(server, iteration, off) > room:
+        return "no_room", server
     server = keep_engine(server, engine)
     rollout = (batch, iteration, digest, content, int(is_complete), 0)
     published = (pinned((PUBLISHED, content, generator, attempt), pin_of(ledger)), ())
@@ -127,6 +130,19 @@ def publish(
     else:
         server = server.with_slot(iteration, slot._replace(rollouts=(*slot.rollouts, (rollout_id, *rollout))))
     return "accepted", server.with_batch(iteration, batch, published)
+
+
+def num_published(server: Server) -> int:
+    """Batches of the window that take memory."""
+    return sum(ledger[:1] == (PUBLISHED,) for slot in server.slots for ledger, _ in slot.batches)
+
+
+def _kept_for_oldest(server: Server, iteration: int, off: Off) -> int:
+    """Memory that a younger iteration leaves free: what the oldest one lacks for its commit."""
+    oldest = server.window[0].iteration
+    if iteration == oldest or "publish.age" in off:
+        return 0
+    return sum(ledger[:1] not in ((PUBLISHED,), (DEAD,)) for ledger, _ in server.slot_of(oldest).batches)
 
 
 def _refusal(server: Server, claim: Claim, engine: int, off: Off) -> str:

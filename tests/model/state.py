@@ -94,6 +94,8 @@ class Bounds(NamedTuple):
     """Attempts of an item before its batch is dead; the faults never use up the default."""
     max_waiting: int = 99
     """Batches that may wait for columns at once."""
+    room: int = 99
+    """Published batches that fit into the server's memory."""
     max_epochs: int = 8
     """More than the faults can lead to; a mutation that restarts trainers for ever ends here."""
 

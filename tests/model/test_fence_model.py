@@ -24,6 +24,7 @@ from tests.model.mutations import (
     RESAMPLED,
     SELDOM,
     STAGED,
+    TIGHT,
     TWO_BATCHES,
     TWO_KINDS,
     Mutation,
@@ -39,6 +40,7 @@ SLOW = {
 """Need tens of thousands of states: `make model` has them."""
 WINDOWS = (
     DELAYED,
+    TIGHT,
     BOUNDED._replace(lost_writes=0),
     EVALUATING,
     BOUNDED._replace(faults=0, lag=2, iterations=4, batches=2, evaluations=1),

@@ -239,6 +239,26 @@ def test_nothing_is_claimed_beyond_what_the_reward_service_keeps_up_with(tmp_pat
     drive(tmp_path, scenario)
 
 
+def test_a_generator_whose_batches_find_no_room_samples_those_that_make_room_and_nothing_more(tmp_path: Path) -> None:
+    """Else all generators may hold younger batches, and none takes the oldest iteration's that another has failed."""
+
+    async def scenario(stack: Stack) -> None:
+        side = stack.add_job(num_batches=1, timeouts__generator_lease_s=0.03)
+        side.outcomes = {"0/train/0": PublishOutcome.NO_ROOM}
+        async with stack.running():
+            await stack.changes.until(lambda: bool(side.refused))
+            side.add(*stack.work("job", 1))
+            beats = len(side.renewed)
+            await stack.changes.until(lambda: len(side.renewed) >= beats + 3)
+            assert len(side.claimed) == 1
+            side.is_oldest = {"0/train/1"}
+            await stack.changes.until(lambda: len(side.published) == 1)
+            side.outcomes = {}
+            await stack.changes.until(lambda: len(side.published) == 2)
+
+    drive(tmp_path, scenario)
+
+
 def test_leases_are_renewed_from_claim_to_end_and_a_lost_one_is_let_go(tmp_path: Path) -> None:
     async def scenario(stack: Stack) -> None:
         side = stack.add_job(num_batches=2, timeouts__generator_lease_s=0.03)
