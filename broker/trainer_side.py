@@ -110,13 +110,8 @@ class TrainerSide:
         server has lost the rewind after which it was made anew.
         """
         version = manifest.policy_version
-        outcome, *rest = self._fenced(
-            "publish_weights",
-            encode(manifest),
-            policy_version=version,
-            oldest_kept=oldest_kept,
-            chunk_bytes=manifest.num_chunk_bytes,
-        )
+        kept = {"oldest_kept": oldest_kept, "chunk_bytes": manifest.num_chunk_bytes}
+        outcome, *rest = self._fenced("publish_weights", encode(manifest), policy_version=version, **kept)
         if outcome != b"published":
             raise FenceViolation(f"version {version} cannot be announced: {_said(outcome, rest)}", field="digest")
         if self._num_open > 1:

@@ -1,8 +1,9 @@
 -- claim_prompt: KEYS[9] buried;
 --   {generator, lease_ms, max_attempts, may_hedge, max_rounds, held_version, held_digest, oldest_only, engine}
 --   max_rounds: most rounds that a batch may take; held_version, held_digest: what the generator holds, or -1 and '';
---   oldest_only: of the oldest iteration alone, for a generator that holds batches of younger ones without room: else all of them
---   might, and nobody take the work that makes room; engine: the kind of the generator's engine, where the job is deterministic
+--   oldest_only: of the oldest iteration alone, for a generator that holds batches without room: else each of them might hold younger
+--   ones, and none take the work that makes room
+--   engine: the kind of the generator's engine, where the job is deterministic
 --   -> {claimed|hedged, entry, attempt, payload, manifest}
 --    | {none, ms until a batch has taken long enough for a hedge, or -1, the last entry id of each slot}
 --    | {wrong_engine, the kind that the job is sampled with}

@@ -68,8 +68,8 @@ class FullJob(LaggingJob):
         return super().publish(claim, name, **(LARGE | changes))
 
 
-def full_job(users: Users, lag: int, *, in_chunks: bool = True, **changes: object) -> FullJob:
-    job = FullJob(users.operator, lagging_spec(lag, **changes), generators=users.generator)
+def full_job(users: Users, lag: int, *, in_chunks: bool = True, schedule: str = "delayed") -> FullJob:
+    job = FullJob(users.operator, lagging_spec(lag, schedule=schedule), generators=users.generator)
     job.in_chunks = in_chunks
     job.start()
     return job
