@@ -1,0 +1,70 @@
+"""What the Makefile runs by pytest is there, and is collected in an environment that has other packages than ours."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+RECIPES = (ROOT / "Makefile").read_text().replace("\\\n", " ")
+COLLECT = """
+import sys
+from importlib.machinery import PathFinder
+
+class Present(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name.partition(".")[0] in ABSENT else PathFinder.find_spec(name, path, target)
+
+ABSENT = frozenset(sys.argv[1].split(","))
+sys.meta_path[:] = [Present if finder is PathFinder else finder for finder in sys.meta_path]
+
+import pytest
+
+sys.exit(pytest.main(["--collect-only", "-q", "-p", "no:cacheprovider", "-p", "pytest_timeout", *sys.argv[2:]]))
+"""
+
+
+def pytest_lines(interpreter: str) -> list[str]:
+    """What a recipe gives pytest, run by an interpreter as the Makefile writes it."""
+    return re.findall(rf"{re.escape(interpreter)} -m pytest(.*)", RECIPES)
+
+
+def absent_modules(constraints: Path) -> set[str]:
+    """Top-level modules that are installed here, of no package that the other environment lists."""
+    listed = {re.split(r"[=\s@\[]", line)[0].lower().replace("_", "-") for line in constraints.read_text().splitlines()}
+    return {
+        module
+        for module, packages in packages_distributions().items()
+        if not {package.lower().replace("_", "-") for package in packages} & (listed | {"onbeat", "torch"})
+    }
+
+
+def test_every_test_file_that_a_target_names_exists() -> None:
+    lines = re.findall(r"-m pytest(.*)", RECIPES)
+    named = [name for line in lines for name in re.findall(r"tests/[\w/.]+", line)]
+    assert len(lines) >= 5
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_the_tests_of_the_vllm_environment_are_collected_with_its_packages_alone() -> None:
+    absent = absent_modules(ROOT / "constraints-vllm.txt")
+    assert {"hypothesis"} <= absent
+    assert not {"pytest", "torch", "transformers", "msgspec"} & absent
+    (line,) = pytest_lines("$(VLLM)/bin/python")
+    arguments = [part.strip('"') for part in re.findall(r'"[^"]*"|\S+', line)]
+    found = subprocess.run(
+        [sys.executable, "-c", COLLECT, ",".join(sorted(absent)), *arguments],
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert found.returncode == 0, found.stdout[-3000:] + found.stderr[-1000:]
+    assert "tests/contract/test_vllm_engine.py" in found.stdout
