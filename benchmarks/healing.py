@@ -31,7 +31,6 @@ from msgspec.structs import replace
 from benchmarks._results import REPOSITORY, write_result
 from broker.connection.client import Broker, connect
 from broker.job_store import JobStore
-from broker.keys import JobKeys
 from broker.ledger import Published, batch_record
 from broker.monitor import stream_report
 from broker.presence import Presence
@@ -89,7 +88,7 @@ class Healing:
         return healed_s
 
     def _is_published(self, job_id: str, batch_id: str) -> bool:
-        held: Any = self._broker.redis.hget(JobKeys(job_id).slots[0].ledger, batch_id)
+        held: Any = self._broker.redis.hget(self._broker.job_keys(job_id).slots[0].ledger, batch_id)
         return held is not None and isinstance(batch_record(held), Published)
 
     def of_a_trainer(self, spec: JobSpec) -> float:

@@ -25,7 +25,6 @@ from benchmarks._results import write_result
 from broker.connection.client import Broker, connect
 from broker.generator_side import GeneratorSide
 from broker.job_store import JobStore
-from broker.keys import JobKeys
 from broker.trainer_side import Opening, TrainerSide
 from contracts.encoding.wire import encode
 from contracts.events import AuditRecord, record_digest
@@ -113,7 +112,7 @@ def measure(url: str, number: int, num_prompts: int) -> dict[str, Any]:
         trainer.open_iteration(opening, {0: DIGEST})
         opened_s = time.perf_counter() - began_s
     slow: Any = broker.redis.slowlog_get(1000)
-    broker.redis.hset(JobKeys(job_id).progress, "recent_ms", encode([600_000]))
+    broker.redis.hset(broker.job_keys(job_id).progress, "recent_ms", encode([600_000]))
     busy, idle = GeneratorSide(broker, job_id, "busy"), GeneratorSide(broker, job_id, "idle")
     while busy.claim(LEASE_S):
         pass
@@ -144,7 +143,7 @@ def chain(url: str, number: int) -> dict[str, Any]:
         previous="",
     )
     for _ in range(NUM_RECORDS):
-        broker.redis.xadd(JobKeys(job_id).audit, {"record": encode(record), "digest": record_digest(record)})
+        broker.redis.xadd(broker.job_keys(job_id).audit, {"record": encode(record), "digest": record_digest(record)})
     jobs = JobStore(broker)
     tracemalloc.start()
     getattr(jobs, "audit_outline", jobs.audit)(job_id)

@@ -23,7 +23,6 @@ from benchmarks._results import REPOSITORY, write_result
 from broker.connection.client import Broker, connect
 from broker.fence import read_fence
 from broker.job_store import JobStore
-from broker.keys import JobKeys
 from contracts.jobs import JobState
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
@@ -52,7 +51,7 @@ STREAMS = ("prompts", "rollouts", *KEPT)
 
 def sample(broker: Broker, job_id: str, num_open: int) -> dict[str, int]:
     """One moment of the server, all of it in one transaction; what each slot has is summed."""
-    keys = JobKeys(job_id, num_open)
+    keys = broker.job_keys(job_id, num_open)
     pipe: Any = broker.redis.pipeline(transaction=True)
     pipe.info("memory").dbsize().hlen(keys.weights)
     for name in KEPT:
@@ -82,7 +81,7 @@ def watch(stack: EmbeddedStack, broker: Broker, job_id: str, spec: JobSpec) -> l
     samples: list[dict[str, int]] = []
     for due in range(EVERY, spec.iterations + 1, EVERY):
         waiting = Waiting(f"iteration {due} to be committed", deadline_s=EVERY * ITERATION_DEADLINE_S)
-        while read_fence(broker, JobKeys(job_id)).committed + 1 < due:
+        while read_fence(broker, broker.job_keys(job_id)).committed + 1 < due:
             stack.tick()
             waiting.poke()
             if jobs.state(job_id) in (JobState.FAILED, JobState.CANCELLED):

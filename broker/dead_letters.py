@@ -38,7 +38,7 @@ class DeadLetterBox:
         self._redis: Any = broker.redis
         self._jobs = JobStore(broker)
         self._job_id = job_id
-        self._keys = JobKeys(job_id)
+        self._keys = broker.job_keys(job_id)
 
     def newest(self, limit: int) -> tuple[DeadLetter, ...]:
         """Newest first. Raises NotFound."""
@@ -76,7 +76,7 @@ class DeadLetterBox:
 
     def _letters(self, rows: list[tuple[bytes, dict[bytes, bytes]]]) -> tuple[DeadLetter, ...]:
         spec, state = self._jobs.spec(self._job_id), self._jobs.state(self._job_id)
-        keys = JobKeys(self._job_id, spec.num_open)
+        keys = self._broker.job_keys(self._job_id, spec.num_open)
         fence, kept = read_fence(self._broker, keys), self._kept(rows)
         is_dead = self._are_dead_now(keys, fence, [fields[b"batch_id"] for _, fields in rows])
         letters = []

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from broker.connection.client import Broker
+from broker.damage import read_of
 from broker.keys import JobKeys
 from contracts.encoding.wire import Record, decode
 
-LEDGER_FORMAT = b"3"
+LEDGER_FORMAT = b"4"
 """As scripts/prelude.lua writes it; a window of another format was left by an older Onbeat, and is opened anew."""
 
 
@@ -100,11 +101,12 @@ class FenceState(Record, frozen=True, kw_only=True):
 
 
 def read_fence(broker: Broker, job_keys: JobKeys) -> FenceState:
-    """The fence of a job; a job whose trainer never came has none, and reads as zeros."""
+    """The fence of a job; one whose trainer never came has none, and reads as zeros. Raises ContractViolation."""
     with broker.call():
-        pipe: Any = broker.redis.pipeline(transaction=True)
+        pipe: Any = broker.redis.pipeline(transaction=False)  # no transaction: a server at maxmemory takes none
         fence, progress = pipe.hgetall(job_keys.fence).hgetall(job_keys.progress).execute()
-    return fence_of(fence, progress)
+    with read_of(job_keys.fence):
+        return fence_of(fence, progress)
 
 
 def fence_of(rows: Mapping[bytes, bytes], counts: Mapping[bytes, bytes]) -> FenceState:

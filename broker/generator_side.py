@@ -11,8 +11,8 @@ import msgspec
 from msgspec import UNSET
 
 from broker.connection.client import Broker
-from broker.keys import JobKeys, batch_shape, chunk_field
-from broker.spans import SpanStream
+from broker.keys import OpenKeys, batch_shape, chunk_field
+from broker.spans import report_spans
 from contracts.encoding.wire import Record, decode
 from contracts.errors import ContractViolation, WrongEngine
 from contracts.events import TimelineSpan
@@ -94,8 +94,8 @@ class GeneratorSide:
         self._job_id = job_id
         self._generator_id = generator_id
         self._engine = engine
-        self._last_entries: dict[str, str] = {}
-        """Prompts stream → its newest entry at the last empty claim."""
+        self._last_dispatch = "0-0"
+        """The newest entry of `dispatched` at the last empty claim."""
         self._last_shard = "0-0"
         self._has_news = False
         self._hedge_due_s: float | None = None
@@ -114,7 +114,7 @@ class GeneratorSide:
 
         Raises WrongEngine for a deterministic job that is sampled with another kind of engine than this generator's.
         """
-        spec, keys = self._job.spec, self._job.keys
+        spec = self._job.spec
         version, digest = held or (-1, "")
         outcome, *rest = self._run(
             "claim_prompt",
@@ -127,15 +127,12 @@ class GeneratorSide:
             held_digest=digest,
             oldest_only=oldest_only,
             engine=self._engine,
-            keys=[keys.buried],
         )
         if outcome == b"wrong_engine":
             raise WrongEngine.between(kept=rest[0].decode(), own=self._engine or "", job_id=self._job_id)
         if outcome == b"none":
             self._hedge_due_s = rest[0] / 1000 if rest[0] > 0 else None
-            self._last_entries = {
-                slot.prompts: entry.decode() for slot, entry in zip(keys.slots, rest[1:], strict=True)
-            }
+            self._last_dispatch = rest[1].decode()
             return None
         entry_id, attempt, payload, packed = rest
         manifest = decode(packed, WeightManifest)
@@ -148,7 +145,7 @@ class GeneratorSide:
         )
 
     def wait_for_prompts(self, timeout_s: float) -> list[WeightShard]:
-        """Blocks until a prompt is added after the last empty claim, a batch is late by then, or for timeout_s.
+        """Blocks until prompts go out after the last empty claim, a batch is late by then, or for timeout_s.
 
         Ends early for shards of a version that is still being written, and answers them; those of a job with a lag
         are `wait_for_weights`'s.
@@ -156,7 +153,7 @@ class GeneratorSide:
         if self._hedge_due_s is not None:
             timeout_s = min(timeout_s, self._hedge_due_s)
         keys = self._job.keys
-        after = {slot.prompts: self._last_entries.get(slot.prompts, "0-0") for slot in keys.slots}
+        after = {keys.dispatched: self._last_dispatch}
         if not self._job.spec.schedule_rule.lags:
             after[keys.shards] = self._last_shard
         with self._broker.call(blocks_s=timeout_s):
@@ -236,7 +233,6 @@ class GeneratorSide:
             stages=stages,
             max_waiting=self._job.spec.limits.max_waiting_rows,
             engine=self._engine,
-            keys=[self._job.keys.ready],
         )
         return PublishOutcome(answer[0].decode())
 
@@ -252,13 +248,12 @@ class GeneratorSide:
             max_attempts=self._job.spec.rollout.max_attempts,
             # Cut between two characters: the ledger's reader wants whole ones.
             reason=reason.encode(errors="backslashreplace")[:MAX_REASON_BYTES].decode(errors="ignore"),
-            keys=[self._job.keys.buried],
         )
         return FailOutcome(answer[0].decode())
 
     def report_spans(self, spans: Sequence[TimelineSpan]) -> None:
         """Tells what this generator did beside the batches that it publishes, for the job's timeline."""
-        SpanStream(self._broker, self._job_id).report(spans)
+        report_spans(self._broker, self._job_id, spans)
 
     def _check_carried(self, batch: RolloutBatch) -> None:
         """Whether a batch has the texts that stages of the job read."""
@@ -270,26 +265,25 @@ class GeneratorSide:
                 cure="publish both with each group",
             )
 
-    def _run(self, script: str, *payloads: bytes, keys: Sequence[str] = (), **told: Any) -> list:
-        """keys: the script's own, beside those that all have."""
-        return self._broker.run(script, self._job.keys.of_script(*keys), *payloads, **told)
+    def _run(self, function: str, *payloads: bytes, **told: Any) -> list:
+        return self._broker.run(function, *payloads, job=self._job_id, **told)
 
     @functools.cached_property
     def _job(self) -> _Job:
-        spec_key = JobKeys(self._job_id).spec
+        keys = OpenKeys(self._job_id)
         with self._broker.call():
-            data: Any = self._broker.redis.get(spec_key)
+            data: Any = self._broker.redis.get(keys.spec)
         if data is None:
-            raise ContractViolation("the job has no spec", field=spec_key)
+            raise ContractViolation("the job has no spec", field=keys.spec)
         spec = decode(data, JobSpec)
-        return _Job(spec, JobKeys(self._job_id, spec.num_open), spec.stage_plan.for_scripts() or None)
+        return _Job(spec, keys, spec.stage_plan.for_scripts() or None)
 
 
 class _Job(NamedTuple):
     """What a generator reads of its job once: neither changes what it reads here while it runs."""
 
     spec: JobSpec
-    keys: JobKeys
+    keys: OpenKeys
     stages: list[dict[str, object]] | None
     """As scripts know them; None of a job without."""
 
@@ -307,7 +301,7 @@ class WeightChunks:
 
     def __init__(self, broker: Broker, job_id: str) -> None:
         self._broker = broker
-        self._keys = JobKeys(job_id)
+        self._keys = OpenKeys(job_id)
 
     def get(self, policy_version: int, name: str, number: int) -> bytes | None:
         """None for a chunk that is gone, or never was there."""

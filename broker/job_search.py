@@ -9,7 +9,8 @@ import msgspec
 
 from broker import keys
 from broker.connection.client import Broker
-from broker.keys import JobKeys
+from broker.damage import ids_among
+from broker.keys import OpenKeys
 from contracts.encoding.wire import UNREADABLE
 from contracts.jobs import JobState
 
@@ -30,7 +31,7 @@ def find_jobs(broker: Broker, *, states: Collection[JobState] = (), name: str = 
     """
     redis: Any = broker.redis
     with broker.call():
-        job_ids = [job_id.decode() for job_id in redis.zrevrange(keys.JOBS, 0, -1)]
+        job_ids = ids_among(redis.zrevrange(keys.JOBS, 0, -1))
         if not states and not name:
             return job_ids
         wanted = {state.value.encode() for state in states or JobState}
@@ -38,10 +39,10 @@ def find_jobs(broker: Broker, *, states: Collection[JobState] = (), name: str = 
         for some in _batches(job_ids):
             pipe = redis.pipeline(transaction=False)
             for job_id in some:
-                pipe.hget(JobKeys(job_id).job, "state").get(JobKeys(job_id).spec)
-            answers = pipe.execute()
+                pipe.hget(OpenKeys(job_id).job, "state").get(OpenKeys(job_id).spec)
+            answers = pipe.execute(raise_on_error=False)  # one damaged job is no answer
             for job_id, state, spec in zip(some, answers[::2], answers[1::2], strict=True):
-                if state in wanted and name.casefold() in _name_of(spec).casefold():
+                if isinstance(state, bytes) and state in wanted and name.casefold() in _name_of(spec).casefold():
                     found.append(job_id)
     return found
 
@@ -50,9 +51,9 @@ def _batches(job_ids: list[str]) -> list[list[str]]:
     return [job_ids[start : start + JOBS_AT_ONCE] for start in range(0, len(job_ids), JOBS_AT_ONCE)]
 
 
-def _name_of(spec: bytes | None) -> str:
+def _name_of(spec: object) -> str:
     """The name in a spec as it is kept, also by an older Onbeat."""
     try:
-        return _named.decode(spec).name if spec else ""
+        return _named.decode(spec).name if isinstance(spec, bytes) else ""
     except UNREADABLE:
         return ""

@@ -14,7 +14,8 @@ import msgspec
 
 from broker import keys
 from broker.connection.client import Broker
-from broker.keys import JobKeys, num_open_of
+from broker.damage import ids_among, read_of
+from broker.keys import OpenKeys, num_open_of
 from broker.removals import Removal
 from contracts.encoding.wire import decode, encode
 from contracts.errors import Conflict, FencedOff, InvalidInput, NotFound
@@ -70,15 +71,12 @@ class JobStore:
 
         Raises Conflict where the job is one too many.
         """
-        now_s, job_keys = time.time(), JobKeys(job_id)
-        own = [keys.JOBS, keys.ACTIVE, keys.REMOVED, keys.SPEC_BYTES, keys.idempotency(idempotency_key)]
-        outcome, *rest = self._run(
+        now_s = time.time()
+        outcome, *rest = self._broker.run(
             "create_job",
-            job_keys,
-            [job_keys.spec, *own],
             body,
             encode(StateChanged(at_s=now_s, state=JobState.QUEUED)),
-            job_id=job_id,
+            job=job_id,
             state=JobState.QUEUED.value,
             created_s=now_s,
             idempotency_key=idempotency_key,
@@ -91,15 +89,11 @@ class JobStore:
             raise Conflict(problem, field="jobs", cure="delete ended ones with `onbeat delete JOB`")
         return outcome
 
-    def _run(self, script: str, job_keys: JobKeys, own_keys: list[str], *payloads: bytes, **told: Any) -> list[Any]:
-        """The answer of a script. own_keys: beside those that all scripts have."""
-        return self._broker.run(script, job_keys.of_script(*own_keys), *payloads, **told)
-
-    def _keys_with_slots(self, job_id: str) -> JobKeys:
-        """The keys of a job whose window is to be cleared; one without a spec has no window."""
+    def _num_slots(self, job_id: str) -> int:
+        """How many slots the window of a job has that is to be cleared; one without a spec has no window."""
         with self._broker.call():
-            spec = self._redis.get(JobKeys(job_id).spec)
-        return JobKeys(job_id, num_open_of(spec) if spec else 1)
+            spec = self._redis.get(OpenKeys(job_id).spec)
+        return num_open_of(spec) if spec else 1
 
     def _reserve(self, key: str, job_id: str, body_digest: str) -> str:
         with self._broker.call():
@@ -121,15 +115,13 @@ class JobStore:
         Raises NotFound, and Conflict for a job that has not ended, whose trainer still holds it, or that has changed
         since it was seen so.
         """
-        job_keys = JobKeys(job_id)
         with self._broker.call():
-            key = (self._redis.hget(job_keys.job, "idempotency_key") or b"").decode()
-        # Every slot that a job can have: what is left of a job without its spec goes too.
-        others = JobKeys(job_id, keys.MAX_SLOTS).unshared
-        own = [keys.JOBS, keys.ACTIVE, keys.REMOVED, keys.idempotency(key), keys.SPEC_BYTES, *others]
+            key = (self._redis.hget(OpenKeys(job_id).job, "idempotency_key") or b"").decode()
         note = encode(Removal(files="kept" if as_seen else "removed", at_s=time.time()))
         seen = as_seen and {"ended_s": as_seen[0], "num_records": as_seen[1]}
-        outcome, *rest = self._run("remove_job", job_keys, own, note, job_id=job_id, as_seen=seen)
+        # Every slot that a job can have: what is left of a job without its spec goes too.
+        told = {"num_slots": keys.MAX_SLOTS, "idempotency_key": key, "as_seen": seen}
+        outcome, *rest = self._broker.run("remove_job", note, job=job_id, **told)
         if outcome == b"changed":
             raise Conflict("it is no longer what its run folder says", field="state", cure="look again")
         if outcome == b"held":
@@ -144,7 +136,7 @@ class JobStore:
     def job_ids(self) -> list[str]:
         """Newest first."""
         with self._broker.call():
-            return [job_id.decode() for job_id in self._redis.zrevrange(keys.JOBS, 0, -1)]
+            return ids_among(self._redis.zrevrange(keys.JOBS, 0, -1))
 
     def active_jobs(self) -> list[str]:
         """Jobs that are not final, oldest first."""
@@ -152,7 +144,7 @@ class JobStore:
             active = list(self._redis.smembers(keys.ACTIVE))
             created_s = self._redis.zmscore(keys.JOBS, active) if active else []
         in_order = sorted(zip((one or 0.0 for one in created_s), active, strict=True))
-        return [job_id.decode() for _, job_id in in_order]
+        return ids_among(job_id for _, job_id in in_order)
 
     def spec(self, job_id: str) -> JobSpec:
         """Raises NotFound."""
@@ -160,23 +152,24 @@ class JobStore:
 
     def _spec_bytes(self, job_id: str) -> bytes:
         with self._broker.call():
-            data = self._redis.get(JobKeys(job_id).spec)
+            data = self._redis.get(OpenKeys(job_id).spec)
         if data is None:
             raise unknown_job(job_id)
         return data
 
     def state(self, job_id: str) -> JobState:
-        """Raises NotFound."""
-        return JobState(self.fields(job_id)["state"].decode())
+        """Raises NotFound, and ContractViolation for a state that there isn't."""
+        with read_of(job_id):
+            return JobState(self.fields(job_id)["state"].decode())
 
     def fields(self, job_id: str) -> dict[str, bytes]:
         """The job hash. Raises NotFound."""
         with self._broker.call():
-            values: dict[bytes, bytes] = self._redis.hgetall(JobKeys(job_id).job)
+            values: dict[bytes, bytes] = self._redis.hgetall(OpenKeys(job_id).job)
         # A count that came late brings a removed job's hash back, without a state.
         if b"state" not in values:
             raise unknown_job(job_id)
-        return {name.decode(): value for name, value in values.items()}
+        return {name.decode(errors="replace"): value for name, value in values.items()}
 
     def move(
         self,
@@ -201,12 +194,11 @@ class JobStore:
             for old, nexts in NEXT_STATES.items()
             if state in nexts and state is not JobState.QUEUED and after in (None, old)
         }
-        outcome, *current = self._run(
+        outcome, *current = self._broker.run(
             "set_state",
-            self._keys_with_slots(job_id),
-            [keys.ACTIVE],
             encode(StateChanged(at_s=now_s, state=state, reason=reason)),
-            job_id=job_id,
+            job=job_id,
+            num_slots=self._num_slots(job_id),
             state=state.value,
             reason=reason,
             at_s=now_s,
@@ -281,8 +273,7 @@ class JobStore:
         event = encode(StateChanged(at_s=time.time(), state=JobState.QUEUED))
         new_body = encode(after) if after != before else body
         payloads, told = (body, new_body, horizons, event), {"allowed": RESUMABLE, "num_records": len(chain)}
-        job_keys = JobKeys(job_id, num_open_of(body))
-        return self._run("resume_job", job_keys, [job_keys.spec, keys.ACTIVE], *payloads, job_id=job_id, **told)
+        return self._broker.run("resume_job", *payloads, job=job_id, num_slots=num_open_of(body), **told)
 
     def horizons(self, job_id: str) -> dict[int, int]:
         """First iteration → the `iterations` that its learning rate and the later ones' are scheduled by.
@@ -320,17 +311,15 @@ class JobStore:
 
     def _write_field(self, job_id: str, command: str, name: str, value: int | bytes) -> Any:
         """The answer of a command on a field of the job hash; None where the job was removed."""
-        job_keys = JobKeys(job_id)
-        return self._broker.write(command, job_keys.job, name, value, job=job_keys)
+        return self._broker.write(command, "job", name, value, job=job_id)
 
     def reserve_start(self, job_id: str, consumer_id: str, *, life_s: float) -> bool:
         """Whether this consumer may start the job's trainer: another one's may be loading, with no lease to show yet.
 
         Renews the reservation that it holds already. False for a job that was removed.
         """
-        job_keys = JobKeys(job_id)
-        key = job_keys.starting
-        if self._broker.write("SET", key, consumer_id, "NX", "PX", int(life_s * 1000), job=job_keys):
+        key = OpenKeys(job_id).starting
+        if self._broker.write("SET", "starting", consumer_id, "NX", "PX", int(life_s * 1000), job=job_id):
             return True
         with self._broker.call():
             holds = self._redis.get(key) == consumer_id.encode()
@@ -338,7 +327,7 @@ class JobStore:
 
     def release_start(self, job_id: str, consumer_id: str) -> None:
         """Another consumer's reservation stays."""
-        key = JobKeys(job_id).starting
+        key = OpenKeys(job_id).starting
         with self._broker.call():
             if self._redis.get(key) == consumer_id.encode():
                 self._redis.delete(key)
@@ -350,25 +339,24 @@ class JobStore:
 
     def tell(self, job_id: str, event: JobEvent) -> None:
         """Appends an event; a job that was removed gets none."""
-        job_keys = JobKeys(job_id)
-        self._broker.write("XADD", job_keys.events, "MAXLEN", "~", 10_000, "*", "event", encode(event), job=job_keys)
+        self._broker.write("XADD", "events", "MAXLEN", "~", 10_000, "*", "event", encode(event), job=job_id)
 
     def events_after(self, job_id: str, entry_id: str, *, count: int = 100) -> list[tuple[str, JobEvent]]:
         """(entry id, event) after entry_id, oldest first; "0-0" starts at the beginning. Doesn't block."""
         with self._broker.call():
-            rows = self._redis.xrange(JobKeys(job_id).events, min=f"({entry_id}", count=count)
+            rows = self._redis.xrange(OpenKeys(job_id).events, min=f"({entry_id}", count=count)
         return [(entry.decode(), decode(fields[b"event"], JobEvent)) for entry, fields in rows]  # type: ignore[arg-type]
 
     def audit(self, job_id: str, *, last: int | None = None) -> list[AuditRecord]:
         """The whole chain, or its newest `last` records; oldest first."""
         with self._broker.call():
-            rows = self._redis.xrevrange(JobKeys(job_id).audit, count=last)
+            rows = self._redis.xrevrange(OpenKeys(job_id).audit, count=last)
         return [decode(fields[b"record"], AuditRecord) for _, fields in reversed(rows)]
 
     def first_weights_digest(self, job_id: str) -> str:
         """Digest of version 0, the model as the job found it; "" before the audit chain begins."""
         with self._broker.call():
-            rows = self._redis.xrange(JobKeys(job_id).audit, count=1)
+            rows = self._redis.xrange(OpenKeys(job_id).audit, count=1)
         records = [decode(fields[b"record"], AuditRecord) for _, fields in rows]
         return records[0].weights_digest if records and records[0].policy_version == 0 else ""
 
@@ -383,7 +371,7 @@ class JobStore:
         last_entry, link = "-", ""
         while True:
             with self._broker.call():
-                rows = self._redis.xrange(JobKeys(job_id).audit, min=last_entry, count=RECORDS_AT_ONCE)
+                rows = self._redis.xrange(OpenKeys(job_id).audit, min=last_entry, count=RECORDS_AT_ONCE)
             for entry, fields in rows:
                 record = decode(fields[b"record"], AuditRecord)
                 last_entry, link = f"({entry.decode()}", fields[b"digest"].decode()

@@ -1,4 +1,6 @@
-"""Every key of the project. The keys of one job share a hash tag; the scripts that begin or end a job touch others too.
+"""Every key of the project. Those of one job share a hash tag; the functions that begin or end a job touch others too.
+
+S is the seal (connection/roles.py): what generators and stage workers write has names that they don't know.
 
 `job` is a lifetime that ends when an ended job is removed (`remove_job`). Of the six keys of an iteration there is one
 set for each slot: those of slot 0 are named as below, and those of slot i have `:i` behind it. `work`, `columns` and
@@ -9,23 +11,24 @@ set for each slot: those of slot 0 are named as below, and those of slot i have 
 | onbeat:{J}:spec | string, JobSpec | job store | all | job |
 | onbeat:{J}:job | hash | job store | gateway, trainer | job |
 | onbeat:{J}:fence | hash | trainer scripts, resume | all scripts | job |
-| onbeat:{J}:prompts | stream, group `generators` | trainer scripts, fail | claim | entry: until published or dead |
-| onbeat:{J}:rollouts | stream, group `trainers` | publish, put_rows | claim_rollouts | entry: until its commit |
-| onbeat:{J}:ledger | hash, batch id → BatchRecord | open, claim, renew, publish, fail | all scripts | iteration |
-| onbeat:{J}:claims | sorted set, batch id → its claim in ms | claim, publish, fail | claim, to hedge | iteration |
-| onbeat:{J}:work | sorted set, item of a stage → its lease's end | publish, stages | stages | iteration |
-| onbeat:{J}:columns | hash, batches, and by item columns and claims | publish, stages | stages, trainer | iteration |
+| onbeat:S:{J}:prompts | stream, group `generators` | trainer scripts, fail | claim | entry: until published or dead |
+| onbeat:S:{J}:rollouts | stream, group `trainers` | publish, put_rows | claim_rollouts | entry: until its commit |
+| onbeat:S:{J}:ledger | hash, batch id → BatchRecord | open, claim, renew, publish, fail | all scripts | iteration |
+| onbeat:S:{J}:claims | sorted set, batch id → its claim in ms | claim, publish, fail | claim, to hedge | iteration |
+| onbeat:S:{J}:work | sorted set, item of a stage → its lease's end | publish, stages | stages | iteration |
+| onbeat:S:{J}:columns | hash, batches, and by item columns and claims | publish, stages | stages, trainer | iteration |
 | onbeat:{J}:ready | stream, an entry when items became free | publish, stages | stages | newest 1 |
+| onbeat:{J}:dispatched | stream, an entry when prompts went out | trainer scripts | generators | newest 1 |
 | onbeat:{J}:weights | hash, version → WeightManifest | trainer | generators | newest versions |
 | onbeat:{J}:chunks | hash, VERSION/FILE/N → bytes | trainer | generators | newest versions, hours |
 | onbeat:{J}:shards | stream, WeightShard | trainer | generators | newest 100 |
-| onbeat:{J}:counters | hash | scripts | status | job |
-| onbeat:{J}:dead | stream | fail, claim | status | newest 1,000 |
-| onbeat:{J}:buried | stream, what dead batches were, by their entries of `dead` | fail, claim | status | newest 64 |
+| onbeat:S:{J}:counters | hash | scripts | status | job |
+| onbeat:S:{J}:dead | stream | fail, claim | status | newest 1,000 |
+| onbeat:S:{J}:buried | stream, what dead batches were, by their entries of `dead` | fail, claim | status | newest 64 |
 | onbeat:{J}:audit | stream, AuditRecord | commit, rewind, restore | verify | job |
 | onbeat:{J}:events | stream, JobEvent | trainer, job store | gateway | newest 10,000 |
-| onbeat:{J}:progress | hash | open, claim, publish, fail | all scripts | job |
-| onbeat:{J}:spans | stream, TimelineSpans | generators, stage workers | trainer | newest 256, until the next commit |
+| onbeat:S:{J}:progress | hash | open, claim, publish, fail | all scripts | job |
+| onbeat:S:{J}:spans | stream, TimelineSpans | generators, stage workers | trainer | newest 256, until the next commit |
 | onbeat:{J}:starting | string, consumer id | consumers | consumers | seconds: until the trainer holds its lease |
 | onbeat:jobs | sorted set, job id → creation time | job store | gateway | until a job is removed |
 | onbeat:spec_bytes | string, encoded bytes of all specs | job store | job store | for ever |
@@ -35,9 +38,9 @@ set for each slot: those of slot 0 are named as below, and those of slot i have 
 | onbeat:idempotency:K | string, job id and body digest | gateway | gateway | 24 h |
 | onbeat:persisted | string | job store, trainer | WAITAOF | for ever |
 | onbeat:role:R | never there | none | `acl_check_cmd` of the scripts: a user that may read it has role R | never |
-| onbeat:generators | hash, generator id → GeneratorInfo | generators | status | heartbeat |
-| onbeat:replays | hash, replay id → ReplayEntry | replay scripts | gateway, generators | an hour, newest 100 |
-| onbeat:stage_workers | hash, worker id → StageWorkerInfo | stage workers | trainer, status | heartbeat |
+| onbeat:S:generators | hash, generator id → GeneratorInfo | generators | status | heartbeat |
+| onbeat:S:replays | hash, replay id → ReplayEntry | replay scripts | gateway, generators | an hour, newest 100 |
+| onbeat:S:stage_workers | hash, worker id → StageWorkerInfo | stage workers | trainer, status | heartbeat |
 
 What stands in the ledger for a batch is `BatchRecord` of ledger.py.
 """
@@ -56,10 +59,8 @@ JOBS = "onbeat:jobs"
 ACTIVE = "onbeat:active"
 REMOVED = "onbeat:removed"
 SPEC_BYTES = "onbeat:spec_bytes"
-GENERATORS = "onbeat:generators"
-STAGE_WORKERS = "onbeat:stage_workers"
-REPLAYS = "onbeat:replays"
-PERSISTED = "onbeat:persisted"
+GENERATORS, STAGE_WORKERS, REPLAYS = "generators", "stage_workers", "replays"
+"""What `sealed_name` is asked for."""
 GENERATOR_GROUP = "generators"
 TRAINER_GROUP = "trainers"
 STAGE_BAND = 2**42
@@ -131,28 +132,36 @@ class SlotKeys(NamedTuple):
     columns: str
 
 
-class JobKeys:
-    """The keys of one job. Raises NotFound for what is no job's id: it would be another job's keys.
+class OpenKeys:
+    """The keys of one job that every role may read. Raises NotFound for what is no job's id: it'd be another job's."""
 
-    num_open: iterations that may be open at once; the spec says it, and a script that gets other slots looks elsewhere.
-    """
-
-    def __init__(self, job_id: str, num_open: int = 1) -> None:
+    def __init__(self, job_id: str) -> None:
         tag = f"onbeat:{{{check_job_id(job_id)}}}"
         self.fence = f"{tag}:fence"
         self.weights = f"{tag}:weights"
-        self.counters = f"{tag}:counters"
-        self.dead = f"{tag}:dead"
         self.audit = f"{tag}:audit"
         self.job = f"{tag}:job"
         self.events = f"{tag}:events"
-        self.progress = f"{tag}:progress"
-        self._shared: list[str] = list(vars(self).values())
         self.spec = f"{tag}:spec"
         self.chunks = f"{tag}:chunks"
         self.shards = f"{tag}:shards"
         self.starting = f"{tag}:starting"
+        self.dispatched = f"{tag}:dispatched"
         self.ready = f"{tag}:ready"
+
+
+class JobKeys(OpenKeys):
+    """All keys of one job, those with sealed names too, as `Broker.job_keys` gives them.
+
+    num_open: iterations that may be open at once; the spec says it, and who names other slots looks elsewhere.
+    """
+
+    def __init__(self, job_id: str, num_open: int = 1, *, seal: str) -> None:
+        super().__init__(job_id)
+        tag = f"{sealed_name('', seal)}{{{job_id}}}"
+        self.counters = f"{tag}:counters"
+        self.dead = f"{tag}:dead"
+        self.progress = f"{tag}:progress"
         self.buried = f"{tag}:buried"
         self.spans = f"{tag}:spans"
         self.slots = tuple(_slot(tag, index) for index in range(num_open))
@@ -161,23 +170,10 @@ class JobKeys:
         """Where the iteration lives while it is open."""
         return self.slots[iteration % len(self.slots)]
 
-    def of_script(self, *own: str) -> list[str]:
-        """KEYS of a script, as scripts/prelude.lua names them. own: those that only this script has."""
-        return [*self._shared, *own, *(key for slot in self.slots for key in slot)]
 
-    @property
-    def unshared(self) -> list[str]:
-        """All keys of the job but those that every script has."""
-        return [
-            self.spec,
-            self.chunks,
-            self.shards,
-            self.starting,
-            self.ready,
-            self.buried,
-            self.spans,
-            *(key for slot in self.slots for key in slot),
-        ]
+def sealed_name(name: str, seal: str) -> str:
+    """A key that generators and stage workers write, through functions alone (connection/roles.py)."""
+    return f"onbeat:{seal}:{name}"
 
 
 def _slot(tag: str, index: int) -> SlotKeys:

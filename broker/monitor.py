@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from redis import exceptions
 
 from broker.connection.client import Broker
+from broker.damage import ids_among, read_of
 from broker.fence import FenceState, read_fence
 from broker.job_store import unknown_job
-from broker.keys import GENERATOR_GROUP, JOBS, TRAINER_GROUP, JobKeys, SlotKeys, num_open_of
+from broker.keys import GENERATOR_GROUP, JOBS, TRAINER_GROUP, OpenKeys, SlotKeys, num_open_of
 from broker.ledger import Expected, Published, batch_record
 from broker.presence import Presence, StagePresence
 from broker.stage_monitor import stage_view
 from contracts.answers import StackState
-from contracts.encoding.names import JOB_ID
 from contracts.encoding.wire import decode
 from contracts.errors import ContractViolation
 from contracts.events import AuditRecord
@@ -26,6 +27,8 @@ from contracts.jobs import EvaluationScore, JobState, JobStatus, WindowIteration
 from contracts.monitor import GeneratorSeen, PromptLease, StreamReport, StreamState
 from contracts.spec import JobSpec
 
+P = ParamSpec("P")
+T = TypeVar("T")
 REJECTED = "rejected:"
 COUNTERS = {
     "batches_accepted": "accepted",
@@ -44,14 +47,26 @@ KEPT_STREAMS = ("dead", "audit", "events")
 """Streams of the job; those of the window are `prompts` and `rollouts`, one of each for each slot."""
 
 
+def _readable(report: Callable[P, T]) -> Callable[P, T]:
+    """A report on a job, that says so where what it reads is damaged."""
+
+    @functools.wraps(report)
+    def reads(*args: P.args, **kwargs: P.kwargs) -> T:
+        with read_of(str(args[1])):
+            return report(*args, **kwargs)
+
+    return reads
+
+
+@_readable
 def job_status(broker: Broker, job_id: str, *, live_generators: int | None = None) -> JobStatus:
-    """Raises NotFound.
+    """Raises NotFound, and ContractViolation for a job of which something else stands there.
 
     live_generators: their number, where a caller that asks for many jobs knows it already.
     """
-    keys = JobKeys(job_id)
+    keys = broker.job_keys(job_id)
     with broker.call():
-        pipe: Any = broker.redis.pipeline(transaction=True)
+        pipe: Any = broker.redis.pipeline(transaction=False)
         pipe.hgetall(keys.job).get(keys.spec).hgetall(keys.counters)
         pipe.xrevrange(keys.audit, count=1).time().info("memory")
         job, spec, counters, last_audit, clock, memory = pipe.execute()
@@ -101,13 +116,14 @@ def job_status(broker: Broker, job_id: str, *, live_generators: int | None = Non
     )
 
 
+@_readable
 def stream_report(broker: Broker, job_id: str) -> StreamReport:
     """The job's streams at one moment. Raises NotFound."""
     with broker.call():
-        spec: Any = broker.redis.get(JobKeys(job_id).spec)
-    keys = JobKeys(job_id, num_open_of(spec) if spec else 1)
+        spec: Any = broker.redis.get(OpenKeys(job_id).spec)
+    keys = broker.job_keys(job_id, num_open_of(spec) if spec else 1)
     with broker.call():
-        pipe: Any = broker.redis.pipeline(transaction=True)
+        pipe: Any = broker.redis.pipeline(transaction=False)
         pipe.hexists(keys.job, "state").hgetall(keys.counters).xrevrange(keys.audit, count=1).time()
         for name in KEPT_STREAMS:
             pipe.xlen(getattr(keys, name)).memory_usage(getattr(keys, name))
@@ -293,10 +309,9 @@ def count_states(broker: Broker) -> dict[JobState, int]:
     with broker.call():
         job_ids: Any = broker.redis.zrange(JOBS, 0, -1)
         pipe: Any = broker.redis.pipeline(transaction=False)
-        for job_id in (one.decode() for one in job_ids):
-            if JOB_ID.fullmatch(job_id):
-                pipe.hget(JobKeys(job_id).job, "state")
-        found = Counter(pipe.execute())
+        for job_id in ids_among(job_ids):
+            pipe.hget(OpenKeys(job_id).job, "state")
+        found = Counter(state for state in pipe.execute(raise_on_error=False) if isinstance(state, bytes))
     return {state: found[state.value.encode()] for state in JobState if found[state.value.encode()]}
 
 

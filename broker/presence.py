@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 from broker.connection.client import Broker
-from broker.keys import GENERATORS, STAGE_WORKERS
+from broker.keys import GENERATORS, STAGE_WORKERS, sealed_name
 from contracts.encoding.wire import Record, decode, encode
-from contracts.errors import ContractViolation
+from contracts.errors import ContractViolation, InvalidInput
 from contracts.spec_tables.stages import StageSpec
 
 REJECTED_WEIGHTS = "rejected_weights"
@@ -80,10 +80,10 @@ class Presence:
 
     def beat(self, generator_id: str, info: dict[str, str]) -> None:
         record = GeneratorInfo(generator_id=generator_id, seen_s=self._broker.now_s(), info=info)
-        self._broker.write("HSET", GENERATORS, generator_id, encode(record))
+        _beat(self._broker, GENERATORS, generator_id, encode(record))
 
     def leave(self, generator_id: str) -> None:
-        _forget(self._broker, GENERATORS, [generator_id])
+        _beat(self._broker, GENERATORS, generator_id)
 
     def live(self) -> list[GeneratorInfo]:
         """Generators seen within LIVE_S, by id; those not seen for ten times as long are forgotten."""
@@ -100,10 +100,10 @@ class StagePresence:
         """serves: as `StageWorkerInfo.serves`."""
         seen_s = self._broker.now_s()
         record = StageWorkerInfo(worker_id=worker_id, seen_s=seen_s, serves=tuple(sorted(serves)), info=info or {})
-        self._broker.write("HSET", STAGE_WORKERS, worker_id, encode(record))
+        _beat(self._broker, STAGE_WORKERS, worker_id, encode(record))
 
     def leave(self, worker_id: str) -> None:
-        _forget(self._broker, STAGE_WORKERS, [worker_id])
+        _beat(self._broker, STAGE_WORKERS, worker_id)
 
     def live(self) -> list[StageWorkerInfo]:
         """Stage workers seen within LIVE_S, by id; those not seen for ten times as long are forgotten."""
@@ -124,14 +124,20 @@ def _awaited(job_id: str, stage: StageSpec, live: Sequence[StageWorkerInfo]) -> 
     return f"a live worker of stage {stage.name}{reasons[0] if reasons else ''}"
 
 
+def _beat(broker: Broker, kind: str, name: str, record: bytes = b"") -> None:
+    """record: b"" of one that leaves. Raises InvalidInput where too many are known, or it says too much."""
+    if broker.run("beat", record, kind=kind, id=name)[0] != b"beaten":
+        raise InvalidInput(f"{name[:80]!a} says too much of itself, or too many {kind} are known", field="presence")
+
+
 def _forget(broker: Broker, key: str, names: Sequence[str | bytes]) -> None:
     with broker.call():
         broker.redis.hdel(key, *names)  # type: ignore[arg-type]
 
 
-def _live(broker: Broker, key: str, kind: type[Info]) -> list[Info]:
-    """Those of the hash that were seen lately; long gone ones are forgotten."""
-    now_s = broker.now_s()
+def _live(broker: Broker, name_of_all: str, kind: type[Info]) -> list[Info]:
+    """Those that were seen lately; long gone ones are forgotten."""
+    now_s, key = broker.now_s(), sealed_name(name_of_all, broker.seal)
     with broker.call():
         values: dict[bytes, bytes] = broker.redis.hgetall(key)  # type: ignore[assignment]
     infos: dict[bytes, Info] = {}

@@ -78,9 +78,9 @@ class Removals:
 
     def note(self, job_id: str, removal: Removal) -> None:
         """Notes files of which Redis knows no job any more. On disk, where the server can tell, when it returns."""
-        self._broker.write("HSET", keys.REMOVED, job_id, encode(removal))
+        self._broker.write("HSET", "removed", job_id, encode(removal))
         self._broker.persisted()
 
     def done(self, job_id: str) -> None:
         """Forgets the note: the files are as it says."""
-        self._broker.write("HDEL", keys.REMOVED, job_id)
+        self._broker.write("HDEL", "removed", job_id)

@@ -15,7 +15,7 @@ from collections.abc import Collection
 from typing import Any
 
 from broker.connection.client import Broker
-from broker.keys import REPLAYS, JobKeys
+from broker.keys import REPLAYS, sealed_name
 from contracts.encoding.wire import Record, decode
 from contracts.errors import ContractViolation, NotFound, Unavailable
 from contracts.replays import Replay, ReplayState
@@ -63,9 +63,8 @@ class Replays:
         wait."""
         outcome, *rest = self._broker.run(
             "request_replay",
-            [REPLAYS, JobKeys(job_id).job],
+            job=job_id,
             replay_id=f"replay-{uuid.uuid4().hex[:12]}",
-            job_id=job_id,
             batch_id=batch_id,
             recorded_digest=recorded_digest,
             keep_ms=int(KEPT_S * 1000),
@@ -80,21 +79,17 @@ class Replays:
     def get(self, replay_id: str) -> Replay | None:
         """None for one that isn't there, or isn't any more."""
         with self._broker.call():
-            packed: Any = self._broker.redis.hget(REPLAYS, replay_id[:64].encode(errors="replace"))
+            packed: Any = self._broker.redis.hget(
+                sealed_name(REPLAYS, self._broker.seal), replay_id[:64].encode(errors="replace")
+            )
         if packed is None:
             return None
         return _replay(decode(packed, ReplayEntry), now_ms=int(self._broker.now_s() * 1000))
-
-    def is_empty(self) -> bool:
-        """Whether nothing is there: what an idle generator asks first."""
-        with self._broker.call():
-            return not self._broker.redis.hlen(REPLAYS)
 
     def claim(self, generator_id: str, *, lease_s: float, left_alone: Collection[str] = ()) -> ReplayEntry | None:
         """The oldest request that waits; None where there is none. left_alone: ids of those that are for others."""
         outcome, *rest = self._broker.run(
             "claim_replay",
-            [REPLAYS],
             generator=generator_id,
             lease_ms=int(lease_s * 1000),
             max_attempts=MAX_ATTEMPTS,
@@ -109,7 +104,7 @@ class Replays:
     def renew(self, entry: ReplayEntry, *, lease_s: float) -> bool:
         """Whether the generator still holds it."""
         told = {"replay_id": entry.replay_id, "generator": entry.generator, "attempt": entry.attempt}
-        return self._broker.run("renew_replay", [REPLAYS], lease_ms=int(lease_s * 1000), **told)[0] == b"renewed"
+        return self._broker.run("renew_replay", lease_ms=int(lease_s * 1000), **told)[0] == b"renewed"
 
     def done(self, entry: ReplayEntry, *, digest: str, reason: str = "") -> bool:
         """Answers it; False where another generator holds it by now. reason: the first difference in words."""
@@ -126,7 +121,6 @@ class Replays:
     def _settle(self, entry: ReplayEntry, state: ReplayState, *, digest: str = "", reason: str = "") -> bool:
         answer = self._broker.run(
             "settle_replay",
-            [REPLAYS],
             replay_id=entry.replay_id,
             generator=entry.generator,
             attempt=entry.attempt,

@@ -17,7 +17,7 @@ from msgspec import UNSET, UnsetType
 
 from broker.connection.client import Broker
 from broker.job_store import JobStore
-from broker.keys import JobKeys
+from broker.keys import OpenKeys
 from contracts.encoding.wire import UNREADABLE, decode
 from contracts.events import AuditRecord
 from contracts.jobs import JobStatus
@@ -60,7 +60,7 @@ def audit_links(broker: Broker, job_id: str) -> list[tuple[AuditRecord, str]]:
     """The whole chain, oldest first, each record with the digest that stands beside it."""
     redis: Any = broker.redis
     with broker.call():
-        rows = redis.xrange(JobKeys(job_id).audit)
+        rows = redis.xrange(OpenKeys(job_id).audit)
     return [(decode(fields[b"record"], AuditRecord), fields[b"digest"].decode()) for _, fields in rows]
 
 
@@ -72,7 +72,7 @@ def is_all_of(broker: Broker, due: DueJob, status: JobStatus, links: Sequence[tu
 
 
 def _due_of(broker: Broker, settings: StackSettings, job_ids: list[str], now_s: float) -> list[DueJob]:
-    keys = [JobKeys(job_id) for job_id in job_ids]
+    keys = [OpenKeys(job_id) for job_id in job_ids]
     with broker.call():
         pipe: Any = broker.redis.pipeline(transaction=False)
         for one in keys:

@@ -1,11 +1,10 @@
 """What generators did between the batches that they publish, and stage workers, on its way to a job's timeline.
 
-    generator, stage worker ─ report: one XADD ─▶ onbeat:{J}:spans ─ take, after a commit ─▶ trainer, its run log
+    generator, stage worker ─ report_spans ─▶ `spans` of the job ─ take, after a commit ─▶ trainer, its run log
 
 When a batch was sampled and scored stands in the batch itself. What is here is told beside it and is lost without harm.
 It is bounded in both directions: a trainer that reads nothing leaves MAX_REPORTS, and what a report says is checked,
-since one could write of others. Any of them may add an entry with the last id that a stream can have: then nothing
-can be told here any more, and no process may end of it.
+since one could write of others.
 """
 
 from __future__ import annotations
@@ -16,9 +15,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from broker.connection.client import Broker
-from broker.keys import JobKeys
 from contracts.encoding.wire import MAX_ITERATIONS, decode, encode
-from contracts.errors import ContractViolation, FenceViolation
+from contracts.errors import ContractViolation
 from contracts.events import TimelineSpan
 from contracts.timeline import is_reported
 
@@ -29,41 +27,34 @@ MAX_SPANS = 64
 MAX_REPORT_BYTES = 64 * 1024
 MAX_NAME_CHARS = 256
 FIELD = b"spans"
-LAST_PART = 2**64 - 1
-"""The largest that each of the two parts of an entry's id may be."""
 
 log = logging.getLogger(__name__)
 
 
+def report_spans(broker: Broker, job_id: str, spans: Sequence[TimelineSpan]) -> None:
+    """Adds up to MAX_SPANS spans, the newest of those that are given; none where they are too large, or the job was
+    removed."""
+    if spans:
+        broker.run("report_spans", encode(tuple(spans[-MAX_SPANS:])), job=job_id, max_reports=MAX_REPORTS)
+
+
 class SpanStream:
-    """The spans that generators and stage workers report of one job."""
+    """The spans that generators and stage workers reported of one job, as its trainer reads them."""
 
     def __init__(self, broker: Broker, job_id: str) -> None:
         self._broker = broker
-        self._keys = JobKeys(job_id)
+        self._job_id = job_id
+        self._key = broker.job_keys(job_id).spans
         self._is_said = False
-
-    def report(self, spans: Sequence[TimelineSpan]) -> None:
-        """Adds up to MAX_SPANS spans, the newest of those that are given; nothing where the job was removed, or the
-        server refuses them."""
-        if spans:
-            packed = encode(tuple(spans[-MAX_SPANS:]))
-            try:
-                self._broker.write(
-                    "XADD", self._keys.spans, "MAXLEN", MAX_REPORTS, "*", FIELD, packed, job=self._keys
-                )  # fmt: skip
-            except FenceViolation as error:
-                self._say("spans for the timeline can't be told", str(error))
 
     def take(self) -> list[TimelineSpan]:
         """Returns what was reported since the last call, and removes it; without what none may say."""
         with self._broker.call():
-            entries: Any = self._broker.redis.xrange(self._keys.spans, count=MAX_REPORTS)
+            entries: Any = self._broker.redis.xrange(self._key, count=MAX_REPORTS)
         if not entries:
             return []
-        following = id_after(entries[-1][0].decode())
-        rest = ("MINID", following) if following else ("MAXLEN", "0")
-        self._broker.write("XTRIM", self._keys.spans, *rest, job=self._keys)
+        milliseconds, number = map(int, entries[-1][0].split(b"-"))
+        self._broker.write("XTRIM", "spans", "MINID", f"{milliseconds}-{number + 1}", job=self._job_id)
         found = [span for _, fields in entries for span in self._spans(fields.get(FIELD, b""))]
         return [span for span in found if is_plausible(span)]
 
@@ -82,14 +73,6 @@ class SpanStream:
         if not self._is_said:
             self._is_said = True
             log.warning("%s: %s", what, problem)
-
-
-def id_after(entry_id: str) -> str:
-    """The smallest id above that of an entry; "" above the last one that there is."""
-    milliseconds, number = map(int, entry_id.split("-"))
-    if number < LAST_PART:
-        return f"{milliseconds}-{number + 1}"
-    return f"{milliseconds + 1}-0" if milliseconds < LAST_PART else ""
 
 
 def is_plausible(span: TimelineSpan) -> bool:

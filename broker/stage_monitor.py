@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from broker.connection.client import Broker
-from broker.keys import STAGE_BAND, JobKeys, SlotKeys
+from broker.keys import STAGE_BAND, SlotKeys
 from broker.ledger import Published, batch_record
 from broker.presence import StagePresence, StageWorkerInfo
 from contracts.encoding.wire import Record, decode
@@ -60,9 +60,9 @@ class _Item(NamedTuple):
 
 def stage_view(broker: Broker, job_id: str, spec: JobSpec) -> StageView:
     """The stages of a job that has some."""
-    keys, num_stages = JobKeys(job_id, spec.num_open), len(spec.stages)
+    keys, num_stages = broker.job_keys(job_id, spec.num_open), len(spec.stages)
     with broker.call():
-        pipe: Any = broker.redis.pipeline(transaction=True)
+        pipe: Any = broker.redis.pipeline(transaction=False)
         pipe.time().hgetall(keys.counters).hmget(keys.progress, [f"waiting:{slot}" for slot in range(spec.num_open)])
         for slot in keys.slots:
             pipe.memory_usage(slot.columns).hgetall(slot.ledger).zrange(slot.work, 0, MAX_ITEMS - 1, withscores=True)

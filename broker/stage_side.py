@@ -23,8 +23,7 @@ from typing import Any, NamedTuple
 from broker.connection.client import Broker
 from broker.generator_side import MAX_REASON_BYTES, FailOutcome
 from broker.job_store import unknown_job
-from broker.keys import JobKeys, batch_field, item_fields
-from broker.ledger import Published, batch_record
+from broker.keys import OpenKeys, batch_field, item_fields
 from contracts.encoding.digests import content_digest
 from contracts.encoding.wire import Record, decode
 from contracts.errors import ContractViolation, NotFound
@@ -152,7 +151,6 @@ class StageSide:
         held = self._batches.held()
         outcome, *rest = self._run(
             "claim_rows",
-            keys=[self._job.keys.ready, self._job.keys.buried],
             worker=self._worker_id,
             stage=index,
             name=stage,
@@ -212,13 +210,9 @@ class StageSide:
 
     def _large_payload(self, found: _Found) -> bytes | None:
         """Reads a batch where it stands; None where its ledger has another one by now, or none."""
-        slot = self._job.keys.slot_of(found.iteration)
-        with self.broker.call():
-            pipe: Any = self.broker.redis.pipeline(transaction=True)
-            pipe.hget(slot.ledger, found.batch_id).hget(slot.columns, batch_field(found.batch_id))
-            noted, payload = pipe.execute()
-        known = batch_record(noted) if noted else None
-        return payload if isinstance(known, Published) and known.digest == found.digest else None
+        named = {"iteration": found.iteration, "batch_id": found.batch_id, "digest": found.digest}
+        outcome, *payload = self._run("read_batch", **named)
+        return payload[0] if outcome == b"read" else None
 
     def put(self, made: Sequence[tuple[ClaimedItem, ColumnValues]]) -> list[PutOutcome]:
         """Puts the columns of items, all in one script; an outcome for each. Safe to repeat.
@@ -232,7 +226,7 @@ class StageSide:
         for (stage, _), run in itertools.groupby(made, lambda one: (one[0].stage, one[0].digest)):
             runs.append(self._run_of(*self._find(stage), list(run), payloads))
         told = {"stages": self._job.for_scripts, "runs": runs}
-        _, *outcomes = self._run("put_rows", *payloads, keys=[self._job.keys.ready], **told)
+        _, *outcomes = self._run("put_rows", *payloads, **told)
         return [PutOutcome(outcome.decode()) for outcome in outcomes]
 
     def _run_of(
@@ -286,7 +280,6 @@ class StageSide:
         reason = f"stage {planned.name}: {reason}"
         answer = self._run(
             "fail_rows",
-            keys=[self._job.keys.ready, self._job.keys.buried],
             worker=self._worker_id,
             stages=self._job.for_scripts,
             failed=failed,
@@ -353,20 +346,19 @@ class StageSide:
             raise NotFound(f"the job has no stage {stage}", field="stage", cure=f"it has {names}") from None
         return index, self.plan.stages[index]
 
-    def _run(self, script: str, *payloads: bytes, keys: Sequence[str] = (), **told: Any) -> list[Any]:
-        """keys: the script's own, beside those that all have."""
-        return self.broker.run(script, self._job.keys.of_script(*keys), *payloads, **told)
+    def _run(self, function: str, *payloads: bytes, **told: Any) -> list[Any]:
+        return self.broker.run(function, *payloads, job=self.job_id, **told)
 
     @functools.cached_property
     def _job(self) -> _Job:
-        spec_key = JobKeys(self.job_id).spec
+        keys = OpenKeys(self.job_id)
         with self.broker.call():
-            data: Any = self.broker.redis.get(spec_key)
+            data: Any = self.broker.redis.get(keys.spec)
         if data is None:
             raise unknown_job(self.job_id)
         spec = decode(data, JobSpec)
         plan = spec.stage_plan
-        return _Job(spec, plan, plan.for_scripts(), JobKeys(self.job_id, spec.num_open))
+        return _Job(spec, plan, plan.for_scripts(), keys)
 
 
 class _Job(NamedTuple):
@@ -375,7 +367,7 @@ class _Job(NamedTuple):
     spec: JobSpec
     plan: StagePlan
     for_scripts: list[dict[str, object]]
-    keys: JobKeys
+    keys: OpenKeys
 
 
 def wait_for_items(waits: Sequence[tuple[StageSide, Collection[str] | None]], timeout_s: float) -> None:

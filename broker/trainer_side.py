@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
 from broker.connection.client import Broker
 from broker.fence import FenceState, KnownVersion, read_fence
-from broker.keys import STAGE_BAND, JobKeys, batch_field, chunk_field, item_fields
+from broker.keys import STAGE_BAND, JobKeys, OpenKeys, batch_field, chunk_field, item_fields
 from broker.ledger import Dead, Published, batch_record
 from broker.openings import DispatchChunk, Opening, dispatch_chunks, opening_arguments
 from broker.rollout_cursor import RolloutCursor, RolloutEntry
@@ -54,7 +55,7 @@ class TrainerSide:
     ) -> None:
         """num_open, plan: of the job's spec."""
         self._broker = broker
-        self._keys = JobKeys(job_id, num_open)
+        self._job_id = job_id
         self._num_open = num_open
         self._plan = plan
         self._owner = owner
@@ -76,10 +77,9 @@ class TrainerSide:
 
         Raises Conflict while another trainer's lease lives, NotFound for a job that was removed.
         """
-        keys = self._keys.of_script()
-        outcome, *rest = self._broker.run("acquire_trainer", keys, owner=self._owner, lease_ms=self._lease_ms)
+        outcome, *rest = self._run("acquire_trainer", owner=self._owner, lease_ms=self._lease_ms)
         if outcome == b"unknown":
-            raise NotFound("there is no such job", field=self._keys.job, cure="`onbeat jobs` lists them")
+            raise NotFound("there is no such job", field=OpenKeys(self._job_id).job, cure="`onbeat jobs` lists them")
         if outcome == b"held":
             raise Conflict(f"another trainer holds the job for {rest[0] / 1000:.1f} s more", field="trainer lease")
         self._epoch = int(rest[0])
@@ -124,16 +124,16 @@ class TrainerSide:
 
     def announce_shard(self, shard: WeightShard) -> None:
         """Tells generators of a file before its version is announced. Raises FencedOff."""
-        self._fenced("announce_shard", encode(shard), key=self._keys.shards)
+        self._fenced("announce_shard", encode(shard))
 
     def put_chunk(self, policy_version: int, name: str, number: int, data: bytes, *, keep_s: float) -> None:
         """keep_s: after so long without another chunk all of them go. Raises FencedOff, BrokerFull."""
         field = chunk_field(policy_version, name, number)
-        self._fenced("put_chunk", data, key=self._keys.chunks, field=field, keep_ms=int(keep_s * 1000))
+        self._fenced("put_chunk", data, field=field, keep_ms=int(keep_s * 1000))
 
     def drop_chunks_before(self, policy_version: int, kept: Collection[int] = ()) -> None:
         """Removes the chunks of older versions but `kept`. Raises FencedOff."""
-        self._fenced("drop_chunks", key=self._keys.chunks, oldest_kept=policy_version, kept=list(kept))
+        self._fenced("drop_chunks", oldest_kept=policy_version, kept=list(kept))
 
     def open_iteration(self, opening: Opening, versions: Mapping[int, str]) -> bool:
         """True if it was opened now, False if it stood open already: its batches go on.
@@ -245,8 +245,10 @@ class TrainerSide:
         fields = [item_fields(index, batch.batch_id, item).columns for index, item in items]
         slot = self._keys.slot_of(batch.iteration)
         with self._broker.call():
-            pipe: Any = self._broker.redis.pipeline(transaction=True)  # both at one moment
-            noted, packed = pipe.hget(slot.ledger, batch.batch_id).hmget(slot.columns, fields).execute()
+            # The ledger after the columns: where it still holds this batch, they were this batch's. No transaction: a
+            # server at maxmemory takes none, though it only reads.
+            pipe: Any = self._broker.redis.pipeline(transaction=False)
+            packed, noted = pipe.hmget(slot.columns, fields).hget(slot.ledger, batch.batch_id).execute()
         known = batch_record(noted) if noted else None
         if not isinstance(known, Published) or known.digest != batch_digest(batch):
             raise FenceViolation(f"batch {batch.batch_id} is not what the ledger records by now", field="digest")
@@ -258,7 +260,7 @@ class TrainerSide:
             return []
         work = self._keys.slot_of(iteration).work
         with self._broker.call():
-            pipe: Any = self._broker.redis.pipeline(transaction=True)
+            pipe: Any = self._broker.redis.pipeline(transaction=False)
             for index in range(len(self._plan.stages)):
                 pipe.zcount(work, index * STAGE_BAND, f"({(index + 1) * STAGE_BAND}")
             counts = pipe.execute()
@@ -378,10 +380,16 @@ class TrainerSide:
         if read_fence(self._broker, self._keys).committed < iteration:
             raise FenceViolation(f"a restart of the server has lost the commit of iteration {iteration}")
 
-    def _fenced(self, script: str, *payloads: bytes, key: str = "", **told: Any) -> list:
-        """The script's answer to the holder of the epoch. key: its own beside those that all have. Raises FencedOff."""
-        names = self._keys.of_script(*([key] if key else []))
-        answer = self._broker.run(script, names, *payloads, epoch=self._epoch, **told)
+    @functools.cached_property
+    def _keys(self) -> JobKeys:
+        return self._broker.job_keys(self._job_id, self._num_open)
+
+    def _run(self, function: str, *payloads: bytes, **told: Any) -> list:
+        return self._broker.run(function, *payloads, job=self._job_id, num_slots=self._num_open, **told)
+
+    def _fenced(self, function: str, *payloads: bytes, **told: Any) -> list:
+        """The function's answer to the holder of the epoch. Raises FencedOff."""
+        answer = self._run(function, *payloads, epoch=self._epoch, **told)
         if answer[0] == b"fenced":
             raise self._fenced_off()
         return answer

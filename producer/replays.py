@@ -13,13 +13,14 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from broker.generator_side import Claim, GeneratorSide
 from broker.job_store import JobStore
-from broker.replays import ReplayEntry, Replays
+from broker.replays import MAX_KEPT, ReplayEntry, Replays
 from contracts.errors import (
     BatchFailed,
     ContractViolation,
@@ -81,17 +82,14 @@ class Replayer:
     wall_clock: Callable[[], float] = time.time
     lease_s: float = LEASE_S
     _looked_s: float = field(default=float("-inf"), init=False)
-    _left_alone: set[str] = field(default_factory=set, init=False)
-    """Ids of requests that need another kind of engine."""
+    _left_alone: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_KEPT), init=False)
+    """Ids of requests that need another kind of engine, the latest."""
 
     async def take_one(self) -> bool:
         """Answers one request, if one waits; False at once where none does."""
         if self.clock() - self._looked_s < LOOK_EVERY_S:
             return False
         self._looked_s = self.clock()
-        if await self.calls(self.replays.is_empty):
-            self._left_alone.clear()
-            return False
         entry = await self.calls(
             self.replays.claim, self.generator_id, lease_s=self.lease_s, left_alone=tuple(self._left_alone)
         )
@@ -107,7 +105,7 @@ class Replayer:
         try:
             record, now = await self._sampled_again(entry)
         except WrongEngine as error:
-            self._left_alone.add(entry.replay_id)
+            self._left_alone.append(entry.replay_id)
             log.warning("leaves a replay to others: %s", error)
             await self.calls(self.replays.left, entry, str(error))
         except ANSWERED as error:

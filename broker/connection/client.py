@@ -1,12 +1,13 @@
-"""The connection, and calls of scripts. How long a call may take: deadlines.py; what its errors mean: server_errors.py;
-what a script is: script_texts.py; which roles may run it: roles.py."""
+"""The connection, and calls of functions. How long a call may take: deadlines.py; what its errors mean:
+server_errors.py; what the functions are: script_texts.py; which roles may run them: roles.py."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,13 +15,21 @@ import redis
 from redis import exceptions
 from redis.backoff import ExponentialWithJitterBackoff
 
-from broker import keys
 from broker.connection.deadlines import DeadlineRetry, Patience, bounded, within
 from broker.connection.own_connections import OwnConnections
-from broker.connection.roles import SCRIPT_ROLES
-from broker.connection.script_texts import argument_names, script_sha, script_text
-from broker.connection.server_errors import translated
+from broker.connection.roles import GENERATOR, UNSEALED
+from broker.connection.script_texts import (
+    BRING_PAYLOADS,
+    WHEN_FULL,
+    argument_names,
+    function_name,
+    library_name,
+    library_text,
+    sealed,
+)
+from broker.connection.server_errors import UNKNOWN_FUNCTION, translated
 from broker.keys import JobKeys
+from contracts.encoding.names import check_job_id
 from contracts.encoding.wire import encode
 from contracts.errors import BrokerUnavailable, InvalidInput
 from contracts.settings import StackSettings
@@ -29,13 +38,15 @@ from process.waiting import Waiting
 log = logging.getLogger(__name__)
 
 RECONNECT_S = 0.5
-SCRIPTS_POLL_S = 0.05
+LIBRARY_POLL_S = 0.05
 DISK_WAIT_S = 0.8
 """One look at the disk lasts so long: a server that syncs every second has done so within two."""
 QUIET_LOOKS = 3
 """In a row, with nothing on its way to the disk: this server never syncs. One that was paused looks so once."""
 ASK_AGAIN_S = 60.0
 """So long a server that never syncs is not waited for."""
+PERSISTED = "persisted"
+"""The name of the key that `persisted` writes."""
 NO_FILE = ("appendonly is disabled", "unknown command")
 PATIENCE_S = 5.0
 """How long a call may take with its repeats, where its process says nothing else."""
@@ -67,40 +78,71 @@ class Broker:
         """Ends every call at once with BrokerUnavailable, those of other threads too; for a process that is to end."""
         self.patience.break_off()
 
-    def run(self, script: str, keys: Sequence[str], *payloads: str | int | bytes, **told: Any) -> list[Any]:
-        """Runs scripts/{script}.lua; its head names what it is told, and its payloads in their order.
+    def run(
+        self, function: str, *payloads: str | int | bytes, job: str = "", num_slots: int | None = None, **told: Any
+    ) -> list[Any]:
+        """Runs scripts/{function}.lua; its head names what it is told, and its payloads in their order.
 
-        told: small things only. A text has to be `str`, for Lua's MessagePack knows no bytes; a number an integer below
-        2^53, or a float, for Lua's numbers are doubles. Raises TypeError for other names than the head's.
-        A server without the script is sent it by a user that may, and is waited for by one that may not.
+        job: whose keys it works on; num_slots: how many iterations of it may be open at once, None where the job's
+        fence says so. told: small things only. A text has to be `str`, for Lua's MessagePack knows no bytes; a number
+        an integer below 2^53, or a float, for Lua's numbers are doubles. Raises TypeError for other names than the
+        head's, NotFound for what is no job's id. A server without the library is sent it by a user that may, and is
+        waited for by one that may not.
         """
-        if told.keys() != argument_names(script):
-            raise TypeError(f"{script} is told {sorted(argument_names(script))}, not {sorted(told)}")
-        arguments = encode(told)
+        if told.keys() != argument_names(function):
+            raise TypeError(f"{function} is told {sorted(argument_names(function))}, not {sorted(told)}")
+        slots = "" if num_slots is None else num_slots
+        arguments = ("0", check_job_id(job) if job else "", slots, encode(told), *payloads)
         with self.call():
-            while True:
-                try:
-                    return self._connections.ask("EVALSHA", script_sha(script), len(keys), *keys, arguments, *payloads)
-                except exceptions.NoScriptError:
-                    if not self._load(script):
-                        if self.patience.left_s <= 0:
-                            raise
-                        self.patience.pause(SCRIPTS_POLL_S)
+            try:
+                return self._fcall(function, *arguments)
+            except exceptions.OutOfMemoryError:
+                if function not in BRING_PAYLOADS:
+                    raise
+                # A server at maxmemory doesn't begin it: what it would refuse for another reason is answered at once.
+                return self._fcall(function + WHEN_FULL, *arguments)
 
-    def _load(self, name: str) -> bool:
-        """False where a server that starts is given its scripts by its own loader (roles.py)."""
+    def _fcall(self, function: str, *arguments: str | int | bytes) -> list[Any]:
+        while True:
+            try:
+                return self._connections.ask("FCALL", function_name(function), *arguments)
+            except exceptions.ResponseError as error:
+                if UNKNOWN_FUNCTION not in str(error):
+                    raise
+                if not self._load():
+                    if self.patience.left_s <= 0:
+                        raise
+                    self.patience.pause(LIBRARY_POLL_S)
+
+    def _load(self) -> bool:
+        """False where a server that starts is given the library by its own loader (roles.py)."""
         try:
-            self.redis.script_load(script_text(name))
+            has_roles = bool(self.redis.acl_getuser(GENERATOR))
+        except exceptions.NoPermissionError:
+            has_roles = False
+        try:
+            if not has_roles:
+                load_library(self, UNSEALED)
         except exceptions.NoPermissionError:
             return False
-        return True
+        return not has_roles
 
-    def write(self, command: str, key: str, *args: str | int | bytes, job: JobKeys | None = None) -> Any:
-        """The answer of one small write that goes on at maxmemory: a heartbeat, an event, a count.
+    @functools.cached_property
+    def seal(self) -> str:
+        """What sealed names begin with, for a gateway, a trainer or the operator: Redis tells it no other role."""
+        return self.run("seal")[1].decode()
 
-        job: the one whose key it is; None is answered where that was removed, and nothing is written.
+    def job_keys(self, job_id: str, num_open: int = 1) -> JobKeys:
+        """All keys of a job, sealed ones too. num_open: as of JobKeys."""
+        return JobKeys(job_id, num_open, seal=self.seal)
+
+    def write(self, command: str, name: str, *args: str | int | bytes, job: str = "") -> Any:
+        """The answer of one small write that goes on at maxmemory: an event, a count. For gateways and trainers.
+
+        name: of a key of the job, or of one of the server's. None is answered where the job was removed, and nothing is
+        written.
         """
-        return self.run("write", [key, job.job] if job else [key], *args, command=command)
+        return self.run("write", *args, job=job, command=command, name=name)
 
     def ping(self) -> None:
         """Raises BrokerUnavailable."""
@@ -136,11 +178,12 @@ class Broker:
         """Whether the append-only file had it all within some seconds (WAITAOF)."""
         # The server waits for the writes of the asking connection only: with one of its own, all before it are covered.
         pipeline = self.redis.pipeline(transaction=False)
-        pipeline.evalsha(script_sha("write"), 1, keys.PERSISTED, encode({"command": "SET"}), 1)
+        told = encode({"command": "SET", "name": PERSISTED})
+        pipeline.execute_command("FCALL", function_name("write"), 0, "", "", told, 1)
         pipeline.execute_command("WAITAOF", 1, 0, max(1, int(1000 * min(DISK_WAIT_S, self.patience.left_s))))
         written, answer = pipeline.execute(raise_on_error=False)
-        if isinstance(written, exceptions.NoScriptError):
-            self.write("SET", keys.PERSISTED, 1)  # which brings the script
+        if isinstance(written, exceptions.ResponseError) and UNKNOWN_FUNCTION in str(written):
+            self.write("SET", PERSISTED, 1)  # which brings the library
             return self._waits_for_disk()
         if isinstance(written, Exception):
             raise written
@@ -210,11 +253,16 @@ def connect_within(settings: StackSettings, *, patience_s: float = PATIENCE_S) -
                 time.sleep(min(RECONNECT_S, waiting.left_s))
 
 
-def load_scripts(url: str) -> None:
-    """Gives a server that has just started every script; url: of a user that may. Raises as `connect` does."""
+def load_scripts(url: str, seal: str) -> None:
+    """Gives a server its library of functions; url: of a user that may. Safe to repeat. Raises as `connect`."""
     broker = connect(StackSettings(redis_url=url))
     with contextlib.closing(broker), broker.call():
-        pipeline: Any = broker.redis.pipeline(transaction=False)
-        for name in SCRIPT_ROLES:
-            pipeline.execute_command("SCRIPT", "LOAD", script_text(name))
-        pipeline.execute()
+        load_library(broker, seal)
+
+
+def load_library(broker: Broker, seal: str) -> None:
+    """Raises redis-py's errors. A server that has this very library is left alone: one at maxmemory can't take it."""
+    text = sealed(library_text(), seal)
+    known: Any = broker.redis.function_list(library_name(), withcode=True)
+    if text.encode() not in (field for library in known for field in library):
+        broker.redis.function_load(text, replace=True)

@@ -5,11 +5,16 @@
     generator   claims prompts, publishes rollouts; of the fence, the weights and the job it is a reader
     stage       stage workers: claim rows of published batches and put their columns; of the rest they are readers
     celery      the messages from gateways to consumers
-    loader      puts scripts/*.lua on the server, when the server starts; nothing else
+    loader      puts the library of functions on the server, when the server starts; nothing else
 
-Redis applies these rules to every command, those inside of a script too. So that no user brings scripts of its own, no
-role may EVAL or SCRIPT LOAD, and each script asks at its head for the role that it is written for (`gate`): it refuses
-before it writes anything. `users_acl` is the file for Redis' `aclfile`.
+Redis applies these rules to every command, those inside of a function too. So no role may bring functions of its own,
+and each function asks at its head for the role that it is written for (`gate`): it refuses before it writes anything.
+
+What a function checks its role could write past by hand, where it can name the key. So the keys that generators and
+stage workers write have *sealed* names: with a secret in them, the seal, that the library of functions holds and these
+roles can't read (decision 37). Gateways and trainers ask for it (`seal`), since they read such keys beside the
+functions. What is left to a generator or a stage worker is to call the functions of its role, and to read.
+`users_acl` is the file for Redis' `aclfile`; the seal belongs to the data, and is kept beside it.
 
 Imports the standard library only: the image of the Redis service is built with it.
 """
@@ -24,10 +29,15 @@ CELERY, LOADER = "celery", "loader"
 ROLES = (GATEWAY, TRAINER, GENERATOR, STAGE, CELERY, LOADER)
 OPERATOR = "default"
 """The user that runs the server, with every right."""
+SEAL_MARK = "@SEAL@"
+"""Stands for the seal in texts that are made without it."""
+UNSEALED = "unsealed"
+"""The seal of a server with one password for all: its users can hide nothing from each other."""
 
 SCRIPT_ROLES: Mapping[str, tuple[str, ...]] = {
     "acquire_trainer": (TRAINER,),
     "announce_shard": (TRAINER,),
+    "beat": (GENERATOR, STAGE),
     "claim_prompt": (GENERATOR,),
     "claim_replay": (GENERATOR,),
     "claim_rollouts": (TRAINER,),
@@ -43,19 +53,22 @@ SCRIPT_ROLES: Mapping[str, tuple[str, ...]] = {
     "publish_weights": (TRAINER,),
     "put_chunk": (TRAINER,),
     "put_rows": (STAGE,),
+    "read_batch": (STAGE,),
     "reconcile": (TRAINER,),
     "renew_prompts": (GENERATOR,),
     "renew_replay": (GENERATOR,),
     "renew_rows": (STAGE,),
     "renew_trainer": (TRAINER,),
     "remove_job": (GATEWAY,),
+    "report_spans": (GENERATOR, STAGE),
     "request_replay": (GATEWAY,),
     "resume_job": (GATEWAY,),
     "restore_chain": (TRAINER,),
     "rewind": (TRAINER,),
+    "seal": (GATEWAY, TRAINER),
     "set_state": (GATEWAY, TRAINER),
     "settle_replay": (GENERATOR,),
-    "write": (GATEWAY, TRAINER, GENERATOR, STAGE),
+    "write": (GATEWAY, TRAINER),
 }
 """Script → the roles that may run it."""
 
@@ -67,13 +80,16 @@ LOOK = (
 )
 WATCH = f"{LOOK} +xrange +xrevrange +xlen +xread +xpending +xinfo|stream +memory|usage"
 
+S = f"onbeat:{SEAL_MARK}"
+"""What sealed names begin with."""
+
 RIGHTS: Mapping[str, tuple[tuple[str, str], ...]] = {
     GATEWAY: (
-        ("+time +info +multi +exec +discard", ""),
-        (WATCH, "%R~onbeat:{*}:* %R~onbeat:jobs %R~onbeat:active %R~onbeat:generators %R~onbeat:stage_workers"),
+        ("+time +info", ""),
+        (WATCH, f"%R~onbeat:{{*}}:* %R~onbeat:jobs %R~onbeat:active %R~{S}:*"),
         ("+set +get +del", "~onbeat:idempotency:*"),
         # remove_job looks first whether the job has ended.
-        ("+unlink", "~onbeat:{*}:*"),
+        ("+unlink", f"~onbeat:{{*}}:* ~{S}:{{*}}:*"),
         ("+set", "~onbeat:{*}:spec ~onbeat:persisted"),
         ("+hset +hsetnx +hdel", "~onbeat:{*}:job"),
         ("+xadd", "~onbeat:{*}:events"),
@@ -81,78 +97,79 @@ RIGHTS: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("+sadd +srem", "~onbeat:active"),
         ("+get +incrby +decrby", "~onbeat:spec_bytes"),
         ("+hexists +hset", "~onbeat:removed"),
-        ("+hdel", "~onbeat:generators ~onbeat:stage_workers"),
-        ("+hget +hgetall +hset +hdel +pexpire", "~onbeat:replays"),
+        ("+hdel", f"~{S}:generators ~{S}:stage_workers"),
+        ("+hget +hgetall +hset +hdel +pexpire", f"~{S}:replays"),
         # A resume, and a cancel, ends the epoch before it and empties the open iteration.
         ("+hset", "~onbeat:{*}:fence"),
-        ("+xgroup|create +xgroup|destroy +xtrim", "~onbeat:{*}:prompts* ~onbeat:{*}:rollouts*"),
-        ("+del", "~onbeat:{*}:ledger* ~onbeat:{*}:claims* ~onbeat:{*}:work*"),
-        ("+hdel", "~onbeat:{*}:progress"),
+        ("+xgroup|create +xgroup|destroy +xtrim", f"~{S}:{{*}}:prompts* ~{S}:{{*}}:rollouts*"),
+        ("+del", f"~{S}:{{*}}:ledger* ~{S}:{{*}}:claims* ~{S}:{{*}}:work*"),
+        ("+hdel", f"~{S}:{{*}}:progress"),
     ),
     TRAINER: (
-        ("+time +info +multi +exec +discard", ""),
-        (WATCH, "%R~onbeat:{*}:* %R~onbeat:jobs %R~onbeat:active %R~onbeat:generators %R~onbeat:stage_workers"),
+        ("+time +info", ""),
+        (WATCH, f"%R~onbeat:{{*}}:* %R~onbeat:jobs %R~onbeat:active %R~{S}:*"),
         ("+set", "~onbeat:persisted"),
-        ("+hset +hincrby", "~onbeat:{*}:fence ~onbeat:{*}:progress ~onbeat:{*}:counters"),
+        ("+hset +hincrby", f"~onbeat:{{*}}:fence ~{S}:{{*}}:progress ~{S}:{{*}}:counters"),
         ("+hset +hsetnx +hincrby", "~onbeat:{*}:job"),
         ("+hset +hdel +pexpire", "~onbeat:{*}:weights ~onbeat:{*}:chunks"),
-        ("+hset +del", "~onbeat:{*}:ledger*"),
-        ("+zrem +del", "~onbeat:{*}:claims*"),
-        ("+del", "~onbeat:{*}:work*"),
-        ("+unlink", "~onbeat:{*}:columns*"),
-        ("+hdel", "~onbeat:{*}:progress"),
-        ("+xadd +xgroup|create +xgroup|destroy +xtrim", "~onbeat:{*}:prompts*"),
+        ("+hset +del", f"~{S}:{{*}}:ledger*"),
+        ("+zrem +del", f"~{S}:{{*}}:claims*"),
+        ("+del", f"~{S}:{{*}}:work*"),
+        ("+unlink", f"~{S}:{{*}}:columns*"),
+        ("+hdel", f"~{S}:{{*}}:progress"),
+        ("+xadd +xgroup|create +xgroup|destroy +xtrim", f"~{S}:{{*}}:prompts*"),
         (
             "+xgroup|create +xgroup|destroy +xreadgroup +xclaim +xautoclaim +xtrim",
-            "~onbeat:{*}:rollouts*",
+            f"~{S}:{{*}}:rollouts*",
         ),
-        ("+xadd", "~onbeat:{*}:audit ~onbeat:{*}:events ~onbeat:{*}:shards"),
+        ("+xadd", "~onbeat:{*}:audit ~onbeat:{*}:events ~onbeat:{*}:shards ~onbeat:{*}:dispatched"),
         ("+set +get +pexpire +del", "~onbeat:{*}:starting"),
         ("+sadd +srem", "~onbeat:active"),
         ("+hgetall +hset +hdel", "~onbeat:removed"),
-        ("+hdel", "~onbeat:generators ~onbeat:stage_workers"),
-        ("+xtrim", "~onbeat:{*}:spans"),
+        ("+hdel", f"~{S}:generators ~{S}:stage_workers"),
+        ("+xtrim", f"~{S}:{{*}}:spans"),
     ),
     GENERATOR: (
         # publish_batch looks how much memory is left; of INFO they may ask nothing else.
-        ("+time +info|memory +multi +exec +discard", ""),
+        ("+time +info|memory", ""),
         (WATCH, "%R~onbeat:{*}:* %R~onbeat:jobs %R~onbeat:active"),
-        ("+xreadgroup +xclaim +xpending +xack +xdel +xadd", "~onbeat:{*}:prompts*"),
-        ("+xadd", "~onbeat:{*}:rollouts* ~onbeat:{*}:dead ~onbeat:{*}:buried"),
-        ("+hset", "~onbeat:{*}:ledger*"),
-        ("+zadd +zrem", "~onbeat:{*}:claims*"),
-        ("+hincrby", "~onbeat:{*}:counters"),
-        ("+hset +hincrby", "~onbeat:{*}:progress"),
-        ("+hset +hdel +hgetall", "~onbeat:generators"),
-        ("+hget +hgetall +hset +hlen", "~onbeat:replays"),
-        ("+xadd", "~onbeat:{*}:spans"),
+        (WATCH, f"%R~{S}:*"),
+        ("+xreadgroup +xclaim +xpending +xack +xdel +xadd", f"~{S}:{{*}}:prompts*"),
+        ("+xadd", f"~{S}:{{*}}:rollouts* ~{S}:{{*}}:dead ~{S}:{{*}}:buried ~{S}:{{*}}:spans"),
+        ("+hset", f"~{S}:{{*}}:ledger*"),
+        ("+zadd +zrem", f"~{S}:{{*}}:claims*"),
+        ("+hincrby", f"~{S}:{{*}}:counters"),
+        ("+hset +hincrby", f"~{S}:{{*}}:progress"),
+        ("+hset +hdel", f"~{S}:generators"),
+        ("+hset", f"~{S}:replays"),
         # A batch of a job with stages.
-        ("+zadd", "~onbeat:{*}:work*"),
-        ("+hset", "~onbeat:{*}:columns*"),
+        ("+zadd", f"~{S}:{{*}}:work*"),
+        ("+hset", f"~{S}:{{*}}:columns*"),
         ("+xadd", "~onbeat:{*}:ready"),
     ),
     STAGE: (
-        ("+time +multi +exec +discard", ""),
+        ("+time", ""),
         (WATCH, "%R~onbeat:{*}:* %R~onbeat:jobs %R~onbeat:active"),
-        ("+zadd +zrem", "~onbeat:{*}:work*"),
-        ("+hset +hdel +hincrby", "~onbeat:{*}:columns*"),
-        ("+xadd", "~onbeat:{*}:rollouts* ~onbeat:{*}:ready ~onbeat:{*}:dead ~onbeat:{*}:buried"),
-        ("+hset", "~onbeat:{*}:ledger*"),
-        ("+hincrby", "~onbeat:{*}:progress ~onbeat:{*}:counters"),
-        ("+hset +hdel +hvals", "~onbeat:stage_workers"),
-        ("+xadd", "~onbeat:{*}:spans"),
+        (WATCH, f"%R~{S}:*"),
+        ("+zadd +zrem", f"~{S}:{{*}}:work*"),
+        ("+hset +hdel +hincrby", f"~{S}:{{*}}:columns*"),
+        ("+xadd", f"~{S}:{{*}}:rollouts* ~{S}:{{*}}:dead ~{S}:{{*}}:buried ~{S}:{{*}}:spans"),
+        ("+hset", f"~{S}:{{*}}:ledger*"),
+        ("+hincrby", f"~{S}:{{*}}:progress ~{S}:{{*}}:counters"),
+        ("+hset +hdel", f"~{S}:stage_workers"),
+        ("+xadd", "~onbeat:{*}:ready"),
     ),
     CELERY: (
         ("+multi +exec +discard", ""),
         ("+lpush +rpop +brpop +llen +exists +del", "~onbeat:celery:*"),
     ),
-    LOADER: (("+script|load", ""),),
+    LOADER: (("+function|load +function|list", ""),),
 }
 """Role → (commands, keys). A command passes that one of these lines allows with all of its keys."""
 
 
 def gate(script: str) -> str:
-    """The head of the script: only the roles that it is written for get past it (Redis asks its own rules)."""
+    """The head of the function: only the roles that it is written for get past it (Redis asks its own rules)."""
     mays = " or ".join(f"redis.acl_check_cmd('GET', '{marker(role)}')" for role in SCRIPT_ROLES[script])
     refusal = f"NOPERM {' or '.join(SCRIPT_ROLES[script])} may run {script}, this user is neither"
     return f"if not ({mays}) then return redis.error_reply('{refusal}') end\n"
@@ -163,20 +180,21 @@ def marker(role: str) -> str:
     return f"onbeat:role:{role}"
 
 
-def users_acl(password_hashes: Mapping[str, str]) -> str:
+def users_acl(password_hashes: Mapping[str, str], seal: str) -> str:
     """The ACL file: a line a user. password_hashes: of OPERATOR and each of ROLES, as `password_hash` makes them."""
     lines = [f"user {OPERATOR} on #{password_hashes[OPERATOR]} ~* &* +@all"]
-    lines += [f"user {role} on #{password_hashes[role]} {rules(role)}" for role in ROLES]
+    lines += [f"user {role} on #{password_hashes[role]} {rules(role, seal)}" for role in ROLES]
     return "\n".join(lines) + "\n"
 
 
-def rules(role: str) -> str:
+def rules(role: str, seal: str) -> str:
     """What stands behind the password of a role's line."""
-    selectors = [f"(+get %R~{marker(role)})", "(+evalsha ~onbeat:*)"] if role not in (CELERY, LOADER) else []
-    root = EVERY_ROLE
+    has_functions = role not in (CELERY, LOADER)
+    selectors = [f"(+get %R~{marker(role)})"] if has_functions else []
+    root = f"{EVERY_ROLE} +fcall" if has_functions else EVERY_ROLE
     for commands, names in RIGHTS[role]:
         if names:
-            selectors.append(f"({commands} {names})")
+            selectors.append(f"({commands} {names})".replace(SEAL_MARK, seal))
         else:
             root = f"{root} {commands}"
     return " ".join(["resetkeys resetchannels", root, *selectors])

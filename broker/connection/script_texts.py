@@ -1,8 +1,9 @@
-"""The scripts as the server gets them: flags, the gate of their roles, what they reach of the shared head, the script.
+"""The library of functions as the server gets it: the shared head, then scripts/*.lua, each behind its roles' gate.
 
-    python -m broker.connection.script_texts DIR    the scripts as they are loaded; users.acl with @ROLE@ for each hash
+    python -m broker.connection.script_texts DIR    library.lua and users.acl, with @SEAL@ and @ROLE@ for the secrets
 
-A script is known by the SHA-1 of its text. Imports the standard library only: the image of the Redis service is built
+A library is known by the digest of its text, so that two releases stand side by side on one server. The server keeps it
+in its file and sends it to its replicas. Imports the standard library only: the image of the Redis service is built
 with it.
 """
 
@@ -14,54 +15,75 @@ import re
 import sys
 from pathlib import Path
 
-from broker.connection.roles import OPERATOR, ROLES, SCRIPT_ROLES, gate, users_acl
+from broker.connection.roles import OPERATOR, ROLES, SCRIPT_ROLES, SEAL_MARK, gate, users_acl
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 PRELUDE = (SCRIPTS / "prelude.lua").read_text()
-REFUSED_WHEN_FULL = frozenset({"create_job"})
+BRING_PAYLOADS = frozenset({"create_job"})
 """At maxmemory it is refused. `publish_batch` and `put_chunk` bring payloads, too, and look themselves whether that is
 needed to free more; what keeps a run alive, and what frees memory, goes on."""
-GOES_ON_WHEN_FULL = "#!lua flags=allow-oom\n"
+WHEN_FULL = "_when_full"
+"""Behind the name of one of these: the same function for a server at maxmemory, which says why else it refuses."""
 ARGUMENTS = re.compile(r"\{([\w, ]*)\}")
 """The first braces of a script: what it is told."""
-FUNCTION = re.compile(r"^local function (\w+)\(.*?^end\n", re.MULTILINE | re.DOTALL)
 
 
 @functools.cache
-def script_text(name: str) -> str:
-    """scripts/{name}.lua as the server gets it."""
-    head = "" if name in REFUSED_WHEN_FULL else GOES_ON_WHEN_FULL
-    return head + gate(name) + _linked((SCRIPTS / f"{name}.lua").read_text())
+def library_text() -> str:
+    """The library, with SEAL_MARK where its secret goes."""
+    functions = "".join(_function(name) for name in SCRIPT_ROLES)
+    return f"#!lua name={library_name()}\n{PRELUDE}\n{functions}"
 
 
-def _linked(script: str) -> str:
-    """The script behind the shared head, less the functions that it never reaches: Lua makes them anew at each call."""
-    text = PRELUDE + script
-    for function in reversed(list(FUNCTION.finditer(PRELUDE))):  # each calls earlier ones only
-        if text.count(f"{function[1]}(") == 1:
-            text = text.replace(function[0], "")
-    return text
+@functools.cache
+def library_name() -> str:
+    """By the digest of all that the library is made of."""
+    texts = (PRELUDE, *(gate(name) + _script(name) for name in SCRIPT_ROLES))
+    return f"onbeat_{hashlib.sha256(''.join(texts).encode()).hexdigest()[:12]}"
+
+
+def function_name(name: str) -> str:
+    """By which FCALL calls scripts/{name}.lua."""
+    return f"{library_name()}_{name}"
+
+
+def sealed(text: str, seal: str) -> str:
+    """The library, or the users, with their secret."""
+    return text.replace(SEAL_MARK, seal)
+
+
+def _function(name: str) -> str:
+    body = f"do\nlocal function run()\n{gate(name)}{_script(name)}end\n"
+    if name not in BRING_PAYLOADS:
+        return f"{body}{_registered(name, is_full=False, goes_on_when_full=True)}end\n"
+    when_full = _registered(name + WHEN_FULL, is_full=True, goes_on_when_full=True)
+    return f"{body}{_registered(name, is_full=False, goes_on_when_full=False)}{when_full}end\n"
+
+
+def _registered(name: str, *, is_full: bool, goes_on_when_full: bool) -> str:
+    flags = "'allow-oom'" if goes_on_when_full else ""
+    call = f"function(_, arguments) begin(arguments, {str(is_full).lower()}) return run() end"
+    named = f"function_name = '{function_name(name)}', flags = {{ {flags} }}"
+    return f"redis.register_function{{ {named}, callback = {call} }}\n"
+
+
+@functools.cache
+def _script(name: str) -> str:
+    return (SCRIPTS / f"{name}.lua").read_text()
 
 
 @functools.cache
 def argument_names(name: str) -> frozenset[str]:
     """What the script is told by name, as its head says."""
-    told = ARGUMENTS.search((SCRIPTS / f"{name}.lua").read_text())
+    told = ARGUMENTS.search(_script(name))
     return frozenset(re.findall(r"\w+", told[1])) if told else frozenset()
-
-
-@functools.cache
-def script_sha(name: str) -> str:
-    """By which EVALSHA calls it."""
-    return hashlib.sha1(script_text(name).encode(), usedforsecurity=False).hexdigest()
 
 
 def write_texts(folder: Path) -> None:
     """What a server needs at its start, for one that runs no Python."""
-    (folder / "scripts").mkdir(parents=True, exist_ok=True)
-    for name in SCRIPT_ROLES:
-        (folder / "scripts" / f"{name}.lua").write_text(script_text(name))
-    (folder / "users.acl").write_text(users_acl({role: f"@{role.upper()}@" for role in (OPERATOR, *ROLES)}))
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "library.lua").write_text(library_text())
+    (folder / "users.acl").write_text(users_acl({role: f"@{role.upper()}@" for role in (OPERATOR, *ROLES)}, SEAL_MARK))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 no answer, or a code of UNAVAILABLE   BrokerUnavailable   tried again while the call lasts; its process waits, or ends
 OOM                                   BrokerFull          a refusal: what it asked for may come when there is room
 a password, a cluster, a role         InvalidInput        of ONBEAT_REDIS_URL
+a key of another type                 ContractViolation   what stands there is damaged
 anything else                         FenceViolation      our own command is wrong, or its data is
 """
 
@@ -14,7 +15,7 @@ from contextlib import contextmanager
 
 from redis import exceptions
 
-from contracts.errors import BrokerFull, BrokerUnavailable, FenceViolation, InvalidInput, OnbeatError
+from contracts.errors import BrokerFull, BrokerUnavailable, ContractViolation, FenceViolation, InvalidInput, OnbeatError
 
 UNAVAILABLE = {
     "BUSY": "it runs a long script",
@@ -29,6 +30,10 @@ UNAVAILABLE = {
     "UNKILLABLE": "it runs a long script that wrote already",
 }
 """Error codes of a server that refuses a command now and may accept it soon: nothing was written."""
+REFUSED_IN_FUNCTION = ("ACL failure", "The user executing the script can't")
+"""How Valkey, and how Redis 7.0, begin the refusal of a command inside of a function."""
+UNKNOWN_FUNCTION = "Function not found"
+"""What a server says that lacks the library."""
 CLUSTER = frozenset({"ASK", "CROSSSLOT", "MOVED"})
 CODE = re.compile(r"(?:^|caused error: )([A-Z]+) ")
 """The code of an error that the client leaves in its text; a pipeline writes its own words before it."""
@@ -69,16 +74,18 @@ def _of_response(error: exceptions.ResponseError) -> OnbeatError:
         return BrokerUnavailable(f"Redis refuses for now, {UNAVAILABLE[of]}: {error}", cure="look at its log")
     if isinstance(error, exceptions.OutOfMemoryError) or "OOM" in str(error):
         return BrokerFull("Redis is at maxmemory and refuses writes", cure="raise maxmemory or end jobs")
-    if isinstance(error, exceptions.NoPermissionError) or str(error).startswith("ACL failure"):
+    if isinstance(error, exceptions.NoPermissionError) or str(error).startswith(REFUSED_IN_FUNCTION):
         return InvalidInput(
             f"this user may not do that: {error}", field="ONBEAT_REDIS_URL", cure="see broker/connection/roles.py"
         )
-    if isinstance(error, exceptions.NoScriptError):
+    if UNKNOWN_FUNCTION in str(error):
         return BrokerUnavailable(
-            "Redis was not given the scripts of this version", cure="its loader does, at its start"
+            "Redis was not given the functions of this version", cure="its loader does, at its start"
         )
     if of in CLUSTER:
         return InvalidInput(
             "is a Redis Cluster", field="ONBEAT_REDIS_URL", cure="use one primary, with replicas or without"
         )
+    if of == "WRONGTYPE":
+        return ContractViolation("a key of Redis holds another type than ours: another program has written there")
     return FenceViolation(f"Redis refused a command: {error}")

@@ -14,5 +14,5 @@ if left > 0 and not is_mine then return { 'held', left } end
 local epoch = tonumber(last_epoch) or 0
 if not is_mine then epoch = math.max(epoch + 1, now) end
 redis.call('HSET', FENCE, 'epoch', whole(epoch), 'owner', a.owner, 'lease_until', whole(now + a.lease_ms),
-  'lease_ms', whole(a.lease_ms))
+  'lease_ms', whole(a.lease_ms), 'num_slots', whole(num_slots()))
 return { 'acquired', whole(epoch) }

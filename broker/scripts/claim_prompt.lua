@@ -1,23 +1,20 @@
--- claim_prompt: KEYS[9] buried;
---   {generator, lease_ms, max_attempts, may_hedge, max_rounds, held_version, held_digest, oldest_only, engine}
+-- claim_prompt: {generator, lease_ms, max_attempts, may_hedge, max_rounds, held_version, held_digest, oldest_only, engine}
 --   max_rounds: most rounds that a batch may take; held_version, held_digest: what the generator holds, or -1 and '';
 --   oldest_only: of the oldest iteration alone, for a generator that holds batches without room: else each of them might hold younger
 --   ones, and none take the work that makes room
 --   engine: the kind of the generator's engine, where the job is deterministic
 --   -> {claimed|hedged, entry, attempt, payload, manifest}
---    | {none, ms until a batch has taken long enough for a hedge, or -1, the last entry id of each slot}
+--    | {none, ms until a batch has taken long enough for a hedge, or -1, the last entry id of dispatched}
 --    | {wrong_engine, the kind that the job is sampled with}
 -- The oldest iteration comes first, and in it an expired lease: the oldest work holds the iteration up (I5). Then what is new.
 -- A generator that finds neither in any iteration may hedge: work on a copy of another's oldest batch; the first publication
 -- wins (I3). A batch is hedged once, and not after it lost a holder: it may be the batch that kills, and would kill two
 -- generators at each attempt.
-local BURIED = KEYS[9]
-take_slots(10)
+require_number(a.lease_ms, 1)
+require_number(a.max_rounds, 1)
 local fence = read_fence()
 local function nothing(hedge_ms)
-  local out = { 'none', hedge_ms }
-  for index = 0, NUM_SLOTS - 1 do out[#out + 1] = last_id(slot_at(index).prompts) end
-  return out
+  return { 'none', hedge_ms, last_id(job_key('dispatched')) }
 end
 if #fence.window == 0 or is_ended() then return nothing(-1) end
 local kept = engine_of_job()
@@ -100,7 +97,7 @@ for _, open in ipairs(asked) do
     end
     if is_expected(batch, prompt) then
       local reason = 'its generators died ' .. (attempt - 1) .. ' times'
-      bury(slot, prompt.batch_id, batch, reason, attempt - 1, BURIED, prompt.batch)
+      bury(slot, prompt.batch_id, batch, reason, attempt - 1, prompt.batch)
     end
     drop_prompt(slot, prompt.id)
     prompt, deliveries = take(slot)

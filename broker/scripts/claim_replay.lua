@@ -1,8 +1,8 @@
--- claim_replay: KEYS[1] replays; {generator, lease_ms, max_attempts, left_alone}
+-- claim_replay: {generator, lease_ms, max_attempts, left_alone}
 --   -> {claimed, the entry packed} | {none}
 -- The oldest request that waits, or whose generator let its lease run out; one that has cost max_attempts generators their
 -- lives has failed. left_alone: ids of those that this generator can't serve.
-local REPLAYS = KEYS[1]
+require_number(a.lease_ms, 0)
 local now, found, alone = now_ms(), nil, {}
 for _, id in ipairs(a.left_alone) do alone[id] = true end
 local all = redis.call('HGETALL', REPLAYS)

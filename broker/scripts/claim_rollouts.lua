@@ -5,7 +5,6 @@
 --   -> {claimed, dead count, the kind of engine that sampled them or '', n x (entry, payload, digest, batch id)}
 --    | {fenced} | {wrong_iteration, newest iteration}
 -- A repeat after a lost answer gives the same again: what is pending after the last entry comes before what is new.
-take_slots(9)
 local fence = read_fence()
 if not is_its_trainer(fence) then return { 'fenced' } end
 if not open_at(fence, a.iteration) then return { 'wrong_iteration', newest_iteration(fence) } end

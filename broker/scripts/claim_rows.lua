@@ -1,12 +1,12 @@
--- claim_rows: KEYS[9] ready, [10] buried; {worker, stage, name, stages, lease_ms, max_attempts, max_rows, held}
+-- claim_rows: {worker, stage, name, stages, lease_ms, max_attempts, max_rows, held}
 --   stage, name: its index and its name; held: batch id -> digest, of batches that the worker still has
 --   -> {claimed, packed {found, fields}, n x the value of a field}; found: of {iteration, batch_id, digest, items: of {item, attempt}};
 --      fields: of `columns`, each once: batches that the worker lacks, and what other stages made of the items' rows.
 --      A large batch is not among them: the worker reads it where it stands, since here it would be copied three times
 --    | {none, ms until a lease ends, or -1, the last entry id of ready}
 -- The oldest iteration comes first, and in it an expired lease; then what is free. The first item goes out whatever its size.
-local READY, BURIED = unpack(KEYS, 9)
-take_slots(11)
+require_number(a.lease_ms, 1)
+require_number(a.max_rows, 1)
 local fence = read_fence()
 local now, stage = now_ms(), a.stages[a.stage + 1]
 local free, end_of_band = a.stage * BAND, (a.stage + 1) * BAND - 1
@@ -69,12 +69,15 @@ end
 local function take(slot, iteration, member, attempt)
   local id, item = string.match(member, '^%d+/(.*)/(%d+)$')
   local batch = known_batch(slot, id)
-  -- Another item of it was one attempt too many.
-  if batch.state ~= 'published' then return end
+  -- Another item of it was one attempt too many, or it is of none: left there, it would be found again without end.
+  if batch.state ~= 'published' then
+    redis.call('ZREM', slot.work, member)
+    return
+  end
   if attempt > a.max_attempts then
     write_leases(slot)
     local reason = 'stage ' .. a.name .. ': its workers died ' .. (attempt - 1) .. ' times'
-    bury_staged(slot, id, batch, a.stages, reason, attempt - 1, BURIED)
+    bury_staged(slot, id, batch, a.stages, reason, attempt - 1)
     batches[id] = {}
     return
   end
@@ -120,7 +123,7 @@ local function nothing()
     local left = first[2] and math.max(0, tonumber(first[2]) - free - now)
     if left and (due < 0 or left < due) then due = left end
   end
-  return { 'none', due, last_id(READY) }
+  return { 'none', due, last_id(job_key('ready')) }
 end
 if is_ended() then return nothing() end
 for _, open in ipairs(fence.window) do take_from(slot_of(open.iteration), open.iteration) end

@@ -6,7 +6,6 @@
 --   -> {committed} | {already_committed} | {fenced} | {wrong_iteration, oldest open} | {broken_link} | {missing, batch id}
 --    | {divergent, batch id} | {out_of_order, newest iteration} | {no_manifest}
 --    | {wrong_engine, the kind that samples the job}: a restart has forgotten the first one, and another came
-take_slots(9)
 local fence = read_fence()
 if not is_its_trainer(fence) then return { 'fenced' } end
 if fence.committed >= a.iteration then return { 'already_committed' } end

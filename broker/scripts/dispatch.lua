@@ -2,7 +2,6 @@
 --   -> {dispatched, how many} | {fenced} | {wrong_iteration, newest iteration} | {no_manifest}
 -- What an opening had no room for or no version yet, and what a restart has lost: an expected batch that is nowhere goes on
 -- the stream.
-take_slots(9)
 local fence = read_fence()
 if not is_its_trainer(fence) then return { 'fenced' } end
 if not open_at(fence, a.iteration) then return { 'wrong_iteration', newest_iteration(fence) } end
@@ -20,5 +19,6 @@ for _, batch in ipairs(a.batches) do
     if is_known then again = again + 1 end
   end
 end
+if dispatched > 0 then wake('dispatched') end
 if again > 0 then count('redispatched', again) end
 return { 'dispatched', dispatched }

@@ -1,5 +1,5 @@
--- drop_chunks: KEYS[9] chunks; {epoch, oldest_kept, kept}; kept: older versions that stay -> {dropped, n} | {fenced}
-local CHUNKS = KEYS[9]
+-- drop_chunks: {epoch, oldest_kept, kept}; kept: older versions that stay -> {dropped, n} | {fenced}
+local CHUNKS = job_key('chunks')
 if not is_trainer() then return { 'fenced' } end
 local stays = {}
 for _, version in ipairs(a.kept) do stays[version] = true end

@@ -1,8 +1,5 @@
--- fail_batch: KEYS[9] buried;
---   {batch_id, iteration, entry, generator, attempt, max_attempts, reason} -> {retried} | {dead} | {settled}
+-- fail_batch: {batch_id, iteration, entry, generator, attempt, max_attempts, reason} -> {retried} | {dead} | {settled}
 -- Only the lease's holder may fail it: a generator that lost it, or works on a copy, would take the work from the holder.
-local BURIED = KEYS[9]
-take_slots(10)
 local slot = slot_of(a.iteration)
 local batch = batch_of(slot, a.batch_id)
 if batch.state ~= 'expected' or batch.entry ~= a.entry then return { 'settled' } end
@@ -13,7 +10,7 @@ local attempt = tonumber(prompt.attempt) + pending.deliveries - 1
 if attempt ~= a.attempt then return { 'settled' } end
 count('failed')
 if attempt >= a.max_attempts then
-  bury(slot, a.batch_id, batch, a.reason, attempt, BURIED, prompt.batch)
+  bury(slot, a.batch_id, batch, a.reason, attempt, prompt.batch)
   return { 'dead' }
 end
 local again = redis.call('XADD', slot.prompts, '*', 'batch', prompt.batch, 'attempt', attempt + 1, 'batch_id', a.batch_id)

@@ -1,8 +1,6 @@
--- fail_rows: KEYS[9] ready, [10] buried; {worker, stages, failed, max_attempts, reason}; failed: {stage, iteration, batch_id, item, attempt}
+-- fail_rows: {worker, stages, failed, max_attempts, reason}; failed: {stage, iteration, batch_id, item, attempt}
 --   -> {retried} | {dead} | {settled}
 -- Only the holder of its last claim may fail an item; past the attempts its batch is dead (I6).
-local READY, BURIED = unpack(KEYS, 9)
-take_slots(11)
 local item = a.failed
 local slot, batch = staged_item(read_fence(), item)
 if not slot or is_ended() then return { 'settled' } end
@@ -12,11 +10,11 @@ local is_holder = last.worker == a.worker and last.attempt == item.attempt and r
 if not is_holder then return { 'settled' } end
 count('stage_failed:' .. item.stage)
 if item.attempt >= a.max_attempts then
-  bury_staged(slot, item.batch_id, batch, a.stages, a.reason, item.attempt, BURIED)
+  bury_staged(slot, item.batch_id, batch, a.stages, a.reason, item.attempt)
   return { 'dead' }
 end
 local given_back = { worker = '', attempt = item.attempt, claimed_ms = last.claimed_ms }
 redis.call('HSET', slot.columns, 'l/' .. member, cmsgpack.pack(given_back))
 set_free(slot, item.stage, item.batch_id, item.item, item.item)
-wake(READY)
+wake('ready')
 return { 'retried' }

@@ -1,7 +1,6 @@
 -- open_iteration: {epoch, opening, versions}; opening: see the prelude; versions: of {version, digest}, those that may sample
 --   the window; payloads a PromptBatch of each of opening.batches
 --   -> {opened} | {already_open} | {fenced} | {out_of_order, newest iteration} | {no_manifest}
-take_slots(9)
 local fence = read_fence()
 if not is_its_trainer(fence) then return { 'fenced' } end
 local stands = open_at(fence, a.opening.iteration)

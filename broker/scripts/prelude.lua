@@ -1,20 +1,25 @@
--- The shared head of every script. KEYS, the same for all:
---   1 fence     hash     epoch owner lease_until lease_ms committed ledger_format, version_bytes (of the newest version, in
---                        chunks), and packed:
---                          window      the open iterations, oldest first: of {iteration, slot, oldest_version, newest_version,
---                                      expected, opened_ms}; the i-th is committed + i
---                          versions    what samples them, oldest first: of {version, digest}
---   2 weights   hash     version -> WeightManifest
---   3 counters  hash
---   4 dead      stream   field batch_id, reason, attempts
---   5 audit     stream   field record (AuditRecord), digest (the next record's `previous`)
---   6 job       hash     state reason created_s started_s ended_s ...
---   7 events    stream   field event (JobEvent), newest 10,000
---   8 progress  hash     published:S dead:S (of the iteration in slot S), recent_ms: what generators move; the fence they only read;
---                        engine, of a deterministic job: the one kind of engine that samples it, from its first claim on;
---                        waiting:S, of a job with stages: rows that lack columns; largest, the bytes of a published batch
--- Then a script may have keys of its own, from the 9th on. Behind them come six of each slot. Iteration t lives in slot
--- t % the number of slots, and as many iterations as there are slots may be open at once:
+-- The shared head of the library. Names of a job's keys; each function call is told the job's id and makes them (`begin`):
+--   fence     hash     epoch owner lease_until lease_ms committed num_slots ledger_format, version_bytes (of the newest version,
+--                      in chunks), and packed:
+--                        window      the open iterations, oldest first: of {iteration, slot, oldest_version, newest_version,
+--                                    expected, opened_ms}; the i-th is committed + i
+--                        versions    what samples them, oldest first: of {version, digest}
+--   weights   hash     version -> WeightManifest
+--   audit     stream   field record (AuditRecord), digest (the next record's `previous`)
+--   job       hash     state reason created_s started_s ended_s ...
+--   events    stream   field event (JobEvent), newest 10,000
+--   dispatched, ready   streams, newest 1: an entry when prompts went out, or items of stages became free
+-- What generators and stage workers write has sealed names: with a secret in them that no role of theirs can read. Rights in
+-- Redis go by key, so whatever a function checks, its role could write past it; but it can't write to a key that it can't name
+-- (connection/roles.py, decision 37). Sealed are
+--   counters  hash
+--   dead      stream   field batch_id, reason, attempts
+--   buried    stream   what dead batches were
+--   spans     stream   field spans
+--   progress  hash     published:S dead:S (of the iteration in slot S), recent_ms: what generators move; the fence they only read;
+--                      engine, of a deterministic job: the one kind of engine that samples it, from its first claim on;
+--                      waiting:S, of a job with stages: rows that lack columns; largest, the bytes of a published batch
+-- and six of each slot. Iteration t lives in slot t % num_slots, and as many iterations as there are slots may be open at once:
 --     prompts   stream   field batch (PromptBatch), attempt, batch_id
 --     rollouts  stream   field batch (RolloutBatch), batch_id, digest; without batch where stages made columns: it stays in `columns`
 --     ledger    hash     batch id -> a packed map, by its `state`:
@@ -30,17 +35,55 @@
 --     columns   hash     b/BATCH_ID -> RolloutBatch, from its publication on. And of each item, behind these letters:
 --                          c/ its packed columns; d/ their digest, where another stage reads them; l/ packed {worker, attempt,
 --                          claimed_ms} of its last claim; n/ how many of the items are there that its inputs are made by
--- ARGV[1] is one packed map, `a`: the script's small arguments by their names, the first braces of its head. After it come the
--- payloads, in the order in which the script takes them; none of them is ever packed, joined or cut here.
--- A script is sent with the functions that it reaches, and no others (connection/script_texts.py).
--- A script checks everything before it writes: scripts do not roll back. Each answers a list whose first item is its outcome.
-local FENCE, WEIGHTS, COUNTERS, DEAD, AUDIT, JOB, EVENTS, PROGRESS = unpack(KEYS)
-local a = cmsgpack.unpack(ARGV[1])
+-- A function is told the job's id ('' where it is of none), the number of slots ('' where the fence says it), one packed map,
+-- `a`: its small arguments by their names, the first braces of its head; and then payloads, in the order in which it takes
+-- them; none of them is ever packed, joined or cut here. connection/script_texts.py makes a function of each file beside this
+-- one: what follows is made once, when the library is loaded.
+-- A function checks everything before it writes: functions do not roll back. Each answers a list whose first item is its
+-- outcome.
+local SEAL = '@SEAL@'
+local JOBS, ACTIVE, REMOVED, REPLAYS = 'onbeat:jobs', 'onbeat:active', 'onbeat:removed', 'onbeat:' .. SEAL .. ':replays'
+local SPEC_BYTES = 'onbeat:spec_bytes'
 
-local num_taken = 1
+-- Of the call that runs; one runs at a time.
+local ARGUMENTS, JOB_ID, NUM_SLOTS, SLOTS, IS_FULL
+local FENCE, WEIGHTS, COUNTERS, DEAD, AUDIT, JOB, EVENTS, PROGRESS
+local a, num_taken
+
+-- A key of the job by its name.
+local function job_key(name)
+  return 'onbeat:{' .. JOB_ID .. '}:' .. name
+end
+
+-- The same of one with a sealed name.
+local function sealed_key(name)
+  return 'onbeat:' .. SEAL .. ':{' .. JOB_ID .. '}:' .. name
+end
+
+-- Most iterations that any job can have open at once.
+local MAX_SLOTS = 64
+
+-- is_full: whether the server is at maxmemory, and the function is one that brings payloads.
+local function begin(arguments, is_full)
+  ARGUMENTS, JOB_ID, NUM_SLOTS, SLOTS, IS_FULL, num_taken = arguments, arguments[1], tonumber(arguments[2]), {}, is_full, 3
+  if not string.match(JOB_ID, '^[%w-]*$') or #JOB_ID > 64 then return error('not a job id') end
+  if NUM_SLOTS and not (NUM_SLOTS >= 1 and NUM_SLOTS <= MAX_SLOTS) then return error('not a number of slots') end
+  a = cmsgpack.unpack(arguments[3])
+  FENCE, WEIGHTS, AUDIT, JOB, EVENTS = job_key('fence'), job_key('weights'), job_key('audit'), job_key('job'), job_key('events')
+  COUNTERS, DEAD, PROGRESS = sealed_key('counters'), sealed_key('dead'), sealed_key('progress')
+end
+
 local function payload()
   num_taken = num_taken + 1
-  return ARGV[num_taken]
+  return ARGUMENTS[num_taken] or error('a payload is missing')
+end
+
+-- As the server itself says it.
+local OUT_OF_MEMORY = "OOM command not allowed when used memory > 'maxmemory'."
+
+-- Where a payload would be written that there is no room for.
+local function require_room()
+  if IS_FULL then return error({ err = OUT_OF_MEMORY }) end
 end
 
 local function now_ms()
@@ -58,6 +101,19 @@ local function memory()
   local told = redis.call('INFO', 'memory')
   local function of(name) return tonumber(string.match(told, '\n' .. name .. ':(%d+)')) or 0 end
   return of('used_memory') - of('mem_not_counted_for_evict'), of('maxmemory')
+end
+
+-- A number that a generator or a stage worker names; one that is none, or none of a sound size, would make a loop endless.
+local function require_number(number, least)
+  local is_sound = type(number) == 'number' and number >= least and number <= 2 ^ 40 and number == math.floor(number)
+  return is_sound or error('not a whole number of at least ' .. least)
+end
+
+-- The idempotency key of a job's submission may be used again; another job's stays.
+local function drop_reservation(key)
+  local reservation = 'onbeat:idempotency:' .. key
+  local reserved = redis.call('GET', reservation)
+  if reserved and string.sub(reserved, 1, #JOB_ID + 1) == JOB_ID .. ' ' then redis.call('DEL', reservation) end
 end
 
 -- An entry of a stream: its fields by their names, and its `id`.
@@ -86,36 +142,39 @@ local function replay_of(id, text)
   return one
 end
 
-local FIRST_SLOT, NUM_SLOTS
--- Each script that looks at an iteration says first where the keys of the slots begin.
-local function take_slots(first)
-  FIRST_SLOT, NUM_SLOTS = first, (#KEYS - first + 1) / 6
+local function num_slots()
+  if not NUM_SLOTS then NUM_SLOTS = tonumber(redis.call('HGET', FENCE, 'num_slots')) or 1 end
+  return NUM_SLOTS
 end
 
-local SLOTS = {}
+local SLOT_NAMES = { 'prompts', 'rollouts', 'ledger', 'claims', 'work', 'columns' }
+
 -- Counted from 0.
 local function slot_at(index)
   local slot = SLOTS[index]
   if not slot then
-    local at = FIRST_SLOT + 6 * index
-    slot = { index = index, prompts = KEYS[at], rollouts = KEYS[at + 1], ledger = KEYS[at + 2], claims = KEYS[at + 3],
-      work = KEYS[at + 4], columns = KEYS[at + 5] }
+    local behind = index > 0 and ':' .. string.format('%.0f', index) or ''
+    slot = { index = index }
+    for _, name in ipairs(SLOT_NAMES) do
+      slot[name] = sealed_key(name .. behind)
+    end
     SLOTS[index] = slot
   end
   return slot
 end
 
 local function slot_of(iteration)
-  return slot_at(iteration % NUM_SLOTS)
+  return slot_at(iteration % num_slots())
 end
 
 -- A ledger of another format is of an older Onbeat: its iteration is opened anew.
-local LEDGER_FORMAT = 3
+local LEDGER_FORMAT = 4
 
 -- The fence as it stands; a change of it lasts only once it is written.
 local function read_fence()
-  local epoch, committed, format, window, versions = unpack(redis.call('HMGET', FENCE,
-    'epoch', 'committed', 'ledger_format', 'window', 'versions'))
+  local epoch, committed, format, window, versions, slots = unpack(redis.call('HMGET', FENCE,
+    'epoch', 'committed', 'ledger_format', 'window', 'versions', 'num_slots'))
+  NUM_SLOTS = NUM_SLOTS or tonumber(slots) or 1
   local is_readable = tonumber(format) == LEDGER_FORMAT
   return { epoch = tonumber(epoch), committed = tonumber(committed) or -1,
     window = is_readable and unpacked(window) or {}, packed_versions = is_readable and versions }
@@ -269,7 +328,7 @@ end
 
 -- Nothing is open any more. committed: the last iteration that stays.
 local function close_window(committed)
-  for index = 0, NUM_SLOTS - 1 do clear_slot(slot_at(index)) end
+  for index = 0, num_slots() - 1 do clear_slot(slot_at(index)) end
   write_fence({ committed = committed, window = {}, versions = {} })
 end
 
@@ -284,6 +343,12 @@ local function end_epoch()
   if epoch then
     redis.call('HSET', FENCE, 'epoch', whole(math.max(epoch + 1, now_ms())), 'owner', '', 'lease_until', '0')
   end
+end
+
+-- Generators block on `dispatched` while nothing can be claimed, stage workers on `ready`: both look again in any case each
+-- second, so one who spoils the stream, which its readers can name, gains nothing.
+local function wake(name)
+  redis.pcall('XADD', job_key(name), 'MAXLEN', '1', '*', 'is', name)
 end
 
 -- Puts a batch {id, shape, version} on the stream, for its first attempt; version: the only one that may sample it, or none.
@@ -327,8 +392,8 @@ end
 -- older than the window is long (I2).
 local function is_next(fence, opening)
   local iteration, oldest, newest = opening.iteration, opening.oldest_version, opening.newest_version
-  return iteration == newest_iteration(fence) + 1 and #fence.window < NUM_SLOTS
-    and newest <= iteration and oldest <= newest and oldest >= math.max(0, iteration - NUM_SLOTS + 1)
+  return iteration == newest_iteration(fence) + 1 and #fence.window < num_slots()
+    and newest <= iteration and oldest <= newest and oldest >= math.max(0, iteration - num_slots() + 1)
 end
 
 -- Whether an opening finds the version that its first claim may be answered with.
@@ -345,6 +410,7 @@ local function open(fence, opening)
   table.insert(fence.window, { iteration = opening.iteration, slot = slot.index, oldest_version = opening.oldest_version,
     newest_version = opening.newest_version, expected = opening.num_batches, opened_ms = now_ms() })
   redis.call('HSET', PROGRESS, 'published:' .. slot.index, 0, 'dead:' .. slot.index, 0)
+  wake('dispatched')
 end
 
 -- The digest of the newest audit record, '' before the first.
@@ -357,22 +423,22 @@ end
 -- Its reason is kept, of the newest 1,000. `kept` says what it was, for a person to read: its field 'prompts' (PromptBatch) or
 -- 'rollouts' (RolloutBatch) and the bytes, beside the newest letters alone and up to a size, so that they are 4 MB at most.
 local MAX_KEPT, MAX_KEPT_BYTES = 64, 65536
-local function note_death(slot, id, batch, reason, attempts, buried, kept)
+local function note_death(slot, id, batch, reason, attempts, kept)
   reason = string.sub(reason, 1, 2000)
   write_batch(slot, id, { state = 'dead', reason = reason, version = batch.version })
   redis.call('HINCRBY', PROGRESS, 'dead:' .. slot.index, 1)
   local entry = redis.call('XADD', DEAD, 'MAXLEN', '1000', '*', 'batch_id', id, 'reason', reason, 'attempts', whole(attempts))
   if kept.bytes and #kept.bytes <= MAX_KEPT_BYTES then
-    redis.call('XADD', buried, 'MAXLEN', MAX_KEPT, entry, kept.field, kept.bytes)
+    redis.call('XADD', sealed_key('buried'), 'MAXLEN', MAX_KEPT, entry, kept.field, kept.bytes)
   end
   count('dead')
 end
 
 -- One that is not published.
-local function bury(slot, id, batch, reason, attempts, buried, prompts)
+local function bury(slot, id, batch, reason, attempts, prompts)
   drop_prompt(slot, batch.entry)
   redis.call('ZREM', slot.claims, id)
-  note_death(slot, id, batch, reason, attempts, buried, { field = 'prompts', bytes = prompts })
+  note_death(slot, id, batch, reason, attempts, { field = 'prompts', bytes = prompts })
 end
 
 -- What follows is of jobs with stages. `stages` are those of the spec: of {unit, after}, after: indices of the stages whose
@@ -440,13 +506,8 @@ local function set_free(slot, stage, id, first, last)
   call_with('ZADD', slot.work, words)
 end
 
--- Stage workers block on it while nothing is free.
-local function wake(ready)
-  redis.call('XADD', ready, 'MAXLEN', '1', '*', 'is', 'ready')
-end
-
 -- A published batch that stages have given up: its items and its columns go.
-local function bury_staged(slot, id, batch, stages, reason, attempts, buried)
+local function bury_staged(slot, id, batch, stages, reason, attempts)
   local members, fields = {}, { 'b/' .. id }
   local rollouts = redis.call('HGET', slot.columns, 'b/' .. id)
   for index, stage in ipairs(stages) do
@@ -460,7 +521,7 @@ local function bury_staged(slot, id, batch, stages, reason, attempts, buried)
   call_with('HDEL', slot.columns, fields)
   redis.call('HINCRBY', PROGRESS, 'published:' .. slot.index, -1)
   redis.call('HINCRBY', PROGRESS, 'waiting:' .. slot.index, -num_rows(batch))
-  note_death(slot, id, batch, reason, attempts, buried, { field = 'rollouts', bytes = rollouts })
+  note_death(slot, id, batch, reason, attempts, { field = 'rollouts', bytes = rollouts })
 end
 
 -- What a stage worker names, an item or several of {stage, iteration, batch_id}: its slot and the batch in it, where that is

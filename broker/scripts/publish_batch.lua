@@ -1,13 +1,11 @@
--- publish_batch: KEYS[9] ready;
---   {batch_id, iteration, policy_version, weights_digest, shape, digest, generator, attempt, max_bytes, num_rounds, stages, max_waiting, engine},
+-- publish_batch: {batch_id, iteration, policy_version, weights_digest, shape, digest, generator, attempt, max_bytes, num_rounds, stages, max_waiting, engine},
 --   payload RolloutBatch; stages: what it passes before it is trained, or none; max_waiting: rows that may wait for columns;
 --   engine: as of claim_prompt
 --   -> {accepted} | {ended|stale|future|wrong_weights|wrong_engine|unexpected|duplicate|incomplete|oversize|closed}
 --    | {full, rows that wait for columns} | {no_room, bytes that are missing} | OOM, at maxmemory
 -- A repeat by the publisher whose answer was lost is accepted again, and writes nothing.
 -- Memory goes by age: what the oldest iteration needs for its commit, which alone frees any, is kept from the younger ones.
-local READY = KEYS[9]
-take_slots(10)
+require_number(a.num_rounds, 1)
 local fence = read_fence()
 local function refuse(reason)
   if fence.epoch then count('rejected:' .. reason) end -- of a job that was removed nothing comes back
@@ -15,7 +13,7 @@ local function refuse(reason)
 end
 local function rows_waiting()
   local names = {}
-  for index = 0, NUM_SLOTS - 1 do names[#names + 1] = 'waiting:' .. index end
+  for index = 0, num_slots() - 1 do names[#names + 1] = 'waiting:' .. index end
   local sum = 0
   for _, rows in ipairs(redis.call('HMGET', PROGRESS, unpack(names))) do sum = sum + (tonumber(rows) or 0) end
   return sum
@@ -48,7 +46,7 @@ local function stage(slot, published, rollouts)
   end
   redis.call('HSET', slot.columns, 'b/' .. a.batch_id, rollouts)
   redis.call('HINCRBY', PROGRESS, 'waiting:' .. slot.index, rows)
-  wake(READY)
+  wake('ready')
 end
 if is_ended() then return refuse('ended') end
 local open = open_at(fence, a.iteration)
@@ -82,7 +80,7 @@ if limit > 0 and open.iteration > fence.window[1].iteration then
   local missing = used + #rollouts + needed_by_oldest(largest) - limit
   if missing > 0 then return { 'no_room', math.ceil(missing) } end
 elseif limit > 0 and used >= limit and not has_younger() then
-  return redis.error_reply("OOM command not allowed when used memory > 'maxmemory'.")
+  return redis.error_reply(OUT_OF_MEMORY)
 end
 local is_hedge = batch.hedger == a.generator
 local claimed_ms = is_hedge and batch.hedged_ms or (batch.holder == a.generator and batch.claimed_ms)

@@ -1,4 +1,4 @@
--- put_rows: KEYS[9] ready; {stages, runs}; runs: of {stage, iteration, batch_id, of, items, inputs, digests}, items of a stage and a
+-- put_rows: {stages, runs}; runs: of {stage, iteration, batch_id, of, items, inputs, digests}, items of a stage and a
 --   batch; of: digest of the batch that the columns are made of; inputs: of each item, where its stage reads columns of others: the
 --   digests of those that it is made of; digests: of each item's columns, where another stage reads them; payloads the packed columns of
 --   each item
@@ -6,8 +6,6 @@
 -- Content decides, not the lease: the first put of an item counts, of any worker, and a repeat writes nothing (I3).
 -- not_ready: what it was made of is not what stands there; settled: its batch is dead or another one, its iteration or job over.
 -- A run asks and writes all at once.
-local READY = KEYS[9]
-take_slots(10)
 local fence, has_ended, is_woken = read_fence(), is_ended(), false
 local function reads(stage, index)
   for _, before in ipairs(stage.after) do
@@ -129,5 +127,5 @@ local function put(run, out)
 end
 local out = { 'put' }
 for _, run in ipairs(a.runs) do put(run, out) end
-if is_woken then wake(READY) end
+if is_woken then wake('ready') end
 return out

@@ -2,7 +2,6 @@
 --   -> {whole} | {lost, n x batch id: those of the asked that are nowhere} | {fenced} | {wrong_iteration, newest iteration}
 -- Writes nothing. An iteration is whole when its counts agree, and then its batches aren't looked at: a trainer that waits
 -- asks every other second, of any number of batches.
-take_slots(9)
 local fence = read_fence()
 if not is_its_trainer(fence) then return { 'fenced' } end
 local open = open_at(fence, a.iteration)

@@ -1,7 +1,6 @@
 -- renew_prompts: {generator, claims}; claims: of {batch_id, iteration, entry} -> {renewed, n x (held | lost | settled)}
 -- A hedge holds its own mark, and keeps no lease of the original alive. settled: published, given up, or its iteration or
 -- job is over.
-take_slots(9)
 local function renew(claim)
   local slot = slot_of(claim.iteration)
   local held = lease(slot, claim.entry)

@@ -1,7 +1,7 @@
 -- renew_rows: {worker, lease_ms, items}; items: of {stage, iteration, batch_id, item, attempt}
 --   -> {renewed, n x (held | lost | settled)}
 -- lost: another worker holds it, or it was failed; settled: it has its columns, its batch is dead, its iteration or job over.
-take_slots(9)
+require_number(a.lease_ms, 1)
 local fence, has_ended, now = read_fence(), is_ended(), now_ms()
 local function renew(item)
   local slot = staged_item(fence, item)

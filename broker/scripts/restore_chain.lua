@@ -3,7 +3,6 @@
 --   -> {restored} | {already_restored} | {fenced} | {broken_link}
 -- A server that came back older gets records back that it had accepted before: the run folder has them, and the weights that
 -- they made. The fence goes on behind them, with nothing open.
-take_slots(9)
 local fence = read_fence()
 if not is_its_trainer(fence) then return { 'fenced' } end
 local last = last_link()

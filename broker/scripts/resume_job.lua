@@ -1,10 +1,9 @@
--- resume_job: KEYS[9] spec, [10] active; {job_id, allowed, num_records}; allowed: state that can be resumed -> true;
+-- resume_job: {allowed, num_records}; allowed: state that can be resumed -> true;
 --   num_records: length of the audit chain; payloads the spec before, the spec, horizons or '', JobEvent
 --   -> {resumed} | {already} | {refused, state} | {changed}: what the caller looked at is no longer so
 -- Where nothing is committed nothing is left of what was sampled, so another kind of engine may begin.
 -- Iterations that stand open go, with their dead batches: they are sampled again from the first batch.
-local SPEC, ACTIVE = unpack(KEYS, 9)
-take_slots(11)
+local SPEC = job_key('spec')
 local before, after, horizons, event = payload(), payload(), payload(), payload()
 local state, spec = redis.call('HGET', JOB, 'state'), redis.call('GET', SPEC)
 if not state or not spec then return { 'refused', 'unknown' } end
@@ -15,7 +14,7 @@ end_epoch()
 end_window()
 if read_fence().committed < 0 then redis.call('HDEL', PROGRESS, 'engine') end
 redis.call('SET', SPEC, after)
-redis.call('SADD', ACTIVE, a.job_id)
+redis.call('SADD', ACTIVE, JOB_ID)
 redis.call('HSET', JOB, 'state', 'queued', 'reason', '', 'trainer_starts', 0)
 if horizons ~= '' then redis.call('HSET', JOB, 'horizons', horizons) end
 redis.call('HDEL', JOB, 'ended_s')

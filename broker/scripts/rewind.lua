@@ -3,7 +3,6 @@
 --   -> {rewound} | {already_rewound} | {fenced} | {out_of_order, committed} | {broken_link}
 -- The trainer resumes from a checkpoint that is older than the fence: what came after is done again under this epoch,
 -- and the versions that it made are announced no more.
-take_slots(9)
 local fence = read_fence()
 if not is_its_trainer(fence) then return { 'fenced' } end
 local before, last = a.iteration - 1, last_link()

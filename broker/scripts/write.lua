@@ -1,5 +1,6 @@
--- write: KEYS[1] any key, [2] the job's hash where it is a key of a job; {command}, payloads its arguments
+-- write: {command, name}, payloads its arguments; name: of a key of the job, of one of the server's where the call is of no job
 --   -> the command's answer, nil where the job was removed: of one nothing comes back
-local KEY, OF_JOB = unpack(KEYS)
-if OF_JOB and redis.call('HEXISTS', OF_JOB, 'state') == 0 then return false end
-return redis.call(a.command, KEY, unpack(ARGV, 2))
+-- One small write that goes on at maxmemory. Its callers may do the same by hand.
+if JOB_ID == '' then return redis.call(a.command, 'onbeat:' .. a.name, unpack(ARGUMENTS, 4)) end
+if redis.call('HEXISTS', JOB, 'state') == 0 then return false end
+return redis.call(a.command, a.name == 'spans' and sealed_key(a.name) or job_key(a.name), unpack(ARGUMENTS, 4))

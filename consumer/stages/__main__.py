@@ -23,7 +23,7 @@ import process.own_packages  # noqa: F401  (first: it refuses packages of ours t
 from broker.connection.client import Broker, connect_within
 from broker.job_store import JobStore
 from broker.presence import StagePresence
-from broker.spans import SpanStream
+from broker.spans import report_spans
 from broker.stage_side import StageSide
 from consumer.stages.compute_service import ComputeService
 from consumer.stages.llm_judge import JudgeService
@@ -61,7 +61,7 @@ async def serve(settings: StackSettings, broker: Broker, services: Services, *, 
         services=services,
         break_off=broker.break_off,
         full_timeout_s=settings.broker_full_timeout_s,
-        report=lambda job_id, spans: SpanStream(broker, job_id).report(spans),
+        report=lambda job_id, spans: report_spans(broker, job_id, spans),
         metrics=metrics_of(settings),
     )
     computing = {service for service in services.values() if isinstance(service, ComputeService)}

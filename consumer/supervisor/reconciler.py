@@ -16,9 +16,8 @@ import logging
 from typing import TYPE_CHECKING
 
 from broker.connection.client import Broker
-from broker.fence import read_fence
+from broker.fence import FenceState, read_fence
 from broker.job_store import JobStore
-from broker.keys import JobKeys
 from consumer.supervisor.run_roots import RunRoots
 from consumer.supervisor.trainer_process import Ended, TrainerProcess
 from contracts.errors import Conflict, ContractViolation, NotFound, OnbeatError
@@ -74,10 +73,10 @@ class Reconciler:
             self._book(ended)
 
     def _see_to_known(self, job_id: str) -> None:
-        """A job whose record is lost is logged: it must not keep the others from a trainer."""
+        """A job whose record is lost, or damaged, is logged: it must not keep the others from a trainer."""
         try:
             self._see_to(job_id)
-        except NotFound as error:
+        except (NotFound, ContractViolation) as error:
             log.warning("%s", error)
 
     def _see_to(self, job_id: str) -> None:
@@ -130,8 +129,9 @@ class Reconciler:
         A lease is renewed each second at least, so half of one more without a renewal is no trainer at work: it is
         stopped, or swaps. What gave its lease back, or whose job has ended, is on its way out, and may close a tracker.
         """
-        fence = read_fence(self._broker, JobKeys(job_id))
-        if not self._trainer.has_held or not fence.lease_until_s or self._jobs.state(job_id).is_final:
+        fence = self._fence(job_id)
+        is_without = fence is None or not fence.lease_until_s or not self._trainer.has_held
+        if fence is None or is_without or self._jobs.state(job_id).is_final:
             return self._trainer.silent_s >= self._trainer_start_s
         return self._trainer.lapsed() >= max(LAPSE_GRACE_S, fence.lease_s / 2)
 
@@ -141,11 +141,22 @@ class Reconciler:
             state = self._jobs.state(job_id)
         except NotFound:
             return True
+        except ContractViolation:
+            return False
         # A trainer that has held it may be on its way out, after it said how the job ended.
         return state is JobState.CANCELLING or (state.is_final and not self._trainer.has_held)
 
     def _is_held(self, job_id: str) -> bool:
-        return read_fence(self._broker, JobKeys(job_id)).is_held(self._broker.now_s())
+        fence = self._fence(job_id)
+        return fence is not None and fence.is_held(self._broker.now_s())
+
+    def _fence(self, job_id: str) -> FenceState | None:
+        """None of one that is damaged: a trainer that finds it so ends, and after some of them the job."""
+        try:
+            return read_fence(self._broker, self._broker.job_keys(job_id))
+        except ContractViolation as error:
+            log.warning("%s", error)
+            return None
 
     def _start(self, job_id: str) -> None:
         try:

@@ -106,7 +106,7 @@ class JobConnection:
         ends_s = time.monotonic() + self.settings.broker_full_timeout_s
         while True:
             try:
-                with known_scripts():
+                with known_functions():
                     return work()
             except BrokerFull:
                 if time.monotonic() >= ends_s:
@@ -159,23 +159,23 @@ class Beat(threading.Thread):
 
 
 @contextmanager
-def known_scripts() -> Iterator[None]:
-    """Says of a server without the scripts of this version that this process and the stack don't fit together."""
+def known_functions() -> Iterator[None]:
+    """Says of a server without the functions of this version that this process and the stack don't fit together."""
     try:
         yield
     except BrokerUnavailable as error:
-        if "scripts of this version" not in error.problem:
+        if "functions of this version" not in error.problem:
             raise
         raise ContractViolation(
-            "the stack has other scripts than this process", field="onbeat.client", cure=OTHER_VERSION
+            "the stack has other functions than this process", field="onbeat.client", cure=OTHER_VERSION
         ) from error
 
 
 @contextmanager
 def speaking_the_same() -> Iterator[None]:
-    """`known_scripts`, and the same of what this process reads and can't decode."""
+    """`known_functions`, and the same of what this process reads and can't decode."""
     try:
-        with known_scripts():
+        with known_functions():
             yield
     except ContractViolation as error:
         if error.cure == OTHER_VERSION:

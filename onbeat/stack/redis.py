@@ -75,6 +75,7 @@ class EmbeddedRedis:
     ) -> None:
         """kept_open: as for ChildProcess: the lock of the folder that it writes in."""
         self.folder = folder.resolve()
+        self._seal_file = self.folder / "seal"
         self.port = port or free_port()
         self.server: RedisServer | None = None
         self._fixed_port = port is not None
@@ -116,8 +117,18 @@ class EmbeddedRedis:
         )
 
     def load_scripts(self) -> None:
-        """Gives the server its scripts, which it forgets when it ends; no role may bring its own."""
-        load_scripts(self.url_of(LOADER))
+        """Gives the server its functions; no role may bring its own."""
+        load_scripts(self.url_of(LOADER), self.seal)
+
+    @property
+    def seal(self) -> str:
+        """The secret in the names of keys that generators and stage workers write (broker/connection/roles.py).
+
+        It belongs to the data, whose keys have it in their names: it lies beside them, and is made where there is none.
+        """
+        if not self._seal_file.exists():
+            write_private(self._seal_file, secrets.token_hex(16))
+        return self._seal_file.read_text()
 
     def stop(self) -> None:
         """Sends SIGTERM: the server writes its append-only file to disk and ends. Sends SIGKILL after a grace."""
@@ -163,9 +174,9 @@ class EmbeddedRedis:
     def _write_configuration(self) -> None:
         """Passwords stand in no command line, which `ps` shows, in no file but stack.json."""
         text = CONFIGURATION.format(port=self.port, users=self._users, folder=self.folder)
-        users = users_acl({role: password_hash(password) for role, password in self._passwords.items()})
         try:
             make_private(self.folder)
+            users = users_acl({role: password_hash(text) for role, text in self._passwords.items()}, self.seal)
             write_private(self._users, users)
             write_private(self._configuration, text)
         except OSError as error:

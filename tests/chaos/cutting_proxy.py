@@ -1,4 +1,4 @@
-"""A TCP proxy before Redis that lets scripts run and cuts the connection instead of passing their answer on."""
+"""A TCP proxy before Redis that lets functions run and cuts the connection instead of passing their answer on."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 
-SCRIPT_CALL = re.compile(rb"^\*\d+\r\n\$7\r\nEVALSHA\r\n\$40\r\n([0-9a-f]{40})\r\n")
+CALL = re.compile(rb"^\*\d+\r\n\$5\r\nFCALL\r\n\$\d+\r\n(\w+)\r\n")
 CHUNK_BYTES = 1 << 16
 
 
@@ -25,7 +25,7 @@ class CuttingProxy:
         self._answers = threading.Event()
         self._answers.set()
         self.lost: Counter[str] = Counter()
-        """Script's SHA-1 → how many of its answers were lost."""
+        """Function → how many of its answers were lost."""
 
     @property
     def port(self) -> int:
@@ -62,14 +62,14 @@ class CuttingProxy:
     def _forward(self, client: socket.socket, server: socket.socket, called: list[str]) -> None:
         """Passes chunks on: a client sends a command after the answer to the one before, so a call starts a chunk."""
         for chunk in _chunks(client):
-            if call := SCRIPT_CALL.match(chunk):
+            if call := CALL.match(chunk):
                 called[:] = [call[1].decode()]
             server.sendall(chunk)
         _close(client, server)
 
     def _answer(self, client: socket.socket, server: socket.socket, called: list[str]) -> None:
         for chunk in _chunks(server):
-            if called and not chunk.startswith(b"-NOSCRIPT") and self._loses(called.pop()):
+            if called and not chunk.startswith(b"-ERR Function not found") and self._loses(called.pop()):
                 break
             called.clear()
             self._answers.wait()

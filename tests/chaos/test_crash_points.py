@@ -10,7 +10,6 @@ import pytest
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from broker.keys import JobKeys
 from contracts.errors import InvalidInput
 from contracts.spec import JobSpec
 from process.crash_points import CRASH_POINTS, arm
@@ -133,5 +132,5 @@ def test_a_generator_that_dies_among_batches_that_share_steps_is_copied_and_repl
             assert generator.exit_code == -signal.SIGKILL, generator.tail()
         succeed(trainer)
     assert_undisturbed(pipeline, job_id, oracle)
-    counters: dict[bytes, bytes] = pipeline.broker.redis.hgetall(JobKeys(job_id).counters)  # type: ignore[assignment]
+    counters: dict[bytes, bytes] = pipeline.broker.redis.hgetall(pipeline.broker.job_keys(job_id).counters)  # type: ignore[assignment]
     assert int(counters.get(b"hedged", 0)) > 0

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import pytest
 from msgspec.structs import replace
 
-from broker.connection.script_texts import script_sha
+from broker.connection.script_texts import function_name
 from broker.monitor import job_status
 from contracts.errors import BrokerFull
 from contracts.jobs import JobState
@@ -190,7 +190,7 @@ def test_a_lost_answer_of_every_transition_changes_nothing(tmp_path: Path, undis
         assert_undisturbed(pipeline, job_id, undisturbed)
         assert pipeline.proxy is not None
         lost = pipeline.proxy.lost
-    assert [name for name in TRANSITIONS if not lost[script_sha(name)]] == []
+    assert [name for name in TRANSITIONS if not lost[function_name(name)]] == []
 
 
 @long_variant
@@ -206,4 +206,4 @@ def test_a_lost_answer_of_a_stage_worker_changes_nothing(pipeline: Pipeline, tmp
         assert_undisturbed(cut, cut.train(job), digest)
         assert cut.proxy is not None
         lost = cut.proxy.lost
-    assert [name for name in OF_STAGES if not lost[script_sha(name)]] == []
+    assert [name for name in OF_STAGES if not lost[function_name(name)]] == []

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from broker.keys import JobKeys
 from process.child_process import ChildProcess
 from process.crash_points import CRASH_POINTS
 from tests.chaos.short_job import (
@@ -49,7 +48,7 @@ def oracle(pipeline: Pipeline) -> str:
 
 def counted(pipeline: Pipeline, job_id: str, name: str) -> int:
     """How often this was counted, over all stages of the job."""
-    counters: Any = pipeline.broker.redis.hgetall(JobKeys(job_id).counters)
+    counters: Any = pipeline.broker.redis.hgetall(pipeline.broker.job_keys(job_id).counters)
     return sum(int(number) for key, number in counters.items() if key.decode().startswith(f"{name}:"))
 
 
@@ -60,7 +59,7 @@ def reclaimed(pipeline: Pipeline, job_id: str, count: int = 1) -> Callable[[], b
 
 def held(pipeline: Pipeline, job_id: str) -> bool:
     """Whether an item is under a lease."""
-    slot = JobKeys(job_id).slot_of(0)
+    slot = pipeline.broker.job_keys(job_id).slot_of(0)
     work: Any = pipeline.broker.redis.zrange(slot.work, 0, -1, withscores=True)
     return any(score % 2**42 for _, score in work)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.keys import JobKeys, chunk_field
+from broker.keys import OpenKeys, chunk_field
 from contracts.run_folder import RunFolder
 from contracts.weights import DeltaWeights, RedisWeights, WeightsSpec
 from tests.chaos.short_job import DEADLINE_S, assert_undisturbed, long_variant, running, short_job, succeed
@@ -26,7 +26,7 @@ def cut_delta(pipeline: Pipeline, job_id: str) -> None:
 
 def flip_a_bit_in_redis(pipeline: Pipeline, job_id: str) -> None:
     """Flips a bit in the last tensor: the chunk keeps its size, its header and every name."""
-    key, field = JobKeys(job_id).chunks, chunk_field(1, FILE_NAME, 0)
+    key, field = OpenKeys(job_id).chunks, chunk_field(1, FILE_NAME, 0)
     data = bytearray(pipeline.broker.redis.hget(key, field))  # type: ignore[arg-type]
     data[-1] ^= 1
     pipeline.broker.redis.hset(key, field, bytes(data))

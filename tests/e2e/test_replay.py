@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from broker.keys import JobKeys
 from broker.replays import Replays
 from contracts.encoding.arrays import pack_int32, unpack_int32
 from contracts.recorded.batches import RecordedBatch
@@ -22,6 +21,7 @@ from contracts.run_folder import RunFolder
 from onbeat.cli import run
 from tests.chaos.short_job import DEADLINE_S, LAG, long_variant, running, short_job
 from tests.e2e.test_turns import ENVIRONMENT
+from tests.every_key import every_key
 from tests.pipeline import REPOSITORY, Pipeline, free_port, until_ready, wait_for_exit
 
 ALL: dict[str, Any] = {"evaluations": True}
@@ -100,7 +100,7 @@ def test_a_batch_is_the_same_again_and_a_changed_record_is_told_by_its_token(
 ) -> None:
     with running(pipeline, "producer-first"):
         job_id = pipeline.train(short_job(iterations=2, recording=ALL))
-        dump = {key: pipeline.broker.redis.dump(key) for key in JobKeys(job_id).of_script()}
+        dump = {key: pipeline.broker.redis.dump(key) for key in every_key(pipeline.broker.job_keys(job_id))}
         files = files_of(pipeline, job_id)
         code, found = replayed(gateway, job_id, "1/train/2", capsys)
         assert (code, found["equal"], found["reason"]) == (0, True, "")
@@ -109,7 +109,9 @@ def test_a_batch_is_the_same_again_and_a_changed_record_is_told_by_its_token(
         code, found = replayed(gateway, job_id, "0/train/1", capsys)
     assert (code, found["state"], found["equal"]) == (1, "done", False)
     assert found["reason"].startswith("group 0, sample 0: ")
-    assert dump == {key: pipeline.broker.redis.dump(key) for key in JobKeys(job_id).of_script()}, "no fence saw it"
+    assert dump == {key: pipeline.broker.redis.dump(key) for key in every_key(pipeline.broker.job_keys(job_id))}, (
+        "no fence saw it"
+    )
 
 
 def offline(run_root: Path, job_id: str, *flags: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, Any]:

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 import pytest
 
 from broker.fence import read_fence
-from broker.keys import JobKeys
 from broker.presence import WRONG_ENGINE, Presence
 from consumer.model.checkpoint import latest_checkpoint
 from contracts.events import versions_of
@@ -172,4 +171,4 @@ def test_a_generator_of_another_kind_of_engine_leaves_a_deterministic_job_to_the
     other.stop()
     assert pipeline.final_digest(job_id) == oracle
     assert pipeline.verdict(job_id).gaps == ()
-    assert "threads 1" in read_fence(pipeline.broker, JobKeys(job_id)).engine
+    assert "threads 1" in read_fence(pipeline.broker, pipeline.broker.job_keys(job_id)).engine

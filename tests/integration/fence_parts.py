@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from msgspec.structs import replace
@@ -113,8 +113,8 @@ class StutteringBroker(Broker):
 
     loses_next_answer = False
 
-    def run(self, script: str, keys: Sequence[str], *payloads: str | int | bytes, **told: Any) -> list[Any]:
+    def run(self, function: str, *payloads: str | int | bytes, **told: Any) -> list[Any]:
         if self.loses_next_answer:
             self.loses_next_answer = False
-            super().run(script, keys, *payloads, **told)
-        return super().run(script, keys, *payloads, **told)
+            super().run(function, *payloads, **told)
+        return super().run(function, *payloads, **told)

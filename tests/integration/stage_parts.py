@@ -10,7 +10,6 @@ from broker.connection.client import Broker, connect
 from broker.connection.roles import GATEWAY, GENERATOR, STAGE, TRAINER
 from broker.generator_side import Claim, GeneratorSide, PublishOutcome
 from broker.job_store import JobStore
-from broker.keys import JobKeys
 from broker.openings import Opening
 from broker.stage_side import ClaimedItem, PutOutcome, StageSide
 from broker.trainer_side import TrainerSide
@@ -50,7 +49,7 @@ class StagedJob:
         self.spec = job_spec(name=uuid.uuid4().hex, stages=list(stages), **spec)
         self.job_id, _ = self.jobs.create(self.spec)
         self.jobs.move(self.job_id, JobState.RUNNING)
-        self.keys = JobKeys(self.job_id, self.spec.num_open)
+        self.keys = self.operator.job_keys(self.job_id, self.spec.num_open)
         self.trainer = self.new_trainer("t1")
 
     def new_trainer(self, owner: str) -> TrainerSide:

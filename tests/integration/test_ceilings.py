@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from broker import keys
 from broker.connection.client import Broker, connect
 from broker.generator_side import FailOutcome, GeneratorSide, PublishOutcome
 from broker.job_store import JobStore
-from broker.keys import JobKeys
+from broker.keys import OpenKeys
 from broker.monitor import job_status, stream_report
 from broker.openings import Opening
 from broker.trainer_side import TrainerSide
@@ -113,8 +112,8 @@ class Died(Exception):
 class MortalBroker(Broker):
     """A broker whose process dies when its first script has answered."""
 
-    def run(self, script: str, keys: Sequence[str], *payloads: str | int | bytes, **told: Any) -> list[Any]:
-        super().run(script, keys, *payloads, **told)
+    def run(self, function: str, *payloads: str | int | bytes, **told: Any) -> list[Any]:
+        super().run(function, *payloads, **told)
         raise Died
 
 
@@ -132,7 +131,7 @@ def test_a_process_that_dies_while_it_removes_a_job_leaves_it_in_no_list(
 
 def test_a_job_whose_record_is_lost_is_taken_off_the_lists(jobs: JobStore, settings: StackSettings) -> None:
     job_id, _ = jobs.create(job_spec())
-    connect(settings).redis.delete(JobKeys(job_id).job)
+    connect(settings).redis.delete(OpenKeys(job_id).job)
     with pytest.raises(NotFound):
         jobs.remove(job_id)
     assert job_id not in jobs.job_ids()
@@ -146,7 +145,7 @@ def test_what_a_late_count_leaves_of_a_removed_job_is_no_job_and_can_be_cleared(
     jobs.move(job_id, JobState.CANCELLED)
     jobs.remove(job_id)
     broker = connect(settings)
-    broker.redis.hincrby(JobKeys(job_id).job, "trainer_starts", 1)  # as no script of ours does
+    broker.redis.hincrby(broker.job_keys(job_id).job, "trainer_starts", 1)  # as no script of ours does
     for ask in (jobs.state, jobs.fields, lambda one: job_status(broker, one), lambda one: stream_report(broker, one)):
         with pytest.raises(NotFound, match=job_id):
             ask(job_id)
@@ -235,8 +234,8 @@ def test_of_dead_batches_the_newest_reasons_are_kept_cut_and_without_payload(set
         claim = generator.claim(60.0)
         assert claim is not None
         assert generator.fail(claim, reason) is FailOutcome.DEAD
-    redis = connect(settings).redis
-    entries = redis.xrange(JobKeys(job_id).dead)
+    broker = connect(settings)
+    entries = broker.redis.xrange(broker.job_keys(job_id).dead)
     assert len(entries) == 1000
     assert all(set(fields) == {b"batch_id", b"reason", b"attempts"} for _, fields in entries)
     assert max(len(fields[b"reason"]) for _, fields in entries) == 2000

@@ -21,7 +21,6 @@ from broker.connection import roles
 from broker.connection.client import Broker, connect
 from broker.fence import read_fence
 from broker.job_store import JobStore
-from broker.keys import JobKeys
 from broker.monitor import job_status
 from broker.trainer_side import TrainerSide
 from consumer.supervisor import look_out
@@ -111,7 +110,7 @@ class Holder:
 
     def __init__(self, broker: Broker, job_id: str) -> None:
         self._broker = broker
-        self._keys = JobKeys(job_id)
+        self._keys = broker.job_keys(job_id)
 
     @property
     def epoch(self) -> int:
@@ -177,7 +176,7 @@ def test_a_killed_worker_takes_its_trainer_along_and_the_next_worker_starts_anot
         pid = holder.pid
         process.kill()
         until(lambda: not is_running(pid), "the trainer's end")
-    broker.redis.delete(JobKeys(job_id).starting)  # so as not to wait for it to expire
+    broker.redis.delete(broker.job_keys(job_id).starting)  # so as not to wait for it to expire
     with worker(own_settings, tmp_path / "worker.log"):
         assert holder.appears(after_epoch=first) > first
 
@@ -360,10 +359,10 @@ def test_a_trainer_whose_lease_ran_out_while_redis_was_away_may_renew_it(
         pid = holder.pid
         reconciler.reconcile()
         os.kill(pid, signal.SIGSTOP)
-        until(lambda: not read_fence(broker, JobKeys(job_id)).is_held(broker.now_s()), "the end of its lease")
+        until(lambda: not read_fence(broker, broker.job_keys(job_id)).is_held(broker.now_s()), "the end of its lease")
         reconciler.reconcile()
         os.kill(pid, signal.SIGCONT)
-        until(lambda: read_fence(broker, JobKeys(job_id)).is_held(broker.now_s()), "its renewal")
+        until(lambda: read_fence(broker, broker.job_keys(job_id)).is_held(broker.now_s()), "its renewal")
         reconciler.reconcile()
         assert (trainer.job_id, holder.pid) == (job_id, pid)
 
@@ -462,7 +461,7 @@ def test_a_job_whose_record_is_lost_does_not_keep_others_from_a_trainer(
     jobs = JobStore(broker)
     lost_id, _ = jobs.create(job_spec())
     job_id, _ = jobs.create(job_spec())
-    broker.redis.delete(JobKeys(lost_id).job)
+    broker.redis.delete(broker.job_keys(lost_id).job)
     with reconciling(own_settings, broker, monkeypatch) as (reconciler, trainer):
         reconciler.reconcile()
         assert trainer.job_id == job_id
@@ -474,7 +473,7 @@ def test_a_job_whose_spec_cannot_be_read_fails_and_does_not_keep_others_from_a_t
     jobs = JobStore(broker)
     old_id, _ = jobs.create(job_spec())
     job_id, _ = jobs.create(job_spec())
-    broker.redis.set(JobKeys(old_id).spec, msgspec.msgpack.encode({"algorithm": {"correction": "decoupled"}}))
+    broker.redis.set(broker.job_keys(old_id).spec, msgspec.msgpack.encode({"algorithm": {"correction": "decoupled"}}))
     with reconciling(own_settings, broker, monkeypatch) as (reconciler, trainer):
         reconciler.reconcile()
         assert trainer.job_id == job_id

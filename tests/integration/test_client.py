@@ -356,6 +356,6 @@ def test_a_process_of_another_version_is_told_so(
     job_id = created(broker, stages=[LENGTHS])
     as_stage = replace(own, redis_url=redis_server.url_of(STAGE), broker_timeout_s=0.5)
     with Stage(job_id, "lengths", settings=as_stage) as stage:
-        monkeypatch.setattr(connection, "script_sha", lambda name: "ab" * 20)
-        with pytest.raises(ContractViolation, match=r"onbeat\.client: the stack has other scripts .*the version of"):
+        monkeypatch.setattr(connection, "function_name", lambda name: f"another_{name}")
+        with pytest.raises(ContractViolation, match=r"onbeat\.client: the stack has other functions .*the version of"):
             stage.get(timeout_s=1.0)

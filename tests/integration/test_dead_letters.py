@@ -14,7 +14,6 @@ from broker.connection.client import connect
 from broker.dead_letters import DeadLetterBox
 from broker.generator_side import FailOutcome
 from broker.job_store import JobStore
-from broker.keys import JobKeys
 from broker.trainer_side import TrainerSide
 from contracts.dead_letters import DeadLetters
 from contracts.encoding.wire import convert
@@ -155,7 +154,7 @@ def test_what_is_kept_of_dead_batches_has_a_bound_in_entries_and_in_bytes(settin
     job.trainer.dispatch(0, more)
     for _ in range(80):
         bury(job, "é" * 3000)
-    redis, keys = job.broker.redis, JobKeys(job.job_id)
+    redis, keys = job.broker.redis, job.broker.job_keys(job.job_id)
     assert (redis.xlen(keys.dead), redis.xlen(keys.buried)) == (80, 64)
     letters = DeadLetterBox(job.broker, job.job_id).newest(100)
     assert [bool(one.prompts) for one in letters] == [True] * 9 + [False] + [True] * 55 + [False] * 15
@@ -174,7 +173,7 @@ def test_what_is_kept_of_dead_batches_has_a_bound_in_entries_and_in_bytes(settin
 def test_an_entry_that_no_script_wrote_hides_no_letter(fields: dict[str, bytes], settings: StackSettings) -> None:
     job = running(settings)
     batch_id = bury(job)
-    entry = job.broker.redis.xadd(JobKeys(job.job_id).dead, dict[Any, Any](fields))
+    entry = job.broker.redis.xadd(job.broker.job_keys(job.job_id).dead, dict[Any, Any](fields))
     box = DeadLetterBox(job.broker, job.job_id)
     assert [one.batch_id for one in box.newest(10)] == [batch_id]
     with pytest.raises(NotFound):

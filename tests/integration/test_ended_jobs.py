@@ -8,7 +8,6 @@ from broker.connection.client import connect
 from broker.fence import read_fence
 from broker.generator_side import Claim, PublishOutcome
 from broker.job_store import JobStore
-from broker.keys import JobKeys
 from broker.monitor import job_status
 from broker.trainer_side import TrainerSide
 from contracts.errors import Conflict, FencedOff
@@ -45,7 +44,7 @@ def claimed(job: Job, name: str) -> Claim:
 @pytest.mark.parametrize("state", [JobState.CANCELLED, JobState.FAILED, JobState.SUCCEEDED])
 @pytest.mark.parametrize("is_by_its_trainer", [True, False])
 def test_an_ended_job_is_not_sampled_on_and_keeps_nothing(job: Job, state: JobState, is_by_its_trainer: bool) -> None:
-    jobs, keys, redis = JobStore(job.broker), JobKeys(job.job_id), job.broker.redis
+    jobs, keys, redis = JobStore(job.broker), job.broker.job_keys(job.job_id), job.broker.redis
     published, held = claimed(job, "g1"), claimed(job, "g2")
     assert job.generator("g1").publish(published, answer_to(published.prompt_batch, "g1")) is PublishOutcome.ACCEPTED
     job.trainer.claim_rollouts(0, max_batches=8)
@@ -74,7 +73,7 @@ def test_a_trainer_whose_job_was_ended_beside_it_is_fenced_off(job: Job) -> None
 @pytest.mark.parametrize("lock", ["the fence", "the job's state"])
 def test_each_of_the_two_locks_holds_alone(job: Job, lock: str) -> None:
     """The end of a job closes the fence; what is opened by hand shows that the other lock holds too."""
-    held, keys, redis = claimed(job, "g1"), JobKeys(job.job_id), job.broker.redis
+    held, keys, redis = claimed(job, "g1"), job.broker.job_keys(job.job_id), job.broker.redis
     if lock == "the fence":
         change_fence(job.broker, keys, is_open=False, committed=0)
     else:
@@ -85,7 +84,7 @@ def test_each_of_the_two_locks_holds_alone(job: Job, lock: str) -> None:
 
 
 def test_a_commit_forgets_who_has_read_the_streams(job: Job) -> None:
-    keys, redis = JobKeys(job.job_id), job.broker.redis
+    keys, redis = job.broker.job_keys(job.job_id), job.broker.redis
     for name in ("g1", "g2"):
         claim = claimed(job, name)
         job.generator(name).publish(claim, answer_to(claim.prompt_batch, name))
@@ -99,7 +98,7 @@ def test_a_commit_forgets_who_has_read_the_streams(job: Job) -> None:
 
 def test_a_clock_that_steps_back_holds_nobody_off_for_as_long_as_the_step(job: Job) -> None:
     """Writes the lease as if its holder had got it an hour from now, and had died."""
-    redis, keys = job.broker.redis, JobKeys(job.job_id)
+    redis, keys = job.broker.redis, job.broker.job_keys(job.job_id)
     redis.hset(keys.fence, "lease_until", str(int(1000 * (job.broker.now_s() + 3600 + 1))))
     assert not job.trainer.fence().is_held(job.broker.now_s())
     successor = TrainerSide(job.broker, job.job_id, owner="t2", lease_s=0.001)

@@ -11,7 +11,6 @@ from broker.connection.roles import GENERATOR, TRAINER
 from broker.fence import read_fence
 from broker.generator_side import Claim, GeneratorSide, PublishOutcome
 from broker.job_store import JobStore
-from broker.keys import JobKeys
 from contracts.errors import FenceViolation, WrongEngine
 from contracts.jobs import JobState
 from contracts.settings import StackSettings
@@ -46,12 +45,12 @@ def publish(generator: GeneratorSide, name: str, claim: Claim, **changes: object
 
 
 def kept(job: Job) -> str:
-    return read_fence(job.broker, JobKeys(job.job_id)).engine
+    return read_fence(job.broker, job.broker.job_keys(job.job_id)).engine
 
 
 def forget(job: Job) -> None:
     """As a restart would that has lost all claims and publications."""
-    job.broker.redis.hdel(JobKeys(job.job_id).progress, "engine")
+    job.broker.redis.hdel(job.broker.job_keys(job.job_id).progress, "engine")
 
 
 def test_the_first_claim_says_which_kind_of_engine_samples_the_job_and_others_are_told_of_both(job: Job) -> None:
@@ -81,8 +80,8 @@ def test_a_publication_that_comes_after_another_kind_was_chosen_is_refused_and_c
     forget(job)
     claimed(first)
     assert publish(late, "g1", claim) is PublishOutcome.WRONG_ENGINE
-    assert job.broker.redis.hget(JobKeys(job.job_id).counters, "rejected:wrong_engine") == b"1"
-    assert job.broker.redis.xlen(JobKeys(job.job_id).slots[0].rollouts) == 0
+    assert job.broker.redis.hget(job.broker.job_keys(job.job_id).counters, "rejected:wrong_engine") == b"1"
+    assert job.broker.redis.xlen(job.broker.job_keys(job.job_id).slots[0].rollouts) == 0
 
 
 def test_a_publication_says_the_kind_again_that_a_restart_has_forgotten(job: Job) -> None:
@@ -117,10 +116,10 @@ def test_a_commit_says_the_kind_again_that_a_restart_has_forgotten(job: Job) -> 
 
 def test_what_two_kinds_have_sampled_across_a_restart_is_not_committed(job: Job) -> None:
     batches = trained(job, ("g1", side(job, "g1", KIND)), ("g2", side(job, "g2", OTHER)))
-    job.broker.redis.hset(JobKeys(job.job_id).progress, "engine", OTHER)
+    job.broker.redis.hset(job.broker.job_keys(job.job_id).progress, "engine", OTHER)
     with pytest.raises(FenceViolation, match=rf"wrong_engine.*{OTHER}"):
         commit(job, batches)
-    assert read_fence(job.broker, JobKeys(job.job_id)).committed == -1
+    assert read_fence(job.broker, job.broker.job_keys(job.job_id)).committed == -1
 
 
 @pytest.mark.parametrize(("is_committed", "expected"), [(False, ""), (True, KIND)])
@@ -131,7 +130,7 @@ def test_a_resumed_job_keeps_its_kind_unless_nothing_was_committed(job: Job, is_
     if is_committed:
         commit(job, batches)
     else:
-        job.broker.redis.hset(JobKeys(job.job_id).progress, "engine", KIND)
+        job.broker.redis.hset(job.broker.job_keys(job.job_id).progress, "engine", KIND)
     jobs.move(job.job_id, JobState.FAILED, reason="no generator")
     assert kept(job) == KIND
     jobs.resume(job.job_id)
@@ -140,4 +139,4 @@ def test_a_resumed_job_keeps_its_kind_unless_nothing_was_committed(job: Job, is_
 
 def test_generators_that_name_no_kind_leave_none_behind(job: Job) -> None:
     commit(job, trained(job, *[("g1", side(job, "g1", None))] * 2))
-    assert (kept(job), read_fence(job.broker, JobKeys(job.job_id)).committed) == ("", 0)
+    assert (kept(job), read_fence(job.broker, job.broker.job_keys(job.job_id)).committed) == ("", 0)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
 from broker.connection.client import Broker, connect
-from broker.connection.roles import GENERATOR, TRAINER
+from broker.connection.roles import GENERATOR, ROLES, TRAINER, UNSEALED
 from broker.generator_side import FailOutcome, GeneratorSide, PublishOutcome
 from broker.job_store import JobStore
 from broker.openings import Opening
@@ -223,15 +224,18 @@ def test_a_lost_prompt_is_dispatched_again(job: Job) -> None:
     job.trainer.open_iteration(job.opening(0, 1), {0: DIGEST})
     claim = job.generator().claim(10)
     assert claim is not None
-    job.broker.redis.xdel(f"onbeat:{{{job.job_id}}}:prompts", claim.entry_id)
+    job.broker.redis.xdel(job.broker.job_keys(job.job_id).slots[0].prompts, claim.entry_id)
     assert job.trainer.reconcile(0, job.batches(0, 1)) == 1
     assert job.trainer.reconcile(0, job.batches(0, 1)) == 0
     assert job.generator("g2").claim(10) is not None
 
 
-@pytest.mark.usefixtures("scripts_come_back")
-def test_a_server_that_forgot_its_scripts_is_sent_them_again_by_who_may(settings: StackSettings) -> None:
-    operator = connect(settings)
-    job = job_of(operator, operator, operator)
-    operator.redis.script_flush()
-    assert job.trainer.open_iteration(job.opening(0, 1), {0: DIGEST}) is True
+def test_a_server_without_our_roles_is_given_the_library_by_who_calls_first(tmp_path: Path) -> None:
+    with EmbeddedRedis(tmp_path / "redis") as server:
+        operator = connect(StackSettings(redis_url=server.url))
+        operator.redis.acl_deluser(*ROLES)
+        operator.redis.function_flush()
+        job = job_of(operator, operator, operator)
+        assert operator.seal == UNSEALED
+        operator.redis.function_flush()
+        assert job.trainer.open_iteration(job.opening(0, 1), {0: DIGEST}) is True

@@ -21,6 +21,7 @@ from broker.generator_side import PublishOutcome
 from broker.keys import GENERATOR_GROUP
 from contracts.jobs import JobState
 from contracts.settings import StackSettings
+from tests.every_key import every_key
 from tests.integration.fence_generators import GENERATOR, GeneratorMoves
 from tests.integration.fence_parts import StutteringBroker
 from tests.integration.fence_trainers import CURRENT, NUM_BATCHES
@@ -73,12 +74,9 @@ class FenceMachine(GeneratorMoves):
         super().__init__()
         self.disk: tuple | None = None
 
-    @rule(what=st.sampled_from(["answer", "scripts"]))
-    def the_server_forgets(self, what: str) -> None:
-        if what == "answer":
-            self.broker.loses_next_answer = True
-        else:
-            self.broker.redis.script_flush()
+    @rule()
+    def the_next_answer_is_lost(self) -> None:
+        self.broker.loses_next_answer = True
 
     @rule(pick=st.integers(0, 3), is_noticed=st.booleans())
     def a_prompt_is_lost(self, pick: int, is_noticed: bool) -> None:
@@ -151,7 +149,7 @@ class FenceMachine(GeneratorMoves):
 
     def teardown(self) -> None:
         self.real.jobs.move(self.job_id, JobState.FAILED)
-        self.broker.redis.delete(*self.keys.of_script())
+        self.broker.redis.delete(*every_key(self.keys))
 
 
 class WindowMachine(FenceMachine):

@@ -7,7 +7,7 @@ import pytest
 from broker.connection.client import connect
 from broker.generator_side import FailOutcome, PublishOutcome, Renewal
 from broker.job_store import JobStore
-from broker.keys import GENERATOR_GROUP, JobKeys
+from broker.keys import GENERATOR_GROUP
 from broker.trainer_side import TrainerSide
 from contracts.errors import FencedOff, FenceViolation
 from contracts.events import Rewound
@@ -34,7 +34,7 @@ def fence(settings: StackSettings) -> Job:
 
 def expire(job: Job, generator: str, entry_id: str) -> None:
     """The lease of an entry has not been renewed for an hour."""
-    prompts = JobKeys(job.job_id).slots[0].prompts
+    prompts = job.broker.job_keys(job.job_id).slots[0].prompts
     job.broker.redis.xclaim(prompts, GENERATOR_GROUP, generator, 0, [entry_id], idle=EXPIRED_MS, justid=True)
 
 
@@ -68,11 +68,10 @@ def test_batches_whose_answer_was_lost_are_answered_again(fence: Job) -> None:
         claim = generator.claim(LEASE_S)
         assert claim is not None
         generator.publish(claim, answer_to(claim.prompt_batch, "g1"))
-    keys = JobKeys(fence.job_id).of_script()
     epoch = fence.trainer.trainer_epoch
     first = fence.trainer.claim_rollouts(0, max_batches=1)[0]
     told = {"epoch": epoch, "iteration": 0, "max_batches": 8, "last_entry": "0-1", "read_ahead": []}
-    fence.broker.run("claim_rollouts", keys, **told)  # delivered, and its answer lost
+    fence.broker.run("claim_rollouts", job=fence.job_id, **told)  # delivered, and its answer lost
     assert len(fence.trainer.claim_rollouts(0, max_batches=8)[0]) == 1
     assert fence.trainer.claim_rollouts(0, max_batches=8)[0] == []
     assert first[0].batch.batch_id == "0/train/0"

@@ -22,7 +22,6 @@ from broker import keys
 from broker.celery_app import ENSURE_TRAINER, KEY_PREFIX, TrainerRequests
 from broker.connection.client import connect
 from broker.generator_side import GeneratorSide, PublishOutcome
-from broker.keys import JobKeys
 from broker.openings import Opening
 from broker.presence import Presence
 from broker.trainer_side import TrainerSide
@@ -124,7 +123,9 @@ def test_a_job_whose_spec_cannot_be_read_does_not_hide_the_others(
     ask: Callable[..., httpx.Response], services: Services
 ) -> None:
     job_id, old_id = submit(ask), submit(ask)
-    services.broker.redis.set(JobKeys(old_id).spec, msgspec.msgpack.encode({"schedule": "of an older Onbeat"}))
+    services.broker.redis.set(
+        services.broker.job_keys(old_id).spec, msgspec.msgpack.encode({"schedule": "of an older Onbeat"})
+    )
     listed = [job["job_id"] for job in ask("GET", "/v1/jobs").json()["jobs"]]
     assert job_id in listed
     assert old_id not in listed
@@ -135,7 +136,7 @@ def test_a_job_whose_record_a_server_lost_does_not_hide_the_others(
     ask: Callable[..., httpx.Response], services: Services
 ) -> None:
     job_id, lost_id = submit(ask), submit(ask)
-    services.broker.redis.delete(JobKeys(lost_id).job)
+    services.broker.redis.delete(services.broker.job_keys(lost_id).job)
     services.broker.redis.srem(keys.ACTIVE, lost_id)
     listed = [job["job_id"] for job in ask("GET", "/v1/jobs").json()["jobs"]]
     assert job_id in listed

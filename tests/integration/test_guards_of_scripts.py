@@ -12,7 +12,7 @@ from broker.connection.client import connect
 from broker.fence import read_fence
 from broker.generator_side import FailOutcome, PublishOutcome
 from broker.job_store import JobStore
-from broker.keys import ACTIVE, JobKeys
+from broker.keys import JobKeys
 from broker.ledger import BatchRecord, Dead, Expected, Published, batch_record
 from broker.monitor import stream_report
 from broker.openings import NewBatch
@@ -25,6 +25,7 @@ from contracts.settings import StackSettings
 from contracts.weights import WeightShard
 from onbeat.stack.redis import EmbeddedRedis
 from tests.builders import job_spec
+from tests.every_key import every_key
 from tests.integration.fence_parts import change_fence
 from tests.integration.test_fence import DIGEST, Job, answer_to, job_of, manifest, record
 
@@ -37,7 +38,7 @@ def job(redis_server: EmbeddedRedis) -> Job:
 
 
 def keys(job: Job) -> JobKeys:
-    return JobKeys(job.job_id)
+    return job.broker.job_keys(job.job_id)
 
 
 def ledger(job: Job, batch_id: str) -> BatchRecord:
@@ -312,7 +313,7 @@ def test_the_script_that_dispatches_asks_the_fence_itself(
     change_fence(job.broker, keys(job), is_open=is_open)
     before = job.broker.redis.xlen(keys(job).slots[0].prompts)
     told = {"epoch": epoch, "iteration": iteration, "batches": [NewBatch(id="0/train/9", shape="2x4")]}
-    said = job.broker.run("dispatch", keys(job).of_script(), b"prompts", **told)
+    said = job.broker.run("dispatch", b"prompts", job=job.job_id, **told)
     assert said[0] == answer
     assert job.broker.redis.xlen(keys(job).slots[0].prompts) == before + (answer == b"dispatched")
 
@@ -334,7 +335,7 @@ def test_the_script_that_looks_for_what_is_lost_asks_the_fence_itself(
     epoch = epoch_more + int(job.broker.redis.hget(keys(job).fence, "epoch") or 0)  # type: ignore[arg-type]
     change_fence(job.broker, keys(job), is_open=is_open)
     told = {"epoch": epoch, "iteration": iteration, "batch_ids": []}
-    assert job.broker.run("reconcile", keys(job).of_script(), **told) == answer
+    assert job.broker.run("reconcile", job=job.job_id, **told) == answer
 
 
 def test_a_trainer_whose_epoch_is_over_extends_nobodys_lease(job: Job) -> None:
@@ -371,20 +372,18 @@ def test_a_resume_stands_on_what_its_caller_looked_at(
 ) -> None:
     spec: Any = job.broker.redis.get(keys(job).spec)
     job.broker.redis.hset(keys(job).job, "state", state)
-    told = {"job_id": job.job_id, "allowed": {"failed": True}, "num_records": num_records}
-    names = keys(job).of_script(keys(job).spec, ACTIVE)
+    told = {"job": job.job_id, "allowed": {"failed": True}, "num_records": num_records}
     another = encode(job_spec(seed=7))  # a spec: the gateways of other tests list this server's jobs
     assert another != spec
-    assert job.broker.run("resume_job", names, spec_before or spec, another, "", b"event", **told) == answer
+    assert job.broker.run("resume_job", spec_before or spec, another, "", b"event", **told) == answer
     assert job.broker.redis.get(keys(job).spec) == (another if answer == [b"resumed"] else spec)
 
 
 def test_a_job_without_a_spec_is_not_resumed(job: Job) -> None:
     job.broker.redis.hset(keys(job).job, "state", "failed")
     job.broker.redis.delete(keys(job).spec)
-    names = keys(job).of_script(keys(job).spec, ACTIVE)
-    told = {"job_id": job.job_id, "allowed": {"failed": True}, "num_records": 0}
-    assert job.broker.run("resume_job", names, b"", b"another spec", "", b"event", **told) == [b"refused", b"unknown"]
+    told = {"job": job.job_id, "allowed": {"failed": True}, "num_records": 0}
+    assert job.broker.run("resume_job", b"", b"another spec", "", b"event", **told) == [b"refused", b"unknown"]
     assert job.broker.redis.hget(keys(job).job, "state") == b"failed"
 
 
@@ -425,7 +424,7 @@ def test_epochs_and_milliseconds_are_exact_up_to_the_largest_that_lua_counts(job
     assert job.broker.redis.hget(keys(job).fence, "epoch") == str(largest).encode()
     successor.renew()
     for epoch, answer in ((largest - 1, b"fenced"), (largest, b"renewed")):
-        assert job.broker.run("renew_trainer", keys(job).of_script(), epoch=epoch, lease_ms=5)[0] == answer
+        assert job.broker.run("renew_trainer", job=job.job_id, epoch=epoch, lease_ms=5)[0] == answer
     successor.open_iteration(job.opening(0, count=1), {0: DIGEST})
     job.generator().claim(10)
     claimed = ledger(job, "0/train/0")
@@ -471,4 +470,4 @@ def test_nothing_of_a_removed_job_comes_back_whoever_calls_late(job: Job) -> Non
     jobs.reset_trainer_starts(job.job_id)
     jobs.uncount_trainer_start(job.job_id)
     assert not jobs.reserve_start(job.job_id, "c1", life_s=60)
-    assert job.broker.redis.exists(*names.of_script(), *names.unshared) == 0
+    assert job.broker.redis.exists(*every_key(names)) == 0

@@ -41,7 +41,7 @@ def claim_raw(job: StagedJob, max_rows: int) -> list[Any]:
     """The answer of the script to a worker that holds no batch."""
     return job.brokers[STAGE].run(
         "claim_rows",
-        job.keys.of_script(job.keys.ready, job.keys.buried),
+        job=job.job_id,
         worker="s9",
         stage=0,
         name="judge",

@@ -81,8 +81,8 @@ def straggling(settings: StackSettings, **spec: object) -> Straggling:
     assert first is not None
     assert held is not None
     quick.publish(first, answer_to(first.prompt_batch, "quick"))
-    set_typical_time(broker, JobKeys(job_id), TYPICAL_S)
-    return Straggling(job=job, keys=JobKeys(job_id), slow=slow, quick=quick, held=held)
+    set_typical_time(broker, broker.job_keys(job_id), TYPICAL_S)
+    return Straggling(job=job, keys=broker.job_keys(job_id), slow=slow, quick=quick, held=held)
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ import consumer.trainer.job_run as job_run
 from broker.connection.client import Broker, connect
 from broker.fence import read_fence
 from broker.job_store import JobStore
-from broker.keys import JobKeys
 from broker.trainer_side import TrainerSide
 from contracts.errors import (
     BatchFailed,
@@ -86,7 +85,7 @@ class OneJob:
 
     @property
     def is_held(self) -> bool:
-        return read_fence(self.broker, JobKeys(self.job_id)).lease_until_s > 0.0
+        return read_fence(self.broker, self.broker.job_keys(self.job_id)).lease_until_s > 0.0
 
 
 @pytest.fixture
@@ -188,7 +187,7 @@ def test_a_trainer_that_dies_while_the_job_is_cancelled_leaves_the_end_to_a_cons
 
 def succeed_it(job: OneJob) -> TrainerSide:
     """Takes the job of a trainer whose lease has run out."""
-    job.broker.redis.hset(JobKeys(job.job_id).fence, "lease_until", "1")
+    job.broker.redis.hset(job.broker.job_keys(job.job_id).fence, "lease_until", "1")
     successor = TrainerSide(job.broker, job.job_id, owner="its successor", lease_s=600.0)
     successor.acquire()
     return successor

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -59,8 +58,8 @@ class MortalBroker(Broker):
 
     dies = True
 
-    def run(self, script: str, keys: Sequence[str], *payloads: str | int | bytes, **told: Any) -> list[Any]:
-        answer = super().run(script, keys, *payloads, **told)
+    def run(self, function: str, *payloads: str | int | bytes, **told: Any) -> list[Any]:
+        answer = super().run(function, *payloads, **told)
         if self.dies:
             raise Died
         return answer
@@ -153,13 +152,13 @@ class Overtaken(Broker):
 
     is_overtaken = False
 
-    def run(self, script: str, keys: Sequence[str], *payloads: str | int | bytes, **told: Any) -> list[Any]:
-        if script == "set_state" and not self.is_overtaken:
+    def run(self, function: str, *payloads: str | int | bytes, **told: Any) -> list[Any]:
+        if function == "set_state" and not self.is_overtaken:
             self.is_overtaken = True
             others = JobStore(Broker(self.redis))
-            others.move(told["job_id"], JobState.RUNNING)
-            others.request_cancel(told["job_id"])
-        return super().run(script, keys, *payloads, **told)
+            others.move(told["job"], JobState.RUNNING)
+            others.request_cancel(told["job"])
+        return super().run(function, *payloads, **told)
 
 
 def test_of_two_cancels_at_once_none_ends_a_trainer_that_may_save(jobs: JobStore, settings: StackSettings) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -11,7 +10,6 @@ import pytest
 from broker import openings
 from broker.connection.client import Broker, connect
 from broker.job_store import JobStore
-from broker.keys import JobKeys
 from broker.trainer_side import TrainerSide
 from contracts.errors import BrokerUnavailable, FenceViolation
 from contracts.events import AuditRecord, record_digest
@@ -32,12 +30,12 @@ class CountingBroker(Broker):
         self.num_bytes: Counter[str] = Counter()
         self.dies_at: tuple[str, int] = ("", 0)
 
-    def run(self, script: str, keys: Sequence[str], *payloads: str | int | bytes, **told: Any) -> list[Any]:
-        self.calls[script] += 1
-        self.num_bytes[script] += sum(len(one) for one in payloads if isinstance(one, bytes))
-        if (script, self.calls[script]) == self.dies_at:
+    def run(self, function: str, *payloads: str | int | bytes, **told: Any) -> list[Any]:
+        self.calls[function] += 1
+        self.num_bytes[function] += sum(len(one) for one in payloads if isinstance(one, bytes))
+        if (function, self.calls[function]) == self.dies_at:
             raise BrokerUnavailable("died here")
-        return super().run(script, keys, *payloads, **told)
+        return super().run(function, *payloads, **told)
 
 
 @pytest.fixture
@@ -126,8 +124,8 @@ def test_who_waits_sends_no_payload_and_of_what_is_lost_only_that(job: Job, brok
     batches = job.batches(0, NUM_BATCHES)
     assert job.trainer.reconcile(0, batches) == 0
     assert (broker.calls["reconcile"], broker.num_bytes["reconcile"], broker.calls["dispatch"]) == (1, 0, 0)
-    prompts = broker.redis.xrange(JobKeys(job.job_id).slots[0].prompts)
-    broker.redis.xdel(JobKeys(job.job_id).slots[0].prompts, prompts[4][0])  # type: ignore[index]
+    prompts = broker.redis.xrange(broker.job_keys(job.job_id).slots[0].prompts)
+    broker.redis.xdel(broker.job_keys(job.job_id).slots[0].prompts, prompts[4][0])  # type: ignore[index]
     assert job.trainer.reconcile(0, batches) == 1
     assert broker.num_bytes["dispatch"] == len(prompts[4][1][b"batch"])  # type: ignore[index]
 

@@ -16,7 +16,6 @@ import consumer.trainer.trainer as trainer
 from broker.connection.client import Broker, connect
 from broker.fence import read_fence
 from broker.job_store import JobStore
-from broker.keys import JobKeys
 from broker.trainer_side import TrainerSide
 from consumer.trainer.held_job import HeldJob
 from consumer.trainer.iteration import Iteration
@@ -189,7 +188,7 @@ def test_records_go_back_under_the_newest_epoch_alone_and_where_they_follow(back
     assert backed.jobs.audit(other_id) == []
     side.restore([first, *later])
     assert backed.jobs.audit(other_id) == [first, *later]
-    fence = read_fence(backed.broker, JobKeys(other_id))
+    fence = read_fence(backed.broker, backed.broker.job_keys(other_id))
     assert (fence.committed, fence.window) == (later[-1].iteration, ())
     side.restore([first, *later])
     assert len(backed.jobs.audit(other_id)) == 1 + len(later), "a repeat writes nothing"

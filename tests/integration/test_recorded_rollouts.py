@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from broker.keys import REPLAYS
+from broker.keys import REPLAYS, sealed_name
 from contracts.encoding.arrays import pack_float32, pack_int32
 from contracts.encoding.wire import encode_json
 from contracts.recorded.batches import RecordedBatch, RecordedIteration, RecordedSummary
@@ -256,14 +256,14 @@ def test_what_a_generator_writes_among_the_requests_stands_in_no_other_one_s_way
     job_id, replays = submit(ask, recording={}), services.replays
     recorded(services, job_id, record_of(job_id, "3/train/1"))
     packed = written if isinstance(written, bytes) else msgspec.msgpack.encode(written)
-    services.broker.redis.delete(REPLAYS)
-    services.broker.redis.hset(REPLAYS, "x", packed)
+    services.broker.redis.delete(sealed_name(REPLAYS, services.broker.seal))
+    services.broker.redis.hset(sealed_name(REPLAYS, services.broker.seal), "x", packed)
     answer = ask("POST", f"/v1/jobs/{job_id}/replays", json={"batch_id": "3/train/1"})
     assert answer.status_code == 202
     assert ask("GET", f"/v1/jobs/{job_id}/replays/x").status_code in (404, 502)
     claims = [replays.claim("g", lease_s=60.0) for _ in range(2)]
     assert [one.replay_id for one in claims if one] == [answer.json()["replay_id"]]
-    services.broker.redis.delete(REPLAYS)
+    services.broker.redis.delete(sealed_name(REPLAYS, services.broker.seal))
 
 
 def test_what_cant_be_sampled_again_is_refused_with_the_reason(ask: Ask, services: Services) -> None:  # noqa: F811

@@ -11,13 +11,14 @@ import pytest
 import broker.replays as replays
 from broker.connection.client import Broker, connect
 from broker.job_store import JobStore
-from broker.keys import REPLAYS, JobKeys
+from broker.keys import REPLAYS, sealed_name
 from broker.replays import Replays
 from contracts.errors import ContractViolation, NotFound, Unavailable
 from contracts.replays import ReplayState
 from contracts.settings import StackSettings
 from process.waiting import Waiting
 from tests.builders import DIGEST, job_spec
+from tests.every_key import every_key
 
 OTHER = "f" * 64
 
@@ -25,9 +26,9 @@ OTHER = "f" * 64
 @pytest.fixture
 def broker(settings: StackSettings) -> Iterator[Broker]:
     made = connect(settings)
-    made.redis.delete(REPLAYS)
+    made.redis.delete(everything(made))
     yield made
-    made.redis.delete(REPLAYS)
+    made.redis.delete(everything(made))
     made.close()
 
 
@@ -36,13 +37,18 @@ def job(broker: Broker) -> str:
     return JobStore(broker).create(job_spec())[0]
 
 
+def everything(broker: Broker) -> str:
+    """The hash of the requests."""
+    return sealed_name(REPLAYS, broker.seal)
+
+
 def dump(broker: Broker, job_id: str) -> dict[str, Any]:
-    return {key: broker.redis.dump(key) for key in JobKeys(job_id).of_script()}
+    return {key: broker.redis.dump(key) for key in every_key(broker.job_keys(job_id))}
 
 
 def test_a_request_is_answered_by_the_generator_that_holds_it(broker: Broker, job: str) -> None:
     asked, before = Replays(broker), dump(broker, job)
-    assert asked.is_empty()
+    assert asked.claim("g1", lease_s=30) is None
     first = asked.request(job, "1/train/0", recorded_digest=DIGEST)
     assert asked.request(job, "1/train/0", recorded_digest=DIGEST) == first, "while it waits, it is the same request"
     second = asked.request(job, "1/train/1", recorded_digest=DIGEST)
@@ -119,9 +125,9 @@ def test_requests_are_bounded_and_end_by_themselves(broker: Broker, job: str, mo
     asked.failed(held, "x" * 10_000 + "\ud800")
     asked.request(job, "1/train/9", recorded_digest=DIGEST)
     assert asked.get(made[0].replay_id) is None, "the oldest one that is over made room"
-    assert broker.redis.pttl(REPLAYS) > 0
+    assert broker.redis.pttl(everything(broker)) > 0
     monkeypatch.setattr(replays, "KEPT_S", 0.001)
-    old = asked.request(job, "1/train/10", recorded_digest=DIGEST) if broker.redis.delete(REPLAYS) else None
+    old = asked.request(job, "1/train/10", recorded_digest=DIGEST) if broker.redis.delete(everything(broker)) else None
     assert old is not None
     waiting = Waiting("it to be over", deadline_s=10.0)
     while (found := asked.get(old.replay_id)) is not None and found.state is not ReplayState.FAILED:
@@ -134,12 +140,12 @@ def test_what_is_no_job_is_refused_and_what_is_no_entry_hides_no_other(broker: B
     with pytest.raises(NotFound):
         asked.request("job-unknown", "1/train/0", recorded_digest=DIGEST)
     assert asked.get("replay-\ud800" * 100) is None
-    broker.redis.hset(REPLAYS, "replay-foreign", b"\xc1garbage")
+    broker.redis.hset(everything(broker), "replay-foreign", b"\xc1garbage")
     request = asked.request(job, "1/train/0", recorded_digest=DIGEST)
     held = asked.claim("g1", lease_s=30)
     assert held is not None
     assert held.replay_id == request.replay_id
     assert asked.get("replay-foreign") is None, "the next request has removed it"
-    broker.redis.hset(REPLAYS, "replay-foreign", b"\xc1garbage")
+    broker.redis.hset(everything(broker), "replay-foreign", b"\xc1garbage")
     with pytest.raises(ContractViolation):
         asked.get("replay-foreign")

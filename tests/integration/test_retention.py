@@ -22,7 +22,6 @@ from broker.celery_app import TrainerRequests
 from broker.connection.client import Broker, connect
 from broker.connection.roles import CELERY, GATEWAY, TRAINER
 from broker.job_store import JobStore
-from broker.keys import JobKeys
 from broker.monitor import job_status
 from broker.removals import Removals
 from broker.retention import audit_links, due_jobs
@@ -79,7 +78,9 @@ class Stack:
             train(job)
         trainers.move(job_id, JobState.SUCCEEDED, trainer_epoch=trainer.trainer_epoch)
         trainer.release()
-        self.operator.redis.hset(JobKeys(job_id).job, "ended_s", repr(self.operator.now_s() - days_ago * DAY_S))
+        self.operator.redis.hset(
+            self.operator.job_keys(job_id).job, "ended_s", repr(self.operator.now_s() - days_ago * DAY_S)
+        )
         folder = self.folder(job_id)
         for path in (folder.checkpoint_after(0), folder.weights_of(0), folder.weights_of(1), folder.path / "rollouts"):
             path.mkdir(parents=True)
@@ -174,7 +175,7 @@ def test_a_resume_between_the_steps_wins_and_what_was_put_aside_is_put_aside_ane
     with pytest.raises(Conflict, match="no longer what its run folder says"):
         stack.jobs.remove(folder.job_id, as_seen=(seen.ended_s, seen.num_records))
     later = stack.operator.now_s() - 35 * DAY_S
-    stack.operator.redis.hset(JobKeys(folder.job_id).job, "ended_s", repr(later))
+    stack.operator.redis.hset(stack.operator.job_keys(folder.job_id).job, "ended_s", repr(later))
     assert forget_due(stack.gateway) == [], "its folder tells of an earlier end"
     stack.sweep()
     assert forget_due(stack.gateway) == [folder.job_id]
@@ -283,7 +284,7 @@ def test_a_forgotten_job_is_deleted_by_its_id(stack: Stack) -> None:
 def test_a_job_that_trained_nothing_and_has_no_folder_is_forgotten_without_one(stack: Stack) -> None:
     job_id, _ = stack.jobs.create(job_spec())
     stack.jobs.request_cancel(job_id)
-    stack.operator.redis.hset(JobKeys(job_id).job, "ended_s", "1.0")
+    stack.operator.redis.hset(stack.operator.job_keys(job_id).job, "ended_s", "1.0")
     assert forget_due(stack.gateway) == [job_id]
     stack.sweep()
     assert Removals(stack.consumer).pending() == {}

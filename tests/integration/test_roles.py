@@ -15,35 +15,37 @@ from redis.retry import Retry
 
 from broker.celery_app import TrainerRequests, make_celery_app
 from broker.connection.client import Broker, connect
-from broker.connection.roles import CELERY, GATEWAY, GENERATOR, LOADER, ROLES, SCRIPT_ROLES, STAGE, TRAINER
-from broker.connection.script_texts import PRELUDE, SCRIPTS, script_sha, script_text
+from broker.connection.roles import CELERY, GATEWAY, GENERATOR, LOADER, ROLES, SCRIPT_ROLES, STAGE, TRAINER, rules
+from broker.connection.script_texts import PRELUDE, SCRIPTS, function_name, library_text
 from broker.generator_side import GeneratorSide, PublishOutcome
 from broker.job_store import JobStore
-from broker.keys import ACTIVE, JOBS, REMOVED, REPLAYS, SPEC_BYTES, JobKeys, SlotKeys, idempotency
+from broker.keys import (
+    ACTIVE,
+    JOBS,
+    REMOVED,
+    REPLAYS,
+    SPEC_BYTES,
+    STAGE_WORKERS,
+    JobKeys,
+    OpenKeys,
+    SlotKeys,
+    idempotency,
+    sealed_name,
+)
 from broker.monitor import job_status, stream_report
 from broker.presence import Presence
 from broker.trainer_side import TrainerSide
+from contracts.encoding.wire import encode
 from contracts.errors import InvalidInput
 from contracts.jobs import JobState
 from contracts.settings import StackSettings
 from onbeat.stack.redis import EmbeddedRedis
 from tests.builders import job_spec
+from tests.every_key import every_key
 from tests.integration.test_fence import DIGEST, Job, answer_to, job_of, record
 
-KEYS = JobKeys("J", num_open=2)
-OF_A_SCRIPT = {
-    "create_job": (KEYS.spec, JOBS, ACTIVE, REMOVED, SPEC_BYTES, idempotency("k")),
-    "resume_job": (KEYS.spec, ACTIVE),
-    "set_state": (ACTIVE,),
-    "remove_job": (JOBS, ACTIVE, REMOVED, idempotency("k"), SPEC_BYTES),
-    "announce_shard": (KEYS.shards,),
-}
-OF_A_SCRIPT |= dict.fromkeys(("put_chunk", "drop_chunks"), (KEYS.chunks,))
-OF_A_SCRIPT |= dict.fromkeys(("publish_batch", "put_rows"), (KEYS.ready,))
-OF_A_SCRIPT |= dict.fromkeys(("claim_rows", "fail_rows"), (KEYS.ready, KEYS.buried))
-OF_A_SCRIPT |= dict.fromkeys(("claim_prompt", "fail_batch"), (KEYS.buried,))
-OF_A_SCRIPT |= dict.fromkeys(("request_replay", "claim_replay", "renew_replay", "settle_replay"), (REPLAYS,))
-"""KEYS[9] and later ones, for the scripts that have more keys than the common ones."""
+SEAL = "5ea1" * 8
+KEYS = JobKeys("J", num_open=2, seal=SEAL)
 FIRST = "\x00the key"
 """Where the key stands in a sample call."""
 SAMPLES: dict[str, tuple[str, ...]] = {
@@ -93,23 +95,23 @@ SAMPLES: dict[str, tuple[str, ...]] = {
 }
 """Each command of the scripts with arguments that it accepts."""
 CALL = re.compile(r"(?:redis\.p?call|call_with|each_of)\('(\w+)'([^\n]*)")
-NAMES = ["FENCE", "WEIGHTS", "COUNTERS", "DEAD", "AUDIT", "JOB", "EVENTS", "PROGRESS"]
-OWN_NAMES = {
-    "SPEC",
-    "JOBS",
-    "ACTIVE",
-    "IDEMPOTENCY",
-    "SHARDS",
-    "CHUNKS",
-    "READY",
-    "REPLAYS",
-    "REMOVED",
-    "BURIED",
-    "BYTES",
+NAMED = {
+    name.upper(): getattr(KEYS, name)
+    for name in ("fence", "weights", "counters", "dead", "audit", "job", "events", "progress")
 }
+NAMED |= {
+    "JOBS": JOBS,
+    "ACTIVE": ACTIVE,
+    "REMOVED": REMOVED,
+    "SPEC_BYTES": SPEC_BYTES,
+    "REPLAYS": sealed_name(REPLAYS, SEAL),
+    "reservation": idempotency("k"),
+}
+NAMED |= {"SPEC": KEYS.spec, "SHARDS": KEYS.shards, "CHUNKS": KEYS.chunks}
+"""Variable → its key; the others are made where they are used, or are of a slot."""
+MADE = re.compile(r"(?:job|sealed)_key\('(\w+)'\)")
 OF_SLOT = {f"slot.{name}": name for name in SlotKeys._fields}
-KEY = re.compile(rf"\b({'|'.join([*NAMES, *sorted(OWN_NAMES), *OF_SLOT])}|stream|ready|buried)\b")
-OWN_KEYS = re.compile(r"^local ([A-Z, ]+) = (?:unpack\(KEYS, [19]|KEYS\[[19]\])", re.MULTILINE)
+KEY = re.compile(rf"\b({'|'.join([*NAMED, *OF_SLOT])}|stream)\b")
 GROUP_CALL = re.compile(r"'(CREATE|DESTROY)'")
 
 
@@ -139,16 +141,16 @@ def job(redis_server: EmbeddedRedis) -> Job:
     return job
 
 
-def attacks(job_id: str) -> dict[str, tuple[tuple[str, ...], tuple[Any, ...]]]:
+def attacks(job_id: str, seal: str = SEAL) -> dict[str, tuple[tuple[str, ...], tuple[Any, ...]]]:
     """What is tried → (the roles that must not, the command)."""
-    keys = JobKeys(job_id)
+    keys = JobKeys(job_id, seal=seal)
     not_gateway = (TRAINER, GENERATOR, STAGE, CELERY, LOADER)
     not_trainer = (GATEWAY, GENERATOR, STAGE, CELERY, LOADER)
     not_celery = (GATEWAY, TRAINER, GENERATOR, STAGE, LOADER)
     nobody = ROLES
     return {
         "look at the server": ((GENERATOR, STAGE, CELERY, LOADER), ("INFO", "server")),
-        "forge a job": (not_gateway, ("SET", JobKeys("job-forged").spec, "{}")),
+        "forge a job": (not_gateway, ("SET", OpenKeys("job-forged").spec, "{}")),
         "list a job of one's own": (not_gateway, ("ZADD", "onbeat:jobs", 0, "../escape")),
         "make a job active": ((GENERATOR, STAGE, CELERY, LOADER), ("SADD", "onbeat:active", "../escape")),
         "set a job's state": ((GENERATOR, STAGE, CELERY, LOADER), ("HSET", keys.job, "state", "succeeded")),
@@ -181,10 +183,13 @@ def attacks(job_id: str) -> dict[str, tuple[tuple[str, ...], tuple[Any, ...]]]:
             ("ZREM", keys.slots[0].work, "0/0/train/0/0"),
         ),
         "drop the columns": ((GENERATOR, STAGE, CELERY, LOADER), ("UNLINK", keys.slots[0].columns)),
-        "take a stage worker's name off": ((GENERATOR, CELERY, LOADER), ("HDEL", "onbeat:stage_workers", "s")),
+        "take a stage worker's name off": (
+            (GENERATOR, CELERY, LOADER),
+            ("HDEL", sealed_name(STAGE_WORKERS, seal), "s"),
+        ),
         "sign for a stage worker": (
             (GATEWAY, TRAINER, GENERATOR, CELERY, LOADER),
-            ("HSET", "onbeat:stage_workers", "s", b"forged"),
+            ("HSET", sealed_name(STAGE_WORKERS, seal), "s", b"forged"),
         ),
         "delete a rollout": (nobody, ("XDEL", keys.slots[0].rollouts, "1-0")),
         "delete a job's ledger": ((GENERATOR, STAGE, CELERY, LOADER), ("DEL", keys.slots[0].ledger)),
@@ -205,10 +210,16 @@ def attacks(job_id: str) -> dict[str, tuple[tuple[str, ...], tuple[Any, ...]]]:
         "become another": (nobody, ("ACL", "SETUSER", GENERATOR, "+@all")),
         "run own Lua": (nobody, ("EVAL", "return redis.call('TIME')", 0)),
         "run own Lua that only reads": (nobody, ("EVAL_RO", "return 1", 0)),
-        "load own Lua": ((GATEWAY, TRAINER, GENERATOR, STAGE, CELERY), ("SCRIPT", "LOAD", "return 1")),
+        "load own Lua": (nobody, ("SCRIPT", "LOAD", "return 1")),
         "forget the scripts": (nobody, ("SCRIPT", "FLUSH")),
-        "load a library": (nobody, ("FUNCTION", "LOAD", "#!lua name=l\nredis.register_function('f', function() end)")),
-        "call a function": (nobody, ("FCALL", "f", 0)),
+        "forget the library": (nobody, ("FUNCTION", "FLUSH")),
+        "read the library": ((GATEWAY, TRAINER, GENERATOR, STAGE, CELERY), ("FUNCTION", "LIST", "WITHCODE")),
+        "copy the library": (nobody, ("FUNCTION", "DUMP")),
+        "load a library": (
+            (GATEWAY, TRAINER, GENERATOR, STAGE, CELERY),
+            ("FUNCTION", "LOAD", "#!lua name=l\nredis.register_function('f', function() end)"),
+        ),
+        "name a key to a function": (nobody, ("FCALL", "f", 1, keys.spec)),
         "empty the server": (nobody, ("FLUSHALL",)),
         "empty the database": (nobody, ("FLUSHDB",)),
         "list the keys": (nobody, ("KEYS", "*")),
@@ -232,7 +243,7 @@ def attacks(job_id: str) -> dict[str, tuple[tuple[str, ...], tuple[Any, ...]]]:
 
 @pytest.mark.parametrize("what", attacks("J"))
 def test_the_server_refuses_what_is_not_the_roles(what: str, redis_server: EmbeddedRedis, job: Job) -> None:
-    who, command = attacks(job.job_id)[what]
+    who, command = attacks(job.job_id, redis_server.seal)[what]
     for role in who:
         with raw(redis_server, role) as client, pytest.raises(ResponseError) as caught:
             client.execute_command(*command)
@@ -244,23 +255,23 @@ def test_the_server_refuses_what_is_not_the_roles(what: str, redis_server: Embed
 def test_a_script_of_another_role_is_refused_at_its_head(
     script: str, redis_server: EmbeddedRedis, operator: redis.Redis, job: Job
 ) -> None:
-    before = {key: operator.dump(key) for key in JobKeys(job.job_id).of_script()}
-    epoch = job.trainer.trainer_epoch
+    keys = job.broker.job_keys(job.job_id)
+    before = {key: operator.dump(key) for key in every_key(keys)}
+    told = encode({"epoch": job.trainer.trainer_epoch})
     for role in {GATEWAY, TRAINER, GENERATOR, STAGE} - set(SCRIPT_ROLES[script]):
-        keys = JobKeys(job.job_id).of_script(JobKeys(job.job_id).spec)
         with raw(redis_server, role) as client, pytest.raises(ResponseError, match=f"may run {script}"):
-            client.evalsha(script_sha(script), len(keys), *keys, str(epoch), "0", "", "", "", "", "0", "")
+            client.fcall(function_name(script), 0, job.job_id, "1", told, "", "", "")
     for role in (CELERY, LOADER):
         with raw(redis_server, role) as client, pytest.raises(NoPermissionError):
-            client.evalsha(script_sha(script), 0)
-    assert before == {key: operator.dump(key) for key in JobKeys(job.job_id).of_script()}
+            client.fcall(function_name(script), 0)
+    assert before == {key: operator.dump(key) for key in every_key(keys)}
 
 
 def test_the_write_script_gives_nobody_more_than_his_own_rights(redis_server: EmbeddedRedis, job: Job) -> None:
-    generator = brokers(redis_server)[GENERATOR]
-    for command, key in (("HSET", JobKeys(job.job_id).fence), ("DEL", JobKeys(job.job_id).slots[0].ledger)):
+    gateway = brokers(redis_server)[GATEWAY]
+    for command, name in (("HSET", "weights"), ("XADD", "audit")):
         with pytest.raises(InvalidInput, match="may not do that"):
-            generator.write(command, key, *(["epoch", 9] if command == "HSET" else []))
+            gateway.write(command, name, *(["0", "x"] if command == "HSET" else ["*", "record", "x"]), job=job.job_id)
 
 
 def called(script: str) -> Iterator[tuple[str, str]]:
@@ -269,49 +280,64 @@ def called(script: str) -> Iterator[tuple[str, str]]:
     texts, seen = [(SCRIPTS / f"{script}.lua").read_text()], set()
     while texts:
         text = texts.pop()
+        yield from (("XADD", name) for name in re.findall(r"wake\('(\w+)'\)", text))
         for command, rest in CALL.findall(text):
-            found, of_group = KEY.search(rest), GROUP_CALL.search(rest)
+            if "job_key(name)" in rest:
+                continue
+            found, made, of_group = KEY.search(rest), MADE.search(rest), GROUP_CALL.search(rest)
             name = f"{command} {of_group[1]}" if command == "XGROUP" and of_group else command
-            yield name, found[0] if found else ""
+            yield name, made[1] if made else found[0] if found else ""
         reached = {name for name in functions if re.search(rf"\b{name}\(", text)} - seen
         seen |= reached
         texts += [functions[name] for name in reached]
 
 
-@pytest.mark.parametrize("script", sorted(SCRIPT_ROLES.keys() - {"write"}))
+@pytest.mark.parametrize("script", sorted(SCRIPT_ROLES.keys() - {"write", "seal"}))
 def test_a_role_may_do_all_that_its_scripts_do(script: str, operator: redis.Redis) -> None:
-    """A script whose role lacks a right would stop halfway: scripts don't roll back."""
+    """A function whose role lacks a right would stop halfway: functions don't roll back."""
     calls = set(called(script))
     assert calls
     for command, variable in calls:
         for key in _keys_of(script, variable):
             arguments = [key if word == FIRST else word for word in SAMPLES[command]]
             for role in SCRIPT_ROLES[script]:
-                answer = operator.execute_command("ACL", "DRYRUN", role, *command.split(), *arguments)
+                answer = operator.execute_command("ACL", "DRYRUN", f"dry-{role}", *command.split(), *arguments)
                 assert answer == b"OK", f"{script} as {role}: {command} {' '.join(arguments)}: {answer}"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def dry_users(redis_server: EmbeddedRedis) -> Iterator[None]:
+    """Users with the roles' rights under the seal of the samples; no password opens one."""
+    operator = redis.Redis.from_url(redis_server.url)
+    for role in (GATEWAY, TRAINER, GENERATOR, STAGE):
+        operator.execute_command("ACL", "SETUSER", f"dry-{role}", "reset", *_words(rules(role, SEAL)))
+    yield
+    operator.acl_deluser(*(f"dry-{role}" for role in (GATEWAY, TRAINER, GENERATOR, STAGE)))
+
+
+def _words(text: str) -> list[str]:
+    """The rules of a user as ACL SETUSER takes them: a selector is one of them."""
+    return re.findall(r"\([^)]*\)|\S+", text)
 
 
 def _keys_of(script: str, variable: str) -> list[str]:
     if variable == "stream":
         names = ["prompts"] if GENERATOR in SCRIPT_ROLES[script] else ["prompts", "rollouts"]
         return [getattr(slot, name) for slot in KEYS.slots for name in names]
-    if variable in ("ready", "buried"):
-        return [getattr(KEYS, variable)]
     if variable in OF_SLOT:
         return [getattr(slot, OF_SLOT[variable]) for slot in KEYS.slots]
     if script == "remove_job" and not variable:
-        return [*KEYS.of_script(), *KEYS.unshared]
-    if variable in OWN_NAMES:
-        named = OWN_KEYS.search((SCRIPTS / f"{script}.lua").read_text())
-        assert named is not None
-        return [OF_A_SCRIPT[script][named[1].split(", ").index(variable)]]
-    return [KEYS.of_script()[NAMES.index(variable)]] if variable else [""]
+        return every_key(KEYS)
+    if script == "beat":
+        return [sealed_name("generators", SEAL)] if variable == "GENERATOR" else []
+    if variable in NAMED:
+        return [NAMED[variable]]
+    return [getattr(KEYS, variable)] if variable else [""]
 
 
 def test_every_script_says_who_may_run_it() -> None:
     assert {path.stem for path in SCRIPTS.glob("*.lua")} - {"prelude"} == set(SCRIPT_ROLES)
-    for name in SCRIPT_ROLES:
-        assert "acl_check_cmd" in script_text(name)
+    assert library_text().count("if not (redis.acl_check_cmd(") == len(SCRIPT_ROLES)
 
 
 def test_a_whole_job_runs_on_the_rights_of_the_roles(redis_server: EmbeddedRedis) -> None:
@@ -390,15 +416,15 @@ def test_a_role_waits_for_a_server_that_is_about_to_be_given_its_scripts(
     with EmbeddedRedis(tmp_path_factory.mktemp("fresh")) as server:
         gateway = connect(StackSettings(redis_url=server.url_of(GATEWAY)))
         operator = redis.Redis.from_url(server.url)
-        operator.script_flush()
+        operator.function_flush()
         asked: list[str] = []
 
-        def loads_late(script: str) -> bool:
-            asked.append(script)
+        def loads_late() -> bool:
+            asked.append("library")
             if len(asked) == 2:
                 server.restart()
-            return Broker._load(gateway, script)
+            return Broker._load(gateway)
 
         monkeypatch.setattr(gateway, "_load", loads_late)
         JobStore(gateway).create(job_spec())
-        assert asked == ["create_job", "create_job"]
+        assert asked == ["library", "library"]

@@ -11,8 +11,7 @@ from broker import spans
 from broker.connection.client import Broker, connect
 from broker.generator_side import GeneratorSide
 from broker.job_store import JobStore
-from broker.keys import JobKeys
-from broker.spans import SpanStream, is_plausible
+from broker.spans import SpanStream, is_plausible, report_spans
 from contracts.encoding.wire import encode
 from contracts.events import TimelineSpan
 from contracts.jobs import JobState
@@ -40,25 +39,24 @@ def test_what_generators_report_is_read_once(broker: Broker, job_id: str) -> Non
     stream = SpanStream(broker, job_id)
     assert [span.who for span in stream.take()] == ["g1", "g2"]
     assert stream.take() == []
-    assert broker.redis.xlen(JobKeys(job_id).spans) == 0
-    stream.report([])
-    assert not broker.redis.xlen(JobKeys(job_id).spans)
+    assert broker.redis.xlen(broker.job_keys(job_id).spans) == 0
+    report_spans(broker, job_id, [])
+    assert not broker.redis.xlen(broker.job_keys(job_id).spans)
 
 
 def test_a_stage_worker_says_what_it_computed(broker: Broker, job_id: str) -> None:
     told = replace(WAIT, who="stage a", what="compute teacher", batch_id="2/train/0")
     stream = SpanStream(broker, job_id)
-    stream.report([told])
+    report_spans(broker, job_id, [told])
     assert stream.take() == [told]
 
 
 def test_reports_that_no_trainer_reads_stay_few(broker: Broker, job_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spans, "MAX_REPORTS", 5)
-    stream = SpanStream(broker, job_id)
     for number in range(20):
-        stream.report([replace(WAIT, iteration=number)] * 100)
-    assert broker.redis.xlen(JobKeys(job_id).spans) == 5
-    taken = stream.take()
+        report_spans(broker, job_id, [replace(WAIT, iteration=number)] * 100)
+    assert broker.redis.xlen(broker.job_keys(job_id).spans) == 5
+    taken = SpanStream(broker, job_id).take()
     assert (len(taken), taken[-1].iteration) == (5 * 64, 19)
 
 
@@ -88,7 +86,7 @@ def test_a_generator_says_nothing_of_others_and_no_impossible_times(
 ) -> None:
     assert is_plausible(WAIT)
     stream = SpanStream(broker, job_id)
-    stream.report([replace(WAIT, **told), WAIT])
+    report_spans(broker, job_id, [replace(WAIT, **told), WAIT])
     assert stream.take() == [WAIT]
 
 
@@ -96,32 +94,20 @@ def test_a_generator_says_nothing_of_others_and_no_impossible_times(
 def test_what_is_no_report_is_left_out_and_said_once(
     packed: bytes, broker: Broker, job_id: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    stream, key = SpanStream(broker, job_id), JobKeys(job_id).spans
+    stream, key = SpanStream(broker, job_id), broker.job_keys(job_id).spans
     for _ in range(3):
         broker.redis.xadd(key, {"spans": packed})
     broker.redis.xadd(key, {"other": b""})
-    stream.report([WAIT])
+    report_spans(broker, job_id, [WAIT])
     assert stream.take() == [WAIT]
     assert len(caplog.records) == 1
 
 
-@pytest.mark.parametrize("milliseconds", [1, 2**64 - 1])
-def test_an_entry_with_the_last_id_that_there_is_ends_neither_trainer_nor_generator(
-    milliseconds: int, broker: Broker, job_id: str
-) -> None:
-    stream, key = SpanStream(broker, job_id), JobKeys(job_id).spans
-    broker.redis.xadd(key, {"spans": encode((WAIT,))}, id=f"{milliseconds}-{2**64 - 1}")
-    stream.report([WAIT])
-    assert WAIT in stream.take()
-    assert broker.redis.xlen(key) == 0
-    assert stream.take() == []
-
-
 def test_a_report_that_comes_after_the_job_was_removed_leaves_no_key(broker: Broker, job_id: str) -> None:
-    jobs, stream = JobStore(broker), SpanStream(broker, job_id)
-    stream.report([WAIT])
+    jobs = JobStore(broker)
+    report_spans(broker, job_id, [WAIT])
     jobs.request_cancel(job_id)
     assert jobs.state(job_id) is JobState.CANCELLED
     jobs.remove(job_id)
-    stream.report([WAIT])
-    assert not broker.redis.exists(JobKeys(job_id).spans)
+    report_spans(broker, job_id, [WAIT])
+    assert not broker.redis.exists(broker.job_keys(job_id).spans)

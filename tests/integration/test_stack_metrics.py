@@ -16,7 +16,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from broker.celery_app import TrainerRequests
 from broker.connection.client import connect
 from broker.connection.roles import GENERATOR
-from broker.keys import GENERATORS, JobKeys
 from broker.presence import Presence
 from contracts.encoding.json_lines import append_json_lines
 from contracts.jobs import JobState
@@ -89,8 +88,8 @@ def test_a_reason_that_a_generator_invents_makes_no_metric(services: Services) -
     job_id, _ = services.jobs.create(job_spec())
     services.jobs.move(job_id, JobState.RUNNING)
     for number in range(100):
-        services.broker.redis.hset(JobKeys(job_id).counters, f"rejected:invented {number}", 1)
-    services.broker.redis.hset(JobKeys(job_id).counters, "rejected:stale", 7)
+        services.broker.redis.hset(services.broker.job_keys(job_id).counters, f"rejected:invented {number}", 1)
+    services.broker.redis.hset(services.broker.job_keys(job_id).counters, "rejected:stale", 7)
     found = scraped(services)
     reasons = {key[2]: value for key, value in found.items() if key[:2] == ("onbeat_job_rejected_total", job_id)}
     assert (reasons["stale"], reasons["other"]) == (7, 100)
@@ -119,13 +118,14 @@ def test_what_one_generator_or_one_job_writes_blinds_no_one(
         folder.path.mkdir(parents=True)
     append_json_lines(sound.metrics, [replace(iteration_metrics(), iteration=3)])
     linked.metrics.symlink_to("/dev/zero")
-    keys = JobKeys(jobs[1])
+    keys = services.broker.job_keys(jobs[1])
     generator = connect(StackSettings(redis_url=redis_server.url_of(GENERATOR)))
-    generator.redis.hset(keys.progress, mapping=dict.fromkeys(("engine", "recent_ms", "x"), written))
-    generator.redis.hset(keys.slots[0].ledger, "0/train/0", written)
-    generator.redis.hset(GENERATORS, "g-other", written)
-    generator.redis.hincrby(keys.counters, b"rejected:" + written[:9], 1)
-    generator.redis.zadd(keys.slots[0].work, {written or b"x": math.inf})
+    generator.run("beat", written or b"x", kind="generators", id="g-other")
+    by_hand = services.broker
+    by_hand.redis.hset(keys.progress, mapping=dict.fromkeys(("engine", "recent_ms", "x"), written))
+    by_hand.redis.hset(keys.slots[0].ledger, "0/train/0", written)
+    by_hand.redis.hincrby(keys.counters, b"rejected:" + written[:9], 1)
+    by_hand.redis.zadd(keys.slots[0].work, {written or b"x": math.inf})
     Presence(services.broker).beat("g-own", {})
     found = scraped(services)
     assert found["onbeat_job_iteration", jobs[0]] == 3.0

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from msgspec import UNSET, json
 
+from broker.keys import sealed_name
 from broker.monitor import job_status, stream_report
 from broker.presence import LEAVES_ALONE, LIVE_S, Presence, StagePresence
 from contracts.spec_tables.stages import LlmJudgeStage, ReferenceStage, TeacherStage
@@ -142,4 +143,4 @@ def test_a_stage_worker_that_is_silent_is_not_counted_and_then_forgotten(
     for later_s, is_kept in ((LIVE_S + 1, True), (10 * LIVE_S + 1, False)):
         monkeypatch.setattr(job.brokers["gateway"], "now_s", lambda later_s=later_s: now_s + later_s)
         assert worker not in [one.worker_id for one in StagePresence(job.brokers["gateway"]).live()]
-        assert job.operator.redis.hexists("onbeat:stage_workers", worker) == is_kept
+        assert job.operator.redis.hexists(sealed_name("stage_workers", job.operator.seal), worker) == is_kept

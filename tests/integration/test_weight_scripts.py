@@ -9,7 +9,7 @@ import pytest
 from broker.connection.client import Broker, connect
 from broker.generator_side import GeneratorSide, WeightChunks, WeightNews
 from broker.job_store import JobStore
-from broker.keys import JobKeys
+from broker.keys import OpenKeys
 from broker.trainer_side import TrainerSide
 from contracts.errors import FencedOff
 from contracts.settings import StackSettings
@@ -46,7 +46,7 @@ def test_chunks_are_kept_by_version_until_they_are_dropped(broker: Broker, job: 
     assert chunks.get(10, NAME, 2) is None
     trainer.drop_chunks_before(11, {9})
     assert [chunks.get(version, NAME, 0) for version in (9, 10, 11)] == [b"9 0", None, b"11 0"]
-    key = JobKeys(job).chunks
+    key = OpenKeys(job).chunks
     assert 0 < broker.redis.pttl(key) <= 60_000  # type: ignore[operator]
     trainer.drop_chunks_before(2**63 - 1)
     assert broker.redis.exists(key) == 0

@@ -8,7 +8,7 @@ from broker.connection.client import Broker, connect
 from broker.connection.roles import GATEWAY, GENERATOR, TRAINER
 from broker.generator_side import FailOutcome, PublishOutcome
 from broker.job_store import JobStore
-from broker.keys import MAX_SLOTS, JobKeys
+from broker.keys import MAX_SLOTS
 from broker.monitor import job_status, stream_report
 from broker.trainer_side import TrainerSide
 from contracts.encoding.wire import encode
@@ -16,6 +16,7 @@ from contracts.errors import FencedOff, FenceViolation
 from contracts.jobs import JobState
 from contracts.settings import StackSettings
 from onbeat.stack.redis import EmbeddedRedis
+from tests.every_key import every_key
 from tests.integration.fence_parts import StutteringBroker
 from tests.integration.window_parts import LEASE_S, NUM_TRAIN, LaggingJob, digest, lagging_spec
 
@@ -358,8 +359,8 @@ def test_nothing_of_a_removed_job_is_left_with_its_spec_and_without(broker: Brok
             if not has_spec:
                 broker.redis.delete(job.keys.spec)
             jobs.remove(job.job_id)
-            every = JobKeys(job.job_id, MAX_SLOTS)
-            assert broker.redis.exists(*every.of_script(), *every.unshared) == 0
+            every = broker.job_keys(job.job_id, MAX_SLOTS)
+            assert broker.redis.exists(*every_key(every)) == 0
             assert list(broker.redis.scan_iter(f"*{job.job_id}*")) == []
 
 

@@ -11,7 +11,6 @@ from typing import Any
 
 from broker.connection.client import Broker
 from broker.job_store import JobStore
-from broker.keys import JobKeys
 from broker.openings import Opening
 from broker.trainer_side import TrainerSide
 from contracts.errors import Conflict, FencedOff, FenceViolation, NotFound
@@ -19,6 +18,7 @@ from contracts.events import AuditRecord, record_digest
 from contracts.jobs import JobState
 from contracts.rollouts import PromptBatch, RolloutBatch, batch_digest
 from tests.builders import job_spec, prompt_batch, rollout_batch
+from tests.every_key import every_key
 from tests.integration.fence_checks import Held, HeldSlot, check_claims, read, word_of
 from tests.integration.fence_parts import weights_digest
 from tests.model import server as model
@@ -85,7 +85,7 @@ class RealFence:
         self.plan = made.stage_plan
         self.job_id, _ = self.jobs.create(made)
         self.jobs.move(self.job_id, JobState.RUNNING)
-        self.keys = JobKeys(self.job_id, bounds.lag + 1)
+        self.keys = self.broker.job_keys(self.job_id, bounds.lag + 1)
         self.epochs = {0: 0}
         self.links: dict[Record, str] = {(): ""}
         """The model's audit record → the digest of the real one."""
@@ -164,7 +164,7 @@ class RealFence:
 
     def dump(self) -> dict[str, bytes]:
         """What is on the server's disk."""
-        rows = {key: self.broker.redis.dump(key) for key in self.keys.of_script()}
+        rows = {key: self.broker.redis.dump(key) for key in every_key(self.keys)}
         return {key: value for key, value in rows.items() if value}  # type: ignore[misc]
 
     def restore(self, rows: dict[str, bytes]) -> None:
@@ -172,7 +172,7 @@ class RealFence:
         while int(self.broker.now_s() * 1000) <= max(self.epochs.values()):
             pass
         with self.broker.redis.pipeline(transaction=True) as pipe:
-            for key in self.keys.of_script():
+            for key in every_key(self.keys):
                 pipe.delete(key)
                 if key in rows:
                     pipe.restore(key, 0, rows[key])

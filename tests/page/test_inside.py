@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from broker.keys import JobKeys
 from broker.presence import Presence
 from broker.replays import Replays
 from contracts.encoding.arrays import pack_int32
@@ -255,7 +254,9 @@ def test_the_newest_records_of_a_long_chain_stand_first_and_older_ones_come_when
         record = replace(
             made, iteration=iteration, policy_version=iteration, abandoned={f"{iteration}/train/1": HOSTILE}
         )
-        shown.services.broker.redis.xadd(JobKeys(shown.job_id).audit, {"record": encode(record), "digest": "cd" * 32})
+        shown.services.broker.redis.xadd(
+            shown.services.broker.job_keys(shown.job_id).audit, {"record": encode(record), "digest": "cd" * 32}
+        )
     with shown.tab("audit") as page:
         links = page.locator(".link strong")
         links.filter(has_text="Iteration 24").wait_for()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from broker.connection.roles import GATEWAY, GENERATOR, STAGE, TRAINER
+from broker.connection.roles import GATEWAY, GENERATOR, SEAL_MARK, STAGE, TRAINER
 from broker.connection.script_texts import write_texts
 from contracts.settings import PREFIX, settings_from
 
@@ -144,7 +144,11 @@ def test_an_image_ends_without_root_and_its_base_can_be_chosen_by_digest(name: s
 def test_the_redis_service_makes_every_user_of_the_roles(tmp_path: Path) -> None:
     write_texts(tmp_path)
     start = (ROOT / "deploy" / "redis-start.sh").read_text()
-    assert set(re.findall(r"#(@\w+@)", (tmp_path / "users.acl").read_text())) == set(re.findall(r"s/(@\w+@)/", start))
+    users, library = ((tmp_path / name).read_text() for name in ("users.acl", "library.lua"))
+    secrets = {*re.findall(r"#(@\w+@)", users), SEAL_MARK}
+    assert secrets == set(re.findall(r"s/(@\w+@)/", start))
+    assert SEAL_MARK in users
+    assert SEAL_MARK in library
     assert "requirepass" not in start + (ROOT / "deploy" / "redis.conf").read_text()
 
 

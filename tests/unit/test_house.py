@@ -17,6 +17,7 @@ import pytest
 from broker import keys
 from process.crash_points import CRASH_POINTS
 from process.own_packages import PACKAGES
+from tests.every_key import every_key
 
 ROOT = Path(__file__).parents[2]
 DOCSTRING_LINES = ("Consumes:", "Waits for:", "Unblocked by:", "Produces:")
@@ -302,13 +303,12 @@ def test_the_readme_shows_every_package_and_the_rooms_of_consumer_and_producer()
 def test_the_key_table_names_each_key_once_and_every_key_of_a_job() -> None:
     table = KEY_ROW.findall(keys.__doc__ or "")
     assert len(table) == len(set(table))
-    job = keys.JobKeys("J")
-    of_a_job = {value.replace("{J}", "J") for value in (*job.of_script(), *job.unshared)}
-    assert of_a_job == {name.replace("{J}", "J") for name in table if name.startswith("onbeat:{J}")}
+    job = keys.JobKeys("J", seal="S")
+    assert set(every_key(job)) == {name for name in table if "{J}:" in name}
     shared = {value for name, value in vars(keys).items() if name.isupper() and str(value).startswith("onbeat:")}
     assert shared <= set(table)
-    lagging = keys.JobKeys("J", keys.MAX_SLOTS).of_script()
-    assert len(lagging) == len(set(lagging)) == len(job.of_script()) + keys.MAX_POLICY_LAG * len(job.slots[0])
+    lagging = every_key(keys.JobKeys("J", keys.MAX_SLOTS, seal="S"))
+    assert len(lagging) == len(set(lagging)) == len(every_key(job)) + keys.MAX_POLICY_LAG * len(job.slots[0])
 
 
 def test_every_crash_point_is_explained() -> None:

@@ -14,7 +14,7 @@ import zstandard
 from safetensors.torch import save_file
 
 from audit.weights import digests_on_disk
-from broker.keys import JobKeys
+from broker.keys import OpenKeys
 from consumer.model.checkpoint import CheckpointState, read_checkpoint
 from consumer.supervisor.trainer_process import TrainerProcess
 from consumer.trainer.report import RunLog
@@ -38,7 +38,7 @@ BAD_NAMES = ["../weights", "a/b", "..", ".", "", "/etc/passwd", "w\n", "w\0"]
 
 @pytest.mark.parametrize("job_id", BAD_IDS)
 def test_what_is_no_jobs_id_makes_no_path_and_no_key(tmp_path: Path, job_id: str) -> None:
-    for make in (lambda: RunFolder(tmp_path, job_id), lambda: JobKeys(job_id)):
+    for make in (lambda: RunFolder(tmp_path, job_id), lambda: OpenKeys(job_id)):
         with pytest.raises(NotFound) as refused:
             make()
         assert refused.value.field == "job_id"

@@ -229,8 +229,8 @@ def novel() -> dict[str, str]:
     "a transition in Redis": Addition(
         files=(
             """
--- novel: KEYS[1] counters; {by} -> {count}
-return {redis.call('HINCRBY', KEYS[1], 'novel', a.by)}
+-- novel: {by} -> {count}
+return {redis.call('HINCRBY', COUNTERS, 'novel', a.by)}
 """,
         ),
         edits=(Edit(line='"novel": (TRAINER,), '),),

@@ -145,13 +145,14 @@ def an_endpoint():
 
 
 def a_transition():
-    from broker.connection.client import connect
+    from broker.connection.client import connect, load_scripts
     from contracts.settings import StackSettings
 
     broker = connect(StackSettings(redis_url=os.environ["REDIS"]))
-    key = f"onbeat:{{job-novel-{os.getpid()}}}:counters"
-    counted = [broker.run("novel", [key], by=by)[0] for by in (3, 2)]
-    broker.redis.delete(key)
+    load_scripts(os.environ["REDIS"], "ab" * 16)  # as the server's start does
+    job_id = f"job-novel-{os.getpid()}"
+    counted = [broker.run("novel", job=job_id, by=by)[0] for by in (3, 2)]
+    broker.redis.delete(broker.job_keys(job_id).counters)
     broker.close()
     return counted
 

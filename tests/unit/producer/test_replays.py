@@ -43,9 +43,6 @@ class Requests:
         )
         self.waiting.append(entry)
 
-    def is_empty(self) -> bool:
-        return not self.waiting
-
     def claim(self, generator_id: str, *, lease_s: float, left_alone: tuple[str, ...]) -> ReplayEntry | None:
         found = next((one for one in self.waiting if one.replay_id not in left_alone), None)
         if found is not None:

@@ -1,0 +1,123 @@
+"""What the holder of a role's password may send to Redis: commands by hand that its rights allow, and function calls.
+
+Half of it is nearly honest, so that it gets past the first check; the rest is what breaks counters, streams and loops.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from broker.connection.roles import LOOK, RIGHTS, SCRIPT_ROLES, SEAL_MARK
+from broker.connection.script_texts import argument_names, function_name
+from contracts.encoding.wire import encode
+
+LAST_ID = f"{2**64 - 1}-{2**64 - 1}"
+VALUES: Sequence[Any] = (
+    b"",
+    b"x",
+    b"\xff\xc1",
+    "0/train/0",
+    str(2**63 - 1),
+    "-1",
+    "nan",
+    "9" * 400,
+    encode({"state": "published", "digest": "a" * 64, "entry": "1-1", "generator": "g1", "attempt": 1}),
+    encode([1, 2, 3]),
+    b"\x91" * 2000,
+    "x" * 70_000,
+)
+FIELDS = (
+    *("epoch", "owner", "lease_until", "committed", "num_slots", "window", "versions", "ledger_format"),
+    *("state", "created_s", "reason", "published:0", "dead:0", "waiting:0", "engine", "recent_ms"),
+    *("0/train/0", "b/0/train/0", "c/0/0/train/0/0", "l/0/0/train/0/0", "0", "accepted", "x"),
+)
+MEMBERS = ("0/0/train/0/0", "0/9/train/9/9", "0/train/0", "x", b"\xff")
+SCORES = ("0", "inf", "-inf", "1", str(2**52))
+NUMBERS = (0, -1, 1, 2, 1.5, 2**40, 2**53, float("nan"), float("inf"), -float("inf"))
+
+Draw = Callable[[Sequence[Any]], Any]
+
+
+def by_hand(draw: Draw, role: str, *, job_id: str, seal: str) -> list[Any] | None:
+    """A command of one line of the role's rights on one of its keys; None for one that only reads.
+
+    seal: as the sender knows it. No command names another job than this one.
+    """
+    commands, names = draw([line for line in RIGHTS[role] if line[1]])
+    command = draw([word for word in commands.split() if word not in LOOK]) if commands != LOOK else ""
+    words = command.removeprefix("+").upper().replace("|", " ").split()
+    pattern = draw(names.split())
+    if not words or pattern.startswith("%R~"):
+        return None
+    key = pattern.removeprefix("~").replace(SEAL_MARK, seal).replace("{*}", f"{{{job_id}}}")
+    key = re.sub(r"\*$", lambda _: draw(["", ":1", "x"]), key)
+    arguments = _ARGUMENTS.get(" ".join(words))
+    return None if arguments is None else [*words, *arguments(draw, key, job_id)]
+
+
+def function_call(draw: Draw, role: str, *, job_id: str, honest: dict[str, Any]) -> list[Any]:
+    """A call of one of the role's functions. honest: what such a call is told, by name."""
+    name = draw(sorted(name for name, roles in SCRIPT_ROLES.items() if role in roles))
+    anything = [
+        *NUMBERS,
+        "",
+        "x" * 300,
+        "0/train/0",
+        [],
+        {},
+        None,
+        True,
+        [{}],
+        [honest],
+        {"x": honest},
+        *honest.values(),
+    ]
+    told = {
+        word: honest[word] if word in honest and draw([True, True, True, False]) else draw(anything)
+        for word in argument_names(name)
+    }
+    slots = draw(["", "", "1", "2", "64", "0", "-1", "nan", "1e9"])
+    payloads = [draw(VALUES) for _ in range(draw([0, 1, 1, 2, 4]))]
+    return ["FCALL", function_name(name), 0, draw([job_id, job_id, job_id, ""]), slots, encode(told), *payloads]
+
+
+def drawing(seed: str) -> Draw:
+    """The same draws for the same seed."""
+    source = random.Random(seed)
+    return lambda choices: choices[source.randrange(len(choices))]
+
+
+def _member(draw: Draw, job_id: str) -> Any:
+    return draw([*MEMBERS, job_id, "../escape"])
+
+
+_ARGUMENTS: dict[str, Callable[[Draw, str, str], list[Any]]] = {
+    "SET": lambda draw, key, _: [key, draw(VALUES)],
+    "DEL": lambda _, key, __: [key],
+    "UNLINK": lambda _, key, __: [key],
+    "PEXPIRE": lambda draw, key, _: [key, draw([1, 10_000])],
+    "HSET": lambda draw, key, _: [key, draw(FIELDS), draw(VALUES)],
+    "HSETNX": lambda draw, key, _: [key, draw(FIELDS), draw(VALUES)],
+    "HINCRBY": lambda draw, key, _: [key, draw(FIELDS), draw([1, -1, 2**63 - 1, -(2**63)])],
+    "HDEL": lambda draw, key, _: [key, draw(FIELDS)],
+    "SADD": lambda draw, key, job_id: [key, _member(draw, job_id)],
+    "SREM": lambda draw, key, job_id: [key, _member(draw, job_id)],
+    "ZADD": lambda draw, key, job_id: [key, draw(SCORES), _member(draw, job_id)],
+    "ZREM": lambda draw, key, job_id: [key, _member(draw, job_id)],
+    "XADD": lambda draw, key, _: [key, draw(["*", LAST_ID]), draw(["batch", "record", "x"]), draw(VALUES)],
+    "XDEL": lambda draw, key, _: [key, draw(["1-1", LAST_ID])],
+    "XACK": lambda draw, key, _: [key, draw(["generators", "trainers"]), draw(["1-1", LAST_ID])],
+    "XTRIM": lambda _, key, __: [key, "MAXLEN", 0],
+    "XGROUP CREATE": lambda draw, key, _: [key, draw(["generators", "trainers", "x"]), "0", "MKSTREAM"],
+    "XGROUP DESTROY": lambda draw, key, _: [key, draw(["generators", "trainers"])],
+    "XREADGROUP": lambda draw, key, _: ["GROUP", draw(["generators", "trainers"]), "c", "STREAMS", key, ">"],
+    "XCLAIM": lambda draw, key, _: [key, draw(["generators", "trainers"]), "c", 0, "1-1", "FORCE"],
+    "XAUTOCLAIM": lambda draw, key, _: [key, draw(["generators", "trainers"]), "c", 0, "0"],
+    "LPUSH": lambda draw, key, _: [key, draw(VALUES)],
+    "RPUSH": lambda draw, key, _: [key, draw(VALUES)],
+    "RPOP": lambda _, key, __: [key],
+    "LREM": lambda draw, key, _: [key, 0, draw(VALUES)],
+}
