@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 NO_ENTRY = "0-0"
 """Before every stream entry."""
+READ_AHEAD = 4
+"""Batches that waits may bring before they are claimed: they are megabytes."""
 
 
 class RolloutEntry(NamedTuple):
@@ -30,3 +32,9 @@ class RolloutCursor:
     awaited_entry: str = NO_ENTRY
     read_ahead: dict[str, RolloutEntry] = field(default_factory=dict)
     """What a wait brought and no claim has taken yet, by its id."""
+
+    def keep(self, entry: str, brought: RolloutEntry) -> None:
+        """Notes what a wait has brought, and keeps it for the next claim where there is room."""
+        self.awaited_entry = entry
+        if len(self.read_ahead) < READ_AHEAD:
+            self.read_ahead[entry] = brought

@@ -12,7 +12,7 @@ from broker.fence import FenceState, KnownVersion, read_fence
 from broker.keys import STAGE_BAND, JobKeys, OpenKeys, batch_field, chunk_field, item_fields
 from broker.ledger import Dead, Published, batch_record
 from broker.openings import DispatchChunk, Opening, dispatch_chunks, opening_arguments
-from broker.rollout_cursor import RolloutCursor, RolloutEntry
+from broker.rollout_cursor import READ_AHEAD, RolloutCursor, RolloutEntry
 from contracts.encoding.wire import Record, decode, encode
 from contracts.errors import Conflict, FencedOff, FenceViolation, NotFound
 from contracts.events import AuditRecord, JobEvent, Rewound, record_digest
@@ -28,8 +28,6 @@ ASKED_AT_ONCE = 2048
 NO_STAGES = StagePlan()
 RESTORED_AT_ONCE = 16
 """Audit records that one script takes: one of a large iteration is nearly a megabyte."""
-READ_AHEAD = 4
-"""Batches that waits may bring before they are claimed: they are megabytes."""
 
 
 class Arrived(Record, frozen=True, kw_only=True):
@@ -117,10 +115,8 @@ class TrainerSide:
         if self._num_open > 1:
             # It wakes the generators that receive versions while they sample: they wait for files.
             file = manifest.files[-1]
-            path = f"{manifest.directory}/{file.name}"
-            self.announce_shard(
-                WeightShard(policy_version=version, path=path, name=file.name, num_bytes=file.num_bytes)
-            )
+            told = {"policy_version": version, "path": f"{manifest.directory}/{file.name}"}
+            self.announce_shard(WeightShard(**told, name=file.name, num_bytes=file.num_bytes))
 
     def announce_shard(self, shard: WeightShard) -> None:
         """Tells generators of a file before its version is announced. Raises FencedOff."""
@@ -245,8 +241,7 @@ class TrainerSide:
         fields = [item_fields(index, batch.batch_id, item).columns for index, item in items]
         slot = self._keys.slot_of(batch.iteration)
         with self._broker.call():
-            # The ledger after the columns: where it still holds this batch, they were this batch's. No transaction: a
-            # server at maxmemory takes none, though it only reads.
+            # The ledger last: where it still holds this batch, the columns are its. A full server takes no transaction.
             pipe: Any = self._broker.redis.pipeline(transaction=False)
             packed, noted = pipe.hmget(slot.columns, fields).hget(slot.ledger, batch.batch_id).execute()
         known = batch_record(noted) if noted else None
@@ -277,10 +272,7 @@ class TrainerSide:
                 {stream: cursor.awaited_entry}, count=READ_AHEAD, block=max(1, int(timeout_s * 1000))
             )
         for entry, fields in rows[0][1] if rows else ():
-            cursor.awaited_entry = entry.decode()
-            if len(cursor.read_ahead) < READ_AHEAD:
-                given = fields.get(b"batch"), fields[b"digest"], fields[b"batch_id"]
-                cursor.read_ahead[cursor.awaited_entry] = RolloutEntry(*given)
+            cursor.keep(entry.decode(), RolloutEntry(fields.get(b"batch"), fields[b"digest"], fields[b"batch_id"]))
 
     def dead_batches(self, iteration: int) -> dict[str, str]:
         """Batch id → reason, of an open iteration."""

@@ -1,6 +1,6 @@
 """The library of functions as the server gets it: the shared head, then scripts/*.lua, each behind its roles' gate.
 
-    python -m broker.connection.script_texts DIR    library.lua and users.acl, with @SEAL@ and @ROLE@ for the secrets
+    python -m broker.connection.script_texts DIR    the library and users.acl, with @SEAL@ and @ROLE@ for the secrets
 
 A library is known by the digest of its text, so that two releases stand side by side on one server. The server keeps it
 in its file and sends it to its replicas. Imports the standard library only: the image of the Redis service is built
