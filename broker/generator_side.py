@@ -51,6 +51,8 @@ WAITS = frozenset({PublishOutcome.FULL, PublishOutcome.NO_ROOM})
 class FailOutcome(str, Enum):
     RETRIED = "retried"
     DEAD = "dead"
+    RELEASED = "released"
+    """Given back as if it had not been claimed: the fault was not its own."""
     SETTLED = "settled"
     """Another generator published it or holds its lease, or the iteration is over."""
 
@@ -182,11 +184,11 @@ class GeneratorSide:
             versions=tuple(versions), shards=tuple(shard for shard in shards if shard.policy_version > newest)
         )
 
-    def newest_weights(self) -> WeightManifest | None:
-        """The newest version that is announced; None before the first."""
+    def announced_weights(self) -> list[WeightManifest]:
+        """The versions that are announced, oldest first."""
         with self._broker.call():
             packed: Any = self._broker.redis.hvals(self._job.keys.weights)
-        return max((decode(one, WeightManifest) for one in packed), key=lambda one: one.policy_version, default=None)
+        return sorted((decode(one, WeightManifest) for one in packed), key=lambda one: one.policy_version)
 
     def renew(self, claims: Sequence[Claim]) -> Renewal:
         """Resets the leases; answers those that are no longer this generator's (I5)."""
@@ -238,6 +240,13 @@ class GeneratorSide:
 
     def fail(self, claim: Claim, reason: str) -> FailOutcome:
         """Gives the batch back: tried again at once, or dead-lettered with its reason after the cap (I6)."""
+        return self._give_back(claim, reason, is_released=False)
+
+    def release(self, claim: Claim, reason: str) -> FailOutcome:
+        """Gives the batch back as if it had not been claimed: the fault is this generator's, or a service's (I6)."""
+        return self._give_back(claim, reason, is_released=True)
+
+    def _give_back(self, claim: Claim, reason: str, *, is_released: bool) -> FailOutcome:
         answer = self._run(
             "fail_batch",
             batch_id=claim.prompt_batch.batch_id,
@@ -248,6 +257,7 @@ class GeneratorSide:
             max_attempts=self._job.spec.rollout.max_attempts,
             # Cut between two characters: the ledger's reader wants whole ones.
             reason=reason.encode(errors="backslashreplace")[:MAX_REASON_BYTES].decode(errors="ignore"),
+            is_released=is_released,
         )
         return FailOutcome(answer[0].decode())
 

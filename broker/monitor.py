@@ -17,7 +17,7 @@ from broker.fence import FenceState, read_fence
 from broker.job_store import unknown_job
 from broker.keys import GENERATOR_GROUP, JOBS, TRAINER_GROUP, OpenKeys, SlotKeys, num_open_of
 from broker.ledger import Expected, Published, batch_record
-from broker.presence import Presence, StagePresence
+from broker.presence import GeneratorInfo, Presence, StagePresence, missed_by_all
 from broker.stage_monitor import stage_view
 from contracts.answers import StackState
 from contracts.encoding.wire import decode
@@ -26,6 +26,7 @@ from contracts.events import AuditRecord
 from contracts.jobs import EvaluationScore, JobState, JobStatus, WindowIteration
 from contracts.monitor import GeneratorSeen, PromptLease, StreamReport, StreamState
 from contracts.spec import JobSpec
+from process.dependency import services_of
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -59,10 +60,10 @@ def _readable(report: Callable[P, T]) -> Callable[P, T]:
 
 
 @_readable
-def job_status(broker: Broker, job_id: str, *, live_generators: int | None = None) -> JobStatus:
+def job_status(broker: Broker, job_id: str, *, generators: Sequence[GeneratorInfo] | None = None) -> JobStatus:
     """Raises NotFound, and ContractViolation for a job of which something else stands there.
 
-    live_generators: their number, where a caller that asks for many jobs knows it already.
+    generators: those that live, where a caller that asks for many jobs knows them already.
     """
     keys = broker.job_keys(job_id)
     with broker.call():
@@ -72,18 +73,21 @@ def job_status(broker: Broker, job_id: str, *, live_generators: int | None = Non
         job, spec, counters, last_audit, clock, memory = pipe.execute()
     if b"state" not in job or spec is None:
         raise unknown_job(job_id)
-    if live_generators is None:
-        live_generators = len(Presence(broker).live())
+    if generators is None:
+        generators = Presence(broker).live()
     spec = decode(spec, JobSpec)
     values = {name.decode(): value for name, value in job.items()}
     fence = read_fence(broker, keys)
     state = JobState(values["state"].decode())
     version, digest = _newest_version(fence, last_audit)
-    unserved = StagePresence(broker).unserved(job_id, spec.stages) if state is JobState.RUNNING else {}
+    stages = StagePresence(broker)
+    unserved = {}
+    if state is JobState.RUNNING:
+        unserved = stages.missed(job_id, spec.stages) | stages.unserved(job_id, spec.stages)
     reason = values["reason"].decode() or _waits_for(
         state,
         fence,
-        live_generators=live_generators,
+        generators=_generators_waited_for(job_id, spec, generators),
         now_s=_seconds(clock),
         is_full=_is_full(memory),
         trainer="an external trainer" if spec.trainer.external else "a trainer",
@@ -109,7 +113,7 @@ def job_status(broker: Broker, job_id: str, *, live_generators: int | None = Non
         trainer_epoch=fence.trainer_epoch,
         batches_expected=fence.expected,
         batches_published=fence.published,
-        live_generators=live_generators,
+        live_generators=len(generators),
         evaluation_before=_score(values.get("evaluation_before")),
         evaluation_latest=_score(values.get("evaluation_latest")),
         **_counted(counters, JobStatus),
@@ -255,11 +259,21 @@ def _newest_version(fence: FenceState, last_audit: list[Any]) -> tuple[int, str]
     return last.policy_version, last.weights_digest
 
 
+def _generators_waited_for(job_id: str, spec: JobSpec, live: Sequence[GeneratorInfo]) -> str:
+    """What keeps all generators from the job's batches; "" where one may be at work on them."""
+    if not live:
+        return "a generator"
+    able = [one for one in live if not one.reason(job_id)]
+    if not able:
+        return f"a generator that can serve it; {live[0].generator_id} leaves it alone: {live[0].reason(job_id)}"
+    return missed_by_all(able, services_of(spec))
+
+
 def _waits_for(
     state: JobState,
     fence: FenceState,
     *,
-    live_generators: int,
+    generators: str,
     now_s: float,
     is_full: bool,
     trainer: str,
@@ -271,8 +285,8 @@ def _waits_for(
         return f"waits for {trainer}"
     if state is JobState.RUNNING and fence.lease_until_s <= now_s:
         return f"waits for {trainer} to take over"
-    if state is JobState.RUNNING and fence.state == "open" and not live_generators:
-        return "waits for a generator"
+    if state is JobState.RUNNING and fence.state == "open" and generators:
+        return f"waits for {generators}"
     if state is JobState.RUNNING and fence.state == "open" and unserved:
         return f"waits for {unserved[0]}"
     return ""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
-from typing import TypeVar
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple, TypeVar
 
 from broker.connection.client import Broker
 from broker.keys import GENERATORS, STAGE_WORKERS, sealed_name
 from contracts.encoding.wire import Record, decode, encode
 from contracts.errors import ContractViolation, InvalidInput
-from contracts.spec_tables.stages import StageSpec
+from contracts.spec_tables.stages import LlmJudgeStage, StageSpec
+from process.dependency import JUDGE, Dependency
 
 REJECTED_WEIGHTS = "rejected_weights"
 """In a generator's info: the folder of the version that it cannot load, "" while there is none."""
@@ -31,7 +33,12 @@ DOING = "doing"
 TOKENS_PER_S = "tokens_per_s"
 """In a generator's info: sampled tokens over the seconds in which it sampled, of the last minute."""
 LEAVES_ALONE = "leaves_alone"
-"""In a stage worker's info: a line "JOB_ID/NAME: reason" of each stage of a type of its that it can't serve."""
+"""In an info: a line of each that it would serve and can't yet. A stage worker's: "JOB_ID/NAME: reason", of a stage of
+a type of its; a generator's: "JOB_ID: reason"."""
+MISSES = "misses"
+"""In an info: a line "NAME for 63.0 s at WHERE: reason" of each service that it needs and doesn't reach."""
+REACHES = "reaches"
+"""In an info: a line "NAME 3.2 s ago" of each other service that answered it, and when it did so last."""
 LIVE_S = 10.0
 """A generator, or a stage worker, without a sign of life for this long is not counted."""
 
@@ -45,6 +52,10 @@ class GeneratorInfo(Record, frozen=True, kw_only=True):
     seen_s: float
     """Unix time by the server's clock."""
     info: dict[str, str]
+
+    def reason(self, job_id: str) -> str:
+        """Why it leaves this job alone; "" where it doesn't say so."""
+        return _reason(self.info, f"{job_id}: ")
 
 
 class StageWorkerInfo(Record, frozen=True, kw_only=True):
@@ -64,9 +75,12 @@ class StageWorkerInfo(Record, frozen=True, kw_only=True):
 
     def reason(self, job_id: str, stage: StageSpec) -> str:
         """Why it leaves this stage of the job alone; "" where it doesn't say so."""
-        named = f"{job_id}/{stage.name}: "
-        lines = self.info.get(LEAVES_ALONE, "").splitlines()
-        return next((line.removeprefix(named) for line in lines if line.startswith(named)), "")
+        return _reason(self.info, f"{job_id}/{stage.name}: ")
+
+
+def _reason(info: Mapping[str, str], named: str) -> str:
+    lines = info.get(LEAVES_ALONE, "").splitlines()
+    return next((line.removeprefix(named) for line in lines if line.startswith(named)), "")
 
 
 Info = TypeVar("Info", GeneratorInfo, StageWorkerInfo)
@@ -109,6 +123,15 @@ class StagePresence:
         """Stage workers seen within LIVE_S, by id; those not seen for ten times as long are forgotten."""
         return sorted(_live(self._broker, STAGE_WORKERS, StageWorkerInfo), key=lambda info: info.worker_id)
 
+    def missed(self, job_id: str, stages: Sequence[StageSpec]) -> dict[str, str]:
+        """The stages of which no worker reaches the judge: name → what is missed, as `missed_by_all` has it."""
+        judged = [stage for stage in stages if isinstance(stage, LlmJudgeStage)]
+        live = self.live() if judged else []
+        found = {
+            stage.name: missed_by_all([one for one in live if one.is_for(job_id, stage)], [JUDGE]) for stage in judged
+        }
+        return {name: missed for name, missed in found.items() if missed}
+
     def unserved(self, job_id: str, stages: Sequence[StageSpec]) -> dict[str, str]:
         """What a job waits for: the stages that no live worker serves, in the order of the spec.
 
@@ -117,6 +140,65 @@ class StagePresence:
         live = self.live() if stages else []
         absent = [stage for stage in stages if not any(worker.is_for(job_id, stage) for worker in live)]
         return {stage.name: _awaited(job_id, stage, live) for stage in absent}
+
+
+def services_info(services: Iterable[Dependency]) -> dict[str, str]:
+    """What a process says in its info of the services that it asks."""
+    services = list(services)
+    answered = {one.name: one.answered_s for one in services}
+    return {
+        MISSES: "\n".join(f"{one.name} for {one.away_s:.1f} s {one.why}" for one in services if one.is_away),
+        REACHES: "\n".join(f"{name} {ago_s:.1f} s ago" for name, ago_s in answered.items() if ago_s is not None),
+    }
+
+
+def compare(services: Iterable[Dependency], own_id: str, live: Sequence[GeneratorInfo | StageWorkerInfo]) -> None:
+    """Tells each of a process' services how the other processes fare with it. live: own_id's last beat among them."""
+    own = next((one for one in live if _id_of(one) == own_id), None)
+    others = [one for one in live if _id_of(one) != own_id]
+    for service in services:
+        missed = _missed(own, service.name) if own else None
+        service.others_miss = any(_missed(one, service.name) for one in others)
+        if own and missed and any(_reached_s(one, service.name) > own.seen_s - missed.for_s + 1.0 for one in others):
+            service.reached_by_others()
+
+
+def missed_by_all(live: Sequence[GeneratorInfo | StageWorkerInfo], services: Iterable[str]) -> str:
+    """What none of these processes reaches, in words; "" where each service is reached by one, or there is no process.
+
+    One that reaches it is enough: the others give their work back.
+    """
+    for name in services:
+        found = [missed for one in live if (missed := _missed(one, name))]
+        if found and len(found) == len(live):
+            longest = max(found, key=lambda missed: missed.for_s)
+            return f"the {name} {longest.why}, for {longest.for_s:.0f} s (as {longest.by} says)"
+    return ""
+
+
+class _Missed(NamedTuple):
+    for_s: float
+    why: str
+    by: str
+
+
+def _missed(one: GeneratorInfo | StageWorkerInfo, name: str) -> _Missed | None:
+    for line in one.info.get(MISSES, "").splitlines():
+        if found := re.fullmatch(rf"{name} for (\d{{1,12}}\.\d) s (.{{1,1000}})", line):
+            return _Missed(float(found[1]), found[2], _id_of(one))
+    return None
+
+
+def _reached_s(one: GeneratorInfo | StageWorkerInfo, name: str) -> float:
+    """When the service answered it last, by the server's clock; far back where it doesn't say so."""
+    for line in one.info.get(REACHES, "").splitlines():
+        if found := re.fullmatch(rf"{name} (\d{{1,12}}\.\d) s ago", line):
+            return one.seen_s - float(found[1])
+    return float("-inf")
+
+
+def _id_of(one: GeneratorInfo | StageWorkerInfo) -> str:
+    return one.generator_id if isinstance(one, GeneratorInfo) else one.worker_id
 
 
 def _awaited(job_id: str, stage: StageSpec, live: Sequence[StageWorkerInfo]) -> str:

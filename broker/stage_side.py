@@ -275,7 +275,12 @@ class StageSide:
         """Gives the item back: tried again at once, or its batch is dead with this reason after the cap (I6)."""
         return self._fail(_named(self._find(item.stage)[0], item) | {"attempt": item.attempt}, reason)
 
-    def _fail(self, failed: dict[str, Any], reason: str) -> FailOutcome:
+    def release(self, item: ClaimedItem, reason: str) -> FailOutcome:
+        """Gives the item back as if it had not been claimed: the fault is this worker's, or a service's (I6)."""
+        failed = _named(self._find(item.stage)[0], item) | {"attempt": item.attempt}
+        return self._fail(failed, reason, is_released=True)
+
+    def _fail(self, failed: dict[str, Any], reason: str, *, is_released: bool = False) -> FailOutcome:
         planned = self.plan.stages[failed["stage"]]
         reason = f"stage {planned.name}: {reason}"
         answer = self._run(
@@ -286,6 +291,7 @@ class StageSide:
             max_attempts=planned.max_attempts,
             # Cut between two characters: the ledger's reader wants whole ones.
             reason=reason.encode(errors="backslashreplace")[:MAX_REASON_BYTES].decode(errors="ignore"),
+            is_released=is_released,
         )
         return FailOutcome(answer[0].decode())
 

@@ -9,8 +9,9 @@ OnbeatError
 ├── Unavailable             a service or server that cannot be reached within its deadline
 │   ├── BrokerUnavailable
 │   ├── BrokerFull          the server is at maxmemory: back off and try again
-│   ├── RewardUnavailable   the reward service did not answer within its retries (I6)
-│   ├── EnvironmentUnavailable  the environment service did not answer within its retries (I6)
+│   ├── RewardUnavailable   the reward service did not answer (I6)
+│   ├── EnvironmentUnavailable  the environment service did not answer (I6)
+│   ├── JudgeUnavailable    a judge's server did not answer (I6)
 │   └── EngineUnavailable   an inference engine that died, or let a deadline pass: its generator ends (I8)
 ├── FencedOff               a trainer whose epoch is no longer the fence's (I4)
 ├── FenceViolation          a transition whose checks fail: a ledger gap, a digest that differs (I2, I3)
@@ -74,6 +75,9 @@ class JobEnded(Conflict):
 class Unavailable(OnbeatError, status=HTTPStatus.SERVICE_UNAVAILABLE):
     """A service could not be reached within its deadline."""
 
+    is_doubtful = False
+    """Whether what was asked may be the cause: the service may have died of it, or answer all but this."""
+
 
 class BrokerUnavailable(Unavailable):
     """Redis did not answer."""
@@ -84,11 +88,15 @@ class BrokerFull(Unavailable, status=HTTPStatus.INSUFFICIENT_STORAGE):
 
 
 class RewardUnavailable(Unavailable):
-    """The reward service did not answer within its retries."""
+    """The reward service did not answer within its deadline or its retries."""
 
 
 class EnvironmentUnavailable(Unavailable):
-    """The environment service did not answer within its retries."""
+    """The environment service did not answer within its deadline or its retries."""
+
+
+class JudgeUnavailable(Unavailable):
+    """A judge's server did not answer within its deadline or its retries."""
 
 
 class EngineUnavailable(Unavailable):

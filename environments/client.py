@@ -4,6 +4,7 @@
              ▲                                ├▶ InvalidInput: the request itself is wrong; no retry
              └── back-off with full jitter ◀──┴─ no answer, 5xx, nonsense ──(no attempt left)──▶ EnvironmentUnavailable
 
+Who plays batches waits for a service that is away (`service`): only where it answers others can a batch be the cause.
 Each call may be repeated: a session that begins again is begun anew, a step that was played has its reply once more.
 """
 
@@ -15,7 +16,6 @@ import logging
 import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from http import HTTPStatus
 from typing import TypeVar
 
 import httpx
@@ -46,7 +46,9 @@ from contracts.environments.service import (
 )
 from contracts.errors import ContractViolation, EnvironmentUnavailable, InvalidInput
 from contracts.problems import ProblemDetails
+from http_service.answered import check_status, in_doubt, unanswered
 from http_service.outgoing import legible, said
+from process.dependency import Dependency
 from telemetry.correlation import trace_headers
 
 log = logging.getLogger(__name__)
@@ -57,8 +59,6 @@ BACKOFF_CAP_S = 30.0
 MAX_ATTEMPTS = 8
 MAX_CALL_BYTES = 32 * 1024 * 1024
 """The service takes twice as many; a call beyond it is made in parts."""
-RETRIED_STATUSES = frozenset({408, 425, 429})
-"""Refusals that speak of the moment; any other 4xx speaks of the request."""
 
 A = TypeVar("A", bound=Record)
 T = TypeVar("T")
@@ -79,19 +79,22 @@ class EnvironmentClient:
         request_timeout_s: float,
         max_attempts: int = MAX_ATTEMPTS,
         deadline_s: float | None = None,
+        service: Dependency | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         jitter: Callable[[], float] = random.random,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """http: with the environment service as its base URL. request_timeout_s: for one request.
 
-        deadline_s: for a call with all its attempts; None leaves it to them.
+        deadline_s: for a call with all its attempts; None leaves it to them. With a service, its absence within that
+        time is outlasted, and what is in doubt is asked for at most `max_attempts` times.
         """
         self._http = http
         self._headers = {"content-type": MEDIA_TYPE, "accept": MEDIA_TYPE, "authorization": f"Bearer {key}"}
         self._request_timeout_s = request_timeout_s
         self._max_attempts = max_attempts
         self._deadline_s = deadline_s
+        self._service = service
         self._sleep = sleep
         self._jitter = jitter
         self._clock = clock
@@ -199,12 +202,20 @@ class EnvironmentClient:
     ) -> A:
         """One answer of that kind, of as many requests as it takes."""
         ends_s = self._clock() + self._deadline_s if self._deadline_s is not None else float("inf")
+        service = self._service
         for attempt in itertools.count(1):
-            try:
+
+            async def once() -> A:
                 return await self._once(path, send, kind, read, max(0.001, ends_s - self._clock()))
+
+            try:
+                if service is None:
+                    return await once()
+                return await service.outlast(once, deadline_s=ends_s - self._clock())
             except EnvironmentUnavailable as problem:
                 delay_s = self._jitter() * min(BACKOFF_CAP_S, BACKOFF_BASE_S * 2 ** (attempt - 1))
-                if attempt >= self._max_attempts or self._clock() + delay_s >= ends_s:
+                is_over = service is not None and not problem.is_doubtful
+                if is_over or attempt >= self._max_attempts or self._clock() + delay_s >= ends_s:
                     raise
                 log.warning(
                     "%s, attempt %d of %d: %s; again in %.1f s", path, attempt, self._max_attempts, problem, delay_s
@@ -225,15 +236,14 @@ class EnvironmentClient:
         try:
             answer = await asyncio.wait_for(send(limit_s), limit_s)
         except (httpx.RequestError, TimeoutError) as error:
-            raise EnvironmentUnavailable(f"no answer: {type(error).__name__} {error}".rstrip()) from error
-        if 400 <= answer.status_code < 500 and answer.status_code not in RETRIED_STATUSES:
+            raise unanswered(error, EnvironmentUnavailable) from error
+        if not check_status(answer, EnvironmentUnavailable, of="the environment service"):
             raise _refusal(path, answer)
-        if answer.status_code != HTTPStatus.OK:
-            raise EnvironmentUnavailable(f"the environment service answered {answer.status_code}: {said(answer)}")
         try:
             return read(answer.content, kind)
         except (ContractViolation, InvalidInput) as error:
-            raise EnvironmentUnavailable(f"the environment service's answer does not decode: {error}") from error
+            problem = EnvironmentUnavailable(f"the environment service's answer does not decode: {error}")
+            raise in_doubt(problem) from error
 
 
 def _refusal(path: str, answer: httpx.Response) -> InvalidInput:
@@ -248,7 +258,8 @@ def _as_many(answer: A, number: int) -> A:
     """Raises EnvironmentUnavailable for an answer with more or fewer results than there are questions."""
     found = answer.openings if isinstance(answer, OpeningResponse) else getattr(answer, "results", ())
     if len(found) != number:
-        raise EnvironmentUnavailable(f"the environment service answered {len(found)} results for {number} sessions")
+        problem = f"the environment service answered {len(found)} results for {number} sessions"
+        raise in_doubt(EnvironmentUnavailable(problem))
     return answer
 
 

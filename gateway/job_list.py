@@ -22,11 +22,11 @@ def newest_jobs(broker: Broker, *, limit: int, states: Collection[JobState] = ()
 
     states, name: of `find_jobs`.
     """
-    live_generators = len(Presence(broker).live())
+    generators = Presence(broker).live()
     found = []
     for job_id in find_jobs(broker, states=states, name=name)[:limit]:
         try:
-            found.append(job_status(broker, job_id, live_generators=live_generators))
+            found.append(job_status(broker, job_id, generators=generators))
         except NotFound:
             log.warning("%s is listed and has no record: the server lost it", job_id)
         except ContractViolation as error:

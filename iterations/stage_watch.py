@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 
 from broker.presence import StagePresence
 from contracts.spec_tables.stages import ExternalStage, StageSpec
+from iterations.generator_watch import CURE_OF_SERVICE
 from process.waiting import Waiting
 
 LOOK_EVERY_S = 2.0
@@ -25,9 +27,10 @@ class StageWatch:
         *,
         with_work: Callable[[int], Sequence[str]],
         deadline_s: float,
+        dependency_s: float = math.inf,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """with_work: `TrainerSide.stages_with_work`."""
+        """with_work: `TrainerSide.stages_with_work`. dependency_s: how long a judge may be away."""
         self._presence = presence
         self._job_id = job_id
         self._stages = stages
@@ -35,12 +38,15 @@ class StageWatch:
         self._deadline_s = deadline_s
         self._clock = clock
         self._looked_s = float("-inf")
+        self._dependency_s = dependency_s
         self._waiting: dict[str, Waiting] = {}
+        self._missing: dict[str, Waiting] = {}
 
     def check(self, iteration: int) -> None:
         """Looks every 2 s; does nothing in a job without stages.
 
-        Raises DeadlineExceeded naming a stage of the iteration that had work and no live worker for deadline_s.
+        Raises DeadlineExceeded naming a stage of the iteration that had work and no live worker for deadline_s, or none
+        that reached its judge for dependency_s.
         """
         if not self._stages or self._clock() - self._looked_s < LOOK_EVERY_S:
             return
@@ -52,6 +58,17 @@ class StageWatch:
         for stage in self._stages:
             if stage.name in unserved:
                 self._waiting_for(stage, unserved[stage.name]).poke(unserved[stage.name])
+        self._check_judges(with_work)
+
+    def _check_judges(self, with_work: set[str]) -> None:
+        missed = self._presence.missed(self._job_id, [stage for stage in self._stages if stage.name in with_work])
+        self._missing = {name: waiting for name, waiting in self._missing.items() if name in missed}
+        for name, what in missed.items():
+            if name not in self._missing:
+                self._missing[name] = Waiting(
+                    what, deadline_s=self._dependency_s, cure=CURE_OF_SERVICE, clock=self._clock
+                )
+            self._missing[name].poke(f"{what}: stage {name} needs it")
 
     def _waiting_for(self, stage: StageSpec, awaited: str) -> Waiting:
         if stage.name not in self._waiting:

@@ -28,6 +28,8 @@ from contracts.errors import EngineUnavailable, InvalidInput, OnbeatError
 from contracts.jobs import GeneratorExit
 from contracts.settings import StackSettings, engine_from, settings_from
 from contracts.spec import JobSpec
+from contracts.spec_tables.environment import EnvironmentSpec
+from environments.client import EnvironmentClient
 from process import crash_points
 from process.signals import exit_cleanly_on_signals
 from producer.active_jobs import ActiveJobs
@@ -38,7 +40,7 @@ from producer.generator import Generator
 from producer.replays import Replayer
 from producer.rollout.players import Players
 from producer.served_model import ServedModel
-from prompts.opening_service import client_for, environment_http
+from prompts.opening_service import client_for, dependency_of, environment_http
 from scoring.reward_client import RewardClient, reward_http
 from telemetry.logs import configure
 
@@ -83,8 +85,20 @@ def _wired(
         threads_for=partial(threads_for, settings=settings),
         has_to_prove=engine.has_to_prove_it,
     )
+    rewards = RewardClient(http, key=settings.reward_key)
+    environment_service = dependency_of(environments, settings)
+
+    def make_client(spec: JobSpec, environment: EnvironmentSpec) -> EnvironmentClient:
+        return client_for(
+            environments,
+            environment,
+            settings,
+            deadline_s=spec.timeouts.dependency_s,
+            service=environment_service,
+        )
+
     players = Players(
-        make_client=partial(client_for, environments, settings=settings),
+        make_client=make_client,
         make_renderer=partial(folder_renderer, settings=settings),
     )
 
@@ -117,8 +131,9 @@ def _wired(
         presence=Presence(broker),
         calls=calls,
         model=model,
-        rewards=RewardClient(http, key=settings.reward_key),
+        rewards=rewards,
         players=players,
+        services=(rewards.service, environment_service),
         make_replayer=make_replayer,
         metrics=metrics_of(settings),
     )

@@ -7,20 +7,29 @@ import logging
 import math
 import time
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 
 from broker.generator_side import GeneratorSide
 from broker.job_store import JobStore
-from broker.presence import ENGINE, NOT_REPRODUCIBLE, WRONG_ENGINE
+from broker.presence import ENGINE, LEAVES_ALONE, NOT_REPRODUCIBLE, WRONG_ENGINE
 from contracts.errors import ContractViolation, NotFound, WrongEngine
 from contracts.spec import JobSpec, ModelSpec
+from contracts.versions import WeightManifest
+from process.dependency import services_of
 from producer.broker_calls import BrokerCalls
 from producer.rollout.carried_batch import ActiveJob
 
 log = logging.getLogger(__name__)
 
+MAX_WHY = 500
+"""Characters of a reason that it shows."""
 MODEL_SLICE_S = 10.0
 """A loaded model serves at least this long while its jobs have work: loading another at every batch would take longer
 than the batches."""
+ALONE_S = (1.0, 32.0)
+"""Pauses before a job that this generator could not serve is tried again: the first, and the longest."""
+OVERDUE_S = 30.0
+"""Such a job is tried before the work of others, once it has waited for so long to be tried at all."""
 ASK_AGAIN_S = 10.0
 """A job that another kind of engine samples is asked again after this long: a resume may have freed it."""
 
@@ -53,8 +62,25 @@ class FairShare:
         self._served_s = {job_id: at for job_id, at in self._served_s.items() if job_id in active}
 
 
+@dataclass(frozen=True, kw_only=True)
+class LeftAlone:
+    """A job that this generator could not load, or reach what it needs for."""
+
+    why: str
+    manifest: WeightManifest | None
+    """What it could not load, or was to load, then."""
+    due_s: float
+    """When it is tried again."""
+
+
 class ActiveJobs:
-    """The stack's active jobs, but for those that this generator can't serve: by their spec, or for its engine."""
+    """The stack's active jobs, but for those that this generator can't serve: by their spec, or for its engine.
+
+    One that it can't load is left alone, and costs its batches no attempt:
+
+        served ── a load fails ──▶ left alone, and the claim given back ── a load goes well ──▶ served
+                                      └─ tried again without a claim, ever more seldom
+    """
 
     def __init__(
         self,
@@ -80,6 +106,9 @@ class ActiveJobs:
         self._engine = ""
         self._refused: dict[str, tuple[str, float]] = {}
         """Job id → the kind of engine that samples it, and when it was asked last."""
+        self._alone: dict[str, LeftAlone] = {}
+        self._pauses_s: dict[str, float] = {}
+        """The next pause of each job that was left alone since a batch of it was loaded."""
         self._turns = FairShare()
         self._jobs: dict[str, ActiveJob] = {}
         self._left_alone: set[str] = set()
@@ -113,6 +142,8 @@ class ActiveJobs:
                 side = self._make_side(job_id, await self._engine_for(spec))
                 self._jobs[job_id] = ActiveJob(job_id=job_id, spec=spec, side=side)
         self._refused = {job_id: found for job_id, found in self._refused.items() if job_id in job_ids}
+        self._alone = {job_id: alone for job_id, alone in self._alone.items() if job_id in job_ids}
+        self._pauses_s = {job_id: pause_s for job_id, pause_s in self._pauses_s.items() if job_id in job_ids}
         self._jobs = {job_id: self._jobs[job_id] for job_id in job_ids if job_id in self._jobs}
         self._turns.forget_all_but(self._jobs)
 
@@ -128,6 +159,32 @@ class ActiveJobs:
             log.warning("leaves a job to others: %s", error)
         self._refused[job.job_id] = (error.kept, self._clock())
 
+    def leave_alone(self, job: ActiveJob, error: Exception, manifest: WeightManifest | None) -> None:
+        """Leaves the job to generators that can serve it, until `serve_again`; says so once. manifest: what was to be
+        loaded."""
+        if job.job_id not in self._alone:
+            log.warning("leaves %s alone until it can serve it: %s", job.job_id, error)
+        pause_s = self._pauses_s.get(job.job_id, ALONE_S[0])
+        self._pauses_s[job.job_id] = min(ALONE_S[1], 2 * pause_s)
+        why = " ".join(str(error).split())[:MAX_WHY]
+        self._alone[job.job_id] = LeftAlone(why=why, manifest=manifest, due_s=self._clock() + pause_s)
+
+    def left_alone(self, job: ActiveJob) -> LeftAlone | None:
+        return self._alone.get(job.job_id)
+
+    def loaded(self, job: ActiveJob) -> None:
+        """Records that a claimed batch of the job had all that it needs."""
+        self._pauses_s.pop(job.job_id, None)
+
+    def serve_again(self, job: ActiveJob) -> None:
+        if self._alone.pop(job.job_id, None):
+            log.info("serves %s: it can load it now", job.job_id)
+
+    @property
+    def services(self) -> frozenset[str]:
+        """Names of the services that batches of these jobs need."""
+        return frozenset(name for job in self._jobs.values() for name in services_of(job.spec))
+
     @property
     def info(self) -> dict[str, str]:
         """What an operator, and the trainers, see of the jobs that this generator can't serve."""
@@ -135,6 +192,7 @@ class ActiveJobs:
             NOT_REPRODUCIBLE: self._not_reproducible(),
             ENGINE: self._engine,
             WRONG_ENGINE: " ".join(sorted(self._refused)),
+            LEAVES_ALONE: "\n".join(f"{job_id}: {alone.why}" for job_id, alone in sorted(self._alone.items())),
         }
 
     def side_of(self, job_id: str) -> GeneratorSide | None:
@@ -159,10 +217,22 @@ class ActiveJobs:
         return math.ceil(most / num_generators)
 
     def in_turn(self, now_s: float) -> list[ActiveJob]:
-        """The jobs in the order in which they should be asked for work; those that were refused lately are not."""
-        asked = {job_id for job_id, (_, at_s) in self._refused.items() if self._clock() - at_s < ASK_AGAIN_S}
-        models = {job_id: job.spec.model for job_id, job in self._jobs.items() if job_id not in asked}
-        return [self._jobs[job_id] for job_id in self._turns.order(models, now_s)]
+        """The jobs in the order in which they should be asked for work; those that were refused lately are not.
+
+        Those that are left alone come last, when it is time to try them again, for that may cost the engine its model;
+        and first where work of others has kept them from it for too long.
+        """
+        clock_s = self._clock()
+        not_now = {job_id for job_id, (_, at_s) in self._refused.items() if clock_s - at_s < ASK_AGAIN_S}
+        not_now |= {job_id for job_id, alone in self._alone.items() if alone.due_s > clock_s}
+        models = {job_id: job.spec.model for job_id, job in self._jobs.items() if job_id not in not_now}
+
+        def is_last(job_id: str) -> bool:
+            alone = self._alone.get(job_id)
+            return alone is not None and clock_s - alone.due_s < OVERDUE_S
+
+        order = sorted(self._turns.order(models, now_s), key=is_last)
+        return [self._jobs[job_id] for job_id in order]
 
     def served(self, job: ActiveJob, now_s: float) -> None:
         """Records that a batch of the job was claimed."""

@@ -33,13 +33,15 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from broker.generator_side import Claim
 from broker.presence import Presence
 from contracts.errors import BatchFailed, BrokerUnavailable, InvalidInput, WeightsRejected, WrongEngine
+from contracts.versions import WeightManifest
 from process.crash_points import reach
+from process.dependency import PROBE_EVERY_S, Dependency, services_of
 from producer.active_jobs import ActiveJobs
 from producer.activity import Activity, Reports
 from producer.broker_calls import BrokerCalls
@@ -89,14 +91,15 @@ class Generator:
         model: ServedModel,
         rewards: RewardClient,
         players: Players,
+        services: Sequence[Dependency] = (),
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
         stop_grace_s: float = STOP_GRACE_S,
         metrics: GeneratorMetrics | None = None,
         make_replayer: Callable[..., Replayer] | None = None,
     ) -> None:
-        """metrics: of the process, where it serves any. make_replayer: makes what samples recorded batches again; None:
-        this generator does not."""
+        """services: what batches need beside the engine. metrics: of the process, where it serves any. make_replayer:
+        makes what samples recorded batches again; None: this generator does not."""
         self._generator_id = generator_id
         self._presence = presence
         self._calls = calls
@@ -115,7 +118,9 @@ class Generator:
             held=self._held,
             activity=self._activity,
             of_jobs=lambda: jobs.info,
+            services=services,
         )
+        self._services = services
         self._receipt = Receipt(calls=calls, model=model, activity=self._activity)
         self._reports = Reports(self._activity, calls, jobs.side_of)
         self._carrier = Carrier(
@@ -145,6 +150,7 @@ class Generator:
             async with asyncio.TaskGroup() as tasks:
                 parts = (self._heartbeat, self._receipt, self._reports)
                 background = [tasks.create_task(part.run()) for part in parts]
+                background += [tasks.create_task(self._watch(service)) for service in self._services]
                 serving = tasks.create_task(self._serve(tasks))
                 await self._stopping.wait()
                 await self._drain(serving)
@@ -176,6 +182,16 @@ class Generator:
             self._carries.add(task)
             task.add_done_callback(self._carries.discard)
 
+    async def _watch(self, service: Dependency) -> None:
+        """Asks after a service that is away, as long as a job needs it; says so at once where that has changed."""
+        while True:
+            await asyncio.sleep(PROBE_EVERY_S)
+            before = service.is_away
+            if service.name in self._jobs.services:
+                await service.look()
+            if service.is_away != before:
+                self._held.changed.set()
+
     def _is_full(self) -> bool:
         """Whether the engine takes no other batch, or the reward service has enough to do; never after a stop."""
         if self._stopping.is_set():
@@ -203,7 +219,7 @@ class Generator:
         for job, hedge in [(job, False) for job in jobs if len(jobs) > 1] + [(job, True) for job in jobs]:
             if self._stopping.is_set():
                 return None
-            if self._model.must_prove(job.spec) and not await self._proves(job):
+            if not await self._may_claim(job):
                 continue
             lease_s, held = job.spec.timeouts.generator_lease_s, self._model.newest_ready(job.spec)
             # Only an idle generator copies what another one is late with.
@@ -227,25 +243,42 @@ class Generator:
                 return job, claim
         return None
 
-    async def _proves(self, job: ActiveJob) -> bool:
-        """Whether work of the job may be claimed: its engine is made, and tried, with the newest version that there is.
+    async def _may_claim(self, job: ActiveJob) -> bool:
+        """Whether this generator can do a batch of the job: it reaches what that needs, and could load it.
 
-        Other faults than the canary's are met again with a claimed batch, which fails with their reason (I6).
+        Where the engine has yet to prove itself, or could not load the job, that is tried without a claim, with the
+        newest version that there is, or the one that it could not load.
         """
-        manifest = await self._calls(job.side.newest_weights)
-        if manifest is None:
+        needed = services_of(job.spec)
+        if any(service.is_away for service in self._services if service.name in needed):
             return False
+        alone = self._jobs.left_alone(job)
+        if alone is None and not self._model.must_prove(job.spec):
+            return True
+        announced = await self._calls(job.side.announced_weights)
+        if not announced:
+            return False
+        refused = alone.manifest if alone is not None else None
         await self._until_freed(lambda: self._held.need_weights)
         try:
-            await self._model.ready_for(job.spec, manifest)
+            await self._load(job, refused if refused in announced else announced[-1], lambda: False)
         except (BatchFailed, WeightsRejected, InvalidInput) as error:
-            log.warning("%s was not tried: %s", job.job_id, error)
+            self._jobs.leave_alone(job, error, refused if refused in announced else announced[-1])
+        else:
+            self._jobs.serve_again(job)
         self._held.changed.set()
-        return not self._model.not_reproducible
+        return not self._model.not_reproducible and self._jobs.left_alone(job) is None
+
+    async def _load(self, job: ActiveJob, manifest: WeightManifest, still_needed: Callable[[], bool]) -> LoadedModel:
+        """Raises what `ServedModel.ready_for` and `Players.prepare` do."""
+        loaded = await self._model.ready_for(job.spec, manifest, still_needed=still_needed)
+        await self._players.prepare(job.spec)
+        return loaded
 
     async def _replays_one(self) -> bool:
         """Whether a recorded batch was sampled again: only while the engine has nothing else to do, nor its device."""
         is_free = not self._stopping.is_set() and not self._held.need_weights and not self._jobs.take_turns
+        is_free = is_free and not any(service.is_away for service in self._services)
         return self._replayer is not None and is_free and await self._replayer.take_one()
 
     async def _wait_for_work(self) -> None:
@@ -288,21 +321,28 @@ class Generator:
         return True
 
     async def _ready(self, job: ActiveJob, claim: Claim) -> LoadedModel | None:
-        """The model with the claim's weights in it, or None after the failure was reported."""
+        """The model with the claim's weights in it, or None where this generator can't have it: then the claim is given
+        back, for the batch is not the cause, and the job left alone."""
         try:
             if not self._model.holds(job.spec, claim.manifest):
                 await self._until_freed(lambda: self._held.need_weights)
             had_turn_of = self._model.awake_for
             with self._activity.span(job.job_id, "load", iteration=claim.prompt_batch.iteration):
-                loaded = await self._model.ready_for(
-                    job.spec, claim.manifest, still_needed=lambda: self._held.has_lease(claim)
-                )
+                loaded = await self._load(job, claim.manifest, lambda: self._held.has_lease(claim))
             if self._model.awake_for != had_turn_of:
                 self._held.changed.set()
+            self._jobs.loaded(job)
             return loaded
         except (BatchFailed, WeightsRejected, InvalidInput) as error:
-            await self._carrier.fail(job, claim, error)
+            self._jobs.leave_alone(job, error, claim.manifest)
+            await self._carrier.release(job, claim, error)
+            self._held.changed.set()
             return None
+        except Exception as error:
+            # This generator dies of it, and the batch was not in its engine yet.
+            with contextlib.suppress(BrokerUnavailable):
+                await self._carrier.release(job, claim, error)
+            raise
 
     def _begin(self, job: ActiveJob, claim: Claim, loaded: LoadedModel) -> CarriedBatch:
         """Puts a claimed batch into the engine."""

@@ -14,11 +14,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from broker.generator_side import Claim, GeneratorSide
-from broker.presence import AWAKE_FOR, DOING, TOKENS_PER_S, Presence
+from broker.presence import AWAKE_FOR, DOING, TOKENS_PER_S, Presence, compare, services_info
+from process.dependency import Dependency
 from producer.activity import Activity
 from producer.broker_calls import BrokerCalls
 from producer.rollout.carried_batch import ActiveJob, CarriedBatch, name_of
@@ -138,6 +139,8 @@ class Heartbeat:
     activity: Activity
     of_jobs: Callable[[], Mapping[str, str]]
     """What its presence says of the jobs that it can't serve."""
+    services: Sequence[Dependency] = ()
+    """What batches need beside the engine."""
     num_generators: int = 1
     """Generators that lived at the last beat, this one among them."""
 
@@ -145,7 +148,9 @@ class Heartbeat:
         while True:
             self.held.changed.clear()
             await self.calls(self.presence.beat, self.generator_id, self._info())
-            self.num_generators = max(1, len(await self.calls(self.presence.live)))
+            live = await self.calls(self.presence.live)
+            self.num_generators = max(1, len(live))
+            compare(self.services, self.generator_id, live)
             leases_s = [job.spec.timeouts.generator_lease_s for job, _ in self.held.leases.values()]
             await self._renew(self.held.leases)
             # Three beats fit into the shortest lease: one or two may fail before it runs out.
@@ -175,13 +180,15 @@ class Heartbeat:
             TOKENS_PER_S: f"{self.activity.tokens_per_s:.1f}",
             AWAKE_FOR: self.model.awake_for,
             **self.of_jobs(),
+            **services_info(self.services),
         }
 
     def _doing(self) -> str:
         """`loading v000003`, `generating 7/train/2; scoring 7/train/0`, or `waiting`."""
         if self.model.loading_weights:
             return f"loading {self.model.loading_weights.rpartition('/')[2]}"
-        return self.held.in_words or "waiting"
+        away = [f"waiting for the {service.name}" for service in self.services if service.is_away]
+        return "; ".join(filter(None, [self.held.in_words, *away])) or "waiting"
 
     async def _renew(self, leases: Mapping[str, tuple[ActiveJob, Claim]]) -> None:
         """Renews these leases; a lost one is let go. Its batch may still win, if it is published first (I3).

@@ -24,10 +24,8 @@ from producer.engine.canary import difference
 log = logging.getLogger(__name__)
 
 RELOAD_PAUSES_S = (1.0, 2.0, 4.0)
-"""Pauses between loads of a refused version: its trainer sees the refusal in our presence, and writes it again."""
-REPLACEMENT_S = 120.0
-"""What a job with a lag adds to them: a version that its policy has moved on from is written again by the trainer that
-starts next. A batch that failed meanwhile would use up its attempts."""
+"""Pauses between loads of a refused version: its trainer sees the refusal in our presence, and writes it again. Past
+them the claim is given back, and the job left alone until a load goes well."""
 
 
 class MakeEngine(Protocol):
@@ -132,7 +130,7 @@ class ServedModel:
             if not self._has_weights(manifest):
                 self._awaited_version = None
                 async with loaded.within(spec.timeouts.generation_s, f"loading {manifest.directory}"):
-                    await self._load(loaded.engine, manifest, reload_pauses_s(spec), still_needed)
+                    await self._load(loaded.engine, manifest, still_needed)
                 log.info("holds version %d (%s)", manifest.policy_version, manifest.weights_digest[:12])
             if self._has_to_prove and spec.deterministic and not loaded.is_proven:
                 await self._prove(loaded, spec)
@@ -239,7 +237,6 @@ class ServedModel:
         self,
         engine: GenerationEngine,
         manifest: WeightManifest,
-        pauses_s: Sequence[float],
         still_needed: Callable[[], bool],
     ) -> None:
         def say_so(state: RetryCallState) -> None:
@@ -249,31 +246,29 @@ class ServedModel:
             log.warning("%s; loading it again in %.0f s", error, state.upcoming_sleep)
 
         again = (WeightsRejected, BrokerUnavailable)
-        await AsyncRetrying(
+        retrying = AsyncRetrying(
             retry=retry_if_exception(lambda error: isinstance(error, again) and still_needed()),
-            stop=stop_after_attempt(1 + len(pauses_s)),
-            wait=wait_chain(*map(wait_fixed, pauses_s)),
+            stop=stop_after_attempt(1 + len(RELOAD_PAUSES_S)),
+            wait=wait_chain(*map(wait_fixed, RELOAD_PAUSES_S)),
             before_sleep=say_so,
             sleep=self._sleep,
             reraise=True,
-        )(engine.load_weights, manifest)
+        )
+        try:
+            await retrying(engine.load_weights, manifest)
+        except WeightsRejected:
+            self.rejected_weights = manifest.directory
+            raise
         self.rejected_weights = ""
 
     async def _replace(self, spec: JobSpec) -> LoadedModel:
+        log.info("loading model %s", spec.model.path)
+        # A folder that isn't there costs a model that serves other jobs nothing.
+        detokenizer = await asyncio.to_thread(self._make_detokenizer, spec.model)
         # The old model is freed before the next is built: two may not fit.
         await self.aclose()
-        log.info("loading model %s", spec.model.path)
-        detokenizer = await asyncio.to_thread(self._make_detokenizer, spec.model)
         engine = await asyncio.to_thread(self._make_engine, spec.model, deterministic=spec.deterministic)
         self.loaded = LoadedModel(
             model=spec.model, deterministic=spec.deterministic, engine=engine, detokenizer=detokenizer
         )
         return self.loaded
-
-
-def reload_pauses_s(spec: JobSpec) -> tuple[float, ...]:
-    """Returns the pauses between loads of a version of this job that is refused; they leave time for the loads."""
-    if not spec.schedule_rule.lags:
-        return RELOAD_PAUSES_S
-    longest_s = min(REPLACEMENT_S, spec.timeouts.generation_s / 2)
-    return RELOAD_PAUSES_S + RELOAD_PAUSES_S[-1:] * int(longest_s / RELOAD_PAUSES_S[-1])

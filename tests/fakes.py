@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from safetensors.numpy import save_file
@@ -72,6 +73,7 @@ class FakeSide:
         self.published: list[RolloutBatch] = []
         self.refused: list[str] = []
         self.failed: list[tuple[str, str]] = []
+        self.released: list[tuple[str, str]] = []
         self.renewed: list[list[str]] = []
         self.spans: list[TimelineSpan] = []
         """What the generator reported."""
@@ -137,8 +139,8 @@ class FakeSide:
         self.spans.extend(spans)
         self._changes.notify()
 
-    def newest_weights(self) -> WeightManifest | None:
-        return self._work[0][1] if self._work else None
+    def announced_weights(self) -> list[WeightManifest]:
+        return self.announced or ([self._work[0][1]] if self._work else [])
 
     def wait_for_prompts(self, timeout_s: float) -> list[WeightShard]:
         self._more.wait(min(timeout_s, 0.02))
@@ -168,6 +170,13 @@ class FakeSide:
         self.failed.append((claim.prompt_batch.batch_id, reason))
         self._changes.notify()
         return FailOutcome.RETRIED
+
+    def release(self, claim: Claim, reason: str) -> FailOutcome:
+        """The batch may be claimed again, as it is from the server."""
+        self.released.append((claim.prompt_batch.batch_id, reason))
+        self.add(claim.prompt_batch, claim.manifest)
+        self._changes.notify()
+        return FailOutcome.RELEASED
 
 
 class FakeJobs:
@@ -220,7 +229,9 @@ class FakeRewards:
         self.equal_prompts: set[str] | None = None
         """If set: all completions of these prompts score 0.0, and no two of any other prompt the same."""
 
-    async def score(self, reward: RewardSpec, items: list[RewardItem], *, job_id: str, tries: int) -> list[Scored]:
+    async def score(
+        self, reward: RewardSpec, items: list[RewardItem], *, job_id: str, tries: int, **_: Any
+    ) -> list[Scored]:
         self.requests.append(items)
         self.tries.append(tries)
         self._changes.notify()

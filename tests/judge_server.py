@@ -80,8 +80,8 @@ def says(content: str | None, *, finish_reason: str = "stop", **message: Any) ->
 
 
 @contextmanager
-def judge_server(answer: Callable[[Question], Answer]) -> Iterator[JudgeServer]:
-    """Serves on a free port of loopback."""
+def judge_server(answer: Callable[[Question], Answer], *, port: int = 0) -> Iterator[JudgeServer]:
+    """Serves on a free port of loopback, or on this one."""
     server = JudgeServer(answer)
 
     class Handler(BaseHTTPRequestHandler):
@@ -93,7 +93,7 @@ def judge_server(answer: Callable[[Question], Answer]) -> Iterator[JudgeServer]:
         def log_message(self, *_: Any) -> None:
             """Says nothing."""
 
-    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    http = ThreadingHTTPServer(("127.0.0.1", port), Handler)
     http.daemon_threads = True
     server.port = http.server_address[1]
     thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)

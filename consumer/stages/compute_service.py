@@ -16,8 +16,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
 
 from broker.stage_side import ClaimedItem
-from consumer.stages.served_stages import ServedStage, StageKey
-from contracts.errors import BatchFailed, DeadlineExceeded
+from consumer.stages.served_stages import ServedStage, StageKey, field_of
+from contracts.errors import BatchFailed, DeadlineExceeded, InvalidInput
 from contracts.experience.columns import ColumnValues
 from process.host_memory import give_free_memory_back
 
@@ -73,6 +73,10 @@ class ComputeService:
         finally:
             self._num_begun -= 1
 
+    async def look(self, stage: ServedStage) -> None:
+        self._newest = self._thread.submit(self._model_of, stage)
+        await asyncio.wrap_future(self._newest)
+
     def forget_all_but(self, job_ids: Collection[str]) -> None:
         if frozenset(job_ids) != self._jobs:
             self._jobs = frozenset(job_ids)
@@ -100,13 +104,14 @@ class ComputeService:
             ) from error
 
     def _compute(self, stage: ServedStage, item: ClaimedItem) -> ColumnValues:
+        model = self._model_of(stage)
         try:
-            return self._model_of(stage).values(item)
+            return model.values(item)
         except FOREIGN_ERRORS as error:
-            problem = str(error).strip().partition("\n")[0]
-            raise BatchFailed(f"{type(error).__name__}: {problem}") from error
+            raise BatchFailed(_in_words(error)) from error
 
     def _model_of(self, stage: ServedStage) -> StageModel:
+        """Raises InvalidInput for a model that this process can't load: no item is the cause."""
         model = self._models.pop(stage.key, None)
         if model is None:
             # Freed before the next one is read: both may not fit.
@@ -114,7 +119,10 @@ class ComputeService:
                 self._models.popitem(last=False)
                 give_free_memory_back()
             log.info("loads the model of %s", stage)
-            model = self._load(stage)
+            try:
+                model = self._load(stage)
+            except FOREIGN_ERRORS as error:
+                raise InvalidInput(f"does not load here: {_in_words(error)}", field=field_of(stage, "model")) from error
             self._proven.add(stage.key)
         self._models[stage.key] = model
         return model
@@ -126,3 +134,8 @@ class ComputeService:
             del self._models[key]
         if ended:
             give_free_memory_back()
+
+
+def _in_words(error: Exception) -> str:
+    problem = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {problem}"

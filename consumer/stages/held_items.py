@@ -11,12 +11,14 @@ Heartbeat   waits for its next beat or a new item; unblocked by either; produces
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from broker.presence import LEAVES_ALONE, StagePresence
+from broker.presence import LEAVES_ALONE, StagePresence, compare, services_info
 from broker.stage_side import ClaimedItem
 from consumer.stages.computed import Computed
 from consumer.stages.served_stages import ServedStage, ServedStages
+from process.dependency import Dependency
 
 PRESENCE_INTERVAL_S = 2.0
 """Longest time between two signs of life."""
@@ -75,6 +77,7 @@ class Heartbeat:
     stages: ServedStages
     held: HeldItems
     computed: Computed
+    dependencies: Sequence[Dependency] = ()
 
     async def run(self) -> None:
         while True:
@@ -89,7 +92,11 @@ class Heartbeat:
     async def _beat(self) -> None:
         """Says that this worker lives, which kinds of stages it serves in every job, and what it holds."""
         info = {"stages": str(self.stages), "items": str(self.held), LEAVES_ALONE: self.stages.left_alone}
+        if self.dependencies:
+            info |= services_info(self.dependencies)
         await asyncio.to_thread(self.presence.beat, self.worker_id, self.stages.kinds, info)
+        if self.dependencies:
+            compare(self.dependencies, self.worker_id, await asyncio.to_thread(self.presence.live))
 
     async def _renew(self) -> None:
         """Renews every lease. An item of which another worker holds the lease goes on: the first put counts."""

@@ -2,8 +2,10 @@
 
     row ─ question ─ POST {ONBEAT_JUDGE_URL}/v1/chat/completions ─▶ number ────────────────────▶ score
                           ▲                                      ├▶ refused, no number, too high ▶ CompletionUnjudged
-                          │                                      ├▶ 401, 404, what is no answer ─▶ BatchFailed
-                          └── back-off ◀─ no answer, 408, 425, 429, 5xx ◀─┘ (after MAX_REQUESTS: BatchFailed)
+                          │                                      ├▶ 404, what is no answer ─▶ BatchFailed
+                          │                                      ├▶ 401, 403: this worker's key ─▶ InvalidInput
+                          ├── back-off ◀─ hung, broken off, 500 ◀┤ (after MAX_REQUESTS: BatchFailed)
+                          └── until timeouts.dependency_s ◀─ away, 408, 425, 429, 502, 503, 504
 
 Each request has one deadline for all of it, from the look-up of the name to the last byte, and its answer a size: a
 server that trickles costs no more than one that is dead. The key goes to that server alone, and no error or log line
@@ -13,39 +15,41 @@ has it (`http_service/outgoing.py`).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Collection
+from functools import partial
+from http import HTTPStatus
 from typing import Any
 
 import httpx
 import msgspec
 import numpy as np
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt, wait_random_exponential
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_after_attempt, wait_random_exponential
 
 from broker.stage_side import ClaimedItem
 from consumer.stages.judge_answer import question, score_of, shown
 from consumer.stages.served_stages import ServedStage, StageKey
-from contracts.errors import BatchFailed, CompletionUnjudged, InvalidInput, Unavailable
+from contracts.errors import BatchFailed, CompletionUnjudged, InvalidInput, JudgeUnavailable
 from contracts.experience.columns import ColumnValues
 from contracts.settings import KEY_FORM, StackSettings
 from contracts.spec_tables.stages import LlmJudgeStage
+from http_service.answered import NEVER_ASKED, OF_THE_MOMENT, in_doubt
 from http_service.outgoing import AnswerRefused, legible, make_async_client
+from process.dependency import JUDGE, Dependency
 
 log = logging.getLogger(__name__)
 
 MAX_REQUESTS = 4
-"""Requests of one question, before the item counts as failed."""
+"""Requests of one question that a server leaves without an answer which answers others, before the item counts as
+failed."""
 LONGEST_PAUSE_S = 20.0
 MAX_ANSWER_BYTES = 2**20
-RETRIED_STATUSES = frozenset({408, 425, 429})
-"""Refusals that speak of the moment; any other 4xx speaks of the request."""
 OF_THE_QUESTION = frozenset({400, 413, 422})
 """Refusals that may speak of what is asked, as of a text that is longer than the judge's context; of how it is asked,
 where the server has never given a number for this stage."""
-
-
-class JudgeAway(Unavailable):
-    """The judge's server gave no answer that may be read; another request may get one."""
+OF_A_DOOR = frozenset({502, 503, 504})
+"""What a server, or the proxy before it, says that has nothing behind it."""
 
 
 class JudgeService:
@@ -65,9 +69,10 @@ class JudgeService:
             max_answer_bytes=MAX_ANSWER_BYTES,
             max_connections=settings.judge_questions,
         )
+        self.server = Dependency(JUDGE, str(self._http.base_url).rstrip("/"), probe=self._probe)
 
     def num_free(self, stage: ServedStage) -> int:
-        return self._most - self._num_asking
+        return 0 if self.server.is_away else self._most - self._num_asking
 
     async def values(self, stage: ServedStage, item: ClaimedItem) -> ColumnValues:
         judge = stage.stage
@@ -81,6 +86,9 @@ class JudgeService:
             self._num_asking -= 1
         return {judge.name: [np.array([score], dtype="<f4").tobytes() for score in scores]}
 
+    async def look(self, stage: ServedStage) -> None:
+        await self._look()
+
     def forget_all_but(self, job_ids: Collection[str]) -> None:
         self._proven = {key for key in self._proven if key[0] in job_ids}
 
@@ -90,11 +98,12 @@ class JudgeService:
     async def _ask(
         self, stage: ServedStage, judge: LlmJudgeStage, prompt: str, completion: str, reference: str
     ) -> float:
-        """The score of a row. Raises CompletionUnjudged where the row may be why there is none, else BatchFailed."""
+        """The score of a row. Raises CompletionUnjudged where the row may be why there is none, else BatchFailed;
+        JudgeUnavailable past timeouts.dependency_s, and InvalidInput where it is this worker's fault."""
         text = question(judge, prompt=prompt, completion=completion, reference=reference)
         body = {"model": judge.model, "messages": [{"role": "user", "content": text}], "temperature": 0.0}
         retrying = AsyncRetrying(
-            retry=retry_if_exception_type(JudgeAway),
+            retry=retry_if_exception(lambda error: isinstance(error, JudgeUnavailable) and error.is_doubtful),
             stop=stop_after_attempt(MAX_REQUESTS),
             wait=wait_random_exponential(multiplier=1.0, max=LONGEST_PAUSE_S),
             before_sleep=_say_so,
@@ -102,46 +111,68 @@ class JudgeService:
             reraise=True,
         )
         try:
-            answer = await retrying(self._post, msgspec.json.encode(body))
+            post = partial(self._post, msgspec.json.encode(body))
+            ask = partial(self.server.outlast, post, deadline_s=stage.spec.timeouts.dependency_s)
+            answer = await retrying(ask)
         except CompletionUnjudged as error:
             if stage.key in self._proven:
                 raise
             raise BatchFailed(error.problem) from error
-        except JudgeAway as error:
+        except JudgeUnavailable as error:
+            if not error.is_doubtful:
+                raise
             raise BatchFailed(f"{error.problem}, {MAX_REQUESTS} times", field=error.field, cure=error.cure) from error
         score = score_of(answer, judge)
         self._proven.add(stage.key)
         return score
 
     async def _post(self, body: bytes) -> bytes:
-        """Makes one request. Raises JudgeAway if it may be repeated, BatchFailed or CompletionUnjudged if not."""
+        """Makes one request. Raises JudgeUnavailable if it may be repeated; BatchFailed, CompletionUnjudged and
+        InvalidInput if not."""
         headers = {"content-type": "application/json"}
+        request = self._http.build_request("POST", "/v1/chat/completions", content=body, headers=headers)
+        return await self._send(request)
+
+    async def _probe(self) -> None:
+        """Asks whether the server is there, whatever it thinks of the key. Raises JudgeUnavailable."""
+        with contextlib.suppress(InvalidInput):
+            await self._look()
+
+    async def _look(self) -> None:
+        """Asks for what every such server has, or says that it hasn't. Raises JudgeUnavailable, and InvalidInput."""
+        with contextlib.suppress(BatchFailed):
+            await self._send(self._http.build_request("GET", "/v1/models"))
+
+    async def _send(self, request: httpx.Request) -> bytes:
         try:
-            answer = await self._http.post("/v1/chat/completions", content=body, headers=headers)
+            answer = await self._http.send(request)
         except AnswerRefused as error:
             raise BatchFailed(f"the judge's answer is not read: {error}") from error
         except httpx.RequestError as error:
-            raise _away(f"the judge gave no answer: {type(error).__name__} {error}".rstrip()) from error
+            away = _away(f"the judge gave no answer: {type(error).__name__} {error}".rstrip())
+            raise (away if isinstance(error, NEVER_ASKED) else in_doubt(away)) from error
         # A reason is shown to clients, and a server may repeat what it was sent.
         return _checked(answer, legible(answer))
 
 
 def _checked(answer: httpx.Response, body: bytes) -> bytes:
-    """The body of a good answer. Raises JudgeAway, CompletionUnjudged or BatchFailed."""
+    """The body of a good answer. Raises as `_post` does."""
     if answer.status_code == 200:
         return body
     problem = f"the judge answered {answer.status_code}: {shown(body.decode(errors='replace'))}"
-    if answer.status_code in RETRIED_STATUSES or answer.is_server_error:
+    if answer.status_code == HTTPStatus.INTERNAL_SERVER_ERROR:
+        raise in_doubt(_away(problem))
+    if answer.status_code in OF_THE_MOMENT | OF_A_DOOR:
         raise _away(problem)
     if answer.status_code in (401, 403):
-        raise BatchFailed(problem, field="ONBEAT_JUDGE_KEY", cure="does it belong to the server?")
+        raise InvalidInput(problem, field="ONBEAT_JUDGE_KEY", cure="does it belong to the server?")
     if answer.status_code in OF_THE_QUESTION:
         raise CompletionUnjudged(problem, reason="refused", lasts=True)
     raise BatchFailed(problem)
 
 
-def _away(problem: str) -> JudgeAway:
-    return JudgeAway(problem, field="ONBEAT_JUDGE_URL", cure="is the server up?")
+def _away(problem: str) -> JudgeUnavailable:
+    return JudgeUnavailable(problem, field="ONBEAT_JUDGE_URL", cure="is the server up?")
 
 
 def _say_so(state: RetryCallState) -> None:

@@ -3,13 +3,14 @@
 One that it can't serve it leaves alone, so that it uses up no attempt of an item that another worker could make:
 
     served ── its model isn't on this host ──▶ lacking ── it is there now ──▶ served    looked at in each turn
-       └───── the model is refused ──────────▶ refused                                  until job or worker end
+       └───── its model, or a key, is refused ──▶ refused ── it is taken ──▶ served     tried ever more seldom
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
@@ -27,6 +28,15 @@ log = logging.getLogger(__name__)
 
 StageKey = tuple[str, str]
 """(job id, name of the stage)."""
+PAUSES_S = (2.0, 64.0)
+"""Before what was refused is tried again: the first pause, and the longest."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Refused:
+    why: str
+    due_s: float
+    """Monotonic."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,16 +69,20 @@ class ServedStages:
         *,
         kinds: Collection[str],
         check: Callable[[ServedStage], None] = lambda stage: None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """check: raises InvalidInput that names what this host lacks for the stage, and the cure; it reads no model."""
         self._store = store
         self._make_side = make_side
         self.kinds = frozenset(kinds)
         self._check = check
+        self._clock = clock
         self._by_job: dict[str, tuple[ServedStage, ...]] = {}
         self._unreadable: set[str] = set()
         self._lacking: dict[StageKey, str] = {}
-        self._refused: dict[StageKey, str] = {}
+        self._refused: dict[StageKey, _Refused] = {}
+        self._pauses_s: dict[StageKey, float] = {}
+        """The next pause of each that was refused since an item of it was made."""
         self._claimed_s: dict[StageKey, float] = {}
 
     def __len__(self) -> int:
@@ -80,7 +94,8 @@ class ServedStages:
     @property
     def left_alone(self) -> str:
         """As `broker.presence.LEAVES_ALONE` has it."""
-        return "\n".join(f"{'/'.join(key)}: {why}" for key, why in sorted((self._lacking | self._refused).items()))
+        alone = self._lacking | {key: refused.why for key, refused in self._refused.items()}
+        return "\n".join(f"{'/'.join(key)}: {why}" for key, why in sorted(alone.items()))
 
     @property
     def job_ids(self) -> frozenset[str]:
@@ -95,7 +110,7 @@ class ServedStages:
             if job_id not in self._unreadable and (job_id not in self._by_job or self._may_change(job_id)):
                 await self._add(job_id)
         self._by_job = {job_id: self._by_job[job_id] for job_id in job_ids if job_id in self._by_job}
-        for by_stage in (self._claimed_s, self._lacking, self._refused):
+        for by_stage in (self._claimed_s, self._lacking, self._refused, self._pauses_s):
             for key in [key for key in by_stage if key[0] not in self._by_job]:
                 del by_stage[key]
         for stage in [stage for stages in self._by_job.values() for stage in stages if stage.key in self._lacking]:
@@ -111,10 +126,27 @@ class ServedStages:
         self._claimed_s[stage.key] = now_s
 
     def leave_alone(self, stage: ServedStage, refusal: InvalidInput) -> None:
-        """Claims no more items of it: what was refused is the stage's and this host's, not the item's."""
+        """Claims no more items of it before `serve_again`: what was refused is the stage's and this host's, not the
+        item's."""
         if stage.key not in self._refused:
-            log.warning("leaves %s alone until the job or this worker ends: %s", stage, refusal)
-            self._refused[stage.key] = _in_one_line(refusal)
+            log.warning("leaves %s alone until it can serve it: %s", stage, refusal)
+        pause_s = self._pauses_s.get(stage.key, PAUSES_S[0])
+        self._pauses_s[stage.key] = min(PAUSES_S[1], 2 * pause_s)
+        self._refused[stage.key] = _Refused(why=_in_one_line(refusal), due_s=self._clock() + pause_s)
+
+    def to_look_at(self) -> list[ServedStage]:
+        """The stages whose refusal is to be tried again now."""
+        now_s = self._clock()
+        due = {key for key, refused in self._refused.items() if refused.due_s <= now_s} - self._lacking.keys()
+        return [stage for stages in self._by_job.values() for stage in stages if stage.key in due]
+
+    def made(self, stage: ServedStage) -> None:
+        """Records that columns of an item were made."""
+        self._pauses_s.pop(stage.key, None)
+
+    def serve_again(self, stage: ServedStage) -> None:
+        if self._refused.pop(stage.key, None):
+            log.info("serves %s: what was refused is taken now", stage)
 
     def _served(self) -> list[ServedStage]:
         alone = self._lacking.keys() | self._refused.keys()

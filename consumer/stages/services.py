@@ -20,9 +20,13 @@ class StageService(Protocol):
     async def values(self, stage: ServedStage, item: ClaimedItem) -> ColumnValues:
         """Makes the stage's outputs for the item; an item counts as begun with the call.
 
-        Raises BatchFailed, InvalidInput or ContractViolation for an item that fails, and DeadlineExceeded where the
-        process can't go on (I8).
+        Raises BatchFailed or ContractViolation for an item that fails, InvalidInput or Unavailable where this process
+        can't make it, whatever the item, and DeadlineExceeded where the process can't go on (I8).
         """
+        ...
+
+    async def look(self, stage: ServedStage) -> None:
+        """Tries, without an item, what it could not do for the stage. Raises InvalidInput or Unavailable again."""
         ...
 
     def forget_all_but(self, job_ids: Collection[str]) -> None:

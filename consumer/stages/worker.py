@@ -3,7 +3,7 @@
     ServedStages ─ whose turn ─▶ claim ─▶ service ─▶ columns ─▶ put         as many items at a time as services take
        ▲                       (lease)    models: compute_service.py │
        │                                  judge:  llm_judge.py       │
-       └──────────── failed, with its reason ◀───────────────────────┘
+       └──────────── failed, with its reason ◀───────────────────────┘   given back, where the item can't be the cause
 
     heartbeat: presence of the worker, leases of every item between its claim and its end (held_items.py)
 
@@ -32,9 +32,19 @@ from consumer.stages.held_items import Heartbeat, HeldItems, name_of, wait_for
 from consumer.stages.served_stages import ServedStage, ServedStages
 from consumer.stages.services import Services
 from consumer.stages.stated import judged_values
-from contracts.errors import BatchFailed, BrokerFull, BrokerUnavailable, ContractViolation, InvalidInput, NotFound
+from contracts.errors import (
+    BatchFailed,
+    BrokerFull,
+    BrokerUnavailable,
+    ContractViolation,
+    InvalidInput,
+    JudgeUnavailable,
+    NotFound,
+    Unavailable,
+)
 from contracts.experience.columns import ColumnValues
 from process.crash_points import reach
+from process.dependency import PROBE_EVERY_S, Dependency
 
 if TYPE_CHECKING:
     from telemetry.metrics import StageMetrics
@@ -70,6 +80,7 @@ class StageWorker:
         stages: ServedStages,
         presence: StagePresence,
         services: Services,
+        dependencies: Sequence[Dependency] = (),
         wait_for_items: Callable[[Waits, float], None] = wait_for_items,
         break_off: Callable[[], None] = lambda: None,
         full_timeout_s: float = 3600.0,
@@ -77,9 +88,9 @@ class StageWorker:
         report: Report = lambda job_id, spans: None,
         metrics: StageMetrics | None = None,
     ) -> None:
-        """break_off: ends calls that wait for the broker, as `Broker.break_off` does. full_timeout_s: how long columns
-        are held for a server at maxmemory. report: takes what was computed, for the timelines of jobs. metrics: of the
-        process, where it serves any."""
+        """dependencies: servers that the services ask. break_off: ends calls that wait for the broker, as
+        `Broker.break_off` does. full_timeout_s: how long columns are held for a server at maxmemory. report: takes what
+        was computed, for the timelines of jobs. metrics: of the process, where it serves any."""
         self._worker_id = worker_id
         self._stages = stages
         self._presence = presence
@@ -92,8 +103,14 @@ class StageWorker:
         self._held = HeldItems()
         self._computed = Computed(worker_id, report)
         self._heartbeat = Heartbeat(
-            worker_id=worker_id, presence=presence, stages=stages, held=self._held, computed=self._computed
+            worker_id=worker_id,
+            presence=presence,
+            stages=stages,
+            held=self._held,
+            computed=self._computed,
+            dependencies=dependencies,
         )
+        self._dependencies = dependencies
         self._stopping = asyncio.Event()
         self._waiting: asyncio.Task[None] | None = None
         self._idle_since_s: float | None = None
@@ -109,11 +126,13 @@ class StageWorker:
         """Serves until `stop`. Raises BrokerUnavailable when Redis stays away, and the error that a task dies of."""
         try:
             async with asyncio.TaskGroup() as tasks:
-                beating = tasks.create_task(self._heartbeat.run())
+                beating = [tasks.create_task(self._heartbeat.run())]
+                beating += [tasks.create_task(self._watch(one)) for one in self._dependencies]
                 serving = tasks.create_task(self._serve(tasks))
                 await self._stopping.wait()
                 await self._drain(serving)
-                beating.cancel()
+                for task in beating:
+                    task.cancel()
             await self._leave()
         finally:
             self._break_off()
@@ -126,6 +145,7 @@ class StageWorker:
             await self._stages.refresh()
             for service in set(self._services.values()):
                 service.forget_all_but(self._stages.job_ids)
+            await self._look_again()
             with_room = [stage for stage in self._stages.in_turn() if self._room(stage) > 0]
             claimed = await self._claim_next(with_room)
             if claimed is None:
@@ -136,6 +156,31 @@ class StageWorker:
                 self._held.hold(stage, item, tasks.create_task(self._serve_item(stage, item)))
             # Each item is begun, so that the service knows how much room it has left.
             await asyncio.sleep(0)
+
+    async def _watch(self, dependency: Dependency) -> None:
+        """Asks after a server that is away; says so at once where that has changed, and takes items again."""
+        while True:
+            await asyncio.sleep(PROBE_EVERY_S)
+            before = dependency.is_away
+            await dependency.look()
+            if dependency.is_away != before:
+                self._held.changed.set()
+                self._held.freed.set()
+
+    async def _look_again(self) -> None:
+        """Tries again what was refused, without an item."""
+        for stage in self._stages.to_look_at():
+            if self._room(stage) == 0:
+                continue
+            try:
+                await self._services[stage.stage.kind].look(stage)
+            except InvalidInput as error:
+                self._stages.leave_alone(stage, error)
+            except Unavailable as error:
+                log.debug("%s: %s", stage, error)
+            else:
+                self._stages.serve_again(stage)
+                self._held.changed.set()
 
     def _room(self, stage: ServedStage) -> int:
         return self._services[stage.stage.kind].num_free(stage)
@@ -196,18 +241,25 @@ class StageWorker:
             self._metrics.items.labels(outcome).inc()
 
     async def _serve_claimed(self, stage: ServedStage, item: ClaimedItem) -> str:
-        """Returns how the item ended: put, failed or lost."""
+        """Returns how the item ended: put, failed, released or lost."""
         try:
             values = await judged_values(self._services[stage.stage.kind].values, stage, item)
             self._held.freed.set()
             reach("stage.after_compute")
             outcome = await self._put(stage, item, values)
-        except (BatchFailed, InvalidInput, ContractViolation) as error:
-            if isinstance(error, InvalidInput):
-                self._stages.leave_alone(stage, error)
+        except (BatchFailed, ContractViolation) as error:
             await self._fail(stage, item, error)
             return "failed"
+        except JudgeUnavailable as error:
+            await self._release(stage, item, error)
+            return "released"
+        except InvalidInput as error:
+            self._stages.leave_alone(stage, error)
+            self._held.changed.set()
+            await self._release(stage, item, error)
+            return "released"
         reach("stage.after_put")
+        self._stages.made(stage)
         if outcome in (PutOutcome.ACCEPTED, PutOutcome.AGAIN):
             log.debug("%s: %s", name_of(stage, item), outcome.value)
             return "put"
@@ -232,6 +284,10 @@ class StageWorker:
     async def _fail(self, stage: ServedStage, item: ClaimedItem, error: Exception) -> None:
         outcome = await asyncio.to_thread(stage.side.fail, item, str(error))
         log.warning("%s failed, %s: %s", name_of(stage, item), outcome.value, error)
+
+    async def _release(self, stage: ServedStage, item: ClaimedItem, error: Exception) -> None:
+        outcome = await asyncio.to_thread(stage.side.release, item, str(error))
+        log.warning("%s is given back, %s: %s", name_of(stage, item), outcome.value, error)
 
     async def _drain(self, serving: asyncio.Task[None]) -> None:
         """Lets what is in work end. What does not end in time is given up: its lease expires, another takes it."""

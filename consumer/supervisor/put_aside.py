@@ -31,7 +31,7 @@ def put_aside(broker: Broker, folder: RunFolder, due: DueJob) -> bool:
     if not folder.path.is_dir() or is_put_aside(broker, folder, due):
         return False
     entries = tuple(AuditEntry(record=record, digest=digest) for record, digest in audit_links(broker, due.job_id))
-    status = job_status(broker, due.job_id, live_generators=0)
+    status = job_status(broker, due.job_id, generators=())
     spec = JobStore(broker).spec(due.job_id)
     # Another consumer was faster, or the folder is gone: the next sweep sees.
     with _errors(folder.audit_aside), contextlib.suppress(FileNotFoundError):

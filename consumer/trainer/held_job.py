@@ -158,7 +158,7 @@ class HeldJob:
 @torch_kept()
 def load_prompts(settings: StackSettings, spec: JobSpec, policy: Policy, job_id: str = "") -> PromptSource:
     """Loads the data set, which may be foreign code, and has an environment open it. Raises InvalidInput that names the
-    spec's field, and EnvironmentUnavailable."""
+    spec's field, and DeadlineExceeded where its service stays away for timeouts.dependency_s."""
     end_ids: list[int] = []
     if spec.environment is not None:
         end_ids = sorted(end_of_sequence_ids(model_folder(spec.model, settings.spec_root), policy.model.config))
@@ -167,25 +167,20 @@ def load_prompts(settings: StackSettings, spec: JobSpec, policy: Policy, job_id:
         root=settings.spec_root,
         tokenizer=policy.tokenizer,
         context_tokens=policy.context_tokens,
-        environments=EnvironmentService(settings, job_id=job_id),
+        environments=EnvironmentService(settings, job_id=job_id, deadline_s=spec.timeouts.dependency_s, outlasts=True),
         end_ids=end_ids,
     )
 
 
 def _watches(broker: Broker, spec: JobSpec, *, side: TrainerSide, job_id: str) -> tuple[GeneratorWatch, StageWatch]:
     """Returns what notices that no generator lives any more, or no stage worker."""
-    generators = GeneratorWatch(
-        Presence(broker),
-        job_id=job_id,
-        deadline_s=spec.timeouts.no_generator_s,
-        deterministic=spec.deterministic,
-        kind=lambda: side.fence().engine,
-    )
+    generators = GeneratorWatch.of(Presence(broker), spec, job_id=job_id, kind=lambda: side.fence().engine)
     stages = StageWatch(
         StagePresence(broker),
         job_id,
         spec.stages,
         with_work=side.stages_with_work,
         deadline_s=spec.timeouts.no_stage_worker_s,
+        dependency_s=spec.timeouts.dependency_s,
     )
     return generators, stages

@@ -159,7 +159,7 @@ def _add_stack(samples: _Samples, broker: Broker) -> None:
 def _add_job(samples: _Samples, broker: Broker, jobs: JobStore, run_root: Path, job_id: str) -> None:
     try:
         spec = jobs.spec(job_id)
-        status = job_status(broker, job_id, live_generators=0)
+        status = job_status(broker, job_id, generators=())
         report = stream_report(broker, job_id)
     except (NotFound, ContractViolation):  # removed meanwhile, or of an older version
         return

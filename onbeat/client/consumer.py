@@ -257,7 +257,9 @@ class Consumer:
             root=self._settings.spec_root,
             tokenizer=load_tokenizer(folder),
             context_tokens=context_tokens(config),
-            environments=EnvironmentService(self._settings, job_id=job_id),
+            environments=EnvironmentService(
+                self._settings, job_id=job_id, deadline_s=self.spec.timeouts.dependency_s, outlasts=True
+            ),
             end_ids=sorted(end_of_sequence_ids(folder, config)),
         )
         return IterationPlan(job_id, self.spec, source)

@@ -183,17 +183,22 @@ class Producer:
     def score(self, claim: PromptClaim, samples: Sequence[Sequence[Sample]]) -> list[list[Scored]]:
         """[k][G] samples → [k][G] rewards by the job's rubric, through the reward service.
 
-        Raises BatchFailed for a completion that can't be scored, RewardUnavailable where the service stays away: the
-        batch is to be failed with that, for it is never published without its scores (I6).
+        A service that is away is waited for up to timeouts.dependency_s. Raises BatchFailed for a completion that can't
+        be scored, RewardUnavailable where the service stays away: the batch is to be given back, for it is never
+        published without its scores (I6).
         """
         completions = completions_of(claim.batch, samples)
         items = reward_items(claim.batch, completions, [one.text for of_prompt in samples for one in of_prompt])
         spec, settings = self.spec, self._connection.settings
 
+        tries, dependency_s = tries_of(spec), spec.timeouts.dependency_s
+
         async def ask() -> list[Scored]:
             async with reward_http(settings) as http:
                 client = RewardClient(http, key=settings.reward_key)
-                return await client.score(spec.reward, items, job_id=claim.batch.job_id, tries=tries_of(spec))
+                return await client.score(
+                    spec.reward, items, job_id=claim.batch.job_id, tries=tries, dependency_s=dependency_s
+                )
 
         # The caller may have an event loop of its own in this thread.
         with ThreadPoolExecutor(max_workers=1, thread_name_prefix="score") as thread:
@@ -228,6 +233,11 @@ class Producer:
         """Gives the batch back: tried again, and dead with the reason after `rollout.max_attempts` (I6)."""
         self._let_go(claim)
         self._side.fail(claim.claim, reason)
+
+    def release(self, claim: PromptClaim, reason: str) -> None:
+        """Gives the batch back as if it had not been claimed: this process, or a service, is the cause (I6)."""
+        self._let_go(claim)
+        self._side.release(claim.claim, reason)
 
     def _publish(self, claim: PromptClaim, record: RolloutBatch) -> PublishOutcome:
         """Repeats while rows that wait for stages leave no room; the lease is renewed meanwhile. Raises BrokerFull."""

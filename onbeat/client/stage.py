@@ -138,6 +138,12 @@ class Stage:
         for item in rows.items:
             self._side.fail(item, reason)
 
+    def release(self, rows: StageRows, reason: str) -> None:
+        """Gives rows back as if they had not been claimed: this process, or a service, is the cause (I6)."""
+        self._let_go(rows)
+        for item in rows.items:
+            self._side.release(item, reason)
+
     def _packed(self, rows: StageRows, columns: Mapping[str, Sequence[Any]]) -> dict[str, list[bytes]]:
         of = f"stage {self.stage.name}, batch {', '.join(sorted(rows.batch_ids))}"
         outputs = {column.name: column for column in self.stage.outputs}

@@ -799,6 +799,7 @@ export interface TimeoutSpec {
   iteration_s: number;
   no_generator_s: number;
   no_stage_worker_s: number;
+  dependency_s: number;
   ranks_s: number;
   max_trainer_starts: number;
 }

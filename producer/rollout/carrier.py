@@ -2,8 +2,8 @@
 
 engine ─▶ detokenize ─▶ reward service ─┬─ every place has its group ─▶ fence ─▶ accepted / refused
   ▲                                     │
-  └── places of equal reward, where ────┘        an error anywhere ─▶ failed, with its reason
-      the job resamples
+  └── places of equal reward, where ────┘        an error of the batch ─▶ failed, with its reason: an attempt less
+      the job resamples                          of a service, or of this process ─▶ given back: none less (I6)
 """
 
 from __future__ import annotations
@@ -55,7 +55,10 @@ class Carrier:
         """Takes a batch from the engine, which has its first round already, to its end."""
         try:
             record = await self.complete(batch)
-        except (BatchFailed, RewardUnavailable, EnvironmentUnavailable) as error:
+        except (RewardUnavailable, EnvironmentUnavailable) as error:
+            may_be_its_own = error.is_doubtful
+            await (self.fail if may_be_its_own else self.release)(batch.job, batch.claim, error)
+        except BatchFailed as error:
             await self.fail(batch.job, batch.claim, error)
         else:
             if record is not None:
@@ -92,10 +95,16 @@ class Carrier:
         )
 
     async def fail(self, job: ActiveJob, claim: Claim, error: OnbeatError) -> None:
-        """Gives the batch back, with the reason."""
+        """Gives the batch back, with the reason: it may be its own."""
         self.activity.ended("failed")
         outcome = await self.calls(job.side.fail, claim, str(error))
         log.warning("%s failed (%s): %s", name_of(claim), outcome.value, error)
+
+    async def release(self, job: ActiveJob, claim: Claim, error: Exception) -> None:
+        """Gives the batch back as if it had not been claimed: it can't be the cause."""
+        self.activity.ended("released")
+        outcome = await self.calls(job.side.release, claim, str(error))
+        log.warning("%s is given back (%s): %s", name_of(claim), outcome.value, error)
 
     async def _fill(self, batch: CarriedBatch, generation: Generation) -> bool:
         """Samples and scores a round; False if it was dropped, since it is not needed any more.
@@ -153,6 +162,8 @@ class Carrier:
             reward_items(asked, completions, texts),
             job_id=batch.job.job_id,
             tries=tries_of(spec),
+            dependency_s=spec.timeouts.dependency_s,
+            is_needed=lambda: not batch.is_settled,
         )
 
     async def _publish(self, batch: CarriedBatch, record: RolloutBatch) -> None:
@@ -161,7 +172,7 @@ class Carrier:
             with self.activity.span(job.job_id, "publish", iteration=asked.iteration, batch_id=asked.batch_id):
                 outcome = await self._publish_when_room(batch, record)
         except DeadlineExceeded as error:
-            await self.fail(job, claim, BatchFailed(str(error)))
+            await self.release(job, claim, error)
             return
         self.activity.ended(outcome.value)
         reach("producer.after_publication")

@@ -21,9 +21,14 @@ from rendering.base import Renderer
 class Players:
     """`play_for` is called for each claimed batch."""
 
-    make_client: Callable[[EnvironmentSpec], EnvironmentCalls]
+    make_client: Callable[[JobSpec, EnvironmentSpec], EnvironmentCalls]
     make_renderer: Callable[[ModelSpec, EnvironmentSpec], Renderer]
     """Blocks for seconds, the first time; raises InvalidInput that names the spec's field."""
+
+    async def prepare(self, spec: JobSpec) -> None:
+        """Makes what plays the job's batches. Raises InvalidInput where this generator can't, whatever the batch."""
+        if spec.environment is not None:
+            await asyncio.to_thread(self.make_renderer, spec.model, spec.environment)
 
     def play_for(self, job: ActiveJob, loaded: LoadedModel) -> Play | None:
         """Answers how to sample a round of the job; None for one call of the engine."""
@@ -38,9 +43,9 @@ class Players:
         try:
             renderer = await asyncio.to_thread(self.make_renderer, spec.model, environment)
             player = TurnPlayer(
-                environments=self.make_client(environment), renderer=renderer, spec=spec, generate=generate
+                environments=self.make_client(spec, environment), renderer=renderer, spec=spec, generate=generate
             )
             return await player.play(batch)
         except InvalidInput as error:
-            # What the service refuses now, it or the model's folder had when the job started.
+            # A service that refuses whatever this generator asks is another error: this one is about the batch.
             raise BatchFailed(str(error)) from error

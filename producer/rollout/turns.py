@@ -9,10 +9,11 @@ service. Which go on is a function of the
 batch, so an engine computes the same numbers whatever happens around it (I7). A trajectory ends by counts alone: the
 environment is done, or there is no room for another turn.
 
-A session that hangs, dies or is lost costs its own trajectory. In a deterministic job the session is opened again and
-played to where it was, and nothing is sampled anew; in any other the trajectory begins again, behind the rest of its
-batch. Past environment.max_attempts the batch fails with the reason (I6), unless it is the model's message at which
-the environment fails, and environment.on_failure states a score for that: then the trajectory ends with it.
+A session that hangs or dies costs its own trajectory; one that is lost with its service has no attempt less. In a
+deterministic job the session is opened again and played to where it was, and nothing is sampled anew; in any other the
+trajectory begins again, behind the rest of its batch. Past environment.max_attempts the batch fails with the reason
+(I6), unless it is the model's message at which the environment fails, and environment.on_failure states a score for
+that: then the trajectory ends with it. A service that is away is waited for between two turns.
 """
 
 from __future__ import annotations
@@ -58,6 +59,9 @@ RENEW_EVERY_S = 5.0
 """How often a generator says that its sessions are still needed."""
 IDLE_BEYOND_LEASE_S = 15.0
 """How much longer than the lease of its batch a session lives of which nothing was heard."""
+LOSSES_OF_AN_ATTEMPT = 8
+"""A service that is started again loses its sessions, which is no failure of theirs; one that is lost so often for each
+of its attempts may be what the service dies of."""
 CLOSE_S = 5.0
 """Time that the end of sessions may take; those that are left end by themselves."""
 MOST_TOKENS = 2**16
@@ -114,6 +118,8 @@ class Session:
     num_failures: int = 0
     """Failures of the session, since the trajectory was begun first; but for those at messages, where on_failure states
     a score."""
+    num_losses: int = 0
+    """Times that the service lost it."""
     failing: FailingMessage = field(default_factory=lambda: FailingMessage(turn=-1))
 
 
@@ -278,11 +284,15 @@ class TurnPlayer:
     def _count(self, session: Session, result: Result) -> None:
         """Counts a failure. Raises BatchFailed for one that another attempt can't mend, and past the attempts."""
         failure = result if isinstance(result, Failure) else Failure(reason="invalid_reply", detail="there is no reply")
-        session.num_failures += 1
+        if failure.reason == "lost":
+            session.num_losses += 1
+        else:
+            session.num_failures += 1
+        num_failures = session.num_failures + session.num_losses // LOSSES_OF_AN_ATTEMPT
         what = self._what(session, failure)
-        if failure.reason not in RETRYABLE or session.num_failures >= self._environment.max_attempts:
+        if failure.reason not in RETRYABLE or num_failures >= self._environment.max_attempts:
             raise BatchFailed(what)
-        log.warning("%s; attempt %d of %d", what, session.num_failures + 1, self._environment.max_attempts)
+        log.warning("%s; attempt %d of %d", what, num_failures + 1, self._environment.max_attempts)
 
     @property
     def _idle_s(self) -> float:

@@ -231,15 +231,23 @@ class GeneratorMoves(TrainerMoves):
 
     @precondition(lambda self: self.claims)
     @rule(pick=st.integers(0, 3))
-    def fail(self, pick: int) -> None:
+    def release(self, pick: int) -> None:
+        self.fail(pick, is_released=True)
+
+    @precondition(lambda self: self.claims)
+    @rule(pick=st.integers(0, 3))
+    def fail(self, pick: int, is_released: bool = False) -> None:
         made = self.claims[-1 - pick % len(self.claims)]
         claim, outcome = self._in_model(made), "settled"
         times = 2 if self.broker.loses_next_answer else 1
-        said = self.generators[made.who].fail(made.claim, "no reward: timeout").value
+        side = self.generators[made.who]
+        said = (side.release if is_released else side.fail)(made.claim, "no reward: timeout").value
         for _ in range(times if claim[3] != NO_ENTRY else 0):
-            outcome, self.server = scripts.fail(self.server, claim, made.who, MAX_ATTEMPTS, ALL_CHECKS)
+            outcome, self.server = scripts.fail(
+                self.server, claim, made.who, MAX_ATTEMPTS, ALL_CHECKS, is_released=is_released
+            )
             self.seen[f"fail: {outcome}"] += 1
-            self.counters["failed"] += outcome != "settled"
+            self.counters["released" if is_released else "failed"] += outcome != "settled"
             if outcome == "dead":
                 self._bury()
         assert said == outcome

@@ -65,7 +65,7 @@ def publish_weights(server: Server, epoch: int, digest: int, *, oldest_kept: int
 
 
 def _sent(server: Server, epoch: int, iteration: int, sent: tuple[tuple[int, int], ...]) -> Server:
-    entry_id = 8 * epoch + 1
+    entry_id = 32 * epoch + 1
     for index, pin in sent:
         fresh = (pinned((EXPECTED, entry_id), pin), (entry_id, 1, 0, NOBODY))
         server = server.with_batch(iteration, index, fresh)

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tests.model import prompts
-from tests.model.invariants import holds_lease, opening_of, refused_after_all, robbery
+from tests.model.invariants import (
+    attempts_of,
+    counted_for_another,
+    holds_lease,
+    opening_of,
+    refused_after_all,
+    robbery,
+)
 from tests.model.move import Move, with_generator, wrote
 from tests.model.server import NONE, Off, Open, Server
 from tests.model.state import IDLE, Bounds, State
@@ -30,10 +37,13 @@ def generator_moves(state: State, bounds: Bounds, off: Off, who: int, may_fail: 
     if may_fail:
         tired = idle._replace(faults=state.faults + 1)
         yield Move("generator dies", who, tired, is_fault=True)
-        outcome, after = prompts.fail(server, claim, who, bounds.max_attempts, off)
-        if after != server:
-            breaks = robbery(state, after, who, iteration, batch)
-            yield Move(f"fails its batch: {outcome}", who, wrote(tired, after, bounds), True, breaks, batch, iteration)
+        for verb, is_released in (("fails", False), ("gives back", True)):
+            outcome, after = prompts.fail(server, claim, who, bounds.max_attempts, off, is_released=is_released)
+            if after != server:
+                costs = counted_for_another(is_released, claim[4], attempts_of(after, iteration, batch))
+                breaks = robbery(state, after, who, iteration, batch) or costs
+                tried = wrote(tired, after, bounds)
+                yield Move(f"{verb} its batch: {outcome}", who, tried, True, breaks, batch, iteration)
 
 
 def _publishes(state: State, bounds: Bounds, off: Off, who: int, may_fail: bool) -> Iterator[Move]:

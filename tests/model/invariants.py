@@ -77,6 +77,20 @@ def robbery(state: State, after: Server, who: int, iteration: int, batch: int) -
     return "I5: a live lease is taken from its holder" if is_anothers and after != state.server else ""
 
 
+def attempts_of(server: Server, iteration: int, batch: int) -> int:
+    """How many attempts of a batch count by now; -1 of one that is settled."""
+    entry = server.slot_of(iteration).batches[batch][1]
+    return entry[1] + entry[2] - 1 if entry else -1
+
+
+def counted_for_another(is_released: bool, claimed: int, counted: int) -> str:
+    """I6: an attempt counts where the batch can be its cause, and only there.
+
+    claimed: the attempt that the claim was. counted: those that count after it was given back; -1 where it is dead.
+    """
+    return "I6: an attempt counts for another's fault" if is_released and counted != claimed - 1 else ""
+
+
 def opening_of(state: State, opened: Open) -> int:
     """Names the opening of an iteration: another one, after a rewind or a restart, has another name."""
     return 100 * state.era + opened.opened

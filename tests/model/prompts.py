@@ -168,7 +168,10 @@ def _refusal(server: Server, claim: Claim, engine: int, off: Off) -> str:
     return "" if is_expected or "publish.expected" in off else "unexpected"
 
 
-def fail(server: Server, claim: Claim, generator: int, max_attempts: int, off: Off) -> tuple[str, Server]:
+def fail(
+    server: Server, claim: Claim, generator: int, max_attempts: int, off: Off, *, is_released: bool = False
+) -> tuple[str, Server]:
+    """is_released: the batch comes back as if it had not been claimed."""
     iteration, batch, _, entry_id, attempt = claim
     ledger, entry = server.slot_of(iteration).batches[batch]
     if not entry or not server.open_at(iteration):
@@ -179,12 +182,14 @@ def fail(server: Server, claim: Claim, generator: int, max_attempts: int, off: O
         return "settled", server
     if entry[1] + entry[2] - 1 != attempt and "fail.attempt" not in off:
         return "settled", server
-    if attempt >= max_attempts:
+    is_free = is_released and "release.free" not in off
+    if attempt >= max_attempts and not is_free:
         return "dead", server.with_batch(iteration, batch, (pinned((DEAD,), pin_of(ledger)), ()))
-    again = entry[0] // 8 * 8 + attempt + 1
+    attempt += not is_free
+    again = entry[0] + 1
     pin = NONE if "fail.pin" in off else pin_of(ledger)
-    retried = (pinned((EXPECTED, again), pin), (again, attempt + 1, 0, NOBODY))
-    return "retried", server.with_batch(iteration, batch, retried)
+    given_back = (pinned((EXPECTED, again), pin), (again, attempt, 0, NOBODY))
+    return "released" if is_released else "retried", server.with_batch(iteration, batch, given_back)
 
 
 def renew_prompt(server: Server, claim: Claim, generator: int, off: Off) -> tuple[str, Server]:

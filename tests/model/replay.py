@@ -32,6 +32,7 @@ OF_A_RESTART = ("writes reach the disk", "the last writes are lost")
 publication."""
 WORDS = {"missing": "lacks its columns", "other": "not what the ledger records"}
 """What the trainer's side says of an outcome that has no word of a script."""
+OF_ITEMS = ("puts", "fails its item", "gives back its item", "stage worker dies")
 WRITES_OF_A_TRAINER = (
     *("rewind", "announces", "opens", "claims rollouts", "reconciles", "renews", "commits", "dispatches"),
     *("ends the job", "fails the job", "gives the job up", "reads columns"),
@@ -51,6 +52,8 @@ def _weight(move: Move, phases: set[int], *, restarts: bool) -> float:
         return 0.5
     if any(move.name.startswith(names) for phase, names in LIKELY_IN.items() if phase in phases):
         return 2.0
+    if move.name == "the newest checkpoint is damaged":
+        return 0.1
     if move.name.startswith(("the job is given up", "fails the job")):
         return 0.02
     return 0.03 if move.is_fault or (move.who < 0 and move.name != "the job is resumed") else 1.0
@@ -125,7 +128,7 @@ class Walk:
                 self._trainer_calls(move)
         elif self._stages and move.name.startswith("claims an item"):
             return self._stages.claim(self._state, move, options)
-        elif self._stages and move.name.startswith(("puts", "fails its item", "stage worker dies")):
+        elif self._stages and move.name.startswith(OF_ITEMS):
             self._stages.does(self._state, move)
         elif move.name.startswith("claims"):
             return self._claim(move, options)
@@ -271,6 +274,9 @@ class Walk:
         elif move.name.startswith("fails"):
             assert claim is not None
             assert move.name == f"fails its batch: {self._generators[move.who].fail(claim, 'no reward').value}"
+        elif move.name.startswith("gives back"):
+            assert claim is not None
+            assert move.name == f"gives back its batch: {self._generators[move.who].release(claim, 'no mount').value}"
 
     # The server
 

@@ -20,6 +20,13 @@ def holds_item(state: State, place: tuple[int, int, int, int]) -> bool:
     return bool(claim) and claim[:5] == (*place, held[1])
 
 
+def attempts_of_item(server: Server, claim: tuple[Any, ...]) -> int:
+    """How many attempts of an item count by now; -1 of one whose batch is dead."""
+    iteration, batch, stage, item = claim[:4]
+    rows = server.slot_of(iteration).rows[batch]
+    return rows.items[stage][item][1] if rows else -1
+
+
 def robbed_item(state: State, who: int, claim: tuple[Any, ...]) -> str:
     """I5: an item's lease belongs to its holder while that one is at work."""
     place = claim[:4]

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from tests.model import stages
+from tests.model.invariants import counted_for_another
 from tests.model.move import Move, with_worker, wrote
 from tests.model.server import DONE, LEASED, Off
-from tests.model.stage_invariants import broken_by_put, holds_item, robbed_item
+from tests.model.stage_invariants import attempts_of_item, broken_by_put, holds_item, robbed_item
 from tests.model.state import Bounds, State
 
 
@@ -28,10 +29,13 @@ def stage_moves(state: State, bounds: Bounds, off: Off, who: int, may_fail: bool
     if may_fail:
         tired = idle._replace(faults=state.faults + 1)
         yield Move("stage worker dies", who, tired, is_fault=True)
-        outcome, after = stages.fail_rows(server, claim, who, bounds.item_attempts, off)
-        if after != server:
-            breaks = robbed_item(state, who, claim)
-            yield Move(f"fails its item: {outcome}", who, wrote(tired, after, bounds), True, breaks, batch, iteration)
+        for verb, is_released in (("fails", False), ("gives back", True)):
+            outcome, after = stages.fail_rows(server, claim, who, bounds.item_attempts, off, is_released=is_released)
+            if after != server:
+                costs = counted_for_another(is_released, claim[4], attempts_of_item(after, claim))
+                breaks = robbed_item(state, who, claim) or costs
+                tried = wrote(tired, after, bounds)
+                yield Move(f"{verb} its item: {outcome}", who, tried, True, breaks, batch, iteration)
 
 
 def value_of(bounds: Bounds, claim: tuple[Any, ...], who: int) -> stages.Value:

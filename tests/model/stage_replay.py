@@ -100,6 +100,9 @@ class StageReplay:
         elif move.name.startswith("fails its item"):
             outcome = self._sides[move.who].fail(claim, "no answer")
             assert move.name == f"fails its item: {outcome.value}"
+        elif move.name.startswith("gives back its item"):
+            outcome = self._sides[move.who].release(claim, "no model")
+            assert move.name == f"gives back its item: {outcome.value}"
 
     def check_columns(self, side: TrainerSide, batch: RolloutBatch, items: Items) -> None:
         """The trainer reads what the model's stages made. Raises FenceViolation as the side does."""

@@ -138,8 +138,13 @@ def renew_rows(server: Server, claim: ItemClaim, worker: int, off: Off) -> tuple
     return "lost", server
 
 
-def fail_rows(server: Server, claim: ItemClaim, worker: int, max_attempts: int, off: Off) -> tuple[str, Server]:
-    """Only the lease's holder may fail its item; past the attempts its batch is dead (I6)."""
+def fail_rows(
+    server: Server, claim: ItemClaim, worker: int, max_attempts: int, off: Off, *, is_released: bool = False
+) -> tuple[str, Server]:
+    """Only the lease's holder may fail its item; past the attempts its batch is dead (I6).
+
+    is_released: the item comes back as if it had not been claimed.
+    """
     iteration, batch, stage, item, attempt, _ = claim
     rows = server.slot_of(iteration).rows[batch]
     if not server.open_at(iteration) or not rows:
@@ -151,9 +156,11 @@ def fail_rows(server: Server, claim: ItemClaim, worker: int, max_attempts: int, 
         return "settled", server
     if held[1] != attempt and "fail_rows.attempt" not in off:
         return "settled", server
-    if attempt >= max_attempts:
+    is_free = is_released and "release_rows.free" not in off
+    if attempt >= max_attempts and not is_free:
         return "dead", bury(server, iteration, batch, off)
-    return "retried", _with_item(server, iteration, batch, stage, item, (FREE, attempt))
+    given_back = _with_item(server, iteration, batch, stage, item, (FREE, attempt - is_free))
+    return "released" if is_released else "retried", given_back
 
 
 def bury(server: Server, iteration: int, batch: int, off: Off) -> Server:

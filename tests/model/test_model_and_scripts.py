@@ -30,6 +30,7 @@ REACHED = {
     "takes a copy",
     "claims from a dead one: claimed",
     "fails its batch: retried",
+    "gives back its batch: released",
     "the last writes are lost",
     "finds its commit lost",
     "writes the last checkpoint",
@@ -58,6 +59,7 @@ STAGED = BOUNDS._replace(
 OF_STAGES = {f"puts: {one.value}" for one in PutOutcome} | {
     *("claims an item: claimed", "claims an item from a dead one: claimed", "claims an item from a slow one: claimed"),
     *("puts, answer lost", "fails its item: retried", "fails its item: dead", "stage worker dies"),
+    "gives back its item: released",
     *("reads columns: read", "reads columns: missing", "commits: committed", "rewind: rewound"),
     *("the last writes are lost", "publishes: accepted", "ends the job: set"),
 }

@@ -56,12 +56,8 @@ class Tenure:
             plan=self.spec.stage_plan,
         )
         self.folder = RunFolder(settings.run_root_path, job_id, weight_root=settings.weight_root_path)
-        self.generators = GeneratorWatch(
-            Presence(self.connection.broker),
-            job_id=job_id,
-            deadline_s=self.spec.timeouts.no_generator_s,
-            deterministic=self.spec.deterministic,
-            kind=lambda: self.side.fence().engine,
+        self.generators = GeneratorWatch.of(
+            Presence(self.connection.broker), self.spec, job_id=job_id, kind=lambda: self.side.fence().engine
         )
         self.stages = StageWatch(
             StagePresence(self.connection.broker),
@@ -69,6 +65,7 @@ class Tenure:
             self.spec.stages,
             with_work=self.side.stages_with_work,
             deadline_s=self.spec.timeouts.no_stage_worker_s,
+            dependency_s=self.spec.timeouts.dependency_s,
         )
         self._keeper = LeaseKeeper(self.side, lease_s=self.spec.timeouts.trainer_lease_s)
         self._is_kept = False

@@ -121,8 +121,10 @@ def test_a_refusal_is_not_repeated_and_names_the_field_and_the_cure() -> None:
         service.ask(lambda client: client.facts(EnvironmentTable(name="x")))
     assert (refused.value.field, refused.value.cure) == ("environment.name", "another")
     assert len(service.requests) == 1
-    with pytest.raises(InvalidInput, match="refused /v1/steps with 404"):
-        Service(status(404)).ask(lambda client: client.step(steps(1)))
+    with pytest.raises(InvalidInput, match="refused /v1/steps with 418"):
+        Service(status(418)).ask(lambda client: client.step(steps(1)))
+    with pytest.raises(EnvironmentUnavailable, match="refuses this process with 401"):
+        Service(status(401)).ask(lambda client: client.step(steps(1)))
 
 
 def test_large_calls_are_made_in_parts_and_answered_as_one(monkeypatch: pytest.MonkeyPatch) -> None:

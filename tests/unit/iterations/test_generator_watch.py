@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from broker.presence import (
     AWAKE_FOR,
     ENGINE,
+    LEAVES_ALONE,
     LOADING_WEIGHTS,
+    MISSES,
     NOT_REPRODUCIBLE,
     REJECTED_WEIGHTS,
     WRONG_ENGINE,
@@ -16,6 +20,7 @@ from broker.presence import (
 )
 from contracts.errors import DeadlineExceeded, FencedOff
 from iterations.generator_watch import LOADS_FOR_S, LOOK_EVERY_S, TURN_PATIENCE_S, GeneratorWatch
+from process.dependency import REWARD_SERVICE
 
 
 class Board(Presence):
@@ -151,3 +156,72 @@ def test_a_wait_for_the_turn_ends_with_the_trainer_s_lease() -> None:
 
     with pytest.raises(FencedOff):
         watch.wait_for_turn("job", fenced_off)
+
+
+AWAY = {MISSES: "reward service for 4.0 s at http://r: no answer: ConnectError"}
+
+
+def test_a_service_that_no_generator_reaches_ends_the_job_at_its_deadline_by_its_name() -> None:
+    now_s = 0.0
+    board = Board(AWAY, AWAY)
+    watch = GeneratorWatch(
+        board,
+        job_id="job",
+        deadline_s=1000.0,
+        deterministic=True,
+        services=[REWARD_SERVICE],
+        dependency_s=2 * LOOK_EVERY_S,
+        clock=lambda: now_s,
+    )
+    for infos in ([AWAY, AWAY], [AWAY, AWAY], [AWAY, {}], [AWAY, AWAY], [AWAY, AWAY]):
+        board.infos = infos
+        watch.check()
+        now_s += LOOK_EVERY_S
+    with pytest.raises(DeadlineExceeded, match=r"the reward service at http://r: no answer: Conn.*dependency_s"):
+        watch.check()
+
+
+def test_a_job_that_does_without_a_service_does_not_wait_for_it() -> None:
+    now_s = 0.0
+    watch = GeneratorWatch(
+        Board(AWAY), job_id="job", deadline_s=1000.0, deterministic=True, dependency_s=1.0, clock=lambda: now_s
+    )
+    for _ in range(4):
+        watch.check()
+        now_s += LOOK_EVERY_S
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_generators_that_leave_the_job_alone_count_as_absent_and_their_reason_ends_it(deterministic: bool) -> None:
+    now_s = 0.0
+    alone = {LEAVES_ALONE: "other: why\njob: version 22 is not at /mnt", REJECTED_WEIGHTS: "job/weights/v000022"}
+    board = Board(alone, alone)
+    watch = GeneratorWatch(
+        board, job_id="job", deadline_s=2 * LOOK_EVERY_S, deterministic=deterministic, clock=lambda: now_s
+    )
+    assert watch.check() == {"job/weights/v000022"}, "its trainer looks after the version all the same"
+    for infos in ([alone, {}], [alone, alone], [alone, alone]):
+        now_s += LOOK_EVERY_S
+        board.infos = infos
+        watch.check()
+    now_s += LOOK_EVERY_S
+    with pytest.raises(DeadlineExceeded, match="g0 leaves it alone: version 22 is not at /mnt"):
+        watch.check()
+
+
+def test_a_version_that_stays_refused_is_looked_at_ever_more_seldom() -> None:
+    now_s, board = 0.0, Board({REJECTED_WEIGHTS: "v"})
+    watch = GeneratorWatch(board, job_id="job", deadline_s=1e9, deterministic=True, clock=lambda: now_s)
+    told = []
+    for _ in range(200):
+        if watch.check():
+            told.append(now_s)
+        now_s += LOOK_EVERY_S
+    pauses = [after - before for before, after in itertools.pairwise(told)]
+    assert pauses[:6] == [2.0, 4.0, 8.0, 16.0, 32.0, 64.0]
+    assert set(pauses[6:]) == {64.0}
+    board.infos = [{}]
+    watch.check()
+    board.infos = [{REJECTED_WEIGHTS: "v"}]
+    now_s += LOOK_EVERY_S
+    assert watch.check() == {"v"}, "another refusal of it is told at once"

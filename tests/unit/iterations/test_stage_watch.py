@@ -32,12 +32,18 @@ class Played:
         self.with_work = {"reference", "mine"}
         self.num_looks = 0
         self.why = ""
+        self.judge_is = ""
+        """What all workers miss of the judge; "" while one reaches it."""
 
     def unserved(self, job_id: str, stages: Sequence[StageSpec]) -> dict[str, str]:
         assert job_id == "job"
         self.num_looks += 1
         names = [stage.name for stage in stages if stage.name in self.absent]
         return {name: f"a live worker of stage {name}{self.why}" for name in names}
+
+    def missed(self, job_id: str, stages: Sequence[StageSpec]) -> dict[str, str]:
+        assert job_id == "job"
+        return {one.name: self.judge_is for one in stages if self.judge_is and one.kind == "llm_judge"}
 
     def watch(self, spec: JobSpec) -> StageWatch:
         return StageWatch(
@@ -46,6 +52,7 @@ class Played:
             spec.stages,
             with_work=lambda iteration: sorted(self.with_work) if iteration == 3 else [],
             deadline_s=60.0,
+            dependency_s=300.0,
             clock=lambda: self.now_s,
         )
 
@@ -103,3 +110,19 @@ def test_a_stage_without_work_needs_no_worker_and_a_job_without_stages_asks_noth
     asked = played.num_looks
     played.wait(played.watch(job_spec()), 1000.0)
     assert played.num_looks == asked > 0
+
+
+def test_a_judge_that_no_worker_reaches_has_a_deadline_of_its_own() -> None:
+    played = Played()
+    played.absent = set()
+    played.with_work = {"llm_judge"}
+    judge = {"type": "llm_judge", "model": "m", "prompt": "{completion}"}
+    watch = played.watch(job_spec(deterministic=False, stages=[judge]))
+    played.judge_is = "the judge at http://j: no answer"
+    played.wait(watch, 200.0)
+    played.judge_is = ""
+    played.wait(watch, 10.0)
+    played.judge_is = "the judge at http://j: no answer"
+    played.wait(watch, 200.0)
+    with pytest.raises(DeadlineExceeded, match="the judge at http://j: no answer: stage llm_judge needs it"):
+        played.wait(watch, 200.0)

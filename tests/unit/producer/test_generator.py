@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -20,12 +21,15 @@ from contracts.rollouts import PromptBatch
 from contracts.spec import JobSpec
 from contracts.versions import WeightManifest
 from contracts.weights import WeightShard
-from producer.active_jobs import ASK_AGAIN_S, ActiveJobs
+from process.dependency import REWARD_SERVICE, Dependency
+from producer.active_jobs import ALONE_S, ASK_AGAIN_S, ActiveJobs
 from producer.broker_calls import BrokerCalls
 from producer.generator import MAX_FINISHING, Generator
 from producer.served_model import RELOAD_PAUSES_S, ServedModel
 from tests.builders import job_spec, prompt_batch
 from tests.fakes import Changes, EngineShop, FakeJobs, FakeRewards, FakeSide, fake_version, spell
+
+OF_ENVIRONMENT: dict[str, Any] = {"environment": {"name": "echo", "renderer": "text"}, "reward__components": []}
 
 
 async def at_once(_seconds: float) -> None:
@@ -34,6 +38,9 @@ async def at_once(_seconds: float) -> None:
 
 class NoPlayers:
     """What samples a job without an environment: one call of the engine."""
+
+    async def prepare(self, spec: object) -> None:
+        return None
 
     def play_for(self, job: object, loaded: object) -> None:
         return None
@@ -56,6 +63,8 @@ class Stack:
         self.players: Any = NoPlayers()
         calls = BrokerCalls(timeout_s=0.05, full_timeout_s=0.05)
         model = ServedModel(self.shop.make, lambda model: spell, sleep=at_once, has_to_prove=has_to_prove)
+        self.model = model
+        self.service = Dependency(REWARD_SERVICE, "http://r", probe=self._probe)
         self.generator = Generator(
             generator_id="generator-a",
             jobs=ActiveJobs(
@@ -71,9 +80,13 @@ class Stack:
             model=model,
             rewards=self.rewards,
             players=self.players,
+            services=(self.service,),
             stop_grace_s=stop_grace_s,
             clock=self._clock,
         )
+
+    async def _probe(self) -> None:
+        raise RewardUnavailable("no answer: ConnectError")
 
     def _clock(self) -> float:
         return self.now_s + time.monotonic()
@@ -294,7 +307,12 @@ def test_how_often_luck_has_to_strike_before_a_stated_score_is_the_jobs_and_no_m
     drive(tmp_path, scenario)
 
 
-@pytest.mark.parametrize("error", [BatchFailed("2 completions: timeout"), RewardUnavailable("no answer")])
+def in_doubt(error: RewardUnavailable) -> RewardUnavailable:
+    error.is_doubtful = True
+    return error
+
+
+@pytest.mark.parametrize("error", [BatchFailed("2 completions: timeout"), in_doubt(RewardUnavailable("broken off"))])
 def test_a_batch_without_scores_is_failed_with_its_reason_and_the_next_goes_on(
     tmp_path: Path, error: Exception
 ) -> None:
@@ -309,27 +327,77 @@ def test_a_batch_without_scores_is_failed_with_its_reason_and_the_next_goes_on(
     drive(tmp_path, scenario)
 
 
-def test_weights_are_loaded_before_the_first_batch_of_a_version_and_bad_ones_fail_it(tmp_path: Path) -> None:
+def test_a_batch_that_a_service_left_without_scores_is_given_back_and_has_no_attempt_less(tmp_path: Path) -> None:
+    async def scenario(stack: Stack) -> None:
+        side = stack.add_job(num_batches=2)
+        stack.rewards.errors.append(RewardUnavailable("no answer"))
+        async with stack.running():
+            await stack.changes.until(lambda: len(side.published) == 2)
+        assert ([reason for _, reason in side.released], side.failed) == (["no answer"], [])
+
+    drive(tmp_path, scenario)
+
+
+def test_while_a_service_is_away_a_generator_claims_only_for_jobs_that_do_without_and_says_why(tmp_path: Path) -> None:
+    async def scenario(stack: Stack) -> None:
+        needs, spares = stack.add_job("needs", num_batches=1), stack.add_job("spares", num_batches=1, **OF_ENVIRONMENT)
+        stack.service.missed(RewardUnavailable("no answer: ConnectError"))
+        async with stack.running():
+            await stack.changes.until(lambda: bool(spares.published))
+            said = stack.jobs.infos[-1]["misses"]
+            assert re.fullmatch(r"reward service for \d+\.\d s at http://r: no answer: ConnectError", said)
+            assert needs.claimed == []
+            stack.service.answered()
+            await stack.changes.until(lambda: bool(needs.published))
+            await stack.changes.until(lambda: stack.jobs.infos[-1]["misses"] == "")
+        assert needs.failed == needs.released == []
+
+    drive(tmp_path, scenario)
+
+
+def test_weights_are_loaded_before_the_first_batch_of_a_version_and_what_can_not_be_loaded_is_left_alone(
+    tmp_path: Path,
+) -> None:
     async def scenario(stack: Stack) -> None:
         side = stack.add_job(num_batches=2)
         bad_batch, bad_manifest = stack.work("job", 0, version=1)
-        (tmp_path / bad_manifest.directory / "weights.safetensors").unlink()
+        weights = tmp_path / bad_manifest.directory / "weights.safetensors"
+        kept = weights.read_bytes()
+        weights.unlink()
         side.add(bad_batch, bad_manifest)
-        side.add(*stack.work("job", 0, version=2))
         async with stack.running():
-            await stack.changes.until(lambda: len(side.published) == 3 and len(side.failed) == 1)
-        assert stack.shop.log == [
-            "open qwen3",
-            "load 0",
-            "generate job 0/train/0",
-            "generate job 0/train/1",
-            *["load 1"] * (1 + len(RELOAD_PAUSES_S)),
-            "load 2",
-            "generate job 2/train/0",
-            "close qwen3",
-        ]
-        assert side.failed[0][0] == "1/train/0"
-        assert "version 1 is not at" in side.failed[0][1]
+            await stack.changes.until(lambda: len(side.published) == 2 and len(side.released) == 1)
+            await stack.changes.until(lambda: "version 1 is not at" in stack.jobs.infos[-1]["leaves_alone"])
+            assert stack.jobs.infos[-1]["leaves_alone"].startswith("job: ")
+            looks = stack.shop.log.count("load 1")
+            stack.now_s += ALONE_S[1]
+            await stack.changes.until(lambda: stack.shop.log.count("load 1") > looks)
+            assert len(side.claimed) == 3, "nothing is claimed to find out that it is still away"
+            weights.write_bytes(kept)
+            stack.now_s += ALONE_S[1]
+            await stack.changes.until(lambda: len(side.published) == 3)
+            await stack.changes.until(lambda: stack.jobs.infos[-1]["leaves_alone"] == "")
+        assert stack.shop.log[:4] == ["open qwen3", "load 0", "generate job 0/train/0", "generate job 0/train/1"]
+        assert stack.shop.log[4 : 5 + len(RELOAD_PAUSES_S)] == ["load 1"] * (1 + len(RELOAD_PAUSES_S))
+        assert stack.shop.log[-2:] == ["generate job 1/train/0", "close qwen3"]
+        assert side.released[0][0] == "1/train/0"
+        assert "version 1 is not at" in side.released[0][1]
+        assert side.failed == []
+
+    drive(tmp_path, scenario)
+
+
+def test_a_generator_that_dies_as_it_loads_gives_the_batch_back_first(tmp_path: Path) -> None:
+    async def scenario(stack: Stack) -> None:
+        side = stack.add_job(num_batches=1)
+
+        def fails(model: object, *, deterministic: bool) -> Any:
+            raise RuntimeError("CUDA out of memory")
+
+        stack.model._make_engine = fails
+        with pytest.raises(ExceptionGroup):
+            await stack.generator.run()
+        assert side.released == [("0/train/0", "CUDA out of memory")]
 
     drive(tmp_path, scenario)
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from contracts.errors import BrokerUnavailable, EngineUnavailable, WeightsRejected
-from contracts.spec import JobSpec
+from contracts.errors import BrokerUnavailable, EngineUnavailable, InvalidInput, WeightsRejected
+from contracts.spec import JobSpec, ModelSpec
 from contracts.versions import WeightManifest
 from contracts.weights import WeightShard
 from producer.served_model import RELOAD_PAUSES_S, ServedModel
@@ -64,6 +65,40 @@ def test_a_version_that_stays_damaged_is_refused_with_its_reason(tmp_path: Path)
     assert said == ["job/weights/v000003"] * len(RELOAD_PAUSES_S)
 
 
+def test_a_version_that_is_tried_without_a_claim_is_loaded_once_and_said_to_be_refused(tmp_path: Path) -> None:
+    shop = EngineShop(tmp_path)
+    model = ServedModel(shop.make, lambda model: spell)
+    manifest = fake_version(tmp_path, "job", 3)
+    (tmp_path / manifest.directory / "weights.safetensors").unlink()
+
+    async def run() -> None:
+        with pytest.raises(WeightsRejected):
+            await model.ready_for(job_spec(), manifest, still_needed=lambda: False)
+
+    asyncio.run(run())
+    assert model.rejected_weights == "job/weights/v000003", "its trainer looks after it"
+    assert shop.log.count("load 3") == 1
+
+
+def test_a_model_that_is_not_there_costs_the_one_in_memory_nothing(tmp_path: Path) -> None:
+    def detokenizer(model: ModelSpec) -> Any:
+        if model.path == "absent":
+            raise InvalidInput("no folder", field="model.path")
+        return spell
+
+    shop = EngineShop(tmp_path)
+    model = ServedModel(shop.make, detokenizer)
+
+    async def run() -> None:
+        await model.ready_for(job_spec(), fake_version(tmp_path, "job", 0))
+        with pytest.raises(InvalidInput):
+            await model.ready_for(job_spec(model__path="absent"), fake_version(tmp_path, "other", 0))
+        await model.ready_for(job_spec(), fake_version(tmp_path, "job", 0))
+
+    asyncio.run(run())
+    assert shop.log.count("open qwen3") == 1
+
+
 def test_a_version_in_a_redis_that_is_away_for_a_moment_is_loaded_when_it_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -83,23 +118,6 @@ def test_a_version_in_a_redis_that_is_away_for_a_moment_is_loaded_when_it_answer
     assert (said, outages) == ([""], []), "nothing is wrong with the version"
     assert model.loaded is not None
     assert model.loaded.engine.policy_version is not None
-
-
-def test_a_version_of_a_job_with_a_lag_is_waited_for_until_its_trainer_is_replaced(tmp_path: Path) -> None:
-    """The policy may have moved on from it: no trainer that lives can write it again."""
-    lagging = {"schedule": "delayed", "max_policy_lag": 1, "algorithm__correction": "none"}
-
-    def mend_late(pause: int, _model: ServedModel) -> None:
-        if pause == 30:
-            fake_version(tmp_path, "job", 3)
-
-    assert load(tmp_path, mend_late, **lagging).rejected_weights == ""
-    said: list[str] = []
-    with pytest.raises(WeightsRejected, match="v000003"):
-        load(
-            tmp_path, lambda _pause, model: said.append(model.rejected_weights), timeouts__generation_s=40.0, **lagging
-        )
-    assert len(said) == len(RELOAD_PAUSES_S) + 5
 
 
 def test_the_version_that_it_loads_is_named_until_it_is_loaded(tmp_path: Path) -> None:

@@ -44,6 +44,10 @@ def refuse_connection(request: RewardRequest) -> httpx.Response:
     raise httpx.ConnectError("refused")
 
 
+def break_off(request: RewardRequest) -> httpx.Response:
+    raise httpx.RemoteProtocolError("it closed the connection without an answer")
+
+
 def time_out(request: RewardRequest) -> httpx.Response:
     raise httpx.ReadTimeout("too slow")
 
@@ -59,11 +63,18 @@ class Service:
         self.steps = list(steps)
         self.requests: list[RewardRequest] = []
         self.slept_s: list[float] = []
+        self.num_probes = 0
+        self.probe: Step = status(200)
+        """What the service answers who asks whether it is there."""
+        self.is_needed = True
 
     def handle(self, request: httpx.Request) -> httpx.Response:
+        assert request.headers["authorization"] == "Bearer reward-key"
+        if request.url.path == "/v1/plugins":
+            self.num_probes += 1
+            return self.probe(RewardRequest(components=(), items=(), item_timeout_s=1.0))
         assert request.url.path == "/v1/score"
         assert request.headers["content-type"] == "application/msgpack"
-        assert request.headers["authorization"] == "Bearer reward-key"
         self.requests.append(decode(request.content, RewardRequest))
         step = self.steps.pop(0) if len(self.steps) > 1 else self.steps[0]
         return step(self.requests[-1])
@@ -71,13 +82,23 @@ class Service:
     async def _sleep(self, seconds: float) -> None:
         self.slept_s.append(seconds)
 
-    def score(self, *completions: str, spec: RewardSpec = SPEC, tries: int | None = None) -> list[float]:
+    def score(
+        self, *completions: str, spec: RewardSpec = SPEC, tries: int | None = None, dependency_s: float = 60.0
+    ) -> list[float]:
         async def run() -> list[Scored]:
             transport = httpx.MockTransport(self.handle)
             async with httpx.AsyncClient(transport=transport, base_url="http://reward") as http:
-                client = RewardClient(http, key="reward-key", sleep=self._sleep, jitter=lambda: 0.5)
+                client = RewardClient(http, key="reward-key", sleep=self._sleep, jitter=lambda: 0.0)
+                self.service = client.service
                 most = spec.max_attempts if tries is None else tries
-                return await client.score(spec, [item(text) for text in completions], job_id="job-1", tries=most)
+                return await client.score(
+                    spec,
+                    [item(text) for text in completions],
+                    job_id="job-1",
+                    tries=most,
+                    dependency_s=dependency_s,
+                    is_needed=lambda: self.is_needed,
+                )
 
         return [scored.reward for scored in asyncio.run(run())]
 
@@ -98,22 +119,51 @@ def one_result_too_few(request: RewardRequest) -> httpx.Response:
     return answer([score_of(one.completion) for one in request.items[1:]])
 
 
-@pytest.mark.parametrize(
-    "failure", [refuse_connection, time_out, status(503), status(429), not_msgpack, one_result_too_few]
-)
-def test_a_passing_failure_is_retried_with_back_off(failure: Step) -> None:
+AWAY = [refuse_connection, status(429), status(503), status(401), status(404)]
+"""The batch can't be the cause of these."""
+IN_DOUBT = [time_out, break_off, status(500), not_msgpack, one_result_too_few]
+"""The batch may be the cause of these, where the service answers others."""
+
+
+@pytest.mark.parametrize("failure", [*AWAY, *IN_DOUBT])
+def test_a_passing_failure_is_outlasted(failure: Step) -> None:
     service = Service(failure, failure, score_all)
     assert service.score("aa", "b") == [2.0, 1.0]
-    assert service.slept_s == [0.5, 1.0], "half of 1 s, half of 2 s"
+    assert not service.service.is_away
 
 
-@pytest.mark.parametrize("failure", [refuse_connection, time_out, status(500), not_msgpack, one_result_too_few])
-def test_a_lasting_failure_ends_in_an_error_after_max_attempts(failure: Step) -> None:
+@pytest.mark.parametrize("failure", IN_DOUBT)
+def test_what_a_service_that_answers_others_leaves_unanswered_counts_and_ends_in_doubt(failure: Step) -> None:
     service = Service(failure)
+    with pytest.raises(RewardUnavailable) as found:
+        service.score("aa")
+    assert found.value.is_doubtful, "the batch may be the cause: it has an attempt less"
+    assert len(service.requests) == service.num_probes == SPEC.max_attempts
+    assert len(service.slept_s) == SPEC.max_attempts - 1
+
+
+@pytest.mark.parametrize("failure", [*AWAY, *IN_DOUBT])
+def test_a_service_that_answers_nobody_costs_no_request_and_is_not_in_doubt_at_the_deadline(failure: Step) -> None:
+    more = 5 * SPEC.max_attempts
+    service = Service(*[failure] * more, score_all)
+    service.probe = refuse_connection
+    assert service.score("aa") == [2.0]
+    assert len(service.requests) == more + 1
+    service = Service(failure)
+    service.probe = refuse_connection
+    with pytest.raises(RewardUnavailable) as found:
+        service.score("aa", dependency_s=0.05)
+    assert not found.value.is_doubtful, "it has no attempt less"
+    assert service.service.is_away
+    assert "http://reward" in service.service.why
+
+
+def test_a_batch_that_is_not_needed_any_more_waits_for_no_service() -> None:
+    service = Service(refuse_connection)
+    service.is_needed = False
     with pytest.raises(RewardUnavailable):
         service.score("aa")
-    assert len(service.requests) == SPEC.max_attempts
-    assert len(service.slept_s) == SPEC.max_attempts - 1
+    assert len(service.requests) == 1
 
 
 def test_a_refused_request_fails_the_batch_at_once() -> None:
@@ -153,7 +203,7 @@ def test_more_items_than_a_request_holds_are_split() -> None:
 
 
 def test_one_attempt_means_one_request() -> None:
-    service = Service(refuse_connection)
+    service = Service(time_out)
     with pytest.raises(OnbeatError):
         service.score("aa", spec=RewardSpec(components=(ExactReward(),), max_attempts=1))
     assert len(service.requests) == 1

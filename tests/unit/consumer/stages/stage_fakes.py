@@ -33,6 +33,7 @@ class FakeStageSide:
         """(stage, most rows) of each claim."""
         self.there: dict[Place, ColumnValues] = {}
         self.failed: list[tuple[Place, str]] = []
+        self.released: list[tuple[Place, str]] = []
         self.renewed: list[list[Place]] = []
         self.settled: set[Place] = set()
         self.put_errors: list[Exception] = []
@@ -81,6 +82,13 @@ class FakeStageSide:
         self.failed.append((place_of(item), reason))
         self._changes.notify()
         return FailOutcome.RETRIED
+
+    def release(self, item: ClaimedItem, reason: str) -> FailOutcome:
+        """The item may be claimed again, as it is from the server."""
+        self.released.append((place_of(item), reason))
+        self.add(place_of(item))
+        self._changes.notify()
+        return FailOutcome.RELEASED
 
     def _item(self, place: Place) -> ClaimedItem:
         stage, batch_id, number = place
@@ -154,6 +162,8 @@ class FakeService:
         self.errors: dict[Place, Exception] = {}
         self.jobs: frozenset[str] = frozenset()
         self.is_closed = False
+        self.refusal: Exception | None = None
+        """What a look without an item raises."""
         self._num_now = 0
 
     def num_free(self, stage: ServedStage) -> int:
@@ -175,6 +185,10 @@ class FakeService:
         if error := self.errors.get(place_of(item)):
             raise error
         return {column.name: [pack_float32([1.0]) for _ in item.rows] for column in stage.plan.outputs}
+
+    async def look(self, stage: ServedStage) -> None:
+        if self.refusal:
+            raise self.refusal
 
     def forget_all_but(self, job_ids: Collection[str]) -> None:
         self.jobs = frozenset(job_ids)

@@ -18,7 +18,7 @@ from broker.stage_side import ClaimedItem
 from consumer.stages import llm_judge
 from consumer.stages.llm_judge import MAX_REQUESTS, JudgeService
 from consumer.stages.served_stages import ServedStage
-from contracts.errors import BatchFailed, CompletionUnjudged, InvalidInput
+from contracts.errors import BatchFailed, CompletionUnjudged, InvalidInput, JudgeUnavailable
 from contracts.settings import StackSettings
 from contracts.spec_tables.stages import LlmJudgeStage
 from onbeat.stack.ports import free_port
@@ -29,8 +29,8 @@ KEY = "a-secret-key-of-the-judge"
 JUDGE: dict[str, Any] = {"type": "llm_judge", "model": "m", "prompt": "{prompt}|{completion}|{reference}"}
 
 
-def served() -> ServedStage:
-    spec = job_spec(deterministic=False, stages=[JUDGE])
+def served(dependency_s: float = 600.0) -> ServedStage:
+    spec = job_spec(deterministic=False, stages=[JUDGE], timeouts__dependency_s=dependency_s)
     return ServedStage(
         job_id="job",
         spec=spec,
@@ -59,11 +59,11 @@ async def at_once(_seconds: float) -> None:
     """A pause that is over."""
 
 
-def ask(settings: StackSettings, *items: ClaimedItem) -> list[float]:
+def ask(settings: StackSettings, *items: ClaimedItem, dependency_s: float = 600.0) -> list[float]:
     """The scores of the items, whose questions are asked beside each other."""
 
     async def run() -> list[float]:
-        service, stage = JudgeService(settings, sleep=at_once), served()
+        service, stage = JudgeService(settings, sleep=at_once), served(dependency_s)
         try:
             made = await asyncio.gather(*(service.values(stage, one) for one in items or (item(),)))
         finally:
@@ -106,18 +106,48 @@ def test_a_refusal_of_the_moment_is_asked_again(status: int) -> None:
     assert len(server.questions) == 2
 
 
-def test_a_server_that_stays_broken_fails_the_item_with_its_words() -> None:
-    with judge_server(lambda _: (503, b"the GPU is on fire")) as server, pytest.raises(BatchFailed) as raised:
+def test_a_server_that_breaks_of_this_question_fails_the_item_with_its_words() -> None:
+    with judge_server(lambda _: (500, b"the GPU is on fire")) as server, pytest.raises(BatchFailed) as raised:
         ask(settings_for(server))
-    assert "503: 'the GPU is on fire', 4 times" in str(raised.value)
+    assert "500: 'the GPU is on fire', 4 times" in str(raised.value)
     assert len(server.questions) == MAX_REQUESTS
+
+
+def test_a_server_that_is_away_for_everything_costs_the_item_no_attempt() -> None:
+    with judge_server(lambda _: (503, b"starts")) as server, pytest.raises(JudgeUnavailable, match="503: 'starts'"):
+        ask(settings_for(server), dependency_s=0.05)
+    with pytest.raises(JudgeUnavailable, match="ONBEAT_JUDGE_URL: the judge gave no answer: ConnectError"):
+        ask(StackSettings(judge_url=f"http://127.0.0.1:{free_port()}"), dependency_s=0.05)
+
+
+def test_a_worker_takes_no_questions_for_a_server_that_is_away_until_it_answers() -> None:
+    async def run(url: str) -> None:
+        service = JudgeService(StackSettings(judge_url=url, judge_questions=2))
+        with pytest.raises(JudgeUnavailable):
+            await service.values(served(0.05), item())
+        assert service.num_free(served()) == 0
+        assert f"at {url}: ONBEAT_JUDGE_URL: the judge gave no answer: ConnectError" in service.server.why
+        with judge_server(lambda _: says("1"), port=int(url.rpartition(":")[2])):
+            await service.server.look()
+            assert service.num_free(served()) == 2
+        await service.aclose()
+
+    asyncio.run(run(f"http://127.0.0.1:{free_port()}"))
+
+
+def test_a_refused_key_is_the_workers_fault_and_not_the_items() -> None:
+    with (
+        judge_server(lambda _: (401, b"who are you")) as server,
+        pytest.raises(InvalidInput, match="ONBEAT_JUDGE_KEY: the judge answered 401"),
+    ):
+        ask(settings_for(server))
+    assert len(server.questions) == 1
 
 
 @pytest.mark.parametrize(
     ("answer", "problem"),
     [
         ((404, b"no such model"), "404: 'no such model'"),
-        ((401, b"who are you"), "ONBEAT_JUDGE_KEY: the judge answered 401"),
         ((302, b""), "answered 302"),
         (says("I would rather not"), "has no number"),
         (says("11"), "not between 0 and 10"),
@@ -184,7 +214,7 @@ def test_a_body_without_an_end_is_cut_at_its_most_bytes() -> None:
         ask(settings_for(server))
 
 
-def test_a_connection_that_breaks_off_is_asked_again_and_a_dead_server_is_named() -> None:
+def test_a_connection_that_breaks_off_is_asked_again() -> None:
     def reset(handler: Any) -> None:
         linger = struct.pack("ii", 1, 0)
         handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
@@ -193,8 +223,6 @@ def test_a_connection_that_breaks_off_is_asked_again_and_a_dead_server_is_named(
     answers = iter([reset, says("5")])
     with judge_server(lambda _: next(answers)) as server:
         assert ask(settings_for(server)) == [0.5]
-    with pytest.raises(BatchFailed, match="ONBEAT_JUDGE_URL: the judge gave no answer: ConnectError"):
-        ask(StackSettings(judge_url=f"http://127.0.0.1:{free_port()}"))
 
 
 def test_a_server_that_repeats_its_key_does_not_get_it_into_a_reason_or_a_log(caplog: pytest.LogCaptureFixture) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from broker.stage_side import PutOutcome
-from consumer.stages.served_stages import ServedStage, ServedStages
+from consumer.stages.served_stages import PAUSES_S, ServedStage, ServedStages
 from consumer.stages.worker import StageWorker
 from contracts.encoding.arrays import pack_float32
 from contracts.errors import (
@@ -47,10 +47,16 @@ class Stack:
         self.models = FakeService(self.changes)
         self.judge = FakeService(self.changes, most=3)
         services = {"teacher": self.models, "reward_model": self.models, "llm_judge": self.judge}
+        self.now_s = 0.0
+        """What the stages are left alone by."""
         self.lacking: set[str] = set()
         """Stages whose models this host lacks."""
         self.stages = ServedStages(
-            typed(self.stack), typed(self.sides.__getitem__), kinds=services, check=self.look_for_model
+            typed(self.stack),
+            typed(self.sides.__getitem__),
+            kinds=services,
+            check=self.look_for_model,
+            clock=lambda: self.now_s,
         )
         self.worker = StageWorker(
             worker_id="worker-a",
@@ -300,7 +306,7 @@ def test_a_worker_of_which_all_stages_lack_their_models_waits_for_none_of_them()
     drive(scenario)
 
 
-def test_a_stage_that_this_host_can_not_serve_costs_one_attempt_and_is_left_alone_until_its_job_ends() -> None:
+def test_a_stage_that_this_host_can_not_serve_costs_no_attempt_and_is_served_again_once_it_can() -> None:
     async def scenario(stack: Stack) -> None:
         side = stack.add_job(TEACHER, SCORER)
         bad = ("teacher", "0/train/0", 0)
@@ -311,12 +317,17 @@ def test_a_stage_that_this_host_can_not_serve_costs_one_attempt_and_is_left_alon
             await stack.changes.until(lambda: stack.leaves_alone() == said)
             side.add(("teacher", "0/train/1", 0), ("reward_model", "0/train/0", 0))
             await stack.changes.until(lambda: len(side.there) == 1)
-            assert (side.free, len(side.failed)) == ([("teacher", "0/train/1", 0)], 1)
-            stack.stack.active.clear()
-            await stack.changes.until(lambda: not stack.leaves_alone())
-            stack.stack.active.append("job")
-            await stack.changes.until(lambda: len(side.there) == 2)
-        assert [place for place, _ in side.failed] == [bad]
+            assert side.free == [bad, ("teacher", "0/train/1", 0)]
+            assert [place for place, _ in side.released] == [bad]
+            stack.models.refusal = InvalidInput("it is another still", field="stages.teacher.model")
+            stack.now_s += PAUSES_S[0]
+            await stack.changes.until(lambda: "it is another still" in stack.leaves_alone())
+            assert len(side.there) == 1, "nothing is claimed to find that out"
+            stack.models.refusal = None
+            stack.models.errors.clear()
+            stack.now_s += 2 * PAUSES_S[0]
+            await stack.changes.until(lambda: len(side.there) == 3 and not stack.leaves_alone())
+        assert side.failed == []
 
     drive(scenario)
 

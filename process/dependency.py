@@ -1,0 +1,186 @@
+"""A service that batches need, and that may be away: who asks it outlasts that, and says since when and why.
+
+    ask ─┬─ answer ────────────────────────────────────▶ there
+      ▲  ├─ Unavailable ─▶ away ─ back-off ─┐
+      │  └─ in doubt ─ does a probe reach it? ─ yes ──▶ raised: what was asked may be the cause
+      └──────── a probe or another reached it ◀┘ past deadline_s, or not needed here: raised
+
+An attempt belongs to a batch only where the batch can be the cause (I6). A service that no process reaches is waited
+for; one that others reach makes this process the cause, which gives back what it holds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from contracts.errors import Unavailable
+from contracts.spec import JobSpec
+
+log = logging.getLogger(__name__)
+
+BACKOFF_BASE_S = 0.5
+BACKOFF_CAP_S = 5.0
+"""A wait ends with the first answer that anything in this process gets, a probe's too."""
+PROBE_EVERY_S = 2.0
+SLOW_S = 10.0
+"""A request that takes longer is asked after: its service may hang."""
+
+REWARD_SERVICE = "reward service"
+ENVIRONMENT_SERVICE = "environment service"
+JUDGE = "judge"
+
+A = TypeVar("A")
+Probe = Callable[[], Awaitable[object]]
+"""Makes the cheapest request that shows whether this process is served. Raises Unavailable where it isn't."""
+
+
+def services_of(spec: JobSpec) -> tuple[str, ...]:
+    """Names of the services that a job's batches need until they are published."""
+    needed = ((REWARD_SERVICE, spec.reward.components), (ENVIRONMENT_SERVICE, spec.environment))
+    return tuple(name for name, user in needed if user)
+
+
+class Dependency:
+    """One service as one process meets it. The event loop's thread alone touches it."""
+
+    def __init__(
+        self,
+        name: str,
+        where: str,
+        *,
+        probe: Probe,
+        jitter: Callable[[], float] = random.random,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """name: the same in every process. where: its address as this process has it, for people."""
+        self.name = name
+        self._where = where
+        self._probe = probe
+        self._jitter = jitter
+        self._clock = clock
+        self._problem: Unavailable | None = None
+        self._away_since_s = 0.0
+        self._answered_s: float | None = None
+        self._asked_s: dict[int, float] = {}
+        """When each request in the air was sent."""
+        self._num_asked = 0
+        self._moved = asyncio.Event()
+        """Set when it answers, and when it is known that others reach it; cleared by who waits."""
+        self.others_reach = False
+        """Whether another process reached it since this one does not."""
+        self.others_miss = False
+        """Whether another process waits for it."""
+
+    @property
+    def is_away(self) -> bool:
+        return self._problem is not None
+
+    @property
+    def away_s(self) -> float:
+        """How long it has been away; 0.0 while it isn't."""
+        return self._clock() - self._away_since_s if self.is_away else 0.0
+
+    @property
+    def answered_s(self) -> float | None:
+        """How long ago it answered last; None where it never did, or is away now."""
+        return None if self._answered_s is None or self.is_away else self._clock() - self._answered_s
+
+    @property
+    def why(self) -> str:
+        """Where it is, and what is wrong with it; "" while nothing is."""
+        return f"at {self._where}: {' '.join(str(self._problem).split())[:300]}" if self._problem else ""
+
+    def answered(self) -> None:
+        """Takes note of an answer: whoever waits asks again."""
+        if self.is_away:
+            log.info("the %s is back after %.0f s", self.name, self.away_s)
+        self._problem, self.others_reach = None, False
+        self._answered_s = self._clock()
+        self._moved.set()
+
+    def missed(self, problem: Unavailable) -> None:
+        """Takes note of a request without an answer."""
+        if not self.is_away:
+            self._away_since_s = self._clock()
+            log.warning("waits for the %s: %s", self.name, problem)
+        self._problem = problem
+
+    def reached_by_others(self) -> None:
+        """Takes note that another process reached it while this one doesn't: this one is the cause."""
+        if self.is_away and not self.others_reach:
+            self.others_reach = True
+            log.warning("others reach the %s, and this process does not, %s", self.name, self.why)
+            self._moved.set()
+
+    async def is_reached(self) -> bool:
+        """Whether a probe reaches it now."""
+        try:
+            await self._probe()
+        except Unavailable as problem:
+            self.missed(problem)
+            return False
+        self.answered()
+        return True
+
+    async def outlast(
+        self,
+        ask: Callable[[], Awaitable[A]],
+        *,
+        deadline_s: float,
+        is_needed: Callable[[], bool] = lambda: True,
+    ) -> A:
+        """Answers what `ask` does, which is called until it does.
+
+        Raises its Unavailable after deadline_s, or once the answer isn't needed here: others reach the service, or
+        `is_needed` says so. Raises one that is in doubt at once where the service answers a probe.
+        """
+        ends_s, num_missed = self._clock() + deadline_s, 0
+        while True:
+            self._moved.clear()
+            try:
+                answer = await self._asked(ask)
+            except Unavailable as problem:
+                if problem.is_doubtful and await self.is_reached():
+                    raise
+                if problem.is_doubtful:
+                    problem.is_doubtful = False  # it is away for everything
+                self.missed(problem)
+                left_s = ends_s - self._clock()
+                if left_s <= 0.0 or self.others_reach or not is_needed():
+                    raise
+                delay_s = self._jitter() * min(BACKOFF_CAP_S, BACKOFF_BASE_S * 2**num_missed)
+                num_missed += 1
+                await self._until_moved(min(left_s, delay_s))
+            else:
+                self.answered()
+                return answer
+
+    async def look(self) -> None:
+        """Asks after it where it is away, slow, or missed by another process."""
+        if self.is_away or self._is_slow or self.others_miss:
+            await self.is_reached()
+
+    @property
+    def _is_slow(self) -> bool:
+        return any(self._clock() - asked_s > SLOW_S for asked_s in self._asked_s.values())
+
+    async def _asked(self, ask: Callable[[], Awaitable[A]]) -> A:
+        self._num_asked += 1
+        number = self._num_asked
+        self._asked_s[number] = self._clock()
+        try:
+            return await ask()
+        finally:
+            del self._asked_s[number]
+
+    async def _until_moved(self, timeout_s: float) -> None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._moved.wait()
+        except TimeoutError:
+            return

@@ -1,0 +1,193 @@
+"""What a batch needs is away, or one process can't reach or read it: that costs no attempt, and no bit (I6, I7)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from broker.monitor import job_status, stream_report
+from contracts.jobs import JobState
+from contracts.spec import JobSpec
+from onbeat.stack.ports import free_port
+from tests.chaos.short_job import (
+    DEADLINE_S,
+    IS_LONG,
+    LAG,
+    assert_undisturbed,
+    committed,
+    long_variant,
+    running,
+    short_job,
+    succeed,
+    undisturbed_digest,
+    until,
+)
+from tests.judge_server import judge_server, says
+from tests.pipeline import Pipeline, until_ready, wait_for_exit
+
+AWAY_S = 60.0 if IS_LONG else 0.0
+"""How long a service stays away after the job's status has said so."""
+REWARD, ENVIRONMENT = "reward_service", "environment_service"
+JUDGE = {"type": "llm_judge", "model": "m", "prompt": "{completion}", "lease_s": 1.0}
+QUICK: dict[str, Any] = {"reward__request_timeout_s": 1.0, "rollout__max_attempts": 1}
+"""A hang is noticed at once, and one attempt that counts against a batch ends the job."""
+PLAIN = short_job(**QUICK)
+KINDS = {
+    "plain": PLAIN,
+    "lag": short_job(**LAG, **QUICK),
+    "environment": short_job(
+        iterations=4,
+        model__path="configs/models/secret-table",
+        dataset={"type": "environment", "num_train_prompts": 64},
+        environment={
+            "name": "secret_table",
+            "renderer": "text",
+            "max_turns": 3,
+            "max_tokens": 32,
+            "request_timeout_s": 1.0,
+            "max_attempts": 1,
+        },
+        **QUICK,
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
+    with Pipeline(tmp_path_factory.mktemp("outages")) as pipeline:
+        pipeline.start_environments()
+        yield pipeline
+
+
+def signalled(pipeline: Pipeline, services: list[str], number: signal.Signals) -> None:
+    for service in services:
+        pid = pipeline.children[service].pid
+        assert pid is not None
+        os.kill(pid, number)
+
+
+def stopped(pipeline: Pipeline, services: list[str]) -> Callable[[], None]:
+    """Stops the services; answers what has them go on."""
+    signalled(pipeline, services, signal.SIGSTOP)
+
+    def go_on() -> None:
+        signalled(pipeline, services, signal.SIGCONT)
+
+    return go_on
+
+
+def killed(pipeline: Pipeline, services: list[str]) -> Callable[[], None]:
+    """Kills the services, whose ports are closed then; answers what starts them again."""
+    signalled(pipeline, services, signal.SIGKILL)
+    for service in services:
+        assert wait_for_exit(pipeline.children[service], DEADLINE_S) == -signal.SIGKILL
+
+    def start() -> None:
+        for service in services:
+            port = pipeline.reward_port if service == REWARD else pipeline.environment_port
+            until_ready(f"http://127.0.0.1:{port}/readyz", pipeline.start(service, port=port))
+
+    return start
+
+
+def waits_for(pipeline: Pipeline, job_id: str, service: str) -> Callable[[], bool]:
+    """Whether a person is told so, by the page and by `watch`."""
+    return lambda: service in job_status(pipeline.broker, job_id).reason
+
+
+def outlast(pipeline: Pipeline, spec: JobSpec, outages: list[tuple[Any, list[str]]]) -> str:
+    """Runs the job through the outages, one after the other, each in the middle of it; its id."""
+    job_id, _ = pipeline.jobs.create(spec)
+    with running(pipeline, "producer-a"), running(pipeline, f"consumer-{job_id}", job_id) as trainer:
+        for number, (make, services) in enumerate(outages, start=1):
+            until(committed(pipeline, job_id, number), f"{number} iterations")
+            heal = make(pipeline, services)
+            until(waits_for(pipeline, job_id, services[-1].replace("_", " ")), "a word of it")
+            time.sleep(AWAY_S)
+            heal()
+        succeed(trainer)
+    assert stream_report(pipeline.broker, job_id).batches_failed == 0, "no attempt is lost to it"
+    return job_id
+
+
+def test_a_job_outlasts_a_reward_service_that_is_killed_and_stays_away(pipeline: Pipeline, undisturbed: str) -> None:
+    job_id = outlast(pipeline, PLAIN, [(killed, [REWARD])])
+    assert_undisturbed(pipeline, job_id, undisturbed)
+
+
+def test_a_job_with_an_environment_outlasts_both_services_at_once(pipeline: Pipeline) -> None:
+    spec = KINDS["environment"]
+    with running(pipeline, "producer-oracle"):
+        oracle = undisturbed_digest(pipeline, spec)
+    job_id = outlast(pipeline, spec, [(stopped, [REWARD, ENVIRONMENT]), (killed, [REWARD, ENVIRONMENT])])
+    assert_undisturbed(pipeline, job_id, oracle)
+
+
+@long_variant
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("make", [stopped, killed])
+def test_a_job_of_any_kind_outlasts_each_outage(pipeline: Pipeline, kind: str, make: Any) -> None:
+    spec = KINDS[kind]
+    with running(pipeline, "producer-oracle"):
+        oracle = undisturbed_digest(pipeline, spec)
+    each = [[REWARD], [ENVIRONMENT], [REWARD, ENVIRONMENT]] if kind == "environment" else [[REWARD], [REWARD]]
+    job_id = outlast(pipeline, spec, [(make, services) for services in each])
+    assert_undisturbed(pipeline, job_id, oracle)
+
+
+@long_variant
+def test_a_job_outlasts_a_judge_that_is_away(pipeline: Pipeline) -> None:
+    port = free_port()
+    spec = short_job(deterministic=False, stages=[JUDGE | {"max_attempts": 1}], iterations=4, **QUICK)
+    job_id, _ = pipeline.jobs.create(spec)
+    settings = {"judge_url": f"http://127.0.0.1:{port}", "judge_timeout_s": 1.0}
+    with (
+        running(pipeline, "producer-a"),
+        running(pipeline, "consumer.stages-a", **settings),
+        running(pipeline, f"consumer-{job_id}", job_id) as trainer,
+    ):
+        until(waits_for(pipeline, job_id, "judge"), "a word of it")
+        with judge_server(lambda _: says("7"), port=port):
+            until(committed(pipeline, job_id, 1), "an iteration")
+        until(waits_for(pipeline, job_id, "judge"), "a word of it")
+        time.sleep(AWAY_S)
+        with judge_server(lambda _: says("7"), port=port):
+            succeed(trainer)
+    assert pipeline.verdict(job_id).gaps == ()
+
+
+def test_past_its_deadline_an_outage_fails_the_job_by_its_name_and_a_resume_goes_on(
+    pipeline: Pipeline, undisturbed: str
+) -> None:
+    job_id, _ = pipeline.jobs.create(short_job(**QUICK, timeouts__dependency_s=2.5))
+    with running(pipeline, "producer-a"):
+        heal = killed(pipeline, [REWARD])
+        with running(pipeline, f"consumer-{job_id}", job_id) as trainer:
+            wait_for_exit(trainer, DEADLINE_S)
+        heal()
+        status = job_status(pipeline.broker, job_id)
+        assert status.state is JobState.FAILED
+        assert f"for the reward service at http://127.0.0.1:{pipeline.reward_port}: no answer: Con" in status.reason
+        pipeline.jobs.resume(job_id)
+        pipeline.train_to_the_end(job_id)
+    assert_undisturbed(pipeline, job_id, undisturbed)
+
+
+def test_a_generator_that_reads_no_weights_costs_no_attempt_and_says_why(pipeline: Pipeline, undisturbed: str) -> None:
+    elsewhere = pipeline.folder / "another mount"
+    elsewhere.mkdir(exist_ok=True)
+    job_id, _ = pipeline.jobs.create(PLAIN)
+    with (
+        running(pipeline, "producer-bad", weight_root=str(elsewhere)),
+        running(pipeline, f"consumer-{job_id}", job_id) as trainer,
+    ):
+        until(waits_for(pipeline, job_id, "leaves it alone: version 0 is not at"), "a word of it")
+        with running(pipeline, "producer-good"):
+            succeed(trainer)
+    assert stream_report(pipeline.broker, job_id).batches_failed == 0
+    assert_undisturbed(pipeline, job_id, undisturbed)
