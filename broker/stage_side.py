@@ -271,14 +271,10 @@ class StageSide:
             settled=tuple(item for at, item in enumerate(items) if states[at] == b"settled"),
         )
 
-    def fail(self, item: ClaimedItem, reason: str) -> FailOutcome:
-        """Gives the item back: tried again at once, or its batch is dead with this reason after the cap (I6)."""
-        return self._fail(_named(self._find(item.stage)[0], item) | {"attempt": item.attempt}, reason)
-
-    def release(self, item: ClaimedItem, reason: str) -> FailOutcome:
-        """Gives the item back as if it had not been claimed: the fault is this worker's, or a service's (I6)."""
+    def fail(self, item: ClaimedItem, reason: str, *, is_released: bool = False) -> FailOutcome:
+        """Gives the item back: tried again, or its batch is dead after the cap (I6). is_released: as if unclaimed."""
         failed = _named(self._find(item.stage)[0], item) | {"attempt": item.attempt}
-        return self._fail(failed, reason, is_released=True)
+        return self._fail(failed, reason, is_released=is_released)
 
     def _fail(self, failed: dict[str, Any], reason: str, *, is_released: bool = False) -> FailOutcome:
         planned = self.plan.stages[failed["stage"]]

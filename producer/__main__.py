@@ -31,6 +31,7 @@ from contracts.spec import JobSpec
 from contracts.spec_tables.environment import EnvironmentSpec
 from environments.client import EnvironmentClient
 from process import crash_points
+from process.dependency import Dependency
 from process.signals import exit_cleanly_on_signals
 from producer.active_jobs import ActiveJobs
 from producer.broker_calls import BrokerCalls
@@ -87,20 +88,7 @@ def _wired(
     )
     rewards = RewardClient(http, key=settings.reward_key)
     environment_service = dependency_of(environments, settings)
-
-    def make_client(spec: JobSpec, environment: EnvironmentSpec) -> EnvironmentClient:
-        return client_for(
-            environments,
-            environment,
-            settings,
-            deadline_s=spec.timeouts.dependency_s,
-            service=environment_service,
-        )
-
-    players = Players(
-        make_client=make_client,
-        make_renderer=partial(folder_renderer, settings=settings),
-    )
+    players = _players(settings, environments, environment_service)
 
     def make_side(job_id: str, engine_kind: str | None) -> GeneratorSide:
         return GeneratorSide(broker, job_id, generator_id, engine=engine_kind)
@@ -137,6 +125,13 @@ def _wired(
         make_replayer=make_replayer,
         metrics=metrics_of(settings),
     )
+
+
+def _players(settings: StackSettings, environments: httpx.AsyncClient, service: Dependency) -> Players:
+    def make_client(spec: JobSpec, environment: EnvironmentSpec) -> EnvironmentClient:
+        return client_for(environments, environment, settings, deadline_s=spec.timeouts.dependency_s, service=service)
+
+    return Players(make_client=make_client, make_renderer=partial(folder_renderer, settings=settings))
 
 
 def metrics_of(settings: StackSettings) -> GeneratorMetrics | None:

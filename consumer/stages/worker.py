@@ -286,7 +286,8 @@ class StageWorker:
         log.warning("%s failed, %s: %s", name_of(stage, item), outcome.value, error)
 
     async def _release(self, stage: ServedStage, item: ClaimedItem, error: Exception) -> None:
-        outcome = await asyncio.to_thread(stage.side.release, item, str(error))
+        """Gives an item back that can't be the cause."""
+        outcome = await asyncio.to_thread(stage.side.fail, item, str(error), is_released=True)
         log.warning("%s is given back, %s: %s", name_of(stage, item), outcome.value, error)
 
     async def _drain(self, serving: asyncio.Task[None]) -> None:

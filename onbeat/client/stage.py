@@ -142,7 +142,7 @@ class Stage:
         """Gives rows back as if they had not been claimed: this process, or a service, is the cause (I6)."""
         self._let_go(rows)
         for item in rows.items:
-            self._side.release(item, reason)
+            self._side.fail(item, reason, is_released=True)
 
     def _packed(self, rows: StageRows, columns: Mapping[str, Sequence[Any]]) -> dict[str, list[bytes]]:
         of = f"stage {self.stage.name}, batch {', '.join(sorted(rows.batch_ids))}"

@@ -101,7 +101,7 @@ class StageReplay:
             outcome = self._sides[move.who].fail(claim, "no answer")
             assert move.name == f"fails its item: {outcome.value}"
         elif move.name.startswith("gives back its item"):
-            outcome = self._sides[move.who].release(claim, "no model")
+            outcome = self._sides[move.who].fail(claim, "no model", is_released=True)
             assert move.name == f"gives back its item: {outcome.value}"
 
     def check_columns(self, side: TrainerSide, batch: RolloutBatch, items: Items) -> None:

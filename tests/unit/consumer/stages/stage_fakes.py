@@ -78,17 +78,13 @@ class FakeStageSide:
         self._changes.notify()
         return ItemRenewal(settled=tuple(item for item in items if place_of(item) in self.settled))
 
-    def fail(self, item: ClaimedItem, reason: str) -> FailOutcome:
-        self.failed.append((place_of(item), reason))
+    def fail(self, item: ClaimedItem, reason: str, *, is_released: bool = False) -> FailOutcome:
+        """An item that is released may be claimed again, as it is from the server."""
+        (self.released if is_released else self.failed).append((place_of(item), reason))
+        if is_released:
+            self.add(place_of(item))
         self._changes.notify()
-        return FailOutcome.RETRIED
-
-    def release(self, item: ClaimedItem, reason: str) -> FailOutcome:
-        """The item may be claimed again, as it is from the server."""
-        self.released.append((place_of(item), reason))
-        self.add(place_of(item))
-        self._changes.notify()
-        return FailOutcome.RELEASED
+        return FailOutcome.RELEASED if is_released else FailOutcome.RETRIED
 
     def _item(self, place: Place) -> ClaimedItem:
         stage, batch_id, number = place
