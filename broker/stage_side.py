@@ -273,10 +273,9 @@ class StageSide:
 
     def fail(self, item: ClaimedItem, reason: str, *, is_released: bool = False) -> FailOutcome:
         """Gives the item back: tried again, or its batch is dead after the cap (I6). is_released: as if unclaimed."""
-        failed = _named(self._find(item.stage)[0], item) | {"attempt": item.attempt}
-        return self._fail(failed, reason, is_released=is_released)
+        return self._fail(_named(self._find(item.stage)[0], item) | {"attempt": item.attempt}, reason, is_released)
 
-    def _fail(self, failed: dict[str, Any], reason: str, *, is_released: bool = False) -> FailOutcome:
+    def _fail(self, failed: dict[str, Any], reason: str, is_released: bool = False) -> FailOutcome:
         planned = self.plan.stages[failed["stage"]]
         reason = f"stage {planned.name}: {reason}"
         answer = self._run(
