@@ -96,7 +96,7 @@ class Dependency:
         return f"at {self._where}: {' '.join(str(self._problem).split())[:300]}" if self._problem else ""
 
     def answered(self) -> None:
-        """Takes note of an answer: whoever waits asks again."""
+        """Takes note of an answer: a request that waits is made again."""
         if self.is_away:
             log.info("the %s is back after %.0f s", self.name, self.away_s)
         self._problem, self.others_reach = None, False

@@ -14,7 +14,7 @@ def seen(generator_id: str, info: dict[str, str], *, seen_s: float = 1000.0) -> 
 
 
 async def unasked() -> None:
-    raise AssertionError("nobody asks here")
+    raise AssertionError("no probe is made here")
 
 
 class Clock:
@@ -43,7 +43,7 @@ def test_a_process_that_alone_misses_a_service_learns_that_others_reach_it() -> 
     service.missed(RewardUnavailable("no answer"))
     for reached in ("", "reward service 59.5 s ago", "nonsense", "reward service 1.0 s ago\x00"):
         compare([service], "own", [seen("own", AWAY), seen("other", {REACHES: reached})])
-        assert not service.others_reach, "nobody has reached it since"
+        assert not service.others_reach, "no other has reached it since"
     compare([service], "own", [seen("own", AWAY), seen("other", AWAY | {REACHES: "reward service 1.0 s ago"})])
     assert service.others_reach
 
