@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 from broker.connection.client import Broker
-from broker.keys import GENERATORS, STAGE_WORKERS, sealed_name
+from broker.keys import GENERATORS, STAGE_WORKERS
 from contracts.encoding.wire import Record, decode, encode
 from contracts.errors import ContractViolation, InvalidInput
 from contracts.spec_tables.stages import LlmJudgeStage, StageSpec
@@ -207,21 +207,16 @@ def _awaited(job_id: str, stage: StageSpec, live: Sequence[StageWorkerInfo]) -> 
 
 
 def _beat(broker: Broker, kind: str, name: str, record: bytes = b"") -> None:
-    """record: b"" of one that leaves. Raises InvalidInput where too many are known, or it says too much."""
+    """record: b"" of one that leaves, or is long gone. Raises InvalidInput where too many are known, or it says too much."""
     if broker.run("beat", record, kind=kind, id=name)[0] != b"beaten":
         raise InvalidInput(f"{name[:80]!a} says too much of itself, or too many {kind} are known", field="presence")
 
 
-def _forget(broker: Broker, key: str, names: Sequence[str | bytes]) -> None:
-    with broker.call():
-        broker.redis.hdel(key, *names)  # type: ignore[arg-type]
-
-
-def _live(broker: Broker, name_of_all: str, kind: type[Info]) -> list[Info]:
-    """Those that were seen lately; long gone ones are forgotten."""
-    now_s, key = broker.now_s(), sealed_name(name_of_all, broker.seal)
-    with broker.call():
-        values: dict[bytes, bytes] = broker.redis.hgetall(key)  # type: ignore[assignment]
+def _live(broker: Broker, processes: str, kind: type[Info]) -> list[Info]:
+    """Those of a kind that were seen lately; long gone ones are forgotten."""
+    now_s = broker.now_s()
+    _, *told = broker.run("present", kind=processes)
+    values: dict[bytes, bytes] = dict(zip(told[0::2], told[1::2], strict=True))
     infos: dict[bytes, Info] = {}
     gone: list[bytes] = []
     for name, value in values.items():
@@ -230,7 +225,7 @@ def _live(broker: Broker, name_of_all: str, kind: type[Info]) -> list[Info]:
         except ContractViolation as error:  # it hides no other one; one of another Onbeat beats again
             log.warning("a sign of life of %.200a is passed over: %s", name, error)
             gone.append(name)
-    if gone := [*gone, *(name for name, info in infos.items() if now_s - info.seen_s > 10 * LIVE_S)]:
-        _forget(broker, key, gone)
+    for name in [*gone, *(name for name, info in infos.items() if now_s - info.seen_s > 10 * LIVE_S)]:
+        _beat(broker, processes, name.decode(errors="replace"))
     # After a clock stepped back too: a live one beats again soon, a dead one must not live as long as the step.
     return [info for info in infos.values() if abs(now_s - info.seen_s) <= LIVE_S]

@@ -37,7 +37,7 @@ UNSEALED = "unsealed"
 SCRIPT_ROLES: Mapping[str, tuple[str, ...]] = {
     "acquire_trainer": (TRAINER,),
     "announce_shard": (TRAINER,),
-    "beat": (GENERATOR, STAGE),
+    "beat": (GATEWAY, TRAINER, GENERATOR, STAGE),
     "claim_prompt": (GENERATOR,),
     "claim_replay": (GENERATOR,),
     "claim_rollouts": (TRAINER,),
@@ -49,6 +49,7 @@ SCRIPT_ROLES: Mapping[str, tuple[str, ...]] = {
     "fail_batch": (GENERATOR,),
     "fail_rows": (STAGE,),
     "open_iteration": (TRAINER,),
+    "present": (GATEWAY, TRAINER, GENERATOR, STAGE),
     "publish_batch": (GENERATOR,),
     "publish_weights": (TRAINER,),
     "put_chunk": (TRAINER,),

@@ -1,10 +1,8 @@
--- beat: {kind, id}, payload what it says of itself, or '' of one that leaves; kind: generators | stage_workers
+-- beat: {kind, id}, payload what it says of itself, or '' of one that leaves, or is long gone; kind: of presence_key
 --   -> {beaten} | {full}
 -- What it says is data for its readers, and bounded: in bytes, and in how many say something.
 local MAX_ID, MAX_BYTES, MAX_KNOWN = 256, 65536, 10000
-local KINDS = { generators = true, stage_workers = true }
-if not KINDS[a.kind] then return error('not a kind of process') end
-local key, info = 'onbeat:' .. SEAL .. ':' .. a.kind, payload()
+local key, info = presence_key(a.kind), payload()
 if #a.id > MAX_ID or #info > MAX_BYTES then return { 'full' } end
 if info == '' then
   redis.call('HDEL', key, a.id)

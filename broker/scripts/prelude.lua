@@ -116,6 +116,12 @@ local function drop_reservation(key)
   if reserved and string.sub(reserved, 1, #JOB_ID + 1) == JOB_ID .. ' ' then redis.call('DEL', reservation) end
 end
 
+-- Where processes of a kind say that they live: generators | stage_workers.
+local KINDS = { generators = true, stage_workers = true }
+local function presence_key(kind)
+  return KINDS[kind] and 'onbeat:' .. SEAL .. ':' .. kind or error('not a kind of process')
+end
+
 -- An entry of a stream: its fields by their names, and its `id`.
 local function entry_of(row)
   local entry = { id = row[1] }

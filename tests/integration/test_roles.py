@@ -328,7 +328,7 @@ def _keys_of(script: str, variable: str) -> list[str]:
         return [getattr(slot, OF_SLOT[variable]) for slot in KEYS.slots]
     if script == "remove_job" and not variable:
         return every_key(KEYS)
-    if script == "beat":
+    if script in ("beat", "present"):
         return [sealed_name("generators", SEAL)] if variable == "GENERATOR" else []
     if variable in NAMED:
         return [NAMED[variable]]
