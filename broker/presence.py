@@ -207,7 +207,7 @@ def _awaited(job_id: str, stage: StageSpec, live: Sequence[StageWorkerInfo]) -> 
 
 
 def _beat(broker: Broker, kind: str, name: str, record: bytes = b"") -> None:
-    """record: b"" of one that leaves, or is long gone. Raises InvalidInput where too many are known, or it says too much."""
+    """record: b"" of one that leaves, or is gone. Raises InvalidInput where too many are known, or it says too much."""
     if broker.run("beat", record, kind=kind, id=name)[0] != b"beaten":
         raise InvalidInput(f"{name[:80]!a} says too much of itself, or too many {kind} are known", field="presence")
 

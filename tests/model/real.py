@@ -18,7 +18,7 @@ from contracts.events import AuditRecord, record_digest
 from contracts.jobs import JobState
 from contracts.rollouts import PromptBatch, RolloutBatch, batch_digest
 from tests.builders import job_spec, prompt_batch, rollout_batch
-from tests.every_key import every_key
+from tests.every_key import fence_keys
 from tests.integration.fence_checks import Held, HeldSlot, check_claims, read, word_of
 from tests.integration.fence_parts import weights_digest
 from tests.model import server as model
@@ -164,7 +164,7 @@ class RealFence:
 
     def dump(self) -> dict[str, bytes]:
         """What is on the server's disk."""
-        rows = {key: self.broker.redis.dump(key) for key in every_key(self.keys)}
+        rows = {key: self.broker.redis.dump(key) for key in fence_keys(self.keys)}
         return {key: value for key, value in rows.items() if value}  # type: ignore[misc]
 
     def restore(self, rows: dict[str, bytes]) -> None:
@@ -172,7 +172,7 @@ class RealFence:
         while int(self.broker.now_s() * 1000) <= max(self.epochs.values()):
             pass
         with self.broker.redis.pipeline(transaction=True) as pipe:
-            for key in every_key(self.keys):
+            for key in fence_keys(self.keys):
                 pipe.delete(key)
                 if key in rows:
                     pipe.restore(key, 0, rows[key])
