@@ -144,7 +144,7 @@ class CompletionUnjudged(BatchFailed):
     """What judges completions can't judge this one, and it is the cause: the spec may state a score for it."""
 
     def __init__(
-        self, problem: str, *, reason: str, lasts: bool, field: str | None = None, cure: str | None = None
+        self, problem: str, *, reason: str = "", lasts: bool = True, field: str | None = None, cure: str | None = None
     ) -> None:
         """reason: a `StageReason` of contracts/rewards.py. lasts: whether the same completion meets it each time."""
         super().__init__(problem, field=field, cure=cure)
