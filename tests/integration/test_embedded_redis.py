@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import socket
 import stat
@@ -65,6 +66,16 @@ def test_a_client_without_the_password_is_refused(server: EmbeddedRedis) -> None
         redis.Redis(port=server.port, retry=Retry(NoBackoff(), 0)).ping()
     with pytest.raises(InvalidInput, match="password"):
         probe(f"redis://:wrong@127.0.0.1:{server.port}/0")
+
+
+@pytest.mark.parametrize("begun", [b"*11\r\n", b"*1\r\n$16385\r\n", 2**20 * b"x"], ids=["many", "long", "no end"])
+def test_a_query_before_the_password_has_a_bound_in_words_and_bytes(server: EmbeddedRedis, begun: bytes) -> None:
+    client = socket.create_connection(("127.0.0.1", server.port), timeout=20.0)
+    with client, contextlib.suppress(ConnectionError):
+        client.sendall(begun)
+        while client.recv(65536):
+            """Its refusal comes first."""
+    probe(server.url)
 
 
 def test_the_password_is_on_no_command_line_and_in_no_file_that_others_can_read(server: EmbeddedRedis) -> None:
