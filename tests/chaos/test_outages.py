@@ -52,6 +52,7 @@ KINDS = {
             "request_timeout_s": 1.0,
             "max_attempts": 1,
         },
+        reward__components=[{"type": "length", "target_chars": 4, "max_chars": 64}],
         **QUICK,
     ),
 }
